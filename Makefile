@@ -1,0 +1,43 @@
+# Everything runs in .venv, which is built once, and again when the pins in requirements.lock change.
+PYTHON ?= python3
+BIN := .venv/bin
+STAMP := .venv/.built
+
+.PHONY: env report test unit lab check format
+
+env: $(STAMP)
+
+$(STAMP): requirements.lock pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))' || \
+	  { echo "lab: Python 3.11 or 3.12 is needed, $(PYTHON) is $$($(PYTHON) -V 2>&1); try: make $(or $(MAKECMDGOALS),env) PYTHON=python3.12"; exit 2; }
+	@$(PYTHON) -m venv --clear .venv || \
+	  { echo "lab: $(PYTHON) cannot make virtual environments; on Debian: apt install python3-venv"; exit 2; }
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint requirements.lock --editable '.[dev]'
+	@touch $@
+
+# The main job: the quickstart study on this machine's GPUs or CPU, to HTML and PDF.
+report: env
+	$(BIN)/lab run reports/quickstart
+
+# All tests; those that need chromium or Slurm are skipped where it is missing, unless CI=true.
+test: env
+	$(BIN)/python -m pytest tests
+
+unit: env
+	$(BIN)/python -m pytest tests --ignore tests/integration
+
+# JupyterLab on the loopback interface, with a token.
+lab: env
+	$(BIN)/jupyter lab --ServerApp.ip=127.0.0.1 notebooks
+
+check: env
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/nbstripout --verify --extra-keys "metadata.papermill cell.metadata.papermill cell.metadata.execution" $$(git ls-files '*.ipynb')
+	$(BIN)/codespell
+
+format: env
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+	$(BIN)/nbstripout --extra-keys "metadata.papermill cell.metadata.papermill cell.metadata.execution" $$(git ls-files '*.ipynb')

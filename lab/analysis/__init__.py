@@ -1,0 +1,1 @@
+"""Pure maths over records: no torch, no files, no drawing."""

@@ -1,0 +1,78 @@
+"""Lines of a study: configurations that differ in their world size alone, and what they are called."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple
+
+import pandas as pd
+
+from lab.study import Run
+
+Scaling = Literal["strong", "weak", "none"]
+FIELDS = tuple(Run.model_fields)
+# Batch fields that follow from the world size, and the one that says how much work a step is.
+FREE = {"strong": {"micro_batch_size", "grad_accum"}, "weak": {"global_batch_size"}, "none": {"micro_batch_size", "grad_accum"}}
+WORK = {"strong": {"global_batch_size"}, "weak": {"micro_batch_size", "grad_accum"}, "none": {"global_batch_size"}}
+
+
+class Curve(NamedTuple):
+    """Configurations that differ in their world size alone: a short name and their rows, by world size."""
+
+    label: str
+    points: pd.DataFrame
+
+
+def curves(summary: pd.DataFrame) -> list[Curve]:
+    """The lines of a figure: rows of a summary grouped by all but the world size and the batch fields that follow from it.
+
+    A label tells the batch and whatever else differs between lines, such as `batch 64` or `batch 64, bf16`.
+    """
+    if summary.empty:
+        return []
+    scaling = summary["scaling"].iloc[0]
+    held = [field for field in (*FIELDS, "device") if field not in FREE[scaling] | {"world_size"}]
+    for extra in ([], ["grad_accum"], ["micro_batch_size"], ["grad_accum", "micro_batch_size"]):
+        keys = [*held, *(field for field in extra if field not in held)]
+        if not summary.duplicated([*keys, "world_size"]).any():
+            break
+    varied = [key for key in keys if summary[key].nunique(dropna=False) > 1]
+    groups = summary.groupby(keys, sort=False, dropna=False)
+    return [Curve(_label(rows.iloc[0], varied), rows.sort_values("world_size", ignore_index=True)) for _, rows in groups]
+
+
+def _label(row: pd.Series[Any], varied: Sequence[str]) -> str:
+    weak = row["scaling"] == "weak"
+    parts = [f"batch {row['micro_batch_size'] * row['grad_accum']} per rank" if weak else f"batch {row['global_batch_size']}"]
+    for key in varied:
+        value = row[key]
+        if key in {"model", "data", "strategy", "precision", "device"}:
+            parts.append({"cpu": "CPU", "cuda": "GPU"}.get(str(value), str(value)))
+        elif key == "compile":
+            parts.append("compiled" if value else "not compiled")
+        elif key != "global_batch_size" and not (weak and key == "micro_batch_size" and "grad_accum" not in varied):
+            parts.append(f"{key.replace('_', ' ')} {value}")
+    return ", ".join(parts)
+
+
+def ranks(device: str | None, count: int | None = None) -> str:
+    """What a rank is on this kind of device, for people: `1 GPU`, `4 CPU processes`; the plural alone without a count."""
+    word = {"cuda": "GPU", "cpu": "CPU process"}.get(str(device), "rank")
+    plural = word + ("es" if word.endswith("s") else "s")
+    return plural if count is None else f"{count} {word if count == 1 else plural}"
+
+
+def device_of(summary: pd.DataFrame) -> str | None:
+    """The kind of device of all configurations; None where they differ or nothing is known."""
+    devices = set(summary["device"])
+    return str(devices.pop()) if len(devices) == 1 else None
+
+
+def baseline_name(summary: pd.DataFrame) -> str:
+    """What speedups are over, for people: `1 CPU process` where every line holds its own baseline, else `the baseline`."""
+    for _, points in curves(summary):
+        others = set(points["baseline_run_id"].dropna()) - set(points["run_id"])
+        if others:
+            return "the baseline"
+    sizes = set(summary["world_size"][summary["run_id"] == summary["baseline_run_id"]])
+    return ranks(device_of(summary), sizes.pop()) if len(sizes) == 1 else "the baseline"

@@ -1,0 +1,227 @@
+"""Speedup and efficiency of configurations over repeats, with intervals; lines and tables made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from scipy import stats
+
+from lab.analysis.laws import AmdahlFit, amdahl_speedup, fit_amdahl, gustafson_speedup, karp_flatt
+from lab.analysis.lines import FIELDS, FREE, WORK, Curve, Scaling, baseline_name, curves, device_of, ranks
+from lab.analysis.rounding import NOT_MEASURED, format_seconds, percent, rounded, unit_for
+from lab.errors import InputError, Problem, nearest
+from lab.records import PHASES
+
+__all__ = [
+    "AmdahlFit",
+    "Curve",
+    "amdahl_speedup",
+    "baseline_name",
+    "classical_tables",
+    "curves",
+    "device_of",
+    "fit_amdahl",
+    "format_seconds",
+    "gustafson_speedup",
+    "karp_flatt",
+    "percent",
+    "ranks",
+    "rounded",
+    "summary",
+]
+
+# What is measured per repeat and gets an interval; times in s, compute_time is forward and backward less exposed communication.
+QUANTITIES = (
+    "step_time",
+    *(f"{phase}_time" for phase in PHASES),
+    "compute_time",
+    "communication_time",
+    "exposed_communication_time",
+    "samples_per_second",
+    "tokens_per_second",
+)
+MEDIANS = ("mfu", "peak_memory", "setup_time", "train_time", "final_loss", "validation_loss")
+RATIOS = ("speedup", "efficiency")
+RESAMPLES = 4999
+SEED = 20250
+
+
+def summary(table: pd.DataFrame, *, baseline: Mapping[str, Any], scaling: Scaling) -> pd.DataFrame:
+    """One row per configuration with completed repeats: medians over repeats, 95 % intervals, speedup and efficiency.
+
+    Columns: `run_id`, the fields of Run, `scaling`, `device` ("mixed" where repeats disagree), `repeats`; QUANTITIES and
+    RATIOS each with `_low` and `_high`; MEDIANS; `baseline_run_id`. What is unknown is NaN: an interval from one repeat
+    or of the baseline against itself (1 by definition), a speedup without a measured baseline.
+
+    The baseline of a run is the one completed run on the same kind of device that has the values of `baseline` and
+    equals it in every other field but those that follow from the world size (strong: micro_batch_size and grad_accum;
+    weak: global_batch_size); of several, the one with equal grad_accum, then micro_batch_size; else there is none.
+    Work is always equal: strong (and "none") at one global batch, weak at one batch per rank.
+
+    With T the median step time and X the median throughput over repeats, N the world size and B the baseline:
+    strong: `speedup = T(B)/T(N)`, `efficiency = speedup N_B/N`; weak: `efficiency = T(B)/T(N)`, `speedup = X(N)/X(B)`.
+    Intervals are percentile bootstraps over repeats (Efron 1979) of the median or of the ratio of two medians, both
+    resampled independently: repeats of one number ran near each other, but a resumed study breaks such pairs, and where
+    they hold the independent interval is the wider one. From two or three repeats it is the whole range: for runs that
+    do not differ, ranges of n and n repeats lie apart by chance in 2 / binomial(2n, n) of all cases (3 repeats: 1 in 10).
+
+    Raises InputError for a baseline key that is no field of a run.
+    """
+    problems = [Problem(f"baseline.{key}", "unknown key", nearest(key, FIELDS)) for key in baseline if key not in FIELDS]
+    if problems:
+        raise InputError("baseline", problems)
+    repeats = _completed(table)
+    rows = [_medians(group) | {"scaling": scaling} for _, group in repeats.groupby("run_id", sort=False)] if len(repeats) else []
+    samples = dict(iter(repeats.groupby("run_id"))) if rows else {}
+    bases = [row for row in rows if _has(row, baseline)]
+    for row in rows:
+        row |= _against(row, _baseline_of(row, bases, baseline, scaling), samples, scaling)
+    spread = [f"{name}{suffix}" for name in QUANTITIES + RATIOS for suffix in ("", "_low", "_high")]
+    columns = ["run_id", *FIELDS, "scaling", "device", "repeats", *spread, *MEDIANS, "baseline_run_id"]
+    found = pd.DataFrame(rows, columns=columns)
+    order = [field for field in FIELDS if field not in FREE[scaling] | {"world_size"}]
+    return found.sort_values([*order, "world_size", *sorted(FREE[scaling])], ignore_index=True)
+
+
+def _completed(table: pd.DataFrame) -> pd.DataFrame:
+    """The completed repeats, with quantities as floats and the derived compute time."""
+    if table.empty:
+        return table
+    done = table[(table["status"] == "completed") & table["step_time"].notna()].copy()
+    for name in {*QUANTITIES, *MEDIANS} - {"compute_time"}:
+        done[name] = pd.to_numeric(done[name], errors="coerce").astype(float)
+    done["compute_time"] = done["forward_time"] + done["backward_time"] - done["exposed_communication_time"].fillna(0.0)
+    return done
+
+
+def _medians(group: pd.DataFrame) -> dict[str, Any]:
+    first = group.to_dict("records")[0]
+    devices = {device for device in group["device"] if isinstance(device, str)}
+    row: dict[str, Any] = {str(key): first[key] for key in ("run_id", *FIELDS)}
+    row |= {"repeats": len(group), "device": devices.pop() if len(devices) == 1 else "mixed" if devices else None}
+    for name in QUANTITIES:
+        row |= _with_interval(name, _values(group, name))
+    return row | {name: _median(_values(group, name)) for name in MEDIANS}
+
+
+def _values(group: pd.DataFrame, name: str) -> np.ndarray[Any, np.dtype[np.float64]]:
+    return group[name].dropna().to_numpy(dtype=np.float64)
+
+
+def _median(values: np.ndarray[Any, np.dtype[np.float64]]) -> float:
+    return float(np.median(values)) if values.size else float("nan")
+
+
+def _ratio_of_medians(top: Any, bottom: Any, axis: int = -1) -> Any:
+    return np.median(top, axis=axis) / np.median(bottom, axis=axis)
+
+
+def _with_interval(name: str, *samples: np.ndarray[Any, np.dtype[np.float64]], factor: float = 1.0) -> dict[str, float]:
+    """The median of one sample, or the ratio of the medians of two, times `factor`, with its percentile bootstrap."""
+    value = _median(samples[0]) / (_median(samples[1]) if len(samples) == 2 else 1.0)
+    low = high = float("nan")
+    if all(sample.size > 1 for sample in samples):
+        statistic = np.median if len(samples) == 1 else _ratio_of_medians
+        low, high = stats.bootstrap(
+            samples, statistic, n_resamples=RESAMPLES, method="percentile", vectorized=True, rng=np.random.default_rng(SEED)
+        ).confidence_interval
+    return {name: value * factor, f"{name}_low": float(low) * factor, f"{name}_high": float(high) * factor}
+
+
+def _has(row: Mapping[str, Any], baseline: Mapping[str, Any]) -> bool:
+    return all(row[key] == value for key, value in baseline.items())
+
+
+def _baseline_of(
+    row: Mapping[str, Any], bases: Sequence[Mapping[str, Any]], baseline: Mapping[str, Any], scaling: Scaling
+) -> Mapping[str, Any] | None:
+    if _has(row, baseline):
+        return row
+    differs = FREE[scaling] | (set(baseline) - WORK[scaling])
+    held = [field for field in FIELDS if field not in differs]
+    found = [base for base in bases if all(base[key] == row[key] for key in [*held, "device"]) and row["device"] != "mixed"]
+    for field in ("grad_accum", "micro_batch_size"):
+        if len(found) > 1:
+            found = [base for base in found if base[field] == row[field]] or found
+    return found[0] if len(found) == 1 else None
+
+
+def _against(
+    row: Mapping[str, Any], base: Mapping[str, Any] | None, samples: Mapping[Any, pd.DataFrame], scaling: Scaling
+) -> dict[str, Any]:
+    """Speedup and efficiency of one configuration against its baseline; nothing where there is none."""
+    if base is None:
+        return {"baseline_run_id": None}
+    if base["run_id"] == row["run_id"]:
+        return {"baseline_run_id": row["run_id"], "speedup": 1.0, "efficiency": 1.0}
+    here, there = samples[row["run_id"]], samples[base["run_id"]]
+    times = _values(there, "step_time"), _values(here, "step_time")
+    if scaling == "weak":
+        rates = _values(here, "samples_per_second"), _values(there, "samples_per_second")
+        ratios = _with_interval("efficiency", *times) | _with_interval("speedup", *rates)
+    else:
+        share = base["world_size"] / row["world_size"]
+        ratios = _with_interval("speedup", *times) | _with_interval("efficiency", *times, factor=share)
+    return {"baseline_run_id": base["run_id"], **ratios}
+
+
+def classical_tables(summary: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
+    """The tables that a scaling study is expected to show, as captions and DataFrames of text.
+
+    Step time, speedup and efficiency have a row per world size and a column per line of `curves`; compute and
+    communication have a row per configuration. Cells read `1.84 [1.80, 1.90]`, or say why there is no number.
+    """
+    lines = curves(summary)
+    if not lines:
+        return []
+    unit = unit_for(summary["step_time"])
+    over = f"median over {_repeats(summary)} [95 % interval]"
+    cells: dict[str, Callable[[Any], str]] = {
+        f"Step time, {over}": lambda row: format_seconds(row.step_time, row.step_time_low, row.step_time_high, unit=unit),
+        f"Speedup over {baseline_name(summary)}, {over}": lambda row: _ratio_cell(row, "speedup", rounded),
+        f"Efficiency, {over}": lambda row: _ratio_cell(row, "efficiency", percent),
+    }
+    sizes = pd.Index(sorted(set(summary["world_size"])), name=ranks(device_of(summary)))
+    tables = []
+    for caption, cell in cells.items():
+        columns = {label: {row.world_size: cell(row) for row in points.itertuples()} for label, points in lines}
+        tables.append((caption, pd.DataFrame(columns).reindex(sizes).fillna(NOT_MEASURED)))
+    return [*tables, _compute_and_communication(lines, over)]
+
+
+def _repeats(summary: pd.DataFrame) -> str:
+    fewest, most = summary["repeats"].min(), summary["repeats"].max()
+    return f"{most} repeat{'s' if most > 1 else ''}" if fewest == most else f"{fewest} to {most} repeats"
+
+
+def _ratio_cell(row: Any, name: str, text: Any) -> str:
+    if row.baseline_run_id == row.run_id:
+        return "1 (baseline)" if name == "speedup" else "100 % (baseline)"
+    value = getattr(row, name)
+    return str(text(value, getattr(row, f"{name}_low"), getattr(row, f"{name}_high"))) if pd.notna(value) else "no baseline"
+
+
+def _compute_and_communication(lines: Sequence[Curve], over: str) -> tuple[str, pd.DataFrame]:
+    parts = {
+        "compute": "compute_time",
+        "communication": "communication_time",
+        "exposed communication": "exposed_communication_time",
+        "data": "data_time",
+        "optimizer": "optimizer_time",
+        "other": "other_time",
+    }
+    unit = unit_for([value for line in lines for value in line.points["step_time"]])
+
+    def rows() -> Iterator[dict[str, str]]:
+        for label, points in lines:
+            for row in points.to_dict("records"):
+                name = f"{ranks(row['device'], row['world_size'])}, {label}"
+                numbers = {part: [row[column + end] for end in ("", "_low", "_high")] for part, column in parts.items()}
+                yield {"configuration": name} | {part: format_seconds(*value, unit=unit) for part, value in numbers.items()}
+
+    unmeasured = any(line.points.query("world_size > 1")["exposed_communication_time"].isna().any() for line in lines)
+    note = "; where communication was not measured, compute holds the wait for it" if unmeasured else ""
+    return f"Compute and communication of a step, {over}{note}", pd.DataFrame(rows()).set_index("configuration")

@@ -1,0 +1,148 @@
+"""What the ranks of one job and its driver tell each other through files: claim, start, progress, errors."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal
+
+import psutil
+from filelock import FileLock, Timeout
+
+from lab.atomic import read_json, write_atomically
+
+Decision = Literal["run", "skip"]
+
+
+@dataclass(frozen=True)
+class RankError:
+    """How one rank ended: the exception's type and message, when (s since the epoch), and its traceback."""
+
+    rank: int
+    type: str
+    message: str
+    time: float
+    traceback: str = ""
+    waiting: bool = False  # it stood in a collective, so another rank is the cause
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One job of a task: `folder` is the repeat's folder, `job_id` tells its jobs apart."""
+
+    folder: Path
+    job_id: str
+
+    @property
+    def log(self) -> Path:
+        """The folder of logs, submitit's pickles and the files of this class; private to the user."""
+        return self.folder / "log"
+
+    def path(self, name: str) -> Path:
+        """A file of this job alone."""
+        return self.log / f"{self.job_id}.{name}"
+
+    @property
+    def rendezvous(self) -> Path:
+        """Where rank 0 publishes its address."""
+        return self.path("rendezvous")
+
+    def decide(self, decision: Decision) -> None:
+        """Rank 0 tells the others to run, or that the work is done already."""
+        write_atomically(self.path("start"), decision.encode())
+
+    def await_decision(self, *, patience_s: float = 60.0) -> Decision:
+        """Wait for rank 0's word for as long as it shows signs of life; raises TimeoutError when it no longer does."""
+        alive = self.path("alive")
+        started = time.time()
+        while not self.path("start").exists():
+            seen = alive.stat().st_mtime if alive.exists() else started
+            if time.time() - max(seen, started) > patience_s:
+                raise TimeoutError(f"rank 0 gave no sign for {patience_s:.0f} s")
+            time.sleep(0.05)
+        return "skip" if self.path("start").read_text() == "skip" else "run"
+
+    def sign_on(self, rank: int) -> None:
+        """Leave this rank's host and process id, so that its loss can be told from its silence."""
+        content = {"host": socket.gethostname(), "pid": os.getpid(), "created": psutil.Process().create_time()}
+        write_atomically(self.path(f"rank{rank}.pid"), json.dumps(content).encode())
+
+    def lost_ranks(self, world_size: int) -> list[int]:
+        """Ranks of this host whose process is gone and left no error."""
+        told = {error.rank for error in self.errors()}
+        return [rank for rank in range(world_size) if rank not in told and self._gone(rank)]
+
+    def _gone(self, rank: int) -> bool:
+        content = read_json(self.path(f"rank{rank}.pid"))
+        if content is None or content["host"] != socket.gethostname():
+            return False
+        return not is_running(content["pid"], content["created"])
+
+    def write_error(self, error: RankError) -> None:
+        """Leave how a rank ended."""
+        write_atomically(self.path(f"rank{error.rank}.error.json"), json.dumps(asdict(error)).encode())
+
+    def errors(self) -> list[RankError]:
+        """What the ranks said, causes before those that only waited for them, earlier before later."""
+        found = [read_json(path) for path in self.log.glob(f"{self.job_id}.rank*.error.json")]
+        errors = [RankError(**content) for content in found if content is not None]
+        return sorted(errors, key=lambda error: (error.waiting, error.time))
+
+    def log_tail(self, rank: int, *, lines: int = 30) -> str:
+        """The last lines that a rank printed."""
+        path = self.log / f"{self.job_id}_{rank}_log.out"
+        try:
+            with path.open("rb") as stream:
+                stream.seek(max(path.stat().st_size - 20_000, 0))
+                text = stream.read().decode(errors="replace")
+        except OSError:
+            return ""
+        return "\n".join(text.splitlines()[-lines:])
+
+
+@contextmanager
+def claim(folder: Path, attempt: Attempt) -> Iterator[None]:
+    """Hold a task and then the machine's devices, for as long as this process lives.
+
+    The kernel lets go of both when the process dies, however it dies. The order is the same in every job, so that
+    two of them cannot wait for each other.
+    """
+    locks = [FileLock(folder / "lock"), FileLock(_private_folder() / "devices.lock")]
+    for lock in locks:
+        while True:
+            attempt.path("alive").touch()
+            try:
+                lock.acquire(timeout=2, poll_interval=0.05)
+                break
+            except Timeout:
+                continue
+    try:
+        yield
+    finally:
+        for lock in reversed(locks):
+            lock.release()
+
+
+def _private_folder() -> Path:
+    """A folder of this user's alone, the same for every study on this machine."""
+    folder = Path(tempfile.gettempdir()) / f"scaling-lab-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    if folder.stat().st_uid != os.getuid():
+        raise PermissionError(f"{folder} belongs to somebody else: set TMPDIR to a folder of your own")
+    return folder
+
+
+def is_running(pid: int, created: float) -> bool:
+    """Whether the process that had this id and start time still runs; a zombie does not."""
+    try:
+        process = psutil.Process(pid)
+        return bool(abs(process.create_time() - created) < 1.0 and process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.Error:
+        return False

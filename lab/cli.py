@@ -1,0 +1,161 @@
+"""The `lab` command: each verb calls one function of the public API and prints its answer."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import click
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+import lab
+from lab.errors import InputError, LabError
+
+app = typer.Typer(
+    add_completion=False, no_args_is_help=True, rich_markup_mode=None, help="Scaling Lab: how does training scale here, and why?"
+)
+console = Console()
+
+StudyArgument = Annotated[str, typer.Argument(metavar="STUDY", help="A folder under reports/, by name or by path.")]
+ClusterOption = Annotated[str, typer.Option("--cluster", metavar="PROFILE", help="A profile of slurm/, by name or by path.")]
+QuickOption = Annotated[bool, typer.Option("--quick", help="The study's smallest honest form.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Answer for programs.")]
+
+
+@app.command()
+def run(
+    study: StudyArgument,
+    cluster: ClusterOption = "local",
+    quick: QuickOption = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Measure again what is measured; old records are set aside.")] = False,
+    detach: Annotated[bool, typer.Option("--detach", help="Return at once; `lab status` tells how far it is.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Measure what is missing of a study, then make its notebooks and its report."""
+    loaded = lab.Study.load(study, quick=quick)
+    if detach:
+        pid = lab.detach(loaded, cluster, fresh=fresh)
+        _answer(as_json, {"pid": pid}, f"driver {pid} works on {loaded.name}; see `lab status {study}`")
+        return
+    jobs = lab.launch(loaded, cluster, fresh=fresh)
+    records = jobs.wait(progress=not as_json)
+    made = lab.report(loaded)
+    failures = [record for record in records if not record.completed]
+    content = {
+        "records": len(records),
+        "failed": [record.run_id for record in failures],
+        "html": str(made.html),
+        "pdf": str(made.pdf),
+    }
+    _answer(
+        as_json,
+        content,
+        f"{len(records) - len(failures)} of {len(records)} runs completed\n{_shown(made.html)}\n{_shown(made.pdf)}",
+    )
+    if failures:
+        raise LabError("\n".join(f"{record.task.label}: {record.status}: {_cause(record)}" for record in failures))
+
+
+@app.command()
+def plan(study: StudyArgument, cluster: ClusterOption = "local", quick: QuickOption = False, as_json: JsonOption = False) -> None:
+    """Show the runs of a study: what is measured already, and what cannot run on this cluster."""
+    rows = lab.plan(lab.Study.load(study, quick=quick), cluster)
+    _answer(as_json, rows, _table(rows))
+
+
+@app.command()
+def status(study: StudyArgument, quick: QuickOption = False, as_json: JsonOption = False) -> None:
+    """Show where each run of a study stands, from any terminal."""
+    states = lab.status(lab.Study.load(study, quick=quick))
+    rows = [
+        {
+            "run": state.task.run.id,
+            "configuration": state.task.run.label,
+            "repeat": state.task.repeat,
+            "state": state.state,
+            "step": f"{state.step}/{state.task.run.steps} {state.phase}" if state.state == "running" else "",
+            "seconds": None if state.seconds is None else round(state.seconds, 1),
+        }
+        for state in states
+    ]
+    _answer(as_json, rows, _table(rows))
+
+
+@app.command()
+def report(study: StudyArgument, quick: QuickOption = False, as_json: JsonOption = False) -> None:
+    """Make the report again from the records; no job is started."""
+    made = lab.report(lab.Study.load(study, quick=quick))
+    _answer(as_json, {"html": str(made.html), "pdf": str(made.pdf)}, f"{_shown(made.html)}\n{_shown(made.pdf)}")
+
+
+@app.command()
+def doctor(as_json: JsonOption = False) -> None:
+    """Show what this machine has, what is missing, and the command that gets it."""
+    checks = lab.doctor()
+    rows = [
+        {
+            "": "ok" if check.present else "MISSING" if check.needed else "-",
+            "what": check.name,
+            "found": check.found,
+            "to get it": check.remedy,
+        }
+        for check in checks
+    ]
+    _answer(as_json, [vars(check) for check in checks], _table(rows))
+    missing = [check.name for check in checks if check.needed and not check.present]
+    if missing:
+        raise LabError(f"missing: {', '.join(missing)}")
+
+
+def _answer(as_json: bool, content: Any, text: str | Table) -> None:
+    if as_json:
+        sys.stdout.write(json.dumps(content, indent=1, default=str) + "\n")
+    else:
+        console.print(text, highlight=False, markup=False, soft_wrap=isinstance(text, str))
+
+
+def _table(rows: list[dict[str, Any]]) -> Table:
+    shown = Table(box=None, pad_edge=False, header_style="bold")
+    for key in rows[0] if rows else ():
+        numeric = all(isinstance(row[key], int | float | None) for row in rows)
+        shown.add_column(key, justify="right" if numeric else "left", overflow="fold")
+    for row in rows:
+        shown.add_row(*("" if value is None else escape(str(value)) for value in row.values()))
+    return shown
+
+
+def _shown(path: Path) -> str:
+    return os.path.relpath(path)
+
+
+def _cause(record: lab.Record) -> str:
+    if record.error is None:
+        return "no cause was recorded"
+    rank = "" if record.error.rank is None else f" on rank {record.error.rank}"
+    return f"{record.error.type}{rank}: {record.error.message}"
+
+
+def main() -> None:
+    """Run the command; exit status 0 done, 1 something failed, 2 unusable input; never a traceback."""
+    errors = Console(stderr=True)
+    try:
+        status = app(standalone_mode=False) or 0
+    except (LabError, click.ClickException) as error:
+        message = error.format_message() if isinstance(error, click.ClickException) else str(error)
+        errors.print(f"lab: {message}", highlight=False, markup=False, soft_wrap=True)
+        status = error.exit_status if isinstance(error, LabError) else 2
+    except (KeyboardInterrupt, click.Abort):
+        errors.print("lab: interrupted; the same command goes on from there")
+        status = 1
+    except BrokenPipeError:
+        status = 1
+    sys.exit(status if isinstance(status, int) else 0)
+
+
+__all__ = ["InputError", "app", "main"]

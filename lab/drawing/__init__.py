@@ -1,0 +1,1 @@
+"""What the figures are made of: their data, look, labels and parts."""

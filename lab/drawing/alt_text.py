@@ -1,0 +1,75 @@
+"""One sentence with numbers for each figure, for those who do not see it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Unpack
+
+from lab.analysis.rounding import format_seconds, percent, rounded
+from lab.analysis.scaling import baseline_name, ranks
+from lab.drawing.seen import Against, Seen, Source, see
+from lab.errors import InputError, Problem, nearest
+from lab.records import PHASES
+
+NOTHING = "An empty figure: no run has completed yet."
+
+
+def alt_text(name: str, records: Source, **against: Unpack[Against]) -> str:
+    """What the figure of this name shows of these records, in one sentence.
+
+    Raises InputError, with the nearest name, where there is no such figure.
+    """
+    if name not in _SENTENCES:
+        raise InputError("figure", [Problem(name, "no such figure", nearest(name, _SENTENCES))])
+    seen = see(records, **against)
+    return NOTHING if seen.summary.empty else _SENTENCES[name](seen)
+
+
+def _by_world_size(seen: Seen, name: str, what: str, text: Callable[..., str]) -> str:
+    """The first and the last point of each line."""
+    parts = []
+    for label, points in seen.lines:
+        known = points[points[name].notna()].to_dict("records")
+        ends = [f"{_number(row, name, text)} on {ranks(row['device'], row['world_size'])}" for row in known[:1] + known[1:][-1:]]
+        if ends:
+            parts.append(f"{label}, {' and '.join(ends)}")
+    if not parts:
+        return "An empty figure: no run of the baseline has completed yet."
+    return f"{what} by world size: {'; '.join(parts)}."
+
+
+def _number(row: dict[Any, Any], name: str, text: Callable[..., str]) -> str:
+    return text(row[name], row[f"{name}_low"], row[f"{name}_high"])
+
+
+def _breakdown(seen: Seen) -> str:
+    parts = []
+    for label, points in seen.lines:
+        row = points.iloc[-1]
+        times = sorted(((row[f"{phase}_time"], phase) for phase in PHASES if row[f"{phase}_time"] > 0), reverse=True)[:3]
+        listed = ", ".join(f"{phase} {format_seconds(time)}" for time, phase in times)
+        parts.append(f"{label} on {ranks(row['device'], row['world_size'])}, {format_seconds(row['step_time'])} with {listed}")
+    return f"Bars of the time of a step by its longest phases: {'; '.join(parts)}."
+
+
+def _losses(seen: Seen, by: str) -> str:
+    parts = []
+    for label, points in seen.lines:
+        row = points.iloc[-1]
+        loss = seen.losses.get(row["run_id"])
+        if loss is not None:
+            length = format_seconds(len(loss) * row["step_time"]) if by == "time" else f"{len(loss)} steps"
+            workers = ranks(row["device"], row["world_size"])
+            parts.append(f"{label} on {workers}, from {rounded(loss[0])} to {rounded(loss[-1])} in {length}")
+    return f"Training loss by {by}: {'; '.join(parts)}." if parts else "An empty figure: no loss was recorded."
+
+
+_SENTENCES: dict[str, Callable[[Seen], str]] = {
+    "step_time": lambda seen: _by_world_size(seen, "step_time", "Step time", format_seconds),
+    "speedup": lambda seen: _by_world_size(seen, "speedup", f"Speedup over {baseline_name(seen.summary)}", rounded),
+    "efficiency": lambda seen: _by_world_size(seen, "efficiency", "Efficiency", percent),
+    "throughput": lambda seen: _by_world_size(seen, "samples_per_second", "Throughput in samples per second", rounded),
+    "step_breakdown": _breakdown,
+    "loss_by_step": lambda seen: _losses(seen, "step"),
+    "loss_by_time": lambda seen: _losses(seen, "time"),
+}

@@ -1,0 +1,62 @@
+"""The look of all figures: sizes, colours, markers, and how times are ticked. Colours are those of Okabe and Ito (2008)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from typing import Any
+
+import matplotlib as mpl
+from matplotlib.axis import Axis
+from matplotlib.colors import to_hex, to_rgb
+from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
+
+SIZE = (6.4, 3.6)  # inches
+# Okabe and Ito (2008), colour-blind safe; without black, which is the ideal's, and the yellow, which is faint on white.
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+MARKERS = ("o", "s", "^", "D", "v")
+IDEAL = "#595959"
+WIDE = 8  # from this ratio of the longest to the shortest time an axis of time is logarithmic
+STYLE: dict[str, Any] = {
+    "figure.figsize": SIZE,
+    "figure.facecolor": "white",
+    "axes.facecolor": "white",
+    "savefig.facecolor": "white",
+    "font.family": "DejaVu Sans",
+    "font.size": 10,
+    "axes.labelsize": 10,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.grid.axis": "y",
+    "axes.axisbelow": True,
+    "grid.color": "#e3e3e3",
+    "lines.linewidth": 1.8,
+    "lines.markersize": 5.5,
+    "errorbar.capsize": 3,
+    "svg.hashsalt": "scaling-lab",
+    "svg.fonttype": "path",
+}
+
+
+def style() -> AbstractContextManager[None]:
+    """The look of all figures as a context; save within it, with metadata={"Date": None}, for the same SVG each time."""
+    return mpl.rc_context(STYLE)  # type: ignore[arg-type]
+
+
+def line_looks(count: int) -> Iterator[tuple[str, str]]:
+    """A colour and a marker for each line."""
+    return ((COLORS[i % len(COLORS)], MARKERS[i % len(MARKERS)]) for i in range(count))
+
+
+def ink(color: str) -> str:
+    """A line's colour for text: darker, for contrast on white."""
+    red, green, blue = (0.65 * part for part in to_rgb(color))
+    return to_hex((red, green, blue))
+
+
+def plain_log(axis: Axis) -> None:
+    """Ticks at 1, 2 and 5 of each power of ten, as plain numbers."""
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    axis.set_minor_locator(NullLocator())

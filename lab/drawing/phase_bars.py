@@ -1,0 +1,140 @@
+"""Bars of the phases of a step, with their names and times written on them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.text import Annotation, Text
+
+from lab.analysis.rounding import Unit, format_seconds, unit_for
+from lab.analysis.scaling import Curve, ranks
+from lab.drawing.direct_labels import measure
+from lab.records import PHASES
+
+# Okabe and Ito (2008), each with the text colour that can be read on it.
+EXPOSED = "exposed communication"
+COLORS = {
+    "data": ("#E69F00", "black"),
+    "h2d": ("#F0E442", "black"),
+    "forward": ("#56B4E9", "black"),
+    "backward": ("#0072B2", "white"),
+    EXPOSED: ("#D55E00", "white"),
+    "optimizer": ("#009E73", "black"),
+    "other": ("#BBBBBB", "black"),
+}
+BAR = 0.76  # of the distance between bars
+BETWEEN = 0.7  # extra distance between lines
+HEADER = 0.95  # distance of the phase names from the first bar
+
+
+def height(lines: Sequence[Curve]) -> float:
+    """Inches that these bars need to be readable."""
+    return 1.1 + 0.25 * (sum(len(line.points) for line in lines) + BETWEEN * len(lines))
+
+
+def draw(ax: Axes, lines: Sequence[Curve]) -> None:
+    """Draw a bar per configuration, the line with the longest first bar on top; times in s become ms or s on the axis."""
+    lines = sorted(lines, key=lambda line: -float(line.points["step_time"].iloc[0]))
+    steps = pd.concat([line.points for line in lines])
+    unit = unit_for(steps["step_time"])
+    parts = {row["run_id"]: _parts(row, unit) for row in steps.to_dict("records")}
+    shown = [name for name in COLORS if any(bar.get(name, 0.0) > 0 for bar in parts.values())]
+    places: dict[float, str] = {}
+    y = 0.0
+    for label, points in lines:
+        for nth, row in enumerate(points.to_dict("records")):
+            workers = ranks(row["device"], row["world_size"])
+            places[y] = f"{label}:  {workers}" if nth == 0 else workers
+            _bar(ax, y, parts[row["run_id"]], shown, row["step_time"])
+            y += 1
+        y += BETWEEN
+    longest = float(steps["step_time"].max()) * unit.per_second
+    ax.set(
+        yticks=list(places), yticklabels=list(places.values()), xlabel=f"time of a step ({unit.name})", xlim=(0, 1.14 * longest)
+    )
+    ax.set_ylim(max(places) + 0.6, -HEADER - 0.5)
+    ax.tick_params(axis="y", length=0)
+    ax.grid(visible=False)
+    ax.spines["left"].set_visible(False)
+    _make_room(ax, longest)
+    _name_phases(ax, parts[lines[0].points["run_id"].iloc[0]], shown)
+    _hide_wide(ax)
+
+
+def _parts(row: dict[Any, Any], unit: Unit) -> dict[str, float]:
+    """Times by part; what is not known is left out."""
+    times = {phase: row[f"{phase}_time"] for phase in PHASES}
+    if pd.notna(row["exposed_communication_time"]):
+        times[EXPOSED] = row["exposed_communication_time"]
+        times["backward"] = max(times["backward"] - times[EXPOSED], 0.0)
+    return {name: float(time) * unit.per_second for name, time in times.items() if pd.notna(time)}
+
+
+def _bar(ax: Axes, y: float, parts: dict[str, float], shown: Sequence[str], step: float) -> None:
+    left = 0.0
+    for name in shown:
+        width = parts.get(name, 0.0)
+        color, ink = COLORS[name]
+        ax.barh(y, width, left=left, height=BAR, color=color, edgecolor="white", linewidth=0.6, label=name if y == 0 else "")
+        ax.text(left + width / 2, y, f"{width:.3g}", ha="center", va="center_baseline", color=ink, fontsize=8.5, gid="time")
+        left += width
+    ax.annotate(
+        format_seconds(step), (left, y), xytext=(5, 0), textcoords="offset points", va="center_baseline", fontweight="bold"
+    )
+
+
+def _make_room(ax: Axes, longest: float) -> None:
+    """End the axis where the text beside the longest bar ends."""
+    scale = measure(ax).dpi / 72
+    widest = max(text.get_window_extent().width for text in ax.texts if isinstance(text, Annotation))
+    ax.set_xlim(0, longest * ax.bbox.width / (ax.bbox.width - widest - 8 * scale))
+
+
+def _name_phases(ax: Axes, parts: dict[str, float], shown: Sequence[str]) -> None:
+    """Names in their colours above the first bar, each as near to its part as its neighbours allow."""
+    centers, left = [], 0.0
+    for name in shown:
+        centers.append(left + parts.get(name, 0.0) / 2)
+        left += parts.get(name, 0.0)
+    chips = []
+    for name, center in zip(shown, centers, strict=True):
+        color, ink = COLORS[name]
+        chip = {"facecolor": color, "edgecolor": "none", "boxstyle": "round,pad=0.2"}
+        chips.append(ax.text(center, -HEADER, name, ha="center", va="center", color=ink, fontsize=8.5, bbox=chip, gid="phase"))
+    pixels_per_point = measure(ax).dpi / 72
+    widths = [chip.get_window_extent().width + 9 * pixels_per_point for chip in chips]
+    pixels = [float(ax.transData.transform((center, 0))[0]) for center in centers]
+    for text, pixel in zip(chips, spread(pixels, widths, low=ax.bbox.x0), strict=True):
+        text.set_x(float(ax.transData.inverted().transform((pixel, 0))[0]))
+
+
+def spread(centers: Sequence[float], widths: Sequence[float], *, low: float) -> list[float]:
+    """Move intervals of these widths as little as needed so that none overlaps, in order, none beginning below `low`."""
+    groups: list[list[float]] = []  # [sum of wished starts of the group's first member, members, width, start]
+    for center, width in zip(centers, widths, strict=True):
+        groups.append([center - width / 2, 1, width, max(center - width / 2, low)])
+        while len(groups) > 1 and groups[-2][3] + groups[-2][2] > groups[-1][3]:
+            wish, count, wide, _ = groups.pop()
+            first = groups[-1]
+            first[0] += wish - count * first[2]
+            first[1] += count
+            first[2] += wide
+            first[3] = max(first[0] / first[1], low)
+    moved, members = [], iter(widths)
+    for _, count, _, start in groups:
+        for _ in range(int(count)):
+            width = next(members)
+            moved.append(start + width / 2)
+            start += width
+    return moved
+
+
+def _hide_wide(ax: Axes) -> None:
+    """Hide the times that do not fit into their part of a bar."""
+    times: list[Text] = [text for text in ax.texts if text.get_gid() == "time"]
+    for text, patch in zip(times, ax.patches, strict=True):
+        if text.get_window_extent().width > 0.92 * patch.get_window_extent().width:
+            text.set_visible(False)

@@ -1,0 +1,49 @@
+"""What figures and their alternative texts are made from: the records, their summary, lines and losses."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, TypedDict
+
+import numpy as np
+import pandas as pd
+
+from lab.analysis.lines import Scaling
+from lab.analysis.scaling import Curve, curves, summary
+from lab.records import Record, load_records, table
+from lab.study import Study
+
+Source = Study | str | Path | Sequence[Record]
+
+
+class Against(TypedDict, total=False):
+    """What speedups are over, where it is not the study's: values of the baseline's fields, and the kind of scaling."""
+
+    baseline: Mapping[str, Any]
+    scaling: Scaling
+
+
+class Seen(NamedTuple):
+    """Records with their summary and its lines; `losses` is by run id the median over repeats of the loss of each step."""
+
+    summary: pd.DataFrame
+    lines: list[Curve]
+    losses: dict[str, np.ndarray[Any, np.dtype[np.float64]]]
+
+
+def see(source: Source, *, baseline: Mapping[str, Any] | None = None, scaling: Scaling | None = None) -> Seen:
+    """Read records of a study (or its name or folder) with its baseline and scaling; of a list: one rank and strong."""
+    study = source if isinstance(source, Study) else Study.load(source) if isinstance(source, str | Path) else None
+    records = load_records(source)
+    over = baseline if baseline is not None else study.baseline if study else {"world_size": 1}
+    found = summary(table(records), baseline=over, scaling=scaling or (study.scaling if study else "strong"))
+    return Seen(found, curves(found), _losses(records))
+
+
+def _losses(records: Sequence[Record]) -> dict[str, np.ndarray[Any, np.dtype[np.float64]]]:
+    found: dict[str, list[list[float]]] = {}
+    for record in records:
+        if record.completed and record.timing and record.quality and record.quality.loss:
+            found.setdefault(record.run_id, []).append(record.quality.loss)
+    return {run_id: np.median([loss[: min(map(len, losses))] for loss in losses], axis=0) for run_id, losses in found.items()}

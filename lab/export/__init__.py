@@ -1,0 +1,1 @@
+"""From an executed notebook to one HTML file that opens offline, and to a PDF."""

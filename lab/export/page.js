@@ -1,0 +1,46 @@
+"use strict";
+
+// Tables sort by a click on a header: numbers by value, largest first; text by alphabet.
+const number = (text) => parseFloat(text.replace(/−/g, "-").replace(/^[<>≈~±\s]+|[,\u2009\u202f]/g, ""));
+
+function sort(table, head, column) {
+  const body = table.tBodies[0];
+  const numeric = head.classList.contains("number");
+  const was = head.getAttribute("aria-sort");
+  const down = was ? was === "ascending" : numeric;
+  const key = (row) => row.cells[column].textContent.trim();
+  const order = (a, b) => {
+    if (!numeric) return key(a).localeCompare(key(b), document.documentElement.lang, { numeric: true });
+    const [x, y] = [number(key(a)), number(key(b))];
+    // What is not a number stays at the end, whichever the direction.
+    if (isNaN(x) || isNaN(y)) return (isNaN(x) - isNaN(y)) * (down ? -1 : 1);
+    return x - y;
+  };
+  body.append(...[...body.rows].sort((a, b) => (down ? order(b, a) : order(a, b))));
+  for (const other of head.parentNode.cells) other.removeAttribute("aria-sort");
+  head.setAttribute("aria-sort", down ? "descending" : "ascending");
+}
+
+for (const table of document.querySelectorAll("table.sortable")) {
+  for (const head of table.querySelector("tr.by").cells) {
+    if (!head.textContent.trim()) continue;
+    const button = document.createElement("button");
+    button.type = "button";
+    button.title = "Sort by this column";
+    button.append(...head.childNodes);
+    button.addEventListener("click", () => sort(table, head, head.cellIndex));
+    head.append(button);
+  }
+}
+
+// The contents are open beside the text, and folded above it where the window is narrow.
+const contents = document.querySelector("#contents details");
+if (contents) {
+  const wide = matchMedia("(min-width: 66rem)");
+  const fold = () => { contents.open = wide.matches; };
+  wide.addEventListener("change", fold);
+  fold();
+  contents.addEventListener("click", (event) => {
+    if (event.target.closest("a") && !wide.matches) contents.open = false;
+  });
+}

@@ -1,0 +1,187 @@
+"""One function per figure: (records, *, ax=None) -> Axes; draws what the analysis computes, never shows, never saves.
+
+`records` is a list of Record, a Study, or a study's name or folder. Baseline and scaling are those of the study; for a
+list of records they are keywords, one rank and strong scaling where not given.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Unpack
+
+import matplotlib.pyplot as plt
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator
+
+from lab.analysis.rounding import format_seconds, percent, unit_for
+from lab.analysis.scaling import baseline_name, device_of, ranks, rounded
+from lab.drawing import loss_lines, phase_bars
+from lab.drawing.alt_text import alt_text
+from lab.drawing.direct_labels import Label, place
+from lab.drawing.look import IDEAL, SIZE, WIDE, ink, line_looks, plain_log, style
+from lab.drawing.seen import Against, Seen, Source, see
+
+__all__ = [
+    "FIGURES",
+    "alt_text",
+    "efficiency",
+    "loss_by_step",
+    "loss_by_time",
+    "speedup",
+    "step_breakdown",
+    "step_time",
+    "style",
+    "throughput",
+]
+
+NOTHING = "no completed run yet"
+NO_BASELINE = "no completed run of the baseline yet"
+
+
+def step_time(records: Source, *, ax: Axes | None = None, **against: Unpack[Against]) -> Axes:
+    """Step time by world size, in the unit that suits: median over repeats with 95 % intervals."""
+    seen = see(records, **against)
+    unit = unit_for(seen.summary["step_time"])
+    return _by_world_size(seen, "step_time", ax, ylabel=f"step time ({unit.name})", factor=unit.per_second, text=format_seconds)
+
+
+def throughput(records: Source, *, ax: Axes | None = None, **against: Unpack[Against]) -> Axes:
+    """Samples per second of all ranks by world size: median over repeats with 95 % intervals."""
+    return _by_world_size(see(records, **against), "samples_per_second", ax, ylabel="throughput (samples/s)", text=_with("/s"))
+
+
+def speedup(records: Source, *, ax: Axes | None = None, **against: Unpack[Against]) -> Axes:
+    """Speedup over the baseline by world size with 95 % intervals, and the ideal; for weak scaling the ratio of throughputs."""
+    seen = see(records, **against)
+    return _by_world_size(seen, "speedup", ax, ylabel=f"speedup over {baseline_name(seen.summary)}", text=_with("×"))
+
+
+def efficiency(records: Source, *, ax: Axes | None = None, **against: Unpack[Against]) -> Axes:
+    """Efficiency in per cent by world size with 95 % intervals, and the ideal."""
+    return _by_world_size(see(records, **against), "efficiency", ax, ylabel="efficiency (%)", factor=100.0, text=percent)
+
+
+def step_breakdown(records: Source, *, ax: Axes | None = None, **against: Unpack[Against]) -> Axes:
+    """Where the time of a step goes: a bar per configuration, a part per phase, medians over repeats.
+
+    Phases that took no time anywhere are left out. Exposed communication is a part of its own, and taken from the
+    backward phase, where it was measured; it is not drawn where it was not.
+    """
+    seen = see(records, **against)
+    with style():
+        ax = _axes(ax, height=phase_bars.height(seen.lines))
+        if seen.summary.empty:
+            return _say(ax, NOTHING)
+        phase_bars.draw(ax, seen.lines)
+        return ax
+
+
+def loss_by_step(records: Source, *, ax: Axes | None = None, **against: Unpack[Against]) -> Axes:
+    """Training loss by optimizer step, median over repeats; world sizes of one line are drawn within each other."""
+    return _losses(see(records, **against), ax, by_time=False)
+
+
+def loss_by_time(records: Source, *, ax: Axes | None = None, **against: Unpack[Against]) -> Axes:
+    """Training loss by training time: steps times the median step time, without start-up, warm-up cost and evaluation."""
+    return _losses(see(records, **against), ax, by_time=True)
+
+
+FIGURES = {
+    figure.__name__: figure for figure in (step_time, speedup, efficiency, throughput, step_breakdown, loss_by_step, loss_by_time)
+}
+
+
+def _axes(ax: Axes | None, *, height: float = 0.0) -> Axes:
+    """The given axes, or those of a new figure of the usual size, higher where `height` in inches asks for it."""
+    if ax is not None:
+        return ax
+    return plt.subplots(figsize=(SIZE[0], max(SIZE[1], height)), layout="constrained")[1]
+
+
+def _say(ax: Axes, sentence: str) -> Axes:
+    ax.set_axis_off()
+    ax.text(0.5, 0.5, sentence, ha="center", va="center", transform=ax.transAxes, color=IDEAL)
+    return ax
+
+
+def _with(unit: str) -> Callable[..., str]:
+    return lambda *value: rounded(*value) + unit
+
+
+def _without_interval(text: str) -> str:
+    return re.sub(r" \[.*\]", "", text)
+
+
+def _by_world_size(seen: Seen, name: str, ax: Axes | None, *, ylabel: str, factor: float = 1.0, text: Callable[..., str]) -> Axes:
+    with style():
+        ax = _axes(ax)
+        if not seen.summary[name].notna().any():
+            return _say(ax, NOTHING if seen.summary.empty else NO_BASELINE)
+        labels = _ideal(ax, seen, name, factor) if name in {"speedup", "efficiency"} else []
+        for (label, points), (color, marker) in zip(seen.lines, line_looks(len(seen.lines)), strict=True):
+            points = points[points[name].notna()]
+            if len(points):
+                value, low, high = (points[name + end] * factor for end in ("", "_low", "_high"))
+                errors = np.vstack([value - low, high - value]).clip(min=0)
+                ax.errorbar(points["world_size"], value, yerr=errors, color=color, marker=marker, label=label)
+                end = text(*(points[name + end].iloc[-1] for end in ("", "_low", "_high")))
+                labels.append(
+                    Label(points["world_size"].iloc[-1], value.iloc[-1], f"{label}: {_without_interval(end)}", ink(color))
+                )
+        _world_size_axis(ax, seen)
+        ax.set(ylabel=ylabel)
+        _value_axis(ax, name)
+        place(ax, labels)
+        return ax
+
+
+def _ideal(ax: Axes, seen: Seen, name: str, factor: float) -> list[Label]:
+    """The line of perfect scaling, where all speedups are over one world size."""
+    own = seen.summary["run_id"] == seen.summary["baseline_run_id"]
+    bases = set(seen.summary["world_size"][own])
+    sizes = np.array(sorted(set(seen.summary["world_size"][seen.summary[name].notna()])))
+    if len(bases) != 1 or len(sizes) < 2:
+        return []
+    values = sizes / bases.pop() if name == "speedup" else np.full(len(sizes), factor)
+    ax.plot(sizes, values, color=IDEAL, linestyle=(0, (4, 3)), linewidth=1.2, label="ideal", zorder=1)
+    return [Label(sizes[-1], values[-1], "ideal", IDEAL)]
+
+
+def _world_size_axis(ax: Axes, seen: Seen) -> None:
+    """Logarithmic, with a tick at each measured world size and nowhere else."""
+    sizes = sorted({int(size) for size in seen.summary["world_size"]})
+    ax.set_xscale("log", base=2)
+    ax.xaxis.set_major_locator(FixedLocator(sizes))
+    ax.xaxis.set_major_formatter(FixedFormatter([str(size) for size in sizes]))
+    ax.xaxis.set_minor_locator(NullLocator())
+    ax.set(xlabel=ranks(device_of(seen.summary)), xlim=(sizes[0] / 1.15, sizes[-1] * 1.15))
+    ax.spines["bottom"].set_bounds(*ax.get_xlim())
+
+
+def _value_axis(ax: Axes, name: str) -> None:
+    """From zero; logarithmic for speedups, where the ideal is then straight, and for step times that differ much."""
+    low, high = ax.dataLim.y0, ax.dataLim.y1
+    if name == "speedup":
+        ax.set_yscale("log", base=2)
+        low, high = ax.get_ylim()
+        between = (1.0, 1.5) if high <= 8 * low else (1.0,)
+        ticks = [tick for power in range(-10, 21) for part in between if low <= (tick := part * 2.0**power) <= high]
+        ax.yaxis.set_major_locator(FixedLocator(ticks))
+        ax.yaxis.set_major_formatter(FixedFormatter([f"{tick:g}" for tick in ticks]))
+        ax.yaxis.set_minor_locator(NullLocator())
+    elif name == "step_time" and 0 < low < high / WIDE:
+        ax.set_yscale("log")
+        plain_log(ax.yaxis)
+    else:
+        ax.set_ylim(0, ax.get_ylim()[1] * 1.04)
+
+
+def _losses(seen: Seen, ax: Axes | None, *, by_time: bool) -> Axes:
+    with style():
+        ax = _axes(ax)
+        if not seen.losses:
+            return _say(ax, NOTHING)
+        loss_lines.draw(ax, seen, by_time=by_time)
+        return ax

@@ -1,0 +1,99 @@
+"""What this machine has: cores that may be used, memory, GPUs; found out without torch."""
+
+from __future__ import annotations
+
+import functools
+import os
+import platform
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One NVIDIA GPU as its driver names it; memory in bytes."""
+
+    name: str
+    driver: str
+    memory: int
+
+
+def allowed_cpus() -> tuple[int, ...]:
+    """The logical CPUs on which this process may run."""
+    if hasattr(os, "sched_getaffinity"):
+        return tuple(sorted(os.sched_getaffinity(0)))
+    return tuple(range(os.cpu_count() or 1))
+
+
+def cores() -> tuple[int, ...]:
+    """One logical CPU for each physical core that this process may use, at most as many as its CPU quota pays for.
+
+    Two ranks on the two threads of one core would slow each other and look like bad scaling.
+    """
+    chosen: dict[frozenset[int], int] = {}
+    for cpu in allowed_cpus():
+        chosen.setdefault(_siblings(cpu), cpu)
+    quota = _cpu_quota()
+    return tuple(chosen.values())[: max(int(quota), 1) if quota else None]
+
+
+def _siblings(cpu: int) -> frozenset[int]:
+    path = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
+    try:
+        text = path.read_text()
+    except OSError:
+        return frozenset({cpu})
+    ranges = [part.split("-") for part in text.strip().split(",")]
+    return frozenset(cpu for part in ranges for cpu in range(int(part[0]), int(part[-1]) + 1))
+
+
+def _cpu_quota() -> float | None:
+    """CPUs that the control group may use at once (cgroup v2, then v1); None where there is no limit."""
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+    except (OSError, ValueError):
+        try:
+            base = Path("/sys/fs/cgroup/cpu")
+            quota, period = ((base / f"cpu.cfs_{name}_us").read_text().strip() for name in ("quota", "period"))
+        except OSError:
+            return None
+    return None if quota in {"max", "-1"} else int(quota) / int(period)
+
+
+def cpu_model() -> str:
+    """The processor's name as its vendor gives it."""
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return " ".join(line.partition(":")[2].split())
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def memory_bytes() -> int:
+    """Main memory of the machine in bytes."""
+    return int(psutil.virtual_memory().total)
+
+
+@functools.cache
+def gpus() -> tuple[Gpu, ...]:
+    """The NVIDIA GPUs that this process may see; empty where there is no driver."""
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return ()
+    query = [program, "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader,nounits"]
+    try:
+        answer = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return ()
+    rows = [[field.strip() for field in line.split(",")] for line in answer.splitlines() if line.strip()]
+    found = [Gpu(name, driver, int(float(memory)) * 2**20) for name, driver, memory in rows]
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return tuple(found)
+    return tuple(found[: len([index for index in visible.split(",") if index.strip()])])

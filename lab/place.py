@@ -1,0 +1,27 @@
+"""Where one rank of a job runs: all that the worker is told about the machine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+# What the worker tells from time to time: a phase ("data", "warm-up", "measuring", "evaluating"), steps done, steps in all.
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True)
+class Place:
+    """One rank's share of a cluster, decided before torch is imported."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+    device: str  # "cpu" or "cuda"
+    cores: tuple[int, ...]  # the cores that this rank may use; its affinity is already set to them
+    threads: int  # intra-op threads of torch
+    cluster: str  # the profile's name
+    rendezvous: Path  # a file that does not exist yet; rank 0 publishes its address there, the others wait for it
+    host: str = "127.0.0.1"  # the address under which the others reach rank 0
+    timeout_s: float = 300.0  # a collective that takes longer is a hang
+    job_id: str | None = None

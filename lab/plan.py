@@ -1,0 +1,54 @@
+"""What a study would do on a cluster: its runs, what is measured already, and what cannot run there."""
+
+from __future__ import annotations
+
+import statistics
+from typing import Any
+
+from lab.analysis.costs import gpt_parameters
+from lab.cluster import Cluster
+from lab.records import Store
+from lab.study import Run, Study
+
+# Weights, gradients and AdamW's two moments, all in fp32, as the training loop keeps them.
+STATE_BYTES_PER_PARAMETER = 16
+
+
+def plan(study: Study, cluster: str | Cluster = "local") -> list[dict[str, Any]]:
+    """One row per run: how many repeats are measured, how long one takes, memory of its training state, what forbids it.
+
+    `seconds` is the median duration of the repeats that are measured, None where there are none. `state_mb` (MB, 1e6
+    bytes, per rank) counts weights, gradients and optimizer state, not activations.
+    """
+    profile = cluster if isinstance(cluster, Cluster) else Cluster.load(cluster)
+    store = Store(study.out)
+    rows = []
+    for run in study.runs:
+        records = [record for record in store.records(task for task in study.tasks if task.run == run) if record.completed]
+        durations = [record.duration_s for record in records if record.duration_s is not None]
+        rows.append(
+            {
+                "run": run.id,
+                "configuration": run.label,
+                "measured": f"{len(records)}/{study.repeats}",
+                "seconds": round(statistics.median(durations), 1) if durations else None,
+                "state_mb": round(state_bytes(run) / 1e6, 1),
+                "cannot run": _obstacle(run, profile),
+            }
+        )
+    return rows
+
+
+def state_bytes(run: Run) -> int:
+    """Bytes of weights, gradients and optimizer state on one rank."""
+    vocabulary = run.architecture.vocab_size or run.dataset.vocab_size
+    return gpt_parameters(run.architecture, vocabulary) * STATE_BYTES_PER_PARAMETER
+
+
+def _obstacle(run: Run, cluster: Cluster) -> str:
+    if run.world_size > cluster.capacity:
+        return f"needs {run.world_size} ranks, {cluster.name} has {cluster.capacity}"
+    available = cluster.memory_bytes_per_rank
+    if state_bytes(run) > available:
+        return f"needs {state_bytes(run) / 1e9:.1f} GB for its training state alone, a rank has {available / 1e9:.1f} GB"
+    return ""

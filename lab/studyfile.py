@@ -1,0 +1,161 @@
+"""Reading study.yaml: every problem of the file at once, each with its path and the nearest valid choice."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, ValidationError
+
+from lab import workloads
+from lab.errors import InputError, Problem
+from lab.inputs import problems_of, read_yaml, unknown_keys
+from lab.study import Run, Study, is_baseline
+from lab.workloads import Frozen
+
+MAX_RUNS = 1000
+
+
+class StudyFile(Frozen):
+    """The keys of study.yaml (contract 4.1), before the grid is multiplied out."""
+
+    title: str = Field(min_length=1, max_length=200)
+    question: str = Field(min_length=1, max_length=1000)
+    scaling: Literal["strong", "weak", "none"] = "none"
+    base: dict[str, Any] = {}
+    grid: dict[str, list[Any]] = {}
+    repeats: int = Field(default=3, ge=1, le=1000)
+    baseline: dict[str, Any] = {"world_size": 1}
+    quick: dict[str, Any] = {}
+
+
+def read_study(folder: Path, *, quick: bool = False) -> Study:
+    """The study in a folder; raises InputError that lists every problem of its file."""
+    source = str(folder / "study.yaml")
+    content = read_yaml(folder / "study.yaml")
+    problems = unknown_keys(content, StudyFile.model_fields)
+    known = {key: value for key, value in content.items() if key in StudyFile.model_fields}
+    problems += _quick_problems(known.get("quick", {}), quick)
+    try:
+        spec = StudyFile.model_validate(_with_quick(known) if quick and not problems else known)
+    except ValidationError as error:
+        raise InputError(source, problems + [problem for _, problem in problems_of(error, StudyFile, {})]) from None
+    runs, run_problems = _multiply_out(spec)
+    problems += run_problems + _study_problems(spec, runs)
+    if problems:
+        raise InputError(source, problems)
+    return Study(
+        folder=folder,
+        title=spec.title,
+        question=spec.question,
+        scaling=spec.scaling,
+        runs=tuple(runs),
+        axes=tuple(spec.grid),
+        repeats=spec.repeats,
+        baseline=spec.baseline,
+        quick=quick,
+    )
+
+
+def _quick_problems(section: Any, wanted: bool) -> list[Problem]:
+    if not isinstance(section, dict):
+        return [Problem("quick", "must hold base, grid or repeats", "write them as keys below it")]
+    if wanted and not section:
+        return [Problem("quick", "this study has no quick form", "add a `quick:` section, or leave out --quick")]
+    problems = unknown_keys(section, ("base", "grid", "repeats"), "quick.")
+    return problems + [
+        Problem(f"quick.{key}", "must be a mapping", "write `key: value` lines below it")
+        for key in ("base", "grid")
+        if not isinstance(section.get(key, {}), dict)
+    ]
+
+
+def _with_quick(content: dict[str, Any]) -> dict[str, Any]:
+    """The study with its `quick:` section laid over base (key by key), grid (as a whole) and repeats."""
+    section = content.get("quick", {})
+    base = dict(content.get("base", {})) | section.get("base", {})
+    grid = section.get("grid", content.get("grid", {}))
+    grid = {key: values for key, values in grid.items() if key not in section.get("base", {})}
+    base = {key: value for key, value in base.items() if key not in grid}
+    return content | {"base": base, "grid": grid, "repeats": section.get("repeats", content.get("repeats", 3))}
+
+
+def _multiply_out(spec: StudyFile) -> tuple[list[Run], list[Problem]]:
+    """All runs of the grid, or all that is wrong with base and grid, each problem once."""
+    problems = [
+        *([] if spec.grid else [Problem("grid", "empty", "list the values of at least one key, such as world_size: [1, 2]")]),
+        *unknown_keys(spec.base, Run.model_fields, "base."),
+        *unknown_keys(spec.grid, Run.model_fields, "grid."),
+        *(Problem(f"grid.{key}", "no values", "list at least one") for key, values in spec.grid.items() if not values),
+        *(Problem(f"grid.{key}", "also stands in base", "leave it in one of them") for key in spec.grid if key in spec.base),
+    ]
+    if math.prod(map(len, spec.grid.values())) > MAX_RUNS:
+        problems.append(Problem("grid", f"more than {MAX_RUNS} runs", "vary less at a time"))
+        return [], problems
+    axes = {key: values for key, values in spec.grid.items() if key in Run.model_fields and values}
+    base = {key: value for key, value in spec.base.items() if key in Run.model_fields}
+    runs: dict[str, Run] = {}
+    for indices in itertools.product(*(range(len(values)) for values in axes.values())):
+        chosen = dict(zip(axes, indices, strict=True))
+        run, found = _validate(base | {key: axes[key][i] for key, i in chosen.items()}, chosen)
+        if run is not None and run.id in runs:
+            found.append(Problem("grid", f"the same run twice: {run.label}", "remove one of the equal values"))
+        elif run is not None:
+            runs[run.id] = run
+        problems += [problem for problem in found if problem not in problems]
+    return list(runs.values()), problems
+
+
+def _validate(content: dict[str, Any], chosen: dict[str, int]) -> tuple[Run | None, list[Problem]]:
+    """One run of the grid, or its problems with their paths; `chosen` is the index of each grid value.
+
+    Fields with a wrong value are set aside and the rest is checked again, so that one fault does not hide another.
+    """
+    try:
+        return Run.model_validate(content), []
+    except ValidationError as error:
+        found = problems_of(error, Run, workloads.TAGS)
+    point = ", ".join(f"{key}={content[key]!r}" for key in chosen)
+    located = []
+    for field, problem in found:
+        if not field:
+            where = f"grid ({point})" if point else "base"
+        elif field in chosen:
+            where = problem.where.replace(field, f"grid.{field}[{chosen[field]}]", 1)
+        else:
+            where = f"base.{problem.where}"
+        located.append(Problem(where, problem.what, problem.advice))
+    faulty = {field for field, _ in found if field in content}
+    if faulty:
+        located += _validate(
+            {k: v for k, v in content.items() if k not in faulty}, {k: i for k, i in chosen.items() if k not in faulty}
+        )[1]
+    missing = {"base.global_batch_size", "base.micro_batch_size"}
+    kept = [problem for problem in located if problem.where not in missing or problem.what != "missing"]
+    if (
+        len(kept) < len(located)
+        and not faulty & {"global_batch_size", "micro_batch_size"}
+        and not any(p.where == "base" for p in kept)
+    ):
+        kept.append(Problem("base", "neither global_batch_size nor micro_batch_size", "give one of them"))
+    return None, list(dict.fromkeys(kept))
+
+
+def _study_problems(spec: StudyFile, runs: list[Run]) -> list[Problem]:
+    problems = unknown_keys(spec.baseline, Run.model_fields, "baseline.")
+    if runs and not problems and not any(is_baseline(run, spec.baseline) for run in runs):
+        wanted = ", ".join(f"{key} {value}" for key, value in spec.baseline.items())
+        problems.append(Problem("baseline", f"no run has {wanted}", "add it to the grid, or name a baseline that is in it"))
+    for held in {"strong": ["global_batch_size"], "weak": ["micro_batch_size", "grad_accum"]}.get(spec.scaling, []):
+        by_world: dict[int, set[int]] = {}
+        for run in runs:
+            by_world.setdefault(run.world_size, set()).add(getattr(run, held))
+        if len({frozenset(values) for values in by_world.values()}) > 1:
+            problems.append(
+                Problem(
+                    "scaling", f"{spec.scaling} scaling holds {held} fixed, here it differs between world sizes", "mend the grid"
+                )
+            )
+    return problems

@@ -1,0 +1,87 @@
+"""A GPT-2 like language model."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from lab import workloads
+from lab.worker.models.head import linear_cross_entropy
+
+
+class Attention(nn.Module):
+    """Causal self-attention of several heads."""
+
+    def __init__(self, config: workloads.GPT) -> None:
+        super().__init__()
+        self.heads = config.heads
+        self.dropout = config.dropout
+        self.qkv = nn.Linear(config.width, 3 * config.width)
+        self.projection = nn.Linear(config.width, config.width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (samples, tokens, width) to the same shape."""
+        samples, tokens, width = x.shape
+        q, k, v = (part.view(samples, tokens, self.heads, -1).transpose(1, 2) for part in self.qkv(x).split(width, dim=2))
+        dropout = self.dropout if self.training else 0.0
+        mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True, dropout_p=dropout)
+        projected: Tensor = self.projection(mixed.transpose(1, 2).reshape(samples, tokens, width))
+        return projected
+
+
+class Block(nn.Module):
+    """Attention and a perceptron, each normalized before and added to the residual stream."""
+
+    def __init__(self, config: workloads.GPT) -> None:
+        super().__init__()
+        self.norm_1 = nn.LayerNorm(config.width)
+        self.attention = Attention(config)
+        self.norm_2 = nn.LayerNorm(config.width)
+        self.up = nn.Linear(config.width, 4 * config.width)
+        self.down = nn.Linear(4 * config.width, config.width)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (samples, tokens, width) to the same shape."""
+        x = x + self.dropout(self.attention(self.norm_1(x)))
+        hidden = functional.gelu(self.up(self.norm_2(x)), approximate="tanh")
+        out: Tensor = x + self.dropout(self.down(hidden))
+        return out
+
+
+class GPT(nn.Module):
+    """GPT-2 (Radford et al., 2019): pre-norm, GELU, learned positions, embedding and head tied."""
+
+    def __init__(self, config: workloads.GPT, *, vocab_size: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(vocab_size, config.width)
+        self.positions = nn.Embedding(config.block_size, config.width)
+        self.dropout = nn.Dropout(config.dropout)
+        self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
+        self.norm = nn.LayerNorm(config.width)
+        self.apply(_init_weights)
+        # Each block adds twice to the residual stream; GPT-2 keeps its variance independent of the depth.
+        for name, parameter in self.named_parameters():
+            if name.endswith(("projection.weight", "down.weight")):
+                nn.init.normal_(parameter, std=0.02 / math.sqrt(2 * config.layers))
+
+    def forward(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor:
+        """Mean loss in nats per token where targets are given, else logits; tokens and targets are (samples, tokens)."""
+        positions = torch.arange(tokens.shape[1], device=tokens.device)
+        x = self.dropout(self.embedding(tokens) + self.positions(positions))
+        for block in self.blocks:
+            x = block(x)
+        x = self.norm(x)
+        if targets is None:
+            return functional.linear(x, self.embedding.weight)
+        return linear_cross_entropy(x.flatten(0, 1), self.embedding.weight, targets.flatten())
+
+
+def _init_weights(module: nn.Module) -> None:
+    if isinstance(module, nn.Linear | nn.Embedding):
+        nn.init.normal_(module.weight, std=0.02)
+    if isinstance(module, nn.Linear):
+        nn.init.zeros_(module.bias)

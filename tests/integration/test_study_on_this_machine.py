@@ -1,0 +1,199 @@
+"""Whole studies with real processes: the same records whatever is killed in between, and failures with their causes."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from conftest import StudyMaker
+
+import lab
+from lab.records import Store, read_record
+from lab.study import Study
+
+PROFILE = "executor: local\ndevice: cpu\ndevices: 2\nhang_timeout_s: 8\n"
+
+
+@pytest.fixture
+def profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A profile with a short hang time-out, and a device lock of this test's own."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    path = tmp_path / "small.yaml"
+    path.write_text(PROFILE)
+    return path
+
+
+def command(*words: object) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "lab", *map(str, words)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+
+
+def driver(study: Path, profile: Path) -> subprocess.Popen[str]:
+    """Only measures, and makes no report, so that many can be started in short time."""
+    code = f"import lab; lab.launch(lab.Study.load({str(study)!r}), {str(profile)!r}).wait()"
+    return subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True)
+
+
+def contents(study: Study) -> dict[str, tuple[str, int]]:
+    """Each record's job and time of writing, by task."""
+    found = {}
+    for task in study.tasks:
+        path = Store(study.out).folder(task) / "record.json"
+        record = read_record(path)
+        if record is not None:
+            assert record.completed, record.error
+            found[f"{task.run.id}/{task.repeat}"] = (record.finished_at, path.stat().st_mtime_ns)
+    return found
+
+
+def test_driver_killed_at_twenty_random_moments_loses_nothing(make_study: StudyMaker, profile: Path) -> None:
+    folder = make_study(repeats=3)
+    study = Study.load(folder)
+    moments = random.Random(20)
+    seen: dict[str, tuple[str, int]] = {}
+    for _ in range(20):
+        process = driver(folder, profile)
+        time.sleep(moments.uniform(0.2, 4.0))
+        os.kill(process.pid, signal.SIGKILL)
+        process.communicate()
+        now = contents(study)
+        assert seen.items() <= now.items(), "a record was lost or written again"
+        seen = now
+    last = driver(folder, profile)
+    output, _ = last.communicate(timeout=200)
+    assert last.returncode == 0, output
+    complete = contents(study)
+    assert seen.items() <= complete.items() and len(complete) == len(study.tasks)
+    again = driver(folder, profile)
+    again.communicate(timeout=60)
+    assert contents(study) == complete
+    records = {(record.run_id, record.repeat) for record in lab.load_records(folder)}
+    assert records == {(task.run.id, task.repeat) for task in study.tasks}
+
+
+def test_deleting_one_record_runs_exactly_that_one_again(make_study: StudyMaker, profile: Path) -> None:
+    study = Study.load(make_study())
+    lab.launch(study, str(profile)).wait(progress=False)
+    before = contents(study)
+    victim = study.tasks[1]
+    (Store(study.out).folder(victim) / "record.json").unlink()
+    lab.launch(study, str(profile)).wait(progress=False)
+    after = contents(study)
+    assert {task for task in before if before[task] != after[task]} == {f"{victim.run.id}/{victim.repeat}"}
+
+
+def ranks_of(study: Study, rank: int) -> list[psutil.Process]:
+    """The live processes of one rank of the study's running job."""
+    found = []
+    for path in study.out.glob(f"runs/*/*/log/*.rank{rank}.pid"):
+        content = json.loads(path.read_text())
+        if psutil.pid_exists(content["pid"]) and not list(path.parent.parent.glob("record.json")):
+            found.append(psutil.Process(content["pid"]))
+    return found
+
+
+def wait_until_measuring(study: Study) -> None:
+    deadline = time.monotonic() + 90
+    while time.monotonic() < deadline:
+        for path in study.out.glob("runs/*/*/progress.json"):
+            if not (path.parent / "record.json").exists() and json.loads(path.read_text())["step"] > 2:
+                return
+        time.sleep(0.05)
+    raise AssertionError("the run never came to its steps")
+
+
+def endless(make_study: StudyMaker) -> Study:
+    """A run on two ranks that would take hours, so that it can be disturbed while it measures, and one that is short."""
+    base = {
+        "model": {"kind": "gpt", "layers": 1, "heads": 1, "width": 16, "block_size": 16},
+        "data": {"kind": "text", "path": "corpus.txt", "vocab_size": 300},
+        "warmup_steps": 1,
+        "eval_batches": 1,
+        "world_size": 2,
+        "global_batch_size": 4,
+    }
+    folder = make_study(base=base, grid={"steps": [5_000_000, 4]}, baseline={"world_size": 2}, scaling="none")
+    return Study.load(folder)
+
+
+@pytest.mark.parametrize(
+    ("rank", "number", "status", "kind"),
+    [(1, signal.SIGKILL, "failed", "RankLost"), (0, signal.SIGKILL, "failed", "RankLost"), (1, signal.SIGSTOP, "timeout", "Hang")],
+    ids=["rank 1 killed", "rank 0 killed", "rank 1 hangs"],
+)
+def test_lost_rank_ends_its_run_with_the_cause_and_the_study_goes_on(
+    make_study: StudyMaker, profile: Path, rank: int, number: int, status: str, kind: str
+) -> None:
+    study = endless(make_study)
+    jobs = lab.launch(study, str(profile))
+    wait_until_measuring(study)
+    for process in ranks_of(study, rank):
+        process.send_signal(number)
+    disturbed, short = jobs.wait(progress=False)
+    assert (disturbed.status, disturbed.error and disturbed.error.type, disturbed.error and disturbed.error.rank) == (status, kind, rank)
+    assert short.completed
+    assert not ranks_of(study, 0) and not ranks_of(study, 1)
+
+
+def test_exception_on_one_rank_is_the_cause(make_study: StudyMaker, profile: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 1 alone raises, in the optimizer of its fourth step, by a patch that Python loads at the start of the rank."""
+    patch = tmp_path / "patch"
+    patch.mkdir()
+    (patch / "sitecustomize.py").write_text(
+        "import os, sys\n"
+        "if os.environ.get('SUBMITIT_LOCAL_GLOBALID') == '1':\n"
+        "    import torch\n"
+        "    plain, calls = torch.optim.AdamW.step, []\n"
+        "    def step(self, *args, **kwargs):\n"
+        "        calls.append(0)\n"
+        "        if len(calls) == 4:\n"
+        "            raise ValueError('planted')\n"
+        "        return plain(self, *args, **kwargs)\n"
+        "    torch.optim.AdamW.step = step\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(patch))
+    study = endless(make_study)
+    failed, *_ = lab.launch(study, str(profile), tasks=study.tasks[:1]).wait(progress=False)
+    assert failed.status == "failed" and failed.error is not None
+    assert (failed.error.type, failed.error.message, failed.error.rank) == ("ValueError", "planted", 1)
+    assert "in step" in failed.error.traceback
+
+
+def test_ctrl_c_ends_the_job_and_keeps_what_is_measured(make_study: StudyMaker, profile: Path) -> None:
+    study = endless(make_study)
+    process = command("run", study.folder, "--cluster", profile)
+    wait_until_measuring(study)
+    os.killpg(process.pid, signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 1 and "the same command goes on from there" in errors and "Traceback" not in errors
+    assert not ranks_of(study, 0) and not ranks_of(study, 1)
+    assert lab.load_records(study) == []
+
+
+def test_two_drivers_share_a_study(make_study: StudyMaker, profile: Path) -> None:
+    folder = make_study(repeats=2)
+    drivers = [driver(folder, profile) for _ in range(2)]
+    for process in drivers:
+        output, _ = process.communicate(timeout=200)
+        assert process.returncode == 0, output
+    study = Study.load(folder)
+    assert len(contents(study)) == len(study.tasks)
+    jobs_of = [list(Store(study.out).folder(task).glob("log/*_submitted.pkl")) for task in study.tasks]
+    assert all(len(jobs) == 1 for jobs in jobs_of)
+
+
+def test_too_large_for_memory_is_oom(make_study: StudyMaker, profile: Path) -> None:
+    huge = {"kind": "gpt", "layers": 1, "heads": 1, "width": 65536, "block_size": 1_000_000, "vocab_size": 10_000_000}
+    base = {"model": huge, "data": {"kind": "text", "path": "corpus.txt", "vocab_size": 300}, "steps": 4, "warmup_steps": 1}
+    folder = make_study(base=base, grid={"global_batch_size": [1], "world_size": [1]})
+    (record,) = lab.launch(Study.load(folder), str(profile)).wait(progress=False)
+    assert record.error is not None and record.status in {"oom", "failed"}

@@ -1,0 +1,98 @@
+"""Records on disk: whole or not there, read back as written, one row each in the table."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from conftest import StudyMaker
+from factories import record
+
+import lab
+from lab.atomic import write_atomically
+from lab.errors import LabError
+from lab.records import Failure, Store, read_record, write_record
+from lab.study import Run, Study, Task
+
+RUN = Run(global_batch_size=8)
+
+
+def test_record_is_read_back_as_written(tmp_path: Path) -> None:
+    written = record(RUN, step_time=0.1)
+    write_record(written, tmp_path)
+    assert read_record(tmp_path / "record.json") == written
+    assert [path.name for path in tmp_path.iterdir()] == ["record.json"]
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"schema_version": 1}', '{"run_id": 3}'])
+def test_a_record_that_is_not_whole_is_none(tmp_path: Path, content: str) -> None:
+    (tmp_path / "record.json").write_text(content)
+    assert read_record(tmp_path / "record.json") is None
+
+
+def test_a_newer_schema_is_not_guessed_at(tmp_path: Path) -> None:
+    content = json.loads(record(RUN).model_dump_json()) | {"schema_version": 99}
+    (tmp_path / "record.json").write_text(json.dumps(content))
+    with pytest.raises(LabError, match="newer lab"):
+        read_record(tmp_path / "record.json")
+
+
+def test_store_lies_where_the_contract_says(make_study: StudyMaker) -> None:
+    study = Study.load(make_study())
+    task = Task(study.runs[0], 0)
+    assert Store(study.out).folder(task) == study.folder / "out" / "runs" / task.run.id / "0"
+
+
+def test_table_has_a_row_per_repeat_and_nothing_invented(make_study: StudyMaker) -> None:
+    study = Study.load(make_study(repeats=2))
+    store = Store(study.out)
+    for task in study.tasks[:3]:
+        write_record(record(task.run, task.repeat, step_time=0.2), store.folder(task))
+    table = lab.table(study)
+    assert list(zip(table["run_id"], table["repeat"], strict=True)) == [(t.run.id, t.repeat) for t in study.tasks[:3]]
+    assert table["communication_time"].isna().all() and table["exposed_communication_time"].isna().all()
+    assert table["step_time"].tolist() == pytest.approx([0.2] * 3, rel=0.2)
+    pd.testing.assert_frame_equal(lab.table(study.folder).sort_values(["run_id", "repeat"], ignore_index=True),
+                                  table.sort_values(["run_id", "repeat"], ignore_index=True))
+
+
+def test_failed_run_is_a_row_without_times(tmp_path: Path) -> None:
+    failure = record(RUN).model_copy(
+        update={"status": "oom", "error": Failure(type="OutOfMemoryError", message="no memory", rank=1), "timing": None, "memory": None}
+    )
+    row = lab.table([failure]).iloc[0]
+    assert row["status"] == "oom" and row["error"] == "OutOfMemoryError: no memory"
+    assert pd.isna(row["step_time"]) and pd.isna(row["peak_memory"])
+
+
+def test_failed_write_leaves_the_old_content(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    write_atomically(path, b"old")
+    with pytest.raises(TypeError):
+        write_atomically(path, "text is no bytes")  # type: ignore[arg-type]
+    assert path.read_bytes() == b"old" and len(list(tmp_path.iterdir())) == 1
+
+
+def test_writer_killed_at_any_moment_leaves_a_whole_file(tmp_path: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path; from lab.atomic import write_atomically\n"
+        "path = Path(sys.argv[1])\n"
+        "for n in range(10**9): write_atomically(path, b'%09d' % n * 20000)"
+    )
+    for pause in (0.0, 0.013, 0.05):
+        path = tmp_path / f"{pause}"
+        writer = subprocess.Popen([sys.executable, "-c", code, str(path)])
+        while not path.exists():
+            time.sleep(0.01)
+        time.sleep(pause)
+        os.kill(writer.pid, signal.SIGKILL)
+        writer.wait()
+        content = path.read_bytes()
+        assert len(content) == 180_000 and content == content[:9] * 20000

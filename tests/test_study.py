@@ -1,0 +1,219 @@
+"""Runs, studies, and everything that can be wrong with a study file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+from conftest import SMALL_STUDY, StudyMaker
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from lab.errors import InputError
+from lab.study import Run, Study
+from lab.workloads import GPT
+
+BASE = {"global_batch_size": 8}
+
+
+def changed_base(**changes: object) -> dict[str, object]:
+    return dict(SMALL_STUDY["base"], **changes)  # type: ignore[call-overload]
+
+
+def test_run_completes_its_batch() -> None:
+    run = Run(global_batch_size=64, world_size=4, grad_accum=2)
+    assert run.micro_batch_size == 8
+    assert Run(micro_batch_size=8, world_size=4, grad_accum=2).global_batch_size == 64
+    assert Run(global_batch_size=64, micro_batch_size=8, world_size=4).grad_accum == 2
+
+
+@given(micro=st.integers(1, 64), accum=st.integers(1, 8), world=st.integers(1, 64))
+def test_batch_arithmetic_holds_however_it_is_given(micro: int, accum: int, world: int) -> None:
+    whole = micro * accum * world
+    given_whole = Run(global_batch_size=whole, grad_accum=accum, world_size=world)
+    given_micro = Run(micro_batch_size=micro, grad_accum=accum, world_size=world)
+    given_both = Run(global_batch_size=whole, micro_batch_size=micro, world_size=world)
+    assert given_whole == given_micro == given_both
+    assert given_whole.id == given_micro.id == given_both.id
+
+
+def test_run_is_frozen_and_hashable() -> None:
+    run = Run(**BASE)
+    with pytest.raises(ValidationError):
+        run.steps = 3  # type: ignore[misc]
+    assert len({run, Run(**BASE)}) == 1
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"model": "gpt-mini"},
+        {"data": "shakespeare"},
+        {"strategy": "single"},
+        {"precision": "bf16"},
+        {"world_size": 2},
+        {"global_batch_size": 16},
+        {"grad_accum": 2},
+        {"steps": 61},
+        {"warmup_steps": 9},
+        {"learning_rate": 2e-3},
+        {"seed": 1},
+        {"compile": True},
+        {"eval_batches": 5},
+        {"grad_clip": 2.0},
+        {"weight_decay": 0.0},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_id_changes_with_everything_that_changes_the_measurement(change: dict[str, object]) -> None:
+    assert Run(**BASE | change).id != Run(**BASE).id
+
+
+def test_id_looks_behind_names_and_defaults() -> None:
+    nano = Run(**BASE)
+    assert nano.id == Run(**BASE, steps=60, model=GPT(layers=4, heads=4, width=128, block_size=128)).id
+    assert len(nano.id) == 10 and nano.id == Run.model_validate_json(nano.model_dump_json()).id
+
+
+def test_tasks_interleave_repeats_over_the_grid(make_study: StudyMaker) -> None:
+    study = Study.load(make_study(repeats=2))
+    assert [(task.repeat, task.run.world_size) for task in study.tasks] == [(0, 1), (0, 2), (1, 1), (1, 2)]
+
+
+def test_quick_overrides_base_grid_and_repeats(make_study: StudyMaker) -> None:
+    folder = make_study(quick={"base": {"steps": 3}, "grid": {"global_batch_size": [2], "world_size": [1]}, "repeats": 2})
+    quick = Study.load(folder, quick=True)
+    assert [(run.steps, run.global_batch_size) for run in quick.runs] == [(3, 2)]
+    assert quick.repeats == 2 and quick.quick and not Study.load(folder).quick
+
+
+def test_study_is_found_by_name(make_study: StudyMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_study("mine")
+    monkeypatch.chdir(tmp_path)
+    assert Study.load("mine").name == "mine"
+    with pytest.raises(InputError, match="did you mean 'mine'"):
+        Study.load("mien")
+
+
+BAD = {
+    "unknown key": ({"scalling": "strong"}, "scalling: unknown key (did you mean 'scaling'?)"),
+    "misspelt value": ({"scaling": "strnog"}, "scaling: 'strnog' is not a choice (did you mean 'strong'?)"),
+    "unknown key in base": ({"base": changed_base(stpes=3)}, "base.stpes: unknown key (did you mean 'steps'?)"),
+    "misspelt preset": (
+        {"base": changed_base(model="gpt-mni")},
+        "base.model: 'gpt-mni' is no model preset (did you mean 'gpt-mini'?)",
+    ),
+    "unknown data": ({"base": changed_base(data="stdlibb")}, "base.data: 'stdlibb' is no data set (did you mean 'stdlib'?)"),
+    "unknown strategy": ({"base": changed_base(strategy="dpd")}, "base.strategy: 'dpd' is not a choice (did you mean 'ddp'?)"),
+    "text for a number": ({"base": changed_base(steps="many")}, "base.steps: input should be a valid integer, found 'many'"),
+    "fraction for an integer": ({"base": changed_base(steps=2.5)}, "base.steps"),
+    "boolean for an integer": ({"base": changed_base(steps=True)}, "base.steps"),
+    "negative": ({"base": changed_base(steps=-4)}, "base.steps: input should be greater than or equal to 2, found -4"),
+    "not finite": ({"base": changed_base(learning_rate=float("nan"))}, "base.learning_rate"),
+    "all steps are warm-up": ({"base": changed_base(warmup_steps=4)}, "warmup_steps 4 leaves nothing of steps 4"),
+    "indivisible batch": ({"grid": {"global_batch_size": [9], "world_size": [1, 2]}}, "(nearest that divides: 8 or 10)"),
+    "no batch": ({"grid": {"world_size": [1, 2]}}, "base: neither global_batch_size nor micro_batch_size"),
+    "empty grid": ({"grid": {}}, "grid: empty"),
+    "empty axis": ({"grid": {"global_batch_size": [4], "world_size": []}}, "grid.world_size: no values (list at least one)"),
+    "grid of no list": ({"grid": {"world_size": 2}}, "grid.world_size"),
+    "duplicate run": ({"grid": {"global_batch_size": [4, 4], "world_size": [1]}}, "the same run twice"),
+    "in base and grid": ({"base": changed_base(world_size=1)}, "grid.world_size: also stands in base"),
+    "value of the grid": (
+        {"grid": {"global_batch_size": [4], "world_size": [1, "two"]}},
+        "grid.world_size[1]: input should be a valid integer",
+    ),
+    "missing title": ({"title": None}, "title: missing"),
+    "zero repeats": ({"repeats": 0}, "repeats: input should be greater than or equal to 1"),
+    "unknown baseline key": ({"baseline": {"wold_size": 1}}, "baseline.wold_size: unknown key (did you mean 'world_size'?)"),
+    "baseline not in the grid": ({"baseline": {"world_size": 8}}, "baseline: no run has world_size 8"),
+    "single on two ranks": ({"base": changed_base(strategy="single")}, "strategy 'single' has one rank, world_size is 2"),
+    "not strong": ({"grid": {"micro_batch_size": [4], "world_size": [1, 2]}}, "strong scaling holds global_batch_size fixed"),
+    "not weak": ({"scaling": "weak"}, "weak scaling holds micro_batch_size fixed"),
+    "unknown key in the model": (
+        {"base": changed_base(model={"kind": "gpt", "layrs": 1, "heads": 1, "width": 8, "block_size": 8})},
+        "base.model.layrs: unknown key (did you mean 'layers'?)",
+    ),
+    "heads do not divide": (
+        {"base": changed_base(model={"kind": "gpt", "layers": 1, "heads": 3, "width": 8, "block_size": 8})},
+        "base.model: width 8 is not divisible by heads 3",
+    ),
+    "unknown quick key": ({"quick": {"bse": {}}}, "quick.bse: unknown key (did you mean 'base'?)"),
+    "too many runs": ({"grid": {"global_batch_size": [4], "seed": list(range(2000))}}, "grid: more than 1000 runs"),
+}
+
+
+@pytest.mark.parametrize(("changes", "message"), BAD.values(), ids=BAD.keys())
+def test_bad_study_says_what_where_and_what_to_do(make_study: StudyMaker, changes: dict[str, object], message: str) -> None:
+    with pytest.raises(InputError) as caught:
+        Study.load(make_study(**changes))
+    assert message in str(caught.value)
+    assert "study.yaml" in str(caught.value)
+
+
+def test_all_problems_are_listed_at_once(make_study: StudyMaker) -> None:
+    folder = make_study(
+        scalling="strong",
+        base=changed_base(stpes=3, precision="fp23", learning_rate="fast"),
+        grid={"global_batch_size": [9], "world_size": [1, 2, "4"]},
+    )
+    with pytest.raises(InputError) as caught:
+        Study.load(folder)
+    found = {problem.where for problem in caught.value.problems}
+    assert {"scalling", "base.stpes", "base.precision", "base.learning_rate", "grid.world_size[2]"} <= found
+    assert any("nearest that divides" in problem.advice for problem in caught.value.problems)
+
+
+BAD_YAML = {
+    "bomb": "a: &a [x, x]\nb: &b [*a, *a]\nc: [*b, *b]\n",
+    "repeated key": "title: one\ntitle: two\n",
+    "no YAML": "title: [unclosed\n",
+    "a list": "- one\n- two\n",
+    "empty": "",
+    "python object": "title: !!python/object/apply:os.system ['true']\n",
+    "too large": "title: " + "x" * 300_000,
+    "too deep": "title: " + "[" * 60 + "]" * 60,
+    "key is a number": "1: one\n",
+    "a date": "title: 2020-01-01\nquestion: q\ngrid: {seed: [1]}\nbase: {global_batch_size: 0x}\n",
+}
+
+
+@pytest.mark.parametrize("content", BAD_YAML.values(), ids=BAD_YAML.keys())
+def test_bad_yaml_is_an_input_error(tmp_path: Path, content: str) -> None:
+    (tmp_path / "study.yaml").write_text(content)
+    with pytest.raises(InputError):
+        Study.load(tmp_path)
+
+
+def test_binary_file_is_an_input_error(tmp_path: Path) -> None:
+    (tmp_path / "study.yaml").write_bytes(b"\xff\xfe\x00title")
+    with pytest.raises(InputError, match="UTF-8"):
+        Study.load(tmp_path)
+
+
+@given(
+    st.dictionaries(
+        st.text(max_size=8), st.recursive(st.none() | st.integers() | st.text(max_size=5), st.lists, max_leaves=4), max_size=4
+    )
+)
+def test_no_content_raises_anything_but_an_input_error(
+    tmp_path_factory: pytest.TempPathFactory, content: dict[str, object]
+) -> None:
+    folder = tmp_path_factory.mktemp("any")
+    (folder / "study.yaml").write_text(yaml.safe_dump(SMALL_STUDY | content))
+    try:
+        Study.load(folder)
+    except InputError as error:
+        assert error.problems
+
+
+@pytest.mark.parametrize("name", ["quickstart", "strong-scaling"])
+def test_the_studies_of_the_repository_are_valid(name: str) -> None:
+    folder = Path(__file__).parent.parent / "reports" / name
+    assert Study.load(folder).runs and Study.load(folder, quick=True).runs
+
+
+def test_strong_scaling_is_the_classical_six() -> None:
+    study = Study.load(Path(__file__).parent.parent / "reports" / "strong-scaling")
+    assert {(run.global_batch_size, run.world_size) for run in study.runs} == {(b, n) for b in (64, 128) for n in (1, 2, 4)}
