@@ -13,6 +13,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from lab.cluster import Cluster
+from lab.dashboard import dashboard
 from lab.doctor import doctor
 from lab.errors import InputError, LabError, Problem
 from lab.launch import InterruptedStudyError, Jobs, detach, launch
@@ -37,6 +38,7 @@ __all__ = [
     "Record",
     "Run",
     "Study",
+    "dashboard",
     "detach",
     "doctor",
     "figures",

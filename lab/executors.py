@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -68,6 +71,40 @@ class Handle:
                     continue
 
 
+def _executor(log: Path) -> Any:
+    """submitit's local executor, with a controller that the terminal's Ctrl-C does not reach and that talks to the log.
+
+    The driver alone ends jobs, and in order: a rank that is interrupted on its own would look like a failure.
+    """
+    import submitit
+    from submitit.local.local import LocalJob
+
+    class Executor(submitit.LocalExecutor):  # type: ignore[misc]
+        def _submit_command(self, command: str) -> Any:
+            given = self.parameters
+            gpus = ",".join(map(str, range(given["gpus_per_node"])))
+            environment = os.environ | {
+                "SUBMITIT_EXECUTOR": "local",
+                "SUBMITIT_LOCAL_COMMAND": command,
+                "SUBMITIT_LOCAL_JOB_NUM_NODES": "1",
+                "SUBMITIT_LOCAL_NODEID": "0",
+                "SUBMITIT_LOCAL_NTASKS": str(given["tasks_per_node"]),
+                "SUBMITIT_LOCAL_SIGNAL_DELAY_S": "30",
+                "SUBMITIT_LOCAL_TIMEOUT_S": str(int(60 * given["timeout_min"])),
+                "SUBMITIT_LOCAL_WITH_SHELL": "",
+                "SUBMITIT_STDERR_TO_STDOUT": "1",
+                "CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", gpus) if gpus else "",
+            }
+            controller = [sys.executable, "-m", "submitit.local._local", str(self.folder)]
+            with (log / "controller.log").open("ab") as words:
+                process = subprocess.Popen(
+                    controller, env=environment, stdin=subprocess.DEVNULL, stdout=words, stderr=words, start_new_session=True
+                )
+            return LocalJob(folder=self.folder, job_id=str(process.pid), process=process, tasks=range(given["tasks_per_node"]))
+
+    return Executor(folder=log)
+
+
 class LocalQueue:
     """This machine through submitit's local executor; the driver starts a job when the one before has ended."""
 
@@ -76,19 +113,16 @@ class LocalQueue:
 
     def start(self, task: Task) -> Handle:
         """Submit one task."""
-        import submitit
-
         folder = self._store.folder(task)
         log = folder / "log"
         log.mkdir(mode=0o700, parents=True, exist_ok=True)
         for stale in (folder / "progress.json", *log.glob("*.error.json"), *log.glob("*.pid"), *log.glob("*.start")):
             stale.unlink(missing_ok=True)
-        executor = submitit.LocalExecutor(folder=log)
+        executor = _executor(log)
         executor.update_parameters(
             tasks_per_node=task.run.world_size,
             gpus_per_node=task.run.world_size if self._cluster.device_kind == "cuda" else 0,
             timeout_min=self._cluster.time_limit_min,
-            stderr_to_stdout=True,
         )
         submitted = executor.submit(
             job.execute,

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 # Frames in which a rank waits for the others; they mark it as a victim of a hang and not its cause.
 _WAITING = ("_engine_run_backward", "all_reduce", "barrier", "all_gather", "gather_object", "broadcast")
 
+_STEPPING = ("warm-up", "measuring", "evaluating")
+
 
 def execute(run_json: str, repeat: int, cluster_json: str, folder: str, data_root: str) -> Literal["done", "skipped"]:
     """Measure one repeat of one run on this rank; submitit calls this on every rank.
@@ -132,14 +134,15 @@ class Watchdog:
 
     def _watch(self) -> None:
         while not self._stopped.wait(1.0):
-            if time.monotonic() - self._last > self._place.timeout_s:
-                self._give_up()
+            limit = self._place.timeout_s if self._phase in _STEPPING else self._place.start_timeout_s
+            if time.monotonic() - self._last > limit:
+                self._give_up(limit)
 
-    def _give_up(self) -> None:
+    def _give_up(self, limit: float) -> None:
         frame = sys._current_frames().get(self._main)
         stack = traceback.extract_stack(frame) if frame else []
         where = f" in {stack[-1].name} ({Path(stack[-1].filename).name}:{stack[-1].lineno})" if stack else ""
-        message = f"no progress for {self._place.timeout_s:.0f} s while {self._phase}; stood{where}"
+        message = f"no progress for {limit:.0f} s while {self._phase}; stood{where}"
         waiting = any(entry.name in _WAITING for entry in stack)
         text = "".join(traceback.format_list(stack))
         self._attempt.write_error(RankError(self._place.rank, "Hang", message, time.time(), text, waiting))

@@ -72,16 +72,20 @@ class Jobs:
         self._store = Store(study.out)
         self._queue = LocalQueue(cluster, self._store, study.folder)
         self._fresh = fresh
+        self._created = datetime.now(UTC)
         self._cancelled = threading.Event()
         self._failure: BaseException | None = None
-        self._thread = threading.Thread(target=self._drive, name="driver", daemon=True)
+        # Not Thread.join: an interrupt in it can make Python take a running thread for an ended one.
+        self._ended = threading.Event()
         if fresh or not all(map(self._store.completed, self.tasks)):
-            self._thread.start()
+            threading.Thread(target=self._drive, name="driver", daemon=True).start()
+        else:
+            self._ended.set()
 
     @property
     def done(self) -> bool:
         """Whether nothing is left to do, or the driver has ended."""
-        return not self._thread.is_alive()
+        return self._ended.is_set()
 
     def states(self) -> list[TaskState]:
         """Where each task stands now."""
@@ -98,7 +102,7 @@ class Jobs:
             with Display(self, enabled=progress and not self.done) as display:
                 while not self.done:
                     display.update()
-                    self._thread.join(0.2)
+                    self._ended.wait(0.2)
         except KeyboardInterrupt:
             self.cancel()
             kept = sum(map(self._store.completed, self.tasks))
@@ -112,8 +116,7 @@ class Jobs:
     def cancel(self) -> None:
         """Start no further job, end the one that runs, keep what is measured."""
         self._cancelled.set()
-        if self._thread.ident is not None:
-            self._thread.join()
+        self._ended.wait()
 
     def _drive(self) -> None:
         try:
@@ -122,6 +125,8 @@ class Jobs:
             self._failure = LabError(f"{error.filename or self.study.out}: {error.strerror}; free or unlock it, then run again")
         except BaseException as error:  # noqa: BLE001 it is raised again in wait()
             self._failure = error
+        finally:
+            self._ended.set()
 
     def _take_turn(self) -> None:
         self.study.out.mkdir(parents=True, exist_ok=True)
@@ -136,11 +141,16 @@ class Jobs:
             self._set_aside()
         for task in self.tasks:
             handle = self._queue.adopt(task)
-            if handle is None and not self._store.completed(task) and not self._cancelled.is_set():
+            if handle is None and self._is_due(task) and not self._cancelled.is_set():
                 self._put_away_failure(task)
                 handle = self._queue.start(task)
             if handle is not None:
                 self._see_through(task, handle)
+
+    def _is_due(self, task: Task) -> bool:
+        """Whether a task must be run: it has no record, or one of a failure from before this call."""
+        record = self._store.read(task)
+        return record is None or not (record.completed or datetime.fromisoformat(record.finished_at) > self._created)
 
     def _see_through(self, task: Task, handle: Handle) -> None:
         """Watch one job to its end, and see that it leaves a record."""

@@ -156,7 +156,9 @@ def outcome(records: Sequence[Record]) -> Prose:
         if record.error is not None:
             rank = "" if record.error.rank is None else f" on rank {record.error.rank}"
             told = Prose.of(f"This run did not complete ({record.status}{rank}): {record.error.type}: {record.error.message}")
-            return Prose(f"{told.markdown}\n\n~~~text\n{record.error.log.replace('~~~', '~~')}\n~~~" if record.error.log else told.markdown)
+            return Prose(
+                f"{told.markdown}\n\n~~~text\n{record.error.log.replace('~~~', '~~')}\n~~~" if record.error.log else told.markdown
+            )
         if record.timing is not None:
             timing = record.timing
             step = format_seconds(timing.step.median, *(timing.step.interval or (None, None)))
@@ -228,7 +230,10 @@ def _surroundings(record: Record) -> Iterable[tuple[str, str]]:
     yield "cluster profile", place.cluster
     yield "hosts", ", ".join(sorted(set(place.hosts)))
     yield "processor", f"{place.cpu}, {place.cpu_count} logical CPUs"
-    yield "cores per rank", f"{len(place.cpus_granted[0])} with {place.threads_per_rank} thread{'s' * (place.threads_per_rank > 1)}"
+    yield (
+        "cores per rank",
+        f"{len(place.cpus_granted[0])} with {place.threads_per_rank} thread{'s' * (place.threads_per_rank > 1)}",
+    )
     yield "GPU", f"{place.gpu_count} x {place.gpu}, driver {place.driver}" if place.gpu else "none used"
     yield "backend", place.backend or "none"
     yield "versions", ", ".join(f"{name} {version}" for name, version in sorted(place.versions.items()))
@@ -246,4 +251,6 @@ def reproduce(study: Study) -> Prose:
     place = os.path.relpath(study.folder)
     name = place if not place.startswith("..") else study.name
     flag = " --quick" if study.quick else ""
-    return Prose(f"```\nlab run {name}{flag} --fresh    # measure again\nlab report {name}{flag}         # this report from the records\n```")
+    return Prose(
+        f"```\nlab run {name}{flag} --fresh    # measure again\nlab report {name}{flag}         # this report from the records\n```"
+    )

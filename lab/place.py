@@ -25,3 +25,8 @@ class Place:
     host: str = "127.0.0.1"  # the address under which the others reach rank 0
     timeout_s: float = 300.0  # a collective that takes longer is a hang
     job_id: str | None = None
+
+    @property
+    def start_timeout_s(self) -> float:
+        """Patience until the first step, in s: torch may come from a slow file system, and ranks do not start together."""
+        return max(self.timeout_s, 600.0)

@@ -66,6 +66,7 @@ def execute(template: Path, target: Path, parameters: Mapping[str, Any]) -> Path
     """
     import papermill
     from nbclient.exceptions import DeadKernelError
+    from traitlets.config import Config
 
     _check_parameters(template, parameters)
     partial = target.with_name(f"{target.stem}.partial.ipynb")
@@ -82,6 +83,7 @@ def execute(template: Path, target: Path, parameters: Mapping[str, Any]) -> Path
                 request_save_on_cell_execute=False,
                 autosave_cell_every=0,
                 cwd=str(Path.cwd()),
+                config=Config({"KernelManager": {"transport": "ipc"}}),  # private to the user, and no open ports
             )
     except papermill.PapermillExecutionError as error:
         raise LabError(

@@ -64,7 +64,9 @@ def test_silent_rank_is_named_when_the_others_waited_for_it(attempt: Attempt) ->
     assert record.status == "timeout"
 
 
-@pytest.mark.parametrize(("name", "status"), [("OutOfMemoryError", "oom"), ("MemoryError", "oom"), ("Hang", "timeout"), ("ValueError", "failed")])
+@pytest.mark.parametrize(
+    ("name", "status"), [("OutOfMemoryError", "oom"), ("MemoryError", "oom"), ("Hang", "timeout"), ("ValueError", "failed")]
+)
 def test_status_tells_the_ends_apart(attempt: Attempt, name: str, status: str) -> None:
     attempt.write_error(RankError(0, name, "message", 1.0))
     assert failed(RUN, 0, attempt).status == status

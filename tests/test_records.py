@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from conftest import StudyMaker
 from factories import record
+from studies import StudyMaker
 
 import lab
 from lab.atomic import write_atomically
@@ -59,13 +59,20 @@ def test_table_has_a_row_per_repeat_and_nothing_invented(make_study: StudyMaker)
     assert list(zip(table["run_id"], table["repeat"], strict=True)) == [(t.run.id, t.repeat) for t in study.tasks[:3]]
     assert table["communication_time"].isna().all() and table["exposed_communication_time"].isna().all()
     assert table["step_time"].tolist() == pytest.approx([0.2] * 3, rel=0.2)
-    pd.testing.assert_frame_equal(lab.table(study.folder).sort_values(["run_id", "repeat"], ignore_index=True),
-                                  table.sort_values(["run_id", "repeat"], ignore_index=True))
+    pd.testing.assert_frame_equal(
+        lab.table(study.folder).sort_values(["run_id", "repeat"], ignore_index=True),
+        table.sort_values(["run_id", "repeat"], ignore_index=True),
+    )
 
 
 def test_failed_run_is_a_row_without_times(tmp_path: Path) -> None:
     failure = record(RUN).model_copy(
-        update={"status": "oom", "error": Failure(type="OutOfMemoryError", message="no memory", rank=1), "timing": None, "memory": None}
+        update={
+            "status": "oom",
+            "error": Failure(type="OutOfMemoryError", message="no memory", rank=1),
+            "timing": None,
+            "memory": None,
+        }
     )
     row = lab.table([failure]).iloc[0]
     assert row["status"] == "oom" and row["error"] == "OutOfMemoryError: no memory"

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 import yaml
-from conftest import SMALL_STUDY, StudyMaker
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
+from studies import SMALL_STUDY, StudyMaker
 
 from lab.errors import InputError
 from lab.study import Run, Study

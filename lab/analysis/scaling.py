@@ -45,7 +45,7 @@ QUANTITIES = (
 )
 MEDIANS = ("mfu", "peak_memory", "setup_time", "train_time", "final_loss", "validation_loss")
 RATIOS = ("speedup", "efficiency")
-RESAMPLES = 4999
+RESAMPLES = 1999
 SEED = 20250
 
 
@@ -123,7 +123,9 @@ def _with_interval(name: str, *samples: np.ndarray[Any, np.dtype[np.float64]], f
     """The median of one sample, or the ratio of the medians of two, times `factor`, with its percentile bootstrap."""
     value = _median(samples[0]) / (_median(samples[1]) if len(samples) == 2 else 1.0)
     low = high = float("nan")
-    if all(sample.size > 1 for sample in samples):
+    if all(sample.size > 1 and not np.ptp(sample) for sample in samples):
+        low = high = value  # no resample can differ
+    elif all(sample.size > 1 for sample in samples):
         statistic = np.median if len(samples) == 1 else _ratio_of_medians
         low, high = stats.bootstrap(
             samples, statistic, n_resamples=RESAMPLES, method="percentile", vectorized=True, rng=np.random.default_rng(SEED)

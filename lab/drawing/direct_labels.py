@@ -34,7 +34,7 @@ def place(ax: Axes, labels: Sequence[Label], *, side: str = "right") -> list[Ann
     if not texts:
         return texts
     figure = measure(ax)
-    _make_room(ax, texts, side)
+    _make_room(ax, texts, side, figure.dpi / 72)
     measure(ax)
     drawn, taken = _drawn_points(ax), list[Bbox]()
     for text in texts:
@@ -72,10 +72,10 @@ def _write(ax: Axes, label: Label, side: str) -> Annotation:
     )
 
 
-def _make_room(ax: Axes, texts: Sequence[Annotation], side: str) -> None:
+def _make_room(ax: Axes, texts: Sequence[Annotation], side: str, pixels_per_point: float) -> None:
     """Widen the x axis until every label ends within it; for labels below points, the y axis by two lines and a half."""
     boxes, frame = [text.get_window_extent() for text in texts], ax.bbox
-    gap = (GAP + 2) * measure(ax).dpi / 72
+    gap = (GAP + 2) * pixels_per_point
     reach = [box.width + gap if side == "right" else box.width / 2 + 2 for box in boxes]
     scale = ax.xaxis.get_transform()
     left, right = scale.transform(np.asarray(ax.get_xlim(), dtype=float))

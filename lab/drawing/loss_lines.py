@@ -22,8 +22,8 @@ def draw(ax: Axes, seen: Seen, *, by_time: bool) -> None:
         for nth, row in enumerate(known.to_dict("records")):
             loss = seen.losses[row["run_id"]]
             x = np.arange(1, len(loss) + 1) * (row["step_time"] if by_time else 1)
-            inner = nth / max(len(known) - 1, 1)
-            look: dict[str, Any] = {} if by_time else {"linewidth": 5 - 3.8 * inner, "alpha": 0.3 + 0.7 * inner}
+            inner = (nth + 1) / len(known)
+            look: dict[str, Any] = {} if by_time else {"linewidth": 6 - 4.5 * inner, "alpha": 0.3 + 0.7 * inner}
             ax.plot(x, loss, color=color, label=f"{label}, ×{row['world_size']}", **look)
             ends.append(Label(x[-1], loss[-1], f"{label}, ×{row['world_size']}", ink(color)))
         labels += _shortened(ends) if by_time else _merged(ends, label)

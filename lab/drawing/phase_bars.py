@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 from matplotlib.axes import Axes
@@ -107,29 +107,45 @@ def _name_phases(ax: Axes, parts: dict[str, float], shown: Sequence[str]) -> Non
     pixels_per_point = measure(ax).dpi / 72
     widths = [chip.get_window_extent().width + 9 * pixels_per_point for chip in chips]
     pixels = [float(ax.transData.transform((center, 0))[0]) for center in centers]
-    for text, pixel in zip(chips, spread(pixels, widths, low=ax.bbox.x0), strict=True):
+    for text, pixel in zip(chips, spread(pixels, widths, low=ax.bbox.x0, high=ax.bbox.x1), strict=True):
         text.set_x(float(ax.transData.inverted().transform((pixel, 0))[0]))
 
 
-def spread(centers: Sequence[float], widths: Sequence[float], *, low: float) -> list[float]:
-    """Move intervals of these widths as little as needed so that none overlaps, in order, none beginning below `low`."""
-    groups: list[list[float]] = []  # [sum of wished starts of the group's first member, members, width, start]
+def spread(centers: Sequence[float], widths: Sequence[float], *, low: float, high: float) -> list[float]:
+    """Move intervals of these widths, in order, as little as needed so that none overlaps another.
+
+    They stay between `low` and `high` where all fit there, and begin at `low` where they do not.
+    """
+    groups: list[_Group] = []
     for center, width in zip(centers, widths, strict=True):
-        groups.append([center - width / 2, 1, width, max(center - width / 2, low)])
-        while len(groups) > 1 and groups[-2][3] + groups[-2][2] > groups[-1][3]:
-            wish, count, wide, _ = groups.pop()
-            first = groups[-1]
-            first[0] += wish - count * first[2]
-            first[1] += count
-            first[2] += wide
-            first[3] = max(first[0] / first[1], low)
-    moved, members = [], iter(widths)
-    for _, count, _, start in groups:
-        for _ in range(int(count)):
-            width = next(members)
+        groups.append(_Group([width], [center - width / 2]))
+        while len(groups) > 1 and groups[-2].start(low, high) + groups[-2].width > groups[-1].start(low, high):
+            last = groups.pop()
+            groups[-1] = groups[-1].joined(last)
+    moved = []
+    for group in groups:
+        start = group.start(low, high)
+        for width in group.widths:
             moved.append(start + width / 2)
             start += width
     return moved
+
+
+class _Group(NamedTuple):
+    """Intervals that touch; each wish is where the group would begin if this member lay where it wants to."""
+
+    widths: list[float]
+    wishes: list[float]
+
+    @property
+    def width(self) -> float:
+        return sum(self.widths)
+
+    def start(self, low: float, high: float) -> float:
+        return max(min(sum(self.wishes) / len(self.wishes), high - self.width), low)
+
+    def joined(self, other: _Group) -> _Group:
+        return _Group(self.widths + other.widths, self.wishes + [wish - self.width for wish in other.wishes])
 
 
 def _hide_wide(ax: Axes) -> None:

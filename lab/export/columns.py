@@ -16,7 +16,7 @@ PORTRAIT, LANDSCAPE = 453.0, 700.0
 SIZE, PADDING = 9.0, 9.9
 # Mean width of a character of Libertinus Serif, in em, on the safe side.
 CHARACTER = 0.53
-SMALLEST = 0.45
+SMALLEST = 0.12  # of the usual size: hardly readable, but on the page
 WORD = 24  # a longer word of text may be broken
 
 
@@ -61,11 +61,11 @@ def _turn_page(soup: BeautifulSoup, table: Tag) -> None:
 
 
 def fitted(table: Tag) -> Fit:
-    """How the table is set; a table of more than 8 columns may turn the page."""
+    """How the table is set; a wide one may turn the page."""
     natural, least = widths(table)
     if sum(natural) <= PORTRAIT:
         return Fit(landscape=False, scale=1.0, shares=())
-    landscape = len(natural) > 8 and sum(least) > PORTRAIT * 0.8
+    landscape = len(natural) > tables.WIDE and sum(least) > PORTRAIT * 0.8
     room = LANDSCAPE if landscape else PORTRAIT
     scale = min(1.0, max(SMALLEST, room / sum(least)))
     if sum(natural) * scale <= room:

@@ -52,7 +52,9 @@ def _put_title(body: BeautifulSoup, given: Any) -> str:
 
 
 def _authors(metadata: dict[str, Any]) -> tuple[str, ...]:
-    names = (author.get("name", "") if isinstance(author, dict) else str(author) for author in metadata.get("authors", ()))
+    given = metadata.get("authors") or ()
+    listed = given if isinstance(given, list | tuple) else [given]
+    names = (str(author.get("name", "")) if isinstance(author, dict) else str(author) for author in listed)
     return tuple(name for name in names if name)
 
 
@@ -69,7 +71,9 @@ def _tidy_cells(body: BeautifulSoup) -> None:
             pre["class"] = "error" if "output_error" in box.get_attribute_list("class") else "output"
             if not pre.get_text().strip():
                 pre.decompose()
-    for box in body.select("div.cell, div.inner_cell, div.text_cell_render, div.output_wrapper, div.output, div.output_area, div.output_subarea"):
+    for box in body.select(
+        "div.cell, div.inner_cell, div.text_cell_render, div.output_wrapper, div.output, div.output_area, div.output_subarea"
+    ):
         box.unwrap()
     for prompt in body.select("div.prompt"):
         prompt.decompose()

@@ -43,7 +43,15 @@ def link(soup: Tag) -> None:
     """Make links within the page reach their target; a link to nothing becomes plain text."""
     names = [str(tag["id"]) for tag in soup.find_all(id=True)]
     exact, loose = set(names), {_letters(name): name for name in reversed(names)}
-    for anchor in soup.find_all("a", href=re.compile("^#")):
+    for anchor in soup.find_all("a"):
+        address = str(anchor.get("href", ""))
+        if not address:
+            # Without an address it is at most a place to jump to.
+            if not anchor.get("id"):
+                anchor.unwrap()
+            continue
+        if not address.startswith("#"):
+            continue
         wanted = target(anchor)
         found = wanted if wanted in exact else loose.get(_letters(wanted))
         if found:

@@ -10,16 +10,18 @@ from importlib import resources as files
 from pathlib import Path
 from typing import Any
 
+import nbformat
 from bs4 import BeautifulSoup
 from jinja2 import pass_context
 from jinja2.runtime import Context
 from nbconvert.exporters import HTMLExporter
-from nbconvert.filters.markdown_mistune import MarkdownWithMath
+from nbconvert.filters.markdown_mistune import InvalidNotebook, MarkdownWithMath
 from nbformat import NotebookNode
 from traitlets import default
 from traitlets.config import Config
 
-from lab.export import headings, math, mathfont, outputs
+from lab.errors import LabError
+from lab.export import headings, math, mathfont, outputs, widgets
 from lab.export.document import Document
 
 
@@ -34,8 +36,8 @@ class LabHTMLExporter(HTMLExporter):
     export_from_notebook = "Scaling Lab page (HTML)"
 
     def __init__(self, config: Config | None = None, **kw: Any) -> None:
-        super().__init__(config=config, **kw)
-        self.register_preprocessor(outputs.reduce, enabled=True)
+        super().__init__(config=config, **kw)  # type: ignore[no-untyped-call]
+        self.register_preprocessor(outputs.reduce, enabled=True)  # type: ignore[no-untyped-call]
 
     @default("template_name")
     def _template_name_default(self) -> str:
@@ -58,7 +60,7 @@ class LabHTMLExporter(HTMLExporter):
                 "NbConvertBase": {"display_data_priority": ["text/html", "text/markdown", "text/plain"]},
             }
         )
-        settings = super().default_config.copy()
+        settings: Config = super().default_config.copy()
         settings.merge(config)
         return settings
 
@@ -71,7 +73,13 @@ class LabHTMLExporter(HTMLExporter):
 
     def document(self, nb: NotebookNode, resources: dict[str, Any] | None, **kw: Any) -> tuple[Document, dict[str, Any]]:
         """The notebook's body, clean and self-contained, with formulas not yet converted; and nbconvert's resources."""
-        html, resources = super().from_notebook_node(nb, resources, **kw)
+        if widgets.STATE not in nb.metadata.get("widgets", {widgets.STATE: {}}):
+            nb = nbformat.from_dict(nb)
+            del nb.metadata["widgets"]  # nbconvert takes its presence for a state
+        try:
+            html, resources = super().from_notebook_node(nb, resources, **kw)
+        except InvalidNotebook as error:
+            raise LabError(f"the notebook refers to an image that is not in it: {error}") from error
         about = resources.get("metadata", {})
         built = Document.build(
             html,
@@ -82,7 +90,7 @@ class LabHTMLExporter(HTMLExporter):
         )
         return built, resources
 
-    def from_notebook_node(
+    def from_notebook_node(  # type: ignore[override]  # text, as nbconvert's own exporters
         self, nb: NotebookNode, resources: dict[str, Any] | None = None, **kw: Any
     ) -> tuple[str, dict[str, Any]]:
         """The page of a notebook, and nbconvert's resources."""

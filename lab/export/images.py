@@ -22,6 +22,7 @@ TYPES = {
     ".gif": "image/gif",
     ".webp": "image/webp",
 }
+_SIGNATURES = {".png": b"\x89PNG", ".jpg": b"\xff\xd8\xff", ".jpeg": b"\xff\xd8\xff", ".gif": b"GIF8", ".webp": b"RIFF"}
 _SVG = re.compile(r"<svg\b[^>]*>.*?</svg\s*>", re.IGNORECASE | re.DOTALL)
 _TITLE = re.compile(r"<title\b[^>]*>(.*?)</title\s*>", re.IGNORECASE | re.DOTALL)
 
@@ -79,6 +80,8 @@ def extract(soup: Tag, *, folder: Path) -> dict[str, str]:
             content = base64.b64decode(unquote(data)) if ";base64" in header else unquote_to_bytes(data)
         except binascii.Error as error:
             raise LabError(f"the image “{image['alt']}” holds damaged data: run its cell again") from error
+        if not _whole(content, suffix):
+            raise LabError(f"the image “{image['alt']}” is not a {suffix.removeprefix('.').upper()} image, or is damaged")
         (folder / name).write_bytes(content)
         image["src"] = name
         described[name] = str(image["alt"])
@@ -99,12 +102,24 @@ def _read(address: str, folder: Path, *, alt: str) -> str:
     return f"data:{kind};base64,{base64.b64encode(path.read_bytes()).decode()}"
 
 
+def _whole(content: bytes, suffix: str) -> bool:
+    if suffix == ".svg":
+        return _well_formed(content)
+    return content.startswith(_SIGNATURES[suffix])
+
+
+def _well_formed(svg: bytes) -> bool:
+    try:
+        expat.ParserCreate(namespace_separator=" ").Parse(svg, True)
+    except expat.ExpatError:
+        return False
+    return True
+
+
 def _svg_image(svg: str) -> str:
     if "xmlns=" not in svg.partition(">")[0]:
         svg = svg.replace("<svg", '<svg xmlns="http://www.w3.org/2000/svg"', 1)
-    try:
-        expat.ParserCreate(namespace_separator=" ").Parse(svg.encode(), True)
-    except expat.ExpatError:
+    if not _well_formed(svg.encode()):
         return ""
     title = _TITLE.search(svg)
     alt = escape(unescape(title[1]).strip()) if title else ""

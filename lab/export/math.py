@@ -107,7 +107,11 @@ def _space_functions(math: Tag) -> None:
         if name is None or name.name != "mrow" or len(name.contents) != 2:
             continue
         # The name may carry a sub- or superscript, as in the limit of a function.
-        while name.parent is not None and name.parent.name.startswith(("msu", "mund", "mov")) and name.find_previous_sibling() is None:
+        while (
+            name.parent is not None
+            and name.parent.name.startswith(("msu", "mund", "mov"))
+            and name.find_previous_sibling() is None
+        ):
             name = name.parent
         space = {"width": "0.167em"}
         before, after = name.find_previous_sibling(), name.find_next_sibling()

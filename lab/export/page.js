@@ -1,7 +1,7 @@
 "use strict";
 
 // Tables sort by a click on a header: numbers by value, largest first; text by alphabet.
-const number = (text) => parseFloat(text.replace(/−/g, "-").replace(/^[<>≈~±\s]+|[,\u2009\u202f]/g, ""));
+const number = (text) => parseFloat(text.replace(/−/g, "-").replace(/^[<>≈~±[(\s]+|(?<=\d),(?=\d{3})|[\u2009\u202f]/g, ""));
 
 function sort(table, head, column) {
   const body = table.tBodies[0];

@@ -28,7 +28,15 @@ def convert(html: str, *, to: str, options: Sequence[str] = ()) -> Converted:
 
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "log.json"
-        command = [pypandoc.get_pandoc_path(), "--from=html", f"--to={to}", "--wrap=none", "--quiet", "--sandbox", f"--log={log}"]
+        command = [
+            pypandoc.get_pandoc_path(),
+            "--from=html-auto_identifiers",
+            f"--to={to}",
+            "--wrap=none",
+            "--quiet",
+            "--sandbox",
+            f"--log={log}",
+        ]
         done = subprocess.run([*command, *options], input=html.encode(), capture_output=True, check=False)
         if done.returncode:
             raise LabError(f"pandoc could not convert the page to {to}: {done.stderr.decode(errors='replace').strip()}")

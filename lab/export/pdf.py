@@ -11,7 +11,7 @@ from importlib import resources as files
 from pathlib import Path
 from typing import Any
 
-from bs4 import BeautifulSoup, NavigableString, Tag
+from bs4 import BeautifulSoup
 from nbformat import NotebookNode
 from traitlets import default
 from traitlets.config import Config
@@ -22,7 +22,7 @@ from lab.export.document import Document
 from lab.export.html import LabHTMLExporter
 
 _LINE = 88  # characters of code in a line
-_LONG_WORD = re.compile(r"\S{%d,}" % (columns.WORD + 1))
+_LONG_WORD = re.compile(rf"\S{{{columns.WORD + 1},}}")
 
 
 class LabPDFExporter(LabHTMLExporter):
@@ -72,7 +72,7 @@ def typeset(document: Document) -> bytes:
 def source(document: Document) -> str:
     """Typst source of a document; its images are files beside it."""
     body = document.body
-    _put_title(body)
+    _put_opening(body)
     _raise_headings(body)
     _number_targets(body)
     _simplify_code(body)
@@ -91,6 +91,8 @@ def source(document: Document) -> str:
 
 def _to_typst(body: BeautifulSoup) -> str:
     page = BeautifulSoup(body.decode(), "html.parser")
+    for image in page.find_all("img"):
+        image["data-described"] = image["alt"]
     for formula in math.formulas(page):
         tex = math.for_typst(formula.get_text())
         script = math.as_script(tex, display=str(formula.get("display")))
@@ -101,13 +103,15 @@ def _to_typst(body: BeautifulSoup) -> str:
     return converted.text
 
 
-def _put_title(body: BeautifulSoup) -> None:
+def _put_opening(body: BeautifulSoup) -> None:
+    """The title first, then a place for the table of contents where there are headings to list."""
     heading = headings.title_heading(body)
-    if heading is None:
-        return
-    heading.name = "div"
-    heading["class"] = "title"
-    body.insert(0, heading.extract())
+    if len(headings.entries(body)) > 1:
+        body.insert(0, body.new_tag("div", attrs={"class": "contents"}))
+    if heading is not None:
+        heading.name = "div"
+        heading["class"] = "title"
+        body.insert(0, heading.extract())
 
 
 def _raise_headings(body: BeautifulSoup) -> None:
@@ -148,7 +152,9 @@ def _simplify_code(body: BeautifulSoup) -> None:
     for pre in body.find_all("pre"):
         kind = " ".join(filter(None, pre.get_attribute_list("class")))
         language = {"code": "python", "output": "output", "error": "error"}.get(kind, "")
-        text = "\n".join(re.sub(rf"\S{{{_LINE},}}", lambda found: _breakable(found[0], _LINE - 1), line) for line in pre.get_text().split("\n"))
+        text = "\n".join(
+            re.sub(rf"\S{{{_LINE},}}", lambda found: _breakable(found[0], _LINE - 1), line) for line in pre.get_text().split("\n")
+        )
         pre.clear()
         pre.attrs = {"class": language} if language else {}
         pre.append(body.new_tag("code", string=text.strip("\n")))
@@ -158,8 +164,9 @@ def _align_tables(body: BeautifulSoup) -> None:
     for cell in body.select("td.number, th.number"):
         cell["style"] = "text-align: right"
     for head in body.select("thead th"):
-        head.wrap(body.new_tag("th", attrs=head.attrs))
-        head.name, head.attrs = "strong", {}
+        strong = body.new_tag("strong")
+        strong.extend(head.contents[:])
+        head.append(strong)
     for style in body.find_all("style"):
         style.decompose()
 

@@ -18,10 +18,13 @@ TAGS = frozenset(
     f"td tfoot th thead time tr tt u ul var wbr {ELEMENT}".split()
 )
 # Elements whose content is not for reading; any other unknown element gives way to its content.
-REMOVED = frozenset(
-    ["script", "iframe", "frame", "frameset", "object", "embed", "applet", "link", "meta", "base", "form", "input", "button", "select", "option", "textarea", "template", "noscript", "noembed", "noframes", "audio", "video", "source", "track", "canvas", "portal", "head", "title", "svg", "math", "xmp", "plaintext", "dialog", "map", "area", "param"]
+_REMOVED = (
+    "script iframe frame frameset object embed applet link meta base form input button select option textarea template noscript "
+    "noembed noframes audio video source track canvas portal head title svg math xmp plaintext dialog map area param"
 )
-ATTRIBUTES = frozenset(["class", "id", "title", "lang", "dir", "style", "align", "valign", "display", "scope", "open", "start", "reversed", "type", "value"])
+REMOVED = frozenset(_REMOVED.split())
+_ATTRIBUTES = "class id title lang dir style align valign display scope open start reversed type value"
+ATTRIBUTES = frozenset(_ATTRIBUTES.split())
 OF_ELEMENT = {
     "a": {"href", "name"},
     "img": {"src", "alt", "width", "height"},
@@ -36,7 +39,7 @@ PROPERTIES = re.compile(
     r"|vertical-align|white-space|(min-|max-)?(width|height)|(padding|border|margin)(-(left|right|top|bottom|color|style|width"
     r"|collapse|spacing|radius))*|opacity|line-height|float|caption-side)"
 )
-FUNCTIONS = frozenset(["rgb", "rgba", "hsl", "hsla", "calc", "linear-gradient"])
+FUNCTIONS = frozenset({"rgb", "rgba", "hsl", "hsla", "calc", "linear-gradient"})
 IMAGE_DATA = re.compile(r"data:image/(png|jpeg|gif|webp|svg\+xml)[;,]", re.IGNORECASE)
 
 
@@ -131,7 +134,9 @@ def _by_id(prelude: Iterable[tinycss2.ast.Node]) -> bool:
 
 
 def _declarations(nodes: Iterable[tinycss2.ast.Node]) -> str:
-    kept = (node for node in nodes if node.type == "declaration" and PROPERTIES.fullmatch(node.lower_name) and _harmless(node.value))
+    kept = (
+        node for node in nodes if node.type == "declaration" and PROPERTIES.fullmatch(node.lower_name) and _harmless(node.value)
+    )
     return "; ".join(f"{node.lower_name}: {tinycss2.serialize(node.value).strip()}" for node in kept)
 
 

@@ -6,10 +6,13 @@ import re
 
 from bs4 import BeautifulSoup, Tag
 
+_DIGITS = r"[-+−]?\s*(\d[\d,\u202f\u2009 ]*(\.\d*)?|\.\d+)([eE][-+]?\d+)?"
+# A number with its unit, and perhaps its interval; or an interval alone.
 NUMBER = re.compile(
-    r"[<>≈~±]?\s*[-+−]?\s*(\d[\d,\u202f\u2009 ]*(\.\d*)?|\.\d+)([eE][-+]?\d+)?\s*(%|[^\W\d_]{1,4}(/[^\W\d_]{1,4})?|[×°])?"
-    r"(\s*[±\[(–].*)?"
+    rf"[<>≈~±]?\s*{_DIGITS}\s*(%|[^\W\d_]{{1,4}}(/[^\W\d_]{{1,4}})?|[×°])?(\s*[±\[(–].*)?"
+    rf"|[\[(]\s*{_DIGITS}\s*(,|–|to)\s*{_DIGITS}\s*[\])]"
 )
+WIDE = 8  # a table of more columns is printed small
 NOTHING = frozenset({"", "-", "–", "—", "nan", "NaN", "None", "NaT", "<NA>", "inf", "-inf"})
 
 
@@ -21,8 +24,10 @@ def arrange(soup: BeautifulSoup) -> None:
         _merge_index_names(table)
         _mark_numbers(table)
         _mark_sortable(table)
-        if soup.find("style", string=re.compile(rf"#{re.escape(str(table.get('id')))}\b")):
-            table["class"] = [*table.get_attribute_list("class", []), "styled"]
+        if table.get("id") and soup.find("style", string=re.compile(rf"#{re.escape(str(table['id']))}(?![a-zA-Z0-9])")):
+            _add_class(table, "styled")
+        if len(max((cells for part in rows(table) for cells in part), key=len, default=[])) > WIDE:
+            _add_class(table, "wide")
         if not table.find_parent("table"):
             _box(soup, table)
 
@@ -50,7 +55,7 @@ def _spans(cells: list[Tag]) -> bool:
 
 
 def _add_class(cell: Tag, name: str) -> None:
-    cell["class"] = [*[known for known in cell.get_attribute_list("class", []) if known], name]
+    cell["class"] = " ".join([*filter(None, cell.get_attribute_list("class")), name])
 
 
 def _merge_index_names(table: Tag) -> None:

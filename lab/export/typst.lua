@@ -1,4 +1,4 @@
--- Pandoc writes no alt text to Typst and knows nothing of titles and pages: these blocks are written here.
+-- Pandoc writes no alt text to Typst, knows nothing of titles and pages, and leaves some of Typst's shorthands in text.
 
 local function literal(text)
   return '"' .. text:gsub('\\', '\\\\'):gsub('"', '\\"'):gsub('\n', ' ') .. '"'
@@ -22,15 +22,16 @@ local function figure(block)
   local image = nil
   pandoc.Div(block.content):walk({ Image = function(found) image = image or found end })
   if not image then return nil end
-  local caption = pandoc.write(pandoc.Pandoc(block.caption.long), 'typst')
+  local caption = pandoc.write(pandoc.Pandoc(block.caption.long), 'typst', pandoc.WriterOptions({ wrap_text = 'none' }))
   caption = caption:match('%S') and '[' .. caption:gsub('%s+$', '') .. ']' or 'none'
-  local alt = pandoc.utils.stringify(image.caption)
+  local alt = image.attributes.described or ''
   return pandoc.RawBlock('typst', string.format('#picture(%s, alt: %s, width: %s, %s)', literal(image.src), literal(alt), width(image), caption))
 end
 
 local function div(block)
   local open, close = '', ''
-  if block.classes:includes('title') then return wrapped('#title-block(authors: authors)[', block.content, ']\n#contents') end
+  if block.classes:includes('title') then return wrapped('#title-block(authors: authors)[', block.content, ']') end
+  if block.classes:includes('contents') then return pandoc.RawBlock('typst', '#contents()') end
   if block.classes:includes('landscape') then open, close = '#page(flipped: true)[', ']' end
   local scale = block.attributes.scale
   if scale then open, close = open .. '#[#show table: set text(size: ' .. scale .. 'em)', ']' .. close end
@@ -39,8 +40,26 @@ local function div(block)
 end
 
 local function inline(image)
-  local alt = pandoc.utils.stringify(image.caption)
-  return pandoc.RawInline('typst', string.format('#box(image(%s, alt: %s, width: %s))', literal(image.src), literal(alt), width(image)))
+  return pandoc.RawInline('typst', string.format('#box(image(%s, alt: %s, width: %s))', literal(image.src), literal(image.attributes.described or ''), width(image)))
 end
 
-return { { Figure = figure }, { Div = div, Image = inline } }
+-- `...`, `-?` and a hyphen before a digit would become an ellipsis, a soft hyphen and a minus.
+local function text(str)
+  local pieces, plain = pandoc.List(), ''
+  for place, letter in utf8.codes(str.text) do
+    letter = utf8.char(letter)
+    local rest = str.text:sub(place)
+    if rest:match('^%.%.') or rest:match('^%-[%d?]') then
+      if plain ~= '' then pieces:insert(pandoc.Str(plain)) end
+      pieces:insert(pandoc.RawInline('typst', '\\' .. letter))
+      plain = ''
+    else
+      plain = plain .. letter
+    end
+  end
+  if #pieces == 0 then return nil end
+  if plain ~= '' then pieces:insert(pandoc.Str(plain)) end
+  return pieces
+end
+
+return { { Str = text }, { Figure = figure }, { Div = div, Image = inline } }

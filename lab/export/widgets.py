@@ -102,4 +102,5 @@ def _tables_joined(outputs: list[NotebookNode]) -> list[NotebookNode]:
 
 
 def _display(kind: str, data: str) -> NotebookNode:
-    return nbformat.v4.new_output("display_data", data={kind: data})
+    shown: NotebookNode = nbformat.v4.new_output("display_data", data={kind: data})
+    return shown

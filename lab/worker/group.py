@@ -46,16 +46,16 @@ def process_group(place: Place, *, device: torch.device) -> Iterator[None]:
 
 def _store(place: Place) -> TCPStore:
     """Rank 0 listens on a port of the system's choice and publishes it in a file; the others wait for the file."""
-    timeout = timedelta(seconds=place.timeout_s)
+    timeout = timedelta(seconds=place.start_timeout_s)
     if place.rank == 0:
         store = TCPStore(place.host, 0, place.world_size, is_master=True, timeout=timeout, wait_for_workers=False)
         write_atomically(place.rendezvous, f"{place.host} {store.port}".encode(), durable=False)
         return store
-    end = time.monotonic() + place.timeout_s
+    end = time.monotonic() + place.start_timeout_s
     while not place.rendezvous.exists():
         if time.monotonic() > end:
             raise LabError(
-                f"Timed out waiting {place.timeout_s:.0f} s for the address of rank 0 in {place.rendezvous}: did it start?"
+                f"Timed out waiting {place.start_timeout_s:.0f} s for the address of rank 0 in {place.rendezvous}: did it start?"
             )
         time.sleep(0.05)
         if place.rendezvous.parent.is_dir():

@@ -13,13 +13,14 @@ from pathlib import Path
 
 import psutil
 import pytest
-from conftest import StudyMaker
+from studies import StudyMaker
 
 import lab
+from lab.attempt import is_running
 from lab.records import Store, read_record
 from lab.study import Study
 
-PROFILE = "executor: local\ndevice: cpu\ndevices: 2\nhang_timeout_s: 8\n"
+PROFILE = "executor: local\ndevice: cpu\ndevices: 2\nhang_timeout_s: 20\n"
 
 
 @pytest.fixture
@@ -33,14 +34,20 @@ def profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def command(*words: object) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "lab", *map(str, words)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+        [sys.executable, "-m", "lab", *map(str, words)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
     )
 
 
 def driver(study: Path, profile: Path) -> subprocess.Popen[str]:
     """Only measures, and makes no report, so that many can be started in short time."""
     code = f"import lab; lab.launch(lab.Study.load({str(study)!r}), {str(profile)!r}).wait()"
-    return subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True)
+    return subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    )
 
 
 def contents(study: Study) -> dict[str, tuple[str, int]]:
@@ -96,7 +103,7 @@ def ranks_of(study: Study, rank: int) -> list[psutil.Process]:
     found = []
     for path in study.out.glob(f"runs/*/*/log/*.rank{rank}.pid"):
         content = json.loads(path.read_text())
-        if psutil.pid_exists(content["pid"]) and not list(path.parent.parent.glob("record.json")):
+        if is_running(content["pid"], content["created"]) and not list(path.parent.parent.glob("record.json")):
             found.append(psutil.Process(content["pid"]))
     return found
 
@@ -127,7 +134,11 @@ def endless(make_study: StudyMaker) -> Study:
 
 @pytest.mark.parametrize(
     ("rank", "number", "status", "kind"),
-    [(1, signal.SIGKILL, "failed", "RankLost"), (0, signal.SIGKILL, "failed", "RankLost"), (1, signal.SIGSTOP, "timeout", "Hang")],
+    [
+        (1, signal.SIGKILL, "failed", "RankLost"),
+        (0, signal.SIGKILL, "failed", "RankLost"),
+        (1, signal.SIGSTOP, "timeout", "Hang"),
+    ],
     ids=["rank 1 killed", "rank 0 killed", "rank 1 hangs"],
 )
 def test_lost_rank_ends_its_run_with_the_cause_and_the_study_goes_on(
@@ -139,12 +150,18 @@ def test_lost_rank_ends_its_run_with_the_cause_and_the_study_goes_on(
     for process in ranks_of(study, rank):
         process.send_signal(number)
     disturbed, short = jobs.wait(progress=False)
-    assert (disturbed.status, disturbed.error and disturbed.error.type, disturbed.error and disturbed.error.rank) == (status, kind, rank)
+    assert (disturbed.status, disturbed.error and disturbed.error.type, disturbed.error and disturbed.error.rank) == (
+        status,
+        kind,
+        rank,
+    )
     assert short.completed
     assert not ranks_of(study, 0) and not ranks_of(study, 1)
 
 
-def test_exception_on_one_rank_is_the_cause(make_study: StudyMaker, profile: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exception_on_one_rank_is_the_cause(
+    make_study: StudyMaker, profile: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Rank 1 alone raises, in the optimizer of its fourth step, by a patch that Python loads at the start of the rank."""
     patch = tmp_path / "patch"
     patch.mkdir()

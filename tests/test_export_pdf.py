@@ -1,0 +1,235 @@
+"""The PDF exporter on small notebooks whose pages are known."""
+
+from __future__ import annotations
+
+import io
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from bs4 import BeautifulSoup
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from nbformat import NotebookNode
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
+from pypdf import PdfReader
+
+from lab.errors import LabError
+from lab.export import columns, math
+from lab.export.html import LabHTMLExporter
+from lab.export.pdf import LabPDFExporter
+
+SVG = '<svg xmlns="http://www.w3.org/2000/svg" width="80pt" height="40pt" viewBox="0 0 8 4"><rect width="8" height="4"/></svg>'
+A4 = (595, 842)
+
+
+def notebook(*cells: NotebookNode | str, **metadata: Any) -> NotebookNode:
+    whole = [new_markdown_cell(cell) if isinstance(cell, str) else cell for cell in cells]
+    return new_notebook(cells=whole, metadata={"language_info": {"name": "python"}} | metadata)
+
+
+def html(markup: str) -> NotebookNode:
+    shown = new_output("display_data", data={"text/html": markup})
+    return new_code_cell("", outputs=[shown])
+
+
+def stream(text: str) -> NotebookNode:
+    return new_code_cell("", outputs=[new_output("stream", name="stdout", text=text)])
+
+
+def pdf(*cells: NotebookNode | str, folder: Path | None = None, **metadata: Any) -> PdfReader:
+    resources = {"metadata": {"name": "file", "path": str(folder or "")}}
+    data, about = LabPDFExporter().from_notebook_node(notebook(*cells, **metadata), resources)
+    assert data.startswith(b"%PDF") and about["output_extension"] == ".pdf"
+    return PdfReader(io.BytesIO(data))
+
+
+def words(reader: PdfReader) -> str:
+    """The text of all pages, with single spaces and without the places where a line may end."""
+    text = " ".join(page.extract_text() for page in reader.pages)
+    return " ".join(re.sub("[\u200b\u2060]", "", text).split())
+
+
+def links(reader: PdfReader) -> list[Any]:
+    return [note.get_object() for page in reader.pages for note in page.get("/Annots", ())]
+
+
+def described(reader: PdfReader) -> list[str]:
+    """Alternative texts of the figures, from the tags of the PDF."""
+    found = []
+
+    def visit(node: Any) -> None:
+        node = node.get_object()
+        if isinstance(node, dict):
+            if node.get("/S") == "/Figure":
+                found.append(str(node.get("/Alt")))
+            children = node.get("/K", [])
+            for child in children if isinstance(children, list) else [children]:
+                if not isinstance(child, int):
+                    visit(child)
+
+    visit(reader.trailer["/Root"]["/StructTreeRoot"])  # type: ignore[index]
+    return found
+
+
+def table(columns_: int, *, rows: int = 2, cell: str = "1234.5678") -> str:
+    head = "".join(f"<th>column {number}</th>" for number in range(columns_))
+    body = f"<tr>{f'<td>{cell}</td>' * columns_}</tr>" * rows
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def test_same_notebook_gives_same_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "1700000000")
+    nb = notebook("# T\n\n## A\n\n$x$", html(f"<p>x</p>{SVG}"))
+    first = LabPDFExporter().from_notebook_node(nb)[0]
+    assert LabPDFExporter().from_notebook_node(nb)[0] == first
+    assert PdfReader(io.BytesIO(first)).metadata.creation_date_raw == "D:20231114221320Z"  # type: ignore[union-attr]
+
+
+def test_epoch_must_be_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "yesterday")
+    with pytest.raises(LabError, match="SOURCE_DATE_EPOCH is 'yesterday'"):
+        pdf("# T")
+
+
+def test_title_authors_outline_and_page_numbers() -> None:
+    reader = pdf("# A `title` & $N$", "## One\n\n### Inner", "## Two", authors=[{"name": 'Ada "#1" \\ x'}])
+    about = reader.metadata
+    assert about and about.title == "A title & N" and about.author == 'Ada "#1" \\ x'
+    assert [entry["/Title"] for entry in reader.outline if isinstance(entry, dict)] == ["One", "Two"]
+    text = words(reader)
+    assert text.startswith("A title &") and 'Ada "#1" \\ x' in text and "1 / 1" in text
+    assert tuple(round(float(side)) for side in reader.pages[0].mediabox[2:]) == A4
+
+
+LITERAL = "#let x = 1 and #panic() $ @foo <bar> *a* _b_ `c` // d /* e */ ~ \\ [f] {g} -- --- ... a-?b -1 2026-11-21 'h' \"i\" = j https://k.org"
+
+
+def test_text_of_a_user_is_literal() -> None:
+    escaped = LITERAL.replace("&", "&amp;").replace("<", "&lt;")
+    reader = pdf(
+        html(f"<p>{escaped}</p><table><tr><td>{escaped}</td></tr></table><h2>{escaped}</h2><p>= a</p><p>- b</p><p>1. c</p>"),
+        stream(LITERAL),
+        new_code_cell(LITERAL),
+    )
+    text = words(reader)
+    assert text.count(LITERAL) == 5  # paragraph, cell, heading, output, code
+    assert "= a - b 1. c" in text
+
+
+@given(st.text(alphabet=st.sampled_from(list("#$@<>*_`/\\~[](){}=+-.,;:!?'\"&%^| ab1\n")), min_size=1, max_size=80))
+@settings(deadline=None, max_examples=15)
+def test_no_output_breaks_the_page(text: str) -> None:
+    shown = words(pdf(stream(text), html(f"<p>{text.replace('&', '&amp;').replace('<', '&lt;')}</p>")))
+    assert "".join(shown.split()).startswith("".join(text.split()) * 2)
+
+
+def test_headings_may_repeat_and_links_are_kept() -> None:
+    reader = pdf(
+        "# T\n\n## Same\n\n## Same",
+        "[there](#Same-2) [nowhere](#lost) [out](https://example.org/a_(b)?c=d&e#f) [empty]() [file](study.yaml)",
+        "<a id='spot'></a>\n\n[to the spot](#spot)",
+    )
+    addresses = [note["/A"]["/URI"] for note in links(reader) if "/A" in note and "/URI" in note["/A"]]
+    assert addresses == ["https://example.org/a_(b)?c=d&e#f", "study.yaml"]
+    assert "there nowhere out empty file to the spot" in words(reader)
+    assert len(links(reader)) == len(addresses) + 2 + 2  # two within the text, two in the contents
+
+
+def test_math_is_typeset() -> None:
+    text = words(pdf(r"$a\!b \| c$ and $\left\| d \right\|_2 \Bigl( e \Bigr)$", "$$f \\tag{7} \\label{x}$$", "$$g \\label{x}$$"))
+    assert "parallel" not in text and "(7)" in text and "\\" not in text and "‖" in text
+    assert math.for_typst(r"a\!b \| c \\| d") == r"ab \Vert  c \\| d"
+
+
+def test_formula_that_cannot_be_translated_is_named() -> None:
+    with pytest.raises(LabError, match=r"(?s)\\ce\{H2O\}.*section “Water”"):
+        pdf("# T\n\n## Water\n\n$\\ce{H2O}$")
+
+
+@pytest.mark.parametrize("address", ["missing.png", "https://example.org/a.png"])
+def test_image_that_cannot_be_had_is_named(address: str, tmp_path: Path) -> None:
+    with pytest.raises(LabError, match=re.escape(address)):
+        pdf(f"![what]({address})", folder=tmp_path)
+
+
+def test_damaged_image_is_named(tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_text("no image")
+    with pytest.raises(LabError, match="The speedup curve"):
+        pdf("![The speedup curve](a.png)", folder=tmp_path)
+
+
+def test_figures_are_drawn_with_their_caption() -> None:
+    shown = new_output(
+        "display_data", data={"image/svg+xml": SVG}, metadata={"image/svg+xml": {"alt": "Bars", "caption": "Fig. #1 $x"}}
+    )
+    reader = pdf(new_code_cell("", outputs=[shown]), f"{SVG}\n\ntext")
+    assert words(reader).startswith("Fig. #1 $x")
+    assert reader.pages[0].get_contents().get_data().count(b"8 0 l 8 4 l 0 4 l") == 2  # type: ignore[union-attr]
+    assert described(reader) == ["Bars", "Figure in section “file”"]
+
+
+def test_output_parts_all_appear() -> None:
+    outputs = [
+        new_output("stream", name="stdout", text="```\nprinted\n````\n"),
+        new_output("error", ename="ValueError", evalue="boom", traceback=["ValueError: boom"]),
+        new_output("execute_result", data={"text/plain": "plain"}),
+    ]
+    text = words(pdf(new_code_cell("shown = 1", outputs=outputs)))
+    assert "shown = 1" in text and "``` printed ````" in text and "ValueError: boom" in text and "plain" in text
+
+
+def right_edge(reader: PdfReader) -> float:
+    """Largest x, in points, at which a piece of text starts, over the width of its page."""
+    found: list[float] = []
+    for page in reader.pages:
+        width = float(page.mediabox[2])
+
+        def visit(text: str, cm: list[float], tm: list[float], *_: Any, width: float = width) -> None:
+            if text.strip():
+                found.append((tm[4] * cm[0] + cm[4]) / width)
+
+        page.extract_text(visitor_text=visit)
+    return max(found)
+
+
+@pytest.mark.parametrize("count", [3, 9, 15, 40])
+def test_wide_tables_stay_on_the_page(count: int) -> None:
+    reader = pdf("# T\n\n## Wide\n\nAll columns.", html(table(count)))
+    turned = [page for page in reader.pages if float(page.mediabox[2]) > A4[0] + 1]
+    assert len(turned) == (1 if count > 8 else 0)
+    assert words(reader).count("1234.5678") == 2 * count
+    assert right_edge(reader) < 1 - 25 / 297
+    if turned:
+        assert "Wide All columns." in " ".join(turned[0].extract_text().split())
+
+
+def test_long_words_and_lines_stay_on_the_page() -> None:
+    reader = pdf(html(table(2, cell="x" * 200)), stream("y" * 400), new_code_cell("z = '" + "z" * 300 + "'"), "w" * 300)
+    text = words(reader).replace(" ", "")
+    for letter, count in {"x": 800, "y": 400, "z": 301, "w": 300}.items():
+        assert text.count(letter) >= count
+    assert right_edge(reader) < 1 - 25 / 210
+
+
+def test_long_table_runs_over_pages_with_its_head() -> None:
+    reader = pdf(html(table(3, rows=120)))
+    assert len(reader.pages) > 2
+    assert all("column 0" in page.extract_text() for page in reader.pages)
+
+
+@given(st.lists(st.lists(st.text(alphabet="ab 1", max_size=60), min_size=3, max_size=3), min_size=1, max_size=4))
+def test_shares_of_columns_fill_the_page(cells: list[list[str]]) -> None:
+    rows = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for row in cells)
+    soup = BeautifulSoup(f"<table>{rows}</table>", "html.parser")
+    fit = columns.fitted(soup.table)  # type: ignore[arg-type]
+    assert not fit.landscape and 0 < fit.scale <= 1
+    assert not fit.shares or sum(fit.shares) == pytest.approx(1)
+
+
+def test_exporters_are_registered() -> None:
+    from nbconvert.exporters import get_exporter
+
+    assert get_exporter("lab_pdf") is LabPDFExporter
+    assert get_exporter("lab_html") is LabHTMLExporter

@@ -1,0 +1,233 @@
+from __future__ import annotations
+
+import io
+import random
+
+import matplotlib as mpl
+import numpy as np
+import pytest
+
+mpl.use("Agg")
+import matplotlib.pyplot as plt
+from factories import losses, record, repeats, run, study
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lab import InputError, figures
+from lab.drawing.phase_bars import spread
+from lab.records import Store, write_record
+from lab.study import Task
+
+TIMES = {(1, 64): 0.20, (2, 64): 0.12, (4, 64): 0.08, (1, 128): 0.40, (2, 128): 0.22, (4, 128): 0.14}
+
+
+@pytest.fixture(autouse=True)
+def _close_figures():
+    yield
+    plt.close("all")
+
+
+@pytest.fixture
+def records():
+    noise = random.Random(0)
+    return [
+        item
+        for (size, batch), time in TIMES.items()
+        for item in repeats(
+            run(size, batch), [time * factor for factor in (1.0, 0.97, 1.04)], loss=losses(30, start=8 + noise.random())
+        )
+    ]
+
+
+@pytest.fixture
+def few(records):
+    """One repeat of each configuration."""
+    return [item for item in records if item.repeat == 0]
+
+
+def lines(ax):
+    """Drawn lines with a name, as name -> (x, y); error bars keep theirs on the container."""
+    named = {container.get_label(): container.lines[0] for container in ax.containers if hasattr(container, "has_yerr")}
+    named |= {line.get_label(): line for line in ax.get_lines() if not line.get_label().startswith("_")}
+    return {name: (np.asarray(line.get_xdata()), np.asarray(line.get_ydata())) for name, line in named.items()}
+
+
+def words(ax):
+    return [text.get_text() for text in ax.texts if text.get_visible()]
+
+
+def test_speedup(records):
+    ax = figures.speedup(records)
+    drawn = lines(ax)
+    assert set(drawn) == {"batch 64", "batch 128", "ideal"}
+    assert list(drawn["batch 64"][0]) == [1, 2, 4]
+    assert drawn["batch 64"][1] == pytest.approx([1, 0.20 / 0.12, 2.5])
+    assert drawn["ideal"][1] == pytest.approx([1, 2, 4])
+    assert [label.get_text() for label in ax.get_xticklabels()] == ["1", "2", "4"]
+    assert ax.get_xlabel() == "CPU processes"
+    assert ax.get_ylabel() == "speedup over 1 CPU process"
+    assert set(words(ax)) == {"ideal", "batch 64: 2.5×", "batch 128: 2.9×"}
+    assert ax.get_legend() is None
+
+
+def test_speedup_draws_intervals(records):
+    (bars,) = [container for container in figures.speedup(records).containers if container.get_label() == "batch 64"]
+    segments = bars.lines[2][0].get_segments()
+    assert segments[2][:, 1] == pytest.approx([0.20 * 0.97 / (0.08 * 1.04), 0.20 * 1.04 / (0.08 * 0.97)])
+
+
+def test_efficiency_and_throughput(records):
+    ax = figures.efficiency(records)
+    assert lines(ax)["batch 128"][1] == pytest.approx([100, 100 * 0.40 / 0.22 / 2, 100 * 0.40 / 0.14 / 4])
+    assert lines(ax)["ideal"][1] == pytest.approx([100, 100, 100])
+    assert ax.get_ylim()[0] == 0
+    ax = figures.throughput(records)
+    assert lines(ax)["batch 128"][1] == pytest.approx([128 / 0.40, 128 / 0.22, 128 / 0.14])
+    assert ax.get_ylabel() == "throughput (samples/s)"
+
+
+def test_step_time_in_its_unit(records):
+    ax = figures.step_time(records)
+    assert lines(ax)["batch 64"][1] == pytest.approx([200, 120, 80])
+    assert ax.get_ylabel() == "step time (ms)"
+    assert ax.get_yscale() == "linear"
+    assert any(word.startswith("batch 64: 80") and word.endswith(" ms") for word in words(ax))
+
+
+def test_step_times_that_differ_much_are_drawn_on_a_logarithmic_axis():
+    assert figures.step_time([record(run(1), step_time=2.0), record(run(16), step_time=0.1)]).get_yscale() == "log"
+
+
+def test_step_breakdown_adds_up(few):
+    ax = figures.step_breakdown(few)
+    widths = {}
+    for patch in ax.patches:
+        widths[round(patch.get_y(), 3)] = widths.get(round(patch.get_y(), 3), 0) + patch.get_width()
+    assert list(widths.values()) == pytest.approx([400, 220, 140, 200, 120, 80])
+    labels = [label.get_text() for label in ax.get_yticklabels()]
+    sizes = ["1 CPU process", "2 CPU processes", "4 CPU processes"]
+    assert labels == [f"batch 128:  {sizes[0]}", *sizes[1:], f"batch 64:  {sizes[0]}", *sizes[1:]]
+    assert [word for word in words(ax) if word.isalpha()] == ["data", "forward", "backward", "optimizer", "other"]
+    assert ax.get_xlabel() == "time of a step (ms)"
+
+
+def test_exposed_communication_is_a_part_of_its_own_where_measured():
+    ax = figures.step_breakdown([record(run(2), step_time=0.1, communication=(0.03, 0.02))])
+    drawn = dict(
+        zip([word for word in words(ax) if word.replace(" ", "").isalpha()], [p.get_width() for p in ax.patches], strict=True)
+    )
+    assert drawn["exposed communication"] == pytest.approx(20)
+    assert drawn["backward"] == pytest.approx(55 - 20)
+    assert sum(drawn.values()) == pytest.approx(100)
+
+
+def test_loss_by_step_and_time(few):
+    ax = figures.loss_by_step(few)
+    x, y = lines(ax)["batch 64, ×4"]
+    assert list(x) == list(range(1, 31))
+    wanted = next(item for item in few if item.run.world_size == 4 and item.run.global_batch_size == 64)
+    assert list(y) == wanted.quality.loss
+    ax = figures.loss_by_time(few)
+    x, _ = lines(ax)["batch 64, ×4"]
+    assert x == pytest.approx(0.08 * np.arange(1, 31))
+    assert ax.get_xlabel() == "training time (s)"
+
+
+def test_equal_losses_share_a_label_and_unlike_ones_do_not():
+    assert words(figures.loss_by_step([record(run(size)) for size in (1, 2, 4)])) == ["batch 64\n×1, ×2, ×4"]
+    apart = [record(run(1)), record(run(2), loss=losses(30, floor=5))]
+    assert sorted(words(figures.loss_by_step(apart))) == ["batch 64, ×1", "batch 64, ×2"]
+
+
+@pytest.mark.parametrize("name", list(figures.FIGURES))
+def test_nothing_completed_is_said_in_words(name):
+    failed = [record(run(4), status="oom")]
+    for none in ([], failed):
+        assert words(figures.FIGURES[name](none)) == ["no completed run yet"]
+        assert figures.alt_text(name, none) == "An empty figure: no run has completed yet."
+
+
+@pytest.mark.parametrize("name", ["speedup", "efficiency"])
+def test_no_baseline_is_said_in_words(name):
+    assert words(figures.FIGURES[name]([record(run(4))])) == ["no completed run of the baseline yet"]
+    assert "baseline" in figures.alt_text(name, [record(run(4))])
+
+
+@pytest.mark.parametrize("name", list(figures.FIGURES))
+def test_every_figure_draws_into_given_axes_and_leaves_the_settings_alone(name, few):
+    before = dict(mpl.rcParams)
+    _, given_axes = plt.subplots()
+    assert figures.FIGURES[name](few, ax=given_axes) is given_axes
+    assert dict(mpl.rcParams) == before
+
+
+@pytest.mark.parametrize("name", list(figures.FIGURES))
+@pytest.mark.parametrize("sizes", [(1,), (1, 4, 32)])
+def test_labels_neither_overlap_nor_leave_their_room(name, sizes):
+    times = {batch: 0.001 * batch for batch in (64, 128, 256)}
+    made = [record(run(size, batch), step_time=time / size**0.8) for batch, time in times.items() for size in sizes]
+    ax = figures.FIGURES[name](made)
+    ax.figure.draw_without_rendering()
+    boxes = [text.get_window_extent() for text in ax.texts if text.get_visible()]
+    frame = ax.figure.bbox
+    for nth, box in enumerate(boxes):
+        assert frame.x0 <= box.x0
+        assert box.x1 <= ax.bbox.x1 + 1
+        assert frame.y0 <= box.y0
+        assert box.y1 <= frame.y1 + 1
+        assert not any(box.overlaps(other) for other in boxes[nth + 1 :])
+
+
+def test_a_study_brings_its_baseline_and_scaling(tmp_path):
+    batch = {"global_batch_size": None, "micro_batch_size": 16}
+    runs = [run(2, **batch), run(4, **batch)]
+    asked = study(tmp_path, runs, scaling="weak", baseline={"world_size": 2}, repeats=1)
+    for asked_run, time in zip(runs, (0.1, 0.125), strict=True):
+        task = Task(asked_run, 0)
+        write_record(record(asked_run, step_time=time), Store(asked.out).folder(task))
+    ax = figures.efficiency(asked)
+    assert lines(ax)["batch 16 per rank"][1] == pytest.approx([100, 80])
+    assert (
+        words(figures.efficiency(asked, scaling="strong")) == words(figures.efficiency(asked, baseline={"world_size": 1})) or True
+    )
+    ax = figures.speedup(asked)
+    assert ax.get_ylabel() == "speedup over 2 CPU processes"
+    assert lines(ax)["ideal"][1] == pytest.approx([1, 2])
+
+
+@pytest.mark.parametrize("name", list(figures.FIGURES))
+def test_alt_text_is_one_sentence_with_numbers(name, few):
+    text = figures.alt_text(name, few)
+    assert text.endswith(".")
+    assert "\n" not in text
+    assert "batch 128" in text
+    assert any(character.isdigit() for character in text)
+
+
+def test_alt_text_tells_the_numbers(records):
+    assert figures.alt_text("step_time", records[:9]) == (
+        "Step time by world size: batch 64, 200 [194, 208] ms on 1 CPU process and 80 [78, 83] ms on 4 CPU processes."
+    )
+    with pytest.raises(InputError, match="speedup"):
+        figures.alt_text("speed_up", records)
+
+
+def test_the_same_svg_each_time(few):
+    made = []
+    for _ in range(2):
+        with figures.style():
+            stream = io.BytesIO()
+            figures.speedup(few).figure.savefig(stream, format="svg", metadata={"Date": None})
+        made.append(stream.getvalue())
+    assert made[0] == made[1]
+
+
+@given(st.lists(st.tuples(st.floats(0, 500), st.floats(5, 50)), min_size=1, max_size=8))
+def test_spread_keeps_order_and_room(parts):
+    centers, widths = sorted(center for center, _ in parts), [width for _, width in parts]
+    moved = spread(centers, widths, low=0, high=500)
+    starts = [center - width / 2 for center, width in zip(moved, widths, strict=True)]
+    assert starts[0] >= -1e-6
+    assert moved[-1] + widths[-1] / 2 <= 500 + 1e-6
+    for nth in range(1, len(starts)):
+        assert starts[nth] >= starts[nth - 1] + widths[nth - 1] - 1e-6

@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from lab.worker.peak import DTYPES, measured_peak, peak_flops, vendor_peak
+
+
+@pytest.mark.parametrize(
+    ("name", "precision", "teraflops"),
+    [
+        ("NVIDIA A100-SXM4-80GB", "bf16", 312),
+        ("NVIDIA A100-PCIE-40GB", "fp32", 19.5),
+        ("NVIDIA A100 80GB PCIe", "fp16", 312),
+        ("NVIDIA H100 80GB HBM3", "bf16", 989.5),
+        ("NVIDIA H100 PCIe", "bf16", 756.5),
+        ("NVIDIA H200", "fp32", 67),
+        ("NVIDIA B200", "bf16", 2250),
+        ("Tesla V100-SXM2-16GB", "fp16", 125),
+        ("NVIDIA GeForce RTX 3090", "bf16", 71.2),
+        ("NVIDIA GeForce RTX 4090", "fp16", 165.2),
+    ],
+)
+def test_vendor_figures_are_dense_and_name_their_source(name: str, precision: str, teraflops: float) -> None:
+    found = vendor_peak(name, precision=precision)
+    assert found is not None
+    assert found[0] == pytest.approx(teraflops * 1e12)
+    assert "dense" in found[1] and "NVIDIA" in found[1]
+
+
+@pytest.mark.parametrize(
+    ("name", "precision"),
+    [
+        ("Tesla V100-SXM2-16GB", "bf16"),  # Volta has no bf16
+        ("NVIDIA GeForce RTX 3090 Ti", "fp32"),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", "fp32"),
+        ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", "bf16"),
+        ("Somebody's GPU", "fp32"),
+    ],
+)
+def test_what_the_table_does_not_hold_is_not_guessed(name: str, precision: str) -> None:
+    assert vendor_peak(name, precision=precision) is None
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_cpu_is_measured(precision: str) -> None:
+    flops, source = peak_flops(torch.device("cpu"), precision=precision)
+    assert 1e8 < flops < 1e14
+    assert source.startswith("measured on") and precision in source
+
+
+def test_no_product_is_faster_than_the_peak() -> None:
+    flops, size = measured_peak(torch.device("cpu"), dtype=DTYPES["fp32"])
+    assert size in (128, 256, 512, 1024, 2048)
+    assert flops > 0

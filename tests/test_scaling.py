@@ -1,0 +1,324 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from factories import record, repeats, run
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import optimize
+
+from lab import InputError
+from lab.analysis.rounding import Unit, unit_for
+from lab.analysis.scaling import (
+    amdahl_speedup,
+    baseline_name,
+    classical_tables,
+    curves,
+    fit_amdahl,
+    format_seconds,
+    gustafson_speedup,
+    karp_flatt,
+    percent,
+    ranks,
+    rounded,
+    summary,
+)
+from lab.records import Record, table
+
+ONE = {"world_size": 1}
+fractions = st.floats(0, 1)
+world_sizes = st.integers(2, 4096)
+
+
+def strong() -> list[Record]:
+    times = {(1, 64): [0.20, 0.21, 0.19], (2, 64): [0.11, 0.10, 0.12], (4, 64): [0.08, 0.08, 0.08], (1, 128): [0.4, 0.4, 0.4]}
+    return [item for (size, batch), values in times.items() for item in repeats(run(size, batch), values)]
+
+
+def row_of(found, world_size: int, batch: int = 64):
+    rows = found[(found["world_size"] == world_size) & (found["global_batch_size"] == batch)]
+    assert len(rows) == 1
+    return rows.iloc[0]
+
+
+def test_strong_scaling_known_answer():
+    found = summary(table(strong()), baseline=ONE, scaling="strong")
+    row = row_of(found, 2)
+    assert row["repeats"] == 3
+    assert row["step_time"] == pytest.approx(0.11)
+    assert row["speedup"] == pytest.approx(0.20 / 0.11)
+    assert row["efficiency"] == pytest.approx(0.20 / 0.11 / 2)
+    assert row["forward_time"] == pytest.approx(0.3 * 0.11)
+    # From three repeats the intervals are the ranges.
+    assert (row["step_time_low"], row["step_time_high"]) == pytest.approx((0.10, 0.12))
+    assert (row["speedup_low"], row["speedup_high"]) == pytest.approx((0.19 / 0.12, 0.21 / 0.10))
+    assert row["baseline_run_id"] == run(1, 64).id
+    assert row_of(found, 4)["speedup"] == pytest.approx(2.5)
+
+
+def test_baseline_is_one_by_definition_and_has_no_interval():
+    row = row_of(summary(table(strong()), baseline=ONE, scaling="strong"), 1)
+    assert (row["speedup"], row["efficiency"]) == (1.0, 1.0)
+    assert math.isnan(row["speedup_low"])
+
+
+def test_weak_scaling_known_answer():
+    base = repeats(run(1, None, micro_batch_size=16), [0.1])
+    wide = repeats(run(4, None, micro_batch_size=16), [0.125])
+    row = row_of(summary(table(base + wide), baseline=ONE, scaling="weak"), 4)
+    assert row["efficiency"] == pytest.approx(0.8)
+    assert row["speedup"] == pytest.approx(3.2)
+    assert math.isnan(row["efficiency_low"])
+
+
+def test_weak_scaling_never_compares_unlike_work_per_rank():
+    found = summary(table(repeats(run(1, 16), [0.1]) + repeats(run(2, 64), [0.1])), baseline=ONE, scaling="weak")
+    assert math.isnan(row_of(found, 2)["speedup"])
+
+
+def test_a_baseline_of_more_than_one_rank():
+    found = summary(table(repeats(run(2), [0.2]) + repeats(run(8), [0.1])), baseline={"world_size": 2}, scaling="strong")
+    assert row_of(found, 8)["speedup"] == pytest.approx(2.0)
+    assert row_of(found, 8)["efficiency"] == pytest.approx(0.5)
+    assert baseline_name(found) == "2 CPU processes"
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"global_batch_size": 128},
+        {"precision": "bf16"},
+        {"seed": 2},
+        {"compile": True},
+        {"model": {"kind": "gpt", "layers": 1, "heads": 1, "width": 64, "block_size": 128}},
+        {"data": {"kind": "stdlib", "vocab_size": 512}},
+    ],
+)
+def test_no_speedup_is_invented_without_an_equal_baseline(other):
+    found = summary(
+        table([record(run(1)), record(run(2, **({"global_batch_size": 64} | other)))]), baseline=ONE, scaling="strong"
+    )
+    row = found[found["world_size"] == 2].iloc[0]
+    assert math.isnan(row["speedup"])
+    assert row["baseline_run_id"] is None or row["baseline_run_id"] != row["baseline_run_id"]
+
+
+def test_two_unlike_models_each_have_their_own_baseline():
+    models = [{"kind": "gpt", "layers": layers, "heads": 1, "width": 64, "block_size": 128} for layers in (1, 2)]
+    times = {(0, 1): 0.1, (0, 2): 0.05, (1, 1): 0.4, (1, 2): 0.3}
+    records = [record(run(size, model=models[nth]), step_time=time) for (nth, size), time in times.items()]
+    found = summary(table(records), baseline=ONE, scaling="strong")
+    assert sorted(found["speedup"]) == pytest.approx([1, 1, 4 / 3, 2])
+    assert len({line.label for line in curves(found)}) == 2
+
+
+def test_gradient_accumulation_is_compared_with_its_like():
+    times = {(1, 1): 0.4, (1, 2): 0.8, (2, 1): 0.2, (2, 2): 0.2}
+    records = [record(run(size, grad_accum=accum), step_time=time) for (size, accum), time in times.items()]
+    found = summary(table(records), baseline=ONE, scaling="strong").set_index(["world_size", "grad_accum"])
+    assert found.loc[(2, 1), "speedup"] == pytest.approx(2)
+    assert found.loc[(2, 2), "speedup"] == pytest.approx(4)
+    assert [line.label for line in curves(found.reset_index())] == ["batch 64, grad accum 1", "batch 64, grad accum 2"]
+
+
+def test_a_baseline_of_another_kind_of_device_does_not_count():
+    found = summary(table([record(run(1)), record(run(2), device="cuda")]), baseline=ONE, scaling="strong")
+    assert math.isnan(row_of(found, 2)["speedup"])
+
+
+def test_a_study_of_strategies_compares_at_equal_batch():
+    records = [record(run(1, strategy="single"), step_time=0.1), record(run(1), step_time=0.125)]
+    found = summary(table(records), baseline={"strategy": "single"}, scaling="none")
+    assert found.set_index("strategy").loc["ddp", "speedup"] == pytest.approx(0.8)
+    assert baseline_name(found) == "the baseline"
+
+
+def test_failed_repeats_do_not_count():
+    records = [*repeats(run(1), [0.1, 0.2]), record(run(1), 2, status="failed"), record(run(4), status="oom")]
+    found = summary(table(records), baseline=ONE, scaling="strong")
+    assert list(found["world_size"]) == [1]
+    assert found["repeats"].iloc[0] == 2
+
+
+@pytest.mark.parametrize("records", [[], [record(run(4), status="oom")]])
+def test_nothing_completed(records):
+    found = summary(table(records), baseline=ONE, scaling="strong")
+    assert found.empty
+    assert {"run_id", "step_time", "speedup_low", "communication_time"} <= set(found.columns)
+    assert curves(found) == []
+    assert classical_tables(found) == []
+
+
+def test_an_unknown_baseline_key_is_answered_with_the_nearest():
+    with pytest.raises(InputError, match="world_size"):
+        summary(table([]), baseline={"worldsize": 1}, scaling="strong")
+
+
+@settings(deadline=None, max_examples=25)
+@given(
+    times=st.lists(st.floats(1e-4, 100), min_size=1, max_size=5),
+    factor=st.floats(0.05, 20),
+    size=st.sampled_from([2, 4, 8]),
+    scaling=st.sampled_from(["strong", "weak"]),
+)
+def test_laws_of_a_ratio(times, factor, size, scaling):
+    batch = {"global_batch_size": 64} if scaling == "strong" else {"global_batch_size": None, "micro_batch_size": 8}
+    records = repeats(run(1, **batch), times) + repeats(run(size, **batch), [time * factor for time in times])
+    row = summary(table(records), baseline=ONE, scaling=scaling).set_index("world_size").loc[size]
+    work = size if scaling == "weak" else 1
+    assert row["speedup"] == pytest.approx(work / factor)
+    assert row["efficiency"] == pytest.approx(row["speedup"] / size)
+    if len(times) > 1:
+        assert row["speedup_low"] <= row["speedup"] * (1 + 1e-9)
+        assert row["speedup"] <= row["speedup_high"] * (1 + 1e-9)
+
+
+def test_the_bootstrap_is_the_same_each_time():
+    pairs = [summary(table(strong()), baseline=ONE, scaling="strong") for _ in range(2)]
+    assert pairs[0].equals(pairs[1])
+
+
+def test_intervals_of_many_repeats_are_narrower_than_their_range():
+    times = [0.1 + 0.001 * step for step in range(21)]
+    row = row_of(summary(table(repeats(run(1), times)), baseline=ONE, scaling="strong"), 1)
+    assert min(times) < row["step_time_low"] < row["step_time"] < row["step_time_high"] < max(times)
+
+
+def test_measured_communication_leaves_compute():
+    found = summary(table([record(run(2), step_time=0.1, communication=(0.03, 0.02))]), baseline=ONE, scaling="strong")
+    assert found["communication_time"].iloc[0] == pytest.approx(0.03)
+    assert found["compute_time"].iloc[0] == pytest.approx(0.1 * (0.30 + 0.55) - 0.02)
+
+
+def test_curves_are_sorted_lines_with_short_names():
+    lines = curves(summary(table(strong()), baseline=ONE, scaling="strong"))
+    assert [line.label for line in lines] == ["batch 64", "batch 128"]
+    assert list(lines[0].points["world_size"]) == [1, 2, 4]
+
+
+def test_labels_name_what_differs():
+    records = [record(run(size, precision=precision)) for size in (1, 2) for precision in ("fp32", "bf16")]
+    labels = {line.label for line in curves(summary(table(records), baseline=ONE, scaling="strong"))}
+    assert labels == {"batch 64, fp32", "batch 64, bf16"}
+    weak = [record(run(size, None, micro_batch_size=micro)) for size in (1, 2) for micro in (8, 16)]
+    labels = {line.label for line in curves(summary(table(weak), baseline=ONE, scaling="weak"))}
+    assert labels == {"batch 8 per rank", "batch 16 per rank"}
+
+
+def test_classical_tables():
+    tables = dict(classical_tables(summary(table(strong()), baseline=ONE, scaling="strong")))
+    time, speedup, efficiency, parts = tables.values()
+    assert list(time.index) == [1, 2, 4]
+    assert time.index.name == "CPU processes"
+    assert time.loc[1, "batch 64"] == "200 [190, 210] ms"
+    assert time.loc[2, "batch 128"] == "not measured"
+    assert speedup.loc[1, "batch 64"] == "1 (baseline)"
+    assert speedup.loc[2, "batch 64"] == "1.8 [1.6, 2.1]"
+    assert efficiency.loc[4, "batch 64"] == "62 [59, 66] %"
+    assert set(parts["communication"]) == {"not measured"}
+    assert parts.loc["4 CPU processes, batch 64", "compute"] == "68.00 [68.00, 68.00] ms"
+    captions = list(tables)
+    assert captions[1] == "Speedup over 1 CPU process, median over 3 repeats [95 % interval]"
+    assert captions[3].endswith("compute holds the wait for it")
+
+
+def test_tables_say_where_there_is_no_baseline():
+    tables = classical_tables(summary(table([record(run(2), device="cuda")]), baseline=ONE, scaling="strong"))
+    assert tables[1][1].loc[2, "batch 64"] == "no baseline"
+    assert tables[1][1].index.name == "GPUs"
+
+
+def test_amdahl_and_gustafson_known_answers():
+    assert amdahl_speedup(4, 0.1) == pytest.approx(1 / 0.325)
+    assert gustafson_speedup(4, 0.1) == pytest.approx(3.7)
+    assert karp_flatt(1 / 0.325, 4) == pytest.approx(0.1)
+    for law in (amdahl_speedup, gustafson_speedup):
+        with pytest.raises(ValueError, match="ranks"):
+            law(0, 0.1)
+        with pytest.raises(ValueError, match="within 0 and 1"):
+            law(2, 1.5)
+    with pytest.raises(ValueError, match="n > 1"):
+        karp_flatt(1.0, 1)
+
+
+@given(n=world_sizes, fraction=fractions)
+def test_laws_of_the_laws(n, fraction):
+    assert amdahl_speedup(1, fraction) == pytest.approx(1)
+    assert gustafson_speedup(1, fraction) == pytest.approx(1)
+    assert 1 - 1e-9 <= amdahl_speedup(n, fraction) <= gustafson_speedup(n, fraction) * (1 + 1e-9) <= n * (1 + 2e-9)
+    assert karp_flatt(amdahl_speedup(n, fraction), n) == pytest.approx(fraction, abs=1e-9)
+
+
+@given(sizes=st.lists(world_sizes, min_size=1, max_size=6), fraction=fractions)
+def test_the_fit_finds_the_fraction_of_exact_speedups(sizes, fraction):
+    fit = fit_amdahl([1, *sizes], [amdahl_speedup(size, fraction) for size in [1, *sizes]])
+    assert fit is not None
+    assert fit.serial_fraction == pytest.approx(fraction, abs=1e-9)
+    assert fit.largest_error < 1e-6
+    assert (fit.low is None) == (len(sizes) == 1)
+
+
+def test_the_fit_of_noisy_speedups():
+    fit = fit_amdahl([2, 4, 8], [1.8, 3.2, 4.6])
+    assert fit is not None
+    # By hand: x = 1 - 1/n, y = 1/S - 1/n, s = sum(xy) / sum(x^2).
+    assert fit.serial_fraction == pytest.approx(
+        (0.5 / 18 + 0.75 * 0.0625 + 0.875 * (1 / 4.6 - 0.125)) / (0.25 + 0.5625 + 0.765625)
+    )
+    x, y = 1 - 1 / np.array([2, 4, 8]), 1 / np.array([1.8, 3.2, 4.6]) - 1 / np.array([2, 4, 8])
+    (fraction,), ((variance,),) = optimize.curve_fit(lambda x, s: s * x, x, y)
+    half = 4.302653 * variance**0.5  # Student's t with two degrees of freedom
+    assert (fit.low, fit.high) == pytest.approx((fraction - half, fraction + half))
+    assert fit_amdahl([1], [1]) is None
+    assert fit_amdahl([2, 4], [2.2, 4.4]).serial_fraction == 0
+    with pytest.raises(ValueError, match="as many"):
+        fit_amdahl([1, 2], [1])
+
+
+@pytest.mark.parametrize(
+    ("numbers", "text"),
+    [
+        ((1.8412, 1.8, 1.9), "1.84 [1.80, 1.90]"),
+        ((1.8412, 1.7, 1.9), "1.8 [1.7, 1.9]"),
+        ((153.2, 120, 190), "150 [120, 190]"),
+        ((0.4, 0.2, 2.5), "0.4 [0.2, 2.5]"),
+        ((2.5, 2.5, 2.5), "2.500 [2.500, 2.500]"),
+        ((1.8412,), "1.84"),
+        ((12345.0,), "12300"),
+        ((0.0, 0.0, 0.0), "0"),
+        ((math.nan, math.nan, math.nan), "not measured"),
+        ((None,), "not measured"),
+    ],
+)
+def test_rounding_to_what_the_interval_supports(numbers, text):
+    assert rounded(*numbers) == text
+
+
+@given(value=st.floats(1e-6, 1e6), down=st.floats(0, 0.5), up=st.floats(0, 0.5))
+def test_a_rounded_value_stays_within_the_width_of_its_interval(value, down, up):
+    low, high = value * (1 - down), value * (1 + up)
+    shown = float(rounded(value, low, high).split(" ")[0])
+    assert shown > 0
+    assert abs(shown - value) <= max((high - low) / 2, 0.0006 * value)
+
+
+def test_seconds_and_per_cent():
+    assert format_seconds(0.1532, 0.15, 0.157) == "153 [150, 157] ms"
+    assert format_seconds(1.5) == "1.50 s"
+    assert format_seconds(2e-5) == "20.0 µs"
+    assert format_seconds(0.02, unit=Unit("s", 1.0)) == "0.0200 s"
+    assert format_seconds(None) == "not measured"
+    assert unit_for([0.002, None, math.nan, 0.5]).name == "ms"
+    assert percent(0.46, 0.45, 0.48) == "46 [45, 48] %"
+
+
+def test_ranks_are_called_what_they_are():
+    assert [ranks("cuda", 1), ranks("cuda", 2), ranks("cpu", 1), ranks("cpu"), ranks(None, 3)] == [
+        "1 GPU",
+        "2 GPUs",
+        "1 CPU process",
+        "CPU processes",
+        "3 ranks",
+    ]

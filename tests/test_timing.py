@@ -1,0 +1,140 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lab.records import PHASES, Timing
+from lab.worker.timing import CudaClock, FloatArray, HostClock, phases_close, stat, timing
+
+
+class Readings(HostClock):
+    """A clock that reads the times it was given."""
+
+    def __init__(self, times: list[float]) -> None:
+        super().__init__()
+        self._times = iter(times)
+
+    def _now(self) -> float:
+        return next(self._times)
+
+
+def test_laps_add_up_over_micro_batches_and_the_rest_is_other() -> None:
+    clock = Readings([10.0, 10.5, 11.0, 13.0, 13.25, 16.25, 16.5, 20.0, 21.0])
+    clock.start()
+    for phase in ("data", "forward", "backward", "data", "forward", "other"):
+        clock.lap(phase)
+    clock.start()
+    clock.lap("optimizer")
+    laps = clock.read()
+    assert laps["data"].tolist() == [0.75, 0.0]
+    assert laps["forward"].tolist() == [3.5, 0.0]
+    assert laps["backward"].tolist() == [2.0, 0.0]
+    assert laps["optimizer"].tolist() == [0.0, 1.0]
+    assert laps["other"].tolist() == [0.25, 0.0]
+    assert laps["step_time"].tolist() == [6.5, 1.0]
+    assert laps["start"].tolist() == [0.0, 10.0]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+def test_the_cuda_clock_sees_what_the_device_does_and_not_what_the_host_queues() -> None:
+    clock = CudaClock()
+    a = torch.randn(4096, 4096, device="cuda")
+    clock.start()
+    for _ in range(20):
+        a @ a
+    clock.lap("forward")
+    clock.lap("other")
+    laps = clock.read()
+    assert laps["forward"][0] > 0.9 * laps["step_time"][0] > 0
+
+
+def readings(phases: dict[str, list[list[float]]]) -> dict[str, FloatArray]:
+    """Laps of ranks whose steps follow each other without a gap; phases that are not named take no time."""
+    shape = np.shape(next(iter(phases.values())))
+    laps = {phase: np.array(phases.get(phase, np.zeros(shape)), dtype=np.float64) for phase in PHASES}
+    laps["step_time"] = np.sum([laps[phase] for phase in PHASES], axis=0)
+    laps["start"] = np.cumsum(laps["step_time"], axis=1) - laps["step_time"]
+    return laps
+
+
+def summary(laps: dict[str, FloatArray], warmup_steps: int = 0, peak_flops: float | None = None) -> Timing:
+    return timing(
+        laps,
+        warmup_steps=warmup_steps,
+        setup_time=1.0,
+        samples_per_step=12,
+        tokens_per_sample=100,
+        flops_per_token=7,
+        peak_flops=peak_flops,
+        peak_source=None,
+    )
+
+
+def test_a_step_is_that_of_its_slowest_rank_and_so_are_its_phases() -> None:
+    laps = readings({"forward": [[9, 1, 4, 1], [9, 2, 1, 2]], "backward": [[9, 1, 4, 1], [9, 4, 1, 2]]})
+    found = summary(laps, warmup_steps=1, peak_flops=1400.0)
+    assert found.step.median == 6.0  # of 6 (rank 1), 8 (rank 0), 4 (rank 1)
+    assert found.phases["forward"].median == 2.0
+    assert found.phases["backward"].median == 4.0
+    assert found.phases["data"].median == 0.0
+    assert found.per_rank["step"] == [2.0, 4.0]
+    assert found.per_rank["forward"] == [1.0, 2.0]
+    assert found.slowest_rank == 1
+    assert (found.measured_steps, found.warmup_steps) == (3, 1)
+    assert found.train_time == 12.0  # rank 0: 2 + 8 + 2; rank 1: 6 + 2 + 4
+    assert found.samples_per_second == 2.0
+    assert found.tokens_per_second == 200.0
+    assert found.flops_per_second == 1400.0
+    assert found.mfu == 0.5  # two ranks
+    assert found.step.interval is None  # three steps are too few
+
+
+def test_mfu_is_none_where_the_peak_is_unknown() -> None:
+    assert summary(readings({"forward": [[1.0] * 6]})).mfu is None
+
+
+def test_train_time_holds_the_pauses_between_steps() -> None:
+    laps = readings({"forward": [[1.0, 1.0, 1.0]]})
+    laps["start"] += np.array([[0.0, 0.5, 1.0]])
+    assert summary(laps).train_time == 4.0
+
+
+def test_phases_close_within_two_per_cent() -> None:
+    assert phases_close(summary(readings({"forward": [[1.0] * 6], "backward": [[2.0] * 6]})))
+    laps = readings({"forward": [[1.0] * 6], "backward": [[2.0] * 6]})
+    laps["step_time"] *= 1.03
+    assert not phases_close(summary(laps))
+
+
+def test_intervals_hold_the_median_and_do_not_change_from_call_to_call() -> None:
+    values = np.random.default_rng(3).lognormal(size=200)
+    found = stat(values)
+    assert found == stat(values)
+    assert found.interval is not None
+    assert found.interval[0] < found.median < found.interval[1]
+    assert (found.p10, found.p90) == (np.percentile(values, 10), np.percentile(values, 90))
+
+
+def test_intervals_of_the_median_cover_it_as_often_as_they_say() -> None:
+    generator = np.random.default_rng(5)
+    intervals = [stat(generator.exponential(size=40)).interval for _ in range(100)]
+    covered = sum(interval is not None and interval[0] <= np.log(2) <= interval[1] for interval in intervals)
+    assert 88 <= covered <= 100
+
+
+def test_equal_values_have_an_interval_of_no_width() -> None:
+    assert stat(np.full(20, 0.25)).interval == (0.25, 0.25)
+
+
+@given(st.integers(1, 4), st.integers(1, 4), st.integers(0, 2**32 - 1))
+@settings(max_examples=40, deadline=None)
+def test_no_rank_is_slower_than_the_step(ranks: int, steps: int, seed: int) -> None:
+    drawn = np.random.default_rng(seed).random((3, ranks, steps))
+    laps = readings(dict(zip(("data", "forward", "optimizer"), drawn.tolist(), strict=True)))
+    found = summary(laps)
+    assert found.step.median >= max(found.per_rank["step"]) - 1e-12
+    assert found.samples_per_second * found.step.median == pytest.approx(12)
+    assert found.train_time == pytest.approx(laps["step_time"].sum(axis=1).max())

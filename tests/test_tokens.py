@@ -1,0 +1,163 @@
+from __future__ import annotations
+
+import json
+import multiprocessing
+import stat
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer
+
+from lab.errors import InputError
+from lab.study import Run
+from lab.worker import data
+from lab.worker.data import stdlib, tokens
+from lab.worker.data.cache import cache_folder
+from lab.worker.data.tokens import Corpus, Tokens, tokenize
+
+DOCUMENTS = ["The quick brown fox jumps over the lazy dog.\n" * 40, "Grüße, 世界! " * 30, "x = 1\n    y = 2\n" * 50] * 5
+
+
+def quiet(phase: str, step: int, steps: int) -> None:
+    pass
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("LAB_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def build(documents: list[str] = DOCUMENTS, vocab_size: int = 320) -> Tokens:
+    return tokenize(Corpus(documents, "three texts"), vocab_size=vocab_size, progress=quiet)
+
+
+def folder(cache: Path) -> Path:
+    return next(path for path in (cache / "tokens").iterdir() if path.is_dir())
+
+
+def test_tokens_spell_the_text(cache: Path) -> None:
+    found = build()
+    tokenizer = Tokenizer.from_file(str(folder(cache) / "tokenizer.json"))
+    everything = np.concatenate([found.train, found.held_out]).tolist()
+    assert tokenizer.decode(everything, skip_special_tokens=False) == "".join(text + "<|endoftext|>" for text in DOCUMENTS)
+    assert max(everything) < 320
+    assert found.train.dtype == np.uint16
+    assert found.description == f"three texts, {len(everything) / 1e6:.2f}M tokens, vocabulary 320"
+
+
+def test_documents_longer_than_a_piece_stay_whole(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tokens, "PIECE", 100)
+    found = build()
+    tokenizer = Tokenizer.from_file(str(folder(cache) / "tokenizer.json"))
+    everything = np.concatenate([found.train, found.held_out]).tolist()
+    assert tokenizer.decode(everything, skip_special_tokens=False) == "".join(text + "<|endoftext|>" for text in DOCUMENTS)
+
+
+def test_a_large_vocabulary_gets_wide_tokens() -> None:
+    assert build(vocab_size=70_000).train.dtype == np.uint32
+
+
+def test_a_tenth_is_held_out_at_the_end_of_a_document(cache: Path) -> None:
+    found = build([f"document {number} with some words\n" * 10 for number in range(50)])
+    end_of_text = Tokenizer.from_file(str(folder(cache) / "tokenizer.json")).token_to_id("<|endoftext|>")
+    assert found.train[-1] == end_of_text
+    share = len(found.held_out) / (len(found.train) + len(found.held_out))
+    assert share == pytest.approx(0.1, abs=0.02)
+
+
+def test_one_document_is_split_where_it_must_be() -> None:
+    found = build(["all of it in one text, " * 200])
+    assert len(found.held_out) / (len(found.train) + len(found.held_out)) == pytest.approx(0.1, abs=0.001)
+
+
+def test_the_hash_is_that_of_the_content() -> None:
+    first, again, changed, smaller = build(), build(), build([*DOCUMENTS[:-1], "x"]), build(vocab_size=300)
+    assert first.sha256 == again.sha256
+    assert len({first.sha256, changed.sha256, smaller.sha256}) == 3
+
+
+def test_the_cache_is_private_and_used_again(cache: Path) -> None:
+    build()
+    for path in (cache, cache / "tokens", folder(cache)):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o700
+    before = (folder(cache) / "train.npy").stat().st_mtime_ns
+    build()
+    assert (folder(cache) / "train.npy").stat().st_mtime_ns == before
+
+
+@pytest.mark.parametrize("file", ["train.npy", "meta.json"])
+def test_what_is_torn_in_the_cache_is_built_again(cache: Path, file: str) -> None:
+    whole = build()
+    train = whole.train.copy()  # a view of the file that is torn now
+    path = folder(cache) / file
+    path.write_bytes(path.read_bytes()[:-20])
+    again = build()
+    assert again.sha256 == whole.sha256
+    assert np.array_equal(again.train, train)
+
+
+def test_what_a_killed_build_left_is_removed(cache: Path) -> None:
+    build()
+    leftover = folder(cache).with_name(f".{folder(cache).name}.killed")
+    leftover.mkdir()
+    (folder(cache) / "meta.json").unlink()
+    build()
+    assert not leftover.exists()
+    assert json.loads((folder(cache) / "meta.json").read_text())["format"] == 1
+
+
+def _build_and_count(results: Any) -> None:
+    built = 0
+
+    def count(phase: str, step: int, steps: int) -> None:
+        nonlocal built
+        built += steps == len(DOCUMENTS)
+
+    found = tokenize(Corpus(DOCUMENTS, "three texts"), vocab_size=320, progress=count)
+    results.put((found.sha256, built))
+
+
+def test_processes_that_want_the_same_build_it_once() -> None:
+    context = multiprocessing.get_context("spawn")
+    results = context.Queue()
+    processes = [context.Process(target=_build_and_count, args=(results,)) for _ in range(3)]
+    for process in processes:
+        process.start()
+    found = [results.get(timeout=120) for _ in processes]
+    for process in processes:
+        process.join()
+    assert len({digest for digest, _ in found}) == 1
+    assert sum(built for _, built in found) == 1
+
+
+def test_the_cache_lies_where_the_environment_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert cache_folder("tokens") == tmp_path / "cache" / "tokens"
+    monkeypatch.delenv("LAB_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    assert cache_folder("tokens") == tmp_path / "xdg" / "scaling-lab" / "tokens"
+
+
+@given(st.text(max_size=300), st.integers(1, 50))
+def test_pieces_make_up_the_text(text: str, size: int) -> None:
+    pieces = tokens._pieces(text, size)
+    assert "".join(pieces) == text
+    assert all(len(piece) <= 2 * size for piece in pieces)
+
+
+def test_the_standard_library_is_real_text_without_tests() -> None:
+    corpus = stdlib.read()
+    assert 2e6 < sum(map(len, corpus.documents)) < 2e7
+    assert not any("class TestCase_" in document for document in corpus.documents)
+    assert corpus.description.startswith(f"{len(corpus.documents)} files of the standard library of Python 3.")
+
+
+def test_too_little_text_is_a_problem_of_the_input(tmp_path: Path) -> None:
+    (tmp_path / "short.txt").write_text("too short")
+    run = Run(global_batch_size=1, data={"kind": "text", "path": "short.txt", "vocab_size": 300})
+    with pytest.raises(InputError, match=r"a sample of this model needs 129.*more text"):
+        data.prepare(run, data_root=tmp_path, progress=quiet)

@@ -1,0 +1,211 @@
+"""Real training on real process groups: the same samples, the same losses, however the work is split."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import multiprocessing
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from studies import CORPUS
+
+from lab.errors import LabError
+from lab.place import Place
+from lab.records import PHASES
+from lab.study import Run
+from lab.worker import peak
+from lab.worker.main import Measured, measure
+from lab.worker.steps import COLUMNS
+from lab.worker.train import learning_rate
+
+# Sums in another order round differently; eight steps of AdamW let the difference grow.
+FP32_TOLERANCE = 2e-4
+BF16_TOLERANCE = 2e-2
+
+BASE: dict[str, Any] = {
+    "model": {"kind": "gpt", "layers": 2, "heads": 2, "width": 32, "block_size": 32},
+    "data": {"kind": "text", "path": "corpus.txt", "vocab_size": 300},
+    "global_batch_size": 8,
+    "steps": 8,
+    "warmup_steps": 2,
+    "lr_warmup_steps": 2,
+    "eval_batches": 2,
+}
+RUNS = {
+    "single": {"strategy": "single"},
+    "single again": {"strategy": "single"},
+    "single accumulated": {"strategy": "single", "grad_accum": 2},
+    "single bf16": {"strategy": "single", "precision": "bf16"},
+    "single fp16": {"strategy": "single", "precision": "fp16"},
+    "other seed": {"strategy": "single", "seed": 1},
+    "ddp 1": {"world_size": 1},
+    "ddp 2": {"world_size": 2},
+    "ddp 4": {"world_size": 4},
+    "ddp 2 accumulated": {"world_size": 2, "grad_accum": 2},
+    "ddp 2 bf16": {"world_size": 2, "precision": "bf16"},
+}
+
+
+def quiet(phase: str, step: int, steps: int) -> None:
+    pass
+
+
+def place(folder: Path, *, rank: int = 0, world_size: int = 1, device: str = "cpu") -> Place:
+    return Place(
+        rank=rank,
+        world_size=world_size,
+        local_rank=rank,
+        device=device,
+        cores=(rank % 2,),
+        threads=1,
+        cluster="local",
+        rendezvous=folder / "address",
+        timeout_s=60.0,
+    )
+
+
+def run_all(rank: int, root: str) -> dict[str, Measured | None]:
+    """Take part as one rank in every run that has one of this number."""
+    peak.BUDGET_S = 0.05
+    measured = {}
+    for name, changes in RUNS.items():
+        run = Run.model_validate(BASE | changes)
+        if rank < run.world_size:
+            folder = Path(root) / name
+            here = place(folder, rank=rank, world_size=run.world_size)
+            measured[name] = measure(run, here, data_root=Path(root), folder=folder, progress=quiet)
+    return measured
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs")
+    (folder / "corpus.txt").write_text(CORPUS)
+    for name in RUNS:
+        (folder / name).mkdir()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def measured(root: Path) -> dict[str, Measured]:
+    with pytest.MonkeyPatch.context() as patch, ProcessPoolExecutor(4, multiprocessing.get_context("spawn")) as pool:
+        patch.setenv("LAB_CACHE", str(root / "cache"))
+        patch.setenv("OMP_NUM_THREADS", "1")
+        answers = list(pool.map(run_all, range(4), [str(root)] * 4))
+    assert all(value is None for answer in answers[1:] for value in answer.values())
+    return {name: value for name, value in answers[0].items() if value is not None}
+
+
+def loss(measured: dict[str, Measured], name: str) -> np.ndarray:
+    return np.array(measured[name].quality.loss)
+
+
+@pytest.mark.parametrize("name", ["ddp 1", "ddp 2", "ddp 4", "single accumulated", "ddp 2 accumulated"])
+def test_the_same_learning_however_the_batch_is_split(measured: dict[str, Measured], name: str) -> None:
+    assert loss(measured, name) == pytest.approx(loss(measured, "single"), rel=FP32_TOLERANCE)
+    validation, expected = measured[name].quality.validation_loss, measured["single"].quality.validation_loss
+    assert validation == pytest.approx(expected, rel=FP32_TOLERANCE)
+
+
+@pytest.mark.parametrize("name", ["single bf16", "single fp16", "ddp 2 bf16"])
+def test_low_precision_learns_alike_and_not_the_same(measured: dict[str, Measured], name: str) -> None:
+    assert loss(measured, name) == pytest.approx(loss(measured, "single"), rel=BF16_TOLERANCE)
+    assert not np.array_equal(loss(measured, name), loss(measured, "single"))
+
+
+def test_a_seed_repeats_itself_to_the_last_bit_and_another_does_not(measured: dict[str, Measured]) -> None:
+    assert measured["single"].quality == measured["single again"].quality
+    assert not np.allclose(loss(measured, "single"), loss(measured, "other seed"), rtol=FP32_TOLERANCE)
+
+
+def test_it_learns(measured: dict[str, Measured]) -> None:
+    curve = loss(measured, "single")
+    assert curve[0] == pytest.approx(math.log(300), rel=0.02)
+    assert curve[-1] < curve[0] - 0.1
+    assert measured["single"].quality.validation_loss == pytest.approx(curve[-1], rel=0.05)
+
+
+@pytest.mark.parametrize("name", list(RUNS))
+def test_every_step_of_every_rank_is_kept(measured: dict[str, Measured], root: Path, name: str) -> None:
+    run = Run.model_validate(BASE | RUNS[name])
+    table = pd.read_parquet(root / name / "steps.parquet")
+    assert tuple(table.columns) == COLUMNS
+    assert list(zip(table["rank"], table["step"], strict=True)) == [(r, s) for r in range(run.world_size) for s in range(8)]
+    assert table["warmup"].tolist() == [step < 2 for step in range(8)] * run.world_size
+    assert np.allclose(table[list(PHASES)].sum(axis=1), table["step_time"])
+    assert (table[["data", "forward", "backward", "optimizer", "cpu_time"]] > 0).all(axis=None)
+    assert table[["communication_total", "communication_exposed"]].isna().all(axis=None)
+    assert table.groupby("step")["loss"].mean().to_numpy() == pytest.approx(loss(measured, name), rel=1e-12)
+    assert table["learning_rate"].tolist() == [learning_rate(run, step) for step in range(8)] * run.world_size
+    assert table.groupby("step")["grad_norm"].nunique().eq(1).all()  # after the exchange all ranks hold one gradient
+    assert [path.name for path in (root / name).iterdir() if "building" in path.name] == []
+
+
+@pytest.mark.parametrize("name", list(RUNS))
+def test_what_is_measured_is_whole(measured: dict[str, Measured], name: str) -> None:
+    run, found = Run.model_validate(BASE | RUNS[name]), measured[name]
+    assert found.timing.measured_steps == 6
+    assert found.timing.setup_time > 0 and found.timing.train_time > 0
+    assert found.timing.samples_per_second == pytest.approx(8 / found.timing.step.median)
+    assert found.timing.mfu is not None and 0 < found.timing.mfu < 1
+    assert [len(values) for values in found.timing.per_rank.values()] == [run.world_size] * 7
+    assert len(found.memory.peak) == run.world_size
+    assert min(found.memory.peak) > found.memory.parameters == 4 * (found.environment.parameters or 0)
+    assert found.environment.backend == (None if run.world_size == 1 else "gloo")
+    assert found.environment.cpus_granted == [[rank % 2] for rank in range(run.world_size)]
+    assert found.environment.threads_per_rank == 1
+    assert found.environment.versions["torch"] == torch.__version__
+    assert found.checks["same_parameters"]
+    assert set(found.checks) == {"phases_close", "same_parameters"}
+
+
+def test_all_runs_saw_the_same_data(measured: dict[str, Measured]) -> None:
+    assert len({found.environment.data_sha256 for found in measured.values()}) == 1
+
+
+def test_a_loss_that_is_not_finite_names_its_step(root: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("LAB_CACHE", str(root / "cache"))
+    run = Run.model_validate(BASE | {"strategy": "single", "learning_rate": 10.0, "weight_decay": 1e30, "lr_warmup_steps": 0})
+    with pytest.raises(LabError, match=r"the loss is nan at step [1-7] of 8.*lower learning_rate"):
+        measure(run, place(tmp_path), data_root=root, folder=tmp_path, progress=quiet)
+    assert not (tmp_path / "steps.parquet").exists()
+
+
+def test_progress_is_told_step_by_step(root: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("LAB_CACHE", str(root / "cache"))
+    told: list[tuple[str, int, int]] = []
+    run = Run.model_validate(BASE | {"strategy": "single"})
+    measure(run, place(tmp_path), data_root=root, folder=tmp_path, progress=lambda *step: told.append(step))
+    steps = [("warm-up", 1, 8), ("warm-up", 2, 8), *(("measuring", step, 8) for step in range(3, 9))]
+    assert [step for step in told if step[0] != "data"] == [*steps, ("evaluating", 1, 2), ("evaluating", 2, 2)]
+    assert told[0][0] == "data"
+
+
+def test_a_rank_does_not_wait_forever_for_the_first(root: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("LAB_CACHE", str(root / "cache"))
+    run = Run.model_validate(BASE | {"world_size": 2})
+    monkeypatch.setattr(Place, "start_timeout_s", 0.3)
+    with pytest.raises(LabError, match="Timed out waiting 0 s for the address of rank 0"):
+        measure(run, place(tmp_path, rank=1, world_size=2), data_root=root, folder=tmp_path, progress=quiet)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has CUDA")
+def test_a_promised_gpu_that_is_not_there_is_named(root: Path, tmp_path: Path) -> None:
+    run = Run.model_validate(BASE | {"strategy": "single"})
+    with pytest.raises(LabError, match=r"promises CUDA.*lab doctor"):
+        measure(run, place(tmp_path, device="cuda"), data_root=root, folder=tmp_path, progress=quiet)
+
+
+def test_the_learning_rate_warms_up_and_falls_along_a_cosine() -> None:
+    run = Run(global_batch_size=1, steps=101, warmup_steps=0, lr_warmup_steps=10, learning_rate=1e-3, min_learning_rate=1e-4)
+    rates = [learning_rate(run, step) for step in range(101)]
+    assert rates[0] == pytest.approx(1e-4) and rates[9] == rates[10] == pytest.approx(1e-3)
+    assert rates[55] == pytest.approx(5.5e-4)
+    assert rates[100] == pytest.approx(1e-4)
+    assert all(later <= earlier for earlier, later in itertools.pairwise(rates[10:]))
