@@ -145,7 +145,7 @@ def _row(record: Record, speedup: float | None) -> dict[str, str]:
         "status": record.status,
         "step time": format_seconds(timing.step.median) if timing else "-",
         "samples/s": rounded(timing.samples_per_second) if timing else "-",
-        "speedup": "-" if timing is None else "1 rank not measured" if speedup is None else rounded(speedup),
+        "speedup over 1 rank": "-" if timing is None else "1 rank not measured" if speedup is None else f"{speedup:.3g}",
         "last loss": f"{loss[-1]:.3f}" if loss else "-",
     }
 

@@ -8,15 +8,16 @@ import sys
 from pathlib import Path
 from typing import Annotated, Any
 
-import click
 import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 import lab
-from lab.errors import InputError, LabError
+from lab.errors import LabError
 
+# Typer carries its own click or uses the installed one; this is the right one's error of a wrong command line.
+UsageError: Any = typer.BadParameter.__mro__[1]
 app = typer.Typer(
     add_completion=False, no_args_is_help=True, rich_markup_mode=None, help="Scaling Lab: how does training scale here, and why?"
 )
@@ -146,16 +147,15 @@ def main() -> None:
     errors = Console(stderr=True)
     try:
         status = app(standalone_mode=False) or 0
-    except (LabError, click.ClickException) as error:
-        message = error.format_message() if isinstance(error, click.ClickException) else str(error)
-        errors.print(f"lab: {message}", highlight=False, markup=False, soft_wrap=True)
-        status = error.exit_status if isinstance(error, LabError) else 2
-    except (KeyboardInterrupt, click.Abort):
+    except LabError as error:
+        errors.print(f"lab: {error}", highlight=False, markup=False, soft_wrap=True)
+        status = error.exit_status
+    except UsageError as error:
+        errors.print(f"lab: {error.format_message()} See `lab --help`.", highlight=False, markup=False, soft_wrap=True)
+        status = 2
+    except (KeyboardInterrupt, typer.Abort):
         errors.print("lab: interrupted; the same command goes on from there")
         status = 1
     except BrokenPipeError:
         status = 1
     sys.exit(status if isinstance(status, int) else 0)
-
-
-__all__ = ["InputError", "app", "main"]

@@ -23,13 +23,13 @@ from lab.study import ROOT, Run, Strategy, Study
 
 POLL_S = 0.3
 # What the form starts with, from the quickstart's smallest form: a few seconds of training on one core.
-START = {"global_batch_size": 8, "grad_accum": 1, "steps": 12, "warmup_steps": 4}
+START = {"world_size": 1, "global_batch_size": 8, "grad_accum": 1, "steps": 12, "warmup_steps": 4}
 NAMES = {
     "model": ("Model", "a preset"),
     "data": ("Data set", "what it is trained on"),
     "strategy": ("Strategy", "how the ranks share the work"),
     "precision": ("Precision", "number format of the forward and backward pass"),
-    "world_size": ("World size", "ranks: at most as many as the cluster has devices"),
+    "world_size": ("World size", "ranks, of as many as the cluster can run at once"),
     "global_batch_size": ("Global batch size", "samples of one optimizer step, over all ranks"),
     "grad_accum": ("Gradient accumulation", "micro-batches of a rank for one optimizer step"),
     "steps": ("Steps", "optimizer steps in all"),
@@ -60,12 +60,10 @@ class Dashboard:
         self._place_widgets()
         self._jobs: Jobs | None = None
         self._going = self._cancelled = False
-        self.fields["cluster"].observe(lambda change: self._offer_ranks(), "value")
         for field in self.fields.values():
             field.observe(lambda change: self._judge(), "value")
         self.run_button.on_click(lambda button: self._run())
         self.cancel_button.on_click(lambda button: self._cancel())
-        self._offer_ranks()
         self._judge()
         self._say("Nothing is running.")
         self._show_results()
@@ -93,20 +91,15 @@ class Dashboard:
         """The configuration in the form; raises pydantic's ValidationError where it is none."""
         return Run.model_validate({name: field.value for name, field in self.fields.items() if name != "cluster"})
 
-    def _offer_ranks(self) -> None:
-        try:
-            capacity = Cluster.load(self.fields["cluster"].value).capacity
-        except LabError:
-            capacity = 1
-        sizes = self.fields["world_size"]
-        before = sizes.value
-        sizes.options = range(1, max(capacity, 1) + 1)
-        sizes.value = min(before, sizes.options[-1])
+    def _cluster(self) -> Cluster:
+        return Cluster.load(self.fields["cluster"].value or "local")
 
     def _judge(self) -> None:
         """Say what is wrong with the configuration, or what it costs."""
         try:
-            run, cluster = self.asked(), Cluster.load(self.fields["cluster"].value)
+            cluster = self._cluster()
+            self.fields["world_size"].description = f"{NAMES['world_size'][0]} (of {cluster.capacity})"
+            run = self.asked()
             study = self.bench.study(run, cluster.name)
             (row,) = plan(study, cluster)
             obstacle = row["cannot run"]
@@ -116,14 +109,14 @@ class Dashboard:
         except LabError as error:
             obstacle = str(error)
         text = f"<b>Cannot run:</b> {html.escape(obstacle)}" if obstacle else f"{_cost(run)}<br>{_history(study)}"
-        self.verdict.value = f'<div role="status">{text}</div>'
+        self.verdict.value = _message(text)
         self.run_button.disabled = bool(obstacle) or self._going
 
     def _run(self) -> None:
         if self._going:
             return
         try:
-            cluster = Cluster.load(self.fields["cluster"].value)
+            cluster = self._cluster()
             study = self.bench.study(self.asked(), cluster.name)
             self.bench.keep(study)
             if Store(study.out).completed(study.task()):
@@ -167,7 +160,8 @@ class Dashboard:
                 jobs.wait(progress=False)
             self._finish(study)
         except Exception as error:  # noqa: BLE001 nobody else would tell it
-            self._say(f"{study.runs[0].label}: {type(error).__name__}: {error}")
+            kind = "" if isinstance(error, LabError) else f"{type(error).__name__}: "
+            self._say(f"{study.runs[0].label}: {kind}{error}")
         finally:
             self._going, self.cancel_button.disabled = False, True
             self._judge()
@@ -200,7 +194,7 @@ class Dashboard:
             threading.Thread(target=self._jobs.cancel, name="cancel", daemon=True).start()
 
     def _say(self, text: str) -> None:
-        self.status.value = f'<div role="status">{html.escape(text)}</div>'
+        self.status.value = _message(html.escape(text))
 
     def _show_results(self, study: Study | None = None) -> None:
         from IPython.core.formatters import DisplayFormatter
@@ -237,13 +231,12 @@ def _fields() -> dict[str, Any]:
         "data": list(workloads.DATASETS),
         "strategy": list(get_args(Strategy)),
         "precision": list(get_args(Run.model_fields["precision"].annotation)),
-        "world_size": [1],
         "cluster": profiles,
     }
     preferred = {"strategy": "ddp", "cluster": "local"}
     fields: dict[str, Any] = {}
     for name, (label, tip) in NAMES.items():
-        look = {"description": label, "tooltip": tip, "style": {"description_width": "11em"}, "layout": {"width": "22em"}}
+        look = {"description": label, "tooltip": tip, "style": {"description_width": "12em"}, "layout": {"width": "22em"}}
         if name in choices:
             first = preferred.get(name)
             value = first if first in choices[name] else next(iter(choices[name]), None)
@@ -251,6 +244,10 @@ def _fields() -> dict[str, Any]:
         else:
             fields[name] = widgets.IntText(value=START[name], continuous_update=True, **look)
     return fields
+
+
+def _message(text: str) -> str:
+    return f'<div role="status" style="line-height: 1.4">{text}</div>'
 
 
 def _in_words(problem: Problem) -> str:

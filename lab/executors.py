@@ -79,7 +79,7 @@ def _executor(log: Path) -> Any:
     import submitit
     from submitit.local.local import LocalJob
 
-    class Executor(submitit.LocalExecutor):  # type: ignore[misc]
+    class Executor(submitit.LocalExecutor):
         def _submit_command(self, command: str) -> Any:
             given = self.parameters
             gpus = ",".join(map(str, range(given["gpus_per_node"])))

@@ -24,6 +24,8 @@ from lab.export.html import LabHTMLExporter
 SVG = '<svg xmlns="http://www.w3.org/2000/svg" width="8pt" height="4pt" viewBox="0 0 8 4"><rect width="8" height="4"/></svg>'
 PNG = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
 
+EXPORTER = LabHTMLExporter()
+
 
 def display(metadata: dict[str, Any] | None = None, **data: str) -> NotebookNode:
     """A display output; keywords are short names of its forms."""
@@ -43,7 +45,7 @@ def notebook(*cells: NotebookNode | str, **metadata: Any) -> NotebookNode:
 
 def export(*cells: NotebookNode | str, folder: Path | None = None, **metadata: Any) -> str:
     resources = {"metadata": {"name": "file", "path": str(folder or "")}}
-    return str(LabHTMLExporter().from_notebook_node(notebook(*cells, **metadata), resources)[0])
+    return str(EXPORTER.from_notebook_node(notebook(*cells, **metadata), resources)[0])
 
 
 def page(*cells: NotebookNode | str, folder: Path | None = None, **metadata: Any) -> BeautifulSoup:

@@ -231,3 +231,9 @@ def test_spread_keeps_order_and_room(parts):
     assert moved[-1] + widths[-1] / 2 <= 500 + 1e-6
     for nth in range(1, len(starts)):
         assert starts[nth] >= starts[nth - 1] + widths[nth - 1] - 1e-6
+
+
+def test_spread_moves_neighbours_alike():
+    assert spread([10, 12], [10, 10], low=0, high=100) == pytest.approx([6, 16])
+    assert spread([10, 50], [10, 10], low=0, high=100) == [10, 50]
+    assert spread([98, 99], [10, 10], low=0, high=100) == pytest.approx([85, 95])

@@ -1,0 +1,129 @@
+"""The command as its user meets it: what it answers to bad input, and its exit status."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from factories import record
+from studies import StudyMaker
+
+from lab import cli
+from lab.records import Store, write_record
+from lab.study import Study
+
+
+def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *words: object) -> tuple[int, str, str]:
+    """Exit status, output and errors of `lab WORDS`."""
+    monkeypatch.setattr(sys, "argv", ["lab", *map(str, words)])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    answer = capsys.readouterr()
+    return int(ended.value.code or 0), answer.out, " ".join(answer.err.split())
+
+
+BAD = {
+    "no verb": (["rnu", "quickstart"], "No such command 'rnu'"),
+    "no such study": (["run", "quikstart"], "did you mean 'quickstart'?"),
+    "a folder without a study": (["plan", "."], "a study is a folder with a study.yaml"),
+    "path that does not exist": (["run", "../../nowhere/else"], "no such study"),
+    "no such option": (["run", "quickstart", "--clutser", "local"], "No such option"),
+    "no such profile": (["run", "quickstart", "--cluster", "locla"], "did you mean 'local'?"),
+    "study missing": (["run"], "Missing argument"),
+    "a file for a study": (["run", "README.md"], "no such study"),
+}
+
+
+@pytest.mark.parametrize(("words", "message"), BAD.values(), ids=BAD.keys())
+def test_bad_arguments_end_with_two_and_say_what_to_do(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(Path(__file__).parent)
+    status, _, errors = run(capsys, monkeypatch, *words)
+    assert status == 2 and message in errors and "Traceback" not in errors
+
+
+def refused(
+    make_study: StudyMaker, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, **changes: object
+) -> str:
+    """What `lab run` says to a study that it refuses; no job was started and no record made."""
+    folder = make_study(**changes)
+    status, _, errors = run(capsys, monkeypatch, "run", folder)
+    assert status == 2 and not list(folder.glob("out/runs/*"))
+    return errors
+
+
+def text_at(path: str) -> dict[str, object]:
+    model = {"kind": "gpt", "layers": 1, "heads": 1, "width": 16, "block_size": 16}
+    return {"model": model, "data": {"kind": "text", "path": path}, "steps": 4, "warmup_steps": 1}
+
+
+@pytest.mark.parametrize("path", ["/etc", "../../../etc/passwd", "corpus.txt/../../../.."])
+def test_text_outside_the_study_is_refused(
+    path: str, make_study: StudyMaker, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "LAB_DATA_PATH" in refused(make_study, capsys, monkeypatch, base=text_at(path))
+
+
+def test_text_that_is_not_there_is_refused(
+    make_study: StudyMaker, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "nothing.txt" in refused(make_study, capsys, monkeypatch, base=text_at("nothing.txt"))
+
+
+def test_more_ranks_than_devices_are_refused(
+    make_study: StudyMaker, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    errors = refused(make_study, capsys, monkeypatch, grid={"global_batch_size": [4096], "world_size": [1, 4096]})
+    assert "needs 4096 ranks" in errors
+
+
+def test_unwritable_folder_is_refused(
+    make_study: StudyMaker, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = make_study()
+    (folder / "out").write_text("a file where the folder should be")
+    status, _, errors = run(capsys, monkeypatch, "run", folder)
+    assert status == 2 and "cannot be written" in errors
+
+
+def test_records_of_another_cluster_are_not_mixed(
+    make_study: StudyMaker, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study = Study.load(make_study())
+    write_record(record(study.runs[0], cluster="other"), Store(study.out).folder(study.tasks[0]))
+    status, _, errors = run(capsys, monkeypatch, "run", study.folder)
+    assert status == 2 and "were measured on other" in errors
+
+
+def test_plan_and_status_tell_what_is_measured(
+    make_study: StudyMaker, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study = Study.load(make_study())
+    write_record(record(study.runs[0]), Store(study.out).folder(study.tasks[0]))
+    status, answer, _ = run(capsys, monkeypatch, "plan", study.folder, "--json")
+    rows = json.loads(answer)
+    assert status == 0 and [row["measured"] for row in rows] == ["1/1", "0/1"]
+    parameters = 16 * 16 * 12 + 16 * 13 + 300 * 16 + 16 * 16 + 32
+    assert rows[0]["state_mb"] == pytest.approx(parameters * 16 / 1e6, abs=0.06)
+    status, answer, _ = run(capsys, monkeypatch, "status", study.folder, "--json")
+    assert status == 0 and [row["state"] for row in json.loads(answer)] == ["completed", "waiting"]
+
+
+def test_doctor_finds_this_environment(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    status, answer, _ = run(capsys, monkeypatch, "doctor", "--json")
+    checks = {check["name"]: check for check in json.loads(answer)}
+    assert status == 0 and checks["torch"]["present"] and checks["python"]["present"]
+
+
+def test_help_names_every_verb(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    status, answer, _ = run(capsys, monkeypatch, "--help")
+    assert status == 0 and all(verb in answer for verb in ("run", "plan", "status", "report", "doctor"))
+
+
+def test_the_command_is_installed() -> None:
+    answer = subprocess.run([sys.executable, "-m", "lab", "plan", "nowhere"], capture_output=True, text=True, check=False)
+    assert answer.returncode == 2 and answer.stderr.startswith("lab: ")
