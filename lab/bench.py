@@ -116,13 +116,12 @@ def _table(entries: list[Entry], marked: Entry) -> page.Table:
 
     speedups = _speedups(entries)
     rows = [
-        {"": "▶ this run" if entry == marked else "", "cluster": entry[0].folder.parent.name}
-        | _row(entry[1], speedups.get(_key(entry)))
+        {"": "▶" if entry == marked else "", "cluster": entry[0].folder.parent.name} | _row(entry[1], speedups.get(_key(entry)))
         for entry in sorted(entries, key=_order)
     ]
     frame = pd.DataFrame(rows)
     constant = ["cluster"] if frame["cluster"].nunique() == 1 else []
-    caption = "All runs of this bench; times are medians over the measured steps of the slowest rank"
+    caption = "All runs of this bench, ▶ the one above: median step of the slowest rank, speedup over the equal run on 1 rank"
     return page.Table(caption, frame.drop(columns=constant), index=False)
 
 
@@ -145,7 +144,7 @@ def _row(record: Record, speedup: float | None) -> dict[str, str]:
         "status": record.status,
         "step time": format_seconds(timing.step.median) if timing else "-",
         "samples/s": rounded(timing.samples_per_second) if timing else "-",
-        "speedup over 1 rank": "-" if timing is None else "1 rank not measured" if speedup is None else f"{speedup:.3g}",
+        "speedup": "-" if timing is None else "1 rank not measured" if speedup is None else f"{speedup:.3g}",
         "last loss": f"{loss[-1]:.3f}" if loss else "-",
     }
 
@@ -189,9 +188,9 @@ def _figure(name: str, records: list[Record], run_id: str) -> page.Figure:
     from lab.drawing.seen import see
 
     lines = see(records).lines
-    higher = max(SIZE[1], phase_bars.height(lines)) if name == "step_breakdown" else SIZE[1]
+    height = phase_bars.height(lines) if name == "step_breakdown" else SIZE[1]
     with figures.style(), io.StringIO() as stream:
-        sheet = Figure(figsize=(SIZE[0], higher), layout="constrained")
+        sheet = Figure(figsize=(SIZE[0], height), layout="constrained")
         ax = sheet.subplots()
         getattr(figures, name)(records, ax=ax)
         (_ring if name == "throughput" else _frame)(ax, lines, run_id)
@@ -203,7 +202,7 @@ def _figure(name: str, records: list[Record], run_id: str) -> page.Figure:
 def _ring(ax: Any, lines: Any, run_id: str) -> None:
     for _, points in lines:
         for row in points[points["run_id"] == run_id].to_dict("records"):
-            ax.plot(row["world_size"], row["samples_per_second"], "o", markersize=14, fillstyle="none", color="black")
+            ax.plot(row["world_size"], row["samples_per_second"], "o", markersize=11, fillstyle="none", color="black")
 
 
 def _frame(ax: Any, lines: Any, run_id: str) -> None:
