@@ -51,7 +51,10 @@ def train(run: Run, place: Place, *, device: torch.device, tokens: Tokens, progr
     scaler = torch.amp.GradScaler(device.type, enabled=run.precision == "fp16")
     sampler = Sampler(tokens.train, run=run, rank=place.rank)
     clock = clock_for(device)
-    losses, norms, rates, cpu_times = [], [], [], []
+    # Room made at once: small tensors kept from each step would split the heap and let the resident memory grow.
+    losses = torch.zeros(run.steps, run.grad_accum, device=device)
+    norms = torch.zeros(run.steps, device=device)
+    rates, cpu_times = [], []
     memory.reset_peak(device)
     first_step_at, before = time.time(), cpu_use(place.cores)
 
@@ -78,9 +81,9 @@ def train(run: Run, place: Place, *, device: torch.device, tokens: Tokens, progr
                 clock.lap("forward")
                 scaler.scale(loss / run.grad_accum).backward()
                 clock.lap("backward")
-            losses.append(loss.detach())  # reading its value here would make the host wait for the device
+            losses[step, micro] = loss.detach()  # stays on the device: reading it here would make the host wait
         scaler.unscale_(optimizer)
-        norms.append(nn.utils.clip_grad_norm_(model.parameters(), run.grad_clip))
+        norms[step] = nn.utils.clip_grad_norm_(model.parameters(), run.grad_clip)
         scaler.step(optimizer)
         scaler.update()
         optimizer.zero_grad(set_to_none=True)
@@ -92,7 +95,7 @@ def train(run: Run, place: Place, *, device: torch.device, tokens: Tokens, progr
     laps = clock.read()
     use = cpu_use(place.cores).since(before)
     peak_memory = memory.peak(device)
-    rank_loss = _values(losses).reshape(run.steps, run.grad_accum).mean(axis=1)
+    rank_loss = _values(losses).mean(axis=1)
     mean_loss = mean_over_ranks(rank_loss, device=device)
     _require_finite(mean_loss, run)
     return Training(
@@ -119,7 +122,7 @@ def evaluate(model: nn.Module, run: Run, place: Place, *, device: torch.device, 
             batch = torch.from_numpy(windows).to(device)
             losses.append(model(batch[:, :-1], batch[:, 1:]))
             progress("evaluating", number, len(batches))
-    return float(mean_over_ranks(_values(losses), device=device).mean())
+    return float(mean_over_ranks(_values(torch.stack(losses)), device=device).mean())
 
 
 def learning_rate(run: Run, step: int) -> float:
@@ -143,8 +146,8 @@ def _optimizer(model: nn.Module, run: Run) -> torch.optim.Optimizer:
     return torch.optim.AdamW(groups, lr=run.learning_rate, betas=(0.9, 0.95), fused=True)
 
 
-def _values(scalars: list[torch.Tensor]) -> FloatArray:
-    values: FloatArray = torch.stack(scalars).double().cpu().numpy()
+def _values(tensor: torch.Tensor) -> FloatArray:
+    values: FloatArray = tensor.double().cpu().numpy()
     return values
 
 
