@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import sys
+import tempfile
+import traceback
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,7 +21,11 @@ from lab.errors import LabError
 # Typer carries its own click or uses the installed one; this is the right one's error of a wrong command line.
 UsageError: Any = typer.BadParameter.__mro__[1]
 app = typer.Typer(
-    add_completion=False, no_args_is_help=True, rich_markup_mode=None, help="Scaling Lab: how does training scale here, and why?"
+    add_completion=False,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    help="Scaling Lab: how does training scale here, and why?",
 )
 console = Console()
 
@@ -142,6 +148,13 @@ def _cause(record: lab.Record) -> str:
     return f"{record.error.type}{rank}: {record.error.message}"
 
 
+def _keep_traceback() -> Path:
+    handle, name = tempfile.mkstemp(prefix="lab-traceback-", suffix=".txt", text=True)
+    with os.fdopen(handle, "w") as stream:
+        stream.write(traceback.format_exc())
+    return Path(name)
+
+
 def main() -> None:
     """Run the command; exit status 0 done, 1 something failed, 2 unusable input; never a traceback."""
     errors = Console(stderr=True)
@@ -157,5 +170,11 @@ def main() -> None:
         errors.print("lab: interrupted; the same command goes on from there")
         status = 1
     except BrokenPipeError:
+        status = 1
+    except Exception as error:  # noqa: BLE001 a user is told, and the traceback is kept for whoever mends it
+        errors.print(
+            f"lab: a fault of the lab itself: {type(error).__name__}: {error}\nlab: traceback in {_keep_traceback()}",
+            soft_wrap=True,
+        )
         status = 1
     sys.exit(status if isinstance(status, int) else 0)

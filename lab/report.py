@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import tempfile
 import warnings
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -72,7 +73,8 @@ def execute(template: Path, target: Path, parameters: Mapping[str, Any]) -> Path
     partial = target.with_name(f"{target.stem}.partial.ipynb")
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
-        with _quiet():
+        # Sockets in a private folder of each kernel's own: no open ports, and kernels that start together do not collide.
+        with _quiet(), tempfile.TemporaryDirectory(prefix="lab-kernel-") as sockets:
             papermill.execute_notebook(
                 str(template),
                 str(partial),
@@ -83,7 +85,8 @@ def execute(template: Path, target: Path, parameters: Mapping[str, Any]) -> Path
                 request_save_on_cell_execute=False,
                 autosave_cell_every=0,
                 cwd=str(Path.cwd()),
-                config=Config({"KernelManager": {"transport": "ipc"}}),  # private to the user, and no open ports
+                start_timeout=300,
+                config=Config({"KernelManager": {"transport": "ipc", "ip": f"{sockets}/kernel"}}),
             )
     except papermill.PapermillExecutionError as error:
         raise LabError(
@@ -91,6 +94,8 @@ def execute(template: Path, target: Path, parameters: Mapping[str, Any]) -> Path
         ) from None
     except DeadKernelError:
         raise LabError(f"{template.name}: its kernel died (out of memory?); partial notebook: {partial}") from None
+    except RuntimeError as error:
+        raise LabError(f"{template.name}: {error}; is the machine overloaded? The same command goes on from here") from None
     partial.replace(target)
     return target
 
