@@ -19,12 +19,13 @@ $(STAMP): requirements.lock pyproject.toml
 report: env
 	$(BIN)/lab run reports/quickstart
 
-# All tests; those that need chromium or Slurm are skipped where it is missing, unless CI=true.
-test: env
-	$(BIN)/python -m pytest tests
+# Unit tests on all cores, then whole studies and browsers one at a time. Where chromium or Slurm is missing its tests
+# are skipped, unless CI=true.
+test: unit
+	$(BIN)/python -m pytest tests/integration
 
 unit: env
-	$(BIN)/python -m pytest tests --ignore tests/integration
+	$(BIN)/python -m pytest tests --ignore tests/integration --numprocesses auto
 
 # JupyterLab on the loopback interface, with a token.
 lab: env

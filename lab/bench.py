@@ -125,10 +125,10 @@ def _table(entries: list[Entry], marked: Entry) -> page.Table:
     return page.Table(caption, frame.drop(columns=constant), index=False)
 
 
-def _order(entry: Entry) -> tuple[str, ...]:
-    run = entry[1].run
-    sizes = (run.global_batch_size, run.grad_accum, run.steps, run.world_size)
-    return entry[0].folder.parent.name, str(run.data), run.label.split(" ")[0], *(f"{size:09}" for size in sizes), run.id
+def _order(entry: Entry) -> tuple[Any, ...]:
+    study, run = entry[0], entry[1].run
+    names = (study.folder.parent.name, str(run.data), str(run.model), run.strategy, run.precision)
+    return *names, run.global_batch_size, run.grad_accum, run.steps, run.world_size, run.id
 
 
 def _row(record: Record, speedup: float | None) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import html
 import threading
 import time
@@ -16,6 +17,7 @@ from lab.cluster import Cluster
 from lab.errors import LabError, Problem
 from lab.inputs import problems_of
 from lab.launch import Jobs, TaskState, launch, states
+from lab.page import Figure, Prose, Table
 from lab.plan import STATE_BYTES_PER_PARAMETER, plan, state_bytes
 from lab.progress import clock
 from lab.records import Store
@@ -74,11 +76,11 @@ class Dashboard:
 
         row = {"flex_flow": "row wrap", "align_items": "center"}
         # Heights are fixed: a message that comes or goes moves nothing.
-        self.verdict = widgets.HTML(layout={"height": "4.5em", "overflow": "auto"})
+        self.verdict = widgets.HTML(layout={"height": "5.6em", "overflow": "auto"})
         self.run_button = widgets.Button(description="Run", button_style="primary", tooltip="measure this configuration")
         self.cancel_button = widgets.Button(description="Cancel", disabled=True, tooltip="end the run and keep nothing of it")
         self.bar = widgets.IntProgress(layout={"width": "12em"})
-        self.status = widgets.HTML(layout={"flex": "1 1 22em", "height": "3em", "overflow": "auto"})
+        self.status = widgets.HTML(layout={"flex": "1 1 22em", "height": "3.2em", "overflow": "auto"})
         self.results = widgets.Output()
         form = widgets.Box([*self.fields.values()], layout=row)
         controls = widgets.Box([self.run_button, self.cancel_button, self.bar, self.status], layout=row)
@@ -128,17 +130,17 @@ class Dashboard:
 
     def _attach(self) -> None:
         """Follow a run that still goes: this process's own, one that lost its driver, or another program's."""
-        running = [(kept, state) for kept in self.bench.studies() for state in states(kept) if state.state == "running"]
-        for kept, state in running[:1]:
-            cluster = kept.folder.parent.name
-            study = self.bench.study(state.task.run, cluster)
-            jobs = _driven.get(Store(study.out).folder(state.task))
-            try:
-                if (jobs is None or jobs.done) and not self.bench.is_driven(study):
-                    jobs = launch(study, cluster)
+        try:
+            running = [(kept, state) for kept in self.bench.studies() for state in states(kept) if state.state == "running"]
+            for kept, state in running[:1]:
+                cluster = kept.folder.parent.name
+                study = self.bench.study(state.task.run, cluster)
+                jobs = _driven.get(Store(study.out).folder(state.task))
+                if jobs is None or jobs.done:
+                    jobs = None if self.bench.is_driven(study) else launch(study, cluster)
                 self._follow(study, jobs)
-            except (LabError, OSError) as error:
-                self._say(f"{state.task.run.label} is running and cannot be followed: {error}")
+        except (LabError, OSError) as error:
+            self._say(f"A run that still goes cannot be followed: {error}")
 
     def _follow(self, study: Study, jobs: Jobs | None) -> None:
         """Show a run from now on; `jobs` is None where another program drives it."""
@@ -194,16 +196,14 @@ class Dashboard:
             threading.Thread(target=self._jobs.cancel, name="cancel", daemon=True).start()
 
     def _say(self, text: str) -> None:
-        self.status.value = _message(html.escape(text))
+        self.status.value = _message(html.escape(text), style="min-height: 3em; display: flex; align-items: center")
 
     def _show_results(self, study: Study | None = None) -> None:
-        from IPython.core.formatters import DisplayFormatter
-
-        bundles = map(DisplayFormatter().format, results(self.bench, study))
         # All at once: parts that are put in one by one would make the page jump.
-        self.results.outputs = tuple(
-            {"output_type": "display_data", "data": data, "metadata": metadata} for data, metadata in bundles
-        )
+        try:
+            self.results.outputs = tuple(map(_output, results(self.bench, study)))
+        except LabError as error:
+            self.results.outputs = (_output(Prose.of(f"The results cannot be shown: {error}")),)
 
 
 class Pace:
@@ -246,8 +246,23 @@ def _fields() -> dict[str, Any]:
     return fields
 
 
-def _message(text: str) -> str:
-    return f'<div role="status" style="line-height: 1.4">{text}</div>'
+def _output(part: Prose | Table | Figure) -> dict[str, Any]:
+    """A part of a page as an output of Jupyter; figures as images in HTML, because JupyterLab shows no other with their text."""
+    from IPython.core.formatters import DisplayFormatter
+
+    formatter: Any = DisplayFormatter()
+    data, metadata = formatter.format(part)
+    if isinstance(part, Figure):
+        source = base64.b64encode(part.svg.encode()).decode()
+        data = {
+            "text/html": f'<img alt="{html.escape(part.alt)}" src="data:image/svg+xml;base64,{source}">',
+            "text/plain": part.alt,
+        }
+    return {"output_type": "display_data", "data": data, "metadata": metadata}
+
+
+def _message(text: str, *, style: str = "") -> str:
+    return f'<div role="status" style="line-height: 1.4; {style}">{text}</div>'
 
 
 def _in_words(problem: Problem) -> str:

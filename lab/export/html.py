@@ -28,8 +28,8 @@ from lab.export.document import Document
 class LabHTMLExporter(HTMLExporter):
     """Exporter of nbconvert: `jupyter nbconvert --to lab_html NOTEBOOK`.
 
-    Cells tagged `remove-cell` are left out, `hide-input` shows no code, `hide-output` no output. A figure's metadata may
-    hold `alt` and `caption`. Title and authors come from the notebook's metadata (`title`, `authors`), or the title from
+    Cells tagged `remove-cell` and the parameters that papermill injects are left out, `hide-input` shows no code,
+    `hide-output` no output. A figure's metadata may hold `alt` and `caption`. Title and authors come from the notebook's metadata (`title`, `authors`), or the title from
     the first heading. Raises LabError for a formula that cannot be translated and for a missing or remote image.
     """
 
@@ -50,7 +50,7 @@ class LabHTMLExporter(HTMLExporter):
             {
                 "TagRemovePreprocessor": {
                     "enabled": True,
-                    "remove_cell_tags": {"remove-cell"},
+                    "remove_cell_tags": {"remove-cell", "injected-parameters"},
                     "remove_input_tags": {"hide-input"},
                     "remove_all_outputs_tags": {"hide-output"},
                 },

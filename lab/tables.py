@@ -1,0 +1,130 @@
+"""Tables that others wrote: a CSV file as a DataFrame of text, and words where it cannot be one."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lab.errors import InputError, Problem, nearest
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+MAX_BYTES = 50 * 10**6
+DELIMITERS = (",", ";", "\t", "|")
+MAX_CELL = 1_000_000
+SAMPLE_LINES = 50
+
+
+def read_table(path: str | Path, mapping: Mapping[str, str] | None = None) -> pd.DataFrame:
+    """A delimited text file (comma, semicolon, tab or bar) as a DataFrame of text, empty cells as "".
+
+    Lines that start with # are no data; their text is in `frame.attrs["notes"]`, the file's stem in
+    `frame.attrs["name"]`. `mapping` is {canonical name: column}, checked against the header.
+
+    Raises InputError for a file that is missing, larger than 50 MB, not text, without rows, with a column twice, with
+    rows longer than the header, or without a column that the mapping names.
+    """
+    import pandas as pd
+
+    path = Path(path)
+    lines = _text(path).splitlines()
+    notes = [line.lstrip("# ").rstrip() for line in lines if line.startswith("#")]
+    # An empty line stays, so that the reader's line numbers are those of the file.
+    content = ["" if line.startswith("#") else line for line in lines]
+    sample = [line for line in content if line.strip()][:SAMPLE_LINES]
+    if len(sample) < 2:
+        raise InputError(str(path), [Problem("file", "no header with rows below it", "write a line of column names first")])
+    header, rows = _cells(path, content, _delimiter(sample))
+    _check_header(path, header, mapping)
+    frame = pd.DataFrame(rows, columns=header, dtype="object")
+    frame.attrs |= {"notes": notes, "name": path.stem}
+    return frame
+
+
+def _text(path: Path) -> str:
+    try:
+        with path.open("rb") as stream:
+            raw = stream.read(MAX_BYTES + 1)
+    except (OSError, ValueError) as error:
+        what = getattr(error, "strerror", None) or str(error)
+        raise InputError(str(path), [Problem("file", what, "check the path and its permissions")]) from None
+    if len(raw) > MAX_BYTES:
+        raise InputError(str(path), [Problem("file", f"larger than {MAX_BYTES // 10**6} MB", "give a table of results")])
+    if raw.startswith((b"\xff\xfe", b"\xfe\xff")):
+        return _decoded(path, raw, "utf-16")
+    if b"\0" in raw:
+        raise InputError(str(path), [Problem("file", "not text", "save the table as CSV")])
+    try:
+        return raw.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        return _decoded(path, raw, "cp1252")  # what spreadsheets write where they do not write UTF-8
+
+
+def _decoded(path: Path, raw: bytes, encoding: str) -> str:
+    try:
+        return raw.decode(encoding)
+    except UnicodeDecodeError:
+        raise InputError(str(path), [Problem("file", "not UTF-8 text", "save it as CSV in UTF-8")]) from None
+
+
+def _delimiter(lines: Sequence[str]) -> str:
+    """The delimiter that the header has, and most rows as often as the header."""
+
+    def agreement(delimiter: str) -> tuple[float, int]:
+        counts = [len(next(csv.reader([line], delimiter=delimiter), [])) for line in lines]
+        return (Counter(counts)[counts[0]] / len(counts) if counts[0] > 1 else 0.0, counts[0])
+
+    try:
+        return max(DELIMITERS, key=agreement)
+    except csv.Error:
+        return ","
+
+
+def _cells(path: Path, lines: Sequence[str], delimiter: str) -> tuple[list[str], list[list[str]]]:
+    csv.field_size_limit(MAX_CELL)
+    reader = csv.reader(io.StringIO("\n".join(lines)), delimiter=delimiter, skipinitialspace=True)
+    header: list[str] = []
+    rows: list[list[str]] = []
+    try:
+        for row in reader:
+            cells = [cell.strip() for cell in row]
+            if not any(cells):
+                continue
+            if not header:
+                header = _header(cells)
+                continue
+            while len(cells) > len(header) and not cells[-1]:
+                cells.pop()
+            if len(cells) > len(header):
+                what = f"{len(cells)} cells under {len(header)} column names"
+                raise InputError(str(path), [Problem(f"line {reader.line_num}", what, "quote cells that hold the delimiter")])
+            rows.append(cells + [""] * (len(header) - len(cells)))
+    except csv.Error as error:
+        raise InputError(str(path), [Problem(f"line {reader.line_num}", str(error), "mend the quotes here")]) from None
+    if not rows:
+        raise InputError(str(path), [Problem("file", "no rows below the column names", "a table needs measurements")])
+    return header, rows
+
+
+def _header(cells: list[str]) -> list[str]:
+    """Column names; trailing empty ones are dropped, an empty one in front is the index of who saved a DataFrame."""
+    while cells and not cells[-1]:
+        cells.pop()
+    return [cell or f"unnamed {number}" for number, cell in enumerate(cells, start=1)]
+
+
+def _check_header(path: Path, header: Sequence[str], mapping: Mapping[str, str] | None) -> None:
+    twice = [name for name, count in Counter(header).items() if count > 1]
+    problems = [Problem(f"column {name!r}", "is there more than once", "rename one of them") for name in twice]
+    problems += [
+        Problem(f"columns.{name}", f"no column {column!r}", nearest(str(column), header))
+        for name, column in (mapping or {}).items()
+        if column not in header
+    ]
+    if problems:
+        raise InputError(str(path), problems)

@@ -1,0 +1,168 @@
+"""The interactive bench as its users meet it: in JupyterLab, in a real browser, with a real run."""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import nbformat
+import pytest
+from playwright.sync_api import Browser, Locator, Page, expect
+
+from lab.records import read_record
+from lab.report import NOTEBOOKS, execute
+
+NOTEBOOK = NOTEBOOKS / "explore.ipynb"
+PATIENCE_MS = 120_000
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A folder with a copy of the notebook and an empty `reports/`, in which its kernel will start."""
+    folder = tmp_path / "project"
+    (folder / "reports").mkdir(parents=True)
+    shutil.copy(NOTEBOOK, folder)
+    return folder
+
+
+@pytest.fixture
+def server(project: Path, tmp_path: Path) -> Iterator[str]:
+    """The address of the notebook in a JupyterLab of its own: loopback, token, no settings of the user."""
+    token, port = secrets.token_hex(16), free_port()
+    words = [sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root"]
+    words += ["--ServerApp.ip=127.0.0.1", f"--ServerApp.port={port}", "--ServerApp.port_retries=0"]
+    parts = (
+        "JUPYTER_CONFIG_DIR",
+        "JUPYTER_DATA_DIR",
+        "JUPYTER_RUNTIME_DIR",
+        "JUPYTERLAB_SETTINGS_DIR",
+        "JUPYTERLAB_WORKSPACES_DIR",
+    )
+    own = {name: str(tmp_path / name.lower()) for name in parts} | {"JUPYTER_TOKEN": token}
+    silence = tmp_path / "jupyterlab_settings_dir" / "@jupyterlab" / "apputils-extension" / "notification.jupyterlab-settings"
+    silence.parent.mkdir(parents=True)
+    silence.write_text('{"fetchNews": "false", "checkForUpdates": false}')
+    with (tmp_path / "server.log").open("w") as log:
+        process = subprocess.Popen(
+            words, cwd=project, env=os.environ | own, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+        )
+    try:
+        wait_for_server(f"http://127.0.0.1:{port}/api/status?token={token}", process, tmp_path / "server.log")
+        yield f"http://127.0.0.1:{port}/lab/tree/explore.ipynb?token={token}"
+    finally:
+        process.terminate()
+        try:
+            process.wait(timeout=30)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def wait_for_server(address: str, process: subprocess.Popen[bytes], log: Path) -> None:
+    for _ in range(600):
+        assert process.poll() is None, log.read_text()
+        try:
+            with urllib.request.urlopen(address, timeout=5):
+                return
+        except OSError:
+            time.sleep(0.1)
+    pytest.fail(log.read_text())
+
+
+@pytest.fixture
+def page(server: str, chromium: Browser, tmp_path: Path) -> Iterator[Page]:
+    opened = chromium.new_page(viewport={"width": 1300, "height": 1400})
+    opened.set_default_timeout(PATIENCE_MS)
+    opened.goto(server)
+    expect(opened.locator(".jp-Notebook .jp-CodeCell").first).to_be_visible(timeout=PATIENCE_MS)
+    idle(opened)
+    yield opened
+    opened.screenshot(path=tmp_path / "last.png")
+    opened.close()
+
+
+def idle(page: Page) -> None:
+    """Wait until the kernel has nothing to do; before it is known to JupyterLab, a command would ask which one to take."""
+    expect(page.get_by_text(re.compile(r"\| Idle$"))).to_be_visible(timeout=PATIENCE_MS)
+
+
+def menu(page: Page, name: str, entry: str) -> None:
+    page.get_by_role("menuitem", name=name, exact=True).click()
+    page.get_by_role("menuitem", name=re.compile(f"^{re.escape(entry)}")).first.click()
+
+
+def bench(page: Page) -> Locator:
+    """The bench's cell; JupyterLab draws only what is in sight."""
+    page.evaluate("document.querySelector('.jp-WindowedPanel-outer').scrollTop = 0")
+    cell = page.locator(".jp-CodeCell").first
+    expect(cell.get_by_label("Model")).to_be_visible(timeout=PATIENCE_MS)
+    return cell
+
+
+def fill(page: Page, cell: Locator, label: str, value: int) -> None:
+    """Put a number into a control with the keyboard alone."""
+    cell.get_by_label(label, exact=True).focus()
+    page.keyboard.press("Control+a")
+    page.keyboard.type(str(value))
+
+
+def test_measure_in_the_browser_and_find_it_again_after_a_restart(page: Page, project: Path, tmp_path: Path) -> None:
+    menu(page, "Run", "Run All Cells")
+    expect(page.get_by_text("[4]:").first).to_be_visible(timeout=PATIENCE_MS)  # the last code cell, where the page scrolls to
+    cell = bench(page)
+    fill(page, cell, "Steps", 1)
+    expect(cell.get_by_text("greater than or equal to 2")).to_be_visible()
+    expect(cell.get_by_role("button", name="Run", exact=True)).to_be_disabled()
+    where = cell.get_by_role("button", name="Run", exact=True).bounding_box()
+    for label, value in {"Steps": 4, "Warm-up steps": 1, "Global batch size": 4}.items():
+        fill(page, cell, label, value)
+    cell.get_by_label("Precision").focus()
+    for key in ("Space", "ArrowDown", "Enter", "Space", "ArrowUp", "Enter"):  # to bf16 and back
+        page.keyboard.press(key)
+    expect(cell.get_by_text("Not measured yet")).to_be_visible()
+    assert cell.get_by_role("button", name="Run", exact=True).bounding_box() == where, "a message moved the page"
+    cell.get_by_role("button", name="Run", exact=True).focus()
+    page.keyboard.press("Enter")
+    expect(cell.get_by_role("button", name="Cancel")).to_be_enabled()
+    expect(cell.get_by_role("row", name=re.compile("▶"))).to_contain_text("gpt-nano ddp x1, batch 4, fp32", timeout=PATIENCE_MS)
+    assert "completed" in cell.get_by_role("row", name=re.compile("▶")).inner_text()
+    expect(cell.get_by_role("img", name=re.compile("Throughput"))).to_be_visible()
+    page.screenshot(path=tmp_path / "measured.png")
+    (path,) = (project / "reports" / "bench").rglob("record.json")
+    record = read_record(path)
+    assert record is not None and record.completed and (record.run.steps, record.run.global_batch_size) == (4, 4)
+    written = path.stat().st_mtime_ns
+
+    menu(page, "Kernel", "Restart Kernel…")
+    page.locator(".jp-Dialog .jp-mod-accept").click()
+    idle(page)
+    bench(page).locator(".jp-InputArea-editor").click()
+    page.keyboard.press("Control+Enter")
+    cell = page.locator(".jp-CodeCell").first
+    expect(cell.get_by_text("Nothing is running.")).to_be_visible(timeout=PATIENCE_MS)
+    expect(cell.get_by_role("row", name=re.compile("▶"))).to_contain_text("gpt-nano ddp x1, batch 4, fp32", timeout=PATIENCE_MS)
+    assert path.stat().st_mtime_ns == written
+    page.screenshot(path=tmp_path / "restarted.png")
+
+
+def test_notebook_executes_without_a_browser_and_measures_nothing(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(project)
+    done = nbformat.read(execute(NOTEBOOK, project / "done.ipynb", {}), as_version=4)
+    outputs = [output for cell in done.cells for output in cell.get("outputs", [])]
+    assert any("application/vnd.jupyter.widget-view+json" in output.get("data", {}) for output in outputs)
+    assert not list((project / "reports").rglob("job.json"))
