@@ -36,7 +36,7 @@ check: env
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/nbstripout --verify --extra-keys "metadata.papermill cell.metadata.papermill cell.metadata.execution" $$(git ls-files '*.ipynb')
-	$(BIN)/codespell
+	$(BIN)/codespell $$(git ls-files)
 
 format: env
 	$(BIN)/ruff check --fix .

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import io
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -175,28 +175,10 @@ def _figures(entries: list[Entry], marked: Entry) -> list[page.Prose | page.Figu
         return []
     others = len({record.run_id for record in near}) > 1 and marked[1].completed
     note = "Runs of the same model on the same data" + ("; this run is ringed and framed." if others else ".")
-    return [page.Prose.of(note), *(_figure(name, near, run.id if others else "") for name in ("throughput", "step_breakdown"))]
-
-
-def _figure(name: str, records: list[Record], run_id: str) -> page.Figure:
-    """A figure with one run marked, drawn without pyplot: the kernel's own figures and their backend stay as they are."""
-    from matplotlib.figure import Figure
-
-    from lab import figures
-    from lab.drawing import phase_bars
-    from lab.drawing.look import SIZE
-    from lab.drawing.seen import see
-
-    lines = see(records).lines
-    height = phase_bars.height(lines) if name == "step_breakdown" else SIZE[1]
-    with figures.style(), io.StringIO() as stream:
-        sheet = Figure(figsize=(SIZE[0], height), layout="constrained")
-        ax = sheet.subplots()
-        getattr(figures, name)(records, ax=ax)
-        (_ring if name == "throughput" else _frame)(ax, lines, run_id)
-        sheet.savefig(stream, format="svg", metadata={"Date": None, "Creator": None})
-        svg = stream.getvalue()
-    return page.Figure(svg[svg.index("<svg") :], figures.alt_text(name, records))
+    return [
+        page.Prose.of(note),
+        *(page.figure(name, near, mark=partial(mark, run_id=run.id if others else "")) for name, mark in MARKS),
+    ]
 
 
 def _ring(ax: Any, lines: Any, run_id: str) -> None:
@@ -216,3 +198,6 @@ def _frame(ax: Any, lines: Any, run_id: str) -> None:
         parts = [patch for patch in ax.patches if patch.get_y() <= y <= patch.get_y() + patch.get_height()]
         width = max(patch.get_x() + patch.get_width() for patch in parts)
         ax.barh(y, width, height=BAR, fill=False, edgecolor="black", linewidth=2)
+
+
+MARKS = (("throughput", _ring), ("step_breakdown", _frame))

@@ -6,7 +6,7 @@ import html
 import io
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,11 @@ from lab.study import Run, Study
 
 if TYPE_CHECKING:
     import pandas as pd
+    from matplotlib.axes import Axes
+
+    from lab.analysis.lines import Curve
+
+    Mark = Callable[[Axes, list[Curve]], None]
 
 
 @dataclass(frozen=True)
@@ -45,6 +50,8 @@ class Table:
     index: bool = True
 
     def _repr_html_(self) -> str:
+        if self.frame.empty:
+            return f"<p>{html.escape(self.caption)}: nothing yet.</p>"
         body = self.frame.to_html(index=self.index, border=0, na_rep="not measured", escape=True)
         return body.replace(">", f"><caption>{html.escape(self.caption)}</caption>", 1)
 
@@ -63,20 +70,27 @@ class Figure:
         return {"image/svg+xml": self.svg, "text/plain": self.alt}, {"image/svg+xml": {"alt": self.alt}}
 
 
-def figure(name: str, source: Study | Sequence[Record]) -> Figure:
-    """Draw one figure of `lab.figures` by its name."""
-    import matplotlib as mpl
+def figure(name: str, source: Study | Sequence[Record], *, mark: Mark | None = None) -> Figure:
+    """Draw one figure of `lab.figures` by its name; `mark` draws something more upon it.
 
-    mpl.use("svg")
-    from matplotlib import pyplot as plt
+    It is drawn without pyplot, so that the kernel's own figures and their backend stay as they are.
+    """
+    from matplotlib import figure as canvas
 
     from lab import figures
+    from lab.drawing import phase_bars
+    from lab.drawing.look import SIZE
+    from lab.drawing.seen import see
 
-    axes = getattr(figures, name)(source)
+    lines = see(source).lines
+    height = phase_bars.height(lines) if name == "step_breakdown" else SIZE[1]
     with figures.style(), io.StringIO() as stream:
-        axes.figure.savefig(stream, format="svg", metadata={"Date": None, "Creator": None}, transparent=True)
+        sheet = canvas.Figure(figsize=(SIZE[0], height), layout="constrained")
+        axes = getattr(figures, name)(source, ax=sheet.subplots())
+        if mark is not None:
+            mark(axes, lines)
+        sheet.savefig(stream, format="svg", metadata={"Date": None, "Creator": None}, transparent=True)
         svg = stream.getvalue()
-    plt.close(axes.figure)
     return Figure(svg[svg.index("<svg") :], figures.alt_text(name, source))
 
 

@@ -62,13 +62,42 @@ class Timing(_Part):
     peak_source: str | None = Field(description="vendor figure with its source, or how it was measured")
 
 
+class Event(_Part):
+    """One bar of a timeline, in seconds from the earliest start of its step on any rank.
+
+    `name` is forward, backward, optimizer, or "bucket k"; a bucket starts when it is handed to the link.
+    """
+
+    rank: int
+    name: str
+    start: float
+    end: float
+    ready: float | None = Field(default=None, description="when the gradients of a bucket were complete")
+    bytes: int | None = Field(default=None, description="of a bucket on the link")
+
+
 class Communication(_Part):
-    """What went over the links, per step: seconds of the slowest rank, bytes per rank. None where not measured."""
+    """What went over the links, per step: seconds of the slowest rank of each step, bytes per rank.
+
+    None where not measured; at world size 1 nothing is sent, and only `ddp_overhead_time` can be there.
+    `total` is the union of the buckets' times on the link, `exposed` its part after the last gradient was computed,
+    `overlap` the rest; `straggler` is the part of `exposed` until the last rank had its gradients, `transfer` the rest.
+    `sync_cost` comes from another method: rounds of forward and backward with and without synchronisation, in turn.
+    """
 
     total: Stat | None = None
     exposed: Stat | None = None
+    straggler: Stat | None = None
+    transfer: Stat | None = None
+    overlap: Stat | None = None
     bytes: int | None = None
-    buckets: int | None = None
+    buckets: list[int] | None = Field(default=None, description="bytes of each bucket on the link, in order")
+    per_rank: dict[str, list[float]] = Field(default={}, description="medians by rank of total, exposed, straggler")
+    sync_cost: Stat | None = Field(default=None, description="slowest rank with synchronisation, less without; over rounds")
+    sync_exposed: Stat | None = Field(default=None, description="exposed in the same rounds, on the rank that others wait for")
+    stolen_compute: Stat | None = Field(default=None, description="sync_cost - sync_exposed, round by round")
+    ddp_overhead_time: Stat | None = Field(default=None, description="DDP's wrapper less the bare module, at world size 1")
+    timeline: list[Event] = Field(default=[], description="the median measured step on all ranks")
 
 
 class Memory(_Part):
@@ -224,10 +253,10 @@ def write_record(record: Record, folder: Path) -> Path:
     return path
 
 
-def load_records(source: Study | str | Path | Sequence[Record]) -> list[Record]:
-    """Records of a study's present grid, of all that lies in a study's folder, or as they are given."""
+def load_records(source: Study | str | Path | Sequence[Record], *, tasks: Sequence[Task] | None = None) -> list[Record]:
+    """Records of a study's present grid or of some of its `tasks`, of all that lies in a folder, or as they are given."""
     if isinstance(source, Study):
-        return Store(source.out).records(source.tasks)
+        return Store(source.out).records(source.tasks if tasks is None else tasks)
     if isinstance(source, str | Path):
         return Store(find_folder(source) / "out").records()
     return list(source)

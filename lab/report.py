@@ -56,7 +56,7 @@ def _is_stale(folder: Path) -> bool:
 
 
 def _run_notebook(study: Study, task: Task, folder: Path) -> Path:
-    parameters = {"study": str(study.folder), "run_id": task.run.id, "repeat": task.repeat, "quick": study.quick}
+    parameters = {"study": str(study.folder), "run_id": task.run.id, "repeat": task.repeat, "quick": study.quick, "measure": False}
     return execute(NOTEBOOKS / "run.ipynb", folder / "run.ipynb", parameters)
 
 
@@ -86,6 +86,7 @@ def execute(template: Path, target: Path, parameters: Mapping[str, Any]) -> Path
                 autosave_cell_every=0,
                 cwd=str(Path.cwd()),
                 start_timeout=300,
+                extra_arguments=["--IPKernelApp.log_level=50"],
                 config=Config({"KernelManager": {"transport": "ipc", "ip": f"{sockets}/kernel"}}),
             )
     except papermill.PapermillExecutionError as error:

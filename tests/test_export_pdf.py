@@ -234,3 +234,9 @@ def test_exporters_are_registered() -> None:
 
     assert get_exporter("lab_pdf") is LabPDFExporter
     assert get_exporter("lab_html") is LabHTMLExporter
+
+
+def test_table_without_cells_is_left_out() -> None:
+    output = new_output("display_data", {"text/html": "<table><caption>An empty one</caption></table>"})
+    body, _ = LabPDFExporter().from_notebook_node(new_notebook(cells=[new_code_cell("", outputs=[output])]))
+    assert body.startswith(b"%PDF")

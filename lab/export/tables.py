@@ -19,6 +19,9 @@ NOTHING = frozenset({"", "-", "–", "—", "nan", "NaN", "None", "NaT", "<NA>",
 def arrange(soup: BeautifulSoup) -> None:
     """Mark columns of numbers, drop what pandas wrote for looks, and put each table in a box that can scroll."""
     for table in soup.find_all("table"):
+        if table.find(["td", "th"]) is None:  # Typst knows no table without columns
+            table.replace_with(*(table.caption.contents if table.caption else ()))
+            continue
         for name in ("border", "align"):
             table.attrs.pop(name, None)
         _merge_index_names(table)

@@ -1,0 +1,109 @@
+"""A study from its file to its report, as a user runs it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import nbformat
+import pytest
+from factories import record
+from playwright.sync_api import Browser
+from pypdf import PdfReader
+from studies import StudyMaker
+
+import lab
+from lab.records import Failure, Store, write_record
+from lab.report import execute
+from lab.study import Study
+
+NOTEBOOKS = Path(__file__).parent.parent.parent / "notebooks"
+
+
+@pytest.fixture
+def measured(make_study: StudyMaker) -> Study:
+    """A study whose records are there already: three repeats of two world sizes."""
+    study = Study.load(make_study(repeats=3, title="Two <b>ranks</b> & $one$ #study"))
+    for task in study.tasks:
+        time = 0.2 / task.run.world_size * (1 + 0.01 * task.repeat)
+        write_record(record(task.run, task.repeat, step_time=time), Store(study.out).folder(task))
+    return study
+
+
+def test_run_ends_in_a_report_and_a_second_call_runs_no_job(make_study: StudyMaker) -> None:
+    folder = make_study()
+    first = subprocess.run([sys.executable, "-m", "lab", "run", str(folder)], capture_output=True, text=True, check=False)
+    assert first.returncode == 0, first.stderr
+    assert "2 of 2 runs completed" in first.stdout and "report.html" in first.stdout and "report.pdf" in first.stdout
+    study = Study.load(folder)
+    jobs = sorted(study.out.glob("runs/*/*/log/*_submitted.pkl"))
+    for task in study.tasks:
+        assert {"record.json", "steps.parquet", "run.ipynb", "log"} <= {
+            path.name for path in Store(study.out).folder(task).iterdir()
+        }
+    second = subprocess.run([sys.executable, "-m", "lab", "run", str(folder)], capture_output=True, text=True, check=False)
+    assert second.returncode == 0 and sorted(study.out.glob("runs/*/*/log/*_submitted.pkl")) == jobs
+
+
+def test_report_opens_offline_and_says_what_was_measured(measured: Study, chromium: Browser) -> None:
+    made = lab.report(measured)
+    context = chromium.new_context(offline=True)
+    page = context.new_page()
+    asked, faults = [], []
+    page.on("request", lambda request: asked.append(request.url))
+    page.on("pageerror", lambda error: faults.append(str(error)))
+    page.on("console", lambda message: faults.append(message.text))
+    page.goto(made.html.as_uri())
+    assert asked == [made.html.as_uri()] and faults == []
+    text = page.inner_text("body")
+    assert "Two <b>ranks</b> & $one$ #study" in text and "Does it work?" in text
+    assert "1.98" in text or "2.0" in text  # the speedup of the records above
+    assert page.locator("math").count() >= 3
+    pictures = page.locator("figure svg, figure img")
+    assert pictures.count() >= 6
+    boxes = [pictures.nth(i).bounding_box() for i in range(pictures.count())]
+    assert all(box is not None and box["width"] > 200 and box["height"] > 80 for box in boxes)
+    assert str(measured.folder) not in page.content()
+    context.close()
+    words = " ".join(page.extract_text() for page in PdfReader(made.pdf).pages)
+    assert "Two <b>ranks</b> & $one$ #study" in words and "Amdahl" in words
+
+
+def test_report_of_a_study_with_failures_names_the_holes(measured: Study) -> None:
+    store = Store(measured.out)
+    lost, failed = measured.tasks[1], measured.tasks[2]
+    (store.folder(lost) / "record.json").unlink()
+    error = Failure(type="ValueError", message="bad sample", rank=0)
+    write_record(record(failed.run, failed.repeat, status="failed", error=error), store.folder(failed))
+    made = lab.report(measured)
+    text = made.html.read_text()
+    assert "not run yet" in text and "ValueError: bad sample" in text
+
+
+def test_report_of_a_study_without_records_says_so(make_study: StudyMaker) -> None:
+    made = lab.report(Study.load(make_study()))
+    assert "no run has completed" in made.html.read_text()
+
+
+def test_run_notebook_by_itself_shows_its_record(measured: Study, tmp_path: Path) -> None:
+    task = measured.tasks[0]
+    path = execute(
+        NOTEBOOKS / "run.ipynb",
+        tmp_path / "run.ipynb",
+        {"study": str(measured.folder), "run_id": task.run.id, "repeat": task.repeat},
+    )
+    shown = nbformat.reads(path.read_text(), as_version=4)
+    assert any("samples/s" in str(output) for cell in shown.cells for output in cell.get("outputs", []))
+
+
+def test_unknown_parameter_of_a_notebook_is_an_input_error(tmp_path: Path) -> None:
+    with pytest.raises(lab.InputError, match="did you mean 'study'"):
+        execute(NOTEBOOKS / "run.ipynb", tmp_path / "run.ipynb", {"studdy": "x"})
+    assert not list(tmp_path.iterdir())
+
+
+def test_failing_notebook_is_kept_and_named(tmp_path: Path) -> None:
+    with pytest.raises(lab.LabError, match="partial notebook"):
+        execute(NOTEBOOKS / "run.ipynb", tmp_path / "run.ipynb", {"study": str(tmp_path / "nowhere")})
+    assert (tmp_path / "run.partial.ipynb").exists() and not (tmp_path / "run.ipynb").exists()
