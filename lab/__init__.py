@@ -12,6 +12,9 @@ lab.report(study)
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from lab import benchmarks, calibration
+from lab.auditing import audit
+from lab.calibrate import calibrate
 from lab.cluster import Cluster
 from lab.dashboard import dashboard
 from lab.doctor import doctor
@@ -38,6 +41,10 @@ __all__ = [
     "Record",
     "Run",
     "Study",
+    "audit",
+    "benchmarks",
+    "calibrate",
+    "calibration",
     "dashboard",
     "detach",
     "doctor",

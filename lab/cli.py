@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import sys
 import tempfile
 import traceback
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,7 +18,7 @@ from rich.markup import escape
 from rich.table import Table
 
 import lab
-from lab.errors import LabError
+from lab.errors import InputError, LabError, Problem, nearest
 
 # Typer carries its own click or uses the installed one; this is the right one's error of a wrong command line.
 UsageError: Any = typer.BadParameter.__mro__[1]
@@ -102,6 +104,54 @@ def report(study: StudyArgument, quick: QuickOption = False, as_json: JsonOption
 
 
 @app.command()
+def audit(
+    source: Annotated[str, typer.Argument(metavar="STUDY_OR_TABLE", help="A study, or a CSV of anybody's results.")],
+    column: Annotated[
+        list[str] | None, typer.Option("--column", metavar="NAME=COLUMN", help="What a column of the table is.")
+    ] = None,
+    quick: QuickOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Say what in a study, or in a table of anybody's results, cannot be trusted."""
+    found = lab.audit(lab.Study.load(source, quick=True) if quick else source, columns=_mapping(column or []))
+    _answer(as_json, found.model_dump(mode="json"), str(found))
+    if not found.trustworthy:
+        grave = sum(finding.severity != "note" for finding in found.findings)
+        raise LabError(f"{grave} finding{'s' * (grave > 1)} that must be mended before these numbers are believed")
+
+
+@app.command()
+def calibrate(
+    cluster: ClusterOption = "local",
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer sizes.")] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Measure again what was measured today.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Measure the collectives by size, matrix products and memory of a cluster, and fit alpha and beta."""
+    found = lab.calibrate(cluster, quick=quick, fresh=fresh, progress=not as_json)
+    if as_json:
+        _answer(as_json, found.model_dump(mode="json"), "")
+        return
+    for frame in (lab.calibration.fits_table(found), lab.calibration.throughput_table(found)):
+        console.print(_table(frame.reset_index(drop=frame.index.name is None).to_dict("records")))
+
+
+@app.command()
+def bench(
+    what: Annotated[str, typer.Argument(metavar="overhead", help="overhead: what measuring costs a step.")],
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer rounds.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Measure the lab itself."""
+    if what != "overhead":
+        raise InputError("bench", [Problem(what, "no such benchmark", nearest(what, ["overhead"]))])
+    found = lab.benchmarks.overhead(quick=quick)
+    _answer(as_json, dataclasses.asdict(found), str(found))
+    if not found.within_limit:
+        raise LabError(f"measuring costs more than the limit of {lab.benchmarks.LIMIT}")
+
+
+@app.command()
 def doctor(as_json: JsonOption = False) -> None:
     """Show what this machine has, what is missing, and the command that gets it."""
     checks = lab.doctor()
@@ -120,18 +170,29 @@ def doctor(as_json: JsonOption = False) -> None:
         raise LabError(f"missing: {', '.join(missing)}")
 
 
+def _mapping(columns: list[str]) -> dict[str, str] | None:
+    wrong = [Problem("--column", f"{pair!r} is no NAME=COLUMN", "such as world_size=gpus") for pair in columns if "=" not in pair]
+    if wrong:
+        raise InputError("audit", wrong)
+    return dict(pair.split("=", 1) for pair in columns) or None
+
+
 def _answer(as_json: bool, content: Any, text: str | Table) -> None:
     if as_json:
-        sys.stdout.write(json.dumps(content, indent=1, default=str) + "\n")
+        sys.stdout.write(json.dumps(content, indent=1, default=_plain) + "\n")
     else:
         console.print(text, highlight=False, markup=False, soft_wrap=isinstance(text, str))
 
 
-def _table(rows: list[dict[str, Any]]) -> Table:
+def _plain(value: Any) -> Any:
+    return value.model_dump(mode="json") if hasattr(value, "model_dump") else str(value)
+
+
+def _table(rows: Sequence[Mapping[Any, Any]]) -> Table:
     shown = Table(box=None, pad_edge=False, header_style="bold")
     for key in rows[0] if rows else ():
         numeric = all(isinstance(row[key], int | float | None) for row in rows)
-        shown.add_column(key, justify="right" if numeric else "left", overflow="fold")
+        shown.add_column(str(key), justify="right" if numeric else "left", overflow="fold")
     for row in rows:
         shown.add_row(*("" if value is None else escape(str(value)) for value in row.values()))
     return shown

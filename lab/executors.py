@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +106,33 @@ def _executor(log: Path) -> Any:
     return Executor(folder=log)
 
 
+def submit(folder: Path, cluster: Cluster, world_size: int, function: Callable[..., Any], *arguments: Any) -> Handle:
+    """Hand a function to the ranks of one job; its log, and job.json that speaks of it, lie under `folder`."""
+    log = folder / "log"
+    log.mkdir(mode=0o700, parents=True, exist_ok=True)
+    executor = _executor(log)
+    executor.update_parameters(
+        tasks_per_node=world_size,
+        gpus_per_node=world_size if cluster.device_kind == "cuda" else 0,
+        timeout_min=cluster.time_limit_min,
+    )
+    submitted = executor.submit(function, *arguments)
+    pid = int(submitted.job_id)
+    try:
+        created = psutil.Process(pid).create_time()
+    except psutil.Error:
+        created = time.time()
+    content = {
+        "job_id": submitted.job_id,
+        "pid": pid,
+        "created": created,
+        "cluster": cluster.name,
+        "submitted_at": time.time(),
+    }
+    write_atomically(folder / "job.json", json.dumps(content).encode())
+    return Handle(Attempt(folder, submitted.job_id), pid, created, submitted)
+
+
 class LocalQueue:
     """This machine through submitit's local executor; the driver starts a job when the one before has ended."""
 
@@ -118,34 +146,8 @@ class LocalQueue:
         log.mkdir(mode=0o700, parents=True, exist_ok=True)
         for stale in (folder / "progress.json", *log.glob("*.error.json"), *log.glob("*.pid"), *log.glob("*.start")):
             stale.unlink(missing_ok=True)
-        executor = _executor(log)
-        executor.update_parameters(
-            tasks_per_node=task.run.world_size,
-            gpus_per_node=task.run.world_size if self._cluster.device_kind == "cuda" else 0,
-            timeout_min=self._cluster.time_limit_min,
-        )
-        submitted = executor.submit(
-            job.execute,
-            task.run.model_dump_json(),
-            task.repeat,
-            self._cluster.model_dump_json(),
-            str(folder),
-            str(self._data_root),
-        )
-        pid = int(submitted.job_id)
-        try:
-            created = psutil.Process(pid).create_time()
-        except psutil.Error:
-            created = time.time()
-        content = {
-            "job_id": submitted.job_id,
-            "pid": pid,
-            "created": created,
-            "cluster": self._cluster.name,
-            "submitted_at": time.time(),
-        }
-        write_atomically(folder / "job.json", json.dumps(content).encode())
-        return Handle(Attempt(folder, submitted.job_id), pid, created, submitted)
+        arguments = task.run.model_dump_json(), task.repeat, self._cluster.model_dump_json(), str(folder), str(self._data_root)
+        return submit(folder, self._cluster, task.run.world_size, job.execute, *arguments)
 
     def adopt(self, task: Task) -> Handle | None:
         """The job of an earlier driver that still runs; None where there is none."""

@@ -17,7 +17,8 @@ from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator
 
 from lab.analysis.rounding import format_seconds, percent, unit_for
 from lab.analysis.scaling import baseline_name, device_of, ranks, rounded
-from lab.drawing import loss_lines, phase_bars
+from lab.drawing import loss_lines, phase_bars, timeline
+from lab.drawing import overlap_band as band
 from lab.drawing.alt_text import alt_text
 from lab.drawing.direct_labels import Label, place
 from lab.drawing.look import IDEAL, SIZE, WIDE, ink, line_looks, plain_log, style
@@ -29,14 +30,17 @@ __all__ = [
     "efficiency",
     "loss_by_step",
     "loss_by_time",
+    "overlap_band",
     "speedup",
     "step_breakdown",
     "step_time",
+    "step_timeline",
     "style",
     "throughput",
 ]
 
 NOTHING = "no completed run yet"
+NO_COMMUNICATION = "no communication was measured: it takes a completed run on two ranks"
 NO_BASELINE = "no completed run of the baseline yet"
 
 
@@ -88,8 +92,39 @@ def loss_by_time(records: Source, *, ax: Axes | None = None, **against: Unpack[A
     return _losses(see(records, **against), ax, by_time=True)
 
 
+def overlap_band(records: Source, *, ax: Axes | None = None, **against: Unpack[Against]) -> Axes:
+    """Measured efficiency against R = T_compute / T_communication, in the band between no overlap and perfect overlap."""
+    seen = see(records, **against)
+    with style():
+        ax = _axes(ax)
+        return ax if band.draw(ax, seen.lines) else _say(ax, NOTHING if seen.summary.empty else NO_COMMUNICATION)
+
+
+def step_timeline(records: Source, *, ax: Axes | None = None, **against: Unpack[Against]) -> Axes:
+    """The median step of the record on the most ranks: compute and the buckets on the link, rank by rank."""
+    seen = see(records, **against)
+    events = timeline.events(seen.records)
+    with style():
+        ax = _axes(ax, height=timeline.height(events))
+        if not events:
+            return _say(ax, NOTHING if seen.summary.empty else NO_COMMUNICATION)
+        timeline.draw(ax, events)
+        return ax
+
+
 FIGURES = {
-    figure.__name__: figure for figure in (step_time, speedup, efficiency, throughput, step_breakdown, loss_by_step, loss_by_time)
+    figure.__name__: figure
+    for figure in (
+        step_time,
+        speedup,
+        efficiency,
+        throughput,
+        step_breakdown,
+        loss_by_step,
+        loss_by_time,
+        overlap_band,
+        step_timeline,
+    )
 }
 
 

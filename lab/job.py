@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 # Frames in which a rank waits for the others; they mark it as a victim of a hang and not its cause.
 _WAITING = ("_engine_run_backward", "all_reduce", "barrier", "all_gather", "gather_object", "broadcast")
 
-_STEPPING = ("warm-up", "measuring", "evaluating")
+_STEPPING = ("warm-up", "measuring", "evaluating", "comparing")
 
 
 def execute(run_json: str, repeat: int, cluster_json: str, folder: str, data_root: str) -> Literal["done", "skipped"]:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -81,7 +81,7 @@ class Communication(_Part):
 
     None where not measured; at world size 1 nothing is sent, and only `ddp_overhead_time` can be there.
     `total` is the union of the buckets' times on the link, `exposed` its part after the last gradient was computed,
-    `overlap` the rest; `straggler` is the part of `exposed` until the last rank had its gradients, `transfer` the rest.
+    `overlap` the rest; `straggler` is the part of `exposed` that waited for ranks which came later, `transfer` the rest.
     `sync_cost` comes from another method: rounds of forward and backward with and without synchronisation, in turn.
     """
 
@@ -269,52 +269,6 @@ def table(source: Study | str | Path | Sequence[Record]) -> pd.DataFrame:
     """
     import pandas as pd
 
-    return pd.DataFrame([_row(record) for record in load_records(source)], columns=None)
+    from lab.rows import row
 
-
-def _row(record: Record) -> dict[str, Any]:
-    run, timing = record.run, record.timing
-    row: dict[str, Any] = {
-        "run_id": record.run_id,
-        "repeat": record.repeat,
-        "status": record.status,
-        "model": _name(run.model),
-        "data": _name(run.data),
-        **{key: getattr(run, key) for key in Run.model_fields if key not in {"model", "data"}},
-        "nodes": len(set(record.environment.hosts)) if record.environment else None,
-        "device": record.environment.device if record.environment else None,
-        "cluster": record.environment.cluster if record.environment else None,
-        "step_time": timing.step.median if timing else None,
-        "step_time_p10": timing.step.p10 if timing else None,
-        "step_time_p90": timing.step.p90 if timing else None,
-        **{f"{phase}_time": timing.phases[phase].median if timing else None for phase in PHASES},
-        **_communication_columns(record.communication),
-        "samples_per_second": timing.samples_per_second if timing else None,
-        "tokens_per_second": timing.tokens_per_second if timing else None,
-        "mfu": timing.mfu if timing else None,
-        "setup_time": timing.setup_time if timing else None,
-        "train_time": timing.train_time if timing else None,
-        "peak_memory": max(record.memory.peak) if record.memory else None,
-        "final_loss": record.quality.loss[-1] if record.quality and record.quality.loss else None,
-        "validation_loss": record.quality.validation_loss if record.quality else None,
-        "error": f"{record.error.type}: {record.error.message}" if record.error else None,
-    }
-    return row
-
-
-def _name(part: str | BaseModel) -> str:
-    """A preset's name, or the whole of a configuration: two models must never look like one."""
-    if isinstance(part, str):
-        return part
-    fields = part.model_dump(exclude_defaults=True)
-    return " ".join([str(getattr(part, "kind", "")), *(f"{key}={value}" for key, value in fields.items() if key != "kind")])
-
-
-def _communication_columns(communication: Communication | None) -> dict[str, float | None]:
-    total = communication.total if communication else None
-    exposed = communication.exposed if communication else None
-    return {
-        "communication_time": total.median if total else None,
-        "exposed_communication_time": exposed.median if exposed else None,
-        "communication_bytes": communication.bytes if communication else None,
-    }
+    return pd.DataFrame([row(record) for record in load_records(source)], columns=None)

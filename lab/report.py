@@ -56,7 +56,13 @@ def _is_stale(folder: Path) -> bool:
 
 
 def _run_notebook(study: Study, task: Task, folder: Path) -> Path:
-    parameters = {"study": str(study.folder), "run_id": task.run.id, "repeat": task.repeat, "quick": study.quick, "measure": False}
+    parameters = {
+        "study": str(study.folder),
+        "run_id": task.run.id,
+        "repeat": task.repeat,
+        "quick": study.quick,
+        "measure": False,
+    }
     return execute(NOTEBOOKS / "run.ipynb", folder / "run.ipynb", parameters)
 
 

@@ -17,6 +17,9 @@ from lab.workloads import Frozen
 
 ROOT = Path(__file__).resolve().parent.parent
 Strategy = Literal["single", "ddp"]
+DEFAULT_BUCKET_CAP_MB = 25.0
+POWERSGD_FIRST_STEP = 2  # before it, DDP may still change its buckets
+_DDP_SETTINGS = ("bucket_cap_mb", "gradient_as_bucket_view", "static_graph", "compression")
 
 
 class Run(Frozen):
@@ -45,6 +48,16 @@ class Run(Frozen):
     compile: bool = False
     seed: int = Field(default=1337, ge=0, le=2**31)
     eval_batches: int = Field(default=4, ge=1, description="global batches of held-out samples")
+    bucket_cap_mb: float = Field(
+        default=DEFAULT_BUCKET_CAP_MB,
+        gt=0,
+        le=1_000_000,
+        description="MiB of gradients that DDP sends at a time; at the default the first bucket holds 1 MiB, as in DDP",
+    )
+    gradient_as_bucket_view: bool = Field(default=True, description="gradients live in DDP's buckets, not beside them")
+    static_graph: bool = Field(default=False, description="promises DDP that every step uses the same parameters")
+    compression: Literal["none", "bf16", "fp16", "powersgd"] = Field(default="none", description="of gradients on the link")
+    powersgd_rank: int = Field(default=1, ge=1, le=1024, description="rank of PowerSGD's approximation")
 
     @model_validator(mode="before")
     @classmethod
@@ -85,6 +98,22 @@ class Run(Frozen):
             yield f"warmup_steps {self.warmup_steps} leaves nothing of steps {self.steps} || measure at least one step"
         if self.strategy == "single" and self.world_size != 1:
             yield f"strategy 'single' has one rank, world_size is {self.world_size} || use 'ddp' or world_size 1"
+        if self.strategy == "single":
+            for name in _DDP_SETTINGS:
+                if getattr(self, name) != type(self).model_fields[name].default:
+                    yield f"{name} is a setting of DDP, strategy 'single' sends no gradients || leave it out, or use 'ddp'"
+        if self.static_graph and self.grad_accum > 1:
+            yield (
+                f"static_graph with grad_accum {self.grad_accum}: DDP learns the graph in a backward pass that sends gradients, "
+                "and the first one sends none || grad_accum 1, or static_graph: false"
+            )
+        if self.powersgd_rank != 1 and self.compression != "powersgd":
+            yield f"powersgd_rank {self.powersgd_rank} without PowerSGD (compression '{self.compression}') || leave it out"
+        if self.compression == "powersgd" and self.warmup_steps < POWERSGD_FIRST_STEP:
+            yield (
+                f"PowerSGD compresses from step {POWERSGD_FIRST_STEP} on, warmup_steps is {self.warmup_steps}: "
+                f"steps without it would be measured || warmup_steps {POWERSGD_FIRST_STEP} or more"
+            )
 
     @property
     def architecture(self) -> workloads.GPT:

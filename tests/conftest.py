@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from hypothesis import settings
 from studies import CORPUS, SMALL_STUDY, StudyMaker
 
 
@@ -23,3 +24,8 @@ def make_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StudyMaker:
         return folder
 
     return make
+
+
+# Enough for a bug to show in the end, few enough for the whole suite to stay under a minute.
+settings.register_profile("fast", max_examples=15, deadline=None)
+settings.load_profile("fast")

@@ -8,7 +8,26 @@ import re
 import numpy as np
 import pandas as pd
 
-MISSING = {"", "-", "--", "–", "—", "na", "n/a", "nan", "none", "null", "?", "oom", "failed", "fail", "error", "tbd", "#n/a", "..."}
+MISSING = {
+    "",
+    "-",
+    "--",
+    "–",
+    "—",
+    "na",
+    "n/a",
+    "nan",
+    "none",
+    "null",
+    "?",
+    "oom",
+    "failed",
+    "fail",
+    "error",
+    "tbd",
+    "#n/a",
+    "...",
+}
 NUMBER = re.compile(r"[-+]?(?:\d[\d.,'\u202f\u00a0_]*\d|\d|\.\d+)(?:[eE][-+]?\d+)?")
 TIME_UNITS = {
     **dict.fromkeys(("s", "sec", "secs", "second", "seconds"), 1.0),
@@ -20,7 +39,13 @@ TIME_UNITS = {
 }
 BYTE_UNITS = {
     **dict.fromkeys(("b", "byte", "bytes"), 1.0),
-    **{"kb": 1e3, "mb": 1e6, "gb": 1e9, "tb": 1e12, "kib": 2.0**10, "mib": 2.0**20, "gib": 2.0**30},
+    "kb": 1e3,
+    "mb": 1e6,
+    "gb": 1e9,
+    "tb": 1e12,
+    "kib": 2.0**10,
+    "mib": 2.0**20,
+    "gib": 2.0**30,
 }
 COUNT_UNITS = {"k": 1e3, "m": 1e6, "million": 1e6, "millions": 1e6, "bn": 1e9, "billion": 1e9, "billions": 1e9}
 CLOCK = re.compile(r"(?:(\d+):)?(\d{1,3}):(\d{2}(?:\.\d+)?)")
@@ -46,7 +71,9 @@ def number(text: object, *, units: dict[str, float] | None = None, factor: float
         return _finite(value / 100)
     if units and rest in units:
         return _finite(value * units[rest])
-    return _finite(value * factor) if rest in {"", "x", "×", "s", "it"} or units is not None and not rest.isalnum() else math.nan
+    return (
+        _finite(value * factor) if rest in {"", "x", "×", "s", "it"} or (units is not None and not rest.isalnum()) else math.nan
+    )
 
 
 def spread(text: object, *, factor: float = 1.0) -> float:
@@ -62,8 +89,7 @@ def numbers(column: pd.Series, *, units: dict[str, float] | None = None, factor:
     values = values.mask(~np.isfinite(values))
     if odd.any():
         read = [number(cell, units=units, factor=factor) for cell in column[odd]]
-        values = values.astype(float)
-        values.loc[odd] = read
+        values = values.where(~odd, pd.Series(read, index=column.index[odd]))
     return values
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pandas as pd
 
+from lab.analysis.limits import limits
 from lab.analysis.scaling import curves, fit_amdahl, format_seconds, percent, ranks, rounded
 from lab.records import PHASES, Record
 from lab.study import Study
@@ -49,6 +50,7 @@ def findings(study: Study, summary: pd.DataFrame, records: Sequence[Record]) -> 
         *_speedups(summary),
         *(_serial_fractions(summary) if study.scaling == "strong" else ()),
         *_lost_time(summary),
+        *limits(summary),
         *_batches(summary),
         *_repeats(summary),
         *_shared_cores(records),

@@ -71,7 +71,10 @@ PLAIN = (
     ("device", r"device(_type)?|platform|hardware"),
     ("link", r"link|network|interconnect|nic|fabric"),
     ("model", r"model(_?name)?|arch|architecture|net"),
-    ("strategy", r"strategy|method|mode|stage|variant|impl|implementation|parallel(ism)?|config(uration)?|setup|setting|approach|backend"),
+    (
+        "strategy",
+        r"strategy|method|mode|stage|variant|impl|implementation|parallel(ism)?|config(uration)?|setup|setting|approach|backend",
+    ),
     ("precision", r"precision|dtype|amp|data_?type"),
     ("dataset", r"data_?set|data|task|corpus"),
     ("compile", r"compiled?|torch_compile"),
@@ -91,7 +94,7 @@ PARTS = (
     ("other", r"other|misc|idle|overhead"),
 )
 NOT_TRAINING = r"inference|eval|valid|(^|_)val(_|$)|test|setup|warm|checkpoint|save|start|compil|timestamp|generat"
-BARE = r"(comm|communication|compute|computation|forward|fwd|backward|bwd|optimi[sz]er|h2d|data_?load(ing)?|all_?reduce|exposed_.*)"
+BARE = r"(t|comm|communication|compute|computation|forward|fwd|backward|bwd|optimi[sz]er|h2d|data_?load(ing)?|all_?reduce|exposed_.*)"
 CLOCKED = r"time|duration|latency|runtime|elapsed|wall|seconds|makespan"
 WHOLE = rf"(total|train|training|run|exec|execution|fit|job|wall|clock|t|end_to_end|{CLOCKED})(_(time|duration|clock|runtime|total|s))*"
 
@@ -134,7 +137,12 @@ def take_apart(name: str) -> Name:
     words = [word for word in words if word != statistic]
     family, factor = None, 1.0
     if words and (len(words) < 2 or words[-2] != "per"):
-        for kind, units in (("time", TIME_UNITS), ("bytes", BYTE_UNITS), ("count", COUNT_UNITS), ("percent", {"percent": 0.01, "pct": 0.01})):
+        for kind, units in (
+            ("time", TIME_UNITS),
+            ("bytes", BYTE_UNITS),
+            ("count", COUNT_UNITS),
+            ("percent", {"percent": 0.01, "pct": 0.01}),
+        ):
             if words[-1] in units and not (kind == "bytes" and words[-1] in {"bytes", "b"} and len(words) == 1):
                 family, factor = kind, units[words.pop()]
                 break
@@ -143,6 +151,8 @@ def take_apart(name: str) -> Name:
 
 def guess(name: str) -> Guess | None:
     """The canonical quantity that a column's name stands for; None where it says nothing known."""
+    if normal(name) in {"s", "h", "b", "k", "m"}:
+        return None  # a letter alone is a symbol, such as S for the speedup, and no unit
     whole = take_apart(name)
     stem = whole.stem
     timely = whole.family == "time" or re.search(CLOCKED, stem) is not None or whole.statistic in SPREADS

@@ -40,6 +40,11 @@ QUANTITIES = (
     "compute_time",
     "communication_time",
     "exposed_communication_time",
+    "straggler_time",
+    "transfer_time",
+    "sync_cost_time",
+    "stolen_compute_time",
+    "ddp_overhead_time",
     "samples_per_second",
     "tokens_per_second",
 )

@@ -13,8 +13,8 @@ from lab.analysis.naming import NUMERIC, TIMES, guess, normal, take_apart
 
 WORDS = {"one": 1, "single": 1, "two": 2, "three": 3, "four": 4, "eight": 8, "sixteen": 16}
 RANKS = "gpus?|ranks?|procs?|process(?:es)?|devices?|workers?|cards?|cores?|nodes?"
-BEFORE = re.compile(rf"(?:^|_)(?P<n>\d+|{'|'.join(WORDS)})_?(?:{RANKS}|x|p)(?=_|$)")
-AFTER = re.compile(rf"(?:^|_)(?:{RANKS}|nprocs?|np|n|p|x|ws|world_?size)_?(?P<n>\d+)(?=_|$)")
+BEFORE = re.compile(rf"(?:^|_)(?P<n>\d+|{'|'.join(WORDS)})_?(?:{RANKS}|x)(?=_|$)")
+AFTER = re.compile(rf"(?:^|_)(?:{RANKS}|nprocs?|np|n|x|ws|world_?size)_?(?P<n>\d+)(?=_|$)")
 SHORT = re.compile(r"(?P<t>t)_?(?P<n>\d+)|(?P<n2>\d+)")
 PARALLEL = r"dp|ddp|fsdp\d?|zero\d?|deepspeed|horovod|mpi|tp|pp|parallel|multi|openmp|omp|multigpu"
 SERIAL = r"serial|single|sequential|one"

@@ -7,10 +7,12 @@ from typing import Any, Unpack
 
 from lab.analysis.rounding import format_seconds, percent, rounded
 from lab.analysis.scaling import baseline_name, ranks
+from lab.drawing import timeline
 from lab.drawing.seen import Against, Seen, Source, see
 from lab.errors import InputError, Problem, nearest
 from lab.records import PHASES
 
+NO_COMMUNICATION = "An empty figure: no communication was measured."
 NOTHING = "An empty figure: no run has completed yet."
 
 
@@ -64,6 +66,26 @@ def _losses(seen: Seen, by: str) -> str:
     return f"Training loss by {by}: {'; '.join(parts)}." if parts else "An empty figure: no loss was recorded."
 
 
+def _band(seen: Seen) -> str:
+    parts = [
+        f"{label} on {ranks(row['device'], row['world_size'])}, R {rounded(row['compute_time'] / row['communication_time'])} and "
+        f"efficiency {percent(row['efficiency'])}"
+        for label, points in seen.lines
+        for row in points.to_dict("records")
+        if row["communication_time"] > 0 and row["efficiency"] > 0
+    ]
+    return f"Efficiency against R between no and perfect overlap: {'; '.join(parts)}." if parts else NO_COMMUNICATION
+
+
+def _timeline(seen: Seen) -> str:
+    events = timeline.events(seen.records)
+    if not events:
+        return NO_COMMUNICATION
+    sent = [event for event in events if event.name.startswith("bucket")]
+    workers, end = len({event.rank for event in events}), max(event.end for event in events)
+    return f"One step of {workers} ranks in {format_seconds(end)}, with {len(sent) // workers} buckets on the link of each rank."
+
+
 _SENTENCES: dict[str, Callable[[Seen], str]] = {
     "step_time": lambda seen: _by_world_size(seen, "step_time", "Step time", format_seconds),
     "speedup": lambda seen: _by_world_size(seen, "speedup", f"Speedup over {baseline_name(seen.summary)}", rounded),
@@ -72,4 +94,6 @@ _SENTENCES: dict[str, Callable[[Seen], str]] = {
     "step_breakdown": _breakdown,
     "loss_by_step": lambda seen: _losses(seen, "step"),
     "loss_by_time": lambda seen: _losses(seen, "time"),
+    "overlap_band": lambda seen: _band(seen),
+    "step_timeline": lambda seen: _timeline(seen),
 }

@@ -30,6 +30,7 @@ class Seen(NamedTuple):
     summary: pd.DataFrame
     lines: list[Curve]
     losses: dict[str, np.ndarray[Any, np.dtype[np.float64]]]
+    records: Sequence[Record]
 
 
 def see(source: Source, *, baseline: Mapping[str, Any] | None = None, scaling: Scaling | None = None) -> Seen:
@@ -38,7 +39,7 @@ def see(source: Source, *, baseline: Mapping[str, Any] | None = None, scaling: S
     records = load_records(source)
     over = baseline if baseline is not None else study.baseline if study else {"world_size": 1}
     found = summary(table(records), baseline=over, scaling=scaling or (study.scaling if study else "strong"))
-    return Seen(found, curves(found), _losses(records))
+    return Seen(found, curves(found), _losses(records), records)
 
 
 def _losses(records: Sequence[Record]) -> dict[str, np.ndarray[Any, np.dtype[np.float64]]]:

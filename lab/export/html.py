@@ -29,8 +29,9 @@ class LabHTMLExporter(HTMLExporter):
     """Exporter of nbconvert: `jupyter nbconvert --to lab_html NOTEBOOK`.
 
     Cells tagged `remove-cell` and the parameters that papermill injects are left out, `hide-input` shows no code,
-    `hide-output` no output. A figure's metadata may hold `alt` and `caption`. Title and authors come from the notebook's metadata (`title`, `authors`), or the title from
-    the first heading. Raises LabError for a formula that cannot be translated and for a missing or remote image.
+    `hide-output` no output. A figure's metadata may hold `alt` and `caption`. Title and authors come from the notebook's
+    metadata (`title`, `authors`), or the title from the first heading. Raises LabError for a formula that cannot be
+    translated and for a missing or remote image.
     """
 
     export_from_notebook = "Scaling Lab page (HTML)"

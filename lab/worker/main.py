@@ -16,15 +16,20 @@ from torch import nn
 from lab.analysis.costs import gpt_flops_per_token
 from lab.errors import LabError
 from lab.place import Place, Progress
-from lab.records import Communication, Environment, Memory, Quality, Timing
+from lab.records import Communication, Environment, Event, Memory, Quality, Timing
 from lab.study import Run
-from lab.worker import data, strategies
+from lab.worker import data, exposure, strategies
+from lab.worker.communication import Buckets
 from lab.worker.data.tokens import Tokens
 from lab.worker.environment import environment
+from lab.worker.exposure import Exposure
 from lab.worker.foreign import CpuUse, foreign_cpu
 from lab.worker.group import gather, process_group, share
+from lab.worker.offset import Reading, read_offset, to_rank_0
 from lab.worker.peak import peak_flops
-from lab.worker.steps import write_steps
+from lab.worker.probe import Probe, costs, methods_agree, probe
+from lab.worker.steps import write_buckets, write_steps
+from lab.worker.timeline import events, representative, timeline
 from lab.worker.timing import FloatArray, phases_close, timing
 from lab.worker.train import Training, evaluate, train
 
@@ -43,11 +48,15 @@ class Measured:
 
 @dataclass(frozen=True)
 class RankReport:
-    """What a rank tells rank 0 when it is done."""
+    """What a rank tells rank 0 when it is done; moments are those of rank 0's clock."""
 
     host: str
     cores: tuple[int, ...]
     steps: dict[str, FloatArray]  # the columns of steps.parquet
+    began: float  # the first step
+    buckets: Buckets | None
+    median_step: tuple[float, list[Event]] | None
+    probe: Probe | None
     use: CpuUse
     peak_flops: float
     peak_memory: int
@@ -55,7 +64,9 @@ class RankReport:
 
 
 def measure(run: Run, place: Place, *, data_root: Path, folder: Path, progress: Progress) -> Measured | None:
-    """Train one repeat of a run on this rank; rank 0 writes `folder`/steps.parquet and gets the measurement, others None.
+    """Train one repeat of a run on this rank; rank 0 gets the measurement, the others None.
+
+    Rank 0 writes `folder`/steps.parquet, and buckets.parquet where ranks exchange gradients.
 
     All ranks must call it. Raises InputError for data or a model that cannot be used, LabError for a device that is not
     there, ranks that see different data, or a loss that is not finite; torch.OutOfMemoryError passes through.
@@ -69,17 +80,21 @@ def measure(run: Run, place: Place, *, data_root: Path, folder: Path, progress: 
     with process_group(place, device=device) if grouped else nullcontext():
         _require_same_data(tokens)
         peak, peak_source = peak_flops(device, precision=run.precision)
+        before = read_offset(socket.gethostname())
         training = train(run, place, device=device, tokens=tokens, progress=progress)
         validation_loss = evaluate(training.model, run, place, device=device, tokens=tokens, progress=progress)
-        reports = gather(_report(training, place, peak=peak))
+        probed = probe(training, run, place, device=device, tokens=tokens, progress=progress)
+        readings = before, read_offset(socket.gethostname())
+        reports = gather(_report(training, probed, run, place, peak=peak, readings=readings))
     if reports is None:
         return None
+    communication = _communication(run, reports, folder)
     write_steps([report.steps for report in reports], folder / "steps.parquet", warmup_steps=run.warmup_steps)
     parameters = list(training.model.parameters())
     timed = _timing(run, tokens, training, reports, peak_source=peak_source)
     return Measured(
         timing=timed,
-        communication=None,
+        communication=communication,
         memory=Memory(
             kind="cuda_allocated" if device.type == "cuda" else "resident",
             peak=[report.peak_memory for report in reports],
@@ -95,7 +110,7 @@ def measure(run: Run, place: Place, *, data_root: Path, folder: Path, progress: 
             cores=[report.cores for report in reports],
             foreign_cpu=foreign_cpu((report.host, report.use) for report in reports),
         ),
-        checks={"phases_close": phases_close(timed), "same_parameters": _same_parameters(reports)},
+        checks=_checks(timed, communication, reports),
     )
 
 
@@ -123,7 +138,17 @@ def _require_same_data(tokens: Tokens) -> None:
         )
 
 
-def _report(training: Training, place: Place, *, peak: float) -> RankReport:
+def _report(
+    training: Training, probed: Probe | None, run: Run, place: Place, *, peak: float, readings: tuple[Reading, Reading]
+) -> RankReport:
+    def shift(times: FloatArray) -> FloatArray:
+        return to_rank_0(times, readings)
+
+    buckets = training.buckets.moved(shift) if training.buckets else None
+    median_step = None
+    if training.buckets:
+        step = representative(np.stack(share(training.laps["step_time"])), warmup_steps=run.warmup_steps)
+        median_step = events(place.rank, step, clock=training.clock, buckets=training.buckets, shift=shift)
     return RankReport(
         host=socket.gethostname(),
         cores=place.cores,
@@ -134,11 +159,41 @@ def _report(training: Training, place: Place, *, peak: float) -> RankReport:
             "learning_rate": training.learning_rate,
             "grad_norm": training.grad_norm,
         },
+        began=float(shift(np.array(training.clock.phases(0)[0][1]))),
+        buckets=buckets,
+        median_step=median_step,
+        probe=probed.moved(shift) if probed else None,
         use=training.use,
         peak_flops=peak,
         peak_memory=training.peak_memory,
         fingerprint=_fingerprint(training.model),
     )
+
+
+def _communication(run: Run, reports: Sequence[RankReport], folder: Path) -> Communication | None:
+    """The record's part; puts the steps of all ranks on one time axis and the communication of each step beside them."""
+    probes = [report.probe for report in reports if report.probe]
+    measured = costs(probes) if probes else {}
+    buckets = [report.buckets for report in reports if report.buckets]
+    if not buckets:
+        return Communication().model_copy(update=measured) if measured else None
+    origin = reports[0].began
+    write_buckets(buckets, folder / "buckets.parquet", origin=origin)
+    exposed = Exposure.of(buckets)
+    for rank, report in enumerate(reports):
+        report.steps["start"] += report.began - origin
+        report.steps.update(exposed.columns(rank))
+    found = exposure.summary(
+        buckets, exposed, np.stack([report.steps["step_time"] for report in reports]), warmup_steps=run.warmup_steps
+    )
+    shown = timeline([report.median_step for report in reports if report.median_step])
+    return found.model_copy(update={**measured, "timeline": shown})
+
+
+def _checks(timed: Timing, communication: Communication | None, reports: Sequence[RankReport]) -> dict[str, bool]:
+    checks = {"phases_close": phases_close(timed), "same_parameters": _same_parameters(reports)}
+    agree = methods_agree(communication) if communication else None
+    return checks if agree is None else checks | {"communication_methods_agree": agree}
 
 
 def _timing(run: Run, tokens: Tokens, training: Training, reports: Sequence[RankReport], *, peak_source: str) -> Timing:

@@ -1,15 +1,20 @@
-"""Every step of every rank as a Parquet file."""
+"""Every step and every bucket of every rank as Parquet files."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from lab.worker.communication import Buckets
 from lab.worker.timing import FloatArray
 
-# Times in s; `start` as seen from the rank's first step. Columns that nothing measures hold nulls.
+if TYPE_CHECKING:
+    import pandas as pd
+
+# Times in s; `start` as seen from the start of rank 0's first step. Columns that nothing measures hold nulls.
 COLUMNS = (
     "rank",
     "step",
@@ -24,6 +29,7 @@ COLUMNS = (
     "step_time",
     "communication_total",
     "communication_exposed",
+    "communication_straggler",
     "cpu_time",
     "loss",
     "learning_rate",
@@ -39,7 +45,21 @@ def write_steps(ranks: Sequence[Mapping[str, FloatArray]], path: Path, *, warmup
     for rank, columns in enumerate(ranks):
         steps = np.arange(len(columns["step_time"]))
         tables.append(pd.DataFrame({"rank": rank, "step": steps, "warmup": steps < warmup_steps, **columns}))
-    table = pd.concat(tables, ignore_index=True).reindex(columns=list(COLUMNS))
+    _write(pd.concat(tables, ignore_index=True).reindex(columns=list(COLUMNS)), path)
+
+
+def write_buckets(ranks: Sequence[Buckets], path: Path, *, origin: float) -> None:
+    """Write one row per bucket that a rank sent: rank, step, bucket, ready, launch, finish (s after `origin`), bytes."""
+    import pandas as pd
+
+    tables = []
+    for rank, sent in enumerate(ranks):
+        times = {name: getattr(sent, name) - origin for name in ("ready", "launch", "finish")}
+        tables.append(pd.DataFrame({"rank": rank, "step": sent.step, "bucket": sent.bucket, **times, "bytes": sent.bytes}))
+    _write(pd.concat(tables, ignore_index=True), path)
+
+
+def _write(table: pd.DataFrame, path: Path) -> None:
     building = path.with_name(f".{path.name}.building")
     table.to_parquet(building, index=False)
     building.replace(path)

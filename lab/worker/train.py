@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 
@@ -15,12 +16,13 @@ from lab.errors import LabError
 from lab.place import Place, Progress
 from lab.study import Run
 from lab.worker import memory, models, strategies
+from lab.worker.communication import Buckets, Recorder
 from lab.worker.data.sampling import Sampler
 from lab.worker.data.tokens import Tokens
 from lab.worker.foreign import CpuUse, cpu_use
 from lab.worker.group import mean_over_ranks
 from lab.worker.peak import DTYPES
-from lab.worker.timing import FloatArray, clock_for
+from lab.worker.timing import Clock, FloatArray, clock_for
 
 
 @dataclass(frozen=True)
@@ -28,7 +30,12 @@ class Training:
     """What one rank saw while it trained; arrays are by step, times in seconds."""
 
     model: nn.Module
+    parallel: nn.Module  # the model as its strategy wraps it
+    forward: Callable[..., torch.Tensor]  # the same, compiled where the run asks for it
+    clock: Clock
+    recorder: Recorder | None
     laps: dict[str, FloatArray]
+    buckets: Buckets | None  # None at world size 1, where nothing is sent
     cpu_time: FloatArray
     rank_loss: FloatArray  # mean over this rank's samples
     loss: FloatArray  # mean over the global batch
@@ -44,13 +51,14 @@ def train(run: Run, place: Place, *, device: torch.device, tokens: Tokens, progr
     torch.manual_seed(run.seed)
     model = models.build(run, vocab_size=tokens.vocab_size).to(device)
     torch.manual_seed(run.seed + 1 + place.rank)  # the same weights everywhere, but not the same dropout
+    clock = clock_for(device)
+    recorder = Recorder(clock) if run.world_size > 1 else None
     strategy = strategies.get(run.strategy)
-    parallel = strategy.wrap(model, device=device)
+    parallel = strategy.wrap(model, run=run, device=device, recorder=recorder)
     forward = torch.compile(parallel) if run.compile else parallel
-    optimizer = _optimizer(model, run)
+    optimizer = optimizer_for(model, run)
     scaler = torch.amp.GradScaler(device.type, enabled=run.precision == "fp16")
     sampler = Sampler(tokens.train, run=run, rank=place.rank)
-    clock = clock_for(device)
     # Room made at once: small tensors kept from each step would split the heap and let the resident memory grow.
     losses = torch.zeros(run.steps, run.grad_accum, device=device)
     norms = torch.zeros(run.steps, device=device)
@@ -93,6 +101,7 @@ def train(run: Run, place: Place, *, device: torch.device, tokens: Tokens, progr
         progress("measuring" if step >= run.warmup_steps else "warm-up", step + 1, run.steps)
 
     laps = clock.read()
+    buckets = recorder.take() if recorder else None
     use = cpu_use(place.cores).since(before)
     peak_memory = memory.peak(device)
     rank_loss = _values(losses).mean(axis=1)
@@ -100,7 +109,12 @@ def train(run: Run, place: Place, *, device: torch.device, tokens: Tokens, progr
     _require_finite(mean_loss, run)
     return Training(
         model=model,
+        parallel=parallel,
+        forward=forward,
+        clock=clock,
+        recorder=recorder,
         laps=laps,
+        buckets=buckets,
         cpu_time=np.array(cpu_times),
         rank_loss=rank_loss,
         loss=mean_loss,
@@ -138,7 +152,7 @@ def autocast(run: Run, device: torch.device) -> torch.autocast:
     return torch.autocast(device.type, dtype=DTYPES[run.precision], enabled=run.precision != "fp32")
 
 
-def _optimizer(model: nn.Module, run: Run) -> torch.optim.Optimizer:
+def optimizer_for(model: nn.Module, run: Run) -> torch.optim.Optimizer:
     """AdamW that decays matrices and leaves biases and norms alone."""
     matrices = [parameter for parameter in model.parameters() if parameter.dim() >= 2]
     others = [parameter for parameter in model.parameters() if parameter.dim() < 2]

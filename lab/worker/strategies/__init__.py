@@ -9,6 +9,8 @@ import torch
 from torch import nn
 
 from lab.errors import InputError, Problem, nearest
+from lab.study import Run
+from lab.worker.communication import Recorder
 from lab.worker.strategies import ddp, single
 
 
@@ -17,8 +19,8 @@ class Strategy(Protocol):
 
     needs_group: bool  # whether it works on a process group, at world size 1 too
 
-    def wrap(self, model: nn.Module, *, device: torch.device) -> nn.Module:
-        """The model as the loop calls it; its parameters are those of the model."""
+    def wrap(self, model: nn.Module, *, run: Run, device: torch.device, recorder: Recorder | None) -> nn.Module:
+        """The model as the loop calls it, its parameters those of the model; what it sends is stamped by the recorder."""
 
     def no_sync(self, model: nn.Module) -> AbstractContextManager[None]:
         """Where gradients are only added up, for all but the last micro-batch of a step."""

@@ -7,10 +7,13 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import nn
 
+from lab.study import Run
+from lab.worker.communication import Recorder
+
 needs_group = False
 
 
-def wrap(model: nn.Module, *, device: torch.device) -> nn.Module:
+def wrap(model: nn.Module, *, run: Run, device: torch.device, recorder: Recorder | None) -> nn.Module:
     """The model itself."""
     return model
 

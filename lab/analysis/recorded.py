@@ -1,0 +1,149 @@
+"""The lab's own records as observations: the quoted values of a repeat in one row, each rank of it in another."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import pandas as pd
+from pydantic import BaseModel
+
+from lab.analysis import naming
+from lab.analysis.observations import Observations
+from lab.records import Communication, Environment, Record, Timing
+from lab.study import Run
+
+# Fields of a run that follow from the world size or that a rule compares by itself.
+NO_KEYS = {
+    "world_size",
+    "global_batch_size",
+    "micro_batch_size",
+    "grad_accum",
+    "steps",
+    "warmup_steps",
+    "lr_warmup_steps",
+    "eval_batches",
+}
+EXTRA = ("run_id", "total_steps", "phase_sum", "phases_checked", "loss_curve", "p10", "p90", "status")
+FACTS = (
+    "device",
+    "cpu",
+    "gpu",
+    "backend_versions",
+    "threads",
+    "commit",
+    "driver",
+    "host",
+    "data_sha256",
+    "dirty",
+    "foreign_cpu",
+    "cluster",
+)
+
+
+def from_records(
+    records: Sequence[Record],
+    *,
+    scaling: Literal["strong", "weak", "none"] | None = None,
+    baseline: Mapping[str, object] | None = None,
+) -> Observations:
+    """Completed records as observations, times per step in s; what a failed run did not measure is not there."""
+    rows: list[dict[str, Any]] = []
+    for record in records:
+        if record.completed and record.timing is not None:
+            common = _common(record)
+            rows.append(common | _quoted(record.timing, record.communication) | {"aggregate": True})
+            rows += [common | row for row in _ranks(record.timing, common["label"])]
+    numeric, rest = list(naming.NUMERIC), [*naming.TEXT, *EXTRA, *FACTS]
+    keys = sorted({name for row in rows for name in row if name.startswith("key:")})
+    columns = list(dict.fromkeys([*numeric, *rest, "rank", "aggregate", "label", *keys]))
+    frame = pd.DataFrame(rows, columns=columns)
+    for name in (*numeric, "rank", "total_steps", "phase_sum", "p10", "p90", "foreign_cpu"):
+        frame[name] = pd.to_numeric(frame[name], errors="coerce").astype(float)
+    return Observations(
+        frame=frame, kind="records", per="step", scaling=scaling, baseline=baseline or {}, derived=frozenset({"micro_batch_size"})
+    )
+
+
+def _common(record: Record) -> dict[str, Any]:
+    run, quality = record.run, record.quality
+    row: dict[str, Any] = {
+        "label": f"{record.run_id}/{record.repeat}",
+        "run_id": record.run_id,
+        "repeat": str(record.repeat),
+        "world_size": run.world_size,
+        "global_batch_size": run.global_batch_size,
+        "micro_batch_size": run.micro_batch_size * run.grad_accum,
+        "total_steps": run.steps,
+        "warmup": run.warmup_steps,
+        "compile": str(run.compile),
+        "precision": run.precision,
+        "strategy": run.strategy,
+        "phases_checked": record.checks.get("phases_close"),
+        "loss_curve": quality.loss if quality else None,
+        "loss": quality.loss[-1] if quality and quality.loss else None,
+        "accuracy": quality.accuracy if quality else None,
+    }
+    row |= {f"key:{name}": _short(getattr(run, name)) for name in Run.model_fields if name not in NO_KEYS}
+    return row | (_facts(record.environment, run) if record.environment else {})
+
+
+def _facts(environment: Environment, run: Run) -> dict[str, Any]:
+    return {
+        "device": environment.device,
+        "key:device": environment.device,
+        "cpu": environment.cpu,
+        "gpu": environment.gpu,
+        "version": ", ".join(f"{name} {version}" for name, version in sorted(environment.versions.items())),
+        "threads": str(environment.threads_per_rank),
+        "commit": environment.git_commit,
+        "dirty": environment.git_dirty,
+        "driver": environment.driver,
+        "host": ", ".join(sorted(set(environment.hosts))),
+        "nodes": len(set(environment.hosts)) or None,
+        "data_sha256": environment.data_sha256,
+        "cluster": environment.cluster,
+        "foreign_cpu": environment.foreign_cpu,
+        "parameters": environment.parameters,
+        "cpus": len({core for cores in environment.cpus_granted for core in cores}) or None
+        if len(set(environment.hosts)) == 1
+        else None,
+    }
+
+
+def _quoted(timing: Timing, communication: Communication | None) -> dict[str, Any]:
+    phases = {name: stat.median for name, stat in timing.phases.items()}
+    row: dict[str, Any] = {
+        "time": timing.step.median,
+        "p10": timing.step.p10,
+        "p90": timing.step.p90,
+        "rate": timing.samples_per_second,
+        "phase_sum": math.fsum(phases.values()),
+        **_parts(phases),
+    }
+    if communication is not None:
+        row["communication"] = communication.total.median if communication.total else None
+        row["exposed"] = communication.exposed.median if communication.exposed else None
+        row["bytes"] = communication.bytes or None
+    return row
+
+
+def _ranks(timing: Timing, label: str) -> list[dict[str, Any]]:
+    steps = timing.per_rank.get("step", [])
+    rows = []
+    for rank, step in enumerate(steps):
+        phases = {name: values[rank] for name, values in timing.per_rank.items() if name != "step" and rank < len(values)}
+        known = {name: value for name, value in phases.items() if name in timing.phases}
+        rows.append({"rank": rank, "time": step, "aggregate": False, "label": f"{label} rank {rank}", **_parts(known)})
+    return rows
+
+
+def _parts(phases: Mapping[str, float]) -> dict[str, float]:
+    return {name: value for name, value in phases.items() if name in naming.PHASES}
+
+
+def _short(value: object) -> str:
+    if isinstance(value, BaseModel):
+        return " ".join(f"{name}={part}" for name, part in value.model_dump(exclude_defaults=True).items())
+    return str(value)

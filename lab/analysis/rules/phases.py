@@ -1,0 +1,151 @@
+"""Rules about the parts of a step: they add up, the loader keeps pace, the start is left out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+import pandas as pd
+
+from lab.analysis.observations import Observations
+from lab.analysis.rule import Finding, Rule, UncheckedError, found, seconds
+
+# What DESIGN asks of a clock: parts and whole within 2 %.
+CLOSED = 0.02
+# Medians of parts need not add up to the median of the whole; a record that was checked step by step may differ by this.
+MEDIANS = 0.10
+# A step that waits for data for more than this is not about parallelism.
+STALL = 0.10
+# DDP rebuilds its buckets after the first step: two steps at least do not count.
+FEWEST_WARMUP = 2
+# The first epoch or step takes this much longer where something is compiled, cached or allocated in it.
+COLD = 0.20
+PARTS = ("data", "h2d", "forward", "backward", "compute", "optimizer", "other")
+
+
+def phases_close(seen: Observations) -> Iterator[Finding]:
+    """Phases that do not add up to the step within 2 %."""
+    rows = seen.frame[seen.frame["time"].notna()].copy()
+    if seen.kind == "records":
+        rows = rows[rows["aggregate"]]
+        rows["sum"], rows["least"] = rows["phase_sum"], rows["phase_sum"]
+    else:
+        whole = rows["compute"].notna() | (rows["forward"].notna() & rows["backward"].notna())
+        # Forward and backward are parts of a compute time that stands beside them.
+        doubled = rows["compute"].notna() & (rows["forward"] + rows["backward"]).notna()
+        rows = rows[whole]
+        parts = rows[list(PARTS)].mask(np.outer(doubled[whole], [name in {"forward", "backward"} for name in PARTS]))
+        waited = rows["exposed"].fillna(rows["communication"])
+        rows["sum"] = parts.sum(axis=1) + waited.fillna(0.0)
+        # Communication that overlaps compute adds less than its own time.
+        rows["least"] = parts.sum(axis=1) + rows["exposed"].fillna(0.0)
+        rows = rows[waited.notna() | rows["data"].notna() | rows["optimizer"].notna()]
+    if rows.empty:
+        raise UncheckedError("parts of the step: compute (or forward and backward) with communication, data or optimizer")
+    tolerance = np.where(rows["phases_checked"].eq(True), MEDIANS, CLOSED) if "phases_checked" in rows else CLOSED
+    over, under = rows["least"] / rows["time"] - 1 > tolerance, rows["sum"] / rows["time"] - 1 < -tolerance
+    failed = rows["phases_checked"].eq(False) if "phases_checked" in rows else pd.Series(False, index=rows.index)
+    wrong = rows[over | under | failed]
+    if wrong.empty:
+        return
+    gaps = wrong["sum"] / wrong["time"] - 1
+    worst = wrong.iloc[_most(gaps.abs())]
+    evidence = (
+        f"In {len(wrong)} of {len(rows)} rows the parts do not add up: they sum to {seconds(worst['sum'])} where the whole takes "
+        f"{seconds(worst['time'])} ({100 * (worst['sum'] / worst['time'] - 1):+.1f} %) in {worst['label']}."
+    )
+    # Medians of a record overshoot by noise alone; parts of one row that exceed their whole are wrong.
+    severity = "error" if over.any() and seen.kind != "records" else "warning"
+    advice = "Name the part that is missing or counted twice; report what is left as a part of its own."
+    yield found("phases-close", severity, wrong["label"], evidence, advice)  # type: ignore[arg-type]
+
+
+def data_stall(seen: Observations) -> Iterator[Finding]:
+    """A step bounded by the loader, by its time or by more loader processes than CPUs."""
+    frame = seen.frame
+    share = frame["data"] / frame["time"]
+    slow = frame[share > STALL]
+    checked = share.notna().any()
+    if len(slow):
+        worst = slow.iloc[_most(share[slow.index])]
+        evidence = (
+            f"{seconds(worst['data'])} of {seconds(worst['time'])}, {100 * worst['data'] / worst['time']:.0f} %, is waiting for data in "
+            f"{worst['label']}, and more than {100 * STALL:.0f} % in {len(slow)} of {int(share.notna().sum())} rows."
+        )
+        advice = "Feed the ranks before judging their communication: more loader processes, prefetching, or data in memory."
+        yield found("data-stall", "warning", slow["label"], evidence, advice)
+    workers = frame["loader_workers"] * frame["world_size"]
+    cpus = frame["cpus"] * (
+        frame["world_size"] if "per_rank" in seen.given.get("cpus", "").lower().replace("gpu", "rank") else 1.0
+    )
+    crowded = frame[(workers > cpus) & (frame["loader_workers"] > 0)]
+    if len(crowded):
+        worst = crowded.iloc[_most((workers / cpus)[crowded.index])]
+        counts = ", ".join(dict.fromkeys(f"{workers[index]:g} on {cpus[index]:g}" for index in crowded.index))
+        evidence = (
+            f"Loader processes outnumber the CPUs ({counts}), {worst['loader_workers']:g} for each of {worst['world_size']:g} ranks: "
+            f"they take turns with each other and with the ranks in {len(crowded)} rows."
+        )
+        advice = "Ask for a CPU per loader process and rank, and measure the time that a step waits for data before blaming communication."
+        yield found("data-stall", "warning", crowded["label"], evidence, advice)
+    if not checked and not (workers.notna() & cpus.notna()).any():
+        raise UncheckedError("data time, or loader_workers and cpus")
+
+
+def cold_start(seen: Observations) -> Iterator[Finding]:
+    """Warm-up or compilation inside the measure."""
+    frame = seen.frame
+    few = frame[(frame["warmup"] < FEWEST_WARMUP) & frame["warmup"].notna()]
+    few = few[few["aggregate"]] if seen.kind == "records" else few
+    if len(few):
+        least = few["warmup"].min()
+        evidence = f"{least:g} warm-up steps are left out in {len(few)} rows: allocation, compilation and rebuilt buckets are in the measure."
+        yield found(
+            "cold-start",
+            "warning",
+            few["label"],
+            evidence,
+            f"Leave out at least {FEWEST_WARMUP} steps, more where a model is compiled.",
+        )
+    if seen.kind != "records":
+        yield from _first(seen)
+
+
+def _first(seen: Observations) -> Iterator[Finding]:
+    """The first epoch or step of a series against the median of its others."""
+    index = next((name for name in ("step", "epoch") if seen.frame[name].notna().any()), None)
+    if index is None:
+        return
+    rows = seen.frame[seen.frame[index].notna() & seen.frame["time"].notna() & ~seen.frame["aggregate"]]
+    labels: list[str] = []
+    worst = (0.0, math.nan, math.nan)
+    for _, group in rows.groupby(
+        [*seen.keys, "world_size", "global_batch_size", "batch", "rank", "repeat"], sort=False, dropna=False
+    ):
+        if len(group) < 3:
+            continue
+        place = _most(-group[index])
+        first = group.iloc[place]
+        rest = float(group["time"].drop(group.index[place]).median())
+        if rest > 0 and first["time"] / rest - 1 > COLD:
+            labels.append(str(first["label"]))
+            worst = max(worst, (first["time"] / rest - 1, first["time"], rest))
+    if labels:
+        evidence = (
+            f"The first {index} takes {seconds(worst[1])}, {100 * worst[0]:.0f} % more than the {seconds(worst[2])} of the others, "
+            f"in {len(labels)} series."
+        )
+        yield found("cold-start", "warning", labels, evidence, f"Leave the first {index} out of every mean, and say so.")
+
+
+def _most(values: pd.Series) -> int:
+    """The place of the largest known value."""
+    return int(values.fillna(-np.inf).to_numpy().argmax())
+
+
+RULES = (
+    Rule("phases-close", (("time",), ("compute", "forward", "phase_sum")), phases_close),
+    Rule("data-stall", (("data", "loader_workers"),), data_stall),
+    Rule("cold-start", (("warmup", "epoch", "step"),), cold_start),
+)

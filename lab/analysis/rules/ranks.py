@@ -1,0 +1,132 @@
+"""Rules about ranks: a synchronous step ends with its slowest rank, and one rank has nobody to talk to."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from lab.analysis.observations import Observations
+from lab.analysis.points import Line, Point, lines, measurements
+from lab.analysis.rule import Finding, Rule, UncheckedError, found, seconds
+
+# Clocks and rounding of a log differ by less; a mean over ranks that are equal passes.
+QUOTED_TOLERANCE = 0.02
+# Synchronous ranks wait for each other in every step: medians of the same steps agreed within a few per cent when tried.
+IMBALANCE = 0.05
+# Beyond this no skew inside a step explains it: the ranks did not run the same synchronous steps.
+NOT_ONE_RUN = 0.25
+# A wrapper that copies buckets at world size 1 stays below this share of the step and is no communication.
+ALONE = 0.001
+
+
+def slowest_rank(seen: Observations) -> Iterator[Finding]:
+    """A time that averages ranks, with the speedup recomputed from the slowest."""
+    if seen.kind == "records":
+        yield from _quoted_records(seen)
+        return
+    if not {"rank", "time_mean"} & seen.known:
+        raise UncheckedError("rank")
+    for line in lines(seen):
+        for point in line.points:
+            quoted = point.mean if math.isfinite(point.mean) else math.nan
+            if quoted < point.time * (1 - QUOTED_TOLERANCE):
+                yield _averaged(line, point)
+        yield from _quoted_speedups(line)
+
+
+def _averaged(line: Line, point: Point) -> Finding:
+    where = f" at {line.label}" if line.label else ""
+    by_mean, by_slowest = line.gain(point, means=True), line.gain(point)
+    if math.isfinite(by_mean) and math.isfinite(by_slowest):
+        told = (
+            f"The mean over ranks gives {by_mean:.2f}x on {point.world_size:g} ranks{where}, the slowest rank {by_slowest:.2f}x"
+        )
+    else:
+        told = f"On {point.world_size:g} ranks{where} the mean over ranks is quoted"
+    evidence = f"{told} ({seconds(point.mean)} against {seconds(point.time)})."
+    return found(
+        "slowest-rank", "error", point.labels, evidence, "Quote the time of the slowest rank: a synchronous step ends with it."
+    )
+
+
+def _quoted_speedups(line: Line) -> Iterator[Finding]:
+    for point in line.points:
+        gain = line.gain(point)
+        ranks_known = len(point.labels) > len(point.times)
+        if ranks_known and math.isnan(point.mean) and point.speedup > gain * (1 + QUOTED_TOLERANCE):
+            yield found(
+                "slowest-rank",
+                "error",
+                point.labels,
+                f"A speedup of {point.speedup:.2f}x is quoted on {point.world_size:g} ranks, the slowest rank gives {gain:.2f}x.",
+                "Compute the speedup from the time of the slowest rank.",
+            )
+
+
+def _quoted_records(seen: Observations) -> Iterator[Finding]:
+    for (run, repeat), rows in seen.frame.groupby(["run_id", "repeat"], sort=False):
+        quoted, ranks = rows[rows["aggregate"]]["time"], rows[~rows["aggregate"]]["time"]
+        if len(quoted) and len(ranks) and quoted.max() < ranks.max() * (1 - QUOTED_TOLERANCE):
+            yield found(
+                "slowest-rank",
+                "error",
+                [f"{run}/{repeat}"],
+                f"The step is quoted as {seconds(quoted.max())}, and its slowest rank takes {seconds(ranks.max())}.",
+                "Quote the time of the slowest rank: a synchronous step ends with it.",
+            )
+
+
+def communication_alone(seen: Observations) -> Iterator[Finding]:
+    """Communication reported at world size 1."""
+    alone = seen.frame[seen.frame["world_size"] == 1]
+    if alone.empty:
+        raise UncheckedError("rows at world size 1")
+    told = alone[["communication", "exposed"]].max(axis=1)
+    wrong = alone[told > (alone["time"] * ALONE).fillna(0.0)]
+    for label, value, time in zip(wrong["label"], told[wrong.index], wrong["time"], strict=True):
+        share = f", {100 * value / time:.1f} % of its time" if time > 0 else ""
+        yield found(
+            "communication-alone",
+            "error",
+            [label],
+            f"{seconds(value)} of communication is reported at world size 1{share}, where a rank has nobody to communicate with.",
+            "Find out what this number measures; it is in the communication of the other world sizes too.",
+        )
+
+
+def rank_imbalance(seen: Observations) -> Iterator[Finding]:
+    """Ranks of one synchronous run that differ by more than a few per cent."""
+    rows = seen.frame[seen.frame["rank"].notna() & ~seen.frame["aggregate"] & seen.frame["time"].notna()]
+    names = [*seen.keys, "global_batch_size", "batch", "world_size", *(["run_id"] if seen.kind == "records" else [])]
+    for _, group in rows.groupby(names, sort=False, dropna=False):
+        worst: tuple[float, Finding] | None = None
+        count = 0
+        for _, ranks in group.groupby(measurements(group), sort=False):
+            fastest, slowest = ranks["time"].min(), ranks["time"].max()
+            gap = slowest / fastest - 1
+            count += gap > IMBALANCE
+            if len(ranks) > 1 and gap > max(IMBALANCE, worst[0] if worst else 0.0):
+                ids = ranks.loc[[ranks["time"].idxmax(), ranks["time"].idxmin()]]
+                evidence = (
+                    f"Rank {ids['rank'].iloc[0]:g} takes {slowest:.2f} s against {fastest:.2f} s of rank {ids['rank'].iloc[1]:g}"
+                    if slowest >= 1
+                    else f"Rank {ids['rank'].iloc[0]:g} takes {seconds(slowest)} against {seconds(fastest)} of rank {ids['rank'].iloc[1]:g}"
+                )
+                evidence += (
+                    f" at world size {ranks['world_size'].iloc[0]:g}, {100 * gap:.0f} % more in what should be the same steps."
+                )
+                worst = gap, _imbalance(list(ranks["label"]), evidence, gap)
+        if worst:
+            yield worst[1]
+
+
+def _imbalance(labels: list[str], evidence: str, gap: float) -> Finding:
+    advice = "Ranks that synchronise in every step end together: look for unequal data, a shared device, or clocks that measure different things."
+    return found("rank-imbalance", "error" if gap > NOT_ONE_RUN else "warning", labels, evidence, advice)
+
+
+RULES = (
+    Rule("slowest-rank", (("time", "speedup"), ("world_size",)), slowest_rank),
+    Rule("communication-alone", (("world_size",), ("communication", "exposed")), communication_alone),
+    Rule("rank-imbalance", (("rank",), ("time",), ("world_size",)), rank_imbalance),
+)

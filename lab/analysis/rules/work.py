@@ -1,0 +1,192 @@
+"""Rules about work: what is compared must do the same, and a step should shrink with it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from lab.analysis.observations import Observations
+from lab.analysis.points import Line, Point, lines
+from lab.analysis.rule import Finding, Rule, UncheckedError, found, seconds
+
+# Samples that do not divide are dropped or padded: less than this is no difference of work.
+WORK = 0.02
+# Half the work and still this share of the time: launches, not arithmetic, set the pace.
+HARDLY = 0.8
+# Communication that is this share of the added time explains it.
+EXPLAINS = 0.5
+SAMPLES = r"(\d[\d,]*)\s+(?:training\s+|train\s+)?(?:samples|examples|images|sequences)"
+
+
+def samples_said(seen: Observations) -> float:
+    """Samples of an epoch by the table's notes, NaN where they name none."""
+    told = seen.said(SAMPLES)
+    return float(told[1].replace(",", "")) if told else math.nan
+
+
+def equal_work(seen: Observations) -> Iterator[Finding]:
+    """Strong scaling whose global batch, samples or steps differ; weak scaling whose work per rank differs."""
+    if seen.kind == "collectives":
+        raise UncheckedError("training times")
+    for line in lines(seen):
+        if seen.kind != "records" and "batch" in seen.known and line.batch in {"batch", None}:
+            yield from _unclear(line, seen)
+        yield from _batches(line, seen)
+        for name, what in (("samples", "samples"), ("total_steps", "optimizer steps"), ("steps", "optimizer steps")):
+            yield from _amounts(line, name, what, seen)
+
+
+def _batches(line: Line, seen: Observations) -> Iterator[Finding]:
+    for point in line.points:
+        base = line.base(point)
+        if base is None or not (point.global_batch_size > 0 and base.global_batch_size > 0):
+            continue
+        whole, part = (getattr(point, name) / getattr(base, name) for name in ("global_batch_size", "micro_batch_size"))
+        labels = [*base.labels, *point.labels]
+        same_whole, same_part = abs(whole - 1) < WORK, abs(part - 1) < WORK
+        if same_whole or (same_part and (seen.scaling == "weak" or (seen.scaling is None and seen.per == "step"))):
+            continue
+        if same_part:
+            yield _more_steps(line, point, base, seen, labels)
+        else:
+            said = (
+                f"The global batch is {base.global_batch_size:g} at world size {base.world_size:g} and {point.global_batch_size:g} at "
+                f"{point.world_size:g}, the batch per rank {base.micro_batch_size:g} and {point.micro_batch_size:g}: neither is held."
+            )
+            yield found(
+                "equal-work",
+                "warning",
+                labels,
+                said,
+                "Hold the global batch for strong scaling, the batch per rank for weak scaling.",
+            )
+
+
+def _more_steps(line: Line, point: Point, base: Point, seen: Observations, labels: list[str]) -> Finding:
+    said = (
+        f"The batch of {point.micro_batch_size:g} is per rank, so the global batch grows from {base.global_batch_size:g} to "
+        f"{point.global_batch_size:g} on {point.world_size:g} ranks"
+    )
+    samples = next((value for value in (point.samples, samples_said(seen)) if value > 0), math.nan)
+    if seen.per == "epoch" and math.isfinite(samples):
+        steps = [math.ceil(samples / each.global_batch_size) for each in (base, point)]
+        step = [each.time / count for each, count in zip((base, point), steps, strict=True)]
+        said += f": {steps[0]} steps of {seconds(step[0])} against {steps[1]} of {seconds(step[1])} for {samples:g} samples"
+    elif seen.per != "step":
+        ratio = point.global_batch_size / base.global_batch_size
+        said += f": the same samples take {ratio:.3g} times fewer optimizer steps"
+    advice = "Hold the global batch, or call it weak scaling and compare times per step; the optimizer steps differ, and with them what is learned."
+    return found("equal-work", "warning", labels, f"{said}.", advice)
+
+
+def _amounts(line: Line, name: str, what: str, seen: Observations) -> Iterator[Finding]:
+    if seen.per == "step" and seen.kind != "records":
+        return  # a step is a step, however many there were
+    for point in line.points:
+        base = line.base(point)
+        here, there = (getattr(point, name), getattr(base, name)) if base is not None else (math.nan, math.nan)
+        if base is None or not (here > 0 and there > 0):
+            continue
+        scaled = here * point.global_batch_size / (there * base.global_batch_size) if name == "steps" else here / there
+        ratio = scaled if math.isfinite(scaled) else here / there
+        if abs(ratio - 1) > WORK and not (name == "samples" and seen.scaling == "weak"):
+            said = f"{there:g} {what} at world size {base.world_size:g} are compared with {here:g} at {point.world_size:g}."
+            yield found("equal-work", "warning", [*base.labels, *point.labels], said, "Compare times of the same work.")
+
+
+def _unclear(line: Line, seen: Observations) -> Iterator[Finding]:
+    name = seen.given.get("batch", "batch")
+    points = [point for point in line.points if point.batch > 0]
+    if not points or points[-1].world_size == points[0].world_size or points[-1].batch != points[0].batch:
+        return
+    first, last = points[0], points[-1]
+    said = (
+        f"It is unclear whether {name!r} is global or per rank: if it is per rank, {last.world_size:g} ranks train with "
+        f"{last.batch * last.world_size:g} samples a step instead of {first.batch * first.world_size:g}"
+    )
+    labels = [*first.labels, *last.labels]
+    severity = "warning" if "_or_" in name.lower() else "note"
+    yield found("equal-work", severity, labels, f"{said}.", "State the global batch and the batch per rank.")  # type: ignore[arg-type]
+
+
+def fixed_overhead(seen: Observations) -> Iterator[Finding]:
+    """A step that hardly shrinks with less work per rank, and ranks that make it slower than one."""
+    if seen.kind == "collectives":
+        raise UncheckedError("training times")
+    found_lines = lines(seen)
+    comparable = False
+    for line in found_lines:
+        for point in line.points:
+            base = line.base(point)
+            if base is not None and math.isfinite(line.gain(point)):
+                comparable = True
+                yield from _hardly_shrinks(line, point, base, seen)
+                yield from _slower(line, point, base)
+    yield from _across_batches(found_lines, seen)
+    if not comparable:
+        raise UncheckedError("times at two world sizes of one configuration")
+
+
+def _hardly_shrinks(line: Line, point: Point, base: Point, seen: Observations) -> Iterator[Finding]:
+    """Compute of one step or epoch against the share of it that a rank has left."""
+    name = next((name for name in ("forward", "compute") if getattr(point, name) > 0 and getattr(base, name) > 0), None)
+    # Work per rank: an epoch is shared in any case, a step only where the global batch is held.
+    share = base.world_size / point.world_size * line.work(point, base)
+    if name is None or share > 0.6 or (seen.per == "step" and line.batch is None):
+        return
+    ratio = getattr(point, name) / getattr(base, name)
+    added = getattr(point, name) - share * getattr(base, name)
+    communication = point.communication if name == "compute" and seen.kind == "records" else 0.0
+    if ratio > HARDLY and not communication > EXPLAINS * added:
+        where = f" at {line.label}" if line.label else ""
+        said = (
+            f"{name.capitalize()} takes {seconds(getattr(base, name))} on {base.world_size:g} and {seconds(getattr(point, name))} on "
+            f"{point.world_size:g} ranks{where}, with {share:.2g} of the work per rank: a part of it does not depend on the work."
+        )
+        advice = "Launch-bound: give each rank more work per step, compile the model or capture it as a graph; a faster link will not help."
+        yield found("fixed-overhead", "note", [*base.labels, *point.labels], said, advice)
+
+
+def _slower(line: Line, point: Point, base: Point) -> Iterator[Finding]:
+    gain, bounds = line.gain(point), line.bounds(point)
+    if gain < 1 and (bounds is None or bounds[1] < 1):
+        where = (
+            f" ({line.label}{', ' if line.label and point.strategy else ''}{point.strategy})"
+            if line.label or point.strategy
+            else ""
+        )
+        said = f"{point.world_size:g} ranks are slower than {base.world_size:g}: speedup {gain:.2f}{where}"
+        said += f", {seconds(base.time)} against {seconds(point.time)}." if math.isfinite(point.time) else "."
+        advice = "Find the part of the step that grows with the ranks before adding any; measure a step without communication."
+        yield found("fixed-overhead", "note", [*base.labels, *point.labels], said, advice)
+
+
+def _across_batches(found_lines: list[Line], seen: Observations) -> Iterator[Finding]:
+    """Steps of half the batch that take as long, on one rank."""
+    if seen.per != "step":
+        return
+    singles = [(line.label, point) for line in found_lines for point in line.points if point.world_size == 1 and point.time > 0]
+    for label, small in singles:
+        for other, large in singles:
+            strip = [text.split("batch")[0] for text in (label, other)]
+            if (
+                strip[0] == strip[1]
+                and small.strategy == large.strategy
+                and 0 < small.global_batch_size * 2 == large.global_batch_size
+            ) and small.time > HARDLY * large.time:
+                said = (
+                    f"On one rank a step of {small.global_batch_size:g} samples takes {seconds(small.time)}, one of "
+                    f"{large.global_batch_size:g} takes {seconds(large.time)}: half the work saves {100 * (1 - small.time / large.time):.0f} %."
+                )
+                labels = [*small.labels, *large.labels]
+                yield found("fixed-overhead", "note", labels, said, "Launch-bound at this size: use larger batches per rank.")
+
+
+RULES = (
+    Rule(
+        "equal-work",
+        (("world_size",), ("global_batch_size", "micro_batch_size", "batch", "samples", "steps", "total_steps")),
+        equal_work,
+    ),
+    Rule("fixed-overhead", (("world_size",), ("time", "compute", "forward", "rate")), fixed_overhead),
+)

@@ -1,0 +1,64 @@
+"""A record as a row of the table: what each column holds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel
+
+from lab.records import PHASES, Communication, Record
+from lab.study import Run
+
+
+def row(record: Record) -> dict[str, Any]:
+    """One repeat as columns, in the order of the table."""
+    run, timing = record.run, record.timing
+    return {
+        "run_id": record.run_id,
+        "repeat": record.repeat,
+        "status": record.status,
+        "model": _name(run.model),
+        "data": _name(run.data),
+        **{key: getattr(run, key) for key in Run.model_fields if key not in {"model", "data"}},
+        "nodes": len(set(record.environment.hosts)) if record.environment else None,
+        "device": record.environment.device if record.environment else None,
+        "cluster": record.environment.cluster if record.environment else None,
+        "step_time": timing.step.median if timing else None,
+        "step_time_p10": timing.step.p10 if timing else None,
+        "step_time_p90": timing.step.p90 if timing else None,
+        **{f"{phase}_time": timing.phases[phase].median if timing else None for phase in PHASES},
+        **_communication_columns(record.communication),
+        "samples_per_second": timing.samples_per_second if timing else None,
+        "tokens_per_second": timing.tokens_per_second if timing else None,
+        "mfu": timing.mfu if timing else None,
+        "setup_time": timing.setup_time if timing else None,
+        "train_time": timing.train_time if timing else None,
+        "peak_memory": max(record.memory.peak) if record.memory else None,
+        "final_loss": record.quality.loss[-1] if record.quality and record.quality.loss else None,
+        "validation_loss": record.quality.validation_loss if record.quality else None,
+        "error": f"{record.error.type}: {record.error.message}" if record.error else None,
+    }
+
+
+def _name(part: str | BaseModel) -> str:
+    """A preset's name, or the whole of a configuration: two models must never look like one."""
+    if isinstance(part, str):
+        return part
+    fields = part.model_dump(exclude_defaults=True)
+    return " ".join([str(getattr(part, "kind", "")), *(f"{key}={value}" for key, value in fields.items() if key != "kind")])
+
+
+def _communication_columns(communication: Communication | None) -> dict[str, float | None]:
+    columns = {
+        "communication_time": "total",
+        "exposed_communication_time": "exposed",
+        "straggler_time": "straggler",
+        "transfer_time": "transfer",
+        "overlap_time": "overlap",
+        "sync_cost_time": "sync_cost",
+        "stolen_compute_time": "stolen_compute",
+        "ddp_overhead_time": "ddp_overhead_time",
+    }
+    stats = {column: getattr(communication, field) if communication else None for column, field in columns.items()}
+    sent = {"communication_bytes": communication.bytes if communication else None}
+    return {column: stat.median if stat else None for column, stat in stats.items()} | sent

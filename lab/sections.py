@@ -1,0 +1,267 @@
+"""The sections of the notebooks, each made from records: results, communication, learning, audit, environment."""
+
+from __future__ import annotations
+
+import os
+import statistics
+from collections.abc import Iterable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from lab.page import Figure, Prose, Table, drawn
+from lab.records import PHASES, Record, load_records, table
+from lab.study import Run, Study
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.axes import Axes
+
+    from lab.calibration import Calibration
+
+
+def result_tables(study: Study) -> list[Table]:
+    """The classical tables of a study: time, speedup, efficiency, compute and communication."""
+    from lab.analysis.scaling import classical_tables
+
+    return [Table(caption, frame) for caption, frame in classical_tables(_summary(study))]
+
+
+def answer(study: Study) -> Prose:
+    """The answer to the study's question in one sentence."""
+    from lab.analysis import findings
+
+    return Prose.of(findings.answer(study, _summary(study), load_records(study)), strong=True)
+
+
+def findings(study: Study) -> Prose:
+    """What else the numbers support, as a list."""
+    from lab.analysis import findings
+
+    found = findings.findings(study, _summary(study), load_records(study))
+    return Prose.of(*found, bullets=True) if found else Prose.of("The numbers support no further statement.")
+
+
+def holes(study: Study) -> Prose:
+    """What was asked for and is not there, as a list; one sentence where nothing is missing."""
+    from lab.analysis import findings
+
+    missing = findings.holes(study, load_records(study))
+    if missing:
+        return Prose.of(*missing, bullets=True)
+    return Prose.of(f"Nothing: all {len(study.tasks)} repeats of {len(study.runs)} configurations completed.")
+
+
+def _summary(study: Study) -> pd.DataFrame:
+    from lab.analysis.scaling import summary
+
+    return summary(table(study), baseline=study.baseline, scaling=study.scaling)
+
+
+def communication(study: Study) -> Table:
+    """Total and exposed communication, its causes, the independent estimate and the bytes of each configuration."""
+    import pandas as pd
+
+    from lab.analysis.lines import curves, ranks
+    from lab.analysis.rounding import format_seconds, unit_for
+
+    found = _summary(study)
+    parts = {
+        "total": "communication_time",
+        "exposed": "exposed_communication_time",
+        "of it waiting": "straggler_time",
+        "of it transfer": "transfer_time",
+        "cost of synchronising": "sync_cost_time",
+        "stolen compute": "stolen_compute_time",
+    }
+    unit = unit_for(found["step_time"])
+    sent = {record.run_id: record.communication for record in load_records(study) if record.communication}
+    rows = []
+    for label, points in curves(found):
+        for row in points[points["world_size"] > 1].to_dict("records"):
+            times = {part: [row[column + end] for end in ("", "_low", "_high")] for part, column in parts.items()}
+            link = sent.get(row["run_id"])
+            rows.append(
+                {"configuration": f"{ranks(row['device'], row['world_size'])}, {label}"}
+                | {part: format_seconds(*value, unit=unit) for part, value in times.items()}
+                | {"MB per rank": f"{link.bytes / 1e6:.2f}" if link and link.bytes else "-"}
+                | {"buckets": str(len(link.buckets)) if link and link.buckets else "-"}
+            )
+    caption = (
+        "Communication of a step, median over repeats [95 % interval]. Exposed is what the step waited for after its last gradient, "
+        "split into waiting for the slowest rank and transfer; the cost of synchronising is measured by itself, in rounds with and "
+        "without it in turn, and exceeds the exposed part by the compute that communication slowed"
+    )
+    return Table(caption, pd.DataFrame(rows), index=False)
+
+
+def audit(study: Study) -> Any:
+    """What in this study cannot be trusted, by the rules of the audit and the cluster's calibration."""
+    import lab
+
+    return lab.audit(study)
+
+
+def calibration(study: Study) -> list[Prose | Table | Figure]:
+    """What the links, the arithmetic and the memory of the study's cluster can do, where `lab calibrate` has measured it."""
+    from lab.calibration import fits_table, load_calibration, throughput_table
+    from lab.drawing import link_lines
+    from lab.errors import InputError
+
+    clusters = {record.environment.cluster for record in load_records(study) if record.environment}
+    parts: list[Prose | Table | Figure] = []
+    for name in sorted(clusters):
+        try:
+            found = load_calibration(name)
+        except InputError:
+            found = None
+        if found is None or not found.parts:
+            parts.append(Prose.of(f"The cluster {name} is not calibrated; `lab calibrate --cluster {name}` measures its links."))
+            continue
+        parts += [
+            drawn(partial(_draw_links, found), link_lines.alt(found), height=4.5),
+            Table(f"Fits of time = alpha + bytes / bandwidth, cluster {name}", fits_table(found), index=False),
+            Table(f"Arithmetic and memory of a rank, cluster {name}", throughput_table(found), index=False),
+        ]
+    return parts
+
+
+def _draw_links(found: Calibration, axes: Axes) -> None:
+    from lab.drawing import link_lines
+
+    link_lines.links(found, ax=axes)
+
+
+def learning(study: Study) -> Table:
+    """Loss after the last step, validation loss and peak memory of each configuration."""
+    import pandas as pd
+
+    rows = [
+        {
+            "configuration": run.label,
+            "last loss": _median(done, lambda record: record.quality.loss[-1], "{:.4f}"),
+            "validation loss": _median(done, lambda record: record.quality.validation_loss, "{:.4f}"),
+            "peak memory of a rank (MB)": _median(done, lambda record: max(record.memory.peak) / 1e6, "{:.0f}"),
+            "samples/s": _median(done, lambda record: record.timing.samples_per_second, "{:.1f}"),
+            "MFU": _median(done, lambda record: record.timing.mfu, "{:.1%}"),
+        }
+        for run, done in _by_run(study)
+    ]
+    return Table("What was learned, and at what price: medians over repeats", pd.DataFrame(rows), index=False)
+
+
+def _median(records: Sequence[Record], quantity: Any, form: str) -> str:
+    values = [value for record in records if (value := quantity(record)) is not None]
+    return form.format(statistics.median(values)) if values else "not measured"
+
+
+def _by_run(study: Study) -> Iterable[tuple[Run, list[Record]]]:
+    records = [record for record in load_records(study) if record.completed]
+    return [(run, [record for record in records if record.run_id == run.id]) for run in study.runs]
+
+
+def outcome(records: Sequence[Record]) -> Prose:
+    """What came of a run: its throughput, or the first cause of its failure with the last lines of the log."""
+    from lab.analysis.rounding import format_seconds
+
+    for record in records:
+        if record.error is not None:
+            rank = "" if record.error.rank is None else f" on rank {record.error.rank}"
+            told = Prose.of(f"This run did not complete ({record.status}{rank}): {record.error.type}: {record.error.message}")
+            return Prose(
+                f"{told.markdown}\n\n~~~text\n{record.error.log.replace('~~~', '~~')}\n~~~" if record.error.log else told.markdown
+            )
+        if record.timing is not None:
+            timing = record.timing
+            step = format_seconds(timing.step.median, *(timing.step.interval or (None, None)))
+            return Prose.of(
+                f"A step takes {step} (median of {timing.measured_steps} steps after {timing.warmup_steps} of warm-up): "
+                f"{timing.samples_per_second:.1f} samples/s, {timing.flops_per_second / 1e9:.1f} GFLOP/s of the model's own arithmetic."
+            )
+    return Prose.of("There is no record of this run.")
+
+
+def phases(records: Sequence[Record]) -> Table:
+    """Median, 10th and 90th percentile of the step and its phases in ms, and the medians of each rank."""
+    import pandas as pd
+
+    rows = []
+    for record in records:
+        if record.timing is None:
+            continue
+        for name in ("step", *PHASES):
+            stat = record.timing.step if name == "step" else record.timing.phases[name]
+            ranks = {f"rank {rank}": f"{time * 1e3:.2f}" for rank, time in enumerate(record.timing.per_rank[name])}
+            quantiles = {"median": stat.median, "p10": stat.p10, "p90": stat.p90}
+            rows.append({"phase": name} | {key: f"{value * 1e3:.2f}" for key, value in quantiles.items()} | ranks)
+    return Table("Times in ms: over the steps of the slowest rank, and the median of each rank", pd.DataFrame(rows), index=False)
+
+
+def every_repeat(study: Study) -> Table:
+    """One row per repeat, as measured."""
+    import pandas as pd
+
+    rows = [
+        {"run": record.run_id, "configuration": record.run.label, "repeat": record.repeat, "status": record.status}
+        | {f"{phase} (ms)": _milliseconds(record, phase) for phase in ("step", *PHASES)}
+        | {"foreign CPU (cores)": _foreign(record)}
+        for record in load_records(study)
+    ]
+    return Table("Every repeat: median step of the slowest rank and its phases", pd.DataFrame(rows), index=False)
+
+
+def _milliseconds(record: Record, phase: str) -> str:
+    if record.timing is None:
+        return "-"
+    stat = record.timing.step if phase == "step" else record.timing.phases[phase]
+    return f"{stat.median * 1e3:.2f}"
+
+
+def _foreign(record: Record) -> str:
+    cpu = record.environment.foreign_cpu if record.environment else None
+    return "-" if cpu is None else f"{cpu:.2f}"
+
+
+def environment(source: Study | Sequence[Record]) -> Table:
+    """Where and with what the records were measured; a value that differs between records is listed with all it was."""
+    import pandas as pd
+
+    seen: dict[str, dict[str, None]] = {}
+    for record in load_records(source):
+        if record.environment is not None:
+            for name, value in _surroundings(record):
+                seen.setdefault(name, {})[value] = None
+    rows = [{"what": name, "value": "; ".join(values)} for name, values in seen.items()]
+    return Table("Environment, read inside the jobs", pd.DataFrame(rows, columns=["what", "value"]), index=False)
+
+
+def _surroundings(record: Record) -> Iterable[tuple[str, str]]:
+    place = record.environment
+    if place is None or record.timing is None:
+        return
+    yield "cluster profile", place.cluster
+    yield "hosts", ", ".join(sorted(set(place.hosts)))
+    yield "processor", f"{place.cpu}, {place.cpu_count} logical CPUs"
+    yield (
+        "cores per rank",
+        f"{len(place.cpus_granted[0])} with {place.threads_per_rank} thread{'s' * (place.threads_per_rank > 1)}",
+    )
+    yield "GPU", f"{place.gpu_count} x {place.gpu}, driver {place.driver}" if place.gpu else "none used"
+    yield "backend", place.backend or "none"
+    yield "versions", ", ".join(f"{name} {version}" for name, version in sorted(place.versions.items()))
+    commit = "unknown" if place.git_commit is None else place.git_commit[:12] + (" with local changes" if place.git_dirty else "")
+    yield "code", f"commit {commit}"
+    yield "data", f"{place.data_description}; SHA-256 {(place.data_sha256 or 'unknown')[:16]}"
+    yield "parameters", f"{place.parameters:,}" if place.parameters else "unknown"
+    peak = record.timing.peak_flops_per_second
+    if peak is not None:
+        yield "peak of a rank", f"{record.run.precision}: {record.timing.peak_source}"
+
+
+def reproduce(study: Study) -> Prose:
+    """The commands that repeat this study and this report."""
+    place = os.path.relpath(study.folder)
+    name = place if not place.startswith("..") else study.name
+    flag = " --quick" if study.quick else ""
+    return Prose(
+        f"```\nlab run {name}{flag} --fresh    # measure again\nlab report {name}{flag}         # this report from the records\n```"
+    )

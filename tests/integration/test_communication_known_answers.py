@@ -1,0 +1,269 @@
+"""Communication with known answers: a link, a slow rank and a slow loader that take the times that they are told to.
+
+Real ranks, real gloo, the real DDP and the real training loop; compute sleeps, and a link of one queue takes a given
+time per byte after the last rank arrived. Sleeps jitter, and a thread of each rank takes the processor at random.
+"""
+
+from __future__ import annotations
+
+import importlib
+import multiprocessing
+import os
+import queue
+import random
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from studies import CORPUS
+from torch import distributed as dist
+from torch import nn
+
+from lab.place import Place
+from lab.records import PHASES, Communication
+from lab.study import Run
+from lab.worker import compression, models, peak
+from lab.worker.communication import Sent
+from lab.worker.data.sampling import Sampler
+from lab.worker.main import Measured, measure
+
+LAYERS, FORWARD, BACKWARD, LINK = 4, 0.015, 0.060, 0.100  # s per layer; each layer's gradient is one bucket
+SLOW, STALL = 0.240, 0.120  # s on rank 1
+JITTER = 0.0015
+BUCKET_BYTES = 2**18
+TOLERANCE = 0.05
+
+RUN: dict[str, Any] = {
+    "model": {"kind": "gpt", "layers": 1, "heads": 1, "width": 16, "block_size": 16},
+    "data": {"kind": "text", "path": "corpus.txt", "vocab_size": 300},
+    "global_batch_size": 2,
+    "world_size": 2,
+    "steps": 15,
+    "warmup_steps": 3,
+    "eval_batches": 1,
+    "bucket_cap_mb": BUCKET_BYTES / 2**20,
+}
+SCENARIOS: dict[str, dict[str, Any]] = {"even": {}, "slow rank": {}, "slow loader": {}, "alone": {"world_size": 1}}
+
+
+class Work(torch.autograd.Function):
+    """The identity, which takes a known time forward and backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, backward: float) -> torch.Tensor:
+        ctx.backward_time = backward
+        jittered_sleep(FORWARD)
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        jittered_sleep(ctx.backward_time)
+        return gradient, None
+
+
+class Emulated(nn.Module):
+    """Layers whose compute is sleep; the gradient of each is complete after its backward time."""
+
+    def __init__(self, slower: float) -> None:
+        super().__init__()
+        self.weights = nn.ParameterList([nn.Parameter(torch.zeros(BUCKET_BYTES // 4)) for _ in range(LAYERS)])
+        self.slower = slower  # in the layer that comes last in the backward pass
+
+    def forward(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        x = torch.ones(())
+        for number, weight in enumerate(self.weights):
+            x = Work.apply(x * (1 + weight.mean()), BACKWARD + self.slower * (number == 0))
+        return (x - targets.float().mean() / 300) ** 2
+
+
+class QueueLink:
+    """An exchange that carries one bucket at a time, each in LINK seconds from when the last rank brought it."""
+
+    def __init__(self) -> None:
+        self.waiting: queue.SimpleQueue[tuple[torch.Tensor, Any]] = queue.SimpleQueue()
+        threading.Thread(target=self.carry, daemon=True).start()
+
+    def __call__(self, bucket: Any) -> Sent:
+        buffer = bucket.buffer().div_(dist.get_world_size())
+        future: Any = torch.futures.Future()
+        self.waiting.put((buffer, future))
+        return Sent(future, buffer.nbytes)
+
+    def carry(self) -> None:
+        while True:
+            buffer, future = self.waiting.get()
+            dist.all_reduce(torch.zeros(1))
+            end = time.perf_counter() + LINK * buffer.nbytes / BUCKET_BYTES
+            dist.all_reduce(buffer)
+            time.sleep(max(end - time.perf_counter(), 0))
+            future.set_result([buffer])
+
+
+def jittered_sleep(seconds: float) -> None:
+    time.sleep(seconds + random.uniform(-JITTER, JITTER))
+
+
+def make_noise(stop: threading.Event) -> None:
+    """Hold the processor and the interpreter for a moment, again and again."""
+    while not stop.wait(random.uniform(0.01, 0.03)):
+        end = time.perf_counter() + random.uniform(0.0001, 0.001)
+        while time.perf_counter() < end:
+            pass
+
+
+def run_all(rank: int, root: str) -> dict[str, Measured | None]:
+    """Take part as one rank in all scenarios, on what the link, the model and the loader are replaced by."""
+    os.environ["OMP_NUM_THREADS"] = "1"
+    peak.BUDGET_S = 0.02
+    compression.exchange_for = lambda run: QueueLink()  # type: ignore[assignment]
+    importlib.import_module("torch._dynamo")  # the first optimizer does, and would take minutes beside the noise
+    load, found = Sampler.micro_batch, {}
+    stop = threading.Event()
+    threading.Thread(target=make_noise, args=(stop,), daemon=True).start()
+    for name, changes in SCENARIOS.items():
+        run = Run.model_validate(RUN | changes)
+        slower = SLOW if (name, rank) == ("slow rank", 1) else 0.0
+        stall = STALL if (name, rank) == ("slow loader", 1) else 0.0
+
+        def build(run: Run, *, vocab_size: int, slower: float = slower) -> nn.Module:
+            return Emulated(slower)
+
+        def late(self: Sampler, step: int, micro: int, stall: float = stall) -> Any:
+            time.sleep(stall)
+            return load(self, step, micro)
+
+        models.build, Sampler.micro_batch = build, late  # type: ignore[method-assign]
+        if rank < run.world_size:
+            folder = Path(root) / name
+            place = Place(rank, run.world_size, rank, "cpu", (rank % 2,), 1, "local", folder / "address", timeout_s=60.0)
+            found[name] = measure(run, place, data_root=Path(root), folder=folder, progress=lambda *told: None)
+    stop.set()
+    return found
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("link")
+    (folder / "corpus.txt").write_text(CORPUS)
+    for name in SCENARIOS:
+        (folder / name).mkdir()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def measured(root: Path) -> Iterator[dict[str, Measured]]:
+    with pytest.MonkeyPatch.context() as patch, ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as pool:
+        patch.setenv("LAB_CACHE", str(root / "cache"))
+        answers = list(pool.map(run_all, range(2), [str(root)] * 2))
+        yield {name: value for name, value in answers[0].items() if value is not None}
+
+
+def communication(measured: dict[str, Measured], name: str) -> Communication:
+    found = measured[name].communication
+    assert found is not None
+    return found
+
+
+def near(seconds: float) -> Any:
+    return pytest.approx(seconds, rel=TOLERANCE)
+
+
+# The link is the bottleneck: it begins with the first bucket and carries one after the other, until the last.
+EVEN_TOTAL = LAYERS * LINK
+EVEN_EXPOSED = BACKWARD + LAYERS * LINK - LAYERS * BACKWARD
+
+
+def test_total_exposed_and_overlap_are_those_of_the_link(measured: dict[str, Measured]) -> None:
+    found = communication(measured, "even")
+    assert found.per_rank["total"] == [near(EVEN_TOTAL)] * 2
+    assert found.per_rank["exposed"] == [near(EVEN_EXPOSED)] * 2
+    assert found.total is not None and found.total.median == near(EVEN_TOTAL)
+    assert found.exposed is not None and found.exposed.median == near(EVEN_EXPOSED)
+    assert found.overlap is not None and found.overlap.median == near(EVEN_TOTAL - EVEN_EXPOSED)
+    assert max(found.per_rank["straggler"]) < TOLERANCE * EVEN_EXPOSED
+    assert found.bytes == LAYERS * BUCKET_BYTES and found.buckets == [BUCKET_BYTES] * LAYERS
+
+
+def test_the_other_method_finds_the_same_cost(measured: dict[str, Measured]) -> None:
+    found = communication(measured, "even")
+    assert found.sync_cost is not None and found.sync_cost.median == near(EVEN_EXPOSED)
+    assert found.sync_exposed is not None and found.sync_exposed.median == near(EVEN_EXPOSED)
+    assert found.stolen_compute is not None and abs(found.stolen_compute.median) < TOLERANCE * EVEN_EXPOSED
+    assert measured["even"].checks["communication_methods_agree"]
+
+
+def test_a_slow_rank_is_a_wait_on_the_other_and_not_a_slow_link(measured: dict[str, Measured]) -> None:
+    found = communication(measured, "slow rank")
+    idle_from = BACKWARD + (LAYERS - 1) * LINK  # when the link has carried all buckets but that of the slow layer
+    last_ready = LAYERS * BACKWARD + SLOW
+    end = last_ready + LINK
+    assert found.per_rank["straggler"][0] == near(last_ready - idle_from)
+    assert found.per_rank["straggler"][1] < TOLERANCE * SLOW
+    assert found.per_rank["exposed"] == [near(end - LAYERS * BACKWARD), near(end - last_ready)]
+    assert measured["slow rank"].timing.per_rank["backward"] == [near(end)] * 2
+
+
+def test_a_slow_loader_is_data_on_its_rank_and_a_wait_on_the_other(measured: dict[str, Measured]) -> None:
+    found, timing = communication(measured, "slow loader"), measured["slow loader"].timing
+    assert timing.per_rank["data"][1] == near(STALL)
+    assert timing.per_rank["data"][0] < TOLERANCE * STALL
+    assert found.per_rank["straggler"][0] == near(STALL)
+    assert found.per_rank["exposed"] == [near(EVEN_EXPOSED + STALL), near(EVEN_EXPOSED)]
+
+
+@pytest.mark.parametrize("name", ["even", "slow rank", "slow loader"])
+def test_phases_are_the_known_ones_and_close(measured: dict[str, Measured], root: Path, name: str) -> None:
+    timing = measured[name].timing
+    assert timing.per_rank["forward"] == [near(LAYERS * FORWARD)] * 2
+    assert measured[name].checks["phases_close"]
+    table = pd.read_parquet(root / name / "steps.parquet").query("not warmup")
+    compute = table["backward"] - table["communication_exposed"]
+    expected = LAYERS * BACKWARD + SLOW * ((table["rank"] == 1) & (name == "slow rank"))
+    assert (compute - expected).groupby(table["rank"]).median().abs().max() < TOLERANCE * LAYERS * BACKWARD
+    # Against a clock that knows no phases: from the start of the first step to the start of the last.
+    for _, rows in table.groupby("rank"):
+        steps = rows["start"].iloc[-1] - rows["start"].iloc[0]
+        assert rows[list(PHASES)].to_numpy()[:-1].sum() == pytest.approx(steps, rel=0.02)
+
+
+def test_buckets_are_kept_in_the_order_in_which_they_were_sent(measured: dict[str, Measured], root: Path) -> None:
+    table = pd.read_parquet(root / "even" / "buckets.parquet")
+    assert len(table) == 2 * RUN["steps"] * LAYERS and set(table["bytes"]) == {BUCKET_BYTES}
+    assert (table["ready"] <= table["launch"]).all() and (table["launch"] <= table["finish"]).all()
+    late = table[table["step"] >= RUN["warmup_steps"]]
+    between = late.groupby(["rank", "step"])["ready"].diff().dropna()
+    assert between.median() == near(BACKWARD)
+    # Both ranks on one clock: the link ends for both at once.
+    ends = late.groupby(["step", "bucket"])["finish"]
+    assert (ends.max() - ends.min()).median() < TOLERANCE * LINK
+
+
+def test_the_timeline_shows_the_median_step_of_all_ranks(measured: dict[str, Measured]) -> None:
+    events = communication(measured, "even").timeline
+    names = {"forward", "backward", "optimizer", *(f"bucket {number}" for number in range(LAYERS))}
+    assert {(event.rank, event.name) for event in events} == {(rank, name) for rank in range(2) for name in names}
+    assert min(event.start for event in events) >= 0
+    for rank in range(2):
+        by_name = {event.name: event for event in events if event.rank == rank}
+        backward, last = by_name["backward"], by_name[f"bucket {LAYERS - 1}"]
+        assert last.ready is not None and backward.start < last.ready <= last.start < last.end <= backward.end
+        assert last.end - last.ready == pytest.approx(EVEN_EXPOSED, rel=0.15)
+
+
+def test_one_rank_communicates_nothing(measured: dict[str, Measured], root: Path) -> None:
+    found = communication(measured, "alone")
+    assert found == Communication(ddp_overhead_time=found.ddp_overhead_time) and found.ddp_overhead_time is not None
+    assert abs(found.ddp_overhead_time.median) < TOLERANCE * LAYERS * (FORWARD + BACKWARD)
+    assert "communication_methods_agree" not in measured["alone"].checks
+    table = pd.read_parquet(root / "alone" / "steps.parquet")
+    columns = [f"communication_{name}" for name in ("total", "exposed", "straggler")]
+    assert table[columns].isna().all(axis=None)
+    assert np.median(table["backward"][3:]) == near(LAYERS * BACKWARD)
+    assert not (root / "alone" / "buckets.parquet").exists()

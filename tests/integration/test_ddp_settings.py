@@ -1,0 +1,169 @@
+"""DDP as its users tune it: every setting trains, learns alike, and is measured; instruments change no loss."""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from studies import CORPUS
+
+from lab.errors import InputError
+from lab.place import Place
+from lab.records import Communication
+from lab.study import Run
+from lab.worker import data, offset, peak
+from lab.worker.group import process_group
+from lab.worker.main import Measured, measure
+from lab.worker.offset import Reading, read_offset
+from lab.worker.overhead import measure_overhead
+
+FP32_TOLERANCE = 2e-4  # sums in another order, over eight steps of AdamW
+# Relative, on the whole loss curve. 16 bits round each gradient to 3 or 4 digits; rank 4 keeps the largest directions.
+TOLERANCES = {"bf16": 2e-3, "fp16": 1e-3, "powersgd": 3e-2}
+ONE_BUCKET = 100.0
+AHEAD = 1234.5  # s, of a clock that is wrong on purpose
+
+BASE: dict[str, Any] = {
+    "model": {"kind": "gpt", "layers": 2, "heads": 2, "width": 32, "block_size": 32},
+    "data": {"kind": "text", "path": "corpus.txt", "vocab_size": 300},
+    "global_batch_size": 8,
+    "world_size": 2,
+    "steps": 8,
+    "warmup_steps": 2,
+    "lr_warmup_steps": 2,
+    "eval_batches": 1,
+}
+RUNS: dict[str, dict[str, Any]] = {
+    "none": {},
+    "small buckets": {"bucket_cap_mb": 0.02},
+    "own gradients": {"gradient_as_bucket_view": False},
+    "static graph": {"static_graph": True},
+    "bf16": {"compression": "bf16"},
+    "fp16": {"compression": "fp16"},
+    "powersgd": {"compression": "powersgd", "powersgd_rank": 4, "bucket_cap_mb": ONE_BUCKET},
+    "bf16 alone": {"compression": "bf16", "world_size": 1},
+    "powersgd in two buckets": {"compression": "powersgd"},
+}
+
+
+def quiet(phase: str, step: int, steps: int) -> None:
+    pass
+
+
+def run_all(rank: int, root: str) -> dict[str, Any]:
+    peak.BUDGET_S = 0.02
+    found: dict[str, Any] = {}
+    for name, changes in RUNS.items():
+        run = Run.model_validate(BASE | changes)
+        if rank < run.world_size:
+            try:
+                found[name] = measure(
+                    run, place(rank, run, root, name), data_root=Path(root), folder=Path(root) / name, progress=quiet
+                )
+            except InputError as error:
+                found[name] = error
+                torch.distributed.destroy_process_group()
+    found["overhead"], found["offset"] = in_one_group(rank, root)
+    return found
+
+
+def in_one_group(rank: int, root: str) -> tuple[dict[str, Any] | None, Reading]:
+    """What the plain loop and the instrumented one make of the same steps; a clock as read on another host."""
+    run = Run.model_validate(BASE)
+    device = torch.device("cpu")
+    tokens = data.prepare(run, data_root=Path(root), progress=quiet)
+    here = place(rank, run, root, "overhead")
+    with process_group(here, device=device):
+        offset.EXCHANGES = 40
+        reading = read_offset(f"host {rank}", now=lambda: time.perf_counter() + AHEAD * rank)
+        return measure_overhead(run, here, device=device, tokens=tokens), reading
+
+
+def place(rank: int, run: Run, root: str, name: str) -> Place:
+    return Place(rank, run.world_size, rank, "cpu", (rank,), 1, "local", Path(root) / name / "address", timeout_s=60.0)
+
+
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    root = tmp_path_factory.mktemp("settings")
+    (root / "corpus.txt").write_text(CORPUS)
+    for name in [*RUNS, "overhead"]:
+        (root / name).mkdir()
+    with pytest.MonkeyPatch.context() as patch, ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as pool:
+        patch.setenv("LAB_CACHE", str(root / "cache"))
+        patch.setenv("OMP_NUM_THREADS", "1")
+        return list(pool.map(run_all, range(2), [str(root)] * 2))
+
+
+@pytest.fixture(scope="module")
+def measured(answers: list[dict[str, Any]]) -> dict[str, Measured]:
+    return answers[0]
+
+
+def communication(measured: dict[str, Measured], name: str) -> Communication:
+    found = measured[name].communication
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("name", ["small buckets", "own gradients", "static graph"])
+def test_settings_that_are_not_numeric_change_no_loss(measured: dict[str, Measured], name: str) -> None:
+    assert measured[name].quality.loss == pytest.approx(measured["none"].quality.loss, rel=FP32_TOLERANCE)
+    assert communication(measured, name).bytes == communication(measured, "none").bytes == measured["none"].memory.parameters
+
+
+def test_the_cap_decides_how_many_buckets_are_sent(measured: dict[str, Measured]) -> None:
+    few, many = (communication(measured, name).buckets or [] for name in ("none", "small buckets"))
+    assert len(few) == 1 and len(many) > 2
+    assert sum(few) == sum(many)
+
+
+@pytest.mark.parametrize("name", list(TOLERANCES))
+def test_compression_learns_alike_within_its_tolerance(measured: dict[str, Measured], name: str) -> None:
+    plain, compressed = measured["none"].quality.loss, measured[name].quality.loss
+    assert compressed == pytest.approx(plain, rel=TOLERANCES[name])
+    assert compressed != plain
+    assert measured[name].checks["same_parameters"]
+
+
+def test_compression_sends_fewer_bytes(measured: dict[str, Measured]) -> None:
+    whole = communication(measured, "none").bytes
+    assert whole is not None
+    assert communication(measured, "bf16").bytes == communication(measured, "fp16").bytes == whole / 2
+    thin = communication(measured, "powersgd").bytes
+    assert thin is not None and 0 < thin < 0.6 * whole
+
+
+def test_one_rank_rounds_like_many_and_sends_nothing(measured: dict[str, Measured]) -> None:
+    alone = measured["bf16 alone"]
+    assert alone.quality.loss == pytest.approx(measured["bf16"].quality.loss, rel=TOLERANCES["bf16"])
+    assert alone.quality.loss != pytest.approx(measured["none"].quality.loss, rel=1e-7)
+    found = communication(measured, "bf16 alone")
+    assert found.total is None and found.exposed is None and found.bytes is None
+
+
+def test_powersgd_over_gloo_says_that_it_needs_one_bucket(answers: list[dict[str, Any]]) -> None:
+    for answer in answers:
+        assert "bucket_cap_mb" in str(answer["powersgd in two buckets"]) and "one bucket" in str(
+            answer["powersgd in two buckets"]
+        )
+
+
+def test_instruments_change_no_loss(answers: list[dict[str, Any]]) -> None:
+    found = answers[0]["overhead"]
+    assert answers[1]["overhead"] is None
+    assert found["largest_loss_difference"] < 1e-5
+    assert found["rounds"] == BASE["steps"] - BASE["warmup_steps"] - 1
+    assert set(found["step_s"]) == {"plain", "control", "instrumented"}
+    assert all(np.isfinite(found[name]["median"]) for name in ("ratio", "control", "cpu_ratio", "cpu_control"))
+
+
+def test_a_clock_on_another_host_is_set_right(answers: list[dict[str, Any]]) -> None:
+    assert answers[0]["offset"].offset == 0.0
+    assert answers[1]["offset"].offset == pytest.approx(-AHEAD, abs=0.05)

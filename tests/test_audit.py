@@ -1,0 +1,409 @@
+"""Every rule of the audit: a planted fault that it finds, a clean case on which it stays silent."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from factories import losses, record, run
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from lab.analysis.audit import Audit, Finding
+from lab.analysis.rules import RULES
+from lab.auditing import audit
+from lab.errors import InputError
+from lab.records import Record
+
+TABLES = Path(__file__).parent / "tables"
+NAMES = {
+    *("slowest-rank", "communication-alone", "rank-imbalance", "super-linear", "equal-work", "two-writers", "phases-close"),
+    *("plausible-bandwidth", "data-stall", "cold-start", "repeats", "mixed-environment", "same-learning", "baseline"),
+    *("too-regular", "fixed-overhead"),
+}
+
+
+def of(found: Audit, rule: str) -> list[Finding]:
+    return [finding for finding in found.findings if finding.rule == rule]
+
+
+def evidence(found: Audit, rule: str) -> str:
+    return "\n".join(finding.evidence for finding in of(found, rule))
+
+
+def unchecked(found: Audit) -> set[str]:
+    return {entry.rule for entry in found.not_checked}
+
+
+def frame(text: str) -> pd.DataFrame:
+    rows = [[cell.strip() for cell in line.split(",")] for line in text.strip().splitlines()]
+    return pd.DataFrame(rows[1:], columns=rows[0])
+
+
+def clean(
+    world_sizes: Sequence[int] = (1, 2, 4), batches: Sequence[int] = (64,), repeats: int = 3, **fields: Any
+) -> list[Record]:
+    """Records of a strong scaling study with a serial part, communication and 1 % of noise."""
+    noise = np.random.default_rng(7)
+    records = []
+    for batch in batches:
+        for size in world_sizes:
+            for repeat in range(repeats):
+                wait = 0.004 * (size > 1)
+                work = (0.01 + 0.3 * batch / 64 / size) * noise.normal(1, 0.01)
+                parts = {"data": 0.01, "forward": 0.33, "backward": 0.54, "optimizer": 0.1, "h2d": 0.0, "other": 0.02}
+                phases = {name: share * work for name, share in parts.items()}
+                phases["backward"] += wait
+                told = (0.008 * noise.normal(1, 0.01), wait) if size > 1 else None
+                records.append(
+                    record(run(size, batch), repeat, step_time=work + wait, phases=phases, communication=told, **fields)
+                )
+    return records
+
+
+def altered(item: Record, part: str, **fields: Any) -> Record:
+    return item.model_copy(update={part: getattr(item, part).model_copy(update=fields)})
+
+
+def test_there_is_a_rule_of_every_name() -> None:
+    assert {rule.name for rule in RULES} == NAMES and len(RULES) == len(NAMES)
+
+
+def test_clean_records_have_no_error_and_no_warning() -> None:
+    found = audit(clean(batches=(32, 64)))
+    assert found.trustworthy and found.findings == ()
+    assert unchecked(found) == set()
+
+
+def test_no_records_are_checked_for_nothing() -> None:
+    assert unchecked(audit([])) == NAMES
+
+
+# Published tables
+
+
+def test_strong_scaling_of_a_gpt() -> None:
+    found = audit(TABLES / "gpt_strong_scaling.csv")
+    assert "4.25x on 4 ranks at batch 128, the slowest rank 2.95x" in evidence(found, "slowest-rank")
+    assert {finding.severity for finding in of(found, "slowest-rank")} == {"error"}
+    assert "50.93 s" in evidence(found, "communication-alone") and "25.31 s" in evidence(found, "communication-alone")
+    assert "1384.64 s against 806.75 s" in evidence(found, "rank-imbalance")
+    assert "706.41 s against 415.71 s" in evidence(found, "rank-imbalance")
+    assert len(of(found, "rank-imbalance")) == 3  # the ranks of batch 64 on 4 agree within 2 %
+    assert "4.25x on 4 ranks" in evidence(found, "super-linear") and "2.21x on 2 ranks" in evidence(found, "super-linear")
+    assert "unclear whether 'global_or_per_gpu_batch' is global or per rank" in evidence(found, "equal-work")
+    assert [finding.severity for finding in of(found, "repeats")] == ["warning"]
+    assert not of(found, "phases-close") and "phases-close" not in unchecked(found)
+    assert {"two-writers", "plausible-bandwidth", "same-learning"} <= unchecked(found)
+
+
+def test_negative_scaling_on_news() -> None:
+    found = audit(TABLES / "agnews_negative_scaling.csv")
+    assert "from 32 to 128 on 4 ranks: 3750 steps of 5.21 ms against 938 of 45.14 ms" in evidence(found, "equal-work")
+    assert "8 on 4, 16 on 4" in evidence(found, "data-stall")
+    assert "40 MB per step (10,000,000 parameters in fp32)" in evidence(found, "plausible-bandwidth")
+    assert "speedup 0.46" in evidence(found, "fixed-overhead") and "speedup 0.80" in evidence(found, "fixed-overhead")
+    assert not of(found, "super-linear") and "same-learning" in unchecked(found)
+
+
+def test_stages_of_a_program() -> None:
+    found = audit(TABLES / "gpt2_stages.csv")
+    assert [finding.severity for finding in of(found, "super-linear")] == ["error"]
+    assert "11.9x on 4 ranks (15264.00 s against 1287.00 s)" in evidence(found, "super-linear")
+    assert "'serial' is weaker than 'mpi'" in evidence(found, "baseline")
+    assert of(found, "repeats")
+
+
+def test_two_gpus_without_nvlink() -> None:
+    found = audit(TABLES / "gpt2_ddp_2x3090.csv")
+    assert found.trustworthy
+    assert "speedup 0.65 (gpt2, 128, ddp_no_nvlink), 19.56 s against 30.02 s" in evidence(found, "fixed-overhead")
+    assert len(of(found, "repeats")) == 1
+
+
+def test_collectives() -> None:
+    found = audit(TABLES / "nccl_all_reduce.csv")
+    assert found.trustworthy and {finding.rule for finding in found.findings} <= {"repeats"}
+    assert "plausible-bandwidth" not in unchecked(found) and "super-linear" in unchecked(found)
+
+
+# Tables in other shapes
+
+CLEAN_TABLE = """
+gpus,global batch,trial,step time (ms),loss
+1,64,1,100.3,2.31
+1,64,2,101.1,2.30
+1,64,3,99.8,2.31
+2,64,1,54.9,2.31
+2,64,2,55.6,2.31
+2,64,3,55.2,2.30
+4,64,1,31.7,2.31
+4,64,2,31.1,2.31
+4,64,3,31.4,2.30
+"""
+
+
+def test_a_clean_table_of_other_names_is_trustworthy() -> None:
+    found = audit(frame(CLEAN_TABLE))
+    assert found.findings == ()
+    assert {"super-linear", "repeats", "equal-work", "same-learning", "baseline", "too-regular"}.isdisjoint(unchecked(found))
+
+
+def test_a_mapping_names_the_columns() -> None:
+    table = frame("a,b,c\n1,0,100\n2,0,51\n2,1,71\n4,0,20\n4,1,20")
+    found = audit(table, columns={"world_size": "a", "rank": "b", "time": "c"})
+    assert "Rank 1 takes 71.00 s against 51.00 s of rank 0" in evidence(found, "rank-imbalance")
+    assert "5.0x on 4 ranks" in evidence(found, "super-linear")
+    with pytest.raises(InputError, match="did you mean 'world_size'"):
+        audit(table, columns={"world_sise": "a"})
+    with pytest.raises(InputError, match="no column 'z'"):
+        audit(table, columns={"world_size": "z"})
+
+
+def test_a_wide_table_in_milliseconds() -> None:
+    found = audit(frame("model,time_1gpu_ms,time_2gpu_ms,time_4gpu_ms\nsmall,100,52,18\nlarge,900,460,250"))
+    assert "5.6x on 4 ranks at small (100.00 ms against 18.00 ms)" in evidence(found, "super-linear").replace(
+        "0.10 s", "100.00 ms"
+    )
+    assert len(of(found, "super-linear")) == 1
+
+
+def test_ranks_without_means_against_a_quoted_speedup() -> None:
+    found = audit(frame("procs,rank,epoch_time,speedup\n1,0,100,1\n2,0,40,2.0\n2,1,60,2.0"))
+    assert "2.00x is quoted on 2 ranks, the slowest rank gives 1.67x" in evidence(found, "slowest-rank")
+
+
+def test_mean_and_slowest_as_columns() -> None:
+    found = audit(frame("n_gpus,mean_step_ms,max_step_ms\n1,100,100\n4,25,40"))
+    assert "4.00x on 4 ranks, the slowest rank 2.50x" in evidence(found, "slowest-rank")
+
+
+def test_speedups_alone() -> None:
+    found = audit(frame("GPUs,Speedup\n1,1.0\n2,1.9\n4,4.6\n8,7.1"))
+    assert "4.60x is quoted on 4 ranks" in evidence(found, "super-linear")
+    assert not of(audit(frame("GPUs,Speedup\n1,1.0\n2,1.9\n4,3.6\n8,6.5")), "super-linear")
+
+
+def test_throughput_alone() -> None:
+    found = audit(frame("num_gpus,tokens/s\n1,1000\n2,1930\n4,5100"))
+    assert "5.1x on 4 ranks" in evidence(found, "super-linear")
+
+
+# Rule by rule
+
+
+def test_slowest_rank_of_records() -> None:
+    item = next(item for item in clean() if item.run.world_size == 2)
+    slow = altered(item, "timing", per_rank=item.timing.per_rank | {"step": [item.timing.step.median, 1.5]})  # type: ignore[union-attr]
+    assert "slowest rank takes 1.50 s" in evidence(audit([slow]), "slowest-rank")
+
+
+def test_imbalance_of_records() -> None:
+    item = next(item for item in clean() if item.run.world_size == 2)
+    step = item.timing.step.median  # type: ignore[union-attr]
+    skewed = altered(item, "timing", per_rank=item.timing.per_rank | {"step": [step, step * 0.9]})  # type: ignore[union-attr]
+    assert [finding.severity for finding in of(audit([skewed]), "rank-imbalance")] == ["warning"]
+
+
+def test_communication_alone() -> None:
+    assert "5.00 ms" in evidence(audit([record(run(1), communication=(0.005, 0.001))]), "communication-alone")
+    silent = audit(frame("gpus,step_ms,comm_ms\n1,100,0\n2,60,8"))
+    assert not of(silent, "communication-alone") and "communication-alone" not in unchecked(silent)
+    assert "communication-alone" in unchecked(audit(frame("gpus,step_ms,comm_ms\n2,60,8\n4,40,9")))
+
+
+def test_super_linear_heeds_the_interval() -> None:
+    table = "gpus,run,step_s\n1,1,{}\n1,2,1.00\n1,3,1.02\n2,1,0.45\n2,2,0.46\n2,3,0.455"
+    assert of(audit(frame(table.format("1.01"))), "super-linear")
+    assert not of(audit(frame(table.format("0.89"))), "super-linear")
+
+
+def test_equal_work() -> None:
+    neither = audit(frame("gpus,global_batch,step_s\n1,32,1\n2,48,0.9\n4,100,0.9"))
+    assert "neither is held" in evidence(neither, "equal-work")
+    weak = audit(frame("gpus,batch_per_gpu,step_ms\n1,32,100\n2,32,104\n4,32,109"))
+    assert not of(weak, "equal-work") and not of(weak, "super-linear")
+    epochs = audit(frame("gpus,per_gpu_batch,epoch_s\n1,32,100\n2,32,54\n4,32,30"))
+    assert "from 32 to 128 on 4 ranks" in evidence(epochs, "equal-work")
+    steps = [record(run(1), step_time=0.1), record(run(2, steps=60), step_time=0.06)]
+    assert "30 optimizer steps" in evidence(audit(steps), "equal-work")
+
+
+def test_two_writers() -> None:
+    table = "gpus,epoch,epoch_time,loss\n" + "\n".join(f"2,{epoch},{10 + 0.1 * epoch},2" for epoch in (1, 2, 2, 3, 1, 3))
+    found = audit(frame(table))
+    assert [finding.severity for finding in of(found, "two-writers")] == ["error"]
+    ordered = audit(frame("gpus,epoch,epoch_time\n1,1,10.1\n1,2,10.2\n1,3,10\n2,1,5.5\n2,2,5.6\n2,3,5.4"))
+    assert not of(ordered, "two-writers")
+    records = clean()
+    assert "has 2 records" in evidence(audit([*records, records[0]]), "two-writers")
+    longer = altered(records[0], "quality", loss=losses(37))
+    assert "37 losses stand in a record of 30 steps" in evidence(audit([longer, *records[1:]]), "two-writers")
+
+
+def test_phases_close() -> None:
+    assert "parts do not add up" in evidence(audit([record(run(), phases={"backward": 0.02})]), "phases-close")
+    table = "gpus,step_ms,compute_ms,comm_ms,data_ms\n1,100,98,0,2\n2,{},50,8,2"
+    assert not of(audit(frame(table.format("60"))), "phases-close")
+    assert not of(audit(frame(table.format("54"))), "phases-close")  # communication overlaps compute
+    assert "60.00 ms where the whole takes 90.00 ms" in evidence(audit(frame(table.format("90"))), "phases-close")
+    assert [item.severity for item in of(audit(frame(table.format("40"))), "phases-close")] == ["error"]
+    checked = record(run(), phases={"backward": 0.052})
+    assert of(audit([checked]), "phases-close")
+    assert not of(audit([checked.model_copy(update={"checks": {"phases_close": True}})]), "phases-close")
+
+
+def test_plausible_bandwidth() -> None:
+    table = "gpus,nodes,params,step_ms,comm_ms\n1,1,100M,100,0\n4,1,100M,60,{}"
+    assert "more than the link carries" in evidence(audit(frame(table.format("0.1"))), "plausible-bandwidth")
+    assert "less than a tenth" in evidence(audit(frame(table.format("900"))), "plausible-bandwidth")
+    assert not of(audit(frame(table.format("30"))), "plausible-bandwidth")
+    item = altered(record(run(2), communication=(0.001, 0.001)), "communication", bytes=5_000_000)
+    assert not of(audit([item], calibration={2: 5e9}), "plausible-bandwidth")
+    assert "calibrated at 1 GB/s" in evidence(audit([item], calibration=1e9), "plausible-bandwidth")
+    assert "calibrated at 100 GB/s" in evidence(audit([item], calibration=1e11), "plausible-bandwidth")
+    quoted = audit(frame("gpus,size_mb,busbw_gbps,link\n8,256,230,100GbE\n8,512,90,100GbE"))
+    assert "28.8 GB/s is quoted" in evidence(quoted, "plausible-bandwidth")
+
+
+def test_data_stall() -> None:
+    assert "waiting for data" in evidence(audit([record(run(), phases={"data": 0.03, "backward": 0.026})]), "data-stall")
+    table = "gpus,cpus,num_workers,step_ms\n1,8,4,100\n2,8,{},60"
+    assert "16 on 8" in evidence(audit(frame(table.format(8))), "data-stall")
+    assert not of(audit(frame(table.format(4))), "data-stall")
+
+
+def test_cold_start() -> None:
+    assert "0 warm-up steps" in evidence(audit([record(run(warmup_steps=0))]), "cold-start")
+    table = "gpus,epoch,epoch_s\n1,0,{}\n1,1,10.1\n1,2,10.0\n1,3,10.2"
+    assert "The first epoch takes 19.00 s" in evidence(audit(frame(table.format(19))), "cold-start")
+    assert not of(audit(frame(table.format(10.3))), "cold-start")
+
+
+def test_repeats() -> None:
+    assert [item.severity for item in of(audit(clean(repeats=1)), "repeats")] == ["warning"]
+    assert [item.severity for item in of(audit(clean(repeats=2)), "repeats")] == ["note"]
+    overlapping = audit(frame("gpus,step_ms,step_ms_std,n_runs\n1,100,9,5\n2,90,8,5"))
+    assert "their ranges overlap: 82.00 ms to 0.12 s and 74.00 ms to 0.11 s" in evidence(overlapping, "repeats")
+    assert not of(audit(frame("gpus,step_ms,step_ms_std,n_runs\n1,100,1,5\n2,60,1,5")), "repeats")
+
+
+def test_mixed_environment() -> None:
+    records = clean()
+    other = altered(records[-1], "environment", versions={"torch": "2.6.0"})
+    assert "torch 2.6.0" in evidence(audit([*records[:-1], other]), "mixed-environment")
+    elsewhere = altered(records[-1], "environment", hosts=["node9"] * 4)
+    assert [item.severity for item in of(audit([*records[:-1], elsewhere]), "mixed-environment")] == ["note"]
+    table = frame("gpus,host,torch_version,step_ms\n1,a,2.6,100\n2,a,2.7,60")
+    assert "'2.6', '2.7'" in evidence(audit(table), "mixed-environment")
+    hosts = frame("gpus,hostname,step_ms\n1,a,100\n2,b,60")
+    assert "2 different sets of hosts: a, b" in evidence(audit(hosts), "mixed-environment")
+
+
+def test_same_learning() -> None:
+    records = clean()
+    strays = [altered(item, "quality", loss=losses(30, floor=4.0)) if item.run.world_size == 4 else item for item in records]
+    assert "% apart" in evidence(audit(strays), "same-learning")
+    table = "gpus,global_batch,step_ms,accuracy\n1,64,100,91.0%\n2,64,60,{}"
+    assert "7.0 points apart" in evidence(audit(frame(table.format("84.0%"))), "same-learning")
+    assert not of(audit(frame(table.format("90.8%"))), "same-learning")
+
+
+def test_baseline() -> None:
+    assert "no run at world size 1" in evidence(audit(frame("gpus,step_ms\n2,60\n4,35\n8,20")), "baseline")
+    settings = audit(frame("gpus,precision,step_ms\n1,fp32,100\n2,bf16,40\n4,bf16,22"))
+    assert "precision is fp32 at world size 1" in evidence(settings, "baseline")
+    quoted = audit(frame("gpus,step_ms,speedup\n1,100,1\n2,60,1.67\n4,40,3.8"))
+    assert "3.80x is quoted on 4 ranks, and the table's own times give 2.50x" in evidence(quoted, "baseline")
+    lame = audit(frame("gpus,speedup,efficiency\n1,1,100%\n4,3.0,95%"))
+    assert "efficiency of 95% on 4 ranks is quoted beside a speedup of 3.00x, which is 75%" in evidence(lame, "baseline")
+    assert of(audit([item for item in clean() if item.run.world_size > 1]), "baseline")
+
+
+def test_too_regular() -> None:
+    same = [item for item in clean() if item.run.world_size == 1][:1] * 3
+    same = [item.model_copy(update={"repeat": number}) for number, item in enumerate(same)]
+    assert "3 measurements at world size 1 are all" in evidence(audit(same), "too-regular")
+    assert "exactly the number of ranks" in evidence(audit(frame("gpus,epoch_s\n1,80\n2,40\n4,20\n8,10")), "too-regular")
+    amdahl = "gpus,epoch_s\n" + "\n".join(f"{n},{100 * (0.05 + 0.95 / n):.4f}" for n in (1, 2, 4, 8))
+    assert "Amdahl's law with a serial fraction of 0.05" in evidence(audit(frame(amdahl)), "too-regular")
+    flat = "gpus,epoch_s\n" + "\n".join(f"{n},{100 / (1 if n == 1 else 0.9 * n):.5f}" for n in (1, 2, 4, 8))
+    assert "The efficiency is 0.9 at every world size" in evidence(audit(frame(flat)), "too-regular")
+    sizes = "message_bytes,gpus,time_us\n" + "\n".join(f"{2**k},4,{20 + 2**k * 1e-3:.6f}" for k in range(14, 22))
+    assert "exactly linear in the message size" in evidence(audit(frame(sizes)), "too-regular")
+
+
+def test_fixed_overhead() -> None:
+    table = "gpus,global_batch,step_ms,compute_ms,comm_ms\n1,64,50,50,0\n2,64,{0},{1},4\n"
+    assert "does not depend on the work" in evidence(audit(frame(table.format(51, 47))), "fixed-overhead")
+    assert not of(audit(frame(table.format(31, 27))), "fixed-overhead")
+    batches = audit(frame("gpus,global_batch,step_ms\n1,32,48\n1,64,50\n2,32,45\n2,64,46"))
+    assert "half the work saves 4 %" in evidence(batches, "fixed-overhead")
+
+
+# What it is for people and programs
+
+
+def test_an_audit_reads_well_and_is_data() -> None:
+    found = audit(TABLES / "gpt2_stages.csv")
+    assert str(found).startswith("5 of 16 rules checked: 1 error, 2 warnings.")
+    assert set(found.model_dump(mode="json")) == {"findings", "not_checked"}
+    assert set(found.model_dump(mode="json")["findings"][0]) == {"rule", "severity", "records", "evidence", "advice"}
+    page = Audit(findings=(of(found, "super-linear")[0].model_copy(update={"evidence": "<b>"}),), not_checked=())._repr_html_()
+    assert "&lt;b&gt;" in page and "<b>" not in page
+
+
+def test_a_source_that_is_nothing() -> None:
+    with pytest.raises(InputError, match="no such study"):
+        audit("no-such-study-anywhere")
+    with pytest.raises(InputError, match="No such file"):
+        audit("missing.csv")
+    with pytest.raises(InputError, match="is no record"):
+        audit([1])  # type: ignore[list-item]
+
+
+COLUMNS = (
+    "gpus rank epoch step batch global_batch_size per_gpu_batch epoch_s step_ms compute_s comm_s exposed_comm_s data_s speedup "
+    "efficiency params bytes busbw loss acc host run std model strategy num_workers cpus nodes 1gpu_s 2gpu_s ddp_s warmup x"
+)
+HEADERS = st.sampled_from(COLUMNS.split())
+CELLS = st.one_of(
+    st.sampled_from(
+        ["", "NA", "-", "mean", "0", "1", "2", "4", "-1", "nan", "inf", "1e308", "95%", "1,384.6", "12 ms", "serial", "mpi", "±"]
+    ),
+    st.floats().map(str),
+    st.integers(-3, 10**6).map(str),
+    st.text(max_size=5),
+)
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.data())
+def test_no_table_breaks_a_rule(data: st.DataObject) -> None:
+    headers = data.draw(st.lists(HEADERS, min_size=1, max_size=8, unique=True))
+    rows = data.draw(st.lists(st.lists(CELLS, min_size=len(headers), max_size=len(headers)), max_size=8))
+    try:
+        found = audit(pd.DataFrame(rows, columns=headers))
+    except InputError:
+        return
+    assert {finding.rule for finding in found.findings} | unchecked(found) <= NAMES
+    assert "nan" not in " ".join(
+        finding.evidence.lower().replace("'nan'", "") for finding in found.findings if finding.rule == "slowest-rank"
+    )
+    assert str(found) and found._repr_html_()
+
+
+def test_thousands_of_rows_are_no_trouble() -> None:
+    noise = np.random.default_rng(1)
+    sizes = np.repeat([1, 2, 4], 2000)
+    table = pd.DataFrame(
+        {"gpus": sizes, "step": np.tile(np.arange(2000), 3), "step_time_s": 0.1 / sizes**0.9 * noise.normal(1, 0.01, 6000)}
+    )
+    found = audit(table)
+    assert not of(found, "two-writers") and not of(found, "super-linear")
+    assert all(math.isfinite(len(finding.records)) for finding in found.findings)

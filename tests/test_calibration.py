@@ -1,0 +1,245 @@
+"""Calibrations: stored whole, asked for times, drawn, tabled; the driver's choice of what to measure."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from datetime import UTC, datetime, timedelta
+from importlib import metadata
+from pathlib import Path
+
+import matplotlib as mpl
+import pytest
+
+mpl.use("Agg")
+import matplotlib.pyplot as plt
+import torch
+from factories import environment
+from torch import distributed as dist
+
+from lab import calibration as stored
+from lab.analysis.links import COLLECTIVES
+from lab.calibrate import _doubling, _reusable, _same_conditions, calibrate
+from lab.calibration import Calibration, CollectiveTime, MatrixProduct, MemoryBandwidth, Part
+from lab.cluster import Cluster
+from lab.drawing.link_lines import NOTHING, alt, links
+from lab.errors import InputError, LabError
+from lab.worker import collectives
+from lab.worker.throughput import matrix_products, memory_bandwidth
+
+SIZES = [4096 * 4**power for power in range(7)]
+ALPHA, RATE = 2e-4, 1e9
+
+
+def part(world_size: int = 2, **fields: object) -> Part:
+    times = [
+        CollectiveTime(
+            collective=name, world_size=world_size, bytes=size, seconds=time, low=0.95 * time, high=1.1 * time, calls=20
+        )
+        for factor, name in enumerate(COLLECTIVES, start=1)
+        for size in SIZES
+        if (time := factor * (ALPHA + size / RATE)) and world_size > 1
+    ]
+    torch_here = {"torch": metadata.version("torch")}
+    content = {
+        "world_size": world_size,
+        "quick": False,
+        "measured_at": datetime.now(UTC),
+        "profile": Cluster(name="local"),
+        "environment": environment(world_size, hosts=[socket.gethostname()] * world_size, versions=torch_here),
+        "times": tuple(times),
+    }
+    if world_size == 1:
+        content["matrix_products"] = (MatrixProduct(dtype="fp32", flops_per_s=5e10, size=512),)
+        content["memory"] = MemoryBandwidth(bytes_per_s=2e10, bytes=2**28)
+    return Part.model_validate(content | fields)
+
+
+@pytest.fixture
+def calibration() -> Calibration:
+    return Calibration(cluster="local", wanted=(1, 2), parts=(part(1), part(2)))
+
+
+@pytest.fixture(autouse=True)
+def _close_figures():
+    yield
+    plt.close("all")
+
+
+def test_it_comes_back_as_it_was_stored(calibration: Calibration, tmp_path: Path) -> None:
+    path = tmp_path / "calibration" / "local.json"
+    stored.write_calibration(calibration, path)
+    assert stored.read_calibration(path) == calibration
+    assert [entry.name for entry in path.parent.iterdir()] == ["local.json"]
+
+
+def test_what_cannot_be_read_is_none_and_what_is_newer_is_said(calibration: Calibration, tmp_path: Path) -> None:
+    path = tmp_path / "local.json"
+    assert stored.read_calibration(path) is None
+    path.write_text('{"cluster": "lo')
+    assert stored.read_calibration(path) is None
+    path.write_text(json.dumps(json.loads(calibration.model_dump_json()) | {"schema_version": 99}))
+    with pytest.raises(LabError, match="newer lab"):
+        stored.read_calibration(path)
+
+
+def test_it_lies_beside_its_profile(calibration: Calibration, tmp_path: Path) -> None:
+    profile = tmp_path / "mine.yaml"
+    profile.write_text("executor: local\n")
+    assert stored.calibration_path(profile) == tmp_path / "calibration" / "mine.json"
+    assert stored.load_calibration(profile) is None
+    stored.write_calibration(calibration, stored.calibration_path(profile))
+    assert stored.load_calibration(profile) == calibration
+    assert stored.load_calibration(Cluster(name="made-in-a-notebook")) is None
+    with pytest.raises(InputError, match="did you mean 'local'"):
+        stored.load_calibration("locla")
+
+
+def test_time_of_any_size(calibration: Calibration) -> None:
+    for size in (1, 4096, 5000, 3e6, 2e9):
+        assert calibration.time("all_reduce", 2, size) == pytest.approx(ALPHA + size / RATE)
+    assert calibration.time("all_gather", 2, 1e6) == pytest.approx(2 * (ALPHA + 1e6 / RATE))
+    assert calibration.time("all_reduce", 1, 1e6) == 0
+    with pytest.raises(LabError, match=r"all_reduce on 4 ranks is not there \(its fits are for 2 ranks\)"):
+        calibration.time("all_reduce", 4, 1e6)
+    with pytest.raises(ValueError, match="some bytes"):
+        calibration.time("all_reduce", 2, 0)
+
+
+def test_parts_make_it_complete(calibration: Calibration) -> None:
+    half = calibration.model_copy(update={"parts": (part(2),)})
+    assert calibration.complete and not half.complete
+    again = half.with_part(part(1)).with_part(part(2, quick=True))
+    assert [(p.world_size, p.quick) for p in again.parts] == [(1, False), (2, True)] and again.complete
+    assert again.memory is not None and again.environment is not None and len(again.environment.hosts) == 2
+
+
+def test_times_that_do_not_grow_have_no_fit() -> None:
+    flat = [
+        CollectiveTime(collective="broadcast", world_size=2, bytes=size, seconds=1e-3, calls=5) for size in SIZES if size >= 65536
+    ]
+    calibration = Calibration(cluster="local", wanted=(2,), parts=(part(2, times=tuple(flat)),))
+    assert calibration.fits == ()
+    with pytest.raises(LabError, match="no world size of it is fitted"):
+        calibration.time("broadcast", 2, 1e6)
+    assert "no fit" in alt(calibration)
+
+
+def test_tables(calibration: Calibration) -> None:
+    fits = stored.fits_table(calibration).set_index("collective")
+    assert list(fits.index) == list(COLLECTIVES)
+    assert fits.loc["all_reduce", "alpha (µs)"] == pytest.approx(200)
+    assert fits.loc["all_reduce", "bandwidth (GB/s)"] == pytest.approx(1)
+    assert fits.loc["all_gather", "busbw (GB/s)"] == pytest.approx(0.25)
+    assert (fits["largest error (%)"] < 1e-6).all()
+    times = stored.times_table(calibration)
+    assert len(times) == len(COLLECTIVES) * len(SIZES)
+    assert times["busbw (GB/s)"].iloc[0] == pytest.approx(4096 / (ALPHA + 4096 / RATE) / 1e9)
+    rates = stored.throughput_table(calibration)
+    assert list(rates["rate"]) == [50.0, 20.0] and list(rates["unit"]) == ["GFLOP/s", "GB/s"]
+
+
+def test_figure_shows_points_lines_and_errors(calibration: Calibration) -> None:
+    ax = links(calibration)
+    named = {container.get_label(): container for container in ax.containers}
+    assert set(named) == {"all-reduce ×2", "all-gather ×2", "reduce-scatter ×2", "broadcast ×2"}
+    points = named["all-reduce ×2"].lines[0]
+    assert list(points.get_xdata()) == SIZES
+    assert points.get_ydata() == pytest.approx([1e3 * (ALPHA + size / RATE) for size in SIZES])
+    assert ax.get_ylabel() == "time of a call (ms)" and ax.get_xscale() == ax.get_yscale() == "log"
+    assert all("fit within" in text.get_text() for text in ax.texts) and len(ax.texts) == 4
+    given = plt.figure().subplots()
+    assert links(calibration, ax=given) is given
+
+
+def test_alternative_text_has_the_numbers(calibration: Calibration) -> None:
+    told = alt(calibration)
+    assert "all-reduce on 2 ranks" in told and "for 4 KiB" in told and "for 16 MiB" in told and "fit within" in told
+
+
+def test_empty_figure_says_so() -> None:
+    empty = Calibration(cluster="local", wanted=(1,), parts=(part(1),))
+    assert [text.get_text() for text in links(empty).texts] == [NOTHING]
+    assert alt(empty).startswith("An empty figure")
+
+
+def test_what_is_measured_again() -> None:
+    assert _doubling(1) == [1] and _doubling(6) == [1, 2, 4] and _doubling(8) == [1, 2, 4, 8]
+    assert _reusable(part(), 2, quick=False) and not _reusable(part(), 4, quick=False)
+    assert _reusable(part(), 2, quick=True) and not _reusable(part(quick=True), 2, quick=False)
+    assert not _reusable(part(measured_at=datetime.now(UTC) - timedelta(hours=25)), 2, quick=False)
+    assert _same_conditions(part(), Cluster(name="local"))
+    assert not _same_conditions(part(), Cluster(name="local", cores_per_rank=2))
+    elsewhere = part(environment=environment(2, versions={"torch": metadata.version("torch")}))
+    assert not _same_conditions(elsewhere, Cluster(name="local"))
+    older = part(environment=environment(2, hosts=[socket.gethostname()] * 2, versions={"torch": "1.0"}))
+    assert not _same_conditions(older, Cluster(name="local"))
+
+
+def test_disturbance_is_noticed() -> None:
+    assert not part().disturbed
+    assert part(environment=environment(2, foreign_cpu=1.0)).disturbed
+
+
+def test_world_sizes_that_the_cluster_lacks_are_refused(tmp_path: Path) -> None:
+    profile = tmp_path / "small.yaml"
+    profile.write_text("device: cpu\ndevices: 1\n")
+    with pytest.raises(InputError, match="4096 ranks; small: 1 CPU rank"):
+        calibrate(profile, world_sizes=[1, 4096])
+    assert not (tmp_path / "calibration").exists()
+
+
+def test_memory_and_matrix_products_of_this_device() -> None:
+    device = torch.device("cpu")
+    memory = memory_bandwidth(device, copy_bytes=2**24, seconds=0.05)
+    assert memory.bytes == 2**24 and 1e7 < memory.bytes_per_s < 1e13
+    products, missing = matrix_products(device)
+    assert {product.dtype for product in products} | set(missing) == {"fp32", "bf16", "fp16"}
+    assert all(product.flops_per_s > 1e7 for product in products)
+
+
+@pytest.fixture
+def group_of_one(tmp_path: Path):
+    dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("group_of_one")
+def test_collectives_are_checked_before_they_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    buffers = [torch.zeros(1024) for _ in range(2)]
+    for name in COLLECTIVES:
+        reason = collectives._check(name, 4096, buffers)
+        assert not reason or (name == "reduce_scatter" and reason.startswith("gloo of torch"))
+        assert not buffers[0].any() and not buffers[1].any()
+    monkeypatch.setattr(dist, "all_reduce", lambda tensor: tensor.zero_())
+    with pytest.raises(LabError, match="all_reduce of gloo gives a wrong result on 1 ranks"):
+        collectives._check("all_reduce", 4096, buffers)
+
+
+@pytest.mark.usefixtures("group_of_one")
+def test_what_a_backend_lacks_is_told_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lacking(output: torch.Tensor, given: torch.Tensor) -> None:
+        raise RuntimeError("ProcessGroupGloo does not support _reduce_scatter_base\nmore")
+
+    name = "reduce_scatter_single" if hasattr(dist, "reduce_scatter_single") else "reduce_scatter_tensor"
+    monkeypatch.setattr(dist, name, lacking)
+    reason = collectives._check("reduce_scatter", 4096, [torch.zeros(1024) for _ in range(2)])
+    assert reason == f"gloo of torch {torch.__version__} has none: ProcessGroupGloo does not support _reduce_scatter_base"
+
+
+@pytest.mark.usefixtures("group_of_one")
+def test_sizes_too_slow_for_the_budget_are_left_out() -> None:
+    buffers = [torch.zeros(2**18) for _ in range(2)]
+    slow = {
+        size: collectives._Call("all_reduce", size, lambda size=size: time.sleep(size / 1e6))
+        for size in (10_000, 40_000, 160_000)
+    }
+    device = buffers[0].device
+    chosen = collectives._affordable(list(slow.values()), device=device, budget_s=1.0)
+    assert [call.bytes for call in chosen] == [10_000, 40_000]
+    assert len(collectives._affordable(list(slow.values()), device=device, budget_s=100.0)) == 3
+    seconds = collectives._rounds(chosen, device=device, budget_s=0.05, progress=lambda *_: None)
+    assert seconds.shape == (collectives.MIN_ROUNDS, 2)
+    assert (seconds >= [0.01, 0.04]).all()

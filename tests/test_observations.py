@@ -1,0 +1,198 @@
+"""Columns, numbers and shapes of other people's tables."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from factories import record, run
+
+from lab.analysis.cells import BYTE_UNITS, TIME_UNITS, number, numbers, spread
+from lab.analysis.naming import Guess, guess
+from lab.analysis.observations import from_table
+from lab.analysis.points import lines
+from lab.analysis.recorded import from_records
+from lab.analysis.stages import residue
+from lab.errors import InputError
+from lab.tables import read_table
+
+TABLES = Path(__file__).parent / "tables"
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("1,384.6", 1384.6),
+        ("1.384,6", 1384.6),
+        ("12,5", 12.5),
+        ("1,384", 1384.0),
+        ("0,384", 0.384),
+        ("95%", 0.95),
+        ("3.9x", 3.9),
+        ("1e3", 1000.0),
+        ("12.3 s", 12.3),
+        ("45 ms", 0.045),
+        ("2h", 7200.0),
+        ("1:30", 90.0),
+        ("12.3 ± 0.4", 12.3),
+        ("~5", 5.0),
+        (7, 7.0),
+    ],
+)
+def test_numbers_as_people_write_them(text: object, value: float) -> None:
+    assert number(text, units=TIME_UNITS) == pytest.approx(value)
+
+
+@pytest.mark.parametrize("text", ["", "NA", "-", "n/a", "OOM", "abc", "gpu 4", None, True, float("inf"), "nan"])
+def test_what_is_no_number(text: object) -> None:
+    assert math.isnan(number(text))
+
+
+def test_units_of_columns_and_cells() -> None:
+    assert numbers(pd.Series(["100", "2 s"]), units=TIME_UNITS, factor=1e-3).tolist() == [0.1, 2.0]
+    assert number("25 MiB", units=BYTE_UNITS) == 25 * 2**20
+    assert spread("12.3 ± 0.4") == 0.4 and math.isnan(spread("12.3"))
+
+
+@pytest.mark.parametrize(
+    ("name", "canonical", "factor", "per"),
+    [
+        ("step_time (ms)", "time", 1e-3, "step"),
+        ("EpochTime[s]", "time", 1.0, "epoch"),
+        ("ms/step", "time", 1e-3, "step"),
+        ("s/it", "time", 1.0, "step"),
+        ("avg_iteration_time_us", "time", 1e-6, "step"),
+        ("Runtime", "time", None, "total"),
+        ("train_s", "time", 1.0, "total"),
+        ("T", "time", None, "total"),
+        ("communication_s", "communication", 1.0, None),
+        ("exposed_comm_ms", "exposed", 1e-3, None),
+        ("allreduce_time", "communication", None, None),
+        ("data_load_s", "data", 1.0, None),
+        ("h2d_s", "h2d", 1.0, None),
+        ("fwd_ms", "forward", 1e-3, None),
+        ("optimizer_step_ms", "optimizer", 1e-3, "step"),
+        ("epoch_s_std", "std", 1.0, "epoch"),
+        ("parameters_m", "parameters", 1e6, None),
+        ("message_mib", "bytes", 2.0**20, None),
+        ("busbw_gbps", "busbw", 1e9 / 8, None),
+        ("busbw (GB/s)", "busbw", 1e9, None),
+    ],
+)
+def test_quantities_by_name(name: str, canonical: str, factor: float | None, per: str | None) -> None:
+    found = guess(name)
+    assert found is not None and found.canonical == canonical
+    assert found.factor == factor and (per is None or found.per == per)
+
+
+@pytest.mark.parametrize(
+    ("canonical", "names"),
+    {
+        "world_size": [
+            "gpus",
+            "n_gpus",
+            "num_gpus",
+            "World Size",
+            "#GPUs",
+            "nGPUs",
+            "ranks",
+            "procs",
+            "nprocs",
+            "Number of GPUs",
+        ],
+        "nodes": ["nodes", "num_nodes", "nnodes"],
+        "batch": ["batch", "batch_size", "bs", "global_or_per_gpu_batch"],
+        "global_batch_size": ["global_batch", "total_batch_size", "effective batch size", "gbs"],
+        "micro_batch_size": [
+            "per_gpu_batch",
+            "batch_per_rank",
+            "micro_batch_size",
+            "local_bs",
+            "per_device_train_batch_size",
+            "mbs",
+        ],
+        "rate": ["samples/s", "tokens_per_second", "throughput", "images per sec", "Throughput (samples/s)"],
+        "speedup": ["speedup", "Speed-up", "speedup_vs_1gpu"],
+        "efficiency": ["efficiency", "scaling efficiency (%)", "parallel_eff"],
+        "loader_workers": ["num_workers", "loader_workers_per_rank", "dataloader workers"],
+        "cpus": ["cpus", "cpus_per_job", "cpu_count"],
+        "accuracy": ["val_accuracy", "acc", "top1"],
+        "loss": ["loss", "val_loss", "train loss"],
+        "host": ["host", "hostname"],
+        "seed": ["seed"],
+        "epoch": ["epoch"],
+        "step": ["step", "iteration"],
+    }.items(),
+)
+def test_names_of_one_quantity(canonical: str, names: list[str]) -> None:
+    assert {name: (guess(name) or Guess("", None)).canonical for name in names} == dict.fromkeys(names, canonical)
+
+
+@pytest.mark.parametrize("name", ["inference_s", "setup_time", "val_time", "comment", "p90", "S", "color", "timestamp"])
+def test_what_a_name_does_not_say(name: str) -> None:
+    assert guess(name) is None
+
+
+def test_means_among_ranks() -> None:
+    seen = from_table(read_table(TABLES / "gpt_strong_scaling.csv"))
+    assert int(seen.frame["aggregate"].sum()) == 4 and seen.per == "epoch"
+    two = {line.label: {point.world_size: point for point in line.points} for line in lines(seen)}["batch 128"]
+    assert (two[4].time, two[4].mean) == (706.41, 489.62)
+
+
+def test_wide_strategies_become_rows() -> None:
+    seen = from_table(read_table(TABLES / "gpt2_ddp_2x3090.csv"))
+    assert len(seen.frame) == 20 and set(seen.frame["world_size"]) == {1, 2}
+    assert seen.frame["parameters"].max() == pytest.approx(354.8e6)
+    assert any("2 ranks by the name of the table" in said for said in seen.assumptions)
+    line = next(line for line in lines(seen) if line.label == "gpt2, 128")
+    gains = {point.strategy: round(line.gain(point), 2) for point in line.points if point.world_size == 2}
+    assert gains == {"dp": 1.18, "ddp_nvlink": 1.45, "ddp_no_nvlink": 0.65}
+
+
+def test_wide_collectives_in_the_unit_of_the_notes() -> None:
+    seen = from_table(read_table(TABLES / "nccl_all_reduce.csv"))
+    assert seen.kind == "collectives" and len(seen.frame) == 30
+    row = seen.frame[(seen.frame["world_size"] == 8) & (seen.frame["bytes"] == 2**30) & (seen.frame["key:strategy"] == "a100")]
+    assert row["time"].tolist() == pytest.approx([8193.0e-6])
+
+
+def test_stages_and_what_they_run_on() -> None:
+    assert residue("mpi+cuda") == residue("cuda") == {"cuda"} and residue("serial") == residue("mpi") == frozenset()
+    (line,) = lines(from_table(read_table(TABLES / "gpt2_stages.csv")))
+    gains = {point.strategy: round(line.gain(point), 1) for point in line.points if point.world_size > 1}
+    assert gains == {"mpi": 11.9, "mpi+cuda": 1.9}
+
+
+def test_a_weak_line_counts_work_and_a_strong_one_time() -> None:
+    weak = from_table(pd.DataFrame({"gpus": [1, 2], "per_gpu_batch": [8, 8], "step_ms": [100, 110]}))
+    strong = from_table(pd.DataFrame({"gpus": [1, 2], "global_batch": [8, 8], "step_ms": [100, 55]}))
+    gains = [line.gain(line.points[-1]) for seen in (weak, strong) for line in lines(seen)]
+    assert gains == pytest.approx([2 * 100 / 110, 100 / 55])
+
+
+def test_mean_of_epochs_leaves_the_first_out() -> None:
+    table = pd.DataFrame({"gpus": [2] * 4, "epoch": range(4), "epoch_s": [30, 10, 11, 12]})
+    assert lines(from_table(table))[0].points[0].times == (11.0,)
+
+
+def test_values_that_cannot_be_are_left_out_and_said() -> None:
+    seen = from_table(pd.DataFrame({"gpus": [1, 2], "time_s": [-3, 5]}))
+    assert any("not positive" in said for said in seen.assumptions) and seen.frame["time"].isna().tolist() == [True, False]
+
+
+def test_unusable_tables() -> None:
+    with pytest.raises(InputError, match="no rows"):
+        from_table(pd.DataFrame({"gpus": []}))
+    with pytest.raises(InputError, match="more than once"):
+        from_table(pd.DataFrame([[1, 2]], columns=["a", "a"]))
+    with pytest.raises(InputError, match="holds no value"):
+        from_table(pd.DataFrame({"a": ["x"]}), columns={"time": "a"})
+
+
+def test_records_have_a_quoted_row_and_one_per_rank() -> None:
+    seen = from_records([record(run(2), communication=(0.01, 0.004)), record(run(1), 1, status="failed")])
+    assert seen.frame["aggregate"].tolist() == [True, False, False]
+    assert seen.frame["communication"].tolist()[0] == 0.01 and seen.frame["micro_batch_size"].tolist() == [32.0] * 3

@@ -1,0 +1,84 @@
+"""Reading delimited text that others wrote."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from lab import tables
+from lab.errors import InputError
+from lab.tables import read_table
+
+
+def written(folder: Path, text: str | bytes, name: str = "t.csv") -> Path:
+    path = folder / name
+    path.write_bytes(text.encode() if isinstance(text, str) else text)
+    return path
+
+
+@pytest.mark.parametrize("delimiter", [",", ";", "\t", "|"])
+def test_delimiters(tmp_path: Path, delimiter: str) -> None:
+    frame = read_table(written(tmp_path, f"gpus{delimiter}time_s\n1{delimiter}12.5\n2{delimiter}7\n"))
+    assert frame.to_dict("list") == {"gpus": ["1", "2"], "time_s": ["12.5", "7"]}
+
+
+def test_decimal_commas_do_not_split_a_semicolon_table(tmp_path: Path) -> None:
+    assert list(read_table(written(tmp_path, "gpus;time_s\n1;12,5\n2;7,1\n"))["time_s"]) == ["12,5", "7,1"]
+
+
+def test_notes_byte_order_mark_quotes_and_blank_lines(tmp_path: Path) -> None:
+    text = '\ufeff# measured on one node\n#Source: a paper\ngpus,time\n\n1,"1,384.6"\n# in between\n2,\n'
+    frame = read_table(written(tmp_path, text, "scaling.csv"))
+    assert frame.attrs == {"notes": ["measured on one node", "Source: a paper", "in between"], "name": "scaling"}
+    assert frame.to_numpy().tolist() == [["1", "1,384.6"], ["2", ""]]
+
+
+def test_other_encodings(tmp_path: Path) -> None:
+    assert list(read_table(written(tmp_path, "gpus,time\n1,2\n".encode("utf-16"))).columns) == ["gpus", "time"]
+    assert list(read_table(written(tmp_path, "gpus,time_µs\n1,2\n".encode("cp1252"))).columns) == ["gpus", "time_µs"]
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("", "no header"),
+        ("# only a note\n", "no header"),
+        ("gpus,time\n", "no header"),
+        ("gpus,gpus\n1,2\n", "more than once"),
+        ("gpus,time\n1,2,3\n", "line 2: 3 cells under 2 column names"),
+        (b"PK\x03\x04\0\0", "not text"),
+    ],
+)
+def test_what_is_no_table(tmp_path: Path, content: str | bytes, said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        read_table(written(tmp_path, content))
+
+
+def test_missing_folder_and_too_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(InputError, match="No such file"):
+        read_table(tmp_path / "none.csv")
+    with pytest.raises(InputError, match="Is a directory"):
+        read_table(tmp_path)
+    monkeypatch.setattr(tables, "MAX_BYTES", 10)
+    with pytest.raises(InputError, match="larger than"):
+        read_table(written(tmp_path, "gpus,time\n1,2\n"))
+
+
+def test_the_mapping_is_checked(tmp_path: Path) -> None:
+    path = written(tmp_path, "cards,time\n1,2\n")
+    assert list(read_table(path, {"world_size": "cards"}).columns) == ["cards", "time"]
+    with pytest.raises(InputError, match="did you mean 'cards'"):
+        read_table(path, {"world_size": "card"})
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.binary(max_size=200) | st.text(alphabet='1,;\t"#\n\r a|', max_size=80).map(str.encode))
+def test_nothing_but_an_input_error(tmp_path: Path, content: bytes) -> None:
+    try:
+        frame = read_table(written(tmp_path, content))
+    except InputError:
+        return
+    assert len(frame) > 0 and frame.columns.is_unique
