@@ -225,13 +225,13 @@ def _measure_here(place: Place, cluster: Cluster, attempt: Attempt, *, quick: bo
             write_atomically(attempt.folder / "progress.json", content.encode(), durable=False)
 
     try:
-        job._settle_in(place, cluster)
+        job.settle_in(place, cluster)
         progress("loading torch", 0, 1)
         from lab.worker.calibrate import measure
 
         part = measure(place, cluster, quick=quick, progress=progress)
     except Exception as error:
-        attempt.write_error(job._rank_error(place.rank, error))
+        attempt.write_error(job.rank_error(place.rank, error))
         raise
     if part is not None:
         write_atomically(attempt.path("part.json"), part.model_dump_json().encode())

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from lab.analysis.links import COLLECTIVES, Collective, LinkFit, algbw, busbw, fit_link, interpolate
 from lab.atomic import read_json, write_atomically
-from lab.cluster import Cluster, _find_profile
+from lab.cluster import Cluster, find_profile
 from lab.errors import InputError, LabError
 from lab.records import Environment
 
@@ -183,7 +183,7 @@ class Calibration(_Stored):
 
 def calibration_path(cluster: str | Path | Cluster = "local") -> Path:
     """Where a profile's calibration lies: `calibration/<profile>.json` beside the profile's file; raises InputError for none."""
-    profile = _find_profile(cluster.name if isinstance(cluster, Cluster) else cluster)
+    profile = find_profile(cluster.name if isinstance(cluster, Cluster) else cluster)
     return profile.parent / "calibration" / f"{profile.stem}.json"
 
 

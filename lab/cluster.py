@@ -33,7 +33,7 @@ class Cluster(Frozen):
     @classmethod
     def load(cls, profile: str | Path = "local") -> Cluster:
         """Read a profile by its name under `slurm/` or by its path; raises InputError with every problem at once."""
-        path = _find_profile(profile)
+        path = find_profile(profile)
         content = read_yaml(path)
         problems = unknown_keys(content, set(cls.model_fields) - {"name"})
         known = {key: value for key, value in content.items() if key in cls.model_fields}
@@ -94,7 +94,8 @@ class Cluster(Frozen):
         return f"{self.name}: {self.capacity} {unit}{'s' if self.capacity != 1 else ''}, {self.executor} executor"
 
 
-def _find_profile(profile: str | Path) -> Path:
+def find_profile(profile: str | Path) -> Path:
+    """The file of a profile, by its name under `slurm/` or by its path; raises InputError with the nearest name."""
     named = [Path(folder) / f"{profile}.yaml" for folder in ("slurm", ROOT / "slurm")]
     for path in [Path(profile), *named]:
         if path.suffix in {".yaml", ".yml"} and path.is_file():

@@ -72,7 +72,7 @@ def _measure(run: Run, repeat: int, place: Place, attempt: Attempt, cluster: Clu
     started_at = _now()
     watchdog = Watchdog(run, repeat, place, attempt, started_at)
     try:
-        _settle_in(place, cluster)
+        settle_in(place, cluster)
         watchdog.start()
         from lab.worker.main import measure
 
@@ -83,14 +83,14 @@ def _measure(run: Run, repeat: int, place: Place, attempt: Attempt, cluster: Clu
         return "done"
     except Exception as error:
         watchdog.stop()
-        attempt.write_error(_rank_error(place.rank, error))
+        attempt.write_error(rank_error(place.rank, error))
         if place.rank == 0:
             time.sleep(1.0)  # the rank that failed first may still be writing its error
             write_record(failed(run, repeat, attempt, started_at=started_at), attempt.folder)
         raise
 
 
-def _settle_in(place: Place, cluster: Cluster) -> None:
+def settle_in(place: Place, cluster: Cluster) -> None:
     """Take this rank's cores and set what must be set before torch is imported."""
     signal.signal(signal.SIGTERM, _interrupt)
     os.environ.update(cluster.environment)
@@ -152,7 +152,8 @@ class Watchdog:
         os._exit(1)
 
 
-def _rank_error(rank: int, error: Exception) -> RankError:
+def rank_error(rank: int, error: Exception) -> RankError:
+    """How a rank ended, and whether it only lost a peer."""
     name, message = type(error).__name__, str(error).strip()
     lost_peer = "Connection closed by peer" in message or "Connection reset by peer" in message or "Timed out waiting" in message
     return RankError(rank, name, message, time.time(), traceback.format_exc(), waiting=lost_peer)

@@ -15,10 +15,10 @@ from lab.machine import cpu_model, gpus
 from lab.place import Place, Progress
 from lab.records import Environment
 from lab.worker.collectives import MIB, SIZES, measure_collectives
-from lab.worker.environment import _versions, backend, git_state
+from lab.worker.environment import backend, git_state, versions_of
 from lab.worker.foreign import cpu_use, foreign_cpu
 from lab.worker.group import gather, process_group
-from lab.worker.main import _device
+from lab.worker.main import device_of
 from lab.worker.throughput import matrix_products, memory_bandwidth
 
 BUDGET_S, QUICK_BUDGET_S = 25.0, 4.0
@@ -31,7 +31,7 @@ def measure(place: Place, cluster: Cluster, *, quick: bool, progress: Progress) 
     Raises LabError for a device that is not there and for a collective that gives a wrong result.
     """
     torch.set_num_threads(place.threads)
-    device = _device(place)
+    device = device_of(place)
     times: list[CollectiveTime] = []
     products: list[MatrixProduct] = []
     memory: MemoryBandwidth | None = None
@@ -85,7 +85,7 @@ def _environment(
         gpu=torch.cuda.get_device_name(device) if cuda else None,
         gpu_count=place.world_size if cuda else 0,
         driver=next((gpu.driver for gpu in gpus()), None) if cuda else None,
-        versions=_versions(cuda=cuda),
+        versions=versions_of(cuda=cuda),
         git_commit=commit,
         git_dirty=dirty,
         slurm_job_id=os.environ.get("SLURM_JOB_ID"),

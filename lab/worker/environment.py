@@ -44,7 +44,7 @@ def environment(
         gpu=torch.cuda.get_device_name(device) if cuda else None,
         gpu_count=place.world_size if cuda else 0,
         driver=next((gpu.driver for gpu in gpus()), None) if cuda else None,
-        versions=_versions(cuda=cuda),
+        versions=versions_of(cuda=cuda),
         git_commit=commit,
         git_dirty=dirty,
         slurm_job_id=os.environ.get("SLURM_JOB_ID"),
@@ -79,7 +79,8 @@ def _output(program: str, *arguments: str) -> str | None:
     return done.stdout.strip()
 
 
-def _versions(*, cuda: bool) -> dict[str, str]:
+def versions_of(*, cuda: bool) -> dict[str, str]:
+    """Versions of what a measurement depends on, by name."""
     versions = {"python": platform.python_version(), "torch": str(torch.__version__), "numpy": np.__version__}
     try:
         versions["lab"] = importlib.metadata.version("scaling-lab")

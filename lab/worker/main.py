@@ -72,7 +72,7 @@ def measure(run: Run, place: Place, *, data_root: Path, folder: Path, progress: 
     there, ranks that see different data, or a loss that is not finite; torch.OutOfMemoryError passes through.
     """
     torch.set_num_threads(place.threads)
-    device = _device(place)
+    device = device_of(place)
     progress("data", 0, 1)
     tokens = data.prepare(run, data_root=data_root, progress=progress)
     progress("data", 1, 1)
@@ -114,7 +114,8 @@ def measure(run: Run, place: Place, *, data_root: Path, folder: Path, progress: 
     )
 
 
-def _device(place: Place) -> torch.device:
+def device_of(place: Place) -> torch.device:
+    """The device of a rank, made current where it is a GPU; raises LabError where the promised one is not there."""
     if place.device == "cpu":
         return torch.device("cpu")
     if not torch.cuda.is_available():
