@@ -35,6 +35,9 @@ class InputError(LabError):
         self.problems = tuple(problems)
         super().__init__(str(self))
 
+    def __reduce__(self) -> tuple[type[InputError], tuple[str, tuple[Problem, ...]]]:
+        return type(self), (self.source, self.problems)  # so that it crosses from one process to another
+
     def __str__(self) -> str:
         if len(self.problems) == 1:
             return f"{self.source}: {self.problems[0]}"
