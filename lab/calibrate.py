@@ -186,24 +186,8 @@ class _Display:
 
 def execute(world_size: int, quick: bool, cluster_json: str, folder: str) -> None:
     """Measure one world size on this rank; submitit calls this on every rank, and rank 0 writes the part."""
-    import submitit
-
-    here = submitit.JobEnvironment()
     cluster = Cluster.model_validate_json(cluster_json)
-    attempt = Attempt(Path(folder), str(here.job_id))
-    attempt.sign_on(here.global_rank)
-    place = Place(
-        rank=here.global_rank,
-        world_size=world_size,
-        local_rank=here.local_rank,
-        device=cluster.device_kind,
-        cores=cluster.cores_of(here.local_rank),
-        threads=cluster.threads_per_rank,
-        cluster=cluster.name,
-        rendezvous=attempt.rendezvous,
-        timeout_s=cluster.hang_timeout_s,
-        job_id=str(here.job_id),
-    )
+    place, attempt = job.sign_on(world_size, cluster, Path(folder))
     if place.rank != 0:
         attempt.await_decision()
         _measure_here(place, cluster, attempt, quick=quick)

@@ -35,24 +35,8 @@ def execute(run_json: str, repeat: int, cluster_json: str, folder: str, data_roo
     Rank 0 writes the record, whatever the end. A job whose work is done already, by a job that somebody else
     submitted, skips it.
     """
-    import submitit
-
-    here = submitit.JobEnvironment()
     run, cluster = Run.model_validate_json(run_json), Cluster.model_validate_json(cluster_json)
-    attempt = Attempt(Path(folder), str(here.job_id))
-    attempt.sign_on(here.global_rank)
-    place = Place(
-        rank=here.global_rank,
-        world_size=run.world_size,
-        local_rank=here.local_rank,
-        device=cluster.device_kind,
-        cores=cluster.cores_of(here.local_rank),
-        threads=cluster.threads_per_rank,
-        cluster=cluster.name,
-        rendezvous=attempt.rendezvous,
-        timeout_s=cluster.hang_timeout_s,
-        job_id=str(here.job_id),
-    )
+    place, attempt = sign_on(run.world_size, cluster, Path(folder))
     if place.rank != 0:
         if attempt.await_decision() == "skip":
             return "skipped"
@@ -66,6 +50,28 @@ def execute(run_json: str, repeat: int, cluster_json: str, folder: str, data_roo
             return "skipped"
         attempt.decide("run")
         return _measure(run, repeat, place, attempt, cluster, Path(data_root))
+
+
+def sign_on(world_size: int, cluster: Cluster, folder: Path) -> tuple[Place, Attempt]:
+    """Where this process of a job runs, and the files by which it talks; it leaves its process id there."""
+    import submitit
+
+    here = submitit.JobEnvironment()
+    attempt = Attempt(folder, str(here.job_id))
+    attempt.sign_on(here.global_rank)
+    place = Place(
+        rank=here.global_rank,
+        world_size=world_size,
+        local_rank=here.local_rank,
+        device=cluster.device_kind,
+        cores=cluster.cores_of(here.local_rank),
+        threads=cluster.threads_per_rank,
+        cluster=cluster.name,
+        rendezvous=attempt.rendezvous,
+        timeout_s=cluster.hang_timeout_s,
+        job_id=attempt.job_id,
+    )
+    return place, attempt
 
 
 def _measure(run: Run, repeat: int, place: Place, attempt: Attempt, cluster: Cluster, data_root: Path) -> Literal["done"]:
