@@ -12,9 +12,6 @@ lab.report(study)
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from lab import benchmarks, calibration
-from lab.auditing import audit
-from lab.calibrate import calibrate
 from lab.cluster import Cluster
 from lab.dashboard import dashboard
 from lab.doctor import doctor
@@ -27,7 +24,9 @@ from lab.report import report
 from lab.study import Run, Study
 
 if TYPE_CHECKING:
-    from lab import figures
+    from lab import benchmarks, calibration, figures
+    from lab.auditing import audit
+    from lab.calibrating import calibrate
 
 __version__ = "0.1.0"
 
@@ -58,8 +57,20 @@ __all__ = [
 ]
 
 
+# What brings matplotlib, pandas or numpy along is loaded when it is first used: module, or module and name.
+_LATER = {
+    "audit": ("lab.auditing", "audit"),
+    "benchmarks": ("lab.benchmarks", ""),
+    "calibrate": ("lab.calibrating", "calibrate"),
+    "calibration": ("lab.calibration", ""),
+    "figures": ("lab.figures", ""),
+}
+
+
 def __getattr__(name: str) -> Any:
-    """Load `figures`, and matplotlib with it, when it is first used."""
-    if name == "figures":
-        return importlib.import_module("lab.figures")
-    raise AttributeError(f"module 'lab' has no attribute {name!r}")
+    """Load what was left for later."""
+    if name not in _LATER:
+        raise AttributeError(f"module 'lab' has no attribute {name!r}")
+    module, attribute = _LATER[name]
+    loaded = importlib.import_module(module)
+    return getattr(loaded, attribute) if attribute else loaded

@@ -20,7 +20,7 @@ from torch import distributed as dist
 
 from lab import calibration as stored
 from lab.analysis.links import COLLECTIVES
-from lab.calibrate import _doubling, _reusable, _same_conditions, calibrate
+from lab.calibrating import _doubling, _reusable, _same_conditions, calibrate
 from lab.calibration import Calibration, CollectiveTime, MatrixProduct, MemoryBandwidth, Part
 from lab.cluster import Cluster
 from lab.drawing.link_lines import NOTHING, alt, links

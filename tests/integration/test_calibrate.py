@@ -15,7 +15,7 @@ import pytest
 
 from lab import machine
 from lab.attempt import is_running
-from lab.calibrate import calibrate
+from lab.calibrating import calibrate
 from lab.calibration import load_calibration
 
 pytestmark = pytest.mark.skipif(len(machine.cores()) < 2, reason="two ranks need two cores")
@@ -31,7 +31,7 @@ def profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def driver(profile: Path, call: str) -> subprocess.Popen[str]:
-    code = f"from lab.calibrate import calibrate; calibrate({str(profile)!r}, {call})"
+    code = f"from lab.calibrating import calibrate; calibrate({str(profile)!r}, {call})"
     return subprocess.Popen(
         [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
     )
