@@ -57,8 +57,8 @@ def _line(label: str, points: pd.DataFrame) -> Iterator[str]:
         share = percent(cost / row["step_time"])
         spread = _spread(row, part.column)
         yield f"{where}, {part.name} takes {format_seconds(cost, *spread)} of a step ({share}); first to change: {part.remedy}."
-    elif row["world_size"] > 1 and pd.notna(row["exposed_communication_time"]):
-        yield f"{where}, compute limits the step: every other part takes less than {percent(SHARE)} of it."
+    elif row["world_size"] > 1 and row["exposed_communication_time"] < SHARE * row["step_time"]:
+        yield f"{where}, compute limits the step: every other part takes less than {100 * SHARE:.0f} % of it."
     yield from _ratio(where, row)
     yield from _karp_flatt(where, points)
 
@@ -91,7 +91,7 @@ def _karp_flatt(where: str, points: pd.DataFrame) -> Iterator[str]:
     if row["scaling"] != "strong" or base.empty or row["run_id"] == row["baseline_run_id"] or row["repeats"] < FEWEST_REPEATS:
         return
     n = row["world_size"] / base["world_size"].iloc[0]
-    if pd.isna(row["speedup_low"]) or row["speedup_high"] > n:
-        return  # a speedup above N has no serial fraction
+    if pd.isna(row["speedup_low"]) or row["speedup_high"] > n or row["speedup_low"] < 1:
+        return  # outside 1 to N a speedup has no serial fraction
     low, value, high = (karp_flatt(row[name], n) for name in ("speedup_high", "speedup", "speedup_low"))
     yield f"{where}, Karp and Flatt's serial fraction is {percent(value, low, high)}."
