@@ -99,7 +99,7 @@ def test_run_notebook_by_itself_shows_its_record(measured: Study, tmp_path: Path
 
 def test_unknown_parameter_of_a_notebook_is_an_input_error(tmp_path: Path) -> None:
     with pytest.raises(lab.InputError, match="did you mean 'study'"):
-        execute(NOTEBOOKS / "run.ipynb", tmp_path / "run.ipynb", {"studdy": "x"})
+        execute(NOTEBOOKS / "run.ipynb", tmp_path / "run.ipynb", {"stud": "x"})
     assert not list(tmp_path.iterdir())
 
 
