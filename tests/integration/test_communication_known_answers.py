@@ -34,7 +34,7 @@ from lab.worker.communication import Sent
 from lab.worker.data.sampling import Sampler
 from lab.worker.main import Measured, measure
 
-LAYERS, FORWARD, BACKWARD, LINK = 4, 0.015, 0.060, 0.100  # s per layer; each layer's gradient is one bucket
+LAYERS, FORWARD, BACKWARD, LINK = 4, 0.030, 0.060, 0.100  # s per layer; each layer's gradient is one bucket
 SLOW, STALL = 0.240, 0.120  # s on rank 1
 JITTER = 0.0015
 BUCKET_BYTES = 2**18
@@ -235,9 +235,9 @@ def test_phases_are_the_known_ones_and_close(measured: dict[str, Measured], root
 
 def test_buckets_are_kept_in_the_order_in_which_they_were_sent(measured: dict[str, Measured], root: Path) -> None:
     table = pd.read_parquet(root / "even" / "buckets.parquet")
-    assert len(table) == 2 * RUN["steps"] * LAYERS and set(table["bytes"]) == {BUCKET_BYTES}
     assert (table["ready"] <= table["launch"]).all() and (table["launch"] <= table["finish"]).all()
-    late = table[table["step"] >= RUN["warmup_steps"]]
+    late = table[table["step"] >= RUN["warmup_steps"]]  # DDP lays its buckets out anew after the first step
+    assert len(late) == 2 * (RUN["steps"] - RUN["warmup_steps"]) * LAYERS and set(late["bytes"]) == {BUCKET_BYTES}
     between = late.groupby(["rank", "step"])["ready"].diff().dropna()
     assert between.median() == near(BACKWARD)
     # Both ranks on one clock: the link ends for both at once.
