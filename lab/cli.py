@@ -191,7 +191,7 @@ def _plain(value: Any) -> Any:
 def _table(rows: Sequence[Mapping[Any, Any]]) -> Table:
     shown = Table(box=None, pad_edge=False, header_style="bold")
     for key in rows[0] if rows else ():
-        numeric = all(isinstance(row[key], int | float | None) for row in rows)
+        numeric = all(row[key] is None or str(row[key]).replace(".", "", 1).strip("% ").isdigit() for row in rows)
         shown.add_column(str(key), justify="right" if numeric else "left", overflow="fold")
     for row in rows:
         shown.add_row(*("" if value is None else escape(str(value)) for value in row.values()))

@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from lab.page import Figure, Prose, Table, drawn
-from lab.records import PHASES, Record, load_records, table
+from lab.records import PHASES, Communication, Record, load_records, table
 from lab.study import Run, Study
 
 if TYPE_CHECKING:
@@ -83,8 +83,7 @@ def communication(study: Study) -> Table:
             rows.append(
                 {"configuration": f"{ranks(row['device'], row['world_size'])}, {label}"}
                 | {part: format_seconds(*value, unit=unit) for part, value in times.items()}
-                | {"MB per rank": f"{link.bytes / 1e6:.2f}" if link and link.bytes else "-"}
-                | {"buckets": str(len(link.buckets)) if link and link.buckets else "-"}
+                | {"sent by a rank": _sent(link)}
             )
     caption = (
         "Communication of a step, median over repeats [95 % interval]. Exposed is what the step waited for after its last gradient, "
@@ -92,6 +91,13 @@ def communication(study: Study) -> Table:
         "without it in turn, and exceeds the exposed part by the compute that communication slowed"
     )
     return Table(caption, pd.DataFrame(rows), index=False)
+
+
+def _sent(link: Communication | None) -> str:
+    if link is None or not link.bytes:
+        return "-"
+    buckets = f" in {len(link.buckets)} bucket{'s' * (len(link.buckets) > 1)}" if link.buckets else ""
+    return f"{link.bytes / 1e6:.2f} MB{buckets}"
 
 
 def audit(study: Study) -> Any:

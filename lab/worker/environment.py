@@ -23,13 +23,13 @@ def environment(
     place: Place,
     *,
     device: torch.device,
-    tokens: Tokens,
-    parameters: int,
     hosts: Sequence[str],
     cores: Sequence[Sequence[int]],
     foreign_cpu: float | None,
+    tokens: Tokens | None = None,
+    parameters: int | None = None,
 ) -> Environment:
-    """The environment as rank 0 sees it, with the hosts and the cores of all ranks."""
+    """The environment as rank 0 sees it, with the hosts and the cores of all ranks; data and parameters where there are any."""
     cuda = device.type == "cuda"
     commit, dirty = git_state()
     return Environment(
@@ -49,8 +49,8 @@ def environment(
         git_dirty=dirty,
         slurm_job_id=os.environ.get("SLURM_JOB_ID"),
         job_id=place.job_id,
-        data_sha256=tokens.sha256,
-        data_description=tokens.description,
+        data_sha256=tokens.sha256 if tokens else None,
+        data_description=tokens.description if tokens else None,
         parameters=parameters,
         foreign_cpu=foreign_cpu,
     )
