@@ -227,7 +227,9 @@ def _compute_and_communication(lines: Sequence[Curve], over: str) -> tuple[str, 
             for row in points.to_dict("records"):
                 name = f"{ranks(row['device'], row['world_size'])}, {label}"
                 numbers = {part: [row[column + end] for end in ("", "_low", "_high")] for part, column in parts.items()}
-                yield {"configuration": name} | {part: format_seconds(*value, unit=unit) for part, value in numbers.items()}
+                cells = {part: format_seconds(*value, unit=unit) for part, value in numbers.items()}
+                alone = {part: "none" for part in parts if "communication" in part and row["world_size"] == 1}
+                yield {"configuration": name} | cells | alone
 
     unmeasured = any(line.points.query("world_size > 1")["exposed_communication_time"].isna().any() for line in lines)
     note = "; where communication was not measured, compute holds the wait for it" if unmeasured else ""
