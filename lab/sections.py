@@ -84,10 +84,11 @@ def communication(study: Study) -> Table:
                 {"configuration": f"{ranks(row['device'], row['world_size'])}, {label}"}
                 | {part: format_seconds(*value, unit=unit) for part, value in times.items()}
                 | {"MB per rank": f"{link.bytes / 1e6:.2f}" if link and link.bytes else "-"}
-                | {"buckets": str(len(link.buckets)) if link and link.buckets else "-"}
+                | {"MB moved": f"{link.bytes_moved / 1e6:.2f}" if link and link.bytes_moved else "-"}
+                | {"calls": str(link.calls or len(link.buckets or ()) or "-") if link else "-"}
             )
     caption = (
-        "Communication of a step, median over repeats [95 % interval]. Exposed is what the step waited for after its last gradient, "
+        "Communication of a step, median over repeats [95 % interval]. Exposed is what the step did nothing but wait for, "
         "split into waiting for the slowest rank and transfer; the cost of synchronising is measured by itself, in rounds with and "
         "without it in turn, and exceeds the exposed part by the compute that communication slowed"
     )
