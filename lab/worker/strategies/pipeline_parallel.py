@@ -75,7 +75,10 @@ class Stage(nn.Module):
     @property
     def tied(self) -> nn.Parameter | None:
         """The matrix of which another stage has a copy."""
-        return None if self.embedding is None or self.first == self.last else self.embedding.weight
+        if self.embedding is None or self.first == self.last:
+            return None
+        assert isinstance(self.embedding.weight, nn.Parameter)
+        return self.embedding.weight
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Map tokens (samples, tokens) in the first stage, else (samples, tokens, width), to (samples, tokens, width)."""
