@@ -106,14 +106,16 @@ def _executor(log: Path) -> Any:
     return Executor(folder=log)
 
 
-def submit(folder: Path, cluster: Cluster, world_size: int, function: Callable[..., Any], *arguments: Any) -> Handle:
-    """Hand a function to the ranks of one job; its log, and job.json that speaks of it, lie under `folder`."""
+def submit(
+    folder: Path, cluster: Cluster, world_size: int, function: Callable[..., Any], *arguments: Any, devices: int = 1
+) -> Handle:
+    """Hand a function to the ranks of one job, of so many devices each; its log, and job.json that speaks of it, lie under `folder`."""
     log = folder / "log"
     log.mkdir(mode=0o700, parents=True, exist_ok=True)
     executor = _executor(log)
     executor.update_parameters(
         tasks_per_node=world_size,
-        gpus_per_node=world_size if cluster.device_kind == "cuda" else 0,
+        gpus_per_node=world_size * devices if cluster.device_kind == "cuda" else 0,
         timeout_min=cluster.time_limit_min,
     )
     submitted = executor.submit(function, *arguments)
@@ -147,7 +149,8 @@ class LocalQueue:
         for stale in (folder / "progress.json", *log.glob("*.error.json"), *log.glob("*.pid"), *log.glob("*.start")):
             stale.unlink(missing_ok=True)
         arguments = task.run.model_dump_json(), task.repeat, self._cluster.model_dump_json(), str(folder), str(self._data_root)
-        return submit(folder, self._cluster, task.run.world_size, job.execute, *arguments)
+        run = task.run
+        return submit(folder, self._cluster, run.processes, job.execute, *arguments, devices=run.world_size // run.processes)
 
     def adopt(self, task: Task) -> Handle | None:
         """The job of an earlier driver that still runs; None where there is none."""

@@ -36,7 +36,7 @@ def execute(run_json: str, repeat: int, cluster_json: str, folder: str, data_roo
     submitted, skips it.
     """
     run, cluster = Run.model_validate_json(run_json), Cluster.model_validate_json(cluster_json)
-    place, attempt = sign_on(run.world_size, cluster, Path(folder))
+    place, attempt = sign_on(run.processes, cluster, Path(folder), devices=run.world_size // run.processes)
     if place.rank != 0:
         if attempt.await_decision() == "skip":
             return "skipped"
@@ -52,8 +52,11 @@ def execute(run_json: str, repeat: int, cluster_json: str, folder: str, data_roo
         return _measure(run, repeat, place, attempt, cluster, Path(data_root))
 
 
-def sign_on(world_size: int, cluster: Cluster, folder: Path) -> tuple[Place, Attempt]:
-    """Where this process of a job runs, and the files by which it talks; it leaves its process id there."""
+def sign_on(world_size: int, cluster: Cluster, folder: Path, *, devices: int = 1) -> tuple[Place, Attempt]:
+    """Where this process of a job runs, with the cores of so many devices, and the files by which it talks.
+
+    It leaves its process id there.
+    """
     import submitit
 
     here = submitit.JobEnvironment()
@@ -64,7 +67,7 @@ def sign_on(world_size: int, cluster: Cluster, folder: Path) -> tuple[Place, Att
         world_size=world_size,
         local_rank=here.local_rank,
         device=cluster.device_kind,
-        cores=cluster.cores_of(here.local_rank),
+        cores=tuple(core for number in range(devices) for core in cluster.cores_of(here.local_rank * devices + number)),
         threads=cluster.threads_per_rank,
         cluster=cluster.name,
         rendezvous=attempt.rendezvous,
@@ -169,7 +172,7 @@ def failed(run: Run, repeat: int, attempt: Attempt, *, started_at: str | None = 
     """The record of a run that did not complete, with its first cause among the ranks."""
     errors = attempt.errors()
     if errors and all(error.waiting for error in errors):
-        errors = [*_silent(attempt, run.world_size, errors), *errors]
+        errors = [*_silent(attempt, run.processes, errors), *errors]
     if not errors:
         errors = [RankError(0, "JobLost", fallback or "the job ended without a record and without an error", 0.0)]
     first = errors[0]

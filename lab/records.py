@@ -65,7 +65,8 @@ class Timing(_Part):
 class Event(_Part):
     """One bar of a timeline, in seconds from the earliest start of its step on any rank.
 
-    `name` is forward, backward, optimizer, or "bucket k"; a bucket starts when it is handed to the link.
+    `name` is forward, backward, optimizer, "bucket k" of DDP, or an operation such as all_reduce; what goes over the link
+    has `bytes`, and starts when it is handed to it.
     """
 
     rank: int
@@ -73,16 +74,25 @@ class Event(_Part):
     start: float
     end: float
     ready: float | None = Field(default=None, description="when the gradients of a bucket were complete")
-    bytes: int | None = Field(default=None, description="of a bucket on the link")
+    bytes: int | None = Field(default=None, description="of what goes over the link")
+
+
+class Operation(_Part):
+    """One kind of collective or message of a step, on one rank."""
+
+    calls: int
+    bytes: int
 
 
 class Communication(_Part):
     """What went over the links, per step: seconds of the slowest rank of each step, bytes per rank.
 
     None where not measured; at world size 1 nothing is sent, and only `ddp_overhead_time` can be there.
-    `total` is the union of the buckets' times on the link, `exposed` its part after the last gradient was computed,
-    `overlap` the rest; `straggler` is the part of `exposed` that waited for ranks which came later, `transfer` the rest.
-    `sync_cost` comes from another method: rounds of forward and backward with and without synchronisation, in turn.
+    `total` is the union of the times on the link of buckets, collectives and messages, `exposed` what a rank did nothing
+    but wait for them (with DDP from its last gradient on), `overlap` the rest; `straggler` is the part of `exposed` that
+    waited for ranks which came later, `transfer` the rest. `bytes` are those of the tensors that were reduced, gathered,
+    scattered or sent; `bytes_moved` what a rank sends for them where the ranks form a ring. `sync_cost` comes
+    from another method: rounds of forward and backward with and without synchronisation, in turn.
     """
 
     total: Stat | None = None
@@ -90,8 +100,12 @@ class Communication(_Part):
     straggler: Stat | None = None
     transfer: Stat | None = None
     overlap: Stat | None = None
+    exposed_in: dict[str, float] = Field(default={}, description="medians of the exposed part by phase of the step")
     bytes: int | None = None
-    buckets: list[int] | None = Field(default=None, description="bytes of each bucket on the link, in order")
+    bytes_moved: int | None = None
+    calls: int | None = Field(default=None, description="collectives and messages of a step on one rank")
+    operations: dict[str, Operation] = Field(default={}, description="the calls by what they do, of rank 0")
+    buckets: list[int] | None = Field(default=None, description="bytes of each bucket of DDP on the link, in order")
     per_rank: dict[str, list[float]] = Field(default={}, description="medians by rank of total, exposed, straggler")
     sync_cost: Stat | None = Field(default=None, description="slowest rank with synchronisation, less without; over rounds")
     sync_exposed: Stat | None = Field(default=None, description="exposed in the same rounds, on the rank that others wait for")
@@ -101,11 +115,14 @@ class Communication(_Part):
 
 
 class Memory(_Part):
-    """Peak memory in bytes by rank, and of what kind: resident set on CPU, allocator's peak on CUDA."""
+    """Peak memory in bytes by rank (by device where one process has several), and of what kind: resident set on CPU,
+    allocator's peak on CUDA; and what of it is there at every moment of a step, on the rank that has most of it.
+    """
 
     kind: Literal["resident", "cuda_allocated"]
     peak: list[int]
     parameters: int = Field(description="bytes of the parameters on one rank")
+    optimizer: int | None = Field(default=None, description="bytes of the optimizer's state on one rank")
 
 
 class Quality(_Part):

@@ -60,5 +60,17 @@ def _communication_columns(communication: Communication | None) -> dict[str, flo
         "ddp_overhead_time": "ddp_overhead_time",
     }
     stats = {column: getattr(communication, field) if communication else None for column, field in columns.items()}
-    sent = {"communication_bytes": communication.bytes if communication else None}
-    return {column: stat.median if stat else None for column, stat in stats.items()} | sent
+    waits = {f"exposed_{phase}_time": _exposed_in(communication, phase) for phase in ("forward", "backward", "optimizer")}
+    sent = {
+        "communication_bytes": communication.bytes if communication else None,
+        "bytes_moved": communication.bytes_moved if communication else None,
+        "communication_calls": communication.calls if communication else None,
+    }
+    return {column: stat.median if stat else None for column, stat in stats.items()} | waits | sent
+
+
+def _exposed_in(communication: Communication | None, phase: str) -> float | None:
+    if communication is None or communication.exposed is None:
+        return None
+    # Records from before there was a choice are DDP's, which waits at the end of its backward pass.
+    return (communication.exposed_in or {"backward": communication.exposed.median}).get(phase, 0.0)

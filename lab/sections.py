@@ -86,7 +86,7 @@ def communication(study: Study) -> Table:
                 | {"sent by a rank": _sent(link)}
             )
     caption = (
-        "Communication of a step, median over repeats [95 % interval]. Exposed is what the step waited for after its last gradient, "
+        "Communication of a step, median over repeats [95 % interval]. Exposed is what the step did nothing but wait for, "
         "split into waiting for the slowest rank and transfer; the cost of synchronising is measured by itself, in rounds with and "
         "without it in turn, and exceeds the exposed part by the compute that communication slowed"
     )
@@ -96,8 +96,9 @@ def communication(study: Study) -> Table:
 def _sent(link: Communication | None) -> str:
     if link is None or not link.bytes:
         return "-"
-    buckets = f" in {len(link.buckets)} bucket{'s' * (len(link.buckets) > 1)}" if link.buckets else ""
-    return f"{link.bytes / 1e6:.2f} MB{buckets}"
+    calls = link.calls or len(link.buckets or ())
+    word = "bucket" if link.buckets else "call"
+    return f"{link.bytes / 1e6:.2f} MB" + (f" in {calls} {word}{'s' * (calls > 1)}" if calls else "")
 
 
 def audit(study: Study) -> Any:

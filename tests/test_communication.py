@@ -90,7 +90,7 @@ def test_parts_hold_together_on_any_link_of_one_queue(ranks: int, count: int, st
     assert (found.straggler >= 0).all() and (found.straggler <= found.exposed).all()
     if ranks == 1:
         assert found.straggler.max() == pytest.approx(0, abs=1e-9)
-    shifted = Exposure.of([rank.moved(lambda times: times + moved) for rank in sent])
+    shifted = Exposure.of([rank.shifted(lambda times: times + moved) for rank in sent])
     for name in ("total", "exposed", "straggler"):
         assert getattr(shifted, name) == pytest.approx(getattr(found, name), abs=1e-8)
 

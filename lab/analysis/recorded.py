@@ -10,6 +10,7 @@ import pandas as pd
 from pydantic import BaseModel
 
 from lab.analysis import naming
+from lab.analysis.links import bus_factor
 from lab.analysis.observations import Observations
 from lab.records import Communication, Environment, Record, Timing
 from lab.study import Run
@@ -53,7 +54,7 @@ def from_records(
     for record in records:
         if record.completed and record.timing is not None:
             common = _common(record)
-            rows.append(common | _quoted(record.timing, record.communication) | {"aggregate": True})
+            rows.append(common | _quoted(record.timing, record.communication, record.run.world_size) | {"aggregate": True})
             rows += [common | row for row in _ranks(record.timing, common["label"])]
     numeric, rest = list(naming.NUMERIC), [*naming.TEXT, *EXTRA, *FACTS]
     keys = sorted({name for row in rows for name in row if name.startswith("key:")})
@@ -112,7 +113,7 @@ def _facts(environment: Environment, run: Run) -> dict[str, Any]:
     }
 
 
-def _quoted(timing: Timing, communication: Communication | None) -> dict[str, Any]:
+def _quoted(timing: Timing, communication: Communication | None, world_size: int) -> dict[str, Any]:
     phases = {name: stat.median for name, stat in timing.phases.items()}
     row: dict[str, Any] = {
         "time": timing.step.median,
@@ -125,8 +126,15 @@ def _quoted(timing: Timing, communication: Communication | None) -> dict[str, An
     if communication is not None:
         row["communication"] = communication.total.median if communication.total else None
         row["exposed"] = communication.exposed.median if communication.exposed else None
-        row["bytes"] = communication.bytes or None
+        row["bytes"] = _as_all_reduce(communication, world_size) or None
     return row
+
+
+def _as_all_reduce(communication: Communication, world_size: int) -> float | None:
+    """The bytes whose all-reduce would move as many: rules of bandwidth know no other collective."""
+    if communication.bytes_moved is None or world_size == 1:
+        return communication.bytes
+    return communication.bytes_moved / bus_factor("all_reduce", world_size)
 
 
 def _ranks(timing: Timing, label: str) -> list[dict[str, Any]]:

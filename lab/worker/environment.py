@@ -28,8 +28,12 @@ def environment(
     foreign_cpu: float | None,
     tokens: Tokens | None = None,
     parameters: int | None = None,
+    devices: int | None = None,
 ) -> Environment:
-    """The environment as rank 0 sees it, with the hosts and the cores of all ranks; data and parameters where there are any."""
+    """The environment as rank 0 sees it, with the hosts and the cores of all ranks.
+
+    `devices` are those of the whole run, one per rank where it is None; data and parameters are given where there are any.
+    """
     cuda = device.type == "cuda"
     commit, dirty = git_state()
     return Environment(
@@ -42,7 +46,7 @@ def environment(
         cpus_granted=[list(granted) for granted in cores],
         threads_per_rank=torch.get_num_threads(),
         gpu=torch.cuda.get_device_name(device) if cuda else None,
-        gpu_count=place.world_size if cuda else 0,
+        gpu_count=(devices or place.world_size) if cuda else 0,
         driver=next((gpu.driver for gpu in gpus()), None) if cuda else None,
         versions=versions_of(cuda=cuda),
         git_commit=commit,

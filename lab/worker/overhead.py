@@ -23,8 +23,9 @@ from lab.worker import data, models
 from lab.worker.data.sampling import Sampler
 from lab.worker.data.tokens import Tokens
 from lab.worker.group import gather, process_group, share
+from lab.worker.optimizer import optimizer_for
 from lab.worker.timing import FloatArray, stat
-from lab.worker.train import autocast, learning_rate, optimizer_for, train
+from lab.worker.train import autocast, learning_rate, train
 
 PLAIN, CONTROL, INSTRUMENTED = "plain", "control", "instrumented"
 

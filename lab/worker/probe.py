@@ -13,7 +13,7 @@ from lab.place import Place, Progress
 from lab.records import Communication, Stat
 from lab.study import Run
 from lab.worker import strategies
-from lab.worker.communication import Buckets
+from lab.worker.communication import Buckets, Recorder
 from lab.worker.data.sampling import Sampler
 from lab.worker.data.tokens import Tokens
 from lab.worker.exposure import Exposure
@@ -34,7 +34,7 @@ class Probe:
 
     def moved(self, shift: Callable[[FloatArray], FloatArray]) -> Probe:
         """The same on another clock."""
-        return Probe(shift(self.spans), self.buckets.moved(shift) if self.buckets else None)
+        return Probe(shift(self.spans), self.buckets.shifted(shift) if self.buckets else None)
 
 
 def probe(
@@ -47,7 +47,7 @@ def probe(
     before each part. No step is taken, gradients are dropped, and the model must not be used to train afterwards.
     """
     strategy = strategies.get(run.strategy)
-    if not strategy.needs_group or (run.world_size == 1 and run.compile):
+    if not strategy.comparable or (run.world_size == 1 and run.compile):
         return None  # the bare model would have to be compiled first
     batch = torch.from_numpy(Sampler(tokens.train, run=run, rank=place.rank).micro_batch(0, 0)).to(device)
 
@@ -67,7 +67,8 @@ def probe(
     # A round costs two micro-batches, a step grad_accum of them; one more round warms up after the evaluation.
     rounds = int(np.clip(SHARE_OF_RUN * run.steps * run.grad_accum / 2, *ROUNDS)) + 1
     spans = _rounds(ways, rounds, seed=run.seed, training=training, device=device, progress=progress)
-    return Probe(spans[1:], training.recorder.take().after(1) if training.recorder else None)
+    recorder = training.recorder
+    return Probe(spans[1:], recorder.take().after(1) if isinstance(recorder, Recorder) else None)
 
 
 def _rounds(

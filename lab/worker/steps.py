@@ -1,4 +1,4 @@
-"""Every step and every bucket of every rank as Parquet files."""
+"""Every step and every bucket or call of every rank as Parquet files."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from lab.worker.calls import Calls
 from lab.worker.communication import Buckets
 from lab.worker.timing import FloatArray
 
@@ -56,6 +57,18 @@ def write_buckets(ranks: Sequence[Buckets], path: Path, *, origin: float) -> Non
     for rank, sent in enumerate(ranks):
         times = {name: getattr(sent, name) - origin for name in ("ready", "launch", "finish")}
         tables.append(pd.DataFrame({"rank": rank, "step": sent.step, "bucket": sent.bucket, **times, "bytes": sent.bytes}))
+    _write(pd.concat(tables, ignore_index=True), path)
+
+
+def write_calls(ranks: Sequence[Calls], path: Path, *, origin: float) -> None:
+    """Write one row per call of a rank: rank, step, operation, members, phase, launch, finish and the wait (s after `origin`),
+    bytes, moved.
+    """
+    import pandas as pd
+
+    tables = []
+    for rank, calls in enumerate(ranks):
+        tables.append(pd.DataFrame({"rank": rank, **vars(calls.shifted(lambda times: times - origin))}))
     _write(pd.concat(tables, ignore_index=True), path)
 
 

@@ -16,6 +16,8 @@ from lab.errors import LabError
 from lab.place import Place, Progress
 from lab.study import Run
 from lab.worker import memory, models, strategies
+from lab.worker.blocks import checkpoint_blocks
+from lab.worker.calls import CallRecorder, Calls
 from lab.worker.communication import Buckets, Recorder
 from lab.worker.data.sampling import Sampler
 from lab.worker.data.tokens import Tokens
@@ -33,9 +35,9 @@ class Training:
     parallel: nn.Module  # the model as its strategy wraps it
     forward: Callable[..., torch.Tensor]  # the same, compiled where the run asks for it
     clock: Clock
-    recorder: Recorder | None
+    recorder: Recorder | CallRecorder | None
     laps: dict[str, FloatArray]
-    buckets: Buckets | None  # None at world size 1, where nothing is sent
+    sent: Buckets | Calls | None  # None where nothing is sent
     cpu_time: FloatArray
     rank_loss: FloatArray  # mean over this rank's samples
     loss: FloatArray  # mean over the global batch
@@ -43,20 +45,27 @@ class Training:
     grad_norm: FloatArray
     first_step_at: float  # time.time()
     use: CpuUse  # over the measured steps
-    peak_memory: int
+    peak_memory: list[int]  # of each device
+    held: memory.Held
+    parameters: int  # of the whole model
 
 
 def train(run: Run, place: Place, *, device: torch.device, tokens: Tokens, progress: Progress) -> Training:
     """Train this rank's share of the run; raises LabError that names the first step whose loss is not finite."""
     torch.manual_seed(run.seed)
     model = models.build(run, vocab_size=tokens.vocab_size).to(device)
-    torch.manual_seed(run.seed + 1 + place.rank)  # the same weights everywhere, but not the same dropout
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    # The same weights everywhere, but the same dropout only where ranks see the same samples.
+    torch.manual_seed(run.seed + 1 + place.rank % run.data_parallel_size)
+    if run.activation_checkpointing:
+        checkpoint_blocks(model)
     clock = clock_for(device)
-    recorder = Recorder(clock) if run.world_size > 1 else None
     strategy = strategies.get(run.strategy)
-    parallel = strategy.wrap(model, run=run, device=device, recorder=recorder)
+    recorder = strategy.recorder(clock, world_size=run.world_size)
+    parallel = strategy.wrap(model, run=run, device=device, clock=clock, recorder=recorder)
+    model = strategy.bare(parallel)  # of a pipeline, this rank's part
     forward = torch.compile(parallel) if run.compile else parallel
-    optimizer = optimizer_for(model, run)
+    optimizer = strategy.optimizer(parallel, run)
     scaler = torch.amp.GradScaler(device.type, enabled=run.precision == "fp16")
     sampler = Sampler(tokens.train, run=run, rank=place.rank)
     # Room made at once: small tensors kept from each step would split the heap and let the resident memory grow.
@@ -90,8 +99,10 @@ def train(run: Run, place: Place, *, device: torch.device, tokens: Tokens, progr
                 scaler.scale(loss / run.grad_accum).backward()
                 clock.lap("backward")
             losses[step, micro] = loss.detach()  # stays on the device: reading it here would make the host wait
+        strategy.synchronize(parallel)
+        clock.lap("backward")
         scaler.unscale_(optimizer)
-        norms[step] = nn.utils.clip_grad_norm_(model.parameters(), run.grad_clip)
+        norms[step] = strategy.clip(parallel, run.grad_clip)
         scaler.step(optimizer)
         scaler.update()
         optimizer.zero_grad(set_to_none=True)
@@ -101,10 +112,10 @@ def train(run: Run, place: Place, *, device: torch.device, tokens: Tokens, progr
         progress("measuring" if step >= run.warmup_steps else "warm-up", step + 1, run.steps)
 
     laps = clock.read()
-    buckets = recorder.take() if recorder else None
+    sent = recorder.take() if recorder else None
     use = cpu_use(place.cores).since(before)
-    peak_memory = memory.peak(device)
-    rank_loss = _values(losses).mean(axis=1)
+    peak_memory = memory.peaks(device, run.world_size // run.processes)
+    rank_loss = _values(strategy.losses(losses)).mean(axis=1)
     mean_loss = mean_over_ranks(rank_loss, device=device)
     _require_finite(mean_loss, run)
     return Training(
@@ -114,7 +125,7 @@ def train(run: Run, place: Place, *, device: torch.device, tokens: Tokens, progr
         clock=clock,
         recorder=recorder,
         laps=laps,
-        buckets=buckets,
+        sent=sent,
         cpu_time=np.array(cpu_times),
         rank_loss=rank_loss,
         loss=mean_loss,
@@ -123,6 +134,8 @@ def train(run: Run, place: Place, *, device: torch.device, tokens: Tokens, progr
         first_step_at=first_step_at,
         use=use,
         peak_memory=peak_memory,
+        held=memory.held(model, optimizer),
+        parameters=parameters,
     )
 
 
@@ -131,7 +144,7 @@ def evaluate(model: nn.Module, run: Run, place: Place, *, device: torch.device, 
     batches = Sampler(tokens.held_out, run=run, rank=place.rank).evaluation()
     losses = []
     model.eval()
-    with torch.inference_mode(), autocast(run, device):
+    with torch.no_grad(), autocast(run, device):
         for number, windows in enumerate(batches, start=1):
             batch = torch.from_numpy(windows).to(device)
             losses.append(model(batch[:, :-1], batch[:, 1:]))
@@ -150,14 +163,6 @@ def learning_rate(run: Run, step: int) -> float:
 def autocast(run: Run, device: torch.device) -> torch.autocast:
     """The run's precision for the forward pass; weights stay in fp32."""
     return torch.autocast(device.type, dtype=DTYPES[run.precision], enabled=run.precision != "fp32")
-
-
-def optimizer_for(model: nn.Module, run: Run) -> torch.optim.Optimizer:
-    """AdamW that decays matrices and leaves biases and norms alone."""
-    matrices = [parameter for parameter in model.parameters() if parameter.dim() >= 2]
-    others = [parameter for parameter in model.parameters() if parameter.dim() < 2]
-    groups = [{"params": matrices, "weight_decay": run.weight_decay}, {"params": others, "weight_decay": 0.0}]
-    return torch.optim.AdamW(groups, lr=run.learning_rate, betas=(0.9, 0.95), fused=True)
 
 
 def _values(tensor: torch.Tensor) -> FloatArray:

@@ -13,14 +13,18 @@ _TRAINING, _EVALUATION = 0, 1
 
 
 class Sampler:
-    """One rank's micro-batches, as int64 arrays (micro_batch_size, block_size + 1): inputs and, moved by one, targets.
+    """One rank's micro-batches, as int64 arrays (samples, block_size + 1): inputs and, moved by one, targets.
 
     A step's samples are a function of the seed, the step and the global batch size alone. Ranks take
-    consecutive slices of the global batch, micro-batches consecutive slices of the rank's.
+    consecutive slices of the global batch, micro-batches consecutive slices of the rank's; ranks that share out the
+    model take the same slice, and a process of several devices that of all of them.
     """
 
     def __init__(self, tokens: npt.NDArray[np.unsignedinteger[Any]], *, run: Run, rank: int) -> None:
-        self.run, self.rank = run, rank
+        self.run = run
+        self.shares = min(run.data_parallel_size, run.processes)
+        self.rank = rank % self.shares
+        self.size = run.global_batch_size // (run.grad_accum * self.shares)  # of a micro-batch of this process
         self._windows = np.lib.stride_tricks.sliding_window_view(tokens, run.architecture.block_size + 1)
         self._step = -1
         self._offsets = np.empty(0, dtype=np.int64)
@@ -30,15 +34,14 @@ class Sampler:
         if step != self._step:
             self._step = step
             self._offsets = _draw(len(self._windows), self.run.global_batch_size, seed=self.run.seed, stream=_TRAINING, step=step)
-        first = (self.rank * self.run.grad_accum + micro) * self.run.micro_batch_size
-        return self._windows[self._offsets[first : first + self.run.micro_batch_size]].astype(np.int64)
+        first = (self.rank * self.run.grad_accum + micro) * self.size
+        return self._windows[self._offsets[first : first + self.size]].astype(np.int64)
 
     def evaluation(self) -> list[npt.NDArray[np.int64]]:
         """The rank's share of `eval_batches` global batches, the same samples at every seed and world size."""
         share = self.run.eval_batches * self.run.grad_accum
-        samples = share * self.run.micro_batch_size * self.run.world_size
-        offsets = _draw(len(self._windows), samples, seed=0, stream=_EVALUATION, step=0)
-        mine = offsets.reshape(self.run.world_size, share, self.run.micro_batch_size)[self.rank]
+        offsets = _draw(len(self._windows), share * self.size * self.shares, seed=0, stream=_EVALUATION, step=0)
+        mine = offsets.reshape(self.shares, share, self.size)[self.rank]
         return [self._windows[part].astype(np.int64) for part in mine]
 
 

@@ -17,18 +17,17 @@ class Attention(nn.Module):
 
     def __init__(self, config: workloads.GPT) -> None:
         super().__init__()
-        self.heads = config.heads
+        self.head_width = config.width // config.heads
         self.dropout = config.dropout
         self.qkv = nn.Linear(config.width, 3 * config.width)
         self.projection = nn.Linear(config.width, config.width)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map (samples, tokens, width) to the same shape."""
-        samples, tokens, width = x.shape
-        q, k, v = (part.view(samples, tokens, self.heads, -1).transpose(1, 2) for part in self.qkv(x).split(width, dim=2))
+        """Map (samples, tokens, width) to the same shape; a rank of tensor parallelism has some of the heads only."""
+        q, k, v = (part.unflatten(2, (-1, self.head_width)).transpose(1, 2) for part in self.qkv(x).chunk(3, dim=2))
         dropout = self.dropout if self.training else 0.0
         mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True, dropout_p=dropout)
-        projected: Tensor = self.projection(mixed.transpose(1, 2).reshape(samples, tokens, width))
+        projected: Tensor = self.projection(mixed.transpose(1, 2).flatten(2))
         return projected
 
 
