@@ -58,6 +58,10 @@ class Run(Frozen):
     static_graph: bool = Field(default=False, description="promises DDP that every step uses the same parameters")
     compression: Literal["none", "bf16", "fp16", "powersgd"] = Field(default="none", description="of gradients on the link")
     powersgd_rank: int = Field(default=1, ge=1, le=1024, description="rank of PowerSGD's approximation")
+    loader: Literal["fast", "classic"] = Field(
+        default="fast", description="fast: slices of tokens made once; classic: a DataLoader that makes each sample when asked"
+    )
+    loader_workers: int = Field(default=0, ge=0, le=256, description="processes of the classic loader on each rank")
 
     @model_validator(mode="before")
     @classmethod
@@ -94,6 +98,10 @@ class Run(Frozen):
                 f"global_batch_size {self.global_batch_size} is not micro_batch_size x grad_accum {self.grad_accum} x "
                 f"world_size {self.world_size} || nearest that divides: {' or '.join(map(str, fits))}"
             )
+        if unfit := workloads.misfit(self.architecture, self.dataset):
+            yield unfit
+        if self.loader_workers and self.loader == "fast":
+            yield f"loader_workers {self.loader_workers}: the fast loader has none || leave it out, or use loader 'classic'"
         if self.warmup_steps >= self.steps:
             yield f"warmup_steps {self.warmup_steps} leaves nothing of steps {self.steps} || measure at least one step"
         if self.strategy == "single" and self.world_size != 1:
@@ -116,12 +124,12 @@ class Run(Frozen):
             )
 
     @property
-    def architecture(self) -> workloads.GPT:
+    def architecture(self) -> workloads.Model:
         """The model's configuration, looked up where a preset is named."""
         return workloads.model_of(self.model)
 
     @property
-    def dataset(self) -> workloads.Stdlib | workloads.Text | workloads.Shakespeare:
+    def dataset(self) -> workloads.Data:
         """The data set's configuration, looked up where it is named."""
         return workloads.data_of(self.data)
 
@@ -141,7 +149,7 @@ class Run(Frozen):
     @property
     def label(self) -> str:
         """A short name for people: model, strategy, world size, batch, precision."""
-        model = self.model if isinstance(self.model, str) else f"{self.model.kind} {self.model.layers}x{self.model.width}"
+        model = self.model if isinstance(self.model, str) else self.model.label
         return f"{model} {self.strategy} x{self.world_size}, batch {self.global_batch_size}, {self.precision}"
 
 

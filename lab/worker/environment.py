@@ -16,14 +16,14 @@ from lab.machine import cpu_model, gpus
 from lab.place import Place
 from lab.records import Environment
 from lab.study import ROOT
-from lab.worker.data.tokens import Tokens
+from lab.worker.data.dataset import Dataset
 
 
 def environment(
     place: Place,
     *,
     device: torch.device,
-    tokens: Tokens,
+    dataset: Dataset,
     parameters: int,
     hosts: Sequence[str],
     cores: Sequence[Sequence[int]],
@@ -49,8 +49,8 @@ def environment(
         git_dirty=dirty,
         slurm_job_id=os.environ.get("SLURM_JOB_ID"),
         job_id=place.job_id,
-        data_sha256=tokens.sha256,
-        data_description=tokens.description,
+        data_sha256=dataset.sha256,
+        data_description=dataset.description,
         parameters=parameters,
         foreign_cpu=foreign_cpu,
     )

@@ -13,21 +13,21 @@ from lab.worker.models.head import linear_cross_entropy
 
 
 class Attention(nn.Module):
-    """Causal self-attention of several heads."""
+    """Self-attention of several heads, each token over those before it, or over all that a mask leaves."""
 
-    def __init__(self, config: workloads.GPT) -> None:
+    def __init__(self, config: workloads.GPT | workloads.TextClassifier) -> None:
         super().__init__()
         self.heads = config.heads
         self.dropout = config.dropout
         self.qkv = nn.Linear(config.width, 3 * config.width)
         self.projection = nn.Linear(config.width, config.width)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Map (samples, tokens, width) to the same shape."""
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Map (samples, tokens, width) to the same shape; `mask` is (samples, 1, 1, tokens), True where to look."""
         samples, tokens, width = x.shape
         q, k, v = (part.view(samples, tokens, self.heads, -1).transpose(1, 2) for part in self.qkv(x).split(width, dim=2))
         dropout = self.dropout if self.training else 0.0
-        mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True, dropout_p=dropout)
+        mixed = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, dropout_p=dropout)
         projected: Tensor = self.projection(mixed.transpose(1, 2).reshape(samples, tokens, width))
         return projected
 
@@ -35,7 +35,7 @@ class Attention(nn.Module):
 class Block(nn.Module):
     """Attention and a perceptron, each normalized before and added to the residual stream."""
 
-    def __init__(self, config: workloads.GPT) -> None:
+    def __init__(self, config: workloads.GPT | workloads.TextClassifier) -> None:
         super().__init__()
         self.norm_1 = nn.LayerNorm(config.width)
         self.attention = Attention(config)
@@ -44,9 +44,9 @@ class Block(nn.Module):
         self.down = nn.Linear(4 * config.width, config.width)
         self.dropout = nn.Dropout(config.dropout)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Map (samples, tokens, width) to the same shape."""
-        x = x + self.dropout(self.attention(self.norm_1(x)))
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Map (samples, tokens, width) to the same shape, with the mask of Attention."""
+        x = x + self.dropout(self.attention(self.norm_1(x), mask))
         hidden = functional.gelu(self.up(self.norm_2(x)), approximate="tanh")
         out: Tensor = x + self.dropout(self.down(hidden))
         return out
@@ -62,7 +62,7 @@ class GPT(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
         self.norm = nn.LayerNorm(config.width)
-        self.apply(_init_weights)
+        self.apply(init_weights)
         # Each block adds twice to the residual stream; GPT-2 keeps its variance independent of the depth.
         for name, parameter in self.named_parameters():
             if name.endswith(("projection.weight", "down.weight")):
@@ -80,7 +80,8 @@ class GPT(nn.Module):
         return linear_cross_entropy(x.flatten(0, 1), self.embedding.weight, targets.flatten())
 
 
-def _init_weights(module: nn.Module) -> None:
+def init_weights(module: nn.Module) -> None:
+    """Matrices from a normal distribution of standard deviation 0.02, biases zero, as in GPT-2."""
     if isinstance(module, nn.Linear | nn.Embedding):
         nn.init.normal_(module.weight, std=0.02)
     if isinstance(module, nn.Linear):
