@@ -6,6 +6,8 @@ import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from lab import workloads
+
 if TYPE_CHECKING:
     from lab.study import Run
 
@@ -30,14 +32,14 @@ COMPILED = {"single", "naive_ddp", "ddp", "zero1"}
 
 def of(run: Run) -> Iterator[str]:
     """Every conflict between the fields of a run."""
-    yield from _batch(run)
+    yield from _work(run)
     yield from _foreign_settings(run)
     yield from _ddp(run)
     yield from _numbers(run)
     yield from _shares_of_the_model(run)
 
 
-def _batch(run: Run) -> Iterator[str]:
+def _work(run: Run) -> Iterator[str]:
     parts = run.micro_batch_size * run.grad_accum * run.data_parallel_size
     if parts != run.global_batch_size:
         unit = run.grad_accum * run.data_parallel_size
@@ -46,6 +48,10 @@ def _batch(run: Run) -> Iterator[str]:
             f"global_batch_size {run.global_batch_size} is not micro_batch_size x grad_accum {run.grad_accum} x "
             f"{_divisor(run)} || nearest that divides: {' or '.join(map(str, fits))}"
         )
+    if unfit := workloads.misfit(run.architecture, run.dataset):
+        yield unfit
+    if run.loader_workers and run.loader == "fast":
+        yield f"loader_workers {run.loader_workers}: the fast loader has none || leave it out, or use loader 'classic'"
     if run.warmup_steps >= run.steps:
         yield f"warmup_steps {run.warmup_steps} leaves nothing of steps {run.steps} || measure at least one step"
 

@@ -12,13 +12,14 @@ from typing import Any, get_args
 from pydantic import ValidationError
 
 from lab import workloads
+from lab.analysis.costs import model_cost
 from lab.bench import Bench, results
 from lab.cluster import Cluster
 from lab.errors import LabError, Problem
 from lab.inputs import problems_of
 from lab.launch import Jobs, TaskState, launch, states
 from lab.page import Figure, Prose, Table
-from lab.plan import STATE_BYTES_PER_PARAMETER, plan, state_bytes
+from lab.plan import plan, state_bytes
 from lab.progress import clock
 from lab.records import Store
 from lab.study import ROOT, Run, Strategy, Study
@@ -271,9 +272,10 @@ def _in_words(problem: Problem) -> str:
 
 
 def _cost(run: Run) -> str:
-    state = state_bytes(run)
+    cost = model_cost(run)
+    trained = "" if cost.trainable == cost.parameters else f", of which {cost.trainable / 1e6:.3g} million train"
     return (
-        f"{state / STATE_BYTES_PER_PARAMETER / 1e6:.3g} million parameters; {state / 1e6:.3g} MB of weights, gradients and "
+        f"{cost.parameters / 1e6:.3g} million parameters{trained}; {state_bytes(run) / 1e6:.3g} MB of weights, gradients and "
         "optimizer state on each rank, and activations on top."
     )
 

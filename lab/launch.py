@@ -24,7 +24,6 @@ from lab.errors import InputError, LabError, Problem
 from lab.executors import Handle, LocalQueue
 from lab.records import Record, Store, write_record
 from lab.study import Study, Task
-from lab.workloads import Text
 
 POLL_S = 0.1
 # How long the other ranks may take to end by themselves once one of them has failed.
@@ -253,8 +252,7 @@ def _check(study: Study, cluster: Cluster, tasks: Sequence[Task], *, fresh: bool
         if task.run.world_size > cluster.capacity and task.repeat == 0
     ]
     for run in {task.run.id: task.run for task in tasks}.values():
-        if isinstance(run.dataset, Text):
-            textfiles.resolve_text(run.dataset.path, study.folder)
+        textfiles.resolve_inputs(run, study.folder)
     records = Store(study.out).records(study.tasks)
     elsewhere = {record.environment.cluster for record in records if record.environment} - {cluster.name}
     if elsewhere and not fresh:

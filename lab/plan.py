@@ -5,13 +5,13 @@ from __future__ import annotations
 import statistics
 from typing import Any
 
-from lab.analysis.costs import gpt_parameters
+from lab.analysis.costs import model_cost
 from lab.cluster import Cluster
 from lab.records import Store
 from lab.study import Run, Study
 
-# Weights, gradients and AdamW's two moments, all in fp32, as the training loop keeps them.
-STATE_BYTES_PER_PARAMETER = 16
+# All in fp32, as the training loop keeps them: weights, and of those that train gradients and AdamW's two moments.
+BYTES_PER_PARAMETER, TRAINING_BYTES_PER_PARAMETER = 4, 12
 
 
 def plan(study: Study, cluster: str | Cluster = "local") -> list[dict[str, Any]]:
@@ -41,8 +41,8 @@ def plan(study: Study, cluster: str | Cluster = "local") -> list[dict[str, Any]]
 
 def state_bytes(run: Run) -> int:
     """Bytes of weights, gradients and optimizer state on one rank."""
-    vocabulary = run.architecture.vocab_size or run.dataset.vocab_size
-    return gpt_parameters(run.architecture, vocabulary) * STATE_BYTES_PER_PARAMETER
+    cost = model_cost(run)
+    return BYTES_PER_PARAMETER * cost.parameters + TRAINING_BYTES_PER_PARAMETER * cost.trainable
 
 
 def _obstacle(run: Run, cluster: Cluster) -> str:

@@ -126,11 +126,14 @@ class Memory(_Part):
 
 
 class Quality(_Part):
-    """What the model learned: training loss of each step (mean over the global batch), loss on held-out data."""
+    """What the model learned: training loss of each step (mean over the global batch), loss and accuracy on held-out data."""
 
     loss: list[float]
     validation_loss: float | None = None
-    accuracy: float | None = None
+    accuracy: float | None = Field(default=None, description="share of held-out samples whose class is found; of classifiers")
+    depends_on_split: str | None = Field(
+        default=None, description="why the loss curve depends on how ranks share the batch; None where it must not"
+    )
 
 
 class Failure(_Part):
@@ -162,7 +165,7 @@ class Environment(_Part):
     git_dirty: bool | None = None
     slurm_job_id: str | None = None
     job_id: str | None = None
-    data_sha256: str | None = Field(default=None, description="content hash of the tokens that were trained on")
+    data_sha256: str | None = Field(default=None, description="content hash of the samples that were trained on")
     data_description: str | None = None
     parameters: int | None = Field(default=None, description="trainable parameters of the whole model")
     foreign_cpu: float | None = Field(

@@ -35,6 +35,7 @@ def row(record: Record) -> dict[str, Any]:
         "train_time": timing.train_time if timing else None,
         "peak_memory": max(record.memory.peak) if record.memory else None,
         "final_loss": record.quality.loss[-1] if record.quality and record.quality.loss else None,
+        "accuracy": record.quality.accuracy if record.quality else None,
         "validation_loss": record.quality.validation_loss if record.quality else None,
         "error": f"{record.error.type}: {record.error.message}" if record.error else None,
     }

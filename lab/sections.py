@@ -147,13 +147,19 @@ def learning(study: Study) -> Table:
             "configuration": run.label,
             "last loss": _median(done, lambda record: record.quality.loss[-1], "{:.4f}"),
             "validation loss": _median(done, lambda record: record.quality.validation_loss, "{:.4f}"),
+            "accuracy": _median(done, lambda record: record.quality.accuracy, "{:.1%}"),
             "peak memory of a rank (MB)": _median(done, lambda record: max(record.memory.peak) / 1e6, "{:.0f}"),
             "samples/s": _median(done, lambda record: record.timing.samples_per_second, "{:.1f}"),
             "MFU": _median(done, lambda record: record.timing.mfu, "{:.1%}"),
         }
         for run, done in _by_run(study)
     ]
-    return Table("What was learned, and at what price: medians over repeats", pd.DataFrame(rows), index=False)
+    frame = pd.DataFrame(rows)
+    if all(record.quality is None or record.quality.accuracy is None for _, done in _by_run(study) for record in done):
+        frame = frame.drop(columns="accuracy")  # language models have none
+    reasons = {record.quality.depends_on_split for _, done in _by_run(study) for record in done if record.quality}
+    told = "".join(f"; loss depends on how ranks share the batch: {reason}" for reason in sorted(filter(None, reasons)))
+    return Table(f"What was learned, and at what price: medians over repeats{told}", frame, index=False)
 
 
 def _median(records: Sequence[Record], quantity: Any, form: str) -> str:

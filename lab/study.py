@@ -80,6 +80,10 @@ class Run(Frozen):
         default=None, ge=1, description="parts of a micro-batch in a pipeline; None: as many as it has stages"
     )
     activation_checkpointing: bool = Field(default=False, description="blocks keep their inputs alone and compute the rest again")
+    loader: Literal["fast", "classic"] = Field(
+        default="fast", description="fast: slices of tokens made once; classic: a DataLoader that makes each sample when asked"
+    )
+    loader_workers: int = Field(default=0, ge=0, le=256, description="processes of the classic loader on each rank")
 
     @model_validator(mode="before")
     @classmethod
@@ -118,12 +122,12 @@ class Run(Frozen):
         return 1 if self.strategy in _ONE_PROCESS else self.world_size
 
     @property
-    def architecture(self) -> workloads.GPT:
+    def architecture(self) -> workloads.Model:
         """The model's configuration, looked up where a preset is named."""
         return workloads.model_of(self.model)
 
     @property
-    def dataset(self) -> workloads.Stdlib | workloads.Text | workloads.Shakespeare:
+    def dataset(self) -> workloads.Data:
         """The data set's configuration, looked up where it is named."""
         return workloads.data_of(self.data)
 
@@ -143,7 +147,7 @@ class Run(Frozen):
     @property
     def label(self) -> str:
         """A short name for people: model, strategy, world size, batch, precision."""
-        model = self.model if isinstance(self.model, str) else f"{self.model.kind} {self.model.layers}x{self.model.width}"
+        model = self.model if isinstance(self.model, str) else self.model.label
         return f"{model} {self.strategy} x{self.world_size}, batch {self.global_batch_size}, {self.precision}"
 
 

@@ -26,7 +26,7 @@ NO_KEYS = {
     "lr_warmup_steps",
     "eval_batches",
 }
-EXTRA = ("run_id", "total_steps", "phase_sum", "phases_checked", "loss_curve", "p10", "p90", "status")
+EXTRA = ("depends_on_split", "run_id", "total_steps", "phase_sum", "phases_checked", "loss_curve", "p10", "p90", "status")
 FACTS = (
     "device",
     "cpu",
@@ -85,6 +85,8 @@ def _common(record: Record) -> dict[str, Any]:
         "loss_curve": quality.loss if quality else None,
         "loss": quality.loss[-1] if quality and quality.loss else None,
         "accuracy": quality.accuracy if quality else None,
+        "depends_on_split": quality.depends_on_split if quality else None,
+        "loader_workers": run.loader_workers if run.loader == "classic" else None,
     }
     row |= {f"key:{name}": _short(getattr(run, name)) for name in Run.model_fields if name not in NO_KEYS}
     return row | (_facts(record.environment, run) if record.environment else {})

@@ -16,7 +16,7 @@ from lab.machine import cpu_model, gpus
 from lab.place import Place
 from lab.records import Environment
 from lab.study import ROOT
-from lab.worker.data.tokens import Tokens
+from lab.worker.data.dataset import Dataset
 
 
 def environment(
@@ -26,7 +26,7 @@ def environment(
     hosts: Sequence[str],
     cores: Sequence[Sequence[int]],
     foreign_cpu: float | None,
-    tokens: Tokens | None = None,
+    dataset: Dataset | None = None,
     parameters: int | None = None,
     devices: int | None = None,
 ) -> Environment:
@@ -53,8 +53,8 @@ def environment(
         git_dirty=dirty,
         slurm_job_id=os.environ.get("SLURM_JOB_ID"),
         job_id=place.job_id,
-        data_sha256=tokens.sha256 if tokens else None,
-        data_description=tokens.description if tokens else None,
+        data_sha256=dataset.sha256 if dataset else None,
+        data_description=dataset.description if dataset else None,
         parameters=parameters,
         foreign_cpu=foreign_cpu,
     )

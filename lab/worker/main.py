@@ -12,7 +12,7 @@ import numpy as np
 import psutil
 import torch
 
-from lab.analysis.costs import gpt_flops_per_token
+from lab.analysis.costs import flops_per_sample
 from lab.errors import LabError
 from lab.place import Place, Progress
 from lab.records import Communication, Environment, Event, Memory, Quality, Timing
@@ -20,7 +20,7 @@ from lab.study import Run
 from lab.worker import data, exposure, strategies
 from lab.worker.calls import Calls
 from lab.worker.communication import Buckets
-from lab.worker.data.tokens import Tokens
+from lab.worker.data.dataset import Dataset
 from lab.worker.environment import environment
 from lab.worker.exposure import Exposure
 from lab.worker.foreign import CpuUse, foreign_cpu
@@ -76,23 +76,23 @@ def measure(run: Run, place: Place, *, data_root: Path, folder: Path, progress: 
     torch.set_num_threads(place.threads)
     device = device_of(place)
     progress("data", 0, 1)
-    tokens = data.prepare(run, data_root=data_root, progress=progress)
+    dataset = data.prepare(run, data_root=data_root, progress=progress)
     progress("data", 1, 1)
     grouped = place.world_size > 1 or strategies.get(run.strategy).needs_group
     with process_group(place, device=device) if grouped else nullcontext():
-        _require_same_data(tokens)
+        _require_same_data(dataset)
         peak, peak_source = peak_flops(device, precision=run.precision)
         before = read_offset(socket.gethostname())
-        training = train(run, place, device=device, tokens=tokens, progress=progress)
-        validation_loss = evaluate(training.model, run, place, device=device, tokens=tokens, progress=progress)
-        probed = probe(training, run, place, device=device, tokens=tokens, progress=progress)
+        training = train(run, place, device=device, dataset=dataset, progress=progress)
+        validation_loss, accuracy = evaluate(training.model, run, place, device=device, dataset=dataset, progress=progress)
+        probed = probe(training, run, place, device=device, dataset=dataset, progress=progress)
         readings = before, read_offset(socket.gethostname())
         reports = gather(_report(training, probed, run, place, peak=peak, readings=readings))
     if reports is None:
         return None
     communication = _communication(run, reports, folder)
     write_steps([report.steps for report in reports], folder / "steps.parquet", warmup_steps=run.warmup_steps)
-    timed = _timing(run, tokens, training, reports, peak_source=peak_source)
+    timed = _timing(run, dataset, training, reports, peak_source=peak_source)
     return Measured(
         timing=timed,
         communication=communication,
@@ -102,11 +102,16 @@ def measure(run: Run, place: Place, *, data_root: Path, folder: Path, progress: 
             parameters=max(report.held.parameters for report in reports),
             optimizer=max(report.held.optimizer for report in reports),
         ),
-        quality=Quality(loss=training.loss.tolist(), validation_loss=validation_loss),
+        quality=Quality(
+            loss=training.loss.tolist(),
+            validation_loss=validation_loss,
+            accuracy=accuracy,
+            depends_on_split=run.architecture.depends_on_split or None,
+        ),
         environment=environment(
             place,
             device=device,
-            tokens=tokens,
+            dataset=dataset,
             parameters=training.parameters,
             devices=run.world_size,
             hosts=[report.host for report in reports],
@@ -131,9 +136,9 @@ def device_of(place: Place) -> torch.device:
     return device
 
 
-def _require_same_data(tokens: Tokens) -> None:
+def _require_same_data(dataset: Dataset) -> None:
     hosts: dict[str, str] = {}
-    for host, digest in share((socket.gethostname(), tokens.sha256)):
+    for host, digest in share((socket.gethostname(), dataset.sha256)):
         hosts.setdefault(digest, host)
     if len(hosts) > 1:
         raise LabError(
@@ -207,14 +212,14 @@ def _checks(timed: Timing, communication: Communication | None, reports: Sequenc
     return checks if agree is None else checks | {"communication_methods_agree": agree}
 
 
-def _timing(run: Run, tokens: Tokens, training: Training, reports: Sequence[RankReport], *, peak_source: str) -> Timing:
+def _timing(run: Run, dataset: Dataset, training: Training, reports: Sequence[RankReport], *, peak_source: str) -> Timing:
     return timing(
         {name: np.stack([report.steps[name] for report in reports]) for name in training.laps},
         warmup_steps=run.warmup_steps,
         setup_time=training.first_step_at - psutil.Process().create_time(),
         samples_per_step=run.global_batch_size,
-        tokens_per_sample=run.architecture.block_size,
-        flops_per_token=gpt_flops_per_token(run.architecture, tokens.vocab_size),
+        tokens_per_sample=dataset.tokens_per_sample,
+        flops_per_sample=flops_per_sample(run),
         peak_flops=float(np.mean([report.peak_flops for report in reports])),
         peak_source=peak_source,
         devices=run.world_size,

@@ -14,8 +14,8 @@ from lab.records import Communication, Stat
 from lab.study import Run
 from lab.worker import strategies
 from lab.worker.communication import Buckets, Recorder
-from lab.worker.data.sampling import Sampler
-from lab.worker.data.tokens import Tokens
+from lab.worker.data.dataset import Dataset
+from lab.worker.data.loading import FastLoader
 from lab.worker.exposure import Exposure
 from lab.worker.timing import FloatArray, stat
 from lab.worker.train import Training, autocast
@@ -38,7 +38,7 @@ class Probe:
 
 
 def probe(
-    training: Training, run: Run, place: Place, *, device: torch.device, tokens: Tokens, progress: Progress
+    training: Training, run: Run, place: Place, *, device: torch.device, dataset: Dataset, progress: Progress
 ) -> Probe | None:
     """Time rounds of the wrapped model against the same without its exchange; None where there is nothing to compare.
 
@@ -49,11 +49,11 @@ def probe(
     strategy = strategies.get(run.strategy)
     if not strategy.comparable or (run.world_size == 1 and run.compile):
         return None  # the bare model would have to be compiled first
-    batch = torch.from_numpy(Sampler(tokens.train, run=run, rank=place.rank).micro_batch(0, 0)).to(device)
+    batch = FastLoader(dataset.train, run=run, rank=place.rank).micro_batch(0, 0).to(device)
 
     def pass_through(model: Callable[..., torch.Tensor]) -> None:
         with autocast(run, device):
-            loss = model(batch[:, :-1], batch[:, 1:])
+            loss = model(*batch)
         loss.backward()
 
     def without() -> None:

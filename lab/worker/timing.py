@@ -188,8 +188,8 @@ def timing(
     warmup_steps: int,
     setup_time: float,
     samples_per_step: int,
-    tokens_per_sample: int,
-    flops_per_token: int,
+    tokens_per_sample: int | None,
+    flops_per_sample: int,
     peak_flops: float | None,
     peak_source: str | None,
     devices: int | None = None,
@@ -206,7 +206,7 @@ def timing(
     step = stat(of_slowest["step_time"])
     wall = measured["start"][:, -1] + measured["step_time"][:, -1] - measured["start"][:, 0]
     samples_per_second = samples_per_step / step.median
-    flops_per_second = samples_per_second * tokens_per_sample * flops_per_token
+    flops_per_second = samples_per_second * flops_per_sample
     return Timing(
         step=step,
         phases={phase: stat(of_slowest[phase]) for phase in PHASES},
@@ -220,7 +220,7 @@ def timing(
         setup_time=setup_time,
         train_time=float(wall.max()),
         samples_per_second=samples_per_second,
-        tokens_per_second=samples_per_second * tokens_per_sample,
+        tokens_per_second=samples_per_second * tokens_per_sample if tokens_per_sample else None,
         flops_per_second=flops_per_second,
         mfu=flops_per_second / (peak_flops * (devices or ranks)) if peak_flops else None,
         peak_flops_per_second=peak_flops,

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch import distributed as dist
 from torch import nn
 
 from lab.errors import LabError
@@ -19,8 +20,8 @@ from lab.worker import memory, models, strategies
 from lab.worker.blocks import checkpoint_blocks
 from lab.worker.calls import CallRecorder, Calls
 from lab.worker.communication import Buckets, Recorder
-from lab.worker.data.sampling import Sampler
-from lab.worker.data.tokens import Tokens
+from lab.worker.data.dataset import Dataset
+from lab.worker.data.loading import FastLoader, loader_for
 from lab.worker.foreign import CpuUse, cpu_use
 from lab.worker.group import mean_over_ranks
 from lab.worker.peak import DTYPES
@@ -50,11 +51,11 @@ class Training:
     parameters: int  # of the whole model
 
 
-def train(run: Run, place: Place, *, device: torch.device, tokens: Tokens, progress: Progress) -> Training:
+def train(run: Run, place: Place, *, device: torch.device, dataset: Dataset, progress: Progress) -> Training:
     """Train this rank's share of the run; raises LabError that names the first step whose loss is not finite."""
     torch.manual_seed(run.seed)
-    model = models.build(run, vocab_size=tokens.vocab_size).to(device)
-    parameters = sum(parameter.numel() for parameter in model.parameters())
+    model = models.build(run, dataset).to(device)
+    parameters = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
     # The same weights everywhere, but the same dropout only where ranks see the same samples.
     torch.manual_seed(run.seed + 1 + place.rank % run.data_parallel_size)
     if run.activation_checkpointing:
@@ -67,7 +68,7 @@ def train(run: Run, place: Place, *, device: torch.device, tokens: Tokens, progr
     forward = torch.compile(parallel) if run.compile else parallel
     optimizer = strategy.optimizer(parallel, run)
     scaler = torch.amp.GradScaler(device.type, enabled=run.precision == "fp16")
-    sampler = Sampler(tokens.train, run=run, rank=place.rank)
+    loader = loader_for(dataset, run=run, rank=place.rank)
     # Room made at once: small tensors kept from each step would split the heap and let the resident memory grow.
     losses = torch.zeros(run.steps, run.grad_accum, device=device)
     norms = torch.zeros(run.steps, device=device)
@@ -85,16 +86,16 @@ def train(run: Run, place: Place, *, device: torch.device, tokens: Tokens, progr
             group["lr"] = rate
         clock.lap("other")
         for micro in range(run.grad_accum):
-            batch = torch.from_numpy(sampler.micro_batch(step, micro))
+            batch = loader.micro_batch(step, micro)
             if device.type == "cuda":
                 batch = batch.pin_memory()
             clock.lap("data")
-            batch = batch.to(device, non_blocking=True)
+            batch = batch.to(device)
             clock.lap("h2d")
             # Gradients meet once per step, in the backward pass of its last micro-batch.
             with nullcontext() if micro == run.grad_accum - 1 else strategy.no_sync(parallel):
                 with autocast(run, device):
-                    loss = forward(batch[:, :-1], batch[:, 1:])
+                    loss = forward(*batch)
                 clock.lap("forward")
                 scaler.scale(loss / run.grad_accum).backward()
                 clock.lap("backward")
@@ -111,6 +112,7 @@ def train(run: Run, place: Place, *, device: torch.device, tokens: Tokens, progr
         cpu_times.append(time.process_time() - cpu_start)
         progress("measuring" if step >= run.warmup_steps else "warm-up", step + 1, run.steps)
 
+    loader.close()
     laps = clock.read()
     sent = recorder.take() if recorder else None
     use = cpu_use(place.cores).since(before)
@@ -139,17 +141,30 @@ def train(run: Run, place: Place, *, device: torch.device, tokens: Tokens, progr
     )
 
 
-def evaluate(model: nn.Module, run: Run, place: Place, *, device: torch.device, tokens: Tokens, progress: Progress) -> float:
-    """Mean loss on `eval_batches` global batches of held-out samples, split over the ranks; the same on each rank."""
-    batches = Sampler(tokens.held_out, run=run, rank=place.rank).evaluation()
-    losses = []
+def evaluate(
+    model: nn.Module, run: Run, place: Place, *, device: torch.device, dataset: Dataset, progress: Progress
+) -> tuple[float, float | None]:
+    """Mean loss on `eval_batches` global batches of held-out samples, split over the ranks; the same on each rank.
+
+    Of a classifier also the share of samples whose class it finds, else None.
+    """
+    batches = list(FastLoader(dataset.held_out, run=run, rank=place.rank).evaluation())
+    scores = []
     model.eval()
+    _share_buffers(model)
     with torch.no_grad(), autocast(run, device):
-        for number, windows in enumerate(batches, start=1):
-            batch = torch.from_numpy(windows).to(device)
-            losses.append(model(batch[:, :-1], batch[:, 1:]))
+        for number, batch in enumerate(batches, start=1):
+            scores.append(torch.stack(models.score(model, *batch.to(device))))
             progress("evaluating", number, len(batches))
-    return float(mean_over_ranks(_values(torch.stack(losses)), device=device).mean())
+    loss, accuracy = mean_over_ranks(_values(torch.stack(scores)), device=device).mean(axis=0)
+    return float(loss), None if np.isnan(accuracy) else float(accuracy)
+
+
+def _share_buffers(model: nn.Module) -> None:
+    """Give all ranks the running statistics of rank 0: each has its own since the last step, and one model is evaluated."""
+    if dist.is_initialized():
+        for buffer in model.buffers():
+            dist.broadcast(buffer, src=0)
 
 
 def learning_rate(run: Run, step: int) -> float:

@@ -7,15 +7,11 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import pandas as pd
 import pytest
-import torch
 from studies import CORPUS
 
 from lab.errors import InputError
 from lab.place import Place
-from lab.records import Communication
 from lab.study import Run
 from lab.worker import peak
 from lab.worker.main import Measured, measure

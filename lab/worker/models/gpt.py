@@ -13,20 +13,23 @@ from lab.worker.models.head import linear_cross_entropy
 
 
 class Attention(nn.Module):
-    """Causal self-attention of several heads."""
+    """Self-attention of several heads, each token over those before it, or over all that a mask leaves."""
 
-    def __init__(self, config: workloads.GPT) -> None:
+    def __init__(self, config: workloads.GPT | workloads.TextClassifier) -> None:
         super().__init__()
         self.head_width = config.width // config.heads
         self.dropout = config.dropout
         self.qkv = nn.Linear(config.width, 3 * config.width)
         self.projection = nn.Linear(config.width, config.width)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Map (samples, tokens, width) to the same shape; a rank of tensor parallelism has some of the heads only."""
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Map (samples, tokens, width) to the same shape; `mask` is (samples, 1, 1, tokens), True where to look.
+
+        A rank of tensor parallelism has some of the heads only.
+        """
         q, k, v = (part.unflatten(2, (-1, self.head_width)).transpose(1, 2) for part in self.qkv(x).chunk(3, dim=2))
         dropout = self.dropout if self.training else 0.0
-        mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True, dropout_p=dropout)
+        mixed = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, dropout_p=dropout)
         projected: Tensor = self.projection(mixed.transpose(1, 2).flatten(2))
         return projected
 
@@ -34,7 +37,7 @@ class Attention(nn.Module):
 class Block(nn.Module):
     """Attention and a perceptron, each normalized before and added to the residual stream."""
 
-    def __init__(self, config: workloads.GPT) -> None:
+    def __init__(self, config: workloads.GPT | workloads.TextClassifier) -> None:
         super().__init__()
         self.norm_1 = nn.LayerNorm(config.width)
         self.attention = Attention(config)
@@ -43,9 +46,9 @@ class Block(nn.Module):
         self.down = nn.Linear(4 * config.width, config.width)
         self.dropout = nn.Dropout(config.dropout)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Map (samples, tokens, width) to the same shape."""
-        x = x + self.dropout(self.attention(self.norm_1(x)))
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Map (samples, tokens, width) to the same shape, with the mask of Attention."""
+        x = x + self.dropout(self.attention(self.norm_1(x), mask))
         hidden = functional.gelu(self.up(self.norm_2(x)), approximate="tanh")
         out: Tensor = x + self.dropout(self.down(hidden))
         return out
@@ -61,7 +64,7 @@ class GPT(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
         self.norm = nn.LayerNorm(config.width)
-        self.apply(_init_weights)
+        self.apply(init_weights)
         # Each block adds twice to the residual stream; GPT-2 keeps its variance independent of the depth.
         for name, parameter in self.named_parameters():
             if name.endswith(("projection.weight", "down.weight")):
@@ -79,7 +82,8 @@ class GPT(nn.Module):
         return linear_cross_entropy(x.flatten(0, 1), self.embedding.weight, targets.flatten())
 
 
-def _init_weights(module: nn.Module) -> None:
+def init_weights(module: nn.Module) -> None:
+    """Matrices from a normal distribution of standard deviation 0.02, biases zero, as in GPT-2."""
     if isinstance(module, nn.Linear | nn.Embedding):
         nn.init.normal_(module.weight, std=0.02)
     if isinstance(module, nn.Linear):

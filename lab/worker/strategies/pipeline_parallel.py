@@ -13,6 +13,7 @@ from torch import distributed as dist
 from torch import nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
+from lab import workloads
 from lab.study import Run
 from lab.worker.calls import CallRecorder
 from lab.worker.communication import Recorder
@@ -119,6 +120,7 @@ class Pipeline(nn.Module):
         super().__init__()
         self.stage, self.clock = stage, clock
         self.rank, self.size = dist.get_rank(), run.world_size
+        assert isinstance(run.architecture, workloads.GPT)
         self.width = run.architecture.width
         timed = TimedStage(stage, self.rank, self.size, device)
         timed.clock = clock
