@@ -9,9 +9,9 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, ValidationError
 
 from lab import machine
-from lab.allocation import Allocation, Layout, Word, lay_out, slurm_problems
 from lab.errors import InputError, Problem, nearest
 from lab.inputs import problems_of, read_yaml, unknown_keys
+from lab.slurm.keys import Layout, SlurmKeys, Word, lay_out, slurm_problems
 from lab.study import ROOT
 
 
@@ -21,7 +21,7 @@ def _variable(name: str) -> str:
     return name
 
 
-class Cluster(Allocation):
+class Cluster(SlurmKeys):
     """A profile: the executor and what it gives to each rank.
 
     `device: auto` takes GPUs where there are any, else CPU cores. Locally `devices` is how many ranks run at once: GPUs,
@@ -67,7 +67,7 @@ class Cluster(Allocation):
 
     def _misplaced(self) -> list[Problem]:
         other = "slurm" if self.executor == "local" else "local"
-        keys = set(Allocation.model_fields) if other == "slurm" else {"devices"}
+        keys = set(SlurmKeys.model_fields) if other == "slurm" else {"devices"}
         given = sorted(keys & self.model_fields_set)
         return [Problem(key, f"a key of executor: {other}", f"leave it out, or set executor: {other}") for key in given]
 

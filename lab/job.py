@@ -70,6 +70,7 @@ def sign_on(world_size: int, cluster: Cluster, folder: Path) -> tuple[Place, Att
         rendezvous=attempt.rendezvous,
         timeout_s=cluster.hang_timeout_s,
         job_id=attempt.job_id,
+        backend=cluster.backend,
     )
     return place, attempt
 

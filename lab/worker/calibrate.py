@@ -77,7 +77,7 @@ def _environment(
         cluster=place.cluster,
         hosts=hosts,
         device=device.type,
-        backend=None if place.world_size == 1 else backend(device),
+        backend=None if place.world_size == 1 else backend(place),
         cpu=cpu_model(),
         cpu_count=os.cpu_count() or 1,
         cpus_granted=cores,
