@@ -86,7 +86,7 @@ def slurm(**keys: object) -> Cluster:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("partiton: gpu\n", "partiton: unknown key (did you mean 'partition'?)"),
+        ("partitions: gpu\n", "partitions: unknown key (did you mean 'partition'?)"),
         ("partition: gpu debug\n", "partition: 'gpu debug' is no plain word"),
         ("account: --wrap=x\n", "account: '--wrap=x' is no plain word"),
         ("nodes: 0\n", "nodes: input should be greater than or equal to 1"),
