@@ -21,6 +21,7 @@ from lab.launch import states as status
 from lab.plan import plan
 from lab.records import Record, load_records, table
 from lab.report import report
+from lab.sbatch import write_scripts
 from lab.study import Run, Study
 
 if TYPE_CHECKING:
@@ -56,6 +57,7 @@ __all__ = [
     "report",
     "status",
     "table",
+    "write_scripts",
 ]
 
 

@@ -72,9 +72,23 @@ def run(
 
 
 @app.command()
-def plan(study: StudyArgument, cluster: ClusterOption = "local", quick: QuickOption = False, as_json: JsonOption = False) -> None:
+def plan(
+    study: StudyArgument,
+    cluster: ClusterOption = "local",
+    sbatch: Annotated[
+        Path | None,
+        typer.Option("--sbatch", metavar="DIR", help="Write the study's job scripts there instead.", show_default=False),
+    ] = None,
+    quick: QuickOption = False,
+    as_json: JsonOption = False,
+) -> None:
     """Show the runs of a study: what is measured already, and what cannot run on this cluster."""
-    rows = lab.plan(lab.Study.load(study, quick=quick), cluster)
+    loaded = lab.Study.load(study, quick=quick)
+    if sbatch is not None:
+        written = [str(path) for path in lab.write_scripts(loaded, cluster, sbatch)]
+        _answer(as_json, written, "\n".join(written))
+        return
+    rows = lab.plan(loaded, cluster)
     _answer(as_json, rows, _table(rows))
 
 

@@ -73,6 +73,7 @@ def sign_on(world_size: int, cluster: Cluster, folder: Path, *, devices: int = 1
         rendezvous=attempt.rendezvous,
         timeout_s=cluster.hang_timeout_s,
         job_id=attempt.job_id,
+        backend=cluster.backend,
     )
     return place, attempt
 
@@ -102,7 +103,7 @@ def _measure(run: Run, repeat: int, place: Place, attempt: Attempt, cluster: Clu
 def settle_in(place: Place, cluster: Cluster) -> None:
     """Take this rank's cores and set what must be set before torch is imported."""
     signal.signal(signal.SIGTERM, _interrupt)
-    os.environ.update(cluster.environment)
+    os.environ.update(cluster.variables)
     os.environ["OMP_NUM_THREADS"] = str(place.threads)
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, place.cores)

@@ -25,6 +25,7 @@ class Place:
     host: str = "127.0.0.1"  # the address under which the others reach rank 0
     timeout_s: float = 300.0  # a collective that takes longer is a hang
     job_id: str | None = None
+    backend: str = "auto"  # "gloo", "nccl", or what fits the device
 
     @property
     def start_timeout_s(self) -> float:

@@ -40,7 +40,7 @@ def environment(
         cluster=place.cluster,
         hosts=list(hosts),
         device=device.type,
-        backend=None if place.world_size == 1 else backend(device),
+        backend=None if place.world_size == 1 else backend(place),
         cpu=cpu_model(),
         cpu_count=os.cpu_count() or 1,
         cpus_granted=[list(granted) for granted in cores],
@@ -60,9 +60,11 @@ def environment(
     )
 
 
-def backend(device: torch.device) -> str:
-    """What carries collectives between devices of this kind."""
-    return "nccl" if device.type == "cuda" else "gloo"
+def backend(place: Place) -> str:
+    """What carries the collectives of this rank: the profile's choice, else what fits its device."""
+    if place.backend == "auto":
+        return "nccl" if place.device == "cuda" else "gloo"
+    return place.backend
 
 
 def git_state() -> tuple[str | None, bool | None]:

@@ -31,7 +31,7 @@ def process_group(place: Place, *, device: torch.device) -> Iterator[None]:
         # Else gloo asks for the host's name, which on many a laptop resolves to nothing that can be reached.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     dist.init_process_group(
-        backend(device),
+        backend(place),
         store=_store(place),
         rank=place.rank,
         world_size=place.world_size,
