@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from lab import benchmarks, calibration, figures
     from lab.auditing import audit
     from lab.calibrating import calibrate
+    from lab.equal_losses import equal_losses
 
 __version__ = "0.1.0"
 
@@ -47,6 +48,7 @@ __all__ = [
     "dashboard",
     "detach",
     "doctor",
+    "equal_losses",
     "figures",
     "launch",
     "load_records",
@@ -63,6 +65,7 @@ _LATER = {
     "benchmarks": ("lab.benchmarks", ""),
     "calibrate": ("lab.calibrating", "calibrate"),
     "calibration": ("lab.calibration", ""),
+    "equal_losses": ("lab.equal_losses", "equal_losses"),
     "figures": ("lab.figures", ""),
 }
 
