@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
@@ -19,19 +19,25 @@ REFERENCE = "single"
 BASE: dict[str, Any] = {
     "model": {"kind": "gpt", "layers": 2, "heads": 2, "width": 64, "block_size": 64},
     "global_batch_size": 8,
-    "steps": 12,
+    "steps": 8,
     "warmup_steps": 2,
     "lr_warmup_steps": 2,
     "eval_batches": 1,
     "grad_clip": 0.5,  # low enough that most steps are clipped, by the norm of the whole model
 }
-VARIANTS: dict[str, list[dict[str, Any]]] = {
-    "naive_ddp": [{"flat": True}],
-    "fsdp": [{"reshard_after_forward": False}],
-    "pipeline_parallel": [{"schedule": "1f1b", "microbatches": 4}],
+# Settings by a word for the table; those of a strategy, and those that go with many.
+OWN: dict[str, dict[str, dict[str, Any]]] = {
+    "naive_ddp": {"flat": {"flat": True}},
+    "fsdp": {"not resharded": {"reshard_after_forward": False}},
+    "pipeline_parallel": {"1f1b": {"schedule": "1f1b", "microbatches": 4}},
 }
-# Block activations computed again inside each kind of wrapper.
-CHECKPOINTED = ("single", "ddp", "fsdp", "tensor_parallel", "pipeline_parallel", "vanilla_data_parallel")
+COMBINED: dict[str, dict[str, Any]] = {
+    "bf16": {"precision": "bf16"},
+    "accumulated": {"grad_accum": 2},
+    "checkpointed": {"activation_checkpointing": True},
+}
+# A pipeline accumulates over its microbatches; checkpointing is tried inside each kind of wrapper.
+LEFT_OUT = {("pipeline_parallel", "accumulated"), *((name, "checkpointed") for name in ("naive_ddp", "zero1", "data_parallel"))}
 
 
 @dataclass(frozen=True)
@@ -55,30 +61,18 @@ class EqualLoss:
 
 
 def cases(world_sizes: Sequence[int] = (1, 2), *, quick: bool = False) -> dict[str, dict[str, Any]]:
-    """What to change in a run for each strategy, by a name: sizes, settings, and unless `quick` also accumulation, checkpointing, bf16."""
+    """What to change in a run for each strategy, by a name: its sizes, its settings, and unless `quick` what goes with many."""
     found: dict[str, dict[str, Any]] = {REFERENCE: {"strategy": "single"}}
-    for strategy in get_args(Strategy)[1:]:
-        found |= {f"{strategy} {size}": {"strategy": strategy, "world_size": size} for size in world_sizes}
-        for settings in VARIANTS.get(strategy, []):
-            changes = {"strategy": strategy, "world_size": max(world_sizes), **settings}
-            found[_name(changes)] = changes
-    return found if quick else found | dict(_combined(max(world_sizes)))
-
-
-def _combined(size: int) -> Iterator[tuple[str, dict[str, Any]]]:
     for strategy in get_args(Strategy):
-        changes = {"strategy": strategy, "world_size": 1 if strategy in {"single", "data_parallel"} else size}
-        also: list[dict[str, Any]] = [{"precision": "bf16"}]
-        if strategy != "pipeline_parallel":  # it accumulates over microbatches
-            also.append({"grad_accum": 2})
-        if strategy in CHECKPOINTED:
-            also.append({"activation_checkpointing": True})
-        yield from ((_name(changes | settings), changes | settings) for settings in also)
-
-
-def _name(changes: dict[str, Any]) -> str:
-    settings = (f"{key}={value}" for key, value in changes.items() if key not in {"strategy", "world_size"})
-    return " ".join([changes["strategy"], str(changes["world_size"]), *settings])
+        sizes = () if strategy == "single" else world_sizes
+        # torch's DataParallel needs GPUs for more than one device.
+        widest = 1 if strategy in {"single", "data_parallel"} else max(world_sizes)
+        several = {} if quick else {word: more for word, more in COMBINED.items() if (strategy, word) not in LEFT_OUT}
+        for size in sizes:
+            found[f"{strategy} {size}"] = {"strategy": strategy, "world_size": size}
+        for word, settings in (OWN.get(strategy, {}) | several).items():
+            found[f"{strategy} {widest} {word}"] = {"strategy": strategy, "world_size": widest, **settings}
+    return found
 
 
 def equal_losses(*, quick: bool = False) -> list[EqualLoss]:
@@ -103,20 +97,17 @@ def compared(asked: dict[str, dict[str, Any]], answers: dict[str, dict[str, Any]
 
 
 def _row(name: str, run: Run, answer: dict[str, Any], reference: dict[str, Any]) -> EqualLoss:
-    known = "reason" not in answer
-    pairs = (
-        zip([*answer["loss"], answer["validation_loss"]], [*reference["loss"], reference["validation_loss"]], strict=True)
-        if known
-        else ()
-    )
+    row: dict[str, Any] = {"name": name, "strategy": run.strategy, "world_size": run.world_size, "precision": run.precision}
+    tolerance = TOLERANCES[run.precision]
+    if "reason" in answer:
+        return EqualLoss(
+            **row, final_loss=None, validation_loss=None, difference=None, tolerance=tolerance, reason=answer["reason"]
+        )
+    found, expected = ([*losses["loss"], losses["validation_loss"]] for losses in (answer, reference))
     return EqualLoss(
-        name=name,
-        strategy=run.strategy,
-        world_size=run.world_size,
-        precision=run.precision,
-        final_loss=answer["loss"][-1] if known else None,
-        validation_loss=answer["validation_loss"] if known else None,
-        difference=max(abs(value / expected - 1) for value, expected in pairs) if known else None,
-        tolerance=TOLERANCES[run.precision],
-        reason=answer.get("reason", ""),
+        **row,
+        final_loss=answer["loss"][-1],
+        validation_loss=answer["validation_loss"],
+        difference=max(abs(value / known - 1) for value, known in zip(found, expected, strict=True)),
+        tolerance=tolerance,
     )
