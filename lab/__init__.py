@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from lab.auditing import audit
     from lab.calibrating import calibrate
     from lab.comparing import compare
+    from lab.equal_losses import equal_losses
 
 __version__ = "0.1.0"
 
@@ -50,6 +51,7 @@ __all__ = [
     "dashboard",
     "detach",
     "doctor",
+    "equal_losses",
     "figures",
     "launch",
     "load_records",
@@ -68,6 +70,7 @@ _LATER = {
     "calibrate": ("lab.calibrating", "calibrate"),
     "calibration": ("lab.calibration", ""),
     "compare": ("lab.comparing", "compare"),
+    "equal_losses": ("lab.equal_losses", "equal_losses"),
     "figures": ("lab.figures", ""),
 }
 

@@ -175,17 +175,46 @@ def calibrate(
 
 @app.command()
 def bench(
-    what: Annotated[str, typer.Argument(metavar="overhead", help="overhead: what measuring costs a step.")],
-    quick: Annotated[bool, typer.Option("--quick", help="Fewer rounds.")] = False,
+    what: Annotated[
+        str,
+        typer.Argument(
+            metavar="overhead|losses",
+            help="overhead: what measuring costs a step; losses: whether all strategies learn the same.",
+        ),
+    ],
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer rounds, or fewer settings of each strategy.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Measure the lab itself."""
-    if what != "overhead":
-        raise InputError("bench", [Problem(what, "no such benchmark", nearest(what, ["overhead"]))])
+    if what not in {"overhead", "losses"}:
+        raise InputError("bench", [Problem(what, "no such benchmark", nearest(what, ["overhead", "losses"]))])
+    if what == "losses":
+        _compare_losses(quick=quick, as_json=as_json)
+        return
     found = lab.benchmarks.overhead(quick=quick)
     _answer(as_json, dataclasses.asdict(found), str(found))
     if not found.within_limit:
         raise LabError(f"measuring costs more than the limit of {lab.benchmarks.LIMIT}")
+
+
+def _compare_losses(*, quick: bool, as_json: bool) -> None:
+    found = lab.equal_losses(quick=quick)
+    verdicts = {True: "yes", False: "NO", None: "not run"}
+    rows = [
+        {
+            "run": row.name,
+            "final loss": None if row.final_loss is None else f"{row.final_loss:.5f}",
+            "validation loss": None if row.validation_loss is None else f"{row.validation_loss:.5f}",
+            "difference": None if row.difference is None else f"{row.difference:.1e}",
+            "tolerance": f"{row.tolerance:.0e}",
+            "equal": verdicts[row.equal] + (f": {row.reason}" if row.reason else ""),
+        }
+        for row in found
+    ]
+    _answer(as_json, [dataclasses.asdict(row) | {"equal": row.equal} for row in found], _table(rows))
+    unequal = [row.name for row in found if row.equal is False]
+    if unequal:
+        raise LabError(f"these do not learn what single does: {', '.join(unequal)}")
 
 
 @app.command()
