@@ -1,0 +1,56 @@
+"""A study's jobs in Slurm's queue: one array for each shape, all submitted before the first is waited for."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from lab.atomic import write_atomically
+from lab.cluster import Cluster
+from lab.queues import Work, prepare
+from lab.slurm.array import Array
+from lab.slurm.handle import SlurmHandle
+
+
+class SlurmQueue:
+    """Slurm keeps runs apart, each in an allocation of its own, so that all may be submitted at once."""
+
+    keeps = True
+
+    def __init__(self, cluster: Cluster, home: Path) -> None:
+        self._cluster, self._home = cluster, home
+
+    def room(self, running: int) -> int:
+        """Room for all: how many run at once is Slurm's business, within the profile's limit."""
+        return sys.maxsize
+
+    def submit(self, works: Sequence[Work]) -> list[SlurmHandle]:
+        """Submit works as arrays; raises InputError where Slurm refuses one, LabError where it does not answer."""
+        handles: dict[Path, SlurmHandle] = {}
+        for world_size in dict.fromkeys(work.world_size for work in works):
+            shape = [work for work in works if work.world_size == world_size]
+            handles |= {handle.folder: handle for handle in self._submit(shape, world_size)}
+        return [handles[work.folder] for work in works]
+
+    def _submit(self, works: Sequence[Work], world_size: int) -> list[SlurmHandle]:
+        array = Array.new(self._home / "arrays", f"{self._home.parent.name}-x{world_size}")
+        for index, work in enumerate(works):
+            prepare(work.folder)
+            self._intend(work, array, index)
+        job_id = array.submit(works, parameters(self._cluster, world_size, array.folder))
+        return [SlurmHandle(work.folder, array, f"{job_id}_{index}") for index, work in enumerate(works)]
+
+    def _intend(self, work: Work, array: Array, index: int) -> None:
+        """Write down of what array the work is to be a job, before there is one."""
+        content = {
+            "executor": "slurm",
+            "cluster": self._cluster.name,
+            "array": os.path.relpath(array.folder, work.folder),
+            "index": index,
+            "submitted_at": time.time(),
+        }
+        write_atomically(work.folder / "job.json", json.dumps(content).encode())
