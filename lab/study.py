@@ -58,6 +58,7 @@ class Run(Frozen):
     static_graph: bool = Field(default=False, description="promises DDP that every step uses the same parameters")
     compression: Literal["none", "bf16", "fp16", "powersgd"] = Field(default="none", description="of gradients on the link")
     powersgd_rank: int = Field(default=1, ge=1, le=1024, description="rank of PowerSGD's approximation")
+    keep_model: bool = Field(default=False, description="whether the trained model is kept; changes no measurement")
 
     @model_validator(mode="before")
     @classmethod
@@ -132,7 +133,7 @@ class Run(Frozen):
         Presets count by what they stand for; fields at their defaults are left out, so that a field added later
         does not rename the runs of today.
         """
-        content = self.model_dump(mode="json", exclude_defaults=True, exclude={"model", "data"})
+        content = self.model_dump(mode="json", exclude_defaults=True, exclude={"model", "data", "keep_model"})
         content["model"] = self.architecture.model_dump(mode="json")
         content["data"] = self.dataset.model_dump(mode="json")
         canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))

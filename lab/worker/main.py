@@ -28,6 +28,7 @@ from lab.worker.group import gather, process_group, share
 from lab.worker.offset import Reading, read_offset, to_rank_0
 from lab.worker.peak import peak_flops
 from lab.worker.probe import Probe, costs, methods_agree, probe
+from lab.worker.resume import forget
 from lab.worker.steps import write_buckets, write_steps
 from lab.worker.timeline import events, representative, timeline
 from lab.worker.timing import FloatArray, phases_close, timing
@@ -81,15 +82,21 @@ def measure(run: Run, place: Place, *, data_root: Path, folder: Path, progress: 
         _require_same_data(tokens)
         peak, peak_source = peak_flops(device, precision=run.precision)
         before = read_offset(socket.gethostname())
-        training = train(run, place, device=device, tokens=tokens, progress=progress)
+        training = train(run, place, device=device, tokens=tokens, progress=progress, folder=folder)
         validation_loss = evaluate(training.model, run, place, device=device, tokens=tokens, progress=progress)
         probed = probe(training, run, place, device=device, tokens=tokens, progress=progress)
         readings = before, read_offset(socket.gethostname())
         reports = gather(_report(training, probed, run, place, peak=peak, readings=readings))
     if reports is None:
         return None
-    communication = _communication(run, reports, folder)
-    write_steps([report.steps for report in reports], folder / "steps.parquet", warmup_steps=run.warmup_steps)
+    communication = _communication(run, reports, folder, first_step=training.first_step)
+    write_steps(
+        [report.steps for report in reports],
+        folder / "steps.parquet",
+        warmup_steps=run.warmup_steps,
+        first_step=training.first_step,
+    )
+    forget(folder / "checkpoint")  # there is nothing left to go on with
     parameters = list(training.model.parameters())
     timed = _timing(run, tokens, training, reports, peak_source=peak_source)
     return Measured(
@@ -171,7 +178,7 @@ def _report(
     )
 
 
-def _communication(run: Run, reports: Sequence[RankReport], folder: Path) -> Communication | None:
+def _communication(run: Run, reports: Sequence[RankReport], folder: Path, *, first_step: int) -> Communication | None:
     """The record's part; puts the steps of all ranks on one time axis and the communication of each step beside them."""
     probes = [report.probe for report in reports if report.probe]
     measured = costs(probes) if probes else {}
@@ -179,7 +186,7 @@ def _communication(run: Run, reports: Sequence[RankReport], folder: Path) -> Com
     if not buckets:
         return Communication().model_copy(update=measured) if measured else None
     origin = reports[0].began
-    write_buckets(buckets, folder / "buckets.parquet", origin=origin)
+    write_buckets(buckets, folder / "buckets.parquet", origin=origin, first_step=first_step)
     exposed = Exposure.of(buckets)
     for rank, report in enumerate(reports):
         report.steps["start"] += report.began - origin

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -22,12 +23,13 @@ from lab.worker.data.tokens import Tokens
 from lab.worker.foreign import CpuUse, cpu_use
 from lab.worker.group import mean_over_ranks
 from lab.worker.peak import DTYPES
+from lab.worker.resume import Checkpoints
 from lab.worker.timing import Clock, FloatArray, clock_for
 
 
 @dataclass(frozen=True)
 class Training:
-    """What one rank saw while it trained; arrays are by step, times in seconds."""
+    """What one rank saw while it trained; arrays but `loss` are by step from `first_step` on, times in seconds."""
 
     model: nn.Module
     parallel: nn.Module  # the model as its strategy wraps it
@@ -37,8 +39,9 @@ class Training:
     laps: dict[str, FloatArray]
     buckets: Buckets | None  # None at world size 1, where nothing is sent
     cpu_time: FloatArray
+    first_step: int  # 0, or from where an interrupted training went on
     rank_loss: FloatArray  # mean over this rank's samples
-    loss: FloatArray  # mean over the global batch
+    loss: FloatArray  # of every step, mean over the global batch
     learning_rate: FloatArray
     grad_norm: FloatArray
     first_step_at: float  # time.time()
@@ -46,8 +49,14 @@ class Training:
     peak_memory: int
 
 
-def train(run: Run, place: Place, *, device: torch.device, tokens: Tokens, progress: Progress) -> Training:
-    """Train this rank's share of the run; raises LabError that names the first step whose loss is not finite."""
+def train(
+    run: Run, place: Place, *, device: torch.device, tokens: Tokens, progress: Progress, folder: Path | None = None
+) -> Training:
+    """Train this rank's share of the run; raises LabError that names the first step whose loss is not finite.
+
+    Checkpoints lie in the repeat's `folder`; training goes on from the newest of them, and what is measured by step is
+    measured from there on, with a warm-up of its own.
+    """
     torch.manual_seed(run.seed)
     model = models.build(run, vocab_size=tokens.vocab_size).to(device)
     torch.manual_seed(run.seed + 1 + place.rank)  # the same weights everywhere, but not the same dropout
@@ -63,11 +72,25 @@ def train(run: Run, place: Place, *, device: torch.device, tokens: Tokens, progr
     losses = torch.zeros(run.steps, run.grad_accum, device=device)
     norms = torch.zeros(run.steps, device=device)
     rates, cpu_times = [], []
+    checkpoints = Checkpoints(
+        folder,
+        run=run,
+        place=place,
+        device=device,
+        tokens=tokens,
+        model=model,
+        optimizer=optimizer,
+        scaler=scaler,
+        losses=losses,
+        progress=progress,
+    )
+    first = checkpoints.resume()
+    measured_from = first + run.warmup_steps
     memory.reset_peak(device)
     first_step_at, before = time.time(), cpu_use(place.cores)
 
-    for step in range(run.steps):
-        if step == run.warmup_steps:
+    for step in range(first, run.steps):
+        if step == measured_from:
             before = cpu_use(place.cores)
         cpu_start = time.process_time()
         clock.start()
@@ -98,7 +121,8 @@ def train(run: Run, place: Place, *, device: torch.device, tokens: Tokens, progr
         clock.lap("optimizer")
         rates.append(rate)
         cpu_times.append(time.process_time() - cpu_start)
-        progress("measuring" if step >= run.warmup_steps else "warm-up", step + 1, run.steps)
+        progress("measuring" if step >= measured_from else "warm-up", step + 1, run.steps)
+        checkpoints.after(step + 1)
 
     laps = clock.read()
     buckets = recorder.take() if recorder else None
@@ -107,6 +131,7 @@ def train(run: Run, place: Place, *, device: torch.device, tokens: Tokens, progr
     rank_loss = _values(losses).mean(axis=1)
     mean_loss = mean_over_ranks(rank_loss, device=device)
     _require_finite(mean_loss, run)
+    checkpoints.finish()
     return Training(
         model=model,
         parallel=parallel,
@@ -116,10 +141,11 @@ def train(run: Run, place: Place, *, device: torch.device, tokens: Tokens, progr
         laps=laps,
         buckets=buckets,
         cpu_time=np.array(cpu_times),
-        rank_loss=rank_loss,
+        first_step=first,
+        rank_loss=rank_loss[first:],
         loss=mean_loss,
         learning_rate=np.array(rates),
-        grad_norm=_values(norms),
+        grad_norm=_values(norms)[first:],
         first_step_at=first_step_at,
         use=use,
         peak_memory=peak_memory,

@@ -40,6 +40,7 @@ class Tokens:
     vocab_size: int  # as asked for; a small text may have used less of it
     sha256: str  # of all tokens and of where they are split
     description: str
+    tokenizer: Path | None = None  # its file in the cache
 
 
 def tokenize(corpus: Corpus, *, vocab_size: int, progress: Progress) -> Tokens:
@@ -77,7 +78,7 @@ def _load(folder: Path, corpus: Corpus, vocab_size: int) -> Tokens | None:
         train, held_out = (np.asarray(np.load(folder / f"{part}.npy", mmap_mode="r")) for part in ("train", "held_out"))
         whole = meta["lengths"] == [len(train), len(held_out)]
         description = f"{corpus.description}, {(len(train) + len(held_out)) / 1e6:.2f}M tokens, vocabulary {vocab_size}"
-        return Tokens(train, held_out, vocab_size, meta["sha256"], description) if whole else None
+        return Tokens(train, held_out, vocab_size, meta["sha256"], description, folder / "tokenizer.json") if whole else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
