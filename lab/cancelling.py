@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 from filelock import FileLock, Timeout
 
-from lab import job, queues
+from lab import queues
 from lab.atomic import write_atomically
 from lab.attempt import RankError
+from lab.endings import failed
 from lab.errors import LabError
 from lab.records import Store, write_record
 from lab.study import Study
@@ -63,5 +64,5 @@ def _end_jobs(study: Study) -> int:
     for folder, handle in alive.items():
         if not store.completed(tasks[folder]):
             words = RankError(0, "Cancelled", "cancelled by `lab cancel`", 0.0)
-            write_record(job.failed(tasks[folder].run, tasks[folder].repeat, handle.attempt, words=words), folder)
+            write_record(failed(tasks[folder].run, tasks[folder].repeat, handle.attempt, words=words, allocation=handle.allocation()), folder)
     return len(alive)

@@ -16,6 +16,7 @@ from lab.cancelling import CancelledStudyError, Cancellation
 from lab.checks import check
 from lab.cluster import Cluster
 from lab.driver import Driver
+from lab.endings import conclude, put_away, stamp
 from lab.errors import LabError
 from lab.queues import Handle, Work
 from lab.records import Record, Store, write_record
@@ -168,19 +169,20 @@ class Jobs:
         """See that a job which has ended leaves a record, and one that names the cause."""
         task = next(task for task in self.tasks if self._store.folder(task) == folder)
         found = self._store.read(task)
-        record = job.conclude(task, handle.attempt, found, handle.last_words() if found is None or not found.completed else None)
-        if record is not None:
-            write_record(record, folder)
+        if found is None or not found.completed:
+            record = conclude(task, handle.attempt, found, handle.last_words(), allocation=handle.allocation())
+            if record is not None:
+                write_record(record, folder)
 
     def _put_away_failure(self, task: Task, handle: Handle | None) -> None:
         """Keep the record of an earlier failure beside the logs, so that the next one is not taken for it."""
         folder = self._store.folder(task)
         if handle is not None:
             self._see_to_record(folder, handle)
-        job.put_away(folder)
+        put_away(folder)
 
     def _set_aside(self) -> None:
-        replaced = self.study.out / "replaced" / job.stamp()
+        replaced = self.study.out / "replaced" / stamp()
         for task in self.tasks:
             folder = self._store.folder(task)
             if folder.exists():

@@ -41,6 +41,10 @@ class LocalHandle:
         """Where the job stands; it runs for as long as its controller or one of its ranks lives."""
         return Stand("running" if self._lives() else "ended")
 
+    def allocation(self) -> None:
+        """There is no scheduler."""
+        return
+
     @classmethod
     def look(cls, handles: Sequence[LocalHandle]) -> float:
         """Each looks for itself when it is asked."""

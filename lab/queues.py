@@ -10,6 +10,7 @@ from typing import Any, Literal, Protocol
 from lab.atomic import read_json
 from lab.attempt import Attempt, RankError
 from lab.cluster import Cluster
+from lab.records import Allocation
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,9 @@ class Handle(Protocol):
 
     def last_words(self) -> RankError:
         """How the job ended, for a record that it did not write itself."""
+
+    def allocation(self) -> Allocation | None:
+        """What the scheduler gave to the job; None where there is no scheduler."""
 
     @classmethod
     def look(cls, handles: Sequence[Any]) -> float:
