@@ -45,10 +45,9 @@ class Attempt:
     @classmethod
     def latest(cls, folder: Path, job_id: str, output: Path, *, at_least: int = 0) -> Attempt:
         """The last start of a job of which there is a sign."""
-        seen = [at_least]
-        for path in (folder / "log").glob(f"{job_id}.r*.rank*.pid"):
-            seen.append(int(path.name.removeprefix(f"{job_id}.r").split(".")[0]))
-        return cls(folder, job_id, max(seen), output)
+        signs = (folder / "log").glob(f"{job_id}.r*.rank*.pid")
+        seen = [int(path.name.removeprefix(f"{job_id}.r").split(".")[0]) for path in signs]
+        return cls(folder, job_id, max([at_least, *seen]), output)
 
     @property
     def name(self) -> str:

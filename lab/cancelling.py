@@ -51,7 +51,9 @@ def cancel(study: Study) -> int:
         with FileLock(study.out / "driver.lock", timeout=PATIENCE_S):
             return _end_jobs(study)
     except Timeout:
-        raise LabError(f"a driver of {study.name} is stopped or stuck and cannot be told to end: kill it, then cancel again") from None
+        raise LabError(
+            f"a driver of {study.name} is stopped or stuck and cannot be told to end: kill it, then cancel again"
+        ) from None
     finally:
         wish.unlink(missing_ok=True)
 
@@ -64,5 +66,8 @@ def _end_jobs(study: Study) -> int:
     for folder, handle in alive.items():
         if not store.completed(tasks[folder]):
             words = RankError(0, "Cancelled", "cancelled by `lab cancel`", 0.0)
-            write_record(failed(tasks[folder].run, tasks[folder].repeat, handle.attempt, words=words, allocation=handle.allocation()), folder)
+            write_record(
+                failed(tasks[folder].run, tasks[folder].repeat, handle.attempt, words=words, allocation=handle.allocation()),
+                folder,
+            )
     return len(alive)

@@ -22,7 +22,8 @@ class Cluster(Frozen):
     """
 
     name: str
-    executor: Literal["local"] = "local"
+    executor: Literal["local", "slurm"] = "local"
+    checkpoint_every_min: float | None = None
     device: Literal["auto", "cpu", "cuda"] = "auto"
     devices: int | Literal["auto"] = Field(default="auto")
     cores_per_rank: int = Field(default=1, ge=1, le=1024)

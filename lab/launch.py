@@ -12,7 +12,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from lab import job, queues
-from lab.cancelling import CancelledStudyError, Cancellation
+from lab.cancelling import Cancellation, CancelledStudyError
 from lab.checks import check
 from lab.cluster import Cluster
 from lab.driver import Driver

@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import psutil
 
@@ -25,7 +25,7 @@ POLL_S = 0.1
 class LocalHandle:
     """A job on this machine, started by this driver or adopted from an earlier one."""
 
-    lag_s = 0.0
+    lag_s: ClassVar[float] = 0.0
 
     def __init__(self, attempt: Attempt, pid: int, created: float, submitted: Any = None) -> None:
         self.attempt = attempt

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 from lab.atomic import read_json
 from lab.attempt import Attempt, RankError
@@ -35,7 +35,7 @@ class Handle(Protocol):
     """A submitted job, of this driver or of an earlier one."""
 
     # How long a file that the job wrote may take to be seen here, in s.
-    lag_s: float
+    lag_s: ClassVar[float]
 
     @property
     def attempt(self) -> Attempt:
@@ -93,7 +93,9 @@ def handles(folders: Iterable[Path]) -> dict[Path, Handle]:
         content: Mapping[str, Any] | None = read_json(folder / "job.json")
         if content is None:
             continue
-        handle = SlurmHandle.of(folder, content) if content.get("executor") == "slurm" else LocalHandle.of(folder, content)
+        handle: Handle | None = (
+            SlurmHandle.of(folder, content) if content.get("executor") == "slurm" else LocalHandle.of(folder, content)
+        )
         if handle is not None:
             found[folder] = handle
     look(found.values())

@@ -17,6 +17,8 @@ from lab.study import Study, Task
 
 # States of what has no record yet: not submitted, in the scheduler's queue, under way.
 OPEN = ("waiting", "pending", "running")
+# Those of a job that somebody has submitted.
+UNDER_WAY = ("pending", "running")
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,9 @@ def _state(store: Store, task: Task, record: Record | None, handle: Handle | Non
     stand = handle.stand() if handle else None
     if record is not None and (record.completed or stand is None or stand.state == "ended"):
         reason = record.error.message if record.error else ""
-        return TaskState(task, record.status, seconds=record.duration_s, reason=reason, job_id=handle.attempt.job_id if handle else "")
+        return TaskState(
+            task, record.status, seconds=record.duration_s, reason=reason, job_id=handle.attempt.job_id if handle else ""
+        )
     if handle is None or stand is None or stand.state == "ended":
         return TaskState(task, "waiting", reason=unknown or _ended(handle))
     submitted: dict[str, Any] = read_json(store.folder(task) / "job.json") or {}
@@ -85,7 +89,7 @@ def time_left(states: Sequence[TaskState]) -> float | None:
     left = 0.0
     for state in states:
         expected = statistics.median(took.get(state.task.run.id, [overall]))
-        if state.state in {"waiting", "pending"}:
+        if state.state != "running" and not state.ended:
             left += expected
         elif state.state == "running":
             left += max(expected - (state.seconds or 0.0), 0.0)

@@ -55,11 +55,13 @@ class Array:
                 executor = _executor(self.folder, lock)
                 executor.update_parameters(**parameters, job_name=self.name)
                 first, *_ = executor.map_array(*_columns(works))
-                return self._keep(str(first.job_id).split("_")[0])
+                job_id = str(first.job_id).split("_")[0]
+                self._keep(job_id)
+                return job_id
         except (RefusedError, SlurmSilentError):
             # sbatch may lose the answer of a busy controller that has taken the job.
-            if job_id := self.job_id():
-                return job_id
+            if kept := self.job_id():
+                return kept
             raise
 
     def job_id(self) -> str | None:
@@ -76,7 +78,9 @@ class Array:
             if known := self._kept():
                 return known if known != "none" else None
             found = queued([self.name]) or accounted([self.name])
-            return self._keep(next(iter(found)).split("_")[0] if found else None)
+            job_id = next(iter(found)).split("_")[0] if found else None
+            self._keep(job_id or "none")
+            return job_id
 
     def _kept(self) -> str:
         try:
@@ -84,9 +88,8 @@ class Array:
         except OSError:
             return ""
 
-    def _keep(self, job_id: str | None) -> Any:
-        write_atomically(self.folder / "job_id", (job_id or "none").encode())
-        return job_id
+    def _keep(self, job_id: str) -> None:
+        write_atomically(self.folder / "job_id", job_id.encode())
 
     @contextmanager
     def _locked(self) -> Iterator[int]:
@@ -103,7 +106,7 @@ def _columns(works: Sequence[Work]) -> list[Any]:
     return [function, *zip(*(work.arguments for work in works), strict=True)]
 
 
-def _executor(folder: Path, lock: int) -> Any:
+def _executor(folder: Path, lock: int | None = None) -> Any:
     """submitit's Slurm executor, whose work lies ready before sbatch is called, and whose sbatch holds the lock."""
     import submitit
 
@@ -124,6 +127,14 @@ def _executor(folder: Path, lock: int) -> Any:
             return submitit.SlurmJob(folder=self.folder, job_id=job_id)
 
     return Executor(folder=folder)
+
+
+def script(folder: Path, parameters: Mapping[str, Any]) -> str:
+    """The script that would be submitted for one job of this shape."""
+    executor = _executor(folder)
+    executor.update_parameters(**parameters)
+    text: str = executor._make_submission_file_text(executor._submitit_command_str, "")
+    return text
 
 
 def sbatch(arguments: Sequence[str], *, lock: int | None = None) -> str:

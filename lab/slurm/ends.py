@@ -7,8 +7,14 @@ from lab.slurm.controller import JobState
 
 # Slurm's word, the error's type in the record, and what happened, for people.
 ENDS = {
-    "OUT_OF_MEMORY": ("MemoryLimit", "killed because it needed more memory than it was given: raise mem, or make the run smaller"),
-    "TIMEOUT": ("TimeLimit", "its time limit was over: raise time_limit_min; the next `lab run` goes on from its last checkpoint"),
+    "OUT_OF_MEMORY": (
+        "MemoryLimit",
+        "killed because it needed more memory than it was given: raise mem, or make the run smaller",
+    ),
+    "TIMEOUT": (
+        "TimeLimit",
+        "its time limit was over: raise time_limit_min; the next `lab run` goes on from its last checkpoint",
+    ),
     "PREEMPTED": ("Preempted", "a job of higher priority took its nodes; the next `lab run` goes on from its last checkpoint"),
     "CANCELLED": ("Cancelled", "cancelled from outside"),
     "NODE_FAIL": ("NodeFailure", "a node failed under it"),
@@ -21,7 +27,9 @@ ENDS = {
 def last_words(job: JobState | None, attempt: Attempt) -> RankError:
     """The cause of an end as the controller, the ranks' signs of life and the log tell it."""
     if job is None:
-        return _error("JobLost", f"Slurm no longer knows job {attempt.job_id}, and it left no record: it ended long ago, or was purged")
+        return _error(
+            "JobLost", f"Slurm no longer knows job {attempt.job_id}, and it left no record: it ended long ago, or was purged"
+        )
     on = f" on {job.nodes}" if job.nodes else ""
     told = f"Slurm job {job.job_id} ended as {job.state}{on}"
     if job.state in ENDS:

@@ -11,9 +11,13 @@ from pathlib import Path
 
 from lab.atomic import write_atomically
 from lab.cluster import Cluster
+from lab.errors import LabError
 from lab.queues import Work, prepare
-from lab.slurm.array import Array
+from lab.slurm.array import Array, RefusedError
+from lab.slurm.controller import SlurmSilentError
 from lab.slurm.handle import SlurmHandle
+from lab.slurm.parameters import parameters
+from lab.slurm.refusals import refused
 
 
 class SlurmQueue:
@@ -41,7 +45,12 @@ class SlurmQueue:
         for index, work in enumerate(works):
             prepare(work.folder)
             self._intend(work, array, index)
-        job_id = array.submit(works, parameters(self._cluster, world_size, array.folder))
+        try:
+            job_id = array.submit(works, parameters(self._cluster, world_size, array.folder))
+        except RefusedError as error:
+            raise refused(self._cluster, world_size, error) from None
+        except SlurmSilentError as error:
+            raise LabError(f"{self._cluster.name}: {error}; nothing was submitted, try again") from None
         return [SlurmHandle(work.folder, array, f"{job_id}_{index}") for index, work in enumerate(works)]
 
     def _intend(self, work: Work, array: Array, index: int) -> None:
