@@ -20,6 +20,7 @@ from lab.endings import conclude, put_away, stamp
 from lab.errors import LabError
 from lab.queues import Handle, Work
 from lab.records import Record, Store, write_record
+from lab.snapshot import keep_code
 from lab.states import TaskState, states
 from lab.study import Study, Task
 
@@ -28,10 +29,18 @@ class InterruptedStudyError(LabError):
     """The user stopped the study; what is measured is kept."""
 
 
-def launch(study: Study, cluster: str | Cluster = "local", *, tasks: Sequence[Task] | None = None, fresh: bool = False) -> Jobs:
+def launch(
+    study: Study,
+    cluster: str | Cluster = "local",
+    *,
+    tasks: Sequence[Task] | None = None,
+    fresh: bool = False,
+    snapshot: bool = False,
+) -> Jobs:
     """Start what is missing of a study and return at once; finished runs are reused.
 
-    `tasks` limits it to some of the study's tasks; `fresh` sets their records aside and measures again. Raises
+    `tasks` limits it to some of the study's tasks; `fresh` sets their records aside and measures again; with `snapshot`
+    the jobs run a copy of the code as it is now. Raises
     InputError, before anything is submitted, where the cluster cannot run the study.
     """
     profile = cluster if isinstance(cluster, Cluster) else Cluster.load(cluster)
@@ -39,7 +48,7 @@ def launch(study: Study, cluster: str | Cluster = "local", *, tasks: Sequence[Ta
     missing = chosen if fresh else [task for task in chosen if not Store(study.out).completed(task)]
     if missing:
         check(study, profile, missing, fresh=fresh)
-    return Jobs(study, profile, chosen, fresh=fresh)
+    return Jobs(study, profile, chosen, fresh=fresh, code=keep_code(study.out) if snapshot else None)
 
 
 class Jobs:
@@ -49,12 +58,14 @@ class Jobs:
     ends. Ended drivers leave running jobs behind; the next driver adopts them.
     """
 
-    def __init__(self, study: Study, cluster: Cluster, tasks: Sequence[Task], *, fresh: bool = False) -> None:
+    def __init__(
+        self, study: Study, cluster: Cluster, tasks: Sequence[Task], *, fresh: bool = False, code: Path | None = None
+    ) -> None:
         self.study, self.cluster, self.tasks = study, cluster, list(tasks)
         self._store = Store(study.out)
         self._queue = queues.queue_of(cluster, study.out)
         self._driver = Driver(self._queue, ended=self._see_to_record, seen=self._has_record)
-        self._fresh = fresh
+        self._fresh, self._code = fresh, code
         # Failures from before this call are run again; those of a driver that works meanwhile are not.
         self._failures = {task: record.finished_at for task in self.tasks if (record := self._store.read(task))}
         self._cancellation = Cancellation.of(study)
@@ -155,7 +166,7 @@ class Jobs:
     def _work_of(self, task: Task) -> Work:
         folder = self._store.folder(task)
         arguments = task.run.model_dump_json(), task.repeat, self.cluster.model_dump_json(), str(folder), str(self.study.folder)
-        return Work(folder, task.run.world_size, job.execute, arguments)
+        return Work(folder, task.run.world_size, job.execute, arguments, self._code)
 
     def _is_due(self, task: Task) -> bool:
         """Whether a task must be run: it has no record, or one of a failure from before this call."""
@@ -191,13 +202,13 @@ class Jobs:
                 folder.rename(target)
 
 
-def detach(study: Study, cluster: str, *, fresh: bool = False) -> int:
+def detach(study: Study, cluster: str, *, fresh: bool = False, snapshot: bool = False) -> int:
     """Hand a study to a driver of its own, which outlives this process; returns its process id.
 
     It writes what it has to say to `out/driver.log`.
     """
     check(study, Cluster.load(cluster), study.tasks, fresh=fresh)
     command = [sys.executable, "-m", "lab", "run", str(study.folder), "--cluster", cluster]
-    command += ["--fresh"] * fresh + ["--quick"] * study.quick
+    command += ["--fresh"] * fresh + ["--snapshot"] * snapshot + ["--quick"] * study.quick
     with (study.out / "driver.log").open("ab") as log:
         return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True).pid

@@ -109,7 +109,7 @@ class LocalQueue:
     def _start(self, work: Work) -> LocalHandle:
         """Hand a function to the ranks of one job, and write the job.json that speaks of it."""
         prepare(work.folder)
-        executor = _executor(work.folder / "log")
+        executor = _executor(work.folder / "log", work.variables)
         executor.update_parameters(
             tasks_per_node=work.world_size,
             gpus_per_node=work.world_size if self._cluster.device_kind == "cuda" else 0,
@@ -133,7 +133,7 @@ class LocalQueue:
         return LocalHandle(Attempt(work.folder, submitted.job_id), pid, created, submitted)
 
 
-def _executor(log: Path) -> Any:
+def _executor(log: Path, variables: Mapping[str, str]) -> Any:
     """submitit's local executor, with a controller that the terminal's Ctrl-C does not reach and that talks to the log.
 
     The driver alone ends jobs, and in order: a rank that is interrupted on its own would look like a failure.
@@ -145,18 +145,22 @@ def _executor(log: Path) -> Any:
         def _submit_command(self, command: str) -> Any:
             given = self.parameters
             gpus = ",".join(map(str, range(given["gpus_per_node"])))
-            environment = os.environ | {
-                "SUBMITIT_EXECUTOR": "local",
-                "SUBMITIT_LOCAL_COMMAND": command,
-                "SUBMITIT_LOCAL_JOB_NUM_NODES": "1",
-                "SUBMITIT_LOCAL_NODEID": "0",
-                "SUBMITIT_LOCAL_NTASKS": str(given["tasks_per_node"]),
-                "SUBMITIT_LOCAL_SIGNAL_DELAY_S": "30",
-                "SUBMITIT_LOCAL_TIMEOUT_S": str(int(60 * given["timeout_min"])),
-                "SUBMITIT_LOCAL_WITH_SHELL": "",
-                "SUBMITIT_STDERR_TO_STDOUT": "1",
-                "CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", gpus) if gpus else "",
-            }
+            environment = (
+                os.environ
+                | variables
+                | {
+                    "SUBMITIT_EXECUTOR": "local",
+                    "SUBMITIT_LOCAL_COMMAND": command,
+                    "SUBMITIT_LOCAL_JOB_NUM_NODES": "1",
+                    "SUBMITIT_LOCAL_NODEID": "0",
+                    "SUBMITIT_LOCAL_NTASKS": str(given["tasks_per_node"]),
+                    "SUBMITIT_LOCAL_SIGNAL_DELAY_S": "30",
+                    "SUBMITIT_LOCAL_TIMEOUT_S": str(int(60 * given["timeout_min"])),
+                    "SUBMITIT_LOCAL_WITH_SHELL": "",
+                    "SUBMITIT_STDERR_TO_STDOUT": "1",
+                    "CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", gpus) if gpus else "",
+                }
+            )
             controller = [sys.executable, "-m", "submitit.local._local", str(self.folder)]
             with (log / "controller.log").open("ab") as words:
                 process = subprocess.Popen(

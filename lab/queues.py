@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,17 @@ class Work:
     world_size: int
     function: Callable[..., Any]
     arguments: tuple[Any, ...]
+    code: Path | None = None  # a folder with the `lab` that the job imports, unless it is the driver's
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """What makes a job import its code and nothing else of that name, also where it starts beside another."""
+        if self.code is None:
+            return {}
+        return {
+            "PYTHONPATH": os.pathsep.join(filter(None, [str(self.code), os.environ.get("PYTHONPATH", "")])),
+            "PYTHONSAFEPATH": "1",
+        }
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from lab.atomic import write_atomically
@@ -52,7 +53,7 @@ class Array:
         """
         try:
             with self._locked() as lock:
-                executor = _executor(self.folder, lock)
+                executor = _executor(self.folder, lock, works[0].variables)
                 executor.update_parameters(**parameters, job_name=self.name)
                 first, *_ = executor.map_array(*_columns(works))
                 job_id = str(first.job_id).split("_")[0]
@@ -106,7 +107,7 @@ def _columns(works: Sequence[Work]) -> list[Any]:
     return [function, *zip(*(work.arguments for work in works), strict=True)]
 
 
-def _executor(folder: Path, lock: int | None = None) -> Any:
+def _executor(folder: Path, lock: int | None = None, variables: Mapping[str, str] | None = None) -> Any:
     """submitit's Slurm executor, whose work lies ready before sbatch is called, and whose sbatch holds the lock."""
     import submitit
 
@@ -123,7 +124,7 @@ def _executor(folder: Path, lock: int | None = None) -> Any:
         def _submit_command(self, command: str) -> Any:
             script = self.folder / "submission.sh"
             script.write_text(self._make_submission_file_text(command, ""))
-            job_id = self._get_job_id_from_submission_command(sbatch([str(script)], lock=lock))
+            job_id = self._get_job_id_from_submission_command(sbatch([str(script)], lock=lock, more=variables or {}))
             return submitit.SlurmJob(folder=self.folder, job_id=job_id)
 
     return Executor(folder=folder)
@@ -137,14 +138,14 @@ def script(folder: Path, parameters: Mapping[str, Any]) -> str:
     return text
 
 
-def sbatch(arguments: Sequence[str], *, lock: int | None = None) -> str:
+def sbatch(arguments: Sequence[str], *, lock: int | None = None, more: Mapping[str, str] = MappingProxyType({})) -> str:
     """What sbatch says; raises RefusedError with its complaint, or SlurmSilentError."""
     variables = {name: value for name, value in os.environ.items() if name in KEPT or not name.startswith("SLURM_")}
     kept = () if lock is None else (lock,)
     try:
         told = subprocess.run(
             ["sbatch", *arguments],
-            env=variables,
+            env=variables | dict(more),
             pass_fds=kept,
             stdin=subprocess.DEVNULL,
             capture_output=True,

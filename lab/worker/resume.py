@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 import time
 from pathlib import Path
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 
+from lab import notice
 from lab.place import Place, Progress
 from lab.study import Run
 from lab.worker import checkpoint
@@ -19,6 +21,7 @@ from lab.worker.group import mean_over_ranks, share
 
 PACE_STEPS = 3  # after the warm-up, from which the interval in steps is taken
 MIN_MEASURED_STEPS = 5
+NOTICE, NOTICE_S = "lab/save-after-step", 2.0
 
 
 class Checkpoints:
@@ -49,6 +52,8 @@ class Checkpoints:
         self._first = 0
         self._pace_from = 0.0
         self._every: int | None = None  # steps; None until the pace is known
+        self._pace_s = 1.0  # of a step
+        self._saved_on_notice = False
 
     def resume(self) -> int:
         """Take up the newest checkpoint of this run on this data; the number of steps that are done. All ranks must call it."""
@@ -79,8 +84,26 @@ class Checkpoints:
         elif done == paced + PACE_STEPS:
             self._every = self._interval(self.place.checkpoint_every_s)
         left = self.run.steps - done
-        if self._every and (done - paced) % self._every == 0 and left >= self.run.warmup_steps + MIN_MEASURED_STEPS:
+        timely = self._every is not None and (done - paced) % self._every == 0
+        if (timely or self._on_notice(done)) and left >= self.run.warmup_steps + MIN_MEASURED_STEPS:
             self._save(done)
+
+    def _on_notice(self, done: int) -> bool:
+        """Whether to save after this step because the job is to be ended: at a step that rank 0 names to all who are told.
+
+        It lies a few seconds ahead, since not all ranks are told at once.
+        """
+        if not notice.given() or self._every is None or self._saved_on_notice:
+            return False
+        if not dist.is_initialized():
+            self._saved_on_notice = True
+            return True
+        store = dist.distributed_c10d._get_default_store()
+        if self.place.rank == 0 and not store.check([NOTICE]):
+            store.set(NOTICE, str(done + max(math.ceil(NOTICE_S / self._pace_s), 2)))
+        named = int(store.get(NOTICE)) if store.check([NOTICE]) else None
+        self._saved_on_notice = named == done
+        return self._saved_on_notice
 
     def finish(self) -> None:
         """Keep the trained model where the run asks for it. All ranks must call it."""
@@ -117,8 +140,8 @@ class Checkpoints:
 
     def _interval(self, seconds: float) -> int:
         """Steps in about so many seconds, by the pace of rank 0: the same on each rank."""
-        pace = (self._now() - self._pace_from) / PACE_STEPS
-        return share(max(round(seconds / pace), 1))[0]
+        self._pace_s = (self._now() - self._pace_from) / PACE_STEPS
+        return share(max(round(seconds / self._pace_s), 1))[0]
 
     def _now(self) -> float:
         if self.device.type == "cuda":
