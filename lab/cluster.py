@@ -22,8 +22,7 @@ class Cluster(Frozen):
     """
 
     name: str
-    executor: Literal["local", "slurm"] = "local"
-    checkpoint_every_min: float | None = None
+    executor: Literal["local"] = "local"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     devices: int | Literal["auto"] = Field(default="auto")
     cores_per_rank: int = Field(default=1, ge=1, le=1024)
