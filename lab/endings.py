@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from lab.attempt import Attempt, RankError
-from lab.records import Allocation, Failure, Record, Status
+from lab.records import Failure, Granted, Record, Status
 from lab.study import Run, Task
 
 STATUSES: dict[str, Status] = {
@@ -45,7 +45,7 @@ def failed(
     *,
     started_at: str | None = None,
     words: RankError | None = None,
-    allocation: Allocation | None = None,
+    allocation: Granted | None = None,
 ) -> Record:
     """The record of a run that did not complete, with its first cause; `words` are what its scheduler says of the end."""
     first = _first_cause(run, attempt, words)
@@ -91,7 +91,7 @@ def _silent(attempt: Attempt, world_size: int, errors: list[RankError]) -> RankE
 
 
 def conclude(
-    task: Task, attempt: Attempt, found: Record | None, words: RankError, *, allocation: Allocation | None = None
+    task: Task, attempt: Attempt, found: Record | None, words: RankError, *, allocation: Granted | None = None
 ) -> Record | None:
     """The record that an ended job lacks: it left none, or one that only guesses at what its scheduler knows."""
     if found is not None and (found.completed or found.error is None):

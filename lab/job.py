@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import time
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal
+
+import psutil
 
 from lab import notice
 from lab.attempt import Attempt, claim
 from lab.cluster import Cluster
 from lab.endings import failed, now, put_away, rank_error
 from lab.place import Place
-from lab.records import Allocation, Record, read_record, write_record
+from lab.records import Granted, Record, read_record, write_record
 from lab.study import Run
 from lab.watchdog import Watchdog
 
@@ -65,7 +68,7 @@ def sign_on(world_size: int, cluster: Cluster, folder: Path) -> tuple[Place, Att
         rendezvous=attempt.rendezvous,
         timeout_s=cluster.hang_timeout_s,
         job_id=attempt.job_id,
-        checkpoint_every_s=cluster.checkpoint_every_min * 60.0 if cluster.checkpoint_every_min else None,
+        checkpoint_every_s=cluster.checkpoint_every_min * 60.0,
         **_address(cluster, here),
     )
     return place, attempt
@@ -73,7 +76,12 @@ def sign_on(world_size: int, cluster: Cluster, folder: Path) -> tuple[Place, Att
 
 def _address(cluster: Cluster, here: Any) -> dict[str, str]:
     """Under what address the other ranks reach this one, where some are on other nodes."""
-    return {} if here.num_nodes == 1 else {"host": os.environ["SLURMD_NODENAME"]}
+    if here.num_nodes == 1:
+        return {}
+    for found in psutil.net_if_addrs().get(cluster.network_interface or "", []):
+        if found.family == socket.AF_INET:
+            return {"host": found.address}
+    return {"host": os.environ["SLURMD_NODENAME"]}
 
 
 def _measure(run: Run, repeat: int, place: Place, attempt: Attempt, cluster: Cluster, data_root: Path) -> Literal["done"]:
@@ -83,7 +91,7 @@ def _measure(run: Run, repeat: int, place: Place, attempt: Attempt, cluster: Clu
         # Once the scheduler has told the job to end, its word is the cause, and what the ranks then meet a consequence.
         if place.rank == 0 and not notice.given():
             time.sleep(1.0)  # the rank that failed first may still be writing its error
-            write_record(failed(run, repeat, attempt, started_at=started_at, allocation=_allocation(attempt)), attempt.folder)
+            write_record(failed(run, repeat, attempt, started_at=started_at, allocation=_granted(attempt)), attempt.folder)
 
     watchdog = Watchdog(place, attempt, steps=run.steps, given_up=leave_failure)
     try:
@@ -94,7 +102,7 @@ def _measure(run: Run, repeat: int, place: Place, attempt: Attempt, cluster: Clu
         measured = measure(run, place, data_root=data_root, folder=attempt.folder, progress=watchdog.progress)
         watchdog.stop()
         if measured is not None:
-            write_record(_completed(run, repeat, started_at, measured, _allocation(attempt)), attempt.folder)
+            write_record(_completed(run, repeat, started_at, measured, _granted(attempt)), attempt.folder)
         return "done"
     except Exception as error:
         watchdog.stop()
@@ -109,7 +117,7 @@ def settle_in(place: Place, cluster: Cluster) -> None:
         notice.listen()
     else:
         signal.signal(signal.SIGTERM, _interrupt)
-    os.environ.update(cluster.environment)
+    os.environ.update(cluster.variables)
     os.environ["OMP_NUM_THREADS"] = str(place.threads)
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, place.cores)
@@ -119,15 +127,15 @@ def _interrupt(signum: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
-def _allocation(attempt: Attempt) -> Allocation | None:
+def _granted(attempt: Attempt) -> Granted | None:
     if "SLURM_JOB_ID" not in os.environ:
         return None
-    from lab.slurm.allocation import allocation
+    from lab.slurm.granted import granted
 
-    return allocation(attempt)
+    return granted(attempt)
 
 
-def _completed(run: Run, repeat: int, started_at: str, measured: Measured, allocation: Allocation | None) -> Record:
+def _completed(run: Run, repeat: int, started_at: str, measured: Measured, allocation: Granted | None) -> Record:
     return Record(
         run_id=run.id,
         repeat=repeat,

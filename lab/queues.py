@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal, Protocol
 from lab.atomic import read_json
 from lab.attempt import Attempt, RankError
 from lab.cluster import Cluster
-from lab.records import Allocation
+from lab.records import Granted
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Handle(Protocol):
     def last_words(self) -> RankError:
         """How the job ended, for a record that it did not write itself."""
 
-    def allocation(self) -> Allocation | None:
+    def allocation(self) -> Granted | None:
         """What the scheduler gave to the job; None where there is no scheduler."""
 
     @classmethod

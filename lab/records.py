@@ -153,7 +153,7 @@ class Environment(_Part):
     )
 
 
-class Allocation(_Part):
+class Granted(_Part):
     """What a scheduler gave to the job that left a record, as far as it is known."""
 
     job_id: str = Field(description="Slurm's, with the index of the array's task: 17_3")
@@ -175,7 +175,7 @@ class Record(_Part):
     error: Failure | None = None
     started_at: str | None = Field(default=None, description="ISO 8601, UTC")
     finished_at: str
-    allocation: Allocation | None = None
+    allocation: Granted | None = None
     environment: Environment | None = None
     timing: Timing | None = None
     communication: Communication | None = None

@@ -46,14 +46,14 @@ class Array:
         """The name in Slurm, which no other array has."""
         return self.folder.name
 
-    def submit(self, works: Sequence[Work], parameters: Mapping[str, Any]) -> str:
+    def submit(self, works: Sequence[Work], parameters: Mapping[str, Any], *, python: str | None = None) -> str:
         """Hand over one job for each work, and write down the id; raises RefusedError or SlurmSilentError.
 
         A lock lies on the folder until sbatch has ended, even where this process is killed.
         """
         try:
             with self._locked() as lock:
-                executor = _executor(self.folder, lock, works[0].variables)
+                executor = _executor(self.folder, lock=lock, variables=works[0].variables, python=python)
                 executor.update_parameters(**parameters, job_name=self.name)
                 first, *_ = executor.map_array(*_columns(works))
                 job_id = str(first.job_id).split("_")[0]
@@ -107,7 +107,9 @@ def _columns(works: Sequence[Work]) -> list[Any]:
     return [function, *zip(*(work.arguments for work in works), strict=True)]
 
 
-def _executor(folder: Path, lock: int | None = None, variables: Mapping[str, str] | None = None) -> Any:
+def _executor(
+    folder: Path, *, lock: int | None = None, variables: Mapping[str, str] = MappingProxyType({}), python: str | None = None
+) -> Any:
     """submitit's Slurm executor, whose work lies ready before sbatch is called, and whose sbatch holds the lock."""
     import submitit
 
@@ -124,10 +126,10 @@ def _executor(folder: Path, lock: int | None = None, variables: Mapping[str, str
         def _submit_command(self, command: str) -> Any:
             script = self.folder / "submission.sh"
             script.write_text(self._make_submission_file_text(command, ""))
-            job_id = self._get_job_id_from_submission_command(sbatch([str(script)], lock=lock, more=variables or {}))
+            job_id = self._get_job_id_from_submission_command(sbatch([str(script)], lock=lock, more=variables))
             return submitit.SlurmJob(folder=self.folder, job_id=job_id)
 
-    return Executor(folder=folder)
+    return Executor(folder=folder, python=python)
 
 
 def script(folder: Path, parameters: Mapping[str, Any]) -> str:

@@ -11,11 +11,11 @@ from typing import Any, ClassVar
 from lab.attempt import Attempt, RankError
 from lab.errors import LabError
 from lab.queues import Stand
-from lab.records import Allocation
+from lab.records import Granted
 from lab.slurm import ends
-from lab.slurm.allocation import expand
 from lab.slurm.array import Array
 from lab.slurm.controller import Controller, JobState, SlurmSilentError, cancel
+from lab.slurm.granted import expand
 
 
 @dataclass(frozen=True)
@@ -62,11 +62,11 @@ class SlurmHandle:
         """How the job ended, as Slurm and its log tell it."""
         return ends.last_words(self._job, self.attempt)
 
-    def allocation(self) -> Allocation:
+    def allocation(self) -> Granted:
         """What Slurm says that it gave to the job."""
         job = self._job
         nodes = expand(job.nodes) if job else []
-        return Allocation(job_id=self.job_id, nodes=nodes, requeues=self.attempt.restarts)
+        return Granted(job_id=self.job_id, nodes=nodes, requeues=self.attempt.restarts)
 
     @classmethod
     def look(cls, handles: Sequence[SlurmHandle]) -> float:

@@ -9,23 +9,56 @@ from typing import Any
 from lab.cluster import Cluster
 from lab.slurm.array import TAKE_WORK
 
+# How long before its time limit a job is told, at most, in s; that is when it saves its state.
+NOTICE_S = 90
+
 
 def parameters(cluster: Cluster, world_size: int, folder: Path) -> dict[str, Any]:
-    """The parameters of submitit's Slurm executor; what the array needs of `folder` is in the setup of its script."""
-    import os
+    """The parameters of submitit's Slurm executor for an array whose files lie in `folder`.
 
-    nodes = int(os.environ.get("X_NODES", 1))
-    return {
-        "nodes": nodes,
-        "ntasks_per_node": world_size // nodes if world_size >= nodes else 1,
+    `signal_delay_s` is a tenth of the time limit where that is short.
+    """
+    layout = cluster.layout(world_size)
+    modules = [f"module load {shlex.join(cluster.modules)}"] if cluster.modules else []
+    memory = cluster.memory_mb(layout.ranks_per_node)
+    asked = {
+        "partition": cluster.partition,
+        "account": cluster.account,
+        "qos": cluster.qos,
+        "constraint": cluster.constraint,
         "time": cluster.time_limit_min,
-        "cpus_per_task": 1,
-        "stderr_to_stdout": True,
-        "array_parallelism": 64,
-        "mem_per_cpu": "1000M",
-        "setup": [TAKE_WORK % shlex.quote(str(folder)), *os.environ.get("X_SETUP", "").split("\n")],
-        "signal_delay_s": 60,
-        "gres": os.environ.get("X_GRES"),
-        "partition": os.environ.get("X_PART"),
-        "additional_parameters": {"requeue": True},
+        "nodes": layout.nodes,
+        "ntasks_per_node": layout.ranks_per_node,
+        "cpus_per_task": cluster.cpus_per_rank,
+        "mem": None if memory is None else f"{memory}M",
+        "array_parallelism": cluster.array_limit,
+        **_gpus(cluster, layout.ranks_per_node),
     }
+    return {key: value for key, value in asked.items() if value is not None} | {
+        "setup": [*modules, *cluster.setup, TAKE_WORK % shlex.quote(str(folder))],
+        "signal_delay_s": min(NOTICE_S, 6 * cluster.time_limit_min),
+        "stderr_to_stdout": True,
+        "additional_parameters": _more(cluster),
+    }
+
+
+def interpreter(cluster: Cluster) -> str | None:
+    """The command that runs Python on the nodes; None for the interpreter of this process."""
+    if cluster.container is None:
+        return cluster.python
+    return f"{cluster.container} {cluster.python or 'python3'}"
+
+
+def _gpus(cluster: Cluster, ranks_on_node: int) -> dict[str, str]:
+    if not cluster.gpus_per_node:
+        return {}
+    count = f"{cluster.gpu_type}:{ranks_on_node}" if cluster.gpu_type else str(ranks_on_node)
+    return {"gres": f"gpu:{count}"} if cluster.gpu_flag == "gres" else {"gpus_per_node": count}
+
+
+def _more(cluster: Cluster) -> dict[str, Any]:
+    """What submitit has no parameter for; without `requeue` a preempted job would be lost on many a site."""
+    more: dict[str, Any] = {"requeue": True}
+    if cluster.reservation:
+        more["reservation"] = cluster.reservation
+    return more | {key.replace("_", "-"): value for key, value in cluster.extra.items() if value is not False}

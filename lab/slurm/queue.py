@@ -16,7 +16,7 @@ from lab.queues import Work, prepare
 from lab.slurm.array import Array, RefusedError
 from lab.slurm.controller import SlurmSilentError
 from lab.slurm.handle import SlurmHandle
-from lab.slurm.parameters import parameters
+from lab.slurm.parameters import interpreter, parameters
 from lab.slurm.refusals import refused
 
 
@@ -46,7 +46,7 @@ class SlurmQueue:
             prepare(work.folder)
             self._intend(work, array, index)
         try:
-            job_id = array.submit(works, parameters(self._cluster, world_size, array.folder))
+            job_id = array.submit(works, parameters(self._cluster, world_size, array.folder), python=interpreter(self._cluster))
         except RefusedError as error:
             raise refused(self._cluster, world_size, error) from None
         except SlurmSilentError as error:

@@ -20,7 +20,7 @@ COMPLAINTS = {
     "invalid feature": ("constraint", "`sinfo -o '%N %f'` lists the nodes' features"),
     "reservation": ("reservation", "`scontrol show reservation` lists them"),
     "time limit": ("time_limit_min", "`sinfo -o '%P %l'` lists the partitions' limits"),
-    "memory specification": ("memory_gb", "`sinfo -o '%N %m'` lists the nodes' memory in MB"),
+    "memory specification": ("mem_gb", "`sinfo -o '%N %m'` lists the nodes' memory in MB"),
     "generic resource": ("gpus_per_node", "`sinfo -o '%N %G'` lists the nodes' GPUs"),
     "node count": ("nodes", "`sinfo -s` lists the partitions' nodes"),
     "node configuration is not available": (

@@ -14,8 +14,8 @@ from lab.cluster import Cluster
 from lab.machine import cpu_model, gpus
 from lab.place import Place, Progress
 from lab.records import Environment
-from lab.worker.collectives import MIB, SIZES, measure_collectives
 from lab.snapshot import git_state
+from lab.worker.collectives import MIB, SIZES, measure_collectives
 from lab.worker.environment import backend, versions_of
 from lab.worker.foreign import cpu_use, foreign_cpu
 from lab.worker.group import gather, process_group

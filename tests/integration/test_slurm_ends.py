@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 import yaml
@@ -91,7 +90,9 @@ def test_killed_by_the_memory_limit(running: Running) -> None:
 
 
 def test_out_of_memory_on_the_gpu(running: Running) -> None:
-    record = running.end("gpu memory", "import torch; raise torch.OutOfMemoryError('CUDA out of memory. Tried to allocate 2 GiB')")
+    record = running.end(
+        "gpu memory", "import torch; raise torch.OutOfMemoryError('CUDA out of memory. Tried to allocate 2 GiB')"
+    )
     assert ended(record) == ("oom", "OutOfMemoryError", 0)
 
 

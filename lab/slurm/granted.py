@@ -9,16 +9,16 @@ import psutil
 
 from lab.atomic import read_json
 from lab.attempt import Attempt
-from lab.records import Allocation
+from lab.records import Granted
 
 
-def allocation(attempt: Attempt) -> Allocation:
+def granted(attempt: Attempt) -> Granted:
     """The allocation of this process's job, from the variables that Slurm sets."""
     given = os.environ
     submitted = read_json(attempt.folder / "job.json") or {}
     gpus = given.get("SLURM_JOB_GPUS") or given.get("SLURM_STEP_GPUS") or ""
     started = float(given.get("SLURM_JOB_START_TIME") or psutil.Process().create_time())
-    return Allocation(
+    return Granted(
         job_id=attempt.job_id,
         nodes=expand(given.get("SLURM_JOB_NODELIST", "")),
         gpus=gpus.split(",") if gpus else [],
