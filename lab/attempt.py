@@ -137,10 +137,17 @@ class Attempt:
         return "\n".join(text.splitlines()[-lines:])
 
     def last_line(self) -> str:
-        """The last line of the log that says something, of the rank that has one."""
-        printed = sorted((self.output or self.log).glob(f"{self.job_id}_*_log.out"))
-        lines = [line for path in printed for line in path.read_text(errors="replace").splitlines() if line.strip()]
-        return lines[-1].strip() if lines else ""
+        """The last line of the ranks' logs that says something."""
+        lines = [line.strip() for rank in self._logged() for line in self.log_tail(rank).splitlines() if line.strip()]
+        return lines[-1] if lines else ""
+
+    def says(self, *words: str) -> bool:
+        """Whether the ends of the ranks' logs hold one of these, in lower case."""
+        return any(word in self.log_tail(rank).lower() for rank in self._logged() for word in words)
+
+    def _logged(self) -> list[int]:
+        printed = (self.output or self.log).glob(f"{self.job_id}_*_log.out")
+        return sorted(int(path.name.removeprefix(f"{self.job_id}_").split("_")[0]) for path in printed)
 
 
 @contextmanager

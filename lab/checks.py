@@ -26,6 +26,11 @@ def check(study: Study, cluster: Cluster, tasks: Sequence[Task], *, fresh: bool)
         for task in tasks
         if task.run.world_size > cluster.capacity and task.repeat == 0
     ]
+    for world_size in sorted({task.run.world_size for task in tasks if task.run.world_size <= cluster.capacity}):
+        try:
+            cluster.layout(world_size)
+        except InputError as error:
+            problems += error.problems
     for run in {task.run.id: task.run for task in tasks}.values():
         if isinstance(run.dataset, Text):
             textfiles.resolve_text(run.dataset.path, study.folder)

@@ -53,6 +53,8 @@ def sign_on(world_size: int, cluster: Cluster, folder: Path) -> tuple[Place, Att
     """Where this process of a job runs, and the files by which it talks; it leaves its process id there."""
     import submitit
 
+    if cluster.executor == "slurm":
+        notice.listen()
     here = submitit.JobEnvironment()
     output = Path(os.environ["SUBMITIT_FOLDER"])
     attempt = Attempt(folder, str(here.job_id), int(os.environ.get("SLURM_RESTART_COUNT", 0)), output)
@@ -113,9 +115,7 @@ def _measure(run: Run, repeat: int, place: Place, attempt: Attempt, cluster: Clu
 
 def settle_in(place: Place, cluster: Cluster) -> None:
     """Take this rank's cores and set what must be set before torch is imported."""
-    if cluster.executor == "slurm":
-        notice.listen()
-    else:
+    if cluster.executor == "local":
         signal.signal(signal.SIGTERM, _interrupt)
     os.environ.update(cluster.variables)
     os.environ["OMP_NUM_THREADS"] = str(place.threads)

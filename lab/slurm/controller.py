@@ -67,8 +67,13 @@ def queued(names: Iterable[str]) -> dict[str, JobState]:
         array, index, name, state, reason, nodes, restarts, exit_code = (part.strip() for part in line.split("|")[: len(FIELDS)])
         job_id = f"{array}_{index}"
         count = int(restarts) if restarts.isdecimal() else 0
-        found[job_id] = JobState(job_id, name, state, "" if reason == "None" else reason, nodes, count, exit_code)
+        found[job_id] = JobState(job_id, name, state, "" if reason == "None" else reason, nodes, count, _exit(exit_code))
     return found
+
+
+def _exit(status: str) -> str:
+    """squeue's wait status as sacct writes it: code, colon, signal."""
+    return f"{int(status) >> 8}:{int(status) & 127}" if status.isdecimal() else status
 
 
 def accounted(names: Iterable[str]) -> dict[str, JobState]:

@@ -22,6 +22,8 @@ ENDS = {
     "DEADLINE": ("TimeLimit", "it was not started before its deadline"),
     "REVOKED": ("Cancelled", "another cluster took it"),
 }
+# What slurmstepd writes into the log of a job that needed too much.
+MEMORY_WORDS = ("exceeded memory limit", "exceeded job memory limit", "oom-kill", "oom_kill")
 
 
 def last_words(job: JobState | None, attempt: Attempt) -> RankError:
@@ -35,6 +37,9 @@ def last_words(job: JobState | None, attempt: Attempt) -> RankError:
     if job.state in ENDS:
         kind, meaning = ENDS[job.state]
         return _error(kind, f"{told}: {meaning}" + (f" ({job.reason})" if job.state != "TIMEOUT" and job.reason else ""))
+    # Sites without control groups kill the processes and leave the job's state to what these then return.
+    if attempt.says(*MEMORY_WORDS):
+        return _error("MemoryLimit", f"{told}: {ENDS['OUT_OF_MEMORY'][1]}")
     if not attempt.signed_on():
         line = attempt.last_line()
         return _error("BadNode", f"{told} before any rank came to life: " + (line or f"exit code {job.exit_code}, and no log"))

@@ -17,8 +17,8 @@ from lab.launch import Jobs
 from lab.records import Record
 from lab.study import Study, Task
 
-PROFILE = {"executor": "slurm", "device": "cpu", "hang_timeout_s": 15, "time_limit_min": 30, "nodes": 4, "ranks_per_node": 4}
-ALONE = ["scancel", "memory", "gpu memory", "exception", "node failure", "record lost", "time limit"]
+PROFILE = {"executor": "slurm", "device": "cpu", "hang_timeout_s": 15, "time_limit_min": 30, "cores_per_node": 4, "mem_gb": 7.5}
+ALONE = ["scancel", "memory", "gpu memory", "exception", "node failure", "record lost", "time limit", "cancelled"]
 PAIRS = ["exception on rank 1", "hang", "killed", "logs deleted"]
 
 
@@ -46,7 +46,7 @@ class Running:
 @pytest.fixture(scope="module")
 def running(_slurm: Slurm, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     folder = tmp_path_factory.mktemp("ends")
-    content = SMALL_STUDY | {"base": LONG, "scaling": "none", "repeats": 1, "baseline": None}
+    content = SMALL_STUDY | {"base": LONG, "scaling": "none", "baseline": {"world_size": 1}}
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SLURM_CONF", str(_slurm.conf))
         patch.setenv("LAB_CACHE", str(folder / "cache"))
@@ -74,6 +74,8 @@ def test_all_jobs_of_a_shape_are_one_array_submitted_before_the_first_ends(runni
     arrays = [{ids[name].split("_")[0] for name in names} for names in (ALONE, PAIRS)]
     assert [len(array) for array in arrays] == [1, 1] and arrays[0] != arrays[1]
     assert len(set(ids.values())) == len(running.tasks)
+    # No limit is shorter than a minute: this one passes while the other tests go on.
+    running.slurm.ask("scontrol", "update", f"JobId={ids['time limit']}", "TimeLimit=1")
 
 
 def test_cancelled_from_outside(running: Running) -> None:
@@ -135,6 +137,11 @@ def test_logs_deleted_while_the_job_runs(running: Running) -> None:
     assert record.allocation.job_id == state.job_id
 
 
+def test_time_limit(running: Running) -> None:
+    record = await_record(running.study, running.tasks["time limit"])
+    assert ended(record)[:2] == ("timeout", "TimeLimit") and record.error is not None and "time_limit_min" in record.error.message
+
+
 def test_node_failure(running: Running) -> None:
     await_steps(running.study, running.tasks["node failure"])
     job = running.job("node failure")
@@ -149,16 +156,11 @@ def test_node_failure(running: Running) -> None:
             await_state(running.study, running.tasks[name], lambda state: not state.ended)
 
 
-def test_time_limit(running: Running) -> None:
-    await_steps(running.study, running.tasks["time limit"])
-    running.slurm.ask("scontrol", "update", f"JobId={running.job('time limit')}", "TimeLimit=1")
-    record = await_record(running.study, running.tasks["time limit"])
-    assert ended(record)[:2] == ("timeout", "TimeLimit") and record.error is not None and "time_limit_min" in record.error.message
-
-
 def test_cancel_from_another_process_ends_what_is_left_and_the_next_call_goes_on(running: Running) -> None:
     """Whatever the tests above have not ended is ended here; the driver of this process is told."""
-    lab.cancel(running.study)
+    await_state(running.study, running.tasks["cancelled"], lambda state: state.state == "running")
+    assert lab.cancel(running.study) >= 1
+    assert ended(await_record(running.study, running.tasks["cancelled"]))[:2] == ("cancelled", "Cancelled")
     with pytest.raises(lab.LabError, match="cancelled by `lab cancel`"):
         running.jobs.wait(progress=False)
     assert all(state_of(running.study, task).ended for task in running.tasks.values())
