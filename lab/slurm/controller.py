@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+import re
 import shutil
 import subprocess
 import threading
@@ -12,6 +13,8 @@ from dataclasses import dataclass
 
 FIELDS = ("ArrayJobID", "ArrayTaskID", "Name", "State", "Reason", "NodeList", "RestartCnt", "exit_code")
 TIMEOUT_S = 30.0
+# In place of an index: the jobs of an array that Slurm has not told apart yet, and never will if they are cancelled.
+REST = "rest"
 # The controller is asked again after FIRST_S where something changed, ever more rarely up to LAST_S where nothing does.
 FIRST_S, LAST_S, GROWTH = 0.7, 10.0, 1.15
 PENDING = {"PENDING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD", "REQUEUE_FED"}
@@ -65,7 +68,7 @@ def queued(names: Iterable[str]) -> dict[str, JobState]:
     found = {}
     for line in ask(*command, f"--Format={layout}").splitlines():
         array, index, name, state, reason, nodes, restarts, exit_code = (part.strip() for part in line.split("|")[: len(FIELDS)])
-        job_id = f"{array}_{index}"
+        job_id = f"{array}_{index}" if index.isdecimal() else f"{array}_{REST}"
         count = int(restarts) if restarts.isdecimal() else 0
         found[job_id] = JobState(job_id, name, state, "" if reason == "None" else reason, nodes, count, _exit(exit_code))
     return found
@@ -80,7 +83,7 @@ def accounted(names: Iterable[str]) -> dict[str, JobState]:
     """The jobs of these names that accounting knows, by id; none where there is no accounting."""
     if shutil.which("sacct") is None:
         return {}
-    options = ["--allocations", "--noheader", "--parsable2", "--array", "--starttime=now-60days", f"--name={','.join(names)}"]
+    options = ["--allocations", "--noheader", "--parsable2", "--starttime=now-60days", f"--name={','.join(names)}"]
     try:
         answer = ask("sacct", *options, "--format=JobID,JobName,State,Reason,NodeList,ExitCode")
     except SlurmSilentError:
@@ -90,6 +93,7 @@ def accounted(names: Iterable[str]) -> dict[str, JobState]:
         job_id, name, state, reason, nodes, exit_code = line.split("|")
         # "CANCELLED by 1000": the word is the state, the rest is who did it.
         word, _, more = state.partition(" ")
+        job_id = re.sub(r"\[.*", REST, job_id)
         found[job_id] = JobState(job_id, name, word, more or ("" if reason == "None" else reason), nodes, 0, exit_code)
     return found
 
@@ -135,9 +139,12 @@ class Controller:
 
     def _ask(self) -> dict[str, JobState]:
         now = queued(sorted(set(self._names.values())))
-        if forgotten := {name for job_id, name in self._names.items() if job_id not in now}:
+        if forgotten := {
+            name for job_id, name in self._names.items() if not {job_id, f"{job_id.split('_')[0]}_{REST}"} & now.keys()
+        }:
             now = accounted(sorted(forgotten)) | now
-        return {job_id: job for job_id, job in now.items() if job_id in self._names}
+        rest = {job_id: now.get(f"{job_id.split('_')[0]}_{REST}") for job_id in self._names}
+        return {job_id: job for job_id in self._names if (job := now.get(job_id) or rest[job_id])}
 
     def _learn(self, now: Mapping[str, JobState]) -> None:
         changed = any(self._known.get(job_id) != job for job_id, job in now.items())

@@ -168,10 +168,10 @@ def test_jobs_that_never_start_tell_why_and_another_terminal_attaches_and_cancel
 
 
 REFUSED = {
-    "partition": ({"partition": "nowhere"}, "partition"),
+    "partition": ({"partition": "nowhere", "nodes": 2}, "partition"),
     "more GPUs than any node has": ({"gpus_per_node": 8, "nodes": 1}, "gpus_per_node"),
-    "more memory than any node has": ({"mem_gb": 900}, "mem_gb"),
-    "more nodes than there are": ({"nodes": 8}, "nodes"),
+    "more memory than any node has": ({"mem_gb": 900, "nodes": 2}, "mem_gb"),
+    "more nodes than there are": ({"gpus_per_node": 1, "nodes": 8}, "nodes"),
 }
 
 
