@@ -12,16 +12,17 @@ lab.report(study)
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from lab.cancelling import cancel
 from lab.cluster import Cluster
 from lab.dashboard import dashboard
 from lab.doctor import doctor
 from lab.errors import InputError, LabError, Problem
 from lab.launch import InterruptedStudyError, Jobs, detach, launch
-from lab.launch import states as status
 from lab.plan import plan
 from lab.records import Record, load_records, table
 from lab.report import report
 from lab.sbatch import write_scripts
+from lab.states import states as status
 from lab.study import Run, Study
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ __all__ = [
     "benchmarks",
     "calibrate",
     "calibration",
+    "cancel",
     "compare",
     "dashboard",
     "detach",

@@ -43,16 +43,17 @@ def run(
     cluster: ClusterOption = "local",
     quick: QuickOption = False,
     fresh: Annotated[bool, typer.Option("--fresh", help="Measure again what is measured; old records are set aside.")] = False,
+    snapshot: Annotated[bool, typer.Option("--snapshot", help="Jobs run a copy of today's code, however it is edited.")] = False,
     detach: Annotated[bool, typer.Option("--detach", help="Return at once; `lab status` tells how far it is.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Measure what is missing of a study, then make its notebooks and its report."""
     loaded = lab.Study.load(study, quick=quick)
     if detach:
-        pid = lab.detach(loaded, cluster, fresh=fresh)
+        pid = lab.detach(loaded, cluster, fresh=fresh, snapshot=snapshot)
         _answer(as_json, {"pid": pid}, f"driver {pid} works on {loaded.name}; see `lab status {study}`")
         return
-    jobs = lab.launch(loaded, cluster, fresh=fresh)
+    jobs = lab.launch(loaded, cluster, fresh=fresh, snapshot=snapshot)
     records = jobs.wait(progress=not as_json)
     made = lab.report(loaded)
     failures = [record for record in records if not record.completed]
@@ -104,10 +105,19 @@ def status(study: StudyArgument, quick: QuickOption = False, as_json: JsonOption
             "state": state.state,
             "step": f"{state.step}/{state.task.run.steps} {state.phase}" if state.state == "running" else "",
             "seconds": None if state.seconds is None else round(state.seconds, 1),
+            "job": state.job_id,
+            "reason": state.reason,
         }
         for state in states
     ]
     _answer(as_json, rows, _table(rows))
+
+
+@app.command()
+def cancel(study: StudyArgument, quick: QuickOption = False, as_json: JsonOption = False) -> None:
+    """End the jobs of a study, waiting or running, from any terminal; what is measured stays."""
+    ended = lab.cancel(lab.Study.load(study, quick=quick))
+    _answer(as_json, {"ended": ended}, f"{ended} job{'s' * (ended != 1)} ended; `lab run` goes on from what is measured")
 
 
 @app.command()

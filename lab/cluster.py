@@ -100,12 +100,21 @@ class Cluster(SlurmKeys):
         """How many ranks one job can have on this cluster."""
         return self.ranks_per_node * self.nodes
 
-    def layout(self, world_size: int) -> Layout:
-        """Nodes and ranks on each of them; raises InputError where the ranks do not fit, or leave nodes half empty."""
-        found = lay_out(world_size, slots=self.ranks_per_node, nodes=self.nodes)
+    def layout(self, ranks: int, *, devices: int = 1) -> Layout:
+        """Nodes and ranks on each of them, where each rank drives so many devices.
+
+        Raises InputError where the ranks do not fit, leave nodes half empty, or would have devices on several nodes.
+        """
+        found = lay_out(ranks * devices, slots=self.ranks_per_node, nodes=self.nodes)
+        if isinstance(found, Layout) and devices > found.ranks_per_node:
+            found = Problem(
+                "world_size",
+                f"one process cannot drive {devices} devices on {found.nodes} nodes",
+                f"at most {self.ranks_per_node}",
+            )
         if isinstance(found, Problem):
             raise InputError(self.name, [found])
-        return found
+        return Layout(found.nodes, found.ranks_per_node // devices)
 
     @property
     def cpus_per_rank(self) -> int:

@@ -173,6 +173,17 @@ class Environment(_Part):
     )
 
 
+class Granted(_Part):
+    """What a scheduler gave to the job that left a record, as far as it is known."""
+
+    job_id: str = Field(description="Slurm's, with the index of the array's task: 17_3")
+    nodes: list[str]
+    gpus: list[str] = Field(default=[], description="numbers of the GPUs on the first node, as the scheduler counts them")
+    cpus: int | None = Field(default=None, description="of all nodes together")
+    queue_time: float | None = Field(default=None, description="s, from the submission to the job's last start")
+    requeues: int = Field(default=0, description="how often the job was put back into the queue, and went on from a checkpoint")
+
+
 class Record(_Part):
     """What one repeat of one run measured, or why it could not (contract 4.2)."""
 
@@ -184,6 +195,7 @@ class Record(_Part):
     error: Failure | None = None
     started_at: str | None = Field(default=None, description="ISO 8601, UTC")
     finished_at: str
+    allocation: Granted | None = None
     environment: Environment | None = None
     timing: Timing | None = None
     communication: Communication | None = None

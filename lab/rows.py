@@ -20,7 +20,7 @@ def row(record: Record) -> dict[str, Any]:
         "model": _name(run.model),
         "data": _name(run.data),
         **{key: getattr(run, key) for key in Run.model_fields if key not in {"model", "data"}},
-        "nodes": len(set(record.environment.hosts)) if record.environment else None,
+        "nodes": _nodes(record),
         "device": record.environment.device if record.environment else None,
         "cluster": record.environment.cluster if record.environment else None,
         "step_time": timing.step.median if timing else None,
@@ -31,6 +31,8 @@ def row(record: Record) -> dict[str, Any]:
         "samples_per_second": timing.samples_per_second if timing else None,
         "tokens_per_second": timing.tokens_per_second if timing else None,
         "mfu": timing.mfu if timing else None,
+        "queue_time": record.allocation.queue_time if record.allocation else None,
+        "requeues": record.allocation.requeues if record.allocation else None,
         "setup_time": timing.setup_time if timing else None,
         "train_time": timing.train_time if timing else None,
         "peak_memory": max(record.memory.peak) if record.memory else None,
@@ -39,6 +41,12 @@ def row(record: Record) -> dict[str, Any]:
         "validation_loss": record.quality.validation_loss if record.quality else None,
         "error": f"{record.error.type}: {record.error.message}" if record.error else None,
     }
+
+
+def _nodes(record: Record) -> int | None:
+    if record.allocation:
+        return len(record.allocation.nodes)
+    return len(set(record.environment.hosts)) if record.environment else None
 
 
 def _name(part: str | BaseModel) -> str:

@@ -23,16 +23,20 @@ WHY = {
 }
 
 
-def options(cluster: Cluster, world_size: int) -> Options:
-    """The options of sbatch for a job of so many ranks; raises InputError where the cluster cannot lay them out."""
-    nodes, ranks = cluster.layout(world_size)
+def options(cluster: Cluster, ranks: int, *, devices: int = 1) -> Options:
+    """The options of sbatch for a job of so many ranks with so many devices each.
+
+    Raises InputError where the cluster cannot lay them out.
+    """
+    nodes, on_node = cluster.layout(ranks, devices=devices)
     named = {key: getattr(cluster, key) for key in ("partition", "account", "qos", "constraint", "reservation")}
     asked: Options = {key: value for key, value in named.items() if value is not None}
-    asked |= {"nodes": nodes, "ntasks-per-node": ranks, "cpus-per-task": cluster.cpus_per_rank}
+    asked |= {"nodes": nodes, "ntasks-per-node": on_node, "cpus-per-task": cluster.cpus_per_rank * devices}
     if cluster.gpus_per_node:
-        count = f"{cluster.gpu_type}:{ranks}" if cluster.gpu_type else str(ranks)
+        gpus = on_node * devices
+        count = f"{cluster.gpu_type}:{gpus}" if cluster.gpu_type else str(gpus)
         asked |= {"gres": f"gpu:{count}"} if cluster.gpu_flag == "gres" else {"gpus-per-node": count}
-    memory = cluster.memory_mb(ranks)
+    memory = cluster.memory_mb(on_node * devices)
     if memory is not None:
         asked["mem"] = f"{memory}M"
     return asked | {"time": cluster.time_limit_min} | cluster.extra
@@ -67,9 +71,10 @@ def scripts(study: Study, profile: str | Path) -> dict[str, str]:
         f"{name}.sbatch": _script(study, cluster, path, [task for task in study.tasks if task.run == run], run.label)
         for run, name in _names(study).items()
     }
-    for world_size in dict.fromkeys(run.world_size for run in study.runs):
-        tasks = [task for task in study.tasks if task.run.world_size == world_size]
-        texts[f"study/x{world_size}.sbatch"] = _script(study, cluster, path, tasks, f"all runs of world size {world_size}")
+    for processes, devices in dict.fromkeys((run.processes, run.devices) for run in study.runs):
+        tasks = [task for task in study.tasks if (task.run.processes, task.run.devices) == (processes, devices)]
+        what = f"all runs of {processes} ranks" if devices == 1 else f"all runs of one process with {devices} devices"
+        texts[f"study/x{processes * devices}{'-one-process' * (devices > 1)}.sbatch"] = _script(study, cluster, path, tasks, what)
     return texts
 
 
@@ -91,7 +96,7 @@ def _check(study: Study, cluster: Cluster) -> None:
     problems = {}
     for run in study.runs:
         try:
-            cluster.layout(run.world_size)
+            cluster.layout(run.processes, devices=run.devices)
         except InputError as error:
             problems[run.world_size] = error.problems[0]
     if problems:
@@ -111,7 +116,7 @@ def _names(study: Study) -> dict[Run, str]:
 
 
 def _script(study: Study, cluster: Cluster, profile: Path, tasks: Sequence[Task], what: str) -> str:
-    asked = options(cluster, tasks[0].run.world_size)
+    asked = options(cluster, tasks[0].run.processes, devices=tasks[0].run.devices)
     limit = f"%{cluster.array_limit}" if cluster.array_limit else ""
     lines = [
         "#!/bin/bash",
@@ -139,7 +144,7 @@ def _script(study: Study, cluster: Cluster, profile: Path, tasks: Sequence[Task]
         "export MASTER_ADDR MASTER_PORT",
         "",
         "# srun starts every rank; when one fails, it ends the others.",
-        f"srun --kill-on-bad-exit=1 --cpus-per-task={cluster.cpus_per_rank} \\",
+        f"srun --kill-on-bad-exit=1 --cpus-per-task={asked['cpus-per-task']} \\",
         f'  {interpreter(cluster)} -m lab.rank {shlex.quote(_shown(study.folder))} "$run" "$repeat" \\',
         f"  --cluster {shlex.quote(_shown(profile))}{' --quick' if study.quick else ''}",
     ]

@@ -84,6 +84,7 @@ class Run(Frozen):
         default="fast", description="fast: slices of tokens made once; classic: a DataLoader that makes each sample when asked"
     )
     loader_workers: int = Field(default=0, ge=0, le=256, description="processes of the classic loader on each rank")
+    keep_model: bool = Field(default=False, description="whether the trained model is kept; changes no measurement")
 
     @model_validator(mode="before")
     @classmethod
@@ -122,6 +123,11 @@ class Run(Frozen):
         return 1 if self.strategy in _ONE_PROCESS else self.world_size
 
     @property
+    def devices(self) -> int:
+        """How many devices each rank drives."""
+        return self.world_size // self.processes
+
+    @property
     def architecture(self) -> workloads.Model:
         """The model's configuration, looked up where a preset is named."""
         return workloads.model_of(self.model)
@@ -138,7 +144,7 @@ class Run(Frozen):
         Presets count by what they stand for; fields at their defaults are left out, so that a field added later
         does not rename the runs of today.
         """
-        content = self.model_dump(mode="json", exclude_defaults=True, exclude={"model", "data"})
+        content = self.model_dump(mode="json", exclude_defaults=True, exclude={"model", "data", "keep_model"})
         content["model"] = self.architecture.model_dump(mode="json")
         content["data"] = self.dataset.model_dump(mode="json")
         canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))

@@ -5,8 +5,6 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
-import shutil
-import subprocess
 from collections.abc import Sequence
 
 import numpy as np
@@ -15,7 +13,7 @@ import torch
 from lab.machine import cpu_model, gpus
 from lab.place import Place
 from lab.records import Environment
-from lab.study import ROOT
+from lab.snapshot import git_state
 from lab.worker.data.dataset import Dataset
 
 
@@ -65,24 +63,6 @@ def backend(place: Place) -> str:
     if place.backend == "auto":
         return "nccl" if place.device == "cuda" else "gloo"
     return place.backend
-
-
-def git_state() -> tuple[str | None, bool | None]:
-    """The commit of the lab's own repository and whether files differ from it; None where there is no repository or no git."""
-    git = shutil.which("git")
-    if git is None or not (ROOT / ".git").exists():
-        return None, None
-    commit = _output(git, "rev-parse", "HEAD")
-    status = _output(git, "--no-optional-locks", "status", "--porcelain")
-    return commit, None if commit is None or status is None else bool(status)
-
-
-def _output(program: str, *arguments: str) -> str | None:
-    try:
-        done = subprocess.run([program, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=10, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return done.stdout.strip()
 
 
 def versions_of(*, cuda: bool) -> dict[str, str]:

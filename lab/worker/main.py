@@ -29,6 +29,7 @@ from lab.worker.memory import Held
 from lab.worker.offset import Reading, read_offset, to_rank_0
 from lab.worker.peak import peak_flops
 from lab.worker.probe import Probe, costs, methods_agree, probe
+from lab.worker.resume import forget
 from lab.worker.steps import write_buckets, write_calls, write_steps
 from lab.worker.timeline import events, representative, timeline
 from lab.worker.timing import FloatArray, phases_close, timing
@@ -83,15 +84,21 @@ def measure(run: Run, place: Place, *, data_root: Path, folder: Path, progress: 
         _require_same_data(dataset)
         peak, peak_source = peak_flops(device, precision=run.precision)
         before = read_offset(socket.gethostname())
-        training = train(run, place, device=device, dataset=dataset, progress=progress)
+        training = train(run, place, device=device, dataset=dataset, progress=progress, folder=folder)
         validation_loss, accuracy = evaluate(training.model, run, place, device=device, dataset=dataset, progress=progress)
         probed = probe(training, run, place, device=device, dataset=dataset, progress=progress)
         readings = before, read_offset(socket.gethostname())
         reports = gather(_report(training, probed, run, place, peak=peak, readings=readings))
     if reports is None:
         return None
-    communication = _communication(run, reports, folder)
-    write_steps([report.steps for report in reports], folder / "steps.parquet", warmup_steps=run.warmup_steps)
+    communication = _communication(run, reports, folder, first_step=training.first_step)
+    write_steps(
+        [report.steps for report in reports],
+        folder / "steps.parquet",
+        warmup_steps=run.warmup_steps,
+        first_step=training.first_step,
+    )
+    forget(folder / "checkpoint")  # there is nothing left to go on with
     timed = _timing(run, dataset, training, reports, peak_source=peak_source)
     return Measured(
         timing=timed,
@@ -180,7 +187,7 @@ def _report(
     )
 
 
-def _communication(run: Run, reports: Sequence[RankReport], folder: Path) -> Communication | None:
+def _communication(run: Run, reports: Sequence[RankReport], folder: Path, *, first_step: int) -> Communication | None:
     """The record's part; puts the steps of all ranks on one time axis and the communication of each step beside them."""
     probes = [report.probe for report in reports if report.probe]
     measured = costs(probes) if probes else {}
@@ -188,12 +195,12 @@ def _communication(run: Run, reports: Sequence[RankReport], folder: Path) -> Com
     buckets = [report.sent for report in reports if isinstance(report.sent, Buckets)]
     calls = [report.sent for report in reports if isinstance(report.sent, Calls)]
     if buckets:
-        write_buckets(buckets, folder / "buckets.parquet", origin=origin)
+        write_buckets(buckets, folder / "buckets.parquet", origin=origin, first_step=first_step)
         exposed = Exposure.of(buckets)
         counted = exposure.of_buckets(buckets[0], operation=None if run.compression == "powersgd" else "all_reduce")
     elif calls:
-        write_calls(calls, folder / "calls.parquet", origin=origin)
-        exposed = Exposure.of_calls(calls, steps=run.steps)
+        write_calls(calls, folder / "calls.parquet", origin=origin, first_step=first_step)
+        exposed = Exposure.of_calls(calls, steps=run.steps - first_step)
         counted = exposure.of_calls(calls[0])
     else:
         return Communication().model_copy(update=measured) if measured else None

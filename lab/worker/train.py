@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -25,12 +26,13 @@ from lab.worker.data.loading import FastLoader, loader_for
 from lab.worker.foreign import CpuUse, cpu_use
 from lab.worker.group import mean_over_ranks
 from lab.worker.peak import DTYPES
+from lab.worker.resume import Checkpoints
 from lab.worker.timing import Clock, FloatArray, clock_for
 
 
 @dataclass(frozen=True)
 class Training:
-    """What one rank saw while it trained; arrays are by step, times in seconds."""
+    """What one rank saw while it trained; arrays but `loss` are by step from `first_step` on, times in seconds."""
 
     model: nn.Module
     parallel: nn.Module  # the model as its strategy wraps it
@@ -40,8 +42,9 @@ class Training:
     laps: dict[str, FloatArray]
     sent: Buckets | Calls | None  # None where nothing is sent
     cpu_time: FloatArray
+    first_step: int  # 0, or from where an interrupted training went on
     rank_loss: FloatArray  # mean over this rank's samples
-    loss: FloatArray  # mean over the global batch
+    loss: FloatArray  # of every step, mean over the global batch
     learning_rate: FloatArray
     grad_norm: FloatArray
     first_step_at: float  # time.time()
@@ -51,8 +54,14 @@ class Training:
     parameters: int  # of the whole model
 
 
-def train(run: Run, place: Place, *, device: torch.device, dataset: Dataset, progress: Progress) -> Training:
-    """Train this rank's share of the run; raises LabError that names the first step whose loss is not finite."""
+def train(
+    run: Run, place: Place, *, device: torch.device, dataset: Dataset, progress: Progress, folder: Path | None = None
+) -> Training:
+    """Train this rank's share of the run; raises LabError that names the first step whose loss is not finite.
+
+    Checkpoints lie in the repeat's `folder`; training goes on from the newest of them, and what is measured by step is
+    measured from there on, with a warm-up of its own.
+    """
     torch.manual_seed(run.seed)
     model = models.build(run, dataset).to(device)
     parameters = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
@@ -73,11 +82,25 @@ def train(run: Run, place: Place, *, device: torch.device, dataset: Dataset, pro
     losses = torch.zeros(run.steps, run.grad_accum, device=device)
     norms = torch.zeros(run.steps, device=device)
     rates, cpu_times = [], []
+    checkpoints = Checkpoints(
+        folder,
+        run=run,
+        place=place,
+        device=device,
+        dataset=dataset,
+        model=model,
+        optimizer=optimizer,
+        scaler=scaler,
+        losses=losses,
+        progress=progress,
+    )
+    first = checkpoints.resume()
+    measured_from = first + run.warmup_steps
     memory.reset_peak(device)
     first_step_at, before = time.time(), cpu_use(place.cores)
 
-    for step in range(run.steps):
-        if step == run.warmup_steps:
+    for step in range(first, run.steps):
+        if step == measured_from:
             before = cpu_use(place.cores)
         cpu_start = time.process_time()
         clock.start()
@@ -110,16 +133,18 @@ def train(run: Run, place: Place, *, device: torch.device, dataset: Dataset, pro
         clock.lap("optimizer")
         rates.append(rate)
         cpu_times.append(time.process_time() - cpu_start)
-        progress("measuring" if step >= run.warmup_steps else "warm-up", step + 1, run.steps)
+        progress("measuring" if step >= measured_from else "warm-up", step + 1, run.steps)
+        checkpoints.after(step + 1)
 
     loader.close()
     laps = clock.read()
     sent = recorder.take() if recorder else None
     use = cpu_use(place.cores).since(before)
-    peak_memory = memory.peaks(device, run.world_size // run.processes)
+    peak_memory = memory.peaks(device, run.devices)
     rank_loss = _values(strategy.losses(losses)).mean(axis=1)
     mean_loss = mean_over_ranks(rank_loss, device=device)
     _require_finite(mean_loss, run)
+    checkpoints.finish()
     return Training(
         model=model,
         parallel=parallel,
@@ -129,10 +154,11 @@ def train(run: Run, place: Place, *, device: torch.device, dataset: Dataset, pro
         laps=laps,
         sent=sent,
         cpu_time=np.array(cpu_times),
-        rank_loss=rank_loss,
+        first_step=first,
+        rank_loss=rank_loss[first:],
         loss=mean_loss,
         learning_rate=np.array(rates),
-        grad_norm=_values(norms),
+        grad_norm=_values(norms)[first:],
         first_step_at=first_step_at,
         use=use,
         peak_memory=peak_memory,

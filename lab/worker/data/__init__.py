@@ -61,6 +61,7 @@ def _continued(
         description=tokens.description,
         tokens_per_sample=block_size,
         vocab_size=size,
+        tokenizer=tokens.tokenizer,
     )
 
 

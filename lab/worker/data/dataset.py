@@ -92,4 +92,5 @@ class Dataset:
     classes: int = 0  # of labelled samples
     channels: int = 0  # of images
     pad: int = 0  # the token that fills short texts up
+    tokenizer: Path | None = None  # the file of what made the tokens
     pretrained: Path | None = None  # the folder whose tokenizer made the tokens

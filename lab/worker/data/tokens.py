@@ -36,6 +36,7 @@ class Tokens:
     vocab_size: int  # as asked for; a small text may have used less of it
     sha256: str  # of all tokens and of where they are split
     description: str
+    tokenizer: Path | None = None  # its file in the cache
 
 
 def tokenize(corpus: Corpus, *, vocab_size: int, progress: Progress, tokenizer: Path | None = None) -> Tokens:
@@ -52,7 +53,7 @@ def tokenize(corpus: Corpus, *, vocab_size: int, progress: Progress, tokenizer: 
     found = stored("tokens", _key(corpus, vocab_size, tokenizer), build, progress=progress)
     train, held_out = found.arrays["train"], found.arrays["held_out"]
     description = f"{corpus.description}, {(len(train) + len(held_out)) / 1e6:.2f}M tokens, vocabulary {vocab_size}"
-    return Tokens(train, held_out, vocab_size, found.sha256, description)
+    return Tokens(train, held_out, vocab_size, found.sha256, description, found.folder / "tokenizer.json")
 
 
 def _key(corpus: Corpus, vocab_size: int, tokenizer: Path | None) -> str:
