@@ -52,7 +52,9 @@ def read_study(folder: Path, *, quick: bool = False) -> Study:
     try:
         spec = StudyFile.model_validate(_with_quick(known) if quick and not problems else known)
     except ValidationError as error:
-        raise InputError(source, problems + [problem for _, problem in problems_of(error, StudyFile, {"one": None, "several": None})]) from None
+        raise InputError(
+            source, problems + [problem for _, problem in problems_of(error, StudyFile, {"one": None, "several": None})]
+        ) from None
     runs, run_problems = _multiply_out(spec)
     problems += run_problems + _study_problems(spec, runs)
     if problems:
