@@ -42,8 +42,8 @@ WORKLOADS: dict[str, dict[str, Any]] = {
 }
 BASE = {"global_batch_size": 4, "steps": 3, "warmup_steps": 1, "eval_batches": 2, "lr_warmup_steps": 0, "learning_rate": 1e-3}
 WAYS: dict[str, dict[str, Any]] = {"single": {"strategy": "single"}, "ddp 1": {"world_size": 1}, "ddp 2": {"world_size": 2}}
-# The large ones take seconds to build: DDP at world size 1 is left to the others.
-SKIPPED = {(name, "ddp 1") for name in ("vgg16", "alexnet", "densenet121", "squeezenet1_0")}
+# The large ones take seconds to build, and VGG16 half a gigabyte to broadcast.
+SKIPPED = {(name, "ddp 1") for name in ("vgg16", "alexnet", "densenet121", "squeezenet1_0")} | {("vgg16", "ddp 2")}
 MORE: dict[str, dict[str, Any]] = {
     "batch norm": {"model": {"kind": "cnn", "network": "resnet18", "image_size": 32}, "data": "digits", "world_size": 2},
     "classic": {"model": CLASSIFIER, "data": "topics", "strategy": "single", "loader": "classic", "loader_workers": 3},
@@ -117,16 +117,18 @@ def test_the_same_learning_however_the_batch_is_split(measured: dict[str, Measur
 
 @pytest.mark.parametrize("name", list(WORKLOADS))
 def test_what_is_measured_is_whole(measured: dict[str, Measured], root: Path, name: str) -> None:
-    found, run = measured[f"{name} ddp 2"], runs(root)[f"{name} ddp 2"]
+    way = "single" if (name, "ddp 2") in SKIPPED else "ddp 2"
+    found, run = measured[f"{name} {way}"], runs(root)[f"{name} {way}"]
     language, images = name in {"gpt", "gpt2 weights"}, name in CNNS
     assert (found.quality.accuracy is None) == language
     assert (found.timing.tokens_per_second is None) == images
     assert found.timing.samples_per_second == pytest.approx(4 / found.timing.step.median)
     assert found.timing.flops_per_second > 0 and 0 < (found.timing.mfu or 0) < 1
     assert found.checks["same_parameters"]
-    assert found.communication is not None
-    # A frozen parameter is neither counted nor sent.
-    assert found.communication.bytes == 4 * (found.environment.parameters or 0)
+    if way == "ddp 2":
+        assert found.communication is not None
+        # A frozen parameter is neither counted nor sent.
+        assert found.communication.bytes == 4 * (found.environment.parameters or 0)
     everything = found.memory.parameters == 4 * (found.environment.parameters or 0)
     assert everything == (getattr(run.architecture, "trainable", "all") == "all")
 
