@@ -41,31 +41,34 @@ def tokenizer(folder: Path, *, close: bool) -> None:
     made.save(str(folder / "tokenizer.json"))
 
 
+def gpt2_config(folder: Path, *, positions: int = 32) -> dict[str, Any]:
+    """The configuration of the GPT-2 in a folder."""
+    return {"kind": "gpt", **_SIZES, "block_size": positions, "weights": str(folder)}
+
+
 def gpt2(folder: Path, *, positions: int = 32) -> dict[str, Any]:
-    """A GPT-2; its configuration, less the path of its weights."""
+    """Make a GPT-2; its configuration."""
     import_torchvision()
     from transformers import GPT2Config, GPT2LMHeadModel
 
     config = GPT2Config(n_layer=2, n_head=2, n_embd=32, vocab_size=VOCABULARY, n_positions=positions, initializer_range=0.3)
     GPT2LMHeadModel(config).save_pretrained(folder)
     tokenizer(folder, close=False)
-    return {"kind": "gpt", **_SIZES, "block_size": positions, "weights": str(folder)}
+    return gpt2_config(folder, positions=positions)
+
+
+def distilbert_config(folder: Path, *, block_size: int = 32) -> dict[str, Any]:
+    """The configuration of the DistilBERT in a folder, without dropout."""
+    sizes = {**_SIZES, "positions": block_size + 8, "block_size": block_size}
+    return {"kind": "distilbert", **sizes, "weights": str(folder), "dropout": 0.0}
 
 
 def distilbert(folder: Path, *, block_size: int = 32) -> dict[str, Any]:
-    """A DistilBERT without dropout; its configuration."""
+    """Make a DistilBERT; its configuration."""
     import_torchvision()
     from transformers import DistilBertConfig, DistilBertModel
 
     sizes = {"n_layers": 2, "n_heads": 2, "dim": 32, "hidden_dim": 128, "vocab_size": VOCABULARY}
-    config = DistilBertConfig(**sizes, max_position_embeddings=block_size + 8, initializer_range=0.3)
-    DistilBertModel(config).save_pretrained(folder)
+    DistilBertModel(DistilBertConfig(**sizes, max_position_embeddings=block_size + 8)).save_pretrained(folder)
     tokenizer(folder, close=True)
-    return {
-        "kind": "distilbert",
-        **_SIZES,
-        "positions": block_size + 8,
-        "block_size": block_size,
-        "weights": str(folder),
-        "dropout": 0.0,
-    }
+    return distilbert_config(folder, block_size=block_size)

@@ -26,10 +26,10 @@ from lab.workloads.datasets import (
     Topics,
 )
 from lab.workloads.frozen import Frozen
-from lab.workloads.models import CNN, GPT, KINDS, MODELS, DistilBERT, Model, Task, TextClassifier
+from lab.workloads.models import CNN, GPT, KINDS, MODELS, SMALLEST_IMAGE, DistilBERT, Model, Task, TextClassifier
 
 __all__ = [
-    "CNN", "DATASETS", "GPT", "IMDB", "MNIST", "MODELS", "TAGS", "AGNews", "Corpora", "Data", "DataField", "Digits",
+    "CNN", "DATASETS", "GPT", "IMDB", "MNIST", "MODELS", "SMALLEST_IMAGE", "TAGS", "AGNews", "Corpora", "Data", "DataField", "Digits",
     "DistilBERT", "Frozen", "Images", "LabelledTexts", "Model", "ModelField", "Shakespeare", "Stdlib", "Synthetic", "Task",
     "Text", "TextClassifier", "Topics", "data_of", "misfit", "model_of", "vocab_size_of",
 ]  # fmt: skip

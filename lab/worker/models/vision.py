@@ -26,6 +26,7 @@ class Vision(Classifier):
             if isinstance(module, nn.Dropout) and config.dropout is not None:
                 module.p = config.dropout
         freeze(self.network, config.trainable)
+        self.train()  # a new module trains without being told to, its frozen batch norm must be told
 
     def logits(self, inputs: Tensor) -> Tensor:
         """Scores (samples, classes) of images (samples, channels, rows, columns) of bytes, scaled here on the device."""
