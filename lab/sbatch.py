@@ -73,7 +73,11 @@ def scripts(study: Study, profile: str | Path) -> dict[str, str]:
     }
     for processes, devices in dict.fromkeys((run.processes, run.devices) for run in study.runs):
         tasks = [task for task in study.tasks if (task.run.processes, task.run.devices) == (processes, devices)]
-        what = f"all runs of {processes} rank{'s' * (processes > 1)}" if devices == 1 else f"all runs of one process with {devices} devices"
+        what = (
+            f"all runs of {processes} rank{'s' * (processes > 1)}"
+            if devices == 1
+            else f"all runs of one process with {devices} devices"
+        )
         texts[f"study/x{processes * devices}{'-one-process' * (devices > 1)}.sbatch"] = _script(study, cluster, path, tasks, what)
     return texts
 

@@ -76,7 +76,8 @@ def _rows(count: int) -> bytes:
     stream = io.StringIO()
     words = ("war", "match", "shares", "chip")
     csv.writer(stream, quoting=csv.QUOTE_ALL).writerows(
-        [number % 4 + 1, f"{words[number % 4]}, again", f'a "{words[number % 4]}" \\of number {number}'] for number in range(count)
+        [number % 4 + 1, f"{words[number % 4]}, again", f'a "{words[number % 4]}" \\of number {number}']
+        for number in range(count)
     )
     return stream.getvalue().encode()
 
@@ -138,7 +139,10 @@ def test_what_is_no_idx_file_is_named(tmp_path: Path) -> None:
         images._idx(tmp_path / "other.gz")
 
 
-@pytest.mark.parametrize(("model", "name", "instead"), [(CLASSIFIER, "ag_news", "topics"), (CLASSIFIER, "imdb", "topics"), ("resnet18", "mnist", "digits")])
+@pytest.mark.parametrize(
+    ("model", "name", "instead"),
+    [(CLASSIFIER, "ag_news", "topics"), (CLASSIFIER, "imdb", "topics"), ("resnet18", "mnist", "digits")],
+)
 def test_without_a_network_nothing_takes_its_place(monkeypatch: pytest.MonkeyPatch, model: Any, name: str, instead: str) -> None:
     gone = "http://127.0.0.1:9/gone"
     monkeypatch.setattr(ag_news, "TRAIN", replace(ag_news.TRAIN, url=gone))
@@ -170,12 +174,13 @@ def test_digits_are_scikit_learns() -> None:
 
 def test_synthetic_data_follow_seed_and_sizes() -> None:
     first, again, other = (
-        prepare(CLASSIFIER, {"kind": "synthetic", "samples": 50, "vocab_size": 64, "classes": 3, "seed": seed}) for seed in (0, 0, 1)
+        prepare(CLASSIFIER, {"kind": "synthetic", "samples": 50, "vocab_size": 64, "classes": 3, "seed": seed})
+        for seed in (0, 0, 1)
     )
     assert first.sha256 == again.sha256 != other.sha256
     assert (len(first.train), len(first.held_out)) == (45, 5)
     inputs, labels = first.train.take(np.arange(45))
-    assert inputs.shape == (45, 24) and 0 < inputs.min() and inputs.max() < 64 and set(labels) == {0, 1, 2}
+    assert inputs.shape == (45, 24) and inputs.min() > 0 and inputs.max() < 64 and set(labels) == {0, 1, 2}
     pictures = prepare("resnet18", {"kind": "synthetic", "samples": 20, "channels": 2, "image_size": 6})
     assert pictures.train.take(np.arange(3))[0].shape == (3, 2, 6, 6) and pictures.channels == 2
     stream = prepare({"kind": "gpt", "layers": 1, "heads": 1, "width": 8, "block_size": 16}, {"kind": "synthetic", "samples": 20})

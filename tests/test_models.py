@@ -22,8 +22,8 @@ from lab.worker.models.text_classifier import TextClassifier
 from lab.worker.models.vision import Vision
 from lab.worker.pretrained import folder_of, gpt2_weights
 from lab.workloads import CNN, SMALLEST_IMAGE
-from lab.workloads import DistilBERT as DistilBERTConfig
 from lab.workloads import GPT as GPTConfig
+from lab.workloads import DistilBERT as DistilBERTConfig
 from lab.workloads import TextClassifier as TextClassifierConfig
 
 

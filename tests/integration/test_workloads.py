@@ -106,7 +106,9 @@ def measured(root: Path) -> dict[str, Measured]:
     return {name: value for name, value in answers[0].items() if value is not None}
 
 
-@pytest.mark.parametrize(("name", "way"), [pair for pair in itertools.product(WORKLOADS, ("ddp 1", "ddp 2")) if pair not in SKIPPED])
+@pytest.mark.parametrize(
+    ("name", "way"), [pair for pair in itertools.product(WORKLOADS, ("ddp 1", "ddp 2")) if pair not in SKIPPED]
+)
 def test_the_same_learning_however_the_batch_is_split(measured: dict[str, Measured], name: str, way: str) -> None:
     alone, found = measured[f"{name} single"].quality, measured[f"{name} {way}"].quality
     assert found.depends_on_split is None
