@@ -13,7 +13,7 @@ Task = Literal["language modelling", "text classification", "image classificatio
 Network = Literal["resnet18", "vgg16", "squeezenet1_0", "densenet121", "alexnet"]
 
 # The smallest image that leaves something for the last pooling layer of each network.
-SMALLEST_IMAGE: dict[Network, int] = {"resnet18": 16, "vgg16": 32, "squeezenet1_0": 21, "densenet121": 29, "alexnet": 63}
+SMALLEST_IMAGE: dict[Network, int] = {"resnet18": 1, "vgg16": 32, "squeezenet1_0": 21, "densenet121": 29, "alexnet": 63}
 WITH_BATCH_NORM: tuple[Network, ...] = ("resnet18", "densenet121")
 WITH_DROPOUT: tuple[Network, ...] = ("vgg16", "squeezenet1_0", "alexnet")
 DROPOUT_BY_RANK = "dropout is drawn by each rank"
