@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from lab import workloads
+from lab.worker.models.cache import Cache, LayerCache
 from lab.worker.models.head import linear_cross_entropy
 
 
@@ -22,12 +23,15 @@ class Attention(nn.Module):
         self.qkv = nn.Linear(config.width, 3 * config.width)
         self.projection = nn.Linear(config.width, config.width)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Map (samples, tokens, width) to the same shape."""
+    def forward(self, x: Tensor, cache: LayerCache | None = None) -> Tensor:
+        """Map (samples, tokens, width) to the same shape; with a cache that is not empty, for one token after those in it."""
         samples, tokens, width = x.shape
         q, k, v = (part.view(samples, tokens, self.heads, -1).transpose(1, 2) for part in self.qkv(x).split(width, dim=2))
         dropout = self.dropout if self.training else 0.0
-        mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True, dropout_p=dropout)
+        if cache is not None:
+            k, v = cache.extend(k, v)
+        # The one token after a cache may look at all of it.
+        mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=k.shape[2] == tokens, dropout_p=dropout)
         projected: Tensor = self.projection(mixed.transpose(1, 2).reshape(samples, tokens, width))
         return projected
 
@@ -44,9 +48,9 @@ class Block(nn.Module):
         self.down = nn.Linear(4 * config.width, config.width)
         self.dropout = nn.Dropout(config.dropout)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, cache: LayerCache | None = None) -> Tensor:
         """Map (samples, tokens, width) to the same shape."""
-        x = x + self.dropout(self.attention(self.norm_1(x)))
+        x = x + self.dropout(self.attention(self.norm_1(x), cache))
         hidden = functional.gelu(self.up(self.norm_2(x)), approximate="tanh")
         out: Tensor = x + self.dropout(self.down(hidden))
         return out
@@ -70,14 +74,23 @@ class GPT(nn.Module):
 
     def forward(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor:
         """Mean loss in nats per token where targets are given, else logits; tokens and targets are (samples, tokens)."""
-        positions = torch.arange(tokens.shape[1], device=tokens.device)
-        x = self.dropout(self.embedding(tokens) + self.positions(positions))
-        for block in self.blocks:
-            x = block(x)
-        x = self.norm(x)
+        x = self._hidden(tokens)
         if targets is None:
             return functional.linear(x, self.embedding.weight)
         return linear_cross_entropy(x.flatten(0, 1), self.embedding.weight, targets.flatten())
+
+    def extend(self, tokens: Tensor, cache: Cache) -> Tensor:
+        """Logits (samples, vocabulary) of what follows these tokens: a whole prompt into an empty cache, then one at a time."""
+        return functional.linear(self._hidden(tokens, cache)[:, -1], self.embedding.weight)
+
+    def _hidden(self, tokens: Tensor, cache: Cache | None = None) -> Tensor:
+        begin = cache.length if cache is not None else 0
+        positions = torch.arange(begin, begin + tokens.shape[1], device=tokens.device)
+        x = self.dropout(self.embedding(tokens) + self.positions(positions))
+        for number, block in enumerate(self.blocks):
+            x = block(x, cache.layers[number] if cache is not None else None)
+        normalized: Tensor = self.norm(x)
+        return normalized
 
 
 def _init_weights(module: nn.Module) -> None:
