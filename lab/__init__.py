@@ -16,6 +16,7 @@ from lab.cluster import Cluster
 from lab.dashboard import dashboard
 from lab.doctor import doctor
 from lab.errors import InputError, LabError, Problem
+from lab.generating import generate
 from lab.launch import InterruptedStudyError, Jobs, detach, launch
 from lab.launch import states as status
 from lab.plan import plan
@@ -48,6 +49,7 @@ __all__ = [
     "detach",
     "doctor",
     "figures",
+    "generate",
     "launch",
     "load_records",
     "plan",

@@ -220,6 +220,7 @@ def _completed(run: Run, repeat: int, started_at: str, measured: Measured) -> Re
         communication=measured.communication,
         memory=measured.memory,
         quality=measured.quality,
+        inference=measured.inference,
         checks=measured.checks,
     )
 

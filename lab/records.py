@@ -8,10 +8,13 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
 from lab.atomic import write_atomically
 from lab.errors import LabError
+from lab.inference import Inference as Inference
+from lab.stat import Part
+from lab.stat import Stat as Stat
 from lab.study import Run, Study, Task, find_folder
 
 if TYPE_CHECKING:
@@ -24,22 +27,7 @@ Status = Literal["completed", "failed", "oom", "timeout", "preempted", "cancelle
 PHASES = ("data", "h2d", "forward", "backward", "optimizer", "other")
 
 
-class _Part(BaseModel):
-    """A part of a record; unknown keys are refused so that a typing error cannot hide a measurement."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="null")
-
-
-class Stat(_Part):
-    """A distribution over steps: median, 10th and 90th percentile, bootstrap 95 % interval of the median."""
-
-    median: float
-    p10: float
-    p90: float
-    interval: tuple[float, float] | None = Field(description="None where there are too few steps for one")
-
-
-class Timing(_Part):
+class Timing(Part):
     """Where the time of a step went, in seconds; warm-up, compilation and evaluation are outside.
 
     `step` is that of the slowest rank of each step, `phases` are those of the same rank in the same step and hold
@@ -62,7 +50,7 @@ class Timing(_Part):
     peak_source: str | None = Field(description="vendor figure with its source, or how it was measured")
 
 
-class Event(_Part):
+class Event(Part):
     """One bar of a timeline, in seconds from the earliest start of its step on any rank.
 
     `name` is forward, backward, optimizer, or "bucket k"; a bucket starts when it is handed to the link.
@@ -76,7 +64,7 @@ class Event(_Part):
     bytes: int | None = Field(default=None, description="of a bucket on the link")
 
 
-class Communication(_Part):
+class Communication(Part):
     """What went over the links, per step: seconds of the slowest rank of each step, bytes per rank.
 
     None where not measured; at world size 1 nothing is sent, and only `ddp_overhead_time` can be there.
@@ -100,7 +88,7 @@ class Communication(_Part):
     timeline: list[Event] = Field(default=[], description="the median measured step on all ranks")
 
 
-class Memory(_Part):
+class Memory(Part):
     """Peak memory in bytes by rank, and of what kind: resident set on CPU, allocator's peak on CUDA."""
 
     kind: Literal["resident", "cuda_allocated"]
@@ -108,7 +96,7 @@ class Memory(_Part):
     parameters: int = Field(description="bytes of the parameters on one rank")
 
 
-class Quality(_Part):
+class Quality(Part):
     """What the model learned: training loss of each step (mean over the global batch), loss on held-out data."""
 
     loss: list[float]
@@ -116,7 +104,7 @@ class Quality(_Part):
     accuracy: float | None = None
 
 
-class Failure(_Part):
+class Failure(Part):
     """The first cause of a run that did not complete."""
 
     type: str
@@ -126,7 +114,7 @@ class Failure(_Part):
     log: str = Field(default="", description="the last lines of the log of the rank that failed first")
 
 
-class Environment(_Part):
+class Environment(Part):
     """Where and with what a run was measured, read inside the job."""
 
     cluster: str
@@ -153,7 +141,7 @@ class Environment(_Part):
     )
 
 
-class Record(_Part):
+class Record(Part):
     """What one repeat of one run measured, or why it could not (contract 4.2)."""
 
     schema_version: Literal[1] = 1
@@ -169,6 +157,7 @@ class Record(_Part):
     communication: Communication | None = None
     memory: Memory | None = None
     quality: Quality | None = None
+    inference: Inference | None = None
     checks: dict[str, bool] = {}
 
     @property

@@ -236,7 +236,7 @@ def environment(source: Study | Sequence[Record]) -> Table:
 
 def _surroundings(record: Record) -> Iterable[tuple[str, str]]:
     place = record.environment
-    if place is None or record.timing is None:
+    if place is None:
         return
     yield "cluster profile", place.cluster
     yield "hosts", ", ".join(sorted(set(place.hosts)))
@@ -252,8 +252,7 @@ def _surroundings(record: Record) -> Iterable[tuple[str, str]]:
     yield "code", f"commit {commit}"
     yield "data", f"{place.data_description}; SHA-256 {(place.data_sha256 or 'unknown')[:16]}"
     yield "parameters", f"{place.parameters:,}" if place.parameters else "unknown"
-    peak = record.timing.peak_flops_per_second
-    if peak is not None:
+    if record.timing is not None and record.timing.peak_flops_per_second is not None:
         yield "peak of a rank", f"{record.run.precision}: {record.timing.peak_source}"
 
 

@@ -13,6 +13,7 @@ from pydantic import Field, model_validator
 
 from lab import workloads
 from lab.errors import InputError, Problem, nearest
+from lab.inference import INFERENCE_ONLY, InferenceSettings
 from lab.workloads import Frozen
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -22,7 +23,7 @@ POWERSGD_FIRST_STEP = 2  # before it, DDP may still change its buckets
 _DDP_SETTINGS = ("bucket_cap_mb", "gradient_as_bucket_view", "static_graph", "compression")
 
 
-class Run(Frozen):
+class Run(InferenceSettings):
     """One configuration: everything that changes the measurement, and nothing about where it runs.
 
     Batches are in samples: `global_batch_size = micro_batch_size * grad_accum * world_size`; what is not given of
@@ -84,6 +85,8 @@ class Run(Frozen):
     def _consistent(self) -> Self:
         for message in self._conflicts():
             raise ValueError(message)
+        for message in self.inference_conflicts(world_size=self.world_size, block_size=self.architecture.block_size):
+            raise ValueError(message)
         return self
 
     def _conflicts(self) -> Iterator[str]:
@@ -133,7 +136,8 @@ class Run(Frozen):
         Presets count by what they stand for; fields at their defaults are left out, so that a field added later
         does not rename the runs of today.
         """
-        content = self.model_dump(mode="json", exclude_defaults=True, exclude={"model", "data", "keep_model"})
+        unused = {"model", "data", "keep_model"} | (set() if self.task == "inference" else INFERENCE_ONLY)
+        content = self.model_dump(mode="json", exclude_defaults=True, exclude=unused)
         content["model"] = self.architecture.model_dump(mode="json")
         content["data"] = self.dataset.model_dump(mode="json")
         canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
@@ -143,6 +147,9 @@ class Run(Frozen):
     def label(self) -> str:
         """A short name for people: model, strategy, world size, batch, precision."""
         model = self.model if isinstance(self.model, str) else f"{self.model.kind} {self.model.layers}x{self.model.width}"
+        if self.task == "inference":
+            device = "" if self.needs_device == "any" else f" on {self.needs_device}"
+            return f"{model} inference x{self.world_size}{device}, {self.quantization}"
         return f"{model} {self.strategy} x{self.world_size}, batch {self.global_batch_size}, {self.precision}"
 
 
@@ -162,6 +169,7 @@ class Study(Frozen):
     """A question, the runs that answer it, and the folder that holds them."""
 
     folder: Path
+    kind: Literal["training", "inference"] = "training"
     title: str
     question: str
     scaling: Literal["strong", "weak", "none"]
