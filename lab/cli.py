@@ -167,8 +167,9 @@ def generate(
     """Let the trained model of a run write on from a prompt."""
     prompts = prompt or ["def "]
     loaded = lab.Study.load(study, quick=quick)
-    how = {"new_tokens": new_tokens, "temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
-    texts = lab.generate(loaded, run, prompts=prompts, **how)
+    texts = lab.generate(
+        loaded, run, prompts=prompts, new_tokens=new_tokens, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed
+    )
     pairs = list(zip(prompts, texts, strict=True))
     _answer(as_json, [{"prompt": given, "text": text} for given, text in pairs], "\n\n".join(map("".join, pairs)))
 

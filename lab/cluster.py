@@ -63,6 +63,12 @@ class Cluster(Frozen):
             return "cuda" if machine.gpus() else "cpu"
         return self.device
 
+    def on(self, device: Literal["any", "cpu", "cuda"]) -> Cluster | None:
+        """The same for runs that need this kind of device; None where the cluster has none."""
+        if device in {"any", self.device_kind}:
+            return self
+        return self.model_copy(update={"device": "cpu", "devices": "auto"}) if device == "cpu" else None
+
     @property
     def capacity(self) -> int:
         """How many ranks this cluster can run at once."""

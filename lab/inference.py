@@ -109,5 +109,6 @@ class Inference(Part):
     generated_alike: float | None = Field(default=None, description="share of greedily generated tokens that are the same")
     points: list[Point] = []
     memory_bytes_per_second: float | None = Field(default=None, description="of a rank, measured in the job by copying")
+    arithmetic: str = Field(default="", description="vector instructions of a CPU, or the GPU's name")
     model_sha256: str = Field(default="", description="of the base model's file")
     trained_steps: int = 0

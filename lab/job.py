@@ -36,6 +36,7 @@ def execute(run_json: str, repeat: int, cluster_json: str, folder: str, data_roo
     submitted, skips it.
     """
     run, cluster = Run.model_validate_json(run_json), Cluster.model_validate_json(cluster_json)
+    cluster = cluster.on(run.needs_device) or cluster
     place, attempt = sign_on(run.world_size, cluster, Path(folder))
     if place.rank != 0:
         if attempt.await_decision() == "skip":

@@ -53,7 +53,8 @@ def launch(study: Study, cluster: str | Cluster = "local", *, tasks: Sequence[Ta
     InputError, before anything is submitted, where the cluster cannot run the study.
     """
     profile = cluster if isinstance(cluster, Cluster) else Cluster.load(cluster)
-    chosen = list(study.tasks if tasks is None else tasks)
+    # What needs a kind of device that is not there is left out: the report says so.
+    chosen = [task for task in (study.tasks if tasks is None else tasks) if profile.on(task.run.needs_device)]
     missing = chosen if fresh else [task for task in chosen if not Store(study.out).completed(task)]
     if missing:
         _check(study, profile, missing, fresh=fresh)
@@ -250,7 +251,7 @@ def _check(study: Study, cluster: Cluster, tasks: Sequence[Task], *, fresh: bool
             "use a larger cluster, fewer ranks or --quick",
         )
         for task in tasks
-        if task.run.world_size > cluster.capacity and task.repeat == 0
+        if (own := cluster.on(task.run.needs_device)) and task.run.world_size > own.capacity and task.repeat == 0
     ]
     for run in {task.run.id: task.run for task in tasks}.values():
         if isinstance(run.dataset, Text):

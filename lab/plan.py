@@ -46,8 +46,11 @@ def state_bytes(run: Run) -> int:
 
 
 def _obstacle(run: Run, cluster: Cluster) -> str:
-    if run.world_size > cluster.capacity:
-        return f"needs {run.world_size} ranks, {cluster.name} has {cluster.capacity}"
+    own = cluster.on(run.needs_device)
+    if own is None:
+        return f"left out: it needs {run.needs_device}, {cluster.name} has none"
+    if run.world_size > own.capacity:
+        return f"needs {run.world_size} ranks, {cluster.name} has {own.capacity}"
     available = cluster.memory_bytes_per_rank
     if state_bytes(run) > available:
         return f"needs {state_bytes(run) / 1e9:.1f} GB for its training state alone, a rank has {available / 1e9:.1f} GB"

@@ -145,6 +145,7 @@ def learning(study: Study) -> Table:
             "MFU": _median(done, lambda record: record.timing.mfu, "{:.1%}"),
         }
         for run, done in _by_run(study)
+        if run.task == "train"
     ]
     return Table("What was learned, and at what price: medians over repeats", pd.DataFrame(rows), index=False)
 
@@ -177,7 +178,16 @@ def outcome(records: Sequence[Record]) -> Prose:
                 f"A step takes {step} (median of {timing.measured_steps} steps after {timing.warmup_steps} of warm-up): "
                 f"{timing.samples_per_second:.1f} samples/s, {timing.flops_per_second / 1e9:.1f} GFLOP/s of the model's own arithmetic."
             )
+        if record.inference is not None:
+            return _inference_outcome(record)
     return Prose.of("There is no record of this run.")
+
+
+def _inference_outcome(record: Record) -> Prose:
+    from lab.analysis.inferences import missing, sentences
+
+    told = [*missing([record]), *sentences([record])]
+    return Prose.of(*(told or ["Two copies of the base were timed against each other."]), bullets=True)
 
 
 def phases(records: Sequence[Record]) -> Table:

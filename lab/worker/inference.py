@@ -80,6 +80,7 @@ def _compare(
     about = Inference(
         quantization=run.quantization,
         base_size=_size(base),
+        arithmetic=_arithmetic(device),
         model_sha256=sha256(found.folder / checkpoint.MODEL),
         trained_steps=found.step,
     )
@@ -118,6 +119,13 @@ def _compare(
             "memory_bytes_per_second": memory_bandwidth(device).bytes_per_s,
         }
     )
+
+
+def _arithmetic(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    bf16 = torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    return f"{torch.backends.cpu.get_cpu_capability()}, bf16 {'in hardware' if bf16 else 'emulated'}"
 
 
 def _size(model: GPT) -> Size:

@@ -8,7 +8,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -129,7 +129,7 @@ def _weights(module: nn.Module) -> Iterator[Tensor]:
     for part in module.modules():
         packed = getattr(part, "_packed_params", None)
         if isinstance(packed, nn.Module):  # torch's own quantized layer keeps its weight out of sight
-            weight, bias = packed._weight_bias()
+            weight, bias = cast(Any, packed)._weight_bias()
             yield weight
             if bias is not None:
                 yield bias
@@ -141,10 +141,10 @@ def _weights(module: nn.Module) -> Iterator[Tensor]:
 
 def _storages(tensor: Tensor) -> Iterator[tuple[object, int]]:
     """Storages of a tensor, or of the tensors that a quantized one is made of, with their bytes."""
-    inner: Any = getattr(tensor, "__tensor_flatten__", None)
-    if type(tensor) in (Tensor, nn.Parameter) or inner is None:
+    if type(tensor) in (Tensor, nn.Parameter) or not hasattr(tensor, "__tensor_flatten__"):
         storage = None if tensor.is_quantized else tensor.untyped_storage().data_ptr()
         yield storage or id(tensor), tensor.numel() * tensor.element_size()
         return
-    for name in inner()[0]:
+    inner: list[str] = cast(Any, tensor).__tensor_flatten__()[0]
+    for name in inner:
         yield from _storages(getattr(tensor, name))
