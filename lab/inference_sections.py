@@ -12,23 +12,45 @@ from lab.study import Study
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from lab.analysis.inferences import Compared
+
 NOTHING = "No inference run has completed yet."
 
 
 def answer(study: Study) -> Prose:
     """The answer to the study's question in one sentence: the fastest and the smallest of what was compared."""
     from lab.analysis.inferences import compared
-    from lab.analysis.rounding import rounded
+    from lab.analysis.rounding import percent, rounded
 
     found = [row for row in compared(load_records(study)) if row.record.run.quantization != "none"]
     told = stage_sentences(study)
-    if found:
-        fastest = min(found, key=lambda row: row.ratio("inter_token").value)
+    faster = [row for row in found if (row.ratio("inter_token").high or 1.0) < 1.0]
+    if faster:
+        best = min(faster, key=lambda row: row.ratio("inter_token").value)
         told.append(
-            f"Of what was timed, {fastest.name} at prompt {fastest.prompt_tokens} and batch {fastest.batch_size} decodes "
-            f"fastest against the fp32 base: {rounded(*fastest.ratio('inter_token'))} of its time between tokens."
+            f"{best.name}, prompt {best.prompt_tokens}, batch {best.batch_size}, gains the most time: "
+            f"{rounded(*best.ratio('inter_token'))} of the fp32 base's time between tokens."
+        )
+    elif found:
+        told.append("No quantization is shown to decode faster than the fp32 base here.")
+    sized = [row for row in found if _memory_share(row) < 1.0]
+    if sized:
+        smallest = min(sized, key=_memory_share)
+        told.append(
+            f"The smallest is {smallest.record.run.quantization}, with {percent(_memory_share(smallest))} of the base's bytes and "
+            f"{rounded(_perplexity_ratio(smallest))} of its perplexity."
         )
     return Prose.of(*(told or [NOTHING]), strong=True)
+
+
+def _memory_share(row: Compared) -> float:
+    found = row.record.inference
+    return found.size.memory / found.base_size.memory if found and found.size else 1.0
+
+
+def _perplexity_ratio(row: Compared) -> float | None:
+    found = row.record.inference
+    return found.perplexity_ratio.value if found and found.perplexity_ratio else None
 
 
 def stage_sentences(study: Study) -> list[str]:

@@ -13,6 +13,7 @@ from pydantic import Field, ValidationError
 from lab.atomic import write_atomically
 from lab.errors import LabError
 from lab.inference import Inference as Inference
+from lab.inference import Point as Point
 from lab.stat import Part
 from lab.stat import Stat as Stat
 from lab.study import Run, Study, Task, find_folder
