@@ -147,10 +147,10 @@ class Run(InferenceSettings):
     def label(self) -> str:
         """A short name for people: model, strategy, world size, batch, precision."""
         model = self.model if isinstance(self.model, str) else f"{self.model.kind} {self.model.layers}x{self.model.width}"
+        place = f"x{self.world_size}" + ("" if self.needs_device == "any" else f" on {self.needs_device.upper()}")
         if self.task == "inference":
-            device = "" if self.needs_device == "any" else f" on {self.needs_device}"
-            return f"{model} inference x{self.world_size}{device}, {self.quantization}"
-        return f"{model} {self.strategy} x{self.world_size}, batch {self.global_batch_size}, {self.precision}"
+            return f"{model} inference {place}, {self.quantization}"
+        return f"{model} {self.strategy} {place}, batch {self.global_batch_size}, {self.precision}"
 
 
 class Task(NamedTuple):
