@@ -17,6 +17,7 @@ from lab.cluster import Cluster
 from lab.dashboard import dashboard
 from lab.doctor import doctor
 from lab.errors import InputError, LabError, Problem
+from lab.generating import generate
 from lab.launch import InterruptedStudyError, Jobs, detach, launch
 from lab.plan import plan
 from lab.records import Record, load_records, table
@@ -55,6 +56,7 @@ __all__ = [
     "doctor",
     "equal_losses",
     "figures",
+    "generate",
     "launch",
     "load_records",
     "plan",

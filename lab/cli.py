@@ -228,6 +228,29 @@ def _compare_losses(*, quick: bool, as_json: bool) -> None:
 
 
 @app.command()
+def generate(
+    study: StudyArgument,
+    run: Annotated[str, typer.Argument(metavar="RUN", help="The id of a run that kept its model; else the first that did.")] = "",
+    prompt: Annotated[list[str] | None, typer.Option("--prompt", help="What the text begins with; may be repeated.")] = None,
+    new_tokens: Annotated[int, typer.Option("--new-tokens", min=1, help="Tokens that are written.")] = 64,
+    temperature: Annotated[float, typer.Option("--temperature", help="0 takes the likeliest token, more draws.")] = 0.0,
+    top_k: Annotated[int | None, typer.Option("--top-k", help="Draw from so many of the likeliest tokens.")] = None,
+    top_p: Annotated[float | None, typer.Option("--top-p", help="Draw from the fewest that hold this probability.")] = None,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Of what is drawn.")] = 0,
+    quick: QuickOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Let the trained model of a run write on from a prompt."""
+    prompts = prompt or ["def "]
+    loaded = lab.Study.load(study, quick=quick)
+    texts = lab.generate(
+        loaded, run, prompts=prompts, new_tokens=new_tokens, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed
+    )
+    pairs = list(zip(prompts, texts, strict=True))
+    _answer(as_json, [{"prompt": given, "text": text} for given, text in pairs], "\n\n".join(map("".join, pairs)))
+
+
+@app.command()
 def doctor(as_json: JsonOption = False) -> None:
     """Show what this machine has, what is missing, and the command that gets it."""
     checks = lab.doctor()

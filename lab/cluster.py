@@ -88,6 +88,12 @@ class Cluster(SlurmKeys):
             return "cuda" if (self.gpus_per_node if self.executor == "slurm" else machine.gpus()) else "cpu"
         return self.device
 
+    def on(self, device: Literal["any", "cpu", "cuda"]) -> Cluster | None:
+        """The same for runs that need this kind of device; None where the cluster has none."""
+        if device in {"any", self.device_kind}:
+            return self
+        return self.model_copy(update={"device": "cpu", "devices": "auto"}) if device == "cpu" else None
+
     @property
     def ranks_per_node(self) -> int:
         """How many ranks one node can run at once."""

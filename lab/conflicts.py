@@ -37,6 +37,7 @@ def of(run: Run) -> Iterator[str]:
     yield from _ddp(run)
     yield from _numbers(run)
     yield from _shares_of_the_model(run)
+    yield from _inference(run)
 
 
 def _work(run: Run) -> Iterator[str]:
@@ -116,3 +117,22 @@ def _pipeline(run: Run, *, layers: int) -> Iterator[str]:
         yield f"micro_batch_size {run.micro_batch_size} cannot be cut into {parts} equal microbatches || a number that divides it"
     if run.schedule == "1f1b" and parts < stages:
         yield f"schedule '1f1b' needs a microbatch for each of {stages} stages, microbatches is {parts} || at least {stages}"
+
+
+def _inference(run: Run) -> Iterator[str]:
+    if run.task == "train":
+        if run.quantization != "none":
+            yield "quantization is a setting of inference, this run trains || leave it out, or use task: inference"
+        return
+    if not isinstance(run.architecture, workloads.GPT):
+        yield f"task 'inference' generates text, {run.architecture.label} is no language model || choose a gpt"
+        return
+    longest = max(run.prompt_tokens) + run.new_tokens
+    if longest > run.architecture.block_size:
+        yield (
+            f"prompt_tokens {max(run.prompt_tokens)} and new_tokens {run.new_tokens} are {longest}, the model has "
+            f"positions for {run.architecture.block_size} || fewer tokens, or a model with a larger block_size"
+        )
+    for size in run.batch_sizes:
+        if size % run.world_size:
+            yield f"batch_sizes {size} is not divisible by world_size {run.world_size} || a multiple of {run.world_size}"

@@ -32,6 +32,7 @@ def execute(run_json: str, repeat: int, cluster_json: str, folder: str, data_roo
     submitted, skips it.
     """
     run, cluster = Run.model_validate_json(run_json), Cluster.model_validate_json(cluster_json)
+    cluster = cluster.on(run.needs_device) or cluster
     place, attempt = sign_on(run.processes, cluster, Path(folder), devices=run.devices)
     if place.rank != 0:
         if attempt.await_decision() == "skip":
@@ -153,5 +154,6 @@ def _completed(run: Run, repeat: int, started_at: str, measured: Measured, alloc
         communication=measured.communication,
         memory=measured.memory,
         quality=measured.quality,
+        inference=measured.inference,
         checks=measured.checks,
     )

@@ -44,7 +44,8 @@ def launch(
     InputError, before anything is submitted, where the cluster cannot run the study.
     """
     profile = cluster if isinstance(cluster, Cluster) else Cluster.load(cluster)
-    chosen = list(study.tasks if tasks is None else tasks)
+    # What needs a kind of device that is not there is left out: the report says so.
+    chosen = [task for task in (study.tasks if tasks is None else tasks) if profile.on(task.run.needs_device)]
     missing = chosen if fresh else [task for task in chosen if not Store(study.out).completed(task)]
     if missing:
         check(study, profile, missing, fresh=fresh)

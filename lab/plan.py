@@ -47,10 +47,13 @@ def state_bytes(run: Run) -> int:
 
 
 def _obstacle(run: Run, cluster: Cluster) -> str:
-    if run.world_size > cluster.capacity:
-        return f"needs {run.world_size} ranks, {cluster.name} has {cluster.capacity}"
+    own = cluster.on(run.needs_device)
+    if own is None:
+        return f"left out: it needs {run.needs_device}, {cluster.name} has none"
+    if run.world_size > own.capacity:
+        return f"needs {run.world_size} ranks, {cluster.name} has {own.capacity}"
     try:
-        cluster.layout(run.world_size)
+        own.layout(run.processes, devices=run.devices)
     except InputError as error:
         return f"{error.problems[0].what}: {error.problems[0].advice}"
     available = cluster.memory_bytes_per_rank

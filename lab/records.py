@@ -8,10 +8,14 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
 from lab.atomic import write_atomically
 from lab.errors import LabError
+from lab.inference import Inference as Inference
+from lab.inference import Point as Point
+from lab.stat import Part
+from lab.stat import Stat as Stat
 from lab.study import Run, Study, Task, find_folder
 
 if TYPE_CHECKING:
@@ -24,22 +28,7 @@ Status = Literal["completed", "failed", "oom", "timeout", "preempted", "cancelle
 PHASES = ("data", "h2d", "forward", "backward", "optimizer", "other")
 
 
-class _Part(BaseModel):
-    """A part of a record; unknown keys are refused so that a typing error cannot hide a measurement."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="null")
-
-
-class Stat(_Part):
-    """A distribution over steps: median, 10th and 90th percentile, bootstrap 95 % interval of the median."""
-
-    median: float
-    p10: float
-    p90: float
-    interval: tuple[float, float] | None = Field(description="None where there are too few steps for one")
-
-
-class Timing(_Part):
+class Timing(Part):
     """Where the time of a step went, in seconds; warm-up, compilation and evaluation are outside.
 
     `step` is that of the slowest rank of each step, `phases` are those of the same rank in the same step and hold
@@ -62,7 +51,7 @@ class Timing(_Part):
     peak_source: str | None = Field(description="vendor figure with its source, or how it was measured")
 
 
-class Event(_Part):
+class Event(Part):
     """One bar of a timeline, in seconds from the earliest start of its step on any rank.
 
     `name` is forward, backward, optimizer, "bucket k" of DDP, or an operation such as all_reduce; what goes over the link
@@ -77,14 +66,14 @@ class Event(_Part):
     bytes: int | None = Field(default=None, description="of what goes over the link")
 
 
-class Operation(_Part):
+class Operation(Part):
     """One kind of collective or message of a step, on one rank."""
 
     calls: int
     bytes: int
 
 
-class Communication(_Part):
+class Communication(Part):
     """What went over the links, per step: seconds of the slowest rank of each step, bytes per rank.
 
     None where not measured; at world size 1 nothing is sent, and only `ddp_overhead_time` can be there.
@@ -114,7 +103,7 @@ class Communication(_Part):
     timeline: list[Event] = Field(default=[], description="the median measured step on all ranks")
 
 
-class Memory(_Part):
+class Memory(Part):
     """Peak memory in bytes by rank (by device where one process has several), and of what kind: resident set on CPU,
     allocator's peak on CUDA; and what of it is there at every moment of a step, on the rank that has most of it.
     """
@@ -125,7 +114,7 @@ class Memory(_Part):
     optimizer: int | None = Field(default=None, description="bytes of the optimizer's state on one rank")
 
 
-class Quality(_Part):
+class Quality(Part):
     """What the model learned: training loss of each step (mean over the global batch), loss and accuracy on held-out data."""
 
     loss: list[float]
@@ -136,7 +125,7 @@ class Quality(_Part):
     )
 
 
-class Failure(_Part):
+class Failure(Part):
     """The first cause of a run that did not complete."""
 
     type: str
@@ -146,7 +135,7 @@ class Failure(_Part):
     log: str = Field(default="", description="the last lines of the log of the rank that failed first")
 
 
-class Environment(_Part):
+class Environment(Part):
     """Where and with what a run was measured, read inside the job."""
 
     cluster: str
@@ -173,7 +162,7 @@ class Environment(_Part):
     )
 
 
-class Granted(_Part):
+class Granted(Part):
     """What a scheduler gave to the job that left a record, as far as it is known."""
 
     job_id: str = Field(description="Slurm's, with the index of the array's task: 17_3")
@@ -184,7 +173,7 @@ class Granted(_Part):
     requeues: int = Field(default=0, description="how often the job was put back into the queue, and went on from a checkpoint")
 
 
-class Record(_Part):
+class Record(Part):
     """What one repeat of one run measured, or why it could not (contract 4.2)."""
 
     schema_version: Literal[1] = 1
@@ -201,6 +190,7 @@ class Record(_Part):
     communication: Communication | None = None
     memory: Memory | None = None
     quality: Quality | None = None
+    inference: Inference | None = None
     checks: dict[str, bool] = {}
 
     @property
@@ -285,7 +275,10 @@ def write_record(record: Record, folder: Path) -> Path:
     return path
 
 
-def load_records(source: Study | str | Path | Sequence[Record], *, tasks: Sequence[Task] | None = None) -> list[Record]:
+OneStudy = Study | str | Path | Sequence[Record]
+
+
+def load_records(source: OneStudy, *, tasks: Sequence[Task] | None = None) -> list[Record]:
     """Records of a study's present grid or of some of its `tasks`, of all that lies in a folder, or as they are given."""
     if isinstance(source, Study):
         return Store(source.out).records(source.tasks if tasks is None else tasks)
@@ -294,7 +287,7 @@ def load_records(source: Study | str | Path | Sequence[Record], *, tasks: Sequen
     return list(source)
 
 
-def table(source: Study | str | Path | Sequence[Record]) -> pd.DataFrame:
+def table(source: OneStudy) -> pd.DataFrame:
     """One row per repeat, one column per quantity of DESIGN section 3; times in s, memory in bytes.
 
     What was not measured is NaN or None, never zero; failed runs are rows too, with their `status`.

@@ -153,6 +153,7 @@ def learning(study: Study) -> Table:
             "MFU": _median(done, lambda record: record.timing.mfu, "{:.1%}"),
         }
         for run, done in _by_run(study)
+        if run.task == "train"
     ]
     frame = pd.DataFrame(rows)
     if all(record.quality is None or record.quality.accuracy is None for _, done in _by_run(study) for record in done):
@@ -190,7 +191,16 @@ def outcome(records: Sequence[Record]) -> Prose:
                 f"A step takes {step} (median of {timing.measured_steps} steps after {timing.warmup_steps} of warm-up): "
                 f"{timing.samples_per_second:.1f} samples/s, {timing.flops_per_second / 1e9:.1f} GFLOP/s of the model's own arithmetic."
             )
+        if record.inference is not None:
+            return _inference_outcome(record)
     return Prose.of("There is no record of this run.")
+
+
+def _inference_outcome(record: Record) -> Prose:
+    from lab.analysis.inferences import missing, sentences
+
+    told = [*missing([record]), *sentences([record])]
+    return Prose.of(*(told or ["Two copies of the base were timed against each other."]), bullets=True)
 
 
 def phases(records: Sequence[Record]) -> Table:
@@ -249,7 +259,7 @@ def environment(source: Study | Sequence[Record]) -> Table:
 
 def _surroundings(record: Record) -> Iterable[tuple[str, str]]:
     place = record.environment
-    if place is None or record.timing is None:
+    if place is None:
         return
     yield "cluster profile", place.cluster
     yield "hosts", ", ".join(sorted(set(place.hosts)))
@@ -265,8 +275,7 @@ def _surroundings(record: Record) -> Iterable[tuple[str, str]]:
     yield "code", f"commit {commit}"
     yield "data", f"{place.data_description}; SHA-256 {(place.data_sha256 or 'unknown')[:16]}"
     yield "parameters", f"{place.parameters:,}" if place.parameters else "unknown"
-    peak = record.timing.peak_flops_per_second
-    if peak is not None:
+    if record.timing is not None and record.timing.peak_flops_per_second is not None:
         yield "peak of a rank", f"{record.run.precision}: {record.timing.peak_source}"
 
 

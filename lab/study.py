@@ -11,6 +11,7 @@ from pydantic import Field, model_validator
 
 from lab import conflicts, workloads
 from lab.errors import InputError, Problem, nearest
+from lab.inference import INFERENCE_ONLY, InferenceSettings
 from lab.workloads import Frozen
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -32,7 +33,7 @@ _ONE_PROCESS = {"data_parallel", "vanilla_data_parallel"}
 DEFAULT_BUCKET_CAP_MB = 25.0
 
 
-class Run(Frozen):
+class Run(InferenceSettings):
     """One configuration: everything that changes the measurement, and nothing about where it runs.
 
     `world_size` counts the devices that share the work. Batches are in samples:
@@ -144,7 +145,8 @@ class Run(Frozen):
         Presets count by what they stand for; fields at their defaults are left out, so that a field added later
         does not rename the runs of today.
         """
-        content = self.model_dump(mode="json", exclude_defaults=True, exclude={"model", "data", "keep_model"})
+        unused = {"model", "data", "keep_model"} | (set() if self.task == "inference" else INFERENCE_ONLY)
+        content = self.model_dump(mode="json", exclude_defaults=True, exclude=unused)
         content["model"] = self.architecture.model_dump(mode="json")
         content["data"] = self.dataset.model_dump(mode="json")
         canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
@@ -154,7 +156,10 @@ class Run(Frozen):
     def label(self) -> str:
         """A short name for people: model, strategy, world size, batch, precision."""
         model = self.model if isinstance(self.model, str) else self.model.label
-        return f"{model} {self.strategy} x{self.world_size}, batch {self.global_batch_size}, {self.precision}"
+        place = f"x{self.world_size}" + ("" if self.needs_device == "any" else f" on {self.needs_device.upper()}")
+        if self.task == "inference":
+            return f"{model} inference {place}, {self.quantization}"
+        return f"{model} {self.strategy} {place}, batch {self.global_batch_size}, {self.precision}"
 
 
 class Task(NamedTuple):
@@ -173,6 +178,7 @@ class Study(Frozen):
     """A question, the runs that answer it, and the folder that holds them."""
 
     folder: Path
+    kind: Literal["training", "inference"] = "training"
     title: str
     question: str
     scaling: Literal["strong", "weak", "none"]

@@ -22,6 +22,7 @@ Grid = dict[str, list[Any]]
 class StudyFile(Frozen):
     """The keys of study.yaml (contract 4.1), before the grid is multiplied out."""
 
+    kind: Literal["training", "inference"] = "training"
     title: str = Field(min_length=1, max_length=200)
     question: str = Field(min_length=1, max_length=1000)
     scaling: Literal["strong", "weak", "none"] = "none"
@@ -61,6 +62,7 @@ def read_study(folder: Path, *, quick: bool = False) -> Study:
         raise InputError(source, problems)
     return Study(
         folder=folder,
+        kind=spec.kind,
         title=spec.title,
         question=spec.question,
         scaling=spec.scaling,
@@ -161,6 +163,8 @@ def _validate(content: dict[str, Any], chosen: dict[str, int], path: str) -> tup
 
 def _study_problems(spec: StudyFile, runs: list[Run]) -> list[Problem]:
     problems = unknown_keys(spec.baseline, Run.model_fields, "baseline.")
+    if spec.kind == "training" and any(run.task == "inference" for run in runs):
+        problems.append(Problem("kind", "'training', and there are runs of inference", "write `kind: inference`"))
     if runs and not problems and not any(is_baseline(run, spec.baseline) for run in runs):
         wanted = ", ".join(f"{key} {value}" for key, value in spec.baseline.items())
         problems.append(Problem("baseline", f"no run has {wanted}", "add it to the grid, or name a baseline that is in it"))

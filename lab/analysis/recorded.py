@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from lab.analysis import naming
 from lab.analysis.links import bus_factor
 from lab.analysis.observations import Observations
-from lab.records import Communication, Environment, Record, Timing
+from lab.records import Communication, Environment, Point, Record, Timing
 from lab.study import Run
 
 # Fields of a run that follow from the world size or that a rule compares by itself.
@@ -56,6 +56,9 @@ def from_records(
             common = _common(record)
             rows.append(common | _quoted(record.timing, record.communication, record.run.world_size) | {"aggregate": True})
             rows += [common | row for row in _ranks(record.timing, common["label"])]
+        elif record.completed and record.inference is not None:
+            common = _common(record)
+            rows += [common | _generation(point, record.run_id) for point in record.inference.points]
     numeric, rest = list(naming.NUMERIC), [*naming.TEXT, *EXTRA, *FACTS]
     keys = sorted({name for row in rows for name in row if name.startswith("key:")})
     columns = list(dict.fromkeys([*numeric, *rest, "rank", "aggregate", "label", *keys]))
@@ -112,6 +115,22 @@ def _facts(environment: Environment, run: Run) -> dict[str, Any]:
         "cpus": len({core for cores in environment.cpus_granted for core in cores}) or None
         if len(set(environment.hosts)) == 1
         else None,
+    }
+
+
+def _generation(point: Point, run_id: str) -> dict[str, Any]:
+    """One point of an inference record: the time of generating for one batch with the quantized model."""
+    total = point.quantized.total
+    return {
+        "run_id": f"{run_id}, prompt {point.prompt_tokens}, batch {point.batch_size}",
+        "time": total.median,
+        "p10": total.p10,
+        "p90": total.p90,
+        "global_batch_size": point.batch_size,
+        "micro_batch_size": None,
+        "total_steps": None,
+        "aggregate": True,
+        "key:prompt": str(point.prompt_tokens),
     }
 
 

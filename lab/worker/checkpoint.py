@@ -118,6 +118,11 @@ def write(folder: Path, files: Mapping[str, bytes | Tensors]) -> None:
     shutil.rmtree(folder.with_name(f".{folder.name}.old"), ignore_errors=True)
 
 
+def copy(found: Checkpoint, folder: Path) -> None:
+    """Write the same checkpoint to another folder."""
+    write(folder, {path.name: path.read_bytes() for path in found.folder.iterdir()})
+
+
 def _apart(tensors: Tensors) -> dict[str, Tensor]:
     """Contiguous tensors of which no two share memory, as safetensors wants them."""
     seen: set[int] = set()

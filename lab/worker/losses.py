@@ -38,7 +38,7 @@ def measure_all(rank: int, runs: dict[str, Run], *, device: str, root: Path) -> 
 
 
 def _answer(found: Measured | InputError | None) -> dict[str, Any]:
-    if not isinstance(found, Measured):
+    if not isinstance(found, Measured) or found.quality is None:
         return {"reason": str(found)}
     return {"loss": found.quality.loss, "validation_loss": found.quality.validation_loss}
 

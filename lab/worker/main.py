@@ -15,7 +15,7 @@ import torch
 from lab.analysis.costs import flops_per_sample
 from lab.errors import LabError
 from lab.place import Place, Progress
-from lab.records import Communication, Environment, Event, Memory, Quality, Timing
+from lab.records import Communication, Environment, Event, Inference, Memory, Quality, Timing
 from lab.study import Run
 from lab.worker import data, exposure, strategies
 from lab.worker.calls import Calls
@@ -40,12 +40,13 @@ from lab.worker.train import Training, evaluate, train
 class Measured:
     """All of a record that is measured inside the job."""
 
-    timing: Timing
+    timing: Timing | None
     communication: Communication | None
     memory: Memory
-    quality: Quality
+    quality: Quality | None
     environment: Environment
     checks: dict[str, bool]
+    inference: Inference | None = None
 
 
 @dataclass(frozen=True)
@@ -67,13 +68,17 @@ class RankReport:
 
 
 def measure(run: Run, place: Place, *, data_root: Path, folder: Path, progress: Progress) -> Measured | None:
-    """Train one repeat of a run on this rank; rank 0 gets the measurement, the others None.
+    """Measure one repeat of a run, training or inference, on this rank; rank 0 gets the measurement, the others None.
 
     Rank 0 writes `folder`/steps.parquet, and where ranks communicate buckets.parquet (DDP's) or calls.parquet.
 
     All ranks must call it. Raises InputError for data or a model that cannot be used, LabError for a device that is not
     there, ranks that see different data, or a loss that is not finite; torch.OutOfMemoryError passes through.
     """
+    if run.task == "inference":
+        from lab.worker.inference import infer
+
+        return infer(run, place, data_root=data_root, folder=folder, progress=progress)
     torch.set_num_threads(place.threads)
     device = device_of(place)
     progress("data", 0, 1)

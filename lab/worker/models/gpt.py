@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from lab import workloads
+from lab.worker.models.cache import Cache, LayerCache
 from lab.worker.models.head import linear_cross_entropy
 
 
@@ -22,14 +23,19 @@ class Attention(nn.Module):
         self.qkv = nn.Linear(config.width, 3 * config.width)
         self.projection = nn.Linear(config.width, config.width)
 
-    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, mask: Tensor | None = None, cache: LayerCache | None = None) -> Tensor:
         """Map (samples, tokens, width) to the same shape; `mask` is (samples, 1, 1, tokens), True where to look.
 
-        A rank of tensor parallelism has some of the heads only.
+        With a cache that is not empty it is for one token after those in it. A rank of tensor parallelism has some of the
+        heads only.
         """
         q, k, v = (part.unflatten(2, (-1, self.head_width)).transpose(1, 2) for part in self.qkv(x).chunk(3, dim=2))
         dropout = self.dropout if self.training else 0.0
-        mixed = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, dropout_p=dropout)
+        if cache is not None:
+            k, v = cache.extend(k, v)
+        # The one token after a cache may look at all of it.
+        causal = mask is None and k.shape[2] == x.shape[1]
+        mixed = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, dropout_p=dropout)
         projected: Tensor = self.projection(mixed.transpose(1, 2).flatten(2))
         return projected
 
@@ -46,9 +52,9 @@ class Block(nn.Module):
         self.down = nn.Linear(4 * config.width, config.width)
         self.dropout = nn.Dropout(config.dropout)
 
-    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Map (samples, tokens, width) to the same shape, with the mask of Attention."""
-        x = x + self.dropout(self.attention(self.norm_1(x), mask))
+    def forward(self, x: Tensor, mask: Tensor | None = None, cache: LayerCache | None = None) -> Tensor:
+        """Map (samples, tokens, width) to the same shape, with the mask and the cache of Attention."""
+        x = x + self.dropout(self.attention(self.norm_1(x), mask, cache))
         hidden = functional.gelu(self.up(self.norm_2(x)), approximate="tanh")
         out: Tensor = x + self.dropout(self.down(hidden))
         return out
@@ -72,14 +78,23 @@ class GPT(nn.Module):
 
     def forward(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor:
         """Mean loss in nats per token where targets are given, else logits; tokens and targets are (samples, tokens)."""
-        positions = torch.arange(tokens.shape[1], device=tokens.device)
-        x = self.dropout(self.embedding(tokens) + self.positions(positions))
-        for block in self.blocks:
-            x = block(x)
-        x = self.norm(x)
+        x = self._hidden(tokens)
         if targets is None:
             return functional.linear(x, self.embedding.weight)
         return linear_cross_entropy(x.flatten(0, 1), self.embedding.weight, targets.flatten())
+
+    def extend(self, tokens: Tensor, cache: Cache) -> Tensor:
+        """Logits (samples, vocabulary) of what follows these tokens: a whole prompt into an empty cache, then one at a time."""
+        return functional.linear(self._hidden(tokens, cache)[:, -1], self.embedding.weight)
+
+    def _hidden(self, tokens: Tensor, cache: Cache | None = None) -> Tensor:
+        begin = cache.length if cache is not None else 0
+        positions = torch.arange(begin, begin + tokens.shape[1], device=tokens.device)
+        x = self.dropout(self.embedding(tokens) + self.positions(positions))
+        for number, block in enumerate(self.blocks):
+            x = block(x, cache=cache.layers[number] if cache is not None else None)
+        normalized: Tensor = self.norm(x)
+        return normalized
 
 
 def init_weights(module: nn.Module) -> None:
