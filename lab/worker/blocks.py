@@ -23,9 +23,9 @@ class Checkpointed(nn.Module):
         super().__init__()
         self.block = block
 
-    def forward(self, *inputs: Any) -> Any:
+    def forward(self, *inputs: Any, **settings: Any) -> Any:
         """As the block does."""
-        return checkpoint(self.block, *inputs, use_reentrant=False)
+        return checkpoint(self.block, *inputs, use_reentrant=False, **settings)
 
 
 def checkpoint_blocks(model: nn.Module) -> None:
