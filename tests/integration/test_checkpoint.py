@@ -21,6 +21,7 @@ from studies import CORPUS
 from lab.place import Place
 from lab.study import Run
 from lab.worker import checkpoint, data, models, peak
+from lab.worker.group import leave_group
 from lab.worker.main import measure
 from lab.worker.resume import latest
 from lab.worker.train import evaluate
@@ -85,7 +86,7 @@ def train_all(rank: int, root: str) -> dict[int, tuple[list[float], float | None
             measure(run, first, data_root=Path(root), folder=broken, progress=stop)
         except KeyboardInterrupt:
             if torch.distributed.is_initialized():
-                torch.distributed.destroy_process_group()
+                leave_group()
         left = latest(broken)
         again = measure(run, second, data_root=Path(root), folder=broken, progress=quiet)
         if measured is not None and again is not None:
