@@ -141,12 +141,12 @@ def test_a_model_of_two_ranks_is_read_by_one_without_pickle(
         "tokenizer.json",
     ]
     run = found.run.model_copy(update={"strategy": "single", "world_size": 1, "micro_batch_size": 8})
-    tokens = data.prepare(run, data_root=root, progress=quiet)
+    dataset = data.prepare(run, data_root=root, progress=quiet)
     torch.manual_seed(0)
-    model = models.build(run, vocab_size=found.vocab_size)
+    model = models.build(run, dataset)
     checkpoint.load_model(model, found)
     here = place(root, rank=0, world_size=1, every_s=None)
-    loss = evaluate(model, run, here, device=torch.device("cpu"), tokens=tokens, progress=quiet)
+    loss, _ = evaluate(model, run, here, device=torch.device("cpu"), dataset=dataset, progress=quiet)
     assert loss == pytest.approx(trained[2][1], rel=ACROSS)
     assert json.loads((found.folder / "tokenizer.json").read_text())["model"]["type"] == "BPE"
 
