@@ -230,7 +230,7 @@ def test_clock_set_back_while_a_run_measures_and_disk_full_for_another(
     """Two runs on two ranks, one after the other; the driver's clock jumps as well."""
     faults = Faults.planted(tmp_path / "faults", monkeypatch, pace=0.05)
     study = Study.load(
-        make_study(base=LONG | {"world_size": 2}, grid={"steps": [100, 101]}, baseline={"world_size": 2}, scaling="none")
+        make_study(base=LONG | {"world_size": 2, "steps": 120}, grid={"seed": [0, 1]}, baseline={"world_size": 2}, scaling="none")
     )
     jumped, full = study.tasks
     jobs = lab.launch(study, str(profile))
