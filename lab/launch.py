@@ -16,7 +16,7 @@ from lab.cancelling import Cancellation, CancelledStudyError
 from lab.checks import check
 from lab.cluster import Cluster
 from lab.driver import Driver
-from lab.endings import conclude, put_away, stamp
+from lab.endings import conclude, keep_disturbed, put_away, stamp
 from lab.errors import LabError
 from lab.queues import Handle, Work
 from lab.records import Record, Store, write_record
@@ -69,6 +69,7 @@ class Jobs:
         self._fresh, self._code = fresh, code
         # Failures from before this call are run again; those of a driver that works meanwhile are not.
         self._failures = {task: record.finished_at for task in self.tasks if (record := self._store.read(task))}
+        self._measured = set(filter(self._store.completed, self.tasks))
         self._cancellation = Cancellation.of(study)
         self._stop = threading.Event()
         self._failure: BaseException | None = None
@@ -163,6 +164,11 @@ class Jobs:
         for task in due:
             self._put_away_failure(task, handles.get(self._store.folder(task)))
         self._driver.drive([self._work_of(task) for task in due], adopted=adopted, stopped=self._stopped)
+        if self.cluster.repeat_disturbed and not self._stop.is_set():
+            again = [task for task in self.tasks if self._was_disturbed(task)]
+            for task in again:
+                keep_disturbed(self._store.folder(task))
+            self._driver.drive([self._work_of(task) for task in again], adopted={}, stopped=self._stopped)
 
     def _work_of(self, task: Task) -> Work:
         folder = self._store.folder(task)
@@ -173,6 +179,13 @@ class Jobs:
         """Whether a task must be run: it has no record, or one of a failure from before this call."""
         record = self._store.read(task)
         return record is None or not (record.completed or record.finished_at != self._failures.get(task))
+
+    def _was_disturbed(self, task: Task) -> bool:
+        """Whether a task was measured in this call, for the first time, and not undisturbed."""
+        record = None if task in self._measured else self._store.read(task)
+        if record is None or record.environment is None:
+            return False
+        return record.environment.disturbed and record.disturbed is None
 
     def _has_record(self, folder: Path) -> bool:
         return (folder / "record.json").exists()

@@ -14,6 +14,7 @@ from lab.atomic import write_atomically
 from lab.errors import LabError
 from lab.inference import Inference, Point
 from lab.measured import (
+    FOREIGN_CPU,
     PHASES,
     Communication,
     Environment,
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 __all__ = [
+    "FOREIGN_CPU",
     "PHASES",
     "Communication",
     "Environment",
@@ -79,6 +81,10 @@ class Record(Part):
     quality: Quality | None = None
     inference: Inference | None = None
     checks: dict[str, bool] = {}
+    disturbed: float | None = Field(
+        default=None,
+        description="foreign_cpu of an earlier measurement of this repeat, which was disturbed and is kept beside it",
+    )
 
     @property
     def completed(self) -> bool:

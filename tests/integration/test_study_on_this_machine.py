@@ -247,3 +247,21 @@ def test_clock_set_back_while_a_run_measures_and_disk_full_for_another(
     assert (second.error.type, second.error.rank) in {("ValueError", 0), ("JobLost", 0), ("RankLost", 0)}, second.error
     again = lab.launch(study, str(profile)).wait(progress=False)
     assert [record.status for record in again] == ["completed", "completed"] and again[0] == first
+
+
+def test_a_disturbed_repeat_is_measured_once_more_and_both_are_kept(make_study: StudyMaker, profile: Path) -> None:
+    study = Study.load(make_study(grid={"global_batch_size": [4], "world_size": [2]}, baseline={"world_size": 2}, scaling="none"))
+    profile.write_text(PROFILE + "repeat_disturbed: true\n")
+    hogs = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(4)]
+    try:
+        (record,) = lab.launch(study, str(profile)).wait(progress=False)
+        folder = Store(study.out).folder(study.tasks[0])
+        first = read_record(folder / "disturbed" / "record.json")
+        assert first is not None and first.environment is not None and first.environment.disturbed
+        assert record.disturbed == first.environment.foreign_cpu and record.finished_at > first.finished_at
+        assert (folder / "disturbed" / "steps.parquet").exists() and (folder / "steps.parquet").exists()
+        (again,) = lab.launch(study, str(profile)).wait(progress=False)
+    finally:
+        for hog in hogs:
+            hog.kill()
+    assert again == record, "it is repeated once, however disturbed"
