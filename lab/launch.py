@@ -113,6 +113,7 @@ class Jobs:
         self.leave()
         if self._driver.alive:
             queues.end(self._driver.alive.values())
+            self._driver.alive.clear()
 
     def leave(self) -> None:
         """Start no further job here, and leave those that run to the next driver."""
@@ -123,8 +124,9 @@ class Jobs:
         self.leave() if self._queue.keeps else self.cancel()
         kept = sum(map(self._store.completed, self.tasks))
         told = f"interrupted: {kept} of {len(self.tasks)} runs are kept"
-        if self._driver.alive:
-            return f"{told}, {len(self._driver.alive)} jobs go on; the same command watches them again, `lab cancel` ends them"
+        if alive := len(self._driver.alive):
+            go_on = "1 job goes on" if alive == 1 else f"{alive} jobs go on"
+            return f"{told}, {go_on}; the same command watches again, `lab cancel` ends what is left"
         return f"{told}; the same command goes on from there"
 
     def _drive(self) -> None:
