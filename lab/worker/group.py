@@ -22,6 +22,9 @@ from lab.worker.environment import backend
 from lab.worker.timing import FloatArray
 
 T = TypeVar("T")
+# DDP's reducer frees what it holds under Python's lock; were it the last to hold a group of gloo, it would wait there for a
+# thread of the group that waits for the lock, as long as it still frees the last barrier.
+_LEFT: list[dist.ProcessGroup] = []
 
 
 @contextmanager
@@ -41,6 +44,7 @@ def process_group(place: Place, *, device: torch.device) -> Iterator[None]:
     yield
     # Only a good end leaves in order: after a failure the others may be gone, and waiting for them would hide the cause.
     dist.barrier()
+    _LEFT.extend([dist.group.WORLD] if dist.group.WORLD else [])
     dist.destroy_process_group()
 
 
