@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import BaseModel
-
 from lab.records import PHASES, Communication, Record
 from lab.study import Run
+from lab.words import names
 
 
 def row(record: Record) -> dict[str, Any]:
@@ -17,8 +16,7 @@ def row(record: Record) -> dict[str, Any]:
         "run_id": record.run_id,
         "repeat": record.repeat,
         "status": record.status,
-        "model": _name(run.model),
-        "data": _name(run.data),
+        **names(run),
         **{key: getattr(run, key) for key in Run.model_fields if key not in {"model", "data"}},
         "nodes": _nodes(record),
         "device": record.environment.device if record.environment else None,
@@ -47,14 +45,6 @@ def _nodes(record: Record) -> int | None:
     if record.allocation:
         return len(record.allocation.nodes)
     return len(set(record.environment.hosts)) if record.environment else None
-
-
-def _name(part: str | BaseModel) -> str:
-    """A preset's name, or the whole of a configuration: two models must never look like one."""
-    if isinstance(part, str):
-        return part
-    fields = part.model_dump(exclude_defaults=True)
-    return " ".join([str(getattr(part, "kind", "")), *(f"{key}={value}" for key, value in fields.items() if key != "kind")])
 
 
 def _communication_columns(communication: Communication | None) -> dict[str, float | None]:

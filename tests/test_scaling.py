@@ -120,7 +120,7 @@ def test_gradient_accumulation_is_compared_with_its_like():
     found = summary(table(records), baseline=ONE, scaling="strong").set_index(["world_size", "grad_accum"])
     assert found.loc[(2, 1), "speedup"] == pytest.approx(2)
     assert found.loc[(2, 2), "speedup"] == pytest.approx(4)
-    assert [line.label for line in curves(found.reset_index())] == ["batch 64, grad accum 1", "batch 64, grad accum 2"]
+    assert [line.label for line in curves(found.reset_index())] == ["batch 64", "batch 64, accumulation 2"]
 
 
 def test_a_baseline_of_another_kind_of_device_does_not_count():
