@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from lab.study import Run
 
 # In the order in which they are said; of a switch, what it is called where it is not at its default.
@@ -31,6 +33,18 @@ WORDS: dict[str, str] = {
     "grad_clip": "clipping at {}",
     "seed": "seed {}",
 }
+# Whose setting it is, and how that strategy is called among people.
+SETTINGS = {
+    "bucket_cap_mb": ("ddp", "DDP"),
+    "gradient_as_bucket_view": ("ddp", "DDP"),
+    "static_graph": ("ddp", "DDP"),
+    "compression": ("ddp", "DDP"),
+    "flat": ("naive_ddp", "naive DDP"),
+    "reshard_after_forward": ("fsdp", "FSDP"),
+    "shard_size": ("fsdp", "FSDP"),
+    "schedule": ("pipeline_parallel", "pipelines"),
+    "microbatches": ("pipeline_parallel", "pipelines"),
+}
 NAMES = {"powersgd": "PowerSGD", "gpipe": "GPipe", "1f1b": "1F1B"}
 
 
@@ -47,12 +61,35 @@ def label(run: Run) -> str:
 
     How long is trained and evaluated is left out.
     """
-    model, *more = names(run)["model"].split(", ")
+    return _joined(parts(run), set(parts(run)))
+
+
+def parts(run: Run) -> list[str]:
+    """The words of its label: model, what is done with it, on how many devices, and all that follows."""
+    model, *sizes = names(run)["model"].split(", ")
     place = f"x{run.world_size}" + ("" if run.needs_device == "any" else f" on {run.needs_device.upper()}")
     given = [said(name, names(run).get(name, getattr(run, name))) for name in WORDS if not is_default(run, name)]
     if run.task == "inference":
-        return ", ".join([f"{model} inference {place}", run.quantization, *more, *given])
-    return ", ".join([f"{model} {run.strategy} {place}", f"batch {run.global_batch_size}", run.precision, *more, *given])
+        return [model, "inference", place, run.quantization, *sizes, *given]
+    return [model, run.strategy, place, f"batch {run.global_batch_size}", run.precision, *sizes, *given]
+
+
+def distinct(runs: Sequence[Run]) -> tuple[dict[Run, str], str]:
+    """Labels of runs without the words that all of them share, and those words; sizes of models are told where it takes them."""
+    words = {run: parts(run) for run in runs}
+    shared = set.intersection(*map(set, words.values())) if len(words) > 1 else set()
+    common = _joined(next(iter(words.values())), shared) if shared else ""
+    sizes = {run: set(names(run)["model"].split(", ")[1:]) for run in runs}
+    short = {run: _joined(own, set(own) - shared - sizes[run]) for run, own in words.items()}
+    if len(set(short.values())) < len(short):
+        short = {run: _joined(own, set(own) - shared) for run, own in words.items()}
+    return {run: text or run.label for run, text in short.items()}, common
+
+
+def _joined(words: Sequence[str], wanted: set[str]) -> str:
+    """Of the words of a label those that are wanted: `gpt-nano ddp x2, batch 8`."""
+    head = " ".join(word for word in words[:3] if word in wanted)
+    return ", ".join([*([head] if head else []), *(word for word in words[3:] if word in wanted)])
 
 
 def names(run: Run) -> dict[str, str]:
