@@ -41,10 +41,10 @@ def parts(study: Study) -> list[Part]:
 
 
 def strategies(study: Study) -> list[Part]:
-    """Time, throughput, memory, traffic and loss of each strategy, where the study has several."""
+    """Time, throughput, memory, traffic and loss of each strategy, where the study has several; networks have a table of theirs."""
     from lab.analysis import ways
 
-    runs = [run for run in study.runs if run.task == "train"]
+    runs = [run for run in study.runs if run.task == "train" and run.architecture.kind != "cnn"]
     if len({run.strategy for run in runs}) < 2:
         return []
     records = load_records(study)

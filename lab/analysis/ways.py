@@ -58,7 +58,7 @@ def strategy_sentences(runs: Sequence[Run], records: Sequence[Record], *, baseli
 
 
 def _extremes(done: Mapping[Run, list[Record]]) -> Iterator[str]:
-    if len(done) < 2:
+    if len({run.strategy for run in done}) < 2:
         return
     steps = {run: median(found, step) or 0.0 for run, found in done.items()}
     fastest = min(steps, key=lambda run: steps[run])
@@ -96,7 +96,7 @@ def _losses(done: Mapping[Run, list[Record]], baseline: Mapping[str, Any]) -> It
 
 def _comparable(run: Run, base: Run) -> bool:
     fields = ("model", "data", "global_batch_size", "seed", "precision", "steps", "learning_rate")
-    return all(getattr(run, field) == getattr(base, field) for field in fields)
+    return not run.architecture.depends_on_split and all(getattr(run, field) == getattr(base, field) for field in fields)
 
 
 def _distance(record: Record, reference: Record) -> float:
