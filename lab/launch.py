@@ -45,7 +45,7 @@ def launch(
     """
     profile = cluster if isinstance(cluster, Cluster) else Cluster.load(cluster)
     # What needs a kind of device that is not there is left out: the report says so.
-    chosen = [task for task in (study.tasks if tasks is None else tasks) if profile.on(task.run.needs_device)]
+    chosen = [task for task in (study.tasks if tasks is None else tasks) if profile.on(task.run.device_needed)]
     missing = chosen if fresh else [task for task in chosen if not Store(study.out).completed(task)]
     if missing:
         check(study, profile, missing, fresh=fresh)

@@ -142,6 +142,7 @@ class Environment(Part):
     job_id: str | None = None
     data_sha256: str | None = Field(default=None, description="content hash of the samples that were trained on")
     data_description: str | None = None
+    train_samples: int | None = Field(default=None, description="of an epoch; None where samples overlap, as windows of a text")
     parameters: int | None = Field(default=None, description="trainable parameters of the whole model")
     foreign_cpu: float | None = Field(
         default=None, description="cores' worth of other processes on the ranks' cores while measuring"

@@ -12,6 +12,7 @@ from matplotlib.text import Annotation, Text
 from lab.analysis.rounding import Unit, format_seconds, unit_for
 from lab.analysis.scaling import Curve, ranks
 from lab.drawing.direct_labels import measure
+from lab.drawing.look import wrapped
 from lab.records import PHASES
 
 # Okabe and Ito (2008), each with the text colour that can be read on it.
@@ -27,6 +28,7 @@ COLORS = {
 }
 BAR = 0.76  # of the distance between bars
 BETWEEN = 0.7  # extra distance between lines
+NAME = 36  # characters of a name in one line
 HEADER = 0.95  # distance of the phase names from the first bar
 
 
@@ -48,7 +50,7 @@ def draw(ax: Axes, lines: Sequence[Curve]) -> None:
     for label, points in lines:
         for nth, row in enumerate(points.to_dict("records")):
             workers = ranks(row["device"], row["world_size"])
-            places[y] = f"{label}:  {workers}" if nth == 0 else workers
+            places[y] = wrapped(f"{label}:  {workers}", width=NAME) if nth == 0 else workers
             _bar(ax, y, next(bars), shown, row["step_time"])
             y += 1
         y += BETWEEN
@@ -109,7 +111,9 @@ def _name_phases(ax: Axes, parts: dict[str, float], shown: Sequence[str]) -> Non
     pixels_per_point = measure(ax).dpi / 72
     widths = [chip.get_window_extent().width + 9 * pixels_per_point for chip in chips]
     pixels = [float(ax.transData.transform((center, 0))[0]) for center in centers]
-    for text, pixel in zip(chips, spread(pixels, widths, low=ax.bbox.x0, high=ax.bbox.x1), strict=True):
+    # Where they do not fit above the bars, they begin above the names of these.
+    low = ax.bbox.x0 if sum(widths) <= ax.bbox.width else 0.02 * measure(ax).bbox.width
+    for text, pixel in zip(chips, spread(pixels, widths, low=low, high=ax.bbox.x1), strict=True):
         text.set_x(float(ax.transData.inverted().transform((pixel, 0))[0]))
 
 
