@@ -25,6 +25,7 @@ from lab.study import Run, Study
 
 if TYPE_CHECKING:
     from lab import benchmarks, calibration, figures
+    from lab.analysis.step_law import fit, predict_step
     from lab.auditing import audit
     from lab.calibrating import calibrate
 
@@ -48,9 +49,11 @@ __all__ = [
     "detach",
     "doctor",
     "figures",
+    "fit",
     "launch",
     "load_records",
     "plan",
+    "predict_step",
     "report",
     "status",
     "table",
@@ -64,6 +67,8 @@ _LATER = {
     "calibrate": ("lab.calibrating", "calibrate"),
     "calibration": ("lab.calibration", ""),
     "figures": ("lab.figures", ""),
+    "fit": ("lab.analysis.step_law", "fit"),
+    "predict_step": ("lab.analysis.step_law", "predict_step"),
 }
 
 
