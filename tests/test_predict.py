@@ -59,7 +59,7 @@ def test_naive_ddp_hides_nothing() -> None:
 
 def test_zero1_shares_the_optimizer_and_gathers_its_parameters() -> None:
     found = step("zero1", fixed(1.5))
-    assert found.step_s == pytest.approx(6.0 + 1.5 + 0.5 + 1.5)
+    assert found.step_s == pytest.approx(6.0 + 3 * 1.5 + 0.5 + 1.5)
 
 
 def test_fsdp_gathers_before_it_computes() -> None:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
+from lab.analysis.links import Collective
 from lab.analysis.replay import Work
 from lab.analysis.topology import CollectiveSeconds
 
@@ -108,7 +109,11 @@ class Links:
 
 
 def works_of(profile: Profile, buckets: Sequence[Bucket], layout: Layout, links: Links, *, grad_accum: int = 1) -> list[Work]:
-    """The step of one rank as work on its device and its link, in order; replaying it gives the time."""
+    """The step of one rank as work on its device and its link, in order; replaying it gives the time.
+
+    `buckets` are what is sent at a time: DDP's buckets, the tensors of naive DDP, the flat buffers of ZeRO-1, the units
+    of FSDP.
+    """
     step = _Step(links, layout)
     share = layout.tensor * layout.pipeline
     if layout.sharing == "fsdp" and layout.data > 1:
@@ -191,21 +196,23 @@ class _Step:
 
 
 def _backward(step: _Step, profile: Profile, buckets: Sequence[Bucket], share: int) -> None:
-    """The backward pass with its gradients: each bucket is sent when it is ready, or all of them at the end."""
-    exchanged = step.layout.data > 1 and step.layout.sharing != "single"
-    overlapped = exchanged and step.layout.sharing != "naive_ddp"
+    """The backward pass with its gradients: DDP sends each bucket when it is ready, the others all of them at the end."""
+    exchanged = buckets if step.layout.data > 1 and step.layout.sharing != "single" else ()
+    overlapped = step.layout.sharing == "ddp"
+    collective: Collective = "reduce_scatter" if step.layout.sharing == "zero1" else "all_reduce"
+    sizes = [bucket.bytes / share for bucket in exchanged]
+    seconds = [
+        bucket.messages * step.links.data(collective, size / bucket.messages)
+        for bucket, size in zip(exchanged, sizes, strict=True)
+    ]
     done = 0.0
-    for number, bucket in enumerate(buckets if overlapped else ()):
+    for number, bucket in enumerate(exchanged if overlapped else ()):
         step.device("backward", (bucket.ready_s - done) / share)
         done = max(done, bucket.ready_s)
-        size = bucket.bytes / share
-        seconds = bucket.messages * step.links.data("all_reduce", size / bucket.messages)
-        step.link(f"bucket {number}", seconds, size, after=step.last_device())
+        step.link(f"bucket {number}", seconds[number], sizes[number], after=step.last_device())
     step.device("backward", (profile.backward_s - done) / share)
     if exchanged and not overlapped:
-        sizes = [gradient.bytes / share for gradient in profile.gradients]
-        seconds = sum(step.links.data("all_reduce", size) for size in sizes)
-        step.link("gradients", seconds, sum(sizes), after=step.last_device())
+        step.link("gradients", sum(seconds), sum(sizes), after=step.last_device())
 
 
 def _sharded_pass(step: _Step, profile: Profile, units: Sequence[Bucket], share: int, *, reduce: bool) -> None:
