@@ -218,6 +218,7 @@ def _completed(run: Run, repeat: int, started_at: str, measured: Measured) -> Re
         environment=measured.environment,
         timing=measured.timing,
         communication=measured.communication,
+        gradients=measured.gradients,
         memory=measured.memory,
         quality=measured.quality,
         checks=measured.checks,

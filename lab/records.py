@@ -100,6 +100,13 @@ class Communication(_Part):
     timeline: list[Event] = Field(default=[], description="the median measured step on all ranks")
 
 
+class Gradient(_Part):
+    """A gradient of one rank's backward pass: its bytes, and the share of the pass that is over when it is ready."""
+
+    ready: float = Field(ge=0, le=1)
+    bytes: int
+
+
 class Memory(_Part):
     """Peak memory in bytes by rank, and of what kind: resident set on CPU, allocator's peak on CUDA."""
 
@@ -167,6 +174,7 @@ class Record(_Part):
     environment: Environment | None = None
     timing: Timing | None = None
     communication: Communication | None = None
+    gradients: list[Gradient] | None = Field(default=None, description="of one rank alone, in the order of their readiness")
     memory: Memory | None = None
     quality: Quality | None = None
     checks: dict[str, bool] = {}

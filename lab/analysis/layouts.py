@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
@@ -117,9 +118,12 @@ def works_of(profile: Profile, buckets: Sequence[Bucket], layout: Layout, links:
     step = _Step(links, layout)
     share = layout.tensor * layout.pipeline
     if layout.sharing == "fsdp" and layout.data > 1:
-        for micro in range(grad_accum):
-            step.device("data", profile.data_s)
-            _sharded_pass(step, profile, buckets, share, reduce=micro == grad_accum - 1)
+        for times, last in ((grad_accum - 1, False), (1, True)):  # all but the last micro-batch are alike: replayed as one
+            if times:
+                step.device("data", times * profile.data_s)
+                _sharded_pass(step, profile, buckets, share, times=times, reduce=last)
+                for _ in range(2):
+                    step.tensor_sums(times)
         step.device("optimizer", profile.optimizer_s / layout.world_size, after=step.sent())
     else:
         forward, backward = profile.forward_s / share, profile.backward_s / share
@@ -215,27 +219,24 @@ def _backward(step: _Step, profile: Profile, buckets: Sequence[Bucket], share: i
         step.link("gradients", sum(seconds), sum(sizes), after=step.last_device())
 
 
-def _sharded_pass(step: _Step, profile: Profile, units: Sequence[Bucket], share: int, *, reduce: bool) -> None:
+def _sharded_pass(step: _Step, profile: Profile, units: Sequence[Bucket], share: int, *, times: int, reduce: bool) -> None:
     """FSDP's passes (Zhao et al. 2023): weights are gathered a unit ahead, gradients scattered when they are ready."""
     sizes = [unit.bytes / share for unit in units]
+    gather = [times * unit.messages * step.links.data("all_gather", unit.bytes / share / unit.messages) for unit in units]
     whole = sum(sizes) or 1.0
-    backward = _unit_times(profile, units, share)
-    order = range(len(units) - 1, -1, -1)  # the first unit that needs weights is the last whose gradients are ready
-    held: tuple[int, ...] = ()
-    for nth, unit in enumerate(order):
-        gathered = step.link(f"gather {nth}", step.links.data("all_gather", sizes[unit]), sizes[unit], after=held)
-        held = step.last_device()  # at most one unit is gathered ahead
-        step.device("forward", profile.forward_s / share * sizes[unit] / whole, after=(gathered,))
-    gathered = step.sent()[0]
-    for unit, size in enumerate(sizes):
-        computed = step.device("backward", backward[unit], after=(gathered,))
-        if unit + 1 < len(sizes):
-            gathered = step.link(f"gather {len(sizes) + unit}", step.links.data("all_gather", sizes[unit + 1]), sizes[unit + 1])
-        if reduce:
-            step.link(f"bucket {unit}", step.links.data("reduce_scatter", size), size, after=(computed,))
-
-
-def _unit_times(profile: Profile, units: Sequence[Bucket], share: int) -> list[float]:
-    """Seconds of the backward pass for each unit, the rest with the last one."""
     ends = [unit.ready_s for unit in units[:-1]] + [profile.backward_s]
-    return [(end - begin) / share for begin, end in zip([0.0, *ends], ends, strict=False)]
+    held: tuple[int, ...] = ()
+    gathered = 0
+    # The first unit that needs weights is the last whose gradients are ready.
+    for unit in range(len(units) - 1, -1, -1):
+        gathered = step.link(f"gather {unit}", gather[unit], times * sizes[unit], after=held)
+        held = step.last_device()  # at most one unit is gathered ahead
+        step.device("forward", times * profile.forward_s / share * sizes[unit] / whole, after=(gathered,))
+    for unit, (begin, end) in enumerate(itertools.pairwise([0.0, *ends])):
+        computed = step.device("backward", times * (end - begin) / share, after=(gathered,))
+        if unit + 1 < len(units):
+            gathered = step.link(f"gather {unit + 1}", gather[unit + 1], times * sizes[unit + 1])
+        if reduce:
+            messages = units[unit].messages
+            seconds = messages * step.links.data("reduce_scatter", sizes[unit] / messages)
+            step.link(f"bucket {unit}", seconds, sizes[unit], after=(computed,))

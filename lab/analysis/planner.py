@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -67,8 +68,8 @@ class Plan:
         name = max(more, key=lambda part: more[part])
         slower = second.prediction.step_s - first.prediction.step_s
         if slower <= 1e-6 * first.prediction.step_s:
-            spare = "less" if second.memory_bytes < first.memory_bytes else "more"
-            return f"The second ({second.candidate.label}) is as fast; it takes {spare} memory."
+            memory = "as much" if second.memory_bytes == first.memory_bytes else "more"
+            return f"The second ({second.candidate.label}) is as fast and takes {memory} memory."
         return (
             f"The second ({second.candidate.label}) is {format_seconds(slower)} slower, most of it in {name.replace('_', ' ')} "
             f"({format_seconds(more[name])} more)."
@@ -92,16 +93,19 @@ class Costing(Protocol):
 
 @dataclass(frozen=True)
 class Space:
-    """What may be varied; degrees of tensor and pipeline parallelism that do not divide the ranks are left out."""
+    """What may be varied; degrees of tensor and pipeline parallelism that do not divide the ranks are left out.
 
+    `activation_bytes_per_sample` are those that a layer hands on to the next.
+    """
+
+    layers: int
+    activation_bytes_per_sample: int
     sharings: Sequence[Sharing] = ("ddp", "zero1", "fsdp")
     tensor: Sequence[int] = (1,)
     pipeline: Sequence[int] = (1,)
     checkpointing: Sequence[Checkpointing] = ("none", "selective", "full")
     precisions: Sequence[str] = ("bf16",)
     buckets_mb: Sequence[float] = BUCKETS_MB
-    layers: int = 1
-    activation_bytes_per_sample: int = 0
 
     def candidates(self, world_size: int, global_batch: int) -> Iterator[Candidate]:
         """All of them, each with a micro-batch and an accumulation that make up the global batch."""
@@ -109,7 +113,7 @@ class Space:
             if global_batch % layout.data:
                 continue
             share = global_batch // layout.data
-            for micro in (size for size in range(1, share + 1) if share % size == 0):
+            for micro in _divisors(share):
                 activations = self.activation_bytes_per_sample * micro
                 sized = Layout(layout.sharing, layout.data, layout.tensor, layout.pipeline, self.layers, activations)
                 buckets = self.buckets_mb if layout.sharing == "ddp" and layout.data > 1 else (None,)
@@ -125,7 +129,8 @@ class Space:
                     continue
                 data = world_size // (tensor * pipeline)
                 for sharing in self.sharings if data > 1 else ("single",):
-                    yield Layout(sharing, data, tensor, pipeline)
+                    if sharing != "fsdp" or pipeline == 1:  # stages that gather their weights for each micro-batch send too much
+                        yield Layout(sharing, data, tensor, pipeline)
 
 
 def best(costing: Costing, space: Space, *, world_size: int, global_batch: int, conditions: Conditions, keep: int = 10) -> Plan:
@@ -155,6 +160,11 @@ def best(costing: Costing, space: Space, *, world_size: int, global_batch: int, 
         found.append(Ranked(candidate, _predicted(candidate, profiles[key], links[place], conditions), memory))
     found.sort(key=lambda ranked: (ranked.prediction.step_s, ranked.memory_bytes))
     return Plan(tuple(found[:keep]), dict(refused), searched)
+
+
+def _divisors(number: int) -> list[int]:
+    small = [size for size in range(1, math.isqrt(number) + 1) if number % size == 0]
+    return sorted({*small, *(number // size for size in small)})
 
 
 def _predicted(candidate: Candidate, profile: Profile, links: Links, conditions: Conditions) -> Prediction:

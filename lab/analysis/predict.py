@@ -48,7 +48,12 @@ class Prediction:
     parts: dict[str, float]
     limit: str
     bytes_sent: int
-    events: tuple[Event, ...] = field(repr=False, default=())
+    spans: tuple[Span, ...] = field(repr=False, default=())
+
+    @property
+    def events(self) -> list[Event]:
+        """The step of a rank as the bars of a timeline."""
+        return [_event(span) for span in self.spans if span.end > span.start]
 
 
 def predict(
@@ -87,7 +92,7 @@ def predict(
         parts=parts,
         limit=_limit(parts, step),
         bytes_sent=sum(work.bytes or 0 for work in works),
-        events=tuple(_event(span) for span in spans if span.end > span.start),
+        spans=tuple(spans),
     )
 
 

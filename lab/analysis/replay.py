@@ -61,10 +61,10 @@ def replay(works: Sequence[Work], contention: Contention = NO_CONTENTION) -> lis
             if runs[where] or at[where] == len(queues[where]):
                 continue
             work = works[queues[where][at[where]]]
-            waits = [ends[place] for place in work.after]
-            if any(end is None for end in waits):
+            waits = [end for place in work.after if (end := ends[place]) is not None]
+            if len(waits) < len(work.after):
                 continue
-            ready[where] = max((end for end in waits if end is not None), default=0.0)
+            ready[where] = max(waits, default=0.0)
             began[where], left[where], runs[where] = now, work.seconds, True
         busy = [where for where in WHERE if runs[where]]
         if not busy:
@@ -94,16 +94,14 @@ def covered(spans: Sequence[Span], *, since: float = 0.0) -> float:
 
 def alone(spans: Sequence[Span]) -> float:
     """Seconds in which the link worked and the device waited for it: the exposed communication."""
-    device = sorted((span for span in spans if span.work.where == "device"), key=lambda span: span.start)
-    link = [span for span in spans if span.work.where == "link"]
-    exposed, reached = 0.0, 0.0
-    for span in device:
-        exposed += _within(link, reached, span.start)
-        reached = max(reached, span.end)
-    return exposed + _within(link, reached, float("inf"))
-
-
-def _within(link: Sequence[Span], begin: float, end: float) -> float:
-    if end <= begin:
-        return 0.0
-    return sum(max(min(span.end, end) - max(span.start, begin), 0.0) for span in link)
+    device = [(span.start, span.end) for span in spans if span.work.where == "device"]
+    link = [(span.start, span.end) for span in spans if span.work.where == "link"]  # both in the order of time
+    exposed, reached, first = 0.0, 0.0, 0
+    for begin, end in [*device, (float("inf"), float("inf"))]:
+        while begin > reached and first < len(link) and link[first][0] < begin:
+            exposed += max(min(link[first][1], begin) - max(link[first][0], reached), 0.0)
+            if link[first][1] > begin:
+                break
+            first += 1
+        reached = max(reached, end)
+    return exposed

@@ -16,7 +16,7 @@ from torch import nn
 from lab.analysis.costs import gpt_flops_per_token
 from lab.errors import LabError
 from lab.place import Place, Progress
-from lab.records import Communication, Environment, Event, Memory, Quality, Timing
+from lab.records import Communication, Environment, Event, Gradient, Memory, Quality, Timing
 from lab.study import Run
 from lab.worker import data, exposure, strategies
 from lab.worker.communication import Buckets
@@ -28,6 +28,7 @@ from lab.worker.group import gather, process_group, share
 from lab.worker.offset import Reading, read_offset, to_rank_0
 from lab.worker.peak import peak_flops
 from lab.worker.probe import Probe, costs, methods_agree, probe
+from lab.worker.readiness import readiness
 from lab.worker.steps import write_buckets, write_steps
 from lab.worker.timeline import events, representative, timeline
 from lab.worker.timing import FloatArray, phases_close, timing
@@ -40,6 +41,7 @@ class Measured:
 
     timing: Timing
     communication: Communication | None
+    gradients: list[Gradient] | None
     memory: Memory
     quality: Quality
     environment: Environment
@@ -84,6 +86,7 @@ def measure(run: Run, place: Place, *, data_root: Path, folder: Path, progress: 
         training = train(run, place, device=device, tokens=tokens, progress=progress)
         validation_loss = evaluate(training.model, run, place, device=device, tokens=tokens, progress=progress)
         probed = probe(training, run, place, device=device, tokens=tokens, progress=progress)
+        gradients = readiness(training, run, place, device=device, tokens=tokens)
         readings = before, read_offset(socket.gethostname())
         reports = gather(_report(training, probed, run, place, peak=peak, readings=readings))
     if reports is None:
@@ -95,6 +98,7 @@ def measure(run: Run, place: Place, *, data_root: Path, folder: Path, progress: 
     return Measured(
         timing=timed,
         communication=communication,
+        gradients=gradients,
         memory=Memory(
             kind="cuda_allocated" if device.type == "cuda" else "resident",
             peak=[report.peak_memory for report in reports],
