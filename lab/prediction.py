@@ -19,6 +19,7 @@ from lab.cluster import Cluster
 from lab.errors import InputError, LabError, Problem
 from lab.records import Record, Store
 from lab.study import DEFAULT_BUCKET_CAP_MB, Run, Study
+from lab.workloads import GPT, vocab_size_of
 
 MIB = 2**20
 # Quantiles of a normal distribution at 10 and 90 % are so many standard deviations apart.
@@ -222,10 +223,9 @@ def _between(micro_batch: int, sizes: Sequence[int], profiles: Sequence[Profile]
 def described(run: Run, machine: Machine) -> Forecast:
     """What a run would take on a machine that is known by its makers' figures alone; links that ranks share included."""
     model = run.architecture
-    vocabulary = getattr(model, "vocab_size", None) or getattr(run.dataset, "vocab_size", 0)
-    if model.kind != "gpt":
+    if not isinstance(model, GPT):
         return Forecast(run, missing=f"a described machine trains models of kind gpt, not {model.kind}")
-    costing = Described(model, vocabulary, machine)
+    costing = Described(model, vocab_size_of(model, run.dataset), machine)
     profile = costing.profile(micro_batch=run.micro_batch_size, precision=run.precision)
     try:
         layout = layout_of(run)

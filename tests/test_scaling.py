@@ -217,7 +217,7 @@ def test_classical_tables():
     assert speedup.loc[1, "batch 64"] == "1 (baseline)"
     assert speedup.loc[2, "batch 64"] == "1.8 [1.6, 2.1]"
     assert efficiency.loc[4, "batch 64"] == "62 [59, 66] %"
-    assert set(parts["communication"]) == {"not measured"}
+    assert set(parts["communication"]) == {"none", "not measured"}
     assert parts.loc["4 CPU processes, batch 64", "compute"] == "68.00 [68.00, 68.00] ms"
     captions = list(tables)
     assert captions[1] == "Speedup over 1 CPU process, median over 3 repeats [95 % interval]"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 from contextlib import nullcontext
 from datetime import UTC, datetime
@@ -11,12 +10,10 @@ import torch
 
 from lab.calibration import CollectiveTime, ContentionTime, MatrixProduct, MemoryBandwidth, Part
 from lab.cluster import Cluster
-from lab.machine import cpu_model, gpus
 from lab.place import Place, Progress
-from lab.records import Environment
 from lab.worker.collectives import MIB, SIZES, measure_collectives
 from lab.worker.contention import measure_contention
-from lab.worker.environment import backend, git_state, versions_of
+from lab.worker.environment import environment
 from lab.worker.foreign import cpu_use, foreign_cpu
 from lab.worker.group import gather, process_group
 from lab.worker.main import device_of
@@ -57,42 +54,16 @@ def measure(place: Place, cluster: Cluster, *, quick: bool, progress: Progress) 
         quick=quick,
         measured_at=datetime.now(UTC),
         profile=cluster,
-        environment=_environment(
+        environment=environment(
             place,
             device=device,
             hosts=[host for host, _, _ in told],
-            cores=[list(cores) for _, cores, _ in told],
-            foreign=foreign_cpu((host, use) for host, _, use in told),
+            cores=[cores for _, cores, _ in told],
+            foreign_cpu=foreign_cpu((host, use) for host, _, use in told),
         ),
         times=tuple(times),
         matrix_products=tuple(products),
         memory=memory,
         contention=contention,
         missing=missing,
-    )
-
-
-def _environment(
-    place: Place, *, device: torch.device, hosts: list[str], cores: list[list[int]], foreign: float | None
-) -> Environment:
-    cuda = device.type == "cuda"
-    commit, dirty = git_state()
-    return Environment(
-        cluster=place.cluster,
-        hosts=hosts,
-        device=device.type,
-        backend=None if place.world_size == 1 else backend(device),
-        cpu=cpu_model(),
-        cpu_count=os.cpu_count() or 1,
-        cpus_granted=cores,
-        threads_per_rank=torch.get_num_threads(),
-        gpu=torch.cuda.get_device_name(device) if cuda else None,
-        gpu_count=place.world_size if cuda else 0,
-        driver=next((gpu.driver for gpu in gpus()), None) if cuda else None,
-        versions=versions_of(cuda=cuda),
-        git_commit=commit,
-        git_dirty=dirty,
-        slurm_job_id=os.environ.get("SLURM_JOB_ID"),
-        job_id=place.job_id,
-        foreign_cpu=foreign,
     )

@@ -12,35 +12,33 @@ from torch import nn
 from lab.place import Place
 from lab.records import Gradient
 from lab.study import Run
-from lab.worker.data.sampling import Sampler
-from lab.worker.data.tokens import Tokens
+from lab.worker.data.dataset import Dataset
+from lab.worker.data.loading import Batch, FastLoader
 from lab.worker.train import Training, autocast
 
 ROUNDS = 7
 
 
-def readiness(training: Training, run: Run, place: Place, *, device: torch.device, tokens: Tokens) -> list[Gradient] | None:
+def readiness(training: Training, run: Run, place: Place, *, device: torch.device, dataset: Dataset) -> list[Gradient] | None:
     """The gradients of a backward pass in the order in which they are ready, each by its share of the pass that is over then.
 
-    None on several ranks, and where the run is compiled, as the bare model is not. Medians over rounds after training:
-    no step is taken, gradients are dropped.
+    None on several ranks, where the run is compiled, as the bare model is not, and for a pipeline, whose schedule does
+    the backward pass itself. Medians over rounds after training: no step is taken, gradients are dropped.
     """
-    if run.world_size > 1 or run.compile:
+    if run.world_size > 1 or run.compile or run.strategy == "pipeline_parallel":
         return None
     model, clock = training.model, training.clock
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    batch = torch.from_numpy(Sampler(tokens.train, run=run, rank=place.rank).micro_batch(0, 0)).to(device)
+    batch = FastLoader(dataset.train, run=run, rank=place.rank).micro_batch(0, 0).to(device)
     marks: list[object] = [None] * len(parameters)
 
     def stamp(place: int, _: torch.Tensor) -> None:
         marks[place] = clock.now()
 
     hooks = [parameter.register_post_accumulate_grad_hook(partial(stamp, nth)) for nth, parameter in enumerate(parameters)]
-    shares = []
     model.train()
     try:
-        for _ in range(ROUNDS + 1):
-            shares.append(_round(model, batch, run, device, now=clock.now, marks=marks, seconds=clock.seconds))
+        shares = [_round(model, batch, run, device, now=clock.now, marks=marks, seconds=clock.seconds) for _ in range(ROUNDS + 1)]
     finally:
         for hook in hooks:
             hook.remove()
@@ -53,7 +51,7 @@ def readiness(training: Training, run: Run, place: Place, *, device: torch.devic
 
 def _round(
     model: nn.Module,
-    batch: torch.Tensor,
+    batch: Batch,
     run: Run,
     device: torch.device,
     *,
@@ -65,7 +63,7 @@ def _round(
     for parameter in model.parameters():
         parameter.grad = None
     with autocast(run, device):
-        loss = model(batch[:, :-1], batch[:, 1:])
+        loss = model(*batch)
     marks[:] = [None] * len(marks)
     begin = now()
     loss.backward()
