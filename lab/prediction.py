@@ -1,33 +1,29 @@
-"""Predict a study's runs from its own one-device records and its cluster's calibration, or for a described machine."""
+"""Predictions of runs from what was measured: steps of one rank, and the calibration of the links between several."""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lab.analysis.described import Described
-from lab.analysis.layouts import Bucket, Layout, Links, Profile, Sharing, buckets_of
+from lab.analysis.demands import in_passes, layout_of, memory_of, messages_of, passes
+from lab.analysis.layouts import Bucket, Links, Profile
 from lab.analysis.links import ring_all_reduce_time
-from lab.analysis.machines import FLOPS_REACHED, Machine
-from lab.analysis.memory import FP32, rank_memory
 from lab.analysis.predict import Conditions, Prediction, predict
 from lab.analysis.replay import NO_CONTENTION, Contention
 from lab.analysis.topology import CollectiveSeconds
 from lab.calibration import Calibration, load_calibration
 from lab.cluster import Cluster
-from lab.errors import InputError, LabError, Problem
+from lab.errors import LabError
 from lab.records import Record, Store
-from lab.study import DEFAULT_BUCKET_CAP_MB, Run, Study
-from lab.workloads import GPT, vocab_size_of
+from lab.study import Run, Study
 
-MIB = 2**20
 # Quantiles of a normal distribution at 10 and 90 % are so many standard deviations apart.
 P10_TO_P90 = 2.563
-# Fields of a run that change what one device does, beside the batch.
-_SAME = ("architecture", "dataset", "precision", "compile")
-# From this many ranks on a mean over them is out of the question; only what one rank does, and the link, is predicted.
-SHARINGS: dict[str, Sharing] = {"single": "single", "ddp": "ddp", "naive_ddp": "naive_ddp", "zero1": "zero1", "fsdp": "fsdp"}
+# Fields of a run that change what one device does, beside strategy and batch.
+SAME = ("architecture", "dataset", "precision", "compile", "activation_checkpointing", "loader", "loader_workers")
+# What other collectives cost beside an all-reduce, where all of them are rings.
+OF_ALL_REDUCE = {"all_reduce": 1.0, "all_gather": 0.5, "reduce_scatter": 0.5, "broadcast": 0.5}
 
 
 @dataclass(frozen=True)
@@ -47,18 +43,23 @@ class Forecast:
 
 @dataclass(frozen=True)
 class Basis:
-    """What predictions are made from: records of one rank, the calibration, and the errors of earlier predictions."""
+    """What predictions are made from: records of one rank, a calibration, and the error of earlier predictions."""
 
     records: tuple[Record, ...]
     calibration: Calibration | None
     model_error: float = 0.0
 
     @classmethod
-    def of(cls, study: Study, cluster: str | Cluster = "local") -> Basis:
-        """What there is of a study and a cluster now."""
+    def of(cls, study: Study, cluster: str | Cluster = "local", *, profiles: Sequence[Study] = ()) -> Basis:
+        """What there is of a study and a cluster now; records on one rank are also taken from the studies `profiles`."""
         from lab.scoring import error_so_far
 
-        found = [record for record in Store(study.out).records() if record.completed and record.run.world_size == 1]
+        found = [
+            record
+            for place in (study, *profiles)
+            for record in Store(place.out).records()
+            if record.completed and record.run.world_size == 1 and record.run.task == "train"
+        ]
         return cls(tuple(found), load_calibration(cluster), error_so_far(study))
 
     def forecast(self, run: Run) -> Forecast:
@@ -66,41 +67,46 @@ class Basis:
         try:
             return self._forecast(run)
         except LabError as error:
-            return Forecast(run, missing=str(error))
+            return Forecast(run, memory_bytes=self.memory(run), missing=str(error))
 
     def _forecast(self, run: Run) -> Forecast:
-        profile, notes = self._profile(run)
+        if run.task != "train":
+            raise LabError("inference is measured, not predicted")
         layout = layout_of(run)
-        links, contention, link_error, far = self._links(run.world_size)
-        compression = {"bf16": 0.5, "fp16": 0.5}.get(run.compression, 1.0)
+        profile, notes = self.profile(run)
+        profile = in_passes(profile, passes(run))
+        links, contention, link_error, far = self.links(run.world_size)
         prediction = predict(
             profile,
-            sent(profile, run, share=compression),
+            messages_of(profile, run),
             layout,
             Links(links, links, links),
-            grad_accum=run.grad_accum,
+            grad_accum=run.grad_accum * passes(run),
             conditions=Conditions(contention, link_error=link_error, model_error=self.model_error),
         )
-        return Forecast(run, prediction, self._memory(run), profile.basis, (*notes, *far))
+        return Forecast(run, prediction, self.memory(run), profile.basis, (*notes, *far))
 
-    def _profile(self, run: Run) -> tuple[Profile, tuple[str, ...]]:
-        """One device's step at the run's micro-batch: measured, else a line through what was measured at others."""
-        same = [record for record in self.records if all(getattr(record.run, name) == getattr(run, name) for name in _SAME)]
+    def profile(self, run: Run) -> tuple[Profile, tuple[str, ...]]:
+        """One device's step at the run's micro-batch: measured, else a line through what was measured at others.
+
+        Records of the run's own strategy go before those of others, which have no wrapper or another one.
+        """
+        same = [record for record in self.records if _alike(record.run, run)]
         held = [record for record in same if record.gradients and record.timing]
         if not held:
-            what = (
-                "no record on one rank of this model and precision" if not same else "the record on one rank tells no gradients"
+            told = (
+                "the records on one rank tell no gradients" if same else "no record on one rank of this model and precision yet"
             )
-            raise LabError(f"{what} yet: run the study's world size 1")
+            raise LabError(f"{told}: run the study's world size 1")
+        held = [record for record in held if record.run.strategy == run.strategy] or held
         sizes = sorted({record.run.micro_batch_size for record in held})
         profiles = [_measured([record for record in held if record.run.micro_batch_size == size]) for size in sizes]
         if run.micro_batch_size in sizes:
             return profiles[sizes.index(run.micro_batch_size)], ()
-        return _between(run.micro_batch_size, sizes, profiles), (
-            f"micro-batch {run.micro_batch_size}, measured at {_listed(sizes)}",
-        )
+        note = f"micro-batch {run.micro_batch_size}, measured at {', '.join(map(str, sizes))}"
+        return _between(run.micro_batch_size, sizes, profiles), (note,)
 
-    def _links(self, world_size: int) -> tuple[CollectiveSeconds, Contention, float, tuple[str, ...]]:
+    def links(self, world_size: int) -> tuple[CollectiveSeconds, Contention, float, tuple[str, ...]]:
         """The cost of collectives on so many ranks, contention, the fit's relative error, and what is extrapolated."""
         if world_size == 1:
             return (lambda collective, size: 0.0), NO_CONTENTION, 0.0, ()
@@ -113,73 +119,53 @@ class Basis:
         nearest = min(sizes, key=lambda size: (abs(size - world_size), size))
         error = calibration.fit("all_reduce", nearest).largest_relative_error / 2
         if nearest == world_size:
-            return (lambda collective, size: calibration.time(collective, world_size, size)), contention, error, ()
+            return _calibrated(calibration, world_size), contention, error, ()
         alpha, rate = calibration.fit("all_reduce", sizes[-1]).of_one_link("all_reduce", sizes[-1])
-        share = {"all_reduce": 1.0, "all_gather": 0.5, "reduce_scatter": 0.5, "broadcast": 0.5}  # of an all-reduce's ring
         return (
-            (lambda collective, size: share[collective] * ring_all_reduce_time(size, world_size, alpha, rate)),
+            (lambda collective, size: OF_ALL_REDUCE[collective] * ring_all_reduce_time(size, world_size, alpha, rate)),
             contention,
             error,
             (f"{world_size} ranks by a ring of the links between {sizes[-1]}",),
         )
 
-    def _memory(self, run: Run) -> float | None:
-        """The measured peak of one rank at the same micro-batch, less what the others take over of its state."""
-        same = [
-            record
-            for record in self.records
-            if record.memory and all(getattr(record.run, name) == getattr(run, name) for name in (*_SAME, "micro_batch_size"))
-        ]
-        if not same:
+    def memory(self, run: Run) -> float | None:
+        """The bytes that a rank of the run counts, and what a process of the nearest measured run took beside its own."""
+        try:
+            wanted = memory_of(run).total
+            held = [(memory_of(record.run).total, max(record.memory.peak)) for record in self.records if record.memory]
+        except LabError:
             return None
-        peak = statistics.median(max(record.memory.peak) for record in same if record.memory)
-        parameters = statistics.median(record.memory.parameters for record in same if record.memory) / 4
-        whole, own = (rank_memory(parameters, layout, state=FP32).total for layout in (Layout("single"), layout_of(run)))
-        return peak - whole + own
+        counted, peak = min(held, key=lambda pair: abs(pair[0] - wanted), default=(0.0, 0.0))
+        return wanted + peak - counted if peak else None
 
 
-def layout_of(run: Run) -> Layout:
-    """How a run's ranks share its work; raises LabError for a strategy that the step model does not know."""
-    if run.strategy in SHARINGS:
-        return Layout(SHARINGS[run.strategy], data=run.world_size)
-    model = run.architecture
-    activations = (
-        run.micro_batch_size
-        * getattr(model, "block_size", 0)
-        * getattr(model, "width", 0)
-        * (4 if run.precision == "fp32" else 2)
-    )
-    if run.strategy in {"tensor_parallel", "pipeline_parallel"} and activations:
-        split = {"tensor": run.world_size} if run.strategy == "tensor_parallel" else {"pipeline": run.world_size}
-        return Layout("single", layers=getattr(model, "layers", 1), activation_bytes=activations, **split)
-    raise LabError(f"the step model does not know strategy {run.strategy!r}")
+def _alike(one: Run, other: Run) -> bool:
+    return all(getattr(one, name) == getattr(other, name) for name in SAME)
 
 
-def sent(profile: Profile, run: Run, *, share: float = 1.0) -> tuple[Bucket, ...]:
-    """What the run's strategy sends at a time, `share` of the bytes on the link."""
-    gradients = profile.gradients
-    if run.strategy == "ddp":
-        # Only where no size is given does DDP make the first bucket small.
-        first = MIB if run.bucket_cap_mb == DEFAULT_BUCKET_CAP_MB else None
-        gradients = buckets_of(gradients, run.bucket_cap_mb * MIB, first_bytes=first)
-    elif run.strategy == "zero1":
-        gradients = (Bucket(profile.backward_s, profile.gradient_bytes),)
-    return tuple(Bucket(bucket.ready_s, round(bucket.bytes * share)) for bucket in gradients)
+def _calibrated(calibration: Calibration, world_size: int) -> CollectiveSeconds:
+    """The measured cost; of a collective that was not measured, its share of an all-reduce."""
+    known = {fit.collective for fit in calibration.fits if fit.world_size == world_size}
+
+    def cost(collective: str, size: float) -> float:
+        if collective in known:
+            return calibration.time(collective, world_size, size)
+        return OF_ALL_REDUCE[collective] * calibration.time("all_reduce", world_size, size)
+
+    return cost
 
 
 def _measured(records: Sequence[Record]) -> Profile:
     """The profile that repeats of one rank's run give: medians over repeats."""
-    timings = [record.timing for record in records if record.timing]
-    runs = [record.run for record in records]
+    pairs = [(record.run, record.timing) for record in records if record.timing]
 
     def phase(name: str) -> float:
         per_micro = name in {"data", "h2d", "forward", "backward"}
-        shares = [run.grad_accum if per_micro else 1 for run in runs]
-        return statistics.median(timing.phases[name].median / share for timing, share in zip(timings, shares, strict=True))
+        return statistics.median(timing.phases[name].median / (run.grad_accum if per_micro else 1) for run, timing in pairs)
 
     backward = phase("backward")
     gradients = next(record.gradients for record in records if record.gradients)
-    jitter = statistics.median((timing.step.p90 - timing.step.p10) / P10_TO_P90 / timing.step.median for timing in timings)
+    jitter = statistics.median((timing.step.p90 - timing.step.p10) / P10_TO_P90 / timing.step.median for _, timing in pairs)
     return Profile(
         forward_s=phase("forward"),
         backward_s=backward,
@@ -188,7 +174,7 @@ def _measured(records: Sequence[Record]) -> Profile:
         data_s=phase("data") + phase("h2d"),
         other_s=phase("other"),
         spread=jitter,
-        basis=f"{len(records)} record{'s' * (len(records) > 1)} of one rank at micro-batch {runs[0].micro_batch_size}",
+        basis=f"{len(pairs)} record{'s' * (len(pairs) > 1)} of one rank at micro-batch {pairs[0][0].micro_batch_size}",
     )
 
 
@@ -218,77 +204,3 @@ def _between(micro_batch: int, sizes: Sequence[int], profiles: Sequence[Profile]
         spread=here.spread,
         basis=f"{here.basis}, scaled to {micro_batch}",
     )
-
-
-def described(run: Run, machine: Machine) -> Forecast:
-    """What a run would take on a machine that is known by its makers' figures alone; links that ranks share included."""
-    model = run.architecture
-    if not isinstance(model, GPT):
-        return Forecast(run, missing=f"a described machine trains models of kind gpt, not {model.kind}")
-    costing = Described(model, vocab_size_of(model, run.dataset), machine)
-    profile = costing.profile(micro_batch=run.micro_batch_size, precision=run.precision)
-    try:
-        layout = layout_of(run)
-    except LabError as error:
-        return Forecast(run, missing=str(error))
-    memory = costing.memory(
-        layout, micro_batch=run.micro_batch_size, grad_accum=run.grad_accum, precision=run.precision, checkpointing="selective"
-    )
-    conditions = Conditions(model_error=costing.error)
-    prediction = predict(
-        profile, sent(profile, run), layout, costing.links(layout), grad_accum=run.grad_accum, conditions=conditions
-    )
-    far = () if memory <= costing.memory_limit else (f"needs {memory / 1e9:.0f} GB, a {machine.gpu.name} has too little",)
-    return Forecast(run, prediction, memory, f"{machine.description}; {FLOPS_REACHED:.0%} of its peak assumed", far)
-
-
-def forecasts(
-    study: Study,
-    cluster: str | Cluster = "local",
-    *,
-    world_sizes: Iterable[int] | None = None,
-    machine: Machine | None = None,
-) -> list[Forecast]:
-    """One forecast per run of the study, or per line of it and each of `world_sizes`, which may lie beyond the machine.
-
-    On other world sizes the batch follows from the study's scaling. Raises InputError where no line can have a world size.
-    """
-    runs = list(study.runs) if world_sizes is None else _extended(study, list(world_sizes))
-    if machine is not None:
-        return [described(run, machine) for run in runs]
-    basis = Basis.of(study, cluster)
-    return [basis.forecast(run) for run in runs]
-
-
-def _extended(study: Study, world_sizes: Sequence[int]) -> list[Run]:
-    if wrong := [size for size in world_sizes if not 1 <= size <= 1_000_000]:
-        raise InputError("predict", [Problem("--world-size", f"{size} ranks", "1 to 1,000,000") for size in wrong])
-    found: dict[str, Run] = {}
-    for run in study.runs:
-        for size in world_sizes:
-            if (other := _at(run, size, weak=study.scaling == "weak")) is not None:
-                found[other.id] = other
-    if not found:
-        what = f"no run of this study divides over {', '.join(map(str, world_sizes))} ranks"
-        raise InputError("predict", [Problem("--world-size", what, "sizes that divide its global batch")])
-    return list(found.values())
-
-
-def _at(run: Run, world_size: int, *, weak: bool) -> Run | None:
-    """The run on another number of ranks; None where its batch cannot be divided so."""
-    content = run.model_dump() | {"world_size": world_size}
-    if run.strategy == "single":
-        content["strategy"] = "ddp" if world_size > 1 else "single"
-    if weak:
-        content |= {"global_batch_size": run.micro_batch_size * run.grad_accum * world_size}
-    elif run.global_batch_size % (run.grad_accum * world_size) == 0:
-        content |= {"micro_batch_size": run.global_batch_size // (run.grad_accum * world_size)}
-    elif run.global_batch_size % world_size == 0:
-        content |= {"micro_batch_size": run.global_batch_size // world_size, "grad_accum": 1}
-    else:
-        return None
-    return Run.model_validate(content)
-
-
-def _listed(sizes: Sequence[int]) -> str:
-    return ", ".join(map(str, sizes))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import statistics
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -75,38 +76,33 @@ class Score(BaseModel):
         return self.frozen.memory_bytes / self.memory_measured - 1
 
 
-def freeze(study: Study, cluster: str | Cluster = "local", *, fresh: bool = False) -> list[Frozen]:
-    """Write down what is expected of the runs that are not measured, and can be predicted, before they are submitted.
+def freeze(study: Study, cluster: str | Cluster = "local", *, runs: Iterable[Run] | None = None) -> list[Frozen]:
+    """Write down what is expected of the runs that are not measured, and can be predicted, before they are.
 
-    Files are `out/predictions/<run id>-<time>.json`; one that is there is never changed. A run that is predicted and
-    not measured since is not predicted again. Runs on one rank are what predictions are made from, and have none.
+    Of all runs of the study, or of some. Files are `out/predictions/<run id>-<time>.json`; one that is there is never
+    changed, and a run that is predicted is not predicted again until it is measured. Runs on one rank are what
+    predictions are made from, and have none.
     """
     from lab.prediction import Basis
 
-    store, name = Store(study.out), cluster if isinstance(cluster, str) else cluster.name
-    basis = Basis.of(study, cluster)
-    made = []
-    for run in study.runs:
-        records = [record for record in store.records(_tasks(study, run)) if record.completed]
-        pending = any(not records or frozen.frozen_at > _latest(records) for frozen in predictions(study, run))
-        if run.world_size == 1 or pending or (records and not fresh):
-            continue
-        frozen = _frozen(basis.forecast(run), Path(name).stem)
-        if frozen is not None:
-            stamp = frozen.frozen_at.strftime("%Y%m%dT%H%M%S.%f")
-            write_atomically(study.out / "predictions" / f"{run.id}-{stamp}.json", frozen.model_dump_json(indent=1).encode())
-            made.append(frozen)
+    asked = [run for run in dict.fromkeys(study.runs if runs is None else runs) if run.world_size > 1 and run.task == "train"]
+    due = [run for run in asked if not predictions(study, run) and not any(map(Store(study.out).completed, _tasks(study, run)))]
+    if not due:
+        return []
+    basis, name = Basis.of(study, cluster), Path(cluster).stem if isinstance(cluster, str) else cluster.name
+    made = [frozen for run in due if (frozen := _frozen(basis.forecast(run), name))]
+    for frozen in made:
+        stamp = frozen.frozen_at.strftime("%Y%m%dT%H%M%S.%f")
+        write_atomically(study.out / "predictions" / f"{frozen.run_id}-{stamp}.json", frozen.model_dump_json(indent=1).encode())
     return made
 
 
-def unprofiled(study: Study, *, fresh: bool = False) -> list[Task]:
-    """The first repeat of the runs on one rank that predictions of others wait for; none where nothing would be predicted."""
-    if not any(run.world_size > 1 for run in study.runs):
-        return []
-    store = Store(study.out)
-    return [
-        task for task in study.tasks if task.run.world_size == 1 and task.repeat == 0 and (fresh or not store.completed(task))
-    ]
+def set_aside(study: Study, run_ids: Iterable[str], target: Path) -> None:
+    """Move the predictions of these runs elsewhere, as they are to be measured anew."""
+    for run_id in run_ids:
+        for path in (study.out / "predictions").glob(f"{run_id}-*.json"):
+            target.mkdir(parents=True, exist_ok=True)
+            path.rename(target / path.name)
 
 
 def predictions(study: Study, run: Run | None = None) -> list[Frozen]:
@@ -124,9 +120,9 @@ def predictions(study: Study, run: Run | None = None) -> list[Frozen]:
 
 def scores(study: Study) -> list[Score]:
     """Each run's last prediction from before its first repeat began, beside what was measured since."""
-    found = []
+    found, measured = [], [record for record in load_records(study) if record.completed and record.timing]
     for run in study.runs:
-        records = [record for record in load_records(study) if record.run_id == run.id and record.completed and record.timing]
+        records = [record for record in measured if record.run_id == run.id]
         earlier = [frozen for frozen in predictions(study, run) if records and frozen.frozen_at < _first(records)]
         if earlier:
             found.append(_score(earlier[-1], records))
@@ -205,7 +201,3 @@ def _tasks(study: Study, run: Run) -> list[Task]:
 
 def _first(records: list[Record]) -> datetime:
     return min(datetime.fromisoformat(record.started_at or record.finished_at) for record in records)
-
-
-def _latest(records: list[Record]) -> datetime:
-    return max(datetime.fromisoformat(record.finished_at) for record in records)

@@ -49,6 +49,12 @@ class Profile:
         """Seconds of a step on one device."""
         return grad_accum * (self.data_s + self.forward_s + self.backward_s) + self.optimizer_s + self.other_s
 
+    def with_backward(self, seconds: float) -> Profile:
+        """The same with a backward pass of so many s, its gradients ready at the same shares of it."""
+        factor = seconds / self.backward_s
+        gradients = tuple(replace(bucket, ready_s=bucket.ready_s * factor) for bucket in self.gradients)
+        return replace(self, backward_s=seconds, gradients=gradients)
+
     def slower(self, factor: float) -> Profile:
         """The same on a device that is so many times slower."""
         return replace(

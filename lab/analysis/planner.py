@@ -57,6 +57,7 @@ class Plan:
     ranked: tuple[Ranked, ...]
     refused: dict[str, int]
     searched: int
+    least_bytes: float = math.inf  # of a rank, over all candidates
 
     def why_second(self) -> str:
         """One sentence: what makes the second slower than the first; empty where there is none."""
@@ -122,6 +123,25 @@ class Space:
                         for bucket in buckets:
                             yield Candidate(sized, micro, share // micro, checkpointing, precision, bucket)
 
+    @property
+    def description(self) -> str:
+        """One line for people."""
+        degrees = [
+            f"{name} x{', x'.join(map(str, sizes))}"
+            for name, sizes in (("tensor", self.tensor), ("pipeline", self.pipeline))
+            if max(sizes) > 1
+        ]
+        return "; ".join(
+            [
+                ", ".join(self.sharings),
+                *degrees,
+                "every micro-batch and accumulation that make up the global batch",
+                f"checkpointing {', '.join(self.checkpointing)}",
+                ", ".join(self.precisions),
+                f"DDP's buckets of {', '.join(f'{size:g}' for size in self.buckets_mb)} MiB",
+            ]
+        )
+
     def _layouts(self, world_size: int) -> Iterator[Layout]:
         for tensor in self.tensor:
             for pipeline in self.pipeline:
@@ -137,7 +157,7 @@ def best(costing: Costing, space: Space, *, world_size: int, global_batch: int, 
     """Predict every candidate that fits into memory and rank them by the time of a step, then by memory."""
     refused: Counter[str] = Counter()
     found: list[Ranked] = []
-    searched = 0
+    searched, least = 0, math.inf
     links: dict[tuple[int, int, int], Links] = {}
     profiles: dict[tuple[int, str, Checkpointing], Profile] = {}
     for candidate in space.candidates(world_size, global_batch):
@@ -148,6 +168,7 @@ def best(costing: Costing, space: Space, *, world_size: int, global_batch: int, 
             "checkpointing": candidate.checkpointing,
         }
         memory = costing.memory(candidate.layout, grad_accum=candidate.grad_accum, **settings)  # type: ignore[arg-type]
+        least = min(least, memory)
         if memory > costing.memory_limit:
             refused["does not fit into memory"] += 1
             continue
@@ -159,7 +180,7 @@ def best(costing: Costing, space: Space, *, world_size: int, global_batch: int, 
             profiles[key] = costing.profile(**settings)  # type: ignore[arg-type]
         found.append(Ranked(candidate, _predicted(candidate, profiles[key], links[place], conditions), memory))
     found.sort(key=lambda ranked: (ranked.prediction.step_s, ranked.memory_bytes))
-    return Plan(tuple(found[:keep]), dict(refused), searched)
+    return Plan(tuple(found[:keep]), dict(refused), searched, least)
 
 
 def _divisors(number: int) -> list[int]:
