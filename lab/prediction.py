@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from lab.analysis.demands import in_passes, layout_of, memory_of, messages_of, passes
@@ -129,14 +129,33 @@ class Basis:
         )
 
     def memory(self, run: Run) -> float | None:
-        """The bytes that a rank of the run counts, and what a process of the nearest measured run took beside its own."""
+        """The peak of the measured run that is nearest by its counted bytes, with the difference that is counted to this run.
+
+        Runs of the same model go before others, and where they were measured at several micro-batches, a line through
+        these tells what a counted byte takes: an allocator on CPUs leaves holes between tensors.
+        """
+        held = [record for record in self.records if record.memory]
+        held = [record for record in held if _alike(record.run, run)] or held
+        peaks: dict[float, list[int]] = {}
         try:
             wanted = memory_of(run).total
-            held = [(memory_of(record.run).total, max(record.memory.peak)) for record in self.records if record.memory]
+            for record in held:
+                peaks.setdefault(memory_of(record.run).total, []).extend(record.memory.peak if record.memory else [])
         except LabError:
             return None
-        counted, peak = min(held, key=lambda pair: abs(pair[0] - wanted), default=(0.0, 0.0))
-        return wanted + peak - counted if peak else None
+        if not peaks:
+            return None
+        known = {counted: statistics.median(found) for counted, found in peaks.items()}
+        counted = min(known, key=lambda size: abs(size - wanted))
+        return known[counted] + _per_byte(known if _alike(held[0].run, run) else {}) * (wanted - counted)
+
+
+def _per_byte(peaks: Mapping[float, float]) -> float:
+    """The slope of a line through peaks by counted bytes; 1 where they tell none that is possible."""
+    if len(peaks) < 2:
+        return 1.0
+    slope, _ = statistics.linear_regression(list(peaks), list(peaks.values()))
+    return min(max(slope, 0.8), 1.5)
 
 
 def _alike(one: Run, other: Run) -> bool:
