@@ -50,7 +50,7 @@ def launch(
     missing = chosen if fresh else [task for task in chosen if not Store(study.out).completed(task)]
     if missing:
         check(study, profile, missing, fresh=fresh)
-    return Jobs(study, profile, chosen, fresh=fresh, code=keep_code(study.out) if snapshot else None)
+    return Jobs(study, profile, chosen, named=cluster, fresh=fresh, code=keep_code(study.out) if snapshot else None)
 
 
 class Jobs:
@@ -61,9 +61,17 @@ class Jobs:
     """
 
     def __init__(
-        self, study: Study, cluster: Cluster, tasks: Sequence[Task], *, fresh: bool = False, code: Path | None = None
+        self,
+        study: Study,
+        cluster: Cluster,
+        tasks: Sequence[Task],
+        *,
+        named: str | Cluster | None = None,
+        fresh: bool = False,
+        code: Path | None = None,
     ) -> None:
         self.study, self.cluster, self.tasks = study, cluster, list(tasks)
+        self._named = named or cluster  # where its calibration is found
         self._store = Store(study.out)
         self._queue = queues.queue_of(cluster, study.out)
         self._driver = Driver(self._queue, ended=self._conclude, seen=self._has_record)
@@ -175,7 +183,7 @@ class Jobs:
         on a scheduler before others have left its queue; a prediction that came too late is never scored.
         """
         if not self._awaited:
-            freeze(self.study, self.cluster, runs=[task.run for task in self.tasks])
+            freeze(self.study, self._named, runs=[task.run for task in self.tasks])
 
     def _conclude(self, folder: Path, handle: Handle) -> None:
         self._see_to_record(folder, handle)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -175,10 +173,9 @@ def test_replay_agrees_with_the_closed_forms() -> None:
     assert found.step_s == pytest.approx(7.0 + ring_all_reduce_time(400, 2, 0.0, 100.0))
 
 
-def test_thousands_of_ranks_take_no_longer() -> None:
-    began = time.process_time()
+def test_thousands_of_ranks_are_one_replay() -> None:
     levels = nodes_of(4096, 8, Level(0, 1e-6, 450e9), Level(0, 5e-6, 400e9))
     cost = on_levels(levels)
     many = tuple(Bucket(4.0 * nth / 1000, 25_000_000) for nth in range(1, 1001))
-    predict(PROFILE, many, Layout(data=4096), Links(cost, cost, cost))
-    assert time.process_time() - began < 1.0
+    found = predict(PROFILE, many, Layout(data=4096), Links(cost, cost, cost))
+    assert len(found.spans) < 3 * len(many) and found.step_s > PROFILE.step_s()
