@@ -48,6 +48,7 @@ __all__ = [
 NOTHING = "no completed run yet"
 NO_COMMUNICATION = "no communication was measured: it takes a completed run on two ranks"
 NO_INFERENCE = "no completed run of inference yet"
+NO_PHASES = "no phases of a step are known"
 NO_BASELINE = "no completed run of the baseline yet"
 
 
@@ -88,6 +89,8 @@ def step_breakdown(records: Source, *, ax: Axes | None = None, **against: Unpack
         ax = _axes(ax, height=phase_bars.height(seen.lines))
         if seen.summary.empty:
             return _say(ax, NOTHING)
+        if not seen.summary["forward_time"].notna().any():
+            return _say(ax, NO_PHASES)
         phase_bars.draw(ax, seen.lines)
         return ax
 
@@ -205,6 +208,8 @@ def _by_world_size(seen: Seen, name: str, ax: Axes | None, *, ylabel: str, facto
         _world_size_axis(ax, seen)
         ax.set(ylabel=ylabel)
         _value_axis(ax, name)
+        if seen.notice:
+            ax.set_title(seen.notice, color=IDEAL, fontsize="medium", loc="left")
         place(ax, labels)
         return ax
 

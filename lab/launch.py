@@ -20,6 +20,7 @@ from lab.endings import conclude, put_away, stamp
 from lab.errors import LabError
 from lab.queues import Handle, Work
 from lab.records import Record, Store, write_record
+from lab.replaying import replay
 from lab.scoring import freeze, set_aside
 from lab.snapshot import keep_code
 from lab.states import TaskState, states
@@ -41,7 +42,7 @@ def launch(
     """Start what is missing of a study and return at once; finished runs are reused.
 
     `tasks` limits it to some of the study's tasks; `fresh` sets their records aside and measures again; with `snapshot`
-    the jobs run a copy of the code as it is now. Raises
+    the jobs run a copy of the code as it is now. On a replay published rows become records, and no job starts. Raises
     InputError, before anything is submitted, where the cluster cannot run the study.
     """
     profile = cluster if isinstance(cluster, Cluster) else Cluster.load(cluster)
@@ -50,6 +51,9 @@ def launch(
     missing = chosen if fresh else [task for task in chosen if not Store(study.out).completed(task)]
     if missing:
         check(study, profile, missing, fresh=fresh)
+    if profile.executor == "replay":
+        replay(study, profile, missing)
+        fresh = False  # what is published is there now
     return Jobs(study, profile, chosen, named=cluster, fresh=fresh, code=keep_code(study.out) if snapshot else None)
 
 

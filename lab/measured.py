@@ -25,7 +25,7 @@ class Timing(Part):
     slowest_rank: int = Field(description="the rank that was the slowest most often")
     measured_steps: int
     warmup_steps: int
-    setup_time: float = Field(description="s, from the start of rank 0 to its first step, imports included")
+    setup_time: float | None = Field(description="s, from the start of rank 0 to its first step, imports included")
     train_time: float = Field(description="s, wall time of the measured steps on the slowest rank")
     samples_per_second: float
     tokens_per_second: float | None = None
@@ -151,6 +151,7 @@ class Environment(Part):
     foreign_cpu: float | None = Field(
         default=None, description="cores' worth of other processes on the ranks' cores while measuring"
     )
+    replay: str | None = Field(default=None, description="the source of a published row that this repeats; None: measured")
 
 
 class Granted(Part):

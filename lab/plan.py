@@ -50,7 +50,7 @@ def _expected(forecast: Forecast, measured: Sequence[Record]) -> dict[str, float
     """Predicted seconds of a step and of a whole repeat, whose start takes what it took before."""
     if forecast.prediction is None:
         return {"predicted_s": None, "predicted_step_ms": None}
-    starts = [record.timing.setup_time for record in measured if record.timing]
+    starts = [record.timing.setup_time for record in measured if record.timing and record.timing.setup_time is not None]
     step = forecast.prediction.step_s
     whole = statistics.median(starts) + step * forecast.run.steps if starts else None
     return {"predicted_s": None if whole is None else round(whole, 1), "predicted_step_ms": round(step * 1e3, 2)}

@@ -43,7 +43,9 @@ def calibrate(
     if as_json:
         answer(as_json, found.model_dump(mode="json"), "")
         return
-    for frame in (lab.calibration.fits_table(found), lab.calibration.throughput_table(found)):
+    from lab.calibration_tables import fits_table, throughput_table
+
+    for frame in (fits_table(found), throughput_table(found)):
         console.print(table_of(frame.reset_index(drop=frame.index.name is None).to_dict("records")))
 
 

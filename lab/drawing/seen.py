@@ -12,6 +12,7 @@ import pandas as pd
 from lab.analysis.lines import Scaling
 from lab.analysis.scaling import Curve, curves, summary
 from lab.comparing import Comparison
+from lab.published import NOTICE
 from lab.records import Record, load_records, table
 from lab.scoring import Frozen, scores
 from lab.study import Study
@@ -36,6 +37,11 @@ class Seen(NamedTuple):
     losses: dict[str, np.ndarray[Any, np.dtype[np.float64]]]
     records: Sequence[Record]
     predicted: Mapping[str, Frozen] = {}
+
+    @property
+    def notice(self) -> str:
+        """What must stand on a figure of numbers that others published; empty where the lab measured."""
+        return NOTICE if any(record.environment and record.environment.replay for record in self.records) else ""
 
 
 def see(source: Source, *, baseline: Mapping[str, Any] | None = None, scaling: Scaling | None = None) -> Seen:
