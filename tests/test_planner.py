@@ -1,8 +1,6 @@
-"""The planner on described machines: what fits, what is fastest, why, and how long it takes to say so."""
+"""The planner on described machines: what fits, what is fastest, and why."""
 
 from __future__ import annotations
-
-import time
 
 import pytest
 
@@ -56,20 +54,12 @@ def test_plain_ddp_of_gpt3_never_fits() -> None:
     assert not plan.ranked
 
 
-def test_ten_thousand_candidates_in_ten_seconds() -> None:
-    began = time.process_time()
-    plan = search(
-        GPT(layers=24, heads=16, width=1024, block_size=1024, vocab_size=50257),
-        "h100x8",
-        256,
-        2**12,
-        tensor=(1, 2, 4, 8),
-        pipeline=(1, 2, 4, 8, 16),
-        precisions=("bf16", "fp16", "fp32"),
-        buckets_mb=(1.0, 2.0, 5.0, 10.0, 25.0, 50.0, 100.0, 200.0),
-    )
-    assert plan.searched >= 10_000
-    assert time.process_time() - began < 10.0
+def test_the_space_is_searched_whole_and_said() -> None:
+    space = Space(12, 2 * 1024 * 768, tensor=(1, 2), precisions=("bf16", "fp32"))
+    found = search(SMALL, "h100x8", 8, 64, tensor=(1, 2), precisions=("bf16", "fp32"))
+    assert found.searched == len(set(space.candidates(8, 64))) == len(list(space.candidates(8, 64)))
+    assert "ddp, zero1, fsdp; tensor x1, x2" in space.description and "bf16, fp32" in space.description
+    assert found.least_bytes <= min(ranked.memory_bytes for ranked in found.ranked)
 
 
 def test_merged_buckets_keep_bytes_and_messages() -> None:

@@ -80,7 +80,9 @@ class Plan:
 class Costing(Protocol):
     """What the planner must know of a model on a machine."""
 
-    memory_limit: float
+    @property
+    def memory_limit(self) -> float:
+        """Bytes that a rank may take."""
 
     def profile(self, *, micro_batch: int, precision: str, checkpointing: Checkpointing) -> Profile:
         """One device's step."""
