@@ -156,6 +156,7 @@ def _completed(
         environment=measured.environment,
         timing=measured.timing,
         communication=measured.communication,
+        gradients=measured.gradients,
         memory=measured.memory,
         quality=measured.quality,
         inference=measured.inference,

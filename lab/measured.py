@@ -27,7 +27,7 @@ class Timing(Part):
     slowest_rank: int = Field(description="the rank that was the slowest most often")
     measured_steps: int
     warmup_steps: int
-    setup_time: float = Field(description="s, from the start of rank 0 to its first step, imports included")
+    setup_time: float | None = Field(description="s, from the start of rank 0 to its first step, imports included")
     train_time: float = Field(description="s, wall time of the measured steps on the slowest rank")
     samples_per_second: float
     tokens_per_second: float | None = None
@@ -89,6 +89,13 @@ class Communication(Part):
     timeline: list[Event] = Field(default=[], description="the median measured step on all ranks")
 
 
+class Gradient(Part):
+    """A gradient of one rank's backward pass: its bytes, and the share of the pass that is over when it is ready."""
+
+    ready: float = Field(ge=0, le=1)
+    bytes: int
+
+
 class Memory(Part):
     """Peak memory in bytes by rank (by device where one process has several), and of what kind: resident set on CPU,
     allocator's peak on CUDA; and what of it is there at every moment of a step, on the rank that has most of it.
@@ -147,6 +154,7 @@ class Environment(Part):
     foreign_cpu: float | None = Field(
         default=None, description="cores' worth of other processes on the ranks' cores while measuring"
     )
+    replay: str | None = Field(default=None, description="the source of a published row that this repeats; None: measured")
 
     @property
     def disturbed(self) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from lab.inference import InferenceSettings
-from lab.records import PHASES, Communication, Record
+from lab.records import PHASES, Communication, Record, Stat
 from lab.study import Run
 from lab.words import names
 
@@ -26,10 +26,11 @@ def row(record: Record) -> dict[str, Any]:
         "nodes": _nodes(record),
         "device": record.environment.device if record.environment else None,
         "cluster": record.environment.cluster if record.environment else None,
+        "replay": record.environment.replay if record.environment else None,
         "step_time": timing.step.median if timing else None,
         "step_time_p10": timing.step.p10 if timing else None,
         "step_time_p90": timing.step.p90 if timing else None,
-        **{f"{phase}_time": timing.phases[phase].median if timing else None for phase in PHASES},
+        **{f"{phase}_time": _median(timing.phases.get(phase)) if timing else None for phase in PHASES},
         **_communication_columns(record.communication),
         "samples_per_second": timing.samples_per_second if timing else None,
         "tokens_per_second": timing.tokens_per_second if timing else None,
@@ -44,6 +45,10 @@ def row(record: Record) -> dict[str, Any]:
         "validation_loss": record.quality.validation_loss if record.quality else None,
         "error": f"{record.error.type}: {record.error.message}" if record.error else None,
     }
+
+
+def _median(stat: Stat | None) -> float | None:
+    return stat.median if stat else None
 
 
 def _nodes(record: Record) -> int | None:

@@ -9,6 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from lab.page import Figure, Prose, Table, drawn
+from lab.published import NOTICE
 from lab.records import PHASES, Communication, Record, load_records, table
 from lab.study import Run, Study
 from lab.words import distinct
@@ -31,7 +32,10 @@ def answer(study: Study) -> Prose:
     """The answer to the study's question in one sentence."""
     from lab.analysis import findings
 
-    return Prose.of(findings.answer(study, _summary(study), load_records(study)), strong=True)
+    records = load_records(study)
+    sources = sorted({record.environment.replay for record in records if record.environment and record.environment.replay})
+    told = [f"{NOTICE}. Source: {'; '.join(sources)}."] if sources else []
+    return Prose.of(*told, findings.answer(study, _summary(study), records), strong=True)
 
 
 def findings(study: Study) -> Prose:
@@ -123,7 +127,8 @@ def audit(study: Study) -> Any:
 
 def calibration(study: Study) -> list[Prose | Table | Figure]:
     """What the links, the arithmetic and the memory of the study's cluster can do, where `lab calibrate` has measured it."""
-    from lab.calibration import fits_table, load_calibration, throughput_table
+    from lab.calibration import load_calibration
+    from lab.calibration_tables import fits_table, throughput_table
     from lab.drawing import link_lines
     from lab.errors import InputError
 
@@ -207,8 +212,8 @@ def every_repeat(study: Study) -> Table:
 def _milliseconds(record: Record, phase: str) -> str:
     if record.timing is None:
         return "-"
-    stat = record.timing.step if phase == "step" else record.timing.phases[phase]
-    return f"{stat.median * 1e3:.2f}"
+    stat = record.timing.step if phase == "step" else record.timing.phases.get(phase)
+    return "-" if stat is None else f"{stat.median * 1e3:.2f}"
 
 
 def _foreign(record: Record) -> str:
@@ -240,6 +245,10 @@ def _surroundings(record: Record) -> Iterable[tuple[str, str]]:
     if place is None:
         return
     yield "cluster profile", place.cluster
+    if place.replay:
+        yield "replay of", place.replay
+        yield "GPU", f"{place.gpu_count} x {place.gpu}" if place.gpu else "none used"
+        return
     yield "hosts", ", ".join(sorted(set(place.hosts)))
     yield "processor", f"{place.cpu}, {place.cpu_count} logical CPUs"
     yield (
