@@ -84,7 +84,7 @@ def test_causes_are_told_apart() -> None:
     assert rows[0]["transfer"] == "none"
     fast, classic, slowed = cause_sentences(found)
     assert "at most 0.498 %" in fast and "at most 40.5 %" in classic
-    assert "classic loader, 3 loader processes: a step takes 1.68 times" in slowed
+    assert "classic loader, 3 workers: a step takes 1.68 times" in slowed
 
 
 def test_launches_are_not_told_from_one_batch() -> None:
