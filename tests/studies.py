@@ -44,11 +44,11 @@ SMALLEST_INFERENCE = {"prompt_tokens": [8], "batch_sizes": [2], "new_tokens": 4,
 
 
 def smallest(study: Study, folder: Path) -> Study:
-    """The same study in that folder: one short run for each strategy, loader and task that it names, and both world sizes."""
+    """The same study in that folder: one short run for each strategy, loader, precision and task that it names, and both world sizes."""
     chosen: list[Run] = []
     seen: set[object] = set()
     for run in sorted(study.runs, key=lambda run: -run.world_size):  # the world size that tells more first
-        values = {run.strategy, run.loader, run.task, run.world_size, run.device_needed}
+        values = {run.strategy, run.loader, run.task, run.world_size, run.device_needed, run.precision, run.compression}
         if not values <= seen:
             chosen.append(run)
             seen |= values
