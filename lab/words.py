@@ -26,7 +26,7 @@ WORDS: dict[str, str] = {
     "microbatches": "{} microbatches",
     "activation_checkpointing": "checkpointing",
     "loader": "{} loader",
-    "loader_workers": "{} loader processes",
+    "loader_workers": "{} workers",
     "learning_rate": "learning rate {}",
     "min_learning_rate": "least learning rate {}",
     "weight_decay": "weight decay {}",

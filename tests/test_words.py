@@ -40,7 +40,7 @@ CHANGES = [
     ({"strategy": "pipeline_parallel", "microbatches": 4}, "4 microbatches"),
     ({"activation_checkpointing": True}, "checkpointing"),
     ({"loader": "classic"}, "classic loader"),
-    ({"loader": "classic", "loader_workers": 3}, "classic loader, 3 loader processes"),
+    ({"loader": "classic", "loader_workers": 3}, "classic loader, 3 workers"),
     ({"learning_rate": 0.0003}, "learning rate 0.0003"),
     ({"min_learning_rate": 0.0}, "least learning rate 0"),
     ({"weight_decay": 0.0}, "weight decay 0"),

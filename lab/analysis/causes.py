@@ -110,27 +110,28 @@ def _with_share(seconds: float | None, one: Causes) -> str:
 
 def cause_sentences(found: Sequence[Causes]) -> list[str]:
     """What each loader makes a step wait, and how much longer a step is with the classic one."""
-    return [*_stalls(found), *_slowed(found)]
+    labels, _ = distinct([one.run for one in found])
+    return [*_stalls(found, labels), *_slowed(found, labels)]
 
 
-def _stalls(found: Sequence[Causes]) -> Iterator[str]:
+def _stalls(found: Sequence[Causes], labels: Mapping[Run, str]) -> Iterator[str]:
     for loader in ("fast", "classic"):
         rows = [one for one in found if one.run.loader == loader]
         if rows:
             worst = max(rows, key=lambda one: one.data / one.step)
             yield (
                 f"With the {loader} loader a step waits for data for at most {percent(worst.data / worst.step)} of its time "
-                f"({worst.run.label})."
+                f"({labels[worst.run]})."
             )
 
 
-def _slowed(found: Sequence[Causes]) -> Iterator[str]:
+def _slowed(found: Sequence[Causes], labels: Mapping[Run, str]) -> Iterator[str]:
     fast = {_alike(one.run): one for one in found if one.run.loader == "fast"}
     for one in found:
         twin = fast.get(_alike(one.run))
         if one.run.loader == "classic" and twin is not None:
             yield (
-                f"{one.run.label}: a step takes {rounded(one.step / twin.step)} times that of the fast loader, and waits for data "
+                f"At {labels[one.run]}, a step takes {rounded(one.step / twin.step)} times that of the fast loader, and waits for data "
                 f"for {percent(one.data / one.step)} of it; what its processes compute on the ranks' cores slows the rest."
             )
 

@@ -33,7 +33,6 @@ def _cells(done: Sequence[Record]) -> dict[str, str]:
         "weights (MB)": _megabytes(median(done, lambda record: record.memory.parameters if record.memory else None)),
         "optimizer (MB)": _megabytes(median(done, lambda record: record.memory.optimizer if record.memory else None)),
         "sent (MB)": _megabytes(median(done, link("bytes_moved"))),
-        "calls": f"{calls:g}" if (calls := median(done, link("calls"))) else NONE,
         "last loss": f"{loss:.4f}" if (loss := median(done, last_loss)) is not None else NONE,
     }
 
@@ -51,24 +50,25 @@ def strategy_sentences(runs: Sequence[Run], records: Sequence[Record], *, baseli
     """The fastest and the one that keeps least, of each model; and how far any loss is from the baseline's."""
     done = {run: found for run, found in trained(runs, records).items() if found}
     models = list(dict.fromkeys(run.model for run in done))
+    labels, _ = distinct(list(done))
     return [
-        *(sentence for model in models for sentence in _extremes({run: done[run] for run in done if run.model == model})),
-        *_losses(done, baseline),
+        *(sentence for model in models for sentence in _extremes({run: done[run] for run in done if run.model == model}, labels)),
+        *_losses(done, baseline, labels),
     ]
 
 
-def _extremes(done: Mapping[Run, list[Record]]) -> Iterator[str]:
+def _extremes(done: Mapping[Run, list[Record]], labels: Mapping[Run, str]) -> Iterator[str]:
     if len({run.strategy for run in done}) < 2:
         return
     steps = {run: median(found, step) or 0.0 for run, found in done.items()}
     fastest = min(steps, key=lambda run: steps[run])
-    yield f"The shortest step, {format_seconds(steps[fastest])}, is that of {fastest.label}."
+    yield f"The shortest step, {format_seconds(steps[fastest])}, is that of {labels[fastest]}."
     kept = {run: median(found, _kept) for run, found in done.items()}
     known = {run: size for run, size in kept.items() if size}
     if known and min(known.values()) < 0.99 * max(known.values()):
         least = min(known, key=lambda run: known[run])
         yield (
-            f"The least weights and optimizer state on a rank, {rounded(known[least] / 1e6)} MB, are those of {least.label}; "
+            f"The least weights and optimizer state on a rank, {rounded(known[least] / 1e6)} MB, are those of {labels[least]}; "
             f"the most are {rounded(max(known.values()) / 1e6)} MB."
         )
 
@@ -77,7 +77,7 @@ def _kept(record: Record) -> float | None:
     return record.memory.parameters + record.memory.optimizer if record.memory and record.memory.optimizer is not None else None
 
 
-def _losses(done: Mapping[Run, list[Record]], baseline: Mapping[str, Any]) -> Iterator[str]:
+def _losses(done: Mapping[Run, list[Record]], baseline: Mapping[str, Any], labels: Mapping[Run, str]) -> Iterator[str]:
     """How far the curves lie from those of the baseline with equal samples and arithmetic, at the most."""
     apart: dict[Run, float] = {}
     for base, reference in done.items():
@@ -90,7 +90,7 @@ def _losses(done: Mapping[Run, list[Record]], baseline: Mapping[str, Any]) -> It
         widest = max(apart, key=lambda run: apart[run])
         yield (
             f"At equal batch, seed and precision the losses of {len(apart)} configurations stay within {percent(max(apart[widest], LEAST))} "
-            f"of the baseline's over the whole training; the farthest is {widest.label}."
+            f"of the baseline's over the whole training; the farthest is {labels[widest]}."
         )
 
 

@@ -28,7 +28,7 @@ COLORS = {
 }
 BAR = 0.76  # of the distance between bars
 BETWEEN = 0.7  # extra distance between lines
-NAME = 36  # characters of a name in one line
+NAME = 42  # characters of a name in one line
 HEADER = 0.95  # distance of the phase names from the first bar
 
 
