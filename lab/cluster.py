@@ -38,6 +38,9 @@ class Cluster(SlurmKeys):
     time_limit_min: int = Field(default=120, ge=1, description="a run that takes longer is ended")
     hang_timeout_s: int = Field(default=300, ge=5, description="a run without progress for so long is ended")
     checkpoint_every_min: float = Field(default=10.0, gt=0, description="how much of a long run its sudden end may cost")
+    repeat_disturbed: bool = Field(
+        default=False, description="a repeat during which other processes took the ranks' cores is measured once more"
+    )
     environment: dict[Annotated[str, AfterValidator(_variable)], str] = Field(
         default={}, description="variables set for every rank"
     )

@@ -15,7 +15,7 @@ import psutil
 from lab import notice
 from lab.attempt import Attempt, claim
 from lab.cluster import Cluster
-from lab.endings import failed, now, put_away, rank_error
+from lab.endings import DISTURBED, failed, now, put_away, rank_error
 from lab.place import Place
 from lab.records import Granted, Record, read_record, write_record
 from lab.study import Run
@@ -109,7 +109,9 @@ def _measure(run: Run, repeat: int, place: Place, attempt: Attempt, cluster: Clu
         measured = measure(run, place, data_root=data_root, folder=attempt.folder, progress=watchdog.progress)
         watchdog.stop()
         if measured is not None:
-            write_record(_completed(run, repeat, started_at, measured, _granted(attempt)), attempt.folder)
+            earlier = read_record(attempt.folder / DISTURBED / "record.json")
+            record = _completed(run, repeat, started_at, measured, allocation=_granted(attempt), earlier=earlier)
+            write_record(record, attempt.folder)
         return "done"
     except Exception as error:
         watchdog.stop()
@@ -140,7 +142,9 @@ def _granted(attempt: Attempt) -> Granted | None:
     return granted(attempt)
 
 
-def _completed(run: Run, repeat: int, started_at: str, measured: Measured, allocation: Granted | None) -> Record:
+def _completed(
+    run: Run, repeat: int, started_at: str, measured: Measured, *, allocation: Granted | None, earlier: Record | None
+) -> Record:
     return Record(
         run_id=run.id,
         repeat=repeat,
@@ -157,4 +161,5 @@ def _completed(run: Run, repeat: int, started_at: str, measured: Measured, alloc
         quality=measured.quality,
         inference=measured.inference,
         checks=measured.checks,
+        disturbed=earlier.environment.foreign_cpu if earlier and earlier.environment else None,
     )

@@ -16,7 +16,7 @@ from lab.cancelling import Cancellation, CancelledStudyError
 from lab.checks import check
 from lab.cluster import Cluster
 from lab.driver import Driver
-from lab.endings import conclude, put_away, stamp
+from lab.endings import conclude, keep_disturbed, put_away, stamp
 from lab.errors import LabError
 from lab.queues import Handle, Work
 from lab.records import Record, Store, write_record
@@ -83,6 +83,7 @@ class Jobs:
         # Failures from before this call are run again; those of a driver that works meanwhile are not.
         self._failures = {task: record.finished_at for task in self.tasks if (record := self._store.read(task))}
         self._awaited: set[Path] = set()  # jobs on one rank, from which the others are predicted
+        self._measured = set(filter(self._store.completed, self.tasks))
         self._cancellation = Cancellation.of(study)
         self._stop = threading.Event()
         self._failure: BaseException | None = None
@@ -126,6 +127,7 @@ class Jobs:
         self.leave()
         if self._driver.alive:
             queues.end(self._driver.alive.values())
+            self._driver.alive.clear()
 
     def leave(self) -> None:
         """Start no further job here, and leave those that run to the next driver."""
@@ -136,8 +138,9 @@ class Jobs:
         self.leave() if self._queue.keeps else self.cancel()
         kept = sum(map(self._store.completed, self.tasks))
         told = f"interrupted: {kept} of {len(self.tasks)} runs are kept"
-        if self._driver.alive:
-            return f"{told}, {len(self._driver.alive)} jobs go on; the same command watches them again, `lab cancel` ends them"
+        if alive := len(self._driver.alive):
+            go_on = "1 job goes on" if alive == 1 else f"{alive} jobs go on"
+            return f"{told}, {go_on}; the same command watches again, `lab cancel` ends what is left"
         return f"{told}; the same command goes on from there"
 
     def _drive(self) -> None:
@@ -181,6 +184,11 @@ class Jobs:
         due.sort(key=lambda task: self._store.folder(task) not in self._awaited)
         self._predict()
         self._driver.drive([self._work_of(task) for task in due], adopted=adopted, stopped=self._stopped)
+        if self.cluster.repeat_disturbed and not self._stop.is_set():
+            again = [task for task in self.tasks if self._was_disturbed(task)]
+            for task in again:
+                keep_disturbed(self._store.folder(task))
+            self._driver.drive([self._work_of(task) for task in again], adopted={}, stopped=self._stopped)
 
     def _predict(self) -> None:
         """Freeze what is expected of the runs, once the first repeats on one rank are measured: here before any other starts,
@@ -204,6 +212,13 @@ class Jobs:
         """Whether a task must be run: it has no record, or one of a failure from before this call."""
         record = self._store.read(task)
         return record is None or not (record.completed or record.finished_at != self._failures.get(task))
+
+    def _was_disturbed(self, task: Task) -> bool:
+        """Whether a task was measured in this call, for the first time, and not undisturbed."""
+        record = None if task in self._measured else self._store.read(task)
+        if record is None or record.environment is None:
+            return False
+        return record.environment.disturbed and record.disturbed is None
 
     def _has_record(self, folder: Path) -> bool:
         return (folder / "record.json").exists()

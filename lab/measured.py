@@ -10,6 +10,8 @@ from lab.stat import Part, Stat
 
 # The parts of a step, in the order in which they happen; all in seconds.
 PHASES = ("data", "h2d", "forward", "backward", "optimizer", "other")
+# Cores' worth of other processes from which repeats differed by more than 4 % when tried.
+FOREIGN_CPU = 0.12
 
 
 class Timing(Part):
@@ -152,6 +154,11 @@ class Environment(Part):
         default=None, description="cores' worth of other processes on the ranks' cores while measuring"
     )
     replay: str | None = Field(default=None, description="the source of a published row that this repeats; None: measured")
+
+    @property
+    def disturbed(self) -> bool:
+        """Whether other processes took so much of the ranks' cores that times of it are not believed."""
+        return self.foreign_cpu is not None and self.foreign_cpu > FOREIGN_CPU
 
 
 class Granted(Part):

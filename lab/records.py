@@ -14,6 +14,7 @@ from lab.atomic import write_atomically
 from lab.errors import LabError
 from lab.inference import Inference, Point
 from lab.measured import (
+    FOREIGN_CPU,
     PHASES,
     Communication,
     Environment,
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 __all__ = [
+    "FOREIGN_CPU",
     "PHASES",
     "Communication",
     "Environment",
@@ -82,6 +84,10 @@ class Record(Part):
     quality: Quality | None = None
     inference: Inference | None = None
     checks: dict[str, bool] = {}
+    disturbed: float | None = Field(
+        default=None,
+        description="foreign_cpu of an earlier measurement of this repeat, which was disturbed and is kept beside it",
+    )
 
     @property
     def completed(self) -> bool:
@@ -95,10 +101,11 @@ class Record(Part):
 
     @property
     def duration_s(self) -> float | None:
-        """Wall time of the job from its start to its record."""
+        """Wall time of the job from its start to its record, in s; 0 where the clock was set back meanwhile."""
         if self.started_at is None:
             return None
-        return (datetime.fromisoformat(self.finished_at) - datetime.fromisoformat(self.started_at)).total_seconds()
+        passed = datetime.fromisoformat(self.finished_at) - datetime.fromisoformat(self.started_at)
+        return max(passed.total_seconds(), 0.0)
 
 
 class Store:

@@ -6,8 +6,13 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from lab.inference import InferenceSettings
 from lab.records import PHASES, Communication, Record, Stat
 from lab.study import Run
+
+# What every run is asked for comes first, what only inference is asked for last.
+_FIELDS = [key for key in Run.model_fields if key not in {"model", "data", *InferenceSettings.model_fields}]
+_FIELDS += list(InferenceSettings.model_fields)
 
 
 def row(record: Record) -> dict[str, Any]:
@@ -19,7 +24,7 @@ def row(record: Record) -> dict[str, Any]:
         "status": record.status,
         "model": _name(run.model),
         "data": _name(run.data),
-        **{key: getattr(run, key) for key in Run.model_fields if key not in {"model", "data"}},
+        **{key: getattr(run, key) for key in _FIELDS},
         "nodes": _nodes(record),
         "device": record.environment.device if record.environment else None,
         "cluster": record.environment.cluster if record.environment else None,

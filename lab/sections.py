@@ -253,11 +253,17 @@ def environment(source: Study | Sequence[Record]) -> Table:
     """Where and with what the records were measured; a value that differs between records is listed with all it was."""
     import pandas as pd
 
+    from lab.analysis.rounding import format_seconds
+
     seen: dict[str, dict[str, None]] = {}
-    for record in load_records(source):
+    records = load_records(source)
+    for record in records:
         if record.environment is not None:
-            for name, value in _surroundings(record):
+            for name, value in [*_surroundings(record), *_granted(record)]:
                 seen.setdefault(name, {})[value] = None
+    waits = [record.allocation.queue_time for record in records if record.allocation and record.allocation.queue_time is not None]
+    if waits:
+        seen["in the queue"] = {f"{format_seconds(min(waits))} to {format_seconds(max(waits))}": None}
     rows = [{"what": name, "value": "; ".join(values)} for name, values in seen.items()]
     return Table("Environment, read inside the jobs", pd.DataFrame(rows, columns=["what", "value"]), index=False)
 
@@ -286,6 +292,15 @@ def _surroundings(record: Record) -> Iterable[tuple[str, str]]:
     yield "parameters", f"{place.parameters:,}" if place.parameters else "unknown"
     if record.timing is not None and record.timing.peak_flops_per_second is not None:
         yield "peak of a rank", f"{record.run.precision}: {record.timing.peak_source}"
+
+
+def _granted(record: Record) -> Iterable[tuple[str, str]]:
+    given = record.allocation
+    if given is None:
+        return
+    yield "Slurm jobs", given.job_id + (f" (put back {given.requeues} times)" if given.requeues else "")
+    gpus = f", GPU {', '.join(given.gpus)} of the first" if given.gpus else ""
+    yield "nodes", f"{', '.join(given.nodes)}{gpus}"
 
 
 def reproduce(study: Study) -> Prose:

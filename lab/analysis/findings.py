@@ -9,13 +9,11 @@ import pandas as pd
 
 from lab.analysis.limits import limits
 from lab.analysis.scaling import curves, fit_amdahl, format_seconds, percent, ranks, rounded
-from lab.records import PHASES, Record
+from lab.records import FOREIGN_CPU, PHASES, Record
 from lab.study import Run, Study
 
 # Ranges of n and n repeats of equal runs lie apart by chance in 2 / binomial(2n, n): 1 in 3 for two repeats, 1 in 10 for three.
 FEWEST_REPEATS = 3
-# Cores' worth of other processes from which a repeat counts as disturbed; below it repeats agreed within 4 % when tried.
-FOREIGN_CPU = 0.12
 STATUS_WORDS = {
     "failed": "failed",
     "oom": "out of memory",
@@ -222,6 +220,9 @@ def _disturbed(records: Sequence[Record]) -> Iterator[str]:
     environments = [record.environment for record in records if record.completed and record.environment is not None]
     loads = [where.foreign_cpu for where in environments if where.foreign_cpu is not None]
     disturbed = [load for load in loads if load > FOREIGN_CPU]
+    again = sum(record.disturbed is not None for record in records)
+    if again:
+        yield f"{again} of {len(loads)} repeats were disturbed by other processes and measured again; what they gave at first is kept."
     if disturbed:
         yield (
             f"In {len(disturbed)} of {len(loads)} repeats other processes took more than {FOREIGN_CPU} of a core from the ranks, "
