@@ -56,7 +56,7 @@ def planner_speed() -> Speed:
         tensor=(1, 5, 25),
         pipeline=(1, 2, 4, 8, 16),
         precisions=("bf16", "fp32"),
-        buckets_mb=(1.0, 5.0, 10.0, 25.0, 100.0),
+        buckets_mb=(1.0, 5.0, 10.0, 25.0, 50.0, 100.0),
     )
     costing = Described(model, 0, machine(MACHINE))
     plan = best(costing, space, world_size=6400, global_batch=6400 * 64, conditions=Conditions())

@@ -148,3 +148,34 @@ def test_one_rank_and_optional_columns() -> None:
     law = fit(pd.concat([rows, rows.iloc[:1].assign(world_size=1, step_s=rows["one_device_step_s"].iloc[0])]))
     assert law.rows == len(rows)
     assert law.predict(rows.iloc[:1].assign(world_size=1)) == pytest.approx(rows["one_device_step_s"].iloc[0])
+
+
+def strong_scaling(how: str) -> pd.DataFrame:
+    """Epochs of the published strong scaling on 2 and 4 GPUs; a step stands for an epoch, with half the steps at twice the batch."""
+    table = pd.read_csv(PUBLISHED.with_name("gpt_strong_scaling.csv"), comment="#")
+    ranks = table[table["rank"] != "mean"].rename(columns={"global_or_per_gpu_batch": "batch"})
+    epochs = ranks.groupby(["batch", "world_size"])["epoch_s"].agg(how)
+    rows = [(batch, size) for batch in (64, 128) for size in (2, 4)]
+    return pd.DataFrame(
+        [
+            {
+                "one_device_step_s": epochs[batch, 1] / size,
+                "gradient_bytes": 44e6 * 1000 * 64 / batch,
+                "world_size": size,
+                "step_s": epochs[batch, size],
+            }
+            for batch, size in rows
+        ]
+    )
+
+
+def test_published_strong_scaling_is_plausible_by_its_slowest_ranks_alone() -> None:
+    slowest, mean = strong_scaling("max"), strong_scaling("mean")
+    law = fit(slowest)
+    assert law.largest_relative_error < 0.04 and law.overlap < 0.01
+    two = slowest[slowest["world_size"] == 2]
+    beyond = fit(two).predict(slowest) / slowest["step_s"] - 1
+    assert beyond.abs().max() < 0.14
+    # The means that the table quotes ask for steps shorter than a device's share of the work, and no law gives them.
+    assert (mean["step_s"] < mean["one_device_step_s"]).sum() == 3
+    assert fit(mean).largest_relative_error > 0.2
