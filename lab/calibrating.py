@@ -209,7 +209,7 @@ def _measure_here(place: Place, cluster: Cluster, attempt: Attempt, *, quick: bo
             write_atomically(attempt.folder / "progress.json", content.encode(), durable=False)
 
     try:
-        job.settle_in(place, cluster)
+        place = job.settle_in(place, cluster, attempt)
         progress("loading torch", 0, 1)
         from lab.worker.calibrate import measure
 

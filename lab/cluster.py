@@ -7,11 +7,14 @@ from typing import Literal
 
 from pydantic import Field, ValidationError
 
-from lab import machine
+from lab import machine, network
+from lab.emulation import Compute, Emulated, Link
 from lab.errors import InputError, Problem, nearest
 from lab.inputs import problems_of, read_yaml, unknown_keys
 from lab.study import ROOT
 from lab.workloads import Frozen
+
+MOST_SLEEPING = 16  # ranks whose compute is emulated: each still holds a model, and moves its gradients
 
 
 class Cluster(Frozen):
@@ -29,6 +32,8 @@ class Cluster(Frozen):
     time_limit_min: int = Field(default=120, ge=1, description="a run that takes longer is ended")
     hang_timeout_s: int = Field(default=300, ge=5, description="a run without progress for so long is ended")
     environment: dict[str, str] = Field(default={}, description="variables set for every rank")
+    link: Link | None = Field(default=None, description="emulated between the ranks of one machine")
+    compute: Compute | None = Field(default=None, description="emulated: ranks sleep, and may outnumber the cores")
 
     @classmethod
     def load(cls, profile: str | Path = "local") -> Cluster:
@@ -47,6 +52,12 @@ class Cluster(Frozen):
         return cluster
 
     def _problems_here(self) -> list[Problem]:
+        if self.emulates and self.device == "cuda":
+            return [Problem("device", "'cuda', and links and compute are emulated for CPU ranks", "set device: cpu")]
+        if self.link is not None and network.way_for(self.link) is None:
+            against = "; ".join(network.ways(self.link).values())
+            advice = "another machine, a link without latency, or the published tables of notebooks/lessons"
+            return [Problem("link", f"cannot be emulated here: {against}", advice)]
         if self.device == "cuda" and not machine.gpus():
             return [Problem("device", "'cuda', and no GPU is visible here", "set device: auto, or see `lab doctor`")]
         if self.devices != "auto" and not 1 <= self.devices <= self._devices_here():
@@ -54,11 +65,20 @@ class Cluster(Frozen):
         return []
 
     def _devices_here(self) -> int:
+        if self.compute is not None:
+            return MOST_SLEEPING
         return len(machine.gpus()) if self.device_kind == "cuda" else len(machine.cores()) // self.cores_per_rank
+
+    @property
+    def emulates(self) -> bool:
+        """Whether anything here is emulated."""
+        return self.link is not None or self.compute is not None
 
     @property
     def device_kind(self) -> Literal["cpu", "cuda"]:
         """What a rank computes on."""
+        if self.emulates:
+            return "cpu"
         if self.device == "auto":
             return "cuda" if machine.gpus() else "cpu"
         return self.device
@@ -91,7 +111,11 @@ class Cluster(Frozen):
     def description(self) -> str:
         """One line for people."""
         unit = "GPU" if self.device_kind == "cuda" else "CPU rank"
-        return f"{self.name}: {self.capacity} {unit}{'s' if self.capacity != 1 else ''}, {self.executor} executor"
+        line = f"{self.name}: {self.capacity} {unit}{'s' if self.capacity != 1 else ''}, {self.executor} executor"
+        if not self.emulates:
+            return line
+        way = network.way_for(self.link) if self.link else None
+        return f"{line}, emulated: {Emulated(link=self.link, way=way, compute=self.compute and self.compute.emulated).label}"
 
 
 def find_profile(profile: str | Path) -> Path:

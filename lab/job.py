@@ -13,9 +13,11 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Literal
 
+from lab import network
 from lab.atomic import write_atomically
 from lab.attempt import Attempt, RankError, claim
 from lab.cluster import Cluster
+from lab.emulation import Emulated
 from lab.place import Place
 from lab.records import Failure, Record, Status, read_record, write_record
 from lab.study import Run
@@ -70,6 +72,7 @@ def sign_on(world_size: int, cluster: Cluster, folder: Path) -> tuple[Place, Att
         rendezvous=attempt.rendezvous,
         timeout_s=cluster.hang_timeout_s,
         job_id=attempt.job_id,
+        emulated=Emulated(compute=cluster.compute.emulated) if cluster.compute else None,
     )
     return place, attempt
 
@@ -78,7 +81,7 @@ def _measure(run: Run, repeat: int, place: Place, attempt: Attempt, cluster: Clu
     started_at = _now()
     watchdog = Watchdog(run, repeat, place, attempt, started_at)
     try:
-        settle_in(place, cluster)
+        place = settle_in(place, cluster, attempt)
         watchdog.start()
         from lab.worker.main import measure
 
@@ -96,13 +99,14 @@ def _measure(run: Run, repeat: int, place: Place, attempt: Attempt, cluster: Clu
         raise
 
 
-def settle_in(place: Place, cluster: Cluster) -> None:
-    """Take this rank's cores and set what must be set before torch is imported."""
+def settle_in(place: Place, cluster: Cluster, attempt: Attempt) -> Place:
+    """Take this rank's cores, and its link where one is emulated, and set what must be set before torch is imported."""
     signal.signal(signal.SIGTERM, _interrupt)
     os.environ.update(cluster.environment)
     os.environ["OMP_NUM_THREADS"] = str(place.threads)
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, place.cores)
+    return place if cluster.link is None else network.join(place, cluster.link, attempt.path("network"))
 
 
 def _interrupt(signum: int, frame: FrameType | None) -> None:

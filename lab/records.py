@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from lab.atomic import write_atomically
+from lab.emulation import Emulated
 from lab.errors import LabError
 from lab.study import Run, Study, Task, find_folder
 
@@ -148,6 +149,7 @@ class Environment(_Part):
     data_sha256: str | None = Field(default=None, description="content hash of the tokens that were trained on")
     data_description: str | None = None
     parameters: int | None = Field(default=None, description="trainable parameters of the whole model")
+    emulated: Emulated | None = Field(default=None, description="what was not real, and how it was emulated")
     foreign_cpu: float | None = Field(
         default=None, description="cores' worth of other processes on the ranks' cores while measuring"
     )

@@ -53,6 +53,7 @@ def environment(
         data_description=tokens.description if tokens else None,
         parameters=parameters,
         foreign_cpu=foreign_cpu,
+        emulated=place.emulated,
     )
 
 
