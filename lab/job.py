@@ -102,7 +102,7 @@ def _measure(run: Run, repeat: int, place: Place, attempt: Attempt, cluster: Clu
 def settle_in(place: Place, cluster: Cluster, attempt: Attempt) -> Place:
     """Take this rank's cores, and its link where one is emulated, and set what must be set before torch is imported."""
     signal.signal(signal.SIGTERM, _interrupt)
-    os.environ.update(cluster.environment)
+    os.environ.update(cluster.variables)
     os.environ["OMP_NUM_THREADS"] = str(place.threads)
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, place.cores)

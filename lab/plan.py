@@ -7,6 +7,7 @@ from typing import Any
 
 from lab.analysis.costs import gpt_parameters
 from lab.cluster import Cluster
+from lab.errors import InputError
 from lab.records import Store
 from lab.study import Run, Study
 
@@ -48,7 +49,11 @@ def state_bytes(run: Run) -> int:
 def _obstacle(run: Run, cluster: Cluster) -> str:
     if run.world_size > cluster.capacity:
         return f"needs {run.world_size} ranks, {cluster.name} has {cluster.capacity}"
+    try:
+        cluster.layout(run.world_size)
+    except InputError as error:
+        return f"{error.problems[0].what}: {error.problems[0].advice}"
     available = cluster.memory_bytes_per_rank
-    if state_bytes(run) > available:
+    if available is not None and state_bytes(run) > available:
         return f"needs {state_bytes(run) / 1e9:.1f} GB for its training state alone, a rank has {available / 1e9:.1f} GB"
     return ""

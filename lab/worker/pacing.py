@@ -22,7 +22,7 @@ def pace_sockets(emulated: Emulated | None) -> int:
 
 def _pace(descriptor: int, bytes_per_s: float) -> bool:
     try:
-        if not os.readlink(f"/proc/self/fd/{descriptor}").startswith("socket:"):
+        if not str(Path(f"/proc/self/fd/{descriptor}").readlink()).startswith("socket:"):
             return False
         with socket.socket(fileno=os.dup(descriptor)) as connection:
             if connection.family not in {socket.AF_INET, socket.AF_INET6}:
