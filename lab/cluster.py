@@ -179,7 +179,7 @@ class Cluster(Allocation):
         if not self.emulates:
             return line
         way = network.way_for(self.link) if self.link else None
-        return f"{line}, emulated: {Emulated(link=self.link, way=way, compute=self.compute and self.compute.emulated).label}"
+        return f"{line}, emulated: {Emulated(link=self.link, way=way, compute=self.compute).label}"
 
 
 def find_profile(profile: str | Path) -> Path:

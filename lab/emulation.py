@@ -8,10 +8,23 @@ from pydantic import Field
 
 from lab.workloads import Frozen
 
-# namespaces: a network namespace per rank behind a token bucket; switch: the same with a delay in user space;
-# pacing: the kernel paces each socket, and there is no latency.
 Way = Literal["namespaces", "switch", "pacing"]
+WAYS: dict[Way, str] = {
+    "namespaces": "a network namespace per rank behind a token bucket",
+    "switch": "a network namespace per rank behind a token bucket, and a switch in user space that delays",
+    "pacing": "the kernel paces the sockets of each rank",
+}
 MEASURED = "measured"
+# What CUDA calls the GPUs that can be described.
+CUDA_NAMES = {
+    "V100": "Tesla V100-SXM2-32GB",
+    "A100": "NVIDIA A100-SXM4-80GB",
+    "H100": "NVIDIA H100 80GB HBM3",
+    "H200": "NVIDIA H200",
+    "B200": "NVIDIA B200",
+    "RTX 3090": "NVIDIA GeForce RTX 3090",
+    "RTX 4090": "NVIDIA GeForce RTX 4090",
+}
 
 
 class Link(Frozen):
@@ -33,9 +46,19 @@ class Link(Frozen):
 
 
 class Compute(Frozen):
-    """Ranks that sleep instead of computing, so that there can be more of them than cores."""
+    """Ranks that sleep instead of computing, so that there can be more of them than cores.
 
-    emulated: Literal["measured"] = Field(description="sleeps for the times that one rank takes alone")
+    They sleep for the times that one rank takes alone, or for those of a described GPU that reaches `mfu` of its peak.
+    """
+
+    emulated: Literal["measured", "V100", "A100", "H100", "H200", "B200", "RTX 3090", "RTX 4090"]
+    # 44 to 52 % of an A100's peak were reached in training GPT models (Narayanan et al., 2021, table 1).
+    mfu: float = Field(default=0.45, gt=0, le=1, description="of the whole step; used for a described GPU")
+
+    @property
+    def label(self) -> str:
+        """A short name for people."""
+        return self.emulated if self.emulated == MEASURED else f"{self.emulated} at {self.mfu:.0%} of its peak"
 
 
 class Emulated(Frozen):
@@ -43,7 +66,7 @@ class Emulated(Frozen):
 
     link: Link | None = None
     way: Way | None = Field(default=None, description="how the link was emulated")
-    compute: str | None = Field(default=None, description="whose times the ranks slept for")
+    compute: Compute | None = Field(default=None, description="whose times the ranks slept for")
     step: dict[str, float] = Field(default={}, description="s of forward, backward and optimizer for which a rank slept")
 
     @property
@@ -53,5 +76,5 @@ class Emulated(Frozen):
         if self.link is not None:
             parts.append(f"link {self.link.label}" + (" (paced sockets)" if self.way == "pacing" else ""))
         if self.compute is not None:
-            parts.append(f"compute ({self.compute})")
+            parts.append(f"compute ({self.compute.label})")
         return " and ".join(parts)

@@ -72,7 +72,7 @@ def sign_on(world_size: int, cluster: Cluster, folder: Path) -> tuple[Place, Att
         rendezvous=attempt.rendezvous,
         timeout_s=cluster.hang_timeout_s,
         job_id=attempt.job_id,
-        emulated=Emulated(compute=cluster.compute.emulated) if cluster.compute else None,
+        emulated=Emulated(compute=cluster.compute) if cluster.compute else None,
     )
     return place, attempt
 

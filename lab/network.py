@@ -48,8 +48,8 @@ def way_for(link: Link) -> Way | None:
 def join(place: Place, link: Link, meeting: Path) -> Place:
     """Put this process behind its link and say where it is then; rank 0 lays the network and tells of it in `meeting`.
 
-    Must be called while the process has one thread, as a process with more cannot enter a namespace. The network lasts
-    as long as rank 0. Raises LabError where the machine permits no way or rank 0 gives no sign.
+    Must be called before the process starts threads, as one that has them cannot enter a namespace. The network lasts as
+    long as rank 0. Raises LabError where the machine permits no way or rank 0 gives no sign.
     """
     if place.rank == 0:
         way = way_for(link)
@@ -135,6 +135,10 @@ def _await(meeting: Path, patience_s: float) -> dict[str, Any]:
 
 def _enter(pid: int, rank: int) -> None:
     """Become a member of the keeper's user namespace, then of the rank's network."""
+    # Submitit loads numpy, whose OpenBLAS starts threads at once; before a fork it ends them, until they are needed.
+    if (child := os.fork()) == 0:
+        os._exit(0)
+    os.waitpid(child, 0)
     libc = ctypes.CDLL(None, use_errno=True)
     for kind, path in ((_NEW_USER, f"/proc/{pid}/ns/user"), (_NEW_NET, f"/proc/{pid}/root/run/netns/rank{rank}")):
         handle = os.open(path, os.O_RDONLY)

@@ -8,8 +8,9 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from lab.emulation import WAYS
 from lab.page import Figure, Prose, Table, drawn
-from lab.records import PHASES, Communication, Record, load_records, table
+from lab.records import PHASES, Communication, Environment, Record, load_records, table
 from lab.study import Run, Study
 
 if TYPE_CHECKING:
@@ -144,7 +145,7 @@ def learning(study: Study) -> Table:
     rows = [
         {
             "configuration": run.label,
-            "last loss": _median(done, lambda record: record.quality.loss[-1], "{:.4f}"),
+            "last loss": _median(done, lambda record: (record.quality.loss or [None])[-1], "{:.4f}"),
             "validation loss": _median(done, lambda record: record.quality.validation_loss, "{:.4f}"),
             "peak memory of a rank (MB)": _median(done, lambda record: max(record.memory.peak) / 1e6, "{:.0f}"),
             "samples/s": _median(done, lambda record: record.timing.samples_per_second, "{:.1f}"),
@@ -245,6 +246,7 @@ def _surroundings(record: Record) -> Iterable[tuple[str, str]]:
     if place is None or record.timing is None:
         return
     yield "cluster profile", place.cluster
+    yield "emulated", _emulated(place) or "nothing"
     yield "hosts", ", ".join(sorted(set(place.hosts)))
     yield "processor", f"{place.cpu}, {place.cpu_count} logical CPUs"
     yield (
@@ -261,6 +263,16 @@ def _surroundings(record: Record) -> Iterable[tuple[str, str]]:
     peak = record.timing.peak_flops_per_second
     if peak is not None:
         yield "peak of a rank", f"{record.run.precision}: {record.timing.peak_source}"
+
+
+def _emulated(place: Environment) -> str:
+    if place.emulated is None:
+        return ""
+    parts = [place.emulated.label]
+    if place.emulated.way is not None:
+        parts.append(WAYS[place.emulated.way])
+    slept = ", ".join(f"{name} {seconds * 1e3:.2f} ms" for name, seconds in place.emulated.step.items())
+    return "; ".join(parts + ([f"a rank slept for {slept} of a step's micro-batch"] if slept else []))
 
 
 def reproduce(study: Study) -> Prose:

@@ -18,7 +18,7 @@ _LARGEST = 2**17
 _BUFFER = 2**24
 
 
-def port(name: str) -> socket.socket:
+def open_port(name: str) -> socket.socket:
     """A raw socket on one port, which gives and takes frames as the kernel holds them, unsegmented and without checksums."""
     opened = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(_EVERY_PROTOCOL))
     opened.setsockopt(_SOL_PACKET, _VNET_HEADER, 1)
@@ -30,15 +30,16 @@ def port(name: str) -> socket.socket:
 
 def carry(ports: list[socket.socket], delay: float, stop: int) -> None:
     """Forward frames by the addresses learned from them, each `delay` seconds after it came, until `stop` can be read."""
+    descriptors = {port.fileno(): port for port in ports}
     places: dict[bytes, socket.socket] = {}
     waiting: deque[tuple[float, socket.socket, bytes]] = deque()
     while True:
         left = max(waiting[0][0] - time.monotonic(), 0.0) if waiting else None
-        ready, _, _ = select.select([*ports, stop], [], [], left)
+        ready = select.select([*descriptors, stop], [], [], left)[0]
         if stop in ready:
             return
         now = time.monotonic()
-        for source in ready:
+        for source in (descriptors[descriptor] for descriptor in ready):
             frame = source.recv(_LARGEST)
             places[frame[_HEADER + 6 : _HEADER + 12]] = source
             waiting.append((now + delay, source, frame))
@@ -50,7 +51,7 @@ def carry(ports: list[socket.socket], delay: float, stop: int) -> None:
 
 
 if __name__ == "__main__":
-    opened = [port(f"port{number}") for number in range(int(sys.argv[1]))]
+    opened = [open_port(f"port{number}") for number in range(int(sys.argv[1]))]
     sys.stdout.write("ready\n")
     sys.stdout.flush()
     carry(opened, float(sys.argv[2]), sys.stdin.fileno())

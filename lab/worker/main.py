@@ -21,6 +21,7 @@ from lab.study import Run
 from lab.worker import data, exposure, strategies
 from lab.worker.communication import Buckets
 from lab.worker.data.tokens import Tokens
+from lab.worker.emulated import pauses_for, told
 from lab.worker.environment import environment
 from lab.worker.exposure import Exposure
 from lab.worker.foreign import CpuUse, foreign_cpu
@@ -58,7 +59,7 @@ class RankReport:
     median_step: tuple[float, list[Event]] | None
     probe: Probe | None
     use: CpuUse
-    peak_flops: float
+    peak_flops: float | None
     peak_memory: int
     fingerprint: tuple[float, float]
 
@@ -79,9 +80,11 @@ def measure(run: Run, place: Place, *, data_root: Path, folder: Path, progress: 
     grouped = place.world_size > 1 or strategies.get(run.strategy).needs_group
     with process_group(place, device=device) if grouped else nullcontext():
         _require_same_data(tokens)
-        peak, peak_source = peak_flops(device, precision=run.precision)
+        pauses = pauses_for(run, place, device=device, tokens=tokens)
+        # What sleeps has no peak.
+        peak, peak_source = peak_flops(device, precision=run.precision) if pauses is None else (None, None)
         before = read_offset(socket.gethostname())
-        training = train(run, place, device=device, tokens=tokens, progress=progress)
+        training = train(run, place, device=device, tokens=tokens, progress=progress, pauses=pauses)
         validation_loss = evaluate(training.model, run, place, device=device, tokens=tokens, progress=progress)
         probed = probe(training, run, place, device=device, tokens=tokens, progress=progress)
         readings = before, read_offset(socket.gethostname())
@@ -100,9 +103,9 @@ def measure(run: Run, place: Place, *, data_root: Path, folder: Path, progress: 
             peak=[report.peak_memory for report in reports],
             parameters=sum(parameter.nbytes for parameter in parameters),
         ),
-        quality=Quality(loss=training.loss.tolist(), validation_loss=validation_loss),
+        quality=Quality(loss=training.loss.tolist(), validation_loss=validation_loss) if pauses is None else Quality(loss=[]),
         environment=environment(
-            place,
+            told(place, pauses),
             device=device,
             tokens=tokens,
             parameters=sum(parameter.numel() for parameter in parameters),
@@ -110,7 +113,7 @@ def measure(run: Run, place: Place, *, data_root: Path, folder: Path, progress: 
             cores=[report.cores for report in reports],
             foreign_cpu=foreign_cpu((report.host, report.use) for report in reports),
         ),
-        checks=_checks(timed, communication, reports),
+        checks=_checks(timed, communication, reports, learned=pauses is None),
     )
 
 
@@ -140,7 +143,7 @@ def _require_same_data(tokens: Tokens) -> None:
 
 
 def _report(
-    training: Training, probed: Probe | None, run: Run, place: Place, *, peak: float, readings: tuple[Reading, Reading]
+    training: Training, probed: Probe | None, run: Run, place: Place, *, peak: float | None, readings: tuple[Reading, Reading]
 ) -> RankReport:
     def shift(times: FloatArray) -> FloatArray:
         return to_rank_0(times, readings)
@@ -191,13 +194,16 @@ def _communication(run: Run, reports: Sequence[RankReport], folder: Path) -> Com
     return found.model_copy(update={**measured, "timeline": shown})
 
 
-def _checks(timed: Timing, communication: Communication | None, reports: Sequence[RankReport]) -> dict[str, bool]:
-    checks = {"phases_close": phases_close(timed), "same_parameters": _same_parameters(reports)}
+def _checks(
+    timed: Timing, communication: Communication | None, reports: Sequence[RankReport], *, learned: bool
+) -> dict[str, bool]:
+    checks = {"phases_close": phases_close(timed)} | ({"same_parameters": _same_parameters(reports)} if learned else {})
     agree = methods_agree(communication) if communication else None
     return checks if agree is None else checks | {"communication_methods_agree": agree}
 
 
-def _timing(run: Run, tokens: Tokens, training: Training, reports: Sequence[RankReport], *, peak_source: str) -> Timing:
+def _timing(run: Run, tokens: Tokens, training: Training, reports: Sequence[RankReport], *, peak_source: str | None) -> Timing:
+    peaks = [report.peak_flops for report in reports if report.peak_flops is not None]
     return timing(
         {name: np.stack([report.steps[name] for report in reports]) for name in training.laps},
         warmup_steps=run.warmup_steps,
@@ -205,7 +211,7 @@ def _timing(run: Run, tokens: Tokens, training: Training, reports: Sequence[Rank
         samples_per_step=run.global_batch_size,
         tokens_per_sample=run.architecture.block_size,
         flops_per_token=gpt_flops_per_token(run.architecture, tokens.vocab_size),
-        peak_flops=float(np.mean([report.peak_flops for report in reports])),
+        peak_flops=float(np.mean(peaks)) if peaks else None,
         peak_source=peak_source,
     )
 

@@ -22,6 +22,7 @@ from lab.worker.data.tokens import Tokens
 from lab.worker.foreign import CpuUse, cpu_use
 from lab.worker.group import mean_over_ranks
 from lab.worker.peak import DTYPES
+from lab.worker.sleeping import Pauses, Sleeper
 from lab.worker.timing import Clock, FloatArray, clock_for
 
 
@@ -46,17 +47,30 @@ class Training:
     peak_memory: int
 
 
-def train(run: Run, place: Place, *, device: torch.device, tokens: Tokens, progress: Progress) -> Training:
-    """Train this rank's share of the run; raises LabError that names the first step whose loss is not finite."""
+def train(
+    run: Run,
+    place: Place,
+    *,
+    device: torch.device,
+    tokens: Tokens,
+    progress: Progress,
+    pauses: Pauses | None = None,
+) -> Training:
+    """Train this rank's share of the run; raises LabError that names the first step whose loss is not finite.
+
+    With `pauses` the model sleeps instead of computing.
+    """
     torch.manual_seed(run.seed)
     model = models.build(run, vocab_size=tokens.vocab_size).to(device)
+    if pauses is not None:
+        model = Sleeper(model, pauses)
     torch.manual_seed(run.seed + 1 + place.rank)  # the same weights everywhere, but not the same dropout
     clock = clock_for(device)
     recorder = Recorder(clock) if run.world_size > 1 else None
     strategy = strategies.get(run.strategy)
     parallel = strategy.wrap(model, run=run, device=device, recorder=recorder)
-    forward = torch.compile(parallel) if run.compile else parallel
-    optimizer = optimizer_for(model, run)
+    forward = torch.compile(parallel) if run.compile and pauses is None else parallel
+    optimizer = model.optimizer() if isinstance(model, Sleeper) else optimizer_for(model, run)
     scaler = torch.amp.GradScaler(device.type, enabled=run.precision == "fp16")
     sampler = Sampler(tokens.train, run=run, rank=place.rank)
     # Room made at once: small tensors kept from each step would split the heap and let the resident memory grow.

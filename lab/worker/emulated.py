@@ -1,0 +1,110 @@
+"""Emulated compute: for how long ranks sleep, measured on one of them or that of a described GPU."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from lab.analysis.costs import gpt_flops_per_token
+from lab.emulation import CUDA_NAMES, MEASURED
+from lab.errors import InputError, Problem
+from lab.place import Place
+from lab.study import Run
+from lab.worker import models
+from lab.worker.data.sampling import Sampler
+from lab.worker.data.tokens import Tokens
+from lab.worker.group import share
+from lab.worker.peak import vendor_peak
+from lab.worker.sleeping import Pauses
+from lab.worker.timing import FloatArray
+from lab.worker.train import autocast, optimizer_for
+
+WARMUP, ROUNDS = 2, 7
+# Gradients that were complete within this time of each other, in s, come together: a sleep is not much finer.
+GRAIN = 2e-4
+STRATEGIES = ("single", "naive_ddp", "ddp")
+
+
+def pauses_for(run: Run, place: Place, *, device: torch.device, tokens: Tokens) -> Pauses | None:
+    """What each rank sleeps for: rank 0 measures it while the others wait; None where compute is real.
+
+    A described GPU takes the model's FLOPs over its peak and the profile's `mfu`, gradients in the measured order.
+    Raises InputError for a strategy whose ranks do not hold the whole model.
+    """
+    emulated = place.emulated
+    if emulated is None or emulated.compute is None:
+        return None
+    if run.strategy not in STRATEGIES:
+        advice = f"choose one of: {', '.join(STRATEGIES)}"
+        raise InputError("run", [Problem("strategy", f"the compute of {run.strategy!r} cannot be emulated", advice)])
+    pauses = share(_measured(run, device=device, tokens=tokens) if place.rank == 0 else None)[0]
+    assert pauses is not None
+    if emulated.compute.emulated == MEASURED:
+        return pauses
+    known = vendor_peak(CUDA_NAMES[emulated.compute.emulated], precision=run.precision)
+    if known is None:
+        what = f"no figure of {emulated.compute.emulated} for precision {run.precision}"
+        raise InputError("run", [Problem("precision", what, "choose another precision or another GPU")])
+    flops = gpt_flops_per_token(run.architecture, tokens.vocab_size) * run.micro_batch_size * run.architecture.block_size
+    return pauses.lasting(flops / (known[0] * emulated.compute.mfu))
+
+
+def told(place: Place, pauses: Pauses | None) -> Place:
+    """The place with what its ranks sleep for, for the record."""
+    if pauses is None or place.emulated is None:
+        return place
+    return replace(place, emulated=place.emulated.model_copy(update={"step": pauses.totals}))
+
+
+def _measured(run: Run, *, device: torch.device, tokens: Tokens) -> Pauses:
+    """Medians over ROUNDS steps of the real model on this rank alone."""
+    torch.manual_seed(run.seed)
+    model = models.build(run, vocab_size=tokens.vocab_size).to(device)
+    forward = torch.compile(model) if run.compile else model
+    optimizer = optimizer_for(model, run)
+    batch = torch.from_numpy(Sampler(tokens.train, run=run, rank=0).micro_batch(0, 0)).to(device)
+    parameters = list(model.parameters())
+    ready = np.zeros(len(parameters))
+    for place, parameter in enumerate(parameters):
+        parameter.register_post_accumulate_grad_hook(_stamp(ready, place))
+    seen = []
+    for _ in range(WARMUP + ROUNDS):
+        marks = [time.perf_counter()]
+        with autocast(run, device):
+            loss = forward(batch[:, :-1], batch[:, 1:])
+        marks.append(time.perf_counter())
+        loss.backward()
+        marks.append(time.perf_counter())
+        optimizer.step()
+        marks.append(time.perf_counter())
+        optimizer.zero_grad(set_to_none=True)
+        seen.append([*np.diff(marks), *(ready - marks[1])])
+    forward_s, backward_s, optimizer_s, *moments = np.median(seen[WARMUP:], axis=0).tolist()
+    stages = _stages(np.array(moments))
+    rest = max(backward_s - sum(seconds for seconds, _ in stages), 0.0)
+    return Pauses(forward_s, stages, rest, optimizer_s)
+
+
+def _stamp(ready: FloatArray, place: int) -> Callable[[torch.Tensor], None]:
+    def stamp(_: torch.Tensor) -> None:
+        ready[place] = time.perf_counter()
+
+    return stamp
+
+
+def _stages(moments: FloatArray) -> tuple[tuple[float, tuple[int, ...]], ...]:
+    """Parameters by the moment of their gradient, those together that lie within GRAIN."""
+    order = np.argsort(moments, kind="stable")
+    begins = [0]
+    for position in range(1, len(order)):
+        if moments[order[position]] - moments[order[begins[-1]]] > GRAIN:
+            begins.append(position)
+    groups = np.split(order, begins[1:])
+    ends = [float(moments[group[-1]]) for group in groups]
+    return tuple(
+        (max(end - before, 0.0), tuple(map(int, group))) for end, before, group in zip(ends, [0.0, *ends], groups, strict=False)
+    )
