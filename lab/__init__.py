@@ -12,21 +12,26 @@ lab.report(study)
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from lab.cancelling import cancel
 from lab.cluster import Cluster
 from lab.dashboard import dashboard
 from lab.doctor import doctor
 from lab.errors import InputError, LabError, Problem
+from lab.generating import generate
 from lab.launch import InterruptedStudyError, Jobs, detach, launch
-from lab.launch import states as status
 from lab.plan import plan
 from lab.records import Record, load_records, table
 from lab.report import report
+from lab.sbatch import write_scripts
+from lab.states import states as status
 from lab.study import Run, Study
 
 if TYPE_CHECKING:
     from lab import benchmarks, calibration, figures
     from lab.auditing import audit
     from lab.calibrating import calibrate
+    from lab.comparing import compare
+    from lab.equal_losses import equal_losses
 
 __version__ = "0.1.0"
 
@@ -44,16 +49,21 @@ __all__ = [
     "benchmarks",
     "calibrate",
     "calibration",
+    "cancel",
+    "compare",
     "dashboard",
     "detach",
     "doctor",
+    "equal_losses",
     "figures",
+    "generate",
     "launch",
     "load_records",
     "plan",
     "report",
     "status",
     "table",
+    "write_scripts",
 ]
 
 
@@ -63,6 +73,8 @@ _LATER = {
     "benchmarks": ("lab.benchmarks", ""),
     "calibrate": ("lab.calibrating", "calibrate"),
     "calibration": ("lab.calibration", ""),
+    "compare": ("lab.comparing", "compare"),
+    "equal_losses": ("lab.equal_losses", "equal_losses"),
     "figures": ("lab.figures", ""),
 }
 

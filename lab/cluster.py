@@ -9,10 +9,10 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, ValidationError
 
 from lab import machine, network
-from lab.allocation import Allocation, Layout, Word, lay_out, slurm_problems
 from lab.emulation import Compute, Emulated, Link
 from lab.errors import InputError, Problem, nearest
 from lab.inputs import problems_of, read_yaml, unknown_keys
+from lab.slurm.keys import Layout, SlurmKeys, Word, lay_out, slurm_problems
 from lab.study import ROOT
 
 MOST_SLEEPING = 16  # ranks whose compute is emulated: each still holds a model, and moves its gradients
@@ -24,7 +24,7 @@ def _variable(name: str) -> str:
     return name
 
 
-class Cluster(Allocation):
+class Cluster(SlurmKeys):
     """A profile: the executor and what it gives to each rank.
 
     `device: auto` takes GPUs where there are any, else CPU cores. Locally `devices` is how many ranks run at once: GPUs,
@@ -72,7 +72,7 @@ class Cluster(Allocation):
 
     def _misplaced(self) -> list[Problem]:
         other = "slurm" if self.executor == "local" else "local"
-        keys = set(Allocation.model_fields) if other == "slurm" else {"devices", "link", "compute"}
+        keys = set(SlurmKeys.model_fields) if other == "slurm" else {"devices", "link", "compute"}
         given = sorted(keys & self.model_fields_set)
         return [Problem(key, f"a key of executor: {other}", f"leave it out, or set executor: {other}") for key in given]
 
@@ -108,6 +108,12 @@ class Cluster(Allocation):
             return "cuda" if (self.gpus_per_node if self.executor == "slurm" else machine.gpus()) else "cpu"
         return self.device
 
+    def on(self, device: Literal["any", "cpu", "cuda"]) -> Cluster | None:
+        """The same for runs that need this kind of device; None where the cluster has none."""
+        if device in {"any", self.device_kind}:
+            return self
+        return self.model_copy(update={"device": "cpu", "devices": "auto"}) if device == "cpu" else None
+
     @property
     def ranks_per_node(self) -> int:
         """How many ranks one node can run at once."""
@@ -120,12 +126,21 @@ class Cluster(Allocation):
         """How many ranks one job can have on this cluster."""
         return self.ranks_per_node * self.nodes
 
-    def layout(self, world_size: int) -> Layout:
-        """Nodes and ranks on each of them; raises InputError where the ranks do not fit, or leave nodes half empty."""
-        found = lay_out(world_size, slots=self.ranks_per_node, nodes=self.nodes)
+    def layout(self, ranks: int, *, devices: int = 1) -> Layout:
+        """Nodes and ranks on each of them, where each rank drives so many devices.
+
+        Raises InputError where the ranks do not fit, leave nodes half empty, or would have devices on several nodes.
+        """
+        found = lay_out(ranks * devices, slots=self.ranks_per_node, nodes=self.nodes)
+        if isinstance(found, Layout) and devices > found.ranks_per_node:
+            found = Problem(
+                "world_size",
+                f"one process cannot drive {devices} devices on {found.nodes} nodes",
+                f"at most {self.ranks_per_node}",
+            )
         if isinstance(found, Problem):
             raise InputError(self.name, [found])
-        return found
+        return Layout(found.nodes, found.ranks_per_node // devices)
 
     @property
     def cpus_per_rank(self) -> int:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from lab.emulation import Emulated
 
-# What the worker tells from time to time: a phase ("data", "warm-up", "measuring", "evaluating"), steps done, steps in all.
+# What the worker tells from time to time: a phase ("data", "warm-up", "measuring", "checkpoint", "evaluating"), steps done, steps in all.
 Progress = Callable[[str, int, int], None]
 
 
@@ -28,6 +28,8 @@ class Place:
     timeout_s: float = 300.0  # a collective that takes longer is a hang
     job_id: str | None = None
     emulated: Emulated | None = None  # what of this rank is not real
+    backend: str = "auto"  # "gloo", "nccl", or what fits the device
+    checkpoint_every_s: float | None = None  # how often the training's state is saved; None for never
 
     @property
     def start_timeout_s(self) -> float:

@@ -8,20 +8,23 @@ from dataclasses import replace
 
 import numpy as np
 import torch
+from torch import nn
 
-from lab.analysis.costs import gpt_flops_per_token
+from lab.analysis.costs import flops_per_sample
 from lab.emulation import CUDA_NAMES, MEASURED
 from lab.errors import InputError, Problem
 from lab.place import Place
 from lab.study import Run
 from lab.worker import models
-from lab.worker.data.sampling import Sampler
-from lab.worker.data.tokens import Tokens
+from lab.worker.blocks import checkpoint_blocks
+from lab.worker.data.dataset import Dataset
+from lab.worker.data.loading import FastLoader
 from lab.worker.group import share
+from lab.worker.optimizer import optimizer_for
 from lab.worker.peak import vendor_peak
 from lab.worker.sleeping import Pauses
 from lab.worker.timing import FloatArray
-from lab.worker.train import autocast, optimizer_for
+from lab.worker.train import autocast
 
 WARMUP, ROUNDS = 2, 7
 # Gradients that were complete within this time of each other, in s, come together: a sleep is not much finer.
@@ -29,7 +32,7 @@ GRAIN = 2e-4
 STRATEGIES = ("single", "naive_ddp", "ddp")
 
 
-def pauses_for(run: Run, place: Place, *, device: torch.device, tokens: Tokens) -> Pauses | None:
+def pauses_for(run: Run, place: Place, *, device: torch.device, dataset: Dataset) -> Pauses | None:
     """What each rank sleeps for: rank 0 measures it while the others wait; None where compute is real.
 
     A described GPU takes the model's FLOPs over its peak and the profile's `mfu`, gradients in the measured order.
@@ -41,7 +44,7 @@ def pauses_for(run: Run, place: Place, *, device: torch.device, tokens: Tokens) 
     if run.strategy not in STRATEGIES:
         advice = f"choose one of: {', '.join(STRATEGIES)}"
         raise InputError("run", [Problem("strategy", f"the compute of {run.strategy!r} cannot be emulated", advice)])
-    pauses = share(_measured(run, device=device, tokens=tokens) if place.rank == 0 else None)[0]
+    pauses = share(_measured(run, device=device, dataset=dataset) if place.rank == 0 else None)[0]
     assert pauses is not None
     if emulated.compute.emulated == MEASURED:
         return pauses
@@ -49,8 +52,7 @@ def pauses_for(run: Run, place: Place, *, device: torch.device, tokens: Tokens) 
     if known is None:
         what = f"no figure of {emulated.compute.emulated} for precision {run.precision}"
         raise InputError("run", [Problem("precision", what, "choose another precision or another GPU")])
-    flops = gpt_flops_per_token(run.architecture, tokens.vocab_size) * run.micro_batch_size * run.architecture.block_size
-    return pauses.lasting(flops / (known[0] * emulated.compute.mfu))
+    return pauses.lasting(flops_per_sample(run) * run.micro_batch_size / (known[0] * emulated.compute.mfu))
 
 
 def told(place: Place, pauses: Pauses | None) -> Place:
@@ -60,14 +62,16 @@ def told(place: Place, pauses: Pauses | None) -> Place:
     return replace(place, emulated=place.emulated.model_copy(update={"step": pauses.totals}))
 
 
-def _measured(run: Run, *, device: torch.device, tokens: Tokens) -> Pauses:
+def _measured(run: Run, *, device: torch.device, dataset: Dataset) -> Pauses:
     """Medians over ROUNDS steps of the real model on this rank alone."""
     torch.manual_seed(run.seed)
-    model = models.build(run, vocab_size=tokens.vocab_size).to(device)
+    model = models.build(run, dataset).to(device)
+    if run.activation_checkpointing:
+        checkpoint_blocks(model)
     forward = torch.compile(model) if run.compile else model
     optimizer = optimizer_for(model, run)
-    batch = torch.from_numpy(Sampler(tokens.train, run=run, rank=0).micro_batch(0, 0)).to(device)
-    parameters = list(model.parameters())
+    batch = FastLoader(dataset.train, run=run, rank=0).micro_batch(0, 0).to(device)
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     ready = np.zeros(len(parameters))
     for place, parameter in enumerate(parameters):
         parameter.register_post_accumulate_grad_hook(_stamp(ready, place))
@@ -75,10 +79,11 @@ def _measured(run: Run, *, device: torch.device, tokens: Tokens) -> Pauses:
     for _ in range(WARMUP + ROUNDS):
         marks = [time.perf_counter()]
         with autocast(run, device):
-            loss = forward(batch[:, :-1], batch[:, 1:])
+            loss = forward(*batch)
         marks.append(time.perf_counter())
         loss.backward()
         marks.append(time.perf_counter())
+        nn.utils.clip_grad_norm_(parameters, run.grad_clip)
         optimizer.step()
         marks.append(time.perf_counter())
         optimizer.zero_grad(set_to_none=True)

@@ -18,7 +18,7 @@ from torch import nn
 class Pauses:
     """A rank's step on one micro-batch, in s: each stage of the backward pass ends with the gradients of some parameters.
 
-    `stages` holds how long each took and the places of its parameters in `model.parameters()`; `rest` comes after the last.
+    `stages` holds how long each took and the places of its parameters among those that train; `rest` comes after the last.
     """
 
     forward: float
@@ -70,7 +70,7 @@ class Sleeper(nn.Module):
         if not self.training:
             return loss
         self.sleep(self.pauses.forward)
-        parameters = list(self.model.parameters())
+        parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         loss = _Stage.apply(loss, self.sleep, self.pauses.rest)  # type: ignore[no-untyped-call]
         for seconds, which in reversed(self.pauses.stages):
             loss = _Stage.apply(loss, self.sleep, seconds, *(parameters[place] for place in which))  # type: ignore[no-untyped-call]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 import testcluster
 from daemons import Slurm
@@ -27,6 +29,16 @@ def chromium() -> Iterator[Browser]:
         browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
         yield browser
         browser.close()
+
+
+@pytest.fixture(autouse=True)
+def no_process_left(tmp_path: Path) -> Iterator[None]:
+    """Kill what a test that failed half way left running in its folder: it would slow all that follow."""
+    yield
+    for process in psutil.process_iter(["cmdline"]):
+        if any(str(tmp_path) in word for word in process.info["cmdline"] or ()):
+            with contextlib.suppress(psutil.Error):
+                process.kill()
 
 
 @pytest.fixture(scope="session")

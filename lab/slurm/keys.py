@@ -70,7 +70,7 @@ class Layout(NamedTuple):
     ranks_per_node: int
 
 
-class Allocation(Frozen):
+class SlurmKeys(Frozen):
     """The keys that only Slurm knows. A node is filled before the next one is taken."""
 
     partition: Word | None = None
@@ -93,7 +93,7 @@ class Allocation(Frozen):
     extra: dict[str, str | int | bool] = Field(default={}, description="further options of sbatch, passed on as they are")
 
 
-def slurm_problems(asked: Allocation) -> Iterator[Problem]:
+def slurm_problems(asked: SlurmKeys) -> Iterator[Problem]:
     """What does not fit together among the keys of Slurm."""
     if not asked.gpus_per_node and not asked.cores_per_node:
         yield Problem("gpus_per_node", "missing", "say how many GPUs a node has, or cores_per_node where it has none")
