@@ -43,6 +43,14 @@ def process_group(place: Place, *, device: torch.device) -> Iterator[None]:
     yield
     # Only a good end leaves in order: after a failure the others may be gone, and waiting for them would hide the cause.
     dist.barrier()
+    leave_group()
+
+
+def leave_group() -> None:
+    """Leave the group of all ranks, whether or not the others do."""
+    # Gloo's thread needs the interpreter to let go of its last call. Were the group freed before that, with the interpreter
+    # in hand, each would wait for the other forever.
+    time.sleep(0.1)
     dist.destroy_process_group()
 
 
