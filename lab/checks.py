@@ -9,6 +9,7 @@ from pathlib import Path
 
 from lab import textfiles
 from lab.cluster import Cluster
+from lab.emulation import Emulated
 from lab.errors import InputError, Problem
 from lab.records import Store
 from lab.study import Study, Task
@@ -50,6 +51,28 @@ def check(study: Study, cluster: Cluster, tasks: Sequence[Task], *, fresh: bool)
         problems += refusals(cluster, shapes)
     if problems:
         raise InputError(study.name, problems)
+
+
+def check_emulation(study: Study, cluster: Cluster) -> None:
+    """Raise InputError where the records of a study are of another link or compute than this cluster's.
+
+    They must not stand for each other: where all is measured already, nothing would be run that could tell.
+    """
+    places = [record.environment for record in Store(study.out).records(study.tasks) if record.environment]
+    for place in places:
+        emulated = place.emulated or Emulated()
+        if (emulated.link, emulated.compute) != (cluster.link, cluster.compute):
+            kind = f"emulated: {emulated.label}" if place.emulated else "not emulated"
+            raise InputError(
+                study.name,
+                [
+                    Problem(
+                        "cluster",
+                        f"records here were measured on {place.cluster} ({kind}); {cluster.description}",
+                        "use a copy of the study's folder for each, and `lab compare` for both, or --fresh to measure all again",
+                    )
+                ],
+            )
 
 
 def _unwritable(out: Path) -> list[Problem]:

@@ -80,9 +80,8 @@ class Cluster(SlurmKeys):
         if self.emulates and self.device == "cuda":
             return [Problem("device", "'cuda', and links and compute are emulated for CPU ranks", "set device: cpu")]
         if self.link is not None and network.way_for(self.link) is None:
-            against = "; ".join(network.ways(self.link).values())
-            advice = "another machine, a link without latency, or the published tables of notebooks/lessons"
-            return [Problem("link", f"cannot be emulated here: {against}", advice)]
+            told = f"{self.link.label} cannot be emulated here: {network.obstacle(self.link)}"
+            return [Problem("link", told, network.advice(self.link))]
         if self.device == "cuda" and not machine.gpus():
             return [Problem("device", "'cuda', and no GPU is visible here", "set device: auto, or see `lab doctor`")]
         if self.devices != "auto" and not 1 <= self.devices <= self._devices_here():

@@ -12,7 +12,7 @@ Way = Literal["namespaces", "switch", "pacing"]
 WAYS: dict[Way, str] = {
     "namespaces": "a network namespace per rank behind a token bucket",
     "switch": "a network namespace per rank behind a token bucket, and a switch in user space that delays",
-    "pacing": "the kernel paces the sockets of each rank",
+    "pacing": "the kernel's pacing of each rank's sockets",
 }
 MEASURED = "measured"
 # What CUDA calls the GPUs that can be described.
@@ -58,7 +58,12 @@ class Compute(Frozen):
     @property
     def label(self) -> str:
         """A short name for people."""
-        return self.emulated if self.emulated == MEASURED else f"{self.emulated} at {self.mfu:.0%} of its peak"
+        return "times of one rank" if self.emulated == MEASURED else f"{self.emulated} at {self.mfu:.0%} of its peak"
+
+    @property
+    def description(self) -> str:
+        """What the ranks sleep for, after "the"."""
+        return "times that one of them took alone" if self.emulated == MEASURED else f"times of an {self.label}"
 
 
 class Emulated(Frozen):
@@ -72,9 +77,13 @@ class Emulated(Frozen):
     @property
     def label(self) -> str:
         """A short name for people; two records with different ones must not lie on one curve."""
-        parts = []
-        if self.link is not None:
-            parts.append(f"link {self.link.label}" + (" (paced sockets)" if self.way == "pacing" else ""))
-        if self.compute is not None:
-            parts.append(f"compute ({self.compute.label})")
+        parts = [f"link {self.link.label}"] if self.link else []
+        parts += [f"compute ({self.compute.label})"] if self.compute else []
         return " and ".join(parts)
+
+    @property
+    def description(self) -> str:
+        """The label, and how it was done."""
+        parts = [f"link {self.link.label}" + (f", by {WAYS[self.way]}" if self.way else "")] if self.link else []
+        parts += [f"compute: ranks slept for the {self.compute.description}"] if self.compute else []
+        return "; ".join(parts)

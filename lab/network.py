@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from lab.atomic import read_json, write_atomically
-from lab.emulation import Emulated, Link, Way
+from lab.emulation import WAYS, Emulated, Link, Way
 from lab.errors import LabError
 from lab.place import Place
 
@@ -45,6 +45,19 @@ def way_for(link: Link) -> Way | None:
     return next((way for way, obstacle in ways(link).items() if not obstacle), None)
 
 
+def obstacle(link: Link) -> str:
+    """What stands against a link here, by every way; nothing where one works."""
+    return "" if way_for(link) else "; ".join(dict.fromkeys(filter(None, ways(link).values())))
+
+
+def advice(link: Link) -> str:
+    """What to do where a link cannot be emulated: the next best that works here."""
+    plain = way_for(Link(bandwidth_gbit=link.bandwidth_gbit))
+    if plain is not None:
+        return f"leave out latency_ms: {link.bandwidth_gbit:g} Gbit/s without it works here, by {WAYS[plain]}"
+    return "use a Linux machine, leave out link and emulate compute alone, or take lesson 6's published tables of slow links"
+
+
 def join(place: Place, link: Link, meeting: Path) -> Place:
     """Put this process behind its link and say where it is then; rank 0 lays the network and tells of it in `meeting`.
 
@@ -54,7 +67,7 @@ def join(place: Place, link: Link, meeting: Path) -> Place:
     if place.rank == 0:
         way = way_for(link)
         if way is None:
-            raise LabError(f"a link of {link.label} cannot be emulated here: {'; '.join(ways(link).values())}")
+            raise LabError(f"a link of {link.label} cannot be emulated here: {obstacle(link)}; {advice(link)}")
         pid = None if way == "pacing" else _lay(link, place.world_size, way)
         write_atomically(meeting, json.dumps({"way": way, "pid": pid}).encode())
     told = _await(meeting, place.start_timeout_s)

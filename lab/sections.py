@@ -125,10 +125,12 @@ def calibration(study: Study) -> list[Prose | Table | Figure]:
         if found is None or not found.parts:
             parts.append(Prose.of(f"The cluster {name} is not calibrated; `lab calibrate --cluster {name}` measures its links."))
             continue
+        emulated = found.environment.emulated if found.environment else None
+        place = f"cluster {name}" + (f", emulated {emulated.label}" if emulated else "")
         parts += [
             drawn(partial(_draw_links, found), link_lines.alt(found), height=4.5),
-            Table(f"Fits of time = alpha + bytes / bandwidth, cluster {name}", fits_table(found), index=False),
-            Table(f"Arithmetic and memory of a rank, cluster {name}", throughput_table(found), index=False),
+            Table(f"Fits of time = alpha + bytes / bandwidth, {place}", fits_table(found), index=False),
+            Table(f"Arithmetic and memory of a rank, {place}", throughput_table(found), index=False),
         ]
     return parts
 
@@ -161,6 +163,8 @@ def learning(study: Study) -> Table:
         frame = frame.drop(columns="accuracy")  # language models have none
     reasons = {record.quality.depends_on_split for _, done in _by_run(study) for record in done if record.quality}
     told = "".join(f"; loss depends on how ranks share the batch: {reason}" for reason in sorted(filter(None, reasons)))
+    kinds = sorted({kind for _, done in _by_run(study) for record in done if (kind := _emulation(record))})
+    told += f"; emulated: {', '.join(kinds)}" if kinds else ""
     return Table(f"What was learned, and at what price: medians over repeats{told}", frame, index=False)
 
 
@@ -188,13 +192,20 @@ def outcome(records: Sequence[Record]) -> Prose:
         if record.timing is not None:
             timing = record.timing
             step = format_seconds(timing.step.median, *(timing.step.interval or (None, None)))
+            opening = f"Emulated {kind}: a" if (kind := _emulation(record)) else "A"
             return Prose.of(
-                f"A step takes {step} (median of {timing.measured_steps} steps after {timing.warmup_steps} of warm-up): "
+                f"{opening} step takes {step} (median of {timing.measured_steps} steps after {timing.warmup_steps} of warm-up): "
                 f"{timing.samples_per_second:.1f} samples/s, {timing.flops_per_second / 1e9:.1f} GFLOP/s of the model's own arithmetic."
             )
         if record.inference is not None:
             return _inference_outcome(record)
     return Prose.of("There is no record of this run.")
+
+
+def _emulation(record: Record) -> str:
+    """What was emulated; nothing where all was real."""
+    place = record.environment
+    return place.emulated.label if place and place.emulated else ""
 
 
 def _inference_outcome(record: Record) -> Prose:
@@ -224,11 +235,13 @@ def every_repeat(study: Study) -> Table:
     """One row per repeat, as measured."""
     import pandas as pd
 
+    records = load_records(study)
     rows = [
         {"run": record.run_id, "configuration": record.run.label, "repeat": record.repeat, "status": record.status}
+        | ({"emulated": _emulation(record)} if any(map(_emulation, records)) else {})
         | {f"{phase} (ms)": _milliseconds(record, phase) for phase in ("step", *PHASES)}
         | {"foreign CPU (cores)": _foreign(record)}
-        for record in load_records(study)
+        for record in records
     ]
     return Table("Every repeat: median step of the slowest rank and its phases", pd.DataFrame(rows), index=False)
 
@@ -263,6 +276,8 @@ def reproduce(study: Study) -> Prose:
     place = os.path.relpath(study.folder)
     name = place if not place.startswith("..") else study.name
     flag = " --quick" if study.quick else ""
+    clusters = {record.environment.cluster for record in load_records(study) if record.environment} - {"local"}
+    where = f" --cluster {clusters.pop()}" if len(clusters) == 1 else ""
     return Prose(
-        f"```\nlab run {name}{flag} --fresh    # measure again\nlab report {name}{flag}         # this report from the records\n```"
+        f"```\nlab run {name}{where}{flag} --fresh    # measure again\nlab report {name}{flag}         # this report from the records\n```"
     )

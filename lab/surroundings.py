@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from lab.emulation import WAYS
-from lab.records import Environment, Record
+from lab.records import Record
 
 
 def surroundings(record: Record) -> Iterable[tuple[str, str]]:
@@ -14,7 +13,10 @@ def surroundings(record: Record) -> Iterable[tuple[str, str]]:
     if place is None:
         return
     yield "cluster profile", place.cluster
-    yield "emulated", _emulated(place) or "nothing"
+    yield "emulated", place.emulated.description if place.emulated else "nothing"
+    if place.emulated is not None and place.emulated.step:
+        slept = ", ".join(f"{name} {seconds * 1e3:.2f} ms" for name, seconds in place.emulated.step.items())
+        yield f"a rank's sleep on a micro-batch, world size {record.run.world_size}", slept
     yield "hosts", ", ".join(sorted(set(place.hosts)))
     yield "processor", f"{place.cpu}, {place.cpu_count} logical CPUs"
     yield (
@@ -30,13 +32,3 @@ def surroundings(record: Record) -> Iterable[tuple[str, str]]:
     yield "parameters", f"{place.parameters:,}" if place.parameters else "unknown"
     if record.timing is not None and record.timing.peak_flops_per_second is not None:
         yield "peak of a rank", f"{record.run.precision}: {record.timing.peak_source}"
-
-
-def _emulated(place: Environment) -> str:
-    if place.emulated is None:
-        return ""
-    parts = [place.emulated.label]
-    if place.emulated.way is not None:
-        parts.append(WAYS[place.emulated.way])
-    slept = ", ".join(f"{name} {seconds * 1e3:.2f} ms" for name, seconds in place.emulated.step.items())
-    return "; ".join(parts + ([f"a rank slept for {slept} of a step's micro-batch"] if slept else []))

@@ -24,7 +24,7 @@ TABLES = Path(__file__).parent / "tables"
 NAMES = {
     *("slowest-rank", "communication-alone", "rank-imbalance", "super-linear", "equal-work", "two-writers", "phases-close"),
     *("plausible-bandwidth", "data-stall", "cold-start", "repeats", "mixed-environment", "same-learning", "baseline"),
-    *("too-regular", "fixed-overhead"),
+    *("too-regular", "fixed-overhead", "emulated"),
 }
 
 
@@ -351,7 +351,7 @@ def test_fixed_overhead() -> None:
 
 def test_an_audit_reads_well_and_is_data() -> None:
     found = audit(TABLES / "gpt2_stages.csv")
-    assert str(found).startswith("5 of 16 rules checked: 1 error, 2 warnings.")
+    assert str(found).startswith("5 of 17 rules checked: 1 error, 2 warnings.")
     assert set(found.model_dump(mode="json")) == {"findings", "not_checked"}
     assert set(found.model_dump(mode="json")["findings"][0]) == {"rule", "severity", "records", "evidence", "advice"}
     page = Audit(findings=(of(found, "super-linear")[0].model_copy(update={"evidence": "<b>"}),), not_checked=())._repr_html_()

@@ -26,13 +26,14 @@ class Curve(NamedTuple):
 def curves(summary: pd.DataFrame) -> list[Curve]:
     """The lines of a figure: rows of a summary grouped by all but the world size and the batch fields that follow from it.
 
-    A label tells the batch and whatever else differs between lines, such as `batch 64` or `batch 64, bf16`.
+    A label tells the batch and whatever else differs between lines, such as `batch 64` or `batch 64, bf16`, and always what
+    was emulated.
     """
     if summary.empty:
         return []
     scaling = summary["scaling"].iloc[0]
     machine = ["machine"] if "machine" in summary else []
-    held = [field for field in (*FIELDS, "device", *machine) if field not in FREE[scaling] | {"world_size"}]
+    held = [field for field in (*FIELDS, "device", *machine, "emulated") if field not in FREE[scaling] | {"world_size"}]
     for extra in ([], ["grad_accum"], ["micro_batch_size"], ["grad_accum", "micro_batch_size"]):
         keys = [*held, *(field for field in extra if field not in held)]
         if not summary.duplicated([*keys, "world_size"]).any():
@@ -47,7 +48,7 @@ def _label(row: pd.Series[Any], varied: Sequence[str]) -> str:
     parts = [f"batch {row['micro_batch_size'] * row['grad_accum']} per rank" if weak else f"batch {row['global_batch_size']}"]
     for key in varied:
         value = row[key]
-        if key == "device" and "machine" in varied:
+        if key == "emulated" or (key == "device" and "machine" in varied):
             continue
         if key in {"model", "data", "strategy", "precision", "device", "machine"}:
             parts.append({"cpu": "CPU", "cuda": "GPU"}.get(str(value), str(value)))
@@ -55,6 +56,8 @@ def _label(row: pd.Series[Any], varied: Sequence[str]) -> str:
             parts.append("compiled" if value else "not compiled")
         elif key != "global_batch_size" and not (weak and key == "micro_batch_size" and "grad_accum" not in varied):
             parts.append(f"{key.replace('_', ' ')} {value}")
+    if row["emulated"] and "machine" not in row:  # a machine's name tells it
+        parts.append(f"emulated {row['emulated']}")
     return ", ".join(parts)
 
 

@@ -40,6 +40,7 @@ FACTS = (
     "dirty",
     "foreign_cpu",
     "cluster",
+    "emulated",
 )
 
 
@@ -110,6 +111,8 @@ def _facts(environment: Environment, run: Run) -> dict[str, Any]:
         "nodes": len(set(environment.hosts)) or None,
         "data_sha256": environment.data_sha256,
         "cluster": environment.cluster,
+        "emulated": environment.emulated.label if environment.emulated else "no",
+        "key:emulated": environment.emulated.label if environment.emulated else "",
         "foreign_cpu": environment.foreign_cpu,
         "parameters": environment.parameters,
         "cpus": len({core for cores in environment.cpus_granted for core in cores}) or None

@@ -26,7 +26,9 @@ from lab.worker.sleeping import Pauses
 from lab.worker.timing import FloatArray
 from lab.worker.train import autocast
 
-WARMUP, ROUNDS = 2, 7
+WARMUP, ROUNDS, BUDGET_S = 2, 7, 60.0
+# Samples that are enough to see in which order and in what proportion of time gradients come.
+FEW = 2
 # Gradients that were complete within this time of each other, in s, come together: a sleep is not much finer.
 GRAIN = 2e-4
 STRATEGIES = ("single", "naive_ddp", "ddp")
@@ -44,9 +46,11 @@ def pauses_for(run: Run, place: Place, *, device: torch.device, dataset: Dataset
     if run.strategy not in STRATEGIES:
         advice = f"choose one of: {', '.join(STRATEGIES)}"
         raise InputError("run", [Problem("strategy", f"the compute of {run.strategy!r} cannot be emulated", advice)])
-    pauses = share(_measured(run, device=device, dataset=dataset) if place.rank == 0 else None)[0]
+    described = emulated.compute.emulated != MEASURED
+    samples = min(FEW, run.micro_batch_size) if described else run.micro_batch_size
+    pauses = share(_measured(run, device=device, dataset=dataset, samples=samples) if place.rank == 0 else None)[0]
     assert pauses is not None
-    if emulated.compute.emulated == MEASURED:
+    if not described:
         return pauses
     known = vendor_peak(CUDA_NAMES[emulated.compute.emulated], precision=run.precision)
     if known is None:
@@ -62,24 +66,25 @@ def told(place: Place, pauses: Pauses | None) -> Place:
     return replace(place, emulated=place.emulated.model_copy(update={"step": pauses.totals}))
 
 
-def _measured(run: Run, *, device: torch.device, dataset: Dataset) -> Pauses:
-    """Medians over ROUNDS steps of the real model on this rank alone."""
+def _measured(run: Run, *, device: torch.device, dataset: Dataset, samples: int) -> Pauses:
+    """Medians over up to ROUNDS steps of the real model on this rank alone, as many as there is time for."""
     torch.manual_seed(run.seed)
     model = models.build(run, dataset).to(device)
     if run.activation_checkpointing:
         checkpoint_blocks(model)
     forward = torch.compile(model) if run.compile else model
     optimizer = optimizer_for(model, run)
-    batch = FastLoader(dataset.train, run=run, rank=0).micro_batch(0, 0).to(device)
+    inputs, targets = FastLoader(dataset.train, run=run, rank=0).micro_batch(0, 0).to(device)
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     ready = np.zeros(len(parameters))
     for place, parameter in enumerate(parameters):
         parameter.register_post_accumulate_grad_hook(_stamp(ready, place))
-    seen = []
-    for _ in range(WARMUP + ROUNDS):
+    seen: list[list[float]] = []
+    end = time.monotonic() + BUDGET_S
+    while len(seen) <= WARMUP or (len(seen) < WARMUP + ROUNDS and time.monotonic() < end):
         marks = [time.perf_counter()]
         with autocast(run, device):
-            loss = forward(*batch)
+            loss = forward(inputs[:samples], targets[:samples])
         marks.append(time.perf_counter())
         loss.backward()
         marks.append(time.perf_counter())
