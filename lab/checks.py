@@ -9,10 +9,10 @@ from pathlib import Path
 
 from lab import textfiles
 from lab.cluster import Cluster
-from lab.emulation import Emulated
+from lab.emulation import SLEEPING_STRATEGIES, Emulated
 from lab.errors import InputError, Problem
 from lab.records import Store
-from lab.study import Study, Task
+from lab.study import Run, Study, Task
 
 
 def check(study: Study, cluster: Cluster, tasks: Sequence[Task], *, fresh: bool) -> None:
@@ -32,8 +32,11 @@ def check(study: Study, cluster: Cluster, tasks: Sequence[Task], *, fresh: bool)
             cluster.layout(ranks, devices=devices)
         except InputError as error:
             problems += error.problems
-    for run in {task.run.id: task.run for task in tasks}.values():
+    runs = {task.run.id: task.run for task in tasks}.values()
+    for run in runs:
         textfiles.resolve_inputs(run, study.folder)
+    if cluster.compute is not None:
+        problems += [_awake(run, cluster) for run in runs if run.task != "train" or run.strategy not in SLEEPING_STRATEGIES]
     records = Store(study.out).records(study.tasks)
     elsewhere = {record.environment.cluster for record in records if record.environment} - {cluster.name}
     if elsewhere and not fresh:
@@ -51,6 +54,11 @@ def check(study: Study, cluster: Cluster, tasks: Sequence[Task], *, fresh: bool)
         problems += refusals(cluster, shapes)
     if problems:
         raise InputError(study.name, problems)
+
+
+def _awake(run: Run, cluster: Cluster) -> Problem:
+    what = f"{run.label}: its compute cannot be emulated, as {cluster.name} does"
+    return Problem("cluster", what, f"train with one of {', '.join(SLEEPING_STRATEGIES)}, or on a cluster without compute")
 
 
 def check_emulation(study: Study, cluster: Cluster) -> None:

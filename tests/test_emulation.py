@@ -85,9 +85,11 @@ def test_measured_and_emulated_points_are_never_on_one_curve() -> None:
 
 def test_figures_and_tables_carry_the_label() -> None:
     found = records(emulated=SLOW)
-    axes = figures.speedup(found)
-    assert any(LABEL in text.get_text() for text in axes.texts)
-    assert LABEL in figures.alt_text("speedup", found)
+    for name, draw in figures.FIGURES.items():
+        assert draw(found).get_title(loc="left") == LABEL
+        assert LABEL in figures.alt_text(name, found)
+    both = figures.speedup(records(emulated=None) + found)
+    assert not both.get_title(loc="left") and any(LABEL in text.get_text() for text in both.texts)
     for _, frame in classical_tables(summary(lab.table(found), baseline={"world_size": 1}, scaling="strong")):
         assert LABEL in frame.to_string()
 
@@ -136,6 +138,16 @@ def test_records_of_another_link_do_not_stand_for_this_one(tmp_path: Path) -> No
         with pytest.raises(InputError, match=r"measured on local-100m \(emulated: link 100 Mbit/s\)") as caught:
             lab.launch(made, other)
         assert "lab compare" in str(caught.value)
+
+
+def test_only_ranks_with_the_whole_model_can_sleep(tmp_path: Path) -> None:
+    asleep = Cluster(name="local-8ranks", device="cpu", devices=8, compute=Compute(emulated="measured"))
+    made = study(tmp_path, [run(2), run(2, strategy="fsdp")])
+    with pytest.raises(
+        InputError, match=r"fsdp x2.*its compute cannot be emulated.*train with one of single, naive_ddp, ddp"
+    ) as caught:
+        checks.check(made, asleep, made.tasks, fresh=False)
+    assert len(caught.value.problems) == 1
 
 
 def test_sleeping_ranks_do_not_share_cores() -> None:

@@ -24,7 +24,8 @@ def alt_text(name: str, records: Source, **against: Unpack[Against]) -> str:
     if name not in _SENTENCES:
         raise InputError("figure", [Problem(name, "no such figure", nearest(name, _SENTENCES))])
     seen = see(records, **against)
-    return NOTHING if seen.summary.empty else _SENTENCES[name](seen)
+    told = f" Everything in it is of an {seen.emulated}." if seen.emulated else ""
+    return NOTHING if seen.summary.empty else _SENTENCES[name](seen) + told
 
 
 def _by_world_size(seen: Seen, name: str, what: str, text: Callable[..., str]) -> str:

@@ -26,12 +26,16 @@ class Against(TypedDict, total=False):
 
 
 class Seen(NamedTuple):
-    """Records with their summary and its lines; `losses` is by run id the median over repeats of the loss of each step."""
+    """Records with their summary and its lines; `losses` is by run id the median over repeats of the loss of each step.
+
+    `emulated` is what was emulated in all of them, which the names of the lines then do not repeat.
+    """
 
     summary: pd.DataFrame
     lines: list[Curve]
     losses: dict[str, np.ndarray[Any, np.dtype[np.float64]]]
     records: Sequence[Record]
+    emulated: str = ""
 
 
 def see(source: Source, *, baseline: Mapping[str, Any] | None = None, scaling: Scaling | None = None) -> Seen:
@@ -45,7 +49,10 @@ def see(source: Source, *, baseline: Mapping[str, Any] | None = None, scaling: S
     records = load_records(source)
     over = baseline if baseline is not None else study.baseline if study else {"world_size": 1}
     found = summary(table(records), baseline=over, scaling=scaling or (study.scaling if study else "strong"))
-    return Seen(found, curves(found), _losses(records), records)
+    kinds = set(found["emulated"])
+    emulated = f"emulated {kind}" if len(kinds) == 1 and (kind := kinds.pop()) else ""
+    lines = [Curve(label.removesuffix(f", {emulated}"), points) for label, points in curves(found)]
+    return Seen(found, lines, _losses(records), records, emulated)
 
 
 def _losses(records: Sequence[Record]) -> dict[str, np.ndarray[Any, np.dtype[np.float64]]]:

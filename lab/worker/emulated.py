@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from lab.analysis.costs import flops_per_sample
-from lab.emulation import CUDA_NAMES, MEASURED
+from lab.emulation import CUDA_NAMES, MEASURED, SLEEPING_STRATEGIES
 from lab.errors import InputError, Problem
 from lab.place import Place
 from lab.study import Run
@@ -31,21 +31,18 @@ WARMUP, ROUNDS, BUDGET_S = 2, 7, 60.0
 FEW = 2
 # Gradients that were complete within this time of each other, in s, come together: a sleep is not much finer.
 GRAIN = 2e-4
-STRATEGIES = ("single", "naive_ddp", "ddp")
 
 
 def pauses_for(run: Run, place: Place, *, device: torch.device, dataset: Dataset) -> Pauses | None:
     """What each rank sleeps for: rank 0 measures it while the others wait; None where compute is real.
 
     A described GPU takes the model's FLOPs over its peak and the profile's `mfu`, gradients in the measured order.
-    Raises InputError for a strategy whose ranks do not hold the whole model.
+    Raises InputError for a precision of which the GPU's peak is not known.
     """
     emulated = place.emulated
     if emulated is None or emulated.compute is None:
         return None
-    if run.strategy not in STRATEGIES:
-        advice = f"choose one of: {', '.join(STRATEGIES)}"
-        raise InputError("run", [Problem("strategy", f"the compute of {run.strategy!r} cannot be emulated", advice)])
+    assert run.strategy in SLEEPING_STRATEGIES, "launch refuses others"
     described = emulated.compute.emulated != MEASURED
     samples = min(FEW, run.micro_batch_size) if described else run.micro_batch_size
     pauses = share(_measured(run, device=device, dataset=dataset, samples=samples) if place.rank == 0 else None)[0]
