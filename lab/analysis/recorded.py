@@ -112,6 +112,7 @@ def _facts(environment: Environment, run: Run) -> dict[str, Any]:
         "data_sha256": environment.data_sha256,
         "cluster": environment.cluster,
         "emulated": environment.emulated.label if environment.emulated else "no",
+        "link": environment.emulated.link.label if environment.emulated and environment.emulated.link else None,
         "key:emulated": environment.emulated.label if environment.emulated else "",
         "foreign_cpu": environment.foreign_cpu,
         "parameters": environment.parameters,
