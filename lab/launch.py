@@ -13,7 +13,7 @@ from filelock import FileLock, Timeout
 
 from lab import job, queues
 from lab.cancelling import Cancellation, CancelledStudyError
-from lab.checks import check
+from lab.checks import check, check_emulation
 from lab.cluster import Cluster
 from lab.driver import Driver
 from lab.endings import conclude, keep_disturbed, put_away, stamp
@@ -48,6 +48,8 @@ def launch(
     profile = cluster if isinstance(cluster, Cluster) else Cluster.load(cluster)
     # What needs a kind of device that is not there is left out: the report says so.
     chosen = [task for task in (study.tasks if tasks is None else tasks) if profile.on(task.run.device_needed)]
+    if not fresh:
+        check_emulation(study, profile)
     missing = chosen if fresh else [task for task in chosen if not Store(study.out).completed(task)]
     if missing:
         check(study, profile, missing, fresh=fresh)

@@ -27,6 +27,7 @@ def row(record: Record) -> dict[str, Any]:
         "device": record.environment.device if record.environment else None,
         "cluster": record.environment.cluster if record.environment else None,
         "replay": record.environment.replay if record.environment else None,
+        "emulated": record.environment.emulated.label if record.environment and record.environment.emulated else None,
         "step_time": timing.step.median if timing else None,
         "step_time_p10": timing.step.p10 if timing else None,
         "step_time_p90": timing.step.p90 if timing else None,

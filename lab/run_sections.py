@@ -22,8 +22,9 @@ def outcome(records: Sequence[Record]) -> Prose:
         if record.timing is not None:
             timing = record.timing
             step = format_seconds(timing.step.median, *(timing.step.interval or (None, None)))
+            opening = f"Emulated {record.emulation}: a" if record.emulation else "A"
             return Prose.of(
-                f"A step takes {step} (median of {timing.measured_steps} steps after {timing.warmup_steps} of warm-up): "
+                f"{opening} step takes {step} (median of {timing.measured_steps} steps after {timing.warmup_steps} of warm-up): "
                 f"{timing.samples_per_second:.1f} samples/s, {timing.flops_per_second / 1e9:.1f} GFLOP/s of the model's own arithmetic."
             )
         if record.inference is not None:

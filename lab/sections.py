@@ -27,8 +27,6 @@ __all__ = [
     "findings",
     "holes",
     "learning",
-    "outcome",
-    "phases",
     "reproduce",
     "result_tables",
 ]
@@ -161,6 +159,8 @@ def learning(study: Study) -> Table:
         frame = frame.drop(columns="accuracy")  # language models have none
     reasons = {record.quality.depends_on_split for _, done in _by_run(study) for record in done if record.quality}
     told = "".join(f"; loss depends on how ranks share the batch: {reason}" for reason in sorted(filter(None, reasons)))
+    kinds = sorted({record.emulation for _, done in _by_run(study) for record in done if record.emulation})
+    told += f"; emulated: {', '.join(kinds)}" if kinds else ""
     every = f". All: {common}" if common else ""
     return Table(f"What was learned, and at what price: medians over repeats{told}{every}", frame, index=False)
 
@@ -181,8 +181,10 @@ def every_repeat(study: Study) -> Table:
 
     records = load_records(study)
     labels, common = distinct(list(dict.fromkeys(record.run for record in records)))
+    emulating = any(record.emulation for record in records)
     rows = [
         {"run": record.run_id, "configuration": labels[record.run], "repeat": record.repeat, "status": record.status}
+        | ({"emulated": record.emulation} if emulating else {})
         | {f"{phase} (ms)": _milliseconds(record, phase) for phase in ("step", *PHASES)}
         | {"foreign CPU (cores)": _foreign(record)}
         for record in records
@@ -208,6 +210,8 @@ def reproduce(study: Study) -> Prose:
     place = os.path.relpath(study.folder)
     name = place if not place.startswith("..") else study.name
     flag = " --quick" if study.quick else ""
+    clusters = {record.environment.cluster for record in load_records(study) if record.environment} - {"local"}
+    where = f" --cluster {clusters.pop()}" if len(clusters) == 1 else ""
     return Prose(
-        f"```\nlab run {name}{flag} --fresh    # measure again\nlab report {name}{flag}         # this report from the records\n```"
+        f"```\nlab run {name}{where}{flag} --fresh    # measure again\nlab report {name}{flag}         # this report from the records\n```"
     )

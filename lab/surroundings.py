@@ -33,10 +33,12 @@ def calibration(study: Study) -> list[Prose | Table | Figure]:
         if found is None or not found.parts:
             parts.append(Prose.of(f"The cluster {name} is not calibrated; `lab calibrate --cluster {name}` measures its links."))
             continue
+        emulated = found.environment.emulated if found.environment else None
+        where = f"cluster {name}" + (f", emulated {emulated.label}" if emulated else "")
         parts += [
             drawn(partial(_draw_links, found), link_lines.alt(found), height=4.5),
-            Table(f"Fits of time = alpha + bytes / bandwidth, cluster {name}", fits_table(found), index=False),
-            Table(f"Arithmetic and memory of a rank, cluster {name}", throughput_table(found), index=False),
+            Table(f"Fits of time = alpha + bytes / bandwidth, {where}", fits_table(found), index=False),
+            Table(f"Arithmetic and memory of a rank, {where}", throughput_table(found), index=False),
         ]
     return parts
 
@@ -75,6 +77,10 @@ def _surroundings(record: Record) -> Iterable[tuple[str, str]]:
         yield "replay of", place.replay
         yield "GPU", f"{place.gpu_count} x {place.gpu}" if place.gpu else "none used"
         return
+    yield "emulated", place.emulated.description if place.emulated else "nothing"
+    if place.emulated is not None and place.emulated.step:
+        slept = ", ".join(f"{name} {seconds * 1e3:.2f} ms" for name, seconds in place.emulated.step.items())
+        yield f"a rank's sleep on a micro-batch, world size {record.run.world_size}", slept
     yield "hosts", ", ".join(sorted(set(place.hosts)))
     yield "processor", f"{place.cpu}, {place.cpu_count} logical CPUs"
     yield (

@@ -27,13 +27,14 @@ class Curve(NamedTuple):
 def curves(summary: pd.DataFrame) -> list[Curve]:
     """The lines of a figure: rows of a summary grouped by all but the world size and the batch fields that follow from it.
 
-    A label tells the batch and whatever else differs between lines, such as `batch 64` or `batch 64, bf16`.
+    A label tells the batch and whatever else differs between lines, such as `batch 64` or `batch 64, bf16`, and always what
+    was emulated.
     """
     if summary.empty:
         return []
     scaling = summary["scaling"].iloc[0]
     machine = ["machine"] if "machine" in summary else []
-    held = [field for field in (*FIELDS, "device", *machine) if field not in FREE[scaling] | {"world_size"}]
+    held = [field for field in (*FIELDS, "device", *machine, "emulated") if field not in FREE[scaling] | {"world_size"}]
     for extra in ([], ["grad_accum"], ["micro_batch_size"], ["grad_accum", "micro_batch_size"]):
         keys = [*held, *(field for field in extra if field not in held)]
         if not summary.duplicated([*keys, "world_size"]).any():
@@ -50,7 +51,7 @@ def _label(row: pd.Series[Any], varied: Sequence[str], models: Mapping[str, str]
     follow = {"global_batch_size", *({"micro_batch_size"} if weak and "grad_accum" not in varied else ())}
     for key in varied:
         value = row[key]
-        if key in follow or (key == "device" and "machine" in varied):
+        if key in {"emulated", *follow} or (key == "device" and "machine" in varied):
             continue
         if key == "model":
             parts.append(models[value])
@@ -58,6 +59,8 @@ def _label(row: pd.Series[Any], varied: Sequence[str], models: Mapping[str, str]
             parts.append({"cpu": "CPU", "cuda": "GPU"}.get(str(value), str(value)))
         elif pd.notna(value) and value != Run.model_fields[key].default:
             parts.append(said(key, value))
+    if row["emulated"] and "machine" not in row:  # a machine's name tells it
+        parts.append(f"emulated {row['emulated']}")
     return ", ".join(parts)
 
 

@@ -40,6 +40,7 @@ FACTS = (
     "dirty",
     "foreign_cpu",
     "cluster",
+    "emulated",
 )
 
 
@@ -111,6 +112,9 @@ def _facts(environment: Environment, run: Run) -> dict[str, Any]:
         "nodes": len(set(environment.hosts)) or None,
         "data_sha256": environment.data_sha256,
         "cluster": environment.cluster,
+        "emulated": environment.emulated.label if environment.emulated else "no",
+        "link": environment.emulated.link.label if environment.emulated and environment.emulated.link else None,
+        "key:emulated": environment.emulated.label if environment.emulated else "",
         "foreign_cpu": environment.foreign_cpu,
         "parameters": environment.parameters,
         "cpus": len({core for cores in environment.cpus_granted for core in cores}) or None

@@ -77,7 +77,7 @@ def summary(table: pd.DataFrame, *, baseline: Mapping[str, Any], scaling: Scalin
     do not differ, ranges of n and n repeats lie apart by chance in 2 / binomial(2n, n) of all cases (3 repeats: 1 in 10).
 
     A table of several machines names each repeat's in the column `machine`: then a configuration is one on one machine,
-    and so is its baseline.
+    and so is its baseline. So it is with what was emulated: measured and emulated repeats are never one configuration.
 
     Raises InputError for a baseline key that is no field of a run.
     """
@@ -93,18 +93,18 @@ def summary(table: pd.DataFrame, *, baseline: Mapping[str, Any], scaling: Scalin
         row |= _against(row, _baseline_of(row, bases, baseline, scaling), samples, scaling)
     spread = [f"{name}{suffix}" for name in QUANTITIES + RATIOS for suffix in ("", "_low", "_high")]
     machine = ["machine"] if "machine" in table else []
-    columns = [*machine, "run_id", *FIELDS, "scaling", "device", "repeats", *spread, *MEDIANS, "baseline_run_id"]
+    columns = [*machine, "emulated", "run_id", *FIELDS, "scaling", "device", "repeats", *spread, *MEDIANS, "baseline_run_id"]
     found = pd.DataFrame(rows, columns=columns)
-    order = [field for field in FIELDS if field not in FREE[scaling] | {"world_size"}]
+    order = ["emulated", *(field for field in FIELDS if field not in FREE[scaling] | {"world_size"})]
     return found.sort_values([*order, "world_size", *sorted(FREE[scaling])], ignore_index=True, kind="stable")
 
 
 def _identity(table: pd.DataFrame) -> list[str]:
-    return ["machine", "run_id"] if "machine" in table else ["run_id"]
+    return [*(["machine"] if "machine" in table else []), "emulated", "run_id"]
 
 
 def _name(row: Mapping[str, Any]) -> tuple[Any, ...]:
-    return row.get("machine"), row["run_id"]
+    return row.get("machine"), row["emulated"], row["run_id"]
 
 
 def _completed(table: pd.DataFrame) -> pd.DataFrame:
@@ -114,6 +114,7 @@ def _completed(table: pd.DataFrame) -> pd.DataFrame:
     done = table[(table["status"] == "completed") & table["step_time"].notna()].copy()
     for name in {*QUANTITIES, *MEDIANS} - {"compute_time"}:
         done[name] = pd.to_numeric(done[name], errors="coerce").astype(float)
+    done["emulated"] = done["emulated"].fillna("") if "emulated" in done else ""
     done["compute_time"] = done["forward_time"] + done["backward_time"]
     for phase in ("forward", "backward"):
         done["compute_time"] -= done[f"exposed_{phase}_time"].fillna(0.0)
@@ -176,7 +177,7 @@ def _baseline_of(
     found = [
         base
         for base in bases
-        if all(base.get(key) == row.get(key) for key in [*held, "device", "machine"]) and row["device"] != "mixed"
+        if all(base.get(key) == row.get(key) for key in [*held, "device", "machine", "emulated"]) and row["device"] != "mixed"
     ]
     for field in ("grad_accum", "micro_batch_size"):
         if len(found) > 1:

@@ -56,6 +56,7 @@ def environment(
         train_samples=len(dataset.train) if dataset and dataset.train.epochs else None,
         parameters=parameters,
         foreign_cpu=foreign_cpu,
+        emulated=place.emulated,
     )
 
 
