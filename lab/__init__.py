@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from lab import benchmarks, calibration, figures
     from lab.auditing import audit
     from lab.calibrating import calibrate
+    from lab.course.checking import check
 
 __version__ = "0.1.0"
 
@@ -44,6 +45,7 @@ __all__ = [
     "benchmarks",
     "calibrate",
     "calibration",
+    "check",
     "dashboard",
     "detach",
     "doctor",
@@ -63,6 +65,7 @@ _LATER = {
     "benchmarks": ("lab.benchmarks", ""),
     "calibrate": ("lab.calibrating", "calibrate"),
     "calibration": ("lab.calibration", ""),
+    "check": ("lab.course.checking", "check"),
     "figures": ("lab.figures", ""),
 }
 
