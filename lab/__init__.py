@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from lab import benchmarks, calibration, figures
     from lab.auditing import audit
     from lab.calibrating import calibrate
+    from lab.comparing import compare
     from lab.course.checking import check
 
 __version__ = "0.1.0"
@@ -46,6 +47,7 @@ __all__ = [
     "calibrate",
     "calibration",
     "check",
+    "compare",
     "dashboard",
     "detach",
     "doctor",
@@ -66,6 +68,7 @@ _LATER = {
     "calibrate": ("lab.calibrating", "calibrate"),
     "calibration": ("lab.calibration", ""),
     "check": ("lab.course.checking", "check"),
+    "compare": ("lab.comparing", "compare"),
     "figures": ("lab.figures", ""),
 }
 

@@ -121,6 +121,29 @@ def audit(
 
 
 @app.command()
+def compare(
+    studies: Annotated[list[str], typer.Argument(metavar="STUDY...", help="Folders of one study, one per machine.")],
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Where the comparison goes; the first folder's out/ by default.")
+    ] = None,
+    quick: QuickOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Set the same study on several machines side by side: tables, and a page in HTML and PDF."""
+    found = lab.compare(studies, quick=quick)
+    made = lab.comparing.report_comparison(found, out or next(iter(found.studies.values())).out)
+    tables = found.tables()
+    _answer(
+        as_json, {table.caption: table.frame.to_dict() for table in tables} | {"html": str(made.html), "pdf": str(made.pdf)}, ""
+    )
+    if not as_json:
+        for table in tables:
+            console.print(table.caption, style="bold")
+            console.print(_table(table.frame.reset_index(names="").to_dict("records")))
+        console.print(f"{_shown(made.html)}\n{_shown(made.pdf)}", highlight=False, soft_wrap=True)
+
+
+@app.command()
 def calibrate(
     cluster: ClusterOption = "local",
     quick: Annotated[bool, typer.Option("--quick", help="Fewer sizes.")] = False,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import itertools
 import math
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Discriminator, Field, Tag, ValidationError
 
 from lab import workloads
 from lab.errors import InputError, Problem
@@ -16,6 +16,7 @@ from lab.study import Run, Study, is_baseline
 from lab.workloads import Frozen
 
 MAX_RUNS = 1000
+Grid = dict[str, list[Any]]
 
 
 class StudyFile(Frozen):
@@ -25,10 +26,20 @@ class StudyFile(Frozen):
     question: str = Field(min_length=1, max_length=1000)
     scaling: Literal["strong", "weak", "none"] = "none"
     base: dict[str, Any] = {}
-    grid: dict[str, list[Any]] = {}
+    grid: Annotated[
+        Annotated[Grid, Tag("one")] | Annotated[list[Grid], Tag("several")],
+        Discriminator(lambda value: "several" if isinstance(value, list) else "one"),
+    ] = {}
     repeats: int = Field(default=3, ge=1, le=1000)
     baseline: dict[str, Any] = {"world_size": 1}
     quick: dict[str, Any] = {}
+
+    @property
+    def grids(self) -> dict[str, Grid]:
+        """The grids whose runs make up the study, by their path in the file: one, or several that do not cross."""
+        if isinstance(self.grid, dict):
+            return {"grid": self.grid}
+        return {f"grid[{i}]": grid for i, grid in enumerate(self.grid)}
 
 
 def read_study(folder: Path, *, quick: bool = False) -> Study:
@@ -41,7 +52,7 @@ def read_study(folder: Path, *, quick: bool = False) -> Study:
     try:
         spec = StudyFile.model_validate(_with_quick(known) if quick and not problems else known)
     except ValidationError as error:
-        raise InputError(source, problems + [problem for _, problem in problems_of(error, StudyFile, {})]) from None
+        raise InputError(source, problems + [problem for _, problem in problems_of(error, StudyFile, {"one": None, "several": None})]) from None
     runs, run_problems = _multiply_out(spec)
     problems += run_problems + _study_problems(spec, runs)
     if problems:
@@ -52,7 +63,7 @@ def read_study(folder: Path, *, quick: bool = False) -> Study:
         question=spec.question,
         scaling=spec.scaling,
         runs=tuple(runs),
-        axes=tuple(spec.grid),
+        axes=tuple(dict.fromkeys(key for grid in spec.grids.values() for key in grid)),
         repeats=spec.repeats,
         baseline=spec.baseline,
         quick=quick,
@@ -67,8 +78,8 @@ def _quick_problems(section: Any, wanted: bool) -> list[Problem]:
     problems = unknown_keys(section, ("base", "grid", "repeats"), "quick.")
     return problems + [
         Problem(f"quick.{key}", "must be a mapping", "write `key: value` lines below it")
-        for key in ("base", "grid")
-        if not isinstance(section.get(key, {}), dict)
+        for key, kinds in (("base", dict), ("grid", dict | list))
+        if not isinstance(section.get(key, {}), kinds)
     ]
 
 
@@ -77,39 +88,42 @@ def _with_quick(content: dict[str, Any]) -> dict[str, Any]:
     section = content.get("quick", {})
     base = dict(content.get("base", {})) | section.get("base", {})
     grid = section.get("grid", content.get("grid", {}))
-    grid = {key: values for key, values in grid.items() if key not in section.get("base", {})}
-    base = {key: value for key, value in base.items() if key not in grid}
+    if isinstance(grid, dict):
+        grid = {key: values for key, values in grid.items() if key not in section.get("base", {})}
+        base = {key: value for key, value in base.items() if key not in grid}
     return content | {"base": base, "grid": grid, "repeats": section.get("repeats", content.get("repeats", 3))}
 
 
 def _multiply_out(spec: StudyFile) -> tuple[list[Run], list[Problem]]:
-    """All runs of the grid, or all that is wrong with base and grid, each problem once."""
-    problems = [
-        *([] if spec.grid else [Problem("grid", "empty", "list the values of at least one key, such as world_size: [1, 2]")]),
-        *unknown_keys(spec.base, Run.model_fields, "base."),
-        *unknown_keys(spec.grid, Run.model_fields, "grid."),
-        *(Problem(f"grid.{key}", "no values", "list at least one") for key, values in spec.grid.items() if not values),
-        *(Problem(f"grid.{key}", "also stands in base", "leave it in one of them") for key in spec.grid if key in spec.base),
-    ]
-    if math.prod(map(len, spec.grid.values())) > MAX_RUNS:
+    """All runs of the grids, or all that is wrong with base and grids, each problem once."""
+    problems = unknown_keys(spec.base, Run.model_fields, "base.")
+    if not all(spec.grids.values()) or not spec.grids:
+        problems.append(Problem("grid", "empty", "list the values of at least one key, such as world_size: [1, 2]"))
+    for path, grid in spec.grids.items():
+        problems += unknown_keys(grid, Run.model_fields, f"{path}.")
+        problems += [Problem(f"{path}.{key}", "no values", "list at least one") for key, values in grid.items() if not values]
+        both = [key for key in grid if key in spec.base]
+        problems += [Problem(f"{path}.{key}", "also stands in base", "leave it in one of them") for key in both]
+    if sum(math.prod(map(len, grid.values())) for grid in spec.grids.values()) > MAX_RUNS:
         problems.append(Problem("grid", f"more than {MAX_RUNS} runs", "vary less at a time"))
         return [], problems
-    axes = {key: values for key, values in spec.grid.items() if key in Run.model_fields and values}
     base = {key: value for key, value in spec.base.items() if key in Run.model_fields}
     runs: dict[str, Run] = {}
-    for indices in itertools.product(*(range(len(values)) for values in axes.values())):
-        chosen = dict(zip(axes, indices, strict=True))
-        run, found = _validate(base | {key: axes[key][i] for key, i in chosen.items()}, chosen)
-        if run is not None and run.id in runs:
-            found.append(Problem("grid", f"the same run twice: {run.label}", "remove one of the equal values"))
-        elif run is not None:
-            runs[run.id] = run
-        problems += [problem for problem in found if problem not in problems]
+    for path, grid in spec.grids.items():
+        axes = {key: values for key, values in grid.items() if key in Run.model_fields and values}
+        for indices in itertools.product(*(range(len(values)) for values in axes.values())):
+            chosen = dict(zip(axes, indices, strict=True))
+            run, found = _validate(base | {key: axes[key][i] for key, i in chosen.items()}, chosen, path)
+            if run is not None and run.id in runs:
+                found.append(Problem(path, f"the same run twice: {run.label}", "remove one of the equal values"))
+            elif run is not None:
+                runs[run.id] = run
+            problems += [problem for problem in found if problem not in problems]
     return list(runs.values()), problems
 
 
-def _validate(content: dict[str, Any], chosen: dict[str, int]) -> tuple[Run | None, list[Problem]]:
-    """One run of the grid, or its problems with their paths; `chosen` is the index of each grid value.
+def _validate(content: dict[str, Any], chosen: dict[str, int], path: str) -> tuple[Run | None, list[Problem]]:
+    """One run of the grid at `path`, or its problems with their paths; `chosen` is the index of each grid value.
 
     Fields with a wrong value are set aside and the rest is checked again, so that one fault does not hide another.
     """
@@ -121,16 +135,16 @@ def _validate(content: dict[str, Any], chosen: dict[str, int]) -> tuple[Run | No
     located = []
     for field, problem in found:
         if not field:
-            where = f"grid ({point})" if point else "base"
+            where = f"{path} ({point})" if point else "base"
         elif field in chosen:
-            where = problem.where.replace(field, f"grid.{field}[{chosen[field]}]", 1)
+            where = problem.where.replace(field, f"{path}.{field}[{chosen[field]}]", 1)
         else:
             where = f"base.{problem.where}"
         located.append(Problem(where, problem.what, problem.advice))
     faulty = {field for field, _ in found if field in content}
     if faulty:
         located += _validate(
-            {k: v for k, v in content.items() if k not in faulty}, {k: i for k, i in chosen.items() if k not in faulty}
+            {k: v for k, v in content.items() if k not in faulty}, {k: i for k, i in chosen.items() if k not in faulty}, path
         )[1]
     missing = {"base.global_batch_size", "base.micro_batch_size"}
     kept = [problem for problem in located if problem.where not in missing or problem.what != "missing"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,10 @@ def make_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StudyMaker:
 
     return make
 
+
+# Where the tests run in the background of a script, Ctrl-C is ignored, and every process that they start inherits that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Enough for a bug to show in the end, few enough for the whole suite to stay under a minute.
 settings.register_profile("fast", max_examples=15, deadline=None)

@@ -217,3 +217,18 @@ def test_the_studies_of_the_repository_are_valid(name: str) -> None:
 def test_strong_scaling_is_the_classical_six() -> None:
     study = Study.load(Path(__file__).parent.parent / "reports" / "strong-scaling")
     assert {(run.global_batch_size, run.world_size) for run in study.runs} == {(b, n) for b in (64, 128) for n in (1, 2, 4)}
+
+
+def test_several_grids_make_one_study_without_crossing(make_study: StudyMaker) -> None:
+    grids = [{"strategy": ["single"], "world_size": [1]}, {"strategy": ["ddp"], "world_size": [1, 2]}]
+    loaded = Study.load(make_study(grid=grids, base=SMALL_STUDY["base"] | {"global_batch_size": 4}))
+    assert [(run.strategy, run.world_size) for run in loaded.runs] == [("single", 1), ("ddp", 1), ("ddp", 2)]
+    assert loaded.axes == ("strategy", "world_size")
+
+
+def test_problems_of_several_grids_say_which(make_study: StudyMaker) -> None:
+    grids = [{"world_size": [1]}, {"world_sise": [2]}, {"world_size": [1], "steps": ["many"]}, {}]
+    with pytest.raises(InputError) as caught:
+        Study.load(make_study(grid=grids, base=SMALL_STUDY["base"] | {"global_batch_size": 4}))
+    for expected in ("grid[1].world_sise: unknown key (did you mean", "grid[2].steps[0]", "grid: empty"):
+        assert expected in str(caught.value), str(caught.value)

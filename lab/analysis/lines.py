@@ -31,7 +31,8 @@ def curves(summary: pd.DataFrame) -> list[Curve]:
     if summary.empty:
         return []
     scaling = summary["scaling"].iloc[0]
-    held = [field for field in (*FIELDS, "device") if field not in FREE[scaling] | {"world_size"}]
+    machine = ["machine"] if "machine" in summary else []
+    held = [field for field in (*FIELDS, "device", *machine) if field not in FREE[scaling] | {"world_size"}]
     for extra in ([], ["grad_accum"], ["micro_batch_size"], ["grad_accum", "micro_batch_size"]):
         keys = [*held, *(field for field in extra if field not in held)]
         if not summary.duplicated([*keys, "world_size"]).any():
@@ -46,7 +47,9 @@ def _label(row: pd.Series[Any], varied: Sequence[str]) -> str:
     parts = [f"batch {row['micro_batch_size'] * row['grad_accum']} per rank" if weak else f"batch {row['global_batch_size']}"]
     for key in varied:
         value = row[key]
-        if key in {"model", "data", "strategy", "precision", "device"}:
+        if key == "device" and "machine" in varied:
+            continue
+        if key in {"model", "data", "strategy", "precision", "device", "machine"}:
             parts.append({"cpu": "CPU", "cuda": "GPU"}.get(str(value), str(value)))
         elif key == "compile":
             parts.append("compiled" if value else "not compiled")

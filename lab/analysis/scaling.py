@@ -29,6 +29,7 @@ __all__ = [
     "karp_flatt",
     "percent",
     "ranks",
+    "ratio",
     "rounded",
     "summary",
 ]
@@ -73,22 +74,35 @@ def summary(table: pd.DataFrame, *, baseline: Mapping[str, Any], scaling: Scalin
     they hold the independent interval is the wider one. From two or three repeats it is the whole range: for runs that
     do not differ, ranges of n and n repeats lie apart by chance in 2 / binomial(2n, n) of all cases (3 repeats: 1 in 10).
 
+    A table of several machines names each repeat's in the column `machine`: then a configuration is one on one machine,
+    and so is its baseline.
+
     Raises InputError for a baseline key that is no field of a run.
     """
     problems = [Problem(f"baseline.{key}", "unknown key", nearest(key, FIELDS)) for key in baseline if key not in FIELDS]
     if problems:
         raise InputError("baseline", problems)
     repeats = _completed(table)
-    rows = [_medians(group) | {"scaling": scaling} for _, group in repeats.groupby("run_id", sort=False)] if len(repeats) else []
-    samples = dict(iter(repeats.groupby("run_id"))) if rows else {}
+    groups = [group for _, group in repeats.groupby(_identity(repeats), sort=False)] if len(repeats) else []
+    rows = [_medians(group) | {"scaling": scaling} for group in groups]
+    samples = {_name(row): group for row, group in zip(rows, groups, strict=True)}
     bases = [row for row in rows if _has(row, baseline)]
     for row in rows:
         row |= _against(row, _baseline_of(row, bases, baseline, scaling), samples, scaling)
     spread = [f"{name}{suffix}" for name in QUANTITIES + RATIOS for suffix in ("", "_low", "_high")]
-    columns = ["run_id", *FIELDS, "scaling", "device", "repeats", *spread, *MEDIANS, "baseline_run_id"]
+    machine = ["machine"] if "machine" in table else []
+    columns = [*machine, "run_id", *FIELDS, "scaling", "device", "repeats", *spread, *MEDIANS, "baseline_run_id"]
     found = pd.DataFrame(rows, columns=columns)
     order = [field for field in FIELDS if field not in FREE[scaling] | {"world_size"}]
-    return found.sort_values([*order, "world_size", *sorted(FREE[scaling])], ignore_index=True)
+    return found.sort_values([*order, "world_size", *sorted(FREE[scaling])], ignore_index=True, kind="stable")
+
+
+def _identity(table: pd.DataFrame) -> list[str]:
+    return ["machine", "run_id"] if "machine" in table else ["run_id"]
+
+
+def _name(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    return row.get("machine"), row["run_id"]
 
 
 def _completed(table: pd.DataFrame) -> pd.DataFrame:
@@ -105,7 +119,7 @@ def _completed(table: pd.DataFrame) -> pd.DataFrame:
 def _medians(group: pd.DataFrame) -> dict[str, Any]:
     first = group.to_dict("records")[0]
     devices = {device for device in group["device"] if isinstance(device, str)}
-    row: dict[str, Any] = {str(key): first[key] for key in ("run_id", *FIELDS)}
+    row: dict[str, Any] = {str(key): first[key] for key in (*_identity(group), *FIELDS)}
     row |= {"repeats": len(group), "device": devices.pop() if len(devices) == 1 else "mixed" if devices else None}
     for name in QUANTITIES:
         row |= _with_interval(name, _values(group, name))
@@ -138,6 +152,12 @@ def _with_interval(name: str, *samples: np.ndarray[Any, np.dtype[np.float64]], f
     return {name: value * factor, f"{name}_low": float(low) * factor, f"{name}_high": float(high) * factor}
 
 
+def ratio(top: np.ndarray[Any, Any], bottom: np.ndarray[Any, Any]) -> tuple[float, float, float]:
+    """The ratio of the medians of two samples over repeats, with the ends of its 95 % interval as in `summary`."""
+    value, low, high = _with_interval("ratio", top, bottom).values()
+    return value, low, high
+
+
 def _has(row: Mapping[str, Any], baseline: Mapping[str, Any]) -> bool:
     return all(row[key] == value for key, value in baseline.items())
 
@@ -149,7 +169,11 @@ def _baseline_of(
         return row
     differs = FREE[scaling] | (set(baseline) - WORK[scaling])
     held = [field for field in FIELDS if field not in differs]
-    found = [base for base in bases if all(base[key] == row[key] for key in [*held, "device"]) and row["device"] != "mixed"]
+    found = [
+        base
+        for base in bases
+        if all(base.get(key) == row.get(key) for key in [*held, "device", "machine"]) and row["device"] != "mixed"
+    ]
     for field in ("grad_accum", "micro_batch_size"):
         if len(found) > 1:
             found = [base for base in found if base[field] == row[field]] or found
@@ -157,14 +181,14 @@ def _baseline_of(
 
 
 def _against(
-    row: Mapping[str, Any], base: Mapping[str, Any] | None, samples: Mapping[Any, pd.DataFrame], scaling: Scaling
+    row: Mapping[str, Any], base: Mapping[str, Any] | None, samples: Mapping[tuple[Any, ...], pd.DataFrame], scaling: Scaling
 ) -> dict[str, Any]:
     """Speedup and efficiency of one configuration against its baseline; nothing where there is none."""
     if base is None:
         return {"baseline_run_id": None}
     if base["run_id"] == row["run_id"]:
         return {"baseline_run_id": row["run_id"], "speedup": 1.0, "efficiency": 1.0}
-    here, there = samples[row["run_id"]], samples[base["run_id"]]
+    here, there = samples[_name(row)], samples[_name(base)]
     times = _values(there, "step_time"), _values(here, "step_time")
     if scaling == "weak":
         rates = _values(here, "samples_per_second"), _values(there, "samples_per_second")

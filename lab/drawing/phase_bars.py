@@ -40,15 +40,16 @@ def draw(ax: Axes, lines: Sequence[Curve]) -> None:
     lines = sorted(lines, key=lambda line: -float(line.points["step_time"].iloc[0]))
     steps = pd.concat([line.points for line in lines])
     unit = unit_for(steps["step_time"])
-    parts = {row["run_id"]: _parts(row, unit) for row in steps.to_dict("records")}
-    shown = [name for name in COLORS if any(bar.get(name, 0.0) > 0 for bar in parts.values())]
+    parts = [_parts(row, unit) for row in steps.to_dict("records")]
+    shown = [name for name in COLORS if any(bar.get(name, 0.0) > 0 for bar in parts)]
+    bars = iter(parts)
     places: dict[float, str] = {}
     y = 0.0
     for label, points in lines:
         for nth, row in enumerate(points.to_dict("records")):
             workers = ranks(row["device"], row["world_size"])
             places[y] = f"{label}:  {workers}" if nth == 0 else workers
-            _bar(ax, y, parts[row["run_id"]], shown, row["step_time"])
+            _bar(ax, y, next(bars), shown, row["step_time"])
             y += 1
         y += BETWEEN
     longest = float(steps["step_time"].max()) * unit.per_second
@@ -60,7 +61,7 @@ def draw(ax: Axes, lines: Sequence[Curve]) -> None:
     ax.grid(visible=False)
     ax.spines["left"].set_visible(False)
     _make_room(ax, longest)
-    _name_phases(ax, parts[lines[0].points["run_id"].iloc[0]], shown)
+    _name_phases(ax, parts[0], shown)
     _hide_wide(ax)
 
 

@@ -11,10 +11,11 @@ import pandas as pd
 
 from lab.analysis.lines import Scaling
 from lab.analysis.scaling import Curve, curves, summary
+from lab.comparing import Comparison
 from lab.records import Record, load_records, table
 from lab.study import Study
 
-Source = Study | str | Path | Sequence[Record]
+Source = Study | str | Path | Sequence[Record] | Comparison
 
 
 class Against(TypedDict, total=False):
@@ -34,7 +35,12 @@ class Seen(NamedTuple):
 
 
 def see(source: Source, *, baseline: Mapping[str, Any] | None = None, scaling: Scaling | None = None) -> Seen:
-    """Read records of a study (or its name or folder) with its baseline and scaling; of a list: one rank and strong."""
+    """Read records of a study (or its name or folder) with its baseline and scaling; of a list: one rank and strong.
+
+    Of a comparison each machine has its own lines.
+    """
+    if isinstance(source, Comparison):
+        return Seen(source.summary, curves(source.summary), {}, source.records)
     study = source if isinstance(source, Study) else Study.load(source) if isinstance(source, str | Path) else None
     records = load_records(source)
     over = baseline if baseline is not None else study.baseline if study else {"world_size": 1}

@@ -1,0 +1,71 @@
+"""One study on several machines: own curves, own baselines, ratios between machines."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import factories
+import pytest
+
+from lab import figures
+from lab.comparing import Comparison, compare
+from lab.errors import InputError
+from lab.records import Store, write_record
+from lab.study import Study
+
+SPEEDS = {"Slow CPU": {1: 0.4, 2: 0.25}, "Fast CPU": {1: 0.1, 2: 0.08}}
+
+
+def filled(folder: Path, cpu: str, *, host: str = "node1") -> Study:
+    study = Study.load(folder)
+    for task in study.tasks:
+        seconds = SPEEDS[cpu][task.run.world_size] * (1 + 0.01 * task.repeat)
+        place = factories.environment(task.run.world_size, cpu=cpu, hosts=[host] * task.run.world_size)
+        record = factories.record(task.run, task.repeat, step_time=seconds).model_copy(update={"environment": place})
+        write_record(record, Store(study.out).folder(task))
+    return study
+
+
+@pytest.fixture
+def both(make_study) -> Comparison:
+    return compare([filled(make_study(name), cpu) for name, cpu in (("a", "Slow CPU"), ("b", "Fast CPU"))])
+
+
+def test_each_machine_has_its_own_baseline(both: Comparison) -> None:
+    for machine, seconds in SPEEDS.items():
+        rows = both.summary[both.summary["machine"] == machine].set_index("world_size")
+        assert rows.loc[2, "speedup"] == pytest.approx(seconds[1] / seconds[2])
+        assert rows.loc[1, "speedup"] == 1
+
+
+def test_no_curve_joins_two_machines(both: Comparison) -> None:
+    ax = figures.speedup(both)
+    labels = {text.get_text().split(":")[0] for text in ax.texts}
+    assert any("Slow CPU" in label for label in labels) and any("Fast CPU" in label for label in labels)
+    from lab.analysis.lines import curves
+
+    assert [set(points["machine"]) for _, points in curves(both.summary)] == [{"Slow CPU"}, {"Fast CPU"}]
+
+
+def test_throughput_is_compared_where_both_ran(both: Comparison) -> None:
+    tables = {table.caption.split(",")[0]: table.frame for table in both.tables()}
+    times = tables["Throughput"]
+    assert times["Slow CPU"].tolist() == ["1", "1"]
+    assert [cell.split()[0] for cell in times["Fast CPU"]] == ["4.00", "3.12"]
+    assert tables["Step time"].index.tolist() == ["1 rank, batch 4", "2 ranks, batch 4"]
+
+
+def test_machines_of_one_kind_are_told_apart_by_host(make_study) -> None:
+    found = compare([filled(make_study(name), "Slow CPU", host=name) for name in ("a", "b")])
+    assert list(found.studies) == ["Slow CPU (a)", "Slow CPU (b)"]
+
+
+def test_what_cannot_be_compared_is_refused(make_study) -> None:
+    full, empty = filled(make_study("a"), "Slow CPU"), Study.load(make_study("b"))
+    with pytest.raises(InputError, match="no completed record"):
+        compare([full, empty])
+    with pytest.raises(InputError, match="two different folders"):
+        compare([full, full])
+    other = filled(make_study("c", base={"model": "gpt-nano", "data": "stdlib", "steps": 9, "warmup_steps": 2}), "Fast CPU")
+    with pytest.raises(InputError, match="no configuration in common"):
+        compare([full, other])
