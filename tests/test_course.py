@@ -59,6 +59,12 @@ CASES: dict[str, tuple[dict[str, Any], Any, dict[Any, str]]] = {
         {(1e-3, 1e-9): "turn it", (0.0, 1e9): "alpha is"},
     ),
     "02.half": ({"alpha_s": 1e-3, "bytes_per_s": 1e9}, 1e6, {1e9: "equal"}),
+    "03.average": ({"gradients": [1.0, 5.0], "samples": [6, 2]}, 2.0, {3.0: "plain mean", 6.0: "sum", 4.0: "weigh"}),
+    "03.tensors": ({"layers": 4}, 52, {48: "last norm", 27: "bias", 50: "Count"}),
+    "03.bytes": ({"parameters": 1000}, 4000, {1000: "4 bytes", 16000: "moments"}),
+    "03.latency": ({"calls": 52, "alpha_s": 1e-3}, 0.051, {0.052: "One call", 52.0: "alpha once"}),
+    "03.losses": ({"curves": [[2.0, 1.0], [2.0, 1.0001]]}, 1e-4, {0.5: "max over"}),
+    "03.hidden": ({"total_s": 4.0, "exposed_s": 1.0}, 0.75, {0.25: "exposed", 0.5: "divide"}),
     "04.prediction": ({"measured": 1.6}, 1.9, {-1: "yours"}),
     "04.speedup": ({"step_s": T, "ranks": 2}, 1.6, {0.625: "other way", 0.8: "efficiency"}),
     "04.efficiency": ({"step_s": T, "ranks": 4}, 0.5, {50: "per cent", 2.0: "Divide"}),
@@ -86,6 +92,42 @@ CASES: dict[str, tuple[dict[str, Any], Any, dict[Any, str]]] = {
         "data-stall",
         {"equal-work": "unfair", "baseline": "which of them", 3: "text"},
     ),
+    "07.state": ({"parameters": 7e9}, 112e9, {14e9: "alone", 84e9: "fp32 copy", 112: "not GB"}),
+    "07.zero": (
+        {"parameters": 1e9, "ranks": 4},
+        (7e9, 5.5e9, 4e9),
+        {(4e9, 5.5e9, 4e9): "Stage 1", (7e9, 7e9, 4e9): "Stage 2", (7e9, 5.5e9, 5e9): "Stage 3"},
+    ),
+    "07.ranks": ({"parameters": 7e9, "bytes_per_rank": 40e9}, 3, {2: "Round up", 2.8: "rounded"}),
+    "07.sent": ({}, 1.5, {1.0: "twice", 3.0: "two passes"}),
+    "07.optimizer": ({"sharded": 4e6, "whole": 8e6}, 0.5, {2.0: "Turn"}),
+    "08.bubble": ({"stages": 4, "microbatches": 8}, 3 / 11, {0.375: "over the work", 8 / 11: "works"}),
+    "08.microbatches": ({"stages": 4, "share": 0.1}, 27, {30: "not m", 26: "round up"}),
+    "08.boundary": ({"batch": 2, "tokens": 3, "width": 5}, 240, {120: "come back", 60: "4 bytes"}),
+    "08.tensor": (
+        {"batch": 2, "tokens": 3, "width": 5, "layers": 7},
+        3360,
+        {1680: "backward", 480: "Every layer", 840: "4 bytes"},
+    ),
+    "08.ratio": ({"tensor_bytes": 8e6, "parameters": 1e6}, 2.0, {0.5: "Turn"}),
+    "09.epsilon": ({}, 2**-7, {2**-10: "fp16", 2**-23: "fp32", 2**-8: "exponent"}),
+    "09.size": ({"rows": 64, "columns": 64}, 4 * 64 / 68, {4.0: "scales", 2.0: "byte"}),
+    "09.decode": ({"parameters": 1e9, "bytes_per_weight": 2, "bandwidth": 1e12}, 500, {1000: "bytes", 0.002: "Turn"}),
+    "09.perplexity": ({"base": 10.0, "quantized": 10.5}, 1.05, {1.0: "over"}),
+    "10.compute": (
+        {"phases": {"forward": 2.0, "backward": 4.0, "optimizer": 1.0, "data": 0.0}, "ranks": 2},
+        4.0,
+        {3.5: "does not shrink", 7.0: "share"},
+    ),
+    "10.turns": ({"compute_s": 4.0, "all_reduce_s": 1.0}, 5.0, {4.0: "added"}),
+    "10.hidden": (
+        {"phases": {"forward": 2.0, "backward": 4.0, "optimizer": 1.0, "data": 0.0}, "ranks": 2, "all_reduce_s": 3.0},
+        5.0,
+        {4.0: "longer"},
+    ),
+    "10.error": ({"predicted": 1.5, "measured": 1.0}, 0.5, {50.0: "per cent", 1 / 3: "what was measured"}),
+    "10.bandwidth": ({"one_s": 1.0, "two_s": 1.5, "gradient_bytes": 1e9}, 2e9, {4e9: "is 1", 1e9 / 1.5: "growth"}),
+    "10.score": ({"predicted": [1.5, 1.0], "measured": [1.0, 2.0]}, 0.5, {50.0: "per cent", 0.1: "mean"}),
     "11.stop": ({"epoch_s": T, "threshold": 0.7}, 2, {4: "economical", 3: "largest"}),
     "11.device-hours": ({"epoch_s": 36.0, "epochs": 100, "ranks": 4}, 4.0, {1.0: "wall time", 14400.0: "not seconds"}),
     "11.price": ({"epoch_s": T, "ranks": 4}, 2.0, {0.5: "inverse", 1 / 2 * 1: "inverse"}),
@@ -144,6 +186,30 @@ def test_a_report_is_a_file_of_its_study(tmp_path: Path) -> None:
     for answer, hint in ((tmp_path / "other.html", "no file"), (__file__, "another study"), (3, "path")):
         with pytest.raises(WrongAnswerError, match=hint):
             verdict("11.report", answer, study=tmp_path)
+
+
+def test_rows_are_quantized_to_the_nearest_of_255_integers() -> None:
+    def right(row: Any) -> tuple[Any, float]:
+        scale = np.abs(row).max() / 127
+        return np.round(row / scale), scale
+
+    assert "right" in verdict("09.quantize", right)
+    faulty = {
+        "Return two": lambda row: row,
+        "whole numbers": lambda row: (row, 1.0),
+        "every value": lambda row: (row[:1], 1.0),
+        "should become 127": lambda row: (np.round(row / 100), 100.0),
+        "beyond": lambda row: (np.round(1000 * row), 1e-3),
+        "half a scale": lambda row: (np.trunc(right(row)[0]) - np.sign(row) * (np.abs(row) < np.abs(row).max()), right(row)[1]),
+    }
+    for hint, wrong in faulty.items():
+        with pytest.raises(WrongAnswerError, match=hint):
+            verdict("09.quantize", wrong)
+
+
+def test_equal_sgd_must_be_equal() -> None:
+    with pytest.raises(WrongAnswerError, match="do not train the same model"):
+        verdict("03.losses", 0.5, curves=[[2.0, 1.0], [2.0, 1.5]])
 
 
 @given(st.integers(2, 7))
@@ -231,4 +297,4 @@ def asked_in(source: str) -> str:
 def test_every_exercise_is_asked_once_and_every_check_is_there() -> None:
     names = [name for path in LESSONS for name in asked(path)]
     assert sorted(names) == sorted(exercises())
-    assert set(CASES) | {"00.jobs", "01.mfu", "02.ring", "11.report"} == set(names)
+    assert set(CASES) | {"00.jobs", "01.mfu", "02.ring", "09.quantize", "11.report"} == set(names)

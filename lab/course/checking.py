@@ -11,7 +11,19 @@ from lab.errors import InputError, Problem, nearest
 from lab.page import Prose
 
 # One module of checks per topic; each registers its exercises when it is imported.
-TOPICS = ("setup", "baseline", "collectives", "scaling", "limits", "proposal")
+TOPICS = (
+    "setup",
+    "baseline",
+    "collectives",
+    "data_parallel",
+    "scaling",
+    "limits",
+    "memory",
+    "model_parallel",
+    "precision",
+    "prediction",
+    "proposal",
+)
 
 
 def exercises() -> dict[str, Exercise]:

@@ -41,7 +41,7 @@ def classroom(tmp_path_factory: pytest.TempPathFactory) -> Iterable[Path]:
     for path in folder.glob("studies/*/study.yaml"):
         content = yaml.safe_load(path.read_text())
         quick = content["quick"]
-        quick["base"] |= {key: value for key, value in TINY.items() if key not in quick.get("grid", {})}
+        quick["base"] |= TINY
         quick["repeats"] = 2 if path.parent.name == "baseline" else 1
         path.write_text(yaml.safe_dump(content))
         (path.parent / "corpus.txt").write_text(CORPUS)
