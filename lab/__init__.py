@@ -12,15 +12,18 @@ lab.report(study)
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from lab.cancelling import cancel
 from lab.cluster import Cluster
 from lab.dashboard import dashboard
 from lab.doctor import doctor
 from lab.errors import InputError, LabError, Problem
+from lab.generating import generate
 from lab.launch import InterruptedStudyError, Jobs, detach, launch
-from lab.launch import states as status
 from lab.plan import plan
 from lab.records import Record, load_records, table
 from lab.report import report
+from lab.sbatch import write_scripts
+from lab.states import states as status
 from lab.study import Run, Study
 
 if TYPE_CHECKING:
@@ -29,6 +32,7 @@ if TYPE_CHECKING:
     from lab.calibrating import calibrate
     from lab.comparing import compare
     from lab.course.checking import check
+    from lab.equal_losses import equal_losses
 
 __version__ = "0.1.0"
 
@@ -46,18 +50,22 @@ __all__ = [
     "benchmarks",
     "calibrate",
     "calibration",
+    "cancel",
     "check",
     "compare",
     "dashboard",
     "detach",
     "doctor",
+    "equal_losses",
     "figures",
+    "generate",
     "launch",
     "load_records",
     "plan",
     "report",
     "status",
     "table",
+    "write_scripts",
 ]
 
 
@@ -69,6 +77,7 @@ _LATER = {
     "calibration": ("lab.calibration", ""),
     "check": ("lab.course.checking", "check"),
     "compare": ("lab.comparing", "compare"),
+    "equal_losses": ("lab.equal_losses", "equal_losses"),
     "figures": ("lab.figures", ""),
 }
 

@@ -15,19 +15,19 @@ from pydantic import ValidationError
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from lab import job
+from lab import job, queues
 from lab.atomic import read_json, write_atomically
 from lab.attempt import Attempt, claim
 from lab.calibration import Calibration, Part, calibration_path, read_calibration, write_calibration
 from lab.cluster import Cluster
+from lab.driver import Driver
+from lab.endings import rank_error
 from lab.errors import InputError, LabError, Problem
-from lab.executors import Handle, submit
 from lab.place import Place
+from lab.queues import Handle, Work, queue_of
+from lab.watchdog import Watchdog
 
 KEPT_FOR = timedelta(days=1)
-POLL_S = 0.1
-# How long the other ranks may take to end by themselves once one of them has failed.
-GRACE_S = 10.0
 
 
 class InterruptedCalibrationError(LabError):
@@ -98,7 +98,7 @@ def _calibrate(profile: Cluster, path: Path, wanted: tuple[int, ...], *, quick: 
 
 def _same_conditions(part: Part, profile: Cluster) -> bool:
     version = part.environment.versions.get("torch", "").split("+")[0]
-    here = set(part.environment.hosts) == {socket.gethostname()}
+    here = profile.executor != "local" or set(part.environment.hosts) == {socket.gethostname()}
     return here and part.profile == profile and version == metadata.version("torch").split("+")[0]
 
 
@@ -112,12 +112,23 @@ def _measure(profile: Cluster, world_size: int, folder: Path, *, quick: bool, di
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "progress.json").unlink(missing_ok=True)
     began = time.monotonic()
-    handle = submit(folder, profile, world_size, execute, world_size, quick, profile.model_dump_json(), str(folder))
+    work = Work(folder, world_size, execute, (world_size, quick, profile.model_dump_json(), str(folder)))
+    ended: list[Handle] = []
+    driver = Driver(queue_of(profile, folder), ended=lambda _, handle: ended.append(handle), seen=lambda _: False)
+
+    def show(wait_s: float) -> bool:
+        told = read_json(folder / "progress.json")
+        phase = told["phase"] if told else "waiting for the machine"
+        display.show(f"{_ranks(world_size)}: {phase}", told["step"] / max(told["steps"], 1) if told else 0.0)
+        time.sleep(wait_s)
+        return False
+
     try:
-        _watch(handle, world_size, display)
+        driver.drive([work], adopted={}, stopped=show)
     except BaseException:
-        handle.end()
+        queues.end(driver.alive.values())
         raise
+    (handle,) = ended
     try:
         part = Part.model_validate_json(handle.attempt.path("part.json").read_bytes())
     except (OSError, ValidationError):
@@ -132,24 +143,11 @@ def _disturbance(part: Part) -> str:
     return f"; other processes took {part.environment.foreign_cpu:.1f} cores meanwhile: calibrate again with --fresh when they are done"
 
 
-def _watch(handle: Handle, world_size: int, display: _Display) -> None:
-    failed_since = None
-    while handle.running():
-        told = read_json(handle.attempt.folder / "progress.json")
-        phase = told["phase"] if told else "waiting for the machine"
-        display.show(f"{_ranks(world_size)}: {phase}", told["step"] / max(told["steps"], 1) if told else 0.0)
-        if handle.attempt.errors():
-            failed_since = failed_since or time.monotonic()
-            if time.monotonic() - failed_since > GRACE_S:
-                handle.end()
-        time.sleep(POLL_S)
-
-
 def _cause(handle: Handle, world_size: int) -> str:
     where = f"calibration on {_ranks(world_size)}"
     for error in handle.attempt.errors():
         return f"{where}: rank {error.rank} ended with {error.type}: {error.message}; its log is in {handle.attempt.log}"
-    return f"{where}: {handle.last_words()}; its log is in {handle.attempt.log}"
+    return f"{where}: {handle.last_words().message}; its log is in {handle.attempt.log}"
 
 
 def _ranks(count: int) -> str:
@@ -192,30 +190,23 @@ def execute(world_size: int, quick: bool, cluster_json: str, folder: str) -> Non
         attempt.await_decision()
         _measure_here(place, cluster, attempt, quick=quick)
         return
-    with claim(attempt.folder, attempt):
+    with claim(attempt.folder, attempt, devices=cluster.executor == "local"):
         attempt.decide("run")
         _measure_here(place, cluster, attempt, quick=quick)
 
 
 def _measure_here(place: Place, cluster: Cluster, attempt: Attempt, *, quick: bool) -> None:
-    published = 0.0
-
-    def progress(phase: str, step: int, steps: int) -> None:
-        nonlocal published
-        now = time.monotonic()
-        if place.rank == 0 and (now - published > 0.5 or step == 0):
-            published = now
-            content = f'{{"phase": "{phase}", "step": {step}, "steps": {steps}}}'
-            write_atomically(attempt.folder / "progress.json", content.encode(), durable=False)
-
+    watchdog = Watchdog(place, attempt, steps=1, given_up=lambda: None)
     try:
         job.settle_in(place, cluster)
-        progress("loading torch", 0, 1)
+        watchdog.start()
         from lab.worker.calibrate import measure
 
-        part = measure(place, cluster, quick=quick, progress=progress)
+        part = measure(place, cluster, quick=quick, progress=watchdog.progress)
+        watchdog.stop()
     except Exception as error:
-        attempt.write_error(job.rank_error(place.rank, error))
+        watchdog.stop()
+        attempt.write_error(rank_error(place.rank, error, phase=watchdog.phase))
         raise
     if part is not None:
         write_atomically(attempt.path("part.json"), part.model_dump_json().encode())

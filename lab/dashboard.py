@@ -12,15 +12,17 @@ from typing import Any, get_args
 from pydantic import ValidationError
 
 from lab import workloads
+from lab.analysis.costs import model_cost
 from lab.bench import Bench, results
 from lab.cluster import Cluster
 from lab.errors import LabError, Problem
 from lab.inputs import problems_of
-from lab.launch import Jobs, TaskState, launch, states
+from lab.launch import Jobs, launch
 from lab.page import Figure, Prose, Table
-from lab.plan import STATE_BYTES_PER_PARAMETER, plan, state_bytes
+from lab.plan import plan, state_bytes
 from lab.progress import clock
 from lab.records import Store
+from lab.states import UNDER_WAY, TaskState, states
 from lab.study import ROOT, Run, Strategy, Study
 
 POLL_S = 0.3
@@ -131,7 +133,7 @@ class Dashboard:
     def _attach(self) -> None:
         """Follow a run that still goes: this process's own, one that lost its driver, or another program's."""
         try:
-            running = [(kept, state) for kept in self.bench.studies() for state in states(kept) if state.state == "running"]
+            running = [(kept, state) for kept in self.bench.studies() for state in states(kept) if state.state in UNDER_WAY]
             for kept, state in running[:1]:
                 cluster = kept.folder.parent.name
                 study = self.bench.study(state.task.run, cluster)
@@ -154,7 +156,7 @@ class Dashboard:
         pace = Pace()
         try:
             (state,) = states(study)
-            while not jobs.done if jobs else state.state == "running":
+            while not jobs.done if jobs else state.state in UNDER_WAY:
                 self._show_progress(state, pace)
                 time.sleep(POLL_S)
                 (state,) = states(study)
@@ -271,9 +273,10 @@ def _in_words(problem: Problem) -> str:
 
 
 def _cost(run: Run) -> str:
-    state = state_bytes(run)
+    cost = model_cost(run)
+    trained = "" if cost.trainable == cost.parameters else f", of which {cost.trainable / 1e6:.3g} million train"
     return (
-        f"{state / STATE_BYTES_PER_PARAMETER / 1e6:.3g} million parameters; {state / 1e6:.3g} MB of weights, gradients and "
+        f"{cost.parameters / 1e6:.3g} million parameters{trained}; {state_bytes(run) / 1e6:.3g} MB of weights, gradients and "
         "optimizer state on each rank, and activations on top."
     )
 

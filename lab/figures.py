@@ -15,23 +15,29 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator
 
+from lab.analysis.ladder import stages
 from lab.analysis.rounding import format_seconds, percent, unit_for
 from lab.analysis.scaling import baseline_name, device_of, ranks, rounded
-from lab.drawing import loss_lines, phase_bars, timeline
+from lab.drawing import loss_lines, phase_bars, timeline, tradeoffs
 from lab.drawing import overlap_band as band
 from lab.drawing.alt_text import alt_text
 from lab.drawing.direct_labels import Label, place
 from lab.drawing.look import IDEAL, SIZE, WIDE, ink, line_looks, plain_log, style
 from lab.drawing.seen import Against, Seen, Source, see
+from lab.records import OneStudy, load_records
+from lab.study import Study
 
 __all__ = [
     "FIGURES",
     "alt_text",
     "efficiency",
+    "latency_throughput",
     "loss_by_step",
     "loss_by_time",
     "overlap_band",
+    "size_perplexity",
     "speedup",
+    "stage_ratios",
     "step_breakdown",
     "step_time",
     "step_timeline",
@@ -41,6 +47,7 @@ __all__ = [
 
 NOTHING = "no completed run yet"
 NO_COMMUNICATION = "no communication was measured: it takes a completed run on two ranks"
+NO_INFERENCE = "no completed run of inference yet"
 NO_BASELINE = "no completed run of the baseline yet"
 
 
@@ -109,6 +116,31 @@ def step_timeline(records: Source, *, ax: Axes | None = None, **against: Unpack[
         if not events:
             return _say(ax, NOTHING if seen.summary.empty else NO_COMMUNICATION)
         timeline.draw(ax, events)
+        return ax
+
+
+def latency_throughput(records: OneStudy, *, ax: Axes | None = None) -> Axes:
+    """Time between tokens against tokens/s of base and quantized models, over batch sizes, at the longest prompt."""
+    with style():
+        ax = _axes(ax)
+        return ax if tradeoffs.latency_throughput(ax, load_records(records)) else _say(ax, NO_INFERENCE)
+
+
+def size_perplexity(records: OneStudy, *, ax: Axes | None = None) -> Axes:
+    """Perplexity against size in memory of base and quantized models, with the line of those that none beats in both."""
+    with style():
+        ax = _axes(ax)
+        return ax if tradeoffs.size_perplexity(ax, load_records(records)) else _say(ax, NO_INFERENCE)
+
+
+def stage_ratios(study: Study, *, ax: Axes | None = None) -> Axes:
+    """Speedup over serial of each stage of a study, training and inference, beside the published ladder."""
+    with style():
+        ax = _axes(ax)
+        found = stages(study, load_records(study))
+        if not found:
+            return _say(ax, NOTHING)
+        tradeoffs.stage_ratios(ax, found)
         return ax
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import statistics
 from typing import Any
 
-from lab.analysis.costs import gpt_parameters
+from lab.analysis.costs import model_cost
 from lab.cluster import Cluster
+from lab.errors import InputError
 from lab.records import Store
 from lab.study import Run, Study
 
-# Weights, gradients and AdamW's two moments, all in fp32, as the training loop keeps them.
-STATE_BYTES_PER_PARAMETER = 16
+# All in fp32, as the training loop keeps them: weights, and of those that train gradients and AdamW's two moments.
+BYTES_PER_PARAMETER, TRAINING_BYTES_PER_PARAMETER = 4, 12
 
 
 def plan(study: Study, cluster: str | Cluster = "local") -> list[dict[str, Any]]:
@@ -41,14 +42,21 @@ def plan(study: Study, cluster: str | Cluster = "local") -> list[dict[str, Any]]
 
 def state_bytes(run: Run) -> int:
     """Bytes of weights, gradients and optimizer state on one rank."""
-    vocabulary = run.architecture.vocab_size or run.dataset.vocab_size
-    return gpt_parameters(run.architecture, vocabulary) * STATE_BYTES_PER_PARAMETER
+    cost = model_cost(run)
+    return BYTES_PER_PARAMETER * cost.parameters + TRAINING_BYTES_PER_PARAMETER * cost.trainable
 
 
 def _obstacle(run: Run, cluster: Cluster) -> str:
-    if run.world_size > cluster.capacity:
-        return f"needs {run.world_size} ranks, {cluster.name} has {cluster.capacity}"
+    own = cluster.on(run.needs_device)
+    if own is None:
+        return f"left out: it needs {run.needs_device}, {cluster.name} has none"
+    if run.world_size > own.capacity:
+        return f"needs {run.world_size} ranks, {cluster.name} has {own.capacity}"
+    try:
+        own.layout(run.processes, devices=run.devices)
+    except InputError as error:
+        return f"{error.problems[0].what}: {error.problems[0].advice}"
     available = cluster.memory_bytes_per_rank
-    if state_bytes(run) > available:
+    if available is not None and state_bytes(run) > available:
         return f"needs {state_bytes(run) / 1e9:.1f} GB for its training state alone, a rank has {available / 1e9:.1f} GB"
     return ""

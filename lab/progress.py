@@ -13,9 +13,10 @@ from rich.table import Table
 from rich.text import Text
 
 if TYPE_CHECKING:
-    from lab.launch import Jobs, TaskState
+    from lab.launch import Jobs
+    from lab.states import TaskState
 
-_STYLES = {"completed": "green", "running": "cyan", "waiting": "dim"}
+_STYLES = {"completed": "green", "running": "cyan", "pending": "yellow", "waiting": "dim"}
 
 
 class Display:
@@ -49,7 +50,7 @@ class Display:
             self._live.update(render(states))
             return
         for i, state in enumerate(states):
-            if state.state not in {"running", "waiting"} and i not in self._told:
+            if state.ended and i not in self._told:
                 self._told.add(i)
                 took = f" in {state.seconds:.0f} s" if state.seconds is not None else ""
                 self._console.print(f"[{len(self._told)}/{len(states)}] {state.task.label}: {state.state}{took}", highlight=False)
@@ -57,10 +58,10 @@ class Display:
 
 def render(states: list[TaskState]) -> Group:
     """The whole study in two lines: how many runs are where, and what the running ones do."""
-    from lab.launch import time_left
+    from lab.states import time_left
 
     counts = Counter(state.state for state in states)
-    ended = sum(count for state, count in counts.items() if state not in {"running", "waiting"})
+    ended = sum(state.ended for state in states)
     left = time_left(states)
     summary = Text(f"{ended} of {len(states)} runs", style="bold")
     for name, count in counts.items():

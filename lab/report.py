@@ -18,6 +18,7 @@ from lab.records import Store
 from lab.study import ROOT, Study, Task
 
 NOTEBOOKS = ROOT / "notebooks"
+_TEMPLATES = {"training": "report.ipynb", "inference": "inference.ipynb"}
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ def report(study: Study) -> Report:
     """
     run_notebooks(study)
     made = Report(study.out / "report.ipynb", study.out / "report.html", study.out / "report.pdf")
-    execute(NOTEBOOKS / "report.ipynb", made.notebook, {"study": str(study.folder), "quick": study.quick})
+    execute(NOTEBOOKS / _TEMPLATES[study.kind], made.notebook, {"study": str(study.folder), "quick": study.quick})
     export(made.notebook, made.html, title=study.title)
     export(made.notebook, made.pdf, title=study.title)
     return made

@@ -20,7 +20,7 @@ def row(record: Record) -> dict[str, Any]:
         "model": _name(run.model),
         "data": _name(run.data),
         **{key: getattr(run, key) for key in Run.model_fields if key not in {"model", "data"}},
-        "nodes": len(set(record.environment.hosts)) if record.environment else None,
+        "nodes": _nodes(record),
         "device": record.environment.device if record.environment else None,
         "cluster": record.environment.cluster if record.environment else None,
         "step_time": timing.step.median if timing else None,
@@ -31,13 +31,22 @@ def row(record: Record) -> dict[str, Any]:
         "samples_per_second": timing.samples_per_second if timing else None,
         "tokens_per_second": timing.tokens_per_second if timing else None,
         "mfu": timing.mfu if timing else None,
+        "queue_time": record.allocation.queue_time if record.allocation else None,
+        "requeues": record.allocation.requeues if record.allocation else None,
         "setup_time": timing.setup_time if timing else None,
         "train_time": timing.train_time if timing else None,
         "peak_memory": max(record.memory.peak) if record.memory else None,
         "final_loss": record.quality.loss[-1] if record.quality and record.quality.loss else None,
+        "accuracy": record.quality.accuracy if record.quality else None,
         "validation_loss": record.quality.validation_loss if record.quality else None,
         "error": f"{record.error.type}: {record.error.message}" if record.error else None,
     }
+
+
+def _nodes(record: Record) -> int | None:
+    if record.allocation:
+        return len(record.allocation.nodes)
+    return len(set(record.environment.hosts)) if record.environment else None
 
 
 def _name(part: str | BaseModel) -> str:
@@ -60,5 +69,17 @@ def _communication_columns(communication: Communication | None) -> dict[str, flo
         "ddp_overhead_time": "ddp_overhead_time",
     }
     stats = {column: getattr(communication, field) if communication else None for column, field in columns.items()}
-    sent = {"communication_bytes": communication.bytes if communication else None}
-    return {column: stat.median if stat else None for column, stat in stats.items()} | sent
+    waits = {f"exposed_{phase}_time": _exposed_in(communication, phase) for phase in ("forward", "backward", "optimizer")}
+    sent = {
+        "communication_bytes": communication.bytes if communication else None,
+        "bytes_moved": communication.bytes_moved if communication else None,
+        "communication_calls": communication.calls if communication else None,
+    }
+    return {column: stat.median if stat else None for column, stat in stats.items()} | waits | sent
+
+
+def _exposed_in(communication: Communication | None, phase: str) -> float | None:
+    if communication is None or communication.exposed is None:
+        return None
+    # Records from before there was a choice are DDP's, which waits at the end of its backward pass.
+    return (communication.exposed_in or {"backward": communication.exposed.median}).get(phase, 0.0)

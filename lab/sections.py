@@ -86,7 +86,7 @@ def communication(study: Study) -> Table:
                 | {"sent by a rank": _sent(link)}
             )
     caption = (
-        "Communication of a step, median over repeats [95 % interval]. Exposed is what the step waited for after its last gradient, "
+        "Communication of a step, median over repeats [95 % interval]. Exposed is what the step did nothing but wait for, "
         "split into waiting for the slowest rank and transfer; the cost of synchronising is measured by itself, in rounds with and "
         "without it in turn, and exceeds the exposed part by the compute that communication slowed"
     )
@@ -96,8 +96,9 @@ def communication(study: Study) -> Table:
 def _sent(link: Communication | None) -> str:
     if link is None or not link.bytes:
         return "-"
-    buckets = f" in {len(link.buckets)} bucket{'s' * (len(link.buckets) > 1)}" if link.buckets else ""
-    return f"{link.bytes / 1e6:.2f} MB{buckets}"
+    calls = link.calls or len(link.buckets or ())
+    word = "bucket" if link.buckets else "call"
+    return f"{link.bytes / 1e6:.2f} MB" + (f" in {calls} {word}{'s' * (calls > 1)}" if calls else "")
 
 
 def audit(study: Study) -> Any:
@@ -146,13 +147,20 @@ def learning(study: Study) -> Table:
             "configuration": run.label,
             "last loss": _median(done, lambda record: record.quality.loss[-1], "{:.4f}"),
             "validation loss": _median(done, lambda record: record.quality.validation_loss, "{:.4f}"),
+            "accuracy": _median(done, lambda record: record.quality.accuracy, "{:.1%}"),
             "peak memory of a rank (MB)": _median(done, lambda record: max(record.memory.peak) / 1e6, "{:.0f}"),
             "samples/s": _median(done, lambda record: record.timing.samples_per_second, "{:.1f}"),
             "MFU": _median(done, lambda record: record.timing.mfu, "{:.1%}"),
         }
         for run, done in _by_run(study)
+        if run.task == "train"
     ]
-    return Table("What was learned, and at what price: medians over repeats", pd.DataFrame(rows), index=False)
+    frame = pd.DataFrame(rows)
+    if all(record.quality is None or record.quality.accuracy is None for _, done in _by_run(study) for record in done):
+        frame = frame.drop(columns="accuracy")  # language models have none
+    reasons = {record.quality.depends_on_split for _, done in _by_run(study) for record in done if record.quality}
+    told = "".join(f"; loss depends on how ranks share the batch: {reason}" for reason in sorted(filter(None, reasons)))
+    return Table(f"What was learned, and at what price: medians over repeats{told}", frame, index=False)
 
 
 def _median(records: Sequence[Record], quantity: Any, form: str) -> str:
@@ -183,7 +191,16 @@ def outcome(records: Sequence[Record]) -> Prose:
                 f"A step takes {step} (median of {timing.measured_steps} steps after {timing.warmup_steps} of warm-up): "
                 f"{timing.samples_per_second:.1f} samples/s, {timing.flops_per_second / 1e9:.1f} GFLOP/s of the model's own arithmetic."
             )
+        if record.inference is not None:
+            return _inference_outcome(record)
     return Prose.of("There is no record of this run.")
+
+
+def _inference_outcome(record: Record) -> Prose:
+    from lab.analysis.inferences import missing, sentences
+
+    told = [*missing([record]), *sentences([record])]
+    return Prose.of(*(told or ["Two copies of the base were timed against each other."]), bullets=True)
 
 
 def phases(records: Sequence[Record]) -> Table:
@@ -242,7 +259,7 @@ def environment(source: Study | Sequence[Record]) -> Table:
 
 def _surroundings(record: Record) -> Iterable[tuple[str, str]]:
     place = record.environment
-    if place is None or record.timing is None:
+    if place is None:
         return
     yield "cluster profile", place.cluster
     yield "hosts", ", ".join(sorted(set(place.hosts)))
@@ -258,8 +275,7 @@ def _surroundings(record: Record) -> Iterable[tuple[str, str]]:
     yield "code", f"commit {commit}"
     yield "data", f"{place.data_description}; SHA-256 {(place.data_sha256 or 'unknown')[:16]}"
     yield "parameters", f"{place.parameters:,}" if place.parameters else "unknown"
-    peak = record.timing.peak_flops_per_second
-    if peak is not None:
+    if record.timing is not None and record.timing.peak_flops_per_second is not None:
         yield "peak of a rank", f"{record.run.precision}: {record.timing.peak_source}"
 
 

@@ -4,30 +4,43 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Self
 
 from pydantic import Field, model_validator
 
-from lab import workloads
+from lab import conflicts, workloads
 from lab.errors import InputError, Problem, nearest
+from lab.inference import INFERENCE_ONLY, InferenceSettings
 from lab.workloads import Frozen
 
 ROOT = Path(__file__).resolve().parent.parent
-Strategy = Literal["single", "ddp"]
+Strategy = Literal[
+    "single",
+    "naive_ddp",
+    "ddp",
+    "zero1",
+    "fsdp",
+    "tensor_parallel",
+    "pipeline_parallel",
+    "data_parallel",
+    "vanilla_data_parallel",
+]
+# Ranks that work on the same samples, each on its part of the model.
+_SPLIT_MODEL = {"tensor_parallel", "pipeline_parallel"}
+# One process that drives all devices.
+_ONE_PROCESS = {"data_parallel", "vanilla_data_parallel"}
 DEFAULT_BUCKET_CAP_MB = 25.0
-POWERSGD_FIRST_STEP = 2  # before it, DDP may still change its buckets
-_DDP_SETTINGS = ("bucket_cap_mb", "gradient_as_bucket_view", "static_graph", "compression")
 
 
-class Run(Frozen):
+class Run(InferenceSettings):
     """One configuration: everything that changes the measurement, and nothing about where it runs.
 
-    Batches are in samples: `global_batch_size = micro_batch_size * grad_accum * world_size`; what is not given of
-    `global_batch_size`, `micro_batch_size` and `grad_accum` follows from the others. `steps` counts optimizer steps;
-    the first `warmup_steps` of them are left out of every measure.
+    `world_size` counts the devices that share the work. Batches are in samples:
+    `global_batch_size = micro_batch_size * grad_accum * data_parallel_size`, the last being the world size but where
+    ranks share out the model and not the samples; what is not given of `global_batch_size`, `micro_batch_size` and
+    `grad_accum` follows from the others. `steps` counts optimizer steps; the first `warmup_steps` of them are left out
+    of every measure.
     """
 
     model: workloads.ModelField = "gpt-nano"
@@ -58,6 +71,21 @@ class Run(Frozen):
     static_graph: bool = Field(default=False, description="promises DDP that every step uses the same parameters")
     compression: Literal["none", "bf16", "fp16", "powersgd"] = Field(default="none", description="of gradients on the link")
     powersgd_rank: int = Field(default=1, ge=1, le=1024, description="rank of PowerSGD's approximation")
+    flat: bool = Field(default=False, description="naive_ddp sends all gradients in one all-reduce, not one by one")
+    reshard_after_forward: bool = Field(default=True, description="fsdp frees gathered parameters until the backward pass")
+    shard_size: int | None = Field(
+        default=None, ge=2, description="ranks that share one copy of the model in fsdp; None: all of them"
+    )
+    schedule: Literal["gpipe", "1f1b"] = Field(default="gpipe", description="order of passes in a pipeline")
+    microbatches: int | None = Field(
+        default=None, ge=1, description="parts of a micro-batch in a pipeline; None: as many as it has stages"
+    )
+    activation_checkpointing: bool = Field(default=False, description="blocks keep their inputs alone and compute the rest again")
+    loader: Literal["fast", "classic"] = Field(
+        default="fast", description="fast: slices of tokens made once; classic: a DataLoader that makes each sample when asked"
+    )
+    loader_workers: int = Field(default=0, ge=0, le=256, description="processes of the classic loader on each rank")
+    keep_model: bool = Field(default=False, description="whether the trained model is kept; changes no measurement")
 
     @model_validator(mode="before")
     @classmethod
@@ -65,7 +93,7 @@ class Run(Frozen):
         if not isinstance(given, dict):
             return given
         whole, micro, accum = (given.get(key) for key in ("global_batch_size", "micro_batch_size", "grad_accum"))
-        world = given.get("world_size", 1)
+        world = 1 if given.get("strategy") in _SPLIT_MODEL else given.get("world_size", 1)
         if not all(value is None or (type(value) is int and value > 0) for value in (whole, micro, accum, world)):
             return given
         if whole and micro and not accum and whole % (micro * world) == 0:
@@ -81,47 +109,32 @@ class Run(Frozen):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        for message in self._conflicts():
+        for message in conflicts.of(self):
             raise ValueError(message)
         return self
 
-    def _conflicts(self) -> Iterator[str]:
-        parts = self.micro_batch_size * self.grad_accum * self.world_size
-        if parts != self.global_batch_size:
-            unit = self.grad_accum * self.world_size
-            fits = sorted({max(self.global_batch_size // unit, 1) * unit, math.ceil(self.global_batch_size / unit) * unit})
-            yield (
-                f"global_batch_size {self.global_batch_size} is not micro_batch_size x grad_accum {self.grad_accum} x "
-                f"world_size {self.world_size} || nearest that divides: {' or '.join(map(str, fits))}"
-            )
-        if self.warmup_steps >= self.steps:
-            yield f"warmup_steps {self.warmup_steps} leaves nothing of steps {self.steps} || measure at least one step"
-        if self.strategy == "single" and self.world_size != 1:
-            yield f"strategy 'single' has one rank, world_size is {self.world_size} || use 'ddp' or world_size 1"
-        if self.strategy == "single":
-            for name in _DDP_SETTINGS:
-                if getattr(self, name) != type(self).model_fields[name].default:
-                    yield f"{name} is a setting of DDP, strategy 'single' sends no gradients || leave it out, or use 'ddp'"
-        if self.static_graph and self.grad_accum > 1:
-            yield (
-                f"static_graph with grad_accum {self.grad_accum}: DDP learns the graph in a backward pass that sends gradients, "
-                "and the first one sends none || grad_accum 1, or static_graph: false"
-            )
-        if self.powersgd_rank != 1 and self.compression != "powersgd":
-            yield f"powersgd_rank {self.powersgd_rank} without PowerSGD (compression '{self.compression}') || leave it out"
-        if self.compression == "powersgd" and self.warmup_steps < POWERSGD_FIRST_STEP:
-            yield (
-                f"PowerSGD compresses from step {POWERSGD_FIRST_STEP} on, warmup_steps is {self.warmup_steps}: "
-                f"steps without it would be measured || warmup_steps {POWERSGD_FIRST_STEP} or more"
-            )
+    @property
+    def data_parallel_size(self) -> int:
+        """How many devices see samples of their own."""
+        return 1 if self.strategy in _SPLIT_MODEL else self.world_size
 
     @property
-    def architecture(self) -> workloads.GPT:
+    def processes(self) -> int:
+        """How many ranks a job of this run has."""
+        return 1 if self.strategy in _ONE_PROCESS else self.world_size
+
+    @property
+    def devices(self) -> int:
+        """How many devices each rank drives."""
+        return self.world_size // self.processes
+
+    @property
+    def architecture(self) -> workloads.Model:
         """The model's configuration, looked up where a preset is named."""
         return workloads.model_of(self.model)
 
     @property
-    def dataset(self) -> workloads.Stdlib | workloads.Text | workloads.Shakespeare:
+    def dataset(self) -> workloads.Data:
         """The data set's configuration, looked up where it is named."""
         return workloads.data_of(self.data)
 
@@ -132,7 +145,8 @@ class Run(Frozen):
         Presets count by what they stand for; fields at their defaults are left out, so that a field added later
         does not rename the runs of today.
         """
-        content = self.model_dump(mode="json", exclude_defaults=True, exclude={"model", "data"})
+        unused = {"model", "data", "keep_model"} | (set() if self.task == "inference" else INFERENCE_ONLY)
+        content = self.model_dump(mode="json", exclude_defaults=True, exclude=unused)
         content["model"] = self.architecture.model_dump(mode="json")
         content["data"] = self.dataset.model_dump(mode="json")
         canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
@@ -141,8 +155,11 @@ class Run(Frozen):
     @property
     def label(self) -> str:
         """A short name for people: model, strategy, world size, batch, precision."""
-        model = self.model if isinstance(self.model, str) else f"{self.model.kind} {self.model.layers}x{self.model.width}"
-        return f"{model} {self.strategy} x{self.world_size}, batch {self.global_batch_size}, {self.precision}"
+        model = self.model if isinstance(self.model, str) else self.model.label
+        place = f"x{self.world_size}" + ("" if self.needs_device == "any" else f" on {self.needs_device.upper()}")
+        if self.task == "inference":
+            return f"{model} inference {place}, {self.quantization}"
+        return f"{model} {self.strategy} {place}, batch {self.global_batch_size}, {self.precision}"
 
 
 class Task(NamedTuple):
@@ -161,6 +178,7 @@ class Study(Frozen):
     """A question, the runs that answer it, and the folder that holds them."""
 
     folder: Path
+    kind: Literal["training", "inference"] = "training"
     title: str
     question: str
     scaling: Literal["strong", "weak", "none"]

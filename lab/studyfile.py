@@ -22,6 +22,7 @@ Grid = dict[str, list[Any]]
 class StudyFile(Frozen):
     """The keys of study.yaml (contract 4.1), before the grid is multiplied out."""
 
+    kind: Literal["training", "inference"] = "training"
     title: str = Field(min_length=1, max_length=200)
     question: str = Field(min_length=1, max_length=1000)
     scaling: Literal["strong", "weak", "none"] = "none"
@@ -52,13 +53,16 @@ def read_study(folder: Path, *, quick: bool = False) -> Study:
     try:
         spec = StudyFile.model_validate(_with_quick(known) if quick and not problems else known)
     except ValidationError as error:
-        raise InputError(source, problems + [problem for _, problem in problems_of(error, StudyFile, {"one": None, "several": None})]) from None
+        raise InputError(
+            source, problems + [problem for _, problem in problems_of(error, StudyFile, {"one": None, "several": None})]
+        ) from None
     runs, run_problems = _multiply_out(spec)
     problems += run_problems + _study_problems(spec, runs)
     if problems:
         raise InputError(source, problems)
     return Study(
         folder=folder,
+        kind=spec.kind,
         title=spec.title,
         question=spec.question,
         scaling=spec.scaling,
@@ -159,6 +163,8 @@ def _validate(content: dict[str, Any], chosen: dict[str, int], path: str) -> tup
 
 def _study_problems(spec: StudyFile, runs: list[Run]) -> list[Problem]:
     problems = unknown_keys(spec.baseline, Run.model_fields, "baseline.")
+    if spec.kind == "training" and any(run.task == "inference" for run in runs):
+        problems.append(Problem("kind", "'training', and there are runs of inference", "write `kind: inference`"))
     if runs and not problems and not any(is_baseline(run, spec.baseline) for run in runs):
         wanted = ", ".join(f"{key} {value}" for key, value in spec.baseline.items())
         problems.append(Problem("baseline", f"no run has {wanted}", "add it to the grid, or name a baseline that is in it"))

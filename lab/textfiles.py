@@ -1,4 +1,4 @@
-"""Which text files a study may train on: those of its own folder, and those that LAB_DATA_PATH names."""
+"""Which files of the user's a study may read: those of its own folder, and those that LAB_DATA_PATH names."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from lab.errors import InputError, Problem, nearest
+from lab.study import Run
+from lab.workloads import Text
 
 MAX_BYTES = 2**30
 
@@ -18,25 +20,43 @@ def text_roots(data_root: Path) -> list[Path]:
 
 
 def resolve_text(path: str, data_root: Path) -> Path:
-    """The file or folder that `path` names, absolute or as seen from the study's folder or a folder of LAB_DATA_PATH.
+    """The file or folder of texts that `path` names, absolute or as seen from the study's folder or one of LAB_DATA_PATH.
 
     Links are followed first, so that none leads outside. Raises InputError where it is outside, missing or unreadable.
     """
+    return _resolve(path, data_root, source="data", key="path", what="text")
+
+
+def resolve_weights(path: str, data_root: Path) -> Path:
+    """The folder of a model's weights that `path` names, under the same rules."""
+    return _resolve(path, data_root, source="model", key="weights", what="folder")
+
+
+def resolve_inputs(run: Run, data_root: Path) -> None:
+    """Raise InputError for the first path of a run that cannot be used."""
+    if isinstance(run.dataset, Text):
+        resolve_text(run.dataset.path, data_root)
+    weights = getattr(run.architecture, "weights", None)
+    if weights is not None:
+        resolve_weights(weights, data_root)
+
+
+def _resolve(path: str, data_root: Path, *, source: str, key: str, what: str) -> Path:
     roots = text_roots(data_root)
     try:
         places = [(root / path).resolve() for root in roots]
         inside = [place for place in places if _is_inside(place, roots)]
         found = next((place for place in inside if place.exists()), None)
     except (OSError, RuntimeError, ValueError) as error:
-        raise InputError("data", [Problem("path", f"{path!r} cannot be read: {error}", "name a file or folder")]) from None
+        raise InputError(source, [Problem(key, f"{path!r} cannot be read: {error}", "name a file or folder")]) from None
     if not inside:
-        advice = f"move the text below {roots[0]}, or name its folder in the environment variable LAB_DATA_PATH"
-        raise InputError("data", [Problem("path", f"{path!r} lies outside the study's folder", advice)])
+        advice = f"move the {what} below {roots[0]}, or name its folder in the environment variable LAB_DATA_PATH"
+        raise InputError(source, [Problem(key, f"{path!r} lies outside the study's folder", advice)])
     if found is None:
         siblings = [entry.name for entry in inside[0].parent.iterdir()] if inside[0].parent.is_dir() else []
-        raise InputError("data", [Problem("path", f"{path!r}: no such file or folder", nearest(inside[0].name, siblings))])
+        raise InputError(source, [Problem(key, f"{path!r}: no such file or folder", nearest(inside[0].name, siblings))])
     if not os.access(found, os.R_OK):
-        raise InputError("data", [Problem("path", f"{path!r} may not be read", "change its permissions")])
+        raise InputError(source, [Problem(key, f"{path!r} may not be read", "change its permissions")])
     return found
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from lab.attempt import Attempt, RankError, claim, is_running
-from lab.job import failed
+from lab.endings import failed
 from lab.study import Run
 
 RUN = Run(global_batch_size=8, world_size=2)
@@ -73,7 +73,7 @@ def test_status_tells_the_ends_apart(attempt: Attempt, name: str, status: str) -
 
 
 def test_job_without_a_word_still_has_a_cause(attempt: Attempt) -> None:
-    error = failed(RUN, 0, attempt, fallback="killed").error
+    error = failed(RUN, 0, attempt, words=RankError(0, "JobLost", "killed", 0.0)).error
     assert error is not None and error.type == "JobLost" and error.message == "killed"
 
 
@@ -85,7 +85,7 @@ def test_ranks_wait_for_the_decision(attempt: Attempt) -> None:
 
 
 def hold(attempt: Attempt, held: Path) -> None:
-    with claim(attempt.folder, attempt):
+    with claim(attempt.folder, attempt, devices=True):
         held.touch()
         time.sleep(600)
 
@@ -98,7 +98,7 @@ def test_claim_ends_with_the_process_that_holds_it(attempt: Attempt, tmp_path: P
         time.sleep(0.01)
     process.kill()
     process.join()
-    with claim(attempt.folder, attempt):
+    with claim(attempt.folder, attempt, devices=True):
         pass
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from lab import machine
 from lab.cluster import Cluster
@@ -72,3 +74,98 @@ def test_cpu_quota_limits_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "_siblings", lambda cpu: frozenset({cpu % 2, cpu % 2 + 2}))
     monkeypatch.setattr(machine, "_cpu_quota", lambda: None)
     assert machine.cores() == (0, 1)
+
+
+SLURM = {"executor": "slurm", "gpus_per_node": 4, "nodes": 2}
+
+
+def slurm(**keys: object) -> Cluster:
+    return Cluster.model_validate({"name": "site", **SLURM, **keys})
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("partitions: gpu\n", "partitions: unknown key (did you mean 'partition'?)"),
+        ("partition: gpu debug\n", "partition: 'gpu debug' is no plain word"),
+        ("account: --wrap=x\n", "account: '--wrap=x' is no plain word"),
+        ("nodes: 0\n", "nodes: input should be greater than or equal to 1"),
+        ("nodes: two\n", "nodes: input should be a valid integer"),
+        ("gpu_flag: gpu\n", "gpu_flag: 'gpu' is not a choice"),
+        ("devices: 2\n", "devices: a key of executor: local"),
+        ("cores_per_node: 8\n", "cores_per_node: given beside gpus_per_node"),
+        ("mem_gb: 0\n", "mem_gb: input should be greater than 0"),
+        ("modules: [cuda 12]\n", "modules[0]: 'cuda 12' is no plain word"),
+        ("setup: ['echo \"x']\n", "is no command: no closing quotation"),
+        ("container: ''\n", "container: '' is no command"),
+        ("environment: {A-B: x}\n", "environment.A-B: 'A-B' is no name of a variable"),
+        ("network_interface: ib0 ib1\n", "network_interface: 'ib0 ib1' is no plain word"),
+        ("extra: {mem: 10G}\n", "extra.mem: the lab sets this option (use mem_gb)"),
+        ("extra: {ntasks_per_node: 1}\n", "extra.ntasks_per_node: the lab sets this option"),
+        ("extra: {Nice One: 1}\n", "extra.Nice One: no option of sbatch has such a name"),
+        ('extra: {comment: "a\\nb"}\n', "extra.comment: 'a\\nb' is not one line"),
+        ("extra: {mail-type: [FAIL]}\n", "extra.mail-type: input should be"),
+        ("array_limit: 0\n", "array_limit: input should be greater than or equal to 1"),
+        ("backend: mpi\n", "backend: 'mpi' is not a choice"),
+        ("device: cpu\nbackend: nccl\n", "backend: 'nccl', and ranks compute on CPUs"),
+        ("checkpoint_every_min: 0\n", "checkpoint_every_min: input should be greater than 0"),
+    ],
+)
+def test_bad_slurm_profile_says_what_where_and_what_to_do(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(InputError) as caught:
+        Cluster.load(
+            profile(tmp_path, "executor: slurm\ngpus_per_node: 4\n" * ("nodes" not in text) + text + "time_limit_min: 5\n")
+        )
+    assert message in str(caught.value)
+
+
+def test_keys_of_slurm_are_refused_elsewhere_and_nodes_must_have_ranks(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="partition: a key of executor: slurm"):
+        Cluster.load(profile(tmp_path, "partition: gpu\n"))
+    with pytest.raises(InputError, match="gpus_per_node: missing"):
+        Cluster.load(profile(tmp_path, "executor: slurm\n"))
+    with pytest.raises(InputError, match="cpus_per_gpu: there are no GPUs"):
+        Cluster.load(profile(tmp_path, "executor: slurm\ncores_per_node: 8\ncpus_per_gpu: 2\n"))
+
+
+def test_ranks_fill_a_node_before_the_next() -> None:
+    assert [slurm().layout(ranks) for ranks in (1, 3, 4, 8)] == [(1, 1), (1, 3), (1, 4), (2, 4)]
+    assert slurm(gpus_per_node=1).layout(2) == (2, 1)
+    with pytest.raises(InputError, match=r"6 ranks do not fill nodes of 4.*4 or 8"):
+        slurm().layout(6)
+    with pytest.raises(InputError, match=r"9 ranks do not fit on 2 nodes of 4.*8 at most"):
+        slurm().layout(9)
+
+
+@given(slots=st.integers(1, 16), nodes=st.integers(1, 16), ranks=st.integers(1, 300))
+def test_layout_holds_every_rank_or_is_refused(slots: int, nodes: int, ranks: int) -> None:
+    cluster = slurm(gpus_per_node=slots, nodes=nodes)
+    try:
+        laid = cluster.layout(ranks)
+    except InputError:
+        assert ranks > cluster.capacity or ranks % slots
+        return
+    assert laid.nodes * laid.ranks_per_node == ranks and laid.nodes <= nodes and laid.ranks_per_node <= slots
+
+
+def test_cpu_nodes_hold_as_many_ranks_as_their_cores_carry(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "gpus", lambda: ())
+    monkeypatch.setattr(machine, "cores", lambda: tuple(range(8)))
+    cluster = slurm(gpus_per_node=0, cores_per_node=32, cores_per_rank=8, mem_gb=64.0)
+    assert cluster.device_kind == "cpu" and cluster.capacity == 8
+    assert cluster.cpus_per_rank == cluster.threads_per_rank == 8
+    assert cluster.memory_mb(1) == 16 * 1024 and cluster.memory_bytes_per_rank == 16 * 2**30
+    assert cluster.cores_of(3) == tuple(range(8))  # what Slurm gave is taken as it is
+    assert slurm().device_kind == "cuda" and slurm().memory_bytes_per_rank is None
+
+
+def test_network_interface_stands_for_variables_and_yields_to_given_ones() -> None:
+    variables = slurm(network_interface="ib0", environment={"NCCL_SOCKET_IFNAME": "eth1"}).variables
+    assert variables == {"GLOO_SOCKET_IFNAME": "ib0", "NCCL_SOCKET_IFNAME": "eth1"}
+
+
+@pytest.mark.parametrize("name", ["slurm", "example-gres", "example-gpus-per-node", "example-cpu"])
+def test_example_profiles_load(name: str) -> None:
+    cluster = Cluster.load(name)
+    assert cluster.executor == "slurm" and cluster.layout(cluster.capacity).nodes == cluster.nodes
+    assert Cluster.model_validate_json(cluster.model_dump_json()) == cluster

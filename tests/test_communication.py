@@ -10,9 +10,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lab.records import Communication, Stat
+from lab.records import Communication, Operation, Stat
 from lab.worker.communication import Buckets, Recorder, Sent, recorded
-from lab.worker.exposure import Exposure, summary, union
+from lab.worker.exposure import Exposure, of_buckets, summary, union
 from lab.worker.offset import Reading, to_rank_0
 from lab.worker.probe import Probe, costs, methods_agree
 from lab.worker.timeline import events, representative, timeline
@@ -90,7 +90,7 @@ def test_parts_hold_together_on_any_link_of_one_queue(ranks: int, count: int, st
     assert (found.straggler >= 0).all() and (found.straggler <= found.exposed).all()
     if ranks == 1:
         assert found.straggler.max() == pytest.approx(0, abs=1e-9)
-    shifted = Exposure.of([rank.moved(lambda times: times + moved) for rank in sent])
+    shifted = Exposure.of([rank.shifted(lambda times: times + moved) for rank in sent])
     for name in ("total", "exposed", "straggler"):
         assert getattr(shifted, name) == pytest.approx(getattr(found, name), abs=1e-8)
 
@@ -100,11 +100,17 @@ def test_the_record_speaks_of_the_slowest_rank_of_each_measured_step() -> None:
     other = buckets((0, 0, 0, 0, 99), (1, 0, 1, 1, 2), (2, 0, 2, 2, 3), (3, 0, 3, 3, 4))
     ranks = [one, other]
     step_time = np.array([[9.0, 2.0, 1.0, 1.0], [9.0, 1.0, 2.0, 2.0]])
-    found = summary(ranks, Exposure.of(ranks), step_time, warmup_steps=1)
+    found = summary(Exposure.of(ranks), step_time, warmup_steps=1)
     assert found.exposed is not None and found.exposed.median == 1.0
     assert found.straggler is not None and found.straggler.median == 0.0
     assert found.per_rank == {"total": [2.0, 1.0], "exposed": [2.0, 1.0], "straggler": [1.0, 0.0]}
-    assert (found.bytes, found.buckets) == (100, [100])
+    assert (found.bytes, found.bytes_moved) == (100, 100)  # two ranks: each sends as much as the buckets hold
+    assert found.exposed_in == {"backward": 1.0}
+    assert of_buckets(one, operation="all_reduce") == {
+        "buckets": [100],
+        "calls": 1,
+        "operations": {"all_reduce": Operation(calls=1, bytes=100)},
+    }
 
 
 def rounds(sync: list[float], plain: list[float], start: float = 0.0) -> np.ndarray:
@@ -190,7 +196,7 @@ def test_the_timeline_begins_where_the_first_rank_does() -> None:
         for phase in ("data", "forward", "backward", "optimizer"):
             clock.lap(phase)
     sent = buckets((0, 0, 0, 0, 0), (1, 0, 8.25, 8.5, 9.0))
-    begin, bars = events(1, 1, clock=clock, buckets=sent, shift=lambda times: times + 100)
+    begin, bars = events(1, 1, clock=clock, sent=sent, shift=lambda times: times + 100)
     assert begin == 106.0
     shown = timeline([(105.0, []), (begin, bars)])
     assert [(bar.name, bar.start, bar.end) for bar in shown] == [

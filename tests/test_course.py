@@ -289,7 +289,7 @@ def test_a_lesson_follows_nbgrader_s_conventions(path: Path) -> None:
 
 
 def asked_in(source: str) -> str:
-    found = re.search(r'lab\.check\("([^"]+)"', source)
+    found = re.search(r'lab\.check\(\s*"([^"]+)"', source)
     assert found
     return found[1]
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 import torch
 from torch.nn import functional
@@ -10,6 +11,7 @@ from torch.nn import functional
 from lab.errors import InputError
 from lab.study import Run
 from lab.worker import models
+from lab.worker.data.dataset import Dataset, Windows
 from lab.worker.models import head
 from lab.worker.models.gpt import GPT
 from lab.workloads import GPT as Config
@@ -76,8 +78,9 @@ def test_it_learns_a_batch_by_heart(model: GPT) -> None:
 
 def test_a_model_vocabulary_that_is_too_small_is_refused() -> None:
     run = Run(model=CONFIG.model_copy(update={"vocab_size": 100}), global_batch_size=1)
+    nothing = Windows(np.zeros(17, dtype=np.uint16), block_size=16)
     with pytest.raises(InputError, match=r"vocab_size.*100 is less than the 300"):
-        models.build(run, vocab_size=300)
+        models.build(run, Dataset(nothing, nothing, sha256="", description="", vocab_size=300))
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])

@@ -3,6 +3,7 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -23,12 +24,13 @@ class Quiet(SimpleHTTPRequestHandler):
 @pytest.fixture
 def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ThreadingHTTPServer]:
     monkeypatch.setenv("LAB_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(shakespeare, "SHA256", hashlib.sha256(TEXT.encode()).hexdigest())
     (tmp_path / "www").mkdir()
     (tmp_path / "www" / "input.txt").write_text(TEXT)
     server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(tmp_path / "www")))
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    monkeypatch.setattr(shakespeare, "URL", f"http://127.0.0.1:{server.server_port}/input.txt")
+    url = f"http://127.0.0.1:{server.server_port}/input.txt"
+    published = replace(shakespeare.TEXT, url=url, size=len(TEXT), sha256=hashlib.sha256(TEXT.encode()).hexdigest())
+    monkeypatch.setattr(shakespeare, "TEXT", published)
     yield server
     server.shutdown()
     server.server_close()
@@ -40,7 +42,7 @@ def read() -> list[str]:
 
 def test_it_is_downloaded_once(server: ThreadingHTTPServer, monkeypatch: pytest.MonkeyPatch) -> None:
     assert read() == [TEXT]
-    monkeypatch.setattr(shakespeare, "URL", "http://127.0.0.1:9/gone")
+    monkeypatch.setattr(shakespeare, "TEXT", replace(shakespeare.TEXT, url="http://127.0.0.1:9/gone"))
     assert read() == [TEXT]
 
 
@@ -48,12 +50,12 @@ def test_another_text_under_its_name_is_refused(server: ThreadingHTTPServer, tmp
     (tmp_path / "www" / "input.txt").write_text("something else")
     with pytest.raises(LabError, match="not Tiny Shakespeare as published"):
         read()
-    assert not (tmp_path / "cache" / "downloads" / "tinyshakespeare.txt").exists()
+    assert [path.name for path in (tmp_path / "cache" / "downloads").iterdir()] == ["tinyshakespeare.txt.lock"]
 
 
 def test_without_a_network_it_says_where_to_put_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LAB_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(shakespeare, "URL", "http://127.0.0.1:9/input.txt")
+    monkeypatch.setattr(shakespeare, "TEXT", replace(shakespeare.TEXT, url="http://127.0.0.1:9/input.txt"))
     with pytest.raises(LabError, match=r"cannot be downloaded.*downloads/tinyshakespeare\.txt.*data: stdlib"):
         read()
 

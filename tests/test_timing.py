@@ -67,7 +67,7 @@ def summary(laps: dict[str, FloatArray], warmup_steps: int = 0, peak_flops: floa
         setup_time=1.0,
         samples_per_step=12,
         tokens_per_sample=100,
-        flops_per_token=7,
+        flops_per_sample=700,
         peak_flops=peak_flops,
         peak_source=None,
     )

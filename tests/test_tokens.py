@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 from lab.errors import InputError
 from lab.study import Run
 from lab.worker import data
-from lab.worker.data import stdlib, tokens
+from lab.worker.data import bpe, stdlib, tokens
 from lab.worker.data.cache import cache_folder
 from lab.worker.data.tokens import Corpus, Tokens, tokenize
 
@@ -37,7 +37,7 @@ def build(documents: list[str] = DOCUMENTS, vocab_size: int = 320) -> Tokens:
 
 
 def folder(cache: Path) -> Path:
-    return next(path for path in (cache / "tokens").iterdir() if path.is_dir())
+    return next(path for path in (cache / "tokens").iterdir() if path.is_dir() and not path.name.startswith("."))
 
 
 def test_tokens_spell_the_text(cache: Path) -> None:
@@ -108,7 +108,7 @@ def test_what_a_killed_build_left_is_removed(cache: Path) -> None:
     (folder(cache) / "meta.json").unlink()
     build()
     assert not leftover.exists()
-    assert json.loads((folder(cache) / "meta.json").read_text())["format"] == 1
+    assert json.loads((folder(cache) / "meta.json").read_text())["format"] == 2
 
 
 def _build_and_count(results: Any) -> None:
@@ -144,7 +144,7 @@ def test_the_cache_lies_where_the_environment_says(tmp_path: Path, monkeypatch: 
 
 @given(st.text(max_size=300), st.integers(1, 50))
 def test_pieces_make_up_the_text(text: str, size: int) -> None:
-    pieces = tokens._pieces(text, size)
+    pieces = bpe.pieces(text, size)
     assert "".join(pieces) == text
     assert all(len(piece) <= 2 * size for piece in pieces)
 

@@ -10,7 +10,7 @@ import pandas as pd
 from lab.analysis.limits import limits
 from lab.analysis.scaling import curves, fit_amdahl, format_seconds, percent, ranks, rounded
 from lab.records import PHASES, Record
-from lab.study import Study
+from lab.study import Run, Study
 
 # Ranges of n and n repeats of equal runs lie apart by chance in 2 / binomial(2n, n): 1 in 3 for two repeats, 1 in 10 for three.
 FEWEST_REPEATS = 3
@@ -65,13 +65,13 @@ def holes(study: Study, records: Sequence[Record]) -> list[str]:
     for task in study.tasks:
         record = found.get((task.run.id, task.repeat))
         if record is None or not record.completed:
-            causes.setdefault((task.run.label, _cause(record)), []).append(task.repeat)
+            causes.setdefault((task.run.label, _cause(record, task.run)), []).append(task.repeat)
     return [f"{label}, {_listed('repeat', which)}: {cause}." for (label, cause), which in causes.items()]
 
 
-def _cause(record: Record | None) -> str:
+def _cause(record: Record | None, run: Run) -> str:
     if record is None:
-        return "not run yet"
+        return "not run yet" if run.needs_device == "any" else f"not run: it needs a cluster with {run.needs_device.upper()}"
     word = STATUS_WORDS[record.status]
     if record.error is None:
         return word

@@ -10,8 +10,9 @@ import pandas as pd
 from pydantic import BaseModel
 
 from lab.analysis import naming
+from lab.analysis.links import bus_factor
 from lab.analysis.observations import Observations
-from lab.records import Communication, Environment, Record, Timing
+from lab.records import Communication, Environment, Point, Record, Timing
 from lab.study import Run
 
 # Fields of a run that follow from the world size or that a rule compares by itself.
@@ -25,7 +26,7 @@ NO_KEYS = {
     "lr_warmup_steps",
     "eval_batches",
 }
-EXTRA = ("run_id", "total_steps", "phase_sum", "phases_checked", "loss_curve", "p10", "p90", "status")
+EXTRA = ("depends_on_split", "run_id", "total_steps", "phase_sum", "phases_checked", "loss_curve", "p10", "p90", "status")
 FACTS = (
     "device",
     "cpu",
@@ -53,8 +54,11 @@ def from_records(
     for record in records:
         if record.completed and record.timing is not None:
             common = _common(record)
-            rows.append(common | _quoted(record.timing, record.communication) | {"aggregate": True})
+            rows.append(common | _quoted(record.timing, record.communication, record.run.world_size) | {"aggregate": True})
             rows += [common | row for row in _ranks(record.timing, common["label"])]
+        elif record.completed and record.inference is not None:
+            common = _common(record)
+            rows += [common | _generation(point, record.run_id) for point in record.inference.points]
     numeric, rest = list(naming.NUMERIC), [*naming.TEXT, *EXTRA, *FACTS]
     keys = sorted({name for row in rows for name in row if name.startswith("key:")})
     columns = list(dict.fromkeys([*numeric, *rest, "rank", "aggregate", "label", *keys]))
@@ -84,6 +88,8 @@ def _common(record: Record) -> dict[str, Any]:
         "loss_curve": quality.loss if quality else None,
         "loss": quality.loss[-1] if quality and quality.loss else None,
         "accuracy": quality.accuracy if quality else None,
+        "depends_on_split": quality.depends_on_split if quality else None,
+        "loader_workers": run.loader_workers if run.loader == "classic" else None,
     }
     row |= {f"key:{name}": _short(getattr(run, name)) for name in Run.model_fields if name not in NO_KEYS}
     return row | (_facts(record.environment, run) if record.environment else {})
@@ -112,7 +118,23 @@ def _facts(environment: Environment, run: Run) -> dict[str, Any]:
     }
 
 
-def _quoted(timing: Timing, communication: Communication | None) -> dict[str, Any]:
+def _generation(point: Point, run_id: str) -> dict[str, Any]:
+    """One point of an inference record: the time of generating for one batch with the quantized model."""
+    total = point.quantized.total
+    return {
+        "run_id": f"{run_id}, prompt {point.prompt_tokens}, batch {point.batch_size}",
+        "time": total.median,
+        "p10": total.p10,
+        "p90": total.p90,
+        "global_batch_size": point.batch_size,
+        "micro_batch_size": None,
+        "total_steps": None,
+        "aggregate": True,
+        "key:prompt": str(point.prompt_tokens),
+    }
+
+
+def _quoted(timing: Timing, communication: Communication | None, world_size: int) -> dict[str, Any]:
     phases = {name: stat.median for name, stat in timing.phases.items()}
     row: dict[str, Any] = {
         "time": timing.step.median,
@@ -125,8 +147,15 @@ def _quoted(timing: Timing, communication: Communication | None) -> dict[str, An
     if communication is not None:
         row["communication"] = communication.total.median if communication.total else None
         row["exposed"] = communication.exposed.median if communication.exposed else None
-        row["bytes"] = communication.bytes or None
+        row["bytes"] = _as_all_reduce(communication, world_size) or None
     return row
+
+
+def _as_all_reduce(communication: Communication, world_size: int) -> float | None:
+    """The bytes whose all-reduce would move as many: rules of bandwidth know no other collective."""
+    if communication.bytes_moved is None or world_size == 1:
+        return communication.bytes
+    return communication.bytes_moved / bus_factor("all_reduce", world_size)
 
 
 def _ranks(timing: Timing, label: str) -> list[dict[str, Any]]:

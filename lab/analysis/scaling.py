@@ -34,13 +34,14 @@ __all__ = [
     "summary",
 ]
 
-# What is measured per repeat and gets an interval; times in s, compute_time is forward and backward less exposed communication.
+# What is measured per repeat and gets an interval; times in s, compute_time is forward and backward less the communication exposed in them.
 QUANTITIES = (
     "step_time",
     *(f"{phase}_time" for phase in PHASES),
     "compute_time",
     "communication_time",
     "exposed_communication_time",
+    *(f"exposed_{phase}_time" for phase in ("forward", "backward", "optimizer")),
     "straggler_time",
     "transfer_time",
     "sync_cost_time",
@@ -112,7 +113,9 @@ def _completed(table: pd.DataFrame) -> pd.DataFrame:
     done = table[(table["status"] == "completed") & table["step_time"].notna()].copy()
     for name in {*QUANTITIES, *MEDIANS} - {"compute_time"}:
         done[name] = pd.to_numeric(done[name], errors="coerce").astype(float)
-    done["compute_time"] = done["forward_time"] + done["backward_time"] - done["exposed_communication_time"].fillna(0.0)
+    done["compute_time"] = done["forward_time"] + done["backward_time"]
+    for phase in ("forward", "backward"):
+        done["compute_time"] -= done[f"exposed_{phase}_time"].fillna(0.0)
     return done
 
 

@@ -11,6 +11,7 @@ from lab.course.answers import judge, number, require
 from lab.course.registry import exercise
 from lab.records import Record
 from lab.study import Run
+from lab.workloads import GPT, vocab_size_of
 
 NORMAL = 1.96  # standard deviations that hold 95 % of a normal distribution
 
@@ -29,7 +30,7 @@ def prediction(answer: object, *, measured: float) -> str:
 )
 def parameters(answer: object, *, run: Run) -> str:
     """Trainable parameters of a GPT."""
-    model, vocabulary = run.architecture, _vocabulary(run)
+    model, vocabulary = _gpt(run)
     right = gpt_parameters(model, vocabulary)
     mistakes = {
         "The head shares its matrix with the token embedding: count it once.": float(right + vocabulary * model.width),
@@ -45,11 +46,12 @@ def parameters(answer: object, *, run: Run) -> str:
 @exercise("01.flops", "6 FLOPs for each parameter that multiplies (not the position embedding), and 12 L T d for attention.")
 def flops(answer: object, *, run: Run) -> str:
     """Model FLOPs per token, forward and backward."""
-    right = gpt_flops_per_token(run.architecture, _vocabulary(run))
+    model, vocabulary = _gpt(run)
+    right = gpt_flops_per_token(model, vocabulary)
     mistakes = {
         "That is the forward pass; the backward pass costs twice as much again.": right / 3,
         "Attention is missing: 12 L T d for scores and weighted sums.": float(
-            right - 12 * run.architecture.layers * run.architecture.block_size * run.architecture.width
+            right - 12 * model.layers * model.block_size * model.width
         ),
     }
     judge(answer, right, mistakes=mistakes, within=0.005)
@@ -94,5 +96,6 @@ def repeats(answer: object, *, cv: float, difference: float) -> str:
     return f"{right} repeats of each tell a difference of {difference:.0%} from chance on this machine, as quiet as it was; never take fewer than 3."
 
 
-def _vocabulary(run: Run) -> int:
-    return run.architecture.vocab_size or run.dataset.vocab_size
+def _gpt(run: Run) -> tuple[GPT, int]:
+    assert isinstance(run.architecture, GPT), "the lesson counts a GPT"
+    return run.architecture, vocab_size_of(run.architecture, run.dataset)

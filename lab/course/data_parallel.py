@@ -15,16 +15,26 @@ def average(answer: object, *, gradients: Sequence[float], samples: Sequence[int
     """The gradient of the whole batch from the mean gradients of unequal parts."""
     right = float(np.average(gradients, weights=samples))
     plain = float(np.mean(gradients))
-    mistakes = {"This is the plain mean, right only where all ranks have equally many samples.": plain, "That is the sum.": sum(gradients)}
+    mistakes = {
+        "This is the plain mean, right only where all ranks have equally many samples.": plain,
+        "That is the sum.": sum(gradients),
+    }
     judge(answer, right, mistakes=mistakes, within=0.001)
-    return "DDP takes the plain mean: that is why every rank must have equally many samples, and why a last odd batch is left out."
+    return (
+        "DDP takes the plain mean: that is why every rank must have equally many samples, and why a last odd batch is left out."
+    )
 
 
-@exercise("03.tensors", "Count 12 tensors in a layer (two norms, four matrices, each with a bias), two embeddings and a last norm.")
+@exercise(
+    "03.tensors", "Count 12 tensors in a layer (two norms, four matrices, each with a bias), two embeddings and a last norm."
+)
 def tensors(answer: object, *, layers: int) -> str:
     """Parameter tensors of a GPT with a tied head, each one call of naive DDP."""
     right = 12 * layers + 4
-    mistakes = {"Embeddings (2) and the last norm (weight and bias) are tensors too.": 12 * layers, "Each norm and matrix has a bias.": 6 * layers + 3}
+    mistakes = {
+        "Embeddings (2) and the last norm (weight and bias) are tensors too.": 12 * layers,
+        "Each norm and matrix has a bias.": 6 * layers + 3,
+    }
     judge(answer, right, mistakes={hint: float(wrong) for hint, wrong in mistakes.items()}, within=0)
     return f"{right} calls in every step, most of them for a few hundred bytes."
 

@@ -36,13 +36,21 @@ def zero(answer: object, *, parameters: float, ranks: int) -> str:
     )
     for stage, (value, expected) in enumerate(zip(answer, right, strict=True), start=1):  # type: ignore[call-overload]
         require(close(number(value), expected), f"Stage {stage} is not right: which parts does it divide by N, and which not?")
-    return f"{', '.join(f'{part / 1e9:.1f}' for part in right)} GB: the last one goes to zero with more ranks, the first does not."
+    return (
+        f"{', '.join(f'{part / 1e9:.1f}' for part in right)} GB: the last one goes to zero with more ranks, the first does not."
+    )
 
 
-@exercise("07.sent", "DDP: reduce-scatter and all-gather of gradients. FSDP: all-gather weights for forward, again for backward, reduce-scatter gradients.")
+@exercise(
+    "07.sent",
+    "DDP: reduce-scatter and all-gather of gradients. FSDP: all-gather weights for forward, again for backward, reduce-scatter gradients.",
+)
 def sent(answer: object) -> str:
     """Bytes that FSDP sends over those of DDP."""
-    mistakes = {"Weights are gathered twice: forward frees them again.": 1.0, "An all-reduce is two passes of the ring, a gather is one.": 3.0}
+    mistakes = {
+        "Weights are gathered twice: forward frees them again.": 1.0,
+        "An all-reduce is two passes of the ring, a gather is one.": 3.0,
+    }
     judge(answer, 1.5, mistakes=mistakes)
     return "Half as much again: that is the price of memory, and the reason why it needs a fast link."
 

@@ -12,7 +12,10 @@ from lab.course.registry import exercise
 def bubble(answer: object, *, stages: int, microbatches: int) -> str:
     """The share of time in which a stage of a pipeline waits."""
     right = (stages - 1) / (microbatches + stages - 1)
-    mistakes = {"This is the bubble over the work; over the whole time the denominator is m + p - 1.": (stages - 1) / microbatches, "That is the share in which it works.": 1 - right}
+    mistakes = {
+        "This is the bubble over the work; over the whole time the denominator is m + p - 1.": (stages - 1) / microbatches,
+        "That is the share in which it works.": 1 - right,
+    }
     judge(answer, right, mistakes=mistakes, within=0.01)
     return f"A stage waits {right:.0%} of the time, however fast the links are."
 
@@ -25,7 +28,9 @@ def microbatches(answer: object, *, stages: int, share: float) -> str:
     return f"{right} microbatches. Each is smaller, and below some size the device computes it no faster."
 
 
-@exercise("08.boundary", "Activations go forward over a boundary and their gradients come back: two tensors of batch x tokens x width.")
+@exercise(
+    "08.boundary", "Activations go forward over a boundary and their gradients come back: two tensors of batch x tokens x width."
+)
 def boundary(answer: object, *, batch: int, tokens: int, width: int) -> str:
     """Bytes over one boundary of a pipeline in a step, in fp32."""
     right = 2 * 4 * batch * tokens * width
@@ -38,7 +43,11 @@ def boundary(answer: object, *, batch: int, tokens: int, width: int) -> str:
 def tensor(answer: object, *, batch: int, tokens: int, width: int, layers: int) -> str:
     """Bytes that tensor parallelism reduces in the layers of a step, in fp32."""
     right = 4 * layers * 4 * batch * tokens * width
-    mistakes = {"The backward pass needs two of them too.": right / 2, "Every layer does it.": right / layers, "An activation has 4 bytes in fp32.": right / 4}
+    mistakes = {
+        "The backward pass needs two of them too.": right / 2,
+        "Every layer does it.": right / layers,
+        "An activation has 4 bytes in fp32.": right / 4,
+    }
     judge(answer, right, mistakes=mistakes, within=0.001)
     return f"{right / 1e6:.1f} MB a step, in {4 * layers} calls for which the layer must wait."
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from lab.course.answers import judge, require
+from lab.course.answers import judge, number, require
 from lab.course.registry import exercise
 
 LARGEST = 127  # of a signed byte, the same on both sides of zero
@@ -15,7 +17,11 @@ LARGEST = 127  # of a signed byte, the same on both sides of zero
 @exercise("09.epsilon", "bf16 keeps 7 bits behind the point: the next number above 1 is 1 + 2**-7.")
 def epsilon(answer: object) -> str:
     """The step from 1 to the next bf16 number."""
-    mistakes = {"That is fp16, which keeps 10 bits.": 2.0**-10, "That is fp32, which keeps 23 bits.": 2.0**-23, "8 bits are the exponent's.": 2.0**-8}
+    mistakes = {
+        "That is fp16, which keeps 10 bits.": 2.0**-10,
+        "That is fp32, which keeps 23 bits.": 2.0**-23,
+        "8 bits are the exponent's.": 2.0**-8,
+    }
     judge(answer, 2.0**-7, mistakes=mistakes, within=0.001)
     return "An update of less than half of that, 0.4 % of a weight, changes nothing: masters stay in fp32."
 
@@ -30,18 +36,22 @@ def quantize(answer: object) -> str:
     return "No value is off by more than half a scale. One outlier makes the scale of its whole row coarse."
 
 
-def _try(quantized: Callable[[object], object], row: object) -> None:
-    values = np.asarray(row, dtype=float)
+def _try(quantized: Callable[[object], Any], row: object) -> None:
+    values: npt.NDArray[np.float64] = np.asarray(row, dtype=np.float64)
     found = quantized(values)
     require(isinstance(found, tuple) and len(found) == 2, "Return two things: the integers and the scale.")
-    integers, scale = found  # type: ignore[misc]
-    q = np.asarray(integers, dtype=float)
+    scale = number(found[1])
+    q: npt.NDArray[np.float64] = np.asarray(found[0], dtype=np.float64)
     require(q.shape == values.shape, "There must be an integer for every value.")
     require(bool((q == np.round(q)).all()), "The first part must be whole numbers: round, do not cut.")
     require(bool((np.abs(q) <= LARGEST).all()), f"Some integers are beyond {LARGEST}.")
-    require(bool(np.abs(q).max() == LARGEST), f"The largest value of a row should become {LARGEST}: is the scale that of this row?")
-    worst = float(np.abs(q * float(scale) - values).max())
-    require(worst <= 0.5001 * float(np.abs(values).max()) / LARGEST, "A value is off by more than half a scale: round to the nearest.")
+    require(
+        bool(np.abs(q).max() == LARGEST), f"The largest value of a row should become {LARGEST}: is the scale that of this row?"
+    )
+    worst = float(np.abs(q * scale - values).max())
+    require(
+        worst <= 0.5001 * float(np.abs(values).max()) / LARGEST, "A value is off by more than half a scale: round to the nearest."
+    )
 
 
 @exercise("09.size", "A byte for each weight, and 4 bytes for the scale of each row; fp32 takes 4 bytes for each weight.")

@@ -16,7 +16,8 @@ def compute(answer: object, *, phases: Mapping[str, float], ranks: int) -> str:
     shared = phases["forward"] + phases["backward"]
     right = shared / ranks + phases["optimizer"] + phases["data"]
     mistakes = {
-        "The optimizer updates all parameters on every rank: it does not shrink.": (shared + phases["optimizer"]) / ranks + phases["data"],
+        "The optimizer updates all parameters on every rank: it does not shrink.": (shared + phases["optimizer"]) / ranks
+        + phases["data"],
         "Every rank computes only its share of the samples.": shared + phases["optimizer"] + phases["data"],
     }
     judge(answer, right, mistakes={hint: wrong for hint, wrong in mistakes.items() if abs(wrong / right - 1) > 0.03})
@@ -42,7 +43,10 @@ def hidden(answer: object, *, phases: Mapping[str, float], ranks: int, all_reduc
 def error(answer: object, *, predicted: float, measured: float) -> str:
     """The relative error of a prediction."""
     right = abs(predicted / measured - 1)
-    mistakes = {"A fraction is wanted, not per cent.": 100 * right, "Relative to what was measured, not to what was predicted.": abs(measured / predicted - 1)}
+    mistakes = {
+        "A fraction is wanted, not per cent.": 100 * right,
+        "Relative to what was measured, not to what was predicted.": abs(measured / predicted - 1),
+    }
     judge(answer, right, mistakes={hint: wrong for hint, wrong in mistakes.items() if abs(wrong - right) > 0.03 * right})
     return f"{right:.1%} off. Published predictors of whole clusters claim 4 to 15 %."
 
@@ -51,7 +55,10 @@ def error(answer: object, *, predicted: float, measured: float) -> str:
 def bandwidth(answer: object, *, one_s: float, two_s: float, gradient_bytes: float) -> str:
     """Bytes/s of a link from weak-scaling steps on one and two devices."""
     right = gradient_bytes / (two_s - one_s)
-    mistakes = {"With two ranks 2 (N - 1)/N is 1, not 2.": 2 * right, "The step holds compute too: only its growth is communication.": gradient_bytes / two_s}
+    mistakes = {
+        "With two ranks 2 (N - 1)/N is 1, not 2.": 2 * right,
+        "The step holds compute too: only its growth is communication.": gradient_bytes / two_s,
+    }
     judge(answer, right, mistakes=mistakes)
     return f"{right / 1e9:.1f} GB/s, if nothing hides: PCIe without a direct path between the GPUs."
 

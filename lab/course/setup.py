@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from lab.course.answers import judge, number, require
 from lab.course.registry import exercise
-from lab.plan import STATE_BYTES_PER_PARAMETER
+from lab.plan import BYTES_PER_PARAMETER, TRAINING_BYTES_PER_PARAMETER
 from lab.study import Study
 
 
@@ -44,7 +44,7 @@ def micro_batch(answer: object, *, global_batch_size: int, world_size: int, grad
 @exercise("00.largest-model", "A parameter takes 4 bytes for itself, 4 for its gradient and 8 for AdamW's two moments.")
 def largest_model(answer: object, *, memory_bytes: float) -> str:
     """Parameters whose training state fills a rank's memory."""
-    most = memory_bytes / STATE_BYTES_PER_PARAMETER
+    most = memory_bytes / (BYTES_PER_PARAMETER + TRAINING_BYTES_PER_PARAMETER)
     mistakes = {
         "That many weights fit, but training keeps a gradient and two moments for each of them.": memory_bytes / 4,
         "Weights and gradients fit; where do AdamW's two moments go?": memory_bytes / 8,

@@ -70,7 +70,8 @@ def _parts(row: dict[Any, Any], unit: Unit) -> dict[str, float]:
     times = {phase: row[f"{phase}_time"] for phase in PHASES}
     if pd.notna(row["exposed_communication_time"]):
         times[EXPOSED] = row["exposed_communication_time"]
-        times["backward"] = max(times["backward"] - times[EXPOSED], 0.0)
+        for phase in ("forward", "backward", "optimizer"):
+            times[phase] = max(times[phase] - row[f"exposed_{phase}_time"], 0.0)
     return {name: float(time) * unit.per_second for name, time in times.items() if pd.notna(time)}
 
 

@@ -36,10 +36,11 @@ def draw(ax: Axes, events: Sequence[Event]) -> None:
     unit = unit_for([last])
     ranks = sorted({event.rank for event in events})
     for event in sorted(events, key=lambda event: event.start):
-        row = 2 * ranks.index(event.rank) + event.name.startswith("bucket")
+        on_link = event.bytes is not None or event.name.startswith("bucket")
+        row = 2 * ranks.index(event.rank) + on_link
         y = row * (HEIGHT + 0.06) + ranks.index(event.rank) * 0.25
         start, width = event.start * unit.per_second, (event.end - event.start) * unit.per_second
-        color, ink = LINK if event.name.startswith("bucket") else COLORS.get(event.name, COLORS["other"])
+        color, ink = LINK if on_link else COLORS.get(event.name, COLORS["other"])
         ax.barh(y, width, left=start, height=HEIGHT, color=color, edgecolor="white", linewidth=0.8)
         if event.ready is not None:
             ready = event.ready * unit.per_second

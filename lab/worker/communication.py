@@ -42,7 +42,7 @@ class Buckets:
     finish: FloatArray
     bytes: IntArray
 
-    def moved(self, shift: Callable[[FloatArray], FloatArray]) -> "Buckets":
+    def shifted(self, shift: Callable[[FloatArray], FloatArray]) -> "Buckets":
         """The same on another clock."""
         return replace(self, ready=shift(self.ready), launch=shift(self.launch), finish=shift(self.finish))
 

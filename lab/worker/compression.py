@@ -10,7 +10,8 @@ from torch import distributed as dist
 from torch.distributed import GradBucket  # type: ignore[attr-defined]
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 
-from lab.study import POWERSGD_FIRST_STEP, Run
+from lab.conflicts import POWERSGD_FIRST_STEP
+from lab.study import Run
 from lab.worker.communication import Exchange, Sent
 
 

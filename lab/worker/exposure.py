@@ -1,23 +1,25 @@
-"""What the buckets of all ranks say about a run: total and exposed communication, and what the exposed part waited for."""
+"""What the buckets or calls of all ranks say about a run: total and exposed communication, and what the latter waited for."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from lab.records import Communication
+from lab.analysis.links import bus_factor
+from lab.records import Communication, Operation
+from lab.worker.calls import Calls
 from lab.worker.communication import Buckets
 from lab.worker.timing import FloatArray, stat
 
 
 @dataclass(frozen=True)
 class Exposure:
-    """Communication by rank and step, each array (ranks, steps); times in s.
+    """Communication by rank and step, each array (ranks, steps); times in s, NaN where they cannot be known.
 
-    `total` is the union of the intervals from launch to finish of a step's buckets, `exposed` its part after the rank's
-    last bucket was ready, `straggler` what of that would be gone if every rank had brought each bucket when this one did.
+    `total` is the union of the intervals from launch to finish, `exposed` the time in which the rank did nothing but wait
+    for them, `straggler` what of that would be gone if every rank had come when this one did.
     """
 
     ready: FloatArray  # when the rank's last bucket was
@@ -25,21 +27,56 @@ class Exposure:
     exposed: FloatArray
     straggler: FloatArray
     bytes: FloatArray
+    moved: FloatArray  # bytes that the rank sends on a ring
+    exposed_in: dict[str, FloatArray]  # by phase
 
     @classmethod
     def of(cls, ranks: Sequence[Buckets]) -> Exposure:
-        """From the buckets of all ranks on one clock, of equally many steps each."""
+        """From the buckets of all ranks on one clock, of equally many steps each.
+
+        A rank waits from its last bucket on; the straggler's part is found by replaying the step on a link of one queue.
+        """
         steps = [_steps(buckets) for buckets in ranks]
         ready = np.array([[part.ready.max() for part in parts] for parts in steps])
         exposed = np.array([[union(p.launch, p.finish, since=p.ready.max()) for p in parts] for parts in steps])
         met = [np.max([part.launch for part in parts], axis=0) for parts in zip(*steps, strict=True)]
         waited = np.array([[_waited(p, m) for p, m in zip(parts, met, strict=True)] for parts in steps])
+        size = np.array([[part.bytes.sum() for part in parts] for parts in steps], dtype=np.float64)
         return cls(
             ready=ready,
             total=np.array([[union(part.launch, part.finish) for part in parts] for parts in steps]),
             exposed=exposed,
             straggler=np.minimum(waited, exposed),
-            bytes=np.array([[part.bytes.sum() for part in parts] for parts in steps], dtype=np.float64),
+            bytes=size,
+            moved=size * bus_factor("all_reduce", len(ranks)),
+            exposed_in={"backward": exposed},
+        )
+
+    @classmethod
+    def of_calls(cls, ranks: Sequence[Calls], *, steps: int) -> Exposure:
+        """From the calls of all ranks on one clock.
+
+        The straggler's part of a wait lasts until the last rank has launched the same call; it is known only where every
+        call is one of all ranks.
+        """
+        split = [[calls.of(step) for step in range(steps)] for calls in ranks]
+        together = _same_calls(ranks)
+        met = [np.max([part.launch for part in parts], axis=0) if together else None for parts in zip(*split, strict=True)]
+
+        def each(measure: Callable[[Calls], float]) -> FloatArray:
+            return np.array([[measure(part) for part in parts] for parts in split], dtype=np.float64)
+
+        return cls(
+            ready=np.full((len(ranks), steps), np.nan),
+            total=each(lambda part: union(part.launch, part.finish)),
+            exposed=each(lambda part: union(part.wait_begin, part.wait_end)),
+            straggler=np.array([[_late(p, m) for p, m in zip(parts, met, strict=True)] for parts in split]),
+            bytes=each(lambda part: part.bytes.sum()),
+            moved=each(lambda part: part.moved.sum()),
+            exposed_in={
+                phase: each(lambda part, phase=phase: _waited_in(part, phase))  # type: ignore[misc]
+                for phase in sorted({str(phase) for calls in ranks for phase in calls.phase} - {""})
+            },
         )
 
     def columns(self, rank: int) -> dict[str, FloatArray]:
@@ -48,12 +85,37 @@ class Exposure:
 
 
 def union(begin: FloatArray, end: FloatArray, *, since: float = -np.inf) -> float:
-    """The time covered by at least one of the intervals, after `since`."""
+    """The time covered by at least one of the intervals, after `since`; NaN where one of them is not known."""
+    if not len(begin) or np.isnan(begin).any() or np.isnan(end).any():
+        return np.nan if len(begin) else 0.0
     begin, end = np.maximum(begin, since), np.maximum(end, since)
     order = np.argsort(begin)
     begin, reached = begin[order], np.maximum.accumulate(end[order])
     gaps = np.maximum(begin[1:] - reached[:-1], 0.0)
     return float(reached[-1] - begin[0] - gaps.sum())
+
+
+def _same_calls(ranks: Sequence[Calls]) -> bool:
+    """Whether all ranks did the same at each call, each of them with all others."""
+    first = ranks[0]
+    return all(
+        len(calls.step) == len(first.step)
+        and bool((calls.members == len(ranks)).all())
+        and all(np.array_equal(getattr(calls, name), getattr(first, name)) for name in ("step", "operation", "bytes"))
+        for calls in ranks
+    )
+
+
+def _late(part: Calls, met: FloatArray | None) -> float:
+    """The part of the waits that lies before `met`, when the last rank came to the call."""
+    if met is None:
+        return np.nan
+    return union(part.wait_begin, np.clip(met, part.wait_begin, part.wait_end))
+
+
+def _waited_in(part: Calls, phase: str) -> float:
+    its = part.phase == phase
+    return union(part.wait_begin[its], part.wait_end[its])
 
 
 def _waited(step: _Step, met: FloatArray) -> float:
@@ -69,24 +131,47 @@ def _waited(step: _Step, met: FloatArray) -> float:
     return max(through - replayed, 0.0)
 
 
-def summary(ranks: Sequence[Buckets], exposure: Exposure, step_time: FloatArray, *, warmup_steps: int) -> Communication:
+def summary(exposure: Exposure, step_time: FloatArray, *, warmup_steps: int) -> Communication:
     """The record's part: statistics of the slowest rank of each measured step, as in the record's timing.
 
-    `step_time` is (ranks, steps) with warm-up, as are the exposures.
+    `step_time` is (ranks, steps) with warm-up, as are the exposures. What is not known of every measured step is None.
     """
-    measured = {name: getattr(exposure, name)[:, warmup_steps:] for name in ("total", "exposed", "straggler", "bytes")}
+    measured = {name: getattr(exposure, name)[:, warmup_steps:] for name in ("total", "exposed", "straggler")}
     measured["transfer"] = measured["exposed"] - measured["straggler"]
     measured["overlap"] = measured["total"] - measured["exposed"]
+    known = {name: values for name, values in measured.items() if not np.isnan(values).any()}
     slowest = step_time[:, warmup_steps:].argmax(axis=0)
     steps = np.arange(len(slowest))
-    sent = ranks[0]
-    of_slowest = {name: stat(values[slowest, steps]) for name, values in measured.items() if name != "bytes"}
     found = Communication(
-        bytes=int(np.median(measured["bytes"])),
-        buckets=sent.bytes[sent.step == sent.step[-1]].tolist(),
-        per_rank={name: np.median(measured[name], axis=1).tolist() for name in ("total", "exposed", "straggler")},
+        bytes=int(np.median(exposure.bytes[:, warmup_steps:])),
+        bytes_moved=int(np.median(exposure.moved[:, warmup_steps:])),
+        exposed_in={
+            phase: float(np.median(values[:, warmup_steps:][slowest, steps]))
+            for phase, values in exposure.exposed_in.items()
+            if "exposed" in known
+        },
+        per_rank={name: np.median(known[name], axis=1).tolist() for name in ("total", "exposed", "straggler") if name in known},
     )
-    return found.model_copy(update=of_slowest)
+    return found.model_copy(update={name: stat(values[slowest, steps]) for name, values in known.items()})
+
+
+def of_buckets(sent: Buckets, *, operation: str | None) -> dict[str, object]:
+    """Fields of Communication that count the buckets of a step; `operation` is None where each takes several."""
+    sizes = sent.bytes[sent.step == sent.step[-1]].tolist()
+    if operation is None:
+        return {"buckets": sizes}
+    return {"buckets": sizes, "calls": len(sizes), "operations": {operation: Operation(calls=len(sizes), bytes=sum(sizes))}}
+
+
+def of_calls(calls: Calls) -> dict[str, object]:
+    """Fields of Communication that count the calls of a step."""
+    last = calls.of(int(calls.step[-1]))
+    operations = {
+        str(name): Operation(calls=int(its.sum()), bytes=int(last.bytes[its].sum()))
+        for name in dict.fromkeys(last.operation.tolist())
+        for its in [last.operation == name]
+    }
+    return {"calls": len(last.step), "operations": operations}
 
 
 @dataclass(frozen=True)

@@ -27,11 +27,11 @@ T = TypeVar("T")
 @contextmanager
 def process_group(place: Place, *, device: torch.device) -> Iterator[None]:
     """Form the group of all ranks and leave it at the end; raises LabError where rank 0 gives no address in time."""
-    if place.host == "127.0.0.1" and sys.platform == "linux":
+    if place.host.startswith("127.") and sys.platform == "linux":
         # Else gloo asks for the host's name, which on many a laptop resolves to nothing that can be reached.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     dist.init_process_group(
-        backend(device),
+        backend(place),
         store=_store(place),
         rank=place.rank,
         world_size=place.world_size,

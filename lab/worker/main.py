@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,24 +11,26 @@ from pathlib import Path
 import numpy as np
 import psutil
 import torch
-from torch import nn
 
-from lab.analysis.costs import gpt_flops_per_token
+from lab.analysis.costs import flops_per_sample
 from lab.errors import LabError
 from lab.place import Place, Progress
-from lab.records import Communication, Environment, Event, Memory, Quality, Timing
+from lab.records import Communication, Environment, Event, Inference, Memory, Quality, Timing
 from lab.study import Run
 from lab.worker import data, exposure, strategies
+from lab.worker.calls import Calls
 from lab.worker.communication import Buckets
-from lab.worker.data.tokens import Tokens
+from lab.worker.data.dataset import Dataset
 from lab.worker.environment import environment
 from lab.worker.exposure import Exposure
 from lab.worker.foreign import CpuUse, foreign_cpu
 from lab.worker.group import gather, process_group, share
+from lab.worker.memory import Held
 from lab.worker.offset import Reading, read_offset, to_rank_0
 from lab.worker.peak import peak_flops
 from lab.worker.probe import Probe, costs, methods_agree, probe
-from lab.worker.steps import write_buckets, write_steps
+from lab.worker.resume import forget
+from lab.worker.steps import write_buckets, write_calls, write_steps
 from lab.worker.timeline import events, representative, timeline
 from lab.worker.timing import FloatArray, phases_close, timing
 from lab.worker.train import Training, evaluate, train
@@ -38,12 +40,13 @@ from lab.worker.train import Training, evaluate, train
 class Measured:
     """All of a record that is measured inside the job."""
 
-    timing: Timing
+    timing: Timing | None
     communication: Communication | None
     memory: Memory
-    quality: Quality
+    quality: Quality | None
     environment: Environment
     checks: dict[str, bool]
+    inference: Inference | None = None
 
 
 @dataclass(frozen=True)
@@ -54,58 +57,75 @@ class RankReport:
     cores: tuple[int, ...]
     steps: dict[str, FloatArray]  # the columns of steps.parquet
     began: float  # the first step
-    buckets: Buckets | None
+    sent: Buckets | Calls | None
     median_step: tuple[float, list[Event]] | None
     probe: Probe | None
     use: CpuUse
     peak_flops: float
-    peak_memory: int
-    fingerprint: tuple[float, float]
+    peak_memory: list[int]
+    held: Held
+    fingerprint: tuple[float, float] | None
 
 
 def measure(run: Run, place: Place, *, data_root: Path, folder: Path, progress: Progress) -> Measured | None:
-    """Train one repeat of a run on this rank; rank 0 gets the measurement, the others None.
+    """Measure one repeat of a run, training or inference, on this rank; rank 0 gets the measurement, the others None.
 
-    Rank 0 writes `folder`/steps.parquet, and buckets.parquet where ranks exchange gradients.
+    Rank 0 writes `folder`/steps.parquet, and where ranks communicate buckets.parquet (DDP's) or calls.parquet.
 
     All ranks must call it. Raises InputError for data or a model that cannot be used, LabError for a device that is not
     there, ranks that see different data, or a loss that is not finite; torch.OutOfMemoryError passes through.
     """
+    if run.task == "inference":
+        from lab.worker.inference import infer
+
+        return infer(run, place, data_root=data_root, folder=folder, progress=progress)
     torch.set_num_threads(place.threads)
     device = device_of(place)
     progress("data", 0, 1)
-    tokens = data.prepare(run, data_root=data_root, progress=progress)
+    dataset = data.prepare(run, data_root=data_root, progress=progress)
     progress("data", 1, 1)
     grouped = place.world_size > 1 or strategies.get(run.strategy).needs_group
     with process_group(place, device=device) if grouped else nullcontext():
-        _require_same_data(tokens)
+        _require_same_data(dataset)
         peak, peak_source = peak_flops(device, precision=run.precision)
         before = read_offset(socket.gethostname())
-        training = train(run, place, device=device, tokens=tokens, progress=progress)
-        validation_loss = evaluate(training.model, run, place, device=device, tokens=tokens, progress=progress)
-        probed = probe(training, run, place, device=device, tokens=tokens, progress=progress)
+        training = train(run, place, device=device, dataset=dataset, progress=progress, folder=folder)
+        validation_loss, accuracy = evaluate(training.model, run, place, device=device, dataset=dataset, progress=progress)
+        probed = probe(training, run, place, device=device, dataset=dataset, progress=progress)
         readings = before, read_offset(socket.gethostname())
         reports = gather(_report(training, probed, run, place, peak=peak, readings=readings))
     if reports is None:
         return None
-    communication = _communication(run, reports, folder)
-    write_steps([report.steps for report in reports], folder / "steps.parquet", warmup_steps=run.warmup_steps)
-    parameters = list(training.model.parameters())
-    timed = _timing(run, tokens, training, reports, peak_source=peak_source)
+    communication = _communication(run, reports, folder, first_step=training.first_step)
+    write_steps(
+        [report.steps for report in reports],
+        folder / "steps.parquet",
+        warmup_steps=run.warmup_steps,
+        first_step=training.first_step,
+    )
+    forget(folder / "checkpoint")  # there is nothing left to go on with
+    timed = _timing(run, dataset, training, reports, peak_source=peak_source)
     return Measured(
         timing=timed,
         communication=communication,
         memory=Memory(
             kind="cuda_allocated" if device.type == "cuda" else "resident",
-            peak=[report.peak_memory for report in reports],
-            parameters=sum(parameter.nbytes for parameter in parameters),
+            peak=[peak for report in reports for peak in report.peak_memory],
+            parameters=max(report.held.parameters for report in reports),
+            optimizer=max(report.held.optimizer for report in reports),
         ),
-        quality=Quality(loss=training.loss.tolist(), validation_loss=validation_loss),
+        quality=Quality(
+            loss=training.loss.tolist(),
+            validation_loss=validation_loss,
+            accuracy=accuracy,
+            depends_on_split=run.architecture.depends_on_split or None,
+        ),
         environment=environment(
             place,
             device=device,
-            tokens=tokens,
-            parameters=sum(parameter.numel() for parameter in parameters),
+            dataset=dataset,
+            parameters=training.parameters,
+            devices=run.world_size,
             hosts=[report.host for report in reports],
             cores=[report.cores for report in reports],
             foreign_cpu=foreign_cpu((report.host, report.use) for report in reports),
@@ -128,9 +148,9 @@ def device_of(place: Place) -> torch.device:
     return device
 
 
-def _require_same_data(tokens: Tokens) -> None:
+def _require_same_data(dataset: Dataset) -> None:
     hosts: dict[str, str] = {}
-    for host, digest in share((socket.gethostname(), tokens.sha256)):
+    for host, digest in share((socket.gethostname(), dataset.sha256)):
         hosts.setdefault(digest, host)
     if len(hosts) > 1:
         raise LabError(
@@ -145,11 +165,11 @@ def _report(
     def shift(times: FloatArray) -> FloatArray:
         return to_rank_0(times, readings)
 
-    buckets = training.buckets.moved(shift) if training.buckets else None
+    sent = training.sent.shifted(shift) if training.sent else None
     median_step = None
-    if training.buckets:
+    if training.sent:
         step = representative(np.stack(share(training.laps["step_time"])), warmup_steps=run.warmup_steps)
-        median_step = events(place.rank, step, clock=training.clock, buckets=training.buckets, shift=shift)
+        median_step = events(place.rank, step, clock=training.clock, sent=training.sent, shift=shift)
     return RankReport(
         host=socket.gethostname(),
         cores=place.cores,
@@ -161,34 +181,41 @@ def _report(
             "grad_norm": training.grad_norm,
         },
         began=float(shift(np.array(training.clock.phases(0)[0][1]))),
-        buckets=buckets,
+        sent=sent,
         median_step=median_step,
         probe=probed.moved(shift) if probed else None,
         use=training.use,
         peak_flops=peak,
         peak_memory=training.peak_memory,
-        fingerprint=_fingerprint(training.model),
+        held=training.held,
+        fingerprint=_fingerprint(strategies.get(run.strategy).shared(training.parallel)),
     )
 
 
-def _communication(run: Run, reports: Sequence[RankReport], folder: Path) -> Communication | None:
+def _communication(run: Run, reports: Sequence[RankReport], folder: Path, *, first_step: int) -> Communication | None:
     """The record's part; puts the steps of all ranks on one time axis and the communication of each step beside them."""
     probes = [report.probe for report in reports if report.probe]
     measured = costs(probes) if probes else {}
-    buckets = [report.buckets for report in reports if report.buckets]
-    if not buckets:
-        return Communication().model_copy(update=measured) if measured else None
     origin = reports[0].began
-    write_buckets(buckets, folder / "buckets.parquet", origin=origin)
-    exposed = Exposure.of(buckets)
+    buckets = [report.sent for report in reports if isinstance(report.sent, Buckets)]
+    calls = [report.sent for report in reports if isinstance(report.sent, Calls)]
+    if buckets:
+        write_buckets(buckets, folder / "buckets.parquet", origin=origin, first_step=first_step)
+        exposed = Exposure.of(buckets)
+        counted = exposure.of_buckets(buckets[0], operation=None if run.compression == "powersgd" else "all_reduce")
+    elif calls:
+        write_calls(calls, folder / "calls.parquet", origin=origin, first_step=first_step)
+        exposed = Exposure.of_calls(calls, steps=run.steps - first_step)
+        counted = exposure.of_calls(calls[0])
+    else:
+        return Communication().model_copy(update=measured) if measured else None
     for rank, report in enumerate(reports):
         report.steps["start"] += report.began - origin
         report.steps.update(exposed.columns(rank))
-    found = exposure.summary(
-        buckets, exposed, np.stack([report.steps["step_time"] for report in reports]), warmup_steps=run.warmup_steps
-    )
+    step_time = np.stack([report.steps["step_time"] for report in reports])
+    found = exposure.summary(exposed, step_time, warmup_steps=run.warmup_steps)
     shown = timeline([report.median_step for report in reports if report.median_step])
-    return found.model_copy(update={**measured, "timeline": shown})
+    return found.model_copy(update={**measured, **counted, "timeline": shown})
 
 
 def _checks(timed: Timing, communication: Communication | None, reports: Sequence[RankReport]) -> dict[str, bool]:
@@ -197,28 +224,31 @@ def _checks(timed: Timing, communication: Communication | None, reports: Sequenc
     return checks if agree is None else checks | {"communication_methods_agree": agree}
 
 
-def _timing(run: Run, tokens: Tokens, training: Training, reports: Sequence[RankReport], *, peak_source: str) -> Timing:
+def _timing(run: Run, dataset: Dataset, training: Training, reports: Sequence[RankReport], *, peak_source: str) -> Timing:
     return timing(
         {name: np.stack([report.steps[name] for report in reports]) for name in training.laps},
         warmup_steps=run.warmup_steps,
         setup_time=training.first_step_at - psutil.Process().create_time(),
         samples_per_step=run.global_batch_size,
-        tokens_per_sample=run.architecture.block_size,
-        flops_per_token=gpt_flops_per_token(run.architecture, tokens.vocab_size),
+        tokens_per_sample=dataset.tokens_per_sample,
+        flops_per_sample=flops_per_sample(run),
         peak_flops=float(np.mean([report.peak_flops for report in reports])),
         peak_source=peak_source,
+        devices=run.world_size,
     )
 
 
 @torch.no_grad()
-def _fingerprint(model: nn.Module) -> tuple[float, float]:
-    """Sum and sum of squares of all parameters, in fp64."""
-    parameters = [parameter.double() for parameter in model.parameters()]
-    return float(sum(p.sum() for p in parameters)), float(sum(p.square().sum() for p in parameters))
+def _fingerprint(parameters: Iterable[torch.Tensor]) -> tuple[float, float] | None:
+    """Sum and sum of squares of parameters, in fp64; None where there are none."""
+    sums = [(float(parameter.double().sum()), float(parameter.double().square().sum())) for parameter in parameters]
+    return (sum(first for first, _ in sums), sum(second for _, second in sums)) if sums else None
 
 
 def _same_parameters(reports: Sequence[RankReport]) -> bool:
     """The check of the same name: ranks that train one model end with one model, up to the rounding of unequal CPUs (1e-6)."""
-    prints = np.array([report.fingerprint for report in reports])
+    prints = np.array([report.fingerprint for report in reports if report.fingerprint])
+    if not len(prints):
+        return True  # nothing is shared, as in a pipeline of one stage
     scale = max(prints[0, 1], 1.0)  # a sum may be near zero by chance
     return bool(np.all(np.abs(prints - prints[0]) <= 1e-6 * scale))

@@ -20,11 +20,12 @@ from torch.nn.parallel import DistributedDataParallel
 from lab.place import Place
 from lab.study import Run
 from lab.worker import data, models
-from lab.worker.data.sampling import Sampler
-from lab.worker.data.tokens import Tokens
+from lab.worker.data.dataset import Dataset
+from lab.worker.data.loading import FastLoader
 from lab.worker.group import gather, process_group, share
+from lab.worker.optimizer import optimizer_for
 from lab.worker.timing import FloatArray, stat
-from lab.worker.train import autocast, learning_rate, optimizer_for, train
+from lab.worker.train import autocast, learning_rate, train
 
 PLAIN, CONTROL, INSTRUMENTED = "plain", "control", "instrumented"
 
@@ -32,24 +33,24 @@ PLAIN, CONTROL, INSTRUMENTED = "plain", "control", "instrumented"
 class PlainLoop:
     """The training that `train` does, without its clock, its hook and its notes: what a user would write."""
 
-    def __init__(self, run: Run, place: Place, *, device: torch.device, tokens: Tokens) -> None:
+    def __init__(self, run: Run, place: Place, *, device: torch.device, dataset: Dataset) -> None:
         torch.manual_seed(run.seed)
         self.run, self.device, self.step = run, device, 0
-        self.model = models.build(run, vocab_size=tokens.vocab_size).to(device)
+        self.model = models.build(run, dataset).to(device)
         torch.manual_seed(run.seed + 1 + place.rank)
         device_ids = [device.index] if device.type == "cuda" else None
         self.parallel = DistributedDataParallel(self.model, device_ids=device_ids, gradient_as_bucket_view=True)
         self.optimizer = optimizer_for(self.model, run)
-        self.sampler = Sampler(tokens.train, run=run, rank=place.rank)
+        self.loader = FastLoader(dataset.train, run=run, rank=place.rank)
         self.losses: list[torch.Tensor] = []
 
     def advance(self) -> None:
         """One step."""
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(self.run, self.step)
-        batch = torch.from_numpy(self.sampler.micro_batch(self.step, 0)).to(self.device)
+        batch = self.loader.micro_batch(self.step, 0).to(self.device)
         with autocast(self.run, self.device):
-            loss = self.parallel(batch[:, :-1], batch[:, 1:])
+            loss = self.parallel(*batch)
         loss.backward()
         nn.utils.clip_grad_norm_(self.model.parameters(), self.run.grad_clip)
         self.optimizer.step()
@@ -94,7 +95,7 @@ class Turns:
             torch.cuda.synchronize(self.device)
 
 
-def measure_overhead(run: Run, place: Place, *, device: torch.device, tokens: Tokens) -> dict[str, object] | None:
+def measure_overhead(run: Run, place: Place, *, device: torch.device, dataset: Dataset) -> dict[str, object] | None:
     """Ratios of step times to the plain loop's in the same round, the slowest rank's; on rank 0, None on the others.
 
     A round is one step of the instrumented loop and one of each of two equal plain ones, these in an order that is
@@ -102,9 +103,9 @@ def measure_overhead(run: Run, place: Place, *, device: torch.device, tokens: To
     `control` is the ratio of the two plain loops: what this machine makes of no difference at all. `cpu_ratio` compares
     the CPU time of all ranks, which the load of others hardly touches.
     """
-    plain = {name: PlainLoop(run, place, device=device, tokens=tokens) for name in (PLAIN, CONTROL)}
+    plain = {name: PlainLoop(run, place, device=device, dataset=dataset) for name in (PLAIN, CONTROL)}
     turns = Turns(plain, device, np.random.default_rng(run.seed))
-    training = train(run, place, device=device, tokens=tokens, progress=turns)
+    training = train(run, place, device=device, dataset=dataset, progress=turns)
     losses = np.stack(share(np.array([float(loss) for loss in plain[PLAIN].losses]))).mean(axis=0)
     ranks = gather((turns.wall, turns.cpu))
     if ranks is None:
@@ -148,9 +149,9 @@ def _rank(rank: int, run_json: str, folder: str) -> None:
         rendezvous=Path(folder) / "address",
     )
     device = torch.device("cpu")
-    tokens = data.prepare(run, data_root=Path(folder), progress=lambda phase, step, steps: None)
+    dataset = data.prepare(run, data_root=Path(folder), progress=lambda phase, step, steps: None)
     with process_group(place, device=device):
-        found = measure_overhead(run, place, device=device, tokens=tokens)
+        found = measure_overhead(run, place, device=device, dataset=dataset)
     if found is not None:
         (Path(folder) / "overhead.json").write_text(json.dumps(found))
 

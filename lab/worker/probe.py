@@ -13,9 +13,9 @@ from lab.place import Place, Progress
 from lab.records import Communication, Stat
 from lab.study import Run
 from lab.worker import strategies
-from lab.worker.communication import Buckets
-from lab.worker.data.sampling import Sampler
-from lab.worker.data.tokens import Tokens
+from lab.worker.communication import Buckets, Recorder
+from lab.worker.data.dataset import Dataset
+from lab.worker.data.loading import FastLoader
 from lab.worker.exposure import Exposure
 from lab.worker.timing import FloatArray, stat
 from lab.worker.train import Training, autocast
@@ -34,11 +34,11 @@ class Probe:
 
     def moved(self, shift: Callable[[FloatArray], FloatArray]) -> Probe:
         """The same on another clock."""
-        return Probe(shift(self.spans), self.buckets.moved(shift) if self.buckets else None)
+        return Probe(shift(self.spans), self.buckets.shifted(shift) if self.buckets else None)
 
 
 def probe(
-    training: Training, run: Run, place: Place, *, device: torch.device, tokens: Tokens, progress: Progress
+    training: Training, run: Run, place: Place, *, device: torch.device, dataset: Dataset, progress: Progress
 ) -> Probe | None:
     """Time rounds of the wrapped model against the same without its exchange; None where there is nothing to compare.
 
@@ -47,13 +47,13 @@ def probe(
     before each part. No step is taken, gradients are dropped, and the model must not be used to train afterwards.
     """
     strategy = strategies.get(run.strategy)
-    if not strategy.needs_group or (run.world_size == 1 and run.compile):
+    if not strategy.comparable or (run.world_size == 1 and run.compile):
         return None  # the bare model would have to be compiled first
-    batch = torch.from_numpy(Sampler(tokens.train, run=run, rank=place.rank).micro_batch(0, 0)).to(device)
+    batch = FastLoader(dataset.train, run=run, rank=place.rank).micro_batch(0, 0).to(device)
 
     def pass_through(model: Callable[..., torch.Tensor]) -> None:
         with autocast(run, device):
-            loss = model(batch[:, :-1], batch[:, 1:])
+            loss = model(*batch)
         loss.backward()
 
     def without() -> None:
@@ -67,7 +67,8 @@ def probe(
     # A round costs two micro-batches, a step grad_accum of them; one more round warms up after the evaluation.
     rounds = int(np.clip(SHARE_OF_RUN * run.steps * run.grad_accum / 2, *ROUNDS)) + 1
     spans = _rounds(ways, rounds, seed=run.seed, training=training, device=device, progress=progress)
-    return Probe(spans[1:], training.recorder.take().after(1) if training.recorder else None)
+    recorder = training.recorder
+    return Probe(spans[1:], recorder.take().after(1) if isinstance(recorder, Recorder) else None)
 
 
 def _rounds(

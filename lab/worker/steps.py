@@ -1,4 +1,4 @@
-"""Every step and every bucket of every rank as Parquet files."""
+"""Every step and every bucket or call of every rank as Parquet files."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from lab.worker.calls import Calls
 from lab.worker.communication import Buckets
 from lab.worker.timing import FloatArray
 
@@ -37,25 +38,40 @@ COLUMNS = (
 )
 
 
-def write_steps(ranks: Sequence[Mapping[str, FloatArray]], path: Path, *, warmup_steps: int) -> None:
-    """Write COLUMNS, one row per rank and step, so that the file is there whole or not at all; raises OSError."""
+def write_steps(ranks: Sequence[Mapping[str, FloatArray]], path: Path, *, warmup_steps: int, first_step: int = 0) -> None:
+    """Write COLUMNS, one row per rank and step from `first_step` on, whole or not at all; raises OSError."""
     import pandas as pd
 
     tables = []
     for rank, columns in enumerate(ranks):
         steps = np.arange(len(columns["step_time"]))
-        tables.append(pd.DataFrame({"rank": rank, "step": steps, "warmup": steps < warmup_steps, **columns}))
+        tables.append(pd.DataFrame({"rank": rank, "step": first_step + steps, "warmup": steps < warmup_steps, **columns}))
     _write(pd.concat(tables, ignore_index=True).reindex(columns=list(COLUMNS)), path)
 
 
-def write_buckets(ranks: Sequence[Buckets], path: Path, *, origin: float) -> None:
+def write_buckets(ranks: Sequence[Buckets], path: Path, *, origin: float, first_step: int = 0) -> None:
     """Write one row per bucket that a rank sent: rank, step, bucket, ready, launch, finish (s after `origin`), bytes."""
     import pandas as pd
 
     tables = []
     for rank, sent in enumerate(ranks):
         times = {name: getattr(sent, name) - origin for name in ("ready", "launch", "finish")}
-        tables.append(pd.DataFrame({"rank": rank, "step": sent.step, "bucket": sent.bucket, **times, "bytes": sent.bytes}))
+        tables.append(
+            pd.DataFrame({"rank": rank, "step": first_step + sent.step, "bucket": sent.bucket, **times, "bytes": sent.bytes})
+        )
+    _write(pd.concat(tables, ignore_index=True), path)
+
+
+def write_calls(ranks: Sequence[Calls], path: Path, *, origin: float, first_step: int = 0) -> None:
+    """Write one row per call of a rank: rank, step, operation, members, phase, launch, finish and the wait (s after `origin`),
+    bytes, moved.
+    """
+    import pandas as pd
+
+    tables = []
+    for rank, calls in enumerate(ranks):
+        columns = vars(calls.shifted(lambda times: times - origin))
+        tables.append(pd.DataFrame({"rank": rank, **columns, "step": first_step + calls.step}))
     _write(pd.concat(tables, ignore_index=True), path)
 
 

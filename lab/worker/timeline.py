@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from lab.records import Event
+from lab.worker.calls import Calls
 from lab.worker.communication import Buckets
 from lab.worker.timing import Clock, FloatArray
 
@@ -20,7 +21,7 @@ def representative(step_time: FloatArray, *, warmup_steps: int) -> int:
 
 
 def events(
-    rank: int, step: int, *, clock: Clock, buckets: Buckets, shift: Callable[[FloatArray], FloatArray]
+    rank: int, step: int, *, clock: Clock, sent: Buckets | Calls, shift: Callable[[FloatArray], FloatArray]
 ) -> tuple[float, list[Event]]:
     """The start of a rank's step and its bars, in s; `shift` takes times of this host to those of rank 0."""
     phases = clock.phases(step)
@@ -30,14 +31,32 @@ def events(
         for (name, *_), (begin, end) in zip(phases, times, strict=True)
         if name in SHOWN
     ]
-    of_step = buckets.of(step).moved(shift)
-    bars += [
+    return times[0][0], bars + (
+        _buckets(rank, sent.of(step), shift) if isinstance(sent, Buckets) else _calls(rank, sent.of(step), shift)
+    )
+
+
+def _buckets(rank: int, sent: Buckets, shift: Callable[[FloatArray], FloatArray]) -> list[Event]:
+    shifted = sent.shifted(shift)
+    return [
         Event(rank=rank, name=f"bucket {number}", ready=ready, start=launch, end=finish, bytes=size)
         for number, ready, launch, finish, size in zip(
-            *(getattr(of_step, name).tolist() for name in ("bucket", "ready", "launch", "finish", "bytes")), strict=True
+            *(getattr(shifted, name).tolist() for name in ("bucket", "ready", "launch", "finish", "bytes")), strict=True
         )
     ]
-    return times[0][0], bars
+
+
+def _calls(rank: int, calls: Calls, shift: Callable[[FloatArray], FloatArray]) -> list[Event]:
+    """A call whose end is not known ends with the wait for it; without either it is not shown."""
+    shifted = calls.shifted(shift)
+    ends = np.where(np.isnan(shifted.finish), shifted.wait_end, shifted.finish)
+    return [
+        Event(rank=rank, name=operation, start=launch, end=end, bytes=size)
+        for operation, launch, end, size in zip(
+            shifted.operation.tolist(), shifted.launch.tolist(), ends.tolist(), shifted.bytes.tolist(), strict=True
+        )
+        if not np.isnan(end)
+    ]
 
 
 def timeline(ranks: Sequence[tuple[float, Sequence[Event]]]) -> list[Event]:

@@ -43,6 +43,12 @@ class Clock(Protocol):
     def phases(self, step: int) -> list[tuple[str, float, float]]:
         """The laps of one step with begin and end in seconds of this host's `perf_counter`."""
 
+    def position(self) -> tuple[int, int]:
+        """The step and the lap of it that are under way; a step of -1 before the first."""
+
+    def phase_of(self, position: tuple[int, int]) -> str:
+        """What a lap was counted as, now that it is over."""
+
 
 class _MarkingClock(Generic[Mark]):
     """Keeps marks in time while training and does the arithmetic afterwards."""
@@ -67,6 +73,13 @@ class _MarkingClock(Generic[Mark]):
         # Over the starts of all steps before it, for the sake of CUDA's 32-bit milliseconds.
         times = self.seconds([*(earlier[0][1] for earlier in self._steps[:step]), *(mark for _, mark in marks)])[step:].tolist()
         return [(phase, begin, end) for (phase, _), (begin, end) in zip(marks[1:], itertools.pairwise(times), strict=True)]
+
+    def position(self) -> tuple[int, int]:
+        return len(self._steps) - 1, len(self._steps[-1]) if self._steps else 0
+
+    def phase_of(self, position: tuple[int, int]) -> str:
+        step, lap = position
+        return self._steps[step][lap][0]
 
     def start(self) -> None:
         self._steps.append([("", self._now())])
@@ -175,15 +188,16 @@ def timing(
     warmup_steps: int,
     setup_time: float,
     samples_per_step: int,
-    tokens_per_sample: int,
-    flops_per_token: int,
+    tokens_per_sample: int | None,
+    flops_per_sample: int,
     peak_flops: float | None,
     peak_source: str | None,
+    devices: int | None = None,
 ) -> Timing:
     """What all ranks' readings say together; each array is (ranks, steps), in seconds, warm-up included.
 
     A synchronous step ends with its slowest rank, so a step's time and phases are those of that rank. Rates are per
-    median step. `peak_flops` is that of one rank.
+    median step. `peak_flops` is that of one device; there are as many as ranks where `devices` does not say otherwise.
     """
     measured = {name: values[:, warmup_steps:] for name, values in laps.items()}
     ranks, steps = measured["step_time"].shape
@@ -192,7 +206,7 @@ def timing(
     step = stat(of_slowest["step_time"])
     wall = measured["start"][:, -1] + measured["step_time"][:, -1] - measured["start"][:, 0]
     samples_per_second = samples_per_step / step.median
-    flops_per_second = samples_per_second * tokens_per_sample * flops_per_token
+    flops_per_second = samples_per_second * flops_per_sample
     return Timing(
         step=step,
         phases={phase: stat(of_slowest[phase]) for phase in PHASES},
@@ -206,9 +220,9 @@ def timing(
         setup_time=setup_time,
         train_time=float(wall.max()),
         samples_per_second=samples_per_second,
-        tokens_per_second=samples_per_second * tokens_per_sample,
+        tokens_per_second=samples_per_second * tokens_per_sample if tokens_per_sample else None,
         flops_per_second=flops_per_second,
-        mfu=flops_per_second / (peak_flops * ranks) if peak_flops else None,
+        mfu=flops_per_second / (peak_flops * (devices or ranks)) if peak_flops else None,
         peak_flops_per_second=peak_flops,
         peak_source=peak_source,
     )

@@ -7,67 +7,100 @@ import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
+from torch import distributed as dist
 from torch import nn
 
 from lab.errors import LabError
 from lab.place import Place, Progress
 from lab.study import Run
 from lab.worker import memory, models, strategies
+from lab.worker.blocks import checkpoint_blocks
+from lab.worker.calls import CallRecorder, Calls
 from lab.worker.communication import Buckets, Recorder
-from lab.worker.data.sampling import Sampler
-from lab.worker.data.tokens import Tokens
+from lab.worker.data.dataset import Dataset
+from lab.worker.data.loading import FastLoader, loader_for
 from lab.worker.foreign import CpuUse, cpu_use
 from lab.worker.group import mean_over_ranks
 from lab.worker.peak import DTYPES
+from lab.worker.resume import Checkpoints
 from lab.worker.timing import Clock, FloatArray, clock_for
 
 
 @dataclass(frozen=True)
 class Training:
-    """What one rank saw while it trained; arrays are by step, times in seconds."""
+    """What one rank saw while it trained; arrays but `loss` are by step from `first_step` on, times in seconds."""
 
     model: nn.Module
     parallel: nn.Module  # the model as its strategy wraps it
     forward: Callable[..., torch.Tensor]  # the same, compiled where the run asks for it
     clock: Clock
-    recorder: Recorder | None
+    recorder: Recorder | CallRecorder | None
     laps: dict[str, FloatArray]
-    buckets: Buckets | None  # None at world size 1, where nothing is sent
+    sent: Buckets | Calls | None  # None where nothing is sent
     cpu_time: FloatArray
+    first_step: int  # 0, or from where an interrupted training went on
     rank_loss: FloatArray  # mean over this rank's samples
-    loss: FloatArray  # mean over the global batch
+    loss: FloatArray  # of every step, mean over the global batch
     learning_rate: FloatArray
     grad_norm: FloatArray
     first_step_at: float  # time.time()
     use: CpuUse  # over the measured steps
-    peak_memory: int
+    peak_memory: list[int]  # of each device
+    held: memory.Held
+    parameters: int  # of the whole model
 
 
-def train(run: Run, place: Place, *, device: torch.device, tokens: Tokens, progress: Progress) -> Training:
-    """Train this rank's share of the run; raises LabError that names the first step whose loss is not finite."""
+def train(
+    run: Run, place: Place, *, device: torch.device, dataset: Dataset, progress: Progress, folder: Path | None = None
+) -> Training:
+    """Train this rank's share of the run; raises LabError that names the first step whose loss is not finite.
+
+    Checkpoints lie in the repeat's `folder`; training goes on from the newest of them, and what is measured by step is
+    measured from there on, with a warm-up of its own.
+    """
     torch.manual_seed(run.seed)
-    model = models.build(run, vocab_size=tokens.vocab_size).to(device)
-    torch.manual_seed(run.seed + 1 + place.rank)  # the same weights everywhere, but not the same dropout
+    model = models.build(run, dataset).to(device)
+    parameters = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    # The same weights everywhere, but the same dropout only where ranks see the same samples.
+    torch.manual_seed(run.seed + 1 + place.rank % run.data_parallel_size)
+    if run.activation_checkpointing:
+        checkpoint_blocks(model)
     clock = clock_for(device)
-    recorder = Recorder(clock) if run.world_size > 1 else None
     strategy = strategies.get(run.strategy)
-    parallel = strategy.wrap(model, run=run, device=device, recorder=recorder)
+    recorder = strategy.recorder(clock, world_size=run.world_size)
+    parallel = strategy.wrap(model, run=run, device=device, clock=clock, recorder=recorder)
+    model = strategy.bare(parallel)  # of a pipeline, this rank's part
     forward = torch.compile(parallel) if run.compile else parallel
-    optimizer = optimizer_for(model, run)
+    optimizer = strategy.optimizer(parallel, run)
     scaler = torch.amp.GradScaler(device.type, enabled=run.precision == "fp16")
-    sampler = Sampler(tokens.train, run=run, rank=place.rank)
+    loader = loader_for(dataset, run=run, rank=place.rank)
     # Room made at once: small tensors kept from each step would split the heap and let the resident memory grow.
     losses = torch.zeros(run.steps, run.grad_accum, device=device)
     norms = torch.zeros(run.steps, device=device)
     rates, cpu_times = [], []
+    checkpoints = Checkpoints(
+        folder,
+        run=run,
+        place=place,
+        device=device,
+        dataset=dataset,
+        model=model,
+        optimizer=optimizer,
+        scaler=scaler,
+        losses=losses,
+        progress=progress,
+    )
+    first = checkpoints.resume()
+    measured_from = first + run.warmup_steps
     memory.reset_peak(device)
     first_step_at, before = time.time(), cpu_use(place.cores)
 
-    for step in range(run.steps):
-        if step == run.warmup_steps:
+    for step in range(first, run.steps):
+        if step == measured_from:
             before = cpu_use(place.cores)
         cpu_start = time.process_time()
         clock.start()
@@ -76,37 +109,42 @@ def train(run: Run, place: Place, *, device: torch.device, tokens: Tokens, progr
             group["lr"] = rate
         clock.lap("other")
         for micro in range(run.grad_accum):
-            batch = torch.from_numpy(sampler.micro_batch(step, micro))
+            batch = loader.micro_batch(step, micro)
             if device.type == "cuda":
                 batch = batch.pin_memory()
             clock.lap("data")
-            batch = batch.to(device, non_blocking=True)
+            batch = batch.to(device)
             clock.lap("h2d")
             # Gradients meet once per step, in the backward pass of its last micro-batch.
             with nullcontext() if micro == run.grad_accum - 1 else strategy.no_sync(parallel):
                 with autocast(run, device):
-                    loss = forward(batch[:, :-1], batch[:, 1:])
+                    loss = forward(*batch)
                 clock.lap("forward")
                 scaler.scale(loss / run.grad_accum).backward()
                 clock.lap("backward")
             losses[step, micro] = loss.detach()  # stays on the device: reading it here would make the host wait
+        strategy.synchronize(parallel)
+        clock.lap("backward")
         scaler.unscale_(optimizer)
-        norms[step] = nn.utils.clip_grad_norm_(model.parameters(), run.grad_clip)
+        norms[step] = strategy.clip(parallel, run.grad_clip)
         scaler.step(optimizer)
         scaler.update()
         optimizer.zero_grad(set_to_none=True)
         clock.lap("optimizer")
         rates.append(rate)
         cpu_times.append(time.process_time() - cpu_start)
-        progress("measuring" if step >= run.warmup_steps else "warm-up", step + 1, run.steps)
+        progress("measuring" if step >= measured_from else "warm-up", step + 1, run.steps)
+        checkpoints.after(step + 1)
 
+    loader.close()
     laps = clock.read()
-    buckets = recorder.take() if recorder else None
+    sent = recorder.take() if recorder else None
     use = cpu_use(place.cores).since(before)
-    peak_memory = memory.peak(device)
-    rank_loss = _values(losses).mean(axis=1)
+    peak_memory = memory.peaks(device, run.devices)
+    rank_loss = _values(strategy.losses(losses)).mean(axis=1)
     mean_loss = mean_over_ranks(rank_loss, device=device)
     _require_finite(mean_loss, run)
+    checkpoints.finish()
     return Training(
         model=model,
         parallel=parallel,
@@ -114,29 +152,45 @@ def train(run: Run, place: Place, *, device: torch.device, tokens: Tokens, progr
         clock=clock,
         recorder=recorder,
         laps=laps,
-        buckets=buckets,
+        sent=sent,
         cpu_time=np.array(cpu_times),
-        rank_loss=rank_loss,
+        first_step=first,
+        rank_loss=rank_loss[first:],
         loss=mean_loss,
         learning_rate=np.array(rates),
-        grad_norm=_values(norms),
+        grad_norm=_values(norms)[first:],
         first_step_at=first_step_at,
         use=use,
         peak_memory=peak_memory,
+        held=memory.held(model, optimizer),
+        parameters=parameters,
     )
 
 
-def evaluate(model: nn.Module, run: Run, place: Place, *, device: torch.device, tokens: Tokens, progress: Progress) -> float:
-    """Mean loss on `eval_batches` global batches of held-out samples, split over the ranks; the same on each rank."""
-    batches = Sampler(tokens.held_out, run=run, rank=place.rank).evaluation()
-    losses = []
+def evaluate(
+    model: nn.Module, run: Run, place: Place, *, device: torch.device, dataset: Dataset, progress: Progress
+) -> tuple[float, float | None]:
+    """Mean loss on `eval_batches` global batches of held-out samples, split over the ranks; the same on each rank.
+
+    Of a classifier also the share of samples whose class it finds, else None.
+    """
+    batches = list(FastLoader(dataset.held_out, run=run, rank=place.rank).evaluation())
+    scores = []
     model.eval()
-    with torch.inference_mode(), autocast(run, device):
-        for number, windows in enumerate(batches, start=1):
-            batch = torch.from_numpy(windows).to(device)
-            losses.append(model(batch[:, :-1], batch[:, 1:]))
+    _share_buffers(model)
+    with torch.no_grad(), autocast(run, device):
+        for number, batch in enumerate(batches, start=1):
+            scores.append(torch.stack(models.score(model, *batch.to(device))))
             progress("evaluating", number, len(batches))
-    return float(mean_over_ranks(_values(torch.stack(losses)), device=device).mean())
+    loss, accuracy = mean_over_ranks(_values(torch.stack(scores)), device=device).mean(axis=0)
+    return float(loss), None if np.isnan(accuracy) else float(accuracy)
+
+
+def _share_buffers(model: nn.Module) -> None:
+    """Give all ranks the running statistics of rank 0: each has its own since the last step, and one model is evaluated."""
+    if dist.is_initialized():
+        for buffer in model.buffers():
+            dist.broadcast(buffer, src=0)
 
 
 def learning_rate(run: Run, step: int) -> float:
@@ -150,14 +204,6 @@ def learning_rate(run: Run, step: int) -> float:
 def autocast(run: Run, device: torch.device) -> torch.autocast:
     """The run's precision for the forward pass; weights stay in fp32."""
     return torch.autocast(device.type, dtype=DTYPES[run.precision], enabled=run.precision != "fp32")
-
-
-def optimizer_for(model: nn.Module, run: Run) -> torch.optim.Optimizer:
-    """AdamW that decays matrices and leaves biases and norms alone."""
-    matrices = [parameter for parameter in model.parameters() if parameter.dim() >= 2]
-    others = [parameter for parameter in model.parameters() if parameter.dim() < 2]
-    groups = [{"params": matrices, "weight_decay": run.weight_decay}, {"params": others, "weight_decay": 0.0}]
-    return torch.optim.AdamW(groups, lr=run.learning_rate, betas=(0.9, 0.95), fused=True)
 
 
 def _values(tensor: torch.Tensor) -> FloatArray:

@@ -1,15 +1,18 @@
-"""Fixtures of the tests that need more than Python: a browser."""
+"""Fixtures of the tests that need more than Python: a browser, a Slurm."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import shutil
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
+import testcluster
+from daemons import Slurm
 from playwright.sync_api import Browser, sync_playwright
 
 
@@ -36,3 +39,41 @@ def no_process_left(tmp_path: Path) -> Iterator[None]:
         if any(str(tmp_path) in word for word in process.info["cmdline"] or ()):
             with contextlib.suppress(psutil.Error):
                 process.kill()
+
+
+@pytest.fixture(scope="session")
+def _slurm() -> Iterator[Slurm]:
+    yield from _test_cluster(accounting=False)
+
+
+@pytest.fixture(scope="session")
+def _slurm_with_accounting() -> Iterator[Slurm]:
+    yield from _test_cluster(accounting=True)
+
+
+@pytest.fixture
+def slurm_cluster(_slurm: Slurm, monkeypatch: pytest.MonkeyPatch) -> Slurm:
+    """A real Slurm of four nodes with four fake GPUs each, without accounting; SLURM_CONF names it during the test."""
+    monkeypatch.setenv("SLURM_CONF", str(_slurm.conf))
+    return _slurm
+
+
+@pytest.fixture
+def slurm_accounting(_slurm_with_accounting: Slurm, monkeypatch: pytest.MonkeyPatch) -> Slurm:
+    """The same with accounting, so that `sacct` answers."""
+    monkeypatch.setenv("SLURM_CONF", str(_slurm_with_accounting.conf))
+    return _slurm_with_accounting
+
+
+def _test_cluster(*, accounting: bool) -> Iterator[Slurm]:
+    """Brings one up for the session. Without the packages its tests are skipped, but fail where CI=true."""
+    missing = testcluster.missing_packages(accounting=accounting)
+    if missing:
+        told = f"no Slurm on this machine: apt install --no-install-recommends {' '.join(missing)}"
+        if os.environ.get("CI") == "true":
+            pytest.fail(told)
+        pytest.skip(told)
+    with tempfile.TemporaryDirectory(prefix="slurm-") as folder:  # short, as sockets lie in it
+        slurm = testcluster.up(Path(folder) / "c", accounting=accounting)
+        yield slurm
+        testcluster.down(slurm.folder)

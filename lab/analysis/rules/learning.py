@@ -41,6 +41,12 @@ def same_learning(seen: Observations) -> Iterator[Finding]:
 
 def _curves(group: pd.DataFrame) -> Iterator[Finding]:
     known = group[[isinstance(curve, list) and len(curve) > 0 for curve in group["loss_curve"]]]
+    # Where the loss depends on how ranks share the batch by the model's nature, only equal numbers of ranks are compared.
+    for _, alike in known.groupby(known["world_size"].where(known["depends_on_split"].notna(), 0.0), sort=False):
+        yield from _apart(alike)
+
+
+def _apart(known: pd.DataFrame) -> Iterator[Finding]:
     if len(known) < 2:
         return
     first = known.iloc[0]

@@ -80,6 +80,7 @@ def data_stall(seen: Observations) -> Iterator[Finding]:
         frame["world_size"] if "per_rank" in seen.given.get("cpus", "").lower().replace("gpu", "rank") else 1.0
     )
     crowded = frame[(workers > cpus) & (frame["loader_workers"] > 0)]
+    crowded = crowded[crowded["aggregate"]] if seen.kind == "records" else crowded
     if len(crowded):
         worst = crowded.iloc[_most((workers / cpus)[crowded.index])]
         counts = ", ".join(dict.fromkeys(f"{workers[index]:g} on {cpus[index]:g}" for index in crowded.index))

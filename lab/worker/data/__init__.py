@@ -2,29 +2,81 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from lab import workloads
 from lab.errors import InputError, Problem
 from lab.place import Progress
 from lab.study import Run
-from lab.worker.data import shakespeare, stdlib, text
-from lab.worker.data.tokens import Corpus, Tokens, tokenize
+from lab.worker.data import ag_news, images, imdb, shakespeare, stdlib, synthetic, text, topics
+from lab.worker.data.dataset import Dataset, Windows
+from lab.worker.data.texts import Source, tokenized
+from lab.worker.data.tokens import Corpus, tokenize
+from lab.worker.pretrained import folder_of
 
 
-def prepare(run: Run, *, data_root: Path, progress: Progress) -> Tokens:
-    """The run's data as tokens; raises InputError where it is too little for one sample of the model."""
-    tokens = tokenize(_read(run, data_root, progress), vocab_size=run.dataset.vocab_size, progress=progress)
-    needed = run.architecture.block_size + 1
+def prepare(run: Run, *, data_root: Path, progress: Progress) -> Dataset:
+    """The run's data as samples of its model; raises InputError where it is too little for one, LabError without a source."""
+    pretrained = folder_of(run.architecture, data_root=data_root)
+    return replace(_prepare(run, pretrained, data_root, progress), pretrained=pretrained)
+
+
+def _prepare(run: Run, pretrained: Path | None, data_root: Path, progress: Progress) -> Dataset:
+    config, model = run.dataset, run.architecture
+    if isinstance(config, workloads.Synthetic):
+        return synthetic.dataset(config, model, progress=progress)
+    if isinstance(config, workloads.MNIST):
+        return images.mnist(progress=progress)
+    if isinstance(config, workloads.Digits):
+        return images.digits(progress=progress)
+    assert not isinstance(model, workloads.CNN), "a run refuses models and data that do not fit"
+    if isinstance(config, workloads.LabelledTexts):
+        return tokenized(
+            _labelled(config, progress),
+            block_size=model.block_size,
+            vocab_size=config.vocab_size,
+            progress=progress,
+            pretrained=pretrained,
+            again=run.loader == "classic",
+        )
+    return _continued(run, _read(config, data_root, progress), model.block_size, config.vocab_size, pretrained, progress)
+
+
+def _continued(
+    run: Run, corpus: Corpus, block_size: int, vocab_size: int, pretrained: Path | None, progress: Progress
+) -> Dataset:
+    file = pretrained / "tokenizer.json" if pretrained else None
+    size = workloads.vocab_size_of(run.architecture, run.dataset) if pretrained else vocab_size
+    tokens = tokenize(corpus, vocab_size=size, progress=progress, tokenizer=file)
+    needed = block_size + 1
     for name, part in (("to train on", tokens.train), ("held out", tokens.held_out)):
         if len(part) < needed:
             what = f"{len(part)} tokens {name}, a sample of this model needs {needed}"
             raise InputError("data", [Problem(run.dataset.kind, what, "give it more text, or the model a smaller block_size")])
-    return tokens
+    return Dataset(
+        train=Windows(tokens.train, block_size=block_size),
+        held_out=Windows(tokens.held_out, block_size=block_size),
+        sha256=tokens.sha256,
+        description=tokens.description,
+        tokens_per_sample=block_size,
+        vocab_size=size,
+        tokenizer=tokens.tokenizer,
+    )
 
 
-def _read(run: Run, data_root: Path, progress: Progress) -> Corpus:
-    match run.dataset:
+def _labelled(config: workloads.LabelledTexts, progress: Progress) -> Source:
+    match config:
+        case workloads.AGNews():
+            return ag_news.source(progress=progress)
+        case workloads.IMDB():
+            return imdb.source(progress=progress)
+        case workloads.Topics():
+            return topics.source(progress=progress)
+
+
+def _read(config: workloads.Corpora, data_root: Path, progress: Progress) -> Corpus:
+    match config:
         case workloads.Stdlib():
             return stdlib.read()
         case workloads.Text(path=path):

@@ -2,47 +2,65 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import numpy.typing as npt
 
 from lab.study import Run
 
 _TRAINING, _EVALUATION = 0, 1
+Indices = npt.NDArray[np.int64]
 
 
 class Sampler:
-    """One rank's micro-batches, as int64 arrays (micro_batch_size, block_size + 1): inputs and, moved by one, targets.
+    """The global indices of one rank's micro-batches, of `count` samples.
 
-    A step's samples are a function of the seed, the step and the global batch size alone. Ranks take
-    consecutive slices of the global batch, micro-batches consecutive slices of the rank's.
+    A step's samples are a function of the seed, the step and the global batch size alone. With `epochs` all samples are
+    drawn once, in an order of the epoch's own, before any is drawn again; else each is drawn from all. Ranks take
+    consecutive slices of the global batch, micro-batches consecutive slices of the rank's; ranks that share out the
+    model take the same slice, and a process of several devices that of all of them.
     """
 
-    def __init__(self, tokens: npt.NDArray[np.unsignedinteger[Any]], *, run: Run, rank: int) -> None:
-        self.run, self.rank = run, rank
-        self._windows = np.lib.stride_tricks.sliding_window_view(tokens, run.architecture.block_size + 1)
+    def __init__(self, count: int, *, run: Run, rank: int, epochs: bool) -> None:
+        self.count, self.run, self.epochs = count, run, epochs
+        self.shares = min(run.data_parallel_size, run.processes)
+        self.rank = rank % self.shares
+        self.size = run.global_batch_size // (run.grad_accum * self.shares)  # of a micro-batch of this process
         self._step = -1
-        self._offsets = np.empty(0, dtype=np.int64)
+        self._indices = np.empty(0, dtype=np.int64)
+        self._order: tuple[tuple[int, int, int], Indices] | None = None
 
-    def micro_batch(self, step: int, micro: int) -> npt.NDArray[np.int64]:
+    def micro_batch(self, step: int, micro: int) -> Indices:
         """The `micro`-th micro-batch of a training step."""
         if step != self._step:
             self._step = step
-            self._offsets = _draw(len(self._windows), self.run.global_batch_size, seed=self.run.seed, stream=_TRAINING, step=step)
-        first = (self.rank * self.run.grad_accum + micro) * self.run.micro_batch_size
-        return self._windows[self._offsets[first : first + self.run.micro_batch_size]].astype(np.int64)
+            self._indices = self._draw(self.run.global_batch_size, seed=self.run.seed, stream=_TRAINING, step=step)
+        first = (self.rank * self.run.grad_accum + micro) * self.size
+        return self._indices[first : first + self.size]
 
-    def evaluation(self) -> list[npt.NDArray[np.int64]]:
+    def evaluation(self) -> list[Indices]:
         """The rank's share of `eval_batches` global batches, the same samples at every seed and world size."""
         share = self.run.eval_batches * self.run.grad_accum
-        samples = share * self.run.micro_batch_size * self.run.world_size
-        offsets = _draw(len(self._windows), samples, seed=0, stream=_EVALUATION, step=0)
-        mine = offsets.reshape(self.run.world_size, share, self.run.micro_batch_size)[self.rank]
-        return [self._windows[part].astype(np.int64) for part in mine]
+        indices = self._draw(share * self.size * self.shares, seed=0, stream=_EVALUATION, step=0)
+        return list(indices.reshape(self.shares, share, self.size)[self.rank])
+
+    def _draw(self, samples: int, *, seed: int, stream: int, step: int) -> Indices:
+        if not self.epochs:
+            return _generator(seed, stream, step).integers(0, self.count, size=samples)
+        places = np.arange(step * samples, (step + 1) * samples)
+        drawn = np.empty(samples, dtype=np.int64)
+        for epoch in range(places[0] // self.count, places[-1] // self.count + 1):
+            its = places // self.count == epoch
+            drawn[its] = self._shuffled(seed, stream, epoch)[places[its] % self.count]
+        return drawn
+
+    def _shuffled(self, seed: int, stream: int, epoch: int) -> Indices:
+        """The order of an epoch; the last one is kept."""
+        key = (seed, stream, epoch)
+        if self._order is None or self._order[0] != key:
+            self._order = (key, _generator(seed, stream, epoch).permutation(self.count))
+        return self._order[1]
 
 
-def _draw(windows: int, samples: int, *, seed: int, stream: int, step: int) -> npt.NDArray[np.int64]:
+def _generator(seed: int, stream: int, place: int) -> np.random.Generator:
     # Philox counts: any step's numbers are there without drawing those before it.
-    generator = np.random.Generator(np.random.Philox(key=[seed, stream], counter=[0, 0, 0, step]))
-    return generator.integers(0, windows, size=samples)
+    return np.random.Generator(np.random.Philox(key=[seed, stream], counter=[0, 0, 0, place]))

@@ -9,33 +9,41 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from lab import workloads
+from lab.worker.models.cache import Cache, LayerCache
 from lab.worker.models.head import linear_cross_entropy
 
 
 class Attention(nn.Module):
-    """Causal self-attention of several heads."""
+    """Self-attention of several heads, each token over those before it, or over all that a mask leaves."""
 
-    def __init__(self, config: workloads.GPT) -> None:
+    def __init__(self, config: workloads.GPT | workloads.TextClassifier) -> None:
         super().__init__()
-        self.heads = config.heads
+        self.head_width = config.width // config.heads
         self.dropout = config.dropout
         self.qkv = nn.Linear(config.width, 3 * config.width)
         self.projection = nn.Linear(config.width, config.width)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Map (samples, tokens, width) to the same shape."""
-        samples, tokens, width = x.shape
-        q, k, v = (part.view(samples, tokens, self.heads, -1).transpose(1, 2) for part in self.qkv(x).split(width, dim=2))
+    def forward(self, x: Tensor, mask: Tensor | None = None, cache: LayerCache | None = None) -> Tensor:
+        """Map (samples, tokens, width) to the same shape; `mask` is (samples, 1, 1, tokens), True where to look.
+
+        With a cache that is not empty it is for one token after those in it. A rank of tensor parallelism has some of the
+        heads only.
+        """
+        q, k, v = (part.unflatten(2, (-1, self.head_width)).transpose(1, 2) for part in self.qkv(x).chunk(3, dim=2))
         dropout = self.dropout if self.training else 0.0
-        mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True, dropout_p=dropout)
-        projected: Tensor = self.projection(mixed.transpose(1, 2).reshape(samples, tokens, width))
+        if cache is not None:
+            k, v = cache.extend(k, v)
+        # The one token after a cache may look at all of it.
+        causal = mask is None and k.shape[2] == x.shape[1]
+        mixed = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, dropout_p=dropout)
+        projected: Tensor = self.projection(mixed.transpose(1, 2).flatten(2))
         return projected
 
 
 class Block(nn.Module):
     """Attention and a perceptron, each normalized before and added to the residual stream."""
 
-    def __init__(self, config: workloads.GPT) -> None:
+    def __init__(self, config: workloads.GPT | workloads.TextClassifier) -> None:
         super().__init__()
         self.norm_1 = nn.LayerNorm(config.width)
         self.attention = Attention(config)
@@ -44,9 +52,9 @@ class Block(nn.Module):
         self.down = nn.Linear(4 * config.width, config.width)
         self.dropout = nn.Dropout(config.dropout)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Map (samples, tokens, width) to the same shape."""
-        x = x + self.dropout(self.attention(self.norm_1(x)))
+    def forward(self, x: Tensor, mask: Tensor | None = None, cache: LayerCache | None = None) -> Tensor:
+        """Map (samples, tokens, width) to the same shape, with the mask and the cache of Attention."""
+        x = x + self.dropout(self.attention(self.norm_1(x), mask, cache))
         hidden = functional.gelu(self.up(self.norm_2(x)), approximate="tanh")
         out: Tensor = x + self.dropout(self.down(hidden))
         return out
@@ -62,7 +70,7 @@ class GPT(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
         self.norm = nn.LayerNorm(config.width)
-        self.apply(_init_weights)
+        self.apply(init_weights)
         # Each block adds twice to the residual stream; GPT-2 keeps its variance independent of the depth.
         for name, parameter in self.named_parameters():
             if name.endswith(("projection.weight", "down.weight")):
@@ -70,17 +78,27 @@ class GPT(nn.Module):
 
     def forward(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor:
         """Mean loss in nats per token where targets are given, else logits; tokens and targets are (samples, tokens)."""
-        positions = torch.arange(tokens.shape[1], device=tokens.device)
-        x = self.dropout(self.embedding(tokens) + self.positions(positions))
-        for block in self.blocks:
-            x = block(x)
-        x = self.norm(x)
+        x = self._hidden(tokens)
         if targets is None:
             return functional.linear(x, self.embedding.weight)
         return linear_cross_entropy(x.flatten(0, 1), self.embedding.weight, targets.flatten())
 
+    def extend(self, tokens: Tensor, cache: Cache) -> Tensor:
+        """Logits (samples, vocabulary) of what follows these tokens: a whole prompt into an empty cache, then one at a time."""
+        return functional.linear(self._hidden(tokens, cache)[:, -1], self.embedding.weight)
 
-def _init_weights(module: nn.Module) -> None:
+    def _hidden(self, tokens: Tensor, cache: Cache | None = None) -> Tensor:
+        begin = cache.length if cache is not None else 0
+        positions = torch.arange(begin, begin + tokens.shape[1], device=tokens.device)
+        x = self.dropout(self.embedding(tokens) + self.positions(positions))
+        for number, block in enumerate(self.blocks):
+            x = block(x, cache=cache.layers[number] if cache is not None else None)
+        normalized: Tensor = self.norm(x)
+        return normalized
+
+
+def init_weights(module: nn.Module) -> None:
+    """Matrices from a normal distribution of standard deviation 0.02, biases zero, as in GPT-2."""
     if isinstance(module, nn.Linear | nn.Embedding):
         nn.init.normal_(module.weight, std=0.02)
     if isinstance(module, nn.Linear):

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-CHUNK_LOGITS = 2**24  # 64 MiB in fp32
+from lab.analysis.networks import CHUNK_LOGITS
 
 
 def linear_cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:

@@ -2,31 +2,29 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
-from typing import Protocol
-
-import torch
-from torch import nn
-
 from lab.errors import InputError, Problem, nearest
-from lab.study import Run
-from lab.worker.communication import Recorder
-from lab.worker.strategies import ddp, single
+from lab.worker.strategies.data_parallel import DataParallelism
+from lab.worker.strategies.ddp import Ddp
+from lab.worker.strategies.fsdp import Fsdp
+from lab.worker.strategies.naive_ddp import NaiveDdp
+from lab.worker.strategies.pipeline_parallel import PipelineParallelism
+from lab.worker.strategies.single import Single
+from lab.worker.strategies.strategy import Strategy
+from lab.worker.strategies.tensor_parallel import TensorParallelism
+from lab.worker.strategies.vanilla_data_parallel import VanillaDataParallelism
+from lab.worker.strategies.zero1 import Zero1
 
-
-class Strategy(Protocol):
-    """What the training loop asks of a way to train in parallel; a module with these functions is one."""
-
-    needs_group: bool  # whether it works on a process group, at world size 1 too
-
-    def wrap(self, model: nn.Module, *, run: Run, device: torch.device, recorder: Recorder | None) -> nn.Module:
-        """The model as the loop calls it, its parameters those of the model; what it sends is stamped by the recorder."""
-
-    def no_sync(self, model: nn.Module) -> AbstractContextManager[None]:
-        """Where gradients are only added up, for all but the last micro-batch of a step."""
-
-
-STRATEGIES: dict[str, Strategy] = {"single": single, "ddp": ddp}
+STRATEGIES: dict[str, Strategy] = {
+    "single": Single(),
+    "naive_ddp": NaiveDdp(),
+    "ddp": Ddp(),
+    "zero1": Zero1(),
+    "fsdp": Fsdp(),
+    "tensor_parallel": TensorParallelism(),
+    "pipeline_parallel": PipelineParallelism(),
+    "data_parallel": DataParallelism(),
+    "vanilla_data_parallel": VanillaDataParallelism(),
+}
 
 
 def get(name: str) -> Strategy:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
-from typing import cast
 
 import torch
 from torch import distributed as dist
@@ -13,36 +12,57 @@ from torch.nn.parallel import DistributedDataParallel
 from lab.errors import InputError, Problem
 from lab.study import DEFAULT_BUCKET_CAP_MB, Run
 from lab.worker import compression
+from lab.worker.calls import CallRecorder
 from lab.worker.communication import Recorder, recorded, unrecorded
+from lab.worker.strategies.strategy import Strategy
+from lab.worker.timing import Clock
 
-needs_group = True
+
+class Ddp(Strategy):
+    """torch's DDP with a hook that stamps each bucket."""
+
+    comparable = True
+
+    def recorder(self, clock: Clock, *, world_size: int) -> Recorder | CallRecorder | None:
+        """The recorder of buckets."""
+        return Recorder(clock) if world_size > 1 else None
+
+    def wrap(
+        self, model: nn.Module, *, run: Run, device: torch.device, clock: Clock, recorder: Recorder | CallRecorder | None
+    ) -> nn.Module:
+        """The model with its parameters broadcast from rank 0, its gradients sent as the run's settings of DDP say.
+
+        Raises InputError for PowerSGD over gloo in more than one bucket: its collectives would meet in unequal order.
+        """
+        _require_one_bucket(model, run)
+        parallel = DistributedDataParallel(
+            model,
+            device_ids=[device.index] if device.type == "cuda" else None,
+            # Only where no size is given does DDP make the first bucket small.
+            bucket_cap_mb=None if run.bucket_cap_mb == DEFAULT_BUCKET_CAP_MB else run.bucket_cap_mb,
+            gradient_as_bucket_view=run.gradient_as_bucket_view,
+            static_graph=run.static_graph,
+        )
+        if isinstance(recorder, Recorder):
+            recorder.exchange = compression.exchange_for(run)
+            parallel.register_comm_hook(recorder, recorded)
+        elif run.compression != "none":
+            parallel.register_comm_hook(compression.exchange_for(run), unrecorded)
+        return parallel
+
+    def bare(self, parallel: nn.Module) -> nn.Module:
+        """The model that DDP wraps."""
+        model: nn.Module = _ddp(parallel).module
+        return model
+
+    def no_sync(self, parallel: nn.Module) -> AbstractContextManager[None]:
+        """No bucket is sent; the next step outside of it sends the sum."""
+        return _ddp(parallel).no_sync()
 
 
-def wrap(model: nn.Module, *, run: Run, device: torch.device, recorder: Recorder | None) -> nn.Module:
-    """The model with its parameters broadcast from rank 0, its gradients sent as the run's settings of DDP say.
-
-    Raises InputError for PowerSGD over gloo in more than one bucket: its collectives would meet in unequal order.
-    """
-    _require_one_bucket(model, run)
-    parallel = DistributedDataParallel(
-        model,
-        device_ids=[device.index] if device.type == "cuda" else None,
-        # Only where no size is given does DDP make the first bucket small.
-        bucket_cap_mb=None if run.bucket_cap_mb == DEFAULT_BUCKET_CAP_MB else run.bucket_cap_mb,
-        gradient_as_bucket_view=run.gradient_as_bucket_view,
-        static_graph=run.static_graph,
-    )
-    if recorder is not None:
-        recorder.exchange = compression.exchange_for(run)
-        parallel.register_comm_hook(recorder, recorded)
-    elif run.compression != "none":
-        parallel.register_comm_hook(compression.exchange_for(run), unrecorded)
+def _ddp(parallel: nn.Module) -> DistributedDataParallel:
+    assert isinstance(parallel, DistributedDataParallel)
     return parallel
-
-
-def no_sync(model: nn.Module) -> AbstractContextManager[None]:
-    """No bucket is sent; the next step outside of it sends the sum."""
-    return cast(DistributedDataParallel, model).no_sync()
 
 
 def _require_one_bucket(model: nn.Module, run: Run) -> None:

@@ -1,0 +1,97 @@
+"""Inference: what a run of it is asked for, and what it measures."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from lab.stat import Part, Stat
+from lab.workloads import Frozen
+
+Quantization = Literal["none", "bf16", "int8_dynamic", "int8_weight_only", "int4_weight_only", "fp8"]
+Counts = Annotated[tuple[Annotated[int, Field(ge=1, le=1_000_000)], ...], Field(strict=False, min_length=1, max_length=20)]
+
+
+class InferenceSettings(Frozen):
+    """The fields of a Run that inference needs.
+
+    An inference run is a training run and what is done with its model: the model is trained as the other fields say,
+    on one process, unless it is there already; then a quantized copy generates in turn with the fp32 base. Every pair of
+    a prompt length and a batch size is measured; batch sizes are sequences over all ranks.
+    """
+
+    task: Literal["train", "inference"] = "train"
+    needs_device: Literal["any", "cpu", "cuda"] = Field(default="any", description="skipped where the cluster has none")
+    quantization: Quantization = Field(default="none", description="of the copy that is compared with the base")
+    prompt_tokens: Counts = (64,)
+    batch_sizes: Counts = (1, 8)
+    new_tokens: int = Field(default=32, ge=2, le=1_000_000, description="generated per sequence")
+    rounds: int = Field(default=7, ge=5, le=10_000, description="of base and copy in turn")
+
+
+INFERENCE_ONLY = {"quantization", "prompt_tokens", "batch_sizes", "new_tokens", "rounds"}
+
+
+class Share(Part):
+    """A mean over held-out samples with its paired bootstrap 95 % interval."""
+
+    value: float
+    low: float | None
+    high: float | None
+
+
+class Latency(Part):
+    """How fast one model generates at one point; times in s, of the slowest rank, over rounds."""
+
+    first_token: Stat = Field(description="prefill: from the prompt to the first token")
+    inter_token: Stat = Field(description="decode: the median time between tokens of each round")
+    p50: float = Field(description="of the time between two tokens, over all rounds")
+    p90: float
+    p99: float
+    total: Stat = Field(description="from the prompt to the last token")
+    prefill_tokens_per_second: float
+    decode_tokens_per_second: float = Field(description="of all sequences on all ranks")
+    bytes_per_token: int = Field(description="weights and cache that a rank reads for one token, in the middle of decoding")
+    bytes_per_second: float = Field(description="of one rank in decoding: bytes_per_token over the median inter-token time")
+
+
+class Point(Part):
+    """One prompt length and batch size; ratios are quantized over base, round by round: below 1 is faster."""
+
+    prompt_tokens: int
+    batch_size: int
+    base: Latency
+    quantized: Latency
+    first_token_ratio: Stat
+    inter_token_ratio: Stat
+    total_ratio: Stat
+
+
+class Size(Part):
+    """Bytes of a model's weights."""
+
+    memory: int
+    disk: int
+
+
+class Inference(Part):
+    """What an inference run measured; without points where the quantization is not there, or its outputs are wrong."""
+
+    quantization: Quantization
+    method: str = ""
+    unavailable: str = Field(default="", description="why this machine cannot, or why no time was taken")
+    quantize_time: float | None = Field(default=None, description="s")
+    base_size: Size
+    size: Size | None = None
+    output_errors: dict[str, float] = Field(default={}, description="of logits, relative to the base, by shape of the input")
+    base_perplexity: float | None = Field(default=None, description="on held-out samples")
+    perplexity: float | None = None
+    perplexity_ratio: Share | None = Field(default=None, description="quantized over base, paired by sample")
+    same_tokens: Share | None = Field(default=None, description="share of held-out positions with the same likeliest token")
+    generated_alike: float | None = Field(default=None, description="share of greedily generated tokens that are the same")
+    points: list[Point] = []
+    memory_bytes_per_second: float | None = Field(default=None, description="of a rank, measured in the job by copying")
+    arithmetic: str = Field(default="", description="vector instructions of a CPU, or the GPU's name")
+    model_sha256: str = Field(default="", description="of the base model's file")
+    trained_steps: int = 0

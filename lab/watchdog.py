@@ -1,0 +1,71 @@
+"""A rank's progress, and its end where there is none for too long."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+from lab.atomic import write_atomically
+from lab.attempt import Attempt, RankError
+from lab.place import Place
+
+# Frames in which a rank waits for the others; they mark it as a victim of a hang and not its cause.
+_WAITING = ("_engine_run_backward", "all_reduce", "barrier", "all_gather", "gather_object", "broadcast")
+
+_STEPPING = ("warm-up", "measuring", "evaluating", "comparing")
+
+
+class Watchdog:
+    """Publishes a rank's progress and ends the rank when there has been none for too long.
+
+    `steps` is how many there are in all; `given_up` is called before the rank is ended.
+    """
+
+    def __init__(self, place: Place, attempt: Attempt, *, steps: int, given_up: Callable[[], None]) -> None:
+        self._place, self._attempt, self._steps, self._given_up = place, attempt, steps, given_up
+        self._last = self._published = time.monotonic()
+        self.phase = "starting"
+        self._stopped = threading.Event()
+        self._main = threading.get_ident()
+
+    def start(self) -> None:
+        """Begin to watch."""
+        self.progress("loading torch", 0, self._steps)
+        threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
+
+    def stop(self) -> None:
+        """Watch no longer: what follows has its own time limit."""
+        self._stopped.set()
+
+    def progress(self, phase: str, step: int, steps: int) -> None:
+        """Note that the rank goes on; rank 0 publishes it twice a second at most, so that it costs the step nothing."""
+        now = time.monotonic()
+        self._last = now
+        if self._place.rank == 0 and (phase != self.phase or now - self._published > 0.5):
+            self._published = now
+            content = f'{{"phase": "{phase}", "step": {step}, "steps": {steps}, "time": {time.time()}}}'
+            write_atomically(self._attempt.folder / "progress.json", content.encode(), durable=False)
+        self.phase = phase
+
+    def _watch(self) -> None:
+        while not self._stopped.wait(1.0):
+            limit = self._place.timeout_s if self.phase in _STEPPING else self._place.start_timeout_s
+            if time.monotonic() - self._last > limit:
+                self._give_up(limit)
+
+    def _give_up(self, limit: float) -> None:
+        frame = sys._current_frames().get(self._main)
+        stack = traceback.extract_stack(frame) if frame else []
+        where = f" in {stack[-1].name} ({Path(stack[-1].filename).name}:{stack[-1].lineno})" if stack else ""
+        message = f"no progress for {limit:.0f} s while {self.phase}; stood{where}"
+        waiting = any(entry.name in _WAITING for entry in stack)
+        text = "".join(traceback.format_list(stack))
+        self._attempt.write_error(RankError(self._place.rank, "Hang", message, time.time(), text, waiting))
+        time.sleep(1.0)  # the ranks gave up together; let the cause be written before it is looked for
+        self._given_up()
+        os._exit(1)

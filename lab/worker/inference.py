@@ -1,0 +1,139 @@
+"""What an inference job runs on each rank: a trained model and its quantized copy, compared first and timed then."""
+
+from __future__ import annotations
+
+import socket
+from contextlib import nullcontext
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lab.inference import Inference, Size
+from lab.place import Place, Progress
+from lab.records import Memory
+from lab.study import Run
+from lab.worker import checkpoint, data, memory
+from lab.worker.checkpoint import Checkpoint
+from lab.worker.data.dataset import Dataset
+from lab.worker.data.loading import FastLoader
+from lab.worker.environment import environment
+from lab.worker.fidelity import WRONG, fidelity, generated_alike, output_errors
+from lab.worker.foreign import cpu_use, foreign_cpu
+from lab.worker.group import gather, process_group
+from lab.worker.latency import Asked, measure_points
+from lab.worker.main import Measured, device_of
+from lab.worker.models.gpt import GPT
+from lab.worker.quantization import UnavailableError, bytes_in_memory, bytes_on_disk, quantize
+from lab.worker.throughput import memory_bandwidth
+from lab.worker.trained import load, recipe_of, sha256, trained_model
+
+
+def infer(run: Run, place: Place, *, data_root: Path, folder: Path, progress: Progress) -> Measured | None:
+    """Measure one repeat of an inference run on this rank; rank 0 gets the measurement, the others None.
+
+    All ranks must call it. Raises InputError for data or a model that cannot be used, LabError for a device that is
+    not there; torch.OutOfMemoryError passes through.
+    """
+    torch.set_num_threads(place.threads)
+    device = device_of(place)
+    dataset = data.prepare(recipe_of(run), data_root=data_root, progress=progress)
+    found = trained_model(run, place, device=device, dataset=dataset, progress=progress)
+    base = load(found, device=device)
+    with process_group(place, device=device) if place.world_size > 1 else nullcontext():
+        memory.reset_peak(device)
+        before = cpu_use(place.cores)
+        measured = _compare(run, place, base, found, device=device, dataset=dataset, progress=progress)
+        use = cpu_use(place.cores).since(before)
+        ranks = gather((socket.gethostname(), place.cores, use, memory.peaks(device)))
+    if ranks is None:
+        return None
+    if run.keep_model:
+        checkpoint.copy(found, folder / "checkpoint" / checkpoint.FINAL)
+    return Measured(
+        timing=None,
+        communication=None,
+        memory=Memory(
+            kind="cuda_allocated" if device.type == "cuda" else "resident",
+            peak=[peak for *_, peaks in ranks for peak in peaks],
+            parameters=sum(parameter.nbytes for parameter in base.parameters()),
+        ),
+        quality=None,
+        environment=environment(
+            place,
+            device=device,
+            dataset=dataset,
+            parameters=sum(parameter.numel() for parameter in base.parameters()),
+            hosts=[host for host, *_ in ranks],
+            cores=[cores for _, cores, *_ in ranks],
+            foreign_cpu=foreign_cpu((host, use) for host, _, use, _ in ranks),
+        ),
+        checks={"outputs_agree": all(error <= WRONG for error in measured.output_errors.values())},
+        inference=measured,
+    )
+
+
+def _compare(
+    run: Run, place: Place, base: GPT, found: Checkpoint, *, device: torch.device, dataset: Dataset, progress: Progress
+) -> Inference:
+    about = Inference(
+        quantization=run.quantization,
+        base_size=_size(base),
+        arithmetic=_arithmetic(device),
+        model_sha256=sha256(found.folder / checkpoint.MODEL),
+        trained_steps=found.step,
+    )
+    progress("quantizing", 0, run.rounds)
+    try:
+        made = quantize(base, run.quantization)
+    except UnavailableError as error:
+        return about.model_copy(update={"unavailable": str(error)})
+    quantized = made.model
+    assert isinstance(quantized, GPT)
+    points = [
+        Asked(length, size, _prompts(dataset, length, size, place, device))
+        for length in run.prompt_tokens
+        for size in run.batch_sizes
+    ]
+    inputs = [shaped for point in points for shaped in (point.prompts, point.prompts[:, :1], point.prompts[:1, :1])]
+    progress("comparing", 0, run.rounds)
+    errors = output_errors(base, quantized, inputs)
+    worst = max(errors, key=lambda shape: errors[shape])
+    about = about.model_copy(
+        update={"method": made.method, "quantize_time": made.seconds, "size": _size(quantized), "output_errors": errors}
+    )
+    if errors[worst] > WRONG:
+        told = f"its logits are wrong by {errors[worst]:.2g} of the base's for an input of {worst}: no time was taken"
+        return about.model_copy(update={"unavailable": told})
+    held_out = list(FastLoader(dataset.held_out, run=recipe_of(run), rank=0).evaluation())
+    quality = fidelity(base, quantized, held_out[place.rank :: place.world_size], device=device)
+    return about.model_copy(
+        update={
+            "base_perplexity": quality.base_perplexity,
+            "perplexity": quality.perplexity,
+            "perplexity_ratio": quality.ratio,
+            "same_tokens": quality.same_tokens,
+            "generated_alike": generated_alike(base, quantized, points[-1].prompts, new_tokens=run.new_tokens),
+            "points": measure_points(base, quantized, points, new_tokens=run.new_tokens, rounds=run.rounds, progress=progress),
+            "memory_bytes_per_second": memory_bandwidth(device).bytes_per_s,
+        }
+    )
+
+
+def _arithmetic(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    bf16 = torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    return f"{torch.backends.cpu.get_cpu_capability()}, bf16 {'in hardware' if bf16 else 'emulated'}"
+
+
+def _size(model: GPT) -> Size:
+    return Size(memory=bytes_in_memory(model), disk=bytes_on_disk(model))
+
+
+def _prompts(dataset: Dataset, length: int, batch_size: int, place: Place, device: torch.device) -> Tensor:
+    """This rank's share of as many pieces of held-out text, the same at every world size."""
+    begins = np.random.default_rng(length).integers(0, len(dataset.held_out), size=batch_size)
+    inputs, _ = dataset.held_out.take(begins.reshape(place.world_size, -1)[place.rank])
+    return torch.from_numpy(inputs[:, :length]).to(device)

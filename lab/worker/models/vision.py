@@ -1,0 +1,64 @@
+"""torchvision's convolutional networks, fitted to the data."""
+
+from __future__ import annotations
+
+from typing import Self
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from lab import workloads
+from lab.worker.models.classifier import Classifier, freeze
+from lab.worker.models.torchvision import import_torchvision
+
+
+class Vision(Classifier):
+    """A network with random weights whose first layer takes the data's channels and whose last one has its classes."""
+
+    def __init__(self, config: workloads.CNN, *, channels: int, classes: int) -> None:
+        super().__init__()
+        self.image_size = config.image_size
+        self.freeze_batch_norm = config.batch_norm == "frozen"
+        self.network: nn.Module = import_torchvision().models.get_model(config.network, weights=None, num_classes=classes)
+        _take_channels(self.network, channels)
+        for module in self.network.modules():
+            if isinstance(module, nn.Dropout) and config.dropout is not None:
+                module.p = config.dropout
+        freeze(self.network, config.trainable)
+        self.train()  # a new module trains without being told to, its frozen batch norm must be told
+
+    def logits(self, inputs: Tensor) -> Tensor:
+        """Scores (samples, classes) of images (samples, channels, rows, columns) of bytes, scaled here on the device."""
+        images = inputs.to(torch.get_default_dtype()) / 127.5 - 1
+        if images.shape[2:] != (self.image_size, self.image_size):
+            images = functional.interpolate(images, size=(self.image_size, self.image_size), mode="bilinear", align_corners=False)
+        scores: Tensor = self.network(images)
+        return scores
+
+    def train(self, mode: bool = True) -> Self:
+        """As nn.Module's, but frozen batch norm stays in evaluation mode."""
+        super().train(mode)
+        if self.freeze_batch_norm:
+            for module in self.network.modules():
+                if isinstance(module, nn.BatchNorm2d):
+                    module.eval()
+        return self
+
+
+def _take_channels(network: nn.Module, channels: int) -> None:
+    """Replace the first convolution, made for three channels, by one for as many as the data has."""
+    name, first = next((name, module) for name, module in network.named_modules() if isinstance(module, nn.Conv2d))
+    if first.in_channels == channels:
+        return
+    parent, _, child = name.rpartition(".")
+    replacement = nn.Conv2d(
+        channels,
+        first.out_channels,
+        first.kernel_size,  # type: ignore[arg-type]
+        stride=first.stride,  # type: ignore[arg-type]
+        padding=first.padding,  # type: ignore[arg-type]
+        bias=first.bias is not None,
+    )
+    nn.init.kaiming_normal_(replacement.weight, mode="fan_out", nonlinearity="relu")
+    setattr(network.get_submodule(parent), child, replacement)

@@ -1,0 +1,171 @@
+"""Going on with a training that was interrupted: when its state is saved, and how it is taken up again."""
+
+from __future__ import annotations
+
+import math
+import shutil
+import time
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch import distributed as dist
+
+from lab import notice
+from lab.place import Place, Progress
+from lab.study import Run
+from lab.worker import checkpoint
+from lab.worker.checkpoint import Checkpoint
+from lab.worker.data.dataset import Dataset
+from lab.worker.group import mean_over_ranks, share
+
+PACE_STEPS = 3  # after the warm-up, from which the interval in steps is taken
+MIN_MEASURED_STEPS = 5
+RESUMABLE = {"single", "naive_ddp", "ddp", "fsdp", "data_parallel", "vanilla_data_parallel"}
+NOTICE, NOTICE_S = "lab/save-after-step", 2.0
+
+
+class Checkpoints:
+    """The checkpoints of one repeat, saved by all ranks together between the steps of its training loop.
+
+    `losses` is (steps, grad_accum), this rank's, and grows while training. A resumed training measures only its own
+    steps, after a warm-up of its own: so none is saved where too few steps would be left for that.
+    """
+
+    def __init__(
+        self,
+        repeat: Path | None,
+        *,
+        run: Run,
+        place: Place,
+        device: torch.device,
+        dataset: Dataset,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        scaler: torch.amp.GradScaler,
+        losses: Tensor,
+        progress: Progress,
+    ) -> None:
+        self.root = None if repeat is None else repeat / "checkpoint"
+        self.run, self.place, self.device, self.dataset = run, place, device, dataset
+        self.model, self.optimizer, self.scaler, self.losses = model, optimizer, scaler, losses
+        self.progress = progress
+        self._first = 0
+        self._pace_from = 0.0
+        self._every: int | None = None  # steps; None until the pace is known
+        self._pace_s = 1.0  # of a step
+        self._saved_on_notice = False
+
+    def resume(self) -> int:
+        """Take up the newest checkpoint of this run on this data; the number of steps that are done. All ranks must call it."""
+        found = None if self.root is None else checkpoint.newest(self.root)
+        fits = found is not None and (found.run.id, found.data_sha256) == (self.run.id, self.dataset.sha256)
+        self._pace_from = self._now()
+        # A rank on a slow file system may see less than the others.
+        steps = set(share(found.step if found is not None and fits else 0))
+        if found is None or len(steps) > 1 or steps == {0}:
+            return 0
+        checkpoint.load_model(self.model, found)
+        checkpoint.load_optimizer(self.model, self.optimizer, found)
+        history = found.tensors(checkpoint.HISTORY)
+        checkpoint.restore_random_states(history, rank=self.place.rank, device=self.device)
+        self.losses[: found.step] = history["loss"].to(self.losses)[:, None]
+        if found.scaler:
+            self.scaler.load_state_dict(found.scaler)
+        self._first = found.step
+        return found.step
+
+    def after(self, done: int) -> None:
+        """Save after this many steps if it is time to; all ranks must call it after each step."""
+        if self.root is None or self.place.checkpoint_every_s is None or not _can_resume(self.run):
+            return
+        paced = self._first + self.run.warmup_steps
+        if done == paced:
+            self._pace_from = self._now()
+        elif done == paced + PACE_STEPS:
+            self._every = self._interval(self.place.checkpoint_every_s)
+        left = self.run.steps - done
+        timely = self._every is not None and (done - paced) % self._every == 0
+        if (timely or self._on_notice(done)) and left >= self.run.warmup_steps + MIN_MEASURED_STEPS:
+            self._save(done)
+
+    def _on_notice(self, done: int) -> bool:
+        """Whether to save after this step because the job is to be ended: at a step that rank 0 names to all who are told.
+
+        It lies a few seconds ahead, since not all ranks are told at once.
+        """
+        if not notice.given() or self._every is None or self._saved_on_notice:
+            return False
+        if not dist.is_initialized():
+            self._saved_on_notice = True
+            return True
+        store = dist.distributed_c10d._get_default_store()
+        if self.place.rank == 0 and not store.check([NOTICE]):
+            store.set(NOTICE, str(done + max(math.ceil(NOTICE_S / self._pace_s), 2)))
+        named = int(store.get(NOTICE)) if store.check([NOTICE]) else None
+        self._saved_on_notice = named == done
+        return self._saved_on_notice
+
+    def finish(self) -> None:
+        """Keep the trained model where the run asks for it. All ranks must call it."""
+        if self.root is not None and self.run.keep_model:
+            model = checkpoint.full_model(self.model)
+            if self.place.rank == 0:
+                checkpoint.write(self.root / checkpoint.FINAL, {**self._described(self.run.steps, []), checkpoint.MODEL: model})
+
+    def _save(self, done: int) -> None:
+        assert self.root is not None
+        self.progress("checkpoint", done, self.run.steps)
+        model = checkpoint.full_model(self.model)
+        optimizer, groups = checkpoint.full_optimizer(self.model, self.optimizer)
+        loss = mean_over_ranks(self.losses[:done].double().mean(dim=1).cpu().numpy(), device=self.device)
+        history = {"loss": torch.from_numpy(loss)} | checkpoint.random_states(self.device)
+        if self.place.rank == 0:
+            tensors = {checkpoint.MODEL: model, checkpoint.OPTIMIZER: optimizer, checkpoint.HISTORY: history}
+            checkpoint.write(self.root / f"{done:09d}", {**self._described(done, groups), **tensors})
+            forget(self.root, keep=f"{done:09d}")
+        if dist.is_initialized():
+            dist.barrier()  # else the next step of the others would wait for rank 0
+        self.progress("measuring", done, self.run.steps)
+
+    def _described(self, step: int, groups: list[dict[str, object]]) -> dict[str, bytes]:
+        return checkpoint.describe(
+            self.run,
+            step=step,
+            vocab_size=self.dataset.vocab_size,
+            data_sha256=self.dataset.sha256,
+            tokenizer=self.dataset.tokenizer,
+            scaler=self.scaler.state_dict(),
+            groups=groups,
+        )
+
+    def _interval(self, seconds: float) -> int:
+        """Steps in about so many seconds, by the pace of rank 0: the same on each rank."""
+        self._pace_s = (self._now() - self._pace_from) / PACE_STEPS
+        return share(max(round(seconds / self._pace_s), 1))[0]
+
+    def _now(self) -> float:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        return time.monotonic()
+
+
+def forget(root: Path, *, keep: str = "") -> None:
+    """Remove the checkpoints from which training could go on, all but one, and unfinished ones."""
+    for folder in [*root.glob("[0-9]*"), *root.glob(".[0-9]*")]:
+        if folder.name != keep:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def latest(repeat: Path) -> Checkpoint | None:
+    """The checkpoint from which a repeat would go on, by its folder; None where it would start anew."""
+    return checkpoint.newest(repeat / "checkpoint")
+
+
+def _can_resume(run: Run) -> bool:
+    """Whether rank 0 can gather all that the training's next step depends on.
+
+    PowerSGD carries the error of its approximation from step to step in a place of its own; ZeRO-1's optimizer, a
+    pipeline's stages and shares of matrices lie on the ranks under names of their own; a DataLoader begins at step 0.
+    """
+    return run.compression != "powersgd" and run.loader == "fast" and run.strategy in RESUMABLE

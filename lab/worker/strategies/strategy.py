@@ -1,0 +1,63 @@
+"""What the training loop asks of a way to train in parallel."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+from torch import nn
+
+from lab.study import Run
+from lab.worker.calls import CallRecorder
+from lab.worker.communication import Recorder
+from lab.worker.optimizer import optimizer_for
+from lab.worker.timing import Clock
+
+
+class Strategy:
+    """One process with the whole model, which sends nothing; other strategies change what they do otherwise.
+
+    A strategy keeps no state: what it needs to know lies in the module that `wrap` makes, which the loop calls like
+    the model and gives back to every other function.
+    """
+
+    needs_group = True  # whether it works on a process group, at world size 1 too
+    comparable = False  # whether a pass that sends nothing computes the same, so that the probe can set one against the other
+
+    def recorder(self, clock: Clock, *, world_size: int) -> Recorder | CallRecorder | None:
+        """What stamps the strategy's communication; None where there is none."""
+        return CallRecorder(clock) if world_size > 1 else None
+
+    def wrap(
+        self, model: nn.Module, *, run: Run, device: torch.device, clock: Clock, recorder: Recorder | CallRecorder | None
+    ) -> nn.Module:
+        """The model as the loop calls it: with inputs and targets, for the mean loss of this process's samples."""
+        return model
+
+    def bare(self, parallel: nn.Module) -> nn.Module:
+        """The model under its wrapper: the same parameters, called in the same way, to evaluate with."""
+        return parallel
+
+    def no_sync(self, parallel: nn.Module) -> AbstractContextManager[None]:
+        """Where gradients are only added up, for all but the last micro-batch of a step."""
+        return nullcontext()
+
+    def synchronize(self, parallel: nn.Module) -> None:
+        """After the last backward pass of a step: exchange what that pass did not."""
+
+    def optimizer(self, parallel: nn.Module, run: Run) -> torch.optim.Optimizer:
+        """The optimizer of what this rank updates."""
+        return optimizer_for(parallel, run)
+
+    def clip(self, parallel: nn.Module, max_norm: float) -> torch.Tensor:
+        """Scale gradients to this norm where theirs is larger; the norm before, that of the whole model on each rank."""
+        return nn.utils.clip_grad_norm_(parallel.parameters(), max_norm)
+
+    def losses(self, losses: torch.Tensor) -> torch.Tensor:
+        """The losses that this rank noted, from the rank that knows them."""
+        return losses
+
+    def shared(self, parallel: nn.Module) -> Iterable[torch.Tensor]:
+        """Parameters that must be equal on all ranks, whole; all ranks must go through them together."""
+        return parallel.parameters()

@@ -1,0 +1,69 @@
+"""The trained model that inference starts from: trained once as the run says, and kept in the cache."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from pathlib import Path
+
+import torch
+
+from lab import workloads
+from lab.errors import InputError, LabError, Problem
+from lab.place import Place, Progress
+from lab.study import Run
+from lab.worker import checkpoint
+from lab.worker.checkpoint import Checkpoint
+from lab.worker.data.cache import cache_folder, locked
+from lab.worker.data.dataset import Dataset
+from lab.worker.models.gpt import GPT
+from lab.worker.train import train
+
+# What of an inference run says how its model is trained.
+RECIPE = (
+    *("model", "data", "precision", "global_batch_size", "grad_accum", "steps", "warmup_steps", "learning_rate"),
+    *("min_learning_rate", "lr_warmup_steps", "weight_decay", "grad_clip", "seed", "eval_batches"),
+)
+
+
+def recipe_of(run: Run) -> Run:
+    """The training on one process that makes the model of an inference run."""
+    return Run.model_validate({name: getattr(run, name) for name in RECIPE} | {"strategy": "single", "keep_model": True})
+
+
+def trained_model(run: Run, place: Place, *, device: torch.device, dataset: Dataset, progress: Progress) -> Checkpoint:
+    """The checkpoint of the run's model, from the cache or trained into it.
+
+    Safe beside other ranks and jobs that want the same: one trains under a lock, the others wait. Call it outside of a
+    process group. Raises what training raises.
+    """
+    recipe = recipe_of(run)
+    folder = cache_folder("models") / f"{recipe.id}-{dataset.sha256[:16]}-{torch.__version__}-{device.type}"
+    found = checkpoint.kept_model(folder)
+    if found is None:
+        with locked(folder.with_name(f"{folder.name}.lock"), waiting=lambda: progress("training", 0, recipe.steps)):
+            found = checkpoint.kept_model(folder)
+            if found is None:
+                alone = dataclasses.replace(place, rank=0, world_size=1)
+                train(recipe, alone, device=device, dataset=dataset, progress=progress, folder=folder)
+                found = checkpoint.kept_model(folder)
+    if found is None:
+        raise LabError(f"{folder}: written just now and not readable: is the disk full?")
+    return found
+
+
+def load(found: Checkpoint, *, device: torch.device) -> GPT:
+    """A checkpoint's language model on a device, ready to generate; raises InputError for a model of another kind."""
+    config = found.run.architecture
+    if not isinstance(config, workloads.GPT):
+        what = f"{found.run.label} is no language model"
+        raise InputError("inference", [Problem("model", what, "choose a gpt")])
+    model = GPT(config, vocab_size=found.vocab_size)
+    checkpoint.load_model(model, found)
+    return model.to(device).eval()
+
+
+def sha256(path: Path) -> str:
+    """The hash of a file's content."""
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()

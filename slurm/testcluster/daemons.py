@@ -1,0 +1,124 @@
+"""The processes of a private Slurm: starting its daemons, finding and ending everything that belongs to it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+SEARCH_PATH = f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin:/sbin"
+# Commands that may wait for the cluster from a user's terminal. The terminal's shell itself is nobody's to end.
+CLIENTS = {"srun", "salloc", "sbatch", "sattach", "squeue", "sacct", "sacctmgr", "scontrol", "sinfo"}
+MARK = "PRACTICE_SLURM_DAEMON"
+
+
+class SlurmError(Exception):
+    """What is wrong, and what to do about it."""
+
+
+@dataclass(frozen=True)
+class Slurm:
+    """A private Slurm that lies in `folder`."""
+
+    folder: Path
+
+    @property
+    def conf(self) -> Path:
+        """What SLURM_CONF must name for Slurm's commands to speak to this cluster."""
+        return self.folder / "slurm.conf"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The variables of a process that uses this cluster."""
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "SBATCH"))}
+        return inherited | {"SLURM_CONF": str(self.conf), "PATH": SEARCH_PATH}
+
+    def ask(self, *command: str, timeout_s: float = 30.0) -> str:
+        """What a command of Slurm prints; raises SlurmError where it fails or hangs."""
+        try:
+            told = subprocess.run(command, env=self.environment, capture_output=True, text=True, timeout=timeout_s, check=False)
+        except subprocess.TimeoutExpired:
+            raise SlurmError(f"`{' '.join(command)}` gave no answer in {timeout_s:.0f} s") from None
+        if told.returncode != 0:
+            raise SlurmError(f"`{' '.join(command)}`: {told.stderr.strip() or told.stdout.strip()}")
+        return told.stdout
+
+    def nodes(self) -> dict[str, str]:
+        """The state of each node, by name."""
+        lines = self.ask("sinfo", "-h", "-N", "-p", "debug", "-o", "%N %T", timeout_s=5.0).splitlines()
+        return dict(line.split() for line in lines)
+
+    def start(self, program: str, *arguments: str, name: str = "", **variables: str) -> None:
+        """Start a daemon that outlives this process; what it prints goes to the log folder."""
+        path = shutil.which(program, path=SEARCH_PATH) or program
+        with (self.folder / "log" / f"{name or program}.out").open("ab") as log:
+            subprocess.run(
+                ["setsid", "--fork", path, *arguments],
+                env=self.environment | variables | {MARK: str(self.folder)},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                check=True,
+            )
+
+    def start_controller(self) -> None:
+        """Start slurmctld with the state that it saved."""
+        self.start("slurmctld", "-D")
+
+    def stop_controller(self) -> None:
+        """End slurmctld, which saves its state first; what runs goes on."""
+        self._end_daemon("slurmctld")
+
+    def start_node(self, name: str) -> None:
+        """Start the slurmd of one node."""
+        self.start("slurmd", "-D", "-N", name, name=f"slurmd.{name}")
+
+    def stop_node(self, name: str) -> None:
+        """End the slurmd of one node; steps that run there go on, the controller notices after a while."""
+        self._end_daemon(f"slurmd.{name}")
+
+    def processes(self) -> list[int]:
+        """Everything that belongs to this cluster: daemons, steps, tasks, and commands that wait for it."""
+        found = (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal())
+        return [pid for pid in found if pid != os.getpid() and self._owns(pid)]
+
+    def end_processes(self) -> None:
+        """Kill them all; what one of them starts meanwhile is found the next time round."""
+        while pids := self.processes():
+            for pid in pids:
+                try:
+                    os.kill(pid, signal.SIGKILL)
+                except ProcessLookupError:
+                    continue
+            time.sleep(0.02)
+
+    def _owns(self, pid: int) -> bool:
+        try:
+            entries = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+            command = Path(f"/proc/{pid}/comm").read_text().strip()
+        except OSError:  # it is gone, or somebody else's
+            return False
+        if f"SLURM_CONF={self.conf}".encode() not in entries:
+            return False
+        in_a_job = any(entry.startswith(b"SLURMD_NODENAME=") for entry in entries)
+        return in_a_job or f"{MARK}={self.folder}".encode() in entries or command in CLIENTS
+
+    def _end_daemon(self, name: str) -> None:
+        pid = int((self.folder / "run" / f"{name}.pid").read_text())
+        if self._owns(pid):
+            os.kill(pid, signal.SIGTERM)
+            wait_until(lambda: not self._owns(pid), what=f"{name} to end")
+
+
+def wait_until(ready: Callable[[], bool], *, what: str, timeout_s: float = 30.0) -> None:
+    """Ask every 50 ms until the answer is yes; raises SlurmError after `timeout_s`."""
+    deadline = time.monotonic() + timeout_s
+    while not ready():
+        if time.monotonic() > deadline:
+            raise SlurmError(f"waited {timeout_s:.0f} s for {what}")
+        time.sleep(0.05)

@@ -1,0 +1,112 @@
+"""Real inference jobs: one trained model, every quantization, one and two ranks, and what the records say."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from studies import CORPUS, SMALL_STUDY
+
+import lab
+from lab.records import Inference, Record
+
+STUDY = SMALL_STUDY | {
+    "kind": "inference",
+    "scaling": "none",
+    "base": {
+        **SMALL_STUDY["base"],  # type: ignore[dict-item]
+        "model": {"kind": "gpt", "layers": 1, "heads": 1, "width": 32, "block_size": 16},
+        "task": "inference",
+        "global_batch_size": 4,
+        "prompt_tokens": [4],
+        "batch_sizes": [2],
+        "new_tokens": 4,
+        "rounds": 5,
+        "keep_model": True,
+    },
+    "grid": {"quantization": ["none", "int8_dynamic", "fp8"], "world_size": [1]},
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("inference")
+    for name, grid in {"one": STUDY["grid"], "two": {"quantization": ["bf16"], "world_size": [2]}}.items():
+        (root / name).mkdir()
+        (root / name / "study.yaml").write_text(yaml.safe_dump(STUDY | {"grid": grid, "baseline": {}}))
+        (root / name / "corpus.txt").write_text(CORPUS)
+    return root
+
+
+@pytest.fixture(scope="module")
+def records(folder: Path) -> dict[str, Record]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LAB_CACHE", str(folder / "cache"))
+        found = [record for name in ("one", "two") for record in lab.launch(lab.Study.load(folder / name)).wait(progress=False)]
+    assert [record.error for record in found] == [None] * 4
+    return {record.run.quantization: record for record in found}
+
+
+def inference(record: Record) -> Inference:
+    assert record.inference is not None
+    return record.inference
+
+
+@pytest.mark.parametrize("name", ["none", "int8_dynamic", "bf16"])
+def test_a_quantized_model_is_compared_before_it_is_timed(records: dict[str, Record], name: str) -> None:
+    found = inference(records[name])
+    assert found.unavailable == "" and records[name].checks == {"outputs_agree": True}
+    world_size = records[name].run.world_size
+    assert set(found.output_errors) == {f"{2 // world_size}x4", f"{2 // world_size}x1", "1x1"}
+    assert max(found.output_errors.values()) < 0.05
+    [point] = found.points
+    for latency in (point.base, point.quantized):
+        assert 0 < latency.p50 <= latency.p90 <= latency.p99
+        assert latency.total.median > latency.first_token.median > 0
+        assert latency.decode_tokens_per_second == pytest.approx(2 / latency.inter_token.median)
+    assert point.inter_token_ratio.interval is not None
+    assert found.perplexity_ratio is not None and found.base_perplexity is not None and found.perplexity is not None
+    assert found.perplexity_ratio.value == pytest.approx(found.perplexity / found.base_perplexity)
+    assert found.memory_bytes_per_second is not None and found.memory_bytes_per_second > 1e8
+
+
+def test_a_second_copy_of_the_base_is_the_base(records: dict[str, Record]) -> None:
+    found = inference(records["none"])
+    assert set(found.output_errors.values()) == {0.0}
+    assert found.perplexity_ratio is not None and found.perplexity_ratio.value == 1.0
+    assert found.same_tokens is not None and found.same_tokens.value == found.generated_alike == 1.0
+    assert found.size == found.base_size
+
+
+def test_what_the_machine_has_not_is_told(records: dict[str, Record]) -> None:
+    if records["fp8"].environment is not None and records["fp8"].environment.device == "cuda":
+        pytest.skip("fp8 may be there")
+    found = inference(records["fp8"])
+    assert found.unavailable.startswith("fp8 matrix products need a GPU") and found.points == []
+
+
+def test_all_start_from_one_trained_model(records: dict[str, Record], folder: Path) -> None:
+    assert len({inference(record).model_sha256 for record in records.values()}) == 1
+    assert len(list((folder / "cache" / "models").glob("*/checkpoint/final"))) == 1
+
+
+def test_the_command_generates_from_it(records: dict[str, Record], folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LAB_CACHE", str(folder / "cache"))
+    run = records["none"].run_id
+    options = ["--prompt", "def ", "--prompt", "x", "--new-tokens", "6", "--temperature", "0.8", "--json"]
+    command = [sys.executable, "-m", "lab", "generate", str(folder / "one"), run, *options]
+    answer = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    assert [text["prompt"] for text in answer] == ["def ", "x"]
+    assert all(text["text"] for text in answer)
+
+
+def test_the_report_tells_of_it(records: dict[str, Record], folder: Path) -> None:
+    made = lab.report(lab.Study.load(folder / "one"))
+    html = made.html.read_text()
+    assert "fp8 matrix products need a GPU" in html
+    assert "int8_dynamic" in html
+    assert made.pdf.stat().st_size > 10_000

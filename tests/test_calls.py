@@ -1,0 +1,145 @@
+"""Calls on known clocks: what is stamped, and what all ranks' calls say together."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lab.records import Operation
+from lab.worker.calls import CallRecorder, Calls
+from lab.worker.exposure import Exposure, of_calls, summary
+from lab.worker.timing import HostClock
+
+NAN = float("nan")
+
+
+class Ticks(HostClock):
+    """A clock that reads what it is told to, or 1 more."""
+
+    tick = 0.0
+
+    def _now(self) -> float:
+        self.tick += 1
+        return self.tick
+
+
+def stepping(clock: Ticks) -> CallRecorder:
+    recorder = CallRecorder(clock)
+    clock.start()
+    return recorder
+
+
+def test_a_call_that_blocks_is_waited_for_from_its_launch_to_its_end() -> None:
+    clock = Ticks()
+    recorder = stepping(clock)
+    with recorder.blocked("reduce", 100, members=4):
+        clock.tick += 10
+    clock.lap("backward")
+    found = recorder.take()
+    assert (found.launch.tolist(), found.finish.tolist()) == ([2.0], [13.0])
+    assert (found.wait_begin.tolist(), found.wait_end.tolist()) == ([2.0], [13.0])
+    assert (found.step.tolist(), found.phase.tolist(), found.operation.tolist()) == ([0], ["backward"], ["reduce"])
+    assert (found.bytes.tolist(), found.moved.tolist(), found.members.tolist()) == ([100], [100.0], [4])
+
+
+def asynchronous(*, end_before_wait: bool | None) -> Calls:
+    clock = Ticks()
+    recorder = stepping(clock)
+    call = recorder.launch("all_reduce", 100, members=4)
+    recorder.expect(call, "key", call)
+    if end_before_wait:
+        recorder.finished(call)
+    clock.tick += 10
+    with recorder.waiting("key"):
+        if end_before_wait is False:
+            recorder.finished(call)
+    clock.lap("forward")
+    return recorder.take()
+
+
+def test_what_arrived_before_anybody_waited_was_hidden() -> None:
+    found = asynchronous(end_before_wait=True)
+    assert (found.launch[0], found.finish[0]) == (2.0, 3.0)
+    assert found.wait_end[0] == found.wait_begin[0] == 14.0
+    assert found.moved[0] == pytest.approx(150)  # 2 (4 - 1) / 4
+
+
+def test_what_arrives_while_the_rank_waits_is_there_when_it_goes_on() -> None:
+    found = asynchronous(end_before_wait=False)
+    assert (found.wait_begin[0], found.wait_end[0], found.finish[0]) == (13.0, 15.0, 15.0)
+
+
+def test_an_end_that_nobody_saw_is_not_made_up() -> None:
+    found = asynchronous(end_before_wait=None)
+    assert np.isnan(found.finish[0]) and found.wait_end[0] == 14.0
+    exposed = Exposure.of_calls([found], steps=1)
+    assert np.isnan(exposed.total[0, 0]) and exposed.exposed.tolist() == [[1.0]]
+    told = summary(exposed, np.array([[20.0]]), warmup_steps=0)
+    assert told.total is None and told.overlap is None and told.exposed is not None and told.bytes == 100
+
+
+def test_calls_before_the_first_step_are_left_out() -> None:
+    clock = Ticks()
+    recorder = CallRecorder(clock)
+    recorder.launch("broadcast", 8, members=2)
+    clock.start()
+    clock.lap("forward")
+    assert len(recorder.take().step) == 0
+
+
+def calls(*rows: tuple[int, str, float, float, float, float], members: int = 2, phase: str = "forward") -> Calls:
+    """Rows of step, operation, launch, wait_begin, wait_end, finish."""
+    step, operation, launch, wait_begin, wait_end, finish = (list(column) for column in zip(*rows, strict=True))
+    size: Any = np.full(len(rows), 100)
+    return Calls(
+        step=np.array(step),
+        operation=np.array(operation),
+        members=np.full(len(rows), members),
+        phase=np.array([phase] * len(rows)),
+        launch=np.array(launch, dtype=float),
+        finish=np.array(finish, dtype=float),
+        wait_begin=np.array(wait_begin, dtype=float),
+        wait_end=np.array(wait_end, dtype=float),
+        bytes=size,
+        moved=size / 2,
+    )
+
+
+def test_waits_until_the_last_rank_came_are_the_stragglers() -> None:
+    early = calls((0, "all_reduce", 0, 0, 5, 5), (0, "all_gather", 6, 8, 10, 10))
+    late = calls((0, "all_reduce", 3, 3, 5, 5), (0, "all_gather", 7, 7, 10, 10))
+    found = Exposure.of_calls([early, late], steps=1)
+    assert found.total.tolist() == [[9.0], [5.0]]
+    assert found.exposed.tolist() == [[7.0], [5.0]]
+    assert found.straggler.tolist() == [[3.0], [0.0]]  # of the second call, both had come before the first rank waited
+    assert found.exposed_in["forward"].tolist() == [[7.0], [5.0]]
+    assert (found.bytes.tolist(), found.moved.tolist()) == ([[200.0], [200.0]], [[100.0], [100.0]])
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        calls((0, "send", 3, 3, 5, 5)),
+        calls((0, "all_reduce", 3, 3, 5, 5), members=1),
+        calls((0, "all_reduce", 3, 3, 5, 5), (0, "all_reduce", 6, 6, 7, 7)),
+    ],
+    ids=["another operation", "another group", "more calls"],
+)
+def test_where_ranks_do_different_things_nobody_is_the_straggler(other: Calls) -> None:
+    found = Exposure.of_calls([calls((0, "all_reduce", 0, 0, 5, 5)), other], steps=1)
+    assert np.isnan(found.straggler).all() and not np.isnan(found.exposed).any()
+    told = summary(found, np.array([[9.0], [8.0]]), warmup_steps=0)
+    assert told.straggler is None and told.transfer is None and told.exposed is not None and told.exposed.median == 5.0
+    assert told.per_rank.keys() == {"total", "exposed"}
+
+
+def test_a_step_without_calls_waits_for_nothing() -> None:
+    found = Exposure.of_calls([calls((1, "all_reduce", 0, 0, 5, 5))], steps=2)
+    assert found.total.tolist() == [[0.0, 5.0]] and found.exposed.tolist() == [[0.0, 5.0]]
+
+
+def test_operations_are_counted_on_the_last_step() -> None:
+    told = of_calls(calls((0, "send", 0, 0, 1, 1), (1, "send", 2, 2, 3, 3), (1, "receive", 4, 4, 5, 5), (1, "send", 6, 6, 7, 7)))
+    assert told == {"calls": 3, "operations": {"send": Operation(calls=2, bytes=200), "receive": Operation(calls=1, bytes=100)}}

@@ -1,0 +1,206 @@
+"""What inference records say: ratios with the widest interval, reasons where slower, stages against serial, figures."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import matplotlib as mpl
+import pytest
+from factories import environment, record, run, stat, study
+
+import lab
+from lab import figures, inference_sections
+from lab.analysis import inferences, ladder
+from lab.analysis.inferences import over
+from lab.drawing import tradeoffs
+from lab.inference import Inference, Latency, Point, Share, Size
+from lab.records import Record, Stat, write_record
+from lab.study import Run
+
+mpl.use("Agg")
+
+
+def latency(inter_token: float, *, batch_size: int) -> Latency:
+    return Latency(
+        first_token=stat(0.01),
+        inter_token=stat(inter_token),
+        p50=inter_token,
+        p90=inter_token * 2,
+        p99=inter_token * 3,
+        total=stat(0.01 + 31 * inter_token),
+        prefill_tokens_per_second=6400.0,
+        decode_tokens_per_second=batch_size / inter_token,
+        bytes_per_token=5_000_000,
+        bytes_per_second=5_000_000 / inter_token,
+    )
+
+
+def point(batch_size: int, base: float, quantized: float, *, spread: float = 0.05) -> Point:
+    ratio = quantized / base
+    compared = Stat(median=ratio, p10=ratio, p90=ratio, interval=(ratio * (1 - spread), ratio * (1 + spread)))
+    return Point(
+        prompt_tokens=64,
+        batch_size=batch_size,
+        base=latency(base, batch_size=batch_size),
+        quantized=latency(quantized, batch_size=batch_size),
+        first_token_ratio=compared,
+        inter_token_ratio=compared,
+        total_ratio=compared,
+    )
+
+
+def inferred(run: Run, points: list[Point], repeat: int = 0, *, device: str = "cpu", **fields: Any) -> Record:
+    found = Inference(
+        quantization=run.quantization,
+        method="a method",
+        base_size=Size(memory=4_000_000, disk=4_100_000),
+        size=Size(memory=2_000_000, disk=2_100_000),
+        quantize_time=0.1,
+        output_errors={"1x64": 0.01},
+        base_perplexity=50.0,
+        perplexity=50.5,
+        perplexity_ratio=Share(value=1.01, low=1.005, high=1.015),
+        same_tokens=Share(value=0.97, low=0.96, high=0.98),
+        generated_alike=0.9,
+        points=points,
+        memory_bytes_per_second=20e9,
+        arithmetic="AVX2, bf16 emulated",
+    )
+    return Record(
+        run_id=run.id,
+        repeat=repeat,
+        run=run,
+        status="completed",
+        finished_at="2025-01-01T00:01:00+00:00",
+        environment=environment(run.world_size, device=device),
+        inference=found.model_copy(update=fields),
+    )
+
+
+def asked(quantization: str = "bf16", world_size: int = 1, **fields: Any) -> Run:
+    return run(world_size, task="inference", quantization=quantization, batch_sizes=[2, 8], **fields)
+
+
+def test_the_interval_spans_those_of_all_repeats() -> None:
+    assert over([stat(1.0), stat(2.0), stat(4.0)]) == (2.0, 0.99, 4.0 * 1.01)
+    assert over([stat(1.0).model_copy(update={"interval": None})]) == (1.0, None, None)
+
+
+def test_slower_is_said_with_reasons_and_noise_is_not_called_a_difference() -> None:
+    slow = inferred(asked(), [point(2, 1e-3, 2e-3), point(8, 1.1e-3, 2.2e-3)])
+    even = inferred(asked("int8_dynamic"), [point(2, 1e-3, 1.02e-3)])
+    fast = inferred(asked("int4_weight_only"), [point(2, 1e-3, 0.5e-3)])
+    first, _, third, fourth = inferences.sentences([slow, even, fast])
+    assert first.startswith("bf16 on 1 CPU process, prompt 64, batch 2: slower, 2.0 [1.9, 2.1] of the base's")
+    assert "the base reads 25 % of the memory bandwidth" in first.replace("25.0", "25")
+    assert "grows 1.1 times from batch 2 to 8, so dispatching the calls counts" in first
+    assert "AVX2, bf16 emulated with 1 thread" in first
+    assert "no difference is shown" in third
+    assert "faster, 0.50" in fourth
+
+
+def test_rows_of_speed_latency_and_quality() -> None:
+    records = [inferred(asked("none"), [point(2, 1e-3, 1e-3)]), inferred(asked(), [point(2, 1e-3, 2e-3)])]
+    assert [row["between tokens"].split()[0] for row in inferences.speed_rows(records)] == ["1.00", "2.0"]
+    assert [row["model"] for row in inferences.latency_rows(records)] == ["base (fp32)", "none", "bf16"]
+    assert inferences.latency_rows(records)[0]["of memory bandwidth"] == "25.0 %"
+    [_, bf16] = inferences.quality_rows(records)
+    assert (bf16["of the base"], bf16["change"]) == ("50.0 %", "1.0 [0.5, 1.5] %")
+
+
+def test_what_is_unavailable_has_its_reason_and_no_row() -> None:
+    gone = inferred(asked("fp8"), [], unavailable="no fp8 here", size=None)
+    assert inferences.missing([gone]) == ["fp8: no fp8 here."]
+    assert inferences.quality_rows([gone]) == inferences.speed_rows([gone]) == []
+
+
+def test_the_pareto_front() -> None:
+    assert tradeoffs.pareto([(4, 1.0), (2, 1.5), (1, 3.0), (2, 2.0), (3, 1.5)]) == [(1, 3.0), (2, 1.5), (4, 1.0)]
+
+
+@pytest.fixture
+def ladder_study(tmp_path):
+    runs = [
+        run(size, 16, task=task, needs_device=device, batch_sizes=[16])
+        for task in ("train", "inference")
+        for device in ("cpu", "cuda")
+        for size in (1, 2)
+    ]
+    return study(tmp_path, runs, scaling="none", kind="inference")
+
+
+def test_stages_are_ratios_to_serial_and_say_what_was_not_run(ladder_study) -> None:
+    trains, infers = ladder_study.runs[:2], ladder_study.runs[4:6]
+    records = [record(own, step_time=time) for own, time in zip(trains, (0.4, 0.25), strict=True)]
+    records += [inferred(own, [point(16, time, time)]) for own, time in zip(infers, (2e-3, 1e-3), strict=True)]
+    found = {(stage.task, stage.name): stage for stage in ladder.stages(ladder_study, records)}
+    assert len(found) == 8
+    two = found["train", "CPU processes"].speedup
+    assert two is not None and two == pytest.approx((1.6, 1.6 * 0.99 / 1.01, 1.6 * 1.01 / 0.99))
+    assert found["train", "CPU processes"].published == pytest.approx(11.86, abs=0.01)
+    generation = found["inference", "CPU processes"].speedup
+    assert generation is not None and generation.value == pytest.approx(0.072 / 0.041)
+    assert found["inference", "CUDA"].reason == "not run: it needs 1 GPU, and there is no record of a cluster with them"
+    assert found["train", "several GPUs"].reason.startswith("not run: it needs 2 GPUs")
+    assert found["train", "CUDA"].speedup is None
+
+
+def test_a_study_of_one_task_has_no_stages(tmp_path) -> None:
+    assert ladder.stages(study(tmp_path, [run(1)]), []) == []
+
+
+def test_the_published_ladder_is_that_of_its_table() -> None:
+    import csv
+    from pathlib import Path
+
+    lines = [line for line in Path("tests/tables/gpt2_stages.csv").read_text().splitlines() if not line.startswith("#")]
+    rows = {row["stage"]: (float(row["train_s"]), float(row["inference_s"])) for row in csv.DictReader(lines)}
+    names = {"serial": "serial", "mpi": "CPU processes", "cuda": "CUDA", "mpi+cuda": "several GPUs"}
+    assert {names[stage]: times for stage, times in rows.items()} == ladder.PUBLISHED
+
+
+def test_figures_and_their_sentences(ladder_study) -> None:
+    records = [inferred(asked("none"), [point(2, 1e-3, 1e-3), point(8, 2e-3, 2e-3)]), inferred(asked(), [point(2, 1e-3, 2e-3)])]
+    assert len(figures.latency_throughput(records).get_lines()) == 2
+    assert len(figures.size_perplexity(records).get_lines()) == 3
+    assert "bf16, 2.00 ms and 1000 tokens/s at batch 2" in tradeoffs.latency_throughput_alt(records)
+    assert tradeoffs.size_perplexity_alt(records) == "Perplexity against size: fp32, 2.00 MB and 50.5; bf16, 2.00 MB and 50.5."
+    write_record(record(ladder_study.runs[0]), ladder_study.out / "runs" / ladder_study.runs[0].id / "0")
+    words = [text.get_text() for text in figures.stage_ratios(ladder_study).texts]
+    assert words.count("not run") == 7 and "35.6×" in words
+    assert [text.get_text() for text in figures.latency_throughput([]).texts] == ["no completed run of inference yet"]
+    mpl.pyplot.close("all")
+
+
+def test_the_audit_sees_each_point_once(tmp_path) -> None:
+    records = [inferred(asked(), [point(2, 1e-3, 2e-3), point(8, 1e-3, 2e-3)], repeat) for repeat in range(3)]
+    assert not [finding for finding in lab.audit(records).findings if finding.rule in {"two-writers", "repeats"}]
+
+
+def test_the_answer_claims_only_what_the_interval_shows(tmp_path) -> None:
+    def answer(ratio: float) -> str:
+        own = asked()
+        made = study(tmp_path / str(ratio), [own], kind="inference")
+        write_record(inferred(own, [point(2, 1e-3, ratio * 1e-3)]), made.out / "runs" / own.id / "0")
+        return inference_sections.answer(made).markdown
+
+    assert "No quantization is shown to decode faster" in answer(0.98)
+    assert "gains the most time" in answer(0.5)
+
+
+def test_inference_settings_do_not_rename_training_runs() -> None:
+    assert run(1).id == run(1, new_tokens=5, keep_model=True).id
+    assert asked().id != asked(new_tokens=5).id != run(1).id
+
+
+@pytest.mark.parametrize(
+    ("fields", "problem"),
+    [
+        ({"quantization": "bf16"}, "quantization is a setting of inference"),
+        ({"task": "inference", "prompt_tokens": [120]}, "are 152, the model has positions for 128"),
+        ({"task": "inference", "world_size": 2, "batch_sizes": [3]}, "batch_sizes 3 is not divisible by world_size 2"),
+    ],
+)
+def test_settings_that_do_not_go_together(fields: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ValueError, match=problem):
+        run(**{"world_size": 1, **fields})

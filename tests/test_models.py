@@ -1,0 +1,166 @@
+"""Models against what they stand for: published weights give published logits, frozen parts stay, padding changes nothing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pretrained_folders
+import pytest
+import torch
+
+from lab.errors import InputError
+from lab.study import Run
+from lab.worker import data, models
+from lab.worker.data.dataset import Dataset, Labelled
+from lab.worker.models.distilbert import DistilBERT
+from lab.worker.models.gpt import GPT
+from lab.worker.models.text_classifier import TextClassifier
+from lab.worker.models.vision import Vision
+from lab.worker.pretrained import folder_of, gpt2_weights
+from lab.workloads import CNN, SMALLEST_IMAGE
+from lab.workloads import GPT as GPTConfig
+from lab.workloads import DistilBERT as DistilBERTConfig
+from lab.workloads import TextClassifier as TextClassifierConfig
+
+
+@pytest.fixture(autouse=True)
+def _one_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("LAB_CACHE", str(tmp_path / "cache"))
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    yield
+    torch.set_num_threads(threads)
+
+
+def quiet(phase: str, step: int, steps: int) -> None:
+    pass
+
+
+@pytest.mark.parametrize("positions", [32, 12])
+def test_published_weights_of_gpt2_give_the_logits_of_transformers(tmp_path: Path, positions: int) -> None:
+    config = GPTConfig.model_validate(pretrained_folders.gpt2(tmp_path / "gpt2") | {"block_size": positions})
+    model = GPT(config, vocab_size=300)
+    model.load_state_dict(gpt2_weights(tmp_path / "gpt2", config))
+    from transformers import GPT2LMHeadModel
+
+    reference = GPT2LMHeadModel.from_pretrained(tmp_path / "gpt2").eval()
+    tokens = torch.randint(300, (2, positions))
+    with torch.no_grad():
+        assert torch.allclose(model.eval()(tokens), reference(tokens).logits, atol=1e-5)
+
+
+def test_weights_bring_their_tokenizer(tmp_path: Path) -> None:
+    model = pretrained_folders.gpt2(tmp_path / "gpt2", positions=8)
+    (tmp_path / "corpus.txt").write_text("def the import of a self x\n" * 50)
+    run = Run(model=model | {"weights": "gpt2"}, data={"kind": "text", "path": "corpus.txt"}, global_batch_size=2)
+    found = data.prepare(run, data_root=tmp_path, progress=quiet)
+    inputs, _ = found.train.take(np.array([0]))
+    assert [pretrained_folders.WORDS[token] for token in inputs[0]] == ["def", "the", "import", "of", "a", "self", "x", "def"]
+    assert found.vocab_size == 300 and isinstance(models.build(run, found), GPT)
+
+
+WRONG: dict[str, tuple[dict[str, Any], str]] = {
+    "another size": ({"layers": 3}, r"layers: 3, and the weights have 2 \(layers: 2\)"),
+    "too long": ({"block_size": 64}, "64, and the weights have 32 positions"),
+    "missing": ({"weights": "gpt3"}, r"'gpt3': no such file or folder \(did you mean 'gpt2'\?\)"),
+    "outside": ({"weights": "/etc"}, "lies outside the study's folder"),
+}
+
+
+@pytest.mark.parametrize(("change", "message"), WRONG.values(), ids=WRONG.keys())
+def test_weights_that_do_not_fit_are_named(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+    config = GPTConfig.model_validate(pretrained_folders.gpt2(tmp_path / "gpt2") | {"weights": "gpt2"} | change)
+    with pytest.raises(InputError, match=message):
+        folder_of(config, data_root=tmp_path)
+
+
+def test_a_folder_without_its_files_is_named(tmp_path: Path) -> None:
+    pretrained_folders.gpt2(tmp_path / "gpt2")
+    (tmp_path / "gpt2" / "tokenizer.json").unlink()
+    config = GPTConfig(layers=2, heads=2, width=32, block_size=8, vocab_size=300, weights="gpt2")
+    with pytest.raises(InputError, match=r"lacks tokenizer\.json \(a folder with"):
+        folder_of(config, data_root=tmp_path)
+    (tmp_path / "gpt2" / "tokenizer.json").write_text("{}")
+    (tmp_path / "gpt2" / "config.json").write_text(json.dumps({"model_type": "bert"}))
+    with pytest.raises(InputError, match="holds a 'bert', not a 'gpt2'"):
+        folder_of(config, data_root=tmp_path)
+
+
+def test_distilbert_gives_the_hidden_states_of_its_folder_and_skips_padding(tmp_path: Path) -> None:
+    config = DistilBERTConfig.model_validate(pretrained_folders.distilbert(tmp_path / "encoder"))
+    model = DistilBERT(config, folder=tmp_path / "encoder", classes=4, pad=0).eval()
+    from transformers import DistilBertModel
+
+    reference = DistilBertModel.from_pretrained(tmp_path / "encoder").eval()
+    tokens = torch.randint(5, 300, (2, 20))
+    with torch.no_grad():
+        expected = reference(input_ids=tokens).last_hidden_state
+        assert torch.allclose(model.network.distilbert(input_ids=tokens).last_hidden_state, expected, atol=1e-6)
+        padded = torch.nn.functional.pad(tokens, (0, 12))
+        assert torch.allclose(model.logits(padded), model.logits(tokens), atol=1e-5)
+
+
+def test_padding_changes_nothing_and_text_does() -> None:
+    config = TextClassifierConfig(layers=2, heads=2, width=32, block_size=32)
+    model = TextClassifier(config, vocab_size=300, classes=4)
+    tokens = torch.randint(1, 300, (3, 20))
+    scores = model.logits(tokens)
+    assert torch.allclose(model.logits(torch.nn.functional.pad(tokens, (0, 12))), scores, atol=1e-6)
+    assert not torch.allclose(model.logits(tokens.roll(1, dims=1)), scores, atol=1e-4)
+    assert torch.isfinite(model.logits(torch.zeros_like(tokens))).all()
+
+
+@pytest.mark.parametrize("network", list(SMALLEST_IMAGE))
+def test_each_network_takes_its_smallest_image_and_no_smaller(network: Any) -> None:
+    least = SMALLEST_IMAGE[network]
+    assert CNN(network=network, image_size=least).image_size == least
+    model = Vision(CNN(network=network, image_size=least), channels=1, classes=10).eval()
+    assert model.logits(torch.zeros(2, 1, 8, 8, dtype=torch.uint8)).shape == (2, 10)
+    model.image_size = least - 1
+    with pytest.raises(RuntimeError):
+        model.logits(torch.zeros(2, 1, 8, 8, dtype=torch.uint8))
+
+
+def test_frozen_parameters_and_frozen_batch_norm_stay_as_they_are() -> None:
+    config = CNN(network="resnet18", image_size=32, trainable="head", batch_norm="frozen")
+    model = Vision(config, channels=3, classes=4).train()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=0.1)
+    model(torch.randint(0, 255, (4, 3, 32, 32), dtype=torch.uint8), torch.tensor([0, 1, 2, 3])).backward()
+    optimizer.step()
+    changed = {name for name, value in model.state_dict().items() if not torch.equal(value, before[name])}
+    assert changed == {"network.fc.weight", "network.fc.bias"}
+
+
+def test_accuracy_is_the_share_of_right_classes() -> None:
+    class Always(models.Classifier):
+        def logits(self, inputs: torch.Tensor) -> torch.Tensor:
+            return torch.nn.functional.one_hot(inputs, 3).float()
+
+    found = models.score(Always().eval(), torch.tensor([0, 1, 2, 2]), torch.tensor([0, 1, 2, 0]))
+    assert found.accuracy.item() == 0.75
+    language = GPT(GPTConfig(layers=1, heads=1, width=8, block_size=4), vocab_size=16)
+    assert models.score(language, torch.zeros(1, 4, dtype=torch.long), torch.zeros(1, 4, dtype=torch.long)).accuracy.isnan()
+
+
+def test_a_classifier_learns_the_topics_of_synthetic_texts() -> None:
+    config = {"kind": "synthetic", "samples": 200, "vocab_size": 300, "classes": 3}
+    model = {"kind": "text-classifier", "layers": 1, "heads": 2, "width": 32, "block_size": 32}
+    run = Run(model=model, data=config, global_batch_size=64)
+    found = data.prepare(run, data_root=Path(), progress=quiet)
+    network = models.build(run, found)
+    assert isinstance(found, Dataset) and isinstance(found.train, Labelled) and isinstance(found.held_out, Labelled)
+    batch = [torch.from_numpy(part) for part in found.train.take(np.arange(180))]
+    optimizer = torch.optim.AdamW(network.parameters(), lr=1e-2)
+    for _ in range(30):
+        network(*batch).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    network.eval()
+    held_out = [torch.from_numpy(part) for part in found.held_out.take(np.arange(20))]
+    assert models.score(network, *held_out).accuracy > 0.6

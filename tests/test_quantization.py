@@ -1,0 +1,52 @@
+"""Quantized copies: near the base in what they say, smaller, and absent with a reason where the machine has none."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from lab.worker.models.gpt import GPT
+from lab.worker.quantization import UnavailableError, bytes_in_memory, bytes_on_disk, quantize
+from lab.workloads import GPT as Config
+
+
+@pytest.fixture(scope="module")
+def model() -> GPT:
+    torch.manual_seed(0)
+    return GPT(Config(layers=2, heads=2, width=64, block_size=32), vocab_size=300).eval()
+
+
+# Bytes of a weight of a linear layer in each way (int4 with a scale and a zero point per 32), and how far logits may be from fp32.
+WAYS = {
+    "none": (4.0, 0.0),
+    "bf16": (2.0, 0.02),
+    "int8_dynamic": (1.0, 0.05),
+    "int8_weight_only": (1.0, 0.03),
+    "int4_weight_only": (0.5 + 4 / 32, 0.2),
+}
+
+
+@pytest.mark.parametrize("name", WAYS)
+def test_a_quantized_model_is_smaller_and_says_much_the_same(model: GPT, name: str) -> None:
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    try:
+        made = quantize(model, name)
+    except UnavailableError as error:
+        pytest.skip(f"{name}: {error}")
+    tokens = torch.randint(300, (2, 20), generator=torch.Generator().manual_seed(0))
+    with torch.inference_mode():
+        base, found = model(tokens), made.model(tokens).float()
+    per_weight, tolerance = WAYS[name]
+    assert (found - base).norm() <= tolerance * base.norm()
+    assert made.seconds > 0 and made.method
+    linear = 2 * 12 * 64**2
+    others = (300 + 32) * 64 * (4 if name in {"none", "int8_dynamic"} else 2)
+    assert bytes_in_memory(made.model) == pytest.approx(others + linear * per_weight, rel=0.1)
+    assert bytes_on_disk(made.model) == pytest.approx(bytes_in_memory(made.model), rel=0.35)  # the archive has an entry for each
+    assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="fp8 may be there")
+def test_what_is_not_there_has_a_reason(model: GPT) -> None:
+    with pytest.raises(UnavailableError, match="fp8 matrix products need a GPU"):
+        quantize(model, "fp8")

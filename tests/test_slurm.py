@@ -1,0 +1,176 @@
+"""What Slurm says, understood: states, ends, lists of nodes, and how a profile becomes a request."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from lab.attempt import Attempt, RankError
+from lab.cluster import Cluster
+from lab.endings import conclude
+from lab.slurm import controller, ends
+from lab.slurm.controller import Controller, JobState, SlurmSilentError
+from lab.slurm.granted import _total, expand
+from lab.slurm.parameters import interpreter, parameters
+from lab.slurm.refusals import _gpus
+from lab.study import Run, Task
+
+TASK = Task(Run(global_batch_size=8, world_size=2), 0)
+
+NODES = {
+    "a": ["a"],
+    "a1,b2": ["a1", "b2"],
+    "a[01-03],b": ["a01", "a02", "a03", "b"],
+    "n[1,3-4]": ["n1", "n3", "n4"],
+    "r[1-2]-ib": ["r1-ib", "r2-ib"],
+    "127.0.0.[2-3]": ["127.0.0.2", "127.0.0.3"],
+    "": [],
+}
+
+
+@pytest.mark.parametrize(("short", "names"), NODES.items())
+def test_node_lists_are_expanded(short: str, names: list[str]) -> None:
+    assert expand(short) == names
+
+
+@pytest.mark.parametrize(("short", "total"), [("4", 4), ("4(x2),3", 11), ("16(x3)", 48), ("", None)])
+def test_cpus_per_node_are_added(short: str, total: int | None) -> None:
+    assert _total(short) == total
+
+
+@pytest.mark.parametrize(("text", "count"), [("gpu:4", 4), ("gpu:h100:4(S:0-1)", 4), ("gpu:a:2,gpu:b:1", 3), ("(null)", 0)])
+def test_gpus_of_a_node_are_counted(text: str, count: int) -> None:
+    assert _gpus(text) == count
+
+
+def answering(monkeypatch: pytest.MonkeyPatch, answers: dict[str, str]) -> list[str]:
+    """Slurm's commands answer so; which were asked."""
+    asked: list[str] = []
+
+    def ask(*command: str) -> str:
+        asked.append(command[0])
+        if command[0] not in answers:
+            raise SlurmSilentError("no answer")
+        return answers[command[0]]
+
+    monkeypatch.setattr(controller, "ask", ask)
+    monkeypatch.setattr("shutil.which", lambda program: program)
+    return asked
+
+
+def test_jobs_of_an_array_are_told_apart_and_the_rest_share_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = "7|0|lab-a|RUNNING|None|n1|2|0|\n7|N/A|lab-a|CANCELLED|Priority||0|0|\n"
+    answering(monkeypatch, {"squeue": lines})
+    asked = Controller()
+    asked.look({"7_0": "lab-a", "7_1": "lab-a"})
+    first, second = asked.job("7_0"), asked.job("7_1")
+    assert first is not None and (first.state, first.nodes, first.restarts, first.ended) == ("RUNNING", "n1", 2, False)
+    assert second is not None and second.state == "CANCELLED" and second.ended
+
+
+def test_what_squeue_forgot_is_asked_of_accounting_and_then_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = answering(
+        monkeypatch, {"squeue": "", "sacct": "7_0|lab-a|CANCELLED by 1000|None|n1|0:15\n7_[1-3%2]|lab-a|PENDING|Priority||0:0\n"}
+    )
+    slurm = Controller()
+    slurm.look({"7_0": "lab-a", "7_3": "lab-a", "8_0": "lab-b"})
+    job, waiting = slurm.job("7_0"), slurm.job("7_3")
+    assert job is not None and (job.state, job.reason) == ("CANCELLED", "by 1000")
+    assert waiting is not None and waiting.pending
+    assert slurm.forgotten("8_0") and not slurm.forgotten("7_3")
+    before = len(asked)
+    slurm.look({"7_0": "lab-a", "8_0": "lab-b"})
+    assert len(asked) == before
+
+
+def test_silence_changes_nothing_that_was_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    answering(monkeypatch, {"squeue": "7|0|lab-a|RUNNING|None|n1|0|0|\n"})
+    slurm = Controller()
+    slurm.look({"7_0": "lab-a"})
+    answering(monkeypatch, {})
+    slurm.look({"7_0": "lab-a", "8_0": "lab-b"})
+    job = slurm.job("7_0")
+    assert slurm.silence == "no answer" and job is not None and job.state == "RUNNING" and not slurm.forgotten("8_0")
+
+
+def test_polling_grows_rarer_while_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    answering(monkeypatch, {"squeue": "7|0|lab-a|RUNNING|None|n1|0|0|\n"})
+    slurm, now = Controller(), [0.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    pauses = []
+    for _ in range(40):
+        pauses.append(slurm.look({"7_0": "lab-a"}))
+        now[0] += pauses[-1]
+    assert pauses == sorted(pauses) and pauses[0] < 1 and pauses[-1] == controller.LAST_S
+
+
+@pytest.fixture
+def attempt(tmp_path: Path) -> Attempt:
+    (tmp_path / "log").mkdir()
+    return Attempt(tmp_path, "7_0", 0, tmp_path)
+
+
+ENDS = {
+    "OUT_OF_MEMORY": ("oom", "MemoryLimit"),
+    "TIMEOUT": ("timeout", "TimeLimit"),
+    "PREEMPTED": ("preempted", "Preempted"),
+    "CANCELLED": ("cancelled", "Cancelled"),
+    "NODE_FAIL": ("failed", "NodeFailure"),
+    "FAILED": ("failed", "BadNode"),
+}
+
+
+@pytest.mark.parametrize(("state", "expected"), ENDS.items())
+def test_ends_are_told_apart(attempt: Attempt, state: str, expected: tuple[str, str]) -> None:
+    words = ends.last_words(JobState("7_0", "lab-a", state, nodes="n1"), attempt)
+    record = conclude(TASK, attempt, None, words)
+    assert record is not None and record.error is not None and (record.status, record.error.type) == expected
+
+
+def test_what_a_scheduler_did_explains_what_the_ranks_then_met(attempt: Attempt) -> None:
+    attempt.sign_on(0)
+    attempt.write_error(RankError(0, "RuntimeError", "Connection closed by peer", 1.0, waiting=True))
+    guessed = conclude(TASK, attempt, None, RankError(0, "JobLost", "no record", 0.0))
+    assert guessed is not None and guessed.error is not None and guessed.error.type == "RankLost"
+    words = ends.last_words(JobState("7_0", "lab-a", "OUT_OF_MEMORY", nodes="n1"), attempt)
+    known = conclude(TASK, attempt, guessed, words)
+    assert known is not None and known.status == "oom"
+    assert conclude(TASK, attempt, known, words) is None, "a known cause is not written again"
+
+
+def test_exception_before_the_end_stays_the_cause(attempt: Attempt) -> None:
+    attempt.write_error(RankError(1, "ValueError", "planted", 1.0))
+    record = conclude(TASK, attempt, None, ends.last_words(JobState("7_0", "lab-a", "TIMEOUT"), attempt))
+    assert record is not None and record.error is not None and (record.error.type, record.error.rank) == ("ValueError", 1)
+
+
+def test_starts_of_one_job_have_files_of_their_own(tmp_path: Path) -> None:
+    first = Attempt(tmp_path, "7_0", 0, tmp_path)
+    first.write_error(RankError(0, "ValueError", "the first time", 1.0))
+    Attempt(tmp_path, "7_0", 1, tmp_path).sign_on(1)
+    latest = Attempt.latest(tmp_path, "7_0", tmp_path)
+    assert latest.restarts == 1 and latest.errors() == [] and first.errors()
+
+
+def cluster(**keys: object) -> Cluster:
+    return Cluster.model_validate({"name": "site", "executor": "slurm", "device": "cpu"} | keys)
+
+
+def test_a_profile_becomes_a_request(tmp_path: Path) -> None:
+    site = cluster(
+        partition="p", reservation="r", nodes=2, gpus_per_node=4, gpu_flag="gres", gpu_type="h100", mem_gb=8, cpus_per_gpu=3,
+        modules=("cuda",), setup=("true",), array_limit=5, extra={"exclusive": True, "mail_type": "FAIL", "comment": False},
+    )  # fmt: skip
+    asked = parameters(site, 8, tmp_path)
+    assert (asked["nodes"], asked["ntasks_per_node"], asked["gres"], asked["mem"]) == (2, 4, "gpu:h100:4", "8192M")
+    assert (asked["partition"], asked["cpus_per_task"], asked["array_parallelism"]) == ("p", 3, 5)
+    assert asked["additional_parameters"] == {"requeue": True, "reservation": "r", "exclusive": True, "mail-type": "FAIL"}
+    assert asked["setup"][:2] == ["module load cuda", "true"] and "gpus_per_node" not in asked
+    assert parameters(site, 2, tmp_path)["mem"] == "4096M"
+
+
+def test_python_on_the_nodes() -> None:
+    assert interpreter(cluster(cores_per_node=2)) is None
+    assert interpreter(cluster(cores_per_node=2, python="python3.12")) == "python3.12"
+    assert interpreter(cluster(cores_per_node=2, container="apptainer exec lab.sif")) == "apptainer exec lab.sif python3"

@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from lab import snapshot
+
+
+def git(folder: Path, *arguments: str) -> str:
+    name = ["-c", "user.name=A", "-c", "user.email=a@example.org", "-c", "commit.gpgsign=false"]
+    return subprocess.run(["git", *name, *arguments], cwd=folder, capture_output=True, text=True, check=True).stdout.strip()
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
+def test_commit_and_dirty_flag(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(snapshot, "ROOT", tmp_path)
+    assert snapshot.git_state() == (None, None)
+    git(tmp_path, "init")
+    assert snapshot.git_state() == (None, None)
+    (tmp_path / "file").write_text("one")
+    git(tmp_path, "add", "file")
+    git(tmp_path, "commit", "-m", "first")
+    commit = git(tmp_path, "rev-parse", "HEAD")
+    assert snapshot.git_state() == (commit, False)
+    (tmp_path / "file").write_text("two")
+    assert snapshot.git_state() == (commit, True)
+
+
+def test_without_git_nothing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert snapshot.git_state() == (None, None)
+
+
+def test_a_copy_of_the_code_keeps_its_commit_and_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "lab").mkdir()
+    (tmp_path / "lab" / "__init__.py").write_text("one")
+    monkeypatch.setattr(snapshot, "ROOT", tmp_path)
+    monkeypatch.setattr(snapshot, "git_state", lambda: ("abc", True))
+    kept = snapshot.keep_code(tmp_path / "out")
+    assert snapshot.keep_code(tmp_path / "out") == kept
+    (tmp_path / "lab" / "__init__.py").write_text("two")
+    assert snapshot.keep_code(tmp_path / "out") != kept
+    assert (kept / "lab" / "__init__.py").read_text() == "one"
+    monkeypatch.undo()
+    monkeypatch.setattr(snapshot, "ROOT", kept)
+    assert snapshot.git_state() == ("abc", True)

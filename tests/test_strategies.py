@@ -1,0 +1,122 @@
+"""The parts of strategies that need no group of ranks."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+from torch import nn
+
+from lab import equal_losses, workloads
+from lab.errors import InputError
+from lab.study import Run
+from lab.worker import strategies
+from lab.worker.blocks import blocks_of, checkpoint_blocks
+from lab.worker.models.gpt import GPT
+from lab.worker.strategies.vanilla_data_parallel import DataParallel, parallel_apply, replica, scatter
+
+CPU = torch.device("cpu")
+
+
+def gpt() -> GPT:
+    torch.manual_seed(0)
+    return GPT(workloads.GPT(layers=2, heads=2, width=8, block_size=6), vocab_size=11)
+
+
+def samples(count: int = 4) -> tuple[torch.Tensor, torch.Tensor]:
+    tokens = torch.randint(0, 11, (count, 7), generator=torch.Generator().manual_seed(1))
+    return tokens[:, :-1], tokens[:, 1:]
+
+
+def gradients(model: nn.Module, call: nn.Module) -> list[torch.Tensor]:
+    model.zero_grad()
+    call(*samples()).backward()
+    return [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
+
+
+@pytest.mark.parametrize("devices", [1, 2, 4])
+def test_replicas_together_have_the_gradients_of_the_model(devices: int) -> None:
+    model = gpt()
+    parallel = DataParallel(model, [CPU] * devices, recorder=None)
+    assert parallel(*samples()).item() == pytest.approx(model(*samples()).item(), rel=1e-6)
+    for found, expected in zip(gradients(model, parallel), gradients(model, model), strict=True):
+        torch.testing.assert_close(found, expected)
+
+
+def test_a_replica_computes_with_its_own_parameters_and_keeps_the_tie() -> None:
+    model = gpt()
+    zeros = {name: torch.zeros_like(parameter) for name, parameter in model.named_parameters()}
+    before = model(*samples()).item()
+    # Logits that are all equal: the loss is that of guessing.
+    assert replica(model, zeros)(*samples()).item() == pytest.approx(torch.log(torch.tensor(11.0)).item())
+    assert model(*samples()).item() == before
+
+
+def test_scatter_divides_the_samples_in_order() -> None:
+    parts = scatter(torch.arange(6), [CPU, CPU])
+    assert [part.tolist() for part in parts] == [[0, 1, 2], [3, 4, 5]]
+
+
+class Meeting(nn.Module):
+    """Ends only where another replica runs at the same time, with the settings of the caller."""
+
+    def __init__(self, barrier: threading.Barrier) -> None:
+        super().__init__()
+        self.barrier = barrier
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.barrier.wait(timeout=20)
+        assert not torch.is_grad_enabled() and torch.is_autocast_enabled("cpu")
+        return x + 1
+
+
+def test_replicas_run_side_by_side_with_the_settings_of_the_caller() -> None:
+    barrier = threading.Barrier(2)
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+        found = parallel_apply([Meeting(barrier)] * 2, [(torch.zeros(1),), (torch.ones(1),)], [CPU, CPU])
+    assert [value.item() for value in found] == [1.0, 2.0]
+
+
+def test_what_a_replica_raises_reaches_the_caller() -> None:
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        parallel_apply([nn.Linear(2, 2)] * 2, [(torch.ones(1, 3),)] * 2, [CPU, CPU])
+
+
+def test_checkpointed_blocks_compute_the_same_gradients_twice_over() -> None:
+    model, plain = gpt(), gpt()
+    passes: list[int] = []
+    model.blocks[0].register_forward_pre_hook(lambda module, inputs: passes.append(1))
+    checkpoint_blocks(model)
+    assert len(blocks_of(model)) == 2
+    for found, expected in zip(gradients(model, model), gradients(plain, plain), strict=True):
+        torch.testing.assert_close(found, expected)
+    assert len(passes) == 2
+
+
+def test_a_model_without_blocks_has_nothing_to_checkpoint() -> None:
+    assert blocks_of(nn.Linear(2, 2)) == []
+    with pytest.raises(InputError, match="activation_checkpointing"):
+        checkpoint_blocks(nn.Linear(2, 2))
+
+
+def test_every_strategy_of_a_run_is_there_and_no_other() -> None:
+    for name in strategies.STRATEGIES:
+        assert Run.model_validate({"global_batch_size": 8, "strategy": name}).strategy == name
+    with pytest.raises(InputError, match="did you mean 'fsdp'"):
+        strategies.get("fsdpp")
+
+
+def test_losses_are_equal_within_the_tolerance_of_their_precision() -> None:
+    asked = {name: equal_losses.BASE | changes for name, changes in equal_losses.cases(quick=True).items()}
+    asked = {name: asked[name] for name in ("single", "ddp 2", "zero1 2", "data_parallel 2")}
+    answers = {
+        "single": {"loss": [2.0, 1.0], "validation_loss": 1.0},
+        "ddp 2": {"loss": [2.0, 1.0001], "validation_loss": 1.0},
+        "zero1 2": {"loss": [2.0, 1.0], "validation_loss": 1.001},
+        "data_parallel 2": {"reason": "no GPU"},
+    }
+    found = {row.name: row for row in equal_losses.compared(asked, answers)}
+    assert [found[name].equal for name in asked] == [True, True, False, None]
+    assert found["zero1 2"].difference == pytest.approx(1e-3)
+    assert found["data_parallel 2"].reason == "no GPU" and found["data_parallel 2"].final_loss is None
