@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import statistics
 from collections.abc import Iterable, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from lab.page import Figure, Prose, Table, drawn
@@ -14,7 +13,6 @@ from lab.study import Run, Study
 
 if TYPE_CHECKING:
     import pandas as pd
-    from matplotlib.axes import Axes
 
     from lab.calibration import Calibration
 
@@ -111,7 +109,6 @@ def audit(study: Study) -> Any:
 def calibration(study: Study) -> list[Prose | Table | Figure]:
     """What the links, the arithmetic and the memory of the study's cluster can do, where `lab calibrate` has measured it."""
     from lab.calibration import fits_table, load_calibration, throughput_table
-    from lab.drawing import link_lines
     from lab.errors import InputError
 
     clusters = {record.environment.cluster for record in load_records(study) if record.environment}
@@ -125,17 +122,18 @@ def calibration(study: Study) -> list[Prose | Table | Figure]:
             parts.append(Prose.of(f"The cluster {name} is not calibrated; `lab calibrate --cluster {name}` measures its links."))
             continue
         parts += [
-            drawn(partial(_draw_links, found), link_lines.alt(found), height=4.5),
+            links(found),
             Table(f"Fits of time = alpha + bytes / bandwidth, cluster {name}", fits_table(found), index=False),
             Table(f"Arithmetic and memory of a rank, cluster {name}", throughput_table(found), index=False),
         ]
     return parts
 
 
-def _draw_links(found: Calibration, axes: Axes) -> None:
+def links(found: Calibration) -> Figure:
+    """Times of collectives by bytes, measured and fitted."""
     from lab.drawing import link_lines
 
-    link_lines.links(found, ax=axes)
+    return drawn(lambda axes: link_lines.links(found, ax=axes), link_lines.alt(found), height=4.5)
 
 
 def learning(study: Study) -> Table:

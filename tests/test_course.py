@@ -1,9 +1,7 @@
-"""The course's exercises: right answers, wrong ones and their hints, and the lessons that ask them."""
+"""The course's exercises: right answers, wrong ones and their hints."""
 
 from __future__ import annotations
 
-import ast
-import json
 import math
 import re
 from pathlib import Path
@@ -22,7 +20,6 @@ from lab.course.checking import exercises, verdict
 from lab.course.ring import Ring
 from lab.study import Run, Study
 
-LESSONS = sorted((Path(__file__).parent.parent / "notebooks" / "lessons").glob("*.ipynb"))
 RUN = Run.model_validate({"model": "gpt-nano", "global_batch_size": 8})
 N = gpt_parameters(RUN.architecture, 4096)
 FLOPS = gpt_flops_per_token(RUN.architecture, 4096)
@@ -92,6 +89,7 @@ CASES: dict[str, tuple[dict[str, Any], Any, dict[Any, str]]] = {
         "data-stall",
         {"equal-work": "unfair", "baseline": "which of them", 3: "text"},
     ),
+    "06.stall": ({"data_s": 0.1, "step_s": 0.4}, 0.25, {4.0: "Turn", 25.0: "per cent"}),
     "07.state": ({"parameters": 7e9}, 112e9, {14e9: "alone", 84e9: "fp32 copy", 112: "not GB"}),
     "07.zero": (
         {"parameters": 1e9, "ranks": 4},
@@ -111,6 +109,7 @@ CASES: dict[str, tuple[dict[str, Any], Any, dict[Any, str]]] = {
     ),
     "08.ratio": ({"tensor_bytes": 8e6, "parameters": 1e6}, 2.0, {0.5: "Turn"}),
     "09.epsilon": ({}, 2**-7, {2**-10: "fp16", 2**-23: "fp32", 2**-8: "exponent"}),
+    "09.speedup": ({"fp32_s": 1.0, "bf16_s": 2.0}, 0.5, {2.0: "Turn"}),
     "09.size": ({"rows": 64, "columns": 64}, 4 * 64 / 68, {4.0: "scales", 2.0: "byte"}),
     "09.decode": ({"parameters": 1e9, "bytes_per_weight": 2, "bandwidth": 1e12}, 500, {1000: "bytes", 0.002: "Turn"}),
     "09.perplexity": ({"base": 10.0, "quantized": 10.5}, 1.05, {1.0: "over"}),
@@ -256,45 +255,5 @@ def test_check_counts_for_graders_and_shows_nothing_but_the_hint(capsys: pytest.
         lab.check("04.speedupp", 1.0)
 
 
-def cells(path: Path) -> list[dict[str, Any]]:
-    return json.loads(path.read_text())["cells"]
-
-
-def asked(path: Path) -> list[str]:
-    """The exercises that a lesson checks, in order."""
-    calls = [node for cell in cells(path) if cell["cell_type"] == "code" for node in ast.walk(ast.parse("".join(cell["source"])))]
-    named = [call for call in calls if isinstance(call, ast.Call) and ast.unparse(call.func) == "lab.check"]
-    return [ast.literal_eval(call.args[0]) for call in named]
-
-
-@pytest.mark.parametrize("path", LESSONS, ids=lambda path: path.stem)
-def test_a_lesson_follows_nbgrader_s_conventions(path: Path) -> None:
-    marked = [(cell, cell["metadata"]["nbgrader"]) for cell in cells(path) if "nbgrader" in cell["metadata"]]
-    ids = [mark["grade_id"] for _, mark in marked]
-    assert len(ids) == len(set(ids)) and all(name.startswith(path.stem[:2]) for name in ids)
-    for cell, mark in marked:
-        source = "".join(cell["source"])
-        assert mark["schema_version"] == 3
-        if cell["cell_type"] == "markdown":
-            assert mark["solution"] and mark["grade"] and mark["points"] > 0
-        elif mark["solution"]:
-            assert "### BEGIN SOLUTION" in source and "### END SOLUTION" in source
-        else:
-            assert mark["grade"] and mark["locked"] and mark["points"] > 0 and "lab.check(" in source
-            assert mark["grade_id"] == asked_in(source).replace(".", "-") + "-check"
-    solved = {mark["grade_id"] for _, mark in marked if mark["solution"]}
-    assert {name.replace(".", "-") for name in asked(path)} <= solved
-    tags = [tag for cell in cells(path) for tag in cell["metadata"].get("tags", [])]
-    assert tags.count("parameters") == 1
-
-
-def asked_in(source: str) -> str:
-    found = re.search(r'lab\.check\(\s*"([^"]+)"', source)
-    assert found
-    return found[1]
-
-
-def test_every_exercise_is_asked_once_and_every_check_is_there() -> None:
-    names = [name for path in LESSONS for name in asked(path)]
-    assert sorted(names) == sorted(exercises())
-    assert set(CASES) | {"00.jobs", "01.mfu", "02.ring", "09.quantize", "11.report"} == set(names)
+def test_every_check_is_tried() -> None:
+    assert set(CASES) | {"00.jobs", "01.mfu", "02.ring", "09.quantize", "11.report"} == set(exercises())

@@ -88,3 +88,11 @@ def culprit(answer: object, *, rules: Sequence[str]) -> str:
     require(answer != "equal-work", "Unequal work makes the comparison unfair, but 8 times longer steps need another reason.")
     require(answer == "data-stall")
     return "Loader processes outnumber the CPUs, so every rank waits for data; communication was blamed and is innocent."
+
+
+@exercise("06.stall", "Time that a step waits for data over the time of the step.")
+def stall(answer: object, *, data_s: float, step_s: float) -> str:
+    """The share of a step that waits for data."""
+    right = data_s / step_s
+    judge(answer, right, mistakes={"Turn it over.": 1 / right, "A fraction is wanted, not per cent.": 100 * right})
+    return f"{right:.0%} of a step pass before anything is computed, and no link in the world will shorten that."

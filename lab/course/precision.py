@@ -26,6 +26,14 @@ def epsilon(answer: object) -> str:
     return "An update of less than half of that, 0.4 % of a weight, changes nothing: masters stay in fp32."
 
 
+@exercise("09.speedup", "The step in fp32 over the step in bf16.")
+def speedup(answer: object, *, fp32_s: float, bf16_s: float) -> str:
+    """By how many times a step in bf16 is faster than one in fp32."""
+    right = fp32_s / bf16_s
+    judge(answer, right, mistakes={"Turn it over: above 1 means that bf16 is faster.": 1 / right})
+    return f"{right:.2f} times as fast: {'the device multiplies bf16 faster' if right > 1 else 'this device gains nothing from fewer bits'}."
+
+
 @exercise("09.quantize", "scale = max |row| / 127, and the integers are row / scale, rounded.")
 def quantize(answer: object) -> str:
     """A symmetric 8-bit quantization of a row, tried on several."""
