@@ -92,6 +92,16 @@ def test_nothing_but_exercises_reads_a_student_s_answers(path: Path) -> None:
             assert not answers & read(cell["source"])
 
 
+@each_lesson
+def test_what_a_check_is_given_needs_no_answer_to_another_exercise(path: Path) -> None:
+    answers = {name for cell in code(path) if cell["mark"].get("solution") for name in assigned(cell["source"])}
+    answers -= {name for cell in code(path) if not cell["mark"] for name in assigned(cell["source"])}
+    for cell in code(path):
+        if cell["mark"].get("grade"):
+            call = next(node for node in ast.walk(ast.parse(cell["source"])) if isinstance(node, ast.Call))
+            assert not {name for given in call.keywords for name in read(ast.unparse(given.value))} & answers
+
+
 def test_every_exercise_is_asked_once() -> None:
     names = [name for path in PATHS for cell in code(path) for name in asked(cell["source"])]
     assert sorted(names) == sorted(exercises())

@@ -87,9 +87,9 @@ def noise(answer: object, *, step_s: Sequence[float]) -> str:
 
 
 @exercise("01.repeats", "n = 2 (1.96 cv / d)^2, rounded up: two means are compared, and each has its own noise.")
-def repeats(answer: object, *, cv: float, difference: float) -> str:
+def repeats(answer: object, *, step_s: Sequence[float], difference: float) -> str:
     """Repeats of each of two configurations that show a relative difference at 95 %."""
-    exact = (NORMAL * cv / difference) ** 2
+    exact = (NORMAL * statistics.stdev(step_s) / statistics.fmean(step_s) / difference) ** 2
     right = max(1, math.ceil(2 * exact))
     mistakes = {"Both configurations are noisy: the variance of a difference is the sum of two.": max(1, math.ceil(exact))}
     judge(answer, right, mistakes=mistakes, within=0)

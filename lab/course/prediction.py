@@ -9,12 +9,14 @@ import numpy as np
 from lab.course.answers import judge
 from lab.course.registry import exercise
 
+Phases = Mapping[str, float]  # seconds of each phase of a step on one rank
+
 
 @exercise("10.compute", "Forward and backward are shared by the ranks; data and optimizer are not.")
-def compute(answer: object, *, phases: Mapping[str, float], ranks: int) -> str:
+def compute(answer: object, *, phases: Phases, ranks: int) -> str:
     """Seconds that a rank computes in a strong-scaling step, from the phases on one rank."""
     shared = phases["forward"] + phases["backward"]
-    right = shared / ranks + phases["optimizer"] + phases["data"]
+    right = _compute(phases, ranks)
     mistakes = {
         "The optimizer updates all parameters on every rank: it does not shrink.": (shared + phases["optimizer"]) / ranks
         + phases["data"],
@@ -25,23 +27,24 @@ def compute(answer: object, *, phases: Mapping[str, float], ranks: int) -> str:
 
 
 @exercise("10.turns", "Without overlap the all-reduce is added to the compute time.")
-def turns(answer: object, *, compute_s: float, all_reduce_s: float) -> str:
+def turns(answer: object, *, phases: Phases, ranks: int, all_reduce_s: float) -> str:
     """The step without overlap."""
-    right = judge(answer, compute_s + all_reduce_s)
+    right = judge(answer, _compute(phases, ranks) + all_reduce_s)
     return f"{right * 1e3:.2f} ms if compute and communication take turns."
 
 
 @exercise("10.hidden", "Forward, then the longer of backward and communication, then the optimizer.")
-def hidden(answer: object, *, phases: Mapping[str, float], ranks: int, all_reduce_s: float) -> str:
+def hidden(answer: object, *, phases: Phases, ranks: int, all_reduce_s: float) -> str:
     """The step with perfect overlap behind the backward pass."""
     right = phases["forward"] / ranks + max(phases["backward"] / ranks, all_reduce_s) + phases["optimizer"] + phases["data"]
     judge(answer, right)
     return f"{right * 1e3:.2f} ms if communication hides as well as it can. A measured step should lie between the two."
 
 
-@exercise("10.error", "|predicted / measured - 1|.")
-def error(answer: object, *, predicted: float, measured: float) -> str:
-    """The relative error of a prediction."""
+@exercise("10.error", "|predicted / measured - 1|, with the step of exercise 10.2 as the prediction.")
+def error(answer: object, *, phases: Phases, ranks: int, all_reduce_s: float, measured: float) -> str:
+    """The relative error of the prediction without overlap."""
+    predicted = _compute(phases, ranks) + all_reduce_s
     right = abs(predicted / measured - 1)
     mistakes = {
         "A fraction is wanted, not per cent.": 100 * right,
@@ -49,6 +52,10 @@ def error(answer: object, *, predicted: float, measured: float) -> str:
     }
     judge(answer, right, mistakes={hint: wrong for hint, wrong in mistakes.items() if abs(wrong - right) > 0.03 * right})
     return f"{right:.1%} off. Published predictors of whole clusters claim 4 to 15 %."
+
+
+def _compute(phases: Phases, ranks: int) -> float:
+    return (phases["forward"] + phases["backward"]) / ranks + phases["optimizer"] + phases["data"]
 
 
 @exercise("10.bandwidth", "What two GPUs take longer is the all-reduce; a rank sends 2 (N - 1)/N times the gradients in it.")
