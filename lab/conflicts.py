@@ -37,6 +37,7 @@ def of(run: Run) -> Iterator[str]:
     yield from _ddp(run)
     yield from _numbers(run)
     yield from _shares_of_the_model(run)
+    yield from _kept_model(run)
     yield from _inference(run)
 
 
@@ -117,6 +118,11 @@ def _pipeline(run: Run, *, layers: int) -> Iterator[str]:
         yield f"micro_batch_size {run.micro_batch_size} cannot be cut into {parts} equal microbatches || a number that divides it"
     if run.schedule == "1f1b" and parts < stages:
         yield f"schedule '1f1b' needs a microbatch for each of {stages} stages, microbatches is {parts} || at least {stages}"
+
+
+def _kept_model(run: Run) -> Iterator[str]:
+    if run.keep_model and run.data_parallel_size != run.world_size:
+        yield f"keep_model: no rank of {run.strategy} has the whole model || leave it out, or use another strategy"
 
 
 def _inference(run: Run) -> Iterator[str]:

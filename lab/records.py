@@ -92,10 +92,11 @@ class Record(Part):
 
     @property
     def duration_s(self) -> float | None:
-        """Wall time of the job from its start to its record."""
+        """Wall time of the job from its start to its record, in s; 0 where the clock was set back meanwhile."""
         if self.started_at is None:
             return None
-        return (datetime.fromisoformat(self.finished_at) - datetime.fromisoformat(self.started_at)).total_seconds()
+        passed = datetime.fromisoformat(self.finished_at) - datetime.fromisoformat(self.started_at)
+        return max(passed.total_seconds(), 0.0)
 
 
 class Store:

@@ -86,9 +86,10 @@ def test_what_a_replica_raises_reaches_the_caller() -> None:
 def test_checkpointed_blocks_compute_the_same_gradients_twice_over() -> None:
     model, plain = gpt(), gpt()
     passes: list[int] = []
-    model.blocks[0].register_forward_pre_hook(lambda module, inputs: passes.append(1))
+    model.blocks[0].attention.register_forward_pre_hook(lambda module, inputs: passes.append(1))
+    names = list(model.state_dict())
     checkpoint_blocks(model)
-    assert len(blocks_of(model)) == 2
+    assert len(blocks_of(model)) == 2 and list(model.state_dict()) == names
     for found, expected in zip(gradients(model, model), gradients(plain, plain), strict=True):
         torch.testing.assert_close(found, expected)
     assert len(passes) == 2

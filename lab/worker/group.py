@@ -22,6 +22,7 @@ from lab.worker.environment import backend
 from lab.worker.timing import FloatArray
 
 T = TypeVar("T")
+_LEFT: list[dist.ProcessGroup] = []  # groups that this process was in
 
 
 @contextmanager
@@ -41,6 +42,14 @@ def process_group(place: Place, *, device: torch.device) -> Iterator[None]:
     yield
     # Only a good end leaves in order: after a failure the others may be gone, and waiting for them would hide the cause.
     dist.barrier()
+    leave_group()
+
+
+def leave_group() -> None:
+    """Leave the group of all ranks, whether or not the others do."""
+    # Gloo's thread needs the interpreter to let go of its last call, and whoever frees a group waits for that thread with
+    # the interpreter in hand: seen to hang. So none is freed before the process ends.
+    _LEFT.extend(dist.distributed_c10d._world.pg_map)
     dist.destroy_process_group()
 
 

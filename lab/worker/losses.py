@@ -16,6 +16,7 @@ from lab.errors import InputError
 from lab.place import Place
 from lab.study import Run
 from lab.worker import peak
+from lab.worker.group import leave_group
 from lab.worker.main import Measured, measure
 
 
@@ -33,7 +34,7 @@ def measure_all(rank: int, runs: dict[str, Run], *, device: str, root: Path) -> 
         except InputError as error:
             found[name] = error
             if dist.is_initialized():
-                dist.destroy_process_group()
+                leave_group()
     return found
 
 

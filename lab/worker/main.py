@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import psutil
 import torch
 
 from lab.analysis.costs import flops_per_sample
@@ -228,7 +227,7 @@ def _timing(run: Run, dataset: Dataset, training: Training, reports: Sequence[Ra
     return timing(
         {name: np.stack([report.steps[name] for report in reports]) for name in training.laps},
         warmup_steps=run.warmup_steps,
-        setup_time=training.first_step_at - psutil.Process().create_time(),
+        setup_time=training.setup_time,
         samples_per_step=run.global_batch_size,
         tokens_per_sample=dataset.tokens_per_sample,
         flops_per_sample=flops_per_sample(run),

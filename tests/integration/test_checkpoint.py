@@ -21,6 +21,7 @@ from studies import CORPUS
 from lab.place import Place
 from lab.study import Run
 from lab.worker import checkpoint, data, models, peak
+from lab.worker.group import leave_group
 from lab.worker.main import measure
 from lab.worker.resume import latest
 from lab.worker.train import evaluate
@@ -85,7 +86,7 @@ def train_all(rank: int, root: str) -> dict[int, tuple[list[float], float | None
             measure(run, first, data_root=Path(root), folder=broken, progress=stop)
         except KeyboardInterrupt:
             if torch.distributed.is_initialized():
-                torch.distributed.destroy_process_group()
+                leave_group()
         left = latest(broken)
         again = measure(run, second, data_root=Path(root), folder=broken, progress=quiet)
         if measured is not None and again is not None:
@@ -140,12 +141,12 @@ def test_a_model_of_two_ranks_is_read_by_one_without_pickle(
         "tokenizer.json",
     ]
     run = found.run.model_copy(update={"strategy": "single", "world_size": 1, "micro_batch_size": 8})
-    tokens = data.prepare(run, data_root=root, progress=quiet)
+    dataset = data.prepare(run, data_root=root, progress=quiet)
     torch.manual_seed(0)
-    model = models.build(run, vocab_size=found.vocab_size)
+    model = models.build(run, dataset)
     checkpoint.load_model(model, found)
     here = place(root, rank=0, world_size=1, every_s=None)
-    loss = evaluate(model, run, here, device=torch.device("cpu"), tokens=tokens, progress=quiet)
+    loss, _ = evaluate(model, run, here, device=torch.device("cpu"), dataset=dataset, progress=quiet)
     assert loss == pytest.approx(trained[2][1], rel=ACROSS)
     assert json.loads((found.folder / "tokenizer.json").read_text())["model"]["type"] == "BPE"
 
