@@ -77,6 +77,15 @@ class MemoryBandwidth(_Stored):
     bytes: int
 
 
+class ContentionTime(_Stored):
+    """How many times longer matrix products and all-reduces of so many bytes take while the other goes on beside them."""
+
+    device: float = Field(ge=1)
+    link: float = Field(ge=1)
+    bytes: int
+    rounds: int
+
+
 class Part(_Stored):
     """What was measured at one world size: collectives from 2 ranks on, the device by itself on one."""
 
@@ -88,6 +97,7 @@ class Part(_Stored):
     times: tuple[CollectiveTime, ...] = ()
     matrix_products: tuple[MatrixProduct, ...] = ()
     memory: MemoryBandwidth | None = None
+    contention: ContentionTime | None = None
     missing: dict[str, str] = Field(default={}, description="collectives and dtypes that are not there, and why")
 
     @property
@@ -152,6 +162,12 @@ class Calibration(_Stored):
     def measured_at(self) -> datetime | None:
         """When the oldest part was measured."""
         return min((part.measured_at for part in self.parts), default=None)
+
+    def contention(self, world_size: int) -> ContentionTime | None:
+        """That of a world size, else of the nearest one that was measured; None where none was."""
+        held = [part for part in self.parts if part.contention]
+        nearest = min(held, key=lambda part: abs(part.world_size - world_size), default=None)
+        return nearest.contention if nearest else None
 
     def fit(self, collective: Collective, world_size: int) -> LinkFit:
         """The fit of a collective; raises LabError where it was not measured or cannot be fitted."""

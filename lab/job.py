@@ -152,6 +152,7 @@ def _completed(run: Run, repeat: int, started_at: str, measured: Measured, alloc
         environment=measured.environment,
         timing=measured.timing,
         communication=measured.communication,
+        gradients=measured.gradients,
         memory=measured.memory,
         quality=measured.quality,
         inference=measured.inference,

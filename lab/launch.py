@@ -20,6 +20,7 @@ from lab.endings import conclude, put_away, stamp
 from lab.errors import LabError
 from lab.queues import Handle, Work
 from lab.records import Record, Store, write_record
+from lab.scoring import freeze, set_aside
 from lab.snapshot import keep_code
 from lab.states import TaskState, states
 from lab.study import Study, Task
@@ -49,7 +50,7 @@ def launch(
     missing = chosen if fresh else [task for task in chosen if not Store(study.out).completed(task)]
     if missing:
         check(study, profile, missing, fresh=fresh)
-    return Jobs(study, profile, chosen, fresh=fresh, code=keep_code(study.out) if snapshot else None)
+    return Jobs(study, profile, chosen, named=cluster, fresh=fresh, code=keep_code(study.out) if snapshot else None)
 
 
 class Jobs:
@@ -60,15 +61,24 @@ class Jobs:
     """
 
     def __init__(
-        self, study: Study, cluster: Cluster, tasks: Sequence[Task], *, fresh: bool = False, code: Path | None = None
+        self,
+        study: Study,
+        cluster: Cluster,
+        tasks: Sequence[Task],
+        *,
+        named: str | Cluster | None = None,
+        fresh: bool = False,
+        code: Path | None = None,
     ) -> None:
         self.study, self.cluster, self.tasks = study, cluster, list(tasks)
+        self._named = named or cluster  # where its calibration is found
         self._store = Store(study.out)
         self._queue = queues.queue_of(cluster, study.out)
-        self._driver = Driver(self._queue, ended=self._see_to_record, seen=self._has_record)
+        self._driver = Driver(self._queue, ended=self._conclude, seen=self._has_record)
         self._fresh, self._code = fresh, code
         # Failures from before this call are run again; those of a driver that works meanwhile are not.
         self._failures = {task: record.finished_at for task in self.tasks if (record := self._store.read(task))}
+        self._awaited: set[Path] = set()  # jobs on one rank, from which the others are predicted
         self._cancellation = Cancellation.of(study)
         self._stop = threading.Event()
         self._failure: BaseException | None = None
@@ -162,7 +172,24 @@ class Jobs:
         due = [task for task in self.tasks if self._store.folder(task) not in adopted and self._is_due(task)]
         for task in due:
             self._put_away_failure(task, handles.get(self._store.folder(task)))
+        profiles = {self._store.folder(task) for task in self.tasks if task.run.world_size == 1 and task.repeat == 0}
+        self._awaited = profiles & {*adopted, *map(self._store.folder, due)}
+        due.sort(key=lambda task: self._store.folder(task) not in self._awaited)
+        self._predict()
         self._driver.drive([self._work_of(task) for task in due], adopted=adopted, stopped=self._stopped)
+
+    def _predict(self) -> None:
+        """Freeze what is expected of the runs, once the first repeats on one rank are measured: here before any other starts,
+        on a scheduler before others have left its queue; a prediction that came too late is never scored.
+        """
+        if not self._awaited:
+            freeze(self.study, self._named, runs=[task.run for task in self.tasks])
+
+    def _conclude(self, folder: Path, handle: Handle) -> None:
+        self._see_to_record(folder, handle)
+        if folder in self._awaited:
+            self._awaited.discard(folder)
+            self._predict()
 
     def _work_of(self, task: Task) -> Work:
         folder = self._store.folder(task)
@@ -201,6 +228,7 @@ class Jobs:
                 target = replaced / task.run.id / str(task.repeat)
                 target.parent.mkdir(parents=True, exist_ok=True)
                 folder.rename(target)
+        set_aside(self.study, {task.run.id for task in self.tasks}, replaced / "predictions")
 
 
 def detach(study: Study, cluster: str, *, fresh: bool = False, snapshot: bool = False) -> int:

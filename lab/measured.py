@@ -87,6 +87,13 @@ class Communication(Part):
     timeline: list[Event] = Field(default=[], description="the median measured step on all ranks")
 
 
+class Gradient(Part):
+    """A gradient of one rank's backward pass: its bytes, and the share of the pass that is over when it is ready."""
+
+    ready: float = Field(ge=0, le=1)
+    bytes: int
+
+
 class Memory(Part):
     """Peak memory in bytes by rank (by device where one process has several), and of what kind: resident set on CPU,
     allocator's peak on CUDA; and what of it is there at every moment of a step, on the rank that has most of it.

@@ -19,6 +19,7 @@ from lab.measured import (
     Environment,
     Event,
     Failure,
+    Gradient,
     Granted,
     Memory,
     Operation,
@@ -37,6 +38,7 @@ __all__ = [
     "Environment",
     "Event",
     "Failure",
+    "Gradient",
     "Granted",
     "Inference",
     "Memory",
@@ -75,6 +77,7 @@ class Record(Part):
     environment: Environment | None = None
     timing: Timing | None = None
     communication: Communication | None = None
+    gradients: list[Gradient] | None = Field(default=None, description="of one rank alone, in the order of their readiness")
     memory: Memory | None = None
     quality: Quality | None = None
     inference: Inference | None = None

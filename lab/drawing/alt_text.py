@@ -7,7 +7,7 @@ from typing import Any, Unpack
 
 from lab.analysis.rounding import format_seconds, percent, rounded
 from lab.analysis.scaling import baseline_name, ranks
-from lab.drawing import timeline
+from lab.drawing import predicted, timeline
 from lab.drawing.seen import Against, Seen, Source, see
 from lab.errors import InputError, Problem, nearest
 from lab.records import PHASES
@@ -42,6 +42,16 @@ def _by_world_size(seen: Seen, name: str, what: str, text: Callable[..., str]) -
 
 def _number(row: dict[Any, Any], name: str, text: Callable[..., str]) -> str:
     return text(row[name], row[f"{name}_low"], row[f"{name}_high"])
+
+
+def _speedup(seen: Seen) -> str:
+    told = _by_world_size(seen, "speedup", f"Speedup over {baseline_name(seen.summary)}", rounded)
+    guesses = [
+        f"{label}, {rounded(found[-1]['speedup'])} on {found[-1]['world_size']}"
+        for label, points in seen.lines
+        if (found := predicted.speedups(seen, points))
+    ]
+    return told + (f" Predicted beforehand: {'; '.join(guesses)}." if guesses else "")
 
 
 def _breakdown(seen: Seen) -> str:
@@ -88,7 +98,7 @@ def _timeline(seen: Seen) -> str:
 
 _SENTENCES: dict[str, Callable[[Seen], str]] = {
     "step_time": lambda seen: _by_world_size(seen, "step_time", "Step time", format_seconds),
-    "speedup": lambda seen: _by_world_size(seen, "speedup", f"Speedup over {baseline_name(seen.summary)}", rounded),
+    "speedup": _speedup,
     "efficiency": lambda seen: _by_world_size(seen, "efficiency", "Efficiency", percent),
     "throughput": lambda seen: _by_world_size(seen, "samples_per_second", "Throughput in samples per second", rounded),
     "step_breakdown": _breakdown,

@@ -13,6 +13,7 @@ from lab.analysis.lines import Scaling
 from lab.analysis.scaling import Curve, curves, summary
 from lab.comparing import Comparison
 from lab.records import Record, load_records, table
+from lab.scoring import Frozen, scores
 from lab.study import Study
 
 Source = Study | str | Path | Sequence[Record] | Comparison
@@ -26,12 +27,15 @@ class Against(TypedDict, total=False):
 
 
 class Seen(NamedTuple):
-    """Records with their summary and its lines; `losses` is by run id the median over repeats of the loss of each step."""
+    """Records with their summary and its lines; by run id `losses`, the median over repeats of the loss of each step, and
+    what was `predicted` before the runs.
+    """
 
     summary: pd.DataFrame
     lines: list[Curve]
     losses: dict[str, np.ndarray[Any, np.dtype[np.float64]]]
     records: Sequence[Record]
+    predicted: Mapping[str, Frozen] = {}
 
 
 def see(source: Source, *, baseline: Mapping[str, Any] | None = None, scaling: Scaling | None = None) -> Seen:
@@ -45,7 +49,8 @@ def see(source: Source, *, baseline: Mapping[str, Any] | None = None, scaling: S
     records = load_records(source)
     over = baseline if baseline is not None else study.baseline if study else {"world_size": 1}
     found = summary(table(records), baseline=over, scaling=scaling or (study.scaling if study else "strong"))
-    return Seen(found, curves(found), _losses(records), records)
+    predicted = {score.frozen.run_id: score.frozen for score in scores(study)} if study else {}
+    return Seen(found, curves(found), _losses(records), records, predicted)
 
 
 def _losses(records: Sequence[Record]) -> dict[str, np.ndarray[Any, np.dtype[np.float64]]]:
