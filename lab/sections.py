@@ -11,7 +11,7 @@ from lab.page import Prose, Table
 from lab.published import NOTICE
 from lab.records import PHASES, Communication, Record, load_records, table
 from lab.study import Run, Study
-from lab.surroundings import calibration, environment
+from lab.surroundings import calibration, environment, links
 from lab.words import distinct
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ __all__ = [
     "findings",
     "holes",
     "learning",
+    "links",
     "reproduce",
     "result_tables",
 ]

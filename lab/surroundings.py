@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from functools import partial
 from typing import TYPE_CHECKING
 
 from lab.page import Figure, Prose, Table, drawn
@@ -11,8 +10,6 @@ from lab.records import Record, load_records
 from lab.study import Study
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
     from lab.calibration import Calibration
 
 
@@ -20,7 +17,6 @@ def calibration(study: Study) -> list[Prose | Table | Figure]:
     """What the links, the arithmetic and the memory of the study's cluster can do, where `lab calibrate` has measured it."""
     from lab.calibration import load_calibration
     from lab.calibration_tables import fits_table, throughput_table
-    from lab.drawing import link_lines
     from lab.errors import InputError
 
     clusters = {record.environment.cluster for record in load_records(study) if record.environment}
@@ -36,17 +32,18 @@ def calibration(study: Study) -> list[Prose | Table | Figure]:
         emulated = found.environment.emulated if found.environment else None
         where = f"cluster {name}" + (f", emulated {emulated.label}" if emulated else "")
         parts += [
-            drawn(partial(_draw_links, found), link_lines.alt(found), height=4.5),
+            links(found),
             Table(f"Fits of time = alpha + bytes / bandwidth, {where}", fits_table(found), index=False),
             Table(f"Arithmetic and memory of a rank, {where}", throughput_table(found), index=False),
         ]
     return parts
 
 
-def _draw_links(found: Calibration, axes: Axes) -> None:
+def links(found: Calibration) -> Figure:
+    """Times of collectives by bytes, measured and fitted."""
     from lab.drawing import link_lines
 
-    link_lines.links(found, ax=axes)
+    return drawn(lambda axes: link_lines.links(found, ax=axes), link_lines.alt(found), height=4.5)
 
 
 def environment(source: Study | Sequence[Record]) -> Table:

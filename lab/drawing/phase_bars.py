@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.text import Annotation, Text
+from matplotlib.transforms import Bbox
 
 from lab.analysis.rounding import Unit, format_seconds, unit_for
 from lab.analysis.scaling import Curve, ranks
@@ -64,7 +65,7 @@ def draw(ax: Axes, lines: Sequence[Curve]) -> None:
     ax.spines["left"].set_visible(False)
     _make_room(ax, longest)
     _name_phases(ax, parts[0], shown)
-    _hide_wide(ax)
+    hide_wide(ax)
 
 
 def _parts(row: dict[Any, Any], unit: Unit) -> dict[str, float]:
@@ -83,7 +84,7 @@ def _bar(ax: Axes, y: float, parts: dict[str, float], shown: Sequence[str], step
         width = parts.get(name, 0.0)
         color, ink = COLORS[name]
         ax.barh(y, width, left=left, height=BAR, color=color, edgecolor="white", linewidth=0.6, label=name if y == 0 else "")
-        ax.text(left + width / 2, y, f"{width:.3g}", ha="center", va="center_baseline", color=ink, fontsize=8.5, gid="time")
+        ax.text(left + width / 2, y, f"{width:.3g}", ha="center", va="center_baseline", color=ink, fontsize=8.5, gid="inside")
         left += width
     ax.annotate(
         format_seconds(step), (left, y), xytext=(5, 0), textcoords="offset points", va="center_baseline", fontweight="bold"
@@ -108,6 +109,7 @@ def _name_phases(ax: Axes, parts: dict[str, float], shown: Sequence[str]) -> Non
         color, ink = COLORS[name]
         chip = {"facecolor": color, "edgecolor": "none", "boxstyle": "round,pad=0.2"}
         chips.append(ax.text(center, -HEADER, name, ha="center", va="center", color=ink, fontsize=8.5, bbox=chip, gid="phase"))
+        chips[-1].set_in_layout(False)  # they may lie above the labels of the bars, and must not shrink the axes
     pixels_per_point = measure(ax).dpi / 72
     widths = [chip.get_window_extent().width + 9 * pixels_per_point for chip in chips]
     pixels = [float(ax.transData.transform((center, 0))[0]) for center in centers]
@@ -154,9 +156,13 @@ class _Group(NamedTuple):
         return _Group(self.widths + other.widths, self.wishes + [wish - self.width for wish in other.wishes])
 
 
-def _hide_wide(ax: Axes) -> None:
-    """Hide the times that do not fit into their part of a bar."""
-    times: list[Text] = [text for text in ax.texts if text.get_gid() == "time"]
-    for text, patch in zip(times, ax.patches, strict=True):
-        if text.get_window_extent().width > 0.92 * patch.get_window_extent().width:
+def hide_wide(ax: Axes) -> None:
+    """Hide the texts with gid "inside", one for each bar in their order, that do not fit into their bar or lie upon another."""
+    inside: list[Text] = [text for text in ax.texts if text.get_gid() == "inside"]
+    kept: list[Bbox] = []
+    for text, patch in zip(inside, ax.patches, strict=True):
+        box = text.get_window_extent()
+        if box.width > 0.92 * patch.get_window_extent().width or any(map(box.overlaps, kept)):
             text.set_visible(False)
+        else:
+            kept.append(box)
