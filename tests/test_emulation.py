@@ -10,8 +10,9 @@ from factories import record, repeats, run, study
 
 import lab
 from lab import checks, comparing, figures, network, run_sections, sections
+from lab.analysis.classical import classical_tables
 from lab.analysis.findings import answer, findings
-from lab.analysis.scaling import classical_tables, curves, summary
+from lab.analysis.scaling import curves, summary
 from lab.cluster import Cluster
 from lab.doctor import doctor
 from lab.emulation import Compute, Emulated, Link, Way
