@@ -11,6 +11,7 @@ import multiprocessing
 import os
 import queue
 import random
+import shutil
 import threading
 import time
 from collections.abc import Iterator
@@ -40,6 +41,7 @@ SLOW, STALL = 0.240, 0.120  # s on rank 1
 JITTER = 0.0015
 BUCKET_BYTES = 2**18
 TOLERANCE = 0.05
+ATTEMPTS = 3
 
 RUN: dict[str, Any] = {
     "model": {"kind": "gpt", "layers": 1, "heads": 1, "width": 16, "block_size": 16},
@@ -160,10 +162,19 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def measured(root: Path) -> Iterator[dict[str, Measured]]:
-    with pytest.MonkeyPatch.context() as patch, ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as pool:
+    """What rank 0 found; once more where other processes took the cores meanwhile, as in any study."""
+    with pytest.MonkeyPatch.context() as patch:
         patch.setenv("LAB_CACHE", str(root / "cache"))
-        answers = list(pool.map(run_all, range(2), [str(root)] * 2))
-        yield {name: value for name, value in answers[0].items() if value is not None}
+        for _ in range(ATTEMPTS):
+            for name in SCENARIOS:
+                shutil.rmtree(root / name)
+                (root / name).mkdir()
+            with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as pool:
+                answers = list(pool.map(run_all, range(2), [str(root)] * 2))
+            found = {name: value for name, value in answers[0].items() if value is not None}
+            if not any(value.environment.disturbed for value in found.values()):
+                break
+        yield found
 
 
 def communication(measured: dict[str, Measured], name: str) -> Communication:
