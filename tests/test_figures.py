@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lab import InputError, figures
+from lab.drawing.direct_labels import Label, place
 from lab.drawing.phase_bars import spread
 from lab.records import Store, write_record
 from lab.study import Task
@@ -176,6 +177,16 @@ def test_labels_neither_overlap_nor_leave_their_room(name, sizes):
         assert frame.y0 <= box.y0
         assert box.y1 <= frame.y1 + 1
         assert not any(box.overlaps(other) for other in boxes[nth + 1 :])
+
+
+def test_a_label_wider_than_half_the_axes_is_broken_into_lines():
+    _, ax = plt.subplots(figsize=(5, 4))
+    ax.plot([1, 2], [1, 2])
+    name = "batch 16, a processor with a name that goes on, emulated link 100 Mbit/s and compute (times of one rank): 0.95×"
+    (text,) = place(ax, [Label(2, 2, name, "black")])
+    ax.figure.draw_without_rendering()
+    assert text.get_text().split() == name.split() and "\n" in text.get_text()
+    assert text.get_window_extent().x1 <= ax.bbox.x1 + 1
 
 
 def test_a_study_brings_its_baseline_and_scaling(tmp_path):
