@@ -28,10 +28,14 @@ from lab.study import Run, Study
 
 if TYPE_CHECKING:
     from lab import benchmarks, calibration, figures
+    from lab.analysis.step_law import fit, predict_step
     from lab.auditing import audit
     from lab.calibrating import calibrate
     from lab.comparing import compare
+    from lab.course.checking import check
     from lab.equal_losses import equal_losses
+    from lab.planning import best_plans
+    from lab.predicting import predict
 
 __version__ = "0.1.0"
 
@@ -47,19 +51,24 @@ __all__ = [
     "Study",
     "audit",
     "benchmarks",
+    "best_plans",
     "calibrate",
     "calibration",
     "cancel",
+    "check",
     "compare",
     "dashboard",
     "detach",
     "doctor",
     "equal_losses",
     "figures",
+    "fit",
     "generate",
     "launch",
     "load_records",
     "plan",
+    "predict",
+    "predict_step",
     "report",
     "status",
     "table",
@@ -71,11 +80,16 @@ __all__ = [
 _LATER = {
     "audit": ("lab.auditing", "audit"),
     "benchmarks": ("lab.benchmarks", ""),
+    "best_plans": ("lab.planning", "best_plans"),
     "calibrate": ("lab.calibrating", "calibrate"),
     "calibration": ("lab.calibration", ""),
+    "check": ("lab.course.checking", "check"),
     "compare": ("lab.comparing", "compare"),
     "equal_losses": ("lab.equal_losses", "equal_losses"),
     "figures": ("lab.figures", ""),
+    "fit": ("lab.analysis.step_law", "fit"),
+    "predict": ("lab.predicting", "predict"),
+    "predict_step": ("lab.analysis.step_law", "predict_step"),
 }
 
 

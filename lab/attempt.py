@@ -13,10 +13,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
-import psutil
 from filelock import FileLock, Timeout
 
 from lab.atomic import read_json, write_atomically
+from lab.lifetime import began, is_running
 
 Decision = Literal["run", "skip"]
 
@@ -97,7 +97,7 @@ class Attempt:
 
     def sign_on(self, rank: int) -> None:
         """Leave this rank's host and process id, so that its loss can be told from its silence."""
-        content = {"host": socket.gethostname(), "pid": os.getpid(), "created": psutil.Process().create_time()}
+        content = {"host": socket.gethostname(), "pid": os.getpid(), "began": began(os.getpid())}
         write_atomically(self.path(f"rank{rank}.pid"), json.dumps(content).encode())
 
     def signed_on(self) -> bool:
@@ -113,7 +113,7 @@ class Attempt:
         content = read_json(self.path(f"rank{rank}.pid"))
         if content is None or content["host"] != socket.gethostname():
             return False
-        return not is_running(content["pid"], content["created"])
+        return not is_running(content["pid"], content["began"])
 
     def write_error(self, error: RankError) -> None:
         """Leave how a rank ended."""
@@ -180,12 +180,3 @@ def _private_folder() -> Path:
     if folder.stat().st_uid != os.getuid():
         raise PermissionError(f"{folder} belongs to somebody else: set TMPDIR to a folder of your own")
     return folder
-
-
-def is_running(pid: int, created: float) -> bool:
-    """Whether the process that had this id and start time still runs; a zombie does not."""
-    try:
-        process = psutil.Process(pid)
-        return bool(abs(process.create_time() - created) < 1.0 and process.status() != psutil.STATUS_ZOMBIE)
-    except psutil.Error:
-        return False

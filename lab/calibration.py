@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -14,10 +13,8 @@ from lab.analysis.links import COLLECTIVES, Collective, LinkFit, algbw, busbw, f
 from lab.atomic import read_json, write_atomically
 from lab.cluster import Cluster, find_profile
 from lab.errors import InputError, LabError
+from lab.inputs import read_yaml
 from lab.records import Environment
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 SCHEMA_VERSION = 1
 # Gradient buckets lie above it, and below it other costs than alpha and beta rule; times there are interpolated.
@@ -77,6 +74,15 @@ class MemoryBandwidth(_Stored):
     bytes: int
 
 
+class ContentionTime(_Stored):
+    """How many times longer matrix products and all-reduces of so many bytes take while the other goes on beside them."""
+
+    device: float = Field(ge=1)
+    link: float = Field(ge=1)
+    bytes: int
+    rounds: int
+
+
 class Part(_Stored):
     """What was measured at one world size: collectives from 2 ranks on, the device by itself on one."""
 
@@ -88,6 +94,7 @@ class Part(_Stored):
     times: tuple[CollectiveTime, ...] = ()
     matrix_products: tuple[MatrixProduct, ...] = ()
     memory: MemoryBandwidth | None = None
+    contention: ContentionTime | None = None
     missing: dict[str, str] = Field(default={}, description="collectives and dtypes that are not there, and why")
 
     @property
@@ -153,6 +160,12 @@ class Calibration(_Stored):
         """When the oldest part was measured."""
         return min((part.measured_at for part in self.parts), default=None)
 
+    def contention(self, world_size: int) -> ContentionTime | None:
+        """That of a world size, else of the nearest one that was measured; None where none was."""
+        held = [part for part in self.parts if part.contention]
+        nearest = min(held, key=lambda part: abs(part.world_size - world_size), default=None)
+        return nearest.contention if nearest else None
+
     def fit(self, collective: Collective, world_size: int) -> LinkFit:
         """The fit of a collective; raises LabError where it was not measured or cannot be fitted."""
         for found in self.fits:
@@ -192,13 +205,24 @@ def load_calibration(cluster: str | Path | Cluster = "local") -> Calibration | N
 
     Raises InputError for an unknown profile, LabError for a calibration of a newer lab.
     """
+    if isinstance(cluster, Cluster) and cluster.published is not None:
+        return _published(cluster)
     try:
         path = calibration_path(cluster)
+        profile = find_profile(cluster.name if isinstance(cluster, Cluster) else cluster)
+        if read_yaml(profile).get("executor") == "replay":
+            return _published(Cluster.load(profile))
     except InputError:
         if isinstance(cluster, Cluster):  # one that was made without a file
             return None
         raise
     return read_calibration(path)
+
+
+def _published(cluster: Cluster) -> Calibration | None:
+    from lab.replaying import calibration_of
+
+    return calibration_of(cluster)
 
 
 def read_calibration(path: Path) -> Calibration | None:
@@ -218,57 +242,3 @@ def read_calibration(path: Path) -> Calibration | None:
 def write_calibration(calibration: Calibration, path: Path) -> None:
     """Write a calibration so that at every moment it is there whole or not at all."""
     write_atomically(path, calibration.model_dump_json(indent=1).encode())
-
-
-def fits_table(calibration: Calibration) -> pd.DataFrame:
-    """One row per fit, as text to read: alpha in µs, bandwidth and busbw in GB/s (1e9), largest error in %, its range."""
-    from lab.analysis.rounding import percent, rounded
-
-    rows = [
-        {
-            "collective": found.collective.replace("_", "-"),
-            "ranks": found.world_size,
-            "alpha (µs)": rounded(found.fit.alpha_s * 1e6),
-            "GB/s": rounded(found.fit.bytes_per_s / 1e9),
-            "busbw": rounded(found.fit.of_one_link(found.collective, found.world_size)[1] / 1e9),
-            "error up to": percent(found.fit.largest_relative_error),
-            "fitted over": f"{_bytes(found.fit.smallest_bytes)} to {_bytes(found.fit.largest_bytes)}",
-        }
-        for found in calibration.fits
-    ]
-    return _frame(rows)
-
-
-def _bytes(size: float) -> str:
-    return f"{size / 2**20:g} MiB" if size >= 2**20 else f"{size / 2**10:g} KiB"
-
-
-def times_table(calibration: Calibration) -> pd.DataFrame:
-    """One row per measured time: s with its interval, algbw and busbw in GB/s (1e9)."""
-    rows = [row.model_dump() | {"algbw (GB/s)": row.algbw / 1e9, "busbw (GB/s)": row.busbw / 1e9} for row in calibration.rows]
-    return _frame(rows)
-
-
-def throughput_table(calibration: Calibration) -> pd.DataFrame:
-    """One row per dtype and one for memory: what one rank's device does by itself, in GFLOP/s and GB/s (1e9)."""
-    from lab.analysis.rounding import rounded
-
-    rows: list[dict[str, object]] = [
-        {
-            "what": f"{name} matrix product",
-            "rate": rounded(product.flops_per_s / 1e9),
-            "unit": "GFLOP/s",
-            "at": f"{product.size} x {product.size}",
-        }
-        for name, product in calibration.matrix_products.items()
-    ]
-    if calibration.memory is not None:
-        copied = f"{calibration.memory.bytes / 2**20:.0f} MiB"
-        rows.append({"what": "memory copy", "rate": rounded(calibration.memory.bytes_per_s / 1e9), "unit": "GB/s", "at": copied})
-    return _frame(rows)
-
-
-def _frame(rows: Sequence[Mapping[str, object]]) -> pd.DataFrame:
-    import pandas as pd
-
-    return pd.DataFrame(list(rows))

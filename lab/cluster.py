@@ -12,6 +12,7 @@ from lab import machine, network
 from lab.emulation import Compute, Emulated, Link
 from lab.errors import InputError, Problem, nearest
 from lab.inputs import problems_of, read_yaml, unknown_keys
+from lab.published import Published
 from lab.slurm.keys import Layout, SlurmKeys, Word, lay_out, slurm_problems
 from lab.study import ROOT
 
@@ -32,7 +33,7 @@ class Cluster(SlurmKeys):
     """
 
     name: str
-    executor: Literal["local", "slurm"] = "local"
+    executor: Literal["local", "slurm", "replay"] = "local"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     backend: Literal["auto", "gloo", "nccl"] = Field(default="auto", description="auto: nccl on GPUs, else gloo")
     devices: int | Literal["auto"] = Field(default="auto")
@@ -40,9 +41,13 @@ class Cluster(SlurmKeys):
     time_limit_min: int = Field(default=120, ge=1, description="a run that takes longer is ended")
     hang_timeout_s: int = Field(default=300, ge=5, description="a run without progress for so long is ended")
     checkpoint_every_min: float = Field(default=10.0, gt=0, description="how much of a long run its sudden end may cost")
+    repeat_disturbed: bool = Field(
+        default=False, description="a repeat during which other processes took the ranks' cores is measured once more"
+    )
     environment: dict[Annotated[str, AfterValidator(_variable)], str] = Field(
         default={}, description="variables set for every rank"
     )
+    published: Published | None = Field(default=None, description="the table that executor: replay shows")
     network_interface: Word | None = Field(default=None, description="over which gloo and NCCL talk, such as ib0")
     link: Link | None = Field(default=None, description="emulated, between ranks of one machine")
     compute: Compute | None = Field(default=None, description="emulated: ranks sleep, and may outnumber the cores")
@@ -63,7 +68,11 @@ class Cluster(SlurmKeys):
             )
             raise InputError(str(path), problems + [p for _, p in problems_of(error, cls, tags)]) from None
         problems += cluster._misplaced()
-        problems += cluster._problems_here() if cluster.executor == "local" else slurm_problems(cluster)
+        if cluster.executor == "replay":
+            told = "missing: the table that is replayed"
+            problems += [] if cluster.published else [Problem("published", told, "give its source, gpu and rows")]
+        else:
+            problems += cluster._problems_here() if cluster.executor == "local" else slurm_problems(cluster)
         if cluster.backend == "nccl" and cluster.device_kind == "cpu":
             problems.append(Problem("backend", "'nccl', and ranks compute on CPUs", "set backend: gloo or auto"))
         if problems:
@@ -71,10 +80,14 @@ class Cluster(SlurmKeys):
         return cluster
 
     def _misplaced(self) -> list[Problem]:
-        other = "slurm" if self.executor == "local" else "local"
-        keys = set(SlurmKeys.model_fields) if other == "slurm" else {"devices", "link", "compute"}
-        given = sorted(keys & self.model_fields_set)
-        return [Problem(key, f"a key of executor: {other}", f"leave it out, or set executor: {other}") for key in given]
+        emulation = {"devices", "link", "compute"}
+        own = {"slurm": set(SlurmKeys.model_fields), "local": emulation, "replay": {"published"}}
+        return [
+            Problem(key, f"a key of executor: {other}", f"leave it out, or set executor: {other}")
+            for other, keys in own.items()
+            if other != self.executor
+            for key in sorted(keys & self.model_fields_set)
+        ]
 
     def _problems_here(self) -> list[Problem]:
         if self.emulates and self.device == "cuda":
@@ -116,6 +129,8 @@ class Cluster(SlurmKeys):
     @property
     def ranks_per_node(self) -> int:
         """How many ranks one node can run at once."""
+        if self.published is not None:
+            return self.published.largest
         if self.executor == "slurm":
             return self.gpus_per_node or self.cores_per_node // self.cores_per_rank
         return self._devices_here() if self.devices == "auto" else self.devices
@@ -177,6 +192,8 @@ class Cluster(SlurmKeys):
     @property
     def memory_bytes_per_rank(self) -> int | None:
         """Memory of one rank: its GPU's, or its share of main memory when all ranks run; None where it is not known here."""
+        if self.executor == "replay":
+            return None
         if self.executor == "slurm":
             known = self.memory_mb(1) if self.device_kind == "cpu" else None
             return None if known is None else known * 2**20
@@ -187,6 +204,8 @@ class Cluster(SlurmKeys):
     @property
     def description(self) -> str:
         """One line for people."""
+        if self.published is not None:
+            return f"{self.name}: a replay of {self.published.source}, up to {self.capacity} ranks of {self.published.gpu}"
         unit = "GPU" if self.device_kind == "cuda" else "CPU rank"
         spread = f" on {self.nodes} nodes" if self.nodes > 1 else ""
         line = f"{self.name}: {self.capacity} {unit}{'s' if self.capacity != 1 else ''}{spread}, {self.executor} executor"

@@ -23,6 +23,8 @@ STATUSES: dict[str, Status] = {
     "Preempted": "preempted",
     "Cancelled": "cancelled",
 }
+# Where the first measurement of a disturbed repeat is kept, in the repeat's folder.
+DISTURBED = "disturbed"
 # What a scheduler did to the whole job, and so the cause of whatever its ranks then met.
 DONE_TO_THE_JOB = {"MemoryLimit", "TimeLimit", "Preempted", "NodeFailure"}
 # What is concluded from silence, and gives way to a scheduler that knows better.
@@ -108,6 +110,14 @@ def put_away(folder: Path) -> None:
     if path.exists():
         path.parent.joinpath("log").mkdir(mode=0o700, exist_ok=True)
         path.rename(path.parent / "log" / f"{stamp()}.record.json")
+
+
+def keep_disturbed(folder: Path) -> None:
+    """Keep a measurement that was disturbed beside what is measured next; the record goes last."""
+    kept = folder / DISTURBED
+    kept.mkdir(exist_ok=True)
+    for path in [*folder.glob("*.parquet"), folder / "record.json"]:
+        path.rename(kept / path.name)
 
 
 def stamp() -> str:

@@ -18,7 +18,7 @@ from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator
 from lab.analysis.ladder import stages
 from lab.analysis.rounding import format_seconds, percent, unit_for
 from lab.analysis.scaling import baseline_name, device_of, ranks, rounded
-from lab.drawing import loss_lines, phase_bars, timeline, tradeoffs
+from lab.drawing import loss_lines, phase_bars, predicted, timeline, tradeoffs
 from lab.drawing import overlap_band as band
 from lab.drawing.alt_text import alt_text
 from lab.drawing.direct_labels import Label, place
@@ -49,6 +49,7 @@ NOTHING = "no completed run yet"
 NO_COMMUNICATION = "no communication was measured: it takes a completed run on two ranks"
 NO_LEARNING = "nothing was learned: the ranks' compute was emulated"
 NO_INFERENCE = "no completed run of inference yet"
+NO_PHASES = "no phases of a step are known"
 NO_BASELINE = "no completed run of the baseline yet"
 
 
@@ -65,7 +66,10 @@ def throughput(records: Source, *, ax: Axes | None = None, **against: Unpack[Aga
 
 
 def speedup(records: Source, *, ax: Axes | None = None, **against: Unpack[Against]) -> Axes:
-    """Speedup over the baseline by world size with 95 % intervals, and the ideal; for weak scaling the ratio of throughputs."""
+    """Speedup over the baseline by world size with 95 % intervals, the ideal, and what was predicted beforehand.
+
+    For weak scaling it is the ratio of throughputs.
+    """
     seen = see(records, **against)
     return _by_world_size(seen, "speedup", ax, ylabel=f"speedup over {baseline_name(seen.summary)}", text=_with("×"))
 
@@ -86,6 +90,8 @@ def step_breakdown(records: Source, *, ax: Axes | None = None, **against: Unpack
         ax = _axes(ax, seen, height=phase_bars.height(seen.lines))
         if seen.summary.empty:
             return _say(ax, NOTHING)
+        if not seen.summary["forward_time"].notna().any():
+            return _say(ax, NO_PHASES)
         phase_bars.draw(ax, seen.lines)
         return ax
 
@@ -203,9 +209,13 @@ def _by_world_size(seen: Seen, name: str, ax: Axes | None, *, ylabel: str, facto
                 labels.append(
                     Label(points["world_size"].iloc[-1], value.iloc[-1], f"{label}: {_without_interval(end)}", ink(color))
                 )
+                if name == "speedup":
+                    labels += predicted.draw(ax, seen, points, color=ink(color))
         _world_size_axis(ax, seen)
         ax.set(ylabel=ylabel)
         _value_axis(ax, name)
+        if seen.notice:
+            ax.set_title(seen.notice, color=IDEAL, fontsize="medium", loc="left")
         place(ax, labels)
         return ax
 

@@ -16,7 +16,7 @@ from lab import network, notice
 from lab.attempt import Attempt, claim
 from lab.cluster import Cluster
 from lab.emulation import Emulated
-from lab.endings import failed, now, put_away, rank_error
+from lab.endings import DISTURBED, failed, now, put_away, rank_error
 from lab.place import Place
 from lab.records import Granted, Record, read_record, write_record
 from lab.study import Run
@@ -111,7 +111,9 @@ def _measure(run: Run, repeat: int, place: Place, attempt: Attempt, cluster: Clu
         measured = measure(run, place, data_root=data_root, folder=attempt.folder, progress=watchdog.progress)
         watchdog.stop()
         if measured is not None:
-            write_record(_completed(run, repeat, started_at, measured, _granted(attempt)), attempt.folder)
+            earlier = read_record(attempt.folder / DISTURBED / "record.json")
+            record = _completed(run, repeat, started_at, measured, allocation=_granted(attempt), earlier=earlier)
+            write_record(record, attempt.folder)
         return "done"
     except Exception as error:
         watchdog.stop()
@@ -143,7 +145,9 @@ def _granted(attempt: Attempt) -> Granted | None:
     return granted(attempt)
 
 
-def _completed(run: Run, repeat: int, started_at: str, measured: Measured, allocation: Granted | None) -> Record:
+def _completed(
+    run: Run, repeat: int, started_at: str, measured: Measured, *, allocation: Granted | None, earlier: Record | None
+) -> Record:
     return Record(
         run_id=run.id,
         repeat=repeat,
@@ -155,8 +159,10 @@ def _completed(run: Run, repeat: int, started_at: str, measured: Measured, alloc
         environment=measured.environment,
         timing=measured.timing,
         communication=measured.communication,
+        gradients=measured.gradients,
         memory=measured.memory,
         quality=measured.quality,
         inference=measured.inference,
         checks=measured.checks,
+        disturbed=earlier.environment.foreign_cpu if earlier and earlier.environment else None,
     )

@@ -16,10 +16,12 @@ from lab.cancelling import Cancellation, CancelledStudyError
 from lab.checks import check, check_emulation
 from lab.cluster import Cluster
 from lab.driver import Driver
-from lab.endings import conclude, put_away, stamp
+from lab.endings import conclude, keep_disturbed, put_away, stamp
 from lab.errors import LabError
 from lab.queues import Handle, Work
 from lab.records import Record, Store, write_record
+from lab.replaying import replay
+from lab.scoring import freeze, set_aside
 from lab.snapshot import keep_code
 from lab.states import TaskState, states
 from lab.study import Study, Task
@@ -40,18 +42,21 @@ def launch(
     """Start what is missing of a study and return at once; finished runs are reused.
 
     `tasks` limits it to some of the study's tasks; `fresh` sets their records aside and measures again; with `snapshot`
-    the jobs run a copy of the code as it is now. Raises
+    the jobs run a copy of the code as it is now. On a replay published rows become records, and no job starts. Raises
     InputError, before anything is submitted, where the cluster cannot run the study.
     """
     profile = cluster if isinstance(cluster, Cluster) else Cluster.load(cluster)
     # What needs a kind of device that is not there is left out: the report says so.
-    chosen = [task for task in (study.tasks if tasks is None else tasks) if profile.on(task.run.needs_device)]
+    chosen = [task for task in (study.tasks if tasks is None else tasks) if profile.on(task.run.device_needed)]
     if not fresh:
         check_emulation(study, profile)
     missing = chosen if fresh else [task for task in chosen if not Store(study.out).completed(task)]
     if missing:
         check(study, profile, missing, fresh=fresh)
-    return Jobs(study, profile, chosen, fresh=fresh, code=keep_code(study.out) if snapshot else None)
+    if profile.executor == "replay":
+        replay(study, profile, missing)
+        fresh = False  # what is published is there now
+    return Jobs(study, profile, chosen, named=cluster, fresh=fresh, code=keep_code(study.out) if snapshot else None)
 
 
 class Jobs:
@@ -62,15 +67,25 @@ class Jobs:
     """
 
     def __init__(
-        self, study: Study, cluster: Cluster, tasks: Sequence[Task], *, fresh: bool = False, code: Path | None = None
+        self,
+        study: Study,
+        cluster: Cluster,
+        tasks: Sequence[Task],
+        *,
+        named: str | Cluster | None = None,
+        fresh: bool = False,
+        code: Path | None = None,
     ) -> None:
         self.study, self.cluster, self.tasks = study, cluster, list(tasks)
+        self._named = named or cluster  # where its calibration is found
         self._store = Store(study.out)
         self._queue = queues.queue_of(cluster, study.out)
-        self._driver = Driver(self._queue, ended=self._see_to_record, seen=self._has_record)
+        self._driver = Driver(self._queue, ended=self._conclude, seen=self._has_record)
         self._fresh, self._code = fresh, code
         # Failures from before this call are run again; those of a driver that works meanwhile are not.
         self._failures = {task: record.finished_at for task in self.tasks if (record := self._store.read(task))}
+        self._measured = set(filter(self._store.completed, self.tasks))
+        self._awaited: set[Path] = set()  # jobs on one rank, from which the others are predicted
         self._cancellation = Cancellation.of(study)
         self._stop = threading.Event()
         self._failure: BaseException | None = None
@@ -114,6 +129,7 @@ class Jobs:
         self.leave()
         if self._driver.alive:
             queues.end(self._driver.alive.values())
+            self._driver.alive.clear()
 
     def leave(self) -> None:
         """Start no further job here, and leave those that run to the next driver."""
@@ -124,8 +140,9 @@ class Jobs:
         self.leave() if self._queue.keeps else self.cancel()
         kept = sum(map(self._store.completed, self.tasks))
         told = f"interrupted: {kept} of {len(self.tasks)} runs are kept"
-        if self._driver.alive:
-            return f"{told}, {len(self._driver.alive)} jobs go on; the same command watches them again, `lab cancel` ends them"
+        if alive := len(self._driver.alive):
+            go_on = "1 job goes on" if alive == 1 else f"{alive} jobs go on"
+            return f"{told}, {go_on}; the same command watches again, `lab cancel` ends what is left"
         return f"{told}; the same command goes on from there"
 
     def _drive(self) -> None:
@@ -164,7 +181,29 @@ class Jobs:
         due = [task for task in self.tasks if self._store.folder(task) not in adopted and self._is_due(task)]
         for task in due:
             self._put_away_failure(task, handles.get(self._store.folder(task)))
+        profiles = {self._store.folder(task) for task in self.tasks if task.run.world_size == 1 and task.repeat == 0}
+        self._awaited = profiles & {*adopted, *map(self._store.folder, due)}
+        due.sort(key=lambda task: self._store.folder(task) not in self._awaited)
+        self._predict()
         self._driver.drive([self._work_of(task) for task in due], adopted=adopted, stopped=self._stopped)
+        if self.cluster.repeat_disturbed and not self._stop.is_set():
+            again = [task for task in self.tasks if self._was_disturbed(task)]
+            for task in again:
+                keep_disturbed(self._store.folder(task))
+            self._driver.drive([self._work_of(task) for task in again], adopted={}, stopped=self._stopped)
+
+    def _predict(self) -> None:
+        """Freeze what is expected of the runs, once the first repeats on one rank are measured: here before any other starts,
+        on a scheduler before others have left its queue; a prediction that came too late is never scored.
+        """
+        if not self._awaited:
+            freeze(self.study, self._named, runs=[task.run for task in self.tasks])
+
+    def _conclude(self, folder: Path, handle: Handle) -> None:
+        self._see_to_record(folder, handle)
+        if folder in self._awaited:
+            self._awaited.discard(folder)
+            self._predict()
 
     def _work_of(self, task: Task) -> Work:
         folder = self._store.folder(task)
@@ -175,6 +214,13 @@ class Jobs:
         """Whether a task must be run: it has no record, or one of a failure from before this call."""
         record = self._store.read(task)
         return record is None or not (record.completed or record.finished_at != self._failures.get(task))
+
+    def _was_disturbed(self, task: Task) -> bool:
+        """Whether a task was measured in this call, for the first time, and not undisturbed."""
+        record = None if task in self._measured else self._store.read(task)
+        if record is None or record.environment is None:
+            return False
+        return record.environment.disturbed and record.disturbed is None
 
     def _has_record(self, folder: Path) -> bool:
         return (folder / "record.json").exists()
@@ -203,6 +249,7 @@ class Jobs:
                 target = replaced / task.run.id / str(task.repeat)
                 target.parent.mkdir(parents=True, exist_ok=True)
                 folder.rename(target)
+        set_aside(self.study, {task.run.id for task in self.tasks}, replaced / "predictions")
 
 
 def detach(study: Study, cluster: str, *, fresh: bool = False, snapshot: bool = False) -> int:

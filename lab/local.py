@@ -15,8 +15,9 @@ from typing import Any, ClassVar
 import psutil
 
 from lab.atomic import read_json, write_atomically
-from lab.attempt import Attempt, RankError, is_running
+from lab.attempt import Attempt, RankError
 from lab.cluster import Cluster
+from lab.lifetime import began, is_running
 from lab.queues import Stand, Work, prepare
 
 POLL_S = 0.1
@@ -27,15 +28,15 @@ class LocalHandle:
 
     lag_s: ClassVar[float] = 0.0
 
-    def __init__(self, attempt: Attempt, pid: int, created: float, submitted: Any = None) -> None:
+    def __init__(self, attempt: Attempt, pid: int, since: float, submitted: Any = None) -> None:
         self.attempt = attempt
-        self._pid, self._created = pid, created
+        self._pid, self._since = pid, since
         self._submitted = submitted  # submitit's job, which reaps the process; None where the job is adopted
 
     @classmethod
     def of(cls, folder: Path, content: Mapping[str, Any]) -> LocalHandle:
         """The job that a folder's job.json speaks of."""
-        return cls(Attempt(folder, content["job_id"]), content["pid"], content["created"])
+        return cls(Attempt(folder, content["job_id"]), content["pid"], content["began"])
 
     def stand(self) -> Stand:
         """Where the job stands; it runs for as long as its controller or one of its ranks lives."""
@@ -75,15 +76,15 @@ class LocalHandle:
     def _lives(self) -> bool:
         if self._submitted is not None:
             self._submitted.done()
-        return is_running(self._pid, self._created) or bool(self._ranks())
+        return is_running(self._pid, self._since) or bool(self._ranks())
 
     def _ranks(self) -> list[int]:
         found = [read_json(path) for path in self.attempt.log.glob(f"{self.attempt.name}.rank*.pid")]
-        return [entry["pid"] for entry in found if entry is not None and is_running(entry["pid"], entry["created"])]
+        return [entry["pid"] for entry in found if entry is not None and is_running(entry["pid"], entry["began"])]
 
     def _signal(self, pids: list[int], number: int) -> None:
         for pid in pids:
-            if pid != self._pid or is_running(pid, self._created):
+            if pid != self._pid or is_running(pid, self._since):
                 try:
                     psutil.Process(pid).send_signal(number)
                 except psutil.Error:
@@ -118,19 +119,19 @@ class LocalQueue:
         submitted = executor.submit(work.function, *work.arguments)
         pid = int(submitted.job_id)
         try:
-            created = psutil.Process(pid).create_time()
+            since = began(pid)
         except psutil.Error:
-            created = time.time()
+            since = 0.0  # it has ended already
         content = {
             "executor": "local",
             "cluster": self._cluster.name,
             "job_id": submitted.job_id,
             "pid": pid,
-            "created": created,
+            "began": since,
             "submitted_at": time.time(),
         }
         write_atomically(work.folder / "job.json", json.dumps(content).encode())
-        return LocalHandle(Attempt(work.folder, submitted.job_id), pid, created, submitted)
+        return LocalHandle(Attempt(work.folder, submitted.job_id), pid, since, submitted)
 
 
 def _executor(log: Path, variables: Mapping[str, str]) -> Any:

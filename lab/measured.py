@@ -11,6 +11,8 @@ from lab.stat import Part, Stat
 
 # The parts of a step, in the order in which they happen; all in seconds.
 PHASES = ("data", "h2d", "forward", "backward", "optimizer", "other")
+# Cores' worth of other processes from which repeats differed by more than 4 % when tried.
+FOREIGN_CPU = 0.12
 
 
 class Timing(Part):
@@ -26,7 +28,7 @@ class Timing(Part):
     slowest_rank: int = Field(description="the rank that was the slowest most often")
     measured_steps: int
     warmup_steps: int
-    setup_time: float = Field(description="s, from the start of rank 0 to its first step, imports included")
+    setup_time: float | None = Field(description="s, from the start of rank 0 to its first step, imports included")
     train_time: float = Field(description="s, wall time of the measured steps on the slowest rank")
     samples_per_second: float
     tokens_per_second: float | None = None
@@ -88,6 +90,13 @@ class Communication(Part):
     timeline: list[Event] = Field(default=[], description="the median measured step on all ranks")
 
 
+class Gradient(Part):
+    """A gradient of one rank's backward pass: its bytes, and the share of the pass that is over when it is ready."""
+
+    ready: float = Field(ge=0, le=1)
+    bytes: int
+
+
 class Memory(Part):
     """Peak memory in bytes by rank (by device where one process has several), and of what kind: resident set on CPU,
     allocator's peak on CUDA; and what of it is there at every moment of a step, on the rank that has most of it.
@@ -141,11 +150,18 @@ class Environment(Part):
     job_id: str | None = None
     data_sha256: str | None = Field(default=None, description="content hash of the samples that were trained on")
     data_description: str | None = None
+    train_samples: int | None = Field(default=None, description="of an epoch; None where samples overlap, as windows of a text")
     parameters: int | None = Field(default=None, description="trainable parameters of the whole model")
     emulated: Emulated | None = Field(default=None, description="what was not real, and how it was emulated")
     foreign_cpu: float | None = Field(
         default=None, description="cores' worth of other processes on the ranks' cores while measuring"
     )
+    replay: str | None = Field(default=None, description="the source of a published row that this repeats; None: measured")
+
+    @property
+    def disturbed(self) -> bool:
+        """Whether other processes took so much of the ranks' cores that times of it are not believed."""
+        return self.foreign_cpu is not None and self.foreign_cpu > FOREIGN_CPU
 
 
 class Granted(Part):

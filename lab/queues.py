@@ -91,6 +91,10 @@ def queue_of(cluster: Cluster, home: Path) -> Queue:
         from lab.slurm.queue import SlurmQueue
 
         return SlurmQueue(cluster, home)
+    if cluster.executor == "replay":
+        from lab.replaying import RecordedQueue
+
+        return RecordedQueue(cluster)
     from lab.local import LocalQueue
 
     return LocalQueue(cluster)

@@ -14,11 +14,13 @@ from lab.atomic import write_atomically
 from lab.errors import LabError
 from lab.inference import Inference, Point
 from lab.measured import (
+    FOREIGN_CPU,
     PHASES,
     Communication,
     Environment,
     Event,
     Failure,
+    Gradient,
     Granted,
     Memory,
     Operation,
@@ -32,11 +34,13 @@ if TYPE_CHECKING:
     import pandas as pd
 
 __all__ = [
+    "FOREIGN_CPU",
     "PHASES",
     "Communication",
     "Environment",
     "Event",
     "Failure",
+    "Gradient",
     "Granted",
     "Inference",
     "Memory",
@@ -75,15 +79,25 @@ class Record(Part):
     environment: Environment | None = None
     timing: Timing | None = None
     communication: Communication | None = None
+    gradients: list[Gradient] | None = Field(default=None, description="of one rank alone, in the order of their readiness")
     memory: Memory | None = None
     quality: Quality | None = None
     inference: Inference | None = None
     checks: dict[str, bool] = {}
+    disturbed: float | None = Field(
+        default=None,
+        description="foreign_cpu of an earlier measurement of this repeat, which was disturbed and is kept beside it",
+    )
 
     @property
     def completed(self) -> bool:
         """Whether it holds a measurement."""
         return self.status == "completed"
+
+    @property
+    def emulation(self) -> str:
+        """What was emulated; nothing where all was real."""
+        return self.environment.emulated.label if self.environment and self.environment.emulated else ""
 
     @property
     def task(self) -> Task:
@@ -92,10 +106,11 @@ class Record(Part):
 
     @property
     def duration_s(self) -> float | None:
-        """Wall time of the job from its start to its record."""
+        """Wall time of the job from its start to its record, in s; 0 where the clock was set back meanwhile."""
         if self.started_at is None:
             return None
-        return (datetime.fromisoformat(self.finished_at) - datetime.fromisoformat(self.started_at)).total_seconds()
+        passed = datetime.fromisoformat(self.finished_at) - datetime.fromisoformat(self.started_at)
+        return max(passed.total_seconds(), 0.0)
 
 
 class Store:

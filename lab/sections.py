@@ -5,24 +5,37 @@ from __future__ import annotations
 import os
 import statistics
 from collections.abc import Iterable, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from lab.page import Figure, Prose, Table, drawn
+from lab.page import Prose, Table
+from lab.published import NOTICE
 from lab.records import PHASES, Communication, Record, load_records, table
 from lab.study import Run, Study
-from lab.surroundings import surroundings
+from lab.surroundings import calibration, environment, links
+from lab.words import distinct
 
 if TYPE_CHECKING:
     import pandas as pd
-    from matplotlib.axes import Axes
 
-    from lab.calibration import Calibration
+__all__ = [
+    "answer",
+    "audit",
+    "calibration",
+    "communication",
+    "environment",
+    "every_repeat",
+    "findings",
+    "holes",
+    "learning",
+    "links",
+    "reproduce",
+    "result_tables",
+]
 
 
 def result_tables(study: Study) -> list[Table]:
     """The classical tables of a study: time, speedup, efficiency, compute and communication."""
-    from lab.analysis.scaling import classical_tables
+    from lab.analysis.classical import classical_tables
 
     return [Table(caption, frame) for caption, frame in classical_tables(_summary(study))]
 
@@ -31,7 +44,10 @@ def answer(study: Study) -> Prose:
     """The answer to the study's question in one sentence."""
     from lab.analysis import findings
 
-    return Prose.of(findings.answer(study, _summary(study), load_records(study)), strong=True)
+    records = load_records(study)
+    sources = sorted({record.environment.replay for record in records if record.environment and record.environment.replay})
+    told = [f"{NOTICE}. Source: {'; '.join(sources)}."] if sources else []
+    return Prose.of(*told, findings.answer(study, _summary(study), records), strong=True)
 
 
 def findings(study: Study) -> Prose:
@@ -46,10 +62,22 @@ def holes(study: Study) -> Prose:
     """What was asked for and is not there, as a list; one sentence where nothing is missing."""
     from lab.analysis import findings
 
-    missing = findings.holes(study, load_records(study))
+    missing = findings.holes(study, load_records(study), obstacles=_obstacles(study))
     if missing:
         return Prose.of(*missing, bullets=True)
     return Prose.of(f"Nothing: all {len(study.tasks)} repeats of {len(study.runs)} configurations completed.")
+
+
+def _obstacles(study: Study) -> dict[str, str]:
+    """Why runs of a study cannot run where its records are from, by their ids."""
+    from lab.errors import InputError
+    from lab.plan import plan
+
+    clusters = {record.environment.cluster for record in load_records(study) if record.environment}
+    try:
+        return {row["run"]: row["cannot run"] for row in plan(study, clusters.pop())} if len(clusters) == 1 else {}
+    except InputError:
+        return {}  # the profile is not on this machine
 
 
 def _summary(study: Study) -> pd.DataFrame:
@@ -109,45 +137,14 @@ def audit(study: Study) -> Any:
     return lab.audit(study)
 
 
-def calibration(study: Study) -> list[Prose | Table | Figure]:
-    """What the links, the arithmetic and the memory of the study's cluster can do, where `lab calibrate` has measured it."""
-    from lab.calibration import fits_table, load_calibration, throughput_table
-    from lab.drawing import link_lines
-    from lab.errors import InputError
-
-    clusters = {record.environment.cluster for record in load_records(study) if record.environment}
-    parts: list[Prose | Table | Figure] = []
-    for name in sorted(clusters):
-        try:
-            found = load_calibration(name)
-        except InputError:
-            found = None
-        if found is None or not found.parts:
-            parts.append(Prose.of(f"The cluster {name} is not calibrated; `lab calibrate --cluster {name}` measures its links."))
-            continue
-        emulated = found.environment.emulated if found.environment else None
-        place = f"cluster {name}" + (f", emulated {emulated.label}" if emulated else "")
-        parts += [
-            drawn(partial(_draw_links, found), link_lines.alt(found), height=4.5),
-            Table(f"Fits of time = alpha + bytes / bandwidth, {place}", fits_table(found), index=False),
-            Table(f"Arithmetic and memory of a rank, {place}", throughput_table(found), index=False),
-        ]
-    return parts
-
-
-def _draw_links(found: Calibration, axes: Axes) -> None:
-    from lab.drawing import link_lines
-
-    link_lines.links(found, ax=axes)
-
-
 def learning(study: Study) -> Table:
     """Loss after the last step, validation loss and peak memory of each configuration."""
     import pandas as pd
 
+    labels, common = distinct([run for run in study.runs if run.task == "train"])
     rows = [
         {
-            "configuration": run.label,
+            "configuration": labels[run],
             "last loss": _median(done, lambda record: record.quality.loss[-1], "{:.4f}"),
             "validation loss": _median(done, lambda record: record.quality.validation_loss, "{:.4f}"),
             "accuracy": _median(done, lambda record: record.quality.accuracy, "{:.1%}"),
@@ -163,9 +160,10 @@ def learning(study: Study) -> Table:
         frame = frame.drop(columns="accuracy")  # language models have none
     reasons = {record.quality.depends_on_split for _, done in _by_run(study) for record in done if record.quality}
     told = "".join(f"; loss depends on how ranks share the batch: {reason}" for reason in sorted(filter(None, reasons)))
-    kinds = sorted({kind for _, done in _by_run(study) for record in done if (kind := _emulation(record))})
+    kinds = sorted({record.emulation for _, done in _by_run(study) for record in done if record.emulation})
     told += f"; emulated: {', '.join(kinds)}" if kinds else ""
-    return Table(f"What was learned, and at what price: medians over repeats{told}", frame, index=False)
+    every = f". All: {common}" if common else ""
+    return Table(f"What was learned, and at what price: medians over repeats{told}{every}", frame, index=False)
 
 
 def _median(records: Sequence[Record], quantity: Any, form: str) -> str:
@@ -178,97 +176,34 @@ def _by_run(study: Study) -> Iterable[tuple[Run, list[Record]]]:
     return [(run, [record for record in records if record.run_id == run.id]) for run in study.runs]
 
 
-def outcome(records: Sequence[Record]) -> Prose:
-    """What came of a run: its throughput, or the first cause of its failure with the last lines of the log."""
-    from lab.analysis.rounding import format_seconds
-
-    for record in records:
-        if record.error is not None:
-            rank = "" if record.error.rank is None else f" on rank {record.error.rank}"
-            told = Prose.of(f"This run did not complete ({record.status}{rank}): {record.error.type}: {record.error.message}")
-            return Prose(
-                f"{told.markdown}\n\n~~~text\n{record.error.log.replace('~~~', '~~')}\n~~~" if record.error.log else told.markdown
-            )
-        if record.timing is not None:
-            timing = record.timing
-            step = format_seconds(timing.step.median, *(timing.step.interval or (None, None)))
-            opening = f"Emulated {kind}: a" if (kind := _emulation(record)) else "A"
-            return Prose.of(
-                f"{opening} step takes {step} (median of {timing.measured_steps} steps after {timing.warmup_steps} of warm-up): "
-                f"{timing.samples_per_second:.1f} samples/s, {timing.flops_per_second / 1e9:.1f} GFLOP/s of the model's own arithmetic."
-            )
-        if record.inference is not None:
-            return _inference_outcome(record)
-    return Prose.of("There is no record of this run.")
-
-
-def _emulation(record: Record) -> str:
-    """What was emulated; nothing where all was real."""
-    place = record.environment
-    return place.emulated.label if place and place.emulated else ""
-
-
-def _inference_outcome(record: Record) -> Prose:
-    from lab.analysis.inferences import missing, sentences
-
-    told = [*missing([record]), *sentences([record])]
-    return Prose.of(*(told or ["Two copies of the base were timed against each other."]), bullets=True)
-
-
-def phases(records: Sequence[Record]) -> Table:
-    """Median, 10th and 90th percentile of the step and its phases in ms, and the medians of each rank."""
-    import pandas as pd
-
-    rows = []
-    for record in records:
-        if record.timing is None:
-            continue
-        for name in ("step", *PHASES):
-            stat = record.timing.step if name == "step" else record.timing.phases[name]
-            ranks = {f"rank {rank}": f"{time * 1e3:.2f}" for rank, time in enumerate(record.timing.per_rank[name])}
-            quantiles = {"median": stat.median, "p10": stat.p10, "p90": stat.p90}
-            rows.append({"phase": name} | {key: f"{value * 1e3:.2f}" for key, value in quantiles.items()} | ranks)
-    return Table("Times in ms: over the steps of the slowest rank, and the median of each rank", pd.DataFrame(rows), index=False)
-
-
 def every_repeat(study: Study) -> Table:
     """One row per repeat, as measured."""
     import pandas as pd
 
     records = load_records(study)
+    labels, common = distinct(list(dict.fromkeys(record.run for record in records)))
+    emulating = any(record.emulation for record in records)
     rows = [
-        {"run": record.run_id, "configuration": record.run.label, "repeat": record.repeat, "status": record.status}
-        | ({"emulated": _emulation(record)} if any(map(_emulation, records)) else {})
+        {"run": record.run_id, "configuration": labels[record.run], "repeat": record.repeat, "status": record.status}
+        | ({"emulated": record.emulation} if emulating else {})
         | {f"{phase} (ms)": _milliseconds(record, phase) for phase in ("step", *PHASES)}
         | {"foreign CPU (cores)": _foreign(record)}
         for record in records
     ]
-    return Table("Every repeat: median step of the slowest rank and its phases", pd.DataFrame(rows), index=False)
+    caption = "Every repeat: median step of the slowest rank and its phases"
+    return Table(f"{caption}. All: {common}" if common else caption, pd.DataFrame(rows), index=False)
 
 
 def _milliseconds(record: Record, phase: str) -> str:
     if record.timing is None:
         return "-"
-    stat = record.timing.step if phase == "step" else record.timing.phases[phase]
-    return f"{stat.median * 1e3:.2f}"
+    stat = record.timing.step if phase == "step" else record.timing.phases.get(phase)
+    return "-" if stat is None else f"{stat.median * 1e3:.2f}"
 
 
 def _foreign(record: Record) -> str:
     cpu = record.environment.foreign_cpu if record.environment else None
     return "-" if cpu is None else f"{cpu:.2f}"
-
-
-def environment(source: Study | Sequence[Record]) -> Table:
-    """Where and with what the records were measured; a value that differs between records is listed with all it was."""
-    import pandas as pd
-
-    seen: dict[str, dict[str, None]] = {}
-    for record in load_records(source):
-        if record.environment is not None:
-            for name, value in surroundings(record):
-                seen.setdefault(name, {})[value] = None
-    rows = [{"what": name, "value": "; ".join(values)} for name, values in seen.items()]
-    return Table("Environment, read inside the jobs", pd.DataFrame(rows, columns=["what", "value"]), index=False)
 
 
 def reproduce(study: Study) -> Prose:

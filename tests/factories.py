@@ -4,10 +4,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from lab.records import PHASES, Communication, Environment, Failure, Memory, Quality, Record, Stat, Status, Timing
+from lab.calibration import Calibration, CollectiveTime, Part
+from lab.cluster import Cluster
+from lab.records import (
+    PHASES,
+    Communication,
+    Environment,
+    Failure,
+    Gradient,
+    Memory,
+    Quality,
+    Record,
+    Stat,
+    Status,
+    Timing,
+)
 from lab.study import Run, Study
 
 SHARES = {"data": 0.01, "h2d": 0.0, "forward": 0.30, "backward": 0.55, "optimizer": 0.12, "other": 0.02}
@@ -93,7 +108,7 @@ def record(
             setup_time=2.0,
             train_time=step_time * (run.steps - run.warmup_steps),
             samples_per_second=samples_per_second,
-            tokens_per_second=samples_per_second * run.architecture.block_size,
+            tokens_per_second=samples_per_second * getattr(run.architecture, "block_size", 0) or None,
             flops_per_second=samples_per_second * 1e9,
             mfu=None,
             peak_flops_per_second=None,
@@ -104,6 +119,33 @@ def record(
         quality=Quality(loss=list(loss) if loss is not None else losses(run.steps), validation_loss=3.4),
         checks={"loss_is_finite": True},
     )
+
+
+def profile(run: Run, *, step_time: float = 0.1, megabytes: float = 8.0, **fields: Any) -> Record:
+    """A record on one rank whose gradients are ready in four equal parts of its backward pass."""
+    gradients = [Gradient(ready=(nth + 1) / 4, bytes=round(megabytes * 1e6 / 4)) for nth in range(4)]
+    return record(run, step_time=step_time, **fields).model_copy(update={"gradients": gradients})
+
+
+def calibration(*world_sizes: int, alpha_s: float = 1e-3, bytes_per_s: float = 1e8) -> Calibration:
+    """All-reduces that take alpha and their bytes over the rate, on each world size alike."""
+    parts = [
+        Part(
+            world_size=size,
+            quick=False,
+            measured_at=datetime.now(UTC),
+            profile=Cluster(name="local"),
+            environment=environment(size),
+            times=tuple(
+                CollectiveTime(
+                    collective="all_reduce", world_size=size, bytes=count, seconds=alpha_s + count / bytes_per_s, calls=9
+                )
+                for count in (10**5, 10**6, 10**7)
+            ),
+        )
+        for size in world_sizes
+    ]
+    return Calibration(cluster="local", wanted=world_sizes, parts=tuple(parts))
 
 
 def repeats(run: Run, step_times: Sequence[float], **fields: Any) -> list[Record]:

@@ -19,6 +19,8 @@ import os, sys, pathlib
 folder = pathlib.Path({folder!r})
 job, rank = os.environ.get("SLURM_ARRAY_TASK_ID"), os.environ.get("SLURM_PROCID")
 name = os.environ.get("SLURM_JOB_NAME", "")
+if "SUBMITIT_LOCAL_JOB_ID" in os.environ:
+    job, rank, name = os.environ["SUBMITIT_LOCAL_JOB_ID"], os.environ["SUBMITIT_LOCAL_GLOBALID"], "local"
 if (folder / "no-torch").exists() and job is not None:
     class Broken:
         def find_spec(self, name, path=None, target=None):
@@ -73,8 +75,10 @@ class Faults:
 
         folder = Store(study.out).folder(task)
         content = json.loads((folder / "job.json").read_text())
-        array = Path(os.path.normpath(folder / content["array"]))
-        path = self.folder / f"{array.name}.{content['index']}.{rank}"
+        name, number = "local", content.get("job_id")
+        if content["executor"] == "slurm":
+            name, number = Path(os.path.normpath(folder / content["array"])).name, content["index"]
+        path = self.folder / f"{name}.{number}.{rank}"
         path.with_suffix(".new").write_text(code)
         path.with_suffix(".new").rename(path)
 

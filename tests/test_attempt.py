@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
 import time
 from pathlib import Path
 
 import pytest
 
-from lab.attempt import Attempt, RankError, claim, is_running
+from lab.attempt import Attempt, RankError, claim
 from lab.endings import failed
 from lab.study import Run
 
@@ -100,7 +99,3 @@ def test_claim_ends_with_the_process_that_holds_it(attempt: Attempt, tmp_path: P
     process.join()
     with claim(attempt.folder, attempt, devices=True):
         pass
-
-
-def test_is_running_is_not_fooled_by_a_reused_id() -> None:
-    assert not is_running(os.getpid(), 0.0)

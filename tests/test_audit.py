@@ -347,6 +347,15 @@ def test_same_learning() -> None:
     assert not of(audit(frame(table.format("90.8%"))), "same-learning")
 
 
+def test_learning_that_depends_on_the_split_is_compared_between_equal_splits() -> None:
+    ways = [record(run(2, 64, strategy="vanilla_data_parallel"), loss=losses(30)), record(run(2, 64), loss=losses(30, floor=4.0))]
+    assert of(audit(ways), "same-learning")
+    reason = "dropout is drawn by each rank"
+    assert not of(audit([altered(item, "quality", depends_on_split=reason) for item in ways]), "same-learning")
+    again = [ways[0], record(ways[0].run, 1, loss=losses(30, floor=4.0))]
+    assert of(audit([altered(item, "quality", depends_on_split=reason) for item in again]), "same-learning")
+
+
 def test_baseline() -> None:
     assert "no run at world size 1" in evidence(audit(frame("gpus,step_ms\n2,60\n4,35\n8,20")), "baseline")
     settings = audit(frame("gpus,precision,step_ms\n1,fp32,100\n2,bf16,40\n4,bf16,22"))

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import factories
-import psutil
 import pytest
 from filelock import FileLock
 from matplotlib.figure import Figure
@@ -20,6 +19,7 @@ from lab import bench as bench_module
 from lab.bench import Bench
 from lab.dashboard import Dashboard, Pace
 from lab.drawing.seen import see
+from lab.lifetime import began
 from lab.records import Failure, Record, Store, write_record
 from lab.study import Study
 
@@ -74,7 +74,7 @@ def running(study: Study, process: subprocess.Popen[bytes], *, step: int = 5) ->
     """Leave the traces of a job that a driver has submitted."""
     folder = Store(study.out).folder(study.task())
     folder.mkdir(parents=True)
-    job = {"job_id": "1", "pid": process.pid, "created": psutil.Process(process.pid).create_time(), "submitted_at": time.time()}
+    job = {"job_id": "1", "pid": process.pid, "began": began(process.pid), "submitted_at": time.time()}
     (folder / "job.json").write_text(json.dumps(job))
     (folder / "progress.json").write_text(json.dumps({"phase": "measuring", "step": step, "steps": study.runs[0].steps}))
 

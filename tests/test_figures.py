@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lab import InputError, figures
-from lab.drawing.direct_labels import Label, place
+from lab.drawing.look import wrapped
 from lab.drawing.phase_bars import spread
 from lab.records import Store, write_record
 from lab.study import Task
@@ -179,16 +179,6 @@ def test_labels_neither_overlap_nor_leave_their_room(name, sizes):
         assert not any(box.overlaps(other) for other in boxes[nth + 1 :])
 
 
-def test_a_label_wider_than_half_the_axes_is_broken_into_lines():
-    _, ax = plt.subplots(figsize=(5, 4))
-    ax.plot([1, 2], [1, 2])
-    name = "batch 16, a processor with a name that goes on, emulated link 100 Mbit/s and compute (times of one rank): 0.95×"
-    (text,) = place(ax, [Label(2, 2, name, "black")])
-    ax.figure.draw_without_rendering()
-    assert text.get_text().split() == name.split() and "\n" in text.get_text()
-    assert text.get_window_extent().x1 <= ax.bbox.x1 + 1
-
-
 def test_a_study_brings_its_baseline_and_scaling(tmp_path):
     batch = {"global_batch_size": None, "micro_batch_size": 16}
     runs = [run(2, **batch), run(4, **batch)]
@@ -248,3 +238,25 @@ def test_spread_moves_neighbours_alike():
     assert spread([10, 12], [10, 10], low=0, high=100) == pytest.approx([6, 16])
     assert spread([10, 50], [10, 10], low=0, high=100) == [10, 50]
     assert spread([98, 99], [10, 10], low=0, high=100) == pytest.approx([85, 95])
+
+
+def test_long_names_are_broken_after_commas():
+    assert wrapped("batch 8, ddp") == "batch 8, ddp"
+    assert (
+        wrapped("batch 64, squeezenet1_0 32px, vanilla_data_parallel", 30)
+        == "batch 64, squeezenet1_0 32px,\nvanilla_data_parallel"
+    )
+
+
+def test_names_longer_than_the_figure_leave_room_for_the_lines():
+    models = [{"kind": "gpt", "layers": 2, "heads": 1, "width": 64, "block_size": size, "dropout": 0.1} for size in (64, 128)]
+    records = [
+        record(run(size, model=model, compile=compiled, learning_rate=0.0003), step_time=1 / size)
+        for model in models
+        for compiled in (True, False)
+        for size in (1, 2)
+    ]
+    for draw in (figures.speedup, figures.step_breakdown, figures.loss_by_time, figures.loss_by_step):
+        ax = draw(records)
+        ax.get_figure().draw_without_rendering()
+        assert np.isfinite(ax.get_xlim()).all() and ax.bbox.width > 0.2 * ax.get_figure().bbox.width

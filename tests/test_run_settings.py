@@ -75,6 +75,10 @@ CONFLICTS: dict[str, tuple[dict[str, Any], str]] = {
     "single": ({"world_size": 1, "strategy": "single", "compression": "bf16"}, "compression is a setting of DDP"),
     "single buckets": ({"world_size": 1, "strategy": "single", "bucket_cap_mb": 1.0}, "bucket_cap_mb is a setting of DDP"),
     "rank alone": ({"powersgd_rank": 4}, "powersgd_rank 4 without PowerSGD"),
+    "a part is no model": (
+        {"strategy": "tensor_parallel", "keep_model": True},
+        "keep_model: no rank of tensor_parallel has the whole model",
+    ),
     "begins late": ({"compression": "powersgd", "warmup_steps": 1}, "PowerSGD compresses from step 2 on, warmup_steps is 1"),
     "static accumulation": ({"static_graph": True, "grad_accum": 2}, "static_graph with grad_accum 2"),
     "no bucket": ({"bucket_cap_mb": 0}, "greater than 0"),

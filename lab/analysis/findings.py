@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
@@ -70,20 +70,27 @@ def _apart(summary: pd.DataFrame) -> list[pd.DataFrame]:
     return [part for _, part in summary.groupby("emulated")]
 
 
-def holes(study: Study, records: Sequence[Record]) -> list[str]:
-    """What was asked for and is not there: one sentence per run and cause, with the repeats that it concerns."""
+def holes(study: Study, records: Sequence[Record], *, obstacles: Mapping[str, str] | None = None) -> list[str]:
+    """What was asked for and is not there: one sentence per run and cause, with the repeats that it concerns.
+
+    `obstacles` say by run id why the cluster cannot run it.
+    """
     found = {(record.run_id, record.repeat): record for record in records}
     causes: dict[tuple[str, str], list[int]] = {}
     for task in study.tasks:
         record = found.get((task.run.id, task.repeat))
         if record is None or not record.completed:
-            causes.setdefault((task.run.label, _cause(record, task.run)), []).append(task.repeat)
+            causes.setdefault((task.run.label, _cause(record, task.run, (obstacles or {}).get(task.run.id))), []).append(
+                task.repeat
+            )
     return [f"{label}, {_listed('repeat', which)}: {cause}." for (label, cause), which in causes.items()]
 
 
-def _cause(record: Record | None, run: Run) -> str:
+def _cause(record: Record | None, run: Run, obstacle: str | None) -> str:
     if record is None:
-        return "not run yet" if run.needs_device == "any" else f"not run: it needs a cluster with {run.needs_device.upper()}"
+        needed = "" if run.device_needed == "any" else f"it needs a cluster with {run.device_needed.upper()}"
+        reason = needed or (obstacle or "").removeprefix("left out: ")
+        return f"not run: {reason}" if reason else "not run yet"
     word = STATUS_WORDS[record.status]
     if record.error is None:
         return word

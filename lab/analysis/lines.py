@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import pandas as pd
 
 from lab.study import Run
+from lab.words import said
 
 Scaling = Literal["strong", "weak", "none"]
 FIELDS = tuple(Run.model_fields)
@@ -39,26 +40,38 @@ def curves(summary: pd.DataFrame) -> list[Curve]:
         if not summary.duplicated([*keys, "world_size"]).any():
             break
     varied = [key for key in keys if summary[key].nunique(dropna=False) > 1]
+    models = _shortest(sorted(set(summary["model"])))
     groups = summary.groupby(keys, sort=False, dropna=False)
-    return [Curve(_label(rows.iloc[0], varied), rows.sort_values("world_size", ignore_index=True)) for _, rows in groups]
+    return [Curve(_label(rows.iloc[0], varied, models), rows.sort_values("world_size", ignore_index=True)) for _, rows in groups]
 
 
-def _label(row: pd.Series[Any], varied: Sequence[str]) -> str:
+def _label(row: pd.Series[Any], varied: Sequence[str], models: Mapping[str, str]) -> str:
     weak = row["scaling"] == "weak"
     parts = [f"batch {row['micro_batch_size'] * row['grad_accum']} per rank" if weak else f"batch {row['global_batch_size']}"]
+    follow = {"global_batch_size", *({"micro_batch_size"} if weak and "grad_accum" not in varied else ())}
     for key in varied:
         value = row[key]
-        if key == "emulated" or (key == "device" and "machine" in varied):
+        if key in {"emulated", *follow} or (key == "device" and "machine" in varied):
             continue
-        if key in {"model", "data", "strategy", "precision", "device", "machine"}:
+        if key == "model":
+            parts.append(models[value])
+        elif key in {"data", "strategy", "precision", "device", "machine"}:
             parts.append({"cpu": "CPU", "cuda": "GPU"}.get(str(value), str(value)))
-        elif key == "compile":
-            parts.append("compiled" if value else "not compiled")
-        elif key != "global_batch_size" and not (weak and key == "micro_batch_size" and "grad_accum" not in varied):
-            parts.append(f"{key.replace('_', ' ')} {value}")
+        elif pd.notna(value) and value != Run.model_fields[key].default:
+            parts.append(said(key, value))
     if row["emulated"] and "machine" not in row:  # a machine's name tells it
         parts.append(f"emulated {row['emulated']}")
     return ", ".join(parts)
+
+
+def _shortest(names: Sequence[str]) -> dict[str, str]:
+    """As much of each name, up to a comma, as tells it from the others."""
+    parts = {name: name.split(", ") for name in names}
+    for length in range(1, max(map(len, parts.values()), default=0)):
+        short = {name: ", ".join(words[:length]) for name, words in parts.items()}
+        if len(set(short.values())) == len(short):
+            return short
+    return {name: name for name in names}
 
 
 def ranks(device: str | None, count: int | None = None) -> str:

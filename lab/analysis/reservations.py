@@ -7,12 +7,10 @@ from collections.abc import Iterator, Sequence
 import pandas as pd
 
 from lab.analysis.scaling import rounded
-from lab.records import Record
+from lab.records import FOREIGN_CPU, Record
 
 # Ranges of n and n repeats of equal runs lie apart by chance in 2 / binomial(2n, n): 1 in 3 for two repeats, 1 in 10 for three.
 FEWEST_REPEATS = 3
-# Cores' worth of other processes from which a repeat counts as disturbed; below it repeats agreed within 4 % when tried.
-FOREIGN_CPU = 0.12
 
 
 def emulated(records: Sequence[Record]) -> Iterator[str]:
@@ -57,6 +55,9 @@ def disturbed(records: Sequence[Record]) -> Iterator[str]:
     environments = [record.environment for record in records if record.completed and record.environment is not None]
     loads = [where.foreign_cpu for where in environments if where.foreign_cpu is not None]
     high = [load for load in loads if load > FOREIGN_CPU]
+    again = sum(record.disturbed is not None for record in records)
+    if again:
+        yield f"{again} of {len(loads)} repeats were disturbed by other processes and measured again; what they gave at first is kept."
     if high:
         yield (
             f"In {len(high)} of {len(loads)} repeats other processes took more than {FOREIGN_CPU} of a core from the ranks, "

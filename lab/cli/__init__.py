@@ -11,11 +11,11 @@ from pathlib import Path
 import typer
 from rich.console import Console
 
-from lab.cli import machine, results, studies
+from lab.cli import ahead, machine, results, studies
 from lab.cli.command import UsageError, app
 from lab.errors import LabError
 
-__all__ = ["app", "machine", "main", "results", "studies"]
+__all__ = ["ahead", "app", "machine", "main", "results", "studies"]
 
 
 def _keep_traceback() -> Path:

@@ -43,7 +43,9 @@ def calibrate(
     if as_json:
         answer(as_json, found.model_dump(mode="json"), "")
         return
-    for frame in (lab.calibration.fits_table(found), lab.calibration.throughput_table(found)):
+    from lab.calibration_tables import fits_table, throughput_table
+
+    for frame in (fits_table(found), throughput_table(found)):
         console.print(table_of(frame.reset_index(drop=frame.index.name is None).to_dict("records")))
 
 
@@ -52,23 +54,54 @@ def bench(
     what: Annotated[
         str,
         typer.Argument(
-            metavar="overhead|losses",
-            help="overhead: what measuring costs a step; losses: whether all strategies learn the same.",
+            metavar="overhead|losses|predict|planner",
+            help="overhead: what measuring costs a step; losses: whether all strategies learn the same; "
+            "predict: how wrong predictions of two ranks are; planner: how long looking ahead takes.",
         ),
     ],
-    quick: Annotated[bool, typer.Option("--quick", help="Fewer rounds, or fewer settings of each strategy.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer rounds, settings of each strategy, steps and repeats.")] = False,
+    cluster: ClusterOption = "local",
+    fresh: Annotated[bool, typer.Option("--fresh", help="Predict and measure again what is measured.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Measure the lab itself."""
-    if what not in {"overhead", "losses"}:
-        raise InputError("bench", [Problem(what, "no such benchmark", nearest(what, ["overhead", "losses"]))])
-    if what == "losses":
-        _compare_losses(quick=quick, as_json=as_json)
-        return
+    benches = {
+        "overhead": lambda: _measure_overhead(quick=quick, as_json=as_json),
+        "losses": lambda: _compare_losses(quick=quick, as_json=as_json),
+        "predict": lambda: _score_predictions(cluster, quick=quick, fresh=fresh, as_json=as_json),
+        "planner": lambda: _time_planner(as_json=as_json),
+    }
+    if what not in benches:
+        raise InputError("bench", [Problem(what, "no such benchmark", nearest(what, benches))])
+    benches[what]()
+
+
+def _measure_overhead(*, quick: bool, as_json: bool) -> None:
     found = lab.benchmarks.overhead(quick=quick)
     answer(as_json, dataclasses.asdict(found), str(found))
     if not found.within_limit:
         raise LabError(f"measuring costs more than the limit of {lab.benchmarks.LIMIT}")
+
+
+def _score_predictions(cluster: str, *, quick: bool, fresh: bool, as_json: bool) -> None:
+    from lab import held_out
+
+    found = held_out.held_out(cluster, quick=quick, fresh=fresh, progress=not as_json)
+    content = {"error": found.error, "memory_error": found.memory_error, "limit": held_out.LIMIT, "scores": list(found.scores)}
+    answer(as_json, content, table_of(found.table()))
+    if not as_json:
+        console.print(str(found), highlight=False, markup=False, soft_wrap=True)
+    if not found.within_limit:
+        raise LabError(f"predictions are {100 * found.error:.1f} % off on average, the limit is {100 * held_out.LIMIT:.0f} %")
+
+
+def _time_planner(*, as_json: bool) -> None:
+    from lab.planner_speed import planner_speed
+
+    found = planner_speed()
+    answer(as_json, dataclasses.asdict(found), str(found))
+    if not found.within_limit:
+        raise LabError("looking ahead takes longer than its limits")
 
 
 def _compare_losses(*, quick: bool, as_json: bool) -> None:

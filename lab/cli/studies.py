@@ -1,8 +1,7 @@
-"""Verbs that work on a study: plan, run, watch, report, generate."""
+"""Verbs that work on a study: run, watch, cancel, report, generate."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -45,27 +44,6 @@ def run(
     )
     if failures:
         raise LabError("\n".join(f"{record.task.label}: {record.status}: {_cause(record)}" for record in failures))
-
-
-@app.command()
-def plan(
-    study: StudyArgument,
-    cluster: ClusterOption = "local",
-    sbatch: Annotated[
-        Path | None,
-        typer.Option("--sbatch", metavar="DIR", help="Write the study's job scripts there instead.", show_default=False),
-    ] = None,
-    quick: QuickOption = False,
-    as_json: JsonOption = False,
-) -> None:
-    """Show the runs of a study: what is measured already, and what cannot run on this cluster."""
-    loaded = lab.Study.load(study, quick=quick)
-    if sbatch is not None:
-        written = [str(path) for path in lab.write_scripts(loaded, cluster, sbatch)]
-        answer(as_json, written, "\n".join(written))
-        return
-    rows = lab.plan(loaded, cluster)
-    answer(as_json, rows, table_of(rows))
 
 
 @app.command()

@@ -7,7 +7,7 @@ from typing import Any, Unpack
 
 from lab.analysis.rounding import format_seconds, percent, rounded
 from lab.analysis.scaling import baseline_name, ranks
-from lab.drawing import timeline
+from lab.drawing import predicted, timeline
 from lab.drawing.seen import Against, Seen, Source, see
 from lab.errors import InputError, Problem, nearest
 from lab.records import PHASES
@@ -24,8 +24,10 @@ def alt_text(name: str, records: Source, **against: Unpack[Against]) -> str:
     if name not in _SENTENCES:
         raise InputError("figure", [Problem(name, "no such figure", nearest(name, _SENTENCES))])
     seen = see(records, **against)
+    if seen.summary.empty:
+        return NOTHING
     told = f" Everything in it is of an {seen.emulated}." if seen.emulated else ""
-    return NOTHING if seen.summary.empty else _SENTENCES[name](seen) + told
+    return (f"{seen.notice}. {_SENTENCES[name](seen)}" if seen.notice else _SENTENCES[name](seen)) + told
 
 
 def _by_world_size(seen: Seen, name: str, what: str, text: Callable[..., str]) -> str:
@@ -43,6 +45,16 @@ def _by_world_size(seen: Seen, name: str, what: str, text: Callable[..., str]) -
 
 def _number(row: dict[Any, Any], name: str, text: Callable[..., str]) -> str:
     return text(row[name], row[f"{name}_low"], row[f"{name}_high"])
+
+
+def _speedup(seen: Seen) -> str:
+    told = _by_world_size(seen, "speedup", f"Speedup over {baseline_name(seen.summary)}", rounded)
+    guesses = [
+        f"{label}, {rounded(found[-1]['speedup'])} on {found[-1]['world_size']}"
+        for label, points in seen.lines
+        if (found := predicted.speedups(seen, points))
+    ]
+    return told + (f" Predicted beforehand: {'; '.join(guesses)}." if guesses else "")
 
 
 def _breakdown(seen: Seen) -> str:
@@ -89,7 +101,7 @@ def _timeline(seen: Seen) -> str:
 
 _SENTENCES: dict[str, Callable[[Seen], str]] = {
     "step_time": lambda seen: _by_world_size(seen, "step_time", "Step time", format_seconds),
-    "speedup": lambda seen: _by_world_size(seen, "speedup", f"Speedup over {baseline_name(seen.summary)}", rounded),
+    "speedup": _speedup,
     "efficiency": lambda seen: _by_world_size(seen, "efficiency", "Efficiency", percent),
     "throughput": lambda seen: _by_world_size(seen, "samples_per_second", "Throughput in samples per second", rounded),
     "step_breakdown": _breakdown,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -12,9 +11,10 @@ from matplotlib.figure import Figure
 from matplotlib.text import Annotation
 from matplotlib.transforms import Bbox
 
+from lab.drawing.look import wrapped
+
 GAP = 7  # points between a line's end and its label
-WIDEST = 0.5  # of the axes, for a label
-SHORTEST = 12  # characters of a line of a label
+MOST = 0.7  # of the width of the axes for a label: the lines need the rest
 Points = np.ndarray[Any, np.dtype[np.float64]]
 
 
@@ -37,7 +37,6 @@ def place(ax: Axes, labels: Sequence[Label], *, side: str = "right") -> list[Ann
     if not texts:
         return texts
     figure = measure(ax)
-    _fold(ax, texts)
     _make_room(ax, texts, side, figure.dpi / 72)
     measure(ax)
     drawn, taken = _drawn_points(ax), list[Bbox]()
@@ -64,7 +63,7 @@ def measure(ax: Axes) -> Figure:
 def _write(ax: Axes, label: Label, side: str) -> Annotation:
     offset, ha, va = ((GAP, 0), "left", "center") if side == "right" else ((0, -GAP), "center", "top")
     return ax.annotate(
-        label.text,
+        wrapped(label.text),
         (label.x, label.y),
         xytext=offset,
         textcoords="offset points",
@@ -76,23 +75,14 @@ def _write(ax: Axes, label: Label, side: str) -> Annotation:
     )
 
 
-def _fold(ax: Axes, texts: Sequence[Annotation]) -> None:
-    """Break labels that are wider than half the axes into lines, so that there is room for what they name."""
-    for text in texts:
-        share = text.get_window_extent().width / (WIDEST * ax.bbox.width)
-        if share > 1:
-            longest = max(map(len, text.get_text().split("\n")))
-            text.set_text("\n".join(textwrap.wrap(text.get_text(), max(int(longest / share), SHORTEST), break_long_words=False)))
-
-
 def _make_room(ax: Axes, texts: Sequence[Annotation], side: str, pixels_per_point: float) -> None:
     """Widen the x axis until every label ends within it; for labels below points, the y axis by two lines and a half."""
     boxes, frame = [text.get_window_extent() for text in texts], ax.bbox
     gap = (GAP + 2) * pixels_per_point
-    reach = [box.width + gap if side == "right" else box.width / 2 + 2 for box in boxes]
+    reach = [min(box.width + gap, MOST * frame.width) if side == "right" else box.width / 2 + 2 for box in boxes]
     scale = ax.xaxis.get_transform()
     left, right = scale.transform(np.asarray(ax.get_xlim(), dtype=float))
-    for _ in range(20 if max(reach) < frame.width else 0):
+    for _ in range(20):
         ends = [ax.transData.transform(text.xy)[0] + width for text, width in zip(texts, reach, strict=True)]
         if max(ends) <= frame.x1:
             break

@@ -12,7 +12,9 @@ import pandas as pd
 from lab.analysis.lines import Scaling
 from lab.analysis.scaling import Curve, curves, summary
 from lab.comparing import Comparison
+from lab.published import NOTICE
 from lab.records import Record, load_records, table
+from lab.scoring import Frozen, scores
 from lab.study import Study
 
 Source = Study | str | Path | Sequence[Record] | Comparison
@@ -26,7 +28,8 @@ class Against(TypedDict, total=False):
 
 
 class Seen(NamedTuple):
-    """Records with their summary and its lines; `losses` is by run id the median over repeats of the loss of each step.
+    """Records with their summary and its lines; by run id `losses`, the median over repeats of the loss of each step, and
+    what was `predicted` before the runs.
 
     `emulated` is what was emulated in all of them, which the names of the lines then do not repeat.
     """
@@ -35,7 +38,13 @@ class Seen(NamedTuple):
     lines: list[Curve]
     losses: dict[str, np.ndarray[Any, np.dtype[np.float64]]]
     records: Sequence[Record]
+    predicted: Mapping[str, Frozen] = {}
     emulated: str = ""
+
+    @property
+    def notice(self) -> str:
+        """What must stand on a figure of numbers that others published; empty where the lab measured."""
+        return NOTICE if any(record.environment and record.environment.replay for record in self.records) else ""
 
 
 def see(source: Source, *, baseline: Mapping[str, Any] | None = None, scaling: Scaling | None = None) -> Seen:
@@ -52,7 +61,8 @@ def see(source: Source, *, baseline: Mapping[str, Any] | None = None, scaling: S
     kinds = set(found["emulated"])
     emulated = f"emulated {kind}" if len(kinds) == 1 and (kind := kinds.pop()) else ""
     lines = [Curve(label.removesuffix(f", {emulated}"), points) for label, points in curves(found)]
-    return Seen(found, lines, _losses(records), records, emulated)
+    predicted = {score.frozen.run_id: score.frozen for score in scores(study)} if study else {}
+    return Seen(found, lines, _losses(records), records, predicted, emulated)
 
 
 def _losses(records: Sequence[Record]) -> dict[str, np.ndarray[Any, np.dtype[np.float64]]]:

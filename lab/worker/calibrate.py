@@ -8,10 +8,11 @@ from datetime import UTC, datetime
 
 import torch
 
-from lab.calibration import CollectiveTime, MatrixProduct, MemoryBandwidth, Part
+from lab.calibration import CollectiveTime, ContentionTime, MatrixProduct, MemoryBandwidth, Part
 from lab.cluster import Cluster
 from lab.place import Place, Progress
 from lab.worker.collectives import MIB, SIZES, measure_collectives
+from lab.worker.contention import measure_contention
 from lab.worker.environment import environment
 from lab.worker.foreign import cpu_use, foreign_cpu
 from lab.worker.group import gather, process_group
@@ -32,12 +33,14 @@ def measure(place: Place, cluster: Cluster, *, quick: bool, progress: Progress) 
     times: list[CollectiveTime] = []
     products: list[MatrixProduct] = []
     memory: MemoryBandwidth | None = None
+    contention: ContentionTime | None = None
     before = cpu_use(place.cores)
     with process_group(place, device=device) if place.world_size > 1 else nullcontext():
         if place.world_size > 1:
             sizes = [size for size in SIZES[device.type] if size <= QUICK_LARGEST or not quick]
             budget = QUICK_BUDGET_S if quick else BUDGET_S
             times, missing = measure_collectives(device=device, sizes=sizes, budget_s=budget, progress=progress)
+            contention = measure_contention(device=device, quick=quick, progress=progress)
         else:
             progress("matrix products", 0, 2)
             products, missing = matrix_products(device)
@@ -61,5 +64,6 @@ def measure(place: Place, cluster: Cluster, *, quick: bool, progress: Progress) 
         times=tuple(times),
         matrix_products=tuple(products),
         memory=memory,
+        contention=contention,
         missing=missing,
     )

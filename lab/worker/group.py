@@ -23,6 +23,7 @@ from lab.worker.pacing import pace_sockets
 from lab.worker.timing import FloatArray
 
 T = TypeVar("T")
+_LEFT: list[dist.ProcessGroup] = []  # groups that this process was in
 
 
 @contextmanager
@@ -48,9 +49,9 @@ def process_group(place: Place, *, device: torch.device) -> Iterator[None]:
 
 def leave_group() -> None:
     """Leave the group of all ranks, whether or not the others do."""
-    # Gloo's thread needs the interpreter to let go of its last call. Were the group freed before that, with the interpreter
-    # in hand, each would wait for the other forever.
-    time.sleep(0.1)
+    # Gloo's thread needs the interpreter to let go of its last call, and whoever frees a group waits for that thread with
+    # the interpreter in hand: seen to hang. So none is freed before the process ends.
+    _LEFT.extend(dist.distributed_c10d._world.pg_map)
     dist.destroy_process_group()
 
 

@@ -9,13 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import psutil
 import torch
 
 from lab.analysis.costs import flops_per_sample
 from lab.errors import LabError
 from lab.place import Place, Progress
-from lab.records import Communication, Environment, Event, Inference, Memory, Quality, Timing
+from lab.records import Communication, Environment, Event, Gradient, Inference, Memory, Quality, Timing
 from lab.study import Run
 from lab.worker import data, exposure, strategies
 from lab.worker.calls import Calls
@@ -30,6 +29,7 @@ from lab.worker.memory import Held
 from lab.worker.offset import Reading, read_offset, to_rank_0
 from lab.worker.peak import peak_flops
 from lab.worker.probe import Probe, costs, methods_agree, probe
+from lab.worker.readiness import readiness
 from lab.worker.resume import forget
 from lab.worker.steps import write_buckets, write_calls, write_steps
 from lab.worker.timeline import events, representative, timeline
@@ -47,6 +47,7 @@ class Measured:
     quality: Quality | None
     environment: Environment
     checks: dict[str, bool]
+    gradients: list[Gradient] | None = None
     inference: Inference | None = None
 
 
@@ -95,6 +96,7 @@ def measure(run: Run, place: Place, *, data_root: Path, folder: Path, progress: 
         training = train(run, place, device=device, dataset=dataset, progress=progress, folder=folder, pauses=pauses)
         validation_loss, accuracy = evaluate(training.model, run, place, device=device, dataset=dataset, progress=progress)
         probed = probe(training, run, place, device=device, dataset=dataset, progress=progress)
+        gradients = readiness(training, run, place, device=device, dataset=dataset)
         readings = before, read_offset(socket.gethostname())
         reports = gather(_report(training, probed, run, place, peak=peak, readings=readings))
     if reports is None:
@@ -111,6 +113,7 @@ def measure(run: Run, place: Place, *, data_root: Path, folder: Path, progress: 
     return Measured(
         timing=timed,
         communication=communication,
+        gradients=gradients,
         memory=Memory(
             kind="cuda_allocated" if device.type == "cuda" else "resident",
             peak=[peak for report in reports for peak in report.peak_memory],
@@ -234,7 +237,7 @@ def _timing(run: Run, dataset: Dataset, training: Training, reports: Sequence[Ra
     return timing(
         {name: np.stack([report.steps[name] for report in reports]) for name in training.laps},
         warmup_steps=run.warmup_steps,
-        setup_time=training.first_step_at - psutil.Process().create_time(),
+        setup_time=training.setup_time,
         samples_per_step=run.global_batch_size,
         tokens_per_sample=dataset.tokens_per_sample,
         flops_per_sample=flops_per_sample(run),

@@ -15,6 +15,7 @@ from torch import distributed as dist
 from torch import nn
 
 from lab.errors import LabError
+from lab.lifetime import age
 from lab.place import Place, Progress
 from lab.study import Run
 from lab.worker import memory, models, strategies
@@ -48,7 +49,7 @@ class Training:
     loss: FloatArray  # of every step, mean over the global batch
     learning_rate: FloatArray
     grad_norm: FloatArray
-    first_step_at: float  # time.time()
+    setup_time: float  # s, from the start of this process to its first step
     use: CpuUse  # over the measured steps
     peak_memory: list[int]  # of each device
     held: memory.Held
@@ -107,7 +108,7 @@ def train(
     first = checkpoints.resume()
     measured_from = first + run.warmup_steps
     memory.reset_peak(device)
-    first_step_at, before = time.time(), cpu_use(place.cores)
+    setup_time, before = age(), cpu_use(place.cores)
 
     for step in range(first, run.steps):
         if step == measured_from:
@@ -170,7 +171,7 @@ def train(
         loss=mean_loss,
         learning_rate=np.array(rates),
         grad_norm=_values(norms)[first:],
-        first_step_at=first_step_at,
+        setup_time=setup_time,
         use=use,
         peak_memory=peak_memory,
         held=memory.held(model, optimizer),

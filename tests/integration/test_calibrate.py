@@ -14,9 +14,9 @@ import psutil
 import pytest
 
 from lab import machine
-from lab.attempt import is_running
 from lab.calibrating import calibrate
 from lab.calibration import load_calibration
+from lab.lifetime import is_running
 
 pytestmark = pytest.mark.skipif(len(machine.cores()) < 2, reason="two ranks need two cores")
 
@@ -73,7 +73,7 @@ def test_ctrl_c_keeps_the_world_sizes_that_are_measured(profile: Path) -> None:
     os.killpg(process.pid, signal.SIGINT)
     output, _ = process.communicate(timeout=60)
     assert "interrupted: 1 of 2 world sizes are kept" in output
-    assert not [pid for pid in pids if is_running(pid["pid"], pid["created"])]
+    assert not [pid for pid in pids if is_running(pid["pid"], pid["began"])]
     kept = load_calibration(profile)
     assert kept is not None and not kept.complete and [part.world_size for part in kept.parts] == [1]
     assert kept.memory is not None and kept.matrix_products["fp32"].flops_per_s > 1e8

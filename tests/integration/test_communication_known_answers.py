@@ -31,6 +31,7 @@ from lab.records import PHASES, Communication
 from lab.study import Run
 from lab.worker import compression, models, peak
 from lab.worker.communication import Sent
+from lab.worker.data.dataset import Dataset
 from lab.worker.data.sampling import Sampler
 from lab.worker.main import Measured, measure
 
@@ -132,7 +133,7 @@ def run_all(rank: int, root: str) -> dict[str, Measured | None]:
         slower = SLOW if (name, rank) == ("slow rank", 1) else 0.0
         stall = STALL if (name, rank) == ("slow loader", 1) else 0.0
 
-        def build(run: Run, *, vocab_size: int, slower: float = slower) -> nn.Module:
+        def build(run: Run, dataset: Dataset, *, slower: float = slower) -> nn.Module:
             return Emulated(slower)
 
         def late(self: Sampler, step: int, micro: int, stall: float = stall) -> Any:

@@ -18,7 +18,7 @@ from lab.place import Place
 from lab.records import Communication
 from lab.study import Run
 from lab.worker import data, offset, peak
-from lab.worker.group import process_group
+from lab.worker.group import leave_group, process_group
 from lab.worker.main import Measured, measure
 from lab.worker.offset import Reading, read_offset
 from lab.worker.overhead import measure_overhead
@@ -70,7 +70,7 @@ def run_all(rank: int, root: str) -> dict[str, Any]:
                 )
             except InputError as error:
                 found[name] = error
-                torch.distributed.destroy_process_group()
+                leave_group()
     return found
 
 
@@ -78,12 +78,12 @@ def in_one_group(rank: int, root: str) -> tuple[dict[str, Any] | None, Reading]:
     """What the plain loop and the instrumented one make of the same steps; a clock as read on another host."""
     run = Run.model_validate(BASE)
     device = torch.device("cpu")
-    tokens = data.prepare(run, data_root=Path(root), progress=quiet)
+    dataset = data.prepare(run, data_root=Path(root), progress=quiet)
     here = place(rank, run, root, "overhead")
     with process_group(here, device=device):
         offset.EXCHANGES = 40
         reading = read_offset(f"host {rank}", now=lambda: time.perf_counter() + AHEAD * rank)
-        return measure_overhead(run, here, device=device, tokens=tokens), reading
+        return measure_overhead(run, here, device=device, dataset=dataset), reading
 
 
 def place(rank: int, run: Run, root: str, name: str) -> Place:

@@ -13,10 +13,11 @@ from pathlib import Path
 
 import psutil
 import pytest
-from studies import StudyMaker
+from faults import Faults, await_steps
+from studies import LONG, StudyMaker
 
 import lab
-from lab.attempt import is_running
+from lab.lifetime import is_running
 from lab.records import Store, read_record
 from lab.study import Study
 
@@ -103,7 +104,7 @@ def ranks_of(study: Study, rank: int) -> list[psutil.Process]:
     found = []
     for path in study.out.glob(f"runs/*/*/log/*.rank{rank}.pid"):
         content = json.loads(path.read_text())
-        if is_running(content["pid"], content["created"]) and not list(path.parent.parent.glob("record.json")):
+        if is_running(content["pid"], content["began"]) and not list(path.parent.parent.glob("record.json")):
             found.append(psutil.Process(content["pid"]))
     return found
 
@@ -214,3 +215,53 @@ def test_too_large_for_memory_is_oom(make_study: StudyMaker, profile: Path) -> N
     folder = make_study(base=base, grid={"global_batch_size": [1], "world_size": [1]})
     (record,) = lab.launch(Study.load(folder), str(profile)).wait(progress=False)
     assert record.error is not None and record.status in {"oom", "failed"}
+
+
+FULL = (
+    "import resource, signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN); "
+    "resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0)); raise ValueError('planted')"
+)
+JUMP = "import time; true = time.time; time.time = lambda: true() - 7200.0"
+
+
+def test_clock_set_back_while_a_run_measures_and_disk_full_for_another(
+    make_study: StudyMaker, profile: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two runs on two ranks, one after the other; the driver's clock jumps as well."""
+    faults = Faults.planted(tmp_path / "faults", monkeypatch, pace=0.05)
+    study = Study.load(
+        make_study(base=LONG | {"world_size": 2, "steps": 120}, grid={"seed": [0, 1]}, baseline={"world_size": 2}, scaling="none")
+    )
+    jumped, full = study.tasks
+    jobs = lab.launch(study, str(profile))
+    await_steps(study, jumped)
+    for rank in (0, 1):
+        faults.order(study, jumped, JUMP, rank=rank)
+    true = time.time
+    monkeypatch.setattr(time, "time", lambda: true() - 7200.0)
+    await_steps(study, full)
+    faults.order(study, full, FULL, rank=0)
+    first, second = jobs.wait(progress=False)
+    assert first.completed and first.timing is not None and 0 < first.timing.setup_time < 600 and first.checks["phases_close"]
+    assert second.status == "failed" and second.error is not None
+    assert (second.error.type, second.error.rank) in {("ValueError", 0), ("JobLost", 0), ("RankLost", 0)}, second.error
+    again = lab.launch(study, str(profile)).wait(progress=False)
+    assert [record.status for record in again] == ["completed", "completed"] and again[0] == first
+
+
+def test_a_disturbed_repeat_is_measured_once_more_and_both_are_kept(make_study: StudyMaker, profile: Path) -> None:
+    study = Study.load(make_study(grid={"global_batch_size": [4], "world_size": [2]}, baseline={"world_size": 2}, scaling="none"))
+    profile.write_text(PROFILE + "repeat_disturbed: true\n")
+    hogs = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(4)]
+    try:
+        (record,) = lab.launch(study, str(profile)).wait(progress=False)
+        folder = Store(study.out).folder(study.tasks[0])
+        first = read_record(folder / "disturbed" / "record.json")
+        assert first is not None and first.environment is not None and first.environment.disturbed
+        assert record.disturbed == first.environment.foreign_cpu and record.finished_at > first.finished_at
+        assert (folder / "disturbed" / "steps.parquet").exists() and (folder / "steps.parquet").exists()
+        (again,) = lab.launch(study, str(profile)).wait(progress=False)
+    finally:
+        for hog in hogs:
+            hog.kill()
+    assert again == record, "it is repeated once, however disturbed"

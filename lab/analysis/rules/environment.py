@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from lab.analysis.observations import Observations
 from lab.analysis.rule import Finding, Rule, found
+from lab.records import FOREIGN_CPU
 
 # What must not differ inside one study, in the words of a sentence.
 SAME = {
@@ -19,8 +20,6 @@ SAME = {
     "data_sha256": "data sets",
     "cluster": "clusters",
 }
-# Cores' worth of other processes from which repeats differed by more than 4 % when tried.
-FOREIGN_CPU = 0.12
 # How tables say that nothing was emulated.
 REAL = {"", "no", "none", "nothing", "false", "0", "nan"}
 

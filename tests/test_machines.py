@@ -1,0 +1,47 @@
+"""Described machines against what was measured on such."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from lab.analysis.layouts import Layout
+from lab.analysis.machines import GPUS, LINKS, machine
+from lab.errors import InputError
+
+MEASURED = Path(__file__).parent / "tables" / "nccl_all_reduce.csv"
+
+
+def test_names_and_defaults() -> None:
+    found = machine("h100")
+    assert (found.gpu.name, found.gpus_per_node, found.inner.name, found.outer.name) == ("h100", 8, "nvlink4", "infiniband-ndr")
+    given = machine("A100x4:pcie4:ethernet-25g")
+    assert (given.gpus_per_node, given.inner.name, given.outer.bytes_per_s) == (4, "pcie4", 25e9 / 8)
+    assert "datasheet" in given.description
+    assert all(gpu.link in LINKS and gpu.source for gpu in GPUS.values()) and all(link.source for link in LINKS.values())
+
+
+@pytest.mark.parametrize(
+    ("text", "said"), [("h10", "h100"), ("h100:nvlink44", "nvlink4"), ("h100x0", "0 GPUs"), ("a b", "no machine")]
+)
+def test_what_is_not_known_is_refused(text: str, said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        machine(text)
+
+
+def test_eight_a100_reduce_as_measured() -> None:
+    table = pd.read_csv(MEASURED, comment="#")
+    links = machine("a100x8").links(Layout(data=8))
+    for size, measured in zip(table["message_mib"], table["a100_x8"], strict=True):
+        assert links.data("all_reduce", size * 2**20) == pytest.approx(measured / 1e6, rel=0.6 if size < 256 else 0.1)
+
+
+def test_nodes_add_a_level() -> None:
+    cluster = machine("a100x8")
+    inside, across = cluster.links(Layout(data=8)), cluster.links(Layout(data=16))
+    assert across.data("all_reduce", 1e9) > inside.data("all_reduce", 1e9)
+    # Replicas of eight tensor parallel ranks meet on the card of each GPU.
+    alone = cluster.links(Layout(data=2, tensor=8)).data("all_reduce", 1e9)
+    assert alone == pytest.approx(1e9 / 40e9, rel=0.01)

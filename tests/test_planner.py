@@ -1,0 +1,80 @@
+"""The planner on described machines: what fits, what is fastest, and why."""
+
+from __future__ import annotations
+
+import pytest
+
+from lab.analysis.described import Described
+from lab.analysis.layouts import Bucket
+from lab.analysis.machines import machine
+from lab.analysis.planner import Plan, Space, best, merged
+from lab.analysis.predict import Conditions
+from lab.workloads import GPT
+
+SMALL = GPT(layers=12, heads=12, width=768, block_size=1024, vocab_size=50257)
+LARGE = GPT(layers=96, heads=96, width=12288, block_size=2048, vocab_size=50257)
+
+
+def search(model: GPT, text: str, world_size: int, global_batch: int, **space: object) -> Plan:
+    costing = Described(model, 50257, machine(text))
+    return best(
+        costing,
+        Space(model.layers, 2 * model.block_size * model.width, **space),
+        world_size=world_size,
+        global_batch=global_batch,
+        conditions=Conditions(),
+    )  # type: ignore[arg-type]
+
+
+def test_a_small_model_stays_data_parallel() -> None:
+    plan = search(SMALL, "h100x8", 8, 512, tensor=(1, 2, 4))
+    first = plan.ranked[0]
+    assert first.candidate.layout.tensor == 1 and first.candidate.checkpointing != "full"
+    steps = [ranked.prediction.step_s for ranked in plan.ranked]
+    assert steps == sorted(steps)
+    assert "The second (" in plan.why_second()
+    assert first.candidate.micro_batch * first.candidate.grad_accum * first.candidate.layout.data == 512
+
+
+def test_what_cannot_fit_is_refused() -> None:
+    plan = search(LARGE, "h100x8", 8, 8)
+    assert plan.ranked == () and plan.why_second() == ""
+    assert plan.refused["does not fit into memory"] == plan.searched > 0
+
+
+def test_gpt3_needs_its_weights_shared() -> None:
+    plan = search(LARGE, "h100x8", 1024, 1024, tensor=(1, 8), pipeline=(1, 8))
+    assert plan.refused and plan.ranked
+    first = plan.ranked[0].candidate.layout
+    assert first.sharing == "fsdp" or first.tensor * first.pipeline > 1
+
+
+def test_plain_ddp_of_gpt3_never_fits() -> None:
+    plan = search(LARGE, "b200x8", 1024, 1024, sharings=("ddp",))
+    assert not plan.ranked
+
+
+def test_the_space_is_searched_whole_and_said() -> None:
+    space = Space(12, 2 * 1024 * 768, tensor=(1, 2), precisions=("bf16", "fp32"))
+    found = search(SMALL, "h100x8", 8, 64, tensor=(1, 2), precisions=("bf16", "fp32"))
+    assert found.searched == len(set(space.candidates(8, 64))) == len(list(space.candidates(8, 64)))
+    assert "ddp, zero1, fsdp; tensor x1, x2" in space.description and "bf16, fp32" in space.description
+    assert found.least_bytes <= min(ranked.memory_bytes for ranked in found.ranked)
+
+
+def test_merged_buckets_keep_bytes_and_messages() -> None:
+    buckets = [Bucket(float(nth), 10) for nth in range(1, 101)]
+    found = merged(buckets, 16)
+    assert len(found) == 16 and sum(b.bytes for b in found) == 1000 and sum(b.messages for b in found) == 100
+    assert found[-1].ready_s == 100.0
+    assert merged(buckets[:3], 16) == tuple(buckets[:3])
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp32"])
+def test_a_described_profile_reaches_its_share_of_the_peak(precision: str) -> None:
+    described = Described(SMALL, 50257, machine("a100"))
+    profile = described.profile(micro_batch=8, precision=precision)
+    flops = 8 * 1024 * (6 * 123_653_376 + 12 * 12 * 1024 * 768)
+    assert flops / (profile.forward_s + profile.backward_s) == pytest.approx(0.45 * described.machine.gpu.flops[precision])
+    assert profile.gradient_bytes == described.parameters * (2 if precision == "bf16" else 4)
+    assert profile.gradients[-1].ready_s == profile.backward_s

@@ -1,0 +1,181 @@
+"""Replayed steps against steps counted by hand, and laws that hold for any step."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lab.analysis.layouts import Bucket, Layout, Links, Profile, buckets_of
+from lab.analysis.links import Collective, ring_all_reduce_time
+from lab.analysis.predict import Conditions, Prediction, predict, slowest_of
+from lab.analysis.replay import Contention, Work, alone, covered, replay
+from lab.analysis.topology import ALGORITHMS, Level, collective_seconds, nodes_of, on_levels
+
+
+def flat(ranks: int, rate: float = 100.0, alpha: float = 0.0) -> Links:
+    cost = on_levels([Level(ranks, alpha, rate)], "ring")
+    return Links(cost, cost, cost)
+
+
+def fixed(seconds: float) -> Links:
+    def cost(collective: Collective, size: float) -> float:
+        return seconds
+
+    return Links(cost, cost, cost)
+
+
+PROFILE = Profile(
+    forward_s=2.0, backward_s=4.0, optimizer_s=1.0, gradients=(Bucket(1.0, 100), Bucket(2.0, 100), Bucket(4.0, 200))
+)
+
+
+def step(sharing: str, links: Links, data: int = 2, **more: object) -> Prediction:
+    return predict(PROFILE, PROFILE.gradients, Layout(sharing=sharing, data=data), links, **more)  # type: ignore[arg-type]
+
+
+def test_one_device_is_its_own_step() -> None:
+    found = step("ddp", flat(1), data=1)
+    assert found.step_s == PROFILE.step_s() == 7.0
+    assert found.communication_s == found.exposed_s == 0 and found.limit == "optimizer"
+
+
+def test_buckets_hide_behind_the_backward_pass() -> None:
+    # Ready at 3, 4 and 6; each of the first two takes 1.5: 3 to 4.5, 4.5 to 6, then 6 to 7.5 by itself.
+    found = step("ddp", fixed(1.5))
+    assert found.step_s == pytest.approx(8.5)
+    assert found.communication_s == pytest.approx(4.5) and found.exposed_s == pytest.approx(1.5)
+    assert found.limit == "exposed_communication"
+    assert [event.name for event in found.events if event.name.startswith("bucket")] == ["bucket 0", "bucket 1", "bucket 2"]
+    assert sum(found.parts.values()) == pytest.approx(found.step_s)
+
+
+def test_naive_ddp_hides_nothing() -> None:
+    found = step("naive_ddp", fixed(1.5))
+    assert found.step_s == pytest.approx(7.0 + 3 * 1.5) and found.exposed_s == pytest.approx(4.5)
+
+
+def test_zero1_shares_the_optimizer_and_gathers_its_parameters() -> None:
+    found = step("zero1", fixed(1.5))
+    assert found.step_s == pytest.approx(6.0 + 3 * 1.5 + 0.5 + 1.5)
+
+
+def test_fsdp_gathers_before_it_computes() -> None:
+    free = step("fsdp", fixed(0.0))
+    assert free.step_s == pytest.approx(6.5)
+    slow = step("fsdp", fixed(1.0))
+    assert slow.step_s > 7.5  # the first gather and the last scatter cannot hide
+    assert sum(slow.parts.values()) == pytest.approx(slow.step_s)
+
+
+def test_pipeline_has_its_bubble() -> None:
+    layout = Layout(sharing="single", pipeline=4, activation_bytes=0)
+    found = predict(PROFILE, (), layout, fixed(0.0), grad_accum=8)
+    assert layout.bubble(8) == 3 / 8
+    assert found.step_s == pytest.approx(8 * 6.0 / 4 * (1 + 3 / 8) + 1.0 / 4)
+    assert found.limit == "bubble"
+
+
+def test_tensor_parallelism_sums_twice_per_layer_and_direction() -> None:
+    layout = Layout(sharing="single", tensor=2, layers=3, activation_bytes=8)
+    found = predict(PROFILE, (), layout, fixed(0.1))
+    assert found.step_s == pytest.approx(7.0 / 2 + 4 * 3 * 0.1)
+    assert found.exposed_s == pytest.approx(1.2)
+
+
+def test_accumulation_sends_once() -> None:
+    found = step("ddp", fixed(1.5), grad_accum=3)
+    assert found.step_s == pytest.approx(2 * 6.0 + 8.5) and found.communication_s == pytest.approx(4.5)
+
+
+def test_shared_cores_slow_both() -> None:
+    spans = replay([Work("a", "device", 4.0), Work("b", "link", 1.0)], Contention(device=2.0, link=2.0))
+    assert [span.end for span in spans] == [5.0, 2.0]
+    assert covered(spans) == 5.0 and alone(spans) == 0.0
+    found = step("ddp", fixed(1.5), conditions=Conditions(Contention(1.5, 1.2)))
+    assert found.step_s > 8.5 and found.parts["stolen_compute"] > 0
+    assert sum(found.parts.values()) == pytest.approx(found.step_s)
+
+
+def test_work_that_waits_for_itself_is_refused() -> None:
+    with pytest.raises(ValueError, match="waits for itself"):
+        replay([Work("a", "device", 1.0, after=(1,)), Work("b", "device", 1.0)])
+
+
+def test_stragglers_grow_with_the_ranks() -> None:
+    assert slowest_of(1) == 0.0
+    assert slowest_of(2) == pytest.approx(0.5642, abs=0.03)  # 1 / sqrt(pi)
+    assert slowest_of(100) == pytest.approx(2.5076, abs=0.02)
+    noisy = Profile(2.0, 4.0, 1.0, PROFILE.gradients, spread=0.1)
+    found = predict(noisy, noisy.gradients, Layout(data=100), fixed(0.0))
+    assert found.parts["straggler"] == pytest.approx(0.7 * slowest_of(100))
+    assert found.low_s < found.step_s < found.high_s
+
+
+def test_buckets_as_ddp_makes_them() -> None:
+    gradients = [Bucket(float(nth), 40) for nth in range(1, 6)]
+    assert buckets_of(gradients, 100) == (Bucket(3.0, 120), Bucket(5.0, 80))
+    assert [bucket.bytes for bucket in buckets_of(gradients, 100, first_bytes=30)] == [40, 120, 40]
+
+
+def test_collectives_by_hand() -> None:
+    assert collective_seconds("all_reduce", 1e9, [Level(4, 1e-5, 1e9)], "ring") == pytest.approx(1.5 + 6e-5)
+    assert collective_seconds("all_reduce", 1e9, [Level(4, 1e-5, 1e9)], "tree") == pytest.approx(2.0 + 4e-5)
+    two = nodes_of(16, 8, Level(0, 0.0, 100e9), Level(0, 0.0, 25e9))
+    assert [level.parts for level in two] == [8, 2]
+    # Inside 2 x 7/8 of the bytes at 100 GB/s, between the nodes all of them at 25 GB/s.
+    assert collective_seconds("all_reduce", 1e9, two, "hierarchical") == pytest.approx(1.75e-2 + 4e-2)
+    assert collective_seconds("all_reduce", 1e9, two, "ring") == pytest.approx(2 * 15 / 16 / 25)
+    assert collective_seconds("all_reduce", 1e9, [Level(1, 1.0, 1.0)]) == 0.0
+    with pytest.raises(ValueError, match="ring, tree"):
+        collective_seconds("all_reduce", 1.0, two, "magic")  # type: ignore[arg-type]
+
+
+@given(st.floats(1, 1e12), st.integers(1, 512), st.integers(1, 8), st.floats(0, 1e-3))
+def test_the_fastest_is_no_slower_than_any(size: float, nodes: int, inside: int, alpha: float) -> None:
+    levels = (Level(inside, alpha, 1e11), Level(nodes, alpha, 1e10))
+    fastest = collective_seconds("all_reduce", size, levels)
+    assert all(fastest <= collective_seconds("all_reduce", size, levels, name) for name in ALGORITHMS)
+
+
+times = st.floats(0.001, 10.0)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    times,
+    st.lists(st.tuples(st.floats(0.0, 1.0), st.integers(1, 10**9)), min_size=1, max_size=12),
+    st.integers(2, 64),
+    st.floats(1e6, 1e11),
+    st.floats(1.0, 2.0),
+    st.sampled_from(["naive_ddp", "ddp", "zero1", "fsdp"]),
+)
+def test_any_step_lies_between_its_bounds(
+    backward: float, gradients: list[tuple[float, int]], ranks: int, rate: float, slow: float, sharing: str
+) -> None:
+    buckets = tuple(Bucket(share * backward, size) for share, size in sorted(gradients))
+    profile = Profile(backward / 2, backward, 0.1 * backward, buckets)
+    found = predict(
+        profile, buckets, Layout(sharing=sharing, data=ranks), flat(ranks, rate), conditions=Conditions(Contention(slow, slow))
+    )  # type: ignore[arg-type]
+    compute = sum(found.parts[name] for name in ("forward", "backward", "optimizer"))
+    assert found.step_s >= compute * (1 - 1e-9)
+    assert found.step_s <= (compute + found.communication_s) * slow * (1 + 1e-9)
+    assert found.exposed_s <= found.communication_s * (1 + 1e-9)
+    assert sum(found.parts.values()) == pytest.approx(found.step_s)
+    quick = predict(profile, buckets, Layout(sharing=sharing, data=ranks), flat(ranks, rate * 2))  # type: ignore[arg-type]
+    assert quick.step_s <= found.step_s * (1 + 1e-9)
+
+
+def test_replay_agrees_with_the_closed_forms() -> None:
+    whole = (Bucket(4.0, 400),)
+    found = predict(PROFILE, whole, Layout(data=2), flat(2))
+    assert found.step_s == pytest.approx(7.0 + ring_all_reduce_time(400, 2, 0.0, 100.0))
+
+
+def test_thousands_of_ranks_are_one_replay() -> None:
+    levels = nodes_of(4096, 8, Level(0, 1e-6, 450e9), Level(0, 5e-6, 400e9))
+    cost = on_levels(levels)
+    many = tuple(Bucket(4.0 * nth / 1000, 25_000_000) for nth in range(1, 1001))
+    found = predict(PROFILE, many, Layout(data=4096), Links(cost, cost, cost))
+    assert len(found.spans) < 3 * len(many) and found.step_s > PROFILE.step_s()

@@ -1,0 +1,100 @@
+"""Published tables as clusters: their rows become records that say what they are, and nothing is ever run on them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import matplotlib as mpl
+import pytest
+
+mpl.use("Agg")
+import matplotlib.pyplot as plt
+import pandas as pd
+from factories import run, study
+
+import lab
+from lab import sections
+from lab.calibration import load_calibration
+from lab.cluster import Cluster
+from lab.errors import InputError, LabError
+from lab.published import NOTICE
+from lab.queues import queue_of
+from lab.study import ROOT, Study
+
+PROFILES = sorted(path.stem for path in (ROOT / "slurm").glob("replay-*.yaml"))
+TABLES = Path(__file__).parent / "tables"
+
+
+def replayed(name: str, cluster: str, tmp_path: Path, *, quick: bool = False) -> Study:
+    """A committed study in a folder of this test, with the published records in it."""
+    folder = tmp_path / name
+    folder.mkdir()
+    (folder / "study.yaml").write_bytes((ROOT / "reports" / name / "study.yaml").read_bytes())
+    found = Study.load(folder, quick=quick)
+    assert all(record.completed for record in lab.launch(found, cluster).wait(progress=False))
+    return found
+
+
+@pytest.mark.parametrize("name", PROFILES)
+def test_every_replay_loads_and_names_its_source(name: str) -> None:
+    cluster = Cluster.load(name)
+    assert cluster.published and cluster.published.source in cluster.description and "replay" in cluster.description
+
+
+@pytest.mark.parametrize(
+    ("cluster", "column", "quick"),
+    [("replay-gpt2-2x3090-nvlink", "ddp_nvlink_s", False), ("replay-gpt2-2x3090-pcie", "ddp_no_nvlink_s", True)],
+)
+def test_times_are_those_of_the_published_table(cluster: str, column: str, quick: bool, tmp_path: Path) -> None:
+    found = lab.table(replayed("replay-gpt2", cluster, tmp_path, quick=quick))
+    found = found[(found["world_size"] == 2) & (found["strategy"] == "ddp")]
+    published = pd.read_csv(TABLES / "gpt2_ddp_2x3090.csv", comment="#")
+    assert found["step_time"].tolist() == pytest.approx((published[column] / 200).tolist())
+    assert found["replay"].str.contains("issue 9371").all() and found["forward_time"].isna().all()
+
+
+def test_the_slowest_rank_counts_and_everything_says_what_it_is(tmp_path: Path) -> None:
+    found = replayed("replay-gpt-strong", "replay-gpt-4gpu", tmp_path)
+    told = sections.answer(found).markdown
+    assert NOTICE in told and "2\\.95 times as fast" in told
+    axes = lab.figures.speedup(found)
+    assert axes.get_title(loc="left") == NOTICE and NOTICE in lab.figures.alt_text("speedup", found)
+    assert "no phases" in lab.figures.step_breakdown(found).texts[0].get_text()
+    plt.close("all")
+    rows = dict(sections.environment(found).frame.to_numpy().tolist())
+    assert "results log" in rows["replay of"] and "hosts" not in rows
+    assert "slowest-rank" not in {finding.rule for finding in lab.audit(found).findings if finding.severity == "error"}
+
+
+def test_what_the_table_does_not_hold_is_refused_and_nothing_is_run(tmp_path: Path) -> None:
+    other = study(tmp_path, [run(2, 48)], repeats=2)
+    with pytest.raises(InputError, match=r"no row of the table.*world_size 1, global_batch_size 64"):
+        lab.launch(other, "replay-gpt-4gpu")
+    with pytest.raises(InputError, match="set repeats: 1"):
+        lab.launch(study(tmp_path, [run(2, 64)], repeats=2), "replay-gpt-4gpu")
+    with pytest.raises(InputError, match="4 ranks"):
+        lab.launch(study(tmp_path, [run(8, 64)]), "replay-gpt-4gpu")
+    assert not list(tmp_path.glob("out/runs/*"))
+    with pytest.raises(LabError, match="nothing can be run"):
+        queue_of(Cluster.load("replay-gpt-4gpu"), tmp_path).room(0)
+
+
+def test_published_all_reduces_are_a_calibration() -> None:
+    found = load_calibration("replay-a100")
+    assert found and found.wanted == (2, 4, 8)
+    assert found.time("all_reduce", 8, 2**30) == pytest.approx(8193.0e-6)
+    assert found.fit("all_reduce", 8).of_one_link("all_reduce", 8)[1] == pytest.approx(229e9, rel=0.05)
+    assert load_calibration("replay-gpt-4gpu") is None
+
+
+def test_a_replay_without_a_table_and_a_table_without_a_replay_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text("executor: replay\n")
+    with pytest.raises(InputError, match="published: missing"):
+        Cluster.load(path)
+    path.write_text("executor: local\npublished: {source: a paper, gpu: a GPU}\n")
+    with pytest.raises(InputError, match="a key of executor: replay"):
+        Cluster.load(path)
+    path.write_text("executor: replay\npublished: {source: a paper, gpu: a GPU, rows: [{world_size: 2, steps: 5}]}\n")
+    with pytest.raises(InputError, match="step_s"):
+        Cluster.load(path)
