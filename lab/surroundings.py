@@ -56,7 +56,7 @@ def environment(source: Study | Sequence[Record]) -> Table:
     records = load_records(source)
     for record in records:
         if record.environment is not None:
-            for name, value in [*_surroundings(record), *_granted(record)]:
+            for name, value in [*surroundings(record), *_granted(record)]:
                 seen.setdefault(name, {})[value] = None
     waits = [record.allocation.queue_time for record in records if record.allocation and record.allocation.queue_time is not None]
     if waits:
@@ -65,7 +65,8 @@ def environment(source: Study | Sequence[Record]) -> Table:
     return Table("Environment, read inside the jobs", pd.DataFrame(rows, columns=["what", "value"]), index=False)
 
 
-def _surroundings(record: Record) -> Iterable[tuple[str, str]]:
+def surroundings(record: Record) -> Iterable[tuple[str, str]]:
+    """Names and values of a record's environment for people; none where it has no environment."""
     place = record.environment
     if place is None:
         return

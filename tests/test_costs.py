@@ -19,6 +19,7 @@ from lab.study import Run
 from lab.worker import models
 from lab.worker.data.dataset import Dataset, Labelled
 from lab.worker.models.gpt import GPT
+from lab.worker.models.torchvision import import_torchvision
 from lab.workloads import CNN, MODELS
 from lab.workloads import GPT as Config
 
@@ -172,6 +173,7 @@ def test_parameters_of_presets_are_those_of_the_real_model(name: str) -> None:
             vocab_size = run.architecture.vocab_size or run.dataset.vocab_size
             model = GPT(run.architecture, vocab_size=vocab_size)
         elif name == "distilbert":
+            import_torchvision()  # as the lab does before it
             transformers = pytest.importorskip("transformers")
             model = transformers.DistilBertForSequenceClassification(transformers.DistilBertConfig(num_labels=10))
         else:

@@ -9,9 +9,10 @@ import pytest
 from factories import environment, record, repeats, run, study
 
 import lab
-from lab import checks, comparing, figures, network, sections
+from lab import checks, comparing, figures, network, run_sections, sections
+from lab.analysis.classical import classical_tables
 from lab.analysis.findings import answer, findings
-from lab.analysis.scaling import classical_tables, curves, summary
+from lab.analysis.scaling import curves, summary
 from lab.cluster import Cluster
 from lab.doctor import doctor
 from lab.emulation import Compute, Emulated, Link, Way
@@ -103,7 +104,7 @@ def test_the_report_says_it_in_its_sentences_and_tables(tmp_path: Path) -> None:
     )
     assert set(sections.every_repeat(made).frame["emulated"]) == {"link 100 Mbit/s"}
     assert "emulated: link 100 Mbit/s" in sections.learning(made).caption
-    assert "Emulated link 100 Mbit/s: a step takes" in sections.outcome(records(emulated=SLOW)).markdown
+    assert "Emulated link 100 Mbit/s: a step takes" in run_sections.outcome(records(emulated=SLOW)).markdown
     assert "--cluster local-100m" in sections.reproduce(made).markdown
     assert dict(surroundings(records(emulated=SLOW)[0]))["emulated"] == SLOW.description
 
