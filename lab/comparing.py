@@ -89,9 +89,16 @@ def report_comparison(comparison: Comparison, out: Path) -> Report:
 
 
 def _names(studies: Sequence[Study]) -> list[str]:
-    """A machine is called by its device; those of one kind also by their host or cluster, and at last by their folder."""
+    """A machine is called by its device; those of one kind also by their host or cluster, and at last by their folder.
+
+    One machine that emulates several is called by what it emulates.
+    """
     seen = [next(record.environment for record in load_records(study) if record.environment) for study in studies]
-    kinds = [(place.gpu or place.cpu) + (f", emulated {place.emulated.label}" if place.emulated else "") for place in seen]
+    devices = [place.gpu or place.cpu for place in seen]
+    told = [f"emulated {place.emulated.label}" if place.emulated else "" for place in seen]
+    kinds = [", ".join(filter(None, both)) for both in zip(devices, told, strict=True)]
+    if len({(device, place.hosts[0]) for device, place in zip(devices, seen, strict=True)}) == 1:
+        kinds = [emulated or kind for emulated, kind in zip(told, kinds, strict=True)]
     hosts = [place.cluster if place.slurm_job_id else place.hosts[0] for place in seen]
     folders = [f"{study.folder.parent.name}/{study.name}" for study in studies]
     candidates = [kinds] + [[f"{kind} ({where})" for kind, where in zip(kinds, more, strict=True)] for more in (hosts, folders)]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from factories import record, repeats, run, study
+from factories import environment, record, repeats, run, study
 
 import lab
 from lab import checks, comparing, figures, network, run_sections, sections
@@ -90,7 +90,7 @@ def test_figures_and_tables_carry_the_label() -> None:
         assert draw(found).get_title(loc="left") == LABEL
         assert LABEL in figures.alt_text(name, found)
     both = figures.speedup(records(emulated=None) + found)
-    assert not both.get_title(loc="left") and any(LABEL in text.get_text() for text in both.texts)
+    assert not both.get_title(loc="left") and any(LABEL in " ".join(text.get_text().split()) for text in both.texts)
     for _, frame in classical_tables(summary(lab.table(found), baseline={"world_size": 1}, scaling="strong")):
         assert LABEL in frame.to_string()
 
@@ -127,8 +127,11 @@ def test_an_answer_from_both_is_that_of_the_measured() -> None:
 def test_machines_are_named_by_what_was_emulated(tmp_path: Path) -> None:
     made = [stored(tmp_path / name, records(emulated=place)) for name, place in (("slow", SLOW), ("real", None))]
     compared = comparing.compare(made)
-    assert list(compared.studies) == [f"Model CPU, {LABEL}", "Model CPU"]
-    assert [line.label for line in curves(compared.summary)] == ["batch 64, Model CPU", f"batch 64, Model CPU, {LABEL}"]
+    assert list(compared.studies) == [LABEL, "Model CPU"]
+    assert [line.label for line in curves(compared.summary)] == ["batch 64, Model CPU", f"batch 64, {LABEL}"]
+    elsewhere = [item.model_copy(update={"environment": environment(1, cpu="Other CPU")}) for item in records(emulated=None)]
+    stored(tmp_path / "real", elsewhere)
+    assert list(comparing.compare(made).studies) == [f"Model CPU, {LABEL}", "Other CPU"]
 
 
 def test_records_of_another_link_do_not_stand_for_this_one(tmp_path: Path) -> None:
