@@ -32,7 +32,7 @@ MISTAKES = {
 CLUSTER = {"cluster": "laptop.yaml"}
 SMALL = {"steps": 6, "warmup_steps": 2, "eval_batches": 1}
 TINY = SMALL | {
-    "model": {"kind": "gpt", "layers": 2, "heads": 2, "width": 16, "block_size": 16},
+    "model": {"kind": "gpt", "layers": 2, "heads": 2, "width": 16, "block_size": 32},
     "data": {"kind": "text", "path": "corpus.txt", "vocab_size": 300},
 }
 TOPICS = SMALL | {"model": {"kind": "text-classifier", "layers": 1, "heads": 1, "width": 8, "block_size": 16}}
