@@ -28,10 +28,14 @@ def run(
         answer(as_json, {"pid": pid}, f"driver {pid} works on {loaded.name}; see `lab status {study}`")
         return
     jobs = lab.launch(loaded, cluster, fresh=fresh, snapshot=snapshot)
+    from lab.prediction_sections import predictions_of
+
     records = jobs.wait(progress=not as_json)
     made = lab.report(loaded)
     failures = [record for record in records if not record.completed]
+    told = predictions_of(loaded) if loaded.kind == "training" else ""
     content = {
+        "predictions": told,
         "records": len(records),
         "failed": [record.run_id for record in failures],
         "html": str(made.html),
@@ -40,7 +44,7 @@ def run(
     answer(
         as_json,
         content,
-        f"{len(records) - len(failures)} of {len(records)} runs completed\n{shown(made.html)}\n{shown(made.pdf)}",
+        f"{len(records) - len(failures)} of {len(records)} runs completed\n{told}\n{shown(made.html)}\n{shown(made.pdf)}",
     )
     if failures:
         raise LabError("\n".join(f"{record.task.label}: {record.status}: {_cause(record)}" for record in failures))
