@@ -21,8 +21,8 @@ def predictions_of(study: Study) -> str:
         )
     if frozen:
         return f"{len(frozen)} predictions are frozen, and none of their runs has completed since."
-    if not any(run.world_size > 1 for run in study.runs):
-        return "No run of this study has more than one rank: there is nothing to predict."
+    if not any(run.world_size > 1 and run.task == "train" for run in study.runs):
+        return "No run of this study trains on more than one rank: there is nothing to predict."
     return (
         "No run of this study was predicted before it was measured. That takes its runs on one rank and lab calibrate "
         "before lab run; lab predict says what is missing."

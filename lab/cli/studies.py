@@ -9,6 +9,7 @@ import typer
 import lab
 from lab.cli.command import ClusterOption, JsonOption, QuickOption, StudyArgument, answer, app, shown, table_of
 from lab.errors import LabError
+from lab.prediction_sections import predictions_of
 
 
 @app.command()
@@ -28,12 +29,10 @@ def run(
         answer(as_json, {"pid": pid}, f"driver {pid} works on {loaded.name}; see `lab status {study}`")
         return
     jobs = lab.launch(loaded, cluster, fresh=fresh, snapshot=snapshot)
-    from lab.prediction_sections import predictions_of
-
     records = jobs.wait(progress=not as_json)
     made = lab.report(loaded)
     failures = [record for record in records if not record.completed]
-    told = predictions_of(loaded) if loaded.kind == "training" else ""
+    told = predictions_of(loaded)
     content = {
         "predictions": told,
         "records": len(records),
