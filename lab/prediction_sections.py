@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from lab.analysis.rounding import percent
 from lab.page import Prose, Table
+from lab.records import load_records
 from lab.scoring import mean_absolute_error, predictions, scores, scores_table
 from lab.study import Study
 
@@ -21,6 +22,8 @@ def predictions_of(study: Study) -> str:
         )
     if frozen:
         return f"{len(frozen)} predictions are frozen, and none of their runs has completed since."
+    if any(record.environment and record.environment.replay for record in load_records(study)):
+        return "These times were published by others: nothing was predicted before them."
     if not any(run.world_size > 1 and run.task == "train" for run in study.runs):
         return "No run of this study trains on more than one rank: there is nothing to predict."
     return (
