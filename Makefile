@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.built
 
-.PHONY: env report test unit lab check format
+.PHONY: env report test unit lab release check format
 
 env: $(STAMP)
 
@@ -30,6 +30,11 @@ unit: env
 # JupyterLab on the loopback interface, with a token.
 lab: env
 	$(BIN)/jupyter lab --ServerApp.ip=127.0.0.1 notebooks
+
+# The lessons without their solutions, in course/release; course/ is a course folder for nbgrader.
+release: env
+	$(BIN)/python -m lab.course.release course
+	@echo "hand out course/release; nbgrader collects and grades in course/ (notebooks/instructors.md)"
 
 check: env
 	$(BIN)/ruff check .

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from lab.auditing import audit
     from lab.calibrating import calibrate
     from lab.comparing import compare
+    from lab.course.checking import check
     from lab.equal_losses import equal_losses
     from lab.planning import best_plans
     from lab.predicting import predict
@@ -54,6 +55,7 @@ __all__ = [
     "calibrate",
     "calibration",
     "cancel",
+    "check",
     "compare",
     "dashboard",
     "detach",
@@ -81,6 +83,7 @@ _LATER = {
     "best_plans": ("lab.planning", "best_plans"),
     "calibrate": ("lab.calibrating", "calibrate"),
     "calibration": ("lab.calibration", ""),
+    "check": ("lab.course.checking", "check"),
     "compare": ("lab.comparing", "compare"),
     "equal_losses": ("lab.equal_losses", "equal_losses"),
     "figures": ("lab.figures", ""),

@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 from filelock import FileLock, Timeout
 
-from lab import page, sections
+from lab import page, run_sections
 from lab.atomic import write_atomically
 from lab.errors import LabError
 from lab.inputs import read_yaml
@@ -96,7 +96,7 @@ def results(bench: Bench, study: Study | None = None) -> list[page.Prose | page.
     place = f"bench/{home.folder.parent.name}/{home.folder.name}"
     return [
         page.Prose.of(record.run.label, heading=4),
-        sections.outcome([record]),
+        run_sections.outcome([record]),
         _table(measured, marked),
         *_figures(measured, marked),
         page.Prose(f"All world sizes of this configuration are a study of their own: `lab report {place}`."),

@@ -198,7 +198,7 @@ def execute(world_size: int, quick: bool, cluster_json: str, folder: str) -> Non
 def _measure_here(place: Place, cluster: Cluster, attempt: Attempt, *, quick: bool) -> None:
     watchdog = Watchdog(place, attempt, steps=1, given_up=lambda: None)
     try:
-        job.settle_in(place, cluster)
+        place = job.settle_in(place, cluster, attempt)
         watchdog.start()
         from lab.worker.calibrate import measure
 

@@ -9,9 +9,10 @@ from pathlib import Path
 
 from lab import textfiles
 from lab.cluster import Cluster
+from lab.emulation import SLEEPING_STRATEGIES, Emulated
 from lab.errors import InputError, Problem
 from lab.records import Store
-from lab.study import Study, Task
+from lab.study import Run, Study, Task
 
 
 def check(study: Study, cluster: Cluster, tasks: Sequence[Task], *, fresh: bool) -> None:
@@ -31,8 +32,11 @@ def check(study: Study, cluster: Cluster, tasks: Sequence[Task], *, fresh: bool)
             cluster.layout(ranks, devices=devices)
         except InputError as error:
             problems += error.problems
-    for run in {task.run.id: task.run for task in tasks}.values():
+    runs = {task.run.id: task.run for task in tasks}.values()
+    for run in runs:
         textfiles.resolve_inputs(run, study.folder)
+    if cluster.compute is not None:
+        problems += [_awake(run, cluster) for run in runs if run.task != "train" or run.strategy not in SLEEPING_STRATEGIES]
     records = Store(study.out).records(study.tasks)
     elsewhere = {record.environment.cluster for record in records if record.environment} - {cluster.name}
     if elsewhere and not fresh:
@@ -50,6 +54,33 @@ def check(study: Study, cluster: Cluster, tasks: Sequence[Task], *, fresh: bool)
         problems += refusals(cluster, shapes)
     if problems:
         raise InputError(study.name, problems)
+
+
+def _awake(run: Run, cluster: Cluster) -> Problem:
+    what = f"{run.label}: its compute cannot be emulated, as {cluster.name} does"
+    return Problem("cluster", what, f"train with one of {', '.join(SLEEPING_STRATEGIES)}, or on a cluster without compute")
+
+
+def check_emulation(study: Study, cluster: Cluster) -> None:
+    """Raise InputError where the records of a study are of another link or compute than this cluster's.
+
+    They must not stand for each other: where all is measured already, nothing would be run that could tell.
+    """
+    places = [record.environment for record in Store(study.out).records(study.tasks) if record.environment]
+    for place in places:
+        emulated = place.emulated or Emulated()
+        if (emulated.link, emulated.compute) != (cluster.link, cluster.compute):
+            kind = f"emulated: {emulated.label}" if place.emulated else "not emulated"
+            raise InputError(
+                study.name,
+                [
+                    Problem(
+                        "cluster",
+                        f"records here were measured on {place.cluster} ({kind}); {cluster.description}",
+                        "use a copy of the study's folder for each, and `lab compare` for both, or --fresh to measure all again",
+                    )
+                ],
+            )
 
 
 def _unwritable(out: Path) -> list[Problem]:

@@ -8,12 +8,15 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, ValidationError
 
-from lab import machine
+from lab import machine, network
+from lab.emulation import Compute, Emulated, Link
 from lab.errors import InputError, Problem, nearest
 from lab.inputs import problems_of, read_yaml, unknown_keys
 from lab.published import Published
 from lab.slurm.keys import Layout, SlurmKeys, Word, lay_out, slurm_problems
 from lab.study import ROOT
+
+MOST_SLEEPING = 16  # ranks whose compute is emulated: each still holds a model, and moves its gradients
 
 
 def _variable(name: str) -> str:
@@ -46,6 +49,8 @@ class Cluster(SlurmKeys):
     )
     published: Published | None = Field(default=None, description="the table that executor: replay shows")
     network_interface: Word | None = Field(default=None, description="over which gloo and NCCL talk, such as ib0")
+    link: Link | None = Field(default=None, description="emulated, between ranks of one machine")
+    compute: Compute | None = Field(default=None, description="emulated: ranks sleep, and may outnumber the cores")
 
     @classmethod
     def load(cls, profile: str | Path = "local") -> Cluster:
@@ -75,7 +80,8 @@ class Cluster(SlurmKeys):
         return cluster
 
     def _misplaced(self) -> list[Problem]:
-        own = {"slurm": set(SlurmKeys.model_fields), "local": {"devices"}, "replay": {"published"}}
+        emulation = {"devices", "link", "compute"}
+        own = {"slurm": set(SlurmKeys.model_fields), "local": emulation, "replay": {"published"}}
         return [
             Problem(key, f"a key of executor: {other}", f"leave it out, or set executor: {other}")
             for other, keys in own.items()
@@ -84,6 +90,11 @@ class Cluster(SlurmKeys):
         ]
 
     def _problems_here(self) -> list[Problem]:
+        if self.emulates and self.device == "cuda":
+            return [Problem("device", "'cuda', and links and compute are emulated for CPU ranks", "set device: cpu")]
+        if self.link is not None and network.way_for(self.link) is None:
+            told = f"{self.link.label} cannot be emulated here: {network.obstacle(self.link)}"
+            return [Problem("link", told, network.advice(self.link))]
         if self.device == "cuda" and not machine.gpus():
             return [Problem("device", "'cuda', and no GPU is visible here", "set device: auto, or see `lab doctor`")]
         if self.devices != "auto" and not 1 <= self.devices <= self._devices_here():
@@ -91,11 +102,20 @@ class Cluster(SlurmKeys):
         return []
 
     def _devices_here(self) -> int:
+        if self.compute is not None:
+            return MOST_SLEEPING
         return len(machine.gpus()) if self.device_kind == "cuda" else len(machine.cores()) // self.cores_per_rank
+
+    @property
+    def emulates(self) -> bool:
+        """Whether anything here is emulated."""
+        return self.link is not None or self.compute is not None
 
     @property
     def device_kind(self) -> Literal["cpu", "cuda"]:
         """What a rank computes on."""
+        if self.emulates:
+            return "cpu"
         if self.device == "auto":
             return "cuda" if (self.gpus_per_node if self.executor == "slurm" else machine.gpus()) else "cpu"
         return self.device
@@ -188,7 +208,11 @@ class Cluster(SlurmKeys):
             return f"{self.name}: a replay of {self.published.source}, up to {self.capacity} ranks of {self.published.gpu}"
         unit = "GPU" if self.device_kind == "cuda" else "CPU rank"
         spread = f" on {self.nodes} nodes" if self.nodes > 1 else ""
-        return f"{self.name}: {self.capacity} {unit}{'s' if self.capacity != 1 else ''}{spread}, {self.executor} executor"
+        line = f"{self.name}: {self.capacity} {unit}{'s' if self.capacity != 1 else ''}{spread}, {self.executor} executor"
+        if not self.emulates:
+            return line
+        way = network.way_for(self.link) if self.link else None
+        return f"{line}, emulated: {Emulated(link=self.link, way=way, compute=self.compute).label}"
 
 
 def find_profile(profile: str | Path) -> Path:

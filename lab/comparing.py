@@ -91,12 +91,8 @@ def report_comparison(comparison: Comparison, out: Path) -> Report:
 def _names(studies: Sequence[Study]) -> list[str]:
     """A machine is called by its device; those of one kind also by their host or cluster, and at last by their folder."""
     seen = [next(record.environment for record in load_records(study) if record.environment) for study in studies]
-    candidates = [
-        [place.gpu or place.cpu for place in seen],
-        [f"{place.gpu or place.cpu} ({place.cluster if place.slurm_job_id else place.hosts[0]})" for place in seen],
-        [
-            f"{place.gpu or place.cpu} ({study.folder.parent.name}/{study.name})"
-            for place, study in zip(seen, studies, strict=True)
-        ],
-    ]
+    kinds = [(place.gpu or place.cpu) + (f", emulated {place.emulated.label}" if place.emulated else "") for place in seen]
+    hosts = [place.cluster if place.slurm_job_id else place.hosts[0] for place in seen]
+    folders = [f"{study.folder.parent.name}/{study.name}" for study in studies]
+    candidates = [kinds] + [[f"{kind} ({where})" for kind, where in zip(kinds, more, strict=True)] for more in (hosts, folders)]
     return next((names for names in candidates if max(Counter(names).values()) == 1), [str(study.folder) for study in studies])

@@ -7,23 +7,12 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from lab import workloads
+from lab.words import SETTINGS
 
 if TYPE_CHECKING:
     from lab.study import Run
 
 POWERSGD_FIRST_STEP = 2  # before it, DDP may still change its buckets
-# Whose setting it is, and how that strategy is called among people.
-SETTINGS = {
-    "bucket_cap_mb": ("ddp", "DDP"),
-    "gradient_as_bucket_view": ("ddp", "DDP"),
-    "static_graph": ("ddp", "DDP"),
-    "compression": ("ddp", "DDP"),
-    "flat": ("naive_ddp", "naive DDP"),
-    "reshard_after_forward": ("fsdp", "FSDP"),
-    "shard_size": ("fsdp", "FSDP"),
-    "schedule": ("pipeline_parallel", "pipelines"),
-    "microbatches": ("pipeline_parallel", "pipelines"),
-}
 # A rank of these holds a part of the gradients only, and a loss scale must be one for all of them.
 PARTIAL_GRADIENTS = {"zero1", "fsdp", "tensor_parallel", "pipeline_parallel"}
 # These call torch.compile's result as they call the model; the others hook into modules, or call parts of them.

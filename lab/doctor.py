@@ -9,7 +9,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from lab import machine
+from lab import machine, network
+from lab.emulation import WAYS, Link
 from lab.study import ROOT
 
 
@@ -26,7 +27,7 @@ class Check:
 
 def doctor() -> list[Check]:
     """Look at everything that the lab uses, without importing torch."""
-    return [*_machine(), *_packages(), *_programs()]
+    return [*_machine(), *_emulation(), *_packages(), *_programs()]
 
 
 def _machine() -> list[Check]:
@@ -46,6 +47,19 @@ def _machine() -> list[Check]:
             remedy="" if gpus else "with an NVIDIA card, install its driver so that `nvidia-smi` works",
         ),
     ]
+
+
+def _emulation() -> list[Check]:
+    """Whether ranks of this machine can be put behind slow links, as the profiles slurm/local-*.yaml do."""
+    links = {"emulated links": Link(bandwidth_gbit=1.0), "emulated latency": Link(bandwidth_gbit=1.0, latency_ms=1.0)}
+    return [_link(name, link) for name, link in links.items()]
+
+
+def _link(name: str, link: Link) -> Check:
+    way = network.way_for(link)
+    if way is None:
+        return Check(name, network.obstacle(link), present=False, needed=False, remedy=network.advice(link))
+    return Check(name, f"by {WAYS[way]}", needed=False)
 
 
 def _packages() -> list[Check]:

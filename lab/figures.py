@@ -47,6 +47,7 @@ __all__ = [
 
 NOTHING = "no completed run yet"
 NO_COMMUNICATION = "no communication was measured: it takes a completed run on two ranks"
+NO_LEARNING = "nothing was learned: the ranks' compute was emulated"
 NO_INFERENCE = "no completed run of inference yet"
 NO_PHASES = "no phases of a step are known"
 NO_BASELINE = "no completed run of the baseline yet"
@@ -86,7 +87,7 @@ def step_breakdown(records: Source, *, ax: Axes | None = None, **against: Unpack
     """
     seen = see(records, **against)
     with style():
-        ax = _axes(ax, height=phase_bars.height(seen.lines))
+        ax = _axes(ax, seen, height=phase_bars.height(seen.lines))
         if seen.summary.empty:
             return _say(ax, NOTHING)
         if not seen.summary["forward_time"].notna().any():
@@ -109,7 +110,7 @@ def overlap_band(records: Source, *, ax: Axes | None = None, **against: Unpack[A
     """Measured efficiency against R = T_compute / T_communication, in the band between no overlap and perfect overlap."""
     seen = see(records, **against)
     with style():
-        ax = _axes(ax)
+        ax = _axes(ax, seen)
         return ax if band.draw(ax, seen.lines) else _say(ax, NOTHING if seen.summary.empty else NO_COMMUNICATION)
 
 
@@ -118,7 +119,7 @@ def step_timeline(records: Source, *, ax: Axes | None = None, **against: Unpack[
     seen = see(records, **against)
     events = timeline.events(seen.records)
     with style():
-        ax = _axes(ax, height=timeline.height(events))
+        ax = _axes(ax, seen, height=timeline.height(events))
         if not events:
             return _say(ax, NOTHING if seen.summary.empty else NO_COMMUNICATION)
         timeline.draw(ax, events)
@@ -166,11 +167,16 @@ FIGURES = {
 }
 
 
-def _axes(ax: Axes | None, *, height: float = 0.0) -> Axes:
-    """The given axes, or those of a new figure of the usual size, higher where `height` in inches asks for it."""
-    if ax is not None:
-        return ax
-    return plt.subplots(figsize=(SIZE[0], max(SIZE[1], height)), layout="constrained")[1]
+def _axes(ax: Axes | None, seen: Seen | None = None, *, height: float = 0.0) -> Axes:
+    """The given axes, or those of a new figure of the usual size, higher where `height` in inches asks for it.
+
+    They say what was emulated in all that is drawn on them.
+    """
+    if ax is None:
+        ax = plt.subplots(figsize=(SIZE[0], max(SIZE[1], height)), layout="constrained")[1]
+    if seen is not None and seen.emulated:
+        ax.set_title(seen.emulated, loc="left")
+    return ax
 
 
 def _say(ax: Axes, sentence: str) -> Axes:
@@ -189,7 +195,7 @@ def _without_interval(text: str) -> str:
 
 def _by_world_size(seen: Seen, name: str, ax: Axes | None, *, ylabel: str, factor: float = 1.0, text: Callable[..., str]) -> Axes:
     with style():
-        ax = _axes(ax)
+        ax = _axes(ax, seen)
         if not seen.summary[name].notna().any():
             return _say(ax, NOTHING if seen.summary.empty else NO_BASELINE)
         labels = _ideal(ax, seen, name, factor) if name in {"speedup", "efficiency"} else []
@@ -257,8 +263,8 @@ def _value_axis(ax: Axes, name: str) -> None:
 
 def _losses(seen: Seen, ax: Axes | None, *, by_time: bool) -> Axes:
     with style():
-        ax = _axes(ax)
+        ax = _axes(ax, seen)
         if not seen.losses:
-            return _say(ax, NOTHING)
+            return _say(ax, NOTHING if seen.summary.empty else NO_LEARNING)
         loss_lines.draw(ax, seen, by_time=by_time)
         return ax

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -108,11 +108,20 @@ def problems_of(
     """
     found = []
     for item in error.errors(include_url=False):
-        beside = next((tags[part] for part in reversed(item["loc"][:-1]) if isinstance(part, str) and tags.get(part)), model)
+        beside = next((tags[part] for part in reversed(item["loc"][:-1]) if isinstance(part, str) and tags.get(part)), None)
         loc = [part for part in item["loc"] if part not in tags]
         path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in loc).lstrip(".")
-        found.append((str(loc[0]) if loc else "", _problem(path, item, beside or model)))
+        found.append((str(loc[0]) if loc else "", _problem(path, item, beside or _inner(model, item["loc"]))))
     return found
+
+
+def _inner(model: type[BaseModel], path: Sequence[int | str]) -> type[BaseModel]:
+    """The model whose field a path ends at: one inside the other, as far as fields hold one model each."""
+    for part in path[:-1]:
+        kind = model.model_fields[part].annotation if part in model.model_fields else None
+        held = [one for one in (kind, *get_args(kind)) if isinstance(one, type) and issubclass(one, BaseModel)]
+        model = held[0] if len(held) == 1 else model
+    return model
 
 
 def _problem(path: str, item: Any, beside: type[BaseModel]) -> Problem:

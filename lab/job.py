@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import psutil
 
-from lab import notice
+from lab import network, notice
 from lab.attempt import Attempt, claim
 from lab.cluster import Cluster
+from lab.emulation import Emulated
 from lab.endings import DISTURBED, failed, now, put_away, rank_error
 from lab.place import Place
 from lab.records import Granted, Record, read_record, write_record
@@ -74,6 +75,7 @@ def sign_on(world_size: int, cluster: Cluster, folder: Path, *, devices: int = 1
         rendezvous=attempt.rendezvous,
         timeout_s=cluster.hang_timeout_s,
         job_id=attempt.job_id,
+        emulated=Emulated(compute=cluster.compute) if cluster.compute else None,
         backend=cluster.backend,
         checkpoint_every_s=cluster.checkpoint_every_min * 60.0,
         **_address(cluster, here),
@@ -102,7 +104,7 @@ def _measure(run: Run, repeat: int, place: Place, attempt: Attempt, cluster: Clu
 
     watchdog = Watchdog(place, attempt, steps=run.steps, given_up=leave_failure)
     try:
-        settle_in(place, cluster)
+        place = settle_in(place, cluster, attempt)
         watchdog.start()
         from lab.worker.main import measure
 
@@ -120,14 +122,15 @@ def _measure(run: Run, repeat: int, place: Place, attempt: Attempt, cluster: Clu
         raise
 
 
-def settle_in(place: Place, cluster: Cluster) -> None:
-    """Take this rank's cores and set what must be set before torch is imported."""
+def settle_in(place: Place, cluster: Cluster, attempt: Attempt) -> Place:
+    """Take this rank's cores, and its link where one is emulated, and set what must be set before torch is imported."""
     if cluster.executor == "local":
         signal.signal(signal.SIGTERM, _interrupt)
     os.environ.update(cluster.variables)
     os.environ["OMP_NUM_THREADS"] = str(place.threads)
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, place.cores)
+    return place if cluster.link is None else network.join(place, cluster.link, attempt.path("network"))
 
 
 def _interrupt(signum: int, frame: FrameType | None) -> None:

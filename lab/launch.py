@@ -13,7 +13,7 @@ from filelock import FileLock, Timeout
 
 from lab import job, queues
 from lab.cancelling import Cancellation, CancelledStudyError
-from lab.checks import check
+from lab.checks import check, check_emulation
 from lab.cluster import Cluster
 from lab.driver import Driver
 from lab.endings import conclude, keep_disturbed, put_away, stamp
@@ -47,7 +47,9 @@ def launch(
     """
     profile = cluster if isinstance(cluster, Cluster) else Cluster.load(cluster)
     # What needs a kind of device that is not there is left out: the report says so.
-    chosen = [task for task in (study.tasks if tasks is None else tasks) if profile.on(task.run.needs_device)]
+    chosen = [task for task in (study.tasks if tasks is None else tasks) if profile.on(task.run.device_needed)]
+    if not fresh:
+        check_emulation(study, profile)
     missing = chosen if fresh else [task for task in chosen if not Store(study.out).completed(task)]
     if missing:
         check(study, profile, missing, fresh=fresh)
@@ -82,8 +84,8 @@ class Jobs:
         self._fresh, self._code = fresh, code
         # Failures from before this call are run again; those of a driver that works meanwhile are not.
         self._failures = {task: record.finished_at for task in self.tasks if (record := self._store.read(task))}
-        self._awaited: set[Path] = set()  # jobs on one rank, from which the others are predicted
         self._measured = set(filter(self._store.completed, self.tasks))
+        self._awaited: set[Path] = set()  # jobs on one rank, from which the others are predicted
         self._cancellation = Cancellation.of(study)
         self._stop = threading.Event()
         self._failure: BaseException | None = None

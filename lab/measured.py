@@ -6,6 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from lab.emulation import Emulated
 from lab.stat import Part, Stat
 
 # The parts of a step, in the order in which they happen; all in seconds.
@@ -149,7 +150,9 @@ class Environment(Part):
     job_id: str | None = None
     data_sha256: str | None = Field(default=None, description="content hash of the samples that were trained on")
     data_description: str | None = None
+    train_samples: int | None = Field(default=None, description="of an epoch; None where samples overlap, as windows of a text")
     parameters: int | None = Field(default=None, description="trainable parameters of the whole model")
+    emulated: Emulated | None = Field(default=None, description="what was not real, and how it was emulated")
     foreign_cpu: float | None = Field(
         default=None, description="cores' worth of other processes on the ranks' cores while measuring"
     )

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from lab.emulation import Emulated
+
 # What the worker tells from time to time: a phase ("data", "warm-up", "measuring", "checkpoint", "evaluating"), steps done, steps in all.
 Progress = Callable[[str, int, int], None]
 
@@ -25,6 +27,7 @@ class Place:
     host: str = "127.0.0.1"  # the address under which the others reach rank 0
     timeout_s: float = 300.0  # a collective that takes longer is a hang
     job_id: str | None = None
+    emulated: Emulated | None = None  # what of this rank is not real
     backend: str = "auto"  # "gloo", "nccl", or what fits the device
     checkpoint_every_s: float | None = None  # how often the training's state is saved; None for never
 

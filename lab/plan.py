@@ -63,9 +63,9 @@ def state_bytes(run: Run) -> int:
 
 
 def _obstacle(run: Run, cluster: Cluster, predicted: float | None) -> str:
-    own = cluster.on(run.needs_device)
+    own = cluster.on(run.device_needed)
     if own is None:
-        return f"left out: it needs {run.needs_device}, {cluster.name} has none"
+        return f"left out: it needs {run.device_needed.upper()}, {cluster.name} has none"
     if run.world_size > own.capacity:
         return f"needs {run.world_size} ranks, {cluster.name} has {own.capacity}"
     try:

@@ -95,6 +95,11 @@ class Record(Part):
         return self.status == "completed"
 
     @property
+    def emulation(self) -> str:
+        """What was emulated; nothing where all was real."""
+        return self.environment.emulated.label if self.environment and self.environment.emulated else ""
+
+    @property
     def task(self) -> Task:
         """The task that it answers."""
         return Task(self.run, self.repeat)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import BaseModel
-
 from lab.inference import InferenceSettings
 from lab.records import PHASES, Communication, Record, Stat
 from lab.study import Run
+from lab.words import names
 
 # What every run is asked for comes first, what only inference is asked for last.
 _FIELDS = [key for key in Run.model_fields if key not in {"model", "data", *InferenceSettings.model_fields}]
@@ -22,13 +21,13 @@ def row(record: Record) -> dict[str, Any]:
         "run_id": record.run_id,
         "repeat": record.repeat,
         "status": record.status,
-        "model": _name(run.model),
-        "data": _name(run.data),
+        **names(run),
         **{key: getattr(run, key) for key in _FIELDS},
         "nodes": _nodes(record),
         "device": record.environment.device if record.environment else None,
         "cluster": record.environment.cluster if record.environment else None,
         "replay": record.environment.replay if record.environment else None,
+        "emulated": record.environment.emulated.label if record.environment and record.environment.emulated else None,
         "step_time": timing.step.median if timing else None,
         "step_time_p10": timing.step.p10 if timing else None,
         "step_time_p90": timing.step.p90 if timing else None,
@@ -57,14 +56,6 @@ def _nodes(record: Record) -> int | None:
     if record.allocation:
         return len(record.allocation.nodes)
     return len(set(record.environment.hosts)) if record.environment else None
-
-
-def _name(part: str | BaseModel) -> str:
-    """A preset's name, or the whole of a configuration: two models must never look like one."""
-    if isinstance(part, str):
-        return part
-    fields = part.model_dump(exclude_defaults=True)
-    return " ".join([str(getattr(part, "kind", "")), *(f"{key}={value}" for key, value in fields.items() if key != "kind")])
 
 
 def _communication_columns(communication: Communication | None) -> dict[str, float | None]:

@@ -11,7 +11,8 @@ from lab.page import Prose, Table
 from lab.published import NOTICE
 from lab.records import PHASES, Communication, Record, load_records, table
 from lab.study import Run, Study
-from lab.surroundings import calibration, environment
+from lab.surroundings import calibration, environment, links
+from lab.words import distinct
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -26,8 +27,7 @@ __all__ = [
     "findings",
     "holes",
     "learning",
-    "outcome",
-    "phases",
+    "links",
     "reproduce",
     "result_tables",
 ]
@@ -35,7 +35,7 @@ __all__ = [
 
 def result_tables(study: Study) -> list[Table]:
     """The classical tables of a study: time, speedup, efficiency, compute and communication."""
-    from lab.analysis.scaling import classical_tables
+    from lab.analysis.classical import classical_tables
 
     return [Table(caption, frame) for caption, frame in classical_tables(_summary(study))]
 
@@ -62,10 +62,22 @@ def holes(study: Study) -> Prose:
     """What was asked for and is not there, as a list; one sentence where nothing is missing."""
     from lab.analysis import findings
 
-    missing = findings.holes(study, load_records(study))
+    missing = findings.holes(study, load_records(study), obstacles=_obstacles(study))
     if missing:
         return Prose.of(*missing, bullets=True)
     return Prose.of(f"Nothing: all {len(study.tasks)} repeats of {len(study.runs)} configurations completed.")
+
+
+def _obstacles(study: Study) -> dict[str, str]:
+    """Why runs of a study cannot run where its records are from, by their ids."""
+    from lab.errors import InputError
+    from lab.plan import plan
+
+    clusters = {record.environment.cluster for record in load_records(study) if record.environment}
+    try:
+        return {row["run"]: row["cannot run"] for row in plan(study, clusters.pop())} if len(clusters) == 1 else {}
+    except InputError:
+        return {}  # the profile is not on this machine
 
 
 def _summary(study: Study) -> pd.DataFrame:
@@ -129,9 +141,10 @@ def learning(study: Study) -> Table:
     """Loss after the last step, validation loss and peak memory of each configuration."""
     import pandas as pd
 
+    labels, common = distinct([run for run in study.runs if run.task == "train"])
     rows = [
         {
-            "configuration": run.label,
+            "configuration": labels[run],
             "last loss": _median(done, lambda record: record.quality.loss[-1] if record.quality else None, "{:.4f}"),
             "validation loss": _median(done, lambda record: record.quality and record.quality.validation_loss, "{:.4f}"),
             "accuracy": _median(done, lambda record: record.quality and record.quality.accuracy, "{:.1%}"),
@@ -149,7 +162,10 @@ def learning(study: Study) -> Table:
         frame = frame.drop(columns="accuracy")  # language models have none
     reasons = {record.quality.depends_on_split for _, done in _by_run(study) for record in done if record.quality}
     told = "".join(f"; loss depends on how ranks share the batch: {reason}" for reason in sorted(filter(None, reasons)))
-    return Table(f"What was learned, and at what price: medians over repeats{told}", frame, index=False)
+    kinds = sorted({record.emulation for _, done in _by_run(study) for record in done if record.emulation})
+    told += f"; emulated: {', '.join(kinds)}" if kinds else ""
+    every = f". All: {common}" if common else ""
+    return Table(f"What was learned, and at what price: medians over repeats{told}{every}", frame, index=False)
 
 
 def _median(records: Sequence[Record], quantity: Any, form: str) -> str:
@@ -162,63 +178,22 @@ def _by_run(study: Study) -> Iterable[tuple[Run, list[Record]]]:
     return [(run, [record for record in records if record.run_id == run.id]) for run in study.runs]
 
 
-def outcome(records: Sequence[Record]) -> Prose:
-    """What came of a run: its throughput, or the first cause of its failure with the last lines of the log."""
-    from lab.analysis.rounding import format_seconds
-
-    for record in records:
-        if record.error is not None:
-            rank = "" if record.error.rank is None else f" on rank {record.error.rank}"
-            told = Prose.of(f"This run did not complete ({record.status}{rank}): {record.error.type}: {record.error.message}")
-            return Prose(
-                f"{told.markdown}\n\n~~~text\n{record.error.log.replace('~~~', '~~')}\n~~~" if record.error.log else told.markdown
-            )
-        if record.timing is not None:
-            timing = record.timing
-            step = format_seconds(timing.step.median, *(timing.step.interval or (None, None)))
-            return Prose.of(
-                f"A step takes {step} (median of {timing.measured_steps} steps after {timing.warmup_steps} of warm-up): "
-                f"{timing.samples_per_second:.1f} samples/s, {timing.flops_per_second / 1e9:.1f} GFLOP/s of the model's own arithmetic."
-            )
-        if record.inference is not None:
-            return _inference_outcome(record)
-    return Prose.of("There is no record of this run.")
-
-
-def _inference_outcome(record: Record) -> Prose:
-    from lab.analysis.inferences import missing, sentences
-
-    told = [*missing([record]), *sentences([record])]
-    return Prose.of(*(told or ["Two copies of the base were timed against each other."]), bullets=True)
-
-
-def phases(records: Sequence[Record]) -> Table:
-    """Median, 10th and 90th percentile of the step and its phases in ms, and the medians of each rank."""
-    import pandas as pd
-
-    rows = []
-    for record in records:
-        if record.timing is None:
-            continue
-        for name in ("step", *(phase for phase in PHASES if phase in record.timing.phases)):
-            stat = record.timing.step if name == "step" else record.timing.phases[name]
-            ranks = {f"rank {rank}": f"{time * 1e3:.2f}" for rank, time in enumerate(record.timing.per_rank[name])}
-            quantiles = {"median": stat.median, "p10": stat.p10, "p90": stat.p90}
-            rows.append({"phase": name} | {key: f"{value * 1e3:.2f}" for key, value in quantiles.items()} | ranks)
-    return Table("Times in ms: over the steps of the slowest rank, and the median of each rank", pd.DataFrame(rows), index=False)
-
-
 def every_repeat(study: Study) -> Table:
     """One row per repeat, as measured."""
     import pandas as pd
 
+    records = load_records(study)
+    labels, common = distinct(list(dict.fromkeys(record.run for record in records)))
+    emulating = any(record.emulation for record in records)
     rows = [
-        {"run": record.run_id, "configuration": record.run.label, "repeat": record.repeat, "status": record.status}
+        {"run": record.run_id, "configuration": labels[record.run], "repeat": record.repeat, "status": record.status}
+        | ({"emulated": record.emulation} if emulating else {})
         | {f"{phase} (ms)": _milliseconds(record, phase) for phase in ("step", *PHASES)}
         | {"foreign CPU (cores)": _foreign(record)}
-        for record in load_records(study)
+        for record in records
     ]
-    return Table("Every repeat: median step of the slowest rank and its phases", pd.DataFrame(rows), index=False)
+    caption = "Every repeat: median step of the slowest rank and its phases"
+    return Table(f"{caption}. All: {common}" if common else caption, pd.DataFrame(rows), index=False)
 
 
 def _milliseconds(record: Record, phase: str) -> str:
@@ -238,6 +213,8 @@ def reproduce(study: Study) -> Prose:
     place = os.path.relpath(study.folder)
     name = place if not place.startswith("..") else study.name
     flag = " --quick" if study.quick else ""
+    clusters = {record.environment.cluster for record in load_records(study) if record.environment} - {"local"}
+    where = f" --cluster {clusters.pop()}" if len(clusters) == 1 else ""
     return Prose(
-        f"```\nlab run {name}{flag} --fresh    # measure again\nlab report {name}{flag}         # this report from the records\n```"
+        f"```\nlab run {name}{where}{flag} --fresh    # measure again\nlab report {name}{flag}         # this report from the records\n```"
     )

@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple, Self
 
 from pydantic import Field, model_validator
 
-from lab import conflicts, workloads
+from lab import conflicts, words, workloads
 from lab.errors import InputError, Problem, nearest
 from lab.inference import INFERENCE_ONLY, InferenceSettings
 from lab.workloads import Frozen
@@ -129,6 +129,11 @@ class Run(InferenceSettings):
         return self.world_size // self.processes
 
     @property
+    def device_needed(self) -> Literal["any", "cpu", "cuda"]:
+        """The kind of device without which it cannot run: torch's DataParallel divides its work among GPUs only."""
+        return "cuda" if self.strategy == "data_parallel" and self.world_size > 1 else self.needs_device
+
+    @property
     def architecture(self) -> workloads.Model:
         """The model's configuration, looked up where a preset is named."""
         return workloads.model_of(self.model)
@@ -154,12 +159,8 @@ class Run(InferenceSettings):
 
     @property
     def label(self) -> str:
-        """A short name for people: model, strategy, world size, batch, precision."""
-        model = self.model if isinstance(self.model, str) else self.model.label
-        place = f"x{self.world_size}" + ("" if self.needs_device == "any" else f" on {self.needs_device.upper()}")
-        if self.task == "inference":
-            return f"{model} inference {place}, {self.quantization}"
-        return f"{model} {self.strategy} {place}, batch {self.global_batch_size}, {self.precision}"
+        """A short name for people: model, strategy, world size, batch, precision, and what is not at its default."""
+        return words.label(self)
 
 
 class Task(NamedTuple):

@@ -94,7 +94,9 @@ def _with_quick(content: dict[str, Any]) -> dict[str, Any]:
     grid = section.get("grid", content.get("grid", {}))
     if isinstance(grid, dict):
         grid = {key: values for key, values in grid.items() if key not in section.get("base", {})}
-        base = {key: value for key, value in base.items() if key not in grid}
+    grids = [grid] if isinstance(grid, dict) else [one for one in grid if isinstance(one, dict)]
+    varied = set.intersection(*map(set, grids)) if grids else set()
+    base = {key: value for key, value in base.items() if key not in varied or key in section.get("base", {})}
     return content | {"base": base, "grid": grid, "repeats": section.get("repeats", content.get("repeats", 3))}
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from functools import partial
 from typing import TYPE_CHECKING
 
 from lab.page import Figure, Prose, Table, drawn
@@ -11,8 +10,6 @@ from lab.records import Record, load_records
 from lab.study import Study
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
     from lab.calibration import Calibration
 
 
@@ -20,7 +17,6 @@ def calibration(study: Study) -> list[Prose | Table | Figure]:
     """What the links, the arithmetic and the memory of the study's cluster can do, where `lab calibrate` has measured it."""
     from lab.calibration import load_calibration
     from lab.calibration_tables import fits_table, throughput_table
-    from lab.drawing import link_lines
     from lab.errors import InputError
 
     clusters = {record.environment.cluster for record in load_records(study) if record.environment}
@@ -33,18 +29,21 @@ def calibration(study: Study) -> list[Prose | Table | Figure]:
         if found is None or not found.parts:
             parts.append(Prose.of(f"The cluster {name} is not calibrated; `lab calibrate --cluster {name}` measures its links."))
             continue
+        emulated = found.environment.emulated if found.environment else None
+        where = f"cluster {name}" + (f", emulated {emulated.label}" if emulated else "")
         parts += [
-            drawn(partial(_draw_links, found), link_lines.alt(found), height=4.5),
-            Table(f"Fits of time = alpha + bytes / bandwidth, cluster {name}", fits_table(found), index=False),
-            Table(f"Arithmetic and memory of a rank, cluster {name}", throughput_table(found), index=False),
+            links(found),
+            Table(f"Fits of time = alpha + bytes / bandwidth, {where}", fits_table(found), index=False),
+            Table(f"Arithmetic and memory of a rank, {where}", throughput_table(found), index=False),
         ]
     return parts
 
 
-def _draw_links(found: Calibration, axes: Axes) -> None:
+def links(found: Calibration) -> Figure:
+    """Times of collectives by bytes, measured and fitted."""
     from lab.drawing import link_lines
 
-    link_lines.links(found, ax=axes)
+    return drawn(lambda axes: link_lines.links(found, ax=axes), link_lines.alt(found), height=4.5)
 
 
 def environment(source: Study | Sequence[Record]) -> Table:
@@ -75,6 +74,10 @@ def _surroundings(record: Record) -> Iterable[tuple[str, str]]:
         yield "replay of", place.replay
         yield "GPU", f"{place.gpu_count} x {place.gpu}" if place.gpu else "none used"
         return
+    yield "emulated", place.emulated.description if place.emulated else "nothing"
+    if place.emulated is not None and place.emulated.step:
+        slept = ", ".join(f"{name} {seconds * 1e3:.2f} ms" for name, seconds in place.emulated.step.items())
+        yield f"a rank's sleep on a micro-batch, world size {record.run.world_size}", slept
     yield "hosts", ", ".join(sorted(set(place.hosts)))
     yield "processor", f"{place.cpu}, {place.cpu_count} logical CPUs"
     yield (

@@ -108,7 +108,7 @@ def record(
             setup_time=2.0,
             train_time=step_time * (run.steps - run.warmup_steps),
             samples_per_second=samples_per_second,
-            tokens_per_second=samples_per_second * run.architecture.block_size,
+            tokens_per_second=samples_per_second * getattr(run.architecture, "block_size", 0) or None,
             flops_per_second=samples_per_second * 1e9,
             mfu=None,
             peak_flops_per_second=None,

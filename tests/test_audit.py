@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from factories import losses, record, run
+from factories import losses, record, run, stat
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from lab.analysis.audit import Audit, Finding
 from lab.analysis.rules import RULES
 from lab.auditing import audit
+from lab.emulation import Compute, Emulated, Link
 from lab.errors import InputError
 from lab.records import Record
 
@@ -24,7 +25,7 @@ TABLES = Path(__file__).parent / "tables"
 NAMES = {
     *("slowest-rank", "communication-alone", "rank-imbalance", "super-linear", "equal-work", "two-writers", "phases-close"),
     *("plausible-bandwidth", "data-stall", "cold-start", "repeats", "mixed-environment", "same-learning", "baseline"),
-    *("too-regular", "fixed-overhead"),
+    *("too-regular", "fixed-overhead", "emulated"),
 }
 
 
@@ -305,6 +306,38 @@ def test_mixed_environment() -> None:
     assert "2 different sets of hosts: a, b" in evidence(audit(hosts), "mixed-environment")
 
 
+def emulated_records(bytes_per_s: float, **emulated: Any) -> list[Record]:
+    """Clean records behind an emulated link, on which gradients of 10 MB move as fast as this."""
+    place = Emulated(link=Link(bandwidth_gbit=1), way="namespaces", **emulated)
+    return [
+        altered(item, "communication", bytes=10_000_000, total=stat(10e6 / bytes_per_s), exposed=stat(0.004))
+        if item.run.world_size > 1
+        else item
+        for item in clean((1, 2), emulated=place)
+    ]
+
+
+def test_emulated() -> None:
+    measured, unreal = clean((1, 2)), emulated_records(110e6)
+    assert of(audit(measured), "emulated") == []
+    (note,) = of(audit(unreal), "emulated")
+    assert note.severity == "note" and "All 6 results are emulated: 'link 1 Gbit/s'" in note.evidence
+    assert audit(unreal).trustworthy
+    (error,) = of(audit(measured + unreal), "emulated")
+    assert error.severity == "error" and "6 of 12 results are emulated ('link 1 Gbit/s')" in error.evidence
+    asleep = emulated_records(110e6, compute=Compute(emulated="measured"))
+    (warning,) = of(audit(unreal + asleep), "emulated")
+    assert warning.severity == "warning" and "2 different emulations" in warning.evidence
+
+
+def test_an_emulated_link_is_held_to_its_name() -> None:
+    assert of(audit(emulated_records(110e6)), "plausible-bandwidth") == []
+    (slow,) = of(audit(emulated_records(30e6), calibration=0.03e9), "plausible-bandwidth")
+    assert slow.severity == "warning" and "24 % of the emulated link (1 Gbit/s, 0.125 GB/s)" in slow.evidence
+    (fast,) = of(audit(emulated_records(300e6)), "plausible-bandwidth")
+    assert fast.severity == "error" and "more than the link carries" in fast.evidence
+
+
 def test_same_learning() -> None:
     records = clean()
     strays = [altered(item, "quality", loss=losses(30, floor=4.0)) if item.run.world_size == 4 else item for item in records]
@@ -312,6 +345,15 @@ def test_same_learning() -> None:
     table = "gpus,global_batch,step_ms,accuracy\n1,64,100,91.0%\n2,64,60,{}"
     assert "7.0 points apart" in evidence(audit(frame(table.format("84.0%"))), "same-learning")
     assert not of(audit(frame(table.format("90.8%"))), "same-learning")
+
+
+def test_learning_that_depends_on_the_split_is_compared_between_equal_splits() -> None:
+    ways = [record(run(2, 64, strategy="vanilla_data_parallel"), loss=losses(30)), record(run(2, 64), loss=losses(30, floor=4.0))]
+    assert of(audit(ways), "same-learning")
+    reason = "dropout is drawn by each rank"
+    assert not of(audit([altered(item, "quality", depends_on_split=reason) for item in ways]), "same-learning")
+    again = [ways[0], record(ways[0].run, 1, loss=losses(30, floor=4.0))]
+    assert of(audit([altered(item, "quality", depends_on_split=reason) for item in again]), "same-learning")
 
 
 def test_baseline() -> None:
@@ -351,7 +393,7 @@ def test_fixed_overhead() -> None:
 
 def test_an_audit_reads_well_and_is_data() -> None:
     found = audit(TABLES / "gpt2_stages.csv")
-    assert str(found).startswith("5 of 16 rules checked: 1 error, 2 warnings.")
+    assert str(found).startswith("5 of 17 rules checked: 1 error, 2 warnings.")
     assert set(found.model_dump(mode="json")) == {"findings", "not_checked"}
     assert set(found.model_dump(mode="json")["findings"][0]) == {"rule", "severity", "records", "evidence", "advice"}
     page = Audit(findings=(of(found, "super-linear")[0].model_copy(update={"evidence": "<b>"}),), not_checked=())._repr_html_()

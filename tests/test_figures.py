@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lab import InputError, figures
+from lab.drawing.look import wrapped
 from lab.drawing.phase_bars import spread
 from lab.records import Store, write_record
 from lab.study import Task
@@ -237,3 +238,25 @@ def test_spread_moves_neighbours_alike():
     assert spread([10, 12], [10, 10], low=0, high=100) == pytest.approx([6, 16])
     assert spread([10, 50], [10, 10], low=0, high=100) == [10, 50]
     assert spread([98, 99], [10, 10], low=0, high=100) == pytest.approx([85, 95])
+
+
+def test_long_names_are_broken_after_commas():
+    assert wrapped("batch 8, ddp") == "batch 8, ddp"
+    assert (
+        wrapped("batch 64, squeezenet1_0 32px, vanilla_data_parallel", 30)
+        == "batch 64, squeezenet1_0 32px,\nvanilla_data_parallel"
+    )
+
+
+def test_names_longer_than_the_figure_leave_room_for_the_lines():
+    models = [{"kind": "gpt", "layers": 2, "heads": 1, "width": 64, "block_size": size, "dropout": 0.1} for size in (64, 128)]
+    records = [
+        record(run(size, model=model, compile=compiled, learning_rate=0.0003), step_time=1 / size)
+        for model in models
+        for compiled in (True, False)
+        for size in (1, 2)
+    ]
+    for draw in (figures.speedup, figures.step_breakdown, figures.loss_by_time, figures.loss_by_step):
+        ax = draw(records)
+        ax.get_figure().draw_without_rendering()
+        assert np.isfinite(ax.get_xlim()).all() and ax.bbox.width > 0.2 * ax.get_figure().bbox.width

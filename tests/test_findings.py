@@ -82,6 +82,16 @@ def test_holes_name_run_repeats_and_cause(tmp_path):
     ]
 
 
+def test_holes_say_what_cannot_run_and_why(tmp_path):
+    gpus = run(2, 4, strategy="data_parallel")
+    asked = study(tmp_path, [run(4), gpus, run(2, needs_device="cuda")], repeats=1)
+    assert holes(asked, [], obstacles={run(4).id: "needs 4 ranks, local has 2"}) == [
+        "gpt-nano ddp x4, batch 64, fp32, repeat 0: not run: needs 4 ranks, local has 2.",
+        "gpt-nano data_parallel x2, batch 4, fp32, repeat 0: not run: it needs a cluster with CUDA.",
+        "gpt-nano ddp x2 on CUDA, batch 64, fp32, repeat 0: not run: it needs a cluster with CUDA.",
+    ]
+
+
 def test_serial_fraction_only_where_its_interval_excludes_none(tmp_path):
     exact = {1: 1.0, 2: 0.6, 4: 0.4, 8: 0.3}  # Amdahl with s = 0.2
     _, more, _ = told(tmp_path, [item for size, time in exact.items() for item in repeats(run(size), [time] * 3)])

@@ -13,7 +13,7 @@ import pandas as pd
 from factories import run, study
 
 import lab
-from lab import prediction_sections, sections
+from lab import prediction_sections, run_sections, sections
 from lab.calibration import load_calibration
 from lab.cluster import Cluster
 from lab.errors import InputError, LabError
@@ -73,7 +73,7 @@ def test_every_section_of_the_report_stands_on_published_numbers(tmp_path: Path)
     assert "0\\.461 times" in sections.answer(found).markdown
     assert sections.findings(found).markdown and sections.holes(found).markdown and prediction_sections.section(found)
     assert any("not calibrated" in part.markdown for part in sections.calibration(found))
-    assert sections.phases(lab.load_records(found)).frame["phase"].tolist() == ["step"] * 4
+    assert run_sections.phases(lab.load_records(found)).frame["phase"].tolist() == ["step"] * 4
     for name in lab.figures.FIGURES:
         getattr(lab.figures, name)(found)
         plt.close("all")

@@ -14,7 +14,6 @@ from lab.analysis.rounding import Unit, unit_for
 from lab.analysis.scaling import (
     amdahl_speedup,
     baseline_name,
-    classical_tables,
     curves,
     fit_amdahl,
     format_seconds,
@@ -120,7 +119,7 @@ def test_gradient_accumulation_is_compared_with_its_like():
     found = summary(table(records), baseline=ONE, scaling="strong").set_index(["world_size", "grad_accum"])
     assert found.loc[(2, 1), "speedup"] == pytest.approx(2)
     assert found.loc[(2, 2), "speedup"] == pytest.approx(4)
-    assert [line.label for line in curves(found.reset_index())] == ["batch 64, grad accum 1", "batch 64, grad accum 2"]
+    assert [line.label for line in curves(found.reset_index())] == ["batch 64", "batch 64, accumulation 2"]
 
 
 def test_a_baseline_of_another_kind_of_device_does_not_count():
@@ -148,7 +147,6 @@ def test_nothing_completed(records):
     assert found.empty
     assert {"run_id", "step_time", "speedup_low", "communication_time"} <= set(found.columns)
     assert curves(found) == []
-    assert classical_tables(found) == []
 
 
 def test_an_unknown_baseline_key_is_answered_with_the_nearest():
@@ -205,29 +203,6 @@ def test_labels_name_what_differs():
     weak = [record(run(size, None, micro_batch_size=micro)) for size in (1, 2) for micro in (8, 16)]
     labels = {line.label for line in curves(summary(table(weak), baseline=ONE, scaling="weak"))}
     assert labels == {"batch 8 per rank", "batch 16 per rank"}
-
-
-def test_classical_tables():
-    tables = dict(classical_tables(summary(table(strong()), baseline=ONE, scaling="strong")))
-    time, speedup, efficiency, parts = tables.values()
-    assert list(time.index) == [1, 2, 4]
-    assert time.index.name == "CPU processes"
-    assert time.loc[1, "batch 64"] == "200 [190, 210] ms"
-    assert time.loc[2, "batch 128"] == "not measured"
-    assert speedup.loc[1, "batch 64"] == "1 (baseline)"
-    assert speedup.loc[2, "batch 64"] == "1.8 [1.6, 2.1]"
-    assert efficiency.loc[4, "batch 64"] == "62 [59, 66] %"
-    assert set(parts["communication"]) == {"none", "not measured"}
-    assert parts.loc["4 CPU processes, batch 64", "compute"] == "68.00 [68.00, 68.00] ms"
-    captions = list(tables)
-    assert captions[1] == "Speedup over 1 CPU process, median over 3 repeats [95 % interval]"
-    assert captions[3].endswith("compute holds the wait for it")
-
-
-def test_tables_say_where_there_is_no_baseline():
-    tables = classical_tables(summary(table([record(run(2), device="cuda")]), baseline=ONE, scaling="strong"))
-    assert tables[1][1].loc[2, "batch 64"] == "no baseline"
-    assert tables[1][1].index.name == "GPUs"
 
 
 def test_amdahl_and_gustafson_known_answers():

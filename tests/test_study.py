@@ -89,6 +89,12 @@ def test_quick_overrides_base_grid_and_repeats(make_study: StudyMaker) -> None:
     assert quick.repeats == 2 and quick.quick and not Study.load(folder).quick
 
 
+def test_what_each_quick_grid_varies_is_not_taken_from_base(make_study: StudyMaker) -> None:
+    grids = [{"global_batch_size": [2], "world_size": [size], "steps": [steps]} for size, steps in ((1, 3), (2, 5))]
+    quick = Study.load(make_study(quick={"grid": grids}), quick=True)
+    assert [(run.world_size, run.steps) for run in quick.runs] == [(1, 3), (2, 5)]
+
+
 def test_study_is_found_by_name(make_study: StudyMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_study("mine")
     monkeypatch.chdir(tmp_path)

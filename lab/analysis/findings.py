@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
 
 from lab.analysis.limits import limits
+from lab.analysis.reservations import FEWEST_REPEATS, disturbed, emulated, few_repeats, shared_cores
 from lab.analysis.scaling import curves, fit_amdahl, format_seconds, percent, ranks, rounded
-from lab.records import FOREIGN_CPU, PHASES, Record
+from lab.records import PHASES, Record
 from lab.study import Run, Study
 
-# Ranges of n and n repeats of equal runs lie apart by chance in 2 / binomial(2n, n): 1 in 3 for two repeats, 1 in 10 for three.
-FEWEST_REPEATS = 3
+EXPOSED = "exposed communication"
 STATUS_WORDS = {
     "failed": "failed",
     "oom": "out of memory",
@@ -24,9 +24,13 @@ STATUS_WORDS = {
 
 
 def answer(study: Study, summary: pd.DataFrame, records: Sequence[Record]) -> str:
-    """The answer to the study's question in one sentence: the highest throughput, and the speedup at the most ranks."""
+    """The answer to the study's question in one sentence: the highest throughput, and the speedup at the most ranks.
+
+    Where some results are emulated and others measured, it is that of the measured ones.
+    """
     if summary.empty:
         return f"There is no answer yet: no run has completed ({len(study.runs)} asked for, {len(records)} records)."
+    summary = _apart(summary)[0]
     best = _fastest(summary)
     labels = _labels(summary)
     rate = _with_interval(best, "samples_per_second")
@@ -45,31 +49,48 @@ def findings(study: Study, summary: pd.DataFrame, records: Sequence[Record]) -> 
     if summary.empty:
         return []
     return [
-        *_speedups(summary),
-        *(_serial_fractions(summary) if study.scaling == "strong" else ()),
-        *_lost_time(summary),
-        *limits(summary),
-        *_batches(summary),
-        *_repeats(summary),
-        *_shared_cores(records),
-        *_disturbed(records),
+        *emulated(records),
+        *(sentence for part in _apart(summary) for sentence in _of_numbers(study, part)),
+        *few_repeats(summary),
+        *shared_cores(records),
+        *disturbed(records),
     ]
 
 
-def holes(study: Study, records: Sequence[Record]) -> list[str]:
-    """What was asked for and is not there: one sentence per run and cause, with the repeats that it concerns."""
+def _of_numbers(study: Study, summary: pd.DataFrame) -> Iterator[str]:
+    yield from _speedups(summary)
+    yield from _serial_fractions(summary) if study.scaling == "strong" else ()
+    yield from _lost_time(summary)
+    yield from limits(summary)
+    yield from _batches(summary)
+
+
+def _apart(summary: pd.DataFrame) -> list[pd.DataFrame]:
+    """Measured results and those of each emulation: nothing is said of one by another."""
+    return [part for _, part in summary.groupby("emulated")]
+
+
+def holes(study: Study, records: Sequence[Record], *, obstacles: Mapping[str, str] | None = None) -> list[str]:
+    """What was asked for and is not there: one sentence per run and cause, with the repeats that it concerns.
+
+    `obstacles` say by run id why the cluster cannot run it.
+    """
     found = {(record.run_id, record.repeat): record for record in records}
     causes: dict[tuple[str, str], list[int]] = {}
     for task in study.tasks:
         record = found.get((task.run.id, task.repeat))
         if record is None or not record.completed:
-            causes.setdefault((task.run.label, _cause(record, task.run)), []).append(task.repeat)
+            causes.setdefault((task.run.label, _cause(record, task.run, (obstacles or {}).get(task.run.id))), []).append(
+                task.repeat
+            )
     return [f"{label}, {_listed('repeat', which)}: {cause}." for (label, cause), which in causes.items()]
 
 
-def _cause(record: Record | None, run: Run) -> str:
+def _cause(record: Record | None, run: Run, obstacle: str | None) -> str:
     if record is None:
-        return "not run yet" if run.needs_device == "any" else f"not run: it needs a cluster with {run.needs_device.upper()}"
+        needed = "" if run.device_needed == "any" else f"it needs a cluster with {run.device_needed.upper()}"
+        reason = needed or (obstacle or "").removeprefix("left out: ")
+        return f"not run: {reason}" if reason else "not run yet"
     word = STATUS_WORDS[record.status]
     if record.error is None:
         return word
@@ -154,22 +175,37 @@ def _serial_fractions(summary: pd.DataFrame) -> Iterator[str]:
 
 
 def _lost_time(summary: pd.DataFrame) -> Iterator[str]:
-    """The phase that keeps the largest configuration of a line furthest from ideal, where intervals lie apart."""
+    """The part that keeps the largest configuration of a line furthest from ideal, where intervals lie apart."""
     for label, points in curves(summary):
         base, row = points.iloc[0], points.iloc[-1]
         if row["baseline_run_id"] != base["run_id"] or row["run_id"] == base["run_id"]:
             continue
         share = 1.0 if row["scaling"] == "weak" else base["world_size"] / row["world_size"]
-        lost = {phase: row[f"{phase}_time"] - share * base[f"{phase}_time"] for phase in PHASES}
+        lost = _lost(row, base, share)
         phase = max(lost, key=lambda name: lost[name])
         total = row["step_time"] - share * base["step_time"]
-        apart = all(row[f"{name}_time_low"] > share * base[f"{name}_time_high"] for name in ("step", phase))
-        held = ", waits for communication included" if phase == "backward" and pd.isna(row["exposed_communication_time"]) else ""
+        ends = ("step", "exposed_communication" if phase == EXPOSED else phase)
+        apart = all(row[f"{name}_time_low"] > share * _or_nothing(base[f"{name}_time_high"]) for name in ends)
+        held = ", waits for communication included" if phase == "backward" and EXPOSED not in lost else ""
         if apart and min(row["repeats"], base["repeats"]) >= FEWEST_REPEATS:
             yield (
                 f"At {label}, a step on {ranks(row['device'], row['world_size'])} takes {format_seconds(total)} longer than "
                 f"ideal; the largest part of it, {format_seconds(lost[phase])}, is spent in {phase}{held}."
             )
+
+
+def _lost(row: Any, base: Any, share: float) -> dict[str, float]:
+    """Seconds beyond the ideal by phase, and of exposed communication, which is taken from the phases, where it was measured."""
+    lost = {phase: row[f"{phase}_time"] - share * base[f"{phase}_time"] for phase in PHASES}
+    if pd.notna(row["exposed_communication_time"]):
+        for phase in ("forward", "backward", "optimizer"):
+            lost[phase] -= _or_nothing(row[f"exposed_{phase}_time"]) - share * _or_nothing(base[f"exposed_{phase}_time"])
+        lost[EXPOSED] = row["exposed_communication_time"] - share * _or_nothing(base["exposed_communication_time"])
+    return lost
+
+
+def _or_nothing(seconds: float) -> float:
+    return 0.0 if pd.isna(seconds) else seconds
 
 
 def _batches(summary: pd.DataFrame) -> Iterator[str]:
@@ -184,47 +220,4 @@ def _batches(summary: pd.DataFrame) -> Iterator[str]:
         yield (
             f"With {ranks(best['device'], best['world_size'])}, {labels[best['run_id']]} gives the most samples per second, "
             f"{times} times those of {labels[slowest['run_id']]}; the intervals lie apart."
-        )
-
-
-def _repeats(summary: pd.DataFrame) -> Iterator[str]:
-    few = int((summary["repeats"] < FEWEST_REPEATS).sum())
-    if few:
-        verb = "has" if few == 1 else "have"
-        least = f"fewer than {FEWEST_REPEATS} completed repeats"
-        yield f"{few} of {len(summary)} configurations {verb} {least}: no difference is claimed there."
-
-
-def _shared_cores(records: Sequence[Record]) -> Iterator[str]:
-    """World sizes at which the threads of CPU ranks outnumber the cores that they were granted on a host."""
-    crowded: dict[int, tuple[int, int]] = {}
-    for record in records:
-        where = record.environment
-        if not record.completed or where is None or where.device != "cpu":
-            continue
-        hosts = where.hosts if len(where.hosts) == len(where.cpus_granted) else where.hosts[:1] * len(where.cpus_granted)
-        for host in set(hosts) if len(set(hosts)) == len(set(where.hosts)) else ():
-            granted = [cores for name, cores in zip(hosts, where.cpus_granted, strict=True) if name == host]
-            threads, cores = len(granted) * where.threads_per_rank, len({core for rank in granted for core in rank})
-            if threads > cores:
-                crowded[record.run.world_size] = (threads, cores)
-    for world_size, (threads, cores) in sorted(crowded.items()):
-        between = "1 core" if cores == 1 else f"{cores} cores"
-        yield (
-            f"At world size {world_size}, {threads} threads of the ranks had {between} between them: "
-            "its times do not show what a core per thread would give."
-        )
-
-
-def _disturbed(records: Sequence[Record]) -> Iterator[str]:
-    environments = [record.environment for record in records if record.completed and record.environment is not None]
-    loads = [where.foreign_cpu for where in environments if where.foreign_cpu is not None]
-    disturbed = [load for load in loads if load > FOREIGN_CPU]
-    again = sum(record.disturbed is not None for record in records)
-    if again:
-        yield f"{again} of {len(loads)} repeats were disturbed by other processes and measured again; what they gave at first is kept."
-    if disturbed:
-        yield (
-            f"In {len(disturbed)} of {len(loads)} repeats other processes took more than {FOREIGN_CPU} of a core from the ranks, "
-            f"at most {rounded(max(disturbed))} cores: these times may be too long."
         )

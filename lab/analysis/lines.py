@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import pandas as pd
 
 from lab.study import Run
+from lab.words import said
 
 Scaling = Literal["strong", "weak", "none"]
 FIELDS = tuple(Run.model_fields)
@@ -26,36 +27,51 @@ class Curve(NamedTuple):
 def curves(summary: pd.DataFrame) -> list[Curve]:
     """The lines of a figure: rows of a summary grouped by all but the world size and the batch fields that follow from it.
 
-    A label tells the batch and whatever else differs between lines, such as `batch 64` or `batch 64, bf16`.
+    A label tells the batch and whatever else differs between lines, such as `batch 64` or `batch 64, bf16`, and always what
+    was emulated.
     """
     if summary.empty:
         return []
     scaling = summary["scaling"].iloc[0]
     machine = ["machine"] if "machine" in summary else []
-    held = [field for field in (*FIELDS, "device", *machine) if field not in FREE[scaling] | {"world_size"}]
+    held = [field for field in (*FIELDS, "device", *machine, "emulated") if field not in FREE[scaling] | {"world_size"}]
     for extra in ([], ["grad_accum"], ["micro_batch_size"], ["grad_accum", "micro_batch_size"]):
         keys = [*held, *(field for field in extra if field not in held)]
         if not summary.duplicated([*keys, "world_size"]).any():
             break
     varied = [key for key in keys if summary[key].nunique(dropna=False) > 1]
+    models = _shortest(sorted(set(summary["model"])))
     groups = summary.groupby(keys, sort=False, dropna=False)
-    return [Curve(_label(rows.iloc[0], varied), rows.sort_values("world_size", ignore_index=True)) for _, rows in groups]
+    return [Curve(_label(rows.iloc[0], varied, models), rows.sort_values("world_size", ignore_index=True)) for _, rows in groups]
 
 
-def _label(row: pd.Series[Any], varied: Sequence[str]) -> str:
+def _label(row: pd.Series[Any], varied: Sequence[str], models: Mapping[str, str]) -> str:
     weak = row["scaling"] == "weak"
     parts = [f"batch {row['micro_batch_size'] * row['grad_accum']} per rank" if weak else f"batch {row['global_batch_size']}"]
+    follow = {"global_batch_size", *({"micro_batch_size"} if weak and "grad_accum" not in varied else ())}
     for key in varied:
         value = row[key]
-        if key == "device" and "machine" in varied:
+        if key in {"emulated", *follow} or (key == "device" and "machine" in varied):
             continue
-        if key in {"model", "data", "strategy", "precision", "device", "machine"}:
+        if key == "model":
+            parts.append(models[value])
+        elif key in {"data", "strategy", "precision", "device", "machine"}:
             parts.append({"cpu": "CPU", "cuda": "GPU"}.get(str(value), str(value)))
-        elif key == "compile":
-            parts.append("compiled" if value else "not compiled")
-        elif key != "global_batch_size" and not (weak and key == "micro_batch_size" and "grad_accum" not in varied):
-            parts.append(f"{key.replace('_', ' ')} {value}")
+        elif pd.notna(value) and value != Run.model_fields[key].default:
+            parts.append(said(key, value))
+    if row["emulated"] and "machine" not in row:  # a machine's name tells it
+        parts.append(f"emulated {row['emulated']}")
     return ", ".join(parts)
+
+
+def _shortest(names: Sequence[str]) -> dict[str, str]:
+    """As much of each name, up to a comma, as tells it from the others."""
+    parts = {name: name.split(", ") for name in names}
+    for length in range(1, max(map(len, parts.values()), default=0)):
+        short = {name: ", ".join(words[:length]) for name, words in parts.items()}
+        if len(set(short.values())) == len(short):
+            return short
+    return {name: name for name in names}
 
 
 def ranks(device: str | None, count: int | None = None) -> str:

@@ -16,7 +16,10 @@ NUMERIC = (
     *("epoch", "step", "repeats", "std", "low", "high", "time_mean", "communication_mean"),
 )
 ENVIRONMENT = ("host", "version", "commit", "threads", "clock", "driver", "gpu", "cpu")
-TEXT = ("rank", "repeat", "seed", "model", "strategy", "precision", "dataset", "compile", "link", "device", *ENVIRONMENT)
+TEXT = (
+    *("rank", "repeat", "seed", "model", "strategy", "precision", "dataset", "compile", "link", "device", "emulated"),
+    *ENVIRONMENT,
+)
 CANONICAL = (*NUMERIC, *TEXT)
 MEANS, SPREADS, MOSTS = {"mean", "avg", "average"}, {"std", "stdev", "stddev", "sd", "stderr", "sem"}, {"max", "slowest"}
 STATISTICS = MEANS | SPREADS | MOSTS | {"median"}
@@ -69,6 +72,7 @@ PLAIN = (
     ("gpu", r"gpu(_?(model|name|type))|gpu|accelerator|device_name"),
     ("cpu", r"cpu(_?(model|name|type))?|processor"),
     ("device", r"device(_type)?|platform|hardware"),
+    ("emulated", r"(is_)?emulat(ed|ion)(_.*)?"),
     ("link", r"link|network|interconnect|nic|fabric"),
     ("model", r"model(_?name)?|arch|architecture|net"),
     (

@@ -19,7 +19,7 @@ from lab.errors import InputError, Problem, nearest
 Kind = Literal["records", "table", "collectives"]
 AGGREGATES = {"mean", "avg", "average", "all", "mean over ranks", "overall"}
 OTHER_STATISTICS = {"std", "stdev", "sd", "min", "median", "sum", "total"}
-ALWAYS_KEYS = ("model", "dataset", "precision", "compile", "seed", "link", "device", "strategy")
+ALWAYS_KEYS = ("model", "dataset", "precision", "compile", "seed", "link", "device", "emulated", "strategy")
 MOST_KEY_VALUES = 200
 MOST_ROWS = 2_000_000
 SPOKEN_UNITS = ((r"microseconds|\bus\b|µs", 1e-6), (r"milliseconds|\bms\b", 1e-3))

@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import pandas as pd
-from pydantic import BaseModel
 
 from lab.analysis import naming
 from lab.analysis.links import bus_factor
 from lab.analysis.observations import Observations
 from lab.records import Communication, Environment, Point, Record, Timing
 from lab.study import Run
+from lab.words import names
 
 # Fields of a run that follow from the world size or that a rule compares by itself.
 NO_KEYS = {
@@ -40,6 +40,7 @@ FACTS = (
     "dirty",
     "foreign_cpu",
     "cluster",
+    "emulated",
 )
 
 
@@ -91,7 +92,8 @@ def _common(record: Record) -> dict[str, Any]:
         "depends_on_split": quality.depends_on_split if quality else None,
         "loader_workers": run.loader_workers if run.loader == "classic" else None,
     }
-    row |= {f"key:{name}": _short(getattr(run, name)) for name in Run.model_fields if name not in NO_KEYS}
+    row |= {f"key:{name}": str(getattr(run, name)) for name in Run.model_fields if name not in NO_KEYS}
+    row |= {f"key:{name}": called for name, called in names(run).items()}
     return row | (_facts(record.environment, run) if record.environment else {})
 
 
@@ -110,6 +112,9 @@ def _facts(environment: Environment, run: Run) -> dict[str, Any]:
         "nodes": len(set(environment.hosts)) or None,
         "data_sha256": environment.data_sha256,
         "cluster": environment.cluster,
+        "emulated": environment.emulated.label if environment.emulated else "no",
+        "link": environment.emulated.link.label if environment.emulated and environment.emulated.link else None,
+        "key:emulated": environment.emulated.label if environment.emulated else "",
         "foreign_cpu": environment.foreign_cpu,
         "parameters": environment.parameters,
         "cpus": len({core for cores in environment.cpus_granted for core in cores}) or None
@@ -170,9 +175,3 @@ def _ranks(timing: Timing, label: str) -> list[dict[str, Any]]:
 
 def _parts(phases: Mapping[str, float]) -> dict[str, float]:
     return {name: value for name, value in phases.items() if name in naming.PHASES}
-
-
-def _short(value: object) -> str:
-    if isinstance(value, BaseModel):
-        return " ".join(f"{name}={part}" for name, part in value.model_dump(exclude_defaults=True).items())
-    return str(value)

@@ -1,8 +1,8 @@
-"""Speedup and efficiency of configurations over repeats, with intervals; lines and tables made of them."""
+"""Speedup and efficiency of configurations over repeats, with intervals; lines made of them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,16 +11,16 @@ from scipy import stats
 
 from lab.analysis.laws import AmdahlFit, amdahl_speedup, fit_amdahl, gustafson_speedup, karp_flatt
 from lab.analysis.lines import FIELDS, FREE, WORK, Curve, Scaling, baseline_name, curves, device_of, ranks
-from lab.analysis.rounding import NOT_MEASURED, format_seconds, percent, rounded, unit_for
+from lab.analysis.rounding import format_seconds, percent, rounded
 from lab.errors import InputError, Problem, nearest
 from lab.records import PHASES
+from lab.words import SETTINGS
 
 __all__ = [
     "AmdahlFit",
     "Curve",
     "amdahl_speedup",
     "baseline_name",
-    "classical_tables",
     "curves",
     "device_of",
     "fit_amdahl",
@@ -65,7 +65,8 @@ def summary(table: pd.DataFrame, *, baseline: Mapping[str, Any], scaling: Scalin
 
     The baseline of a run is the one completed run on the same kind of device that has the values of `baseline` and
     equals it in every other field but those that follow from the world size (strong: micro_batch_size and grad_accum;
-    weak: global_batch_size); of several, the one with equal grad_accum, then micro_batch_size; else there is none.
+    weak: global_batch_size), and where `baseline` names a strategy the settings that single strategies have; of
+    several, the one with equal grad_accum, then micro_batch_size; else there is none.
     Work is always equal: strong (and "none") at one global batch, weak at one batch per rank.
 
     With T the median step time and X the median throughput over repeats, N the world size and B the baseline:
@@ -76,7 +77,7 @@ def summary(table: pd.DataFrame, *, baseline: Mapping[str, Any], scaling: Scalin
     do not differ, ranges of n and n repeats lie apart by chance in 2 / binomial(2n, n) of all cases (3 repeats: 1 in 10).
 
     A table of several machines names each repeat's in the column `machine`: then a configuration is one on one machine,
-    and so is its baseline.
+    and so is its baseline. So it is with what was emulated: measured and emulated repeats are never one configuration.
 
     Raises InputError for a baseline key that is no field of a run.
     """
@@ -92,18 +93,18 @@ def summary(table: pd.DataFrame, *, baseline: Mapping[str, Any], scaling: Scalin
         row |= _against(row, _baseline_of(row, bases, baseline, scaling), samples, scaling)
     spread = [f"{name}{suffix}" for name in QUANTITIES + RATIOS for suffix in ("", "_low", "_high")]
     machine = ["machine"] if "machine" in table else []
-    columns = [*machine, "run_id", *FIELDS, "scaling", "device", "repeats", *spread, *MEDIANS, "baseline_run_id"]
+    columns = [*machine, "emulated", "run_id", *FIELDS, "scaling", "device", "repeats", *spread, *MEDIANS, "baseline_run_id"]
     found = pd.DataFrame(rows, columns=columns)
-    order = [field for field in FIELDS if field not in FREE[scaling] | {"world_size"}]
+    order = ["emulated", *(field for field in FIELDS if field not in FREE[scaling] | {"world_size"})]
     return found.sort_values([*order, "world_size", *sorted(FREE[scaling])], ignore_index=True, kind="stable")
 
 
 def _identity(table: pd.DataFrame) -> list[str]:
-    return ["machine", "run_id"] if "machine" in table else ["run_id"]
+    return [*(["machine"] if "machine" in table else []), "emulated", "run_id"]
 
 
 def _name(row: Mapping[str, Any]) -> tuple[Any, ...]:
-    return row.get("machine"), row["run_id"]
+    return row.get("machine"), row["emulated"], row["run_id"]
 
 
 def _completed(table: pd.DataFrame) -> pd.DataFrame:
@@ -113,6 +114,7 @@ def _completed(table: pd.DataFrame) -> pd.DataFrame:
     done = table[(table["status"] == "completed") & table["step_time"].notna()].copy()
     for name in {*QUANTITIES, *MEDIANS} - {"compute_time"}:
         done[name] = pd.to_numeric(done[name], errors="coerce").astype(float)
+    done["emulated"] = done["emulated"].fillna("") if "emulated" in done else ""
     done["compute_time"] = done["forward_time"] + done["backward_time"]
     for phase in ("forward", "backward"):
         done["compute_time"] -= done[f"exposed_{phase}_time"].fillna(0.0)
@@ -170,12 +172,12 @@ def _baseline_of(
 ) -> Mapping[str, Any] | None:
     if _has(row, baseline):
         return row
-    differs = FREE[scaling] | (set(baseline) - WORK[scaling])
+    differs = FREE[scaling] | (set(baseline) - WORK[scaling]) | (set(SETTINGS) if "strategy" in baseline else set())
     held = [field for field in FIELDS if field not in differs]
     found = [
         base
         for base in bases
-        if all(base.get(key) == row.get(key) for key in [*held, "device", "machine"]) and row["device"] != "mixed"
+        if all(base.get(key) == row.get(key) for key in [*held, "device", "machine", "emulated"]) and row["device"] != "mixed"
     ]
     for field in ("grad_accum", "micro_batch_size"):
         if len(found) > 1:
@@ -200,64 +202,3 @@ def _against(
         share = base["world_size"] / row["world_size"]
         ratios = _with_interval("speedup", *times) | _with_interval("efficiency", *times, factor=share)
     return {"baseline_run_id": base["run_id"], **ratios}
-
-
-def classical_tables(summary: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
-    """The tables that a scaling study is expected to show, as captions and DataFrames of text.
-
-    Step time, speedup and efficiency have a row per world size and a column per line of `curves`; compute and
-    communication have a row per configuration. Cells read `1.84 [1.80, 1.90]`, or say why there is no number.
-    """
-    lines = curves(summary)
-    if not lines:
-        return []
-    unit = unit_for(summary["step_time"])
-    over = f"median over {_repeats(summary)} [95 % interval]"
-    cells: dict[str, Callable[[Any], str]] = {
-        f"Step time, {over}": lambda row: format_seconds(row.step_time, row.step_time_low, row.step_time_high, unit=unit),
-        f"Speedup over {baseline_name(summary)}, {over}": lambda row: _ratio_cell(row, "speedup", rounded),
-        f"Efficiency, {over}": lambda row: _ratio_cell(row, "efficiency", percent),
-    }
-    sizes = pd.Index(sorted(set(summary["world_size"])), name=ranks(device_of(summary)))
-    tables = []
-    for caption, cell in cells.items():
-        columns = {label: {row.world_size: cell(row) for row in points.itertuples()} for label, points in lines}
-        tables.append((caption, pd.DataFrame(columns).reindex(sizes).fillna(NOT_MEASURED)))
-    return [*tables, _compute_and_communication(lines, over)]
-
-
-def _repeats(summary: pd.DataFrame) -> str:
-    fewest, most = summary["repeats"].min(), summary["repeats"].max()
-    return f"{most} repeat{'s' if most > 1 else ''}" if fewest == most else f"{fewest} to {most} repeats"
-
-
-def _ratio_cell(row: Any, name: str, text: Any) -> str:
-    if row.baseline_run_id == row.run_id:
-        return "1 (baseline)" if name == "speedup" else "100 % (baseline)"
-    value = getattr(row, name)
-    return str(text(value, getattr(row, f"{name}_low"), getattr(row, f"{name}_high"))) if pd.notna(value) else "no baseline"
-
-
-def _compute_and_communication(lines: Sequence[Curve], over: str) -> tuple[str, pd.DataFrame]:
-    parts = {
-        "compute": "compute_time",
-        "communication": "communication_time",
-        "exposed communication": "exposed_communication_time",
-        "data": "data_time",
-        "optimizer": "optimizer_time",
-        "other": "other_time",
-    }
-    unit = unit_for([value for line in lines for value in line.points["step_time"]])
-
-    def rows() -> Iterator[dict[str, str]]:
-        for label, points in lines:
-            for row in points.to_dict("records"):
-                name = f"{ranks(row['device'], row['world_size'])}, {label}"
-                numbers = {part: [row[column + end] for end in ("", "_low", "_high")] for part, column in parts.items()}
-                cells = {part: format_seconds(*value, unit=unit) for part, value in numbers.items()}
-                alone = {part: "none" for part in parts if "communication" in part and row["world_size"] == 1}
-                yield {"configuration": name} | cells | alone
-
-    unmeasured = any(line.points.query("world_size > 1")["exposed_communication_time"].isna().any() for line in lines)
-    note = "; where communication was not measured, compute holds the wait for it" if unmeasured else ""
-    return f"Compute and communication of a step, {over}{note}", pd.DataFrame(rows()).set_index("configuration")

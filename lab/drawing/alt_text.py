@@ -26,7 +26,8 @@ def alt_text(name: str, records: Source, **against: Unpack[Against]) -> str:
     seen = see(records, **against)
     if seen.summary.empty:
         return NOTHING
-    return f"{seen.notice}. {_SENTENCES[name](seen)}" if seen.notice else _SENTENCES[name](seen)
+    told = f" Everything in it is of an {seen.emulated}." if seen.emulated else ""
+    return (f"{seen.notice}. {_SENTENCES[name](seen)}" if seen.notice else _SENTENCES[name](seen)) + told
 
 
 def _by_world_size(seen: Seen, name: str, what: str, text: Callable[..., str]) -> str:

@@ -11,7 +11,10 @@ from matplotlib.figure import Figure
 from matplotlib.text import Annotation
 from matplotlib.transforms import Bbox
 
+from lab.drawing.look import wrapped
+
 GAP = 7  # points between a line's end and its label
+MOST = 0.7  # of the width of the axes for a label: the lines need the rest
 Points = np.ndarray[Any, np.dtype[np.float64]]
 
 
@@ -60,7 +63,7 @@ def measure(ax: Axes) -> Figure:
 def _write(ax: Axes, label: Label, side: str) -> Annotation:
     offset, ha, va = ((GAP, 0), "left", "center") if side == "right" else ((0, -GAP), "center", "top")
     return ax.annotate(
-        label.text,
+        wrapped(label.text),
         (label.x, label.y),
         xytext=offset,
         textcoords="offset points",
@@ -76,7 +79,7 @@ def _make_room(ax: Axes, texts: Sequence[Annotation], side: str, pixels_per_poin
     """Widen the x axis until every label ends within it; for labels below points, the y axis by two lines and a half."""
     boxes, frame = [text.get_window_extent() for text in texts], ax.bbox
     gap = (GAP + 2) * pixels_per_point
-    reach = [box.width + gap if side == "right" else box.width / 2 + 2 for box in boxes]
+    reach = [min(box.width + gap, MOST * frame.width) if side == "right" else box.width / 2 + 2 for box in boxes]
     scale = ax.xaxis.get_transform()
     left, right = scale.transform(np.asarray(ax.get_xlim(), dtype=float))
     for _ in range(20):

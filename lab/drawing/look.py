@@ -55,6 +55,16 @@ def ink(color: str) -> str:
     return to_hex((red, green, blue))
 
 
+def wrapped(label: str, width: int = 40) -> str:
+    """A name in lines of about so many characters, broken after commas alone."""
+    lines = [""]
+    for part in label.replace(", ", ",\0").split("\0"):
+        if lines[-1] and len(lines[-1]) + len(part) > width:
+            lines.append("")
+        lines[-1] += f" {part}" if lines[-1] else part
+    return "\n".join(lines)
+
+
 def plain_log(axis: Axis) -> None:
     """Ticks at 1, 2 and 5 of each power of ten, as plain numbers."""
     axis.set_major_locator(LogLocator(subs=(1, 2, 5)))

@@ -8,10 +8,12 @@ from typing import Any, NamedTuple
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.text import Annotation, Text
+from matplotlib.transforms import Bbox
 
 from lab.analysis.rounding import Unit, format_seconds, unit_for
 from lab.analysis.scaling import Curve, ranks
 from lab.drawing.direct_labels import measure
+from lab.drawing.look import wrapped
 from lab.records import PHASES
 
 # Okabe and Ito (2008), each with the text colour that can be read on it.
@@ -27,6 +29,7 @@ COLORS = {
 }
 BAR = 0.76  # of the distance between bars
 BETWEEN = 0.7  # extra distance between lines
+NAME = 42  # characters of a name in one line
 HEADER = 0.95  # distance of the phase names from the first bar
 
 
@@ -48,7 +51,7 @@ def draw(ax: Axes, lines: Sequence[Curve]) -> None:
     for label, points in lines:
         for nth, row in enumerate(points.to_dict("records")):
             workers = ranks(row["device"], row["world_size"])
-            places[y] = f"{label}:  {workers}" if nth == 0 else workers
+            places[y] = wrapped(f"{label}:  {workers}", width=NAME) if nth == 0 else workers
             _bar(ax, y, next(bars), shown, row["step_time"])
             y += 1
         y += BETWEEN
@@ -62,7 +65,7 @@ def draw(ax: Axes, lines: Sequence[Curve]) -> None:
     ax.spines["left"].set_visible(False)
     _make_room(ax, longest)
     _name_phases(ax, parts[0], shown)
-    _hide_wide(ax)
+    hide_wide(ax)
 
 
 def _parts(row: dict[Any, Any], unit: Unit) -> dict[str, float]:
@@ -81,7 +84,7 @@ def _bar(ax: Axes, y: float, parts: dict[str, float], shown: Sequence[str], step
         width = parts.get(name, 0.0)
         color, ink = COLORS[name]
         ax.barh(y, width, left=left, height=BAR, color=color, edgecolor="white", linewidth=0.6, label=name if y == 0 else "")
-        ax.text(left + width / 2, y, f"{width:.3g}", ha="center", va="center_baseline", color=ink, fontsize=8.5, gid="time")
+        ax.text(left + width / 2, y, f"{width:.3g}", ha="center", va="center_baseline", color=ink, fontsize=8.5, gid="inside")
         left += width
     ax.annotate(
         format_seconds(step), (left, y), xytext=(5, 0), textcoords="offset points", va="center_baseline", fontweight="bold"
@@ -106,10 +109,13 @@ def _name_phases(ax: Axes, parts: dict[str, float], shown: Sequence[str]) -> Non
         color, ink = COLORS[name]
         chip = {"facecolor": color, "edgecolor": "none", "boxstyle": "round,pad=0.2"}
         chips.append(ax.text(center, -HEADER, name, ha="center", va="center", color=ink, fontsize=8.5, bbox=chip, gid="phase"))
+        chips[-1].set_in_layout(False)  # they may lie above the labels of the bars, and must not shrink the axes
     pixels_per_point = measure(ax).dpi / 72
     widths = [chip.get_window_extent().width + 9 * pixels_per_point for chip in chips]
     pixels = [float(ax.transData.transform((center, 0))[0]) for center in centers]
-    for text, pixel in zip(chips, spread(pixels, widths, low=ax.bbox.x0, high=ax.bbox.x1), strict=True):
+    # Where they do not fit above the bars, they begin above the names of these.
+    low = ax.bbox.x0 if sum(widths) <= ax.bbox.width else 0.02 * measure(ax).bbox.width
+    for text, pixel in zip(chips, spread(pixels, widths, low=low, high=ax.bbox.x1), strict=True):
         text.set_x(float(ax.transData.inverted().transform((pixel, 0))[0]))
 
 
@@ -150,9 +156,13 @@ class _Group(NamedTuple):
         return _Group(self.widths + other.widths, self.wishes + [wish - self.width for wish in other.wishes])
 
 
-def _hide_wide(ax: Axes) -> None:
-    """Hide the times that do not fit into their part of a bar."""
-    times: list[Text] = [text for text in ax.texts if text.get_gid() == "time"]
-    for text, patch in zip(times, ax.patches, strict=True):
-        if text.get_window_extent().width > 0.92 * patch.get_window_extent().width:
+def hide_wide(ax: Axes) -> None:
+    """Hide the texts with gid "inside", one for each bar in their order, that do not fit into their bar or lie upon another."""
+    inside: list[Text] = [text for text in ax.texts if text.get_gid() == "inside"]
+    kept: list[Bbox] = []
+    for text, patch in zip(inside, ax.patches, strict=True):
+        box = text.get_window_extent()
+        if box.width > 0.92 * patch.get_window_extent().width or any(map(box.overlaps, kept)):
             text.set_visible(False)
+        else:
+            kept.append(box)

@@ -30,6 +30,8 @@ class Against(TypedDict, total=False):
 class Seen(NamedTuple):
     """Records with their summary and its lines; by run id `losses`, the median over repeats of the loss of each step, and
     what was `predicted` before the runs.
+
+    `emulated` is what was emulated in all of them, which the names of the lines then do not repeat.
     """
 
     summary: pd.DataFrame
@@ -37,6 +39,7 @@ class Seen(NamedTuple):
     losses: dict[str, np.ndarray[Any, np.dtype[np.float64]]]
     records: Sequence[Record]
     predicted: Mapping[str, Frozen] = {}
+    emulated: str = ""
 
     @property
     def notice(self) -> str:
@@ -55,8 +58,11 @@ def see(source: Source, *, baseline: Mapping[str, Any] | None = None, scaling: S
     records = load_records(source)
     over = baseline if baseline is not None else study.baseline if study else {"world_size": 1}
     found = summary(table(records), baseline=over, scaling=scaling or (study.scaling if study else "strong"))
+    kinds = set(found["emulated"])
+    emulated = f"emulated {kind}" if len(kinds) == 1 and (kind := kinds.pop()) else ""
+    lines = [Curve(label.removesuffix(f", {emulated}"), points) for label, points in curves(found)]
     predicted = {score.frozen.run_id: score.frozen for score in scores(study)} if study else {}
-    return Seen(found, curves(found), _losses(records), records, predicted)
+    return Seen(found, lines, _losses(records), records, predicted, emulated)
 
 
 def _losses(records: Sequence[Record]) -> dict[str, np.ndarray[Any, np.dtype[np.float64]]]:

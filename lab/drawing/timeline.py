@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from matplotlib.axes import Axes
 
 from lab.analysis.rounding import unit_for
-from lab.drawing.phase_bars import COLORS
+from lab.drawing.direct_labels import measure
+from lab.drawing.phase_bars import COLORS, hide_wide
 from lab.records import Event, Record
 
 LINK = ("#CC79A7", "black")
@@ -45,16 +46,21 @@ def draw(ax: Axes, events: Sequence[Event]) -> None:
         if event.ready is not None:
             ready = event.ready * unit.per_second
             ax.plot([ready, ready], [y - HEIGHT / 2, y + HEIGHT / 2], color="black", linewidth=1)
-        if width > 0.06 * last * unit.per_second:
-            text = (
-                event.name.replace("bucket ", "")
-                if event.name.startswith("bucket") and width < 0.12 * last * unit.per_second
-                else event.name
-            )
-            ax.text(start + width / 2, y, text, ha="center", va="center", color=ink, fontsize=8)
+        ax.text(
+            start + width / 2,
+            y,
+            event.name.removeprefix("bucket "),
+            ha="center",
+            va="center",
+            color=ink,
+            fontsize=8,
+            gid="inside",
+        )
     rows = [(2 * nth + part) * (HEIGHT + 0.06) + nth * 0.25 for nth in range(len(ranks)) for part in (0, 1)]
     ax.set_yticks(rows, [f"rank {rank}{part}" for rank in ranks for part in (" compute", " link")])
     ax.set(xlabel=f"time since the start of the step ({unit.name})", xlim=(0, last * unit.per_second * 1.02))
     ax.set_ylim(rows[-1] + HEIGHT, rows[0] - HEIGHT)
     ax.tick_params(axis="y", length=0)
     ax.grid(visible=False)
+    measure(ax)
+    hide_wide(ax)

@@ -53,8 +53,10 @@ def environment(
         job_id=place.job_id,
         data_sha256=dataset.sha256 if dataset else None,
         data_description=dataset.description if dataset else None,
+        train_samples=len(dataset.train) if dataset and dataset.train.epochs else None,
         parameters=parameters,
         foreign_cpu=foreign_cpu,
+        emulated=place.emulated,
     )
 
 

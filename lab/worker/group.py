@@ -19,6 +19,7 @@ from lab.atomic import write_atomically
 from lab.errors import LabError
 from lab.place import Place
 from lab.worker.environment import backend
+from lab.worker.pacing import pace_sockets
 from lab.worker.timing import FloatArray
 
 T = TypeVar("T")
@@ -39,6 +40,7 @@ def process_group(place: Place, *, device: torch.device) -> Iterator[None]:
         timeout=timedelta(seconds=place.timeout_s),
         device_id=device if device.type == "cuda" else None,
     )
+    pace_sockets(place.emulated)
     yield
     # Only a good end leaves in order: after a failure the others may be gone, and waiting for them would hide the cause.
     dist.barrier()

@@ -20,6 +20,7 @@ from lab.worker import data, exposure, strategies
 from lab.worker.calls import Calls
 from lab.worker.communication import Buckets
 from lab.worker.data.dataset import Dataset
+from lab.worker.emulated import pauses_for, told
 from lab.worker.environment import environment
 from lab.worker.exposure import Exposure
 from lab.worker.foreign import CpuUse, foreign_cpu
@@ -62,7 +63,7 @@ class RankReport:
     median_step: tuple[float, list[Event]] | None
     probe: Probe | None
     use: CpuUse
-    peak_flops: float
+    peak_flops: float | None
     peak_memory: list[int]
     held: Held
     fingerprint: tuple[float, float] | None
@@ -88,9 +89,11 @@ def measure(run: Run, place: Place, *, data_root: Path, folder: Path, progress: 
     grouped = place.world_size > 1 or strategies.get(run.strategy).needs_group
     with process_group(place, device=device) if grouped else nullcontext():
         _require_same_data(dataset)
-        peak, peak_source = peak_flops(device, precision=run.precision)
+        pauses = pauses_for(run, place, device=device, dataset=dataset)
+        # What sleeps has no peak.
+        peak, peak_source = peak_flops(device, precision=run.precision) if pauses is None else (None, None)
         before = read_offset(socket.gethostname())
-        training = train(run, place, device=device, dataset=dataset, progress=progress, folder=folder)
+        training = train(run, place, device=device, dataset=dataset, progress=progress, folder=folder, pauses=pauses)
         validation_loss, accuracy = evaluate(training.model, run, place, device=device, dataset=dataset, progress=progress)
         probed = probe(training, run, place, device=device, dataset=dataset, progress=progress)
         gradients = readiness(training, run, place, device=device, dataset=dataset)
@@ -117,14 +120,9 @@ def measure(run: Run, place: Place, *, data_root: Path, folder: Path, progress: 
             parameters=max(report.held.parameters for report in reports),
             optimizer=max(report.held.optimizer for report in reports),
         ),
-        quality=Quality(
-            loss=training.loss.tolist(),
-            validation_loss=validation_loss,
-            accuracy=accuracy,
-            depends_on_split=run.architecture.depends_on_split or None,
-        ),
+        quality=None if pauses else _quality(run, training.loss.tolist(), validation_loss, accuracy),
         environment=environment(
-            place,
+            told(place, pauses),
             device=device,
             dataset=dataset,
             parameters=training.parameters,
@@ -133,7 +131,7 @@ def measure(run: Run, place: Place, *, data_root: Path, folder: Path, progress: 
             cores=[report.cores for report in reports],
             foreign_cpu=foreign_cpu((report.host, report.use) for report in reports),
         ),
-        checks=_checks(timed, communication, reports),
+        checks=_checks(timed, communication, reports, learned=pauses is None),
     )
 
 
@@ -163,7 +161,7 @@ def _require_same_data(dataset: Dataset) -> None:
 
 
 def _report(
-    training: Training, probed: Probe | None, run: Run, place: Place, *, peak: float, readings: tuple[Reading, Reading]
+    training: Training, probed: Probe | None, run: Run, place: Place, *, peak: float | None, readings: tuple[Reading, Reading]
 ) -> RankReport:
     def shift(times: FloatArray) -> FloatArray:
         return to_rank_0(times, readings)
@@ -221,13 +219,21 @@ def _communication(run: Run, reports: Sequence[RankReport], folder: Path, *, fir
     return found.model_copy(update={**measured, **counted, "timeline": shown})
 
 
-def _checks(timed: Timing, communication: Communication | None, reports: Sequence[RankReport]) -> dict[str, bool]:
-    checks = {"phases_close": phases_close(timed), "same_parameters": _same_parameters(reports)}
+def _quality(run: Run, loss: list[float], validation_loss: float, accuracy: float | None) -> Quality:
+    split = run.architecture.depends_on_split or None
+    return Quality(loss=loss, validation_loss=validation_loss, accuracy=accuracy, depends_on_split=split)
+
+
+def _checks(
+    timed: Timing, communication: Communication | None, reports: Sequence[RankReport], *, learned: bool
+) -> dict[str, bool]:
+    checks = {"phases_close": phases_close(timed)} | ({"same_parameters": _same_parameters(reports)} if learned else {})
     agree = methods_agree(communication) if communication else None
     return checks if agree is None else checks | {"communication_methods_agree": agree}
 
 
-def _timing(run: Run, dataset: Dataset, training: Training, reports: Sequence[RankReport], *, peak_source: str) -> Timing:
+def _timing(run: Run, dataset: Dataset, training: Training, reports: Sequence[RankReport], *, peak_source: str | None) -> Timing:
+    peaks = [report.peak_flops for report in reports if report.peak_flops is not None]
     return timing(
         {name: np.stack([report.steps[name] for report in reports]) for name in training.laps},
         warmup_steps=run.warmup_steps,
@@ -235,7 +241,7 @@ def _timing(run: Run, dataset: Dataset, training: Training, reports: Sequence[Ra
         samples_per_step=run.global_batch_size,
         tokens_per_sample=dataset.tokens_per_sample,
         flops_per_sample=flops_per_sample(run),
-        peak_flops=float(np.mean([report.peak_flops for report in reports])),
+        peak_flops=float(np.mean(peaks)) if peaks else None,
         peak_source=peak_source,
         devices=run.world_size,
     )

@@ -28,6 +28,7 @@ from lab.worker.foreign import CpuUse, cpu_use
 from lab.worker.group import mean_over_ranks
 from lab.worker.peak import DTYPES
 from lab.worker.resume import Checkpoints
+from lab.worker.sleeping import Pauses, Sleeper
 from lab.worker.timing import Clock, FloatArray, clock_for
 
 
@@ -56,12 +57,19 @@ class Training:
 
 
 def train(
-    run: Run, place: Place, *, device: torch.device, dataset: Dataset, progress: Progress, folder: Path | None = None
+    run: Run,
+    place: Place,
+    *,
+    device: torch.device,
+    dataset: Dataset,
+    progress: Progress,
+    folder: Path | None = None,
+    pauses: Pauses | None = None,
 ) -> Training:
     """Train this rank's share of the run; raises LabError that names the first step whose loss is not finite.
 
     Checkpoints lie in the repeat's `folder`; training goes on from the newest of them, and what is measured by step is
-    measured from there on, with a warm-up of its own.
+    measured from there on, with a warm-up of its own. With `pauses` the model sleeps instead of computing, and leaves none.
     """
     torch.manual_seed(run.seed)
     model = models.build(run, dataset).to(device)
@@ -70,13 +78,15 @@ def train(
     torch.manual_seed(run.seed + 1 + place.rank % run.data_parallel_size)
     if run.activation_checkpointing:
         checkpoint_blocks(model)
+    if pauses is not None:
+        model = Sleeper(model, pauses)
     clock = clock_for(device)
     strategy = strategies.get(run.strategy)
     recorder = strategy.recorder(clock, world_size=run.world_size)
     parallel = strategy.wrap(model, run=run, device=device, clock=clock, recorder=recorder)
     model = strategy.bare(parallel)  # of a pipeline, this rank's part
-    forward = torch.compile(parallel) if run.compile else parallel
-    optimizer = strategy.optimizer(parallel, run)
+    forward = torch.compile(parallel) if run.compile and pauses is None else parallel
+    optimizer = model.optimizer() if isinstance(model, Sleeper) else strategy.optimizer(parallel, run)
     scaler = torch.amp.GradScaler(device.type, enabled=run.precision == "fp16")
     loader = loader_for(dataset, run=run, rank=place.rank)
     # Room made at once: small tensors kept from each step would split the heap and let the resident memory grow.
@@ -84,7 +94,7 @@ def train(
     norms = torch.zeros(run.steps, device=device)
     rates, cpu_times = [], []
     checkpoints = Checkpoints(
-        folder,
+        folder if pauses is None else None,
         run=run,
         place=place,
         device=device,
@@ -127,7 +137,8 @@ def train(
         strategy.synchronize(parallel)
         clock.lap("backward")
         scaler.unscale_(optimizer)
-        norms[step] = strategy.clip(parallel, run.grad_clip)
+        # The time that clipping takes is part of the optimizer's pause.
+        norms[step] = strategy.clip(parallel, run.grad_clip) if pauses is None else math.nan
         scaler.step(optimizer)
         scaler.update()
         optimizer.zero_grad(set_to_none=True)

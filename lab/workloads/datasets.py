@@ -14,7 +14,15 @@ _LABELLED: tuple[Task, ...] = ("text classification",)
 _IMAGES: tuple[Task, ...] = ("image classification",)
 
 
-class Stdlib(Frozen):
+class _DataSet(Frozen):
+    @property
+    def label(self) -> str:
+        """A short name for people, with all that is not at its default: `synthetic, samples 512`."""
+        given = self.model_dump(exclude_defaults=True)
+        return ", ".join([str(getattr(self, "kind", "")), *(f"{key.replace('_', ' ')} {value}" for key, value in given.items())])
+
+
+class Stdlib(_DataSet):
     """The Python sources of the running interpreter: real text that needs no download."""
 
     tasks: ClassVar = _CONTINUED
@@ -22,7 +30,7 @@ class Stdlib(Frozen):
     vocab_size: int = Field(default=4096, ge=300, le=65536)
 
 
-class Text(Frozen):
+class Text(_DataSet):
     """The text files below a path: inside the study's folder, or below a folder named in LAB_DATA_PATH."""
 
     tasks: ClassVar = _CONTINUED
@@ -31,7 +39,7 @@ class Text(Frozen):
     vocab_size: int = Field(default=4096, ge=300, le=65536)
 
 
-class Shakespeare(Frozen):
+class Shakespeare(_DataSet):
     """Tiny Shakespeare, downloaded once, checked by its SHA-256, cached."""
 
     tasks: ClassVar = _CONTINUED
@@ -39,7 +47,7 @@ class Shakespeare(Frozen):
     vocab_size: int = Field(default=1024, ge=300, le=65536)
 
 
-class AGNews(Frozen):
+class AGNews(_DataSet):
     """AG's news (Zhang et al., 2015): 120000 news items of 4 topics, 7600 held out; downloaded once, checked, cached."""
 
     tasks: ClassVar = _LABELLED
@@ -48,7 +56,7 @@ class AGNews(Frozen):
     vocab_size: int = Field(default=8192, ge=300, le=65536)
 
 
-class IMDB(Frozen):
+class IMDB(_DataSet):
     """Film reviews (Maas et al., 2011): 25000, good or bad, and as many held out; downloaded once, checked, cached."""
 
     tasks: ClassVar = _LABELLED
@@ -57,7 +65,7 @@ class IMDB(Frozen):
     vocab_size: int = Field(default=8192, ge=300, le=65536)
 
 
-class Topics(Frozen):
+class Topics(_DataSet):
     """Pieces of the interpreter's own sources; the class is what their module is about. Needs no download."""
 
     tasks: ClassVar = _LABELLED
@@ -66,7 +74,7 @@ class Topics(Frozen):
     vocab_size: int = Field(default=4096, ge=300, le=65536)
 
 
-class MNIST(Frozen):
+class MNIST(_DataSet):
     """Handwritten digits (LeCun et al., 1998): 60000 of 28 x 28, 10000 held out; downloaded once, checked, cached."""
 
     tasks: ClassVar = _IMAGES
@@ -75,7 +83,7 @@ class MNIST(Frozen):
     kind: Literal["mnist"] = "mnist"
 
 
-class Digits(Frozen):
+class Digits(_DataSet):
     """scikit-learn's handwritten digits: 1797 of 8 x 8, a tenth held out. Not MNIST; needs no download."""
 
     tasks: ClassVar = _IMAGES
@@ -84,7 +92,7 @@ class Digits(Frozen):
     kind: Literal["digits"] = "digits"
 
 
-class Synthetic(Frozen):
+class Synthetic(_DataSet):
     """Random samples for any model, of any size: made from the seed, with something in each class that can be learned.
 
     `vocab_size` counts for text, `channels` and `image_size` for images, `classes` for both where they are labelled.

@@ -60,7 +60,10 @@ class GPT(_Transformer):
     @property
     def label(self) -> str:
         """A short name for people."""
-        return f"gpt {self.layers}x{self.width}"
+        more = [f"vocabulary {self.vocab_size}"] if self.vocab_size else []
+        return ", ".join(
+            [f"gpt {self.layers}x{self.width}", *_size(self), *more, *_rate(self.dropout, usual=0.0), *_from(self.weights)]
+        )
 
     @property
     def depends_on_split(self) -> str:
@@ -79,7 +82,7 @@ class TextClassifier(_Transformer):
     @property
     def label(self) -> str:
         """A short name for people."""
-        return f"text-classifier {self.layers}x{self.width}"
+        return ", ".join([f"text-classifier {self.layers}x{self.width}", *_size(self), *_rate(self.dropout, usual=0.0)])
 
     @property
     def depends_on_split(self) -> str:
@@ -117,7 +120,10 @@ class DistilBERT(_Transformer):
     @property
     def label(self) -> str:
         """A short name for people."""
-        return f"distilbert {self.layers}x{self.width}" + _part(self.trainable)
+        more = [f"vocabulary {self.vocab_size}", f"{self.positions} positions", *_from(self.weights)]
+        usual = type(self)(trainable=self.trainable, dropout=self.dropout, block_size=self.block_size) == self
+        parts = [*_part(self.trainable), *_size(self), *([] if usual else more), *_rate(self.dropout, usual=None)]
+        return ", ".join([f"distilbert {self.layers}x{self.width}", *parts])
 
     @property
     def depends_on_split(self) -> str:
@@ -154,7 +160,10 @@ class CNN(Frozen):
     @property
     def label(self) -> str:
         """A short name for people."""
-        return f"{self.network} {self.image_size}px" + _part(self.trainable)
+        frozen = ["batch norm frozen"] if self.batch_norm == "frozen" else []
+        return ", ".join(
+            [f"{self.network} {self.image_size}px", *_part(self.trainable), *_rate(self.dropout, usual=None), *frozen]
+        )
 
     @property
     def depends_on_split(self) -> str:
@@ -167,10 +176,22 @@ class CNN(Frozen):
         return ", and ".join(reasons)
 
 
-def _part(trainable: str | float) -> str:
+def _size(model: _Transformer) -> list[str]:
+    return [f"{model.heads} heads", f"{model.block_size} tokens"]
+
+
+def _part(trainable: str | float) -> list[str]:
     if trainable == "all":
-        return ""
-    return ", head only" if trainable == "head" else f", last {100 * float(trainable):g} %"
+        return []
+    return ["head only" if trainable == "head" else f"last {100 * float(trainable):g} %"]
+
+
+def _rate(dropout: float | None, *, usual: float | None) -> list[str]:
+    return [] if dropout is None or dropout == usual else [f"dropout {dropout:g}"]
+
+
+def _from(weights: str | None) -> list[str]:
+    return [f"weights of {weights}"] if weights else []
 
 
 Model = GPT | TextClassifier | DistilBERT | CNN

@@ -1,4 +1,4 @@
-"""Rule about the surroundings of a study: one machine, one code, one set of versions."""
+"""Rules about the surroundings of a study: one machine, one code, one set of versions; what was real and what emulated."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ SAME = {
     "data_sha256": "data sets",
     "cluster": "clusters",
 }
+# How tables say that nothing was emulated.
+REAL = {"", "no", "none", "nothing", "false", "0", "nan"}
 
 
 def mixed_environment(seen: Observations) -> Iterator[Finding]:
@@ -70,4 +72,25 @@ def _hosts(seen: Observations, *, unlike: bool) -> Iterator[Finding]:
         yield found("mixed-environment", severity, single["label"], evidence, advice)  # type: ignore[arg-type]
 
 
-RULES = (Rule("mixed-environment", (("host", *SAME),), mixed_environment),)
+def emulated(seen: Observations) -> Iterator[Finding]:
+    """Emulated results among measured ones, or of several emulations; and where all are emulated, that they are."""
+    rows = seen.frame[seen.frame["aggregate"]] if seen.kind == "records" else seen.frame
+    kinds = rows["emulated"].map(lambda cell: "" if cell is None or str(cell).strip().lower() in REAL else str(cell))
+    named = ", ".join(repr(kind) for kind in list(dict.fromkeys(kind for kind in kinds if kind))[:4])
+    unreal = rows[kinds != ""]
+    if 0 < len(unreal) < len(rows):
+        evidence = f"{len(unreal)} of {len(rows)} results are emulated ({named}), the others are measured."
+        advice = "Never compute or draw one from the other: keep emulated results in a study of their own."
+        yield found("emulated", "error", unreal["label"], evidence, advice)
+    elif kinds.nunique() > 1:
+        evidence = f"The results are of {kinds.nunique()} different emulations: {named}."
+        yield found("emulated", "warning", rows["label"], evidence, "Keep a study for each, and set them side by side.")
+    elif len(unreal):
+        evidence = f"All {len(rows)} results are emulated: {named}."
+        yield found("emulated", "note", unreal["label"], evidence, "Say so wherever one of their numbers is shown.")
+
+
+RULES = (
+    Rule("mixed-environment", (("host", *SAME),), mixed_environment),
+    Rule("emulated", (("emulated",),), emulated),
+)

@@ -41,8 +41,10 @@ def same_learning(seen: Observations) -> Iterator[Finding]:
 
 def _curves(group: pd.DataFrame) -> Iterator[Finding]:
     known = group[[isinstance(curve, list) and len(curve) > 0 for curve in group["loss_curve"]]]
-    # Where the loss depends on how ranks share the batch by the model's nature, only equal numbers of ranks are compared.
-    for _, alike in known.groupby(known["world_size"].where(known["depends_on_split"].notna(), 0.0), sort=False):
+    # Where the loss depends on how ranks share the batch by the model's nature, only equal ways to share it are compared.
+    depends = known["depends_on_split"].notna()
+    shared = [known["world_size"].where(depends, 0.0), known["strategy"].where(depends, "")]
+    for _, alike in known.groupby(shared, sort=False):
         yield from _apart(alike)
 
 

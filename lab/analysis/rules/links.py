@@ -35,6 +35,7 @@ SINGLE_NODE = 15.8e9  # PCIe 3.0 x16, the slowest that joins the GPUs of one nod
 CALIBRATED = 1.25  # a calibration on another day differs by less
 FAR_BELOW = 0.1
 ONE_NODE = r"\b(one|single|1)[- ]node\b"
+CARRIED = 0.4  # of an emulated link's bandwidth; a machine that has the cores for it carries 0.9
 LATENCY_BOUND = 2**20  # smaller messages are about latency, not bandwidth
 NON_MONOTONIC = 0.9
 
@@ -102,8 +103,8 @@ def _times(line: Line, point: Point, seen: Observations) -> Iterator[Told]:
         yield Told(added, True, "all that a step takes longer")
 
 
-def _link(point_world: float, nodes: float, names: str, seen: Observations) -> Link:
-    calibrated = seen.calibrated
+def _link(point_world: float, nodes: float, names: str, seen: Observations, *, emulated: bool = False) -> Link:
+    calibrated = {} if emulated else seen.calibrated  # an emulated link is held to its name
     if calibrated:
         best = calibrated.get(int(point_world), max(calibrated.values()))
         return Link(float(best), True, f"calibrated at {best / 1e9:.3g} GB/s")
@@ -134,7 +135,8 @@ def _judged(line: Line, point: Point, size: float, told: Told, seen: Observation
     n = point.world_size
     bandwidth = 2 * (n - 1) / n * size / told.time
     rows = seen.frame[seen.frame["label"].isin(point.labels)]
-    link = _link(n, point.nodes, _names(rows), seen)
+    emulated = bool(rows["emulated"].astype(str).str.startswith("link").any())
+    link = _link(n, point.nodes, _names(rows), seen, emulated=emulated)
     source = "bytes given" if point.bytes > 0 else f"{point.parameters:,.0f} parameters in fp32"
     said = f"{size / 1e6:.3g} MB per step ({source}) over {seconds(told.time)} ({told.words}) on {n:g} ranks are {_gigabytes(bandwidth)} of bus bandwidth"
     most = link.bytes_per_s * (CALIBRATED if link.certain else math.nan)
@@ -142,6 +144,12 @@ def _judged(line: Line, point: Point, size: float, told: Told, seen: Observation
         beyond = link.words if math.isfinite(most) else f"the fastest link there is carries {FASTEST / 1e9:.0f} GB/s"
         advice = "The time is too short or the bytes are not all sent: wait for completion before reading the clock."
         yield found("plausible-bandwidth", "error", point.labels, f"{said}, more than the link carries ({beyond}).", advice)
+    elif emulated and bandwidth < CARRIED * link.bytes_per_s and size > LATENCY_BOUND:
+        advice = (
+            "This machine does not carry what it emulates: take fewer ranks or a slower link, and leave it to the study alone."
+        )
+        share = f"{100 * bandwidth / link.bytes_per_s:.0f} % of the emulated link ({link.words})"
+        yield found("plausible-bandwidth", "warning", point.labels, f"{said}, {share}.", advice)
     elif bandwidth < FAR_BELOW * link.bytes_per_s and size > LATENCY_BOUND:
         advice = "Something else is in this time: waiting for a straggler, the loader, launches. Measure the transfer by itself."
         yield found(

@@ -1,0 +1,65 @@
+"""The student's version of the lessons: a course folder for nbgrader, with every solution taken out."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+from lab.errors import InputError, LabError, Problem, nearest
+from lab.study import ROOT
+
+LESSONS = ROOT / "notebooks" / "lessons"
+SETTINGS = "nbgrader_config.py"
+# What a lesson needs beside its notebook, so that a student's folder works by itself.
+NEEDED = ("studies", "tables")
+
+
+def release(folder: Path, *, lessons: Path = LESSONS, names: tuple[str, ...] = ()) -> list[Path]:
+    """Make `source/` and `release/` below a course folder, an assignment per lesson; returns the released notebooks.
+
+    `names` limits it to some of the `lessons`; all where none are given. A course folder that is there is brought up to
+    date: its gradebook and what students handed in stay. Raises InputError for a lesson that does not exist, LabError
+    where nbgrader is missing or refuses one.
+    """
+    found = {path.stem: path for path in sorted(lessons.glob("*.ipynb"))}
+    if unknown := [Problem(name, "no such lesson", nearest(name, found)) for name in names if name not in found]:
+        raise InputError(str(lessons), unknown)
+    folder.mkdir(parents=True, exist_ok=True)
+    shutil.copy(lessons / SETTINGS, folder / SETTINGS)
+    nbgrader = course(folder)
+    return [_release(found[name], folder, nbgrader) for name in names or found]
+
+
+def course(folder: Path) -> Any:
+    """nbgrader's interface to a course folder, with the settings that lie in it; raises LabError where nbgrader is missing."""
+    try:
+        from nbgrader.apps import NbGraderAPI
+    except ImportError:
+        raise LabError("nbgrader is missing: pip install 'scaling-lab[course]'") from None
+    from traitlets.config.loader import PyFileConfigLoader
+
+    settings = PyFileConfigLoader(SETTINGS, path=str(folder)).load_config()
+    settings.CourseDirectory.root = str(folder.resolve())
+    return NbGraderAPI(config=settings)
+
+
+def _release(lesson: Path, folder: Path, nbgrader: Any) -> Path:
+    source = folder / "source" / lesson.stem
+    shutil.rmtree(source, ignore_errors=True)
+    source.mkdir(parents=True)
+    shutil.copy(lesson, source)
+    for name in NEEDED:
+        shutil.copytree(lesson.parent / name, source / name, ignore=shutil.ignore_patterns("out"))
+    made = nbgrader.generate_assignment(lesson.stem)
+    if not made["success"]:
+        raise LabError(f"{lesson.name}: nbgrader could not release it:\n{made.get('error') or made.get('log')}")
+    return folder / "release" / lesson.stem / lesson.name
+
+
+if __name__ == "__main__":
+    try:
+        release(Path(sys.argv[1] if len(sys.argv) > 1 else "course"), names=tuple(sys.argv[2:]))
+    except LabError as error:
+        sys.exit(f"lab: {error}")

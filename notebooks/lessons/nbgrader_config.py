@@ -1,0 +1,12 @@
+"""nbgrader's settings for this course: `make release` copies them into the course's folder."""
+
+c = get_config()
+
+c.CourseDirectory.course_id = "scaling-lab"
+# What a student finds in place of a solution: the checks then say that there is no answer yet.
+c.ClearSolutions.code_stub = {"python": "# Put your answer here."}
+c.ClearSolutions.text_stub = "Put your answer here, in two to five sentences."
+# Seconds that a cell may take: a study that was not handed in with its records is measured again.
+c.ExecutePreprocessor.timeout = 1800
+# Records are small, logs and figures are not many: what a student hands in may still be larger than nbgrader's default.
+c.CourseDirectory.max_dir_size = 200_000

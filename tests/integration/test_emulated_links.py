@@ -1,0 +1,158 @@
+"""Links between the ranks of one machine that are as slow as they say, and ranks that sleep: what arrives, and what is told of it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from studies import StudyMaker
+
+import lab
+from lab import network
+from lab.analysis.scaling import curves, summary
+from lab.calibrating import calibrate
+from lab.cluster import Cluster
+from lab.emulation import Link
+from lab.records import Record
+from lab.study import Study
+
+SLOW, FAST, LATE = Link(bandwidth_gbit=0.05), Link(bandwidth_gbit=1), Link(bandwidth_gbit=1, latency_ms=50)
+SENT = 2_000_000
+FREE = 200_000  # bytes that a bucket and the buffers of the sockets let through at once
+
+# Two processes behind their links; rank 1 prints for how long rank 0's bytes were on their way, and for how long an echo was.
+TALK = """
+import socket, sys, time
+from pathlib import Path
+from lab.emulation import Emulated, Link
+from lab.network import join
+from lab.place import Place
+from lab.worker.pacing import pace_sockets
+
+rank, count, way, link, folder = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], Link.model_validate_json(sys.argv[4]), Path(sys.argv[5])
+place = Place(rank, 2, rank, "cpu", (0,), 1, "test", folder / "address")
+place = join(place, link, folder / "network") if way == "join" else place
+def wait_for(path):
+    while not path.exists():
+        time.sleep(0.01)
+if rank == 0:
+    server = socket.create_server((place.host, 0))
+    (folder / "written").write_text(str(server.getsockname()[1]))
+    (folder / "written").rename(folder / "port")
+    peer = server.accept()[0]
+else:
+    wait_for(folder / "port")
+    peer = socket.create_connection((place.host, int((folder / "port").read_text())))
+if way == "pacing":
+    assert pace_sockets(Emulated(link=link, way="pacing")) == 1
+if rank == 0:
+    peer.recv(1)
+    peer.sendall(b"x")
+    peer.recv(1)
+    peer.sendall(bytes(count))
+    peer.recv(1)
+else:
+    begin = time.perf_counter()
+    peer.sendall(b"x")
+    peer.recv(1)
+    echoed = time.perf_counter()
+    peer.sendall(b"x")
+    while count:
+        count -= len(peer.recv(65536))
+    print(echoed - begin, time.perf_counter() - echoed)
+    peer.sendall(b"x")
+"""
+
+
+def talk(folder: Path, link: Link, *, way: str = "join") -> tuple[float, float]:
+    """Seconds of an echo and of SENT bytes between two processes."""
+    folder.mkdir()
+    words = [str(SENT), way, link.model_dump_json(), str(folder)]
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", TALK, str(rank), *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        for rank in (0, 1)
+    ]
+    try:
+        told = [process.communicate(timeout=60) for process in ranks]
+    finally:
+        for process in ranks:
+            process.kill()
+    assert [process.returncode for process in ranks] == [0, 0], told
+    echo, transfer = map(float, told[1][0].split())
+    return echo, transfer
+
+
+def require(link: Link) -> None:
+    if network.way_for(link) is None:
+        pytest.skip(f"{link.label} cannot be emulated here: {network.obstacle(link)}")
+
+
+@pytest.mark.parametrize("way", ["join", "pacing"])
+def test_a_link_is_as_slow_as_it_says(tmp_path: Path, way: str) -> None:
+    require(FAST)
+    slow, fast = (talk(tmp_path / str(number), link, way=way)[1] for number, link in enumerate((SLOW, FAST)))
+    # No link carries more than its bandwidth, however busy this machine is.
+    assert slow > 0.9 * (SENT - FREE) / SLOW.bytes_per_s
+    assert slow > 2 * fast
+
+
+def test_latency_is_paid_twice_by_an_echo(tmp_path: Path) -> None:
+    require(LATE)
+    echo, _ = talk(tmp_path / "late", LATE)
+    assert echo >= 2 * 0.05
+
+
+@pytest.fixture
+def profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Two ranks behind slow links, and a device lock of this test's own."""
+    require(SLOW)
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    path = tmp_path / "slow.yaml"
+    path.write_text("executor: local\ndevice: cpu\ndevices: 2\nlink: {bandwidth_gbit: 0.05}\n")
+    return path
+
+
+def measured(study: Study, profile: Path) -> Record:
+    """The one record of a study."""
+    (record,) = lab.launch(study, str(profile)).wait(progress=False)
+    assert record.completed, record.error
+    return record
+
+
+def test_a_study_behind_slow_links_says_so(make_study: StudyMaker, profile: Path) -> None:
+    made = Study.load(make_study(grid={"global_batch_size": [4], "world_size": [2]}, baseline={"world_size": 2}))
+    record = measured(made, profile)
+    assert record.environment is not None and record.environment.emulated is not None
+    assert (record.environment.emulated.link, record.environment.emulated.way) == (SLOW, network.way_for(SLOW))
+    assert record.communication is not None and record.environment.parameters
+    assert record.communication.bytes == 4 * record.environment.parameters
+    assert record.checks["same_parameters"] and record.quality is not None
+    assert lab.table(made)["emulated"].tolist() == ["link 50 Mbit/s"]
+    assert [finding.severity for finding in lab.audit(made).findings if finding.rule == "emulated"] == ["note"]
+
+
+def test_four_ranks_sleep_behind_real_wrappers_and_links(make_study: StudyMaker, profile: Path) -> None:
+    profile.write_text(profile.read_text().replace("devices: 2", "devices: 4") + "compute: {emulated: measured}\n")
+    made = Study.load(make_study(grid={"global_batch_size": [4], "world_size": [4]}, baseline={"world_size": 4}))
+    record = measured(made, profile)
+    assert record.environment is not None and record.environment.emulated is not None and record.timing is not None
+    slept = record.environment.emulated.step
+    assert set(slept) == {"forward", "backward", "optimizer"} and all(seconds > 0 for seconds in slept.values())
+    # A sleep is never shorter than it should be on average.
+    assert record.timing.step.median > 0.9 * sum(slept.values())
+    assert record.communication is not None and record.communication.bytes == 4 * (record.environment.parameters or 0)
+    assert record.quality is None and record.timing.mfu is None and "same_parameters" not in record.checks
+    told = summary(lab.table(made), baseline=made.baseline, scaling="strong")
+    assert [line.label for line in curves(told)] == ["batch 4, emulated link 50 Mbit/s and compute (times of one rank)"]
+
+
+def test_a_calibration_goes_through_the_link(profile: Path) -> None:
+    found = calibrate(profile, world_sizes=[2], quick=True, progress=False)
+    assert found.environment is not None and found.environment.emulated is not None
+    assert found.environment.emulated.link == Cluster.load(profile).link
+    large = [row for row in found.rows if row.collective == "all_reduce" and row.bytes > FREE]
+    assert large and all(row.busbw < 1.2 * SLOW.bytes_per_s for row in large)

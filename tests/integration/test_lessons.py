@@ -1,0 +1,131 @@
+"""The course: every solved lesson runs, no check passes without a solution, and nbgrader grades what students hand in."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import textwrap
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import pytest
+import yaml
+from nbgrader.api import Gradebook
+from studies import CORPUS
+
+import lab
+from lab import machine
+from lab.course.release import LESSONS, course, release
+from lab.report import execute
+
+pytestmark = pytest.mark.skipif(len(machine.cores()) < 2, reason="two ranks need two cores")
+
+NAMES = sorted(path.stem for path in LESSONS.glob("*.ipynb"))
+GRADED = ("05-weak-scaling", "06-when-ddp-fails")
+# One answer in each graded lesson, worth two points.
+MISTAKES = {
+    "efficiency = step_s[1] / step_s[2]": "efficiency = step_s[2] / step_s[1] / 3",
+    "break_even = 2 * gradient_bytes / step_1": "break_even = gradient_bytes / step_1",
+}
+CLUSTER = {"cluster": "laptop.yaml"}
+SMALL = {"steps": 6, "warmup_steps": 2, "eval_batches": 1}
+TINY = SMALL | {
+    "model": {"kind": "gpt", "layers": 2, "heads": 2, "width": 16, "block_size": 16},
+    "data": {"kind": "text", "path": "corpus.txt", "vocab_size": 300},
+}
+TOPICS = SMALL | {"model": {"kind": "text-classifier", "layers": 1, "heads": 1, "width": 8, "block_size": 16}}
+
+
+@pytest.fixture(scope="module")
+def classroom(tmp_path_factory: pytest.TempPathFactory) -> Iterable[Path]:
+    """A copy of the lessons in which the quick form of each study is tiny, and the working folder of these tests."""
+    folder = tmp_path_factory.mktemp("room") / "lessons"
+    shutil.copytree(LESSONS, folder, ignore=shutil.ignore_patterns("out"))
+    for path in folder.glob("studies/*/study.yaml"):
+        content = yaml.safe_load(path.read_text())
+        quick = content["quick"]
+        quick["base"] |= TOPICS if path.parent.name == "topics" else TINY
+        quick["repeats"] = 2 if path.parent.name == "baseline" else 1
+        path.write_text(yaml.safe_dump(content))
+        (path.parent / "corpus.txt").write_text(CORPUS)
+    (folder / "laptop.yaml").write_text("executor: local\ndevice: cpu\ndevices: 2\nhang_timeout_s: 60\n")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setenv("LAB_CACHE", str(folder / "cache"))
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def released(classroom: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Every lesson as a student gets it, in a course folder."""
+    return {path.stem: path for path in release(tmp_path_factory.mktemp("course"), lessons=classroom)}
+
+
+def trying_first(solved: Any, given: Any) -> Any:
+    """The solved lesson; before each check comes the exercise as it was released, whose check must fail."""
+    stubs = {cell.metadata.nbgrader.grade_id: cell.source for cell in given.cells if is_exercise(cell)}
+    solutions = {cell.metadata.nbgrader.grade_id: cell.source for cell in solved.cells if is_exercise(cell)}
+    assert stubs.keys() == solutions.keys() and not any("SOLUTION" in stub for stub in stubs.values())
+    cells = []
+    for cell in solved.cells:
+        if is_check(cell):
+            name = cell.metadata.nbgrader.grade_id.removesuffix("-check")
+            attempt = (
+                f"try:\n{textwrap.indent(cell.source, '    ')}\nexcept AssertionError as error:\n    print('unsolved:', error)"
+            )
+            cells += [nbformat.v4.new_code_cell(source) for source in (stubs[name], attempt, solutions[name])]
+        cells.append(cell)
+    solved.cells = cells
+    return solved
+
+
+def is_exercise(cell: Any) -> bool:
+    return cell.cell_type == "code" and bool(cell.metadata.get("nbgrader", {}).get("solution"))
+
+
+def is_check(cell: Any) -> bool:
+    return cell.cell_type == "code" and bool(cell.metadata.get("nbgrader", {}).get("grade"))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_lesson_runs_solved_and_no_check_of_it_passes_unsolved(name: str, classroom: Path, released: dict[str, Path]) -> None:
+    lesson = trying_first(nbformat.read(classroom / f"{name}.ipynb", 4), nbformat.read(released[name], 4))
+    nbformat.write(lesson, classroom / f"{name}-tried.ipynb")
+    parameters = CLUSTER | ({"slow_cluster": CLUSTER["cluster"]} if name.startswith("06") else {})
+    executed = nbformat.read(execute(classroom / f"{name}-tried.ipynb", classroom / f"{name}-executed.ipynb", parameters), 4)
+    asked = [(before, cell) for before, cell in zip(executed.cells[1:], executed.cells[3:], strict=False) if is_check(cell)]
+    assert len(asked) >= 3
+    for attempt, check in asked:
+        assert re.search(r"unsolved: \d\d\.[\w-]+: (no answer|not) yet", str(attempt.outputs)), attempt
+        assert ": right" in str(check.outputs), check
+    assert any("image/svg+xml" in str(cell.get("outputs")) for cell in executed.cells)
+
+
+def test_nbgrader_gives_a_right_submission_all_points_a_wrong_one_some_an_empty_one_none(
+    released: dict[str, Path], classroom: Path
+) -> None:
+    for study in ("strong", "topics"):
+        assert all(done.completed for done in lab.launch(lab.Study.load(f"studies/{study}", quick=True), **CLUSTER).wait())
+    folder = released[GRADED[0]].parents[2]
+    nbgrader = course(folder)
+    for name in GRADED:
+        for student in ("right", "wrong", "empty"):
+            handed_in = folder / "submitted" / student / name
+            shutil.copytree(folder / "release" / name, handed_in)
+            # The records of the student travel with the notebook: grading starts no job.
+            shutil.copytree(classroom / "studies", handed_in / "studies", dirs_exist_ok=True)
+            if student != "empty":
+                answers = (classroom / f"{name}.ipynb").read_text()
+                for right, wrong in MISTAKES.items() if student == "wrong" else ():
+                    answers = answers.replace(right, wrong)
+                (handed_in / f"{name}.ipynb").write_text(answers)
+            graded = nbgrader.autograde(name, student)
+            assert graded["success"], graded.get("error") or graded["log"]
+    with Gradebook(f"sqlite:///{folder / 'gradebook.db'}") as book:
+        for name in GRADED:
+            right, wrong, empty = (book.find_submission(name, student) for student in ("right", "wrong", "empty"))
+            assert right.code_score == right.max_code_score >= 8
+            assert wrong.code_score == wrong.max_code_score - 2
+            assert empty.code_score == 0

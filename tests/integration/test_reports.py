@@ -1,0 +1,71 @@
+"""Each study of `reports/` in its smallest form, from its file to its report."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from studies import smallest
+
+import lab
+from lab.report import Report
+from lab.study import Study
+
+REPORTS = Path(__file__).parents[2] / "reports"
+NAMES = sorted(path.parent.name for path in REPORTS.glob("*/study.yaml"))
+Made = dict[str, tuple[Study, Future[Report]]]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Made]:
+    """Studies measured one after the other; a run that another has measured is reused, and the reports are made meanwhile."""
+    root = tmp_path_factory.mktemp("reports")
+    known = root / "known"
+    found: Made = {}
+    with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(max_workers=1) as reporting:
+        patch.setenv("LAB_CACHE", str(root / "cache"))
+        for name in NAMES:
+            study = smallest(Study.load(REPORTS / name, quick=True), root / name)
+            for run in study.runs:
+                if (known / run.id).exists():
+                    shutil.copytree(known / run.id, study.out / "runs" / run.id)
+            records = lab.launch(study).wait(progress=False)
+            for record in records:
+                assert record.completed, f"{name}, {record.run.label}: {record.error}"
+                shutil.copytree(study.out / "runs" / record.run_id, known / record.run_id, dirs_exist_ok=True)
+            found[name] = study, reporting.submit(lab.report, study)
+        yield found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_a_study_ends_in_a_report_without_an_audit_error(made: Made, name: str) -> None:
+    study, report = made[name]
+    text = report.result().html.read_text()
+    assert report.result().pdf.read_bytes().startswith(b"%PDF")
+    assert study.title in text and "Traceback" not in text
+    found = lab.audit(study)
+    assert [finding for finding in found.findings if finding.severity == "error"] == []
+    measured = {record.run_id for record in lab.load_records(study)}
+    left_out = [run for run in study.runs if run.id not in measured]
+    assert all(run.device_needed == "cuda" for run in left_out)
+    assert text.count("not run: it needs a cluster with CUDA") >= len(left_out)
+
+
+def test_the_slow_loader_is_found_and_the_fast_one_is_not(made: Made) -> None:
+    study, report = made["when-ddp-fails"]
+    (stall,) = (finding for finding in lab.audit(study).findings if finding.rule == "data-stall")
+    slow = {run.id for run in study.runs if run.loader == "classic"}
+    assert stall.severity == "warning" and slow
+    assert {label.split("/")[0] for label in stall.records} == slow
+    text = report.result().html.read_text()
+    assert "Data, network or launches" in text and "on purpose" in text
+
+
+def test_strategies_and_networks_have_tables_of_their_own(made: Made) -> None:
+    strategies, networks = (made[name][1].result().html.read_text() for name in ("strategies", "data-parallel"))
+    assert "Strategies side by side" in strategies and "pipeline_parallel x2" in strategies
+    assert "Networks side by side" in networks and "not reached" in networks and "left out" not in networks

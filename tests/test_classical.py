@@ -1,0 +1,61 @@
+"""The tables that a scaling study is expected to show."""
+
+from __future__ import annotations
+
+from factories import record, repeats, run
+
+from lab.analysis.classical import classical_tables
+from lab.analysis.scaling import summary
+from lab.records import Record, table
+
+ONE = {"world_size": 1}
+
+
+def strong() -> list[Record]:
+    times = {(1, 64): [0.20, 0.21, 0.19], (2, 64): [0.11, 0.10, 0.12], (4, 64): [0.08, 0.08, 0.08], (1, 128): [0.4, 0.4, 0.4]}
+    return [item for (size, batch), values in times.items() for item in repeats(run(size, batch), values)]
+
+
+def test_classical_tables():
+    tables = dict(classical_tables(summary(table(strong()), baseline=ONE, scaling="strong")))
+    time, speedup, efficiency, parts = tables.values()
+    assert list(time.index) == [1, 2, 4]
+    assert time.index.name == "CPU processes"
+    assert time.loc[1, "batch 64"] == "200 [190, 210] ms"
+    assert time.loc[2, "batch 128"] == "not measured"
+    assert speedup.loc[1, "batch 64"] == "1 (baseline)"
+    assert speedup.loc[2, "batch 64"] == "1.8 [1.6, 2.1]"
+    assert efficiency.loc[4, "batch 64"] == "62 [59, 66] %"
+    assert set(parts["communication"]) == {"none", "not measured"}
+    assert parts.loc["4 CPU processes, batch 64", "compute"] == "68.00 [68.00, 68.00] ms"
+    captions = list(tables)
+    assert captions[1] == "Speedup over 1 CPU process, median over 3 repeats [95 % interval]"
+    assert captions[3].endswith("compute holds the wait for it")
+
+
+def test_tables_say_where_there_is_no_baseline():
+    tables = classical_tables(summary(table([record(run(2), device="cuda")]), baseline=ONE, scaling="strong"))
+    assert tables[1][1].loc[2, "batch 64"] == "no baseline"
+    assert tables[1][1].index.name == "GPUs"
+
+
+def test_nothing_makes_no_tables():
+    assert classical_tables(summary(table([]), baseline=ONE, scaling="strong")) == []
+
+
+def test_many_lines_are_rows():
+    records = [record(run(size, batch), step_time=batch / 100 / size) for size in (1, 2) for batch in (2, 4, 8, 16, 32)]
+    time, speedup, *_ = (frame for _, frame in classical_tables(summary(table(records), baseline=ONE, scaling="strong")))
+    assert list(time.columns) == ["1 CPU process", "2 CPU processes"] and time.index.name == "configuration"
+    assert time.loc["batch 8", "2 CPU processes"] == "40.0 ms"
+    assert set(speedup["2 CPU processes"]) == {"2.00"}
+
+
+def test_a_baseline_that_names_a_strategy_is_that_of_all_settings_of_strategies():
+    flat = run(2, strategy="naive_ddp", flat=True)
+    found = summary(
+        table([record(run(1, strategy="single"), step_time=0.2), record(flat, step_time=0.1)]),
+        baseline={"strategy": "single", "world_size": 1},
+        scaling="none",
+    )
+    assert sorted(found["speedup"]) == [1, 2]

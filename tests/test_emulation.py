@@ -1,0 +1,249 @@
+"""What is emulated is told wherever it shows, and never taken for what was measured."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from factories import record, repeats, run, study
+
+import lab
+from lab import checks, comparing, figures, network, run_sections, sections
+from lab.analysis.findings import answer, findings
+from lab.analysis.scaling import classical_tables, curves, summary
+from lab.cluster import Cluster
+from lab.doctor import doctor
+from lab.emulation import Compute, Emulated, Link, Way
+from lab.errors import InputError
+from lab.records import Record, write_record
+from lab.study import Study
+from lab.surroundings import surroundings
+
+SLOW = Emulated(link=Link(bandwidth_gbit=0.1), way="namespaces")
+LABEL = "emulated link 100 Mbit/s"
+
+
+def records(*, emulated: Emulated | None, two: float = 0.15) -> list[Record]:
+    """One and two ranks, three repeats each; on two, a step takes `two` s, of which 0.1 s is exposed communication."""
+    cluster = "local-100m" if emulated else "local"
+    noise = (-0.001, 0.0, 0.001)
+    return [
+        *repeats(run(1), [0.1 + late for late in noise], emulated=emulated, cluster=cluster),
+        *(
+            record(
+                run(2), repeat, step_time=two + late, phases={"backward": 0.12}, communication=(0.11, 0.1), emulated=emulated, cluster=cluster
+            )
+            for repeat, late in enumerate(noise)
+        ),
+    ]  # fmt: skip
+
+
+def stored(folder: Path, found: list[Record]) -> Study:
+    made = study(folder, [run(1), run(2)])
+    for item in found:
+        write_record(item, made.out / "runs" / item.run_id / str(item.repeat))
+    return made
+
+
+@pytest.mark.parametrize(
+    ("emulated", "label"),
+    [
+        (Emulated(link=Link(bandwidth_gbit=10)), "link 10 Gbit/s"),
+        (Emulated(link=Link(bandwidth_gbit=0.1, latency_ms=2.5)), "link 100 Mbit/s, 2.5 ms"),
+        (Emulated(compute=Compute(emulated="measured")), "compute (times of one rank)"),
+        (
+            Emulated(link=Link(bandwidth_gbit=1), compute=Compute(emulated="A100", mfu=0.4)),
+            "link 1 Gbit/s and compute (A100 at 40% of its peak)",
+        ),
+    ],
+)
+def test_labels(emulated: Emulated, label: str) -> None:
+    assert emulated.label == label
+
+
+def test_the_way_is_told_and_belongs_not_to_the_label() -> None:
+    ways: tuple[Way, ...] = ("namespaces", "switch", "pacing")
+    told = [SLOW.model_copy(update={"way": way}) for way in ways]
+    assert len({place.description for place in told}) == 3 and len({place.label for place in told}) == 1
+
+
+def test_the_table_says_it_and_holds_nothing_where_all_was_real() -> None:
+    assert set(lab.table(records(emulated=SLOW))["emulated"]) == {"link 100 Mbit/s"}
+    assert lab.table(records(emulated=None))["emulated"].isna().all()
+
+
+def test_measured_and_emulated_points_are_never_on_one_curve() -> None:
+    found = summary(
+        lab.table(records(emulated=None, two=0.06) + records(emulated=SLOW)), baseline={"world_size": 1}, scaling="strong"
+    )
+    lines = curves(found)
+    assert [line.label for line in lines] == ["batch 64", f"batch 64, {LABEL}"]
+    assert [line.points["speedup"].round(2).tolist() for line in lines] == [[1.0, 1.67], [1.0, 0.67]]
+    assert found["repeats"].tolist() == [3, 3, 3, 3]
+
+
+def test_figures_and_tables_carry_the_label() -> None:
+    found = records(emulated=SLOW)
+    for name, draw in figures.FIGURES.items():
+        assert draw(found).get_title(loc="left") == LABEL
+        assert LABEL in figures.alt_text(name, found)
+    both = figures.speedup(records(emulated=None) + found)
+    assert not both.get_title(loc="left") and any(LABEL in text.get_text() for text in both.texts)
+    for _, frame in classical_tables(summary(lab.table(found), baseline={"world_size": 1}, scaling="strong")):
+        assert LABEL in frame.to_string()
+
+
+def test_the_report_says_it_in_its_sentences_and_tables(tmp_path: Path) -> None:
+    made = stored(tmp_path, records(emulated=SLOW))
+    assert LABEL in sections.answer(made).markdown
+    assert (
+        "results of an emulation and not of a real machine: link 100 Mbit/s, by a network namespace"
+        in sections.findings(made).markdown
+    )
+    assert set(sections.every_repeat(made).frame["emulated"]) == {"link 100 Mbit/s"}
+    assert "emulated: link 100 Mbit/s" in sections.learning(made).caption
+    assert "Emulated link 100 Mbit/s: a step takes" in run_sections.outcome(records(emulated=SLOW)).markdown
+    assert "--cluster local-100m" in sections.reproduce(made).markdown
+    assert dict(surroundings(records(emulated=SLOW)[0]))["emulated"] == SLOW.description
+
+
+def test_findings_name_communication_as_the_cause() -> None:
+    found = records(emulated=SLOW)
+    told = findings(
+        study(Path(), [run(1), run(2)]), summary(lab.table(found), baseline={"world_size": 1}, scaling="strong"), found
+    )
+    assert any("a loss that the interval supports" in sentence for sentence in told)
+    assert any("100 ms, is spent in exposed communication" in sentence for sentence in told)
+
+
+def test_an_answer_from_both_is_that_of_the_measured() -> None:
+    found = records(emulated=None, two=0.06) + records(emulated=SLOW, two=0.01)
+    both = summary(lab.table(found), baseline={"world_size": 1}, scaling="strong")
+    assert "emulated" not in answer(study(Path(), [run(1), run(2)]), both, found)
+
+
+def test_machines_are_named_by_what_was_emulated(tmp_path: Path) -> None:
+    made = [stored(tmp_path / name, records(emulated=place)) for name, place in (("slow", SLOW), ("real", None))]
+    compared = comparing.compare(made)
+    assert list(compared.studies) == [f"Model CPU, {LABEL}", "Model CPU"]
+    assert [line.label for line in curves(compared.summary)] == ["batch 64, Model CPU", f"batch 64, Model CPU, {LABEL}"]
+
+
+def test_records_of_another_link_do_not_stand_for_this_one(tmp_path: Path) -> None:
+    made = stored(tmp_path, records(emulated=SLOW))
+    slow = Cluster(name="local-100m", device="cpu", link=Link(bandwidth_gbit=0.1))
+    checks.check_emulation(made, slow)
+    for other in (Cluster(name="local", device="cpu"), slow.model_copy(update={"link": Link(bandwidth_gbit=1.0)})):
+        with pytest.raises(InputError, match=r"measured on local-100m \(emulated: link 100 Mbit/s\)") as caught:
+            lab.launch(made, other)
+        assert "lab compare" in str(caught.value)
+
+
+def test_only_ranks_with_the_whole_model_can_sleep(tmp_path: Path) -> None:
+    asleep = Cluster(name="local-8ranks", device="cpu", devices=8, compute=Compute(emulated="measured"))
+    made = study(tmp_path, [run(2), run(2, strategy="fsdp")])
+    with pytest.raises(
+        InputError, match=r"fsdp x2.*its compute cannot be emulated.*train with one of single, naive_ddp, ddp"
+    ) as caught:
+        checks.check(made, asleep, made.tasks, fresh=False)
+    assert len(caught.value.problems) == 1
+
+
+def test_sleeping_ranks_do_not_share_cores() -> None:
+    crowded = {"cpus_granted": [[0], [0]], "threads_per_rank": 1}
+    asleep = Emulated(compute=Compute(emulated="measured"))
+    told = [
+        findings(study(Path(), [run(2)]), summary(lab.table(found), baseline={"world_size": 2}, scaling="strong"), found)
+        for found in ([record(run(2), **crowded)], [record(run(2), emulated=asleep, **crowded)])
+    ]
+    assert [any("between them" in sentence for sentence in sentences) for sentences in told] == [True, False]
+
+
+def test_a_table_that_mixes_both_is_found_by_the_audit() -> None:
+    frame = lab.table(records(emulated=None) + records(emulated=SLOW))[
+        ["world_size", "global_batch_size", "step_time", "emulated"]
+    ]
+    text = pd.read_csv(pd.io.common.StringIO(frame.to_csv(index=False)), dtype=str, keep_default_na=False)
+    found = [finding for finding in lab.audit(text).findings if finding.rule == "emulated"]
+    assert [finding.severity for finding in found] == ["error"]
+    assert "6 of 12 results are emulated ('link 100 Mbit/s')" in found[0].evidence
+
+
+def test_a_network_of_two_ranks_in_commands() -> None:
+    slow = network.script(Link(bandwidth_gbit=0.1), 2, "namespaces").splitlines()
+    assert "tc -n rank1 qdisc add dev eth0 root tbf rate 100000000bit burst 16384 latency 50ms" in slow
+    assert "ip -n rank0 address add 10.77.0.1/16 dev eth0" in slow
+    assert sum("master hub" in line for line in slow) == 2 and not any("netem" in line for line in slow)
+    late = network.script(Link(bandwidth_gbit=10, latency_ms=2), 2, "namespaces").splitlines()
+    assert "tc qdisc add dev port0 root netem delay 2000us limit 100000" in late
+    assert any("burst 262144" in line for line in late)
+    assert "hub" not in network.script(Link(bandwidth_gbit=1, latency_ms=2), 2, "switch")
+
+
+def test_addresses_of_many_ranks_differ_and_are_hosts() -> None:
+    found = [network.address(rank) for rank in range(600)]
+    assert len(set(found)) == 600 and found[0] == "10.77.0.1" and found[255] == "10.77.1.0"
+
+
+@pytest.fixture
+def nothing_permitted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(network, "_spaces_obstacle", lambda: "namespaces are not permitted (unshare: not allowed)")
+    monkeypatch.setattr(network, "_pacing_obstacle", lambda: "")
+
+
+@pytest.mark.usefixtures("nothing_permitted")
+def test_the_next_way_is_taken_and_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    plain, late = Link(bandwidth_gbit=1), Link(bandwidth_gbit=1, latency_ms=5)
+    assert network.way_for(plain) == "pacing" and network.way_for(late) is None
+    (tmp_path / "late.yaml").write_text("executor: local\ndevice: cpu\nlink: {bandwidth_gbit: 1, latency_ms: 5}\n")
+    with pytest.raises(
+        InputError, match=r"not permitted.*paced sockets add no latency.*leave out latency_ms: 1 Gbit/s without it works"
+    ):
+        Cluster.load(tmp_path / "late.yaml")
+    found = {check.name: check for check in doctor()}
+    assert found["emulated links"].present and "pacing" in found["emulated links"].found
+    assert not found["emulated latency"].present and not found["emulated latency"].needed
+    monkeypatch.setattr(network, "_pacing_obstacle", lambda: "the kernel does not pace sockets")
+    assert "published tables" in network.advice(plain) and network.obstacle(plain).count("not permitted") == 1
+
+
+@pytest.mark.usefixtures("nothing_permitted")
+@pytest.mark.parametrize("name", sorted(path.stem for path in Path("slurm").glob("local-*.yaml")))
+def test_the_profiles_that_come_with_the_lab_are_valid(name: str) -> None:
+    cluster = Cluster.load(name) if "ms" not in name else None
+    assert cluster is None or (cluster.emulates and "emulated" in cluster.description and cluster.device_kind == "cpu")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("link: {bandwith_gbit: 1}", "link.bandwith_gbit: unknown key (did you mean 'bandwidth_gbit'?)"),
+        ("link: {bandwidth_gbit: 0}", "link.bandwidth_gbit: input should be greater than 0"),
+        ("link: {bandwidth_gbit: 1, latency_ms: -1}", "link.latency_ms: input should be greater than or equal to 0"),
+        ("compute: {emulated: A1000}", "compute.emulated: 'A1000' is not a choice (did you mean 'A100'?)"),
+        ("compute: {emulated: A100, mfu: 2}", "compute.mfu: input should be less than or equal to 1"),
+        ("device: cuda\nlink: {bandwidth_gbit: 1}", "set device: cpu"),
+        ("executor: slurm\ncores_per_node: 2\nlink: {bandwidth_gbit: 1}", "link: a key of executor: local"),
+        ("devices: 17\ncompute: {emulated: measured}", "devices: 17, and there are 16 here"),
+    ],
+)
+def test_every_key_is_checked(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "mine.yaml").write_text(text + "\n")
+    with pytest.raises(InputError) as caught:
+        Cluster.load(tmp_path / "mine.yaml")
+    assert message in str(caught.value)
+
+
+def test_more_ranks_than_cores_only_where_they_sleep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lab.machine, "cores", lambda: (0, 1))
+    (tmp_path / "mine.yaml").write_text("device: cpu\ndevices: 8\ncompute: {emulated: measured}\n")
+    assert Cluster.load(tmp_path / "mine.yaml").capacity == 8
+    (tmp_path / "mine.yaml").write_text("device: cpu\ndevices: 8\n")
+    with pytest.raises(InputError, match="devices: 8, and there are 2 here"):
+        Cluster.load(tmp_path / "mine.yaml")
+
+
+def test_a_study_of_a_slow_and_of_a_fast_link_have_equal_runs() -> None:
+    slow, fast = Study.load("slow-network"), Study.load("fast-network")
+    assert [task.run.id for task in slow.tasks] == [task.run.id for task in fast.tasks]

@@ -1,0 +1,107 @@
+"""The lessons as they are committed: nbgrader's conventions, parameters, and no cell that needs a student's answer to run."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lab.course.checking import exercises
+from lab.course.release import LESSONS
+
+PATHS = sorted(LESSONS.glob("*.ipynb"))
+each_lesson = pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
+
+
+def cells(path: Path) -> list[dict[str, Any]]:
+    """The cells with their source as one text, and nbgrader's metadata, empty where there is none, under `mark`."""
+    return [
+        cell | {"source": "".join(cell["source"]), "mark": cell["metadata"].get("nbgrader", {})}
+        for cell in json.loads(path.read_text())["cells"]
+    ]
+
+
+def code(path: Path) -> list[dict[str, Any]]:
+    return [cell for cell in cells(path) if cell["cell_type"] == "code"]
+
+
+def asked(source: str) -> list[str]:
+    return re.findall(r'lab\.check\(\s*"([^"]+)"', source)
+
+
+def assigned(source: str) -> set[str]:
+    names = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Name)]
+    return {name.id for name in names if isinstance(name.ctx, ast.Store)}
+
+
+def read(source: str) -> set[str]:
+    names = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Name)]
+    return {name.id for name in names if isinstance(name.ctx, ast.Load)}
+
+
+def test_there_are_twelve_lessons() -> None:
+    assert [path.stem[:2] for path in PATHS] == [f"{number:02}" for number in range(12)]
+
+
+@each_lesson
+def test_a_lesson_follows_nbgrader_s_conventions(path: Path) -> None:
+    marked = [cell for cell in cells(path) if cell["mark"]]
+    ids = [cell["mark"]["grade_id"] for cell in marked]
+    assert len(ids) == len(set(ids)) and all(name.startswith(path.stem[:2]) for name in ids)
+    for cell in marked:
+        mark, source = cell["mark"], cell["source"]
+        assert mark["schema_version"] == 3
+        if cell["cell_type"] == "markdown":
+            assert mark["solution"] and mark["grade"] and mark["points"] > 0
+        elif mark["solution"]:
+            assert "### BEGIN SOLUTION" in source and "### END SOLUTION" in source
+        else:
+            assert mark["grade"] and mark["locked"] and mark["points"] > 0
+            assert [f"{name.replace('.', '-')}-check" for name in asked(source)] == [mark["grade_id"]]
+    solved = {cell["mark"]["grade_id"] for cell in marked if cell["mark"]["solution"]}
+    assert {name.replace(".", "-") for cell in code(path) for name in asked(cell["source"])} <= solved
+
+
+@each_lesson
+def test_a_lesson_asks_for_a_prediction_and_an_explanation(path: Path) -> None:
+    prose = "\n".join(cell["source"] for cell in cells(path) if cell["cell_type"] == "markdown")
+    assert prose.startswith("# Lesson ") and "minutes" in prose.split("\n## ")[0]
+    assert re.search(r"predict|expect", prose, re.IGNORECASE) and re.search(
+        r"explain|own words|write the paragraph", prose, re.IGNORECASE
+    )
+
+
+@each_lesson
+def test_a_lesson_has_parameters_for_papermill_that_say_where_it_runs(path: Path) -> None:
+    (parameters,) = [cell for cell in code(path) if "parameters" in cell["metadata"].get("tags", [])]
+    assert "cluster" in assigned(parameters["source"])
+
+
+@each_lesson
+def test_nothing_but_exercises_reads_a_student_s_answers(path: Path) -> None:
+    answers: set[str] = set()
+    for cell in code(path):
+        if cell["mark"].get("solution"):
+            answers |= assigned(cell["source"].split("### BEGIN SOLUTION")[0])
+        elif not cell["mark"]:
+            answers -= assigned(cell["source"])
+            assert not answers & read(cell["source"])
+
+
+@each_lesson
+def test_what_a_check_is_given_needs_no_answer_to_another_exercise(path: Path) -> None:
+    answers = {name for cell in code(path) if cell["mark"].get("solution") for name in assigned(cell["source"])}
+    answers -= {name for cell in code(path) if not cell["mark"] for name in assigned(cell["source"])}
+    for cell in code(path):
+        if cell["mark"].get("grade"):
+            call = next(node for node in ast.walk(ast.parse(cell["source"])) if isinstance(node, ast.Call))
+            assert not {name for given in call.keywords for name in read(ast.unparse(given.value))} & answers
+
+
+def test_every_exercise_is_asked_once() -> None:
+    names = [name for path in PATHS for cell in code(path) for name in asked(cell["source"])]
+    assert sorted(names) == sorted(exercises())

@@ -1,0 +1,143 @@
+"""Tables of particular questions: strategies, causes, networks on images; known answers from records with known numbers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from factories import record, run, stat, study
+
+from lab import question_sections
+from lab.analysis.causes import cause_rows, cause_sentences, causes
+from lab.analysis.epochs import epoch_means, epochs
+from lab.analysis.images import image_rows
+from lab.analysis.ways import strategy_rows, strategy_sentences
+from lab.records import Communication, Memory, Quality, Record, Store, write_record
+
+SINGLE = {"strategy": "single", "world_size": 1}
+CNN = {"kind": "cnn", "network": "resnet18", "image_size": 16}
+
+
+def changed(found: Record, **parts: Any) -> Record:
+    return found.model_copy(update=parts)
+
+
+def strategies() -> dict[str, Record]:
+    single = record(run(strategy="single"), step_time=0.2)
+    sent = Communication(total=stat(0.02), exposed=stat(0.01), bytes=8_000_000, bytes_moved=8_000_000, calls=9)
+    small = Memory(kind="resident", peak=[2 * 10**8, 3 * 10**8], parameters=10**6, optimizer=2 * 10**6)
+    fsdp = changed(record(run(2, strategy="fsdp"), step_time=0.1), communication=sent, memory=small)
+    whole = Memory(kind="resident", peak=[4 * 10**8], parameters=2 * 10**6, optimizer=4 * 10**6)
+    return {"single": changed(single, memory=whole), "fsdp": fsdp}
+
+
+def test_strategies_side_by_side() -> None:
+    records = list(strategies().values())
+    runs = [*(one.run for one in records), run(2, strategy="ddp")]
+    one, two, missing = strategy_rows(runs, records)
+    assert one["configuration"] == "single x1" and one["sent (MB)"] == "-" and one["step"] == "200 ms"
+    assert two == {
+        "configuration": "fsdp x2",
+        "step": "100 ms",
+        "samples/s": "640",
+        "peak (MB)": "300",
+        "weights (MB)": "1.00",
+        "optimizer (MB)": "2.00",
+        "sent (MB)": "8.00",
+        "last loss": f"{records[1].quality.loss[-1]:.4f}",  # type: ignore[union-attr]
+    }
+    assert missing == {"configuration": "ddp x2", "step": "not run"}
+
+
+def test_the_fastest_the_smallest_and_how_far_the_losses_are() -> None:
+    found = strategies()
+    curve = found["single"].quality.loss  # type: ignore[union-attr]
+    found["fsdp"] = changed(found["fsdp"], quality=Quality(loss=[*curve[:-1], 1.01 * curve[-1]]))
+    fastest, smallest, apart = strategy_sentences([one.run for one in found.values()], list(found.values()), baseline=SINGLE)
+    assert "100 ms, is that of fsdp x2" in fastest
+    assert "3.00 MB, are those of fsdp x2" in smallest and "6.00 MB" in smallest
+    assert "within 1.00 % of the baseline's" in apart
+
+
+def text_run(world_size: int = 1, batch: int = 8, **fields: Any) -> Any:
+    return run(world_size, batch, model="agnews-small", data="topics", **fields)
+
+
+def loaded(world_size: int, batch: int, *, data: float = 0.0001, **fields: Any) -> Record:
+    """10 ms whatever the batch, 1 ms per sample and rank, 2 ms for the optimizer."""
+    work = 0.010 + 0.001 * batch / world_size
+    phases = {"data": data, "h2d": 0.0, "forward": work / 2, "backward": work / 2, "optimizer": 0.002, "other": 0.0}
+    made = record(text_run(world_size, batch, **fields), step_time=sum(phases.values()) + 0.004 * (world_size - 1), phases=phases)
+    sent = Communication(exposed=stat(0.004), straggler=stat(0.001), transfer=stat(0.003)) if world_size > 1 else None
+    return changed(made, communication=sent)
+
+
+def test_causes_are_told_apart() -> None:
+    records = [loaded(1, 8), loaded(1, 32), loaded(2, 8), loaded(1, 32, data=0.030, loader="classic", loader_workers=3)]
+    found = causes([one.run for one in records], records)
+    assert [one.launches for one in found] == pytest.approx([0.010] * 4)
+    assert [one.largest for one in found] == ["launches", "launches", "launches", "waiting for data"]
+    rows = cause_rows(found)
+    assert rows[2]["transfer"] == "3.00 ms (14.9 %)" and rows[2]["waiting for ranks"] == "1.00 ms (5.0 %)"
+    assert rows[0]["transfer"] == "none"
+    fast, classic, slowed = cause_sentences(found)
+    assert "at most 0.498 %" in fast and "at most 40.5 %" in classic
+    assert "classic loader, 3 workers, a step takes 1.68 times" in slowed
+
+
+def test_launches_are_not_told_from_one_batch() -> None:
+    (only,) = causes([text_run()], [loaded(1, 8)])
+    assert only.launches is None and only.largest == "optimizer"
+
+
+def test_epochs_are_whole() -> None:
+    assert epoch_means([4.0, 2.0, 1.0, 1.0, 7.0], samples=8, batch=4) == [3.0, 1.0]
+    assert epoch_means([4.0, 2.0, 1.0], samples=6, batch=4) == [3.0, 1.0]  # the second step ends the first epoch
+    assert epoch_means([4.0], samples=8, batch=4) == []
+    assert epoch_means([4.0, 2.0], samples=2, batch=4) == [4.0, 4.0, 2.0, 2.0]
+
+
+@pytest.mark.parametrize(
+    ("losses", "said"),
+    [
+        ([2.0, 1.0, 0.03, 0.04], "2"),
+        ([2.0, 1.0, 0.5, 0.4], "not reached in 2, lowest 0.45"),
+        ([2.0], "not reached: 0.5 epochs were trained"),
+    ],
+)
+def test_epochs_until_the_loss_is_low(losses: list[float], said: str) -> None:
+    made = record(run(1, 4, model=CNN, data="digits"), loss=losses, train_samples=8)
+    found = epochs(made)
+    assert found is not None and found.said == said
+
+
+def test_a_text_without_epochs_has_none() -> None:
+    assert epochs(record(run())) is None
+
+
+def test_networks_side_by_side() -> None:
+    frozen = CNN | {"trainable": "head"}
+    runs = [run(size, 4, model=model, data="digits") for model in (CNN, frozen) for size in (1, 2)]
+    sent = Communication(
+        total=stat(0.03), exposed=stat(0.02), exposed_in={"backward": 0.02}, bytes_moved=5_000_000, bytes=5_000_000
+    )
+    made = [record(one, loss=[0.01] * 4, train_samples=8) for one in runs[:3]]
+    made[1] = changed(made[1], communication=sent)
+    rows = image_rows(runs, made)
+    assert rows[0]["communication"] == "none" and rows[0]["epochs to loss < 0.04"] == "1"
+    assert rows[1]["compute"] == "65.0 ms" and rows[1]["exposed"] == "20.0 ms" and rows[1]["sent (MB)"] == "5.00"
+    assert rows[3]["step"] == "not run" and "head only" in rows[3]["configuration"]
+
+
+def test_sections_are_there_where_the_study_asks(tmp_path: Path) -> None:
+    plain = study(tmp_path / "plain", [run(1), run(2)])
+    assert question_sections.parts(plain) == []
+    records = list(strategies().values())
+    asked = study(tmp_path / "ways", [one.run for one in records], baseline=SINGLE)
+    for one in records:
+        write_record(one, Store(asked.out).folder(one.task))
+    heading, told, shown = question_sections.parts(asked)
+    assert "Strategies" in str(heading) and "fsdp" in str(told) and "All: gpt-nano, batch 64, fp32" in str(shown)
+    loaders = study(tmp_path / "loaders", [text_run(), text_run(loader="classic")])
+    assert "on purpose" in "".join(map(str, question_sections.parts(loaders)))
