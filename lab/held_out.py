@@ -43,16 +43,14 @@ class HeldOut:
 
     def table(self) -> list[dict[str, Any]]:
         """One row per run, for people."""
+        kept = ("predicted", "measured", "error", "exposed, predicted", "exposed, measured", "memory error")
         rows = scores_table(list(self.scores)).to_dict("records")
-        told = [
-            {
-                "buckets": f"{score.frozen.run.bucket_cap_mb:g} MiB",
-                "limited by": score.frozen.limit.replace("_", " "),
-                "foreign CPU": f"{self.foreign.get(score.frozen.run_id, 0.0):.2f}",
-            }
-            for score in self.scores
+        return [
+            {"run": f"{score.frozen.run.label}, buckets of {score.frozen.run.bucket_cap_mb:g} MiB"}
+            | {name: row[name] for name in kept}
+            | {"foreign CPU": f"{self.foreign.get(score.frozen.run_id, 0.0):.2f}"}
+            for score, row in zip(self.scores, rows, strict=True)
         ]
-        return [{str(key): value for key, value in (row | more).items()} for row, more in zip(rows, told, strict=True)]
 
     def __str__(self) -> str:
         memory = "" if self.memory_error is None else f"; of memory {100 * self.memory_error:.1f} %"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from lab.analysis.rounding import percent
 from lab.page import Prose, Table
+from lab.records import load_records
 from lab.scoring import mean_absolute_error, predictions, scores, scores_table
 from lab.study import Study
 
@@ -21,8 +22,10 @@ def predictions_of(study: Study) -> str:
         )
     if frozen:
         return f"{len(frozen)} predictions are frozen, and none of their runs has completed since."
-    if not any(run.world_size > 1 for run in study.runs):
-        return "No run of this study has more than one rank: there is nothing to predict."
+    if any(record.environment and record.environment.replay for record in load_records(study)):
+        return "These times were published by others: nothing was predicted before them."
+    if not any(run.world_size > 1 and run.task == "train" for run in study.runs):
+        return "No run of this study trains on more than one rank: there is nothing to predict."
     return (
         "No run of this study was predicted before it was measured. That takes its runs on one rank and lab calibrate "
         "before lab run; lab predict says what is missing."

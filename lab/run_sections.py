@@ -47,7 +47,7 @@ def phases(records: Sequence[Record]) -> Table:
     for record in records:
         if record.timing is None:
             continue
-        for name in ("step", *PHASES):
+        for name in ("step", *(phase for phase in PHASES if phase in record.timing.phases)):
             stat = record.timing.step if name == "step" else record.timing.phases[name]
             ranks = {f"rank {rank}": f"{time * 1e3:.2f}" for rank, time in enumerate(record.timing.per_rank[name])}
             quantiles = {"median": stat.median, "p10": stat.p10, "p90": stat.p90}

@@ -145,10 +145,12 @@ def learning(study: Study) -> Table:
     rows = [
         {
             "configuration": labels[run],
-            "last loss": _median(done, lambda record: record.quality.loss[-1], "{:.4f}"),
-            "validation loss": _median(done, lambda record: record.quality.validation_loss, "{:.4f}"),
-            "accuracy": _median(done, lambda record: record.quality.accuracy, "{:.1%}"),
-            "peak memory of a rank (MB)": _median(done, lambda record: max(record.memory.peak) / 1e6, "{:.0f}"),
+            "last loss": _median(done, lambda record: record.quality.loss[-1] if record.quality else None, "{:.4f}"),
+            "validation loss": _median(done, lambda record: record.quality and record.quality.validation_loss, "{:.4f}"),
+            "accuracy": _median(done, lambda record: record.quality and record.quality.accuracy, "{:.1%}"),
+            "peak memory of a rank (MB)": _median(
+                done, lambda record: max(record.memory.peak) / 1e6 if record.memory else None, "{:.0f}"
+            ),
             "samples/s": _median(done, lambda record: record.timing.samples_per_second, "{:.1f}"),
             "MFU": _median(done, lambda record: record.timing.mfu, "{:.1%}"),
         }

@@ -33,6 +33,10 @@ BAD = {
     "no such option": (["run", "quickstart", "--clutser", "local"], "No such option"),
     "no such profile": (["run", "quickstart", "--cluster", "locla"], "did you mean 'local'?"),
     "study missing": (["run"], "Missing argument"),
+    "no number of ranks": (["predict", "quickstart", "--world-size", "8,many"], "'many' is no number of ranks"),
+    "no such machine": (["predict", "quickstart", "--machine", "h10x8"], "no such GPU"),
+    "a machine without --best": (["plan", "quickstart", "--machine", "h100x8"], "go with --best alone"),
+    "no such benchmark": (["bench", "predcit"], "did you mean 'predict'?"),
     "a file for a study": (["run", "README.md"], "no such study"),
 }
 
@@ -111,6 +115,20 @@ def test_plan_and_status_tell_what_is_measured(
     assert rows[0]["state_mb"] == pytest.approx(parameters * 16 / 1e6, abs=0.06)
     status, answer, _ = run(capsys, monkeypatch, "status", study.folder, "--json")
     assert status == 0 and [row["state"] for row in json.loads(answer)] == ["completed", "waiting"]
+
+
+def test_described_machines_are_predicted_and_planned(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = ("quickstart", "--machine", "h100x8", "--world-size")
+    status, answer, _ = run(capsys, monkeypatch, "predict", *asked, "8,4096", "--json")
+    rows = json.loads(answer)["runs"]
+    assert status == 0 and {row["world_size"] for row in rows} == {8, 4096}
+    assert all((row["step_s"] is None) == (row["world_size"] == 4096) == bool(row["missing"]) for row in rows)
+    status, answer, _ = run(capsys, monkeypatch, "predict", *asked, "8")
+    assert status == 0 and "datasheet" in answer and "2 predictions in" in answer
+    status, answer, _ = run(capsys, monkeypatch, "plan", *asked, "8", "--best")
+    assert status == 0 and "searched: ddp, zero1, fsdp" in answer and "The second" in answer and "candidates in" in answer
 
 
 def test_doctor_finds_this_environment(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

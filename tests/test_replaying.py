@@ -13,7 +13,7 @@ import pandas as pd
 from factories import run, study
 
 import lab
-from lab import sections
+from lab import prediction_sections, run_sections, sections
 from lab.calibration import load_calibration
 from lab.cluster import Cluster
 from lab.errors import InputError, LabError
@@ -64,6 +64,19 @@ def test_the_slowest_rank_counts_and_everything_says_what_it_is(tmp_path: Path) 
     rows = dict(sections.environment(found).frame.to_numpy().tolist())
     assert "results log" in rows["replay of"] and "hosts" not in rows
     assert "slowest-rank" not in {finding.rule for finding in lab.audit(found).findings if finding.severity == "error"}
+
+
+def test_every_section_of_the_report_stands_on_published_numbers(tmp_path: Path) -> None:
+    found = replayed("replay-agnews", "replay-agnews-4gpu", tmp_path)
+    sections.result_tables(found), sections.communication(found), sections.every_repeat(found), sections.reproduce(found)
+    assert "not measured" in sections.learning(found).frame.to_string()
+    assert "0\\.461 times" in sections.answer(found).markdown
+    assert sections.findings(found).markdown and sections.holes(found).markdown and prediction_sections.section(found)
+    assert any("not calibrated" in part.markdown for part in sections.calibration(found))
+    assert run_sections.phases(lab.load_records(found)).frame["phase"].tolist() == ["step"] * 4
+    for name in lab.figures.FIGURES:
+        getattr(lab.figures, name)(found)
+        plt.close("all")
 
 
 def test_what_the_table_does_not_hold_is_refused_and_nothing_is_run(tmp_path: Path) -> None:

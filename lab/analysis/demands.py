@@ -70,14 +70,13 @@ def largest_unit(run: Run) -> int:
 def memory_of(run: Run) -> MemoryParts:
     """Bytes of a rank when its backward pass begins, or ends where that holds more: what the process itself needs is left out.
 
-    Weights, gradients and AdamW's moments are fp32, also under autocast. Gradients are dropped after each step, so those
-    outside of DDP's buckets share their room with the activations that the backward pass lets go.
+    Weights, gradients and AdamW's moments are fp32, also under autocast. Gradients are dropped after each step, so that
+    outside of the buffers of DDP and ZeRO-1 they share their room with the activations that the backward pass lets go.
     """
     weights, trainable, kept = _cost(run)
     parts = rank_memory(trainable, layout_of(run), activation_bytes=kept, grad_accum=passes(run), largest_unit=largest_unit(run))
     frozen = 4.0 * (weights - trainable)
-    lasting = run.grad_accum > 1 or (run.strategy == "ddp" and run.world_size > 1) or run.strategy == "zero1"
-    if lasting:
+    if run.grad_accum > 1 or run.strategy in {"ddp", "zero1"}:
         return replace(parts, weights=parts.weights + frozen)
     together = max(parts.activations, parts.gradients)
     return replace(parts, weights=parts.weights + frozen, gradients=0.0, activations=together)

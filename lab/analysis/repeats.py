@@ -30,7 +30,7 @@ def step(record: Record) -> float | None:
 
 def phase(name: str) -> Quantity:
     """The quantity that is the median of a phase of the step, in s."""
-    return lambda record: record.timing.phases[name].median if record.timing else None
+    return lambda record: record.timing.phases[name].median if record.timing and name in record.timing.phases else None
 
 
 def link(name: str) -> Quantity:

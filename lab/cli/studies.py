@@ -9,6 +9,7 @@ import typer
 import lab
 from lab.cli.command import ClusterOption, JsonOption, QuickOption, StudyArgument, answer, app, shown, table_of
 from lab.errors import LabError
+from lab.prediction_sections import predictions_of
 
 
 @app.command()
@@ -31,7 +32,9 @@ def run(
     records = jobs.wait(progress=not as_json)
     made = lab.report(loaded)
     failures = [record for record in records if not record.completed]
+    told = predictions_of(loaded)
     content = {
+        "predictions": told,
         "records": len(records),
         "failed": [record.run_id for record in failures],
         "html": str(made.html),
@@ -40,7 +43,7 @@ def run(
     answer(
         as_json,
         content,
-        f"{len(records) - len(failures)} of {len(records)} runs completed\n{shown(made.html)}\n{shown(made.pdf)}",
+        f"{len(records) - len(failures)} of {len(records)} runs completed\n{told}\n{shown(made.html)}\n{shown(made.pdf)}",
     )
     if failures:
         raise LabError("\n".join(f"{record.task.label}: {record.status}: {_cause(record)}" for record in failures))

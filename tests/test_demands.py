@@ -1,0 +1,69 @@
+"""What runs ask of their ranks: bytes that they hold, and what they send at a time."""
+
+from __future__ import annotations
+
+import pytest
+from factories import run
+
+from lab.analysis.costs import model_cost
+from lab.analysis.demands import in_passes, layout_of, memory_of, messages_of
+from lab.analysis.layouts import Bucket, Profile
+from lab.errors import LabError
+
+MINI = {"model": "gpt-mini"}
+SIZE = model_cost(run(1, 8, **MINI)).parameters
+PROFILE = Profile(2.0, 4.0, 1.0, tuple(Bucket(float(nth), 2**20) for nth in range(1, 5)))
+
+
+def test_state_is_that_of_adamw_in_fp32_shared_as_the_strategy_does() -> None:
+    ddp, zero1, fsdp = (memory_of(run(4, 32, strategy=name, **MINI)) for name in ("ddp", "zero1", "fsdp"))
+    assert (ddp.weights, ddp.gradients, ddp.optimizer) == (4 * SIZE, 4 * SIZE, 8 * SIZE)
+    assert zero1.optimizer == ddp.optimizer / 4 and zero1.weights == ddp.weights
+    assert fsdp.weights == ddp.weights / 4 and fsdp.optimizer == ddp.optimizer / 4 and fsdp.gathered > 0
+
+
+def test_gradients_that_come_and_go_share_room_with_activations() -> None:
+    alone, lasting = (memory_of(run(1, 8, strategy="single", grad_accum=accum, **MINI)) for accum in (1, 2))
+    assert alone.gradients == 0 and lasting.gradients == 4 * SIZE
+    assert memory_of(run(1, 1, strategy="single", **MINI)).activations >= 4 * SIZE
+
+
+def test_activations_follow_the_micro_batch_and_checkpointing_keeps_one_block() -> None:
+    one, two = (memory_of(run(1, batch, **MINI)).activations for batch in (4, 8))
+    assert two == pytest.approx(2 * one, rel=0.01)
+    kept = memory_of(run(1, 8, activation_checkpointing=True, **MINI)).activations
+    assert 0.15 * two < kept < 0.6 * two
+    # Fewer layers keep less where all is kept, hardly less where each keeps its input.
+    shallow = {"kind": "gpt", "layers": 3, "heads": 6, "width": 384, "block_size": 256}
+    half = memory_of(run(1, 8, model=shallow, activation_checkpointing=True)).activations
+    assert kept - half == pytest.approx(3 * 4 * 8 * 256 * 384, rel=0.2)
+
+
+@pytest.mark.parametrize(
+    ("fields", "sizes"),
+    [
+        ({}, [2**20, 3 * 2**20]),  # DDP's first bucket is small where no size is given
+        ({"bucket_cap_mb": 2.0}, [2 * 2**20, 2 * 2**20]),
+        ({"bucket_cap_mb": 2.0, "compression": "fp16"}, [2**20, 2**20]),
+        ({"strategy": "naive_ddp"}, [2**20] * 4),
+        ({"strategy": "naive_ddp", "flat": True}, [4 * 2**20]),
+        ({"strategy": "zero1"}, [4 * 2**20]),
+    ],
+)
+def test_what_is_sent_at_a_time(fields: dict[str, object], sizes: list[int]) -> None:
+    assert [bucket.bytes for bucket in messages_of(PROFILE, run(2, 16, **fields))] == sizes
+
+
+def test_layouts_of_split_models() -> None:
+    tensor, pipeline = (layout_of(run(2, 8, strategy=f"{name}_parallel", **MINI)) for name in ("tensor", "pipeline"))
+    assert (tensor.tensor, tensor.pipeline, tensor.activation_bytes) == (2, 1, 4 * 8 * 256 * 384)
+    assert (pipeline.tensor, pipeline.pipeline) == (1, 2) and pipeline.activation_bytes == tensor.activation_bytes / 2
+    assert in_passes(PROFILE, 4).step_s(4) == pytest.approx(PROFILE.step_s())
+
+
+@pytest.mark.parametrize(
+    "fields", [{"compression": "powersgd"}, {"strategy": "fsdp", "shard_size": 2}, {"strategy": "vanilla_data_parallel"}]
+)
+def test_what_the_step_model_does_not_know_is_said(fields: dict[str, object]) -> None:
+    with pytest.raises(LabError, match="does not know"):
+        layout_of(run(4, 16, **fields))

@@ -1,0 +1,61 @@
+"""The benchmark of predictions: what it makes of scores."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from factories import run, study
+
+from lab import held_out
+from lab.held_out import STUDY, HeldOut
+from lab.scoring import Frozen, Score
+from lab.study import Study
+
+
+def score(predicted: float, measured: float, *, memory: float | None = None, **fields: object) -> Score:
+    asked = run(2, 16, **fields)
+    frozen = Frozen(
+        run_id=asked.id,
+        run=asked,
+        frozen_at=datetime.now(UTC),
+        cluster="local",
+        step_s=predicted,
+        low_s=0.9 * predicted,
+        high_s=1.1 * predicted,
+        communication_s=0.01,
+        exposed_s=0.005,
+        parts={"forward": predicted},
+        limit="exposed_communication",
+        memory_bytes=memory,
+        basis="1 record",
+    )
+    return Score(
+        frozen=frozen,
+        measured_s=measured,
+        repeats=1,
+        error=predicted / measured - 1,
+        memory_measured=None if memory is None else 1e9,
+    )
+
+
+def test_errors_are_absolute_and_their_mean_is_held_to_the_limit(tmp_path: Path) -> None:
+    asked = study(tmp_path, [run(2, 16)])
+    good = HeldOut(asked, (score(0.102, 0.1, memory=1.1e9), score(0.094, 0.1, bucket_cap_mb=1.0)), {})
+    assert good.error == pytest.approx(0.04) and good.within_limit and good.memory_error == pytest.approx(0.1)
+    assert not HeldOut(asked, (score(0.12, 0.1),), {}).within_limit
+    first, second = good.table()
+    assert first["error"] == "+2.0 %" and first["memory error"] == "+10.0 %" and second["memory error"] == "-"
+    assert first["run"].endswith("buckets of 25 MiB") and second["run"].endswith("buckets of 1 MiB")
+    assert "4.00 %" in str(good) and "of memory 10.0 %" in str(good)
+
+
+def test_the_study_holds_out_twelve_runs_of_different_model_batch_and_buckets() -> None:
+    asked = Study.load(STUDY)
+    pairs = [run for run in asked.runs if run.world_size > 1]
+    assert len(pairs) >= 12
+    assert all(len({str(getattr(run, name)) for run in pairs}) > 1 for name in ("model", "micro_batch_size", "bucket_cap_mb"))
+    profiled = {(str(run.model), run.micro_batch_size) for run in asked.runs if run.world_size == 1}
+    assert profiled == {(str(run.model), run.micro_batch_size) for run in pairs}
+    assert held_out.LIMIT == 0.05
