@@ -55,7 +55,7 @@ def ink(color: str) -> str:
     return to_hex((red, green, blue))
 
 
-def wrapped(label: str, width: int = 40) -> str:
+def wrapped(label: str, width: int = 30) -> str:
     """A name in lines of about so many characters, broken after commas alone."""
     lines = [""]
     for part in label.replace(", ", ",\0").split("\0"):
