@@ -44,7 +44,7 @@ def _loss_axis(ax: Axes, *, by_time: bool) -> None:
     ax.set(xlabel="training time (s)" if by_time else "optimizer step", ylabel="training loss")
     if by_time and last > WIDE * min(ends):
         ax.set_xscale("log")
-        plain_log(ax.xaxis)
+        plain_log(ax.xaxis, ends=(min(float(np.asarray(line.get_xdata())[0]) for line in ax.get_lines()), last))
         return
     ticks = [tick for tick in MaxNLocator(nbins=8, integer=not by_time).tick_values(0, last) if 0 <= tick <= last]
     ax.xaxis.set_major_locator(FixedLocator(ticks))
