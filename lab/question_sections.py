@@ -30,8 +30,8 @@ WAYS = (
 )
 IMAGES = (
     "Networks side by side, medians over repeats. Exposed: the part of communication that a step waits for. Sent: by one rank for "
-    "a step. Epochs: the first whose mean training loss is below 0.04. torch's DataParallel copies within itself, where nothing is "
-    "measured, and needs GPUs for more than one device"
+    "a step. Epochs: the first whose mean training loss is below 0.04, or the lowest mean of those that were trained. torch's "
+    "DataParallel copies within itself, where nothing is measured, and needs GPUs for more than one device"
 )
 
 

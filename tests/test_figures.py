@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lab import InputError, figures
-from lab.drawing.look import wrapped
+from lab.drawing.look import plain_log, wrapped
 from lab.drawing.phase_bars import spread
 from lab.records import Store, write_record
 from lab.study import Task
@@ -260,3 +260,11 @@ def test_names_longer_than_the_figure_leave_room_for_the_lines():
         ax = draw(records)
         ax.get_figure().draw_without_rendering()
         assert np.isfinite(ax.get_xlim()).all() and ax.bbox.width > 0.2 * ax.get_figure().bbox.width
+
+
+def test_ticks_of_a_logarithmic_axis_end_with_what_is_drawn():
+    axis = plt.subplots()[1].xaxis
+    plain_log(axis, ends=(0.03, 20.0))
+    assert list(axis.get_majorticklocs()) == pytest.approx([0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20])
+    plain_log(axis, ends=(0.03, 2000.0))
+    assert list(axis.get_majorticklocs()) == pytest.approx([0.1, 1, 10, 100, 1000])

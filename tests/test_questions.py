@@ -102,8 +102,8 @@ def test_epochs_are_whole() -> None:
     ("losses", "said"),
     [
         ([2.0, 1.0, 0.03, 0.04], "2"),
-        ([2.0, 1.0, 0.5, 0.4], "not reached in 2, lowest 0.45"),
-        ([2.0], "not reached: 0.5 epochs were trained"),
+        ([2.0, 1.0, 0.5, 0.4], "not reached (0.45)"),
+        ([2.0], "not reached (0.5 epochs)"),
     ],
 )
 def test_epochs_until_the_loss_is_low(losses: list[float], said: str) -> None:

@@ -106,3 +106,13 @@ def test_models_that_differ_in_their_end_are_told_in_full() -> None:
     runs = [run(model=GPT | {"block_size": size}) for size in (32, 64)]
     found = curves(summary(table([record(one) for one in runs]), baseline={"world_size": 1}, scaling="strong"))
     assert {line.label for line in found} == {f"batch 8, gpt 2x64, 2 heads, {size} tokens" for size in (32, 64)}
+
+
+def test_lengths_are_told_where_nothing_else_differs() -> None:
+    one, other = run(steps=20), run(steps=40)
+    found = curves(summary(table([record(one), record(other)]), baseline={"world_size": 1}, scaling="strong"))
+    assert {line.label for line in found} == {"batch 8, steps 20", "batch 8, steps 40"}
+    found = curves(
+        summary(table([record(one), record(run(steps=40, compile=True))]), baseline={"world_size": 1}, scaling="strong")
+    )
+    assert {line.label for line in found} == {"batch 8", "batch 8, compiled"}

@@ -19,12 +19,12 @@ class Epochs(NamedTuple):
 
     @property
     def said(self) -> str:
-        """For people: the epoch, or that it was not reached and how near it came."""
+        """For people: the epoch, or that it was not reached, and the lowest mean."""
         if self.reached is not None:
             return str(self.reached)
         if not self.means:
-            return f"not reached: {self.trained:.1f} epochs were trained"
-        return f"not reached in {len(self.means)}, lowest {min(self.means):.2g}"
+            return f"not reached ({self.trained:.1f} epochs)"
+        return f"not reached ({min(self.means):.2g})"
 
 
 def epochs(record: Record, *, limit: float = LOW_ENOUGH) -> Epochs | None:

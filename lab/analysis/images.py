@@ -28,7 +28,7 @@ def _cells(run: Run, done: Sequence[Record]) -> dict[str, str]:
     moved, parameters = median(done, link("bytes_moved")), median(done, _parameters)
     found = [one for record in done if (one := epochs(record)) is not None]
     return {
-        "trained parameters": f"{parameters / 1e6:.3g} M" if parameters else NONE,
+        "trained": f"{parameters / 1e6:.3g} M" if parameters else NONE,
         "step": format_seconds(median(done, step)),
         "compute": format_seconds(median(done, _compute)),
         "communication": "none" if alone else format_seconds(median(done, link("total"))),

@@ -12,6 +12,8 @@ from lab.words import said
 
 Scaling = Literal["strong", "weak", "none"]
 FIELDS = tuple(Run.model_fields)
+# How long is trained and evaluated: told only where nothing else tells lines apart.
+LENGTHS = {"steps", "warmup_steps", "lr_warmup_steps", "eval_batches"}
 # Batch fields that follow from the world size, and the one that says how much work a step is.
 FREE = {"strong": {"micro_batch_size", "grad_accum"}, "weak": {"global_batch_size"}, "none": {"micro_batch_size", "grad_accum"}}
 WORK = {"strong": {"global_batch_size"}, "weak": {"micro_batch_size", "grad_accum"}, "none": {"global_batch_size"}}
@@ -41,8 +43,12 @@ def curves(summary: pd.DataFrame) -> list[Curve]:
             break
     varied = [key for key in keys if summary[key].nunique(dropna=False) > 1]
     models = _shortest(sorted(set(summary["model"])))
-    groups = summary.groupby(keys, sort=False, dropna=False)
-    return [Curve(_label(rows.iloc[0], varied, models), rows.sort_values("world_size", ignore_index=True)) for _, rows in groups]
+    groups = [rows.sort_values("world_size", ignore_index=True) for _, rows in summary.groupby(keys, sort=False, dropna=False)]
+    for told in ([key for key in varied if key not in LENGTHS], varied):
+        labels = [_label(rows.iloc[0], told, models) for rows in groups]
+        if len(set(labels)) == len(labels):
+            break
+    return list(map(Curve, labels, groups))
 
 
 def _label(row: pd.Series[Any], varied: Sequence[str], models: Mapping[str, str]) -> str:

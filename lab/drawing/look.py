@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import matplotlib as mpl
 from matplotlib.axis import Axis
 from matplotlib.colors import to_hex, to_rgb
-from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
+from matplotlib.ticker import FixedLocator, LogLocator, NullLocator, StrMethodFormatter
 
 SIZE = (6.4, 3.6)  # inches
 # Okabe and Ito (2008), colour-blind safe; without black, which is the ideal's, and the yellow, which is faint on white.
@@ -17,6 +18,7 @@ COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 MARKERS = ("o", "s", "^", "D", "v")
 IDEAL = "#595959"
 WIDE = 8  # from this ratio of the longest to the shortest time an axis of time is logarithmic
+MOST_TICKS = 9  # of a logarithmic axis
 STYLE: dict[str, Any] = {
     "figure.figsize": SIZE,
     "figure.facecolor": "white",
@@ -65,8 +67,14 @@ def wrapped(label: str, width: int = 40) -> str:
     return "\n".join(lines)
 
 
-def plain_log(axis: Axis) -> None:
-    """Ticks at 1, 2 and 5 of each power of ten, as plain numbers."""
-    axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+def plain_log(axis: Axis, *, ends: tuple[float, float] | None = None) -> None:
+    """Ticks at 1, 2 and 5 of each power of ten, as plain numbers; with `ends` from the one to the other, at 1 alone where many."""
+    axis.set_major_locator(FixedLocator(_ticks(*ends)) if ends else LogLocator(subs=(1, 2, 5)))
     axis.set_major_formatter(StrMethodFormatter("{x:g}"))
     axis.set_minor_locator(NullLocator())
+
+
+def _ticks(low: float, high: float) -> list[float]:
+    powers = [10.0**power for power in range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)]
+    ticks = [part * power for power in powers for part in (1, 2, 5) if low <= part * power <= high]
+    return ticks if len(ticks) <= MOST_TICKS else [power for power in powers if low <= power <= high]

@@ -12,13 +12,13 @@ from lab.drawing.direct_labels import Label, place
 from lab.drawing.look import WIDE, ink, line_looks, plain_log
 from lab.drawing.seen import Seen
 
-MOST_BELOW = 3  # of more lines only the first ends are named, beside the axes
+FEW = 3  # of more lines one end is named, beside the axes
 
 
 def draw(ax: Axes, seen: Seen, *, by_time: bool) -> None:
     """Draw the losses of each configuration over its steps, or over its steps times its step time in s."""
     labels: list[Label] = []
-    few = len(seen.lines) <= MOST_BELOW
+    few = len(seen.lines) <= FEW
     for (label, points), (color, _) in zip(seen.lines, line_looks(len(seen.lines)), strict=True):
         known = points[points["run_id"].isin(seen.losses.keys())]
         ends = []
@@ -29,7 +29,10 @@ def draw(ax: Axes, seen: Seen, *, by_time: bool) -> None:
             look: dict[str, Any] = {} if by_time else {"linewidth": 6 - 4.5 * inner, "alpha": 0.3 + 0.7 * inner}
             ax.plot(x, loss, color=color, label=f"{label}, ×{row['world_size']}", **look)
             ends.append(Label(x[-1], loss[-1], f"{label}, ×{row['world_size']}", ink(color)))
-        labels += _merged(ends, label) if not by_time else _shortened(ends) if few else ends[:1]
+        if not few:
+            labels += [end._replace(text=label) for end in (ends[:1] if by_time else ends[-1:])]
+        else:
+            labels += _shortened(ends) if by_time else _merged(ends, label)
     _loss_axis(ax, by_time=by_time)
     place(ax, labels, side="below" if by_time and few else "right")
 
@@ -41,7 +44,7 @@ def _loss_axis(ax: Axes, *, by_time: bool) -> None:
     ax.set(xlabel="training time (s)" if by_time else "optimizer step", ylabel="training loss")
     if by_time and last > WIDE * min(ends):
         ax.set_xscale("log")
-        plain_log(ax.xaxis)
+        plain_log(ax.xaxis, ends=(min(float(np.asarray(line.get_xdata())[0]) for line in ax.get_lines()), last))
         return
     ticks = [tick for tick in MaxNLocator(nbins=8, integer=not by_time).tick_values(0, last) if 0 <= tick <= last]
     ax.xaxis.set_major_locator(FixedLocator(ticks))

@@ -37,7 +37,7 @@ def draw(ax: Axes, lines: Sequence[Curve]) -> bool:
     ax.set_xscale("log")
     ax.set(xlim=(grid[0], grid[-1]), ylim=(0, max(105.0, ax.get_ylim()[1])))
     ax.set(xlabel="R = T_compute / T_communication", ylabel="efficiency (%)")
-    plain_log(ax.xaxis)
+    plain_log(ax.xaxis, ends=(grid[0], grid[-1]))
     place(ax, labels)
     return True
 
