@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -40,6 +41,8 @@ def course(folder: Path) -> Any:
         raise LabError("nbgrader is missing: pip install 'scaling-lab[course]'") from None
     from traitlets.config.loader import PyFileConfigLoader
 
+    # nbgrader calls alembic by its name; it lies beside this interpreter, also where no environment is activated.
+    os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
     settings = PyFileConfigLoader(SETTINGS, path=str(folder)).load_config()
     settings.CourseDirectory.root = str(folder.resolve())
     return NbGraderAPI(config=settings)
