@@ -8,5 +8,7 @@ c.ClearSolutions.code_stub = {"python": "# Put your answer here."}
 c.ClearSolutions.text_stub = "Put your answer here, in two to five sentences."
 # Seconds that a cell may take: a study that was not handed in with its records is measured again.
 c.ExecutePreprocessor.timeout = 1800
+# Seconds until a kernel answers, on a machine that grades many at once.
+c.ExecutePreprocessor.startup_timeout = 300
 # Records are small, logs and figures are not many: what a student hands in may still be larger than nbgrader's default.
 c.CourseDirectory.max_dir_size = 200_000

@@ -122,7 +122,7 @@ def test_nbgrader_gives_a_right_submission_all_points_a_wrong_one_some_an_empty_
                     answers = answers.replace(right, wrong)
                 (handed_in / f"{name}.ipynb").write_text(answers)
             graded = nbgrader.autograde(name, student)
-            assert graded["success"], graded.get("error") or graded["log"]
+            assert graded["success"], (graded["log"], graded.get("error"))
     with Gradebook(f"sqlite:///{folder / 'gradebook.db'}") as book:
         for name in GRADED:
             right, wrong, empty = (book.find_submission(name, student) for student in ("right", "wrong", "empty"))
