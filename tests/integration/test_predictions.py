@@ -23,7 +23,7 @@ def test_a_study_is_predicted_before_it_runs_and_scored_after(
 ) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     profile = tmp_path / "two.yaml"
-    profile.write_text("executor: local\ndevice: cpu\ndevices: 2\n")
+    profile.write_text("executor: local\ndevice: cpu\ndevices: 2\nrepeat_disturbed: false\n")
     calibration_path(profile).parent.mkdir()
     write_calibration(calibration(2), calibration_path(profile))
     study = Study.load(make_study(grid={"global_batch_size": [4], "world_size": [2, 1]}))
