@@ -16,6 +16,7 @@ from lab.study import Study
 
 REPORTS = Path(__file__).parents[2] / "reports"
 NAMES = sorted(path.parent.name for path in REPORTS.glob("*/study.yaml"))
+pytestmark = pytest.mark.timeout(1800)  # the first test waits for all studies; minutes, where nobody else uses the machine
 Made = dict[str, tuple[Study, Future[Report]]]
 
 
