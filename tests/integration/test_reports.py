@@ -16,6 +16,7 @@ from lab.study import Study
 
 REPORTS = Path(__file__).parents[2] / "reports"
 NAMES = sorted(path.parent.name for path in REPORTS.glob("*/study.yaml"))
+pytestmark = pytest.mark.timeout(1800)  # the first test waits for all studies; minutes, where nobody else uses the machine
 Made = dict[str, tuple[Study, Future[Report]]]
 
 
@@ -57,10 +58,11 @@ def test_a_study_ends_in_a_report_without_an_audit_error(made: Made, name: str) 
 
 def test_the_slow_loader_is_found_and_the_fast_one_is_not(made: Made) -> None:
     study, report = made["when-ddp-fails"]
-    (stall,) = (finding for finding in lab.audit(study).findings if finding.rule == "data-stall")
+    stalls = [finding for finding in lab.audit(study).findings if finding.rule == "data-stall"]
     slow = {run.id for run in study.runs if run.loader == "classic"}
-    assert stall.severity == "warning" and slow
-    assert {label.split("/")[0] for label in stall.records} == slow
+    assert slow and any("Loader processes outnumber the CPUs" in stall.evidence for stall in stalls)
+    assert {label.split("/")[0] for stall in stalls for label in stall.records} == slow
+    assert {stall.severity for stall in stalls} == {"warning"}
     text = report.result().html.read_text()
     assert "Data, network or launches" in text and "on purpose" in text
 
