@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lab.records import PHASES, Timing
+from lab.worker.timeline import joined
 from lab.worker.timing import CudaClock, FloatArray, HostClock, phases_close, stat, timing
 
 
@@ -136,3 +137,14 @@ def test_no_rank_is_slower_than_the_step(ranks: int, steps: int, seed: int) -> N
     assert found.step.median >= max(found.per_rank["step"]) - 1e-12
     assert found.samples_per_second * found.step.median == pytest.approx(12)
     assert found.train_time == pytest.approx(laps["step_time"].sum(axis=1).max())
+
+
+def test_a_backward_pass_and_the_wait_after_it_are_one_bar() -> None:
+    phases = [
+        ("forward", 0.0, 1.0),
+        ("backward", 1.0, 3.0),
+        ("forward", 3.0, 4.0),
+        ("backward", 4.0, 6.0),
+        ("backward", 6.0, 6.5),
+    ]
+    assert joined(phases) == [*phases[:3], ("backward", 4.0, 6.5)]

@@ -24,7 +24,7 @@ def events(
     rank: int, step: int, *, clock: Clock, sent: Buckets | Calls, shift: Callable[[FloatArray], FloatArray]
 ) -> tuple[float, list[Event]]:
     """The start of a rank's step and its bars, in s; `shift` takes times of this host to those of rank 0."""
-    phases = clock.phases(step)
+    phases = joined(clock.phases(step))
     times = shift(np.array([bounds for _, *bounds in phases])).tolist()
     bars = [
         Event(rank=rank, name=name, start=begin, end=end)
@@ -34,6 +34,17 @@ def events(
     return times[0][0], bars + (
         _buckets(rank, sent.of(step), shift) if isinstance(sent, Buckets) else _calls(rank, sent.of(step), shift)
     )
+
+
+def joined(phases: Sequence[tuple[str, float, float]]) -> list[tuple[str, float, float]]:
+    """Phases (name, begin, end) with each that goes on where one of its name ends as one, such as a backward pass and its wait."""
+    found: list[tuple[str, float, float]] = []
+    for name, begin, end in phases:
+        if found and found[-1][0] == name:
+            found[-1] = (name, found[-1][1], end)
+        else:
+            found.append((name, begin, end))
+    return found
 
 
 def _buckets(rank: int, sent: Buckets, shift: Callable[[FloatArray], FloatArray]) -> list[Event]:
