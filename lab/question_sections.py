@@ -70,11 +70,11 @@ def causes(study: Study) -> list[Part]:
 
 
 def images(study: Study) -> list[Part]:
-    """Compute, communication, bytes and epochs of convolutional networks, where the study has several or trains parts of one."""
+    """Compute, communication, bytes and epochs of convolutional networks, where there is something to compare."""
     from lab.analysis.images import image_rows
 
     runs = [run for run in study.runs if run.architecture.kind == "cnn"]
-    if len({str(run.model) for run in runs}) < 2:
+    if len({(str(run.model), run.strategy) for run in runs}) < 2:
         return []
     records = load_records(study)
     return [Prose("## Networks"), _table(IMAGES, runs, lambda: image_rows(runs, records))]
