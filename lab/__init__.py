@@ -12,30 +12,30 @@ lab.report(study)
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from lab.cancelling import cancel
 from lab.cluster import Cluster
 from lab.dashboard import dashboard
 from lab.doctor import doctor
 from lab.errors import InputError, LabError, Problem
 from lab.generating import generate
+from lab.jobs.cancelling import cancel
+from lab.jobs.states import states as status
 from lab.launch import InterruptedStudyError, Jobs, detach, launch
 from lab.plan import plan
 from lab.records import Record, load_records, table
 from lab.report import report
 from lab.sbatch import write_scripts
-from lab.states import states as status
 from lab.study import Run, Study
 
 if TYPE_CHECKING:
     from lab import benchmarks, calibration, figures
+    from lab.ahead.planning import best_plans
+    from lab.ahead.predicting import predict
     from lab.analysis.step_law import fit, predict_step
     from lab.auditing import audit
     from lab.calibrating import calibrate
     from lab.comparing import compare
     from lab.course.checking import check
     from lab.equal_losses import equal_losses
-    from lab.planning import best_plans
-    from lab.predicting import predict
 
 __version__ = "0.1.0"
 
@@ -80,7 +80,7 @@ __all__ = [
 _LATER = {
     "audit": ("lab.auditing", "audit"),
     "benchmarks": ("lab.benchmarks", ""),
-    "best_plans": ("lab.planning", "best_plans"),
+    "best_plans": ("lab.ahead.planning", "best_plans"),
     "calibrate": ("lab.calibrating", "calibrate"),
     "calibration": ("lab.calibration", ""),
     "check": ("lab.course.checking", "check"),
@@ -88,7 +88,7 @@ _LATER = {
     "equal_losses": ("lab.equal_losses", "equal_losses"),
     "figures": ("lab.figures", ""),
     "fit": ("lab.analysis.step_law", "fit"),
-    "predict": ("lab.predicting", "predict"),
+    "predict": ("lab.ahead.predicting", "predict"),
     "predict_step": ("lab.analysis.step_law", "predict_step"),
 }
 

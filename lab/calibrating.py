@@ -15,17 +15,17 @@ from pydantic import ValidationError
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from lab import job, queues
 from lab.atomic import read_json, write_atomically
-from lab.attempt import Attempt, claim
 from lab.calibration import Calibration, Part, calibration_path, read_calibration, write_calibration
 from lab.cluster import Cluster
-from lab.driver import Driver
-from lab.endings import rank_error
 from lab.errors import InputError, LabError, Problem
-from lab.place import Place
-from lab.queues import Handle, Work, queue_of
-from lab.watchdog import Watchdog
+from lab.jobs import job, queues
+from lab.jobs.attempt import Attempt, claim
+from lab.jobs.driver import Driver
+from lab.jobs.endings import rank_error
+from lab.jobs.place import Place
+from lab.jobs.queues import Handle, Work, queue_of
+from lab.jobs.watchdog import Watchdog
 
 KEPT_FOR = timedelta(days=1)
 

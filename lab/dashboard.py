@@ -17,12 +17,12 @@ from lab.bench import Bench, results
 from lab.cluster import Cluster
 from lab.errors import LabError, Problem
 from lab.inputs import problems_of
+from lab.jobs.states import UNDER_WAY, TaskState, states
 from lab.launch import Jobs, launch
 from lab.page import Figure, Prose, Table
 from lab.plan import plan, state_bytes
 from lab.progress import clock
 from lab.records import Store
-from lab.states import UNDER_WAY, TaskState, states
 from lab.study import ROOT, Run, Strategy, Study
 
 POLL_S = 0.3

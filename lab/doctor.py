@@ -9,8 +9,9 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from lab import machine, network
-from lab.emulation import WAYS, Link
+from lab import machine
+from lab.emulation import network
+from lab.emulation.profile import WAYS, Link
 from lab.study import ROOT
 
 

@@ -11,19 +11,19 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from lab import job, queues
-from lab.cancelling import Cancellation, CancelledStudyError
-from lab.checks import check, check_emulation
+from lab.ahead.replaying import replay
+from lab.ahead.scoring import freeze, set_aside
 from lab.cluster import Cluster
-from lab.driver import Driver
-from lab.endings import conclude, keep_disturbed, put_away, stamp
 from lab.errors import LabError
-from lab.queues import Handle, Work
+from lab.jobs import job, queues
+from lab.jobs.cancelling import Cancellation, CancelledStudyError
+from lab.jobs.checks import check, check_emulation
+from lab.jobs.driver import Driver
+from lab.jobs.endings import conclude, keep_disturbed, put_away, stamp
+from lab.jobs.queues import Handle, Work
+from lab.jobs.snapshot import keep_code
+from lab.jobs.states import TaskState, states
 from lab.records import Record, Store, write_record
-from lab.replaying import replay
-from lab.scoring import freeze, set_aside
-from lab.snapshot import keep_code
-from lab.states import TaskState, states
 from lab.study import Study, Task
 
 

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from lab.emulation import Emulated
+from lab.emulation.profile import Emulated
 from lab.stat import Part, Stat
 
 # The parts of a step, in the order in which they happen; all in seconds.

@@ -6,10 +6,10 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
+from lab.ahead.prediction import Basis, Forecast
 from lab.analysis.costs import model_cost
 from lab.cluster import Cluster
 from lab.errors import InputError
-from lab.prediction import Basis, Forecast
 from lab.records import Record, Store
 from lab.study import Run, Study
 

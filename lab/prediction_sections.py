@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from lab.ahead.scoring import mean_absolute_error, predictions, scores, scores_table
 from lab.analysis.rounding import percent
 from lab.page import Prose, Table
 from lab.records import load_records
-from lab.scoring import mean_absolute_error, predictions, scores, scores_table
 from lab.study import Study
 
 

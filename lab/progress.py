@@ -13,8 +13,8 @@ from rich.table import Table
 from rich.text import Text
 
 if TYPE_CHECKING:
+    from lab.jobs.states import TaskState
     from lab.launch import Jobs
-    from lab.states import TaskState
 
 _STYLES = {"completed": "green", "running": "cyan", "pending": "yellow", "waiting": "dim"}
 
@@ -58,7 +58,7 @@ class Display:
 
 def render(states: list[TaskState]) -> Group:
     """The whole study in two lines: how many runs are where, and what the running ones do."""
-    from lab.states import time_left
+    from lab.jobs.states import time_left
 
     counts = Counter(state.state for state in states)
     ended = sum(state.ended for state in states)

@@ -7,9 +7,9 @@ import os
 import sys
 from collections.abc import Sequence
 
-from lab import job
 from lab.cluster import Cluster
 from lab.errors import LabError
+from lab.jobs import job
 from lab.records import Store
 from lab.study import Study
 

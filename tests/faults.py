@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from lab.jobs.states import TaskState, states
 from lab.records import Record, Store
-from lab.states import TaskState, states
 from lab.study import Study, Task
 
 # Python loads this at the start of each rank. Steps are slow, so that many jobs can wait for their fault on two cores.

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from lab.attempt import Attempt, RankError, claim
-from lab.endings import failed
+from lab.jobs.attempt import Attempt, RankError, claim
+from lab.jobs.endings import failed
 from lab.study import Run
 
 RUN = Run(global_batch_size=8, world_size=2)

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from lab.analysis.audit import Audit, Finding
 from lab.analysis.rules import RULES
 from lab.auditing import audit
-from lab.emulation import Compute, Emulated, Link
+from lab.emulation.profile import Compute, Emulated, Link
 from lab.errors import InputError
 from lab.records import Record
 

@@ -19,7 +19,7 @@ from lab import bench as bench_module
 from lab.bench import Bench
 from lab.dashboard import Dashboard, Pace
 from lab.drawing.seen import see
-from lab.lifetime import began
+from lab.jobs.lifetime import began
 from lab.records import Failure, Record, Store, write_record
 from lab.study import Study
 

@@ -9,14 +9,16 @@ import pytest
 from factories import environment, record, repeats, run, study
 
 import lab
-from lab import checks, comparing, figures, network, run_sections, sections
+from lab import comparing, figures, run_sections, sections
 from lab.analysis.classical import classical_tables
 from lab.analysis.findings import answer, findings
 from lab.analysis.scaling import curves, summary
 from lab.cluster import Cluster
 from lab.doctor import doctor
-from lab.emulation import Compute, Emulated, Link, Way
+from lab.emulation import network
+from lab.emulation.profile import Compute, Emulated, Link, Way
 from lab.errors import InputError
+from lab.jobs import checks
 from lab.records import Record, write_record
 from lab.study import Study
 from lab.surroundings import surroundings

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import distributed as dist
 
-from lab.place import Place
+from lab.jobs.place import Place
 from lab.worker import group
 
 

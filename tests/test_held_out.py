@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from factories import run, study
 
-from lab import held_out
-from lab.held_out import STUDY, HeldOut
-from lab.scoring import Frozen, Score
+from lab.ahead import held_out
+from lab.ahead.held_out import STUDY, HeldOut
+from lab.ahead.scoring import Frozen, Score
 from lab.study import Study
 
 

@@ -55,7 +55,7 @@ def test_analysis_is_pure(path: Path) -> None:
     assert not {name for name in imports(path) if name.split(".")[0] in {"matplotlib", "torch", "os", "subprocess"}}
 
 
-@pytest.mark.parametrize("name", ["cluster", "machine", "place"])
+@pytest.mark.parametrize("name", ["cluster", "machine", "jobs/place"])
 def test_clusters_know_nothing_of_runs(name: str) -> None:
     names = imports(ROOT / "lab" / f"{name}.py")
     assert not {"lab.study.Run", "lab.study.Study", "lab.study.Task", "lab.records", "lab.launch"} & names

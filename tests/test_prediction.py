@@ -10,12 +10,12 @@ import pytest
 from factories import calibration, profile, record, run, study
 
 import lab
-from lab import predicting
+from lab.ahead import predicting
+from lab.ahead.prediction import Basis
+from lab.ahead.scoring import error_so_far, freeze, predictions, scores, set_aside
 from lab.errors import InputError
-from lab.prediction import Basis
 from lab.prediction_sections import predictions_of, section
 from lab.records import Record, Store, write_record
-from lab.scoring import error_so_far, freeze, predictions, scores, set_aside
 from lab.study import Study
 
 ALONE, PAIR = run(1, 8), run(2, 16)
@@ -98,7 +98,7 @@ def test_memory_is_that_of_a_measured_run_and_the_counted_difference() -> None:
 @pytest.fixture
 def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Study:
     """A study with its runs on one rank measured, on a calibrated cluster."""
-    monkeypatch.setattr("lab.prediction.load_calibration", lambda cluster: calibration(2))
+    monkeypatch.setattr("lab.ahead.prediction.load_calibration", lambda cluster: calibration(2))
     found = study(tmp_path, [ALONE, run(2, 8), PAIR], repeats=1)
     write_record(profile(ALONE), Store(found.out).folder(found.tasks[0]))
     return found

@@ -42,7 +42,7 @@ def test_a_quantized_model_is_smaller_and_says_much_the_same(model: GPT, name: s
     linear = 2 * 12 * 64**2
     others = (300 + 32) * 64 * (4 if name in {"none", "int8_dynamic"} else 2)
     assert bytes_in_memory(made.model) == pytest.approx(others + linear * per_weight, rel=0.1)
-    assert bytes_on_disk(made.model) == pytest.approx(bytes_in_memory(made.model), rel=0.35)  # the archive has an entry for each
+    assert bytes_on_disk(made.model) == pytest.approx(bytes_in_memory(made.model), rel=0.3)
     assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
 
 

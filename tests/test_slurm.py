@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from lab.attempt import Attempt, RankError
 from lab.cluster import Cluster
-from lab.endings import conclude
+from lab.jobs.attempt import Attempt, RankError
+from lab.jobs.endings import conclude
 from lab.slurm import controller, ends
 from lab.slurm.controller import Controller, JobState, SlurmSilentError
 from lab.slurm.granted import _total, expand

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lab import snapshot
+from lab.jobs import snapshot
 
 
 def git(folder: Path, *arguments: str) -> str:

@@ -84,7 +84,7 @@ def _measure_overhead(*, quick: bool, as_json: bool) -> None:
 
 
 def _score_predictions(cluster: str, *, quick: bool, fresh: bool, as_json: bool) -> None:
-    from lab import held_out
+    from lab.ahead import held_out
 
     found = held_out.held_out(cluster, quick=quick, fresh=fresh, progress=not as_json)
     content = {"error": found.error, "memory_error": found.memory_error, "limit": held_out.LIMIT, "scores": list(found.scores)}
@@ -96,7 +96,7 @@ def _score_predictions(cluster: str, *, quick: bool, fresh: bool, as_json: bool)
 
 
 def _time_planner(*, as_json: bool) -> None:
-    from lab.planner_speed import planner_speed
+    from lab.ahead.planner_speed import planner_speed
 
     found = planner_speed()
     answer(as_json, dataclasses.asdict(found), str(found))

@@ -9,12 +9,12 @@ from typing import Any, NamedTuple, TypedDict
 import numpy as np
 import pandas as pd
 
+from lab.ahead.published import NOTICE
+from lab.ahead.scoring import Frozen, scores
 from lab.analysis.lines import Scaling
 from lab.analysis.scaling import Curve, curves, summary
 from lab.comparing import Comparison
-from lab.published import NOTICE
 from lab.records import Record, load_records, table
-from lab.scoring import Frozen, scores
 from lab.study import Study
 
 Source = Study | str | Path | Sequence[Record] | Comparison

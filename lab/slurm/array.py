@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Any
 
 from lab.atomic import write_atomically
-from lab.queues import Work
+from lab.jobs.queues import Work
 from lab.slurm.controller import TIMEOUT_S, SlurmSilentError, accounted, queued
 
 # What a job that submits jobs must not hand on: the size and place of its own allocation.

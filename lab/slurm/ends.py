@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lab.attempt import Attempt, RankError
+from lab.jobs.attempt import Attempt, RankError
 from lab.slurm.controller import JobState
 
 # Slurm's word, the error's type in the record, and what happened, for people.

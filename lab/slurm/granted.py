@@ -8,7 +8,7 @@ import re
 import psutil
 
 from lab.atomic import read_json
-from lab.attempt import Attempt
+from lab.jobs.attempt import Attempt
 from lab.records import Granted
 
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from lab.attempt import Attempt, RankError
 from lab.errors import LabError
-from lab.queues import Stand
+from lab.jobs.attempt import Attempt, RankError
+from lab.jobs.queues import Stand
 from lab.records import Granted
 from lab.slurm import ends
 from lab.slurm.array import Array

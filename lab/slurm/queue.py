@@ -12,7 +12,7 @@ from pathlib import Path
 from lab.atomic import write_atomically
 from lab.cluster import Cluster
 from lab.errors import LabError
-from lab.queues import Work, prepare
+from lab.jobs.queues import Work, prepare
 from lab.slurm.array import Array, RefusedError
 from lab.slurm.controller import SlurmSilentError
 from lab.slurm.handle import SlurmHandle

@@ -10,7 +10,7 @@ import torch
 
 from lab.calibration import CollectiveTime, ContentionTime, MatrixProduct, MemoryBandwidth, Part
 from lab.cluster import Cluster
-from lab.place import Place, Progress
+from lab.jobs.place import Place, Progress
 from lab.worker.collectives import MIB, SIZES, measure_collectives
 from lab.worker.contention import measure_contention
 from lab.worker.environment import environment

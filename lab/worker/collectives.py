@@ -14,7 +14,7 @@ from torch import distributed as dist
 from lab.analysis.links import COLLECTIVES, Collective
 from lab.calibration import CollectiveTime
 from lab.errors import LabError
-from lab.place import Progress
+from lab.jobs.place import Progress
 from lab.worker.group import share
 from lab.worker.timing import stat
 

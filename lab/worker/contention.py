@@ -9,7 +9,7 @@ import torch
 from torch import distributed as dist
 
 from lab.calibration import ContentionTime
-from lab.place import Progress
+from lab.jobs.place import Progress
 from lab.worker.group import share
 
 BYTES = 4 * 2**20  # near the buckets of small models

@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 from lab.analysis.costs import flops_per_sample
-from lab.emulation import CUDA_NAMES, MEASURED, SLEEPING_STRATEGIES
+from lab.emulation.profile import CUDA_NAMES, MEASURED, SLEEPING_STRATEGIES
 from lab.errors import InputError, Problem
-from lab.place import Place
+from lab.jobs.place import Place
 from lab.study import Run
 from lab.worker import models
 from lab.worker.blocks import checkpoint_blocks

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from lab.jobs.place import Place
+from lab.jobs.snapshot import git_state
 from lab.machine import cpu_model, gpus
-from lab.place import Place
 from lab.records import Environment
-from lab.snapshot import git_state
 from lab.worker.data.dataset import Dataset
 
 

@@ -17,7 +17,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from lab.atomic import write_atomically
 from lab.errors import LabError
-from lab.place import Place
+from lab.jobs.place import Place
 from lab.worker.environment import backend
 from lab.worker.pacing import pace_sockets
 from lab.worker.timing import FloatArray

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from lab.inference import Inference, Size
-from lab.place import Place, Progress
+from lab.jobs.place import Place, Progress
 from lab.records import Memory
 from lab.study import Run
 from lab.worker import checkpoint, data, memory

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch import distributed as dist
 
 from lab.inference import Latency, Point
-from lab.place import Progress
+from lab.jobs.place import Progress
 from lab.worker.generate import stream
 from lab.worker.group import share
 from lab.worker.models.cache import Cache

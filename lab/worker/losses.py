@@ -13,7 +13,7 @@ from torch import distributed as dist
 from torch import multiprocessing as mp
 
 from lab.errors import InputError
-from lab.place import Place
+from lab.jobs.place import Place
 from lab.study import Run
 from lab.worker import peak
 from lab.worker.group import leave_group

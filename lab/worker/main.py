@@ -13,7 +13,7 @@ import torch
 
 from lab.analysis.costs import flops_per_sample
 from lab.errors import LabError
-from lab.place import Place, Progress
+from lab.jobs.place import Place, Progress
 from lab.records import Communication, Environment, Event, Gradient, Inference, Memory, Quality, Timing
 from lab.study import Run
 from lab.worker import data, exposure, strategies

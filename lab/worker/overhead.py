@@ -17,7 +17,7 @@ from torch import multiprocessing as mp
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from lab.place import Place
+from lab.jobs.place import Place
 from lab.study import Run
 from lab.worker import data, models
 from lab.worker.data.dataset import Dataset

@@ -6,8 +6,8 @@ import os
 import socket
 from pathlib import Path
 
-from lab.emulation import Emulated
-from lab.network import SO_MAX_PACING_RATE
+from lab.emulation.network import SO_MAX_PACING_RATE
+from lab.emulation.profile import Emulated
 
 
 def pace_sockets(emulated: Emulated | None) -> int:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import distributed as dist
 
-from lab.place import Place, Progress
+from lab.jobs.place import Place, Progress
 from lab.records import Communication, Stat
 from lab.study import Run
 from lab.worker import strategies

@@ -121,7 +121,8 @@ def bytes_on_disk(model: nn.Module) -> int:
 
 def bytes_in_memory(module: nn.Module) -> int:
     """Bytes of all weights as they lie in memory, scales and zero points included, each counted once."""
-    found = {place: size for tensor in _weights(module) for place, size in _storages(tensor)}
+    weights = list(_weights(module))  # all at once: a tensor that is freed would leave its address to the next one
+    found = {place: size for tensor in weights for place, size in _storages(tensor)}
     return sum(found.values())
 
 

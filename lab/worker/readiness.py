@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from lab.place import Place
+from lab.jobs.place import Place
 from lab.records import Gradient
 from lab.study import Run
 from lab.worker.data.dataset import Dataset

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 
-from lab import notice
-from lab.place import Place, Progress
+from lab.jobs import notice
+from lab.jobs.place import Place, Progress
 from lab.study import Run
 from lab.worker import checkpoint
 from lab.worker.checkpoint import Checkpoint

@@ -15,8 +15,8 @@ from torch import distributed as dist
 from torch import nn
 
 from lab.errors import LabError
-from lab.lifetime import age
-from lab.place import Place, Progress
+from lab.jobs.lifetime import age
+from lab.jobs.place import Place, Progress
 from lab.study import Run
 from lab.worker import memory, models, strategies
 from lab.worker.blocks import checkpoint_blocks

@@ -10,7 +10,7 @@ import torch
 
 from lab import workloads
 from lab.errors import InputError, LabError, Problem
-from lab.place import Place, Progress
+from lab.jobs.place import Place, Progress
 from lab.study import Run
 from lab.worker import checkpoint
 from lab.worker.checkpoint import Checkpoint

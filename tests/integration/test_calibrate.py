@@ -16,7 +16,7 @@ import pytest
 from lab import machine
 from lab.calibrating import calibrate
 from lab.calibration import load_calibration
-from lab.lifetime import is_running
+from lab.jobs.lifetime import is_running
 
 pytestmark = pytest.mark.skipif(len(machine.cores()) < 2, reason="two ranks need two cores")
 

@@ -18,7 +18,7 @@ import pytest
 import torch
 from studies import CORPUS
 
-from lab.place import Place
+from lab.jobs.place import Place
 from lab.study import Run
 from lab.worker import checkpoint, data, models, peak
 from lab.worker.group import leave_group

@@ -27,7 +27,7 @@ from studies import CORPUS
 from torch import distributed as dist
 from torch import nn
 
-from lab.place import Place
+from lab.jobs.place import Place
 from lab.records import PHASES, Communication
 from lab.study import Run
 from lab.worker import compression, models, peak

@@ -14,7 +14,7 @@ import torch
 from studies import CORPUS
 
 from lab.errors import InputError
-from lab.place import Place
+from lab.jobs.place import Place
 from lab.records import Communication
 from lab.study import Run
 from lab.worker import data, offset, peak

@@ -10,11 +10,11 @@ import pytest
 from studies import StudyMaker
 
 import lab
-from lab import network
 from lab.analysis.scaling import curves, summary
 from lab.calibrating import calibrate
 from lab.cluster import Cluster
-from lab.emulation import Link
+from lab.emulation import network
+from lab.emulation.profile import Link
 from lab.records import Record
 from lab.study import Study
 
@@ -26,9 +26,9 @@ FREE = 200_000  # bytes that a bucket and the buffers of the sockets let through
 TALK = """
 import socket, sys, time
 from pathlib import Path
-from lab.emulation import Emulated, Link
-from lab.network import join
-from lab.place import Place
+from lab.emulation.profile import Emulated, Link
+from lab.emulation.network import join
+from lab.jobs.place import Place
 from lab.worker.pacing import pace_sockets
 
 rank, count, way, link, folder = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], Link.model_validate_json(sys.argv[4]), Path(sys.argv[5])

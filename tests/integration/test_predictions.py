@@ -11,8 +11,8 @@ from studies import StudyMaker
 
 import lab
 from lab import machine
+from lab.ahead.scoring import predictions, scores
 from lab.calibration import calibration_path, write_calibration
-from lab.scoring import predictions, scores
 from lab.study import Study
 
 pytestmark = pytest.mark.skipif(len(machine.cores()) < 2, reason="two ranks need two cores")

@@ -17,7 +17,7 @@ from faults import Faults, await_steps
 from studies import LONG, StudyMaker
 
 import lab
-from lab.lifetime import is_running
+from lab.jobs.lifetime import is_running
 from lab.records import Store, read_record
 from lab.study import Study
 

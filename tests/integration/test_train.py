@@ -16,7 +16,7 @@ import torch
 from studies import CORPUS
 
 from lab.errors import LabError
-from lab.place import Place
+from lab.jobs.place import Place
 from lab.records import PHASES
 from lab.study import Run
 from lab.worker import peak

@@ -15,7 +15,7 @@ import pytest
 
 from lab.analysis.audit import audit
 from lab.analysis.recorded import from_records
-from lab.place import Place
+from lab.jobs.place import Place
 from lab.records import Record
 from lab.study import Run
 from lab.worker import peak

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from lab import workloads
 from lab.errors import InputError, Problem
-from lab.place import Progress
+from lab.jobs.place import Progress
 from lab.study import Run
 from lab.worker.data import ag_news, images, imdb, shakespeare, stdlib, synthetic, text, topics
 from lab.worker.data.dataset import Dataset, Windows

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from lab.errors import LabError
-from lab.place import Progress
+from lab.jobs.place import Progress
 from lab.worker.data.cache import cache_folder, locked
 
 TIMEOUT_S = 30

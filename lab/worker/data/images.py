@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from lab.errors import LabError
-from lab.place import Progress
+from lab.jobs.place import Progress
 from lab.worker.data.dataset import Dataset, Labelled
 from lab.worker.data.downloads import Download, fetch
 from lab.worker.data.store import Array, stored

@@ -7,7 +7,7 @@ import tarfile
 from pathlib import Path
 
 from lab.errors import LabError
-from lab.place import Progress
+from lab.jobs.place import Progress
 from lab.worker.data.downloads import Download, fetch
 from lab.worker.data.texts import Source, Texts
 

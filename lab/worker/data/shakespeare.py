@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lab.place import Progress
+from lab.jobs.place import Progress
 from lab.worker.data.downloads import Download, fetch
 from lab.worker.data.tokens import Corpus
 

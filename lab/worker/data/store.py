@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lab.place import Progress
+from lab.jobs.place import Progress
 from lab.worker.data.cache import cache_folder, locked
 
 FORMAT = 2

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from lab.place import Progress
+from lab.jobs.place import Progress
 from lab.worker.data.dataset import Dataset, Labelled, Windows
 from lab.worker.data.store import Array, stored
 from lab.workloads import CNN, GPT, Model, Synthetic

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lab.place import Progress
+from lab.jobs.place import Progress
 from lab.worker.data import bpe
 from lab.worker.data.store import Array, stored
 

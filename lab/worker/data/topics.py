@@ -13,7 +13,7 @@ import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
-from lab.place import Progress
+from lab.jobs.place import Progress
 from lab.worker.data.stdlib import LEFT_OUT
 from lab.worker.data.texts import Source, Texts
 

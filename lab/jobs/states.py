@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lab import queues
 from lab.atomic import read_json
 from lab.errors import LabError
-from lab.queues import Handle
+from lab.jobs import queues
+from lab.jobs.queues import Handle
 from lab.records import Record, Store
 from lab.study import Study, Task
 

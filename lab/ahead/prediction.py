@@ -52,7 +52,7 @@ class Basis:
     @classmethod
     def of(cls, study: Study, cluster: str | Cluster = "local", *, profiles: Sequence[Study] = ()) -> Basis:
         """What there is of a study and a cluster now; records on one rank are also taken from the studies `profiles`."""
-        from lab.scoring import error_so_far
+        from lab.ahead.scoring import error_so_far
 
         found = [
             record

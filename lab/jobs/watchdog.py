@@ -11,8 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from lab.atomic import write_atomically
-from lab.attempt import Attempt, RankError
-from lab.place import Place
+from lab.jobs.attempt import Attempt, RankError
+from lab.jobs.place import Place
 
 # Frames in which a rank waits for the others; they mark it as a victim of a hang and not its cause.
 _WAITING = ("_engine_run_backward", "all_reduce", "barrier", "all_gather", "gather_object", "broadcast")

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from lab.ahead.prediction import Basis, Forecast
+from lab.ahead.scoring import Score, mean_absolute_error, scores
 from lab.analysis import machines
 from lab.analysis.demands import layout_of, messages_of
 from lab.analysis.described import Described
@@ -16,9 +18,7 @@ from lab.analysis.predict import Conditions
 from lab.analysis.predict import predict as predict_step
 from lab.cluster import Cluster
 from lab.errors import InputError, LabError, Problem
-from lab.prediction import Basis, Forecast
 from lab.records import load_records
-from lab.scoring import Score, mean_absolute_error, scores
 from lab.study import Run, Study
 from lab.workloads import GPT, vocab_size_of
 

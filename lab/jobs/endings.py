@@ -9,7 +9,7 @@ import traceback
 from datetime import UTC, datetime
 from pathlib import Path
 
-from lab.attempt import Attempt, RankError
+from lab.jobs.attempt import Attempt, RankError
 from lab.records import Failure, Granted, Record, Status
 from lab.study import Run, Task
 

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from lab import queues
-from lab.queues import Handle, Queue, Work
+from lab.jobs import queues
+from lab.jobs.queues import Handle, Queue, Work
 
 # How long the other ranks may take to end by themselves once one of them has failed, in s.
 GRACE_S = 20.0

@@ -12,15 +12,16 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import psutil
 
-from lab import network, notice
-from lab.attempt import Attempt, claim
 from lab.cluster import Cluster
-from lab.emulation import Emulated
-from lab.endings import DISTURBED, failed, now, put_away, rank_error
-from lab.place import Place
+from lab.emulation import network
+from lab.emulation.profile import Emulated
+from lab.jobs import notice
+from lab.jobs.attempt import Attempt, claim
+from lab.jobs.endings import DISTURBED, failed, now, put_away, rank_error
+from lab.jobs.place import Place
+from lab.jobs.watchdog import Watchdog
 from lab.records import Granted, Record, read_record, write_record
 from lab.study import Run
-from lab.watchdog import Watchdog
 
 if TYPE_CHECKING:
     from lab.worker.main import Measured

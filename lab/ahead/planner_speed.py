@@ -6,11 +6,11 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from lab.ahead.predicting import predict
 from lab.analysis.described import Described
 from lab.analysis.machines import machine
 from lab.analysis.planner import Space, best
 from lab.analysis.predict import Conditions
-from lab.predicting import predict
 from lab.study import Run, Study
 from lab.workloads import GPT, MODELS
 

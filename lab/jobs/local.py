@@ -15,10 +15,10 @@ from typing import Any, ClassVar
 import psutil
 
 from lab.atomic import read_json, write_atomically
-from lab.attempt import Attempt, RankError
 from lab.cluster import Cluster
-from lab.lifetime import began, is_running
-from lab.queues import Stand, Work, prepare
+from lab.jobs.attempt import Attempt, RankError
+from lab.jobs.lifetime import began, is_running
+from lab.jobs.queues import Stand, Work, prepare
 
 POLL_S = 0.1
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from lab import textfiles
 from lab.cluster import Cluster
-from lab.emulation import SLEEPING_STRATEGIES, Emulated
+from lab.emulation.profile import SLEEPING_STRATEGIES, Emulated
 from lab.errors import InputError, Problem
 from lab.records import Store
 from lab.study import Run, Study, Task

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 from filelock import FileLock, Timeout
 
-from lab import queues
 from lab.atomic import write_atomically
-from lab.attempt import RankError
-from lab.endings import failed
 from lab.errors import LabError
+from lab.jobs import queues
+from lab.jobs.attempt import RankError
+from lab.jobs.endings import failed
 from lab.records import Store, write_record
 from lab.study import Study
 

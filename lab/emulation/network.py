@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from lab.atomic import read_json, write_atomically
-from lab.emulation import WAYS, Emulated, Link, Way
+from lab.emulation.profile import WAYS, Emulated, Link, Way
 from lab.errors import LabError
-from lab.place import Place
+from lab.jobs.place import Place
 
 SO_MAX_PACING_RATE = 47  # socket(7); Python has no name for it
 _NEW_USER, _NEW_NET = 0x10000000, 0x40000000

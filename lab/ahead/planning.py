@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from lab.ahead.prediction import SAME, Basis
 from lab.analysis import machines
 from lab.analysis.described import Described
 from lab.analysis.layouts import Layout, Links, Profile
@@ -18,7 +19,6 @@ from lab.analysis.planner import Plan, Space, best
 from lab.analysis.predict import Conditions
 from lab.cluster import Cluster
 from lab.errors import LabError
-from lab.prediction import SAME, Basis
 from lab.study import Run, Study
 from lab.workloads import GPT, vocab_size_of
 

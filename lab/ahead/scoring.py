@@ -20,7 +20,7 @@ from lab.study import Run, Study, Task
 if TYPE_CHECKING:
     import pandas as pd
 
-    from lab.prediction import Forecast
+    from lab.ahead.prediction import Forecast
 
 
 class Frozen(BaseModel):
@@ -83,7 +83,7 @@ def freeze(study: Study, cluster: str | Cluster = "local", *, runs: Iterable[Run
     changed, and a run that is predicted is not predicted again until it is measured. Runs on one rank are what
     predictions are made from, and have none.
     """
-    from lab.prediction import Basis
+    from lab.ahead.prediction import Basis
 
     asked = [run for run in dict.fromkeys(study.runs if runs is None else runs) if run.world_size > 1 and run.task == "train"]
     due = [run for run in asked if not predictions(study, run) and not any(map(Store(study.out).completed, _tasks(study, run)))]

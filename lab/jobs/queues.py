@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol
 
 from lab.atomic import read_json
-from lab.attempt import Attempt, RankError
 from lab.cluster import Cluster
+from lab.jobs.attempt import Attempt, RankError
 from lab.records import Granted
 
 
@@ -92,17 +92,17 @@ def queue_of(cluster: Cluster, home: Path) -> Queue:
 
         return SlurmQueue(cluster, home)
     if cluster.executor == "replay":
-        from lab.replaying import RecordedQueue
+        from lab.ahead.replaying import RecordedQueue
 
         return RecordedQueue(cluster)
-    from lab.local import LocalQueue
+    from lab.jobs.local import LocalQueue
 
     return LocalQueue(cluster)
 
 
 def handles(folders: Iterable[Path]) -> dict[Path, Handle]:
     """The last job of each folder that ever had one, of whatever queue, looked at once."""
-    from lab.local import LocalHandle
+    from lab.jobs.local import LocalHandle
     from lab.slurm.handle import SlurmHandle
 
     found: dict[Path, Handle] = {}

@@ -16,7 +16,7 @@ from typing import Literal
 from filelock import FileLock, Timeout
 
 from lab.atomic import read_json, write_atomically
-from lab.lifetime import began, is_running
+from lab.jobs.lifetime import began, is_running
 
 Decision = Literal["run", "skip"]
 

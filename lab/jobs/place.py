@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from lab.emulation import Emulated
+from lab.emulation.profile import Emulated
 
 # What the worker tells from time to time: a phase ("data", "warm-up", "measuring", "checkpoint", "evaluating"), steps done, steps in all.
 Progress = Callable[[str, int, int], None]

@@ -6,11 +6,11 @@ import statistics
 from dataclasses import dataclass
 from typing import Any
 
+from lab.ahead.scoring import Score, mean_absolute_error, scores, scores_table
 from lab.calibrating import calibrate
 from lab.errors import LabError
 from lab.launch import launch
 from lab.records import Record, load_records
-from lab.scoring import Score, mean_absolute_error, scores, scores_table
 from lab.study import Study
 
 LIMIT = 0.05  # mean absolute error of the step time
