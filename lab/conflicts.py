@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from lab import workloads
-from lab.words import SETTINGS
+from lab.words import SETTINGS, is_default
 
 if TYPE_CHECKING:
     from lab.study import Run
@@ -57,7 +57,7 @@ def _foreign_settings(run: Run) -> Iterator[str]:
     if run.strategy == "single" and run.world_size != 1:
         yield f"strategy 'single' has one rank, world_size is {run.world_size} || use 'ddp' or world_size 1"
     for name, (owner, title) in SETTINGS.items():
-        if run.strategy != owner and getattr(run, name) != type(run).model_fields[name].default:
+        if run.strategy != owner and not is_default(run, name):
             yield f"{name} is a setting of {title}, strategy '{run.strategy}' has none || leave it out, or use '{owner}'"
 
 
@@ -119,11 +119,12 @@ def _inference(run: Run) -> Iterator[str]:
         if run.quantization != "none":
             yield "quantization is a setting of inference, this run trains || leave it out, or use task: inference"
         return
-    if not isinstance(run.architecture, workloads.GPT):
-        yield f"task 'inference' generates text, {run.architecture.label} is no language model || choose a gpt"
-        return
     longest = max(run.prompt_tokens) + run.new_tokens
-    if longest > run.architecture.block_size:
+    if not isinstance(run.architecture, workloads.GPT):
+        for name in ("prompt_tokens", "new_tokens"):
+            if not is_default(run, name):
+                yield f"{name} is a setting of generated text, {run.architecture.label} classifies || leave it out, or choose a gpt"
+    elif longest > run.architecture.block_size:
         yield (
             f"prompt_tokens {max(run.prompt_tokens)} and new_tokens {run.new_tokens} are {longest}, the model has "
             f"positions for {run.architecture.block_size} || fewer tokens, or a model with a larger block_size"

@@ -17,8 +17,9 @@ class InferenceSettings(Frozen):
     """The fields of a Run that inference needs.
 
     An inference run is a training run and what is done with its model: the model is trained as the other fields say,
-    on one process, unless it is there already; then a quantized copy generates in turn with the fp32 base. Every pair of
-    a prompt length and a batch size is measured; batch sizes are sequences over all ranks.
+    on one process, unless it is there already; then a quantized copy works in turn with the fp32 base. A language model
+    generates, at every pair of a prompt length and a batch size; a classifier classifies batches of each size. Batch
+    sizes are samples over all ranks.
     """
 
     task: Literal["train", "inference"] = "train"
@@ -68,6 +69,17 @@ class Point(Part):
     total_ratio: Stat
 
 
+class ClassificationPoint(Part):
+    """One batch size of a classifier: seconds for a batch on the slowest rank, over rounds; the ratio is quantized over base."""
+
+    batch_size: int
+    base: Stat
+    quantized: Stat
+    ratio: Stat = Field(description="round by round: below 1 is faster")
+    base_samples_per_second: float
+    samples_per_second: float
+
+
 class Size(Part):
     """Bytes of a model's weights."""
 
@@ -90,7 +102,13 @@ class Inference(Part):
     perplexity_ratio: Share | None = Field(default=None, description="quantized over base, paired by sample")
     same_tokens: Share | None = Field(default=None, description="share of held-out positions with the same likeliest token")
     generated_alike: float | None = Field(default=None, description="share of greedily generated tokens that are the same")
+    held_out_samples: int | None = Field(default=None, description="that both classifiers classified")
+    base_accuracy: float | None = Field(default=None, description="share of held-out samples that are classified right")
+    accuracy: float | None = None
+    accuracy_change: Share | None = Field(default=None, description="quantized less base, paired by sample")
+    same_classes: Share | None = Field(default=None, description="share of held-out samples that both put into one class")
     points: list[Point] = []
+    classifications: list[ClassificationPoint] = []
     memory_bytes_per_second: float | None = Field(default=None, description="of a rank, measured in the job by copying")
     arithmetic: str = Field(default="", description="vector instructions of a CPU, or the GPU's name")
     model_sha256: str = Field(default="", description="of the base model's file")

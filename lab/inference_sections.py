@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from lab.page import Figure, Prose, Table, drawn
@@ -13,17 +14,20 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from lab.analysis.inferences import Compared
+    from lab.workloads import Task
 
 NOTHING = "No inference run has completed yet."
 
 
 def answer(study: Study) -> Prose:
     """The answer to the study's question in one sentence: the fastest and the smallest of what was compared."""
+    from lab.analysis.classifications import best as best_classifiers
     from lab.analysis.inferences import compared
     from lab.analysis.rounding import percent, rounded
 
-    found = [row for row in compared(load_records(study)) if row.record.run.quantization != "none"]
-    told = stage_sentences(study)
+    records = load_records(study)
+    found = [row for row in compared(records) if row.record.run.quantization != "none"]
+    told = [*stage_sentences(study), *best_classifiers(records)]
     faster = [row for row in found if (row.ratio("inter_token").high or 1.0) < 1.0]
     if faster:
         best = min(faster, key=lambda row: row.ratio("inter_token").value)
@@ -105,13 +109,27 @@ def _draw_stages(found: Sequence[Any], axes: Any) -> None:
     tradeoffs.stage_ratios(axes, found)
 
 
-def tradeoff(study: Study, name: str) -> Figure:
-    """The figure `latency_throughput` or `size_perplexity` of `lab.figures`."""
+def _does(study: Study, task: Task) -> bool:
+    return any(run.task == "inference" and run.architecture.task == task for run in study.runs)
+
+
+def _generates(study: Study) -> bool:
+    return _does(study, "language modelling")
+
+
+def _classifies(study: Study) -> bool:
+    return _does(study, "text classification") or _does(study, "image classification")
+
+
+def tradeoff(study: Study, name: str) -> list[Figure]:
+    """The figure `latency_throughput` or `size_perplexity` of `lab.figures`; nothing where no text is generated."""
     from lab import figures
     from lab.drawing import tradeoffs
 
+    if not _generates(study):
+        return []
     alt = getattr(tradeoffs, f"{name}_alt")(load_records(study))
-    return drawn(lambda axes: getattr(figures, name)(study, ax=axes), alt, height=4.0)
+    return [drawn(lambda axes: getattr(figures, name)(study, ax=axes), alt, height=4.0)]
 
 
 def training(study: Study) -> list[Prose | Table | Figure]:
@@ -121,47 +139,62 @@ def training(study: Study) -> list[Prose | Table | Figure]:
     return [Prose("## Training"), sections.learning(study)] if any(run.task == "train" for run in study.runs) else []
 
 
-def speed(study: Study) -> Table:
-    """Ratios of time, quantized over base."""
-    caption = (
+def speed(study: Study) -> list[Table]:
+    """Ratios of time, quantized over base, for language models and for classifiers."""
+    generated = (
         "Time of the quantized model over that of the fp32 base, generated in turn in one job: median over rounds [95 % interval; "
         "over repeats the widest]. Below 1 is faster; the row `none` is a second copy of the base, so what it shows is noise"
     )
-    return _table(study, "speed_rows", caption)
+    classified = (
+        "Time of the quantized classifier for a batch on the slowest rank over that of the fp32 base, in turn in one job: median over "
+        "rounds [95 % interval; over repeats the widest]. Below 1 is faster; `none` is a second copy of the base, so it shows noise"
+    )
+    return _tables(study, "speed_rows", generated, classified)
 
 
-def latencies(study: Study) -> Table:
-    """Prefill and decode apart, with the achieved bandwidth."""
+def latencies(study: Study) -> list[Prose | Table]:
+    """Prefill and decode apart, with the achieved bandwidth; nothing where no text is generated."""
+    if not _generates(study):
+        return []
     caption = (
         "Time to the first token (prefill) and between tokens (decode) on the slowest rank. GB/s: weights and cache that a rank must "
         "read for a token, over the median time between tokens; the memory bandwidth is that of a large copy, measured in the job, "
         "and what fits into the processor's cache may exceed it"
     )
-    return _table(study, "latency_rows", caption)
+    return [Prose("## Prefill and decode"), _table(study, "inferences", "latency_rows", caption)]
 
 
-def quality(study: Study) -> Table:
-    """Sizes, perplexity and agreement."""
-    caption = (
+def quality(study: Study) -> list[Table]:
+    """Sizes with perplexity or accuracy, and agreement."""
+    generated = (
         "Size and quality. Perplexity on held-out text, its change against the base with the interval paired by sample; share of "
         "held-out positions with the same likeliest token, and of greedily generated tokens that are the same"
     )
-    return _table(study, "quality_rows", caption)
+    classified = (
+        "Size and quality. Accuracy on held-out samples, its change against the base in percentage points with the interval paired by "
+        "sample; share of samples that both put into the same class"
+    )
+    return _tables(study, "quality_rows", generated, classified)
 
 
-def _table(study: Study, rows: str, caption: str) -> Table:
+def _tables(study: Study, rows: str, generated: str, classified: str) -> list[Table]:
+    of_generation = [_table(study, "inferences", rows, generated)] if _generates(study) else []
+    return of_generation + ([_table(study, "classifications", rows, classified)] if _classifies(study) else [])
+
+
+def _table(study: Study, module: str, rows: str, caption: str) -> Table:
     import pandas as pd
 
-    from lab.analysis import inferences
-
-    return Table(caption, pd.DataFrame(getattr(inferences, rows)(load_records(study))), index=False)
+    analysis = import_module(f"lab.analysis.{module}")
+    return Table(caption, pd.DataFrame(getattr(analysis, rows)(load_records(study))), index=False)
 
 
 def findings(study: Study) -> Prose:
     """What quantization gains or costs, and why where it costs."""
-    from lab.analysis.inferences import sentences
+    from lab.analysis import classifications, inferences
 
-    found = sentences(load_records(study))
+    records = load_records(study)
+    found = [*inferences.sentences(records), *classifications.sentences(records)]
     return Prose.of(*found, bullets=True) if found else Prose.of("Nothing was compared with the base.")
 
 

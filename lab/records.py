@@ -12,7 +12,7 @@ from pydantic import Field, ValidationError
 
 from lab.atomic import write_atomically
 from lab.errors import LabError
-from lab.inference import Inference, Point
+from lab.inference import ClassificationPoint, Inference, Point
 from lab.measured import (
     FOREIGN_CPU,
     PHASES,
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 __all__ = [
     "FOREIGN_CPU",
     "PHASES",
+    "ClassificationPoint",
     "Communication",
     "Environment",
     "Event",

@@ -33,9 +33,9 @@ def outcome(records: Sequence[Record]) -> Prose:
 
 
 def _inference_outcome(record: Record) -> Prose:
-    from lab.analysis.inferences import missing, sentences
+    from lab.analysis import classifications, inferences
 
-    told = [*missing([record]), *sentences([record])]
+    told = [*inferences.missing([record]), *inferences.sentences([record]), *classifications.sentences([record])]
     return Prose.of(*(told or ["Two copies of the base were timed against each other."]), bullets=True)
 
 

@@ -66,5 +66,6 @@ def _short(run: Run, scaling: str) -> dict[str, list[Any]]:
     if scaling != "weak":
         given["global_batch_size"] = 8  # so that studies share runs
     if run.task == "inference":
-        given |= SMALLEST_INFERENCE
+        unused = set() if run.architecture.kind == "gpt" else {"prompt_tokens", "new_tokens"}
+        given |= {key: value for key, value in SMALLEST_INFERENCE.items() if key not in unused}
     return {key: [value] for key, value in given.items()}

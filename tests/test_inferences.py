@@ -18,6 +18,7 @@ from lab.records import Record, Stat, write_record
 from lab.study import Run
 
 mpl.use("Agg")
+CLASSIFIER = {"model": "agnews-small", "data": "topics"}
 
 
 def latency(inter_token: float, *, batch_size: int) -> Latency:
@@ -198,6 +199,12 @@ def test_inference_settings_do_not_rename_training_runs() -> None:
     [
         ({"quantization": "bf16"}, "quantization is a setting of inference"),
         ({"task": "inference", "prompt_tokens": [120]}, "are 152, the model has positions for 128"),
+        (
+            {"task": "inference", **CLASSIFIER, "new_tokens": 8},
+            "new_tokens is a setting of generated text, text-classifier 2x128",
+        ),
+        ({"task": "inference", **CLASSIFIER, "prompt_tokens": [8]}, "prompt_tokens is a setting of generated text"),
+        ({"task": "inference", **CLASSIFIER, "world_size": 2, "batch_sizes": [3]}, "batch_sizes 3 is not divisible"),
         ({"task": "inference", "world_size": 2, "batch_sizes": [3]}, "batch_sizes 3 is not divisible by world_size 2"),
     ],
 )

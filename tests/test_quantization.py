@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
 
 from lab.worker.models.gpt import GPT
 from lab.worker.quantization import UnavailableError, bytes_in_memory, bytes_on_disk, quantize
@@ -44,6 +45,14 @@ def test_a_quantized_model_is_smaller_and_says_much_the_same(model: GPT, name: s
     assert bytes_in_memory(made.model) == pytest.approx(others + linear * per_weight, rel=0.1)
     assert bytes_on_disk(made.model) == pytest.approx(bytes_in_memory(made.model), rel=0.3)
     assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
+
+
+def test_layers_that_cannot_be_quantized_stay_and_are_counted() -> None:
+    network = nn.Sequential(nn.Conv2d(1, 32, 3), nn.Flatten(), nn.Linear(32 * 4, 32), nn.Linear(32, 10)).eval()
+    assert quantize(network, "int8_dynamic").method.endswith("2 of 2 linear layers, 0 of 1 convolutions")
+    assert quantize(network, "int4_weight_only").method.endswith("1 of 2 linear layers, 0 of 1 convolutions")
+    with pytest.raises(UnavailableError, match="none of the model's layers"):
+        quantize(network[:1], "int8_weight_only")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="fp8 may be there")

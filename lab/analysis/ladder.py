@@ -68,12 +68,12 @@ def stages(study: Study, records: Sequence[Record]) -> list[Stage]:
 
 
 def _seconds(records: Sequence[Record]) -> Estimate | None:
-    """Of an optimizer step, or of generating for one batch with the fp32 base."""
+    """Of an optimizer step, or of one batch with the fp32 base."""
     steps = [record.timing.step for record in records if record.timing is not None]
-    generations = [record.inference.points[-1].base.total for record in records if record.inference and record.inference.points]
-    if not steps and not generations:
-        return None
-    return over(steps or generations)
+    inferred = [record.inference for record in records if record.inference]
+    batches = [found.points[-1].base.total for found in inferred if found.points]
+    batches += [found.classifications[-1].base for found in inferred if found.classifications]
+    return over(steps or batches) if steps or batches else None
 
 
 def _ratio(serial: Estimate, stage: Estimate, *, same: bool) -> Estimate:

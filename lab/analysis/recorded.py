@@ -11,7 +11,7 @@ import pandas as pd
 from lab.analysis import naming
 from lab.analysis.links import bus_factor
 from lab.analysis.observations import Observations
-from lab.records import Communication, Environment, Point, Record, Timing
+from lab.records import ClassificationPoint, Communication, Environment, Point, Record, Timing
 from lab.study import Run
 from lab.words import names
 
@@ -59,7 +59,8 @@ def from_records(
             rows += [common | row for row in _ranks(record.timing, common["label"])]
         elif record.completed and record.inference is not None:
             common = _common(record)
-            rows += [common | _generation(point, record.run_id) for point in record.inference.points]
+            points: list[Point | ClassificationPoint] = [*record.inference.points, *record.inference.classifications]
+            rows += [common | _inferred(point, record.run_id) for point in points]
     numeric, rest = list(naming.NUMERIC), [*naming.TEXT, *EXTRA, *FACTS]
     keys = sorted({name for row in rows for name in row if name.startswith("key:")})
     columns = list(dict.fromkeys([*numeric, *rest, "rank", "aggregate", "label", *keys]))
@@ -123,11 +124,14 @@ def _facts(environment: Environment, run: Run) -> dict[str, Any]:
     }
 
 
-def _generation(point: Point, run_id: str) -> dict[str, Any]:
-    """One point of an inference record: the time of generating for one batch with the quantized model."""
-    total = point.quantized.total
+def _inferred(point: Point | ClassificationPoint, run_id: str) -> dict[str, Any]:
+    """One point of an inference record: the time for one batch with the quantized model."""
+    if isinstance(point, Point):
+        total, prompt, name = point.quantized.total, str(point.prompt_tokens), f"{run_id}, prompt {point.prompt_tokens}"
+    else:
+        total, prompt, name = point.quantized, "", run_id
     return {
-        "run_id": f"{run_id}, prompt {point.prompt_tokens}, batch {point.batch_size}",
+        "run_id": f"{name}, batch {point.batch_size}",
         "time": total.median,
         "p10": total.p10,
         "p90": total.p90,
@@ -135,7 +139,7 @@ def _generation(point: Point, run_id: str) -> dict[str, Any]:
         "micro_batch_size": None,
         "total_steps": None,
         "aggregate": True,
-        "key:prompt": str(point.prompt_tokens),
+        "key:prompt": prompt,
     }
 
 

@@ -1,4 +1,4 @@
-"""What a quantized model says against what its base says: errors of logits, perplexity, tokens."""
+"""What a quantized model says against what its base says: errors of logits, perplexity and tokens, or accuracy and classes."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from lab.inference import Share
 from lab.worker.data.loading import Batch
 from lab.worker.generate import generate
 from lab.worker.group import share
+from lab.worker.models.classifier import Classifier
 from lab.worker.models.gpt import GPT
 from lab.worker.timing import FloatArray
 
@@ -31,19 +32,35 @@ class Fidelity:
     same_tokens: Share
 
 
+@dataclass(frozen=True)
+class Agreement:
+    """Accuracies on held-out samples, and how far the quantized classifier agrees with its base."""
+
+    samples: int
+    base_accuracy: float
+    accuracy: float
+    change: Share
+    same_classes: Share
+
+
 @torch.inference_mode()
-def output_errors(base: GPT, quantized: GPT, inputs: Sequence[Tensor]) -> dict[str, float]:
+def output_errors(base: nn.Module, quantized: nn.Module, inputs: Sequence[Tensor]) -> dict[str, float]:
     """The largest relative error of logits on any rank by shape of the input, infinite where they are not finite.
 
     Kernels differ by shape, and one was seen that is wrong for one shape alone. All ranks must call it.
     """
     errors: dict[str, float] = {}
-    for tokens in inputs:
-        expected, found = base(tokens).float(), quantized(tokens).float()
+    for samples in inputs:
+        expected, found = (_logits(model, samples) for model in (base, quantized))
         error = float((found - expected).norm() / expected.norm())
-        shape = "x".join(map(str, tokens.shape))
+        shape = "x".join(map(str, samples.shape))
         errors[shape] = max(error if np.isfinite(error) else np.inf, errors.get(shape, 0.0))
     return {shape: max(rank[shape] for rank in share(errors)) for shape in errors}
+
+
+def _logits(model: nn.Module, samples: Tensor) -> Tensor:
+    logits: Tensor = model.logits(samples) if isinstance(model, Classifier) else model(samples)
+    return logits.float()
 
 
 @torch.inference_mode()
@@ -55,15 +72,14 @@ def fidelity(base: GPT, quantized: GPT, batches: Iterable[Batch], *, device: tor
     rows: list[FloatArray] = []
     for batch in batches:
         inputs, targets = batch.to(device)
-        expected, found = (model(inputs).float() for model in (base, quantized))
+        expected, found = (_logits(model, inputs) for model in (base, quantized))
         losses = [
             functional.cross_entropy(logits.transpose(1, 2), targets, reduction="none").mean(dim=1)
             for logits in (expected, found)
         ]
         same = (expected.argmax(dim=-1) == found.argmax(dim=-1)).float().mean(dim=1)
         rows.append(torch.stack([*losses, same], dim=1).double().cpu().numpy())
-    samples = np.concatenate([part for part in share(np.concatenate(rows) if rows else np.zeros((0, 3))) if len(part)])
-    of_base, of_quantized, same_tokens = samples.T
+    of_base, of_quantized, same_tokens = _of_all_ranks(rows, columns=3)
     change = _mean(of_quantized - of_base)
     low, high = (None if bound is None else float(np.exp(bound)) for bound in (change.low, change.high))
     return Fidelity(
@@ -72,6 +88,30 @@ def fidelity(base: GPT, quantized: GPT, batches: Iterable[Batch], *, device: tor
         ratio=Share(value=float(np.exp(change.value)), low=low, high=high),
         same_tokens=_mean(same_tokens),
     )
+
+
+@torch.inference_mode()
+def agreement(base: Classifier, quantized: Classifier, batches: Iterable[Batch], *, device: torch.device) -> Agreement:
+    """Compare two classifiers on held-out batches as `fidelity` does language models; all ranks must call it."""
+    rows: list[FloatArray] = []
+    for batch in batches:
+        inputs, targets = batch.to(device)
+        expected, found = (_logits(model, inputs).argmax(dim=1) for model in (base, quantized))
+        rows.append(torch.stack([expected == targets, found == targets, expected == found], dim=1).double().cpu().numpy())
+    of_base, of_quantized, same_classes = _of_all_ranks(rows, columns=3)
+    return Agreement(
+        samples=len(of_base),
+        base_accuracy=float(of_base.mean()),
+        accuracy=float(of_quantized.mean()),
+        change=_mean(of_quantized - of_base),
+        same_classes=_mean(same_classes),
+    )
+
+
+def _of_all_ranks(rows: Sequence[FloatArray], *, columns: int) -> FloatArray:
+    """The columns over the samples of all ranks, of which some may have had none."""
+    mine = np.concatenate(rows) if rows else np.zeros((0, columns))
+    return np.concatenate([part for part in share(mine) if len(part)]).T
 
 
 def generated_alike(base: GPT, quantized: GPT, prompts: Tensor, *, new_tokens: int) -> float:
@@ -84,6 +124,7 @@ def _mean(values: FloatArray) -> Share:
     """The mean with its percentile-bootstrap interval, none for less than two values."""
     if len(values) < 2:
         return Share(value=float(values.mean()), low=None, high=None)
-    drawn = np.random.default_rng(0).integers(0, len(values), size=(_RESAMPLES, len(values)))
-    low, high = np.percentile(values[drawn].mean(axis=1), [2.5, 97.5])
+    generator, count = np.random.default_rng(0), len(values)
+    means = [values[generator.integers(0, count, size=count)].mean() for _ in range(_RESAMPLES)]
+    low, high = np.percentile(means, [2.5, 97.5])
     return Share(value=float(values.mean()), low=float(low), high=float(high))

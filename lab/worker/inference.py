@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lab.inference import Inference, Size
 from lab.jobs.place import Place, Progress
@@ -17,17 +19,18 @@ from lab.study import Run
 from lab.worker import checkpoint, data, memory
 from lab.worker.checkpoint import Checkpoint
 from lab.worker.data.dataset import Dataset
-from lab.worker.data.loading import FastLoader
+from lab.worker.data.loading import Batch, FastLoader
 from lab.worker.environment import environment
-from lab.worker.fidelity import WRONG, fidelity, generated_alike, output_errors
+from lab.worker.fidelity import WRONG, agreement, fidelity, generated_alike, output_errors
 from lab.worker.foreign import cpu_use, foreign_cpu
 from lab.worker.group import gather, process_group
-from lab.worker.latency import Asked, measure_points
+from lab.worker.latency import Asked, measure_classifications, measure_points
 from lab.worker.main import Measured, device_of
+from lab.worker.models.classifier import Classifier
 from lab.worker.models.gpt import GPT
 from lab.worker.quantization import UnavailableError, bytes_in_memory, bytes_on_disk, quantize
 from lab.worker.throughput import memory_bandwidth
-from lab.worker.trained import load, recipe_of, sha256, trained_model
+from lab.worker.trained import rebuilt, recipe_of, sha256, trained_model
 
 
 def infer(run: Run, place: Place, *, data_root: Path, folder: Path, progress: Progress) -> Measured | None:
@@ -40,7 +43,7 @@ def infer(run: Run, place: Place, *, data_root: Path, folder: Path, progress: Pr
     device = device_of(place)
     dataset = data.prepare(recipe_of(run), data_root=data_root, progress=progress)
     found = trained_model(run, place, device=device, dataset=dataset, progress=progress)
-    base = load(found, device=device)
+    base = rebuilt(found, dataset, device=device)
     with process_group(place, device=device) if place.world_size > 1 else nullcontext():
         memory.reset_peak(device)
         before = cpu_use(place.cores)
@@ -75,7 +78,7 @@ def infer(run: Run, place: Place, *, data_root: Path, folder: Path, progress: Pr
 
 
 def _compare(
-    run: Run, place: Place, base: GPT, found: Checkpoint, *, device: torch.device, dataset: Dataset, progress: Progress
+    run: Run, place: Place, base: nn.Module, found: Checkpoint, *, device: torch.device, dataset: Dataset, progress: Progress
 ) -> Inference:
     about = Inference(
         quantization=run.quantization,
@@ -90,13 +93,10 @@ def _compare(
     except UnavailableError as error:
         return about.model_copy(update={"unavailable": str(error)})
     quantized = made.model
-    assert isinstance(quantized, GPT)
-    points = [
-        Asked(length, size, _prompts(dataset, length, size, place, device))
-        for length in run.prompt_tokens
-        for size in run.batch_sizes
-    ]
-    inputs = [shaped for point in points for shaped in (point.prompts, point.prompts[:, :1], point.prompts[:1, :1])]
+    held_out = _held_out(run, place, dataset)
+    asked = _prompts(run, place, dataset, device) if isinstance(base, GPT) else []
+    batches = {size: _share(dataset, size, place, device, seed=size) for size in run.batch_sizes}
+    inputs = _shapes(asked) if isinstance(base, GPT) else list(batches.values())
     progress("comparing", 0, run.rounds)
     errors = output_errors(base, quantized, inputs)
     worst = max(errors, key=lambda shape: errors[shape])
@@ -106,19 +106,55 @@ def _compare(
     if errors[worst] > WRONG:
         told = f"its logits are wrong by {errors[worst]:.2g} of the base's for an input of {worst}: no time was taken"
         return about.model_copy(update={"unavailable": told})
-    held_out = list(FastLoader(dataset.held_out, run=recipe_of(run), rank=0).evaluation())
-    quality = fidelity(base, quantized, held_out[place.rank :: place.world_size], device=device)
-    return about.model_copy(
-        update={
-            "base_perplexity": quality.base_perplexity,
-            "perplexity": quality.perplexity,
-            "perplexity_ratio": quality.ratio,
-            "same_tokens": quality.same_tokens,
-            "generated_alike": generated_alike(base, quantized, points[-1].prompts, new_tokens=run.new_tokens),
-            "points": measure_points(base, quantized, points, new_tokens=run.new_tokens, rounds=run.rounds, progress=progress),
-            "memory_bytes_per_second": memory_bandwidth(device).bytes_per_s,
-        }
-    )
+    if isinstance(base, GPT) and isinstance(quantized, GPT):
+        measured = _generation(run, base, quantized, held_out, asked, device=device, progress=progress)
+    else:
+        assert isinstance(base, Classifier) and isinstance(quantized, Classifier)
+        measured = _classification(run, base, quantized, held_out, batches, device=device, progress=progress)
+    return about.model_copy(update=measured)
+
+
+def _generation(
+    run: Run,
+    base: GPT,
+    quantized: GPT,
+    held_out: Sequence[Batch],
+    asked: Sequence[Asked],
+    *,
+    device: torch.device,
+    progress: Progress,
+) -> dict[str, Any]:
+    quality = fidelity(base, quantized, held_out, device=device)
+    return {
+        "base_perplexity": quality.base_perplexity,
+        "perplexity": quality.perplexity,
+        "perplexity_ratio": quality.ratio,
+        "same_tokens": quality.same_tokens,
+        "generated_alike": generated_alike(base, quantized, asked[-1].prompts, new_tokens=run.new_tokens),
+        "points": measure_points(base, quantized, asked, new_tokens=run.new_tokens, rounds=run.rounds, progress=progress),
+        "memory_bytes_per_second": memory_bandwidth(device).bytes_per_s,
+    }
+
+
+def _classification(
+    run: Run,
+    base: Classifier,
+    quantized: Classifier,
+    held_out: Sequence[Batch],
+    batches: Mapping[int, Tensor],
+    *,
+    device: torch.device,
+    progress: Progress,
+) -> dict[str, Any]:
+    quality = agreement(base, quantized, held_out, device=device)
+    return {
+        "held_out_samples": quality.samples,
+        "base_accuracy": quality.base_accuracy,
+        "accuracy": quality.accuracy,
+        "accuracy_change": quality.change,
+        "same_classes": quality.same_classes,
+        "classifications": measure_classifications(base, quantized, batches, rounds=run.rounds, progress=progress),
+    }
 
 
 def _arithmetic(device: torch.device) -> str:
@@ -128,12 +164,37 @@ def _arithmetic(device: torch.device) -> str:
     return f"{torch.backends.cpu.get_cpu_capability()}, bf16 {'in hardware' if bf16 else 'emulated'}"
 
 
-def _size(model: GPT) -> Size:
+def _size(model: nn.Module) -> Size:
     return Size(memory=bytes_in_memory(model), disk=bytes_on_disk(model))
 
 
-def _prompts(dataset: Dataset, length: int, batch_size: int, place: Place, device: torch.device) -> Tensor:
-    """This rank's share of as many pieces of held-out text, the same at every world size."""
-    begins = np.random.default_rng(length).integers(0, len(dataset.held_out), size=batch_size)
-    inputs, _ = dataset.held_out.take(begins.reshape(place.world_size, -1)[place.rank])
-    return torch.from_numpy(inputs[:, :length]).to(device)
+def _share(dataset: Dataset, batch_size: int, place: Place, device: torch.device, *, seed: int) -> Tensor:
+    """This rank's share of as many held-out inputs, the same at every world size."""
+    drawn = np.random.default_rng(seed).integers(0, len(dataset.held_out), size=batch_size)
+    inputs, _ = dataset.held_out.take(drawn.reshape(place.world_size, -1)[place.rank])
+    return torch.from_numpy(inputs).to(device)
+
+
+def _prompts(run: Run, place: Place, dataset: Dataset, device: torch.device) -> list[Asked]:
+    return [
+        Asked(length, size, _share(dataset, size, place, device, seed=length)[:, :length])
+        for length in run.prompt_tokens
+        for size in run.batch_sizes
+    ]
+
+
+def _shapes(asked: Sequence[Asked]) -> list[Tensor]:
+    """Prompts in each shape in which generation calls the model."""
+    return [shaped for point in asked for shaped in (point.prompts, point.prompts[:, :1], point.prompts[:1, :1])]
+
+
+def _held_out(run: Run, place: Place, dataset: Dataset) -> list[Batch]:
+    """This rank's share of the batches that a training evaluates on, labelled samples once at most: a bootstrap counts each."""
+    batches = list(FastLoader(dataset.held_out, run=recipe_of(run), rank=0).evaluation())
+    if dataset.held_out.epochs:
+        size = len(batches[0].targets)
+        left = [len(dataset.held_out) - number * size for number in range(len(batches))]
+        batches = [
+            Batch(batch.inputs[:rest], batch.targets[:rest]) for batch, rest in zip(batches, left, strict=True) if rest > 0
+        ]
+    return batches[place.rank :: place.world_size]

@@ -1,10 +1,10 @@
-"""Prefill and decode of two models, timed in turn: time to first token, time between tokens, bandwidth."""
+"""Two models timed in turn: time to first token, time between tokens and bandwidth, or time to classify a batch."""
 
 from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -12,11 +12,12 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from lab.inference import Latency, Point
+from lab.inference import ClassificationPoint, Latency, Point
 from lab.jobs.place import Progress
 from lab.worker.generate import stream
 from lab.worker.group import share
 from lab.worker.models.cache import Cache
+from lab.worker.models.classifier import Classifier
 from lab.worker.models.gpt import GPT
 from lab.worker.quantization import bytes_in_memory
 from lab.worker.timing import FloatArray, stat
@@ -33,35 +34,59 @@ class Asked(NamedTuple):
 def measure_points(
     base: GPT, quantized: GPT, points: Sequence[Asked], *, new_tokens: int, rounds: int, progress: Progress
 ) -> list[Point]:
-    """Time both models at each point; in each round all of them once, in an order of its own, the same on all ranks.
+    """Time both models generating at each point; all ranks must call it."""
 
-    A round's time is that of the rank which was the slowest from prompt to last token: ranks generate on their own and
-    only start together. Each model goes through each point once before anything is timed. All ranks must call it.
+    def generated(point: int, which: int) -> FloatArray:
+        prompts = points[point].prompts
+        return _laps(stream((base, quantized)[which], prompts, new_tokens=new_tokens), prompts.device)
+
+    seconds = _in_turn(generated, len(points), rounds=rounds, progress=progress)
+    return [_point(asked, seconds[:, number], base, quantized) for number, asked in enumerate(points)]
+
+
+def measure_classifications(
+    base: Classifier, quantized: Classifier, batches: Mapping[int, Tensor], *, rounds: int, progress: Progress
+) -> list[ClassificationPoint]:
+    """Time both models on a batch of each size over all ranks, of which this rank has the share given; all ranks must call it."""
+    shares = list(batches.values())
+
+    def classified(point: int, which: int) -> FloatArray:
+        samples = shares[point]
+        return _laps(((base, quantized)[which].logits(part) for part in (samples,)), samples.device)
+
+    seconds = _in_turn(classified, len(shares), rounds=rounds, progress=progress)[..., 0]
+    return [_classification(size, *seconds[:, number].T) for number, size in enumerate(batches)]
+
+
+def _in_turn(work: Callable[[int, int], FloatArray], points: int, *, rounds: int, progress: Progress) -> FloatArray:
+    """Seconds (rounds, points, models, laps) of `work` by point and model; in each round all of them once, in an order of its own.
+
+    The order is the same on all ranks. A round's time is that of the rank which took the longest in all: ranks work on
+    their own and only start together. Each model goes through each point once before anything is timed.
     """
-    turns = list(itertools.product(range(len(points)), range(2)))
-    both = (base, quantized)
-    for number, (point, which) in enumerate(turns):
-        _generate(both[which], points[point].prompts, new_tokens)
+    turns = list(itertools.product(range(points), range(2)))
+    for number, turn in enumerate(turns):
+        work(*turn)
         progress("warm-up", number + 1, len(turns))
-    seconds = np.zeros((rounds, len(points), 2, new_tokens))
+    seconds: list[list[FloatArray]] = []
     for number in range(rounds):
-        for turn in np.random.default_rng(number).permutation(len(turns)).tolist():
-            point, which = turns[turn]
-            seconds[number, point, which] = _generate(both[which], points[point].prompts, new_tokens)
+        order = np.random.default_rng(number).permutation(len(turns)).tolist()
+        timed = {turn: work(*turns[turn]) for turn in order}
+        seconds.append([timed[turn] for turn in range(len(turns))])
         progress("measuring", number + 1, rounds)
-    slowest = _of_slowest(np.stack(share(seconds)))
-    return [_point(asked, slowest[:, number], base, quantized) for number, asked in enumerate(points)]
+    mine = np.array(seconds).reshape(rounds, points, 2, -1)
+    return _of_slowest(np.stack(share(mine)))
 
 
 @torch.inference_mode()
-def _generate(model: GPT, prompts: Tensor, new_tokens: int) -> FloatArray:
-    """Seconds to the first token and between all others, begun when all ranks are there."""
+def _laps(results: Iterator[Tensor], device: torch.device) -> FloatArray:
+    """Seconds to the first result and between all others, begun when all ranks are there."""
     if dist.is_initialized():
         dist.barrier()
-    _wait(prompts.device)
+    _wait(device)
     stamps = [time.perf_counter()]
-    for _ in stream(model, prompts, new_tokens=new_tokens):
-        _wait(prompts.device)  # a token is there when it can be shown
+    for _ in results:
+        _wait(device)  # a result is there when it can be shown
         stamps.append(time.perf_counter())
     return np.diff(stamps)
 
@@ -72,7 +97,7 @@ def _wait(device: torch.device) -> None:
 
 
 def _of_slowest(ranks: FloatArray) -> FloatArray:
-    """From (ranks, rounds, points, 2, tokens) the tokens of the rank with the longest total of each generation."""
+    """From (ranks, rounds, points, 2, laps) the laps of the rank with the longest total of each turn."""
     slowest = ranks.sum(axis=-1).argmax(axis=0)
     chosen: FloatArray = np.take_along_axis(ranks, slowest[None, ..., None], axis=0)[0]
     return chosen
@@ -89,6 +114,18 @@ def _point(asked: Asked, seconds: FloatArray, base: GPT, quantized: GPT) -> Poin
         first_token_ratio=stat(of_quantized[:, 0] / of_base[:, 0]),
         inter_token_ratio=stat(between[1] / between[0]),
         total_ratio=stat(of_quantized.sum(axis=1) / of_base.sum(axis=1)),
+    )
+
+
+def _classification(batch_size: int, base: FloatArray, quantized: FloatArray) -> ClassificationPoint:
+    of_base, of_quantized = stat(base), stat(quantized)
+    return ClassificationPoint(
+        batch_size=batch_size,
+        base=of_base,
+        quantized=of_quantized,
+        ratio=stat(quantized / base),
+        base_samples_per_second=batch_size / of_base.median,
+        samples_per_second=batch_size / of_quantized.median,
     )
 
 

@@ -34,7 +34,8 @@ class Quantized:
 def quantize(model: nn.Module, name: str) -> Quantized:
     """A copy of a trained fp32 model, quantized where the model is; the model itself stays as it is.
 
-    Raises UnavailableError where device or packages cannot.
+    The method says of which layers the weights are quantized, the others stay as they are. Raises UnavailableError where
+    device or packages cannot, and where the model has no layer for it.
     """
     device = next(model.parameters()).device
     copied = copy.deepcopy(model).eval()
@@ -48,7 +49,24 @@ def quantize(model: nn.Module, name: str) -> Quantized:
         raise UnavailableError(told[0] if told else type(error).__name__) from error
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-    return Quantized(made, method, time.perf_counter() - begin)
+    seconds = time.perf_counter() - begin
+    return Quantized(made, method if name in _WHOLE else f"{method}: {_layers(model, made)}", seconds)
+
+
+def _layers(model: nn.Module, made: nn.Module) -> str:
+    """How many layers of each kind are quantized: `9 of 9 linear layers, 0 of 20 convolutions`."""
+    pairs = [(layer, made.get_submodule(name)) for name, layer in model.named_modules()]
+    kinds = {"linear layers": nn.Linear, "convolutions": nn.Conv2d}
+    quantized = {kind: [_is_quantized(now) for was, now in pairs if isinstance(was, of)] for kind, of in kinds.items()}
+    if not any(map(any, quantized.values())):
+        raise UnavailableError("none of the model's layers can be quantized so")
+    return ", ".join(f"{sum(own)} of {len(own)} {kind}" for kind, own in quantized.items() if own)
+
+
+def _is_quantized(layer: nn.Module) -> bool:
+    # torch's own is another class, with a method in place of the weight; torchao's keeps the class and has another weight.
+    weight = layer.weight
+    return not isinstance(weight, Tensor) or type(weight.data) is not Tensor
 
 
 def _none(model: nn.Module, device: torch.device) -> tuple[nn.Module, str]:
@@ -63,7 +81,8 @@ def _int8_dynamic(model: nn.Module, device: torch.device) -> tuple[nn.Module, st
     if device.type == "cuda":
         from torchao.quantization import Int8DynamicActivationInt8WeightConfig
 
-        return _torchao(model.to(torch.bfloat16), Int8DynamicActivationInt8WeightConfig(), "int8 weights and activations in bf16")
+        told = "int8 weights and activations in bf16"
+        return _torchao(model.to(torch.bfloat16), Int8DynamicActivationInt8WeightConfig(), told, multiple_of=(16, 16))
     made = torch.ao.quantization.quantize_dynamic(model, {nn.Linear}, dtype=torch.qint8)
     engine = torch.backends.quantized.engine
     return made, f"torch's dynamic int8 linear layers, engine {engine}; the rest in fp32"
@@ -80,7 +99,8 @@ def _int4_weight_only(model: nn.Module, device: torch.device) -> tuple[nn.Module
         from torchao.quantization import Int4WeightOnlyConfig as Config
     else:  # the plain one fails on CPU in each of its formats
         from torchao.prototype.quantization.int4 import PrototypeInt4WeightOnlyConfig as Config
-    return _torchao(model.to(torch.bfloat16), Config(group_size=32), "int4 weights of linear layers in groups of 32, in bf16")
+    told = "int4 weights of linear layers in groups of 32, in bf16"
+    return _torchao(model.to(torch.bfloat16), Config(group_size=32), told, multiple_of=(32, 16))
 
 
 def _fp8(model: nn.Module, device: torch.device) -> tuple[nn.Module, str]:
@@ -92,16 +112,24 @@ def _fp8(model: nn.Module, device: torch.device) -> tuple[nn.Module, str]:
         raise NotImplementedError(f"{name} has compute capability {capability[0]}.{capability[1]}, fp8 needs 8.9")
     from torchao.quantization import Float8DynamicActivationFloat8WeightConfig
 
-    return _torchao(model.to(torch.bfloat16), Float8DynamicActivationFloat8WeightConfig(), "fp8 weights and activations, in bf16")
+    told = "fp8 weights and activations, in bf16"
+    return _torchao(model.to(torch.bfloat16), Float8DynamicActivationFloat8WeightConfig(), told, multiple_of=(16, 16))
 
 
-def _torchao(model: nn.Module, config: Any, method: str) -> tuple[nn.Module, str]:
+def _torchao(model: nn.Module, config: Any, method: str, *, multiple_of: tuple[int, int] = (1, 1)) -> tuple[nn.Module, str]:
+    """Quantize the linear layers whose inputs and outputs are multiples of what the kernels take."""
     import torchao
 
-    torchao.quantize_(model, config)
+    def takes(layer: nn.Module, _: str) -> bool:
+        if not isinstance(layer, nn.Linear):
+            return False
+        return layer.in_features % multiple_of[0] == 0 and layer.out_features % multiple_of[1] == 0
+
+    torchao.quantize_(model, config, filter_fn=takes)
     return model, f"torchao {torchao.__version__}: {method}"
 
 
+_WHOLE = {"none", "bf16"}  # that do the same with every layer
 _WAYS: dict[str, Callable[[nn.Module, torch.device], tuple[nn.Module, str]]] = {
     "none": _none,
     "bf16": _bf16,

@@ -7,6 +7,7 @@ import hashlib
 from pathlib import Path
 
 import torch
+from torch import nn
 
 from lab import workloads
 from lab.errors import InputError, LabError, Problem
@@ -16,6 +17,7 @@ from lab.worker import checkpoint
 from lab.worker.checkpoint import Checkpoint
 from lab.worker.data.cache import cache_folder, locked
 from lab.worker.data.dataset import Dataset
+from lab.worker.models import build
 from lab.worker.models.gpt import GPT
 from lab.worker.train import train
 
@@ -50,6 +52,13 @@ def trained_model(run: Run, place: Place, *, device: torch.device, dataset: Data
     if found is None:
         raise LabError(f"{folder}: written just now and not readable: is the disk full?")
     return found
+
+
+def rebuilt(found: Checkpoint, dataset: Dataset, *, device: torch.device) -> nn.Module:
+    """A checkpoint's model of any kind on a device, in evaluation mode; raises what building it raises."""
+    model = build(found.run, dataset)
+    checkpoint.load_model(model, found)
+    return model.to(device).eval()
 
 
 def load(found: Checkpoint, *, device: torch.device) -> GPT:

@@ -42,6 +42,23 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
+CLASSIFIER = STUDY | {
+    "base": {
+        "model": {"kind": "cnn", "network": "resnet18", "image_size": 8},
+        "data": "digits",
+        "task": "inference",
+        "global_batch_size": 16,
+        "steps": 2,
+        "warmup_steps": 1,
+        "eval_batches": 20,
+        "batch_sizes": [4],
+        "rounds": 5,
+    },
+    "grid": {"quantization": ["int8_dynamic"], "world_size": [2]},
+    "baseline": {},
+}
+
+
 @pytest.fixture(scope="module")
 def records(folder: Path) -> dict[str, Record]:
     with pytest.MonkeyPatch.context() as patch:
@@ -92,6 +109,22 @@ def test_what_the_machine_has_not_is_told(records: dict[str, Record]) -> None:
 def test_all_start_from_one_trained_model(records: dict[str, Record], folder: Path) -> None:
     assert len({inference(record).model_sha256 for record in records.values()}) == 1
     assert len(list((folder / "cache" / "models").glob("*/checkpoint/final"))) == 1
+
+
+def test_a_quantized_classifier_is_compared_by_its_accuracy(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LAB_CACHE", str(folder / "cache"))
+    (folder / "classifier").mkdir()
+    (folder / "classifier" / "study.yaml").write_text(yaml.safe_dump(CLASSIFIER))
+    [record] = lab.launch(lab.Study.load(folder / "classifier")).wait(progress=False)
+    assert record.error is None and record.checks == {"outputs_agree": True}
+    found = inference(record)
+    assert found.method.endswith("1 of 1 linear layers, 0 of 20 convolutions")
+    assert set(found.output_errors) == {"2x1x8x8"}
+    assert found.held_out_samples == 180  # all that are held out, each once, though 20 batches of 16 were asked for
+    assert found.base_accuracy is not None and found.accuracy is not None and found.accuracy_change is not None
+    assert found.accuracy_change.value == pytest.approx(found.accuracy - found.base_accuracy)
+    [point] = found.classifications
+    assert point.batch_size == 4 and point.ratio.interval is not None and found.points == []
 
 
 def test_the_command_generates_from_it(records: dict[str, Record], folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,7 @@ class Vision(Classifier):
         self.image_size = config.image_size
         self.freeze_batch_norm = config.batch_norm == "frozen"
         self.network: nn.Module = import_torchvision().models.get_model(config.network, weights=None, num_classes=classes)
-        _take_channels(self.network, channels)
+        self.first_layer = _take_channels(self.network, channels)
         for module in self.network.modules():
             if isinstance(module, nn.Dropout) and config.dropout is not None:
                 module.p = config.dropout
@@ -33,7 +33,9 @@ class Vision(Classifier):
         images = inputs.to(torch.get_default_dtype()) / 127.5 - 1
         if images.shape[2:] != (self.image_size, self.image_size):
             images = functional.interpolate(images, size=(self.image_size, self.image_size), mode="bilinear", align_corners=False)
-        scores: Tensor = self.network(images)
+        first = self.network.get_submodule(self.first_layer)
+        assert isinstance(first, nn.Conv2d)
+        scores: Tensor = self.network(images.to(first.weight.dtype))  # a quantized copy may be in bf16
         return scores
 
     def train(self, mode: bool = True) -> Self:
@@ -46,11 +48,11 @@ class Vision(Classifier):
         return self
 
 
-def _take_channels(network: nn.Module, channels: int) -> None:
-    """Replace the first convolution, made for three channels, by one for as many as the data has."""
+def _take_channels(network: nn.Module, channels: int) -> str:
+    """Replace the first convolution, made for three channels, by one for as many as the data has; answers with its name."""
     name, first = next((name, module) for name, module in network.named_modules() if isinstance(module, nn.Conv2d))
     if first.in_channels == channels:
-        return
+        return str(name)
     parent, _, child = name.rpartition(".")
     replacement = nn.Conv2d(
         channels,
@@ -62,3 +64,4 @@ def _take_channels(network: nn.Module, channels: int) -> None:
     )
     nn.init.kaiming_normal_(replacement.weight, mode="fan_out", nonlinearity="relu")
     setattr(network.get_submodule(parent), child, replacement)
+    return str(name)

@@ -1,0 +1,113 @@
+"""What inference records of classifiers say: rows, claims that intervals support, the page, the audit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from factories import environment, record, run, stat, study
+
+import lab
+from lab import inference_sections
+from lab.analysis import classifications, inferences
+from lab.analysis.ladder import stages
+from lab.inference import ClassificationPoint, Inference, Share, Size
+from lab.records import Record, Stat, write_record
+from lab.study import Run
+
+
+def asked(quantization: str, **fields: Any) -> Run:
+    return run(1, task="inference", model="agnews-small", data="topics", quantization=quantization, batch_sizes=[1, 8], **fields)
+
+
+def point(batch_size: int, base: float, quantized: float) -> ClassificationPoint:
+    ratio = quantized / base
+    return ClassificationPoint(
+        batch_size=batch_size,
+        base=stat(base),
+        quantized=stat(quantized),
+        ratio=Stat(median=ratio, p10=ratio, p90=ratio, interval=(ratio * 0.95, ratio * 1.05)),
+        base_samples_per_second=batch_size / base,
+        samples_per_second=batch_size / quantized,
+    )
+
+
+def classified(run: Run, points: list[ClassificationPoint], change: Share, repeat: int = 0) -> Record:
+    found = Inference(
+        quantization=run.quantization,
+        method="a method: 9 of 9 linear layers",
+        base_size=Size(memory=4_000_000, disk=4_100_000),
+        size=Size(memory=1_000_000, disk=1_100_000),
+        quantize_time=0.1,
+        output_errors={"8x128": 0.01},
+        held_out_samples=500,
+        base_accuracy=0.9,
+        accuracy=0.9 + change.value,
+        accuracy_change=change,
+        same_classes=Share(value=0.97, low=0.96, high=0.98),
+        classifications=points,
+        arithmetic="AVX2",
+    )
+    return Record(
+        run_id=run.id,
+        repeat=repeat,
+        run=run,
+        status="completed",
+        finished_at="2025-01-01T00:01:00+00:00",
+        environment=environment(1),
+        inference=found,
+    )
+
+
+WORSE, EVEN = Share(value=-0.02, low=-0.03, high=-0.01), Share(value=-0.002, low=-0.01, high=0.006)
+
+
+def test_speed_and_accuracy_are_claimed_where_their_intervals_say_so() -> None:
+    slow = classified(asked("bf16"), [point(1, 1e-3, 2e-3), point(8, 4e-3, 4.04e-3)], EVEN)
+    fast = classified(asked("int8_dynamic"), [point(1, 1e-3, 0.5e-3)], WORSE)
+    first, second, third, *costs = classifications.sentences([slow, fast])
+    assert first.startswith("bf16 on 1 CPU process, batch 1: slower, 2.0 [1.9, 2.1] of the base's time for a batch.")
+    assert "a method: 9 of 9 linear layers, on AVX2" in first
+    assert "no difference is shown" in second
+    assert third.startswith("int8_dynamic on 1 CPU process, batch 1: faster, 0.50")
+    assert costs == [
+        "bf16: accuracy 89.8 %, the base's 90.0 %: no difference is shown on 500 samples.",
+        "int8_dynamic: accuracy 88.0 %, the base's 90.0 %: lower, a change of -2 [-3, -1] points.",
+    ]
+
+
+def test_rows_of_speed_and_quality_and_none_for_language_models() -> None:
+    records = [classified(asked(name), [point(8, 4e-3, 2e-3)], WORSE, repeat) for name in ("none", "bf16") for repeat in range(2)]
+    [none, bf16] = classifications.speed_rows(records)
+    assert (bf16["samples/s"], bf16["base samples/s"], none["batch"]) == ("4000", "2000", 8)
+    [_, row] = classifications.quality_rows(records)
+    assert (row["accuracy"], row["base accuracy"], row["change (points)"]) == ("88.0 %", "90.0 %", "-2 [-3, -1]")
+    assert (row["of the base"], row["samples"]) == ("25.0 %", 500)
+    assert inferences.speed_rows(records) == inferences.quality_rows(records) == inferences.sentences(records) == []
+
+
+def test_the_page_of_a_classifier_says_nothing_of_tokens(tmp_path) -> None:
+    own = [asked("none"), asked("bf16")]
+    made = study(tmp_path, own, kind="inference")
+    for one in own:
+        write_record(classified(one, [point(8, 4e-3, 1e-3)], WORSE), made.out / "runs" / one.id / "0")
+    assert "bf16 on 1 CPU process, batch 8, gains the most time" in inference_sections.answer(made).markdown.replace("\\", "")
+    [speed], [quality] = inference_sections.speed(made), inference_sections.quality(made)
+    assert len(speed.frame) == len(quality.frame) == 2 and "classifier" in speed.caption
+    assert inference_sections.latencies(made) == inference_sections.tradeoff(made, "size_perplexity") == []
+    assert "a change of" in inference_sections.findings(made).markdown
+
+
+def test_the_audit_sees_each_batch_size_once() -> None:
+    records = [classified(asked("bf16"), [point(1, 1e-3, 2e-3), point(8, 4e-3, 5e-3)], EVEN, repeat) for repeat in range(3)]
+    assert not [finding for finding in lab.audit(records).findings if finding.rule in {"two-writers", "repeats"}]
+
+
+def test_the_time_of_a_batch_is_that_of_the_stage(tmp_path) -> None:
+    train = run(1, model="agnews-small", data="topics", needs_device="cpu")
+    infer = asked("none", needs_device="cpu")
+    found = stages(
+        study(tmp_path, [train, infer], kind="inference"), [record(train), classified(infer, [point(8, 4e-3, 4e-3)], EVEN)]
+    )
+    [serial] = [stage for stage in found if (stage.task, stage.name) == ("inference", "serial")]
+    assert serial.seconds is not None and serial.seconds.value == pytest.approx(4e-3)

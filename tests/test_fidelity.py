@@ -1,0 +1,62 @@
+"""Agreement of two classifiers with known answers."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from lab.worker.data.loading import Batch
+from lab.worker.fidelity import agreement, output_errors
+from lab.worker.latency import measure_classifications
+from lab.worker.models.classifier import Classifier
+
+CPU = torch.device("cpu")
+
+
+class Made(Classifier):
+    """Answers sample number i with the i-th row of made logits."""
+
+    def __init__(self, classes: list[int], *, scale: float = 1.0) -> None:
+        super().__init__()
+        self.rows = scale * torch.nn.functional.one_hot(torch.tensor(classes), 3).float()
+
+    def logits(self, inputs: Tensor) -> Tensor:
+        return self.rows[inputs]
+
+
+TARGETS = torch.tensor([0, 1, 2, 0, 1, 2, 0, 1, 2, 0])
+BASE = Made([0, 1, 2, 0, 1, 2, 0, 1, 0, 1])  # 8 of 10 right
+OTHER = Made([0, 1, 2, 0, 1, 0, 1, 1, 2, 1])  # 7 of 10: two more wrong, one more right; 7 as the base's
+BATCHES = [Batch(torch.arange(10)[part], TARGETS[part]) for part in (slice(0, 4), slice(4, 8), slice(8, 10))]
+
+
+def test_accuracies_and_their_paired_change() -> None:
+    found = agreement(BASE, OTHER, BATCHES, device=CPU)
+    assert (found.samples, found.base_accuracy, found.accuracy) == (10, 0.8, 0.7)
+    assert found.change.value == pytest.approx(-0.1) and found.same_classes.value == pytest.approx(0.7)
+    # Of ten draws with chances 0.2 for -1 and 0.1 for +1: the mean is -0.1, its standard deviation sqrt(0.29 / 10).
+    assert found.change.low == pytest.approx(-0.1 - 1.96 * 0.17, abs=0.08)
+    assert found.change.high == pytest.approx(-0.1 + 1.96 * 0.17, abs=0.08)
+
+
+def test_pairs_are_kept_together() -> None:
+    found = agreement(BASE, BASE, BATCHES, device=CPU)
+    assert (found.change.value, found.change.low, found.change.high) == (0.0, 0.0, 0.0)
+    assert found.same_classes.value == 1.0 and found.accuracy == 0.8
+
+
+def test_errors_of_a_classifiers_logits_by_shape() -> None:
+    assert output_errors(BASE, Made([0, 1, 2, 0, 1, 2, 0, 1, 0, 1], scale=1.1), [torch.arange(4), torch.arange(2)]) == {
+        "4": pytest.approx(0.1),
+        "2": pytest.approx(0.1),
+    }
+
+
+def test_both_classifiers_are_timed_at_every_batch_size() -> None:
+    batches = {1: torch.arange(1), 4: torch.arange(4)}
+    found = measure_classifications(BASE, OTHER, batches, rounds=5, progress=lambda *_: None)
+    assert [point.batch_size for point in found] == [1, 4]
+    for point in found:
+        assert point.ratio.interval is not None and point.base.median > 0
+        assert point.samples_per_second == pytest.approx(point.batch_size / point.quantized.median)
