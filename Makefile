@@ -19,10 +19,11 @@ $(STAMP): requirements.lock pyproject.toml
 report: env
 	$(BIN)/lab run reports/quickstart
 
-# Unit tests on all cores, then whole studies and browsers one at a time. Where chromium or Slurm is missing its tests
-# are skipped, unless CI=true.
+# Unit tests, then whole studies, Slurm and browsers; last those that believe their times, alone. Where chromium or Slurm is
+# missing its tests are skipped, unless CI=true.
 test: unit
-	$(BIN)/python -m pytest tests/integration
+	$(BIN)/python -m pytest tests/integration -m "not alone" --numprocesses 2 --dist loadfile
+	$(BIN)/python -m pytest tests/integration -m alone
 
 unit: env
 	$(BIN)/python -m pytest tests --ignore tests/integration --numprocesses auto

@@ -18,7 +18,7 @@ from lab.calibrating import calibrate
 from lab.calibration import load_calibration
 from lab.jobs.lifetime import is_running
 
-pytestmark = pytest.mark.skipif(len(machine.cores()) < 2, reason="two ranks need two cores")
+pytestmark = [pytest.mark.skipif(len(machine.cores()) < 2, reason="two ranks need two cores"), pytest.mark.alone]
 
 
 @pytest.fixture

@@ -36,6 +36,8 @@ from lab.worker.data.dataset import Dataset
 from lab.worker.data.sampling import Sampler
 from lab.worker.main import Measured, measure
 
+pytestmark = pytest.mark.alone
+
 LAYERS, FORWARD, BACKWARD, LINK = 4, 0.030, 0.060, 0.100  # s per layer; each layer's gradient is one bucket
 SLOW, STALL = 0.240, 0.120  # s on rank 1
 JITTER = 0.0015

@@ -22,6 +22,8 @@ from playwright.sync_api import Browser, Locator, Page, expect
 from lab.records import read_record
 from lab.report import NOTEBOOKS, execute
 
+pytestmark = pytest.mark.alone
+
 NOTEBOOK = NOTEBOOKS / "explore.ipynb"
 PATIENCE_MS = 120_000
 

@@ -18,6 +18,8 @@ from lab.records import Failure, Store, write_record
 from lab.report import execute
 from lab.study import Study
 
+pytestmark = pytest.mark.alone
+
 NOTEBOOKS = Path(__file__).parent.parent.parent / "notebooks"
 
 
