@@ -15,9 +15,10 @@ from filelock import FileLock
 from matplotlib.figure import Figure
 
 import lab
-from lab import bench as bench_module
-from lab.bench import Bench
-from lab.dashboard import Dashboard, Pace
+from lab.dashboard import marks, results
+from lab.dashboard.bench import Bench
+from lab.dashboard.board import Dashboard
+from lab.dashboard.following import Pace
 from lab.drawing.seen import see
 from lab.jobs.lifetime import began
 from lab.records import Failure, Record, Store, write_record
@@ -162,7 +163,7 @@ def test_speedup_is_over_the_equal_run_on_one_rank(shown: Dashboard) -> None:
     keep(shown, step_time=0.2)
     choose(shown, global_batch_size=16)
     keep(shown, step_time=0.4)
-    (table,) = (part for part in bench_module.results(shown.bench) if isinstance(part, lab.page.Table))
+    (table,) = (part for part in results.results(shown.bench) if isinstance(part, lab.page.Table))
     speedups = dict(zip(table.frame["configuration"], table.frame["speedup"], strict=True))
     assert speedups == {
         "gpt-nano ddp x1, batch 8, fp32": "1",
@@ -207,7 +208,7 @@ def test_figures_have_a_text_and_leave_the_kernels_backend_alone(shown: Dashboar
     before = mpl.get_backend()
     keep(shown, step_time=0.3)
     images = [html for output in lab.dashboard().results.outputs if "<img" in (html := output["data"].get("text/html", ""))]
-    assert len(images) == 2 and all('alt="' in image for image in images)
+    assert len(images) == 3 and all('alt="' in image for image in images)
     assert "300 ms" in images[1].split("src=")[0]
     assert mpl.get_backend() == before
 
@@ -216,7 +217,7 @@ def test_frame_and_ring_mark_the_run_that_is_meant() -> None:
     times = {1: 0.3, 2: 0.2, 4: 0.15}
     records = [factories.record(factories.run(size), step_time=seconds) for size, seconds in times.items()]
     meant = records[1]
-    for name, mark in {"step_breakdown": bench_module._frame, "throughput": bench_module._ring}.items():
+    for name, mark in {"step_breakdown": marks.frame, "throughput": marks.ring}.items():
         ax = getattr(lab.figures, name)(records, ax=Figure(layout="constrained").subplots())
         mark(ax, see(records).lines, meant.run_id)
         if name == "step_breakdown":
