@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
+import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
@@ -43,10 +43,24 @@ class Network:
 def networks() -> list[Network]:
     """The profiles of `slurm/`: those that can be served from here by name, then the others."""
     names = {path.stem for folder in (Path("slurm"), ROOT / "slurm") for path in folder.glob("*.yaml")}
-    return sorted(map(_network, names), key=lambda network: (bool(network.obstacle), network.name))
+    partitions = _partitions()
+    found = [_network(name, partitions) for name in names]
+    return sorted(found, key=lambda network: (bool(network.obstacle), not network.name.startswith("local"), network.name))
 
 
-def _network(name: str) -> Network:
+def _partitions() -> set[str] | str:
+    """Those of a Slurm that answers from here, else what stands against it."""
+    try:
+        # A controller that is down would be waited for.
+        told = subprocess.run(["sinfo", "-h", "-o", "%R"], capture_output=True, text=True, timeout=3, check=True)
+    except FileNotFoundError:
+        return "Slurm's commands are not on this machine"
+    except (OSError, subprocess.SubprocessError):
+        return "no controller of Slurm answers"
+    return set(told.stdout.split())
+
+
+def _network(name: str, partitions: set[str] | str) -> Network:
     try:
         cluster = Cluster.load(name)
     except InputError as error:
@@ -55,11 +69,18 @@ def _network(name: str) -> Network:
         return Network(name, f"{name} (not here)", str(error))
     if cluster.executor == "replay":
         return Network(name, f"{name} (not here)", "it replays a table that others published, and measures nothing")
-    if cluster.executor == "slurm" and shutil.which("sbatch") is None:
-        return Network(name, f"{name} (not here)", "Slurm's commands are not on this machine (send it to a study instead)")
+    if cluster.executor == "slurm" and (told := _slurm_obstacle(cluster, partitions)):
+        return Network(name, f"{name} (not here)", f"{told} (send it to a study, and run that where jobs are submitted)")
     if cluster.emulates:
         return Network(name, f"{name}: emulated {Emulated(link=cluster.link, compute=cluster.compute).label}")
     return Network(name, cluster.description.removesuffix(", local executor"))
+
+
+def _slurm_obstacle(cluster: Cluster, partitions: set[str] | str) -> str:
+    if isinstance(partitions, str):
+        return partitions
+    known = cluster.partition is None or cluster.partition in partitions
+    return "" if known else f"this Slurm has no partition {cluster.partition!r}"
 
 
 def controls(offered: list[Network]) -> dict[str, Any]:

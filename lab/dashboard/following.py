@@ -30,11 +30,12 @@ def done(state: TaskState) -> int:
 
 
 def told(state: TaskState, pace: Pace, *, now: float, ours: bool) -> str:
-    """One line: phase, step, time left at `now` in s, and whether another program than this one drives the run."""
+    """One line: phase, step, time left at `now` in s, loss, and whether another program than this one drives the run."""
     run = state.task.run
     words = [f"{run.label}: {state.phase or state.state}"]
     if state.phase in TRAINING:
         left = pace.left(state.step, run.steps, now=now)
         words += [f"step {state.step} of {run.steps}", "" if left is None else f"about {clock(left)} of steps left"]
+        words += ["" if state.loss is None else f"loss {state.loss:.3f}"]
     words += ["" if ours else "another program drives it and can cancel it"]
     return ", ".join(filter(None, words))
