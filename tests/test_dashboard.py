@@ -12,14 +12,11 @@ from pathlib import Path
 import factories
 import pytest
 from filelock import FileLock
-from matplotlib.figure import Figure
 
 import lab
-from lab.dashboard import marks, results
+from lab.dashboard import results
 from lab.dashboard.bench import Bench
 from lab.dashboard.board import Dashboard
-from lab.dashboard.following import Pace
-from lab.drawing.seen import see
 from lab.jobs.lifetime import began
 from lab.records import Failure, Record, Store, write_record
 from lab.study import Study
@@ -134,6 +131,37 @@ def test_unusable_profile_is_told(place: Path) -> None:
     assert "Cannot run:" in text(shown.verdict) and "nowhere" in text(shown.verdict) and shown.run_button.disabled
 
 
+def test_network_that_is_not_here_says_why_and_can_still_be_sent(shown: Dashboard) -> None:
+    shown.fields["cluster"].value = "replay-a100"
+    assert "Cannot run: replay-a100 cannot be served from here: it replays a table" in text(shown.verdict).replace("  ", " ")
+    assert shown.run_button.disabled and not shown.send_button.disabled
+    shown.fields["cluster"].value = "two"
+    assert not shown.run_button.disabled
+
+
+def test_configuration_is_sent_to_a_study_beside_the_bench(shown: Dashboard, place: Path) -> None:
+    choose(shown, world_size=2)
+    assert shown.name.placeholder == "gpt-nano-ddp-x2-batch-8-fp32"
+    shown.send_button.click()
+    assert "lab run gpt-nano-ddp-x2-batch-8-fp32 --cluster two" in text(shown.sent)
+    study = Study.load("gpt-nano-ddp-x2-batch-8-fp32")
+    assert study.folder.parent == place / "reports" and study.runs[-1] == shown.asked() and len(study.tasks) == 6
+    shown.send_button.click()
+    assert "Not sent:" in text(shown.sent) and "there already" in text(shown.sent)
+    shown.fields["steps"].value = 4
+    assert shown.send_button.disabled, "4 steps of warm-up leave nothing"
+
+
+def test_choices_start_no_job_and_move_nothing(shown: Dashboard) -> None:
+    heights = [widget.layout.height for widget in (shown.verdict, shown.status, shown.sent)]
+    assert all(heights)
+    keep(shown)
+    for name, value in {"world_size": 2, "strategy": "fsdp", "cluster": "one", "steps": 1}.items():
+        shown.fields[name].value = value
+    assert not list(shown.bench.folder.rglob("job.json")) and len(shown.bench.studies()) == 1
+    assert heights == [widget.layout.height for widget in (shown.verdict, shown.status, shown.sent)]
+
+
 def test_world_sizes_of_one_configuration_are_one_study(shown: Dashboard) -> None:
     first, second = (choose(shown, world_size=size) for size in (1, 2))
     other = choose(shown, global_batch_size=16)
@@ -213,19 +241,6 @@ def test_figures_have_a_text_and_leave_the_kernels_backend_alone(shown: Dashboar
     assert mpl.get_backend() == before
 
 
-def test_frame_and_ring_mark_the_run_that_is_meant() -> None:
-    times = {1: 0.3, 2: 0.2, 4: 0.15}
-    records = [factories.record(factories.run(size), step_time=seconds) for size, seconds in times.items()]
-    meant = records[1]
-    for name, mark in {"step_breakdown": marks.frame, "throughput": marks.ring}.items():
-        ax = getattr(lab.figures, name)(records, ax=Figure(layout="constrained").subplots())
-        mark(ax, see(records).lines, meant.run_id)
-        if name == "step_breakdown":
-            assert ax.patches[-1].get_width() == pytest.approx(200.0) and not ax.patches[-1].get_fill()
-        else:
-            assert [*ax.lines[-1].get_xdata(), *ax.lines[-1].get_ydata()] == pytest.approx([2, 320.0])
-
-
 def test_study_file_that_cannot_be_read_hides_no_other_and_stops_its_own_run(shown: Dashboard) -> None:
     keep(shown)
     study = choose(shown, global_batch_size=16)
@@ -283,12 +298,3 @@ def test_job_that_dies_leaves_its_failure_on_the_bench(shown: Dashboard, child: 
     until(lambda: "measuring" in text(again.status))
     child.kill()
     until(lambda: "failed" in text(again.status) and "JobLost" in content(again))
-
-
-def test_pace_is_that_of_the_steps_seen() -> None:
-    pace = Pace()
-    assert pace.left(3, 10, now=100.0) is None
-    assert pace.left(3, 10, now=101.0) is None
-    assert pace.left(5, 10, now=104.0) == pytest.approx(5 * 2.0)
-    assert pace.left(5, 10, now=105.0) == pytest.approx(9.0)
-    assert pace.left(5, 10, now=999.0) == 0.0

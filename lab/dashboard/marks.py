@@ -71,16 +71,18 @@ def frame(ax: Axes, lines: list[Curve], run_id: str) -> None:
 
 
 def steps(ax: Axes, lines: list[Curve], expected: Mapping[str, Score]) -> None:
-    """A dashed line across the bar of each run that was predicted, where the step was expected to end."""
+    """The same below the bar of each run that was predicted, where its step was expected to end."""
     from lab.analysis.rounding import unit_for
     from lab.drawing.phase_bars import BAR
 
     unit = unit_for([float(step) for _, points in lines for step in points["step_time"]])
     for run_id, y in bars(ax, lines).items():
         if run_id in expected:
-            end = expected[run_id].frozen.step_s * unit.per_second
-            ax.plot([end, end], [y - BAR / 2, y + BAR / 2], "--", color=INK, linewidth=1.6, label="_predicted")
-            ax.set_xlim(right=max(ax.get_xlim()[1], 1.04 * end))
+            frozen = expected[run_id].frozen
+            middle, low, high = (seconds * unit.per_second for seconds in (frozen.step_s, frozen.low_s, frozen.high_s))
+            reach = [[middle - low], [high - middle]]
+            ax.errorbar(middle, y + BAR / 2, xerr=reach, fmt="D", fillstyle="none", color=INK, capsize=3, label="_predicted")
+            ax.set_xlim(right=max(ax.get_xlim()[1], 1.04 * high))
 
 
 def bars(ax: Axes, lines: list[Curve]) -> dict[str, float]:

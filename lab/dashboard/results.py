@@ -133,7 +133,7 @@ def _figures(entries: list[Entry], marked: Entry, scored: Mapping[Key, Score]) -
     others = len({record.run_id for record in records}) > 1 and marked[1].completed
     expected = {entry[1].run_id: score for entry in near if (score := scored.get(_key(entry)))}
     note = "Runs of the same model on the same data" + ("; this run is ringed and framed" if others else "")
-    note += "; diamonds and dashes are predictions from before the runs, with their intervals." if expected else "."
+    note += "; diamonds are predictions from before the runs, with their intervals." if expected else "."
     drawn = partial(marks.draw, run_id=run.id if others else "", expected=expected)
     figures = [page.figure(name, records, mark=partial(drawn, figure=name)) for name in marks.FIGURES]
     told = marks.in_words(expected)
