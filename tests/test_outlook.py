@@ -67,6 +67,7 @@ def test_without_a_basis_it_says_what_would_give_one(bench: Bench) -> None:
     assert "`lab calibrate --cluster two`" in look(bench, PAIR).advice
     calibrate("two")
     assert look(bench, PAIR).advice == "" and look(bench, PAIR).forecast.prediction is not None
+    assert "with Strategy ddp" in look(bench, factories.run(2, 16, strategy="pipeline_parallel", precision="bf16")).advice
     assert "does not know strategy" in look(bench, factories.run(2, 16, strategy="vanilla_data_parallel")).advice
 
 

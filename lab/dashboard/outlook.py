@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import html
+import re
 from dataclasses import dataclass
 
 from lab.ahead.prediction import Basis, Forecast
 from lab.analysis.costs import model_cost
+from lab.analysis.demands import layout_of
 from lab.cluster import Cluster
 from lab.dashboard.bench import alone
 from lab.errors import LabError
@@ -47,8 +49,16 @@ def outlook(run: Run, basis: Basis, *, cluster: Cluster) -> Outlook:
 def _advice(forecast: Forecast, basis: Basis, cluster: Cluster) -> str:
     run = forecast.run
     try:
+        layout_of(run)
+    except LabError as error:
+        return f"No prediction can be made, as {error}: measure it."
+    try:
         basis.profile(run)
     except LabError:
+        if run.strategy == "pipeline_parallel":
+            return (
+                "Measure it on one rank first, with Strategy ddp: a pipeline of one stage does not tell when gradients are ready."
+            )
         if run.world_size == 1:
             return "Run measures it on one rank; predictions of other world sizes and batches are made from that."
         return "Measure it on one rank first: set World size to 1, and press Run."
@@ -69,7 +79,7 @@ def _numbers(found: Outlook, cluster: Cluster) -> str:
 
     forecast, prediction = found.forecast, found.forecast.prediction
     if prediction is None:
-        return f"<b>No prediction yet.</b> {html.escape(found.advice)}"
+        return f"<b>No prediction yet.</b> {re.sub('`([^`]+)`', r'<code>\1</code>', html.escape(found.advice))}"
     useful = prediction.parts["forward"] + prediction.parts["backward"]
     share = (useful if prediction.limit == "compute" else prediction.parts[prediction.limit]) / prediction.step_s
     room = cluster.memory_bytes_per_rank
