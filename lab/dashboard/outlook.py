@@ -79,7 +79,7 @@ def _numbers(found: Outlook, cluster: Cluster) -> str:
 
     forecast, prediction = found.forecast, found.forecast.prediction
     if prediction is None:
-        return f"<b>No prediction yet.</b> {re.sub('`([^`]+)`', r'<code>\1</code>', html.escape(found.advice))}"
+        return "<b>No prediction yet.</b> " + re.sub("`([^`]+)`", r"<code>\1</code>", html.escape(found.advice))
     useful = prediction.parts["forward"] + prediction.parts["backward"]
     share = (useful if prediction.limit == "compute" else prediction.parts[prediction.limit]) / prediction.step_s
     room = cluster.memory_bytes_per_rank
