@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable
 
 import factories
-from benches import choose, content, keep, text, until
 
 from lab.dashboard.board import Dashboard
 from lab.records import Record, Store, write_record
