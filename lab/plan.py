@@ -40,7 +40,7 @@ def plan(study: Study, cluster: str | Cluster = "local") -> list[dict[str, Any]]
                 **_expected(forecast, basis.records),
                 "state_mb": round(state_bytes(run) / 1e6, 1),
                 "predicted_mb": None if forecast.memory_bytes is None else round(forecast.memory_bytes / 1e6, 1),
-                "cannot run": _obstacle(run, profile, forecast.memory_bytes),
+                "cannot run": obstacle(run, profile, forecast.memory_bytes),
             }
         )
     return rows
@@ -62,7 +62,8 @@ def state_bytes(run: Run) -> int:
     return BYTES_PER_PARAMETER * cost.parameters + TRAINING_BYTES_PER_PARAMETER * cost.trainable
 
 
-def _obstacle(run: Run, cluster: Cluster, predicted: float | None) -> str:
+def obstacle(run: Run, cluster: Cluster, predicted: float | None) -> str:
+    """What forbids a run on a cluster, in words, where a rank is `predicted` to take so many bytes; nothing where it can run."""
     own = cluster.on(run.device_needed)
     if own is None:
         return f"left out: it needs {run.device_needed.upper()}, {cluster.name} has none"

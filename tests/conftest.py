@@ -10,6 +10,9 @@ import yaml
 from hypothesis import settings
 from studies import CORPUS, SMALL_STUDY, StudyMaker
 
+import lab
+from lab.dashboard.board import Dashboard
+
 
 @pytest.fixture
 def make_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StudyMaker:
@@ -25,6 +28,26 @@ def make_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StudyMaker:
         return folder
 
     return make
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A project with a folder of reports and two profiles: `two` and `one`, after their devices."""
+    monkeypatch.setattr("lab.machine.cores", lambda: (0, 1))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "reports").mkdir()
+    (tmp_path / "slurm").mkdir()
+    for name, devices in {"one": 1, "two": 2}.items():
+        (tmp_path / "slurm" / f"{name}.yaml").write_text(f"executor: local\ndevice: cpu\ndevices: {devices}\n")
+    return tmp_path
+
+
+@pytest.fixture
+def shown(place: Path) -> Dashboard:
+    """The bench of that project with the profile `two`."""
+    made = lab.dashboard()
+    made.fields["cluster"].value = "two"
+    return made
 
 
 # Where the tests run in the background of a script, Ctrl-C is ignored, and every process that they start inherits that.

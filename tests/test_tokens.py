@@ -22,7 +22,7 @@ from lab.worker.data.tokens import Corpus, Tokens, tokenize
 DOCUMENTS = ["The quick brown fox jumps over the lazy dog.\n" * 40, "Grüße, 世界! " * 30, "x = 1\n    y = 2\n" * 50] * 5
 
 
-def quiet(phase: str, step: int, steps: int) -> None:
+def quiet(*told: object) -> None:
     pass
 
 

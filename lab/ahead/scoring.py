@@ -20,7 +20,7 @@ from lab.study import Run, Study, Task
 if TYPE_CHECKING:
     import pandas as pd
 
-    from lab.ahead.prediction import Forecast
+    from lab.ahead.prediction import Basis, Forecast
 
 
 class Frozen(BaseModel):
@@ -76,20 +76,23 @@ class Score(BaseModel):
         return self.frozen.memory_bytes / self.memory_measured - 1
 
 
-def freeze(study: Study, cluster: str | Cluster = "local", *, runs: Iterable[Run] | None = None) -> list[Frozen]:
+def freeze(
+    study: Study, cluster: str | Cluster = "local", *, runs: Iterable[Run] | None = None, basis: Basis | None = None
+) -> list[Frozen]:
     """Write down what is expected of the runs that are not measured, and can be predicted, before they are.
 
     Of all runs of the study, or of some. Files are `out/predictions/<run id>-<time>.json`; one that is there is never
     changed, and a run that is predicted is not predicted again until it is measured. Runs on one rank are what
-    predictions are made from, and have none.
+    predictions are made from, and have none, but where the `basis` is given and can be another than the study's.
     """
     from lab.ahead.prediction import Basis
 
-    asked = [run for run in dict.fromkeys(study.runs if runs is None else runs) if run.world_size > 1 and run.task == "train"]
+    chosen = dict.fromkeys(study.runs if runs is None else runs)
+    asked = [run for run in chosen if (run.world_size > 1 or basis) and run.task == "train"]
     due = [run for run in asked if not predictions(study, run) and not any(map(Store(study.out).completed, _tasks(study, run)))]
     if not due:
         return []
-    basis, name = Basis.of(study, cluster), Path(cluster).stem if isinstance(cluster, str) else cluster.name
+    basis, name = basis or Basis.of(study, cluster), Path(cluster).stem if isinstance(cluster, str) else cluster.name
     made = [frozen for run in due if (frozen := _frozen(basis.forecast(run), name))]
     for frozen in made:
         stamp = frozen.frozen_at.strftime("%Y%m%dT%H%M%S.%f")
@@ -129,9 +132,9 @@ def scores(study: Study) -> list[Score]:
     return found
 
 
-def error_so_far(study: Study) -> float:
-    """Root mean square of the relative errors of the study's scored predictions; 0 where none is scored."""
-    errors = [score.error for score in scores(study)]
+def error_so_far(*studies: Study) -> float:
+    """Root mean square of the relative errors of the studies' scored predictions; 0 where none is scored."""
+    errors = [score.error for study in studies for score in scores(study)]
     return statistics.fmean(error**2 for error in errors) ** 0.5 if errors else 0.0
 
 

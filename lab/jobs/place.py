@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from lab.emulation.profile import Emulated
 
-# What the worker tells from time to time: a phase ("data", "warm-up", "measuring", "checkpoint", "evaluating"), steps done, steps in all.
-Progress = Callable[[str, int, int], None]
+
+class Progress(Protocol):
+    """What the worker tells from time to time: a phase ("data", "warm-up", "measuring", "checkpoint", "evaluating"), steps
+    done, steps in all, and while it trains this rank's loss, where that costs nothing to know.
+    """
+
+    def __call__(self, phase: str, step: int, steps: int, loss: float | None = None, /) -> None:
+        """Tell it."""
 
 
 @dataclass(frozen=True)

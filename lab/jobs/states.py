@@ -23,7 +23,10 @@ UNDER_WAY = ("pending", "running")
 
 @dataclass(frozen=True)
 class TaskState:
-    """Where one task stands: `state` is a record's status or one of OPEN; `reason` is why it waits, or how it failed."""
+    """Where one task stands: `state` is a record's status or one of OPEN; `reason` is why it waits, or how it failed.
+
+    `loss` is that of rank 0's samples in the last step that was told of, None where it is not known while training.
+    """
 
     task: Task
     state: str
@@ -32,6 +35,7 @@ class TaskState:
     seconds: float | None = None
     reason: str = ""
     job_id: str = ""
+    loss: float | None = None
 
     @property
     def ended(self) -> bool:
@@ -70,7 +74,7 @@ def _state(store: Store, task: Task, record: Record | None, handle: Handle | Non
     if stand.state == "pending":
         return TaskState(task, "pending", **known)
     told = read_json(store.folder(task) / "progress.json") or {}
-    return TaskState(task, "running", told.get("phase", "starting"), told.get("step", 0), **known)
+    return TaskState(task, "running", told.get("phase", "starting"), told.get("step", 0), loss=told.get("loss"), **known)
 
 
 def _ended(handle: Handle | None) -> str:

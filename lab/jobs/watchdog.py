@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import threading
@@ -42,14 +43,14 @@ class Watchdog:
         """Watch no longer: what follows has its own time limit."""
         self._stopped.set()
 
-    def progress(self, phase: str, step: int, steps: int) -> None:
+    def progress(self, phase: str, step: int, steps: int, loss: float | None = None) -> None:
         """Note that the rank goes on; rank 0 publishes it twice a second at most, so that it costs the step nothing."""
         now = time.monotonic()
         self._last = now
         if self._place.rank == 0 and (phase != self.phase or now - self._published > 0.5):
             self._published = now
-            content = f'{{"phase": "{phase}", "step": {step}, "steps": {steps}, "time": {time.time()}}}'
-            write_atomically(self._attempt.folder / "progress.json", content.encode(), durable=False)
+            content = {"phase": phase, "step": step, "steps": steps, "loss": loss, "time": time.time()}
+            write_atomically(self._attempt.folder / "progress.json", json.dumps(content).encode(), durable=False)
         self.phase = phase
 
     def _watch(self) -> None:

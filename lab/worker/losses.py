@@ -30,7 +30,7 @@ def measure_all(rank: int, runs: dict[str, Run], *, device: str, root: Path) -> 
         folder.mkdir(exist_ok=True)
         place = Place(rank, run.processes, rank, device, (rank,), 1, "local", folder / "address", timeout_s=120.0)
         try:
-            found[name] = measure(run, place, data_root=root, folder=folder, progress=lambda phase, step, steps: None)
+            found[name] = measure(run, place, data_root=root, folder=folder, progress=lambda *_: None)
         except InputError as error:
             found[name] = error
             if dist.is_initialized():

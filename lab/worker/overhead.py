@@ -70,7 +70,7 @@ class Turns:
     cpu: dict[str, list[float]] = field(default_factory=dict)
     _begin: tuple[float, float] | None = None
 
-    def __call__(self, phase: str, step: int, steps: int) -> None:
+    def __call__(self, phase: str, step: int, steps: int, loss: float | None = None, /) -> None:
         """End an instrumented step, let the plain loops do theirs, begin the next."""
         if self._begin is not None:
             self._note(INSTRUMENTED, self._begin)
@@ -149,7 +149,7 @@ def _rank(rank: int, run_json: str, folder: str) -> None:
         rendezvous=Path(folder) / "address",
     )
     device = torch.device("cpu")
-    dataset = data.prepare(run, data_root=Path(folder), progress=lambda phase, step, steps: None)
+    dataset = data.prepare(run, data_root=Path(folder), progress=lambda *_: None)
     with process_group(place, device=device):
         found = measure_overhead(run, place, device=device, dataset=dataset)
     if found is not None:

@@ -92,6 +92,8 @@ def train(
     # Room made at once: small tensors kept from each step would split the heap and let the resident memory grow.
     losses = torch.zeros(run.steps, run.grad_accum, device=device)
     norms = torch.zeros(run.steps, device=device)
+    # On a GPU the host would wait for it; the first stage of a pipeline never sees it, and a sleeper has none.
+    loss_is_near = device.type == "cpu" and run.strategy != "pipeline_parallel" and pauses is None
     rates, cpu_times = [], []
     checkpoints = Checkpoints(
         folder if pauses is None else None,
@@ -145,7 +147,8 @@ def train(
         clock.lap("optimizer")
         rates.append(rate)
         cpu_times.append(time.process_time() - cpu_start)
-        progress("measuring" if step >= measured_from else "warm-up", step + 1, run.steps)
+        seen = float(losses[step].mean()) if loss_is_near else None
+        progress("measuring" if step >= measured_from else "warm-up", step + 1, run.steps, seen)
         checkpoints.after(step + 1)
 
     loader.close()

@@ -44,11 +44,11 @@ BASE: dict[str, Any] = {
 }
 
 
-def quiet(phase: str, step: int, steps: int) -> None:
+def quiet(*told: object) -> None:
     pass
 
 
-def stop(phase: str, step: int, steps: int) -> None:
+def stop(phase: str, step: int, steps: int, loss: float | None = None) -> None:
     if phase == "measuring" and step == STOP:
         raise KeyboardInterrupt
 

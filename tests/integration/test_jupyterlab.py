@@ -21,6 +21,7 @@ from playwright.sync_api import Browser, Locator, Page, expect
 
 from lab.records import read_record
 from lab.report import NOTEBOOKS, execute
+from lab.study import Study
 
 pytestmark = pytest.mark.alone
 
@@ -137,6 +138,7 @@ def test_measure_in_the_browser_and_find_it_again_after_a_restart(page: Page, pr
     for key in ("Space", "ArrowDown", "Enter", "Space", "ArrowUp", "Enter"):  # to bf16 and back
         page.keyboard.press(key)
     expect(cell.get_by_text("Not measured yet")).to_be_visible()
+    expect(cell.get_by_text("No prediction yet.")).to_be_visible()
     assert cell.get_by_role("button", name="Run", exact=True).bounding_box() == where, "a message moved the page"
     cell.get_by_role("button", name="Run", exact=True).focus()
     page.keyboard.press("Enter")
@@ -144,6 +146,13 @@ def test_measure_in_the_browser_and_find_it_again_after_a_restart(page: Page, pr
     expect(cell.get_by_role("row", name=re.compile("▶"))).to_contain_text("gpt-nano ddp x1, batch 4, fp32", timeout=PATIENCE_MS)
     assert "completed" in cell.get_by_role("row", name=re.compile("▶")).inner_text()
     expect(cell.get_by_role("img", name=re.compile("Throughput"))).to_be_visible()
+    fill(page, cell, "Global batch size", 6)
+    expect(cell.get_by_text("Predicted step")).to_be_visible()
+    expect(cell.get_by_text("micro-batch 6, measured at 4")).to_be_visible()
+    cell.get_by_role("button", name="Send it to a study").focus()
+    page.keyboard.press("Enter")
+    expect(cell.get_by_text("lab run gpt-nano-ddp-x1-batch-6-fp32 --cluster local")).to_be_visible()
+    assert Study.load(project / "reports" / "gpt-nano-ddp-x1-batch-6-fp32").runs[0].global_batch_size == 6
     page.screenshot(path=tmp_path / "measured.png")
     (path,) = (project / "reports" / "bench").rglob("record.json")
     record = read_record(path)

@@ -52,7 +52,7 @@ RUNS = {
 }
 
 
-def quiet(phase: str, step: int, steps: int) -> None:
+def quiet(*told: object) -> None:
     pass
 
 
@@ -182,12 +182,14 @@ def test_a_loss_that_is_not_finite_names_its_step(root: Path, monkeypatch: pytes
 
 def test_progress_is_told_step_by_step(root: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("LAB_CACHE", str(root / "cache"))
-    told: list[tuple[str, int, int]] = []
+    told: list[tuple[Any, ...]] = []
     run = Run.model_validate(BASE | {"strategy": "single"})
     measure(run, place(tmp_path), data_root=root, folder=tmp_path, progress=lambda *step: told.append(step))
     steps = [("warm-up", 1, 8), ("warm-up", 2, 8), *(("measuring", step, 8) for step in range(3, 9))]
-    assert [step for step in told if step[0] != "data"] == [*steps, ("evaluating", 1, 2), ("evaluating", 2, 2)]
+    assert [step[:3] for step in told if step[0] != "data"] == [*steps, ("evaluating", 1, 2), ("evaluating", 2, 2)]
     assert told[0][0] == "data"
+    losses = [step[3] for step in told if step[0] in {"warm-up", "measuring"}]
+    assert losses[0] == pytest.approx(math.log(300), rel=0.1) and losses[-1] < losses[0]
 
 
 def test_a_rank_does_not_wait_forever_for_the_first(root: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -1,0 +1,15 @@
+"""The interactive bench: choose a configuration, see what is expected of it, measure it, see it beside the earlier ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from lab.dashboard.bench import Bench
+from lab.dashboard.board import Dashboard
+from lab.study import ROOT
+
+
+def dashboard(*, folder: str | Path | None = None) -> Dashboard:
+    """The bench as widgets; what it measures is kept as studies below `folder`, by default `reports/bench`."""
+    here = Path("reports") if Path("reports").is_dir() else ROOT / "reports"
+    return Dashboard(Bench(Path(folder) if folder is not None else here / "bench"))

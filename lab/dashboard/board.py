@@ -1,0 +1,226 @@
+"""The bench as widgets: a form, the outlook, Run and Cancel, progress, results."""
+
+from __future__ import annotations
+
+import html
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from lab import workloads
+from lab.ahead.prediction import Basis
+from lab.ahead.scoring import freeze
+from lab.calibration import load_calibration
+from lab.cluster import Cluster
+from lab.dashboard import following, sending
+from lab.dashboard.bench import Bench
+from lab.dashboard.choices import NAMES, OF_RUN, controls, in_words, networks
+from lab.dashboard.following import Pace
+from lab.dashboard.outlook import history, outlook, panel
+from lab.dashboard.outputs import message, output
+from lab.dashboard.results import results
+from lab.errors import LabError
+from lab.inputs import problems_of
+from lab.jobs.states import UNDER_WAY, TaskState, states
+from lab.launch import Jobs, launch
+from lab.page import Prose
+from lab.plan import obstacle
+from lab.progress import clock
+from lab.records import Store
+from lab.study import Run, Study
+
+POLL_S = 0.3
+
+# What this process drives, by the folder of its task: a dashboard that is shown again can still cancel it.
+_driven: dict[Path, Jobs] = {}
+
+
+class Dashboard:
+    """A form with what is expected of it, Run and Cancel, progress and all results; `fields` are the form's controls by
+    field of Run, and the cluster.
+
+    A thread watches the run, so that other cells can be executed meanwhile.
+    """
+
+    def __init__(self, bench: Bench) -> None:
+        self.bench = bench
+        offered = networks()
+        self._obstacles = {network.name: network.obstacle for network in offered}
+        self.fields = controls(offered)
+        self._place_widgets()
+        self._bases: dict[str, Basis] = {}
+        self._jobs: Jobs | None = None
+        self._going = self._cancelled = False
+        for field in self.fields.values():
+            field.observe(lambda change: self._judge(), "value")
+        self.run_button.on_click(lambda button: self._run())
+        self.cancel_button.on_click(lambda button: self._cancel())
+        self.send_button.on_click(lambda button: self._send())
+        self._say("Nothing is running.")
+        self._show_results()
+        self._judge()
+        self._attach()
+
+    def _place_widgets(self) -> None:
+        import ipywidgets as widgets
+
+        row = {"flex_flow": "row wrap", "align_items": "center"}
+        # Heights are fixed: a message that comes or goes moves nothing.
+        self.verdict = widgets.HTML(layout={"height": "7em", "overflow": "auto"})
+        self.run_button = widgets.Button(description="Run", button_style="primary", tooltip="measure this configuration")
+        self.cancel_button = widgets.Button(description="Cancel", disabled=True, tooltip="end the run and keep nothing of it")
+        self.bar = widgets.IntProgress(layout={"width": "12em"})
+        self.status = widgets.HTML(layout={"flex": "1 1 22em", "height": "3.2em", "overflow": "auto"})
+        self.name = widgets.Text(description="Study name", style={"description_width": "12em"}, layout={"width": "40em"})
+        self.send_button = widgets.Button(
+            description="Send it to a study", tooltip="write this configuration as a study", layout={"width": "14em"}
+        )
+        self.sent = widgets.HTML(layout={"flex": "1 1 22em", "height": "3.2em", "overflow": "auto"})
+        self.results = widgets.Output()
+        form = widgets.Box([*self.fields.values()], layout=row)
+        controls = widgets.Box([self.run_button, self.cancel_button, self.bar, self.status], layout=row)
+        onward = widgets.Box([self.name, self.send_button, self.sent], layout=row)
+        self.view = widgets.VBox([form, self.verdict, controls, onward, self.results])
+
+    def _repr_mimebundle_(self, **how: Any) -> Any:
+        return self.view._repr_mimebundle_(**how)
+
+    def asked(self) -> Run:
+        """The configuration in the form; raises pydantic's ValidationError where it is none."""
+        return Run.model_validate({name: self.fields[name].value for name in OF_RUN})
+
+    def _cluster(self) -> Cluster:
+        """The chosen one; raises LabError where it cannot be served from here."""
+        name = self.fields["cluster"].value or "local"
+        if told := self._obstacles.get(name):
+            raise LabError(f"{name} cannot be served from here: {told}")
+        return Cluster.load(name)
+
+    def _basis(self, cluster: Cluster) -> Basis:
+        """What is known for predictions: records as of the last results, the calibration as of now."""
+        if cluster.name not in self._bases:
+            self._bases[cluster.name] = self.bench.basis(cluster)
+        held = self._bases[cluster.name]
+        return Basis(held.records, load_calibration(cluster), held.model_error)
+
+    def _judge(self) -> None:
+        """Say what is wrong with the configuration, or what is expected of it; this starts nothing."""
+        self.send_button.disabled = True
+        try:
+            run = self.asked()
+            self.name.placeholder, self.send_button.disabled = sending.suggested(run), False
+            cluster = self._cluster()
+            self.fields["world_size"].description = f"{NAMES['world_size'][0]} (of {cluster.capacity})"
+            found = outlook(run, self._basis(cluster), cluster=cluster)
+            forbidden = obstacle(run, cluster, found.forecast.memory_bytes)
+            told = panel(found, cluster=cluster, history=history(self.bench.study(run, cluster.name)))
+        except ValidationError as error:
+            problems = [problem for field, problem in problems_of(error, Run, workloads.TAGS) if field != "micro_batch_size"]
+            forbidden = "; ".join(map(in_words, problems))
+        except LabError as error:
+            forbidden = str(error)
+        self.verdict.value = message(f"<b>Cannot run:</b> {html.escape(forbidden)}" if forbidden else told)
+        self.run_button.disabled = bool(forbidden) or self._going
+
+    def _run(self) -> None:
+        if self._going:
+            return
+        try:
+            cluster = self._cluster()
+            study = self.bench.study(self.asked(), cluster.name)
+            self.bench.keep(study)
+            if Store(study.out).completed(study.task()):
+                self._finish(study, "Measured before, and not again")
+            else:
+                freeze(study, cluster, basis=self._basis(cluster))
+                self._follow(study, launch(study, cluster))
+        except (LabError, OSError, ValidationError) as error:
+            self._say(f"Not started: {error}")
+
+    def _attach(self) -> None:
+        """Follow a run that still goes: this process's own, one that lost its driver, or another program's."""
+        try:
+            running = [(kept, state) for kept in self.bench.studies() for state in states(kept) if state.state in UNDER_WAY]
+            for kept, state in running[:1]:
+                cluster = kept.folder.parent.name
+                study = self.bench.study(state.task.run, cluster)
+                jobs = _driven.get(Store(study.out).folder(state.task))
+                if jobs is None or jobs.done:
+                    jobs = None if self.bench.is_driven(study) else launch(study, cluster)
+                self._follow(study, jobs)
+        except (LabError, OSError) as error:
+            self._say(f"A run that still goes cannot be followed: {error}")
+
+    def _follow(self, study: Study, jobs: Jobs | None) -> None:
+        """Show a run from now on; `jobs` is None where another program drives it."""
+        self._jobs, self._going, self._cancelled = jobs, True, False
+        if jobs is not None:
+            _driven[Store(study.out).folder(study.task())] = jobs
+        self.run_button.disabled, self.cancel_button.disabled = True, jobs is None
+        threading.Thread(target=self._watch, args=(study, jobs), name="bench", daemon=True).start()
+
+    def _watch(self, study: Study, jobs: Jobs | None) -> None:
+        pace = Pace()
+        try:
+            (state,) = states(study)
+            while not jobs.done if jobs else state.state in UNDER_WAY:
+                self._show_progress(state, pace)
+                time.sleep(POLL_S)
+                (state,) = states(study)
+            if jobs:
+                jobs.wait(progress=False)
+            self._finish(study)
+        except Exception as error:  # noqa: BLE001 nobody else would tell it
+            kind = "" if isinstance(error, LabError) else f"{type(error).__name__}: "
+            self._say(f"{study.runs[0].label}: {kind}{error}")
+        finally:
+            self._going, self.cancel_button.disabled = False, True
+            self._judge()
+
+    def _show_progress(self, state: TaskState, pace: Pace) -> None:
+        if self._cancelled:
+            return
+        self.bar.max, self.bar.value = state.task.run.steps, following.done(state)
+        self._say(following.told(state, pace, now=time.monotonic(), ours=self._jobs is not None))
+
+    def _finish(self, study: Study, how: str = "Done") -> None:
+        record, label = Store(study.out).read(study.task()), study.runs[0].label
+        if record is None:
+            self.bar.value = 0
+            self._say(f"{label}: {'cancelled' if self._cancelled else 'ended'}; nothing of it is kept.")
+            return
+        self.bar.max = self.bar.value = study.runs[0].steps
+        self._say(f"{how}: {label}, {record.status} in {clock(record.duration_s or 0.0)}.")
+        self._show_results(study)
+
+    def _cancel(self) -> None:
+        if self._jobs:
+            self._cancelled, self.cancel_button.disabled = True, True
+            self._say("Cancelling: the ranks are being ended.")
+            threading.Thread(target=self._jobs.cancel, name="cancel", daemon=True).start()
+
+    def _send(self) -> None:
+        """Write the configuration as a study beside the bench's folder, and say what measures it."""
+        try:
+            run = self.asked()
+            study = sending.send(run, name=self.name.value.strip() or sending.suggested(run), reports=self.bench.folder.parent)
+            words = html.escape(sending.command(study, self.fields["cluster"].value or "local"))
+            self.sent.value = message(
+                f"Written: {html.escape(study.name)}, {len(study.tasks)} jobs. Measure it: <code>{words}</code>"
+            )
+        except (LabError, OSError, ValidationError) as error:
+            self.sent.value = message(html.escape(f"Not sent: {error}"))
+
+    def _say(self, text: str) -> None:
+        self.status.value = message(html.escape(text), style="min-height: 3em; display: flex; align-items: center")
+
+    def _show_results(self, study: Study | None = None) -> None:
+        self._bases.clear()
+        # All at once: parts that are put in one by one would make the page jump.
+        try:
+            self.results.outputs = tuple(map(output, results(self.bench, study)))
+        except LabError as error:
+            self.results.outputs = (output(Prose.of(f"The results cannot be shown: {error}")),)

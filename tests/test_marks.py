@@ -1,0 +1,62 @@
+"""What the bench draws upon its figures lies where the run does, and where it was expected."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import factories
+import pytest
+from matplotlib.figure import Figure
+
+import lab
+from lab.ahead.scoring import Frozen, Score
+from lab.dashboard import marks
+from lab.drawing.seen import see
+from lab.records import Record
+
+
+def expectation(record: Record, *, step_s: float) -> dict[str, Score]:
+    """A prediction of the record's run, with an interval of a tenth to both sides."""
+    frozen = Frozen(
+        run_id=record.run_id,
+        run=record.run,
+        frozen_at=datetime.now(UTC),
+        cluster="local",
+        step_s=step_s,
+        low_s=0.9 * step_s,
+        high_s=1.1 * step_s,
+        communication_s=0.0,
+        exposed_s=0.0,
+        parts={},
+        limit="compute",
+        memory_bytes=None,
+        basis="records",
+    )
+    return {record.run_id: Score(frozen=frozen, measured_s=0.2, repeats=1, error=step_s / 0.2 - 1)}
+
+
+def test_frame_and_ring_mark_the_run_that_is_meant() -> None:
+    times = {1: 0.3, 2: 0.2, 4: 0.15}
+    records = [factories.record(factories.run(size), step_time=seconds) for size, seconds in times.items()]
+    meant = records[1]
+    for name, mark in {"step_breakdown": marks.frame, "throughput": marks.ring}.items():
+        ax = getattr(lab.figures, name)(records, ax=Figure(layout="constrained").subplots())
+        mark(ax, see(records).lines, meant.run_id)
+        if name == "step_breakdown":
+            assert ax.patches[-1].get_width() == pytest.approx(200.0) and not ax.patches[-1].get_fill()
+        else:
+            assert [*ax.lines[-1].get_xdata(), *ax.lines[-1].get_ydata()] == pytest.approx([2, 320.0])
+
+
+def test_predictions_lie_where_they_were_expected() -> None:
+    records = [factories.record(factories.run(size), step_time=seconds) for size, seconds in {1: 0.3, 2: 0.2}.items()]
+    expected = expectation(records[1], step_s=0.25)
+    places = {"throughput": (2, 64 / 0.25), "step_breakdown": (250.0, None)}
+    for name, (x, y) in places.items():
+        ax = getattr(lab.figures, name)(records, ax=Figure(layout="constrained").subplots())
+        marks.draw(ax, see(records).lines, figure=name, run_id="", expected=expected)
+        (diamond,) = (line for line in ax.lines if line.get_marker() == "D")
+        assert diamond.get_xdata()[0] == pytest.approx(x)
+        assert y is None or diamond.get_ydata()[0] == pytest.approx(y)
+        assert ax.get_xlim()[1] > x
+    assert "a step of 250 ms" in marks.in_words(expected) and marks.in_words({}) == ""
