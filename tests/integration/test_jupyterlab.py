@@ -154,7 +154,7 @@ def test_measure_in_the_browser_and_find_it_again_after_a_restart(page: Page, pr
     expect(cell.get_by_text("lab run gpt-nano-ddp-x1-batch-6-fp32 --cluster local")).to_be_visible()
     assert Study.load(project / "reports" / "gpt-nano-ddp-x1-batch-6-fp32").runs[0].global_batch_size == 6
     page.screenshot(path=tmp_path / "measured.png")
-    (path,) = (project / "reports" / "bench").rglob("record.json")
+    (path,) = (project / "reports" / "bench").glob("*/*/out/runs/*/*/record.json")
     record = read_record(path)
     assert record is not None and record.completed and (record.run.steps, record.run.global_batch_size) == (4, 4)
     written = path.stat().st_mtime_ns
