@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from lab.analysis.inferences import Estimate, by_run, over, place
+from lab.analysis.inferences import Estimate, by_run, inference_of, output_cells, over, place, size_cells
 from lab.analysis.rounding import format_seconds, percent, rounded
 from lab.records import ClassificationPoint, Inference, Record
 
@@ -38,15 +38,14 @@ def classified(records: Sequence[Record]) -> list[Classified]:
     """Every configuration at every batch size that was timed."""
     found = []
     for repeats in by_run(records):
-        for number, point in enumerate(_of(repeats[0]).classifications):
-            points = [_of(record).classifications[number] for record in repeats if len(_of(record).classifications) > number]
+        for number, point in enumerate(inference_of(repeats[0]).classifications):
+            points = [
+                inference_of(record).classifications[number]
+                for record in repeats
+                if len(inference_of(record).classifications) > number
+            ]
             found.append(Classified(repeats[0], point.batch_size, points))
     return found
-
-
-def _of(record: Record) -> Inference:
-    assert record.inference is not None
-    return record.inference
 
 
 def speed_rows(records: Sequence[Record]) -> list[dict[str, Any]]:
@@ -70,22 +69,17 @@ def quality_rows(records: Sequence[Record]) -> list[dict[str, Any]]:
     """Sizes, accuracy and agreement, a row per quantization: they do not depend on the number of ranks."""
     rows: dict[str, dict[str, Any]] = {}
     for repeats in by_run(records):
-        found = _of(repeats[0])
+        found = inference_of(repeats[0])
         if found.unavailable or found.size is None or found.accuracy_change is None or found.same_classes is None:
             continue
         rows[found.quantization] = {
-            "quantization": found.quantization,
-            "on disk (MB)": f"{found.size.disk / 1e6:.2f}",
-            "in memory (MB)": f"{found.size.memory / 1e6:.2f}",
-            "of the base": percent(found.size.memory / found.base_size.memory),
-            "time to quantize": format_seconds(float(np.median([_of(record).quantize_time or 0.0 for record in repeats]))),
+            **size_cells(repeats),
             "accuracy": percent(found.accuracy),
             "base accuracy": percent(found.base_accuracy),
             "change (points)": _points(found),
             "same class": percent(found.same_classes.value, found.same_classes.low, found.same_classes.high),
             "samples": found.held_out_samples,
-            "largest error of logits": f"{max(found.output_errors.values()):.1e}",
-            "method": found.method,
+            **output_cells(found),
         }
     return list(rows.values())
 
@@ -100,7 +94,7 @@ def _points(found: Inference) -> str:
 def sentences(records: Sequence[Record]) -> list[str]:
     """What quantization gains or costs a classifier, claimed where the interval says so."""
     rows = [row for row in classified(records) if row.record.run.quantization != "none"]
-    costs = {row.record.run.quantization: _cost(_of(row.record)) for row in rows}
+    costs = {row.record.run.quantization: _cost(inference_of(row.record)) for row in rows}
     return [*map(_speed, rows), *costs.values()]
 
 
@@ -111,9 +105,7 @@ def _speed(row: Classified) -> str:
         return f"{row.told}: {told}: no difference is shown."
     if ratio.value < 1:
         return f"{row.told}: faster, {told}."
-    return (
-        f"{row.told}: slower, {told}. It ran {_of(row.record).method}, on {_of(row.record).arithmetic or 'unknown arithmetic'}."
-    )
+    return f"{row.told}: slower, {told}. It ran {inference_of(row.record).method}, on {inference_of(row.record).arithmetic or 'unknown arithmetic'}."
 
 
 def _cost(found: Inference) -> str:
@@ -135,7 +127,7 @@ def best(records: Sequence[Record]) -> list[str]:
     if faster:
         fastest = min(faster, key=lambda row: row.ratio.value)
         told = [f"{fastest.told}, gains the most time: {rounded(*fastest.ratio)} of the fp32 base's time for a batch."]
-    smallest = min((_of(row.record) for row in found), key=_memory_share)
+    smallest = min((inference_of(row.record) for row in found), key=_memory_share)
     told.append(
         f"The smallest is {smallest.quantization}, with {percent(_memory_share(smallest))} of the base's bytes and an accuracy of "
         f"{percent(smallest.accuracy)}, the base's is {percent(smallest.base_accuracy)}."

@@ -74,14 +74,15 @@ def compared(records: Sequence[Record]) -> list[Compared]:
     """Every configuration at every point that was timed."""
     found = []
     for repeats in by_run(records):
-        keys = [(point.prompt_tokens, point.batch_size) for point in _of(repeats[0]).points]
+        keys = [(point.prompt_tokens, point.batch_size) for point in inference_of(repeats[0]).points]
         for number, (length, size) in enumerate(keys):
-            points = [_of(record).points[number] for record in repeats if len(_of(record).points) > number]
+            points = [inference_of(record).points[number] for record in repeats if len(inference_of(record).points) > number]
             found.append(Compared(repeats[0], length, size, points))
     return found
 
 
-def _of(record: Record) -> Inference:
+def inference_of(record: Record) -> Inference:
+    """What a completed inference record measured."""
     assert record.inference is not None
     return record.inference
 
@@ -108,7 +109,7 @@ def latency_rows(records: Sequence[Record]) -> list[dict[str, Any]]:
     """Prefill and decode apart, a row per model and point; base rows come from the runs of each quantization."""
     rows = []
     for found in compared(records):
-        roofline = _of(found.record).memory_bytes_per_second
+        roofline = inference_of(found.record).memory_bytes_per_second
         for model in ("base", "quantized"):
             if model == "base" and found.record.run.quantization != "none":
                 continue
@@ -130,26 +131,40 @@ def latency_rows(records: Sequence[Record]) -> list[dict[str, Any]]:
     return rows
 
 
+def size_cells(repeats: Sequence[Record]) -> dict[str, Any]:
+    """How large the quantized model is, in MB and over the base, and how long it took to make."""
+    found = inference_of(repeats[0])
+    assert found.size is not None
+    took = [seconds for record in repeats if (seconds := inference_of(record).quantize_time) is not None]
+    return {
+        "quantization": found.quantization,
+        "on disk (MB)": f"{found.size.disk / 1e6:.2f}",
+        "in memory (MB)": f"{found.size.memory / 1e6:.2f}",
+        "of the base": percent(found.size.memory / found.base_size.memory),
+        "time to quantize": format_seconds(float(np.median(took))) if took else "not measured",
+    }
+
+
+def output_cells(found: Inference) -> dict[str, Any]:
+    """How far its logits are from the base's, and by which method it was made."""
+    return {"largest error of logits": f"{max(found.output_errors.values()):.1e}", "method": found.method}
+
+
 def quality_rows(records: Sequence[Record]) -> list[dict[str, Any]]:
     """Sizes, perplexity and agreement, a row per quantization: they do not depend on the number of ranks."""
     rows: dict[str, dict[str, Any]] = {}
     for repeats in by_run(records):
-        found = _of(repeats[0])
+        found = inference_of(repeats[0])
         if found.unavailable or found.size is None or found.perplexity_ratio is None or found.same_tokens is None:
             continue
         change = [None if part is None else part - 1 for part in _bounds(found.perplexity_ratio)]
         rows[found.quantization] = {
-            "quantization": found.quantization,
-            "on disk (MB)": f"{found.size.disk / 1e6:.2f}",
-            "in memory (MB)": f"{found.size.memory / 1e6:.2f}",
-            "of the base": percent(found.size.memory / found.base_size.memory),
-            "time to quantize": format_seconds(float(np.median([_of(record).quantize_time or 0.0 for record in repeats]))),
+            **size_cells(repeats),
             "perplexity": rounded(found.perplexity),
             "change": percent(*change) if change[0] else "0 %",
             "same likeliest token": percent(*_bounds(found.same_tokens)),
             "same generated tokens": percent(found.generated_alike),
-            "largest error of logits": f"{max(found.output_errors.values()):.1e}",
-            "method": found.method,
+            **output_cells(found),
         }
     return list(rows.values())
 
@@ -160,7 +175,11 @@ def _bounds(share: Any) -> tuple[float, float | None, float | None]:
 
 def missing(records: Sequence[Record]) -> list[str]:
     """What could not be measured on this machine, each with its reason."""
-    told = {f"{_of(record).quantization}: {_of(record).unavailable}." for repeats in by_run(records) for record in repeats[:1]}
+    told = {
+        f"{inference_of(record).quantization}: {inference_of(record).unavailable}."
+        for repeats in by_run(records)
+        for record in repeats[:1]
+    }
     return sorted(sentence for sentence in told if not sentence.endswith(": ."))
 
 
@@ -181,7 +200,7 @@ def _sentence(row: Compared, others: Sequence[Compared]) -> str:
 
 
 def _reasons(row: Compared, others: Sequence[Compared]) -> Iterator[str]:
-    found = _of(row.record)
+    found = inference_of(row.record)
     bandwidth = row.median("base", "bytes_per_second")
     if found.memory_bytes_per_second:
         share = bandwidth / found.memory_bytes_per_second
