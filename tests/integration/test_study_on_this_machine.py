@@ -121,14 +121,7 @@ def wait_until_measuring(study: Study) -> None:
 
 def endless(make_study: StudyMaker) -> Study:
     """A run on two ranks that would take hours, so that it can be disturbed while it measures, and one that is short."""
-    base = {
-        "model": {"kind": "gpt", "layers": 1, "heads": 1, "width": 16, "block_size": 16},
-        "data": {"kind": "text", "path": "corpus.txt", "vocab_size": 300},
-        "warmup_steps": 1,
-        "eval_batches": 1,
-        "world_size": 2,
-        "global_batch_size": 4,
-    }
+    base = {key: value for key, value in LONG.items() if key != "steps"} | {"world_size": 2}
     folder = make_study(base=base, grid={"steps": [5_000_000, 4]}, baseline={"world_size": 2}, scaling="none")
     return Study.load(folder)
 
