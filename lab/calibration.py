@@ -220,7 +220,7 @@ def load_calibration(cluster: str | Path | Cluster = "local") -> Calibration | N
 
 
 def _published(cluster: Cluster) -> Calibration | None:
-    from lab.ahead.replaying import calibration_of
+    from lab.replaying import calibration_of
 
     return calibration_of(cluster)
 

@@ -9,11 +9,11 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, ValidationError
 
 from lab import machine
-from lab.ahead.published import Published
 from lab.emulation import network
 from lab.emulation.profile import Compute, Emulated, Link
 from lab.errors import InputError, Problem, nearest
 from lab.inputs import problems_of, read_yaml, unknown_keys
+from lab.published import Published
 from lab.slurm.keys import Layout, SlurmKeys, Word, lay_out, slurm_problems
 from lab.study import ROOT
 

@@ -11,7 +11,6 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from lab.ahead.replaying import replay
 from lab.ahead.scoring import freeze, set_aside
 from lab.cluster import Cluster
 from lab.errors import LabError
@@ -24,6 +23,7 @@ from lab.jobs.queues import Handle, Work
 from lab.jobs.snapshot import keep_code
 from lab.jobs.states import TaskState, states
 from lab.records import Record, Store, write_record
+from lab.replaying import replay
 from lab.study import Study, Task
 
 

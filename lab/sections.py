@@ -7,8 +7,8 @@ import statistics
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from lab.ahead.published import NOTICE
 from lab.page import Prose, Table
+from lab.published import NOTICE
 from lab.records import PHASES, Communication, Record, load_records, table
 from lab.study import Run, Study
 from lab.surroundings import calibration, environment, links

@@ -14,11 +14,11 @@ from factories import run, study
 
 import lab
 from lab import prediction_sections, run_sections, sections
-from lab.ahead.published import NOTICE
 from lab.calibration import load_calibration
 from lab.cluster import Cluster
 from lab.errors import InputError, LabError
 from lab.jobs.queues import queue_of
+from lab.published import NOTICE
 from lab.study import ROOT, Study
 
 PROFILES = sorted(path.stem for path in (ROOT / "slurm").glob("replay-*.yaml"))

@@ -9,11 +9,11 @@ from typing import Any, NamedTuple, TypedDict
 import numpy as np
 import pandas as pd
 
-from lab.ahead.published import NOTICE
 from lab.ahead.scoring import Frozen, scores
 from lab.analysis.lines import Scaling
 from lab.analysis.scaling import Curve, curves, summary
 from lab.comparing import Comparison
+from lab.published import NOTICE
 from lab.records import Record, load_records, table
 from lab.study import Study
 

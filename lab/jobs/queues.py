@@ -92,7 +92,7 @@ def queue_of(cluster: Cluster, home: Path) -> Queue:
 
         return SlurmQueue(cluster, home)
     if cluster.executor == "replay":
-        from lab.ahead.replaying import RecordedQueue
+        from lab.replaying import RecordedQueue
 
         return RecordedQueue(cluster)
     from lab.jobs.local import LocalQueue

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from lab.ahead.published import Published, Row
 from lab.analysis.costs import flops_per_sample
 from lab.calibration import Calibration, CollectiveTime, Part
 from lab.cluster import Cluster
 from lab.errors import InputError, LabError, Problem
 from lab.jobs.queues import Handle, Work
+from lab.published import Published, Row
 from lab.records import Environment, Record, Stat, Store, Timing, write_record
 from lab.study import Run, Study, Task
 
