@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 import time
 import traceback
@@ -113,11 +114,12 @@ def put_away(folder: Path) -> None:
 
 
 def keep_disturbed(folder: Path) -> None:
-    """Keep a measurement that was disturbed beside what is measured next; the record goes last."""
+    """Keep a measurement that was disturbed beside what is measured next; until its record is moved it is whole where it was."""
     kept = folder / DISTURBED
     kept.mkdir(exist_ok=True)
-    for path in [*folder.glob("*.parquet"), folder / "record.json"]:
-        path.rename(kept / path.name)
+    for path in folder.glob("*.parquet"):
+        shutil.copy2(path, kept)
+    (folder / "record.json").rename(kept / "record.json")
 
 
 def stamp() -> str:
