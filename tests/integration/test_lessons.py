@@ -89,6 +89,11 @@ def is_check(cell: Any) -> bool:
     return cell.cell_type == "code" and bool(cell.metadata.get("nbgrader", {}).get("grade"))
 
 
+def printed(cell: Any) -> str:
+    """What a cell wrote; the kernel sends one line in as many pieces as it likes."""
+    return "".join(output.get("text", "") for output in cell.outputs)
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_a_lesson_runs_solved_and_no_check_of_it_passes_unsolved(name: str, classroom: Path, released: dict[str, Path]) -> None:
     lesson = trying_first(nbformat.read(classroom / f"{name}.ipynb", 4), nbformat.read(released[name], 4))
@@ -98,8 +103,8 @@ def test_a_lesson_runs_solved_and_no_check_of_it_passes_unsolved(name: str, clas
     asked = [(before, cell) for before, cell in zip(executed.cells[1:], executed.cells[3:], strict=False) if is_check(cell)]
     assert len(asked) >= 3
     for attempt, check in asked:
-        assert re.search(r"unsolved: \d\d\.[\w-]+: (no answer|not) yet", str(attempt.outputs)), attempt
-        assert ": right" in str(check.outputs), check
+        assert re.search(r"unsolved: \d\d\.[\w-]+: (no answer|not) yet", printed(attempt)), attempt
+        assert ": right" in printed(check), check
     assert any("image/svg+xml" in str(cell.get("outputs")) for cell in executed.cells)
 
 
