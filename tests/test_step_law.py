@@ -116,7 +116,7 @@ def test_known_unknowns_are_found(overlap: float) -> None:
         assert law.fixed_overhead_s == pytest.approx(0.004, rel=0.1)
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=5, deadline=None)
 @given(
     bytes_per_s=st.floats(1e8, 1e11),
     alpha_s=st.floats(0, 1e-3),

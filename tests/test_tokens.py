@@ -125,7 +125,7 @@ def _build_and_count(results: Any) -> None:
 def test_processes_that_want_the_same_build_it_once() -> None:
     context = multiprocessing.get_context("spawn")
     results = context.Queue()
-    processes = [context.Process(target=_build_and_count, args=(results,)) for _ in range(3)]
+    processes = [context.Process(target=_build_and_count, args=(results,)) for _ in range(2)]
     for process in processes:
         process.start()
     found = [results.get(timeout=120) for _ in processes]
