@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import tree
 
 ROOT = Path(__file__).parent.parent
 LIBRARY = sorted((ROOT / "lab").rglob("*.py"))
@@ -102,3 +103,7 @@ def test_top_level_holds_what_the_tree_says() -> None:
     allowed = {"README.md", "environment.yml", "notebooks", "lab", "reports", "slurm", "tests"}
     allowed |= {"pyproject.toml", "requirements.lock", "Makefile", "LICENSE", "CHANGELOG.md"}
     assert {name for path in tracked if not (name := path.split("/")[0]).startswith(".")} <= allowed
+
+
+def test_the_readme_has_a_line_for_every_file() -> None:
+    assert "\n".join(tree.lines(ROOT / "lab")) in (ROOT / "README.md").read_text(), "put in what `python tests/tree.py` prints"
