@@ -53,7 +53,7 @@ class Display:
             if state.ended and i not in self._told:
                 self._told.add(i)
                 took = f" in {state.seconds:.0f} s" if state.seconds is not None else ""
-                self._console.print(f"[{len(self._told)}/{len(states)}] {state.task.label}: {state.state}{took}", highlight=False)
+                self._console.print(f"[{len(self._told)}/{len(states)}] {state.task.label}: {state.state}{took}", highlight=False, soft_wrap=True)
 
 
 def render(states: list[TaskState]) -> Group:

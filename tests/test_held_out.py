@@ -47,7 +47,7 @@ def test_errors_are_absolute_and_their_mean_is_held_to_the_limit(tmp_path: Path)
     assert not HeldOut(asked, (score(0.12, 0.1),), {}).within_limit
     first, second = good.table()
     assert first["error"] == "+2.0 %" and first["memory error"] == "+10.0 %" and second["memory error"] == "-"
-    assert first["run"].endswith("buckets of 25 MiB") and second["run"].endswith("buckets of 1 MiB")
+    assert first["buckets"] == "25 MiB" and second["buckets"] == "1 MiB" and first["model"] == "gpt-nano"
     assert "4.00 %" in str(good) and "of memory 10.0 %" in str(good)
 
 

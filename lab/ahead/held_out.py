@@ -12,6 +12,7 @@ from lab.errors import LabError
 from lab.launch import launch
 from lab.records import Record, load_records
 from lab.study import Study
+from lab.words import parts
 
 LIMIT = 0.05  # mean absolute error of the step time
 STUDY = "held-out"
@@ -46,7 +47,8 @@ class HeldOut:
         kept = ("predicted", "measured", "error", "exposed, predicted", "exposed, measured", "memory error")
         rows = scores_table(list(self.scores)).to_dict("records")
         return [
-            {"run": f"{score.frozen.run.label}, buckets of {score.frozen.run.bucket_cap_mb:g} MiB"}
+            {"model": parts(score.frozen.run)[0], "batch": score.frozen.run.global_batch_size}
+            | {"buckets": f"{score.frozen.run.bucket_cap_mb:g} MiB"}
             | {name: row[name] for name in kept}
             | {"foreign CPU": f"{self.foreign.get(score.frozen.run_id, 0.0):.2f}"}
             for score, row in zip(self.scores, rows, strict=True)

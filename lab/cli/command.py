@@ -23,7 +23,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Scaling Lab: how does training scale here, and why?",
 )
-console = Console()
+WIDE = 200  # columns for a file or a pipe, in which nothing need be broken; a terminal says its own
+console = Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else WIDE)
 
 StudyArgument = Annotated[str, typer.Argument(metavar="STUDY", help="A folder under reports/, by name or by path.")]
 ClusterOption = Annotated[str, typer.Option("--cluster", metavar="PROFILE", help="A profile of slurm/, by name or by path.")]

@@ -40,11 +40,9 @@ def run(
         "html": str(made.html),
         "pdf": str(made.pdf),
     }
-    answer(
-        as_json,
-        content,
-        f"{len(records) - len(failures)} of {len(records)} runs completed\n{told}\n{shown(made.html)}\n{shown(made.pdf)}",
-    )
+    ran = f"{len(records) - len(failures)} of {len(records)} runs completed"
+    expected = [told] if loaded.kind == "training" else []
+    answer(as_json, content, "\n".join([ran, *expected, shown(made.html), shown(made.pdf)]))
     if failures:
         raise LabError("\n".join(f"{record.task.label}: {record.status}: {_cause(record)}" for record in failures))
 
