@@ -50,10 +50,14 @@ class Display:
             self._live.update(render(states))
             return
         for i, state in enumerate(states):
-            if state.ended and i not in self._told:
+            if not state.ended:
+                self._told.discard(i)  # what is measured anew is told anew
+            elif i not in self._told:
                 self._told.add(i)
                 took = f" in {state.seconds:.0f} s" if state.seconds is not None else ""
-                self._console.print(f"[{len(self._told)}/{len(states)}] {state.task.label}: {state.state}{took}", highlight=False, soft_wrap=True)
+                self._console.print(
+                    f"[{len(self._told)}/{len(states)}] {state.task.label}: {state.state}{took}", highlight=False, soft_wrap=True
+                )
 
 
 def render(states: list[TaskState]) -> Group:

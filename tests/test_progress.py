@@ -1,0 +1,38 @@
+"""Progress in a log: a line for every run that ends."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from factories import run
+
+from lab.jobs.states import TaskState
+from lab.progress import Display
+from lab.study import Task
+
+TASK = Task(run(), 0)
+
+
+def told(capsys: pytest.CaptureFixture[str], *states: str) -> list[str]:
+    """The lines of a display that sees one run in these states, the first when it begins."""
+    seen = [[TaskState(TASK, state, seconds=3.0)] for state in states]
+    jobs = SimpleNamespace(states=lambda: seen[0])
+    with Display(cast("Any", jobs)) as display:
+        while len(seen) > 1:
+            display.update()
+            seen.pop(0)
+    return capsys.readouterr().out.splitlines()
+
+
+def test_a_run_is_told_once_when_it_ends(capsys: pytest.CaptureFixture[str]) -> None:
+    assert told(capsys, "waiting", "running", "completed", "completed") == [f"[1/1] {TASK.label}: completed in 3 s"]
+
+
+def test_what_was_measured_before_is_not_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert told(capsys, "completed", "completed") == []
+
+
+def test_what_is_measured_anew_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert len(told(capsys, "completed", "waiting", "running", "completed")) == 1
