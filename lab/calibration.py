@@ -75,10 +75,14 @@ class MemoryBandwidth(_Stored):
 
 
 class ContentionTime(_Stored):
-    """How many times longer matrix products and all-reduces of so many bytes take while the other goes on beside them."""
+    """How many times longer matrix products and all-reduces of so many bytes take while the other goes on beside them.
+
+    `neighbours` is how many times longer training takes on a rank while the other ranks train too.
+    """
 
     device: float = Field(ge=1)
     link: float = Field(ge=1)
+    neighbours: float = Field(default=1.0, ge=1)
     bytes: int
     rounds: int
 

@@ -97,6 +97,14 @@ def test_shared_cores_slow_both() -> None:
     assert sum(found.parts.values()) == pytest.approx(found.step_s)
 
 
+def test_ranks_that_compute_beside_each_other_slow_compute_and_not_the_link() -> None:
+    crowded = Conditions(Contention(neighbours=1.5))
+    assert step("ddp", fixed(0.0), conditions=crowded).step_s == pytest.approx(1.5 * step("ddp", fixed(0.0)).step_s)
+    found = step("naive_ddp", fixed(1.5), conditions=crowded)
+    assert found.exposed_s == pytest.approx(step("naive_ddp", fixed(1.5)).exposed_s)
+    assert predict(PROFILE, (), Layout(sharing="single"), fixed(0.0), conditions=crowded).step_s == pytest.approx(PROFILE.step_s())
+
+
 def test_work_that_waits_for_itself_is_refused() -> None:
     with pytest.raises(ValueError, match="waits for itself"):
         replay([Work("a", "device", 1.0, after=(1,)), Work("b", "device", 1.0)])

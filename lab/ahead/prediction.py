@@ -115,7 +115,7 @@ class Basis:
         if calibration is None or not sizes:
             raise LabError("the cluster's links are not calibrated: run `lab calibrate`")
         measured = calibration.contention(world_size)
-        contention = Contention(measured.device, measured.link) if measured else NO_CONTENTION
+        contention = Contention(measured.device, measured.link, measured.neighbours) if measured else NO_CONTENTION
         nearest = min(sizes, key=lambda size: (abs(size - world_size), size))
         error = calibration.fit("all_reduce", nearest).largest_relative_error / 2
         if nearest == world_size:

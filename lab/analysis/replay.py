@@ -33,10 +33,14 @@ class Span:
 
 @dataclass(frozen=True)
 class Contention:
-    """How many times longer the device and the link take while the other one works too; 1 where they share nothing."""
+    """How many times longer the device and the link take while the other one works too; 1 where they share nothing.
+
+    `neighbours` is how many times longer the device takes while those of the other ranks work too.
+    """
 
     device: float = 1.0
     link: float = 1.0
+    neighbours: float = 1.0
 
 
 NO_CONTENTION = Contention()

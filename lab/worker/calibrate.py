@@ -40,7 +40,8 @@ def measure(place: Place, cluster: Cluster, *, quick: bool, progress: Progress) 
             sizes = [size for size in SIZES[device.type] if size <= QUICK_LARGEST or not quick]
             budget = QUICK_BUDGET_S if quick else BUDGET_S
             times, missing = measure_collectives(device=device, sizes=sizes, budget_s=budget, progress=progress)
-            contention = measure_contention(device=device, quick=quick, progress=progress)
+            if cluster.compute is None:  # ranks that sleep leave the cores to others
+                contention = measure_contention(device=device, quick=quick, progress=progress)
         else:
             progress("matrix products", 0, 2)
             products, missing = matrix_products(device)
