@@ -102,7 +102,9 @@ def test_ranks_that_compute_beside_each_other_slow_compute_and_not_the_link() ->
     assert step("ddp", fixed(0.0), conditions=crowded).step_s == pytest.approx(1.5 * step("ddp", fixed(0.0)).step_s)
     found = step("naive_ddp", fixed(1.5), conditions=crowded)
     assert found.exposed_s == pytest.approx(step("naive_ddp", fixed(1.5)).exposed_s)
-    assert predict(PROFILE, (), Layout(sharing="single"), fixed(0.0), conditions=crowded).step_s == pytest.approx(PROFILE.step_s())
+    assert predict(PROFILE, (), Layout(sharing="single"), fixed(0.0), conditions=crowded).step_s == pytest.approx(
+        PROFILE.step_s()
+    )
 
 
 def test_work_that_waits_for_itself_is_refused() -> None:
