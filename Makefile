@@ -15,8 +15,9 @@ $(STAMP): requirements.lock pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint requirements.lock --editable '.[dev]'
 	@touch $@
 
-# The main job: the quickstart study on this machine's GPUs or CPU, to HTML and PDF.
+# The main job: the quickstart study on this machine's GPUs or CPU, to HTML and PDF; predicted beforehand, which takes a calibration.
 report: env
+	@test -e slurm/calibration/local.json || $(BIN)/lab calibrate || echo "lab: without a calibration nothing is predicted"
 	$(BIN)/lab run reports/quickstart
 
 # Unit tests, then whole studies, Slurm and browsers; last those that believe their times, alone. Where chromium or Slurm is

@@ -57,7 +57,7 @@ def disturbed(records: Sequence[Record]) -> Iterator[str]:
     high = [load for load in loads if load > FOREIGN_CPU]
     again = sum(record.disturbed is not None for record in records)
     if again:
-        yield f"{again} of {len(loads)} repeats were disturbed by other processes and measured again; what they gave at first is kept."
+        yield f"Disturbed by other processes and measured again, with the first results kept: {again} of {len(loads)} repeats."
     if high:
         yield (
             f"In {len(high)} of {len(loads)} repeats other processes took more than {FOREIGN_CPU} of a core from the ranks, "
