@@ -56,6 +56,14 @@ def test_a_micro_batch_between_two_is_on_their_line_and_said() -> None:
     assert found.prediction.step_s == pytest.approx(0.1, rel=0.1)
 
 
+@pytest.mark.parametrize(("asked", "least"), [(4, 0.05), (24, 0.3)])
+def test_beyond_what_was_measured_times_shrink_at_most_in_proportion(asked: int, least: float) -> None:
+    # 8 samples take 100 ms and 16 take 300 ms: on that line 4 would take none.
+    held = basis(profile(ALONE, step_time=0.1), profile(run(1, 16), step_time=0.3))
+    found = held.forecast(run(1, asked)).prediction
+    assert found is not None and least * 0.9 <= found.step_s
+
+
 def test_world_sizes_beyond_the_calibrated_are_a_ring_of_its_links() -> None:
     found = basis(still(profile(ALONE, phases=QUIET))).forecast(run(8, 64))
     # Of 1 ms and 100 MB/s between two: messages of half a millisecond, links of 100 MB/s.

@@ -198,7 +198,11 @@ def _measured(records: Sequence[Record]) -> Profile:
 
 
 def _between(micro_batch: int, sizes: Sequence[int], profiles: Sequence[Profile]) -> Profile:
-    """A micro-batch that was not measured: the nearest two on a line, one alone in proportion; never below half of that."""
+    """A micro-batch that was not measured: the nearest two on a line, one alone in proportion.
+
+    Outside of what was measured nothing shrinks faster than in proportion, and more samples never take less time: a step
+    holds work that grows with its samples and some that does not.
+    """
     nearest = sorted(range(len(sizes)), key=lambda nth: abs(sizes[nth] - micro_batch))[:2]
     here = profiles[nearest[0]]
     ratio = micro_batch / sizes[nearest[0]]
@@ -209,7 +213,7 @@ def _between(micro_batch: int, sizes: Sequence[int], profiles: Sequence[Profile]
             return value * ratio
         step = float(getattr(profiles[nearest[1]], name)) - value
         line = value + step * (micro_batch - sizes[nearest[0]]) / (sizes[nearest[1]] - sizes[nearest[0]])
-        return max(line, 0.5 * value * min(ratio, 1.0))
+        return line if sizes[0] < micro_batch < sizes[-1] else max(line, value * min(ratio, 1.0))
 
     backward = scaled("backward_s")
     factor = backward / here.backward_s
