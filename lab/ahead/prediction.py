@@ -221,7 +221,7 @@ def _between(micro_batch: int, sizes: Sequence[int], profiles: Sequence[Profile]
         forward_s=scaled("forward_s"),
         backward_s=backward,
         optimizer_s=here.optimizer_s,
-        gradients=tuple(Bucket(bucket.ready_s * factor, bucket.bytes) for bucket in here.gradients),
+        gradients=tuple(bucket.later(factor) for bucket in here.gradients),
         data_s=scaled("data_s"),
         other_s=here.other_s,
         spread=here.spread,

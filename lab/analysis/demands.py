@@ -43,7 +43,7 @@ def passes(run: Run) -> int:
 def in_passes(profile: Profile, parts: int) -> Profile:
     """The profile of one of so many equal parts of a micro-batch."""
     shares = {name: getattr(profile, name) / parts for name in ("data_s", "forward_s", "backward_s")}
-    gradients = tuple(replace(bucket, ready_s=bucket.ready_s / parts) for bucket in profile.gradients)
+    gradients = tuple(bucket.later(1 / parts) for bucket in profile.gradients)
     return replace(profile, gradients=gradients, **shares)
 
 

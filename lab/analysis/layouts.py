@@ -23,6 +23,10 @@ class Bucket:
     bytes: int
     messages: int = 1
 
+    def later(self, factor: float) -> Bucket:
+        """The same in a backward pass that takes so many times as long."""
+        return replace(self, ready_s=self.ready_s * factor)
+
 
 @dataclass(frozen=True)
 class Profile:
@@ -52,7 +56,7 @@ class Profile:
     def with_backward(self, seconds: float) -> Profile:
         """The same with a backward pass of so many s, its gradients ready at the same shares of it."""
         factor = seconds / self.backward_s
-        gradients = tuple(replace(bucket, ready_s=bucket.ready_s * factor) for bucket in self.gradients)
+        gradients = tuple(bucket.later(factor) for bucket in self.gradients)
         return replace(self, backward_s=seconds, gradients=gradients)
 
     def slower(self, factor: float) -> Profile:
@@ -60,7 +64,7 @@ class Profile:
         return replace(
             self,
             **{name: getattr(self, name) * factor for name in ("forward_s", "backward_s", "optimizer_s", "data_s", "other_s")},
-            gradients=tuple(replace(bucket, ready_s=bucket.ready_s * factor) for bucket in self.gradients),
+            gradients=tuple(bucket.later(factor) for bucket in self.gradients),
         )
 
 

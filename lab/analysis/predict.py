@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from lab.analysis.layouts import Bucket, Layout, Links, Profile, works_of
 from lab.analysis.replay import NO_CONTENTION, Contention, Span, alone, covered, replay
@@ -70,7 +70,7 @@ def predict(
     The interval joins the spread of the profile and the errors of links and of earlier predictions, as independent.
     """
     if layout.world_size > 1 and conditions.contention.neighbours > 1:
-        buckets = tuple(replace(bucket, ready_s=bucket.ready_s * conditions.contention.neighbours) for bucket in buckets)
+        buckets = tuple(bucket.later(conditions.contention.neighbours) for bucket in buckets)
         profile = profile.slower(conditions.contention.neighbours)
     works = works_of(profile, buckets, layout, links, grad_accum=grad_accum)
     spans = replay(works, conditions.contention)
