@@ -105,7 +105,8 @@ def _speed(row: Classified) -> str:
         return f"{row.told}: {told}: no difference is shown."
     if ratio.value < 1:
         return f"{row.told}: faster, {told}."
-    return f"{row.told}: slower, {told}. It ran {inference_of(row.record).method}, on {inference_of(row.record).arithmetic or 'unknown arithmetic'}."
+    found = inference_of(row.record)
+    return f"{row.told}: slower, {told}. It ran {found.method}, on {found.arithmetic or 'unknown arithmetic'}."
 
 
 def _cost(found: Inference) -> str:

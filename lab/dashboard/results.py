@@ -21,8 +21,8 @@ Key = tuple[str, str, str]
 def results(bench: Bench, study: Study | None = None) -> list[page.Prose | page.Table | page.Figure]:
     """What was measured on a bench, as parts of a page: the run of `study`, or else the latest one, beside all others."""
     measured = [(kept, record) for kept in bench.studies() for record in load_records(kept)]
-    ids = {(study.folder.name, study.folder.parent.name, run.id) for study in [study] if study for run in study.runs}
-    wanted = [entry for entry in measured if not ids or _key(entry) in ids]
+    ids = {_key(study, run.id) for run in study.runs} if study else set()
+    wanted = [entry for entry in measured if not ids or _key_of(entry) in ids]
     if not wanted:
         return [page.Prose.of("Nothing has been measured on this bench yet.")]
     marked = max(wanted, key=lambda entry: entry[1].finished_at)
@@ -32,22 +32,25 @@ def results(bench: Bench, study: Study | None = None) -> list[page.Prose | page.
     return [
         page.Prose.of(record.run.label, heading=4),
         run_sections.outcome([record]),
-        *([page.Prose.of(beside(scored.get(_key(marked))))] if record.completed else []),
+        *([page.Prose.of(beside(scored.get(_key_of(marked))))] if record.completed else []),
         _table(measured, marked, scored),
         *_figures(measured, marked, scored),
         page.Prose(f"All world sizes of this configuration are a study of their own: `lab report {place}`."),
     ]
 
 
-def _key(entry: Entry) -> Key:
-    study, record = entry
-    return study.folder.name, study.folder.parent.name, record.run_id
+def _key(study: Study, run_id: str) -> Key:
+    return study.folder.name, study.folder.parent.name, run_id
+
+
+def _key_of(entry: Entry) -> Key:
+    return _key(entry[0], entry[1].run_id)
 
 
 def _scores(entries: list[Entry]) -> dict[Key, Score]:
     """What was predicted of the runs before they were measured."""
     kept = {study.folder: study for study, _ in entries}.values()
-    return {(study.folder.name, study.folder.parent.name, one.frozen.run_id): one for study in kept for one in scores(study)}
+    return {_key(study, one.frozen.run_id): one for study in kept for one in scores(study)}
 
 
 def beside(score: Score | None) -> str:
@@ -71,7 +74,7 @@ def _table(entries: list[Entry], marked: Entry, scored: Mapping[Key, Score]) -> 
     speedups = _speedups(entries)
     rows = [
         {"": "▶" if entry == marked else "", "cluster": entry[0].folder.parent.name}
-        | _row(entry[1], speedups.get(_key(entry)), scored.get(_key(entry)))
+        | _row(entry[1], speedups.get(_key_of(entry)), scored.get(_key_of(entry)))
         for entry in sorted(entries, key=_order)
     ]
     frame = pd.DataFrame(rows)
@@ -113,7 +116,7 @@ def _speedups(entries: list[Entry]) -> dict[Key, float]:
     for study in {study.folder: study for study, _ in entries}.values():
         lines = summary(table(study), baseline=study.baseline, scaling=study.scaling)
         for row in lines[lines["speedup"].notna()].to_dict("records"):
-            found[(study.folder.name, study.folder.parent.name, row["run_id"])] = float(row["speedup"])
+            found[_key(study, row["run_id"])] = float(row["speedup"])
     return found
 
 
@@ -131,7 +134,7 @@ def _figures(entries: list[Entry], marked: Entry, scored: Mapping[Key, Score]) -
         return []
     records = [record for _, record in near]
     others = len({record.run_id for record in records}) > 1 and marked[1].completed
-    expected = {entry[1].run_id: score for entry in near if (score := scored.get(_key(entry)))}
+    expected = {entry[1].run_id: score for entry in near if (score := scored.get(_key_of(entry)))}
     note = "Runs of the same model on the same data" + ("; this run is ringed and framed" if others else "")
     note += "; diamonds are predictions from before the runs, with their intervals." if expected else "."
     drawn = partial(marks.draw, run_id=run.id if others else "", expected=expected)
