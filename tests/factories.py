@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from lab.ahead.scoring import Frozen
 from lab.calibration import Calibration, CollectiveTime, Part
 from lab.cluster import Cluster
 from lab.records import (
@@ -164,3 +165,23 @@ def study(folder: Path, runs: Sequence[Run], **fields: Any) -> Study:
         "baseline": {"world_size": 1},
     }
     return Study(folder=folder, runs=tuple(runs), **(content | fields))
+
+
+def frozen(asked: Run, step_s: float, **changes: Any) -> Frozen:
+    """A prediction of a run's step, with an interval of a tenth to both sides."""
+    content = {
+        "run_id": asked.id,
+        "run": asked,
+        "frozen_at": datetime.now(UTC),
+        "cluster": "local",
+        "step_s": step_s,
+        "low_s": 0.9 * step_s,
+        "high_s": 1.1 * step_s,
+        "communication_s": 0.0,
+        "exposed_s": 0.0,
+        "parts": {},
+        "limit": "compute",
+        "memory_bytes": None,
+        "basis": "records",
+    }
+    return Frozen.model_validate(content | changes)

@@ -2,37 +2,21 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from factories import run, study
+from factories import frozen, run, study
 
 from lab.ahead import held_out
 from lab.ahead.held_out import STUDY, HeldOut
-from lab.ahead.scoring import Frozen, Score
+from lab.ahead.scoring import Score
 from lab.study import Study
 
 
 def score(predicted: float, measured: float, *, memory: float | None = None, **fields: object) -> Score:
-    asked = run(2, 16, **fields)
-    frozen = Frozen(
-        run_id=asked.id,
-        run=asked,
-        frozen_at=datetime.now(UTC),
-        cluster="local",
-        step_s=predicted,
-        low_s=0.9 * predicted,
-        high_s=1.1 * predicted,
-        communication_s=0.01,
-        exposed_s=0.005,
-        parts={"forward": predicted},
-        limit="exposed_communication",
-        memory_bytes=memory,
-        basis="1 record",
-    )
+    expected = frozen(run(2, 16, **fields), predicted, communication_s=0.01, exposed_s=0.005, memory_bytes=memory)
     return Score(
-        frozen=frozen,
+        frozen=expected,
         measured_s=measured,
         repeats=1,
         error=predicted / measured - 1,

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
-
 import factories
 import pytest
 from matplotlib.figure import Figure
 
 import lab
-from lab.ahead.scoring import Frozen, Score
+from lab.ahead.scoring import Score
 from lab.dashboard import marks
 from lab.drawing.seen import see
 from lab.records import Record
@@ -17,21 +15,7 @@ from lab.records import Record
 
 def expectation(record: Record, *, step_s: float) -> dict[str, Score]:
     """A prediction of the record's run, with an interval of a tenth to both sides."""
-    frozen = Frozen(
-        run_id=record.run_id,
-        run=record.run,
-        frozen_at=datetime.now(UTC),
-        cluster="local",
-        step_s=step_s,
-        low_s=0.9 * step_s,
-        high_s=1.1 * step_s,
-        communication_s=0.0,
-        exposed_s=0.0,
-        parts={},
-        limit="compute",
-        memory_bytes=None,
-        basis="records",
-    )
+    frozen = factories.frozen(record.run, step_s)
     return {record.run_id: Score(frozen=frozen, measured_s=0.2, repeats=1, error=step_s / 0.2 - 1)}
 
 
