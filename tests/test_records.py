@@ -3,11 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pandas as pd
@@ -85,21 +80,3 @@ def test_failed_write_leaves_the_old_content(tmp_path: Path) -> None:
     with pytest.raises(TypeError):
         write_atomically(path, "text is no bytes")  # type: ignore[arg-type]
     assert path.read_bytes() == b"old" and len(list(tmp_path.iterdir())) == 1
-
-
-def test_writer_killed_at_any_moment_leaves_a_whole_file(tmp_path: Path) -> None:
-    code = (
-        "import sys; from pathlib import Path; from lab.atomic import write_atomically\n"
-        "path = Path(sys.argv[1])\n"
-        "for n in range(10**9): write_atomically(path, b'%09d' % n * 20000)"
-    )
-    for pause in (0.0, 0.013, 0.05):
-        path = tmp_path / f"{pause}"
-        writer = subprocess.Popen([sys.executable, "-c", code, str(path)])
-        while not path.exists():
-            time.sleep(0.01)
-        time.sleep(pause)
-        os.kill(writer.pid, signal.SIGKILL)
-        writer.wait()
-        content = path.read_bytes()
-        assert len(content) == 180_000 and content == content[:9] * 20000

@@ -1,10 +1,8 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import stat
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -109,30 +107,6 @@ def test_what_a_killed_build_left_is_removed(cache: Path) -> None:
     build()
     assert not leftover.exists()
     assert json.loads((folder(cache) / "meta.json").read_text())["format"] == 2
-
-
-def _build_and_count(results: Any) -> None:
-    built = 0
-
-    def count(phase: str, step: int, steps: int) -> None:
-        nonlocal built
-        built += steps == len(DOCUMENTS)
-
-    found = tokenize(Corpus(DOCUMENTS, "three texts"), vocab_size=320, progress=count)
-    results.put((found.sha256, built))
-
-
-def test_processes_that_want_the_same_build_it_once() -> None:
-    context = multiprocessing.get_context("spawn")
-    results = context.Queue()
-    processes = [context.Process(target=_build_and_count, args=(results,)) for _ in range(2)]
-    for process in processes:
-        process.start()
-    found = [results.get(timeout=120) for _ in processes]
-    for process in processes:
-        process.join()
-    assert len({digest for digest, _ in found}) == 1
-    assert sum(built for _, built in found) == 1
 
 
 def test_the_cache_lies_where_the_environment_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

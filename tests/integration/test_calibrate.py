@@ -12,11 +12,13 @@ from pathlib import Path
 
 import psutil
 import pytest
+import torch
 
 from lab import machine
 from lab.calibrating import calibrate
 from lab.calibration import load_calibration
 from lab.jobs.lifetime import is_running
+from lab.worker.throughput import matrix_products, memory_bandwidth
 
 pytestmark = [pytest.mark.skipif(len(machine.cores()) < 2, reason="two ranks need two cores"), pytest.mark.alone]
 
@@ -97,3 +99,12 @@ def test_a_lost_rank_is_named(profile: Path) -> None:
 def _phase(work: Path) -> str:
     path = work / "progress.json"
     return path.read_text() if path.exists() else ""
+
+
+def test_memory_and_matrix_products_of_this_device() -> None:
+    device = torch.device("cpu")
+    memory = memory_bandwidth(device, copy_bytes=2**24, seconds=0.05)
+    assert memory.bytes == 2**24 and 1e7 < memory.bytes_per_s < 1e13
+    products, missing = matrix_products(device)
+    assert {product.dtype for product in products} | set(missing) == {"fp32", "bf16", "fp16"}
+    assert all(product.flops_per_s > 1e7 for product in products)

@@ -51,14 +51,18 @@ class Windows:
         return window[:-1], window[1:]
 
 
-@dataclass(frozen=True)
 class Labelled:
-    """Samples with a class each: tokens as int64 (samples, tokens), or images as uint8 (samples, channels, rows, columns)."""
+    """Samples with a class each: tokens as int64 (samples, tokens), or images as uint8 (samples, channels, rows, columns).
 
-    inputs: Array
-    labels: Array
-    again: Callable[[int], Array] | None = None  # makes the input of a sample from its source
+    `again` makes the input of a sample from its source.
+    """
+
     epochs = True
+
+    def __init__(self, inputs: Array, labels: Array, again: Callable[[int], Array] | None = None) -> None:
+        self.inputs = inputs
+        self.labels = labels.astype(np.int64)  # widened once, not at each step
+        self.again = again
 
     def __len__(self) -> int:
         """One sample for each label."""
@@ -66,12 +70,12 @@ class Labelled:
 
     def take(self, indices: npt.NDArray[np.int64]) -> tuple[Array, Array]:
         """Inputs and classes of these samples."""
-        return _wide(self.inputs[indices]), self.labels[indices].astype(np.int64)
+        return _wide(self.inputs[indices]), self.labels[indices]
 
     def make(self, index: int) -> tuple[Array, Array]:
         """Input and class of one sample; text is tokenized here and now."""
         inputs = np.array(self.inputs[index]) if self.again is None else self.again(index)
-        return _wide(inputs), np.asarray(self.labels[index], dtype=np.int64)
+        return _wide(inputs), np.asarray(self.labels[index])
 
 
 def _wide(inputs: Array) -> Array:
