@@ -126,8 +126,13 @@ def _medians(group: pd.DataFrame) -> dict[str, Any]:
     devices = {device for device in group["device"] if isinstance(device, str)}
     row: dict[str, Any] = {str(key): first[key] for key in (*_identity(group), *FIELDS)}
     row |= {"repeats": len(group), "device": devices.pop() if len(devices) == 1 else "mixed" if devices else None}
-    for name in QUANTITIES:
-        row |= _with_interval(name, _values(group, name))
+    samples = {name: _values(group, name) for name in QUANTITIES}
+    for size in {sample.size for sample in samples.values()}:
+        names = [name for name, sample in samples.items() if sample.size == size]
+        # Together they take the time of one, and draw what each alone would draw.
+        found = _interval(np.stack([samples[name] for name in names]))
+        for name, ends in zip(names, np.column_stack(found), strict=True):
+            row |= _named(name, ends)
     return row | {name: _median(_values(group, name)) for name in MEDIANS}
 
 
@@ -143,23 +148,28 @@ def _ratio_of_medians(top: Any, bottom: Any, axis: int = -1) -> Any:
     return np.median(top, axis=axis) / np.median(bottom, axis=axis)
 
 
-def _with_interval(name: str, *samples: np.ndarray[Any, np.dtype[np.float64]], factor: float = 1.0) -> dict[str, float]:
-    """The median of one sample, or the ratio of the medians of two, times `factor`, with its percentile bootstrap."""
-    value = _median(samples[0]) / (_median(samples[1]) if len(samples) == 2 else 1.0)
-    low = high = float("nan")
-    if all(sample.size > 1 and not np.ptp(sample) for sample in samples):
-        low = high = value  # no resample can differ
-    elif all(sample.size > 1 for sample in samples):
-        statistic = np.median if len(samples) == 1 else _ratio_of_medians
-        low, high = stats.bootstrap(
-            samples, statistic, n_resamples=RESAMPLES, method="percentile", vectorized=True, rng=np.random.default_rng(SEED)
-        ).confidence_interval
-    return {name: value * factor, f"{name}_low": float(low) * factor, f"{name}_high": float(high) * factor}
+def _interval(*samples: np.ndarray[Any, Any]) -> tuple[Any, Any, Any]:
+    """Along the last axis, the median of one sample or the ratio of the medians of two, and its percentile bootstrap's ends."""
+    if not all(sample.shape[-1] for sample in samples):
+        nothing = np.full(samples[0].shape[:-1], np.nan)
+        return nothing, nothing, nothing
+    statistic: Any = np.median if len(samples) == 1 else _ratio_of_medians
+    value = statistic(*samples, axis=-1)
+    if not all(sample.shape[-1] > 1 for sample in samples):
+        return value, np.full_like(value, np.nan), np.full_like(value, np.nan)
+    low, high = stats.bootstrap(
+        samples, statistic, n_resamples=RESAMPLES, method="percentile", vectorized=True, axis=-1, rng=np.random.default_rng(SEED)
+    ).confidence_interval
+    return value, low, high
+
+
+def _named(name: str, interval: Sequence[Any], factor: float = 1.0) -> dict[str, float]:
+    return {f"{name}{end}": float(part) * factor for end, part in zip(("", "_low", "_high"), interval, strict=True)}
 
 
 def ratio(top: np.ndarray[Any, Any], bottom: np.ndarray[Any, Any]) -> tuple[float, float, float]:
     """The ratio of the medians of two samples over repeats, with the ends of its 95 % interval as in `summary`."""
-    value, low, high = _with_interval("ratio", top, bottom).values()
+    value, low, high = map(float, _interval(top, bottom))
     return value, low, high
 
 
@@ -197,8 +207,9 @@ def _against(
     times = _values(there, "step_time"), _values(here, "step_time")
     if scaling == "weak":
         rates = _values(here, "samples_per_second"), _values(there, "samples_per_second")
-        ratios = _with_interval("efficiency", *times) | _with_interval("speedup", *rates)
+        ratios = _named("efficiency", _interval(*times)) | _named("speedup", _interval(*rates))
     else:
         share = base["world_size"] / row["world_size"]
-        ratios = _with_interval("speedup", *times) | _with_interval("efficiency", *times, factor=share)
+        gain = _interval(*times)
+        ratios = _named("speedup", gain) | _named("efficiency", gain, factor=share)
     return {"baseline_run_id": base["run_id"], **ratios}
