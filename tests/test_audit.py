@@ -123,7 +123,7 @@ def test_stages_of_a_program() -> None:
 def test_two_gpus_without_nvlink() -> None:
     found = audit(TABLES / "gpt2_ddp_2x3090.csv")
     assert found.trustworthy
-    assert "speedup 0.65 (gpt2, 128, ddp_no_nvlink), 19.56 s against 30.02 s" in evidence(found, "fixed-overhead")
+    assert "speedup 0.65 (gpt2, block 128, ddp_no_nvlink), 19.56 s against 30.02 s" in evidence(found, "fixed-overhead")
     assert len(of(found, "repeats")) == 1
 
 
@@ -365,6 +365,10 @@ def test_baseline() -> None:
     lame = audit(frame("gpus,speedup,efficiency\n1,1,100%\n4,3.0,95%"))
     assert "efficiency of 95% on 4 ranks is quoted beside a speedup of 3.00x, which is 75%" in evidence(lame, "baseline")
     assert of(audit([item for item in clean() if item.run.world_size > 1]), "baseline")
+    compressed = [record(run(2, compression="powersgd", bucket_cap_mb=100.0), repeat, step_time=0.17) for repeat in range(3)]
+    assert not of(audit([*clean(), *compressed]), "baseline"), "on one rank nothing is compressed"
+    of_seed = [record(run(2, seed=3), repeat, step_time=0.16) for repeat in range(3)]
+    assert "no run at world size 1 for seed 3;" in evidence(audit([*clean(), *of_seed]), "baseline")
 
 
 def test_too_regular() -> None:

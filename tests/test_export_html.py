@@ -280,6 +280,12 @@ def test_pandas_table_aligns_numbers_and_can_be_sorted() -> None:
     assert "border" not in table.attrs
 
 
+def test_what_was_not_measured_leaves_its_column_one_of_numbers() -> None:
+    rows = "".join(f"<tr><td>{name}</td><td>{cell}</td></tr>" for name, cell in (("one", "not measured"), ("two", "1.62")))
+    table = f"<table><thead><tr><th>way</th><th>speedup</th></tr></thead><tbody>{rows}</tbody></table>"
+    assert [cell.get_text() for cell in page(code(display(html=table))).select("td.number")] == ["not measured", "1.62"]
+
+
 def test_styled_table_keeps_its_colours_and_no_other_style() -> None:
     style = (
         "#T_1_row0_col0 { color: red; background: url(http://x/y); position: fixed } body { display: none } #a, p { color: red }"

@@ -147,7 +147,7 @@ def test_wide_strategies_become_rows() -> None:
     assert len(seen.frame) == 20 and set(seen.frame["world_size"]) == {1, 2}
     assert seen.frame["parameters"].max() == pytest.approx(354.8e6)
     assert any("2 ranks by the name of the table" in said for said in seen.assumptions)
-    line = next(line for line in lines(seen) if line.label == "gpt2, 128")
+    line = next(line for line in lines(seen) if line.label == "gpt2, block 128")
     gains = {point.strategy: round(line.gain(point), 2) for point in line.points if point.world_size == 2}
     assert gains == {"dp": 1.18, "ddp_nvlink": 1.45, "ddp_no_nvlink": 0.65}
 

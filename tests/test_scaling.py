@@ -134,6 +134,18 @@ def test_a_study_of_strategies_compares_at_equal_batch():
     assert baseline_name(found) == "the baseline"
 
 
+def test_settings_that_mean_nothing_on_one_rank_share_its_baseline() -> None:
+    runs = {run(1): 0.1, run(2, bucket_cap_mb=100.0): 0.0625, run(2, compression="bf16"): 0.05}
+    found = summary(table([record(asked, step_time=time) for asked, time in runs.items()]), baseline=ONE, scaling="strong")
+    assert found.set_index("compression")["speedup"].sort_values().round(6).to_list() == [1.0, 1.6, 2.0]
+    both = [record(run(1, bucket_cap_mb=size), step_time=0.1 * size) for size in (1.0, 4.0)]
+    of_each = [*both, *(record(run(2, bucket_cap_mb=size), step_time=0.05 * size) for size in (1.0, 4.0))]
+    found = summary(table(of_each), baseline=ONE, scaling="strong")
+    assert found.loc[found["world_size"] == 2, "speedup"].round(6).to_list() == [2.0, 2.0]
+    other = summary(table([*both, record(run(2, bucket_cap_mb=9.0), step_time=0.1)]), baseline=ONE, scaling="strong")
+    assert other.set_index("bucket_cap_mb").loc[9.0, ["speedup"]].isna().all()  # either could be meant
+
+
 def test_failed_repeats_do_not_count():
     records = [*repeats(run(1), [0.1, 0.2]), record(run(1), 2, status="failed"), record(run(4), status="oom")]
     found = summary(table(records), baseline=ONE, scaling="strong")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,7 @@ import pandas as pd
 from lab.analysis.naming import PHASES
 from lab.analysis.observations import Observations
 from lab.analysis.stages import residue
+from lab.words import SETTINGS
 
 BATCHES = ("global_batch_size", "batch", "micro_batch_size")
 CARRIED: tuple[str, ...] = (
@@ -40,6 +42,8 @@ CARRIED += (
     "high",
 )
 FEW_EPOCHS = 3
+# How ranks work together; on one rank a setting of it means nothing, so that all its values have one baseline.
+WAYS = ("key:strategy", *(f"key:{name}" for name in SETTINGS))
 
 
 @dataclass(frozen=True)
@@ -146,7 +150,7 @@ def _lines(seen: Observations) -> list[Line]:
     rows = seen.frame[seen.frame["world_size"].notna()]
     if rows.empty or seen.kind == "collectives":
         return []
-    keys = [key for key in seen.keys if key != "key:strategy"]
+    keys = [key for key in seen.keys if key not in WAYS]
     batch = _batch_key(seen, rows, keys)
     named = [*keys, batch] if batch else keys
     rows = rows.assign(_line=_joined(rows, named))
@@ -169,11 +173,16 @@ def _label(group: pd.DataFrame, varied: Sequence[str]) -> str:
     first = group.iloc[0]
     words = {"global_batch_size": "batch", "batch": "batch", "micro_batch_size": "batch per rank"}
     told = [
-        f"{words[name]} {first[name]:g}" if name in words else str(first[name])
+        f"{words[name]} {first[name]:g}" if name in words else _told(name.removeprefix("key:"), str(first[name]))
         for name in varied
         if first[name] == first[name] and first[name] != ""
     ]
     return ", ".join(told)
+
+
+def _told(name: str, value: str) -> str:
+    """A value that says by itself what it is, or a number or a yes or no with its name."""
+    return f"{name} {value}" if re.fullmatch(r"[-+.\de]+|true|false|yes|no|none", value, re.IGNORECASE) else value
 
 
 def _batch_key(seen: Observations, rows: pd.DataFrame, keys: Sequence[str]) -> str | None:
@@ -191,10 +200,18 @@ def _batch_key(seen: Observations, rows: pd.DataFrame, keys: Sequence[str]) -> s
 
 def _points(group: pd.DataFrame, seen: Observations) -> list[Point]:
     found = []
-    strategy = group["key:strategy"] if "key:strategy" in group else pd.Series("", index=group.index)
-    for (size, way), rows in group.groupby([group["world_size"], strategy], sort=False):
+    for (size, way), rows in group.groupby([group["world_size"], _ways(group)], sort=False):
         found.append(_point(float(str(size)), str(way), rows, seen))
     return found
+
+
+def _ways(group: pd.DataFrame) -> pd.Series:
+    """The strategy of each row, with those of its settings that differ between rows."""
+    ways = group["key:strategy"] if "key:strategy" in group else pd.Series("", index=group.index)
+    for key in WAYS[1:]:
+        if key in group and group[key].nunique() > 1:
+            ways = ways + f", {key.removeprefix('key:')} " + group[key]
+    return ways.str.removeprefix(", ")
 
 
 def measurements(rows: pd.DataFrame) -> pd.Series:

@@ -65,8 +65,8 @@ def summary(table: pd.DataFrame, *, baseline: Mapping[str, Any], scaling: Scalin
 
     The baseline of a run is the one completed run on the same kind of device that has the values of `baseline` and
     equals it in every other field but those that follow from the world size (strong: micro_batch_size and grad_accum;
-    weak: global_batch_size), and where `baseline` names a strategy the settings that single strategies have; of
-    several, the one with equal grad_accum, then micro_batch_size; else there is none.
+    weak: global_batch_size), and on one rank or where `baseline` names a strategy the settings that single strategies
+    have; of several, the one with equal settings, then grad_accum, then micro_batch_size; else there is none.
     Work is always equal: strong (and "none") at one global batch, weak at one batch per rank.
 
     With T the median step time and X the median throughput over repeats, N the world size and B the baseline:
@@ -182,14 +182,16 @@ def _baseline_of(
 ) -> Mapping[str, Any] | None:
     if _has(row, baseline):
         return row
-    differs = FREE[scaling] | (set(baseline) - WORK[scaling]) | (set(SETTINGS) if "strategy" in baseline else set())
+    # On one rank the settings of a strategy mean nothing.
+    settings = set(SETTINGS) if "strategy" in baseline or baseline.get("world_size") == 1 else set()
+    differs = FREE[scaling] | (set(baseline) - WORK[scaling]) | settings
     held = [field for field in FIELDS if field not in differs]
     found = [
         base
         for base in bases
         if all(base.get(key) == row.get(key) for key in [*held, "device", "machine", "emulated"]) and row["device"] != "mixed"
     ]
-    for field in ("grad_accum", "micro_batch_size"):
+    for field in (*SETTINGS, "grad_accum", "micro_batch_size"):
         if len(found) > 1:
             found = [base for base in found if base[field] == row[field]] or found
     return found[0] if len(found) == 1 else None

@@ -13,7 +13,7 @@ NUMBER = re.compile(
     rf"|[\[(]\s*{_DIGITS}\s*(,|–|to)\s*{_DIGITS}\s*[\])]"
 )
 WIDE = 8  # a table of more columns is printed small
-NOTHING = frozenset({"", "-", "–", "—", "nan", "NaN", "None", "NaT", "<NA>", "inf", "-inf"})
+NOTHING = frozenset({"", "-", "–", "—", "nan", "NaN", "None", "NaT", "<NA>", "inf", "-inf", "none", "not measured", "not run"})
 
 
 def arrange(soup: BeautifulSoup) -> None:
