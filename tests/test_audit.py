@@ -135,6 +135,16 @@ def test_collectives() -> None:
 
 # Tables in other shapes
 
+
+def test_ranks_by_the_nodes_and_what_is_on_each() -> None:
+    found = audit(frame("nodes,gpus per node,epoch time,speedup\n1,4,01:12:30,1\n2,4,00:38:10,1.9\n4,4,00:15:02,4.82"))
+    assert "The speedup is 4.8x on 16 ranks (4350.00 s against 902.00 s)" in evidence(found, "super-linear")
+    assert "the ranks are the nodes times those on each" in evidence(found, "super-linear")
+    found = audit(frame("nodes,step_s,comm_s\n1,1.0,0.1\n2,0.4,0.1"))
+    assert "a node counts as one" in evidence(found, "super-linear")
+    assert "communication-alone" in unchecked(found), "a node may have several ranks"
+
+
 CLEAN_TABLE = """
 gpus,global batch,trial,step time (ms),loss
 1,64,1,100.3,2.31
@@ -254,6 +264,9 @@ def test_phases_close() -> None:
     assert not of(audit(frame(table.format("54"))), "phases-close")  # communication overlaps compute
     assert "60.00 ms where the whole takes 90.00 ms" in evidence(audit(frame(table.format("90"))), "phases-close")
     assert [item.severity for item in of(audit(frame(table.format("40"))), "phases-close")] == ["error"]
+    exposed = "gpus,batch per gpu,step_ms,compute_ms,allreduce_ms,exposed comm (ms),gradient size (MB)\n2,32,231,210,60,21,500\n4,32,235,211,4,24,500"
+    beyond = of(audit(frame(exposed)), "phases-close")
+    assert [item.severity for item in beyond] == ["error"] and "24.00 ms of communication are exposed" in beyond[0].evidence
     checked = record(run(), phases={"backward": 0.052})
     assert of(audit([checked]), "phases-close")
     assert not of(audit([checked.model_copy(update={"checks": {"phases_close": True}})]), "phases-close")
@@ -345,6 +358,9 @@ def test_same_learning() -> None:
     table = "gpus,global_batch,step_ms,accuracy\n1,64,100,91.0%\n2,64,60,{}"
     assert "7.0 points apart" in evidence(audit(frame(table.format("84.0%"))), "same-learning")
     assert not of(audit(frame(table.format("90.8%"))), "same-learning")
+    untold = of(audit(frame("gpus,epoch_s,test_acc\n1,100,91.2\n2,51,91.3\n4,26,71.0")), "same-learning")
+    assert [item.severity for item in untold] == ["note"] and "20.3 points apart at batches" in untold[0].evidence
+    assert not of(audit(frame("gpus,epoch_s,test_acc\n1,100,91.2\n2,51,91.3\n4,26,91.0")), "same-learning")
 
 
 def test_learning_that_depends_on_the_split_is_compared_between_equal_splits() -> None:
@@ -364,6 +380,9 @@ def test_baseline() -> None:
     assert "3.80x is quoted on 4 ranks, and the table's own times give 2.50x" in evidence(quoted, "baseline")
     lame = audit(frame("gpus,speedup,efficiency\n1,1,100%\n4,3.0,95%"))
     assert "efficiency of 95% on 4 ranks is quoted beside a speedup of 3.00x, which is 75%" in evidence(lame, "baseline")
+    rates = audit(frame("gpus,images/sec,efficiency (%)\n1,219,100\n32,6640,94.7\n512,96000,91"))
+    assert "91% is quoted on 512 ranks, and the table's own numbers give 86%" in evidence(rates, "baseline")
+    assert len(of(rates, "baseline")) == 1
     assert of(audit([item for item in clean() if item.run.world_size > 1]), "baseline")
     compressed = [record(run(2, compression="powersgd", bucket_cap_mb=100.0), repeat, step_time=0.17) for repeat in range(3)]
     assert not of(audit([*clean(), *compressed]), "baseline"), "on one rank nothing is compressed"

@@ -11,7 +11,18 @@ TIMES = ("time", "data", "h2d", "forward", "backward", "compute", "optimizer", "
 PHASES = TIMES[1:]
 NUMERIC = (
     *TIMES,
-    *("world_size", "nodes", "global_batch_size", "micro_batch_size", "batch", "grad_accum", "samples", "steps", "warmup"),
+    *(
+        "world_size",
+        "nodes",
+        "per_node",
+        "global_batch_size",
+        "micro_batch_size",
+        "batch",
+        "grad_accum",
+        "samples",
+        "steps",
+        "warmup",
+    ),
     *("rate", "speedup", "efficiency", "bytes", "parameters", "algbw", "busbw", "loader_workers", "cpus", "accuracy", "loss"),
     *("epoch", "step", "repeats", "std", "low", "high", "time_mean", "communication_mean"),
 )
@@ -29,6 +40,10 @@ THINGS = "samples?|images?|imgs?|tokens?|examples?|sequences?|seqs?|items?|recor
 # Names that are no time, by the whole stem, in this order.
 PLAIN = (
     ("rank", r"(global_)?rank(_id)?|gpu_(id|index)|proc(ess)?(_id)?|device_(id|index)|worker_id|pe"),
+    (
+        "per_node",
+        r"((n|num|number_of)_?)?(gpus?|ranks?|proc(esse)?s?|tasks?|devices?|accelerators?|cards?)_per_(node|host|machine|server)|ppn|gpn",
+    ),
     (
         "world_size",
         r"world(_?size)?|((n|num|nr|no|number_of|total|count_of)_?)?(gpus|ranks|procs|processes|devices|accelerators|tasks|cards)"

@@ -20,6 +20,11 @@ Kind = Literal["records", "table", "collectives"]
 AGGREGATES = {"mean", "avg", "average", "all", "mean over ranks", "overall"}
 OTHER_STATISTICS = {"std", "stdev", "sd", "min", "median", "sum", "total"}
 ALWAYS_KEYS = ("model", "dataset", "precision", "compile", "seed", "link", "device", "emulated", "strategy")
+# What nobody writes beside the time of a collective.
+TRAINING = {
+    *("step", "epoch", "parameters", "global_batch_size", "micro_batch_size", "batch", "loss", "accuracy"),
+    *naming.PHASES,
+} - {"other"}
 MOST_KEY_VALUES = 200
 MOST_ROWS = 2_000_000
 SPOKEN_UNITS = ((r"microseconds|\bus\b|µs", 1e-6), (r"milliseconds|\bms\b", 1e-3))
@@ -88,8 +93,8 @@ def from_table(frame: pd.DataFrame, *, columns: Mapping[str, str] | None = None,
     tidy, given = _tidy(frame, guesses, guessed, notes, assumptions, source)
     per = next((found.per for column, found in guesses.items() if found.canonical == "time" and column in given.values()), None)
     if "world_size" not in given:
-        assumptions += stages.place(tidy, hint)
-    collective = "bytes" in given and not {"step", "epoch", "parameters"} & set(given) and "time" in given
+        assumptions += stages.of_nodes(tidy) or stages.place(tidy, hint)
+    collective = {"bytes", "time"} <= set(given) and not TRAINING & set(given)
     _add_keys(tidy, frame, set(given.values()), collective=collective)
     _derive(tidy)
     _label(tidy)

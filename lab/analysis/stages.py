@@ -1,4 +1,4 @@
-"""Tables whose rows are ways to run (`serial`, `mpi`, `cuda`, `mpi+cuda`): how many ranks each has, and on what."""
+"""How many ranks a row has where no column says it: by its nodes, or by its way to run (`serial`, `mpi`, `mpi+cuda`)."""
 
 from __future__ import annotations
 
@@ -9,6 +9,17 @@ import pandas as pd
 from lab.analysis.wide import PARALLEL, SERIAL, WORDS
 
 TOKEN = re.compile(r"[^a-z0-9]+")
+
+
+def of_nodes(tidy: pd.DataFrame) -> list[str]:
+    """Fill `world_size` from the nodes and the ranks on each, in place; what was assumed, empty where nodes tell nothing."""
+    if tidy["per_node"].notna().any():
+        tidy["world_size"] = tidy["nodes"].fillna(1.0) * tidy["per_node"]
+        return ["the ranks are the nodes times those on each"]
+    if tidy["nodes"].nunique() < 2:
+        return []
+    tidy["world_size"] = tidy["nodes"]
+    return ["how many ranks a node has is not said, and a node counts as one"]
 
 
 def place(tidy: pd.DataFrame, hint: tuple[int, str] | None) -> list[str]:

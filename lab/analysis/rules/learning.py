@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from lab.analysis.observations import Observations
-from lab.analysis.rule import Finding, Rule, UncheckedError, found
+from lab.analysis.rule import Finding, Rule, Severity, UncheckedError, found
 
 # Sums in another order change the last digits; over a short training they stay far below this share of the loss.
 LOSS = 0.02
@@ -22,12 +22,13 @@ QUARTERS = 4
 def same_learning(seen: Observations) -> Iterator[Finding]:
     """Loss curves that disagree beyond tolerance at equal global batch and seed."""
     rows = seen.frame[seen.frame["aggregate"]] if seen.kind == "records" else seen.frame[~seen.frame["aggregate"]]
-    batch = "global_batch_size" if rows["global_batch_size"].notna().any() else "batch"
-    rows = rows[rows[batch].notna() & (rows["loss"].notna() | rows["accuracy"].notna())]
+    batch = next((name for name in ("global_batch_size", "batch") if rows[name].notna().any()), None)
+    rows = rows[rows["loss"].notna() | rows["accuracy"].notna()]
+    rows = rows[rows[batch].notna()] if batch else rows
     keys = [key for key in seen.keys if key not in {"key:strategy", "key:compile", "key:precision"}]
     compared = False
-    names = [*keys, batch, *(["total_steps"] if seen.kind == "records" else [])]
-    for _, group in rows.groupby(names, sort=False, dropna=False):
+    names = [*keys, *([batch] if batch else []), *(["total_steps"] if seen.kind == "records" else [])]
+    for _, group in rows.groupby(names, sort=False, dropna=False) if names else [("", rows)]:
         if len(group) < 2:
             continue
         compared = True
@@ -68,7 +69,7 @@ def _apart(known: pd.DataFrame) -> Iterator[Finding]:
             yield _finding([first["label"], other["label"]], evidence)
 
 
-def _ends(group: pd.DataFrame, batch: str) -> Iterator[Finding]:
+def _ends(group: pd.DataFrame, batch: str | None) -> Iterator[Finding]:
     order = "epoch" if group["epoch"].notna().any() else "step" if group["step"].notna().any() else None
     last = group[group[order] == group[order].max()] if order else group
     for name, tolerance, relative in (("loss", LOSS, True), ("accuracy", POINTS, False)):
@@ -78,15 +79,15 @@ def _ends(group: pd.DataFrame, batch: str) -> Iterator[Finding]:
         low, high = min(ends, key=lambda size: ends[size]), max(ends, key=lambda size: ends[size])
         gap = (ends[high] - ends[low]) / (abs(ends[low]) if relative and ends[low] else 1.0)
         if gap > tolerance:
-            size = last[batch].iloc[0]
-            what = f"{100 * gap:.1f} {'%' if relative else 'points'} apart at {batch.replace('_', ' ')} {size:g}"
+            at = f"at {batch.replace('_', ' ')} {last[batch].iloc[0]:g}" if batch else "at batches that the table does not tell"
+            what = f"{100 * gap:.1f} {'%' if relative else 'points'} apart {at}"
             evidence = f"The {name} ends at {ends[low]:.4g} with {low:g} ranks and {ends[high]:.4g} with {high:g}, {what}."
-            yield _finding(list(last["label"]), evidence)
+            yield _finding(list(last["label"]), evidence, "warning" if batch else "note")
 
 
-def _finding(labels: list[str], evidence: str) -> Finding:
+def _finding(labels: list[str], evidence: str, severity: Severity = "warning") -> Finding:
     advice = "Runs that learn differently do different work: look for unequal data, averaging that is missing, or other seeds."
-    return found("same-learning", "warning", labels, evidence, advice)
+    return found("same-learning", severity, labels, evidence, advice)
 
 
-RULES = (Rule("same-learning", (("loss", "accuracy"), ("global_batch_size", "batch")), same_learning),)
+RULES = (Rule("same-learning", (("loss", "accuracy"),), same_learning),)

@@ -25,7 +25,8 @@ PARTS = ("data", "h2d", "forward", "backward", "compute", "optimizer", "other")
 
 
 def phases_close(seen: Observations) -> Iterator[Finding]:
-    """Phases that do not add up to the step within 2 %."""
+    """Phases that do not add up to the step within 2 %, and a part of the communication that is more than all of it."""
+    yield from _exposed_beyond(seen)
     rows = seen.frame[seen.frame["time"].notna()].copy()
     if seen.kind == "records":
         rows = rows[rows["aggregate"]]
@@ -59,6 +60,18 @@ def phases_close(seen: Observations) -> Iterator[Finding]:
     severity = "error" if over.any() and seen.kind != "records" else "warning"
     advice = "Name the part that is missing or counted twice; report what is left as a part of its own."
     yield found("phases-close", severity, wrong["label"], evidence, advice)  # type: ignore[arg-type]
+
+
+def _exposed_beyond(seen: Observations) -> Iterator[Finding]:
+    rows = seen.frame[seen.frame["exposed"] > seen.frame["communication"] * (1 + CLOSED)]
+    if len(rows) and seen.kind != "records":  # whose medians of each need not be of one step
+        worst = rows.iloc[_most(rows["exposed"] / rows["communication"])]
+        evidence = (
+            f"{seconds(worst['exposed'])} of communication are exposed where all of it takes {seconds(worst['communication'])}, "
+            f"in {worst['label']}; so in {len(rows)} of {int(seen.frame['exposed'].notna().sum())} rows."
+        )
+        advice = "Exposed is the part of the communication that the step waits for: measure both in the same steps."
+        yield found("phases-close", "error", rows["label"], evidence, advice)
 
 
 def data_stall(seen: Observations) -> Iterator[Finding]:

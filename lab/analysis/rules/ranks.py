@@ -78,6 +78,8 @@ def _quoted_records(seen: Observations) -> Iterator[Finding]:
 
 def communication_alone(seen: Observations) -> Iterator[Finding]:
     """Communication reported at world size 1."""
+    if "nodes" in seen.given and not {"world_size", "per_node"} & set(seen.given):
+        raise UncheckedError("ranks per node")
     alone = seen.frame[seen.frame["world_size"] == 1]
     if alone.empty:
         raise UncheckedError("rows at world size 1")

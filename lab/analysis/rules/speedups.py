@@ -131,6 +131,11 @@ def _misquoted(line: Line) -> Iterator[Finding]:
         if math.isfinite(point.speedup) and math.isfinite(gain) and not point.means and abs(point.speedup / gain - 1) > MARGIN:
             said = f"A speedup of {point.speedup:.2f}x is quoted on {n:g} ranks, and the table's own times give {gain:.2f}x."
             yield found("baseline", "warning", point.labels, said, "Name the baseline that the quoted speedup is over.")
+        base = line.base(point)
+        alone = base is not None and base.world_size == 1 and math.isnan(point.speedup) and not point.means
+        if alone and abs(point.efficiency * n / gain - 1) > MARGIN:
+            said = f"An efficiency of {point.efficiency:.0%} is quoted on {n:g} ranks, and the table's own numbers give {gain / n:.0%}."
+            yield found("baseline", "warning", point.labels, said, "Name the baseline that the quoted efficiency is over.")
         if math.isfinite(point.speedup) and abs(point.efficiency * n / point.speedup - 1) > ROUNDED + 0.01:
             said = (
                 f"An efficiency of {point.efficiency:.0%} on {n:g} ranks is quoted beside a speedup of {point.speedup:.2f}x, "
