@@ -283,6 +283,9 @@ def test_plausible_bandwidth() -> None:
     assert "calibrated at 100 GB/s" in evidence(audit([item], calibration=1e11), "plausible-bandwidth")
     quoted = audit(frame("gpus,size_mb,busbw_gbps,link\n8,256,230,100GbE\n8,512,90,100GbE"))
     assert "28.8 GB/s is quoted" in evidence(quoted, "plausible-bandwidth")
+    named = "gpus,params_m,step_s,compute_s,comm_s,link\n2,124,0.33,0.31,{},NVLink 600GB/s"
+    assert not of(audit(frame(named.format("0.002"))), "plausible-bandwidth")
+    assert "than the link carries (600GB/s)" in evidence(audit(frame(named.format("0.0001"))), "plausible-bandwidth")
 
 
 def test_data_stall() -> None:

@@ -103,6 +103,8 @@ def test_quantities_by_name(name: str, canonical: str, factor: float | None, per
             "Number of GPUs",
         ],
         "nodes": ["nodes", "num_nodes", "nnodes"],
+        "per_node": ["gpus per node", "GPUs/node", "ranks_per_node", "ppn"],
+        "time": ["epoch_time", "step (ms)", "Time to train (min)", "time_to_accuracy_s"],
         "batch": ["batch", "batch_size", "bs", "global_or_per_gpu_batch"],
         "global_batch_size": ["global_batch", "total_batch_size", "effective batch size", "gbs"],
         "micro_batch_size": [

@@ -115,7 +115,8 @@ PARTS = (
 NOT_TRAINING = r"inference|eval|valid|(^|_)val(_|$)|test|setup|warm|checkpoint|save|start|compil|timestamp|generat"
 BARE = r"(t|comm|communication|compute|computation|forward|fwd|backward|bwd|optimi[sz]er|h2d|data_?load(ing)?|all_?reduce|exposed_.*)"
 CLOCKED = r"time|duration|latency|runtime|elapsed|wall|seconds|makespan"
-WHOLE = rf"(total|train|training|run|exec|execution|fit|job|wall|clock|t|end_to_end|{CLOCKED})(_(time|duration|clock|runtime|total|s))*"
+GOALS = "time_to_(train|solution|accuracy|target)"
+WHOLE = rf"({GOALS}|total|train|training|run|exec|execution|fit|job|wall|clock|t|end_to_end|{CLOCKED})(_(time|duration|clock|runtime|total|s))*"
 
 
 class Name(NamedTuple):
@@ -138,6 +139,7 @@ class Guess(NamedTuple):
 def normal(name: str) -> str:
     """A name in lower snake case, `#` as n, `/` as per, `%` as percent."""
     text = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", str(name).strip()).lower().replace("µ", "u").replace("μ", "u")
+    text = re.sub(r"[\[(]\s*min\.?\s*[\])]$", " minutes", text)  # without its brackets it may be the least
     text = text.replace("%", " percent ").replace("#", " n ").replace("/", " per ")
     return re.sub(r"[^a-z0-9]+", "_", text).strip("_")
 

@@ -29,7 +29,8 @@ LINKS = (
     (r"\bhdr\b", 25e9),
     (r"\bedr\b", 12.5e9),
 )
-RATE = re.compile(r"(\d+(?:\.\d+)?)\s*(g|m)(?:\s*bit(?:/s|ps)?|bps|b/s|be|b?e\b)", re.IGNORECASE)
+# 25 Gbit/s, 100Gb/s, 10GbE; a capital B alone means bytes.
+RATE = re.compile(r"(\d+(?:\.\d+)?)\s*([GgMm])(?:(B/s|Bps)|\s*[Bb][Ii][Tt](?:/s|ps)?|[Bb]ps|[Bb]/s|[Bb]?[Ee]\b)")
 FASTEST = 900e9  # NVLink 5, the fastest link that a GPU has
 SINGLE_NODE = 15.8e9  # PCIe 3.0 x16, the slowest that joins the GPUs of one node as a rule
 CALIBRATED = 1.25  # a calibration on another day differs by less
@@ -110,8 +111,8 @@ def _link(point_world: float, nodes: float, names: str, seen: Observations, *, e
         return Link(float(best), True, f"calibrated at {best / 1e9:.3g} GB/s")
     rate = RATE.search(names)
     if rate:
-        value = float(rate[1]) * (1e9 if rate[2].lower() == "g" else 1e6) / 8
-        return Link(value, True, f"{rate[0]}, {value / 1e9:.3g} GB/s")
+        value = float(rate[1]) * (1e9 if rate[2].lower() == "g" else 1e6) / (1 if rate[3] else 8)
+        return Link(value, True, rate[0] if rate[3] else f"{rate[0]}, {value / 1e9:.3g} GB/s")
     value = next((speed for pattern, speed in LINKS if re.search(pattern, names, re.IGNORECASE)), math.nan)
     if math.isfinite(value):
         return Link(value, True, f"{names.strip()}, at most {value / 1e9:.3g} GB/s")
