@@ -49,8 +49,8 @@ def audit(
 def _observed(source: Any, columns: Mapping[str, str] | None) -> Observations:
     import pandas as pd
 
-    from lab.analysis.observations import from_table
     from lab.analysis.recorded import from_records
+    from lab.analysis.tabular import from_table
 
     if isinstance(source, pd.DataFrame):
         return from_table(source, columns=columns)

@@ -11,9 +11,10 @@ import numpy as np
 import pandas as pd
 
 from lab.analysis.observations import Observations
-from lab.analysis.points import Line, Point, lines
+from lab.analysis.points import Line, Point
 from lab.analysis.rule import Finding, Rule, UncheckedError, found, seconds
 from lab.analysis.rules.work import samples_said
+from lab.analysis.series import lines
 
 GRADIENT_BYTES = 4  # per parameter: gradients are reduced in fp32 unless a table says otherwise
 # Links by name, bytes/s in one direction, from the vendors' data sheets. NVLink of Volta, Ampere, Hopper, Blackwell: 150, 300, 450, 900.

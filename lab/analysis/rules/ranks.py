@@ -6,8 +6,9 @@ import math
 from collections.abc import Iterator
 
 from lab.analysis.observations import Observations
-from lab.analysis.points import Line, Point, lines, measurements
+from lab.analysis.points import Line, Point
 from lab.analysis.rule import Finding, Rule, UncheckedError, found, seconds
+from lab.analysis.series import lines, measurements
 
 # Clocks and rounding of a log differ by less; a mean over ranks that are equal passes.
 QUOTED_TOLERANCE = 0.02

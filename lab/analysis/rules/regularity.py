@@ -8,8 +8,9 @@ from collections.abc import Iterator
 import numpy as np
 
 from lab.analysis.observations import Observations
-from lab.analysis.points import Line, lines
+from lab.analysis.points import Line
 from lab.analysis.rule import Finding, Rule, found
+from lab.analysis.series import lines
 
 # Clocks resolve microseconds and machines vary by a per cent: agreement to this share is arithmetic.
 EXACT = 5e-4

@@ -6,8 +6,9 @@ import itertools
 from collections.abc import Iterator
 
 from lab.analysis.observations import Observations
-from lab.analysis.points import Line, Point, lines
+from lab.analysis.points import Line, Point
 from lab.analysis.rule import Finding, Rule, UncheckedError, found, seconds
+from lab.analysis.series import lines
 
 # Ranges of n and n repeats of equal runs lie apart by chance in 2 / binomial(2n, n): 1 in 3 for two, 1 in 10 for three.
 FEWEST = 3

@@ -6,8 +6,9 @@ import math
 from collections.abc import Iterator
 
 from lab.analysis.observations import Observations
-from lab.analysis.points import Line, Point, lines
+from lab.analysis.points import Line, Point
 from lab.analysis.rule import Finding, Rule, Severity, UncheckedError, found, seconds
+from lab.analysis.series import lines
 
 # Where no interval is known, a gain beyond N by less than this is within what repeats usually differ.
 MARGIN = 0.05

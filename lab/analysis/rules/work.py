@@ -6,8 +6,9 @@ import math
 from collections.abc import Iterator
 
 from lab.analysis.observations import Observations
-from lab.analysis.points import Line, Point, lines
+from lab.analysis.points import Line, Point
 from lab.analysis.rule import Finding, Rule, UncheckedError, found, seconds
+from lab.analysis.series import lines
 
 # Samples that do not divide are dropped or padded: less than this is no difference of work.
 WORK = 0.02

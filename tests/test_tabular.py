@@ -11,10 +11,10 @@ from factories import record, run
 
 from lab.analysis.cells import BYTE_UNITS, TIME_UNITS, number, numbers, spread
 from lab.analysis.naming import Guess, guess
-from lab.analysis.observations import from_table
-from lab.analysis.points import lines
 from lab.analysis.recorded import from_records
+from lab.analysis.series import lines
 from lab.analysis.stages import residue
+from lab.analysis.tabular import from_table
 from lab.errors import InputError
 from lab.tables import read_table
 
