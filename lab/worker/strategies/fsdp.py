@@ -16,7 +16,7 @@ from lab.worker.blocks import blocks_of
 from lab.worker.calls import CallRecorder
 from lab.worker.communication import Recorder
 from lab.worker.strategies.clipping import clip
-from lab.worker.strategies.strategy import Strategy
+from lab.worker.strategies.strategy import Strategy, require_dtensor
 from lab.worker.timing import Clock
 
 
@@ -26,12 +26,16 @@ class Fsdp(Strategy):
     def wrap(
         self, model: nn.Module, *, run: Run, device: torch.device, clock: Clock, recorder: Recorder | CallRecorder | None
     ) -> nn.Module:
-        """The model itself, its parameters turned into DTensors."""
+        """The model itself, its parameters turned into DTensors; raises InputError on CPU where torch is too old for it."""
+        require_dtensor(device)
         mesh = _mesh(run, device)
         for block in blocks_of(model):
             fully_shard(block, mesh=mesh, reshard_after_forward=run.reshard_after_forward)
-        # What no block holds is needed first in the backward pass: torch keeps it gathered on its own.
-        fully_shard(model, mesh=mesh, reshard_after_forward=None if run.reshard_after_forward else False)
+        # What no block holds is needed first in the backward pass: torch keeps it gathered where it is not told.
+        if run.reshard_after_forward:
+            fully_shard(model, mesh=mesh)
+        else:
+            fully_shard(model, mesh=mesh, reshard_after_forward=False)
         return model
 
     def no_sync(self, parallel: nn.Module) -> AbstractContextManager[None]:

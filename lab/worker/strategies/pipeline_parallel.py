@@ -5,6 +5,7 @@ The head is tied to the embedding: the first and the last rank each hold a copy 
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch import nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
 from lab import workloads
+from lab.errors import InputError, Problem
 from lab.study import Run
 from lab.worker.calls import CallRecorder
 from lab.worker.communication import Recorder
@@ -32,7 +34,10 @@ class PipelineParallelism(Strategy):
     def wrap(
         self, model: nn.Module, *, run: Run, device: torch.device, clock: Clock, recorder: Recorder | CallRecorder | None
     ) -> nn.Module:
-        """This rank's stage of the model; the rest of it is let go."""
+        """This rank's stage of the model; the rest of it is let go. Raises InputError where torch is too old for it."""
+        if "return_outputs" not in inspect.signature(ScheduleGPipe.step).parameters:
+            what = f"the schedules of torch {torch.__version__} fix the shapes of the first batch, and keep all outputs"
+            raise InputError("run", [Problem("strategy", what, "a later torch, or another strategy")])
         assert isinstance(model, GPT)
         return Pipeline(Stage(model, stage=dist.get_rank(), stages=run.world_size), run=run, device=device, clock=clock)
 

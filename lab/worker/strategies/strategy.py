@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import nn
 
+from lab.errors import InputError, Problem
 from lab.study import Run
 from lab.worker.calls import CallRecorder
 from lab.worker.communication import Recorder
@@ -61,3 +62,10 @@ class Strategy:
     def shared(self, parallel: nn.Module) -> Iterable[torch.Tensor]:
         """Parameters that must be equal on all ranks, whole; all ranks must go through them together."""
         return parallel.parameters()
+
+
+def require_dtensor(device: torch.device) -> None:
+    """Raise InputError on a CPU whose torch is too old for DTensor over gloo: 2.6 breaks off in it, or crashes."""
+    if device.type == "cpu" and not hasattr(torch.cpu.Stream, "record_event"):
+        what = f"torch {torch.__version__} divides the tensors of a model on GPUs only"
+        raise InputError("run", [Problem("strategy", what, "a later torch, or strategy ddp or zero1")])

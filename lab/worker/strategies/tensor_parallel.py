@@ -22,7 +22,7 @@ from lab.worker.communication import Recorder
 from lab.worker.models.gpt import Block
 from lab.worker.optimizer import adamw, decayed_and_not
 from lab.worker.strategies.clipping import clip
-from lab.worker.strategies.strategy import Strategy
+from lab.worker.strategies.strategy import Strategy, require_dtensor
 from lab.worker.timing import Clock
 
 
@@ -32,7 +32,8 @@ class TensorParallelism(Strategy):
     def wrap(
         self, model: nn.Module, *, run: Run, device: torch.device, clock: Clock, recorder: Recorder | CallRecorder | None
     ) -> nn.Module:
-        """The model itself, the linear layers of its blocks turned into DTensors."""
+        """The model itself, the linear layers of its blocks turned into DTensors; raises InputError as FSDP does."""
+        require_dtensor(device)
         mesh = init_device_mesh(device.type, (run.world_size,))
         for block in model.modules():
             if isinstance(block, Block):
