@@ -386,6 +386,7 @@ def test_baseline() -> None:
     rates = audit(frame("gpus,images/sec,efficiency (%)\n1,219,100\n32,6640,94.7\n512,96000,91"))
     assert "91% is quoted on 512 ranks, and the table's own numbers give 86%" in evidence(rates, "baseline")
     assert len(of(rates, "baseline")) == 1
+    assert not of(audit(frame("gpus,time_s,efficiency\n1,100,1.0\n4,104,0.96\n16,110,0.91")), "baseline")
     assert of(audit([item for item in clean() if item.run.world_size > 1]), "baseline")
     compressed = [record(run(2, compression="powersgd", bucket_cap_mb=100.0), repeat, step_time=0.17) for repeat in range(3)]
     assert not of(audit([*clean(), *compressed]), "baseline"), "on one rank nothing is compressed"

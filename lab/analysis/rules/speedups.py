@@ -134,7 +134,8 @@ def _misquoted(line: Line) -> Iterator[Finding]:
             yield found("baseline", "warning", point.labels, said, "Name the baseline that the quoted speedup is over.")
         base = line.base(point)
         alone = base is not None and base.world_size == 1 and math.isnan(point.speedup) and not point.means
-        if alone and abs(point.efficiency * n / gain - 1) > MARGIN:
+        # Where the work grows with the ranks and no batch says so, the efficiency is the ratio of the times.
+        if alone and min(abs(point.efficiency / own - 1) for own in (gain / n, gain)) > MARGIN:
             said = f"An efficiency of {point.efficiency:.0%} is quoted on {n:g} ranks, and the table's own numbers give {gain / n:.0%}."
             yield found("baseline", "warning", point.labels, said, "Name the baseline that the quoted efficiency is over.")
         if math.isfinite(point.speedup) and abs(point.efficiency * n / point.speedup - 1) > ROUNDED + 0.01:
