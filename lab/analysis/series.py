@@ -24,8 +24,6 @@ CARRIED: tuple[str, ...] = (
     "global_batch_size",
     "micro_batch_size",
     "batch",
-)
-CARRIED += (
     "samples",
     "steps",
     "total_steps",

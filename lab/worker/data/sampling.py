@@ -68,7 +68,7 @@ class _Numbers:
     def __init__(self) -> None:
         self._philox = np.random.Philox(key=0)
         self._generator = np.random.Generator(self._philox)
-        # Setting a generator to a place takes a tenth of the time of making one.
+        # One generator is set to its places: each step would wait longer for a new one.
         self._fresh = self._philox.state
 
     def at(self, seed: int, stream: int, place: int) -> np.random.Generator:

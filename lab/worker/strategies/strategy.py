@@ -67,5 +67,5 @@ class Strategy:
 def require_dtensor(device: torch.device) -> None:
     """Raise InputError on a CPU whose torch is too old for DTensor over gloo: 2.6 breaks off in it, or crashes."""
     if device.type == "cpu" and not hasattr(torch.cpu.Stream, "record_event"):
-        what = f"torch {torch.__version__} divides the tensors of a model on GPUs only"
+        what = f"torch {torch.__version__} cannot divide the tensors of a model on CPU"
         raise InputError("run", [Problem("strategy", what, "a later torch, or strategy ddp or zero1")])
