@@ -42,7 +42,7 @@ def test_only_the_worker_imports_torch(path: Path) -> None:
 
 
 def test_importing_lab_loads_no_torch_and_nothing_heavy() -> None:
-    heavy = ["torch", "pandas", "matplotlib", "scipy", "papermill", "nbconvert", "submitit", "IPython", "ipywidgets"]
+    heavy = ["torch", "numpy", "pandas", "matplotlib", "scipy", "papermill", "nbconvert", "submitit", "IPython", "ipywidgets"]
     code = f"import sys, lab, lab.cli; print([name for name in {heavy} if name in sys.modules])"
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert answer.stdout.strip() == "[]"

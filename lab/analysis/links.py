@@ -10,8 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-import numpy as np
-
 Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "broadcast"]
 COLLECTIVES: tuple[Collective, ...] = get_args(Collective)
 
@@ -87,6 +85,7 @@ def fit_link(sizes: Sequence[float], seconds: Sequence[float]) -> LinkFit:
     Absolute errors would let the largest size decide alone and give alphas below zero. Raises ValueError for fewer than
     two different sizes, for sizes or times that are not positive, and for times that do not grow with the size.
     """
+    import numpy as np
     from scipy.optimize import nnls
 
     b, t = np.asarray(sizes, dtype=float), np.asarray(seconds, dtype=float)
@@ -109,6 +108,8 @@ def interpolate(size: float, sizes: Sequence[float], seconds: Sequence[float], f
     sizes, exact between them where the line is, without a jump where the fit takes over. Raises ValueError for a size
     that is not positive.
     """
+    import numpy as np
+
     if not size > 0:
         raise ValueError(f"a collective moves some bytes, not {size}")
     ratios = np.log([time / fit.time(at) for at, time in zip(sizes, seconds, strict=True)])

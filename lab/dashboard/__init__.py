@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from lab.dashboard.bench import Bench
-from lab.dashboard.board import Dashboard
 from lab.study import ROOT
+
+if TYPE_CHECKING:
+    from lab.dashboard.board import Dashboard
 
 
 def dashboard(*, folder: str | Path | None = None) -> Dashboard:
     """The bench as widgets; what it measures is kept as studies below `folder`, by default `reports/bench`."""
+    # Widgets and predictions bring numpy along, which `import lab` does without.
+    from lab.dashboard.bench import Bench
+    from lab.dashboard.board import Dashboard
+
     here = Path("reports") if Path("reports").is_dir() else ROOT / "reports"
     return Dashboard(Bench(Path(folder) if folder is not None else here / "bench"))
