@@ -221,6 +221,14 @@ def test_imbalance_of_records() -> None:
     assert [finding.severity for finding in of(audit([skewed]), "rank-imbalance")] == ["warning"]
 
 
+@pytest.mark.parametrize(("measured", "severity"), [(2, "warning"), (25, "error")])
+def test_an_imbalance_of_few_steps_may_be_the_skew_at_their_ends(measured: int, severity: str) -> None:
+    item = record(run(2, steps=5 + measured), step_time=0.1)
+    step = item.timing.step.median  # type: ignore[union-attr]
+    skewed = altered(item, "timing", per_rank=item.timing.per_rank | {"step": [step, step * 1.36]})  # type: ignore[union-attr]
+    assert [finding.severity for finding in of(audit([skewed]), "rank-imbalance")] == [severity]
+
+
 def test_communication_alone() -> None:
     assert "5.00 ms" in evidence(audit([record(run(1), communication=(0.005, 0.001))]), "communication-alone")
     silent = audit(frame("gpus,step_ms,comm_ms\n1,100,0\n2,60,8"))

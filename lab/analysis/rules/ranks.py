@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+import pandas as pd
+
 from lab.analysis.observations import Observations
 from lab.analysis.points import Line, Point
 from lab.analysis.rule import Finding, Rule, UncheckedError, found, seconds
@@ -14,8 +16,10 @@ from lab.analysis.series import lines, measurements
 QUOTED_TOLERANCE = 0.02
 # Synchronous ranks wait for each other in every step: medians of the same steps agreed within a few per cent when tried.
 IMBALANCE = 0.05
-# Beyond this no skew inside a step explains it: the ranks did not run the same synchronous steps.
+# Beyond this no skew explains it: the ranks did not run the same synchronous steps.
 NOT_ONE_RUN = 0.25
+# Ranks that step together may still be up to a step apart at either end of what was measured.
+SKEW_STEPS = 2
 # A wrapper that copies buckets at world size 1 stays below this share of the step and is no communication.
 ALONE = 0.001
 
@@ -118,14 +122,20 @@ def rank_imbalance(seen: Observations) -> Iterator[Finding]:
                 evidence += (
                     f" at world size {ranks['world_size'].iloc[0]:g}, {100 * gap:.0f} % more in what should be the same steps."
                 )
-                worst = gap, _imbalance(list(ranks["label"]), evidence, gap)
+                worst = gap, _imbalance(list(ranks["label"]), evidence, is_error=gap > _explained(ranks.iloc[0]))
         if worst:
             yield worst[1]
 
 
-def _imbalance(labels: list[str], evidence: str, gap: float) -> Finding:
+def _explained(row: pd.Series) -> float:
+    """The largest gap, as a share, that skew can explain in as many steps as a record measured."""
+    measured = float(row["total_steps"]) - float(row["warmup"]) if "total_steps" in row else math.nan
+    return max(NOT_ONE_RUN, SKEW_STEPS / measured) if measured > 0 else NOT_ONE_RUN
+
+
+def _imbalance(labels: list[str], evidence: str, *, is_error: bool) -> Finding:
     advice = "Ranks that synchronise in every step end together: look for unequal data, a shared device, or clocks that measure different things."
-    return found("rank-imbalance", "error" if gap > NOT_ONE_RUN else "warning", labels, evidence, advice)
+    return found("rank-imbalance", "error" if is_error else "warning", labels, evidence, advice)
 
 
 RULES = (
