@@ -275,6 +275,9 @@ def test_phases_close() -> None:
     exposed = "gpus,batch per gpu,step_ms,compute_ms,allreduce_ms,exposed comm (ms),gradient size (MB)\n2,32,231,210,60,21,500\n4,32,235,211,4,24,500"
     beyond = of(audit(frame(exposed)), "phases-close")
     assert [item.severity for item in beyond] == ["error"] and "24.00 ms of communication are exposed" in beyond[0].evidence
+    alone = audit(frame("gpus,step_ms,comm_ms,exposed_ms\n1,100,0,0\n2,60,20,30\n4,40,20,10"))
+    assert "30.00 ms of communication are exposed" in evidence(alone, "phases-close")
+    assert "phases-close" in unchecked(audit(frame("gpus,step_ms,comm_ms,exposed_ms\n1,100,0,0\n2,60,20,10")))
     checked = record(run(), phases={"backward": 0.052})
     assert of(audit([checked]), "phases-close")
     assert not of(audit([checked.model_copy(update={"checks": {"phases_close": True}})]), "phases-close")
@@ -446,7 +449,7 @@ def test_a_source_that_is_nothing() -> None:
 
 COLUMNS = (
     "gpus rank epoch step batch global_batch_size per_gpu_batch epoch_s step_ms compute_s comm_s exposed_comm_s data_s speedup "
-    "efficiency params bytes busbw loss acc host run std model strategy num_workers cpus nodes 1gpu_s 2gpu_s ddp_s warmup x"
+    "efficiency params bytes busbw loss acc host run std model strategy num_workers cpus nodes 1gpu_s 2gpu_s ddp_s b64_s b128_s warmup x"
 )
 HEADERS = st.sampled_from(COLUMNS.split())
 CELLS = st.one_of(

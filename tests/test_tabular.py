@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 from factories import record, run
 
+from lab.analysis.audit import audit
 from lab.analysis.cells import BYTE_UNITS, TIME_UNITS, number, numbers, spread
 from lab.analysis.naming import Guess, guess
 from lab.analysis.recorded import from_records
@@ -152,6 +153,35 @@ def test_wide_strategies_become_rows() -> None:
     line = next(line for line in lines(seen) if line.label == "gpt2, block 128")
     gains = {point.strategy: round(line.gain(point), 2) for point in line.points if point.world_size == 2}
     assert gains == {"dp": 1.18, "ddp_nvlink": 1.45, "ddp_no_nvlink": 0.65}
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [("Batch 64", "Batch 128"), ("bs64", "bs128"), ("time_b64 (s)", "time_b128 (s)"), ("batch=64 (s)", "batch=128 (s)")],
+)
+def test_columns_for_batches_become_rows(columns: tuple[str, str]) -> None:
+    seen = from_table(pd.DataFrame({"GPUs": [1, 2], columns[0]: [100, 55], columns[1]: [190, 99]}))
+    assert seen.frame["batch"].tolist() == [64, 64, 128, 128] and seen.frame["time"].tolist() == [100, 55, 190, 99]
+    assert any("the batches are read from the column names" in said for said in seen.assumptions)
+    assert len(lines(seen)) == 2
+
+
+def test_columns_for_batches_and_ranks_become_rows() -> None:
+    seen = from_table(pd.DataFrame([[40, 22, 70, 36]], columns=[f"{n} GPU, batch {b} (ms)" for b in (8, 16) for n in (1, 2)]))
+    rows = seen.frame[["world_size", "batch", "time"]].sort_values(["world_size", "batch"])
+    assert rows.to_numpy().ravel() == pytest.approx([1, 8, 0.04, 1, 16, 0.07, 2, 8, 0.022, 2, 16, 0.036])
+
+
+@pytest.mark.parametrize(("column", "other"), [("1 GPU (s)", "2 GPU (s)"), ("time_b64 (s)", "time_b128 (s)")])
+def test_a_mapped_column_of_a_wide_table_stays(column: str, other: str) -> None:
+    seen = from_table(pd.DataFrame({"batch": [8, 16], column: [3, 4], other: [2, 3]}), columns={"time": column})
+    assert seen.frame["time"].tolist() == [3, 4]
+
+
+def test_ranks_of_a_log_are_all_of_its_run() -> None:
+    seen = from_table(pd.DataFrame({"rank": [0, 1, 0, 1], "epoch": [1, 1, 2, 2], "epoch_s": [30, 45, 30, 45]}))
+    assert set(seen.frame["world_size"]) == {2} and "the 2 ranks that have rows are all of them" in seen.assumptions
+    assert {finding.rule for finding in audit(seen).findings} == {"rank-imbalance", "repeats"}
 
 
 def test_wide_collectives_in_the_unit_of_the_notes() -> None:

@@ -1,4 +1,4 @@
-"""How many ranks a row has where no column says it: by its nodes, or by its way to run (`serial`, `mpi`, `mpi+cuda`)."""
+"""How many ranks a row has where no column says it: by its nodes, by its way to run (`serial`, `mpi`), or by the ranks there are."""
 
 from __future__ import annotations
 
@@ -20,6 +20,15 @@ def of_nodes(tidy: pd.DataFrame) -> list[str]:
         return []
     tidy["world_size"] = tidy["nodes"]
     return ["how many ranks a node has is not said, and a node counts as one"]
+
+
+def of_ranks(tidy: pd.DataFrame) -> list[str]:
+    """Fill `world_size` with the number of ranks that have rows, in place; what was assumed, empty where there is one at most."""
+    ranks = tidy["rank"].dropna().nunique()
+    if ranks < 2:
+        return []
+    tidy["world_size"] = float(ranks)
+    return [f"the {ranks} ranks that have rows are all of them"]
 
 
 def place(tidy: pd.DataFrame, hint: tuple[int, str] | None) -> list[str]:

@@ -42,8 +42,12 @@ def from_table(frame: pd.DataFrame, *, columns: Mapping[str, str] | None = None,
     assumptions: list[str] = []
     hint = wide.hinted_ranks(name, notes)
     summarised = False
+    split = wide.by_batch(frame, mapped=guessed)
+    if split is not None:
+        frame, said = split
+        assumptions.append(said)
     if not any(found.canonical == "world_size" for found in _guesses(frame, guessed).values()):
-        long = wide.lengthened(frame, hint)
+        long = wide.lengthened(frame, hint, mapped=guessed)
         if long is not None:
             frame, said = long
             assumptions.append(said)
@@ -52,7 +56,7 @@ def from_table(frame: pd.DataFrame, *, columns: Mapping[str, str] | None = None,
     tidy, given = _tidy(frame, guesses, guessed, notes, assumptions, source)
     per = next((found.per for column, found in guesses.items() if found.canonical == "time" and column in given.values()), None)
     if "world_size" not in given:
-        assumptions += stages.of_nodes(tidy) or stages.place(tidy, hint)
+        assumptions += stages.of_nodes(tidy) or stages.place(tidy, hint) or stages.of_ranks(tidy)
     collective = {"bytes", "time"} <= set(given) and not TRAINING & set(given)
     _add_keys(tidy, frame, set(given.values()), collective=collective)
     _derive(tidy)

@@ -1,9 +1,9 @@
-"""Wide tables made long: columns such as `time_1gpu`, `time_4gpu` or `one_gpu_s`, `ddp_s` become rows with a world size."""
+"""Wide tables made long: columns such as `time_1gpu`, `one_gpu_s` and `ddp_s`, or `time_b64`, become rows with a world size or a batch."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 import pandas as pd
@@ -15,6 +15,7 @@ WORDS = {"one": 1, "single": 1, "two": 2, "three": 3, "four": 4, "eight": 8, "si
 RANKS = "gpus?|ranks?|procs?|process(?:es)?|devices?|workers?|cards?|cores?|nodes?"
 BEFORE = re.compile(rf"(?:^|_)(?P<n>\d+|{'|'.join(WORDS)})_?(?:{RANKS}|x)(?=_|$)")
 AFTER = re.compile(rf"(?:^|_)(?:{RANKS}|nprocs?|np|n|x|ws|world_?size)_?(?P<n>\d+)(?=_|$)")
+BATCH = re.compile(r"(?:^|_)(?:batch(?:_?size)?|bs|b)_?(?P<n>\d{1,9})(?=_|$)")
 SHORT = re.compile(r"(?P<t>t)_?(?P<n>\d+)|(?P<n2>\d+)")
 PARALLEL = r"dp|ddp|fsdp\d?|zero\d?|deepspeed|horovod|mpi|tp|pp|parallel|multi|openmp|omp|multigpu"
 SERIAL = r"serial|single|sequential|one"
@@ -43,12 +44,34 @@ def hinted_ranks(name: str, notes: Sequence[str]) -> tuple[int, str] | None:
     return None
 
 
-def lengthened(frame: pd.DataFrame, hint: tuple[int, str] | None) -> tuple[pd.DataFrame, str] | None:
+def by_batch(frame: pd.DataFrame, *, mapped: Collection[str] = ()) -> tuple[pd.DataFrame, str] | None:
+    """A table with columns for each of several batches as a long one with a column `batch size`, and what was assumed.
+
+    None where there are no such columns, or a batch stands in a column of its own. Columns that are `mapped` stay.
+    """
+    found = {str(column): match for column in frame.columns if (match := BATCH.search(normal(column))) and column not in mapped}
+    others = [column for column in frame.columns if str(column) not in found]
+    told = {guessed.canonical for column in others if (guessed := guess(str(column)))}
+    if len({match["n"] for match in found.values()}) < 2 or told & {"batch", "global_batch_size", "micro_batch_size"}:
+        return None
+    parts: dict[int, pd.DataFrame] = {}
+    for column, match in found.items():
+        part = parts.setdefault(int(match["n"]), frame[others].copy())
+        rest = "_".join(filter(None, (match.string[: match.start()], match.string[match.end() :].strip("_"))))
+        part[f"time_{rest}".strip("_") if not rest or rest in TIME_UNITS else rest] = frame[column]
+    long = pd.concat([part.assign(**{"batch size": size}) for size, part in parts.items()], ignore_index=True)
+    named = ", ".join(repr(column) for column in list(found)[:4])
+    return long, f"the batches are read from the column names {named}"
+
+
+def lengthened(
+    frame: pd.DataFrame, hint: tuple[int, str] | None, *, mapped: Collection[str] = ()
+) -> tuple[pd.DataFrame, str] | None:
     """A wide table as a long one with columns `world_size`, `setting` and quantities in base units, and what was assumed.
 
-    None where the table is not wide.
+    None where the table is not wide. Columns that are `mapped` stay.
     """
-    found = [spread for column in frame.columns if (spread := _spread(str(column)))]
+    found = [spread for column in frame.columns if column not in mapped and (spread := _spread(str(column)))]
     sized = [item for item in found if item.world_size is not None]
     if len({item.world_size for item in sized}) < 2 and (not sized or len(found) < 2):
         return None

@@ -159,7 +159,7 @@ def _most(values: pd.Series) -> int:
 
 
 RULES = (
-    Rule("phases-close", (("time",), ("compute", "forward", "phase_sum")), phases_close),
+    Rule("phases-close", (("time", "exposed"), ("compute", "forward", "phase_sum", "exposed")), phases_close),
     Rule("data-stall", (("data", "loader_workers"),), data_stall),
     Rule("cold-start", (("warmup", "epoch", "step"),), cold_start),
 )
