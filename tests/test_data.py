@@ -66,7 +66,7 @@ class Site:
 def site(tmp_path: Path) -> Iterator[Site]:
     (tmp_path / "www").mkdir()
     server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(tmp_path / "www")))
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     yield Site(tmp_path / "www", server.server_port)
     server.shutdown()
     server.server_close()

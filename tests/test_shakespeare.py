@@ -27,7 +27,7 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Threadin
     (tmp_path / "www").mkdir()
     (tmp_path / "www" / "input.txt").write_text(TEXT)
     server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(tmp_path / "www")))
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     url = f"http://127.0.0.1:{server.server_port}/input.txt"
     published = replace(shakespeare.TEXT, url=url, size=len(TEXT), sha256=hashlib.sha256(TEXT.encode()).hexdigest())
     monkeypatch.setattr(shakespeare, "TEXT", published)
