@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,14 +18,17 @@ if TYPE_CHECKING:
 MAX_BYTES = 50 * 10**6
 DELIMITERS = (",", ";", "\t", "|")
 MAX_CELL = 1_000_000
+SPACES = " "  # where none of these is
 SAMPLE_LINES = 50
+WORD = re.compile(r"[A-Za-z]{2}")
 
 
 def read_table(path: str | Path, mapping: Mapping[str, str] | None = None) -> pd.DataFrame:
-    """A delimited text file (comma, semicolon, tab or bar) as a DataFrame of text, empty cells as "".
+    """A delimited text file (comma, semicolon, tab, bar, else spaces) as a DataFrame of text, empty cells as "".
 
-    Lines that start with # are no data; their text is in `frame.attrs["notes"]`, the file's stem in
-    `frame.attrs["name"]`. `mapping` is {canonical name: column}, checked against the header.
+    Lines that start with # are no data, but for one with column names right above numbers; their text is in
+    `frame.attrs["notes"]`, the file's stem in `frame.attrs["name"]`. `mapping` is {canonical name: column}, checked against
+    the header.
 
     Raises InputError for a file that is missing, larger than 50 MB, not text, without rows, with a column twice, with
     rows longer than the header, or without a column that the mapping names.
@@ -35,15 +39,45 @@ def read_table(path: str | Path, mapping: Mapping[str, str] | None = None) -> pd
     lines = _text(path).splitlines()
     notes = [line.lstrip("# ").rstrip() for line in lines if line.startswith("#")]
     # An empty line stays, so that the reader's line numbers are those of the file.
-    content = ["" if line.startswith("#") else line for line in lines]
+    content = _with_header(lines, ["" if line.startswith("#") else line for line in lines])
     sample = [line for line in content if line.strip()][:SAMPLE_LINES]
     if len(sample) < 2:
         raise InputError(str(path), [Problem("file", "no header with rows below it", "write a line of column names first")])
-    header, rows = _cells(path, content, _delimiter(sample))
+    delimiter = _delimiter(sample)
+    if delimiter == SPACES:
+        content, delimiter = _tabbed(content), "\t"
+    header, rows = _cells(path, content, delimiter)
     _check_header(path, header, mapping)
     frame = pd.DataFrame(rows, columns=header, dtype="object")
     frame.attrs |= {"notes": notes, "name": path.stem}
     return frame
+
+
+def _with_header(lines: Sequence[str], content: list[str]) -> list[str]:
+    """The content with a commented header uncommented: as many names as there are numbers right below it."""
+    first = next((number for number, line in enumerate(content) if line.strip()), 0)
+    if first == 0 or not lines[first - 1].startswith("#") or WORD.search(content[first]):
+        return content
+    header = lines[first - 1].lstrip("#").strip()
+    if _delimiter([content[first]]) == SPACES:
+        named = len(_names(header, content[first])) == len(content[first].split())
+    else:
+        named = _delimiter([header, content[first]]) == _delimiter([content[first]])
+    return [*content[: first - 1], header, *content[first:]] if named else content
+
+
+def _tabbed(content: Sequence[str]) -> list[str]:
+    """A table in columns of spaces with tabs instead."""
+    header, row = [line for line in content if line.strip()][:2]
+    tabbed = ["\t".join(line.split()) for line in content]
+    tabbed[content.index(header)] = "\t".join(_names(header, row))
+    return tabbed
+
+
+def _names(header: str, row: str) -> list[str]:
+    """The column names above a row of cells without spaces; names that hold spaces are two or more of them apart."""
+    apart = re.split(r"\s{2,}|\t", header.strip())
+    return apart if len(apart) == len(row.split()) else header.split()
 
 
 def _text(path: Path) -> str:
@@ -80,7 +114,8 @@ def _delimiter(lines: Sequence[str]) -> str:
         return (Counter(counts)[counts[0]] / len(counts) if counts[0] > 1 else 0.0, counts[0])
 
     try:
-        return max(DELIMITERS, key=agreement)
+        best = max(DELIMITERS, key=agreement)
+        return best if agreement(best)[0] else SPACES
     except csv.Error:
         return ","
 

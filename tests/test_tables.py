@@ -25,6 +25,29 @@ def test_delimiters(tmp_path: Path, delimiter: str) -> None:
     assert frame.to_dict("list") == {"gpus": ["1", "2"], "time_s": ["12.5", "7"]}
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "gpus step_s\n 1 100\n 2  52\n",
+        "gpus  step_s\n\n1     100\n2     52\n",
+        "# by hand\n# gpus step_s\n1 100\n2 52\n",
+        "# gpus, step_s\n1, 100\n2, 52\n",
+    ],
+)
+def test_columns_of_spaces_and_names_in_a_comment(tmp_path: Path, text: str) -> None:
+    frame = read_table(written(tmp_path, text, "t.dat"))
+    assert frame.to_dict("list") == {"gpus": ["1", "2"], "step_s": ["100", "52"]}
+
+
+def test_names_that_hold_spaces(tmp_path: Path) -> None:
+    frame = read_table(written(tmp_path, "# Size      Avg Latency(us)\n4           2.10\n1024        5.30\n"))
+    assert frame.to_dict("list") == {"Size": ["4", "1024"], "Avg Latency(us)": ["2.10", "5.30"]}
+
+
+def test_a_note_above_numbers_is_no_header(tmp_path: Path) -> None:
+    assert list(read_table(written(tmp_path, "# measured on one node\n1,2\n100,52\n")).columns) == ["1", "2"]
+
+
 def test_decimal_commas_do_not_split_a_semicolon_table(tmp_path: Path) -> None:
     assert list(read_table(written(tmp_path, "gpus;time_s\n1;12,5\n2;7,1\n"))["time_s"]) == ["12,5", "7,1"]
 

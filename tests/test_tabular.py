@@ -178,6 +178,19 @@ def test_a_mapped_column_of_a_wide_table_stays(column: str, other: str) -> None:
     assert seen.frame["time"].tolist() == [3, 4]
 
 
+def test_weak_scaling_is_seen_from_rates_and_read_from_a_name() -> None:
+    content = {"gpus": [1, 2, 4], "batch per gpu": [64] * 3, "epoch (s)": [101.0, 101.5, 118.0]}
+    rates = pd.DataFrame(content | {"images/s": [495, 985, 1695]})
+    named = pd.DataFrame(content)
+    named.attrs["name"] = "weak_scaling"
+    for frame, gain in ((rates, 1695 / 495), (named, 4 * 101 / 118)):
+        seen = from_table(frame)
+        (line,) = lines(seen)
+        assert line.gain(line.points[-1]) == pytest.approx(gain, rel=1e-3)
+        assert {finding.rule for finding in audit(seen).findings} == {"repeats"}
+    assert "equal-work" in {finding.rule for finding in audit(from_table(pd.DataFrame(content))).findings}
+
+
 def test_ranks_of_a_log_are_all_of_its_run() -> None:
     seen = from_table(pd.DataFrame({"rank": [0, 1, 0, 1], "epoch": [1, 1, 2, 2], "epoch_s": [30, 45, 30, 45]}))
     assert set(seen.frame["world_size"]) == {2} and "the 2 ranks that have rows are all of them" in seen.assumptions

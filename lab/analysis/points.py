@@ -9,6 +9,9 @@ import numpy as np
 
 from lab.analysis.stages import residue
 
+# Rates and times of a table are rounded, each by itself.
+ROUNDING = 0.03
+
 
 @dataclass(frozen=True)
 class Point:
@@ -51,12 +54,16 @@ class Point:
 
 @dataclass(frozen=True)
 class Line:
-    """Points that differ in their world size, in ascending order, and the column that holds their batch constant."""
+    """Points that differ in their world size, in ascending order, and the column that holds their batch constant.
+
+    `per` is what a time is of (step, epoch, total); `weak` says that the work of these grows with the ranks.
+    """
 
     label: str
     points: tuple[Point, ...]
     batch: str | None
     per: str
+    weak: bool = False
 
     def base(self, point: Point) -> Point | None:
         """The point of the smallest world size that this one is compared with; None where it is one itself or none fits."""
@@ -84,9 +91,18 @@ class Line:
         return point.rate / base.rate if base.rate > 0 and not means else math.nan
 
     def work(self, point: Point, base: Point) -> float:
-        """How many times the baseline's samples the time of this point stands for: 1 but for steps of unequal batches."""
-        ratio = point.global_batch_size / base.global_batch_size if base.global_batch_size else math.nan
-        return ratio if self.per == "step" and math.isfinite(ratio) else 1.0
+        """How many times the baseline's samples the time of this point stands for.
+
+        Those of a step are its batch. Others are the same samples, but in weak scaling, said or seen from rates times times.
+        """
+        if self.per == "step":
+            ratio = point.global_batch_size / base.global_batch_size if base.global_batch_size else math.nan
+            return ratio if math.isfinite(ratio) else 1.0
+        ranks = point.world_size / base.world_size
+        done = point.rate * point.time / (base.rate * base.time) if base.rate * base.time > 0 else math.nan
+        if abs(done / ranks - 1) < ROUNDING:
+            return done
+        return ranks if self.weak else 1.0
 
     def bounds(self, point: Point) -> tuple[float, float] | None:
         """Where the gain may lie by the ranges of both times; None where one of them has none."""

@@ -62,7 +62,9 @@ def _lines(seen: Observations) -> list[Line]:
     found = []
     for _, group in rows.groupby("_line", sort=False):
         points = sorted(_points(group, seen), key=lambda point: point.world_size)
-        found.append(Line(label=_label(group, varied), points=tuple(points), batch=batch, per=seen.per))
+        found.append(
+            Line(label=_label(group, varied), points=tuple(points), batch=batch, per=seen.per, weak=seen.scaling == "weak")
+        )
     return found
 
 

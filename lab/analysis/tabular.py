@@ -24,6 +24,7 @@ TRAINING = {
 } - {"other"}
 MOST_KEY_VALUES = 200
 MOST_ROWS = 2_000_000
+WEAK = r"weak[ _-]?scal"
 SPOKEN_UNITS = ((r"microseconds|\bus\b|µs", 1e-6), (r"milliseconds|\bms\b", 1e-3))
 
 
@@ -65,6 +66,7 @@ def from_table(frame: pd.DataFrame, *, columns: Mapping[str, str] | None = None,
         frame=tidy,
         kind="collectives" if collective else "table",
         per=per or "total",  # type: ignore[arg-type]
+        scaling="weak" if any(re.search(WEAK, text, re.IGNORECASE) for text in (name, *notes)) else None,
         given=given,
         derived=frozenset({"global_batch_size", "micro_batch_size"} - set(given)),
         assumptions=tuple(assumptions),

@@ -45,7 +45,8 @@ def _batches(line: Line, seen: Observations) -> Iterator[Finding]:
         whole, part = (getattr(point, name) / getattr(base, name) for name in ("global_batch_size", "micro_batch_size"))
         labels = [*base.labels, *point.labels]
         same_whole, same_part = abs(whole - 1) < WORK, abs(part - 1) < WORK
-        if same_whole or (same_part and (seen.scaling == "weak" or (seen.scaling is None and seen.per == "step"))):
+        weak = seen.scaling == "weak" or (seen.scaling is None and (seen.per == "step" or line.work(point, base) != 1))
+        if same_whole or (same_part and weak):
             continue
         if same_part:
             yield _more_steps(line, point, base, seen, labels)
