@@ -1,4 +1,4 @@
-"""Tables that others wrote: a CSV file as a DataFrame of text, and words where it cannot be one."""
+"""Tables that others wrote: a text file as a DataFrame of text, and words where it cannot be one."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from lab import nccl_tests
 from lab.errors import InputError, Problem, nearest
 
 if TYPE_CHECKING:
@@ -26,6 +27,8 @@ WORD = re.compile(r"[A-Za-z]{2}")
 def read_table(path: str | Path, mapping: Mapping[str, str] | None = None) -> pd.DataFrame:
     """A delimited text file (comma, semicolon, tab, bar, else spaces) as a DataFrame of text, empty cells as "".
 
+    What nccl-tests print is such a file too.
+
     Lines that start with # are no data, but for one with column names right above numbers; their text is in
     `frame.attrs["notes"]`, the file's stem in `frame.attrs["name"]`. `mapping` is {canonical name: column}, checked against
     the header.
@@ -38,6 +41,21 @@ def read_table(path: str | Path, mapping: Mapping[str, str] | None = None) -> pd
     path = Path(path)
     lines = _text(path).splitlines()
     notes = [line.lstrip("# ").rstrip() for line in lines if line.startswith("#")]
+    header, rows = _of_nccl_tests(path, lines) if nccl_tests.is_output(lines) else _of_text(path, lines)
+    _check_header(path, header, mapping)
+    frame = pd.DataFrame(rows, columns=header, dtype="object")
+    frame.attrs |= {"notes": notes, "name": path.stem}
+    return frame
+
+
+def _of_nccl_tests(path: Path, lines: Sequence[str]) -> tuple[list[str], list[list[str]]]:
+    rows = nccl_tests.rows_of(lines)
+    if not rows:
+        raise InputError(str(path), [Problem("file", "nccl-tests printed no sizes", "give all of its output")])
+    return list(nccl_tests.COLUMNS), rows
+
+
+def _of_text(path: Path, lines: Sequence[str]) -> tuple[list[str], list[list[str]]]:
     # An empty line stays, so that the reader's line numbers are those of the file.
     content = _with_header(lines, ["" if line.startswith("#") else line for line in lines])
     sample = [line for line in content if line.strip()][:SAMPLE_LINES]
@@ -46,11 +64,7 @@ def read_table(path: str | Path, mapping: Mapping[str, str] | None = None) -> pd
     delimiter = _delimiter(sample)
     if delimiter == SPACES:
         content, delimiter = _tabbed(content), "\t"
-    header, rows = _cells(path, content, delimiter)
-    _check_header(path, header, mapping)
-    frame = pd.DataFrame(rows, columns=header, dtype="object")
-    frame.attrs |= {"notes": notes, "name": path.stem}
-    return frame
+    return _cells(path, content, delimiter)
 
 
 def _with_header(lines: Sequence[str], content: list[str]) -> list[str]:

@@ -210,7 +210,7 @@ def _add_keys(tidy: pd.DataFrame, frame: pd.DataFrame, used: set[str], *, collec
     """Columns that tell configurations apart: the known ones, and others whose values meet more than one world size."""
     keys = {f"key:{name}": tidy[name] for name in ALWAYS_KEYS if tidy[name].notna().any()}
     if collective:
-        keys["key:bytes"] = tidy["bytes"].map(lambda size: f"{size / 2**20:g} MiB" if size == size else "")
+        keys["key:bytes"] = tidy["bytes"].map(_size)
     for column in frame.columns:
         if column not in used and naming.guess(column) is None:
             cells = frame[column].map(_text).loc[tidy.index]
@@ -218,6 +218,11 @@ def _add_keys(tidy: pd.DataFrame, frame: pd.DataFrame, used: set[str], *, collec
                 keys[f"key:{column}"] = cells
     for name, cells in keys.items():
         tidy[name] = cells.map(lambda cell: "" if cell is None or cell != cell else str(cell))
+
+
+def _size(size: float) -> str:
+    unit, scale = next(((unit, scale) for unit, scale in (("MiB", 2**20), ("KiB", 2**10)) if size >= scale), ("B", 1))
+    return f"{size / scale:g} {unit}" if size == size else ""
 
 
 def _tells_apart(cells: pd.Series, sizes: pd.Series) -> bool:

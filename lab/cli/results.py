@@ -14,7 +14,9 @@ from lab.errors import InputError, LabError, Problem
 
 @app.command()
 def audit(
-    source: Annotated[str, typer.Argument(metavar="STUDY_OR_TABLE", help="A study, or a CSV of anybody's results.")],
+    source: Annotated[
+        str, typer.Argument(metavar="STUDY_OR_TABLE", help="A study, a CSV of anybody's results, or what nccl-tests printed.")
+    ],
     column: Annotated[
         list[str] | None, typer.Option("--column", metavar="NAME=COLUMN", help="What a column of the table is.")
     ] = None,

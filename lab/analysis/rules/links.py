@@ -197,7 +197,8 @@ def _collectives(seen: Observations) -> Iterator[Finding]:
 def _one_collective(group: pd.DataFrame, seen: Observations) -> Iterator[Finding]:
     n = float(group["world_size"].iloc[0])
     size, times = group["bytes"].to_numpy(dtype=float), group["time"].to_numpy(dtype=float)
-    bus = 2 * (n - 1) / n * size / times
+    # What is not said to be another collective is taken for an all-reduce.
+    bus = group["busbw"].fillna(group["bytes"] / group["time"] * 2 * (n - 1) / n).to_numpy(dtype=float)
     link = _link(n, float(group["nodes"].iloc[0]), _names(group), seen)
     limit = link.bytes_per_s * CALIBRATED if link.certain else FASTEST
     best = int(bus.argmax())

@@ -19,7 +19,9 @@ CLAIM = 0.05
 def repeats(seen: Observations) -> Iterator[Finding]:
     """One repeat where more are needed, and intervals that overlap where a difference is claimed."""
     if seen.kind == "collectives":
-        yield _unsaid(list(seen.frame["label"]))
+        unsaid = seen.frame[seen.frame["repeats"].isna()]
+        if len(unsaid):
+            yield _unsaid(list(unsaid["label"]))
         return
     known = lines(seen)
     points = [point for line in known for point in line.points if point.times or point.rate > 0 or point.speedup > 0]

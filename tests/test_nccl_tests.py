@@ -1,0 +1,61 @@
+"""The output of nccl-tests as a table, and what the audit says of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from lab.auditing import audit
+from lab.errors import InputError
+from lab.tables import read_table
+
+HEAD = """\
+# nThread 1 nGpus 1 minBytes 1024 maxBytes 67108864 step: 256(factor) warmup iters: 5 iters: 20 agg iters: 1 validation: 1 graph: 0
+#
+# Using devices
+{devices}
+#
+#                                                              out-of-place                       in-place
+#       size         count      type   redop    root     time   algbw   busbw #wrong     time   algbw   busbw #wrong
+#        (B)    (elements)                               (us)  (GB/s)  (GB/s)            (us)  (GB/s)  (GB/s)
+"""
+TAIL = """\
+# Out of bounds values : 0 OK
+# Avg bus bandwidth    : 17.5
+#
+"""
+
+
+def written(folder: Path, rows: str, *, nodes: int = 2) -> Path:
+    devices = "\n".join(
+        f"#  Rank {rank:2} Group  0 Pid  90{rank} on    node{rank % nodes} device  0 [0x07] NVIDIA T4" for rank in range(4)
+    )
+    path = folder / "output.txt"
+    path.write_text(HEAD.format(devices=devices) + rows + TAIL)
+    return path
+
+
+def row(size: int, us: float, *, in_place: str | None = None) -> str:
+    algbw = size / us / 1e3
+    measured = f"{us:.2f} {algbw:.2f} {1.5 * algbw:.2f} 0"
+    return f" {size} {size // 4} float sum -1 {measured} {in_place or measured}\n"
+
+
+def test_sizes_times_and_devices(tmp_path: Path) -> None:
+    frame = read_table(written(tmp_path, row(1024, 40) + row(2**26, 9000, in_place="N/A N/A N/A N/A")))
+    assert frame["message_bytes"].tolist() == ["1024", "1024", str(2**26)]
+    assert frame["variant"].tolist() == ["out-of-place", "in-place", "out-of-place"]
+    assert frame.iloc[2][["time_us", "gpus", "nodes", "gpu_name", "repeats"]].tolist() == ["9000.00", "4", "2", "NVIDIA T4", "20"]
+
+
+def test_what_is_plausible_passes_and_what_is_not_is_named(tmp_path: Path) -> None:
+    clean = audit(written(tmp_path, row(1024, 40) + row(2**18, 80) + row(2**26, 9000)))
+    assert clean.findings == () and "plausible-bandwidth" not in {rule.rule for rule in clean.not_checked}
+    (wrong, *_) = audit(written(tmp_path, row(1024, 40) + row(2**26, 70))).findings
+    assert wrong.rule == "plausible-bandwidth" and wrong.severity == "error" and "64 MiB, world size 4" in wrong.records[0]
+
+
+def test_without_sizes_it_is_no_table(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="printed no sizes"):
+        read_table(written(tmp_path, ""))
