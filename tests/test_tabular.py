@@ -172,6 +172,12 @@ def test_columns_for_batches_and_ranks_become_rows() -> None:
     assert rows.to_numpy().ravel() == pytest.approx([1, 8, 0.04, 1, 16, 0.07, 2, 8, 0.022, 2, 16, 0.036])
 
 
+@pytest.mark.parametrize("columns", [("b1", "b2"), ("batch 8", "batch 16", "time"), ("batch 8", "bs 8", "bs 16")])
+def test_columns_that_are_no_batches_stay(columns: tuple[str, ...]) -> None:
+    seen = from_table(pd.DataFrame([[1.0] * (len(columns) + 1)], columns=["gpus", *columns]))
+    assert len(seen.frame) == 1 and not any("batches" in said for said in seen.assumptions)
+
+
 @pytest.mark.parametrize(("column", "other"), [("1 GPU (s)", "2 GPU (s)"), ("time_b64 (s)", "time_b128 (s)")])
 def test_a_mapped_column_of_a_wide_table_stays(column: str, other: str) -> None:
     seen = from_table(pd.DataFrame({"batch": [8, 16], column: [3, 4], other: [2, 3]}), columns={"time": column})

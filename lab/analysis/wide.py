@@ -15,7 +15,7 @@ WORDS = {"one": 1, "single": 1, "two": 2, "three": 3, "four": 4, "eight": 8, "si
 RANKS = "gpus?|ranks?|procs?|process(?:es)?|devices?|workers?|cards?|cores?|nodes?"
 BEFORE = re.compile(rf"(?:^|_)(?P<n>\d+|{'|'.join(WORDS)})_?(?:{RANKS}|x)(?=_|$)")
 AFTER = re.compile(rf"(?:^|_)(?:{RANKS}|nprocs?|np|n|x|ws|world_?size)_?(?P<n>\d+)(?=_|$)")
-BATCH = re.compile(r"(?:^|_)(?:batch(?:_?size)?|bs|b)_?(?P<n>\d{1,9})(?=_|$)")
+BATCH = re.compile(r"(?:^|_)(?:(?:batch(?:_?size)?|bs)_?|b_?(?=\d\d))(?P<n>\d{1,9})(?=_|$)")
 SHORT = re.compile(r"(?P<t>t)_?(?P<n>\d+)|(?P<n2>\d+)")
 PARALLEL = r"dp|ddp|fsdp\d?|zero\d?|deepspeed|horovod|mpi|tp|pp|parallel|multi|openmp|omp|multigpu"
 SERIAL = r"serial|single|sequential|one"
@@ -58,7 +58,10 @@ def by_batch(frame: pd.DataFrame, *, mapped: Collection[str] = ()) -> tuple[pd.D
     for column, match in found.items():
         part = parts.setdefault(int(match["n"]), frame[others].copy())
         rest = "_".join(filter(None, (match.string[: match.start()], match.string[match.end() :].strip("_"))))
-        part[f"time_{rest}".strip("_") if not rest or rest in TIME_UNITS else rest] = frame[column]
+        name = f"time_{rest}".strip("_") if not rest or rest in TIME_UNITS else rest
+        if name in part:
+            return None  # two columns would be one
+        part[name] = frame[column]
     long = pd.concat([part.assign(**{"batch size": size}) for size, part in parts.items()], ignore_index=True)
     named = ", ".join(repr(column) for column in list(found)[:4])
     return long, f"the batches are read from the column names {named}"
