@@ -221,6 +221,15 @@ def test_imbalance_of_records() -> None:
     assert [finding.severity for finding in of(audit([skewed]), "rank-imbalance")] == ["warning"]
 
 
+def test_medians_of_ranks_within_the_interval_of_the_step_differ_by_chance() -> None:
+    item = record(run(2), step_time=0.1)
+    assert item.timing is not None
+    for low, rules in ((0.093, set()), (0.095, {"rank-imbalance"})):
+        step = item.timing.step.model_copy(update={"interval": (low, 0.106)})
+        uneven = altered(item, "timing", step=step, per_rank=item.timing.per_rank | {"step": [0.094, 0.1]})
+        assert {finding.rule for finding in of(audit([uneven]), "rank-imbalance")} == rules
+
+
 @pytest.mark.parametrize(("measured", "severity"), [(2, "warning"), (25, "error")])
 def test_an_imbalance_of_few_steps_may_be_the_skew_at_their_ends(measured: int, severity: str) -> None:
     item = record(run(2, steps=5 + measured), step_time=0.1)

@@ -26,7 +26,19 @@ NO_KEYS = {
     "lr_warmup_steps",
     "eval_batches",
 }
-EXTRA = ("depends_on_split", "run_id", "total_steps", "phase_sum", "phases_checked", "loss_curve", "p10", "p90", "status")
+EXTRA = (
+    "depends_on_split",
+    "run_id",
+    "total_steps",
+    "phase_sum",
+    "phases_checked",
+    "loss_curve",
+    "p10",
+    "p90",
+    "median_low",
+    "median_high",
+    "status",
+)
 FACTS = (
     "device",
     "cpu",
@@ -65,7 +77,7 @@ def from_records(
     keys = sorted({name for row in rows for name in row if name.startswith("key:")})
     columns = list(dict.fromkeys([*numeric, *rest, "rank", "aggregate", "label", *keys]))
     frame = pd.DataFrame(rows, columns=columns)
-    for name in (*numeric, "rank", "total_steps", "phase_sum", "p10", "p90", "foreign_cpu"):
+    for name in (*numeric, "rank", "total_steps", "phase_sum", "p10", "p90", "median_low", "median_high", "foreign_cpu"):
         frame[name] = pd.to_numeric(frame[name], errors="coerce").astype(float)
     return Observations(
         frame=frame, kind="records", per="step", scaling=scaling, baseline=baseline or {}, derived=frozenset({"micro_batch_size"})
@@ -169,11 +181,13 @@ def _as_all_reduce(communication: Communication, world_size: int) -> float | Non
 
 def _ranks(timing: Timing, label: str) -> list[dict[str, Any]]:
     steps = timing.per_rank.get("step", [])
+    low, high = timing.step.interval or (None, None)
     rows = []
     for rank, step in enumerate(steps):
         phases = {name: values[rank] for name, values in timing.per_rank.items() if name != "step" and rank < len(values)}
         known = {name: value for name, value in phases.items() if name in timing.phases}
-        rows.append({"rank": rank, "time": step, "aggregate": False, "label": f"{label} rank {rank}", **_parts(known)})
+        about = {"rank": rank, "aggregate": False, "label": f"{label} rank {rank}"}
+        rows.append(about | {"time": step, "median_low": low, "median_high": high} | _parts(known))
     return rows
 
 
