@@ -1,0 +1,66 @@
+"""What a rank tells of itself while it trains."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from lab.atomic import read_json
+from lab.jobs import watchdog
+from lab.jobs.attempt import Attempt
+from lab.jobs.place import Place
+from lab.jobs.watchdog import Watchdog
+
+
+@contextmanager
+def watched(folder: Path, *, rank: int = 0) -> Iterator[Watchdog]:
+    place = Place(rank, 2, rank, "cpu", (0,), 1, "test", folder / "rendezvous")
+    guard = Watchdog(place, Attempt(folder, "17"), steps=30, given_up=lambda: None)
+    guard.start()
+    yield guard
+    guard.stop()
+
+
+def told(folder: Path, phase: str) -> dict[str, object]:
+    """The progress in a folder, when it is of that phase."""
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        content = read_json(folder / "progress.json")
+        if content and content["phase"] == phase:
+            return content
+        time.sleep(0.01)
+    raise AssertionError(f"{phase} was never told")
+
+
+def test_progress_is_told_by_rank_0(tmp_path: Path) -> None:
+    with watched(tmp_path / "0") as guard, watched(tmp_path / "1", rank=1) as other:
+        told(tmp_path / "0", "loading torch")
+        for each in (guard, other):
+            each.progress("measuring", 3, 30, 2.5)
+        content = told(tmp_path / "0", "measuring")
+        assert (content["step"], content["steps"], content["loss"]) == (3, 30, 2.5)
+        assert guard.phase == other.phase == "measuring"
+    assert not (tmp_path / "1").exists()
+
+
+def test_a_slow_disk_does_not_hold_up_the_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    writing, free = threading.Event(), threading.Event()
+
+    def slow(path: Path, content: bytes, *, durable: bool) -> None:
+        writing.set()
+        free.wait(20)
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(watchdog, "write_atomically", slow)
+    with watched(tmp_path) as guard:
+        assert writing.wait(20)
+        guard.progress("measuring", 1, 30)  # returns while the file is being written
+        assert not free.is_set()
+        free.set()
+        writing.clear()
+        assert writing.wait(20), "a disk that was full once is not tried again"
