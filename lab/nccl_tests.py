@@ -19,8 +19,9 @@ def is_output(lines: Sequence[str]) -> bool:
 
 def rows_of(lines: Sequence[str]) -> list[list[str]]:
     """Cells of COLUMNS as text; how many ranks and nodes there were, and which GPUs, is read from the list of devices."""
-    ranks = [match for line in lines if (match := RANK.match(line))]
-    hosts, gpus = ({match[group] for match in ranks} for group in (2, 3))
+    devices = [match.groups() for line in lines if (match := RANK.match(line))]
+    # Programs that do not know each other all list a rank 0: they measured one rank each.
+    ranks, hosts, gpus = (set(column) for column in zip(*devices, strict=True)) if devices else (set(), set(), set())
     iterations = next((match[1] for line in lines if (match := ITERATIONS.search(line))), "")
     facts = [str(len(ranks) or ""), str(len(hosts) or ""), ", ".join(sorted(gpus)), iterations]
     found = []

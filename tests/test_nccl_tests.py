@@ -49,6 +49,12 @@ def test_sizes_times_and_devices(tmp_path: Path) -> None:
     assert frame.iloc[2][["time_us", "gpus", "nodes", "gpu_name", "repeats"]].tolist() == ["9000.00", "4", "2", "NVIDIA T4", "20"]
 
 
+def test_programs_that_do_not_know_each_other_have_one_rank(tmp_path: Path) -> None:
+    path = written(tmp_path, row(1024, 40))
+    path.write_text(path.read_text().replace("Rank  1", "Rank  0").replace("Rank  2", "Rank  0").replace("Rank  3", "Rank  0"))
+    assert set(read_table(path)["gpus"]) == {"1"}
+
+
 def test_what_is_plausible_passes_and_what_is_not_is_named(tmp_path: Path) -> None:
     clean = audit(written(tmp_path, row(1024, 40) + row(2**18, 80) + row(2**26, 9000)))
     assert clean.findings == () and "plausible-bandwidth" not in {rule.rule for rule in clean.not_checked}

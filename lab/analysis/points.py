@@ -9,7 +9,7 @@ import numpy as np
 
 from lab.analysis.stages import residue
 
-# Rates and times of a table are rounded, each by itself.
+# Rates, times and ratios of a table are rounded, each by itself.
 ROUNDING = 0.03
 
 

@@ -26,19 +26,8 @@ NO_KEYS = {
     "lr_warmup_steps",
     "eval_batches",
 }
-EXTRA = (
-    "depends_on_split",
-    "run_id",
-    "total_steps",
-    "phase_sum",
-    "phases_checked",
-    "loss_curve",
-    "p10",
-    "p90",
-    "median_low",
-    "median_high",
-    "status",
-)
+EXTRA_NUMERIC = ("total_steps", "phase_sum", "p10", "p90", "median_low", "median_high")
+EXTRA = (*EXTRA_NUMERIC, "depends_on_split", "run_id", "phases_checked", "loss_curve", "status")
 FACTS = (
     "device",
     "cpu",
@@ -77,7 +66,7 @@ def from_records(
     keys = sorted({name for row in rows for name in row if name.startswith("key:")})
     columns = list(dict.fromkeys([*numeric, *rest, "rank", "aggregate", "label", *keys]))
     frame = pd.DataFrame(rows, columns=columns)
-    for name in (*numeric, "rank", "total_steps", "phase_sum", "p10", "p90", "median_low", "median_high", "foreign_cpu"):
+    for name in (*numeric, *EXTRA_NUMERIC, "rank", "foreign_cpu"):
         frame[name] = pd.to_numeric(frame[name], errors="coerce").astype(float)
     return Observations(
         frame=frame, kind="records", per="step", scaling=scaling, baseline=baseline or {}, derived=frozenset({"micro_batch_size"})

@@ -80,12 +80,9 @@ def _measure_overhead(*, quick: bool, as_json: bool) -> None:
     found = lab.benchmarks.overhead(quick=quick)
     answer(as_json, dataclasses.asdict(found), str(found))
     if not found.within_limit:
-        noise = abs(found.control.median - 1)
-        unclear = f", but two plain loops differ by {noise:.1%} too: try again when nothing else runs here"
-        raise LabError(
-            f"measuring costs more than the limit of {lab.benchmarks.LIMIT}"
-            + (unclear if noise > lab.benchmarks.LIMIT - 1 else "")
-        )
+        limit, noise = lab.benchmarks.LIMIT, abs(found.control.median - 1)
+        noisy = f", but two plain loops differ by {noise:.1%} too: try again when nothing else runs here"
+        raise LabError(f"measuring costs more than the limit of {limit}{noisy if noise > limit - 1 else ''}")
 
 
 def _score_predictions(cluster: str, *, quick: bool, fresh: bool, as_json: bool) -> None:

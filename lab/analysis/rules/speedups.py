@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 
 from lab.analysis.observations import Observations
-from lab.analysis.points import Line, Point
+from lab.analysis.points import ROUNDING, Line, Point
 from lab.analysis.rule import Finding, Rule, Severity, UncheckedError, found, seconds
 from lab.analysis.series import lines
 
@@ -14,9 +14,7 @@ from lab.analysis.series import lines
 MARGIN = 0.05
 # No cache or memory effect seen in data-parallel training makes ranks 1.5 times as effective: the baseline is another program.
 IMPOSSIBLE = 1.5
-# A quoted ratio is rounded to two or three digits.
-ROUNDED = 0.02
-# A setting at N = 1 that is slower by this much is no baseline.
+# Settings that a baseline shares with what is compared with it.
 SETTINGS = ("precision", "compile", "threads", "gpu", "cpu")
 
 
@@ -139,7 +137,7 @@ def _misquoted(line: Line) -> Iterator[Finding]:
         if alone and min(abs(point.efficiency / own - 1) for own in (gain / n, gain)) > MARGIN:
             said = f"An efficiency of {point.efficiency:.0%} is quoted on {n:g} ranks, and the table's own numbers give {gain / n:.0%}."
             yield found("baseline", "warning", point.labels, said, "Name the baseline that the quoted efficiency is over.")
-        if math.isfinite(point.speedup) and abs(point.efficiency * n / point.speedup - 1) > ROUNDED + 0.01:
+        if math.isfinite(point.speedup) and abs(point.efficiency * n / point.speedup - 1) > ROUNDING:
             said = (
                 f"An efficiency of {point.efficiency:.0%} on {n:g} ranks is quoted beside a speedup of {point.speedup:.2f}x, "
                 f"which is {point.speedup / n:.0%}."
