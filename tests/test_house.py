@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import tree
 
 ROOT = Path(__file__).parent.parent
 LIBRARY = sorted((ROOT / "lab").rglob("*.py"))
@@ -94,16 +93,3 @@ def test_public_names_are_there() -> None:
     assert all(hasattr(lab, name) for name in lab.__all__)
     assert callable(lab.launch) and callable(lab.report) and callable(lab.plan) and callable(lab.doctor)
     assert lab.__all__ == sorted(lab.__all__)
-
-
-def test_top_level_holds_what_the_tree_says() -> None:
-    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False).stdout.split()
-    if not tracked:
-        pytest.skip("not a git checkout")
-    allowed = {"README.md", "environment.yml", "notebooks", "lab", "reports", "slurm", "tests"}
-    allowed |= {"pyproject.toml", "requirements.lock", "Makefile", "LICENSE", "CHANGELOG.md"}
-    assert {name for path in tracked if not (name := path.split("/")[0]).startswith(".")} <= allowed
-
-
-def test_the_readme_has_a_line_for_every_file() -> None:
-    assert "\n".join(tree.lines(ROOT / "lab")) in (ROOT / "README.md").read_text(), "put in what `python tests/tree.py` prints"
