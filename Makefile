@@ -42,6 +42,7 @@ check: env
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
 	$(BIN)/nbstripout --verify --extra-keys "metadata.papermill cell.metadata.papermill cell.metadata.execution" $$(git ls-files '*.ipynb')
 	$(BIN)/codespell $$(git ls-files)
 

@@ -9,94 +9,105 @@ lab.figures.speedup(records)
 lab.report(study)
 """
 
-import importlib
+import sys
+from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from lab.cluster import Cluster
-from lab.dashboard import dashboard
-from lab.doctor import doctor
-from lab.errors import InputError, LabError, Problem
-from lab.generating import generate
-from lab.jobs.cancelling import cancel
-from lab.jobs.states import states as status
-from lab.launch import InterruptedStudyError, Jobs, detach, launch
-from lab.plan import plan
-from lab.records import Record, load_records, table
-from lab.report import report
-from lab.sbatch import write_scripts
-from lab.study import Run, Study
-
 if TYPE_CHECKING:
-    from lab import benchmarks, calibration, figures
-    from lab.ahead.planning import best_plans
-    from lab.ahead.predicting import predict
-    from lab.analysis.step_law import fit, predict_step
-    from lab.auditing import audit
-    from lab.calibrating import calibrate
-    from lab.comparing import compare
-    from lab.course.checking import check
-    from lab.equal_losses import equal_losses
+    from lab import figures as figures
+    from lab.analysis.audit import audit as audit
+    from lab.analysis.comparison import compare as compare
+    from lab.config.cluster import Cluster as Cluster
+    from lab.config.run import Run as Run
+    from lab.config.study import Study as Study
+    from lab.course.check import check as check
+    from lab.dashboard import dashboard as dashboard
+    from lab.errors import InputError as InputError
+    from lab.errors import LabError as LabError
+    from lab.errors import Problem as Problem
+    from lab.launch import bench as benchmarks  # noqa: F401
+    from lab.launch.bench import equal_losses as equal_losses
+    from lab.launch.calibrate import calibrate as calibrate
+    from lab.launch.doctor import doctor as doctor
+    from lab.launch.generate import generate as generate
+    from lab.launch.launcher import InterruptedStudyError as InterruptedStudyError
+    from lab.launch.launcher import Jobs as Jobs
+    from lab.launch.launcher import detach as detach
+    from lab.launch.launcher import launch as launch
+    from lab.launch.plan import plan as plan
+    from lab.launch.slurm.options import write_scripts as write_scripts
+    from lab.launch.status import cancel as cancel
+    from lab.launch.status import status as status
+    from lab.perfmodel import calibration as calibration
+    from lab.perfmodel.planner import best_plans as best_plans
+    from lab.perfmodel.predict import predict as predict
+    from lab.perfmodel.step_law import fit as fit
+    from lab.perfmodel.step_law import predict_step as predict_step
+    from lab.records.store import Record as Record
+    from lab.records.store import load_records as load_records
+    from lab.records.table import table as table
+    from lab.report.build import report as report
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "Cluster",
-    "InputError",
-    "InterruptedStudyError",
-    "Jobs",
-    "LabError",
-    "Problem",
-    "Record",
-    "Run",
-    "Study",
-    "audit",
-    "benchmarks",
-    "best_plans",
-    "calibrate",
-    "calibration",
-    "cancel",
-    "check",
-    "compare",
-    "dashboard",
-    "detach",
-    "doctor",
-    "equal_losses",
-    "figures",
-    "fit",
-    "generate",
-    "launch",
-    "load_records",
-    "plan",
-    "predict",
-    "predict_step",
-    "report",
-    "status",
-    "table",
-    "write_scripts",
-]
-
-
-# What brings matplotlib, pandas or numpy along is loaded when it is first used: module, or module and name.
-_LATER = {
-    "audit": ("lab.auditing", "audit"),
-    "benchmarks": ("lab.benchmarks", ""),
-    "best_plans": ("lab.ahead.planning", "best_plans"),
-    "calibrate": ("lab.calibrating", "calibrate"),
-    "calibration": ("lab.calibration", ""),
-    "check": ("lab.course.checking", "check"),
-    "compare": ("lab.comparing", "compare"),
-    "equal_losses": ("lab.equal_losses", "equal_losses"),
-    "figures": ("lab.figures", ""),
-    "fit": ("lab.analysis.step_law", "fit"),
-    "predict": ("lab.ahead.predicting", "predict"),
-    "predict_step": ("lab.analysis.step_law", "predict_step"),
+# Where each public name is defined; a module stands for itself. Nothing is imported before it is used.
+_PUBLIC = {
+    "Cluster": "lab.config.cluster",
+    "InputError": "lab.errors",
+    "InterruptedStudyError": "lab.launch.launcher",
+    "Jobs": "lab.launch.launcher",
+    "LabError": "lab.errors",
+    "Problem": "lab.errors",
+    "Record": "lab.records.store",
+    "Run": "lab.config.run",
+    "Study": "lab.config.study",
+    "audit": "lab.analysis.audit",
+    "benchmarks": "lab.launch.bench",
+    "best_plans": "lab.perfmodel.planner",
+    "calibrate": "lab.launch.calibrate",
+    "calibration": "lab.perfmodel.calibration",
+    "cancel": "lab.launch.status",
+    "check": "lab.course.check",
+    "compare": "lab.analysis.comparison",
+    "dashboard": "lab.dashboard",
+    "detach": "lab.launch.launcher",
+    "doctor": "lab.launch.doctor",
+    "equal_losses": "lab.launch.bench",
+    "figures": "lab.figures",
+    "fit": "lab.perfmodel.step_law",
+    "generate": "lab.launch.generate",
+    "launch": "lab.launch.launcher",
+    "load_records": "lab.records.store",
+    "plan": "lab.launch.plan",
+    "predict": "lab.perfmodel.predict",
+    "predict_step": "lab.perfmodel.step_law",
+    "report": "lab.report.build",
+    "status": "lab.launch.status",
+    "table": "lab.records.table",
+    "write_scripts": "lab.launch.slurm.options",
 }
+_MODULES = {"benchmarks", "calibration", "figures"}
+
+__all__ = sorted(_PUBLIC)
 
 
 def __getattr__(name: str) -> Any:
-    """Load what was left for later."""
-    if name not in _LATER:
+    """Import a public name when it is first used (PEP 562)."""
+    if name not in _PUBLIC:
         raise AttributeError(f"module 'lab' has no attribute {name!r}")
-    module, attribute = _LATER[name]
-    loaded = importlib.import_module(module)
-    return getattr(loaded, attribute) if attribute else loaded
+    module = import_module(_PUBLIC[name])
+    value = globals()[name] = module if name in _MODULES else getattr(module, name)
+    return value
+
+
+class _Package(ModuleType):
+    """Keeps `lab.launch`, `lab.report` and `lab.dashboard` functions though packages bear the same names."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        # The import system binds each imported subpackage as an attribute of its parent.
+        if not (name in _PUBLIC and name not in _MODULES and isinstance(value, ModuleType)):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package

@@ -8,9 +8,9 @@ from collections.abc import Callable
 
 import factories
 
+from lab.config.study import Study
 from lab.dashboard.board import Dashboard
-from lab.records import Record, Store, write_record
-from lab.study import Study
+from lab.records.store import Record, Store, write_record
 
 
 def choose(dashboard: Dashboard, **values: object) -> Study:

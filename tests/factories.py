@@ -8,23 +8,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from lab.ahead.scoring import Frozen
-from lab.calibration import Calibration, CollectiveTime, Part
-from lab.cluster import Cluster
-from lab.records import (
-    PHASES,
-    Communication,
-    Environment,
-    Failure,
-    Gradient,
-    Memory,
-    Quality,
-    Record,
-    Stat,
-    Status,
-    Timing,
-)
-from lab.study import Run, Study
+from lab.config.cluster import Cluster
+from lab.config.run import Run
+from lab.config.study import Study
+from lab.perfmodel.calibration import Calibration, CollectiveTime, Part
+from lab.perfmodel.frozen import Frozen
+from lab.records.schema import PHASES, Communication, Environment, Failure, Gradient, Memory, Quality, Stat, Timing
+from lab.records.store import Record, Status
 
 SHARES = {"data": 0.01, "h2d": 0.0, "forward": 0.30, "backward": 0.55, "optimizer": 0.12, "other": 0.02}
 

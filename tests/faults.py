@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from lab.jobs.states import TaskState, states
-from lab.records import Record, Store
-from lab.study import Study, Task
+from lab.config.study import Study, Task
+from lab.launch.status import TaskState, status
+from lab.records.store import Record, Store
 
 # Python loads this at the start of each rank. Steps are slow, so that many jobs can wait for their fault on two cores.
 SITE = """
@@ -84,7 +84,7 @@ class Faults:
 
 
 def state_of(study: Study, task: Task) -> TaskState:
-    (state,) = states(study, [task])
+    (state,) = status(study, [task])
     return state
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
-from lab.worker.models.torchvision import import_torchvision
+from lab.worker.models.classifier import import_torchvision
 
 WORDS = [
     "[PAD]",

@@ -8,7 +8,8 @@ from typing import Any
 
 import yaml
 
-from lab.study import Run, Study
+from lab.config.run import Run
+from lab.config.study import Study
 
 SMALL_STUDY = {
     "title": "A small study",

@@ -14,12 +14,12 @@ from factories import losses, record, run, stat
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from lab.analysis.audit import Audit, Finding
-from lab.analysis.rules import RULES
-from lab.auditing import audit
-from lab.emulation.profile import Compute, Emulated, Link
+from lab.analysis.audit import Audit, audit
+from lab.analysis.audit.rule import Finding
+from lab.analysis.audit.rules import RULES
+from lab.config.emulation import Compute, Emulated, Link
 from lab.errors import InputError
-from lab.records import Record
+from lab.records.store import Record
 
 TABLES = Path(__file__).parent / "tables"
 NAMES = {

@@ -18,14 +18,14 @@ import torch
 from factories import environment
 from torch import distributed as dist
 
-from lab import calibration as stored
-from lab import calibration_tables
-from lab.analysis.links import COLLECTIVES
-from lab.calibrating import _doubling, _reusable, _same_conditions, calibrate
-from lab.calibration import Calibration, CollectiveTime, MatrixProduct, MemoryBandwidth, Part
-from lab.cluster import Cluster
-from lab.drawing.link_lines import NOTHING, alt, links
+from lab.analysis import tables
+from lab.config.cluster import Cluster
 from lab.errors import InputError, LabError
+from lab.figures.curves import NOTHING, alt, links
+from lab.launch.calibrate import _doubling, _reusable, _same_conditions, calibrate
+from lab.perfmodel import calibration as stored
+from lab.perfmodel.calibration import Calibration, CollectiveTime, MatrixProduct, MemoryBandwidth, Part
+from lab.perfmodel.collectives import COLLECTIVES
 from lab.worker import collectives
 
 SIZES = [4096 * 4**power for power in range(7)]
@@ -127,15 +127,15 @@ def test_times_that_do_not_grow_have_no_fit() -> None:
 
 
 def test_tables(calibration: Calibration) -> None:
-    fits = calibration_tables.fits_table(calibration).set_index("collective")
+    fits = tables.fits_table(calibration).set_index("collective")
     assert list(fits.index) == [name.replace("_", "-") for name in COLLECTIVES]
     assert fits.loc["all-reduce", ["alpha (µs)", "GB/s"]].tolist() == ["200", "1.00"]
     assert fits.loc["all-gather", "busbw"] == "0.250"
     assert (calibration.fits[0].fit.largest_relative_error < 1e-8) and fits["error up to"].str.endswith("%").all()
-    times = calibration_tables.times_table(calibration)
+    times = tables.times_table(calibration)
     assert len(times) == len(COLLECTIVES) * len(SIZES)
     assert times["busbw (GB/s)"].iloc[0] == pytest.approx(4096 / (ALPHA + 4096 / RATE) / 1e9)
-    rates = calibration_tables.throughput_table(calibration)
+    rates = tables.throughput_table(calibration)
     assert list(rates["rate"]) == ["50.0", "20.0"] and list(rates["unit"]) == ["GFLOP/s", "GB/s"]
 
 

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lab.records import Operation
-from lab.worker.calls import CallRecorder, Calls
-from lab.worker.exposure import Exposure, of_calls, summary
-from lab.worker.timing import HostClock
+from lab.records.schema import Operation
+from lab.worker.measure.clock import HostClock
+from lab.worker.measure.collective_trace import CallRecorder, Calls
+from lab.worker.measure.overlap import Exposure, of_calls, summary
 
 NAN = float("nan")
 

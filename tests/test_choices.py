@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from lab.dashboard.choices import Network, controls, networks
+from lab.dashboard.form import Network, controls, networks
+from lab.launch import netem
 
 PROFILES = {
     "local": "executor: local\ndevice: cpu\n",
@@ -21,8 +22,8 @@ PROFILES = {
 def offered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Network]:
     """What is offered on a machine of two cores whose links can be slow, but not late, and that has no Slurm."""
     monkeypatch.setattr("lab.machine.cores", lambda: (0, 1))
-    monkeypatch.setattr("lab.emulation.network.way_for", lambda link: None if link.latency_ms else "pacing")
-    monkeypatch.setattr("lab.emulation.network.ways", lambda link: {"pacing": "paced sockets add no latency"})
+    monkeypatch.setattr(netem, "way_for", lambda link: None if link.latency_ms else "pacing")
+    monkeypatch.setattr(netem, "ways", lambda link: {"pacing": "paced sockets add no latency"})
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "slurm").mkdir()

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from factories import record, repeats, run
 
-from lab.analysis.classical import classical_tables
 from lab.analysis.scaling import summary
-from lab.records import Record, table
+from lab.analysis.tables import classical_tables
+from lab.records.store import Record
+from lab.records.table import table
 
 ONE = {"world_size": 1}
 

@@ -8,12 +8,13 @@ import pytest
 from factories import environment, record, run, stat, study
 
 import lab
-from lab import inference_sections
-from lab.analysis import classifications, inferences
-from lab.analysis.ladder import stages
-from lab.inference import ClassificationPoint, Inference, Share, Size
-from lab.records import Record, Stat, write_record
-from lab.study import Run
+from lab.analysis import inference
+from lab.analysis.inference import stages
+from lab.config.run import Run
+from lab.records.inference import ClassificationPoint, Inference, Share, Size
+from lab.records.schema import Stat
+from lab.records.store import Record, write_record
+from lab.report import inference_sections
 
 
 def asked(quantization: str, **fields: Any) -> Run:
@@ -65,7 +66,7 @@ WORSE, EVEN = Share(value=-0.02, low=-0.03, high=-0.01), Share(value=-0.002, low
 def test_speed_and_accuracy_are_claimed_where_their_intervals_say_so() -> None:
     slow = classified(asked("bf16"), [point(1, 1e-3, 2e-3), point(8, 4e-3, 4.04e-3)], EVEN)
     fast = classified(asked("int8_dynamic"), [point(1, 1e-3, 0.5e-3)], WORSE)
-    first, second, third, *costs = classifications.sentences([slow, fast])
+    first, second, third, *costs = inference.classifier_sentences([slow, fast])
     assert first.startswith("bf16 on 1 CPU process, batch 1: slower, 2.0 [1.9, 2.1] of the base's time for a batch.")
     assert "a method: 9 of 9 linear layers, on AVX2" in first
     assert "no difference is shown" in second
@@ -78,12 +79,12 @@ def test_speed_and_accuracy_are_claimed_where_their_intervals_say_so() -> None:
 
 def test_rows_of_speed_and_quality_and_none_for_language_models() -> None:
     records = [classified(asked(name), [point(8, 4e-3, 2e-3)], WORSE, repeat) for name in ("none", "bf16") for repeat in range(2)]
-    [none, bf16] = classifications.speed_rows(records)
+    [none, bf16] = inference.classifier_speed_rows(records)
     assert (bf16["samples/s"], bf16["base samples/s"], none["batch"]) == ("4000", "2000", 8)
-    [_, row] = classifications.quality_rows(records)
+    [_, row] = inference.classifier_quality_rows(records)
     assert (row["accuracy"], row["base accuracy"], row["change (points)"]) == ("88.0 %", "90.0 %", "-2 [-3, -1]")
     assert (row["of the base"], row["samples"]) == ("25.0 %", 500)
-    assert inferences.speed_rows(records) == inferences.quality_rows(records) == inferences.sentences(records) == []
+    assert inference.speed_rows(records) == inference.quality_rows(records) == inference.sentences(records) == []
 
 
 def test_the_page_of_a_classifier_says_nothing_of_tokens(tmp_path) -> None:

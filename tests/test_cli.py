@@ -12,8 +12,8 @@ from factories import record
 from studies import StudyMaker
 
 from lab import cli
-from lab.records import Store, write_record
-from lab.study import Study
+from lab.config.study import Study
+from lab.records.store import Store, write_record
 
 
 def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *words: object) -> tuple[int, str, str]:

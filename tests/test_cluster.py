@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lab import machine
-from lab.cluster import Cluster
+from lab.config.cluster import Cluster
 from lab.errors import InputError
 
 

@@ -10,13 +10,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lab.records import Communication, Operation, Stat
-from lab.worker.communication import Buckets, Recorder, Sent, recorded
-from lab.worker.exposure import Exposure, of_buckets, summary, union
-from lab.worker.offset import Reading, to_rank_0
-from lab.worker.probe import Probe, costs, methods_agree
-from lab.worker.timeline import events, representative, timeline
-from lab.worker.timing import HostClock
+from lab.records.schema import Communication, Operation, Stat
+from lab.worker.distributed import Reading, to_rank_0
+from lab.worker.measure.clock import HostClock
+from lab.worker.measure.ddp_hook import Buckets, Recorder, Sent, recorded
+from lab.worker.measure.overlap import Exposure, events, of_buckets, representative, summary, timeline, union
+from lab.worker.sync_cost import Probe, costs, methods_agree
 
 Row = tuple[int, int, float, float, float]  # step, bucket, ready, launch, finish
 

@@ -8,10 +8,10 @@ import factories
 import pytest
 
 from lab import figures
-from lab.comparing import Comparison, compare
+from lab.analysis.comparison import Comparison, compare
+from lab.config.study import Study
 from lab.errors import InputError
-from lab.records import Store, write_record
-from lab.study import Study
+from lab.records.store import Store, write_record
 
 SPEEDS = {"Slow CPU": {1: 0.4, 2: 0.25}, "Fast CPU": {1: 0.1, 2: 0.08}}
 
@@ -48,7 +48,7 @@ def test_no_curve_joins_two_machines(both: Comparison) -> None:
 
 
 def test_throughput_is_compared_where_both_ran(both: Comparison) -> None:
-    tables = {table.caption.split(",")[0]: table.frame for table in both.tables()}
+    tables = {caption.split(",")[0]: frame for caption, frame in both.tables()}
     times = tables["Throughput"]
     assert times["Slow CPU"].tolist() == ["1", "1"]
     assert [cell.split()[0] for cell in times["Fast CPU"]] == ["4.00", "3.12"]

@@ -13,15 +13,14 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from lab.analysis.costs import flops_per_sample, gpt_flops_per_token, gpt_parameters, model_cost
-from lab.analysis.layers import first_trainable
-from lab.study import Run
+from lab.config.models import CNN, MODELS
+from lab.config.models import GPT as Config
+from lab.config.run import Run
+from lab.perfmodel.flops import first_trainable, flops_per_sample, gpt_flops_per_token, gpt_parameters, model_cost
 from lab.worker import models
 from lab.worker.data.dataset import Dataset, Labelled
+from lab.worker.models.classifier import import_torchvision
 from lab.worker.models.gpt import GPT
-from lab.worker.models.torchvision import import_torchvision
-from lab.workloads import CNN, MODELS
-from lab.workloads import GPT as Config
 
 TOKENS = 32
 SMALL: dict[str, dict[str, Any]] = {
@@ -117,7 +116,7 @@ def test_counts_of_distilbert_are_those_of_transformers(tmp_path: Path) -> None:
 
 
 def test_a_head_that_is_too_large_for_its_logits_keeps_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("lab.analysis.networks", "lab.worker.models.head"):
+    for module in ("lab.perfmodel.flops", "lab.worker.models.gpt"):
         monkeypatch.setattr(f"{module}.CHUNK_LOGITS", 20 * 1000)
     run = Run(model=SMALL["gpt"], data=DATA, global_batch_size=2)
     assert model_cost(run).activation_bytes == saved_bytes(built(run), run)

@@ -14,11 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import lab
-from lab.analysis.costs import gpt_flops_per_token, gpt_parameters
-from lab.course.answers import WrongAnswerError, judge
-from lab.course.checking import exercises, verdict
-from lab.course.ring import Ring
-from lab.study import Run, Study
+from lab.config.run import Run
+from lab.config.study import Study
+from lab.course.check import WrongAnswerError, exercises, judge, verdict
+from lab.course.lesson02_collectives import Ring
+from lab.perfmodel.flops import gpt_flops_per_token, gpt_parameters
 
 RUN = Run.model_validate({"model": "gpt-nano", "global_batch_size": 8})
 N = gpt_parameters(RUN.architecture, 4096)

@@ -8,8 +8,8 @@ import pytest
 from benches import choose, content, keep, text
 
 import lab
+from lab.config.study import Study
 from lab.dashboard.board import Dashboard
-from lab.study import Study
 
 
 def test_first_configuration_can_run_and_shows_its_cost(shown: Dashboard) -> None:

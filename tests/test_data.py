@@ -20,14 +20,14 @@ import pretrained_folders
 import pytest
 from sklearn.datasets import load_digits
 
+from lab.config.run import Run
 from lab.errors import LabError
-from lab.study import Run
 from lab.worker import data
-from lab.worker.data import ag_news, images, imdb, texts, topics
+from lab.worker.data import images, labelled
+from lab.worker.data.cache import Download
 from lab.worker.data.dataset import Dataset, Labelled
-from lab.worker.data.downloads import Download
-from lab.worker.data.loading import ClassicLoader, FastLoader
-from lab.worker.data.texts import Source, Texts, tokenized
+from lab.worker.data.labelled import Source, Texts, tokenized
+from lab.worker.data.loader import ClassicLoader, FastLoader
 
 CLASSIFIER = {"kind": "text-classifier", "layers": 1, "heads": 2, "width": 32, "block_size": 24}
 
@@ -83,19 +83,19 @@ def _rows(count: int) -> bytes:
 
 
 def test_ag_news_as_published(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ag_news, "TRAIN", site.publish(ag_news.TRAIN, _rows(80)))
-    monkeypatch.setattr(ag_news, "TEST", site.publish(ag_news.TEST, _rows(12)))
+    monkeypatch.setattr(labelled, "TRAIN", site.publish(labelled.TRAIN, _rows(80)))
+    monkeypatch.setattr(labelled, "TEST", site.publish(labelled.TEST, _rows(12)))
     found = prepare(CLASSIFIER, {"kind": "ag_news", "vocab_size": 300})
     assert (len(found.train), len(found.held_out), found.classes, found.tokens_per_sample) == (80, 12, 4, 24)
     assert found.train.take(np.arange(8))[1].tolist() == [0, 1, 2, 3, 0, 1, 2, 3]
     assert found.description == "AG News, 80 texts and 12 held out, vocabulary 300"
-    (site.folder / ag_news.TRAIN.file).unlink()  # the network is not asked twice
+    (site.folder / labelled.TRAIN.file).unlink()  # the network is not asked twice
     assert prepare(CLASSIFIER, {"kind": "ag_news", "vocab_size": 300}).sha256 == found.sha256
 
 
 def test_a_row_that_is_no_news_item_is_named(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ag_news, "TRAIN", site.publish(ag_news.TRAIN, b'"1","a","b"\n"5","c","d"\n'))
-    monkeypatch.setattr(ag_news, "TEST", site.publish(ag_news.TEST, _rows(4)))
+    monkeypatch.setattr(labelled, "TRAIN", site.publish(labelled.TRAIN, b'"1","a","b"\n"5","c","d"\n'))
+    monkeypatch.setattr(labelled, "TEST", site.publish(labelled.TEST, _rows(4)))
     with pytest.raises(LabError, match="row 2 is not a class from 1 to 4"):
         prepare(CLASSIFIER, "ag_news")
 
@@ -109,8 +109,8 @@ def test_imdb_as_published(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
             member.size = len(content)
             archive.addfile(member, io.BytesIO(content))
         archive.addfile(tarfile.TarInfo("../../train/pos/evil.txt"))
-    monkeypatch.setattr(imdb, "ARCHIVE", site.publish(imdb.ARCHIVE, stream.getvalue()))
-    train, test = imdb.source(progress=quiet).read()
+    monkeypatch.setattr(labelled, "ARCHIVE", site.publish(labelled.ARCHIVE, stream.getvalue()))
+    train, test = labelled.imdb_source(progress=quiet).read()
     assert (list(train.texts), list(train.labels)) == (["a neg film  number 0", "a pos film  number 1"], [0, 1])
     assert (list(test.texts), list(test.labels)) == (["a pos film  number 0"], [1])
 
@@ -145,19 +145,19 @@ def test_what_is_no_idx_file_is_named(tmp_path: Path) -> None:
 )
 def test_without_a_network_nothing_takes_its_place(monkeypatch: pytest.MonkeyPatch, model: Any, name: str, instead: str) -> None:
     gone = "http://127.0.0.1:9/gone"
-    monkeypatch.setattr(ag_news, "TRAIN", replace(ag_news.TRAIN, url=gone))
-    monkeypatch.setattr(imdb, "ARCHIVE", replace(imdb.ARCHIVE, url=gone))
+    monkeypatch.setattr(labelled, "TRAIN", replace(labelled.TRAIN, url=gone))
+    monkeypatch.setattr(labelled, "ARCHIVE", replace(labelled.ARCHIVE, url=gone))
     monkeypatch.setattr(images, "MNIST", tuple(replace(file, url=gone) for file in images.MNIST))
     with pytest.raises(LabError, match=rf"cannot be downloaded.*put it at.*data: {instead}"):
         prepare(model, name)
 
 
 def test_topics_are_balanced_and_parts_share_no_piece() -> None:
-    train, held_out = topics.source(progress=quiet).read()
+    train, held_out = labelled.topics_source(progress=quiet).read()
     for part in (train, held_out):
         assert len(set(np.bincount(part.labels))) == 1 and set(part.labels) == {0, 1, 2, 3}
     assert len(held_out.texts) / len(train.texts) == pytest.approx(1 / 9, rel=0.05)
-    assert len(train.texts) > 2000 and min(map(len, train.texts)) >= topics.PIECE
+    assert len(train.texts) > 2000 and min(map(len, train.texts)) >= labelled.PIECE
     everything = "".join(train.texts)
     assert "import asyncio" in everything and "class TestCase_" not in everything
 
@@ -233,7 +233,7 @@ def test_both_loaders_give_the_same_samples_in_the_same_order(workers: int, monk
 def test_the_classic_loader_tokenizes_when_it_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     found = tokenized(_source(), block_size=8, vocab_size=300, progress=quiet, again=True)
     asked: list[int] = []
-    monkeypatch.setattr(texts.Encoder, "__call__", lambda self, index: asked.append(index) or np.zeros(8, dtype=np.int64))
+    monkeypatch.setattr(labelled.Encoder, "__call__", lambda self, index: asked.append(index) or np.zeros(8, dtype=np.int64))
     run = Run(model=CLASSIFIER, data="topics", global_batch_size=4, loader="classic")
     ClassicLoader(found.train, run=run, rank=0).micro_batch(0, 0)
     assert len(asked) == 4

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from factories import run
 
-from lab.analysis.costs import model_cost
-from lab.analysis.demands import in_passes, layout_of, memory_of, messages_of
-from lab.analysis.layouts import Bucket, Profile
 from lab.errors import LabError
+from lab.perfmodel.flops import model_cost
+from lab.perfmodel.forecast import in_passes, layout_of, memory_of, messages_of
+from lab.perfmodel.layout import Bucket, Profile
 
 MINI = {"model": "gpt-mini"}
 SIZE = model_cost(run(1, 8, **MINI)).parameters

@@ -9,19 +9,23 @@ import pytest
 from factories import environment, record, repeats, run, study
 
 import lab
-from lab import comparing, figures, run_sections, sections
-from lab.analysis.classical import classical_tables
+from lab import figures
+from lab.analysis import comparison
 from lab.analysis.findings import answer, findings
-from lab.analysis.scaling import curves, summary
-from lab.cluster import Cluster
-from lab.doctor import doctor
-from lab.emulation import network
-from lab.emulation.profile import Compute, Emulated, Link, Way
+from lab.analysis.lines import curves
+from lab.analysis.scaling import summary
+from lab.analysis.tables import classical_tables
+from lab.config.cluster import Cluster
+from lab.config.emulation import Compute, Emulated, Link, Way
+from lab.config.study import Study
 from lab.errors import InputError
-from lab.jobs import checks
-from lab.records import Record, write_record
-from lab.study import Study
-from lab.surroundings import surroundings
+from lab.figures import alt_text
+from lab.launch import netem, preflight
+from lab.launch.doctor import doctor
+from lab.records.store import Record, write_record
+from lab.report import sections
+from lab.report.sections import outcome
+from lab.report.study_sections import surroundings
 
 SLOW = Emulated(link=Link(bandwidth_gbit=0.1), way="namespaces")
 LABEL = "emulated link 100 Mbit/s"
@@ -90,7 +94,7 @@ def test_figures_and_tables_carry_the_label() -> None:
     found = records(emulated=SLOW)
     for name, draw in figures.FIGURES.items():
         assert draw(found).get_title(loc="left") == LABEL
-        assert LABEL in figures.alt_text(name, found)
+        assert LABEL in alt_text(name, found)
     both = figures.speedup(records(emulated=None) + found)
     assert not both.get_title(loc="left") and any(LABEL in " ".join(text.get_text().split()) for text in both.texts)
     for _, frame in classical_tables(summary(lab.table(found), baseline={"world_size": 1}, scaling="strong")):
@@ -106,7 +110,7 @@ def test_the_report_says_it_in_its_sentences_and_tables(tmp_path: Path) -> None:
     )
     assert set(sections.every_repeat(made).frame["emulated"]) == {"link 100 Mbit/s"}
     assert "emulated: link 100 Mbit/s" in sections.learning(made).caption
-    assert "Emulated link 100 Mbit/s: a step takes" in run_sections.outcome(records(emulated=SLOW)).markdown
+    assert "Emulated link 100 Mbit/s: a step takes" in outcome(records(emulated=SLOW)).markdown
     assert "--cluster local-100m" in sections.reproduce(made).markdown
     assert dict(surroundings(records(emulated=SLOW)[0]))["emulated"] == SLOW.description
 
@@ -128,18 +132,18 @@ def test_an_answer_from_both_is_that_of_the_measured() -> None:
 
 def test_machines_are_named_by_what_was_emulated(tmp_path: Path) -> None:
     made = [stored(tmp_path / name, records(emulated=place)) for name, place in (("slow", SLOW), ("real", None))]
-    compared = comparing.compare(made)
+    compared = comparison.compare(made)
     assert list(compared.studies) == [LABEL, "Model CPU"]
     assert [line.label for line in curves(compared.summary)] == ["batch 64, Model CPU", f"batch 64, {LABEL}"]
     elsewhere = [item.model_copy(update={"environment": environment(1, cpu="Other CPU")}) for item in records(emulated=None)]
     stored(tmp_path / "real", elsewhere)
-    assert list(comparing.compare(made).studies) == [f"Model CPU, {LABEL}", "Other CPU"]
+    assert list(comparison.compare(made).studies) == [f"Model CPU, {LABEL}", "Other CPU"]
 
 
 def test_records_of_another_link_do_not_stand_for_this_one(tmp_path: Path) -> None:
     made = stored(tmp_path, records(emulated=SLOW))
     slow = Cluster(name="local-100m", device="cpu", link=Link(bandwidth_gbit=0.1))
-    checks.check_emulation(made, slow)
+    preflight.check_emulation(made, slow)
     for other in (Cluster(name="local", device="cpu"), slow.model_copy(update={"link": Link(bandwidth_gbit=1.0)})):
         with pytest.raises(InputError, match=r"measured on local-100m \(emulated: link 100 Mbit/s\)") as caught:
             lab.launch(made, other)
@@ -152,7 +156,7 @@ def test_only_ranks_with_the_whole_model_can_sleep(tmp_path: Path) -> None:
     with pytest.raises(
         InputError, match=r"fsdp x2.*its compute cannot be emulated.*train with one of single, naive_ddp, ddp"
     ) as caught:
-        checks.check(made, asleep, made.tasks, fresh=False)
+        preflight.check(made, asleep, made.tasks, fresh=False)
     assert len(caught.value.problems) == 1
 
 
@@ -177,41 +181,41 @@ def test_a_table_that_mixes_both_is_found_by_the_audit() -> None:
 
 
 def test_a_network_of_two_ranks_in_commands() -> None:
-    slow = network.script(Link(bandwidth_gbit=0.1), 2, "namespaces").splitlines()
+    slow = netem.script(Link(bandwidth_gbit=0.1), 2, "namespaces").splitlines()
     assert "tc -n rank1 qdisc add dev eth0 root tbf rate 100000000bit burst 16384 latency 50ms" in slow
     assert "ip -n rank0 address add 10.77.0.1/16 dev eth0" in slow
     assert sum("master hub" in line for line in slow) == 2 and not any("netem" in line for line in slow)
-    late = network.script(Link(bandwidth_gbit=10, latency_ms=2), 2, "namespaces").splitlines()
+    late = netem.script(Link(bandwidth_gbit=10, latency_ms=2), 2, "namespaces").splitlines()
     assert "tc qdisc add dev port0 root netem delay 2000us limit 100000" in late
     assert any("burst 262144" in line for line in late)
-    assert "hub" not in network.script(Link(bandwidth_gbit=1, latency_ms=2), 2, "switch")
+    assert "hub" not in netem.script(Link(bandwidth_gbit=1, latency_ms=2), 2, "switch")
 
 
 def test_addresses_of_many_ranks_differ_and_are_hosts() -> None:
-    found = [network.address(rank) for rank in range(600)]
+    found = [netem.address(rank) for rank in range(600)]
     assert len(set(found)) == 600 and found[0] == "10.77.0.1" and found[255] == "10.77.1.0"
 
 
 @pytest.fixture
 def nothing_permitted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(network, "_spaces_obstacle", lambda: "namespaces are not permitted (unshare: not allowed)")
-    monkeypatch.setattr(network, "_pacing_obstacle", lambda: "")
+    monkeypatch.setattr(netem, "_spaces_obstacle", lambda: "namespaces are not permitted (unshare: not allowed)")
+    monkeypatch.setattr(netem, "_pacing_obstacle", lambda: "")
 
 
 @pytest.mark.usefixtures("nothing_permitted")
 def test_the_next_way_is_taken_and_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     plain, late = Link(bandwidth_gbit=1), Link(bandwidth_gbit=1, latency_ms=5)
-    assert network.way_for(plain) == "pacing" and network.way_for(late) is None
+    assert netem.way_for(plain) == "pacing" and netem.way_for(late) is None
     (tmp_path / "late.yaml").write_text("executor: local\ndevice: cpu\nlink: {bandwidth_gbit: 1, latency_ms: 5}\n")
     with pytest.raises(
         InputError, match=r"not permitted.*paced sockets add no latency.*leave out latency_ms: 1 Gbit/s without it works"
     ):
-        Cluster.load(tmp_path / "late.yaml")
+        preflight.usable(tmp_path / "late.yaml")
     found = {check.name: check for check in doctor()}
     assert found["emulated links"].present and "pacing" in found["emulated links"].found
     assert not found["emulated latency"].present and not found["emulated latency"].needed
-    monkeypatch.setattr(network, "_pacing_obstacle", lambda: "the kernel does not pace sockets")
-    assert "published tables" in network.advice(plain) and network.obstacle(plain).count("not permitted") == 1
+    monkeypatch.setattr(netem, "_pacing_obstacle", lambda: "the kernel does not pace sockets")
+    assert "published tables" in netem.advice(plain) and netem.obstacle(plain).count("not permitted") == 1
 
 
 @pytest.mark.usefixtures("nothing_permitted")

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from lab.worker.data.loading import Batch
-from lab.worker.fidelity import agreement, output_errors
-from lab.worker.latency import measure_classifications
+from lab.worker.data.loader import Batch
+from lab.worker.inference.latency import measure_classifications
+from lab.worker.inference.quality import agreement, output_errors
 from lab.worker.models.classifier import Classifier
 
 CPU = torch.device("cpu")

@@ -14,10 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lab import InputError, figures
-from lab.drawing.look import plain_log, wrapped
-from lab.drawing.phase_bars import spread
-from lab.records import Store, write_record
-from lab.study import Task
+from lab.config.study import Task
+from lab.figures import alt_text
+from lab.figures.breakdown import spread
+from lab.figures.style import plain_log, style, wrapped
+from lab.records.store import Store, write_record
 
 TIMES = {(1, 64): 0.20, (2, 64): 0.12, (4, 64): 0.08, (1, 128): 0.40, (2, 128): 0.22, (4, 128): 0.14}
 
@@ -145,13 +146,13 @@ def test_nothing_completed_is_said_in_words(name):
     failed = [record(run(4), status="oom")]
     for none in ([], failed):
         assert words(figures.FIGURES[name](none)) == ["no completed run yet"]
-        assert figures.alt_text(name, none) == "An empty figure: no run has completed yet."
+        assert alt_text(name, none) == "An empty figure: no run has completed yet."
 
 
 @pytest.mark.parametrize("name", ["speedup", "efficiency"])
 def test_no_baseline_is_said_in_words(name):
     assert words(figures.FIGURES[name]([record(run(4))])) == ["no completed run of the baseline yet"]
-    assert "baseline" in figures.alt_text(name, [record(run(4))])
+    assert "baseline" in alt_text(name, [record(run(4))])
 
 
 @pytest.mark.parametrize("name", list(figures.FIGURES))
@@ -198,7 +199,7 @@ def test_a_study_brings_its_baseline_and_scaling(tmp_path):
 
 @pytest.mark.parametrize("name", [name for name in figures.FIGURES if name not in {"overlap_band", "step_timeline"}])
 def test_alt_text_is_one_sentence_with_numbers(name, few):
-    text = figures.alt_text(name, few)
+    text = alt_text(name, few)
     assert text.endswith(".")
     assert "\n" not in text
     assert "batch 128" in text
@@ -206,17 +207,17 @@ def test_alt_text_is_one_sentence_with_numbers(name, few):
 
 
 def test_alt_text_tells_the_numbers(records):
-    assert figures.alt_text("step_time", records[:9]) == (
+    assert alt_text("step_time", records[:9]) == (
         "Step time by world size: batch 64, 200 [194, 208] ms on 1 CPU process and 80 [78, 83] ms on 4 CPU processes."
     )
     with pytest.raises(InputError, match="speedup"):
-        figures.alt_text("speed_up", records)
+        alt_text("speed_up", records)
 
 
 def test_the_same_svg_each_time(few):
     made = []
     for _ in range(2):
-        with figures.style():
+        with style():
             stream = io.BytesIO()
             figures.speedup(few).figure.savefig(stream, format="svg", metadata={"Date": None})
         made.append(stream.getvalue())

@@ -5,7 +5,8 @@ from factories import record, repeats, run, study
 
 from lab.analysis.findings import answer, findings, holes
 from lab.analysis.scaling import summary
-from lab.records import Failure, table
+from lab.records.schema import Failure
+from lab.records.table import table
 
 
 def told(tmp_path, records, **fields):

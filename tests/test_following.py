@@ -5,10 +5,10 @@ from __future__ import annotations
 import factories
 import pytest
 
-from lab.dashboard import following
-from lab.dashboard.following import Pace
-from lab.jobs.states import TaskState
-from lab.study import Task
+from lab.config.study import Task
+from lab.dashboard import board
+from lab.dashboard.board import Pace
+from lab.launch.status import TaskState
 
 TASK = Task(factories.run(2, 16), 0)
 
@@ -26,15 +26,15 @@ def test_a_step_is_told_with_its_loss() -> None:
     pace = Pace()
     pace.left(3, 30, now=0.0)
     state = TaskState(TASK, "running", "measuring", 5, loss=3.4159)
-    told = following.told(state, pace, now=4.0, ours=True)
+    told = board.told(state, pace, now=4.0, ours=True)
     assert told.endswith("measuring, step 5 of 30, about 50 s of steps left, loss 3.416")
-    assert following.done(state) == 5
+    assert board.done(state) == 5
 
 
 @pytest.mark.parametrize(
     ("state", "words"), [(TaskState(TASK, "pending"), "pending"), (TaskState(TASK, "running", "data"), "data")]
 )
 def test_without_steps_neither_step_nor_loss_is_told(state: TaskState, words: str) -> None:
-    told = following.told(state, Pace(), now=0.0, ours=False)
+    told = board.told(state, Pace(), now=0.0, ours=False)
     assert told == f"{TASK.run.label}: {words}, another program drives it and can cancel it"
-    assert following.done(state) == 0
+    assert board.done(state) == 0

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lab.worker.foreign import CpuUse, cpu_use, foreign_cpu
+from lab.worker.environment import CpuUse, cpu_use, foreign_cpu
 
 
 def test_others_are_what_the_ranks_did_not_use_themselves() -> None:

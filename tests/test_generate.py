@@ -7,11 +7,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lab.config.models import GPT as Config
 from lab.errors import InputError
-from lab.worker.generate import Sampling, by_length, choose, generate
-from lab.worker.models.cache import Cache
-from lab.worker.models.gpt import GPT
-from lab.workloads import GPT as Config
+from lab.worker.inference.generate import Sampling, by_length, choose, generate
+from lab.worker.models.gpt import GPT, Cache
 
 VOCABULARY = 50
 

@@ -8,13 +8,14 @@ import pytest
 import torch
 from torch.nn import functional
 
+from lab.config.models import GPT as Config
+from lab.config.run import Run
 from lab.errors import InputError
-from lab.study import Run
+from lab.perfmodel import flops
 from lab.worker import models
 from lab.worker.data.dataset import Dataset, Windows
-from lab.worker.models import head
+from lab.worker.models import gpt
 from lab.worker.models.gpt import GPT
-from lab.workloads import GPT as Config
 
 CONFIG = Config(layers=2, heads=2, width=32, block_size=16)
 
@@ -88,11 +89,11 @@ def test_chunks_change_neither_loss_nor_gradients(monkeypatch: pytest.MonkeyPatc
     torch.manual_seed(0)
     hidden, weight, targets = torch.randn(50, 24), torch.randn(70, 24) * 0.3, torch.randint(70, (50,))
     found = []
-    for chunk_logits in (head.CHUNK_LOGITS, 7 * 70):
-        monkeypatch.setattr(head, "CHUNK_LOGITS", chunk_logits)
+    for chunk_logits in (flops.CHUNK_LOGITS, 7 * 70):
+        monkeypatch.setattr(gpt, "CHUNK_LOGITS", chunk_logits)
         x, w = hidden.clone().requires_grad_(), weight.clone().requires_grad_()
         with torch.autocast("cpu", dtype=dtype, enabled=dtype != torch.float32):
-            loss = head.linear_cross_entropy(x, w, targets)
+            loss = gpt.linear_cross_entropy(x, w, targets)
         (3 * loss).backward()
         found.append((loss.detach(), x.grad, w.grad))
     assert "_Chunked" in str(loss.grad_fn)

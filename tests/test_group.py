@@ -7,14 +7,14 @@ from pathlib import Path
 import torch
 from torch import distributed as dist
 
-from lab.jobs.place import Place
-from lab.worker import group
+from lab.worker import distributed
+from lab.worker.context import RankContext
 
 
 def test_a_group_outlives_what_was_wrapped_with_it(tmp_path: Path) -> None:
     """Freed by DDP's reducer, under Python's lock, it would wait for a thread that waits for the lock."""
-    place = Place(0, 1, 0, "cpu", (0,), 1, "local", tmp_path / "address", timeout_s=60.0)
-    with group.process_group(place, device=torch.device("cpu")):
+    place = RankContext(0, 1, 0, "cpu", (0,), 1, "local", tmp_path / "address", timeout_s=60.0)
+    with distributed.process_group(place, device=torch.device("cpu")):
         formed = dist.group.WORLD
     assert not dist.is_initialized()
-    assert any(kept is formed for kept in group._LEFT)
+    assert any(kept is formed for kept in distributed._LEFT)

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from factories import frozen, run, study
 
-from lab.ahead import held_out
-from lab.ahead.held_out import STUDY, HeldOut
-from lab.ahead.scoring import Score
-from lab.study import Study
+from lab.config.study import Study
+from lab.launch import bench
+from lab.launch.bench import STUDY, HeldOut
+from lab.perfmodel.frozen import Score
 
 
 def score(predicted: float, measured: float, *, memory: float | None = None, **fields: object) -> Score:
@@ -42,4 +42,4 @@ def test_the_study_holds_out_twelve_runs_of_different_model_batch_and_buckets() 
     assert all(len({str(getattr(run, name)) for run in pairs}) > 1 for name in ("model", "micro_batch_size", "bucket_cap_mb"))
     profiled = {(str(run.model), run.micro_batch_size) for run in asked.runs if run.world_size == 1}
     assert profiled == {(str(run.model), run.micro_batch_size) for run in pairs}
-    assert held_out.LIMIT == 0.05
+    assert bench.ERROR_LIMIT == 0.05

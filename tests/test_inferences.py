@@ -9,13 +9,15 @@ import pytest
 from factories import environment, record, run, stat, study
 
 import lab
-from lab import figures, inference_sections
-from lab.analysis import inferences, ladder
-from lab.analysis.inferences import over
-from lab.drawing import tradeoffs
-from lab.inference import Inference, Latency, Point, Share, Size
-from lab.records import Record, Stat, write_record
-from lab.study import Run
+from lab import figures
+from lab.analysis import inference
+from lab.analysis.inference import over
+from lab.config.run import Run
+from lab.figures.inference import latency_throughput_alt, pareto, size_perplexity_alt
+from lab.records.inference import Inference, Latency, Point, Share, Size
+from lab.records.schema import Stat
+from lab.records.store import Record, write_record
+from lab.report import inference_sections
 
 mpl.use("Agg")
 CLASSIFIER = {"model": "agnews-small", "data": "topics"}
@@ -91,7 +93,7 @@ def test_slower_is_said_with_reasons_and_noise_is_not_called_a_difference() -> N
     slow = inferred(asked(), [point(2, 1e-3, 2e-3), point(8, 1.1e-3, 2.2e-3)])
     even = inferred(asked("int8_dynamic"), [point(2, 1e-3, 1.02e-3)])
     fast = inferred(asked("int4_weight_only"), [point(2, 1e-3, 0.5e-3)])
-    first, _, third, fourth = inferences.sentences([slow, even, fast])
+    first, _, third, fourth = inference.sentences([slow, even, fast])
     assert first.startswith("bf16 on 1 CPU process, prompt 64, batch 2: slower, 2.0 [1.9, 2.1] of the base's")
     assert "the base reads 25 % of the memory bandwidth" in first.replace("25.0", "25")
     assert "grows 1.1 times from batch 2 to 8, so dispatching the calls counts" in first
@@ -102,21 +104,21 @@ def test_slower_is_said_with_reasons_and_noise_is_not_called_a_difference() -> N
 
 def test_rows_of_speed_latency_and_quality() -> None:
     records = [inferred(asked("none"), [point(2, 1e-3, 1e-3)]), inferred(asked(), [point(2, 1e-3, 2e-3)])]
-    assert [row["between tokens"].split()[0] for row in inferences.speed_rows(records)] == ["1.00", "2.0"]
-    assert [row["model"] for row in inferences.latency_rows(records)] == ["base (fp32)", "none", "bf16"]
-    assert inferences.latency_rows(records)[0]["of memory bandwidth"] == "25.0 %"
-    [_, bf16] = inferences.quality_rows(records)
+    assert [row["between tokens"].split()[0] for row in inference.speed_rows(records)] == ["1.00", "2.0"]
+    assert [row["model"] for row in inference.latency_rows(records)] == ["base (fp32)", "none", "bf16"]
+    assert inference.latency_rows(records)[0]["of memory bandwidth"] == "25.0 %"
+    [_, bf16] = inference.quality_rows(records)
     assert (bf16["of the base"], bf16["change"]) == ("50.0 %", "1.0 [0.5, 1.5] %")
 
 
 def test_what_is_unavailable_has_its_reason_and_no_row() -> None:
     gone = inferred(asked("fp8"), [], unavailable="no fp8 here", size=None)
-    assert inferences.missing([gone]) == ["fp8: no fp8 here."]
-    assert inferences.quality_rows([gone]) == inferences.speed_rows([gone]) == []
+    assert inference.missing([gone]) == ["fp8: no fp8 here."]
+    assert inference.quality_rows([gone]) == inference.speed_rows([gone]) == []
 
 
 def test_the_pareto_front() -> None:
-    assert tradeoffs.pareto([(4, 1.0), (2, 1.5), (1, 3.0), (2, 2.0), (3, 1.5)]) == [(1, 3.0), (2, 1.5), (4, 1.0)]
+    assert pareto([(4, 1.0), (2, 1.5), (1, 3.0), (2, 2.0), (3, 1.5)]) == [(1, 3.0), (2, 1.5), (4, 1.0)]
 
 
 @pytest.fixture
@@ -134,7 +136,7 @@ def test_stages_are_ratios_to_serial_and_say_what_was_not_run(ladder_study) -> N
     trains, infers = ladder_study.runs[:2], ladder_study.runs[4:6]
     records = [record(own, step_time=time) for own, time in zip(trains, (0.4, 0.25), strict=True)]
     records += [inferred(own, [point(16, time, time)]) for own, time in zip(infers, (2e-3, 1e-3), strict=True)]
-    found = {(stage.task, stage.name): stage for stage in ladder.stages(ladder_study, records)}
+    found = {(stage.task, stage.name): stage for stage in inference.stages(ladder_study, records)}
     assert len(found) == 8
     two = found["train", "CPU processes"].speedup
     assert two is not None and two == pytest.approx((1.6, 1.6 * 0.99 / 1.01, 1.6 * 1.01 / 0.99))
@@ -147,7 +149,7 @@ def test_stages_are_ratios_to_serial_and_say_what_was_not_run(ladder_study) -> N
 
 
 def test_a_study_of_one_task_has_no_stages(tmp_path) -> None:
-    assert ladder.stages(study(tmp_path, [run(1)]), []) == []
+    assert inference.stages(study(tmp_path, [run(1)]), []) == []
 
 
 def test_the_published_ladder_is_that_of_its_table() -> None:
@@ -157,15 +159,15 @@ def test_the_published_ladder_is_that_of_its_table() -> None:
     lines = [line for line in Path("tests/tables/gpt2_stages.csv").read_text().splitlines() if not line.startswith("#")]
     rows = {row["stage"]: (float(row["train_s"]), float(row["inference_s"])) for row in csv.DictReader(lines)}
     names = {"serial": "serial", "mpi": "CPU processes", "cuda": "CUDA", "mpi+cuda": "several GPUs"}
-    assert {names[stage]: times for stage, times in rows.items()} == ladder.PUBLISHED
+    assert {names[stage]: times for stage, times in rows.items()} == inference.PUBLISHED
 
 
 def test_figures_and_their_sentences(ladder_study) -> None:
     records = [inferred(asked("none"), [point(2, 1e-3, 1e-3), point(8, 2e-3, 2e-3)]), inferred(asked(), [point(2, 1e-3, 2e-3)])]
     assert len(figures.latency_throughput(records).get_lines()) == 2
     assert len(figures.size_perplexity(records).get_lines()) == 3
-    assert "bf16, 2.00 ms and 1000 tokens/s at batch 2" in tradeoffs.latency_throughput_alt(records)
-    assert tradeoffs.size_perplexity_alt(records) == "Perplexity against size: fp32, 2.00 MB and 50.5; bf16, 2.00 MB and 50.5."
+    assert "bf16, 2.00 ms and 1000 tokens/s at batch 2" in latency_throughput_alt(records)
+    assert size_perplexity_alt(records) == "Perplexity against size: fp32, 2.00 MB and 50.5; bf16, 2.00 MB and 50.5."
     write_record(record(ladder_study.runs[0]), ladder_study.out / "runs" / ladder_study.runs[0].id / "0")
     words = [text.get_text() for text in figures.stage_ratios(ladder_study).texts]
     assert words.count("not run") == 7 and "35.6×" in words

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from lab.course.checking import exercises
+from lab.course.check import exercises
 from lab.course.release import LESSONS
 
 PATHS = sorted(LESSONS.glob("*.ipynb"))

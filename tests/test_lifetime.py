@@ -10,7 +10,7 @@ import time
 import psutil
 import pytest
 
-from lab.jobs.lifetime import age, began, is_running
+from lab.machine import age, began, is_running
 
 
 def test_a_process_is_known_again_and_one_that_has_its_id_is_not() -> None:

@@ -8,10 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lab import figures
-from lab.analysis.limits import limits
-from lab.analysis.overlap import efficiency_with_overlap, efficiency_without_overlap
+from lab.analysis.bottlenecks import limits
 from lab.analysis.scaling import summary
-from lab.records import Communication, Event, Record, table
+from lab.figures import alt_text
+from lab.perfmodel.collectives import efficiency_with_overlap, efficiency_without_overlap
+from lab.records.schema import Communication, Event
+from lab.records.store import Record
+from lab.records.table import table
 
 
 @pytest.mark.parametrize(
@@ -113,7 +116,7 @@ def test_timeline_and_band_draw_what_was_measured() -> None:
         "rank 1 compute",
         "rank 1 link",
     ]
-    assert "1 buckets" in figures.alt_text("step_timeline", made)
+    assert "1 buckets" in alt_text.alt_text("step_timeline", made)
     axes = figures.overlap_band(made)
     drawn = [line for line in axes.lines if len(line.get_xdata()) == 1]
     r = (0.131 * (0.30 + 0.55) - 0.03) / 0.04

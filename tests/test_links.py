@@ -7,15 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lab.analysis.links import (
-    COLLECTIVES,
-    algbw,
-    bus_factor,
-    busbw,
-    fit_link,
-    interpolate,
-    ring_all_reduce_time,
-)
+from lab.perfmodel.collectives import COLLECTIVES, algbw, bus_factor, busbw, fit_link, interpolate, ring_all_reduce_time
 
 SIZES = [4096 * 4**power for power in range(8)]
 alphas = st.floats(0, 1e-1)

@@ -7,9 +7,9 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from lab.analysis.layouts import Layout
-from lab.analysis.machines import GPUS, LINKS, machine
 from lab.errors import InputError
+from lab.perfmodel.hardware import GPUS, LINKS, machine
+from lab.perfmodel.layout import Layout
 
 MEASURED = Path(__file__).parent / "tables" / "nccl_all_reduce.csv"
 

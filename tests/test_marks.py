@@ -7,10 +7,10 @@ import pytest
 from matplotlib.figure import Figure
 
 import lab
-from lab.ahead.scoring import Score
-from lab.dashboard import marks
-from lab.drawing.seen import see
-from lab.records import Record
+from lab.dashboard import panels
+from lab.figures.data import plot_data
+from lab.perfmodel.frozen import Score
+from lab.records.store import Record
 
 
 def expectation(record: Record, *, step_s: float) -> dict[str, Score]:
@@ -23,9 +23,9 @@ def test_frame_and_ring_mark_the_run_that_is_meant() -> None:
     times = {1: 0.3, 2: 0.2, 4: 0.15}
     records = [factories.record(factories.run(size), step_time=seconds) for size, seconds in times.items()]
     meant = records[1]
-    for name, mark in {"step_breakdown": marks.frame, "throughput": marks.ring}.items():
+    for name, mark in {"step_breakdown": panels.frame, "throughput": panels.ring}.items():
         ax = getattr(lab.figures, name)(records, ax=Figure(layout="constrained").subplots())
-        mark(ax, see(records).lines, meant.run_id)
+        mark(ax, plot_data(records).lines, meant.run_id)
         if name == "step_breakdown":
             assert ax.patches[-1].get_width() == pytest.approx(200.0) and not ax.patches[-1].get_fill()
         else:
@@ -38,9 +38,9 @@ def test_predictions_lie_where_they_were_expected() -> None:
     places = {"throughput": (2, 64 / 0.25), "step_breakdown": (250.0, None)}
     for name, (x, y) in places.items():
         ax = getattr(lab.figures, name)(records, ax=Figure(layout="constrained").subplots())
-        marks.draw(ax, see(records).lines, figure=name, run_id="", expected=expected)
+        panels.draw(ax, plot_data(records).lines, figure=name, run_id="", expected=expected)
         (diamond,) = (line for line in ax.lines if line.get_marker() == "D")
         assert diamond.get_xdata()[0] == pytest.approx(x)
         assert y is None or diamond.get_ydata()[0] == pytest.approx(y)
         assert ax.get_xlim()[1] > x
-    assert "a step of 250 ms" in marks.in_words(expected) and marks.in_words({}) == ""
+    assert "a step of 250 ms" in panels.in_words(expected) and panels.in_words({}) == ""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from lab.analysis.costs import gpt_parameters
-from lab.analysis.layouts import Layout
-from lab.analysis.memory import FP32, bytes_moved, rank_memory, state_memory, transformer_activations
-from lab.workloads import GPT
+from lab.config.models import GPT
+from lab.perfmodel.flops import gpt_parameters
+from lab.perfmodel.layout import Layout
+from lab.perfmodel.memory import FP32, bytes_moved, rank_memory, state_memory, transformer_activations
 
 
 @pytest.mark.parametrize(("sharing", "gigabytes"), [("ddp", 120), ("zero1", 31.4), ("zero2", 16.6), ("fsdp", 1.9)])

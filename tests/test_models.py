@@ -12,19 +12,18 @@ import pretrained_folders
 import pytest
 import torch
 
+from lab.config.models import CNN, SMALLEST_IMAGE
+from lab.config.models import GPT as GPTConfig
+from lab.config.models import DistilBERT as DistilBERTConfig
+from lab.config.models import TextClassifier as TextClassifierConfig
+from lab.config.run import Run
 from lab.errors import InputError
-from lab.study import Run
 from lab.worker import data, models
 from lab.worker.data.dataset import Dataset, Labelled
-from lab.worker.models.distilbert import DistilBERT
 from lab.worker.models.gpt import GPT
-from lab.worker.models.text_classifier import TextClassifier
+from lab.worker.models.text_classifier import DistilBERT, TextClassifier
 from lab.worker.models.vision import Vision
 from lab.worker.pretrained import folder_of, gpt2_weights
-from lab.workloads import CNN, SMALLEST_IMAGE
-from lab.workloads import GPT as GPTConfig
-from lab.workloads import DistilBERT as DistilBERTConfig
-from lab.workloads import TextClassifier as TextClassifierConfig
 
 
 @pytest.fixture(autouse=True)

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from lab.auditing import audit
+from lab.analysis.audit import audit
+from lab.analysis.audit.text_table import read_table
 from lab.errors import InputError
-from lab.tables import read_table
 
 HEAD = """\
 # nThread 1 nGpus 1 minBytes 1024 maxBytes 67108864 step: 256(factor) warmup iters: 5 iters: 20 agg iters: 1 validation: 1 graph: 0

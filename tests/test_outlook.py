@@ -8,15 +8,17 @@ from pathlib import Path
 import factories
 import pytest
 
-from lab.ahead.scoring import freeze, scores
-from lab.calibration import write_calibration
-from lab.cluster import Cluster
-from lab.dashboard import results
-from lab.dashboard.bench import Bench
-from lab.dashboard.outlook import Outlook, outlook, panel
-from lab.page import Figure, Prose, Table
-from lab.records import Record, Store, write_record
-from lab.study import Run, Study
+from lab.config.cluster import Cluster
+from lab.config.run import Run
+from lab.config.study import Study
+from lab.dashboard import panels
+from lab.dashboard.panels import Outlook, outlook, panel
+from lab.dashboard.store import Bench
+from lab.launch import netem
+from lab.perfmodel.calibration import write_calibration
+from lab.perfmodel.frozen import freeze, scores
+from lab.records.store import Record, Store, write_record
+from lab.report.blocks import Figure, Markdown, Table
 
 PROFILES = {
     "two": "executor: local\ndevice: cpu\ndevices: 2\n",
@@ -30,7 +32,7 @@ PAIR = factories.run(2, 16)
 def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
     """An empty bench on a machine of two cores that can emulate links."""
     monkeypatch.setattr("lab.machine.cores", lambda: (0, 1))
-    monkeypatch.setattr("lab.emulation.network.way_for", lambda link: "pacing")
+    monkeypatch.setattr(netem, "way_for", lambda link: "pacing")
     monkeypatch.chdir(tmp_path)
     (tmp_path / "slurm").mkdir()
     for name, text in PROFILES.items():
@@ -109,10 +111,10 @@ def test_a_result_stands_beside_its_prediction(bench: Bench) -> None:
     done = factories.record(PAIR, step_time=frozen.step_s / 1.25)
     measure(bench, done.model_copy(update={"started_at": None, "finished_at": "2999-01-01T00:00:00+00:00"}))
     (score,) = scores(study)
-    assert results.beside(score).startswith("Predicted before the run: 1") and "off by +25.0 %" in results.beside(score)
-    assert "not predicted" in results.beside(None)
-    parts = results.results(bench, study)
-    assert any(isinstance(part, Prose) and "off by" in part.markdown for part in parts)
+    assert panels.beside(score).startswith("Predicted before the run: 1") and "off by +25.0 %" in panels.beside(score)
+    assert "not predicted" in panels.beside(None)
+    parts = panels.results(bench, study)
+    assert any(isinstance(part, Markdown) and "off by" in part.markdown for part in parts)
     (table,) = (part for part in parts if isinstance(part, Table))
     alone, pair = table.frame["predicted"]
     assert alone == "-" and pair.endswith("ms")

@@ -3,7 +3,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lab.worker.peak import DTYPES, measured_peak, peak_flops, vendor_peak
+from lab.perfmodel.hardware import vendor_peak
+from lab.worker.calibrate import measured_peak, peak_flops
+from lab.worker.optim import DTYPES
 
 
 @pytest.mark.parametrize(

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from lab.analysis.described import Described
-from lab.analysis.layouts import Bucket
-from lab.analysis.machines import machine
-from lab.analysis.planner import Plan, Space, best, merged
-from lab.analysis.predict import Conditions
-from lab.workloads import GPT
+from lab.config.models import GPT
+from lab.perfmodel.hardware import Described, machine
+from lab.perfmodel.layout import Bucket
+from lab.perfmodel.planner import Plan, Space, best, merged
+from lab.perfmodel.simulate import Conditions
 
 SMALL = GPT(layers=12, heads=12, width=768, block_size=1024, vocab_size=50257)
 LARGE = GPT(layers=96, heads=96, width=12288, block_size=2048, vocab_size=50257)

@@ -8,10 +8,10 @@ import pytest
 from factories import calibration, profile, run, study
 
 import lab
-from lab.cluster import Cluster
+from lab.config.cluster import Cluster
+from lab.config.study import Study
 from lab.errors import LabError
-from lab.records import Store, write_record
-from lab.study import Study
+from lab.records.store import Store, write_record
 
 GPT2 = {"kind": "gpt", "layers": 12, "heads": 12, "width": 768, "block_size": 1024, "vocab_size": 50257}
 
@@ -19,7 +19,7 @@ GPT2 = {"kind": "gpt", "layers": 12, "heads": 12, "width": 768, "block_size": 10
 @pytest.fixture
 def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Study:
     """One rank measured at two micro-batches, on a calibrated cluster of two ranks."""
-    monkeypatch.setattr("lab.ahead.prediction.load_calibration", lambda cluster: calibration(2))
+    monkeypatch.setattr("lab.perfmodel.forecast.load_calibration", lambda cluster: calibration(2))
     found = study(tmp_path, [run(1, 4), run(1, 16), run(2, 16)], repeats=1)
     for task, step in zip(found.tasks, (0.05, 0.2), strict=False):
         write_record(profile(task.run, step_time=step), Store(found.out).folder(task))

@@ -6,11 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lab.analysis.layouts import Bucket, Layout, Links, Profile, buckets_of
-from lab.analysis.links import Collective, ring_all_reduce_time
-from lab.analysis.predict import Conditions, Prediction, predict, slowest_of
-from lab.analysis.replay import Contention, Work, alone, covered, replay
-from lab.analysis.topology import ALGORITHMS, Level, collective_seconds, nodes_of, on_levels
+from lab.perfmodel.collectives import ALGORITHMS, Collective, Level, collective_seconds, nodes_of, on_levels, ring_all_reduce_time
+from lab.perfmodel.layout import Bucket, Layout, Links, Profile, buckets_of
+from lab.perfmodel.replay import Contention, Work, alone, covered, replay
+from lab.perfmodel.simulate import Conditions, Prediction, predict, slowest_of
 
 
 def flat(ranks: int, rate: float = 100.0, alpha: float = 0.0) -> Links:

@@ -10,13 +10,14 @@ import pytest
 from factories import calibration, profile, record, run, study
 
 import lab
-from lab.ahead import predicting
-from lab.ahead.prediction import Basis
-from lab.ahead.scoring import error_so_far, freeze, predictions, scores, set_aside
+from lab.config.study import Study
 from lab.errors import InputError
-from lab.prediction_sections import predictions_of, section
-from lab.records import Record, Store, write_record
-from lab.study import Study
+from lab.perfmodel import predict
+from lab.perfmodel.flops import model_cost
+from lab.perfmodel.forecast import Basis
+from lab.perfmodel.frozen import archive_replaced, error_so_far, freeze, predictions, scores
+from lab.records.store import Record, Store, write_record
+from lab.report.sections import predictions_of, section
 
 ALONE, PAIR = run(1, 8), run(2, 16)
 QUIET = {"data": 0.001, "forward": 0.03, "backward": 0.055, "optimizer": 0.012, "other": 0.002}
@@ -100,13 +101,13 @@ def test_memory_is_that_of_a_measured_run_and_the_counted_difference() -> None:
     assert alone == 400_000_000 and sharded and larger
     assert larger > alone
     full = held.memory(run(2, 16, strategy="ddp"))
-    assert full and full - sharded == pytest.approx(4 * lab.analysis.costs.model_cost(ALONE).trainable)
+    assert full and full - sharded == pytest.approx(4 * model_cost(ALONE).trainable)
 
 
 @pytest.fixture
 def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Study:
     """A study with its runs on one rank measured, on a calibrated cluster."""
-    monkeypatch.setattr("lab.ahead.prediction.load_calibration", lambda cluster: calibration(2))
+    monkeypatch.setattr("lab.perfmodel.forecast.load_calibration", lambda cluster: calibration(2))
     found = study(tmp_path, [ALONE, run(2, 8), PAIR], repeats=1)
     write_record(profile(ALONE), Store(found.out).folder(found.tasks[0]))
     return found
@@ -145,7 +146,7 @@ def test_late_and_changed_predictions_do_not_count(asked: Study) -> None:
 
 def test_measuring_anew_is_predicted_anew(asked: Study) -> None:
     freeze(asked)
-    set_aside(asked, [PAIR.id], asked.out / "replaced")
+    archive_replaced(asked, [PAIR.id], asked.out / "replaced")
     assert len(list((asked.out / "replaced").iterdir())) == 1
     assert [one.run_id for one in freeze(asked)] == [PAIR.id]
 
@@ -169,7 +170,7 @@ def test_studies_are_predicted_beyond_the_machine(asked: Study) -> None:
 
 def test_weak_scaling_grows_with_the_ranks(tmp_path: Path) -> None:
     weak = study(tmp_path, [run(1, 8)], scaling="weak")
-    asked = predicting.at_world_size(weak.runs[0], 4096, study=weak)
+    asked = predict.at_world_size(weak.runs[0], 4096, study=weak)
     assert asked and asked.global_batch_size == 8 * 4096 and asked.micro_batch_size == 8
 
 

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import Any, cast
-
 import pytest
 from factories import run
 
-from lab.jobs.states import TaskState
-from lab.progress import Display
-from lab.study import Task
+from lab.config.study import Task
+from lab.launch.status import Display, TaskState
 
 TASK = Task(run(), 0)
 
@@ -18,8 +14,7 @@ TASK = Task(run(), 0)
 def told(capsys: pytest.CaptureFixture[str], *states: str) -> list[str]:
     """The lines of a display that sees one run in these states, the first when it begins."""
     seen = [[TaskState(TASK, state, seconds=3.0)] for state in states]
-    jobs = SimpleNamespace(states=lambda: seen[0])
-    with Display(cast("Any", jobs)) as display:
+    with Display(lambda: seen[0]) as display:
         while len(seen) > 1:
             display.update()
             seen.pop(0)

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
+from lab.config.models import GPT as Config
+from lab.worker.inference.quantize import UnavailableError, bytes_in_memory, bytes_on_disk, quantize
 from lab.worker.models.gpt import GPT
-from lab.worker.quantization import UnavailableError, bytes_in_memory, bytes_on_disk, quantize
-from lab.workloads import GPT as Config
 
 
 @pytest.fixture(scope="module")

@@ -11,10 +11,12 @@ from factories import record
 from studies import StudyMaker
 
 import lab
-from lab.atomic import write_atomically
+from lab.config.run import Run
+from lab.config.study import Study, Task
 from lab.errors import LabError
-from lab.records import Failure, Store, read_record, write_record
-from lab.study import Run, Study, Task
+from lab.files import write_atomically
+from lab.records.schema import Failure
+from lab.records.store import Store, read_record, write_record
 
 RUN = Run(global_batch_size=8)
 

@@ -13,13 +13,15 @@ import pandas as pd
 from factories import run, study
 
 import lab
-from lab import prediction_sections, run_sections, sections
-from lab.calibration import load_calibration
-from lab.cluster import Cluster
+from lab.config.cluster import Cluster
+from lab.config.replay import NOTICE
+from lab.config.study import Study
 from lab.errors import InputError, LabError
-from lab.jobs.queues import queue_of
-from lab.published import NOTICE
-from lab.study import ROOT, Study
+from lab.files import ROOT
+from lab.launch.driver import executor_for
+from lab.perfmodel.calibration import load_calibration
+from lab.report import sections, study_sections
+from lab.report.sections import phases, section
 
 PROFILES = sorted(path.stem for path in (ROOT / "slurm").glob("replay-*.yaml"))
 TABLES = Path(__file__).parent / "tables"
@@ -61,7 +63,7 @@ def test_the_slowest_rank_counts_and_everything_says_what_it_is(tmp_path: Path) 
     assert axes.get_title(loc="left") == NOTICE and NOTICE in lab.figures.alt_text("speedup", found)
     assert "no phases" in lab.figures.step_breakdown(found).texts[0].get_text()
     plt.close("all")
-    rows = dict(sections.environment(found).frame.to_numpy().tolist())
+    rows = dict(study_sections.environment(found).frame.to_numpy().tolist())
     assert "results log" in rows["replay of"] and "hosts" not in rows
     assert "slowest-rank" not in {finding.rule for finding in lab.audit(found).findings if finding.severity == "error"}
 
@@ -71,9 +73,9 @@ def test_every_section_of_the_report_stands_on_published_numbers(tmp_path: Path)
     sections.result_tables(found), sections.communication(found), sections.every_repeat(found), sections.reproduce(found)
     assert "not measured" in sections.learning(found).frame.to_string()
     assert "0\\.461 times" in sections.answer(found).markdown
-    assert sections.findings(found).markdown and sections.holes(found).markdown and prediction_sections.section(found)
-    assert any("not calibrated" in part.markdown for part in sections.calibration(found))
-    assert run_sections.phases(lab.load_records(found)).frame["phase"].tolist() == ["step"] * 4
+    assert sections.findings(found).markdown and sections.holes(found).markdown and section(found)
+    assert any("not calibrated" in part.markdown for part in study_sections.calibration(found))
+    assert phases(lab.load_records(found)).frame["phase"].tolist() == ["step"] * 4
     for name in lab.figures.FIGURES:
         getattr(lab.figures, name)(found)
         plt.close("all")
@@ -89,7 +91,7 @@ def test_what_the_table_does_not_hold_is_refused_and_nothing_is_run(tmp_path: Pa
         lab.launch(study(tmp_path, [run(8, 64)]), "replay-gpt-4gpu")
     assert not list(tmp_path.glob("out/runs/*"))
     with pytest.raises(LabError, match="nothing can be run"):
-        queue_of(Cluster.load("replay-gpt-4gpu"), tmp_path).room(0)
+        executor_for(Cluster.load("replay-gpt-4gpu"), tmp_path).room(0)
 
 
 def test_published_all_reduces_are_a_calibration() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from lab.study import Run
+from lab.config.run import Run
 
 BASE: dict[str, Any] = {"global_batch_size": 8, "world_size": 2}
 

@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lab.study import Run
-from lab.worker.data.dataset import Windows
-from lab.worker.data.sampling import Sampler
+from lab.config.run import Run
+from lab.worker.data.dataset import Sampler, Windows
 
 COUNT = 492
 MODEL = {"kind": "gpt", "layers": 1, "heads": 1, "width": 2, "block_size": 8}

@@ -10,10 +10,12 @@ import pytest
 from studies import StudyMaker
 from typer.testing import CliRunner
 
-from lab import cli, sbatch
-from lab.cluster import Cluster
+from lab import cli
+from lab.config.cluster import Cluster
+from lab.config.study import Study
 from lab.errors import InputError
-from lab.study import ROOT, Study
+from lab.files import ROOT
+from lab.launch.slurm import options
 
 EXAMPLES = ROOT / "slurm" / "examples"
 
@@ -23,7 +25,7 @@ def cluster(**keys: object) -> Cluster:
 
 
 def test_committed_examples_are_what_the_generator_gives() -> None:
-    texts = sbatch.scripts(Study.load("strong-scaling"), "example-gpus-per-node")
+    texts = options.scripts(Study.load("strong-scaling"), "example-gpus-per-node")
     committed = {str(path.relative_to(EXAMPLES)): path.read_text() for path in EXAMPLES.rglob("*.sbatch")}
     assert committed == texts, "run: lab plan strong-scaling --cluster example-gpus-per-node --sbatch slurm/examples"
     classical = {f"x{gpus}-batch-{batch}.sbatch" for gpus in (1, 2, 4) for batch in (64, 128)}
@@ -40,14 +42,14 @@ def test_committed_examples_are_what_the_generator_gives() -> None:
     ],
 )
 def test_gpus_are_asked_for_as_the_site_wants(keys: dict[str, object], expected: dict[str, str]) -> None:
-    asked = sbatch.options(cluster(**keys), 8)
+    asked = options.options(cluster(**keys), 8)
     assert {key: value for key, value in asked.items() if "gpu" in str(value) or "gpu" in key} == expected
     assert (asked["nodes"], asked["ntasks-per-node"]) == (2, 4)
 
 
 def test_options_hold_every_key_of_the_profile() -> None:
     named = {"partition": "gpu", "account": "me", "qos": "high", "constraint": "a&b", "reservation": "course"}
-    asked = sbatch.options(
+    asked = options.options(
         cluster(**named, cpus_per_gpu=6, mem_gb=100.0, time_limit_min=7, extra={"exclusive": True, "nice": 5}), 1
     )
     alone = {"nodes": 1, "ntasks-per-node": 1, "cpus-per-task": 6, "gpus-per-node": "1", "mem": "25600M", "time": 7}
@@ -60,11 +62,11 @@ def test_script_readies_the_node_in_order(make_study: StudyMaker, tmp_path: Path
         "executor: slurm\ngpus_per_node: 2\nmodules: [cuda/12]\nsetup: ['. ~/env']\ncontainer: apptainer exec 'my image.sif'\n"
         "python: python3.12\nenvironment: {GREETING: \"it's $HOME; `ls`\"}\nextra: {comment: 'a b', exclusive: true}\n"
     )
-    text = sbatch.scripts(Study.load(make_study()), profile)["x2-batch-4.sbatch"]
+    text = options.scripts(Study.load(make_study()), profile)["x2-batch-4.sbatch"]
     parts = ["#SBATCH --comment='a b'\n#SBATCH --exclusive", "module load cuda/12", ". ~/env", "export GREETING=", "srun "]
     places = [text.index(part) for part in parts]
     assert places == sorted(places)
-    assert "apptainer exec 'my image.sif' python3.12 -m lab.rank" in text
+    assert "apptainer exec 'my image.sif' python3.12 -m lab.launch.job" in text
     line = next(line for line in text.splitlines() if line.startswith("export GREETING"))
     shown = subprocess.run(["bash", "-c", f'{line}; printf %s "$GREETING"'], capture_output=True, text=True, check=True)
     assert shown.stdout == "it's $HOME; `ls`"
@@ -73,7 +75,7 @@ def test_script_readies_the_node_in_order(make_study: StudyMaker, tmp_path: Path
 
 def test_titles_and_paths_cannot_become_commands(make_study: StudyMaker, tmp_path: Path) -> None:
     folder = make_study("a b;touch x", title="Title\n#SBATCH --partition=evil\ntouch y")
-    for text in sbatch.scripts(Study.load(folder), "slurm").values():
+    for text in options.scripts(Study.load(folder), "slurm").values():
         directives = [line for line in text.splitlines() if line.startswith("#SBATCH")]
         assert not any("evil" in line for line in directives) and not any(line.startswith("touch") for line in text.splitlines())
         command = shlex.split(text[text.index("srun --kill") :])
@@ -82,7 +84,7 @@ def test_titles_and_paths_cannot_become_commands(make_study: StudyMaker, tmp_pat
 
 def test_every_task_stands_in_one_array_of_its_world_size(make_study: StudyMaker) -> None:
     study = Study.load(make_study(grid={"global_batch_size": [4, 8], "world_size": [1, 2]}, repeats=2))
-    texts = sbatch.scripts(study, "slurm")
+    texts = options.scripts(study, "slurm")
     assert len(texts) == 4 + 2
     for world_size in (1, 2):
         text = texts[f"study/x{world_size}.sbatch"]
@@ -94,13 +96,13 @@ def test_every_task_stands_in_one_array_of_its_world_size(make_study: StudyMaker
 def test_what_has_no_script_is_refused(make_study: StudyMaker, tmp_path: Path) -> None:
     study = Study.load(make_study(grid={"global_batch_size": [6], "world_size": [1, 3, 6]}))
     with pytest.raises(InputError, match="'local' knows no sbatch"):
-        sbatch.scripts(study, "local")
+        options.scripts(study, "local")
     with pytest.raises(InputError, match="2 problems") as caught:
-        sbatch.scripts(study, "slurm")
+        options.scripts(study, "slurm")
     assert "3 ranks do not fill" in str(caught.value) and "6 ranks do not fit" in str(caught.value)
     (tmp_path / "file").touch()
     with pytest.raises(InputError, match="cannot be written"):
-        sbatch.write_scripts(Study.load(make_study("other")), "slurm", tmp_path / "file")
+        options.write_scripts(Study.load(make_study("other")), "slurm", tmp_path / "file")
 
 
 def test_command_writes_them(make_study: StudyMaker, tmp_path: Path) -> None:

@@ -10,21 +10,12 @@ from hypothesis import strategies as st
 from scipy import optimize
 
 from lab import InputError
-from lab.analysis.rounding import Unit, unit_for
-from lab.analysis.scaling import (
-    amdahl_speedup,
-    baseline_name,
-    curves,
-    fit_amdahl,
-    format_seconds,
-    gustafson_speedup,
-    karp_flatt,
-    percent,
-    ranks,
-    rounded,
-    summary,
-)
-from lab.records import Record, table
+from lab.analysis.laws import amdahl_speedup, fit_amdahl, gustafson_speedup, karp_flatt
+from lab.analysis.lines import baseline_name, curves, ranks
+from lab.analysis.scaling import summary
+from lab.formatting import Unit, format_seconds, percent, rounded, unit_for
+from lab.records.store import Record
+from lab.records.table import table
 
 ONE = {"world_size": 1}
 fractions = st.floats(0, 1)

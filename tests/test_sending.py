@@ -7,23 +7,23 @@ from pathlib import Path
 import factories
 import pytest
 
-from lab.dashboard import sending
+from lab.config.study import Study
+from lab.dashboard import store
 from lab.errors import InputError
-from lab.study import Study
 
 
 def test_a_sent_configuration_is_a_study_with_its_baseline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     run = factories.run(4, 16, strategy="fsdp", precision="bf16")
-    study = sending.send(run, name="mine", reports=Path("reports"))
+    study = store.send(run, name="mine", reports=Path("reports"))
     assert Study.load("mine") == study and study.repeats == 3
     assert [one.world_size for one in study.runs] == [1, 2, 4] and study.runs[-1] == run
-    assert sending.command(study, "local-1g") == "lab run mine --cluster local-1g"
+    assert store.command(study, "local-1g") == "lab run mine --cluster local-1g"
 
 
 def test_elsewhere_the_command_names_the_folder(tmp_path: Path) -> None:
-    study = sending.send(factories.run(1, 8), name="mine", reports=tmp_path)
-    assert sending.command(study, "local") == f"lab run {tmp_path.resolve() / 'mine'} --cluster local"
+    study = store.send(factories.run(1, 8), name="mine", reports=tmp_path)
+    assert store.command(study, "local") == f"lab run {tmp_path.resolve() / 'mine'} --cluster local"
 
 
 @pytest.mark.parametrize(
@@ -36,21 +36,21 @@ def test_elsewhere_the_command_names_the_folder(tmp_path: Path) -> None:
 )
 def test_world_sizes_divide_the_batch(changes: dict[str, object], sizes: list[int]) -> None:
     run = factories.run().model_validate(changes)
-    assert sending.world_sizes(run) == sizes
+    assert store.world_sizes(run) == sizes
 
 
 @pytest.mark.parametrize("name", ["", "../up", "Big", "a b", ".hidden", "x" * 200])
 def test_names_that_are_no_folder_are_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(InputError, match="no name of a study"):
-        sending.send(factories.run(), name=name, reports=tmp_path / "reports")
+        store.send(factories.run(), name=name, reports=tmp_path / "reports")
     assert not (tmp_path / "reports").exists()
 
 
 def test_nothing_is_overwritten(tmp_path: Path) -> None:
     run = factories.run(2, 8)
-    name = sending.suggested(run)
+    name = store.suggested(run)
     assert name == "gpt-nano-ddp-x2-batch-8-fp32"
-    written = (sending.send(run, name=name, reports=tmp_path).folder / "study.yaml").read_bytes()
+    written = (store.send(run, name=name, reports=tmp_path).folder / "study.yaml").read_bytes()
     with pytest.raises(InputError, match="there already"):
-        sending.send(factories.run(1, 8), name=name, reports=tmp_path)
+        store.send(factories.run(1, 8), name=name, reports=tmp_path)
     assert (tmp_path / name / "study.yaml").read_bytes() == written

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from lab.errors import LabError
-from lab.worker.data import shakespeare
+from lab.worker.data import corpora
 
 TEXT = "First Citizen:\nBefore we proceed any further, hear me speak.\n"
 
@@ -29,20 +29,20 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Threadin
     server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(tmp_path / "www")))
     threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     url = f"http://127.0.0.1:{server.server_port}/input.txt"
-    published = replace(shakespeare.TEXT, url=url, size=len(TEXT), sha256=hashlib.sha256(TEXT.encode()).hexdigest())
-    monkeypatch.setattr(shakespeare, "TEXT", published)
+    published = replace(corpora.TEXT, url=url, size=len(TEXT), sha256=hashlib.sha256(TEXT.encode()).hexdigest())
+    monkeypatch.setattr(corpora, "TEXT", published)
     yield server
     server.shutdown()
     server.server_close()
 
 
 def read() -> list[str]:
-    return list(shakespeare.read(progress=lambda *_: None).documents)
+    return list(corpora.read_shakespeare(progress=lambda *_: None).documents)
 
 
 def test_it_is_downloaded_once(server: ThreadingHTTPServer, monkeypatch: pytest.MonkeyPatch) -> None:
     assert read() == [TEXT]
-    monkeypatch.setattr(shakespeare, "TEXT", replace(shakespeare.TEXT, url="http://127.0.0.1:9/gone"))
+    monkeypatch.setattr(corpora, "TEXT", replace(corpora.TEXT, url="http://127.0.0.1:9/gone"))
     assert read() == [TEXT]
 
 
@@ -55,7 +55,7 @@ def test_another_text_under_its_name_is_refused(server: ThreadingHTTPServer, tmp
 
 def test_without_a_network_it_says_where_to_put_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LAB_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(shakespeare, "TEXT", replace(shakespeare.TEXT, url="http://127.0.0.1:9/input.txt"))
+    monkeypatch.setattr(corpora, "TEXT", replace(corpora.TEXT, url="http://127.0.0.1:9/input.txt"))
     with pytest.raises(LabError, match=r"cannot be downloaded.*downloads/tinyshakespeare\.txt.*data: stdlib"):
         read()
 

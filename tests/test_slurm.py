@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from lab.cluster import Cluster
-from lab.jobs.attempt import Attempt, RankError
-from lab.jobs.endings import conclude
-from lab.slurm import controller, ends
-from lab.slurm.controller import Controller, JobState, SlurmSilentError
-from lab.slurm.granted import _total, expand
-from lab.slurm.parameters import interpreter, parameters
-from lab.slurm.refusals import _gpus
-from lab.study import Run, Task
+from lab.config.cluster import Cluster
+from lab.config.run import Run
+from lab.config.study import Task
+from lab.launch.attempt import Attempt, RankError
+from lab.launch.outcome import conclude
+from lab.launch.slurm import controller
+from lab.launch.slurm.controller import Controller, JobState, SlurmSilentError, _total, exit_reason, expand
+from lab.launch.slurm.options import interpreter, parameters
+from lab.launch.slurm.refusals import _gpus
 
 TASK = Task(Run(global_batch_size=8, world_size=2), 0)
 
@@ -123,7 +123,7 @@ ENDS = {
 
 @pytest.mark.parametrize(("state", "expected"), ENDS.items())
 def test_ends_are_told_apart(attempt: Attempt, state: str, expected: tuple[str, str]) -> None:
-    words = ends.last_words(JobState("7_0", "lab-a", state, nodes="n1"), attempt)
+    words = exit_reason(JobState("7_0", "lab-a", state, nodes="n1"), attempt)
     record = conclude(TASK, attempt, None, words)
     assert record is not None and record.error is not None and (record.status, record.error.type) == expected
 
@@ -133,7 +133,7 @@ def test_what_a_scheduler_did_explains_what_the_ranks_then_met(attempt: Attempt)
     attempt.write_error(RankError(0, "RuntimeError", "Connection closed by peer", 1.0, waiting=True))
     guessed = conclude(TASK, attempt, None, RankError(0, "JobLost", "no record", 0.0))
     assert guessed is not None and guessed.error is not None and guessed.error.type == "RankLost"
-    words = ends.last_words(JobState("7_0", "lab-a", "OUT_OF_MEMORY", nodes="n1"), attempt)
+    words = exit_reason(JobState("7_0", "lab-a", "OUT_OF_MEMORY", nodes="n1"), attempt)
     known = conclude(TASK, attempt, guessed, words)
     assert known is not None and known.status == "oom"
     assert conclude(TASK, attempt, known, words) is None, "a known cause is not written again"
@@ -141,7 +141,7 @@ def test_what_a_scheduler_did_explains_what_the_ranks_then_met(attempt: Attempt)
 
 def test_exception_before_the_end_stays_the_cause(attempt: Attempt) -> None:
     attempt.write_error(RankError(1, "ValueError", "planted", 1.0))
-    record = conclude(TASK, attempt, None, ends.last_words(JobState("7_0", "lab-a", "TIMEOUT"), attempt))
+    record = conclude(TASK, attempt, None, exit_reason(JobState("7_0", "lab-a", "TIMEOUT"), attempt))
     assert record is not None and record.error is not None and (record.error.type, record.error.rank) == ("ValueError", 1)
 
 

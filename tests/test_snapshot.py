@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lab.jobs import snapshot
+from lab.records import provenance
 
 
 def git(folder: Path, *arguments: str) -> str:
@@ -16,34 +16,34 @@ def git(folder: Path, *arguments: str) -> str:
 
 @pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
 def test_commit_and_dirty_flag(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(snapshot, "ROOT", tmp_path)
-    assert snapshot.git_state() == (None, None)
+    monkeypatch.setattr(provenance, "ROOT", tmp_path)
+    assert provenance.git_state() == (None, None)
     git(tmp_path, "init")
-    assert snapshot.git_state() == (None, None)
+    assert provenance.git_state() == (None, None)
     (tmp_path / "file").write_text("one")
     git(tmp_path, "add", "file")
     git(tmp_path, "commit", "-m", "first")
     commit = git(tmp_path, "rev-parse", "HEAD")
-    assert snapshot.git_state() == (commit, False)
+    assert provenance.git_state() == (commit, False)
     (tmp_path / "file").write_text("two")
-    assert snapshot.git_state() == (commit, True)
+    assert provenance.git_state() == (commit, True)
 
 
 def test_without_git_nothing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
-    assert snapshot.git_state() == (None, None)
+    assert provenance.git_state() == (None, None)
 
 
 def test_a_copy_of_the_code_keeps_its_commit_and_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "lab").mkdir()
     (tmp_path / "lab" / "__init__.py").write_text("one")
-    monkeypatch.setattr(snapshot, "ROOT", tmp_path)
-    monkeypatch.setattr(snapshot, "git_state", lambda: ("abc", True))
-    kept = snapshot.keep_code(tmp_path / "out")
-    assert snapshot.keep_code(tmp_path / "out") == kept
+    monkeypatch.setattr(provenance, "ROOT", tmp_path)
+    monkeypatch.setattr(provenance, "git_state", lambda: ("abc", True))
+    kept = provenance.keep_code(tmp_path / "out")
+    assert provenance.keep_code(tmp_path / "out") == kept
     (tmp_path / "lab" / "__init__.py").write_text("two")
-    assert snapshot.keep_code(tmp_path / "out") != kept
+    assert provenance.keep_code(tmp_path / "out") != kept
     assert (kept / "lab" / "__init__.py").read_text() == "one"
     monkeypatch.undo()
-    monkeypatch.setattr(snapshot, "ROOT", kept)
-    assert snapshot.git_state() == ("abc", True)
+    monkeypatch.setattr(provenance, "ROOT", kept)
+    assert provenance.git_state() == ("abc", True)

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import lab
-from lab.analysis.step_law import fit, predict_step
 from lab.errors import InputError
+from lab.perfmodel.step_law import fit, predict_step
 
 PUBLISHED = Path(__file__).parent / "tables" / "gpt2_ddp_2x3090.csv"
 

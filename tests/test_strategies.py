@@ -8,20 +8,21 @@ import pytest
 import torch
 from torch import nn
 
-from lab import equal_losses, workloads
+from lab.config import models
+from lab.config.run import Run
 from lab.errors import InputError
-from lab.study import Run
+from lab.launch import bench
 from lab.worker import strategies
-from lab.worker.blocks import blocks_of, checkpoint_blocks
 from lab.worker.models.gpt import GPT
-from lab.worker.strategies.vanilla_data_parallel import DataParallel, parallel_apply, replica, scatter
+from lab.worker.optim import blocks_of, checkpoint_blocks
+from lab.worker.strategies.data_parallel import DataParallel, parallel_apply, replica, scatter
 
 CPU = torch.device("cpu")
 
 
 def gpt() -> GPT:
     torch.manual_seed(0)
-    return GPT(workloads.GPT(layers=2, heads=2, width=8, block_size=6), vocab_size=11)
+    return GPT(models.GPT(layers=2, heads=2, width=8, block_size=6), vocab_size=11)
 
 
 def samples(count: int = 4) -> tuple[torch.Tensor, torch.Tensor]:
@@ -109,7 +110,7 @@ def test_every_strategy_of_a_run_is_there_and_no_other() -> None:
 
 
 def test_losses_are_equal_within_the_tolerance_of_their_precision() -> None:
-    asked = {name: equal_losses.BASE | changes for name, changes in equal_losses.cases(quick=True).items()}
+    asked = {name: bench.BASE | changes for name, changes in bench.cases(quick=True).items()}
     asked = {name: asked[name] for name in ("single", "ddp 2", "zero1 2", "data_parallel 2")}
     answers = {
         "single": {"loss": [2.0, 1.0], "validation_loss": 1.0},
@@ -117,7 +118,7 @@ def test_losses_are_equal_within_the_tolerance_of_their_precision() -> None:
         "zero1 2": {"loss": [2.0, 1.0], "validation_loss": 1.001},
         "data_parallel 2": {"reason": "no GPU"},
     }
-    found = {row.name: row for row in equal_losses.compared(asked, answers)}
+    found = {row.name: row for row in bench.compared(asked, answers)}
     assert [found[name].equal for name in asked] == [True, True, False, None]
     assert found["zero1 2"].difference == pytest.approx(1e-3)
     assert found["data_parallel 2"].reason == "no GPU" and found["data_parallel 2"].final_loss is None

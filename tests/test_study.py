@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from studies import SMALL_STUDY, StudyMaker
 
+from lab.config.models import GPT
+from lab.config.run import Run
+from lab.config.study import Study
 from lab.errors import InputError
-from lab.study import Run, Study
-from lab.workloads import GPT
 
 BASE = {"global_batch_size": 8}
 

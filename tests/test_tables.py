@@ -8,9 +8,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from lab import tables
+from lab.analysis.audit.text_table import read_table
 from lab.errors import InputError
-from lab.tables import read_table
 
 
 def written(folder: Path, text: str | bytes, name: str = "t.csv") -> Path:
@@ -85,7 +84,7 @@ def test_missing_folder_and_too_large(tmp_path: Path, monkeypatch: pytest.Monkey
         read_table(tmp_path / "none.csv")
     with pytest.raises(InputError, match="Is a directory"):
         read_table(tmp_path)
-    monkeypatch.setattr(tables, "MAX_BYTES", 10)
+    monkeypatch.setattr("lab.analysis.audit.text_table.MAX_BYTES", 10)
     with pytest.raises(InputError, match="larger than"):
         read_table(written(tmp_path, "gpus,time\n1,2\n"))
 

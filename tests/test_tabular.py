@@ -9,15 +9,14 @@ import pandas as pd
 import pytest
 from factories import record, run
 
-from lab.analysis.audit import audit
-from lab.analysis.cells import BYTE_UNITS, TIME_UNITS, number, numbers, spread
-from lab.analysis.naming import Guess, guess
-from lab.analysis.recorded import from_records
-from lab.analysis.series import lines
-from lab.analysis.stages import residue
-from lab.analysis.tabular import from_table
+from lab.analysis.audit import apply_rules
+from lab.analysis.audit.columns import Guess, guess
+from lab.analysis.audit.observations import from_records
+from lab.analysis.audit.series import lines
+from lab.analysis.audit.table import from_table, residue
+from lab.analysis.audit.text_table import read_table
+from lab.analysis.audit.values import BYTE_UNITS, TIME_UNITS, number, numbers, spread
 from lab.errors import InputError
-from lab.tables import read_table
 
 TABLES = Path(__file__).parent / "tables"
 
@@ -193,14 +192,14 @@ def test_weak_scaling_is_seen_from_rates_and_read_from_a_name() -> None:
         seen = from_table(frame)
         (line,) = lines(seen)
         assert line.gain(line.points[-1]) == pytest.approx(gain, rel=1e-3)
-        assert {finding.rule for finding in audit(seen).findings} == {"repeats"}
-    assert "equal-work" in {finding.rule for finding in audit(from_table(pd.DataFrame(content))).findings}
+        assert {finding.rule for finding in apply_rules(seen).findings} == {"repeats"}
+    assert "equal-work" in {finding.rule for finding in apply_rules(from_table(pd.DataFrame(content))).findings}
 
 
 def test_ranks_of_a_log_are_all_of_its_run() -> None:
     seen = from_table(pd.DataFrame({"rank": [0, 1, 0, 1], "epoch": [1, 1, 2, 2], "epoch_s": [30, 45, 30, 45]}))
     assert set(seen.frame["world_size"]) == {2} and "the 2 ranks that have rows are all of them" in seen.assumptions
-    assert {finding.rule for finding in audit(seen).findings} == {"rank-imbalance", "repeats"}
+    assert {finding.rule for finding in apply_rules(seen).findings} == {"rank-imbalance", "repeats"}
 
 
 def test_wide_collectives_in_the_unit_of_the_notes() -> None:

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from lab.config.paths import read_texts, resolve_text
 from lab.errors import InputError
-from lab.textfiles import read_texts, resolve_text
 
 
 @pytest.fixture

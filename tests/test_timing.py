@@ -6,9 +6,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lab.records import PHASES, Timing
-from lab.worker.timeline import joined
-from lab.worker.timing import CudaClock, FloatArray, HostClock, phases_close, stat, timing
+from lab.records.schema import PHASES, Timing
+from lab.worker.measure.clock import CudaClock, FloatArray, HostClock, phases_close, stat, timing
+from lab.worker.measure.overlap import joined
 
 
 class Readings(HostClock):

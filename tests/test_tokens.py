@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
+from lab.config.run import Run
 from lab.errors import InputError
-from lab.study import Run
 from lab.worker import data
-from lab.worker.data import bpe, stdlib, tokens
+from lab.worker.data import corpora, tokenizer
 from lab.worker.data.cache import cache_folder
-from lab.worker.data.tokens import Corpus, Tokens, tokenize
+from lab.worker.data.tokenizer import Corpus, Tokens, tokenize
 
 DOCUMENTS = ["The quick brown fox jumps over the lazy dog.\n" * 40, "Grüße, 世界! " * 30, "x = 1\n    y = 2\n" * 50] * 5
 
@@ -49,7 +49,7 @@ def test_tokens_spell_the_text(cache: Path) -> None:
 
 
 def test_documents_longer_than_a_piece_stay_whole(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tokens, "PIECE", 100)
+    monkeypatch.setattr("lab.worker.data.tokenizer.PIECE", 100)
     found = build()
     tokenizer = Tokenizer.from_file(str(folder(cache) / "tokenizer.json"))
     everything = np.concatenate([found.train, found.held_out]).tolist()
@@ -118,13 +118,13 @@ def test_the_cache_lies_where_the_environment_says(tmp_path: Path, monkeypatch: 
 
 @given(st.text(max_size=300), st.integers(1, 50))
 def test_pieces_make_up_the_text(text: str, size: int) -> None:
-    pieces = bpe.pieces(text, size)
+    pieces = tokenizer.split_pieces(text, size)
     assert "".join(pieces) == text
     assert all(len(piece) <= 2 * size for piece in pieces)
 
 
 def test_the_standard_library_is_real_text_without_tests() -> None:
-    corpus = stdlib.read()
+    corpus = corpora.read_stdlib()
     assert 2e6 < sum(map(len, corpus.documents)) < 2e7
     assert not any("class TestCase_" in document for document in corpus.documents)
     assert corpus.description.startswith(f"{len(corpus.documents)} files of the standard library of Python 3.")

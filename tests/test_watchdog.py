@@ -10,16 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from lab.atomic import read_json
-from lab.jobs import watchdog
-from lab.jobs.attempt import Attempt
-from lab.jobs.place import Place
-from lab.jobs.watchdog import Watchdog
+from lab.files import read_json
+from lab.launch import watchdog
+from lab.launch.attempt import Attempt
+from lab.launch.watchdog import Watchdog
+from lab.worker.context import RankContext
 
 
 @contextmanager
 def watched(folder: Path, *, rank: int = 0) -> Iterator[Watchdog]:
-    place = Place(rank, 2, rank, "cpu", (0,), 1, "test", folder / "rendezvous")
+    place = RankContext(rank, 2, rank, "cpu", (0,), 1, "test", folder / "rendezvous")
     guard = Watchdog(place, Attempt(folder, "17"), steps=30, given_up=lambda: None)
     guard.start()
     yield guard

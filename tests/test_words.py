@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 from factories import record
 
-from lab.analysis.scaling import curves, summary
-from lab.records import table
-from lab.study import Run
-from lab.words import WORDS, said
+from lab.analysis.lines import curves
+from lab.analysis.scaling import summary
+from lab.config.labels import WORDS, setting_label
+from lab.config.run import Run
+from lab.records.table import table
 
 BASE: dict[str, Any] = {"global_batch_size": 8, "world_size": 2}
 CNN = {"kind": "cnn", "network": "vgg16"}
@@ -85,8 +86,8 @@ def test_plain_run_has_a_plain_label() -> None:
 
 def test_words_are_those_of_settings_that_exist() -> None:
     assert set(WORDS) <= set(Run.model_fields)
-    assert said("microbatches", 8.0) == "8 microbatches"  # as a table with gaps holds it
-    assert said("lr_warmup_steps", 3) == "lr warmup steps 3"
+    assert setting_label("microbatches", 8.0) == "8 microbatches"  # as a table with gaps holds it
+    assert setting_label("lr_warmup_steps", 3) == "lr warmup steps 3"
 
 
 def test_lines_are_told_apart_by_as_little_as_it_takes() -> None:

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from lab.analysis.lines import FREE, ranks
-from lab.analysis.rounding import format_seconds, percent, rounded, unit_for
 from lab.analysis.scaling import ratio
+from lab.config.study import Study
+from lab.errors import InputError, Problem
+from lab.formatting import format_seconds, percent, rounded, unit_for
+from lab.records.store import Record, load_records
+from lab.records.table import table
 
 NOT_THERE = "not run"
 
@@ -72,3 +80,77 @@ def _labels(summary: pd.DataFrame, shared: Sequence[Any]) -> dict[Any, str]:
         )
         for row in rows.to_dict("records")
     }
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Folders of one study, each filled on a machine of its own, by the machine's name."""
+
+    studies: dict[str, Study]
+
+    @property
+    def records(self) -> list[Record]:
+        """The records of all machines."""
+        return [record for study in self.studies.values() for record in load_records(study)]
+
+    @cached_property
+    def table(self) -> pd.DataFrame:
+        """One row per repeat as in `lab.table`, with the column `machine`."""
+        import pandas as pd
+
+        return pd.concat([table(study).assign(machine=machine) for machine, study in self.studies.items()], ignore_index=True)
+
+    @cached_property
+    def summary(self) -> pd.DataFrame:
+        """One row per configuration and machine, each against the baseline of its own machine."""
+        from lab.analysis.scaling import summary
+
+        study = next(iter(self.studies.values()))
+        return summary(self.table, baseline=study.baseline, scaling=study.scaling)
+
+    def tables(self) -> list[tuple[str, pd.DataFrame]]:
+        """Step time, throughput, speedup and efficiency: a row per shared configuration, a column per machine."""
+
+        return machine_tables(self.summary, self.table)
+
+
+def compare(studies: Sequence[str | Path | Study], *, quick: bool = False) -> Comparison:
+    """The same study as measured on several machines, from one folder of each.
+
+    Raises InputError for fewer than two folders, for one without completed records, and for studies that have no
+    configuration in common.
+    """
+    loaded = [study if isinstance(study, Study) else Study.load(study, quick=quick) for study in studies]
+    problems = [
+        Problem(
+            str(study.folder), "no completed record in it", "run the study there, or copy its out/ from the machine it ran on"
+        )
+        for study in loaded
+        if not any(record.completed for record in load_records(study))
+    ]
+    if len(loaded) < 2 or len({study.folder for study in loaded}) < len(loaded):
+        problems.append(Problem("STUDY", "a comparison needs two different folders or more", "name one folder per machine"))
+    if problems:
+        raise InputError("compare", problems)
+    shared = set.intersection(*({record.run_id for record in load_records(study)} for study in loaded))
+    if not shared:
+        what = "these folders have no configuration in common"
+        raise InputError("compare", [Problem("STUDY", what, "run one study file on each machine")])
+    return Comparison(dict(zip(_names(loaded), loaded, strict=True)))
+
+
+def _names(studies: Sequence[Study]) -> list[str]:
+    """A machine is called by its device; those of one kind also by their host or cluster, and at last by their folder.
+
+    One machine that emulates several is called by what it emulates.
+    """
+    seen = [next(record.environment for record in load_records(study) if record.environment) for study in studies]
+    devices = [place.gpu or place.cpu for place in seen]
+    told = [f"emulated {place.emulated.label}" if place.emulated else "" for place in seen]
+    kinds = [", ".join(filter(None, both)) for both in zip(devices, told, strict=True)]
+    if len({(device, place.hosts[0]) for device, place in zip(devices, seen, strict=True)}) == 1:
+        kinds = [emulated or kind for emulated, kind in zip(told, kinds, strict=True)]
+    hosts = [place.cluster if place.slurm_job_id else place.hosts[0] for place in seen]
+    folders = [f"{study.folder.parent.name}/{study.name}" for study in studies]
+    candidates = [kinds] + [[f"{kind} ({where})" for kind, where in zip(kinds, more, strict=True)] for more in (hosts, folders)]
+    return next((names for names in candidates if max(Counter(names).values()) == 1), [str(study.folder) for study in studies])

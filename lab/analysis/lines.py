@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import pandas as pd
 
-from lab.study import Run
-from lab.words import said
+from lab.config.labels import setting_label
+from lab.config.run import Run
+from lab.records.store import Record
 
 Scaling = Literal["strong", "weak", "none"]
 FIELDS = tuple(Run.model_fields)
@@ -64,7 +66,7 @@ def _label(row: pd.Series[Any], varied: Sequence[str], models: Mapping[str, str]
         elif key in {"data", "strategy", "precision", "device", "machine"}:
             parts.append({"cpu": "CPU", "cuda": "GPU"}.get(str(value), str(value)))
         elif pd.notna(value) and value != Run.model_fields[key].default:
-            parts.append(said(key, value))
+            parts.append(setting_label(key, value))
     if row["emulated"] and "machine" not in row:  # a machine's name tells it
         parts.append(f"emulated {row['emulated']}")
     return ", ".join(parts)
@@ -101,3 +103,79 @@ def baseline_name(summary: pd.DataFrame) -> str:
             return "the baseline"
     sizes = set(summary["world_size"][summary["run_id"] == summary["baseline_run_id"]])
     return ranks(device_of(summary), sizes.pop()) if len(sizes) == 1 else "the baseline"
+
+
+Quantity = Callable[[Record], float | None]
+
+
+def trained(runs: Iterable[Run], records: Sequence[Record]) -> dict[Run, list[Record]]:
+    """The completed records of each run that trains, in the order of the runs; none where none completed."""
+    done = [record for record in records if record.completed and record.timing is not None]
+    return {run: [record for record in done if record.run_id == run.id] for run in runs if run.task == "train"}
+
+
+def median(records: Sequence[Record], quantity: Quantity) -> float | None:
+    """The median over repeats of a quantity of each; None where no repeat has it."""
+    values = [value for record in records if (value := quantity(record)) is not None]
+    return statistics.median(values) if values else None
+
+
+def step(record: Record) -> float | None:
+    """The median step of the slowest rank, in s."""
+    return record.timing.step.median if record.timing else None
+
+
+def phase(name: str) -> Quantity:
+    """The quantity that is the median of a phase of the step, in s."""
+    return lambda record: record.timing.phases[name].median if record.timing and name in record.timing.phases else None
+
+
+def link(name: str) -> Quantity:
+    """The quantity that is a number or the median of a part of Communication."""
+
+    def read(record: Record) -> float | None:
+        found = getattr(record.communication, name, None)
+        return getattr(found, "median", found)
+
+    return read
+
+
+LOW_ENOUGH = 0.04
+
+
+class Epochs(NamedTuple):
+    """Means of the training loss over whole epochs, and the first epoch (from 1) whose mean is below the limit."""
+
+    means: tuple[float, ...]
+    trained: float
+    reached: int | None
+
+    @property
+    def said(self) -> str:
+        """For people: the epoch, or that it was not reached, and the lowest mean."""
+        if self.reached is not None:
+            return str(self.reached)
+        if not self.means:
+            return f"not reached ({self.trained:.1f} epochs)"
+        return f"not reached ({min(self.means):.2g})"
+
+
+def epochs(record: Record, *, limit: float = LOW_ENOUGH) -> Epochs | None:
+    """The epochs of a completed training; None where samples make up no epochs, or nothing is known of them."""
+    samples = record.environment.train_samples if record.environment else None
+    if samples is None or record.quality is None:
+        return None
+    means = epoch_means(record.quality.loss, samples=samples, batch=record.run.global_batch_size)
+    reached = next((number for number, mean in enumerate(means, 1) if mean < limit), None)
+    return Epochs(tuple(means), len(record.quality.loss) * record.run.global_batch_size / samples, reached)
+
+
+def epoch_means(losses: Sequence[float], *, samples: int, batch: int) -> list[float]:
+    """The mean loss of each whole epoch; a step belongs to the epoch in which its last sample lies."""
+    means: list[float] = []
+    first = 0
+    while (last := ((len(means) + 1) * samples - 1) // batch) < len(losses):
+        part = losses[first : last + 1] or losses[last : last + 1]  # an epoch may be smaller than a batch
+        means.append(sum(part) / len(part))
+        first = last + 1
+    return means

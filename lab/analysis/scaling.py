@@ -11,10 +11,10 @@ from scipy import stats
 
 from lab.analysis.laws import AmdahlFit, amdahl_speedup, fit_amdahl, gustafson_speedup, karp_flatt
 from lab.analysis.lines import FIELDS, FREE, WORK, Curve, Scaling, baseline_name, curves, device_of, ranks
-from lab.analysis.rounding import format_seconds, percent, rounded
+from lab.config.labels import SETTINGS
 from lab.errors import InputError, Problem, nearest
-from lab.records import PHASES
-from lab.words import SETTINGS
+from lab.formatting import format_seconds, percent, rounded
+from lab.records.schema import PHASES
 
 __all__ = [
     "AmdahlFit",

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lab.errors import InputError, LabError, Problem, nearest
-from lab.study import ROOT
+from lab.files import ROOT
 
 LESSONS = ROOT / "notebooks" / "lessons"
 SETTINGS = "nbgrader_config.py"

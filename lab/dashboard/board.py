@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import html
 import threading
 import time
@@ -10,30 +11,26 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from lab import workloads
-from lab.ahead.prediction import Basis
-from lab.ahead.scoring import freeze
-from lab.calibration import load_calibration
-from lab.cluster import Cluster
-from lab.dashboard import following, sending
-from lab.dashboard.bench import Bench
-from lab.dashboard.choices import NAMES, OF_RUN, controls, in_words, networks
-from lab.dashboard.following import Pace
-from lab.dashboard.outlook import history, outlook, panel
-from lab.dashboard.outputs import message, output
-from lab.dashboard.results import results
+from lab.config import datasets
+from lab.config.cluster import Cluster
+from lab.config.run import Run
+from lab.config.study import Study
+from lab.dashboard import store
+from lab.dashboard.form import NAMES, OF_RUN, controls, in_words, networks
+from lab.dashboard.panels import history, outlook, panel, results
+from lab.dashboard.store import Bench
 from lab.errors import LabError
-from lab.inputs import problems_of
-from lab.jobs.states import UNDER_WAY, TaskState, states
-from lab.launch import Jobs, launch
-from lab.page import Prose
-from lab.plan import obstacle
-from lab.progress import clock
-from lab.records import Store
-from lab.study import Run, Study
+from lab.files import problems_of
+from lab.launch.launcher import Jobs, launch
+from lab.launch.plan import obstacle
+from lab.launch.status import UNDER_WAY, TaskState, clock, status
+from lab.perfmodel.calibration import load_calibration
+from lab.perfmodel.forecast import Basis
+from lab.perfmodel.frozen import freeze
+from lab.records.store import Store
+from lab.report.blocks import Figure, Markdown, Table
 
 POLL_S = 0.3
-
 # What this process drives, by the folder of its task: a dashboard that is shown again can still cancel it.
 _driven: dict[Path, Jobs] = {}
 
@@ -111,14 +108,14 @@ class Dashboard:
         self.send_button.disabled = True
         try:
             run = self.asked()
-            self.name.placeholder, self.send_button.disabled = sending.suggested(run), False
+            self.name.placeholder, self.send_button.disabled = store.suggested(run), False
             cluster = self._cluster()
             self.fields["world_size"].description = f"{NAMES['world_size'][0]} (of {cluster.capacity})"
             found = outlook(run, self._basis(cluster), cluster=cluster)
             forbidden = obstacle(run, cluster, found.forecast.memory_bytes)
             told = panel(found, cluster=cluster, history=history(self.bench.study(run, cluster.name)))
         except ValidationError as error:
-            problems = [problem for field, problem in problems_of(error, Run, workloads.TAGS) if field != "micro_batch_size"]
+            problems = [problem for field, problem in problems_of(error, Run, datasets.TAGS) if field != "micro_batch_size"]
             forbidden = "; ".join(map(in_words, problems))
         except LabError as error:
             forbidden = str(error)
@@ -143,7 +140,7 @@ class Dashboard:
     def _attach(self) -> None:
         """Follow a run that still goes: this process's own, one that lost its driver, or another program's."""
         try:
-            running = [(kept, state) for kept in self.bench.studies() for state in states(kept) if state.state in UNDER_WAY]
+            running = [(kept, state) for kept in self.bench.studies() for state in status(kept) if state.state in UNDER_WAY]
             for kept, state in running[:1]:
                 cluster = kept.folder.parent.name
                 study = self.bench.study(state.task.run, cluster)
@@ -165,11 +162,11 @@ class Dashboard:
     def _watch(self, study: Study, jobs: Jobs | None) -> None:
         pace = Pace()
         try:
-            (state,) = states(study)
+            (state,) = status(study)
             while not jobs.done if jobs else state.state in UNDER_WAY:
                 self._show_progress(state, pace)
                 time.sleep(POLL_S)
-                (state,) = states(study)
+                (state,) = status(study)
             if jobs:
                 jobs.wait(progress=False)
             self._finish(study)
@@ -183,8 +180,8 @@ class Dashboard:
     def _show_progress(self, state: TaskState, pace: Pace) -> None:
         if self._cancelled:
             return
-        self.bar.max, self.bar.value = state.task.run.steps, following.done(state)
-        self._say(following.told(state, pace, now=time.monotonic(), ours=self._jobs is not None))
+        self.bar.max, self.bar.value = state.task.run.steps, done(state)
+        self._say(told(state, pace, now=time.monotonic(), ours=self._jobs is not None))
 
     def _finish(self, study: Study, how: str = "Done") -> None:
         record, label = Store(study.out).read(study.task()), study.runs[0].label
@@ -206,8 +203,8 @@ class Dashboard:
         """Write the configuration as a study beside the bench's folder, and say what measures it."""
         try:
             run = self.asked()
-            study = sending.send(run, name=self.name.value.strip() or sending.suggested(run), reports=self.bench.folder.parent)
-            words = html.escape(sending.command(study, self.fields["cluster"].value or "local"))
+            study = store.send(run, name=self.name.value.strip() or store.suggested(run), reports=self.bench.folder.parent)
+            words = html.escape(store.command(study, self.fields["cluster"].value or "local"))
             self.sent.value = message(
                 f"Written: {html.escape(study.name)}, {len(study.tasks)} jobs. Measure it: <code>{words}</code>"
             )
@@ -223,4 +220,59 @@ class Dashboard:
         try:
             self.results.outputs = tuple(map(output, results(self.bench, study)))
         except LabError as error:
-            self.results.outputs = (output(Prose.of(f"The results cannot be shown: {error}")),)
+            self.results.outputs = (output(Markdown.of(f"The results cannot be shown: {error}")),)
+
+
+def output(part: Markdown | Table | Figure) -> dict[str, Any]:
+    """A part of a page as an output of Jupyter; figures as images in HTML, because JupyterLab shows no other with their text."""
+    from IPython.core.formatters import DisplayFormatter
+
+    formatter: Any = DisplayFormatter()
+    data, metadata = formatter.format(part)
+    if isinstance(part, Figure):
+        source = base64.b64encode(part.svg.encode()).decode()
+        # Their ink is dark: the dark theme needs paper below them.
+        image = f'style="background: white" src="data:image/svg+xml;base64,{source}"'
+        data = {"text/html": f'<img alt="{html.escape(part.alt)}" {image}>', "text/plain": part.alt}
+    return {"output_type": "display_data", "data": data, "metadata": metadata}
+
+
+def message(text: str, *, style: str = "") -> str:
+    """HTML that is read out when it changes."""
+    return f'<div role="status" style="line-height: 1.4; {style}">{text}</div>'
+
+
+TRAINING = ("warm-up", "measuring")
+
+
+class Pace:
+    """How fast steps follow each other, from the steps seen so far."""
+
+    def __init__(self) -> None:
+        self._seen: list[tuple[int, float]] = []
+
+    def left(self, step: int, steps: int, *, now: float) -> float | None:
+        """Seconds until the last of `steps`, at `now` in s; None until two different steps have been seen."""
+        if not self._seen or step > self._seen[-1][0]:
+            self._seen.append((step, now))
+        (first, began), (last, latest) = self._seen[0], self._seen[-1]
+        if first == last:
+            return None
+        return max((steps - last) * (latest - began) / (last - first) - (now - latest), 0.0)
+
+
+def done(state: TaskState) -> int:
+    """Steps to show as done."""
+    return state.step if state.phase in TRAINING else state.task.run.steps * (state.phase == "evaluating")
+
+
+def told(state: TaskState, pace: Pace, *, now: float, ours: bool) -> str:
+    """One line: phase, step, time left at `now` in s, loss, and whether another program than this one drives the run."""
+    run = state.task.run
+    words = [f"{run.label}: {state.phase or state.state}"]
+    if state.phase in TRAINING:
+        left = pace.left(state.step, run.steps, now=now)
+        words += [f"step {state.step} of {run.steps}", "" if left is None else f"about {clock(left)} of steps left"]
+        words += ["" if state.loss is None else f"loss {state.loss:.3f}"]
+    words += ["" if ours else "another program drives it and can cancel it"]
+    return ", ".join(filter(None, words))

@@ -3,27 +3,28 @@
 from __future__ import annotations
 
 import socket
+import time
 from contextlib import nullcontext
 from datetime import UTC, datetime
 
+import psutil
 import torch
 
-from lab.calibration import CollectiveTime, ContentionTime, MatrixProduct, MemoryBandwidth, Part
-from lab.cluster import Cluster
-from lab.jobs.place import Place, Progress
-from lab.worker.collectives import MIB, SIZES, measure_collectives
-from lab.worker.contention import measure_contention
-from lab.worker.environment import environment
-from lab.worker.foreign import cpu_use, foreign_cpu
-from lab.worker.group import gather, process_group
-from lab.worker.main import device_of
-from lab.worker.throughput import matrix_products, memory_bandwidth
+from lab.config.cluster import Cluster
+from lab.machine import cpu_model
+from lab.perfmodel.calibration import CollectiveTime, ContentionTime, MatrixProduct, MemoryBandwidth, Part
+from lab.perfmodel.hardware import vendor_peak
+from lab.worker.collectives import MIB, SIZES, measure_collectives, measure_contention
+from lab.worker.context import Progress, RankContext
+from lab.worker.distributed import device_of, gather, process_group
+from lab.worker.environment import cpu_use, environment, foreign_cpu
+from lab.worker.optim import DTYPES
 
 BUDGET_S, QUICK_BUDGET_S = 25.0, 4.0
 QUICK_LARGEST = 4 * MIB
 
 
-def measure(place: Place, cluster: Cluster, *, quick: bool, progress: Progress) -> Part | None:
+def measure(place: RankContext, cluster: Cluster, *, quick: bool, progress: Progress) -> Part | None:
     """Measure one world size; rank 0 gets the part, the others None. All ranks must call it.
 
     Raises LabError for a device that is not there and for a collective that gives a wrong result.
@@ -68,3 +69,91 @@ def measure(place: Place, cluster: Cluster, *, quick: bool, progress: Progress) 
         contention=contention,
         missing=missing,
     )
+
+
+COPY_BYTES = {"cpu": 2**28, "cuda": 2**30}  # far above the last cache
+COPY_S = 1.5
+
+
+def matrix_products(device: torch.device) -> tuple[list[MatrixProduct], dict[str, str]]:
+    """The best square matrix product of each dtype, and why some are missing."""
+    found, missing = [], {}
+    for name, dtype in DTYPES.items():
+        try:
+            flops, size = measured_peak(device, dtype=dtype)
+        except (RuntimeError, NotImplementedError) as error:
+            missing[name] = str(error).strip().splitlines()[0]
+        else:
+            found.append(MatrixProduct(dtype=name, flops_per_s=flops, size=size))
+    return found, missing
+
+
+def memory_bandwidth(device: torch.device, *, copy_bytes: int | None = None, seconds: float = COPY_S) -> MemoryBandwidth:
+    """Bytes/s of the fastest copy of a large tensor, read and written bytes counted (as STREAM does, McCalpin 1995).
+
+    The tensor is made smaller where memory is short: two of them take a quarter of what is free at most.
+    """
+    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
+    size = min(copy_bytes or COPY_BYTES[device.type], free // 8)
+    source = torch.ones(size // 4, device=device)
+    target = torch.empty_like(source)
+    target.copy_(source)  # the first copy pays for the pages
+    best = float("inf")
+    end = time.perf_counter() + seconds
+    while best == float("inf") or time.perf_counter() < end:
+        _wait(device)
+        begin = time.perf_counter()
+        target.copy_(source)
+        _wait(device)
+        best = min(best, time.perf_counter() - begin)
+    return MemoryBandwidth(bytes_per_s=2 * source.nbytes / best, bytes=source.nbytes)
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+PEAK_BUDGET_S = 0.6
+_SIZES = {"cpu": (128, 256, 512, 1024, 2048), "cuda": (1024, 2048, 4096, 8192)}
+
+
+def peak_flops(device: torch.device, *, precision: str) -> tuple[float, str]:
+    """FLOP/s of one rank's device in the run's precision, and where the figure comes from.
+
+    The vendor's figure where the device is known, else the best matrix product with this rank's threads in under a second.
+    """
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_model()
+    # Where TF32 stands in for fp32, the figure without it would be the wrong one.
+    plain = precision != "fp32" or torch.get_float32_matmul_precision() == "highest"
+    known = vendor_peak(name, precision=precision) if device.type == "cuda" and plain else None
+    if known is not None:
+        return known
+    flops, size = measured_peak(device, dtype=DTYPES[precision])
+    with_threads = f" with {torch.get_num_threads()} thread(s)" if device.type == "cpu" else ""
+    return flops, f"measured on {name}: the best {precision} matrix product ({size} x {size}) of a rank{with_threads}"
+
+
+def measured_peak(device: torch.device, *, dtype: torch.dtype) -> tuple[float, int]:
+    """The FLOP/s of the fastest square matrix product found within BUDGET_S, and its size."""
+    end = time.perf_counter() + PEAK_BUDGET_S
+    best, best_size = 0.0, 0
+    for size in _SIZES[device.type]:
+        flops = 2 * size**3
+        # Three products at the best rate so far must still fit: where a precision is emulated, large ones take minutes.
+        if best and time.perf_counter() + 3 * flops / best > end:
+            break
+        a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
+        out = a @ b
+        stop = min(time.perf_counter() + PEAK_BUDGET_S / len(_SIZES[device.type]), end)
+        while True:
+            _wait(device)
+            begin = time.perf_counter()
+            torch.matmul(a, b, out=out)
+            _wait(device)
+            now = time.perf_counter()
+            if flops / (now - begin) > best:
+                best, best_size = flops / (now - begin), size
+            if now >= stop:
+                break
+    return best, best_size

@@ -23,9 +23,9 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 
-from lab.atomic import read_json
-from lab.study import Run
-from lab.worker.group import gather
+from lab.config.run import Run
+from lab.files import read_json
+from lab.worker.distributed import gather
 
 FORMAT = 1
 FINAL = "final"

@@ -12,12 +12,12 @@ from typing import Any
 from torch import distributed as dist
 from torch import multiprocessing as mp
 
+from lab.config.run import Run
 from lab.errors import InputError
-from lab.jobs.place import Place
-from lab.study import Run
-from lab.worker import peak
-from lab.worker.group import leave_group
-from lab.worker.main import Measured, measure
+from lab.worker import calibrate
+from lab.worker.context import Measured, RankContext
+from lab.worker.distributed import leave_group
+from lab.worker.main import measure
 
 
 def measure_all(rank: int, runs: dict[str, Run], *, device: str, root: Path) -> dict[str, Measured | InputError | None]:
@@ -28,7 +28,7 @@ def measure_all(rank: int, runs: dict[str, Run], *, device: str, root: Path) -> 
             continue
         folder = root / name
         folder.mkdir(exist_ok=True)
-        place = Place(rank, run.processes, rank, device, (rank,), 1, "local", folder / "address", timeout_s=120.0)
+        place = RankContext(rank, run.processes, rank, device, (rank,), 1, "local", folder / "address", timeout_s=120.0)
         try:
             found[name] = measure(run, place, data_root=root, folder=folder, progress=lambda *_: None)
         except InputError as error:
@@ -45,7 +45,7 @@ def _answer(found: Measured | InputError | None) -> dict[str, Any]:
 
 
 def _rank(rank: int, device: str, runs_json: str, root: str) -> None:
-    peak.BUDGET_S = 0.02  # rates are not asked for
+    calibrate.PEAK_BUDGET_S = 0.02  # rates are not asked for
     runs = {name: Run.model_validate(changes) for name, changes in json.loads(runs_json).items()}
     found = measure_all(rank, runs, device=device, root=Path(root))
     if rank == 0:

@@ -11,44 +11,26 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from lab.analysis.costs import flops_per_sample
+from lab.config.run import Run
 from lab.errors import LabError
-from lab.jobs.place import Place, Progress
-from lab.records import Communication, Environment, Event, Gradient, Inference, Memory, Quality, Timing
-from lab.study import Run
-from lab.worker import data, exposure, strategies
-from lab.worker.calls import Calls
-from lab.worker.communication import Buckets
+from lab.perfmodel.flops import flops_per_sample
+from lab.records.schema import Communication, Event, Memory, Quality, Timing
+from lab.worker import data, strategies
+from lab.worker.calibrate import peak_flops
+from lab.worker.context import Measured, Progress, RankContext
 from lab.worker.data.dataset import Dataset
-from lab.worker.emulated import pauses_for, told
-from lab.worker.environment import environment
-from lab.worker.exposure import Exposure
-from lab.worker.foreign import CpuUse, foreign_cpu
-from lab.worker.group import gather, process_group, share
-from lab.worker.memory import Held
-from lab.worker.offset import Reading, read_offset, to_rank_0
-from lab.worker.peak import peak_flops
-from lab.worker.probe import Probe, costs, methods_agree, probe
-from lab.worker.readiness import readiness
+from lab.worker.distributed import Reading, device_of, gather, process_group, read_offset, share, to_rank_0
+from lab.worker.emulation import pauses_for, told
+from lab.worker.environment import CpuUse, Held, environment, foreign_cpu
+from lab.worker.measure import overlap
+from lab.worker.measure.clock import FloatArray, phases_close, timing
+from lab.worker.measure.collective_trace import Calls
+from lab.worker.measure.ddp_hook import Buckets
+from lab.worker.measure.overlap import Exposure, events, representative, timeline
+from lab.worker.measure.parquet import write_buckets, write_calls, write_steps
 from lab.worker.resume import forget
-from lab.worker.steps import write_buckets, write_calls, write_steps
-from lab.worker.timeline import events, representative, timeline
-from lab.worker.timing import FloatArray, phases_close, timing
+from lab.worker.sync_cost import Probe, costs, methods_agree, probe, readiness
 from lab.worker.train import Training, evaluate, train
-
-
-@dataclass(frozen=True)
-class Measured:
-    """All of a record that is measured inside the job."""
-
-    timing: Timing | None
-    communication: Communication | None
-    memory: Memory
-    quality: Quality | None
-    environment: Environment
-    checks: dict[str, bool]
-    gradients: list[Gradient] | None = None
-    inference: Inference | None = None
 
 
 @dataclass(frozen=True)
@@ -69,7 +51,7 @@ class RankReport:
     fingerprint: tuple[float, float] | None
 
 
-def measure(run: Run, place: Place, *, data_root: Path, folder: Path, progress: Progress) -> Measured | None:
+def measure(run: Run, place: RankContext, *, data_root: Path, folder: Path, progress: Progress) -> Measured | None:
     """Measure one repeat of a run, training or inference, on this rank; rank 0 gets the measurement, the others None.
 
     Rank 0 writes `folder`/steps.parquet, and where ranks communicate buckets.parquet (DDP's) or calls.parquet.
@@ -78,7 +60,7 @@ def measure(run: Run, place: Place, *, data_root: Path, folder: Path, progress: 
     there, ranks that see different data, or a loss that is not finite; torch.OutOfMemoryError passes through.
     """
     if run.task == "inference":
-        from lab.worker.inference import infer
+        from lab.worker.inference.main import infer
 
         return infer(run, place, data_root=data_root, folder=folder, progress=progress)
     torch.set_num_threads(place.threads)
@@ -135,20 +117,6 @@ def measure(run: Run, place: Place, *, data_root: Path, folder: Path, progress: 
     )
 
 
-def device_of(place: Place) -> torch.device:
-    """The device of a rank, made current where it is a GPU; raises LabError where the promised one is not there."""
-    if place.device == "cpu":
-        return torch.device("cpu")
-    if not torch.cuda.is_available():
-        raise LabError(
-            f"cluster {place.cluster!r} promises CUDA, torch {torch.__version__} on {socket.gethostname()} finds none: see `lab doctor`"
-        )
-    # Where the scheduler shows each rank its own GPU only, that one is number 0.
-    device = torch.device("cuda", place.local_rank % torch.cuda.device_count())
-    torch.cuda.set_device(device)
-    return device
-
-
 def _require_same_data(dataset: Dataset) -> None:
     hosts: dict[str, str] = {}
     for host, digest in share((socket.gethostname(), dataset.sha256)):
@@ -161,7 +129,13 @@ def _require_same_data(dataset: Dataset) -> None:
 
 
 def _report(
-    training: Training, probed: Probe | None, run: Run, place: Place, *, peak: float | None, readings: tuple[Reading, Reading]
+    training: Training,
+    probed: Probe | None,
+    run: Run,
+    place: RankContext,
+    *,
+    peak: float | None,
+    readings: tuple[Reading, Reading],
 ) -> RankReport:
     def shift(times: FloatArray) -> FloatArray:
         return to_rank_0(times, readings)
@@ -203,18 +177,18 @@ def _communication(run: Run, reports: Sequence[RankReport], folder: Path, *, fir
     if buckets:
         write_buckets(buckets, folder / "buckets.parquet", origin=origin, first_step=first_step)
         exposed = Exposure.of(buckets)
-        counted = exposure.of_buckets(buckets[0], operation=None if run.compression == "powersgd" else "all_reduce")
+        counted = overlap.of_buckets(buckets[0], operation=None if run.compression == "powersgd" else "all_reduce")
     elif calls:
         write_calls(calls, folder / "calls.parquet", origin=origin, first_step=first_step)
         exposed = Exposure.of_calls(calls, steps=run.steps - first_step)
-        counted = exposure.of_calls(calls[0])
+        counted = overlap.of_calls(calls[0])
     else:
         return Communication().model_copy(update=measured) if measured else None
     for rank, report in enumerate(reports):
         report.steps["start"] += report.began - origin
         report.steps.update(exposed.columns(rank))
     step_time = np.stack([report.steps["step_time"] for report in reports])
-    found = exposure.summary(exposed, step_time, warmup_steps=run.warmup_steps)
+    found = overlap.summary(exposed, step_time, warmup_steps=run.warmup_steps)
     shown = timeline([report.median_step for report in reports if report.median_step])
     return found.model_copy(update={**measured, **counted, "timeline": shown})
 

@@ -9,9 +9,9 @@ from typing import Any
 
 from torch import Tensor
 
+from lab.config.models import GPT, DistilBERT, Model
+from lab.config.paths import resolve_weights
 from lab.errors import InputError, Problem
-from lab.textfiles import resolve_weights
-from lab.workloads import GPT, DistilBERT, Model
 
 FILES = ("config.json", "model.safetensors", "tokenizer.json")
 # What config.json calls the sizes that a configuration of ours names.

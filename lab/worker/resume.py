@@ -11,13 +11,12 @@ import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 
-from lab.jobs import notice
-from lab.jobs.place import Place, Progress
-from lab.study import Run
-from lab.worker import checkpoint
+from lab.config.run import Run
+from lab.worker import checkpoint, context
 from lab.worker.checkpoint import Checkpoint
+from lab.worker.context import Progress, RankContext
 from lab.worker.data.dataset import Dataset
-from lab.worker.group import mean_over_ranks, share
+from lab.worker.distributed import mean_over_ranks, share
 
 PACE_STEPS = 3  # after the warm-up, from which the interval in steps is taken
 MIN_MEASURED_STEPS = 5
@@ -37,7 +36,7 @@ class Checkpoints:
         repeat: Path | None,
         *,
         run: Run,
-        place: Place,
+        place: RankContext,
         device: torch.device,
         dataset: Dataset,
         model: nn.Module,
@@ -94,7 +93,7 @@ class Checkpoints:
 
         It lies a few seconds ahead, since not all ranks are told at once.
         """
-        if not notice.given() or self._every is None or self._saved_on_notice:
+        if not context.given() or self._every is None or self._saved_on_notice:
             return False
         if not dist.is_initialized():
             self._saved_on_notice = True

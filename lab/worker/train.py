@@ -14,22 +14,21 @@ import torch
 from torch import distributed as dist
 from torch import nn
 
+from lab.config.run import Run
 from lab.errors import LabError
-from lab.jobs.lifetime import age
-from lab.jobs.place import Place, Progress
-from lab.study import Run
-from lab.worker import memory, models, strategies
-from lab.worker.blocks import checkpoint_blocks
-from lab.worker.calls import CallRecorder, Calls
-from lab.worker.communication import Buckets, Recorder
+from lab.machine import age
+from lab.worker import environment, models, strategies
+from lab.worker.context import Progress, RankContext
 from lab.worker.data.dataset import Dataset
-from lab.worker.data.loading import FastLoader, loader_for
-from lab.worker.foreign import CpuUse, cpu_use
-from lab.worker.group import mean_over_ranks
-from lab.worker.peak import DTYPES
+from lab.worker.data.loader import FastLoader, loader_for
+from lab.worker.distributed import mean_over_ranks
+from lab.worker.emulation import Pauses, Sleeper
+from lab.worker.environment import CpuUse, cpu_use
+from lab.worker.measure.clock import Clock, FloatArray, clock_for
+from lab.worker.measure.collective_trace import CallRecorder, Calls
+from lab.worker.measure.ddp_hook import Buckets, Recorder
+from lab.worker.optim import autocast, checkpoint_blocks, learning_rate
 from lab.worker.resume import Checkpoints
-from lab.worker.sleeping import Pauses, Sleeper
-from lab.worker.timing import Clock, FloatArray, clock_for
 
 
 @dataclass(frozen=True)
@@ -52,13 +51,13 @@ class Training:
     setup_time: float  # s, from the start of this process to its first step
     use: CpuUse  # over the measured steps
     peak_memory: list[int]  # of each device
-    held: memory.Held
+    held: environment.Held
     parameters: int  # of the whole model
 
 
 def train(
     run: Run,
-    place: Place,
+    place: RankContext,
     *,
     device: torch.device,
     dataset: Dataset,
@@ -109,7 +108,7 @@ def train(
     )
     first = checkpoints.resume()
     measured_from = first + run.warmup_steps
-    memory.reset_peak(device)
+    environment.reset_peak(device)
     setup_time, before = age(), cpu_use(place.cores)
 
     for step in range(first, run.steps):
@@ -155,7 +154,7 @@ def train(
     laps = clock.read()
     sent = recorder.take() if recorder else None
     use = cpu_use(place.cores).since(before)
-    peak_memory = memory.peaks(device, run.devices)
+    peak_memory = environment.peaks(device, run.devices)
     rank_loss = _values(strategy.losses(losses)).mean(axis=1)
     mean_loss = mean_over_ranks(rank_loss, device=device)
     _require_finite(mean_loss, run)
@@ -177,13 +176,13 @@ def train(
         setup_time=setup_time,
         use=use,
         peak_memory=peak_memory,
-        held=memory.held(model, optimizer),
+        held=environment.held(model, optimizer),
         parameters=parameters,
     )
 
 
 def evaluate(
-    model: nn.Module, run: Run, place: Place, *, device: torch.device, dataset: Dataset, progress: Progress
+    model: nn.Module, run: Run, place: RankContext, *, device: torch.device, dataset: Dataset, progress: Progress
 ) -> tuple[float, float | None]:
     """Mean loss on `eval_batches` global batches of held-out samples, split over the ranks; the same on each rank.
 
@@ -206,19 +205,6 @@ def _share_buffers(model: nn.Module) -> None:
     if dist.is_initialized():
         for buffer in model.buffers():
             dist.broadcast(buffer, src=0)
-
-
-def learning_rate(run: Run, step: int) -> float:
-    """Linear warm-up over `lr_warmup_steps`, then half a cosine down to `min_learning_rate` at the last step."""
-    if step < run.lr_warmup_steps:
-        return run.learning_rate * (step + 1) / run.lr_warmup_steps
-    done = (step - run.lr_warmup_steps) / max(run.steps - 1 - run.lr_warmup_steps, 1)
-    return run.min_learning_rate + 0.5 * (1 + math.cos(math.pi * done)) * (run.learning_rate - run.min_learning_rate)
-
-
-def autocast(run: Run, device: torch.device) -> torch.autocast:
-    """The run's precision for the forward pass; weights stay in fp32."""
-    return torch.autocast(device.type, dtype=DTYPES[run.precision], enabled=run.precision != "fp32")
 
 
 def _values(tensor: torch.Tensor) -> FloatArray:

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from lab.jobs.attempt import Attempt, RankError, claim
-from lab.jobs.endings import failed
-from lab.study import Run
+from lab.config.run import Run
+from lab.launch.attempt import Attempt, RankError, claim
+from lab.launch.outcome import failed
 
 RUN = Run(global_batch_size=8, world_size=2)
 

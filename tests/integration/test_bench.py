@@ -9,11 +9,12 @@ import factories
 from benches import choose, content, keep, text
 
 import lab
-from lab.dashboard import results
-from lab.dashboard.bench import Bench
+from lab.config.study import Study
+from lab.dashboard import panels
 from lab.dashboard.board import Dashboard
-from lab.records import Failure, Store
-from lab.study import Study
+from lab.dashboard.store import Bench
+from lab.records.schema import Failure
+from lab.records.store import Store
 
 
 def test_world_sizes_of_one_configuration_are_one_study(shown: Dashboard) -> None:
@@ -45,7 +46,7 @@ def test_speedup_is_over_the_equal_run_on_one_rank(shown: Dashboard) -> None:
     keep(shown, step_time=0.2)
     choose(shown, global_batch_size=16)
     keep(shown, step_time=0.4)
-    (table,) = (part for part in results.results(shown.bench) if isinstance(part, lab.page.Table))
+    (table,) = (part for part in panels.results(shown.bench) if isinstance(part, lab.page.Table))
     speedups = dict(zip(table.frame["configuration"], table.frame["speedup"], strict=True))
     assert speedups == {
         "gpt-nano ddp x1, batch 8, fp32": "1",

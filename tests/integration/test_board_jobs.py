@@ -13,10 +13,10 @@ from benches import choose, content, text, until
 from filelock import FileLock
 
 import lab
+from lab.config.study import Study
 from lab.dashboard.board import Dashboard
-from lab.jobs.lifetime import began
-from lab.records import Store, write_record
-from lab.study import Study
+from lab.machine import began
+from lab.records.store import Store, write_record
 
 
 @pytest.fixture

@@ -15,10 +15,10 @@ import pytest
 import torch
 
 from lab import machine
-from lab.calibrating import calibrate
-from lab.calibration import load_calibration
-from lab.jobs.lifetime import is_running
-from lab.worker.throughput import matrix_products, memory_bandwidth
+from lab.launch.calibrate import calibrate
+from lab.machine import is_running
+from lab.perfmodel.calibration import load_calibration
+from lab.worker.calibrate import matrix_products, memory_bandwidth
 
 pytestmark = [pytest.mark.skipif(len(machine.cores()) < 2, reason="two ranks need two cores"), pytest.mark.alone]
 
@@ -33,7 +33,7 @@ def profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def driver(profile: Path, call: str) -> subprocess.Popen[str]:
-    code = f"from lab.calibrating import calibrate; calibrate({str(profile)!r}, {call})"
+    code = f"from lab.launch.calibrate import calibrate; calibrate({str(profile)!r}, {call})"
     return subprocess.Popen(
         [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
     )

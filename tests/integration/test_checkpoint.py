@@ -18,10 +18,10 @@ import pytest
 import torch
 from studies import CORPUS
 
-from lab.jobs.place import Place
-from lab.study import Run
-from lab.worker import checkpoint, data, models, peak
-from lab.worker.group import leave_group
+from lab.config.run import Run
+from lab.worker import calibrate, checkpoint, data, models
+from lab.worker.context import RankContext
+from lab.worker.distributed import leave_group
 from lab.worker.main import measure
 from lab.worker.resume import latest
 from lab.worker.train import evaluate
@@ -53,8 +53,8 @@ def stop(phase: str, step: int, steps: int, loss: float | None = None) -> None:
         raise KeyboardInterrupt
 
 
-def place(folder: Path, *, rank: int, world_size: int, every_s: float | None) -> Place:
-    return Place(
+def place(folder: Path, *, rank: int, world_size: int, every_s: float | None) -> RankContext:
+    return RankContext(
         rank=rank,
         world_size=world_size,
         local_rank=rank,
@@ -70,7 +70,7 @@ def place(folder: Path, *, rank: int, world_size: int, every_s: float | None) ->
 
 def train_all(rank: int, root: str) -> dict[int, tuple[list[float], float | None, int]]:
     """At each world size: a whole training, then one that is stopped and taken up again."""
-    peak.BUDGET_S = 0.05
+    calibrate.PEAK_BUDGET_S = 0.05
     found = {}
     for world_size in (1, 2):
         if rank >= world_size:

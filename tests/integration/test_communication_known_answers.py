@@ -27,14 +27,14 @@ from studies import CORPUS
 from torch import distributed as dist
 from torch import nn
 
-from lab.jobs.place import Place
-from lab.records import PHASES, Communication
-from lab.study import Run
-from lab.worker import compression, models, peak
-from lab.worker.communication import Sent
-from lab.worker.data.dataset import Dataset
-from lab.worker.data.sampling import Sampler
-from lab.worker.main import Measured, measure
+from lab.config.run import Run
+from lab.records.schema import PHASES, Communication
+from lab.worker import calibrate, models
+from lab.worker.context import Measured, RankContext
+from lab.worker.data.dataset import Dataset, Sampler
+from lab.worker.main import measure
+from lab.worker.measure.ddp_hook import Sent
+from lab.worker.strategies import ddp
 
 pytestmark = pytest.mark.alone
 
@@ -126,8 +126,8 @@ def make_noise(stop: threading.Event) -> None:
 def run_all(rank: int, root: str) -> dict[str, Measured | None]:
     """Take part as one rank in all scenarios, on what the link, the model and the loader are replaced by."""
     os.environ["OMP_NUM_THREADS"] = "1"
-    peak.BUDGET_S = 0.02
-    compression.exchange_for = lambda run: QueueLink()  # type: ignore[assignment]
+    calibrate.PEAK_BUDGET_S = 0.02
+    ddp.exchange_for = lambda run: QueueLink()  # type: ignore[assignment]
     importlib.import_module("torch._dynamo")  # the first optimizer does, and would take minutes beside the noise
     load, found = Sampler.micro_batch, {}
     stop = threading.Event()
@@ -147,7 +147,7 @@ def run_all(rank: int, root: str) -> dict[str, Measured | None]:
         models.build, Sampler.micro_batch = build, late  # type: ignore[method-assign]
         if rank < run.world_size:
             folder = Path(root) / name
-            place = Place(rank, run.world_size, rank, "cpu", (rank % 2,), 1, "local", folder / "address", timeout_s=60.0)
+            place = RankContext(rank, run.world_size, rank, "cpu", (rank % 2,), 1, "local", folder / "address", timeout_s=60.0)
             found[name] = measure(run, place, data_root=Path(root), folder=folder, progress=lambda *told: None)
     stop.set()
     return found

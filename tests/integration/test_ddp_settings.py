@@ -13,15 +13,14 @@ import pytest
 import torch
 from studies import CORPUS
 
+from lab.config.run import Run
 from lab.errors import InputError
-from lab.jobs.place import Place
-from lab.records import Communication
-from lab.study import Run
-from lab.worker import data, offset, peak
-from lab.worker.group import leave_group, process_group
-from lab.worker.main import Measured, measure
-from lab.worker.offset import Reading, read_offset
-from lab.worker.overhead import measure_overhead
+from lab.records.schema import Communication
+from lab.worker import calibrate, data, distributed
+from lab.worker.context import Measured, RankContext
+from lab.worker.distributed import Reading, leave_group, process_group, read_offset
+from lab.worker.main import measure
+from lab.worker.selftest import measure_overhead
 
 FP32_TOLERANCE = 2e-4  # sums in another order, over eight steps of AdamW
 # Relative, on the whole loss curve. 16 bits round each gradient to 3 or 4 digits; rank 4 keeps the largest directions.
@@ -57,7 +56,7 @@ def quiet(*told: object) -> None:
 
 
 def run_all(rank: int, root: str) -> dict[str, Any]:
-    peak.BUDGET_S = 0.02
+    calibrate.PEAK_BUDGET_S = 0.02
     # First, as the last of the runs ends with an error and leaves its group in disorder.
     overhead, reading = in_one_group(rank, root)
     found: dict[str, Any] = {"overhead": overhead, "offset": reading}
@@ -81,13 +80,13 @@ def in_one_group(rank: int, root: str) -> tuple[dict[str, Any] | None, Reading]:
     dataset = data.prepare(run, data_root=Path(root), progress=quiet)
     here = place(rank, run, root, "overhead")
     with process_group(here, device=device):
-        offset.EXCHANGES = 40
+        distributed.EXCHANGES = 40
         reading = read_offset(f"host {rank}", now=lambda: time.perf_counter() + AHEAD * rank)
         return measure_overhead(run, here, device=device, dataset=dataset), reading
 
 
-def place(rank: int, run: Run, root: str, name: str) -> Place:
-    return Place(rank, run.world_size, rank, "cpu", (rank,), 1, "local", Path(root) / name / "address", timeout_s=60.0)
+def place(rank: int, run: Run, root: str, name: str) -> RankContext:
+    return RankContext(rank, run.world_size, rank, "cpu", (rank,), 1, "local", Path(root) / name / "address", timeout_s=60.0)
 
 
 @pytest.fixture(scope="module")

@@ -10,13 +10,14 @@ import pytest
 from studies import StudyMaker
 
 import lab
-from lab.analysis.scaling import curves, summary
-from lab.calibrating import calibrate
-from lab.cluster import Cluster
-from lab.emulation import network
-from lab.emulation.profile import Link
-from lab.records import Record
-from lab.study import Study
+from lab.analysis.lines import curves
+from lab.analysis.scaling import summary
+from lab.config.cluster import Cluster
+from lab.config.emulation import Link
+from lab.config.study import Study
+from lab.launch import netem
+from lab.launch.calibrate import calibrate
+from lab.records.store import Record
 
 SLOW, FAST, LATE = Link(bandwidth_gbit=0.05), Link(bandwidth_gbit=1), Link(bandwidth_gbit=1, latency_ms=50)
 SENT = 2_000_000
@@ -28,10 +29,10 @@ LARGE = 2**18  # bytes beside which a bucket is small
 TALK = """
 import socket, sys, time
 from pathlib import Path
-from lab.emulation.profile import Emulated, Link
-from lab.emulation.network import join
-from lab.jobs.place import Place
-from lab.worker.pacing import pace_sockets
+from lab.config.emulation import Emulated, Link
+from lab.launch.netem import join
+from lab.worker.context import Place
+from lab.worker.distributed import pace_sockets
 
 rank, count, way, link, folder = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], Link.model_validate_json(sys.argv[4]), Path(sys.argv[5])
 place = Place(rank, 2, rank, "cpu", (0,), 1, "test", folder / "address")
@@ -89,8 +90,8 @@ def talk(folder: Path, link: Link, *, way: str = "join") -> tuple[float, float]:
 
 
 def require(link: Link) -> None:
-    if network.way_for(link) is None:
-        pytest.skip(f"{link.label} cannot be emulated here: {network.obstacle(link)}")
+    if netem.way_for(link) is None:
+        pytest.skip(f"{link.label} cannot be emulated here: {netem.obstacle(link)}")
 
 
 @pytest.mark.parametrize("way", ["join", "pacing"])
@@ -129,7 +130,7 @@ def test_a_study_behind_slow_links_says_so(make_study: StudyMaker, profile: Path
     made = Study.load(make_study(grid={"global_batch_size": [4], "world_size": [2]}, baseline={"world_size": 2}))
     record = measured(made, profile)
     assert record.environment is not None and record.environment.emulated is not None
-    assert (record.environment.emulated.link, record.environment.emulated.way) == (SLOW, network.way_for(SLOW))
+    assert (record.environment.emulated.link, record.environment.emulated.way) == (SLOW, netem.way_for(SLOW))
     assert record.communication is not None and record.environment.parameters
     assert record.communication.bytes == 4 * record.environment.parameters
     assert record.checks["same_parameters"] and record.quality is not None

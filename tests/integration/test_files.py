@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from lab.worker.data.tokens import Corpus, tokenize
+from lab.worker.data.tokenizer import Corpus, tokenize
 
 DOCUMENTS = ["x = 1\n    y = 2\n" * 50] * 5
 
@@ -45,7 +45,7 @@ def test_processes_that_want_the_same_build_it_once(tmp_path: Path, monkeypatch:
 
 def test_writer_killed_at_any_moment_leaves_a_whole_file(tmp_path: Path) -> None:
     code = (
-        "import sys; from pathlib import Path; from lab.atomic import write_atomically\n"
+        "import sys; from pathlib import Path; from lab.files import write_atomically\n"
         "path = Path(sys.argv[1])\n"
         "for n in range(10**9): write_atomically(path, b'%09d' % n * 20000)"
     )

@@ -12,7 +12,8 @@ import yaml
 from studies import CORPUS, SMALL_STUDY
 
 import lab
-from lab.records import Inference, Record
+from lab.records.inference import Inference
+from lab.records.store import Record
 
 STUDY = SMALL_STUDY | {
     "kind": "inference",

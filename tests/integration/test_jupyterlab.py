@@ -19,9 +19,9 @@ import nbformat
 import pytest
 from playwright.sync_api import Browser, Locator, Page, expect
 
-from lab.records import read_record
-from lab.report import NOTEBOOKS, execute
-from lab.study import Study
+from lab.config.study import Study
+from lab.records.store import read_record
+from lab.report.build import NOTEBOOKS, execute
 
 pytestmark = pytest.mark.alone
 

@@ -18,7 +18,7 @@ from studies import CORPUS
 import lab
 from lab import machine
 from lab.course.release import LESSONS, course, release
-from lab.report import execute
+from lab.report.build import execute
 
 pytestmark = pytest.mark.skipif(len(machine.cores()) < 2, reason="two ranks need two cores")
 

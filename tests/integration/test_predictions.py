@@ -11,9 +11,9 @@ from studies import StudyMaker
 
 import lab
 from lab import machine
-from lab.ahead.scoring import predictions, scores
-from lab.calibration import calibration_path, write_calibration
-from lab.study import Study
+from lab.config.study import Study
+from lab.perfmodel.calibration import calibration_path, write_calibration
+from lab.perfmodel.frozen import predictions, scores
 
 pytestmark = pytest.mark.skipif(len(machine.cores()) < 2, reason="two ranks need two cores")
 

@@ -14,9 +14,10 @@ from pypdf import PdfReader
 from studies import StudyMaker
 
 import lab
-from lab.records import Failure, Store, write_record
-from lab.report import execute
-from lab.study import Study
+from lab.config.study import Study
+from lab.records.schema import Failure
+from lab.records.store import Store, write_record
+from lab.report.build import execute
 
 pytestmark = pytest.mark.alone
 

@@ -11,8 +11,8 @@ import pytest
 from studies import smallest
 
 import lab
-from lab.report import Report
-from lab.study import Study
+from lab.config.study import Study
+from lab.report.build import Report
 
 REPORTS = Path(__file__).parents[2] / "reports"
 # Of a replay nothing runs: tests/test_replaying.py looks at them.

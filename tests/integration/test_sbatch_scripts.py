@@ -9,9 +9,10 @@ from pathlib import Path
 from daemons import Slurm
 from studies import StudyMaker
 
-from lab import sbatch
-from lab.records import load_records
-from lab.study import ROOT, Study
+from lab.config.study import Study
+from lab.files import ROOT
+from lab.launch.slurm import options
+from lab.records.store import load_records
 
 PROFILE = """executor: slurm
 device: cpu
@@ -35,7 +36,7 @@ def test_study_runs_from_its_scripts(slurm_cluster: Slurm, make_study: StudyMake
     ready.write_text(f"export PYTHONPATH={ROOT} READY=yes\n")
     profile.write_text(PROFILE.format(python=sys.executable, ready=ready))
     study = Study.load(make_study())
-    written = {path.name: path for path in sbatch.write_scripts(study, profile, tmp_path / "jobs")}
+    written = {path.name: path for path in options.write_scripts(study, profile, tmp_path / "jobs")}
     # Of two nodes with one rank each, as a study's array.
     job = slurm_cluster.ask("sbatch", "--parsable", f"--chdir={tmp_path}", str(written["x2.sbatch"])).strip()
     deadline = time.monotonic() + 90

@@ -13,9 +13,9 @@ from faults import Faults, await_record, await_state, await_steps, state_of
 from studies import CORPUS, LONG, SMALL_STUDY
 
 import lab
-from lab.launch import Jobs
-from lab.records import Record
-from lab.study import Study, Task
+from lab.config.study import Study, Task
+from lab.launch.launcher import Jobs
+from lab.records.store import Record
 
 PROFILE = {"executor": "slurm", "device": "cpu", "hang_timeout_s": 15, "time_limit_min": 30, "cores_per_node": 4, "mem_gb": 7.5}
 ALONE = ["scancel", "memory", "gpu memory", "exception", "node failure", "record lost", "time limit", "cancelled"]

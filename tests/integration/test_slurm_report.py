@@ -11,7 +11,7 @@ from daemons import Slurm
 from studies import StudyMaker
 
 import lab
-from lab.study import Study
+from lab.config.study import Study
 
 LOCAL = {"executor": "local", "device": "cpu", "devices": 2}
 SLURM = {"executor": "slurm", "device": "cpu", "mem_gb": 4, "network_interface": "lo"}

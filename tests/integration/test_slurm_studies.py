@@ -19,9 +19,9 @@ from faults import Faults, await_record, await_state, await_steps, state_of
 from studies import LONG, StudyMaker
 
 import lab
-from lab.records import Store, read_record
-from lab.slurm.controller import accounted, queued
-from lab.study import Study
+from lab.config.study import Study
+from lab.launch.slurm.controller import accounted, queued
+from lab.records.store import Store, read_record
 
 PROFILE = {
     "executor": "slurm",

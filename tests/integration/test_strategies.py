@@ -13,15 +13,16 @@ import pytest
 from studies import CORPUS
 
 import lab
-from lab import equal_losses
+from lab.config.run import Run
 from lab.errors import InputError
-from lab.records import Communication, Record
-from lab.study import Run
-from lab.worker import peak
+from lab.launch import bench
+from lab.records.schema import Communication
+from lab.records.store import Record
+from lab.worker import calibrate
+from lab.worker.context import Measured
 from lab.worker.losses import measure_all
-from lab.worker.main import Measured
 
-BASE: dict[str, Any] = equal_losses.BASE | {
+BASE: dict[str, Any] = bench.BASE | {
     "model": {"kind": "gpt", "layers": 2, "heads": 2, "width": 32, "block_size": 32},
     "data": {"kind": "text", "path": "corpus.txt", "vocab_size": 300},
 }
@@ -36,14 +37,14 @@ WIDER: dict[str, dict[str, Any]] = {
     },
     "single of 3 layers": {"strategy": "single", "model": BASE["model"] | {"layers": 3}, "global_batch_size": 6},
 }
-RUNS = {name: Run.model_validate(BASE | changes) for name, changes in (equal_losses.cases() | WIDER).items()}
+RUNS = {name: Run.model_validate(BASE | changes) for name, changes in (bench.cases() | WIDER).items()}
 NOT_ON_CPU = "data_parallel 2"
 TWO = [f"{name} 2" for name in ("naive_ddp", "ddp", "zero1", "fsdp", "tensor_parallel", "pipeline_parallel")]
 DDP_BYTES = 4 * 36_096  # fp32 parameters of this GPT
 
 
 def run_all(rank: int, root: str) -> dict[str, Any]:
-    peak.BUDGET_S = 0.02
+    calibrate.PEAK_BUDGET_S = 0.02
     return dict(measure_all(rank, RUNS, device="cpu", root=Path(root)))
 
 
@@ -80,7 +81,7 @@ def test_the_losses_are_those_of_single(measured: dict[str, Measured], name: str
     single = measured["single of 3 layers" if name == "pipeline_parallel 3" else "single"].quality
     if name == "single of 3 layers":
         return
-    tolerance = equal_losses.TOLERANCES[RUNS[name].precision]
+    tolerance = bench.TOLERANCES[RUNS[name].precision]
     assert found.loss == pytest.approx(single.loss, rel=tolerance)
     assert found.validation_loss == pytest.approx(single.validation_loss, rel=tolerance)
     assert measured[name].checks["same_parameters"]

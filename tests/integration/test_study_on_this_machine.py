@@ -17,9 +17,9 @@ from faults import Faults, await_steps
 from studies import LONG, StudyMaker
 
 import lab
-from lab.jobs.lifetime import is_running
-from lab.records import Store, read_record
-from lab.study import Study
+from lab.config.study import Study
+from lab.machine import is_running
+from lab.records.store import Store, read_record
 
 PROFILE = "executor: local\ndevice: cpu\ndevices: 2\nhang_timeout_s: 20\n"
 

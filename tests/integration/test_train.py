@@ -15,14 +15,14 @@ import pytest
 import torch
 from studies import CORPUS
 
+from lab.config.run import Run
 from lab.errors import LabError
-from lab.jobs.place import Place
-from lab.records import PHASES
-from lab.study import Run
-from lab.worker import peak
-from lab.worker.main import Measured, measure
-from lab.worker.steps import COLUMNS
-from lab.worker.train import learning_rate
+from lab.records.schema import PHASES
+from lab.worker import calibrate
+from lab.worker.context import Measured, RankContext
+from lab.worker.main import measure
+from lab.worker.measure.parquet import COLUMNS
+from lab.worker.optim import learning_rate
 
 # Sums in another order round differently; eight steps of AdamW let the difference grow.
 FP32_TOLERANCE = 2e-4
@@ -56,8 +56,8 @@ def quiet(*told: object) -> None:
     pass
 
 
-def place(folder: Path, *, rank: int = 0, world_size: int = 1, device: str = "cpu") -> Place:
-    return Place(
+def place(folder: Path, *, rank: int = 0, world_size: int = 1, device: str = "cpu") -> RankContext:
+    return RankContext(
         rank=rank,
         world_size=world_size,
         local_rank=rank,
@@ -72,7 +72,7 @@ def place(folder: Path, *, rank: int = 0, world_size: int = 1, device: str = "cp
 
 def run_all(rank: int, root: str) -> dict[str, Measured | None]:
     """Take part as one rank in every run that has one of this number."""
-    peak.BUDGET_S = 0.05
+    calibrate.PEAK_BUDGET_S = 0.05
     measured = {}
     for name, changes in RUNS.items():
         run = Run.model_validate(BASE | changes)
@@ -195,7 +195,7 @@ def test_progress_is_told_step_by_step(root: Path, monkeypatch: pytest.MonkeyPat
 def test_a_rank_does_not_wait_forever_for_the_first(root: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("LAB_CACHE", str(root / "cache"))
     run = Run.model_validate(BASE | {"world_size": 2})
-    monkeypatch.setattr(Place, "start_timeout_s", 0.3)
+    monkeypatch.setattr(RankContext, "start_timeout_s", 0.3)
     with pytest.raises(LabError, match="Timed out waiting 0 s for the address of rank 0"):
         measure(run, place(tmp_path, rank=1, world_size=2), data_root=root, folder=tmp_path, progress=quiet)
 

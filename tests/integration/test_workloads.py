@@ -13,13 +13,13 @@ import numpy as np
 import pretrained_folders
 import pytest
 
-from lab.analysis.audit import audit
-from lab.analysis.recorded import from_records
-from lab.jobs.place import Place
-from lab.records import Record
-from lab.study import Run
-from lab.worker import peak
-from lab.worker.main import Measured, measure
+from lab.analysis.audit import apply_rules
+from lab.analysis.audit.observations import from_records
+from lab.config.run import Run
+from lab.records.store import Record
+from lab.worker import calibrate
+from lab.worker.context import Measured, RankContext
+from lab.worker.main import measure
 
 # Sums in another order round differently; the optimizer lets the difference grow.
 TOLERANCE = 5e-4
@@ -68,13 +68,13 @@ def runs(root: Path) -> dict[str, Run]:
 
 def run_all(rank: int, root: str) -> dict[str, Measured | None]:
     """Take part as one rank in every run that has one of this number."""
-    peak.BUDGET_S = 0.02
+    calibrate.PEAK_BUDGET_S = 0.02
     measured = {}
     for name, run in runs(Path(root)).items():
         if rank < run.world_size:
             folder = Path(root) / name
             folder.mkdir(exist_ok=True)
-            place = Place(
+            place = RankContext(
                 rank=rank,
                 world_size=run.world_size,
                 local_rank=rank,
@@ -155,6 +155,6 @@ def test_the_audit_finds_more_loader_processes_than_cores(measured: dict[str, Me
         times = {"started_at": "2025-01-01T00:00:00+00:00", "finished_at": "2025-01-01T00:01:00+00:00"}
         parts = {field: getattr(measured[name], field) for field in Measured.__dataclass_fields__}
         records.append(Record(run_id=run.id, repeat=0, run=run, status="completed", **times, **parts))
-    stalls = [finding for finding in audit(from_records(records)).findings if finding.rule == "data-stall"]
+    stalls = [finding for finding in apply_rules(from_records(records)).findings if finding.rule == "data-stall"]
     crowded = [finding for finding in stalls if "Loader processes outnumber the CPUs (3 on 1)" in finding.evidence]
     assert [finding.records for finding in crowded] == [(f"{records[0].run_id}/0",)]

@@ -13,7 +13,7 @@ import pytest
 import typer
 
 import lab
-from lab.analysis.audit import RULES
+from lab.analysis.audit.rules import RULES
 from lab.cli import app
 
 ROOT = Path(lab.__file__).parent.parent

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from lab import workloads
+from lab.config import datasets, models
+from lab.config.run import Run
 from lab.errors import InputError, Problem
-from lab.jobs.place import Progress
-from lab.study import Run
-from lab.worker.data import ag_news, images, imdb, shakespeare, stdlib, synthetic, text, topics
+from lab.worker.context import Progress
+from lab.worker.data import corpora, images, labelled, synthetic
 from lab.worker.data.dataset import Dataset, Windows
-from lab.worker.data.texts import Source, tokenized
-from lab.worker.data.tokens import Corpus, tokenize
+from lab.worker.data.labelled import Source, tokenized
+from lab.worker.data.tokenizer import Corpus, tokenize
 from lab.worker.pretrained import folder_of
 
 
@@ -24,14 +24,14 @@ def prepare(run: Run, *, data_root: Path, progress: Progress) -> Dataset:
 
 def _prepare(run: Run, pretrained: Path | None, data_root: Path, progress: Progress) -> Dataset:
     config, model = run.dataset, run.architecture
-    if isinstance(config, workloads.Synthetic):
+    if isinstance(config, datasets.Synthetic):
         return synthetic.dataset(config, model, progress=progress)
-    if isinstance(config, workloads.MNIST):
+    if isinstance(config, datasets.MNIST):
         return images.mnist(progress=progress)
-    if isinstance(config, workloads.Digits):
+    if isinstance(config, datasets.Digits):
         return images.digits(progress=progress)
-    assert not isinstance(model, workloads.CNN), "a run refuses models and data that do not fit"
-    if isinstance(config, workloads.LabelledTexts):
+    assert not isinstance(model, models.CNN), "a run refuses models and data that do not fit"
+    if isinstance(config, datasets.LabelledTexts):
         return tokenized(
             _labelled(config, progress),
             block_size=model.block_size,
@@ -47,7 +47,7 @@ def _continued(
     run: Run, corpus: Corpus, block_size: int, vocab_size: int, pretrained: Path | None, progress: Progress
 ) -> Dataset:
     file = pretrained / "tokenizer.json" if pretrained else None
-    size = workloads.vocab_size_of(run.architecture, run.dataset) if pretrained else vocab_size
+    size = datasets.vocab_size_of(run.architecture, run.dataset) if pretrained else vocab_size
     tokens = tokenize(corpus, vocab_size=size, progress=progress, tokenizer=file)
     needed = block_size + 1
     for name, part in (("to train on", tokens.train), ("held out", tokens.held_out)):
@@ -65,21 +65,21 @@ def _continued(
     )
 
 
-def _labelled(config: workloads.LabelledTexts, progress: Progress) -> Source:
+def _labelled(config: datasets.LabelledTexts, progress: Progress) -> Source:
     match config:
-        case workloads.AGNews():
-            return ag_news.source(progress=progress)
-        case workloads.IMDB():
-            return imdb.source(progress=progress)
-        case workloads.Topics():
-            return topics.source(progress=progress)
+        case datasets.AGNews():
+            return labelled.ag_news_source(progress=progress)
+        case datasets.IMDB():
+            return labelled.imdb_source(progress=progress)
+        case datasets.Topics():
+            return labelled.topics_source(progress=progress)
 
 
-def _read(config: workloads.Corpora, data_root: Path, progress: Progress) -> Corpus:
+def _read(config: datasets.Corpora, data_root: Path, progress: Progress) -> Corpus:
     match config:
-        case workloads.Stdlib():
-            return stdlib.read()
-        case workloads.Text(path=path):
-            return text.read(path, data_root=data_root)
-        case workloads.Shakespeare():
-            return shakespeare.read(progress=progress)
+        case datasets.Stdlib():
+            return corpora.read_stdlib()
+        case datasets.Text(path=path):
+            return corpora.read_text(path, data_root=data_root)
+        case datasets.Shakespeare():
+            return corpora.read_shakespeare(progress=progress)

@@ -10,10 +10,9 @@ from pathlib import Path
 import numpy as np
 
 from lab.errors import LabError
-from lab.jobs.place import Progress
+from lab.worker.context import Progress
+from lab.worker.data.cache import Array, Download, fetch, stored
 from lab.worker.data.dataset import Dataset, Labelled
-from lab.worker.data.downloads import Download, fetch
-from lab.worker.data.store import Array, stored
 
 # The files of LeCun, Cortes and Burges as mirrored for torchvision; the original site no longer serves them.
 _ROOT = "https://ossci-datasets.s3.amazonaws.com/mnist"

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import numpy as np
 
-from lab.jobs.place import Progress
+from lab.config.datasets import Synthetic
+from lab.config.models import CNN, GPT, Model
+from lab.worker.context import Progress
+from lab.worker.data.cache import Array, stored
 from lab.worker.data.dataset import Dataset, Labelled, Windows
-from lab.worker.data.store import Array, stored
-from lab.workloads import CNN, GPT, Model, Synthetic
 
 HELD_OUT = 10  # one in so many
 TOPIC_TOKENS = 0.2  # of a labelled text's tokens are those of its class

@@ -7,14 +7,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from lab import workloads
+from lab.config import datasets, models
+from lab.config.run import Run
 from lab.errors import InputError, Problem
-from lab.study import Run
 from lab.worker.data.dataset import Dataset
 from lab.worker.models.classifier import Classifier
-from lab.worker.models.distilbert import DistilBERT
 from lab.worker.models.gpt import GPT
-from lab.worker.models.text_classifier import TextClassifier
+from lab.worker.models.text_classifier import DistilBERT, TextClassifier
 from lab.worker.models.vision import Vision
 from lab.worker.pretrained import gpt2_weights
 
@@ -27,15 +26,15 @@ def build(run: Run, dataset: Dataset) -> nn.Module:
     be used, LabError where a package that it needs is not there.
     """
     config = run.architecture
-    if isinstance(config, workloads.CNN):
+    if isinstance(config, models.CNN):
         return Vision(config, channels=dataset.channels, classes=dataset.classes)
-    own = workloads.vocab_size_of(config, run.dataset)
+    own = datasets.vocab_size_of(config, run.dataset)
     if own < dataset.vocab_size:
         what = f"{own} is less than the {dataset.vocab_size} tokens of the data"
         raise InputError("model", [Problem("vocab_size", what, "leave it out, or choose a smaller vocab_size of the data")])
-    if isinstance(config, workloads.TextClassifier):
+    if isinstance(config, models.TextClassifier):
         return TextClassifier(config, vocab_size=dataset.vocab_size, classes=dataset.classes, pad=dataset.pad)
-    if isinstance(config, workloads.DistilBERT):
+    if isinstance(config, models.DistilBERT):
         assert dataset.pretrained is not None
         return DistilBERT(config, folder=dataset.pretrained, classes=dataset.classes, pad=dataset.pad)
     model = GPT(config, vocab_size=own)

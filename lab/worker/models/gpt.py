@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from lab import workloads
-from lab.worker.models.cache import Cache, LayerCache
-from lab.worker.models.head import linear_cross_entropy
+from lab.config import models
+from lab.perfmodel.flops import CHUNK_LOGITS
 
 
 class Attention(nn.Module):
     """Self-attention of several heads, each token over those before it, or over all that a mask leaves."""
 
-    def __init__(self, config: workloads.GPT | workloads.TextClassifier) -> None:
+    def __init__(self, config: models.GPT | models.TextClassifier) -> None:
         super().__init__()
         self.head_width = config.width // config.heads
         self.dropout = config.dropout
@@ -43,7 +43,7 @@ class Attention(nn.Module):
 class Block(nn.Module):
     """Attention and a perceptron, each normalized before and added to the residual stream."""
 
-    def __init__(self, config: workloads.GPT | workloads.TextClassifier) -> None:
+    def __init__(self, config: models.GPT | models.TextClassifier) -> None:
         super().__init__()
         self.norm_1 = nn.LayerNorm(config.width)
         self.attention = Attention(config)
@@ -63,7 +63,7 @@ class Block(nn.Module):
 class GPT(nn.Module):
     """GPT-2 (Radford et al., 2019): pre-norm, GELU, learned positions, embedding and head tied."""
 
-    def __init__(self, config: workloads.GPT, *, vocab_size: int) -> None:
+    def __init__(self, config: models.GPT, *, vocab_size: int) -> None:
         super().__init__()
         self.embedding = nn.Embedding(vocab_size, config.width)
         self.positions = nn.Embedding(config.block_size, config.width)
@@ -103,3 +103,88 @@ def init_weights(module: nn.Module) -> None:
         nn.init.normal_(module.weight, std=0.02)
     if isinstance(module, nn.Linear):
         nn.init.zeros_(module.bias)
+
+
+def linear_cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
+    """Mean cross-entropy of `hidden @ weight.T`; hidden (tokens, width), weight (vocabulary, width), targets (tokens,)."""
+    if len(targets) * len(weight) <= 2 * CHUNK_LOGITS:
+        return functional.cross_entropy(functional.linear(hidden, weight), targets)
+    chunk = max(CHUNK_LOGITS // len(weight), 1)
+    loss: Tensor = _Chunked.apply(hidden, weight, targets, chunk)  # type: ignore[no-untyped-call]
+    return loss
+
+
+class _Chunked(torch.autograd.Function):
+    """Goes over the tokens in chunks, and in the backward pass computes each chunk's logits again."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, chunk: int) -> Tensor:
+        device = hidden.device.type
+        autocast = torch.is_autocast_enabled(device)
+        ctx.dtype = torch.get_autocast_dtype(device) if autocast else hidden.dtype
+        ctx.save_for_backward(hidden, weight, targets)
+        ctx.chunk = chunk
+        cast = weight.to(ctx.dtype)
+        total = hidden.new_zeros((), dtype=torch.float32)
+        for part, target in zip(hidden.split(chunk), targets.split(chunk), strict=True):
+            logits = functional.linear(part.to(ctx.dtype), cast)
+            total += functional.cross_entropy(logits.float(), target, reduction="sum")
+        return total / len(targets)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
+        hidden, weight, targets = ctx.saved_tensors
+        cast = weight.to(ctx.dtype)
+        scale = grads[0] / len(targets)
+        hidden_grad, weight_grad = torch.empty_like(hidden), torch.zeros_like(weight)
+        parts = (tensor.split(ctx.chunk) for tensor in (hidden, targets, hidden_grad))
+        for part, target, part_grad in zip(*parts, strict=True):
+            low = part.to(ctx.dtype)
+            error = torch.softmax(functional.linear(low, cast).float(), dim=-1)
+            error[torch.arange(len(target), device=target.device), target] -= 1
+            error = error.mul_(scale).to(ctx.dtype)
+            part_grad.copy_(error @ cast)
+            if error.dtype == weight_grad.dtype:
+                weight_grad.addmm_(error.t(), low)
+            else:
+                weight_grad += error.t() @ low
+        return hidden_grad, weight_grad, None, None
+
+
+class LayerCache:
+    """Keys and values of one layer, each (samples, heads, capacity, head width); room is made once, for `capacity` tokens."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity, self.length = capacity, 0
+        self._kept: tuple[Tensor, Tensor] | None = None
+
+    def extend(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Keep those of new tokens, (samples, heads, tokens, head width); all that are kept, the new ones last."""
+        if self._kept is None:
+            samples, heads, _, width = keys.shape
+            self._kept = (
+                keys.new_empty(samples, heads, self.capacity, width),
+                keys.new_empty(samples, heads, self.capacity, width),
+            )
+        begin, self.length = self.length, self.length + keys.shape[2]
+        kept_keys, kept_values = self._kept
+        kept_keys[:, :, begin : self.length] = keys
+        kept_values[:, :, begin : self.length] = values
+        return kept_keys[:, :, : self.length], kept_values[:, :, : self.length]
+
+
+class Cache:
+    """The cache of a whole model for one batch of sequences of equal length."""
+
+    def __init__(self, layers: int, capacity: int) -> None:
+        self.layers = [LayerCache(capacity) for _ in range(layers)]
+
+    @property
+    def length(self) -> int:
+        """Tokens that it holds."""
+        return self.layers[0].length
+
+    @staticmethod
+    def bytes_per_token(layers: int, width: int, dtype: torch.dtype) -> int:
+        """Bytes of keys and values that one token of one sequence takes."""
+        return 2 * layers * width * dtype.itemsize

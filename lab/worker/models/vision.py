@@ -8,15 +8,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from lab import workloads
-from lab.worker.models.classifier import Classifier, freeze
-from lab.worker.models.torchvision import import_torchvision
+from lab.config import models
+from lab.worker.models.classifier import Classifier, freeze, import_torchvision
 
 
 class Vision(Classifier):
     """A network with random weights whose first layer takes the data's channels and whose last one has its classes."""
 
-    def __init__(self, config: workloads.CNN, *, channels: int, classes: int) -> None:
+    def __init__(self, config: models.CNN, *, channels: int, classes: int) -> None:
         super().__init__()
         self.image_size = config.image_size
         self.freeze_batch_norm = config.batch_norm == "frozen"

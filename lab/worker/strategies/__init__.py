@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from lab.errors import InputError, Problem, nearest
-from lab.worker.strategies.data_parallel import DataParallelism
+from lab.worker.strategies.base import Single, Strategy
+from lab.worker.strategies.data_parallel import DataParallelism, VanillaDataParallelism
 from lab.worker.strategies.ddp import Ddp
 from lab.worker.strategies.fsdp import Fsdp
 from lab.worker.strategies.naive_ddp import NaiveDdp
 from lab.worker.strategies.pipeline_parallel import PipelineParallelism
-from lab.worker.strategies.single import Single
-from lab.worker.strategies.strategy import Strategy
 from lab.worker.strategies.tensor_parallel import TensorParallelism
-from lab.worker.strategies.vanilla_data_parallel import VanillaDataParallelism
 from lab.worker.strategies.zero1 import Zero1
 
 STRATEGIES: dict[str, Strategy] = {

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
+from functools import partial
+from typing import Any
 
 import torch
 from torch import distributed as dist
 from torch import nn
+from torch.distributed import GradBucket  # type: ignore[attr-defined]
+from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
+from lab.config.run import DEFAULT_BUCKET_CAP_MB, POWERSGD_FIRST_STEP, Run
 from lab.errors import InputError, Problem
-from lab.study import DEFAULT_BUCKET_CAP_MB, Run
-from lab.worker import compression
-from lab.worker.calls import CallRecorder
-from lab.worker.communication import Recorder, recorded, unrecorded
-from lab.worker.strategies.strategy import Strategy
-from lab.worker.timing import Clock
+from lab.worker.measure.clock import Clock
+from lab.worker.measure.collective_trace import CallRecorder
+from lab.worker.measure.ddp_hook import Exchange, Recorder, Sent, recorded, unrecorded
+from lab.worker.strategies.base import Strategy
 
 
 class Ddp(Strategy):
@@ -44,10 +47,10 @@ class Ddp(Strategy):
             static_graph=run.static_graph,
         )
         if isinstance(recorder, Recorder):
-            recorder.exchange = compression.exchange_for(run)
+            recorder.exchange = exchange_for(run)
             parallel.register_comm_hook(recorder, recorded)
         elif run.compression != "none":
-            parallel.register_comm_hook(compression.exchange_for(run), unrecorded)
+            parallel.register_comm_hook(exchange_for(run), unrecorded)
         return parallel
 
     def bare(self, parallel: nn.Module) -> nn.Module:
@@ -72,3 +75,42 @@ def _require_one_bucket(model: nn.Module, run: Run) -> None:
     if run.bucket_cap_mb == DEFAULT_BUCKET_CAP_MB or run.bucket_cap_mb < needed:
         what = f"at {run.bucket_cap_mb:g} MiB DDP splits {needed:.1f} MiB of gradients, and over gloo PowerSGD needs one bucket"
         raise InputError("run", [Problem("bucket_cap_mb", what, f"at least {max(int(needed) + 1, 26)}, or another compression")])
+
+
+def exchange_for(run: Run) -> Exchange:
+    """The exchange of the run's `compression`, in the default process group."""
+    match run.compression:
+        case "none":
+            return all_reduce
+        case "bf16":
+            return partial(cast_all_reduce, dtype=torch.bfloat16)
+        case "fp16":
+            return partial(cast_all_reduce, dtype=torch.float16)
+        case "powersgd":
+            state = PowerSGDState(
+                None, matrix_approximation_rank=run.powersgd_rank, start_powerSGD_iter=POWERSGD_FIRST_STEP, random_seed=run.seed
+            )
+            return partial(powersgd, state)
+
+
+def all_reduce(bucket: GradBucket) -> Sent:
+    """The mean of the gradients as they are."""
+    buffer = bucket.buffer().div_(dist.get_world_size())  # before the sum, which might overflow
+    return Sent(dist.all_reduce(buffer, async_op=True).get_future(), buffer.nbytes)
+
+
+def cast_all_reduce(bucket: GradBucket, *, dtype: torch.dtype) -> Sent:
+    """The mean of the gradients, rounded to `dtype` on the link."""
+    buffer = bucket.buffer()
+    rounded = buffer.to(dtype).div_(dist.get_world_size())
+    future = dist.all_reduce(rounded, async_op=True).get_future()
+    return Sent(future.then(lambda done: buffer.copy_(done.value()[0])), rounded.nbytes)
+
+
+def powersgd(state: Any, bucket: GradBucket) -> Sent:
+    """PowerSGD (Vogels et al., 2019) by torch, with error feedback; plain means before step POWERSGD_FIRST_STEP."""
+    before = state.total_numel_after_compression
+    future = powerSGD_hook(state, bucket)
+    sent = state.total_numel_after_compression - before
+    buffer = bucket.buffer()
+    return Sent(future, sent * buffer.itemsize or buffer.nbytes)

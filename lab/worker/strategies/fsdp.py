@@ -11,13 +11,12 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 
-from lab.study import Run
-from lab.worker.blocks import blocks_of
-from lab.worker.calls import CallRecorder
-from lab.worker.communication import Recorder
-from lab.worker.strategies.clipping import clip
-from lab.worker.strategies.strategy import Strategy, require_dtensor
-from lab.worker.timing import Clock
+from lab.config.run import Run
+from lab.worker.measure.clock import Clock
+from lab.worker.measure.collective_trace import CallRecorder
+from lab.worker.measure.ddp_hook import Recorder
+from lab.worker.optim import blocks_of
+from lab.worker.strategies.base import Strategy, clip, require_dtensor
 
 
 class Fsdp(Strategy):

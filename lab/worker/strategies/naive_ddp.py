@@ -9,11 +9,11 @@ import torch
 from torch import distributed as dist
 from torch import nn
 
-from lab.study import Run
-from lab.worker.calls import CallRecorder
-from lab.worker.communication import Recorder
-from lab.worker.strategies.strategy import Strategy
-from lab.worker.timing import Clock
+from lab.config.run import Run
+from lab.worker.measure.clock import Clock
+from lab.worker.measure.collective_trace import CallRecorder
+from lab.worker.measure.ddp_hook import Recorder
+from lab.worker.strategies.base import Strategy
 
 
 class NaiveDdp(Strategy):

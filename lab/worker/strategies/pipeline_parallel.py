@@ -14,16 +14,14 @@ from torch import distributed as dist
 from torch import nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
-from lab import workloads
+from lab.config import models
+from lab.config.run import Run
 from lab.errors import InputError, Problem
-from lab.study import Run
-from lab.worker.calls import CallRecorder
-from lab.worker.communication import Recorder
-from lab.worker.models.gpt import GPT
-from lab.worker.models.head import linear_cross_entropy
-from lab.worker.strategies.clipping import clip
-from lab.worker.strategies.strategy import Strategy
-from lab.worker.timing import Clock
+from lab.worker.measure.clock import Clock
+from lab.worker.measure.collective_trace import CallRecorder
+from lab.worker.measure.ddp_hook import Recorder
+from lab.worker.models.gpt import GPT, linear_cross_entropy
+from lab.worker.strategies.base import Strategy, clip
 
 SCHEDULES = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
 
@@ -125,7 +123,7 @@ class Pipeline(nn.Module):
         super().__init__()
         self.stage, self.clock = stage, clock
         self.rank, self.size = dist.get_rank(), run.world_size
-        assert isinstance(run.architecture, workloads.GPT)
+        assert isinstance(run.architecture, models.GPT)
         self.width = run.architecture.width
         timed = TimedStage(stage, self.rank, self.size, device)
         timed.clock = clock

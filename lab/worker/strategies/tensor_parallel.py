@@ -16,14 +16,13 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from lab.study import Run
-from lab.worker.calls import CallRecorder
-from lab.worker.communication import Recorder
+from lab.config.run import Run
+from lab.worker.measure.clock import Clock
+from lab.worker.measure.collective_trace import CallRecorder
+from lab.worker.measure.ddp_hook import Recorder
 from lab.worker.models.gpt import Block
-from lab.worker.optimizer import adamw, decayed_and_not
-from lab.worker.strategies.clipping import clip
-from lab.worker.strategies.strategy import Strategy, require_dtensor
-from lab.worker.timing import Clock
+from lab.worker.optim import adamw, decayed_and_not
+from lab.worker.strategies.base import Strategy, clip, require_dtensor
 
 
 class TensorParallelism(Strategy):

@@ -12,13 +12,12 @@ import torch
 from torch import distributed as dist
 from torch import nn
 
-from lab.study import Run
-from lab.worker.calls import CallRecorder
-from lab.worker.communication import Recorder
-from lab.worker.optimizer import adamw, decayed_and_not
-from lab.worker.strategies.clipping import clip
-from lab.worker.strategies.strategy import Strategy
-from lab.worker.timing import Clock
+from lab.config.run import Run
+from lab.worker.measure.clock import Clock
+from lab.worker.measure.collective_trace import CallRecorder
+from lab.worker.measure.ddp_hook import Recorder
+from lab.worker.optim import adamw, decayed_and_not
+from lab.worker.strategies.base import Strategy, clip
 
 
 class Zero1(Strategy):

@@ -1,1 +1,0 @@
-"""Looking ahead: what is expected of runs, frozen before them and scored after them; the fastest plan."""

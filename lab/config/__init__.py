@@ -1,0 +1,1 @@
+"""What a person writes: studies, runs, models, data sets, strategies, cluster profiles."""

@@ -1,0 +1,219 @@
+"""Configurations of data sets, and their names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Discriminator, Field, Tag
+
+from lab.config.base import Frozen
+from lab.config.models import CNN, GPT, KINDS, MODELS, DistilBERT, Model, Task, TextClassifier
+from lab.errors import nearest
+
+_CONTINUED: tuple[Task, ...] = ("language modelling",)
+_LABELLED: tuple[Task, ...] = ("text classification",)
+_IMAGES: tuple[Task, ...] = ("image classification",)
+
+
+class _DataSet(Frozen):
+    @property
+    def label(self) -> str:
+        """A short name for people, with all that is not at its default: `synthetic, samples 512`."""
+        given = self.model_dump(exclude_defaults=True)
+        return ", ".join([str(getattr(self, "kind", "")), *(f"{key.replace('_', ' ')} {value}" for key, value in given.items())])
+
+
+class Stdlib(_DataSet):
+    """The Python sources of the running interpreter: real text that needs no download."""
+
+    tasks: ClassVar = _CONTINUED
+    kind: Literal["stdlib"] = "stdlib"
+    vocab_size: int = Field(default=4096, ge=300, le=65536)
+
+
+class Text(_DataSet):
+    """The text files below a path: inside the study's folder, or below a folder named in LAB_DATA_PATH."""
+
+    tasks: ClassVar = _CONTINUED
+    kind: Literal["text"] = "text"
+    path: str = Field(min_length=1)
+    vocab_size: int = Field(default=4096, ge=300, le=65536)
+
+
+class Shakespeare(_DataSet):
+    """Tiny Shakespeare, downloaded once, checked by its SHA-256, cached."""
+
+    tasks: ClassVar = _CONTINUED
+    kind: Literal["shakespeare"] = "shakespeare"
+    vocab_size: int = Field(default=1024, ge=300, le=65536)
+
+
+class AGNews(_DataSet):
+    """AG's news (Zhang et al., 2015): 120000 news items of 4 topics, 7600 held out; downloaded once, checked, cached."""
+
+    tasks: ClassVar = _LABELLED
+    classes: ClassVar = 4
+    kind: Literal["ag_news"] = "ag_news"
+    vocab_size: int = Field(default=8192, ge=300, le=65536)
+
+
+class IMDB(_DataSet):
+    """Film reviews (Maas et al., 2011): 25000, good or bad, and as many held out; downloaded once, checked, cached."""
+
+    tasks: ClassVar = _LABELLED
+    classes: ClassVar = 2
+    kind: Literal["imdb"] = "imdb"
+    vocab_size: int = Field(default=8192, ge=300, le=65536)
+
+
+class Topics(_DataSet):
+    """Pieces of the interpreter's own sources; the class is what their module is about. Needs no download."""
+
+    tasks: ClassVar = _LABELLED
+    classes: ClassVar = 4
+    kind: Literal["topics"] = "topics"
+    vocab_size: int = Field(default=4096, ge=300, le=65536)
+
+
+class MNIST(_DataSet):
+    """Handwritten digits (LeCun et al., 1998): 60000 of 28 x 28, 10000 held out; downloaded once, checked, cached."""
+
+    tasks: ClassVar = _IMAGES
+    classes: ClassVar = 10
+    channels: ClassVar = 1
+    kind: Literal["mnist"] = "mnist"
+
+
+class Digits(_DataSet):
+    """scikit-learn's handwritten digits: 1797 of 8 x 8, a tenth held out. Not MNIST; needs no download."""
+
+    tasks: ClassVar = _IMAGES
+    classes: ClassVar = 10
+    channels: ClassVar = 1
+    kind: Literal["digits"] = "digits"
+
+
+class Synthetic(_DataSet):
+    """Random samples for any model, of any size: made from the seed, with something in each class that can be learned.
+
+    `vocab_size` counts for text, `channels` and `image_size` for images, `classes` for both where they are labelled.
+    """
+
+    tasks: ClassVar = (*_CONTINUED, *_LABELLED, *_IMAGES)
+    kind: Literal["synthetic"] = "synthetic"
+    samples: int = Field(default=4096, ge=20, le=100_000_000, description="a tenth is held out")
+    vocab_size: int = Field(default=4096, ge=16, le=65536)
+    classes: int = Field(default=10, ge=2, le=65536)
+    channels: int = Field(default=3, ge=1, le=64)
+    image_size: int = Field(default=32, ge=1, le=4096)
+    seed: int = Field(default=0, ge=0, le=2**31)
+
+
+Data = Stdlib | Text | Shakespeare | AGNews | IMDB | Topics | MNIST | Digits | Synthetic
+Corpora = Stdlib | Text | Shakespeare
+LabelledTexts = AGNews | IMDB | Topics
+Images = MNIST | Digits
+DATA_KINDS: dict[str, type[Data]] = {
+    "stdlib": Stdlib,
+    "text": Text,
+    "shakespeare": Shakespeare,
+    "ag_news": AGNews,
+    "imdb": IMDB,
+    "topics": Topics,
+    "mnist": MNIST,
+    "digits": Digits,
+    "synthetic": Synthetic,
+}
+# Text needs a path and has no preset.
+DATASETS: dict[str, Data] = {
+    "stdlib": Stdlib(),
+    "shakespeare": Shakespeare(),
+    "ag_news": AGNews(),
+    "imdb": IMDB(),
+    "topics": Topics(),
+    "mnist": MNIST(),
+    "digits": Digits(),
+    "synthetic": Synthetic(),
+}
+TAGS: dict[str, type[BaseModel] | None] = {"name": None, **KINDS, **DATA_KINDS}
+
+
+def _one_of(names: Mapping[str, Any], what: str) -> AfterValidator:
+    def check(name: str) -> str:
+        if name not in names:
+            raise ValueError(f"{name!r} is no {what} || {nearest(name, names)}")
+        return name
+
+    return AfterValidator(check)
+
+
+def _from_preset(given: Any) -> Any:
+    """A mapping with `preset: NAME` is that preset with the other keys changed."""
+    if not isinstance(given, dict) or "preset" not in given:
+        return given
+    changes = {key: value for key, value in given.items() if key != "preset"}
+    if given["preset"] not in MODELS:
+        raise ValueError(f"{given['preset']!r} is no model preset || {nearest(str(given['preset']), MODELS)}")
+    return MODELS[given["preset"]].model_dump() | changes
+
+
+def _tag(value: Any) -> str | None:
+    if isinstance(value, str):
+        return "name"
+    kind = value.get("kind") if isinstance(value, dict) else getattr(value, "kind", None)
+    return str(kind) if kind is not None else None
+
+
+ModelField = Annotated[
+    Annotated[str, _one_of(MODELS, "model preset"), Tag("name")]
+    | Annotated[GPT, Tag("gpt")]
+    | Annotated[TextClassifier, Tag("text-classifier")]
+    | Annotated[DistilBERT, Tag("distilbert")]
+    | Annotated[CNN, Tag("cnn")],
+    Discriminator(_tag),
+    BeforeValidator(_from_preset),
+]
+DataField = Annotated[
+    Annotated[str, _one_of(DATASETS, "data set"), Tag("name")]
+    | Annotated[Stdlib, Tag("stdlib")]
+    | Annotated[Text, Tag("text")]
+    | Annotated[Shakespeare, Tag("shakespeare")]
+    | Annotated[AGNews, Tag("ag_news")]
+    | Annotated[IMDB, Tag("imdb")]
+    | Annotated[Topics, Tag("topics")]
+    | Annotated[MNIST, Tag("mnist")]
+    | Annotated[Digits, Tag("digits")]
+    | Annotated[Synthetic, Tag("synthetic")],
+    Discriminator(_tag),
+]
+
+
+def model_of(model: str | Model) -> Model:
+    """The configuration behind a preset's name, or the configuration itself."""
+    return MODELS[model] if isinstance(model, str) else model
+
+
+def data_of(data: str | Data) -> Data:
+    """The configuration behind a data set's name, or the configuration itself."""
+    return DATASETS[data] if isinstance(data, str) else data
+
+
+def vocab_size_of(model: Model, data: Data) -> int:
+    """Tokens that the model knows: its own vocabulary where it has one, else the data's; 0 for images."""
+    if isinstance(model, CNN):
+        return 0
+    own = model.vocab_size if isinstance(model, GPT | DistilBERT) else None
+    return own or int(getattr(data, "vocab_size", 0))
+
+
+def misfit(model: Model, data: Data) -> str:
+    """Why a model cannot be trained on a data set, with what fits; empty where it can."""
+    if model.task in data.tasks:
+        return ""
+    others = [name for name, other in DATASETS.items() if model.task in other.tasks]
+    models = [name for name, other in MODELS.items() if other.task in data.tasks]
+    return (
+        f"{model.label} does {model.task}, and data '{data.kind}' is for {' or '.join(data.tasks)} "
+        f"|| data that fits: {', '.join(others)}; models that fit: {', '.join(models)}"
+    )

@@ -1,0 +1,94 @@
+"""What a profile can emulate, a link or the compute of a rank, and what a record says about it."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from lab.config.base import Frozen
+
+Way = Literal["namespaces", "switch", "pacing"]
+WAYS: dict[Way, str] = {
+    "namespaces": "a network namespace per rank behind a token bucket",
+    "switch": "a network namespace per rank behind a token bucket, and a switch in user space that delays",
+    "pacing": "the kernel's pacing of each rank's sockets",
+}
+MEASURED = "measured"
+# Ways to train whose ranks hold the whole model, and can sleep instead of computing with it.
+SLEEPING_STRATEGIES = ("single", "naive_ddp", "ddp")
+# What CUDA calls the GPUs that can be described.
+CUDA_NAMES = {
+    "V100": "Tesla V100-SXM2-32GB",
+    "A100": "NVIDIA A100-SXM4-80GB",
+    "H100": "NVIDIA H100 80GB HBM3",
+    "H200": "NVIDIA H200",
+    "B200": "NVIDIA B200",
+    "RTX 3090": "NVIDIA GeForce RTX 3090",
+    "RTX 4090": "NVIDIA GeForce RTX 4090",
+}
+
+
+class Link(Frozen):
+    """What lies between each rank and the others: bandwidth in each direction, and one-way latency between two ranks."""
+
+    bandwidth_gbit: float = Field(gt=0, le=100, description="Gbit/s, 1e9 bits per second")
+    latency_ms: float = Field(default=0.0, ge=0, le=1000)
+
+    @property
+    def bytes_per_s(self) -> float:
+        """The bandwidth in bytes/s."""
+        return self.bandwidth_gbit * 1e9 / 8
+
+    @property
+    def label(self) -> str:
+        """A short name for people."""
+        rate = f"{self.bandwidth_gbit:g} Gbit/s" if self.bandwidth_gbit >= 1 else f"{self.bandwidth_gbit * 1e3:g} Mbit/s"
+        return f"{rate}, {self.latency_ms:g} ms" if self.latency_ms else rate
+
+
+class Compute(Frozen):
+    """Ranks that sleep instead of computing, so that there can be more of them than cores.
+
+    They sleep for the times that one rank takes alone, or for those of a described GPU that reaches `mfu` of its peak.
+    """
+
+    emulated: Literal["measured", "V100", "A100", "H100", "H200", "B200", "RTX 3090", "RTX 4090"]
+    # 44 to 52 % of an A100's peak were reached in training GPT models (Narayanan et al., 2021, table 1).
+    mfu: float = Field(default=0.45, gt=0, le=1, description="of the whole step; used for a described GPU")
+
+    @property
+    def label(self) -> str:
+        """A short name for people."""
+        return "times of one rank" if self.emulated == MEASURED else f"{self.emulated} at {self.mfu:.0%} of its peak"
+
+    @property
+    def description(self) -> str:
+        """What the ranks sleep for, after "the"."""
+        return "times that one of them took alone" if self.emulated == MEASURED else f"times of an {self.label}"
+
+
+class Emulated(Frozen):
+    """What was emulated where a record was measured, and how; what is None was real."""
+
+    link: Link | None = None
+    way: Way | None = Field(default=None, description="how the link was emulated")
+    compute: Compute | None = Field(default=None, description="whose times the ranks slept for")
+    step: dict[str, float] = Field(default={}, description="s of forward, backward and optimizer for which a rank slept")
+
+    @property
+    def label(self) -> str:
+        """A short name for people; two records with different ones must not lie on one curve."""
+        parts = [f"link {self.link.label}"] if self.link else []
+        parts += [f"compute ({self.compute.label})"] if self.compute else []
+        return " and ".join(parts)
+
+    @property
+    def description(self) -> str:
+        """The label, and how it was done."""
+        parts = [f"link {self.link.label}" + (f", by {WAYS[self.way]}" if self.way else "")] if self.link else []
+        parts += [f"compute: ranks slept for the {self.compute.description}"] if self.compute else []
+        return "; ".join(parts)
+
+
+SO_MAX_PACING_RATE = 47  # socket(7); Python has no name for it

@@ -1,0 +1,212 @@
+"""Configurations of models, and their named presets."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal, Self
+
+from pydantic import AfterValidator, Field, model_validator
+
+from lab.config.base import Frozen
+from lab.errors import nearest
+
+Task = Literal["language modelling", "text classification", "image classification"]
+Network = Literal["resnet18", "vgg16", "squeezenet1_0", "densenet121", "alexnet"]
+
+# The smallest image that leaves something for the last pooling layer of each network.
+SMALLEST_IMAGE: dict[Network, int] = {"resnet18": 1, "vgg16": 32, "squeezenet1_0": 21, "densenet121": 29, "alexnet": 63}
+WITH_BATCH_NORM: tuple[Network, ...] = ("resnet18", "densenet121")
+WITH_DROPOUT: tuple[Network, ...] = ("vgg16", "squeezenet1_0", "alexnet")
+DROPOUT_BY_RANK = "dropout is drawn by each rank"
+
+
+def _trainable(value: str | float) -> str | float:
+    if value not in ("all", "head") and (isinstance(value, str) or not 0 < value < 1):
+        advice = nearest(value, ["all", "head"]) if isinstance(value, str) else "use 'all' for the whole model"
+        raise ValueError(f"{value!r} is neither 'all', 'head' nor a share between 0 and 1 || {advice}")
+    return value
+
+
+# Everything, the last layer, or the last layers that together hold at least this share of the parameters.
+Trainable = Annotated[str | float, AfterValidator(_trainable)]
+
+
+class _Transformer(Frozen):
+    layers: int = Field(ge=1, le=1000)
+    heads: int = Field(ge=1, le=1024)
+    width: int = Field(ge=1, le=65536)
+    block_size: int = Field(ge=2, le=1_048_576, description="tokens per sample")
+
+    @model_validator(mode="after")
+    def _heads_divide_width(self) -> Self:
+        if self.width % self.heads:
+            raise ValueError(f"width {self.width} is not divisible by heads {self.heads}")
+        return self
+
+
+class GPT(_Transformer):
+    """A decoder-only transformer; `vocab_size` follows the data's tokenizer where it is not given.
+
+    `weights` is a folder with GPT-2 as published on Hugging Face (config.json, model.safetensors, tokenizer.json), where
+    text may lie too; positions after `block_size` are left out.
+    """
+
+    task: ClassVar[Task] = "language modelling"
+    kind: Literal["gpt"] = "gpt"
+    vocab_size: int | None = Field(default=None, ge=2, le=10_000_000)
+    dropout: float = Field(default=0.0, ge=0.0, lt=1.0)
+    # Left out of dumps where there is none: runs from before it keep their id.
+    weights: str | None = Field(default=None, min_length=1, exclude_if=lambda path: path is None)
+
+    @property
+    def label(self) -> str:
+        """A short name for people."""
+        more = [f"vocabulary {self.vocab_size}"] if self.vocab_size else []
+        return ", ".join(
+            [f"gpt {self.layers}x{self.width}", *_size(self), *more, *_rate(self.dropout, usual=0.0), *_from(self.weights)]
+        )
+
+    @property
+    def depends_on_split(self) -> str:
+        """Why the loss curve depends on how ranks share the batch; empty where it must not."""
+        return DROPOUT_BY_RANK if self.dropout else ""
+
+
+class TextClassifier(_Transformer):
+    """A transformer encoder with learned positions, the mean over a text's tokens, and a linear head."""
+
+    task: ClassVar[Task] = "text classification"
+    kind: Literal["text-classifier"] = "text-classifier"
+    block_size: int = Field(default=128, ge=2, le=1_048_576, description="tokens per sample; longer texts are cut")
+    dropout: float = Field(default=0.0, ge=0.0, lt=1.0)
+
+    @property
+    def label(self) -> str:
+        """A short name for people."""
+        return ", ".join([f"text-classifier {self.layers}x{self.width}", *_size(self), *_rate(self.dropout, usual=0.0)])
+
+    @property
+    def depends_on_split(self) -> str:
+        """Why the loss curve depends on how ranks share the batch; empty where it must not."""
+        return DROPOUT_BY_RANK if self.dropout else ""
+
+
+class DistilBERT(_Transformer):
+    """DistilBERT (Sanh et al., 2019) with a classification head, from a folder in Hugging Face's layout.
+
+    The sizes are those of distilbert-base-uncased; where the folder holds others they must be given. `dropout` replaces
+    the rates that the folder names.
+    """
+
+    task: ClassVar[Task] = "text classification"
+    kind: Literal["distilbert"] = "distilbert"
+    weights: str = Field(default="distilbert-base-uncased", min_length=1)
+    layers: int = Field(default=6, ge=1, le=1000)
+    heads: int = Field(default=12, ge=1, le=1024)
+    width: int = Field(default=768, ge=1, le=65536)
+    vocab_size: int = Field(default=30522, ge=2, le=10_000_000)
+    positions: int = Field(default=512, ge=2, le=1_048_576, description="learned positions, of which block_size are used")
+    block_size: int = Field(default=128, ge=2, le=1_048_576, description="tokens per sample; longer texts are cut")
+    dropout: float | None = Field(default=None, ge=0.0, lt=1.0)
+    trainable: Trainable = "all"
+
+    @model_validator(mode="after")
+    def _fits_positions(self) -> Self:
+        if self.block_size > self.positions:
+            raise ValueError(
+                f"block_size {self.block_size} is more than the {self.positions} positions || at most {self.positions}"
+            )
+        return self
+
+    @property
+    def label(self) -> str:
+        """A short name for people."""
+        more = [f"vocabulary {self.vocab_size}", f"{self.positions} positions", *_from(self.weights)]
+        usual = type(self)(trainable=self.trainable, dropout=self.dropout, block_size=self.block_size) == self
+        parts = [*_part(self.trainable), *_size(self), *([] if usual else more), *_rate(self.dropout, usual=None)]
+        return ", ".join([f"distilbert {self.layers}x{self.width}", *parts])
+
+    @property
+    def depends_on_split(self) -> str:
+        """Why the loss curve depends on how ranks share the batch; empty where it must not."""
+        return "" if self.dropout == 0 else DROPOUT_BY_RANK
+
+
+class CNN(Frozen):
+    """One of torchvision's convolutional networks, with as many input channels and classes as the data has.
+
+    Images are scaled to `image_size`. `dropout` replaces the published rate. Batch norm that is `frozen` normalizes with
+    its running statistics and leaves them alone: only then is the loss the same however ranks share the batch.
+    """
+
+    task: ClassVar[Task] = "image classification"
+    kind: Literal["cnn"] = "cnn"
+    network: Network
+    image_size: int = Field(default=64, ge=1, le=4096, description="pixels a side")
+    trainable: Trainable = "all"
+    dropout: float | None = Field(default=None, ge=0.0, lt=1.0)
+    batch_norm: Literal["batch", "frozen"] = "batch"
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        least = SMALLEST_IMAGE[self.network]
+        if self.image_size < least:
+            raise ValueError(f"image_size {self.image_size} leaves nothing to pool in {self.network} || at least {least}")
+        if self.batch_norm != "batch" and self.network not in WITH_BATCH_NORM:
+            raise ValueError(f"{self.network} has no batch norm to freeze || leave batch_norm out")
+        if self.dropout and self.network not in WITH_DROPOUT:
+            raise ValueError(f"{self.network} has no dropout || leave it out")
+        return self
+
+    @property
+    def label(self) -> str:
+        """A short name for people."""
+        frozen = ["batch norm frozen"] if self.batch_norm == "frozen" else []
+        return ", ".join(
+            [f"{self.network} {self.image_size}px", *_part(self.trainable), *_rate(self.dropout, usual=None), *frozen]
+        )
+
+    @property
+    def depends_on_split(self) -> str:
+        """Why the loss curve depends on how ranks share the batch; empty where it must not."""
+        reasons = []
+        if self.network in WITH_BATCH_NORM and self.batch_norm == "batch":
+            reasons.append("batch norm takes its statistics from each rank's micro-batch")
+        if self.network in WITH_DROPOUT and self.dropout != 0:
+            reasons.append(DROPOUT_BY_RANK)
+        return ", and ".join(reasons)
+
+
+def _size(model: _Transformer) -> list[str]:
+    return [f"{model.heads} heads", f"{model.block_size} tokens"]
+
+
+def _part(trainable: str | float) -> list[str]:
+    if trainable == "all":
+        return []
+    return ["head only" if trainable == "head" else f"last {100 * float(trainable):g} %"]
+
+
+def _rate(dropout: float | None, *, usual: float | None) -> list[str]:
+    return [] if dropout is None or dropout == usual else [f"dropout {dropout:g}"]
+
+
+def _from(weights: str | None) -> list[str]:
+    return [f"weights of {weights}"] if weights else []
+
+
+Model = GPT | TextClassifier | DistilBERT | CNN
+KINDS: dict[str, type[Model]] = {"gpt": GPT, "text-classifier": TextClassifier, "distilbert": DistilBERT, "cnn": CNN}
+_GPT2_VOCABULARY = 50257
+MODELS: dict[str, Model] = {
+    "gpt-nano": GPT(layers=4, heads=4, width=128, block_size=128),
+    "gpt-mini": GPT(layers=6, heads=6, width=384, block_size=256),
+    # Radford et al. (2019), table 2; 124M, 355M, 774M and 1558M parameters with the tied embedding.
+    "gpt2-small": GPT(layers=12, heads=12, width=768, block_size=1024, vocab_size=_GPT2_VOCABULARY),
+    "gpt2-medium": GPT(layers=24, heads=16, width=1024, block_size=1024, vocab_size=_GPT2_VOCABULARY),
+    "gpt2-large": GPT(layers=36, heads=20, width=1280, block_size=1024, vocab_size=_GPT2_VOCABULARY),
+    "gpt2-xl": GPT(layers=48, heads=25, width=1600, block_size=1024, vocab_size=_GPT2_VOCABULARY),
+    "agnews-small": TextClassifier(layers=2, heads=4, width=128),
+    "agnews-large": TextClassifier(layers=4, heads=8, width=256),
+    "distilbert": DistilBERT(),
+    **{network: CNN(network=network) for network in SMALLEST_IMAGE},
+}

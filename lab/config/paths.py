@@ -1,0 +1,104 @@
+"""Which files of the user's a study may read: those of its own folder, and those that LAB_DATA_PATH names."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from lab.config.datasets import Text
+from lab.config.run import Run
+from lab.errors import InputError, Problem, nearest
+
+MAX_BYTES = 2**30
+
+
+def text_roots(data_root: Path) -> list[Path]:
+    """The folders under which text may lie: the study's own, then those of LAB_DATA_PATH in their order."""
+    named = os.environ.get("LAB_DATA_PATH", "").split(os.pathsep)
+    return [data_root.resolve(), *(Path(name).resolve() for name in named if name)]
+
+
+def resolve_text(path: str, data_root: Path) -> Path:
+    """The file or folder of texts that `path` names, absolute or as seen from the study's folder or one of LAB_DATA_PATH.
+
+    Links are followed first, so that none leads outside. Raises InputError where it is outside, missing or unreadable.
+    """
+    return _resolve(path, data_root, source="data", key="path", what="text")
+
+
+def resolve_weights(path: str, data_root: Path) -> Path:
+    """The folder of a model's weights that `path` names, under the same rules."""
+    return _resolve(path, data_root, source="model", key="weights", what="folder")
+
+
+def resolve_inputs(run: Run, data_root: Path) -> None:
+    """Raise InputError for the first path of a run that cannot be used."""
+    if isinstance(run.dataset, Text):
+        resolve_text(run.dataset.path, data_root)
+    weights = getattr(run.architecture, "weights", None)
+    if weights is not None:
+        resolve_weights(weights, data_root)
+
+
+def _resolve(path: str, data_root: Path, *, source: str, key: str, what: str) -> Path:
+    roots = text_roots(data_root)
+    try:
+        places = [(root / path).resolve() for root in roots]
+        inside = [place for place in places if _is_inside(place, roots)]
+        found = next((place for place in inside if place.exists()), None)
+    except (OSError, RuntimeError, ValueError) as error:
+        raise InputError(source, [Problem(key, f"{path!r} cannot be read: {error}", "name a file or folder")]) from None
+    if not inside:
+        advice = f"move the {what} below {roots[0]}, or name its folder in the environment variable LAB_DATA_PATH"
+        raise InputError(source, [Problem(key, f"{path!r} lies outside the study's folder", advice)])
+    if found is None:
+        siblings = [entry.name for entry in inside[0].parent.iterdir()] if inside[0].parent.is_dir() else []
+        raise InputError(source, [Problem(key, f"{path!r}: no such file or folder", nearest(inside[0].name, siblings))])
+    if not os.access(found, os.R_OK):
+        raise InputError(source, [Problem(key, f"{path!r} may not be read", "change its permissions")])
+    return found
+
+
+def read_texts(path: str, data_root: Path) -> list[str]:
+    """The UTF-8 texts of a file, or of all files below a folder in the order of their paths.
+
+    Left out are hidden entries, the study's own output, binary files, and links that lead outside the allowed folders.
+    Raises InputError where nothing is left, or more than MAX_BYTES.
+    """
+    place = resolve_text(path, data_root)
+    roots = text_roots(data_root)
+    files = [
+        file for file in _files(place, out=data_root.resolve() / "out") if _is_inside(file.resolve(), roots) and file.is_file()
+    ]
+    size = sum(file.stat().st_size for file in files)
+    if size > MAX_BYTES:
+        raise InputError(
+            "data", [Problem("path", f"{path!r} holds {size / 1e9:.1f} GB of files", f"at most {MAX_BYTES / 1e9:.1f} GB")]
+        )
+    texts = [text for text in map(_text, files) if text]
+    if not texts:
+        raise InputError("data", [Problem("path", f"{path!r} holds no UTF-8 text", "name a folder with text files")])
+    return texts
+
+
+def _is_inside(place: Path, roots: list[Path]) -> bool:
+    return any(place.is_relative_to(root) for root in roots)
+
+
+def _files(place: Path, *, out: Path) -> Iterator[Path]:
+    if place.is_file():
+        yield place
+        return
+    for folder, names, files in os.walk(place):
+        names[:] = sorted(name for name in names if not name.startswith(".") and Path(folder, name) != out)
+        yield from (Path(folder, name) for name in sorted(files) if not name.startswith("."))
+
+
+def _text(file: Path) -> str:
+    """A file's content, or nothing where it is not text."""
+    try:
+        text = file.read_bytes().decode("utf-8")
+    except (OSError, UnicodeDecodeError):
+        return ""
+    return "" if "\0" in text else text

@@ -1,0 +1,101 @@
+"""Checks of lesson 01: one device, its arithmetic and its noise."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+
+from lab.config.datasets import vocab_size_of
+from lab.config.models import GPT
+from lab.config.run import Run
+from lab.course.check import exercise, judge, number, require
+from lab.perfmodel.flops import gpt_flops_per_token, gpt_parameters
+from lab.records.store import Record
+
+NORMAL = 1.96  # standard deviations that hold 95 % of a normal distribution
+
+
+@exercise("01.prediction", "Write down what you expect, as a number above 0; it need not be right, it must be yours.")
+def prediction(answer: object, *, measured: float) -> str:
+    """What a student expected, beside what was measured."""
+    expected = number(answer)
+    require(expected > 0)
+    return f"You expected {expected:.3g}, measured is {measured:.3g}: a factor of {max(expected / measured, measured / expected):.2f} apart."
+
+
+@exercise(
+    "01.parameters",
+    "Add the two embeddings, 12 d^2 + 13 d for each layer, and 2 d for the last layer norm; the head is the embedding.",
+)
+def parameters(answer: object, *, run: Run) -> str:
+    """Trainable parameters of a GPT."""
+    model, vocabulary = _gpt(run)
+    right = gpt_parameters(model, vocabulary)
+    mistakes = {
+        "The head shares its matrix with the token embedding: count it once.": float(right + vocabulary * model.width),
+        "One layer is counted; the model has several.": float(
+            right - (model.layers - 1) * (12 * model.width**2 + 13 * model.width)
+        ),
+        "The token embedding is missing: one row of width d per word.": float(right - vocabulary * model.width),
+    }
+    judge(answer, right, mistakes=mistakes, within=0.001)
+    return f"{right:,} parameters, {4 * right / 1e6:.1f} MB in fp32: so much is sent in every step once there are two ranks."
+
+
+@exercise("01.flops", "6 FLOPs for each parameter that multiplies (not the position embedding), and 12 L T d for attention.")
+def flops(answer: object, *, run: Run) -> str:
+    """Model FLOPs per token, forward and backward."""
+    model, vocabulary = _gpt(run)
+    right = gpt_flops_per_token(model, vocabulary)
+    mistakes = {
+        "That is the forward pass; the backward pass costs twice as much again.": right / 3,
+        "Attention is missing: 12 L T d for scores and weighted sums.": float(
+            right - 12 * model.layers * model.block_size * model.width
+        ),
+    }
+    judge(answer, right, mistakes=mistakes, within=0.005)
+    return f"{right / 1e6:.2f} million FLOPs per token."
+
+
+@exercise("01.mfu", "FLOPs per token times tokens per second is what the model needs per second; divide it by the device's peak.")
+def mfu(answer: object, *, record: Record, peak: float) -> str:
+    """Model FLOPs utilization of one run."""
+    assert record.timing is not None
+    right = record.timing.flops_per_second / (peak * record.run.world_size)
+    mistakes = {
+        "MFU is a fraction, not per cent.": 100 * right,
+        "Only the forward pass is in it; training needs three times that.": right / 3,
+        "Divide what is used by what there is, not the other way round.": 1 / right,
+    }
+    judge(answer, right, mistakes=mistakes, within=0.05)
+    return f"The device spends {right:.1%} of its peak on the model's own arithmetic."
+
+
+@exercise("01.noise", "Standard deviation of the repeats (with n - 1) over their mean.")
+def noise(answer: object, *, step_s: Sequence[float]) -> str:
+    """Coefficient of variation of step times over repeats."""
+    right = statistics.stdev(step_s) / statistics.fmean(step_s)
+    mistakes = {
+        "Divide by n - 1, not by n: the mean was estimated from the same repeats.": statistics.pstdev(step_s)
+        / statistics.fmean(step_s),
+        "A fraction is wanted, not per cent.": 100 * right,
+        "This is the standard deviation in seconds; divide it by the mean.": statistics.stdev(step_s),
+    }
+    judge(answer, right, mistakes=mistakes)
+    return f"Repeats of the same job differ by {right:.1%} (standard deviation)."
+
+
+@exercise("01.repeats", "n = 2 (1.96 cv / d)^2, rounded up: two means are compared, and each has its own noise.")
+def repeats(answer: object, *, step_s: Sequence[float], difference: float) -> str:
+    """Repeats of each of two configurations that show a relative difference at 95 %."""
+    exact = (NORMAL * statistics.stdev(step_s) / statistics.fmean(step_s) / difference) ** 2
+    right = max(1, math.ceil(2 * exact))
+    mistakes = {"Both configurations are noisy: the variance of a difference is the sum of two.": max(1, math.ceil(exact))}
+    judge(answer, right, mistakes=mistakes, within=0)
+    return f"{right} repeats of each tell a difference of {difference:.0%} from chance on this machine, as quiet as it was; never take fewer than 3."
+
+
+def _gpt(run: Run) -> tuple[GPT, int]:
+    assert isinstance(run.architecture, GPT), "the lesson counts a GPT"
+    return run.architecture, vocab_size_of(run.architecture, run.dataset)

@@ -1,0 +1,76 @@
+"""Checks of lesson 03: distributed SGD is the same SGD, and what it sends."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from lab.course.check import close, exercise, judge, number, require
+
+
+@exercise("03.average", "Each rank's mean stands for as many samples as the rank had: weigh the means by the batches.")
+def average(answer: object, *, gradients: Sequence[float], samples: Sequence[int]) -> str:
+    """The gradient of the whole batch from the mean gradients of unequal parts."""
+    right = float(np.average(gradients, weights=samples))
+    plain = float(np.mean(gradients))
+    mistakes = {
+        "This is the plain mean, right only where all ranks have equally many samples.": plain,
+        "That is the sum.": sum(gradients),
+    }
+    judge(answer, right, mistakes=mistakes, within=0.001)
+    return (
+        "DDP takes the plain mean: that is why every rank must have equally many samples, and why a last odd batch is left out."
+    )
+
+
+@exercise(
+    "03.tensors", "Count 12 tensors in a layer (two norms, four matrices, each with a bias), two embeddings and a last norm."
+)
+def tensors(answer: object, *, layers: int) -> str:
+    """Parameter tensors of a GPT with a tied head, each one call of naive DDP."""
+    right = 12 * layers + 4
+    mistakes = {
+        "Embeddings (2) and the last norm (weight and bias) are tensors too.": 12 * layers,
+        "Each norm and matrix has a bias.": 6 * layers + 3,
+    }
+    judge(answer, right, mistakes={hint: float(wrong) for hint, wrong in mistakes.items()}, within=0)
+    return f"{right} calls in every step, most of them for a few hundred bytes."
+
+
+@exercise("03.bytes", "Every parameter has one gradient, of 4 bytes in fp32.")
+def gradient_bytes(answer: object, *, parameters: int) -> str:
+    """Bytes of all gradients in fp32."""
+    right = 4.0 * parameters
+    mistakes = {"A gradient has 4 bytes.": right / 4, "Only gradients travel, not the optimizer's moments.": 4 * right}
+    judge(answer, right, mistakes=mistakes, within=0.001)
+    return f"{right / 1e6:.2f} MB in every step, for any batch size."
+
+
+@exercise("03.latency", "Every call costs alpha once, whatever it carries; flat makes one call instead of one per tensor.")
+def latency(answer: object, *, calls: int, alpha_s: float) -> str:
+    """Seconds of latency that one call saves over one for each tensor."""
+    right = (calls - 1) * alpha_s
+    judge(answer, right, mistakes={"One call remains.": calls * alpha_s} if calls > 50 else {}, within=0.01)
+    return f"{right * 1e3:.1f} ms a step for nothing but asking."
+
+
+@exercise("03.losses", "max over the steps of |a/b - 1|, for two lists of equal length.")
+def losses(answer: object, *, curves: Sequence[Sequence[float]], tolerance: float = 2e-4) -> str:
+    """The largest relative difference between the loss of the first curve and of any other, over all steps."""
+    reference = np.array(curves[0])
+    right = max(float(np.abs(np.array(curve) / reference - 1).max()) for curve in curves[1:])
+    value = number(answer)
+    require(abs(value - right) <= 0.02 * right + 1e-9)
+    require(right < tolerance, f"You computed it right, but {right:.1e} is too much: these runs do not train the same model.")
+    return f"{right:.1e}, nothing but rounding: the same SGD, so only times need comparing."
+
+
+@exercise("03.hidden", "What is hidden is total less exposed; divide it by the total.")
+def hidden(answer: object, *, total_s: float, exposed_s: float) -> str:
+    """The share of communication behind which the backward pass went on."""
+    right = max(total_s - exposed_s, 0.0) / total_s
+    value = number(answer)
+    require(not close(value, exposed_s / total_s) or close(right, exposed_s / total_s), "That is the share that is exposed.")
+    require(abs(value - right) <= 0.01)
+    return f"{right:.0%} of the communication cost no time of its own."

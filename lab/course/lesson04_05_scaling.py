@@ -1,0 +1,138 @@
+"""Checks of lessons 04 and 05: strong and weak scaling."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from lab.analysis.laws import amdahl_speedup, gustafson_speedup
+from lab.analysis.laws import karp_flatt as serial_fraction
+from lab.course.check import exercise, judge, number, require
+
+TURNED = "The other way round: above 1 means that more ranks are faster."
+
+
+@exercise("04.prediction", "Write down the speedup that you expect, above 0; it need not be right, it must be yours.")
+def strong_prediction(answer: object, *, measured: float) -> str:
+    """The speedup that a student expected, beside the measured one."""
+    expected = number(answer)
+    require(expected > 0)
+    return f"You expected {expected:.2f}, measured is {measured:.2f}. Before you go on: what explains the difference?"
+
+
+@exercise("04.speedup", "T(1) / T(N): by how many times a step is faster than on one rank.")
+def speedup(answer: object, *, step_s: Mapping[int, float], ranks: int) -> str:
+    """Strong-scaling speedup."""
+    right = step_s[1] / step_s[ranks]
+    judge(answer, right, mistakes={TURNED: 1 / right, "This is the efficiency; do not divide by N yet.": right / ranks})
+    return f"A step is {right:.2f} times as fast on {ranks} ranks as on one."
+
+
+@exercise("04.efficiency", "The speedup over the speedup that N ranks would ideally give, which is N.")
+def efficiency(answer: object, *, step_s: Mapping[int, float], ranks: int) -> str:
+    """Strong-scaling efficiency as a fraction."""
+    right = step_s[1] / step_s[ranks] / ranks
+    judge(answer, right, mistakes={"A fraction is wanted, not per cent.": 100 * right, "Divide the speedup by N.": right * ranks})
+    return f"{right:.0%}: of each rank's time so much went into work that one rank would have had to do too."
+
+
+@exercise("04.slowest", "A synchronous step ends when the last rank has ended: take the slowest rank at each world size.")
+def slowest(answer: object, *, one_s: float, ranks_s: Sequence[float]) -> str:
+    """A speedup from the times of each rank."""
+    right = one_s / max(ranks_s)
+    mean = one_s / (sum(ranks_s) / len(ranks_s))
+    mistakes = {
+        f"{mean:.2f} is the speedup of the mean over ranks, which is what was published; who waits for whom?": mean,
+        "That is the fastest rank; the others have not ended yet.": one_s / min(ranks_s),
+        TURNED: 1 / right,
+    }
+    judge(answer, right, mistakes=mistakes, within=0.005)
+    return f"{right:.2f} instead of {mean:.2f}: the mean over ranks made {mean / right - 1:.0%} out of nothing."
+
+
+@exercise("04.karp-flatt", "f = (1/S - 1/N) / (1 - 1/N), with the measured speedup S on N ranks.")
+def karp_flatt(answer: object, *, speedup: float, ranks: int) -> str:
+    """The serial fraction that a measured speedup implies."""
+    right = serial_fraction(speedup, ranks)
+    mistakes = {
+        "The denominator is missing: divide by 1 - 1/N.": 1 / speedup - 1 / ranks,
+        "A fraction is wanted, not per cent.": 100 * right,
+    }
+    judge(answer, right, mistakes=mistakes)
+    if right < 0:
+        return f"{right:.1%}: a negative serial fraction means a speedup above N. Noise, or a weakened baseline: measure again."
+    return f"A serial fraction of {right:.1%} would explain this speedup."
+
+
+@exercise("04.limit", "Let N grow in S = 1 / (f + (1 - f)/N): what remains?")
+def limit(answer: object, *, fraction: float) -> str:
+    """The largest speedup that Amdahl's law allows."""
+    judge(answer, 1 / fraction)
+    return f"With a serial fraction of {fraction:.1%} no number of ranks gives more than {1 / fraction:.1f} times."
+
+
+@exercise("04.amdahl", "S = 1 / (f + (1 - f)/N).")
+def amdahl(answer: object, *, fraction: float, ranks: int) -> str:
+    """Amdahl's speedup at a larger world size."""
+    right = amdahl_speedup(ranks, fraction)
+    scaled = gustafson_speedup(ranks, fraction)
+    judge(answer, right, mistakes={"This is Gustafson's law, where the work grows with the ranks.": scaled, TURNED: 1 / right})
+    return f"{right:.1f} on {ranks} ranks, an efficiency of {right / ranks:.0%}, if nothing but the serial fraction grows."
+
+
+@exercise("05.efficiency", "The work per rank is the same, so an ideal step takes as long as on one rank: T(1) / T(N).")
+def weak_efficiency(answer: object, *, step_s: Mapping[int, float], ranks: int) -> str:
+    """Weak-scaling efficiency as a fraction."""
+    right = step_s[1] / step_s[ranks]
+    mistakes = {
+        "Do not divide by N: each rank's work did not shrink.": right / ranks,
+        "A fraction is wanted, not per cent.": 100 * right,
+        "Above 1 would mean that N times the work takes less time: turn it over.": 1 / right,
+    }
+    judge(answer, right, mistakes=mistakes)
+    return f"{right:.0%}: a step with {ranks} times the samples takes {1 / right:.2f} times as long."
+
+
+@exercise("05.throughput", "Samples per second on N ranks over samples per second on one.")
+def scaled_speedup(answer: object, *, step_s: Mapping[int, float], ranks: int) -> str:
+    """Weak-scaling speedup, the ratio of throughputs."""
+    right = ranks * step_s[1] / step_s[ranks]
+    mistakes = {
+        "N ranks do N times the samples in a step: this is the ratio of step times alone.": right / ranks,
+        TURNED: 1 / right,
+    }
+    judge(answer, right, mistakes=mistakes)
+    return f"{ranks} ranks train {right:.2f} times as many samples per second."
+
+
+@exercise("05.gustafson", "S = f + (1 - f) N: in the time of the parallel part, N ranks do N times as much.")
+def gustafson(answer: object, *, fraction: float, ranks: int) -> str:
+    """Gustafson's scaled speedup."""
+    right = gustafson_speedup(ranks, fraction)
+    mistakes = {"This is Amdahl's law, where the work stays the same.": amdahl_speedup(ranks, fraction)}
+    judge(answer, right, mistakes=mistakes, within=0.01)
+    return f"{right:.1f}, where Amdahl allows {amdahl_speedup(ranks, fraction):.1f} for a fixed amount of work."
+
+
+@exercise("05.steps", "Each step consumes the global batch; an epoch consumes all samples once.")
+def steps(answer: object, *, samples: int, batch_per_rank: int, ranks: int) -> str:
+    """Optimizer steps in an epoch of weak scaling."""
+    right = samples / (batch_per_rank * ranks)
+    judge(answer, right, mistakes={"The global batch is N times the batch per rank.": samples / batch_per_rank}, within=0.01)
+    return f"{right:,.0f} updates of the model instead of {samples / batch_per_rank:,.0f}: each must do the work of {ranks}."
+
+
+@exercise("05.learning", "Compare after equal samples: the larger batch has made fewer steps by then.")
+def learning(answer: object, *, small: Sequence[float], large: Sequence[float], factor: int) -> str:
+    """How much higher the loss is with the larger batch, after equal samples; the losses are those of each step."""
+    steps = min(len(small) // factor, len(large))
+    right = large[steps - 1] - small[steps * factor - 1]
+    mistakes = {"These are equal steps, and the larger batch has seen more samples by then.": large[-1] - small[len(large) - 1]}
+    value = number(answer)
+    require(abs(value - right) <= 0.005 + 0.02 * abs(right) or _none_of(value, mistakes))
+    return f"After {steps * factor} small or {steps} large steps the loss of the large batch is {abs(right):.3f} {'higher' if right > 0 else 'lower'}."
+
+
+def _none_of(value: float, mistakes: Mapping[str, float]) -> bool:
+    for hint, wrong in mistakes.items():
+        require(abs(value - wrong) > 0.005, hint)
+    return False

@@ -1,0 +1,86 @@
+"""Checks of lesson 09: fewer bits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from lab.course.check import exercise, judge, number, require
+
+LARGEST = 127  # of a signed byte, the same on both sides of zero
+
+
+@exercise("09.epsilon", "bf16 keeps 7 bits behind the point: the next number above 1 is 1 + 2**-7.")
+def epsilon(answer: object) -> str:
+    """The step from 1 to the next bf16 number."""
+    mistakes = {
+        "That is fp16, which keeps 10 bits.": 2.0**-10,
+        "That is fp32, which keeps 23 bits.": 2.0**-23,
+        "8 bits are the exponent's.": 2.0**-8,
+    }
+    judge(answer, 2.0**-7, mistakes=mistakes, within=0.001)
+    return "An update of less than half of that, 0.4 % of a weight, changes nothing: masters stay in fp32."
+
+
+@exercise("09.speedup", "The step in fp32 over the step in bf16.")
+def speedup(answer: object, *, fp32_s: float, bf16_s: float) -> str:
+    """By how many times a step in bf16 is faster than one in fp32."""
+    right = fp32_s / bf16_s
+    judge(answer, right, mistakes={"Turn it over: above 1 means that bf16 is faster.": 1 / right})
+    return f"{right:.2f} times as fast: {'the device multiplies bf16 faster' if right > 1 else 'this device gains nothing from fewer bits'}."
+
+
+@exercise("09.quantize", "scale = max |row| / 127, and the integers are row / scale, rounded.")
+def quantize(answer: object) -> str:
+    """A symmetric 8-bit quantization of a row, tried on several."""
+    require(callable(answer), "The function itself is wanted, without parentheses.")
+    draw = np.random.default_rng(9)
+    for row in (draw.normal(size=64), 100 * draw.normal(size=8), np.array([0.5, -2.0, 1.0]), np.array([3.0, -1.0])):
+        _try(answer, row)  # type: ignore[arg-type]
+    return "No value is off by more than half a scale. One outlier makes the scale of its whole row coarse."
+
+
+def _try(quantized: Callable[[object], Any], row: object) -> None:
+    values: npt.NDArray[np.float64] = np.asarray(row, dtype=np.float64)
+    found = quantized(values)
+    require(isinstance(found, tuple) and len(found) == 2, "Return two things: the integers and the scale.")
+    scale = number(found[1])
+    q: npt.NDArray[np.float64] = np.asarray(found[0], dtype=np.float64)
+    require(q.shape == values.shape, "There must be an integer for every value.")
+    require(bool((q == np.round(q)).all()), "The first part must be whole numbers: round, do not cut.")
+    require(bool((np.abs(q) <= LARGEST).all()), f"Some integers are beyond {LARGEST}.")
+    require(
+        bool(np.abs(q).max() == LARGEST), f"The largest value of a row should become {LARGEST}: is the scale that of this row?"
+    )
+    worst = float(np.abs(q * scale - values).max())
+    require(
+        worst <= 0.5001 * float(np.abs(values).max()) / LARGEST, "A value is off by more than half a scale: round to the nearest."
+    )
+
+
+@exercise("09.size", "A byte for each weight, and 4 bytes for the scale of each row; fp32 takes 4 bytes for each weight.")
+def size(answer: object, *, rows: int, columns: int) -> str:
+    """How many times smaller a matrix is in int8 with a scale per row than in fp32."""
+    right = 4 * rows * columns / (rows * columns + 4 * rows)
+    judge(answer, right, mistakes={"The scales need memory too.": 4.0} if right < 3.9 else {}, within=0.003)
+    return f"{right:.2f} times smaller."
+
+
+@exercise("09.decode", "Every weight is read once for a token: bandwidth over the bytes of all weights.")
+def decode(answer: object, *, parameters: float, bytes_per_weight: float, bandwidth: float) -> str:
+    """Tokens per second that memory bandwidth allows for one sequence."""
+    right = bandwidth / (parameters * bytes_per_weight)
+    mistakes = {"How many bytes has a weight?": bandwidth / parameters, "Turn it over: these are seconds per token.": 1 / right}
+    judge(answer, right, mistakes=mistakes, within=0.01)
+    return f"At most {right:.0f} tokens/s for one sequence, however fast the arithmetic is."
+
+
+@exercise("09.perplexity", "Perplexity of the quantized model over that of the base.")
+def perplexity(answer: object, *, base: float, quantized: float) -> str:
+    """The measured ratio of perplexities."""
+    right = quantized / base
+    judge(answer, right, within=0.0005)
+    return f"{right:.4f}: {'worse' if right > 1 else 'not worse'} by {abs(right - 1):.2%} on held-out text. Read its interval before you call it free."

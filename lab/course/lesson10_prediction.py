@@ -1,0 +1,77 @@
+"""Checks of lesson 10: predict, measure, score."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from lab.course.check import exercise, judge
+
+Phases = Mapping[str, float]  # seconds of each phase of a step on one rank
+
+
+@exercise("10.compute", "Forward and backward are shared by the ranks; data and optimizer are not.")
+def compute(answer: object, *, phases: Phases, ranks: int) -> str:
+    """Seconds that a rank computes in a strong-scaling step, from the phases on one rank."""
+    shared = phases["forward"] + phases["backward"]
+    right = _compute(phases, ranks)
+    mistakes = {
+        "The optimizer updates all parameters on every rank: it does not shrink.": (shared + phases["optimizer"]) / ranks
+        + phases["data"],
+        "Every rank computes only its share of the samples.": shared + phases["optimizer"] + phases["data"],
+    }
+    judge(answer, right, mistakes={hint: wrong for hint, wrong in mistakes.items() if abs(wrong / right - 1) > 0.03})
+    return f"{right * 1e3:.2f} ms before anything is sent."
+
+
+@exercise("10.turns", "Without overlap the all-reduce is added to the compute time.")
+def turns(answer: object, *, phases: Phases, ranks: int, all_reduce_s: float) -> str:
+    """The step without overlap."""
+    right = judge(answer, _compute(phases, ranks) + all_reduce_s)
+    return f"{right * 1e3:.2f} ms if compute and communication take turns."
+
+
+@exercise("10.hidden", "Forward, then the longer of backward and communication, then the optimizer.")
+def hidden(answer: object, *, phases: Phases, ranks: int, all_reduce_s: float) -> str:
+    """The step with perfect overlap behind the backward pass."""
+    right = phases["forward"] / ranks + max(phases["backward"] / ranks, all_reduce_s) + phases["optimizer"] + phases["data"]
+    judge(answer, right)
+    return f"{right * 1e3:.2f} ms if communication hides as well as it can. A measured step should lie between the two."
+
+
+@exercise("10.error", "|predicted / measured - 1|, with the step of exercise 10.2 as the prediction.")
+def error(answer: object, *, phases: Phases, ranks: int, all_reduce_s: float, measured: float) -> str:
+    """The relative error of the prediction without overlap."""
+    predicted = _compute(phases, ranks) + all_reduce_s
+    right = abs(predicted / measured - 1)
+    mistakes = {
+        "A fraction is wanted, not per cent.": 100 * right,
+        "Relative to what was measured, not to what was predicted.": abs(measured / predicted - 1),
+    }
+    judge(answer, right, mistakes={hint: wrong for hint, wrong in mistakes.items() if abs(wrong - right) > 0.03 * right})
+    return f"{right:.1%} off. Published predictors of whole clusters claim 4 to 15 %."
+
+
+def _compute(phases: Phases, ranks: int) -> float:
+    return (phases["forward"] + phases["backward"]) / ranks + phases["optimizer"] + phases["data"]
+
+
+@exercise("10.bandwidth", "What two GPUs take longer is the all-reduce; a rank sends 2 (N - 1)/N times the gradients in it.")
+def bandwidth(answer: object, *, one_s: float, two_s: float, gradient_bytes: float) -> str:
+    """Bytes/s of a link from weak-scaling steps on one and two devices."""
+    right = gradient_bytes / (two_s - one_s)
+    mistakes = {
+        "With two ranks 2 (N - 1)/N is 1, not 2.": 2 * right,
+        "The step holds compute too: only its growth is communication.": gradient_bytes / two_s,
+    }
+    judge(answer, right, mistakes=mistakes)
+    return f"{right / 1e9:.1f} GB/s, if nothing hides: PCIe without a direct path between the GPUs."
+
+
+@exercise("10.score", "The mean over the rows of |predicted / measured - 1|.")
+def score(answer: object, *, predicted: Sequence[float], measured: Sequence[float]) -> str:
+    """The mean absolute relative error of predictions."""
+    right = float(np.mean(np.abs(np.array(predicted) / np.array(measured) - 1)))
+    judge(answer, right, mistakes={"A fraction is wanted, not per cent.": 100 * right})
+    return f"{right:.1%} on rows that the fit never saw: that is the number to state with every prediction of it."

@@ -1,0 +1,60 @@
+"""Checks of lesson 11: numbers of a compute-time proposal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from lab.course.check import exercise, judge, require
+
+SECONDS_PER_HOUR = 3600
+
+
+@exercise("11.report", "lab.report(study) returns where the report lies: give its html.")
+def report(answer: object, *, study: Path) -> str:
+    """The path of a report that is there and belongs to the study."""
+    require(isinstance(answer, str | Path), "A path is wanted.")
+    path = Path(str(answer)).resolve()
+    require(path.is_file(), f"There is no file {path.name}.")
+    require(path.is_relative_to(study.resolve()), "This is the report of another study.")
+    return f"{path.name}, {path.stat().st_size / 1e3:.0f} kB: one file that opens anywhere."
+
+
+@exercise("11.stop", "The largest world size whose efficiency T(1) / (N T(N)) is at least the threshold.")
+def stop(answer: object, *, epoch_s: Mapping[int, float], threshold: float) -> str:
+    """The largest world size that is efficient enough."""
+    right = _stop(epoch_s, threshold)
+    fastest = min(epoch_s, key=lambda n: epoch_s[n])
+    mistakes = {} if fastest == right else {"The fastest is not the most economical: look at the efficiency.": float(fastest)}
+    judge(answer, right, mistakes=mistakes, within=0)
+    return f"At {right} rank{'s' * (right != 1)} the efficiency is {epoch_s[1] / right / epoch_s[right]:.0%}; that is where to stop for {threshold:.0%}."
+
+
+@exercise(
+    "11.device-hours",
+    "An epoch's seconds times the epochs are the wall time; each of N devices is occupied for it; 3600 s are an hour.",
+)
+def device_hours(answer: object, *, epoch_s: Mapping[int, float], epochs: int, threshold: float) -> str:
+    """Device-hours of a training run on as many devices as are efficient enough."""
+    ranks = _stop(epoch_s, threshold)
+    right = epoch_s[ranks] * epochs * ranks / SECONDS_PER_HOUR
+    mistakes = {
+        "These are hours of wall time: every device is charged.": right / ranks,
+        "Hours are wanted, not seconds.": right * 3600,
+    }
+    judge(answer, right, mistakes=mistakes)
+    return f"{right:,.2f} device-hours."
+
+
+@exercise("11.price", "Device-hours at N over device-hours at 1: the inverse of the efficiency.")
+def price(answer: object, *, epoch_s: Mapping[int, float], threshold: float) -> str:
+    """How many times the device-hours of one device the same training needs on as many as are efficient enough."""
+    ranks = _stop(epoch_s, threshold)
+    right = ranks * epoch_s[ranks] / epoch_s[1]
+    mistakes = {"That is the efficiency; the price is its inverse.": 1 / right, "Each of N devices is charged.": right / ranks}
+    judge(answer, right, mistakes=mistakes)
+    return f"The same training costs {right:.2f} times the device-hours, and is done {epoch_s[1] / epoch_s[ranks]:.2f} times as fast."
+
+
+def _stop(epoch_s: Mapping[int, float], threshold: float) -> int:
+    return max(n for n, seconds in epoch_s.items() if epoch_s[1] / (n * seconds) >= threshold)

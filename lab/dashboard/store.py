@@ -1,0 +1,172 @@
+"""What was tried by hand: kept as small studies, one for each configuration and all its world sizes."""
+
+from __future__ import annotations
+
+import re
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from filelock import FileLock, Timeout
+from pydantic import ValidationError
+
+from lab.config.cluster import Cluster
+from lab.config.run import Run
+from lab.config.study import Study, find_folder
+from lab.dashboard.form import OF_RUN
+from lab.errors import InputError, LabError, Problem
+from lab.files import read_yaml, write_atomically
+from lab.perfmodel.calibration import load_calibration
+from lab.perfmodel.forecast import Basis
+from lab.perfmodel.frozen import error_so_far
+from lab.records.store import Record, Store
+
+TITLE = "Tried on the bench: {run}"
+QUESTION = "How long does a step of this configuration take, and what does a further rank bring?"
+
+
+@dataclass(frozen=True)
+class Bench:
+    """A folder of studies, `<cluster>/<id of the equal run at world size 1>`, that `lab run` and `lab report` read too."""
+
+    folder: Path
+
+    def study(self, run: Run, cluster: str) -> Study:
+        """The study that a run belongs to, with this run alone; nothing is written."""
+        base = alone(run)
+        return Study(
+            folder=self.folder.resolve() / cluster / base.id,
+            title=TITLE.format(run=base.label),
+            question=QUESTION,
+            scaling="strong",
+            runs=(run,),
+            axes=("world_size",),
+            repeats=1,
+            baseline={"world_size": 1},
+        )
+
+    def keep(self, study: Study) -> None:
+        """Write the study file of a run, or add the run's world size to the one that is there.
+
+        World size 1 is always in it: the study is complete when its baseline is measured too.
+        """
+        path, run = study.folder / "study.yaml", study.runs[0]
+        content = read_yaml(path) if path.exists() else _content(study)
+        grid = content.setdefault("grid", {})
+        sizes = sorted({1, run.world_size, *grid.get("world_size", ())})
+        if sizes != grid.get("world_size"):
+            grid["world_size"] = sizes
+            write_atomically(path, yaml.safe_dump(content, sort_keys=False).encode())
+
+    def studies(self) -> list[Study]:
+        """The kept studies, those of one cluster together; a study file that cannot be read is left out."""
+        found = []
+        for path in sorted(self.folder.glob("*/*/study.yaml")):
+            try:
+                found.append(Study.load(path.parent))
+            except LabError:
+                continue
+        return found
+
+    def is_driven(self, study: Study) -> bool:
+        """Whether a driver, of this process or another, works on a study now."""
+        try:
+            with FileLock(study.out / "driver.lock").acquire(timeout=0):
+                return False
+        except Timeout:
+            return True
+
+    def basis(self, cluster: Cluster) -> Basis:
+        """What predictions on a cluster are made from: this bench's runs on one rank, which use no link and so count for
+        every cluster of this machine whose ranks compute alike, the cluster's calibration, and how wrong predictions were.
+        """
+        kept = self.studies()
+        records = [
+            record
+            for study in kept
+            for record in Store(study.out).records()
+            if _is_profile(record, cluster, of=study.folder.parent)
+        ]
+        own = [study for study in kept if study.folder.parent.name == cluster.name]
+        return Basis(tuple(records), load_calibration(cluster), error_so_far(*own))
+
+
+def _is_profile(record: Record, cluster: Cluster, *, of: Path) -> bool:
+    """Whether a record is of one rank that computed as the cluster's ranks do; `of` is the folder of its cluster."""
+    place, run = record.environment, record.run
+    if not (record.completed and run.world_size == 1 and run.task == "train" and place):
+        return False
+    compute = place.emulated.compute if place.emulated else None
+    here = of.name == cluster.name or (cluster.executor == "local" and set(place.hosts) == {socket.gethostname()})
+    alike = (cluster.device_kind, cluster.threads_per_rank, cluster.compute)
+    return here and (place.device, place.threads_per_rank, compute) == alike
+
+
+def alone(run: Run) -> Run:
+    """The equal run at world size 1: the same global batch in as many micro-batches per rank."""
+    return Run.model_validate(run.model_dump(exclude={"micro_batch_size", "world_size"}))
+
+
+def _content(study: Study) -> dict[str, Any]:
+    base = study.runs[0].model_dump(mode="json", exclude={"micro_batch_size", "world_size"})
+    told = {"title": study.title, "question": study.question, "scaling": study.scaling, "base": base}
+    return told | {"grid": {}, "repeats": study.repeats, "baseline": study.baseline}
+
+
+REPEATS = 3
+
+
+def suggested(run: Run) -> str:
+    """A name for the study of a run: the words of its label."""
+    return re.sub(r"[^a-z0-9]+", "-", run.label.lower()).strip("-")
+
+
+def send(run: Run, *, name: str, reports: Path) -> Study:
+    """Write `<reports>/<name>/study.yaml`; raises InputError for a name that cannot be a folder's or that is taken."""
+    folder = reports.resolve() / name
+    if not re.fullmatch(r"[a-z0-9][a-z0-9_-]{0,99}", name):
+        raise InputError("send", [Problem("name", f"{name!r} is no name of a study", "small letters, digits and -")])
+    if folder.exists() and any(folder.iterdir()):
+        raise InputError("send", [Problem("name", f"{folder.name} is there already", "choose another name")])
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomically(folder / "study.yaml", yaml.safe_dump(content(run), sort_keys=False, width=120).encode())
+    return Study.load(folder)
+
+
+def content(run: Run) -> dict[str, object]:
+    """What study.yaml then says."""
+    base = {name: value for name, value in run.model_dump(mode="json", include=set(OF_RUN)).items() if name != "world_size"}
+    return {
+        "title": f"How {run.label} scales",
+        "question": "How long does a step of this configuration take, and what does a further rank bring?",
+        "scaling": "strong",
+        "base": base,
+        "grid": {"world_size": world_sizes(run)},
+        "repeats": REPEATS,
+        "baseline": {"world_size": 1},
+    }
+
+
+def world_sizes(run: Run) -> list[int]:
+    """1, 2, 4 and so on up to the run's own, those over which its batch can be divided."""
+    doubling = {2**power for power in range(run.world_size.bit_length())}
+    return [size for size in sorted(doubling | {run.world_size}) if size <= run.world_size and _possible(run, size)]
+
+
+def _possible(run: Run, world_size: int) -> bool:
+    try:
+        Run.model_validate(run.model_dump(include=set(OF_RUN)) | {"world_size": world_size})
+    except ValidationError:
+        return False
+    return True
+
+
+def command(study: Study, cluster: str) -> str:
+    """What measures it in a terminal."""
+    try:
+        named = find_folder(study.name) == study.folder
+    except LabError:
+        named = False
+    return f"lab run {study.name if named else study.folder} --cluster {cluster}"

@@ -1,1 +1,0 @@
-"""What the figures are made of: their data, look, labels and parts."""

@@ -1,0 +1,97 @@
+"""Replay: records of runs from the rows of a published table; no run is ever executed on such a cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from lab.config.cluster import Cluster
+from lab.config.replay import Published, Row
+from lab.config.run import Run
+from lab.config.study import Study, Task
+from lab.errors import InputError, LabError, Problem
+from lab.launch.executor import Handle, JobSpec
+from lab.perfmodel.calibration import published_environment
+from lab.perfmodel.flops import flops_per_sample
+from lab.records.schema import Stat, Timing
+from lab.records.store import Record, Store, write_record
+
+
+class ReplayExecutor:
+    """A queue that takes no job."""
+
+    keeps = False
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+
+    def room(self, running: int) -> int:
+        """None: raises LabError, so that nobody waits for it."""
+        raise LabError(f"{self._cluster.name} replays a published table: nothing can be run or measured on it")
+
+    def submit(self, works: Sequence[JobSpec]) -> Sequence[Handle]:
+        """Raises LabError."""
+        raise LabError(f"{self._cluster.name} replays a published table: nothing can be run or measured on it")
+
+
+def replay(study: Study, cluster: Cluster, tasks: Sequence[Task]) -> list[Record]:
+    """Write the published times of these tasks as records; raises InputError, before any, for runs the table does not hold."""
+    assert cluster.published is not None
+    found, problems = [], []
+    for task in tasks:
+        row = _row_of(task.run, cluster.published)
+        if row is None:
+            known = "; ".join(dict.fromkeys(_told(row) for row in cluster.published.rows[:6])) or "times of all-reduces alone"
+            problems.append(Problem(task.label, "is no row of the table, and nothing is run on a replay", f"it holds {known}"))
+        elif task.repeat:
+            problems.append(Problem("repeats", "a published row is one repeat", "set repeats: 1"))
+        else:
+            found.append((task, _record(task, row, cluster, cluster.published)))
+    if problems:
+        raise InputError(study.name, list(dict.fromkeys(problems)))
+    for task, record in found:
+        write_record(record, Store(study.out).folder(task))
+    return [record for _, record in found]
+
+
+def _row_of(run: Run, published: Published) -> Row | None:
+    return next((row for row in published.rows if all(_value(run, key) == value for key, value in row.where.items())), None)
+
+
+def _value(run: Run, key: str) -> Any:
+    return getattr(run, key) if key in Run.model_fields else getattr(run.architecture, key, None)
+
+
+def _told(row: Row) -> str:
+    return ", ".join(f"{key} {value}" for key, value in row.where.items())
+
+
+def _record(task: Task, row: Row, cluster: Cluster, published: Published) -> Record:
+    run, slowest = task.run, max(row.times)
+    rate = run.global_batch_size / slowest
+    tokens = getattr(run.architecture, "block_size", None)
+    return Record(
+        run_id=run.id,
+        repeat=task.repeat,
+        run=run,
+        status="completed",
+        finished_at=datetime.now(UTC).isoformat(),
+        environment=published_environment(cluster, published, run.world_size),
+        timing=Timing(
+            step=Stat(median=slowest, p10=slowest, p90=slowest, interval=None),
+            phases={},
+            per_rank={"step": row.times},
+            slowest_rank=row.times.index(slowest),
+            measured_steps=row.steps,
+            warmup_steps=0,
+            setup_time=None,
+            train_time=slowest * row.steps,
+            samples_per_second=rate,
+            tokens_per_second=tokens * rate if tokens else None,
+            flops_per_second=flops_per_sample(run) * rate,
+            mfu=None,
+            peak_flops_per_second=None,
+            peak_source=None,
+        ),
+    )

@@ -1,0 +1,1 @@
+"""The performance model: FLOPs, memory, collectives, hardware, step times, forecasts, the planner."""

@@ -1,0 +1,280 @@
+"""Calibration: what a cluster's links and devices can do, measured once and stored beside its profile."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from functools import cached_property
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from lab.config.cluster import Cluster, find_profile
+from lab.config.replay import Published
+from lab.errors import InputError, LabError
+from lab.files import read_json, read_yaml, write_atomically
+from lab.perfmodel.collectives import COLLECTIVES, Collective, LinkFit, algbw, busbw, fit_link, interpolate
+from lab.records.schema import Environment
+
+SCHEMA_VERSION = 1
+# Gradient buckets lie above it, and below it other costs than alpha and beta rule; times there are interpolated.
+FIT_FROM_BYTES = 64 * 2**10
+QUIET = 0.12  # cores' worth of others that still leave a measurement as it is
+
+
+class _Stored(BaseModel):
+    """A part of a calibration; what is not a number cannot be stored."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class CollectiveTime(_Stored):
+    """Time in s of one collective by the slowest rank: median over `calls` calls with its 95 % interval."""
+
+    collective: Collective
+    world_size: int = Field(ge=2)
+    bytes: int = Field(gt=0, description="of the whole tensor")
+    seconds: float = Field(gt=0)
+    low: float | None = None
+    high: float | None = None
+    calls: int = Field(ge=1)
+
+    @property
+    def algbw(self) -> float:
+        """Bytes/s of the tensor."""
+        return algbw(self.bytes, self.seconds)
+
+    @property
+    def busbw(self) -> float:
+        """Bytes/s on the busiest link of a ring."""
+        return busbw(self.collective, self.world_size, self.bytes, self.seconds)
+
+
+class CollectiveFit(_Stored):
+    """The alpha-beta fit of one collective at one world size."""
+
+    collective: Collective
+    world_size: int
+    fit: LinkFit
+
+
+class MatrixProduct(_Stored):
+    """FLOP/s of the fastest square matrix product of one dtype on one rank, and its size."""
+
+    dtype: str
+    flops_per_s: float = Field(gt=0)
+    size: int
+
+
+class MemoryBandwidth(_Stored):
+    """Bytes/s, read and written, of the fastest copy of a tensor of so many bytes on one rank."""
+
+    bytes_per_s: float = Field(gt=0)
+    bytes: int
+
+
+class ContentionTime(_Stored):
+    """How many times longer matrix products and all-reduces of so many bytes take while the other goes on beside them.
+
+    `neighbours` is how many times longer training takes on a rank while the other ranks train too.
+    """
+
+    device: float = Field(ge=1)
+    link: float = Field(ge=1)
+    neighbours: float = Field(default=1.0, ge=1)
+    bytes: int
+    rounds: int
+
+
+class Part(_Stored):
+    """What was measured at one world size: collectives from 2 ranks on, the device by itself on one."""
+
+    world_size: int = Field(ge=1)
+    quick: bool
+    measured_at: datetime
+    profile: Cluster
+    environment: Environment
+    times: tuple[CollectiveTime, ...] = ()
+    matrix_products: tuple[MatrixProduct, ...] = ()
+    memory: MemoryBandwidth | None = None
+    contention: ContentionTime | None = None
+    missing: dict[str, str] = Field(default={}, description="collectives and dtypes that are not there, and why")
+
+    @property
+    def disturbed(self) -> bool:
+        """Whether other processes took more than QUIET cores on the ranks' cores meanwhile."""
+        return (self.environment.foreign_cpu or 0.0) > QUIET
+
+    @cached_property
+    def fits(self) -> tuple[CollectiveFit, ...]:
+        """One per collective whose times grow over two sizes or more from FIT_FROM_BYTES on."""
+        found = []
+        for name in COLLECTIVES:
+            rows = [row for row in self.times if row.collective == name]
+            chosen = [row for row in rows if row.bytes >= FIT_FROM_BYTES]
+            try:
+                fit = fit_link([row.bytes for row in chosen], [row.seconds for row in chosen])
+            except ValueError:
+                continue
+            found.append(CollectiveFit(collective=name, world_size=self.world_size, fit=fit))
+        return tuple(found)
+
+
+class Calibration(_Stored):
+    """A cluster's calibration: one part per world size."""
+
+    schema_version: Literal[1] = 1
+    cluster: str
+    wanted: tuple[int, ...] = Field(description="the world sizes that were asked for")
+    parts: tuple[Part, ...] = ()
+
+    @property
+    def complete(self) -> bool:
+        """Whether every world size that was asked for is measured."""
+        return set(self.wanted) <= {part.world_size for part in self.parts}
+
+    @property
+    def rows(self) -> tuple[CollectiveTime, ...]:
+        """Times of all collectives, world sizes and bytes."""
+        return tuple(row for part in self.parts for row in part.times)
+
+    @property
+    def fits(self) -> tuple[CollectiveFit, ...]:
+        """Fits of all collectives and world sizes."""
+        return tuple(fit for part in self.parts for fit in part.fits)
+
+    @property
+    def matrix_products(self) -> dict[str, MatrixProduct]:
+        """The fastest matrix products by dtype."""
+        return {product.dtype: product for part in self.parts for product in part.matrix_products}
+
+    @property
+    def memory(self) -> MemoryBandwidth | None:
+        """The memory bandwidth of one rank."""
+        return next((part.memory for part in self.parts if part.memory), None)
+
+    @property
+    def environment(self) -> Environment | None:
+        """Where the largest world size was measured."""
+        return max(self.parts, key=lambda part: part.world_size).environment if self.parts else None
+
+    @property
+    def measured_at(self) -> datetime | None:
+        """When the oldest part was measured."""
+        return min((part.measured_at for part in self.parts), default=None)
+
+    def contention(self, world_size: int) -> ContentionTime | None:
+        """That of a world size, else of the nearest one that was measured; None where none was."""
+        held = [part for part in self.parts if part.contention]
+        nearest = min(held, key=lambda part: abs(part.world_size - world_size), default=None)
+        return nearest.contention if nearest else None
+
+    def fit(self, collective: Collective, world_size: int) -> LinkFit:
+        """The fit of a collective; raises LabError where it was not measured or cannot be fitted."""
+        for found in self.fits:
+            if (found.collective, found.world_size) == (collective, world_size):
+                return found.fit
+        sizes = sorted({found.world_size for found in self.fits if found.collective == collective})
+        known = f"its fits are for {', '.join(map(str, sizes))} ranks" if sizes else "no world size of it is fitted"
+        raise LabError(f"calibration of {self.cluster}: {collective} on {world_size} ranks is not there ({known})")
+
+    def time(self, collective: Collective, world_size: int, size: float) -> float:
+        """Seconds of a collective on so many bytes: between measured sizes interpolated, by the fit beyond; 0 on one rank.
+
+        Raises LabError for a collective or world size that was not measured, ValueError where bytes are not positive.
+        """
+        if world_size == 1:
+            return 0.0
+        fit = self.fit(collective, world_size)
+        rows = sorted(
+            (row for row in self.rows if (row.collective, row.world_size) == (collective, world_size)), key=lambda row: row.bytes
+        )
+        return interpolate(size, [row.bytes for row in rows], [row.seconds for row in rows], fit)
+
+    def with_part(self, part: Part) -> Calibration:
+        """The same with one part added, in place of an earlier one of its world size."""
+        parts = [other for other in self.parts if other.world_size != part.world_size]
+        return self.model_copy(update={"parts": tuple(sorted([*parts, part], key=lambda part: part.world_size))})
+
+
+def calibration_path(cluster: str | Path | Cluster = "local") -> Path:
+    """Where a profile's calibration lies: `calibration/<profile>.json` beside the profile's file; raises InputError for none."""
+    profile = find_profile(cluster.name if isinstance(cluster, Cluster) else cluster)
+    return profile.parent / "calibration" / f"{profile.stem}.json"
+
+
+def load_calibration(cluster: str | Path | Cluster = "local") -> Calibration | None:
+    """The calibration of a profile (its name, its path or itself); None where there is none that this lab can read.
+
+    Raises InputError for an unknown profile, LabError for a calibration of a newer lab.
+    """
+    if isinstance(cluster, Cluster) and cluster.published is not None:
+        return calibration_of(cluster)
+    try:
+        path = calibration_path(cluster)
+        profile = find_profile(cluster.name if isinstance(cluster, Cluster) else cluster)
+        if read_yaml(profile).get("executor") == "replay":
+            return calibration_of(Cluster.load(profile))
+    except InputError:
+        if isinstance(cluster, Cluster):  # one that was made without a file
+            return None
+        raise
+    return read_calibration(path)
+
+
+def read_calibration(path: Path) -> Calibration | None:
+    """Read one file; None where it is missing or not whole. Raises LabError for a newer schema."""
+    content = read_json(path)
+    if content is None:
+        return None
+    version = content.get("schema_version")
+    if isinstance(version, int) and version > SCHEMA_VERSION:
+        raise LabError(f"{path}: written by a newer lab (schema {version}, this one reads {SCHEMA_VERSION}): update")
+    try:
+        return Calibration.model_validate_json(path.read_bytes())
+    except (OSError, ValidationError):
+        return None
+
+
+def write_calibration(calibration: Calibration, path: Path) -> None:
+    """Write a calibration so that at every moment it is there whole or not at all."""
+    write_atomically(path, calibration.model_dump_json(indent=1).encode())
+
+
+def calibration_of(cluster: Cluster) -> Calibration | None:
+    """The published all-reduces as a calibration; None where the table holds none."""
+    assert cluster.published is not None
+    rows = cluster.published.all_reduce
+    sizes = sorted({row.world_size for row in rows})
+    parts = [
+        Part(
+            world_size=size,
+            quick=False,
+            measured_at=datetime.now(UTC),
+            profile=cluster,
+            environment=published_environment(cluster, cluster.published, size),
+            times=tuple(
+                CollectiveTime(collective="all_reduce", **row.model_dump(), calls=1) for row in rows if row.world_size == size
+            ),
+        )
+        for size in sizes
+    ]
+    return Calibration(cluster=cluster.name, wanted=tuple(sizes), parts=tuple(parts)) if parts else None
+
+
+def published_environment(cluster: Cluster, published: Published, ranks: int) -> Environment:
+    """The environment of published numbers: what their source tells, and nothing of this machine."""
+    return Environment(
+        cluster=cluster.name,
+        hosts=["unknown"],
+        device=cluster.device_kind,
+        backend=None,
+        cpu="unknown",
+        cpu_count=0,
+        cpus_granted=[[]] * ranks,
+        threads_per_rank=0,
+        gpu=published.gpu if cluster.device_kind == "cuda" else None,
+        gpu_count=ranks if cluster.device_kind == "cuda" else 0,
+        versions={},
+        replay=f"{published.source}{'. ' + published.note if published.note else ''}",
+    )

@@ -1,0 +1,1 @@
+"""What a run leaves: the schema of its record, the store, tables."""

@@ -1,0 +1,89 @@
+"""Inference: what a run of it is asked for, and what it measures."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from lab.config.base import Quantization
+from lab.records.schema import Section, Stat
+
+
+class Share(Section):
+    """A mean over held-out samples with its paired bootstrap 95 % interval."""
+
+    value: float
+    low: float | None
+    high: float | None
+
+
+class Latency(Section):
+    """How fast one model generates at one point; times in s, of the slowest rank, over rounds."""
+
+    first_token: Stat = Field(description="prefill: from the prompt to the first token")
+    inter_token: Stat = Field(description="decode: the median time between tokens of each round")
+    p50: float = Field(description="of the time between two tokens, over all rounds")
+    p90: float
+    p99: float
+    total: Stat = Field(description="from the prompt to the last token")
+    prefill_tokens_per_second: float
+    decode_tokens_per_second: float = Field(description="of all sequences on all ranks")
+    bytes_per_token: int = Field(description="weights and cache that a rank reads for one token, in the middle of decoding")
+    bytes_per_second: float = Field(description="of one rank in decoding: bytes_per_token over the median inter-token time")
+
+
+class Point(Section):
+    """One prompt length and batch size; ratios are quantized over base, round by round: below 1 is faster."""
+
+    prompt_tokens: int
+    batch_size: int
+    base: Latency
+    quantized: Latency
+    first_token_ratio: Stat
+    inter_token_ratio: Stat
+    total_ratio: Stat
+
+
+class ClassificationPoint(Section):
+    """One batch size of a classifier: seconds for a batch on the slowest rank, over rounds; the ratio is quantized over base."""
+
+    batch_size: int
+    base: Stat
+    quantized: Stat
+    ratio: Stat = Field(description="round by round: below 1 is faster")
+    base_samples_per_second: float
+    samples_per_second: float
+
+
+class Size(Section):
+    """Bytes of a model's weights."""
+
+    memory: int
+    disk: int
+
+
+class Inference(Section):
+    """What an inference run measured; without points where the quantization is not there, or its outputs are wrong."""
+
+    quantization: Quantization
+    method: str = ""
+    unavailable: str = Field(default="", description="why this machine cannot, or why no time was taken")
+    quantize_time: float | None = Field(default=None, description="s")
+    base_size: Size
+    size: Size | None = None
+    output_errors: dict[str, float] = Field(default={}, description="of logits, relative to the base, by shape of the input")
+    base_perplexity: float | None = Field(default=None, description="on held-out samples")
+    perplexity: float | None = None
+    perplexity_ratio: Share | None = Field(default=None, description="quantized over base, paired by sample")
+    same_tokens: Share | None = Field(default=None, description="share of held-out positions with the same likeliest token")
+    generated_alike: float | None = Field(default=None, description="share of greedily generated tokens that are the same")
+    held_out_samples: int | None = Field(default=None, description="that both classifiers classified")
+    base_accuracy: float | None = Field(default=None, description="share of held-out samples that are classified right")
+    accuracy: float | None = None
+    accuracy_change: Share | None = Field(default=None, description="quantized less base, paired by sample")
+    same_classes: Share | None = Field(default=None, description="share of held-out samples that both put into one class")
+    points: list[Point] = []
+    classifications: list[ClassificationPoint] = []
+    memory_bytes_per_second: float | None = Field(default=None, description="of a rank, measured in the job by copying")
+    arithmetic: str = Field(default="", description="vector instructions of a CPU, or the GPU's name")
+    model_sha256: str = Field(default="", description="of the base model's file")
+    trained_steps: int = 0

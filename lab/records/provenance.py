@@ -1,0 +1,56 @@
+"""The code that a job runs: its commit, and a copy of it that nobody edits."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+from lab.files import ROOT, read_json
+
+KEPT_STATE = "code.json"
+
+
+def keep_code(out: Path) -> Path:
+    """Copy the `lab` package to `out`/code/<hash of its content>, if it is not there yet; returns that folder."""
+    package = ROOT / "lab"
+    files = sorted(path for path in package.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
+    digest = hashlib.sha256()
+    for path in files:
+        digest.update(f"{path.relative_to(package)}\0{path.stat().st_size}\0".encode() + path.read_bytes())
+    folder = out / "code" / digest.hexdigest()[:12]
+    if folder.is_dir():
+        return folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    building = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".building-"))
+    shutil.copytree(package, building / "lab", ignore=shutil.ignore_patterns("__pycache__"))
+    commit, dirty = git_state()
+    (building / KEPT_STATE).write_text(json.dumps({"commit": commit, "dirty": dirty}))
+    try:
+        building.rename(folder)
+    except OSError:  # another driver was faster
+        shutil.rmtree(building)
+    return folder
+
+
+def git_state() -> tuple[str | None, bool | None]:
+    """The commit of the lab's own repository and whether files differ from it; None where there is no repository or no git."""
+    if (kept := read_json(ROOT / KEPT_STATE)) is not None:
+        return kept["commit"], kept["dirty"]
+    git = shutil.which("git")
+    if git is None or not (ROOT / ".git").exists():
+        return None, None
+    commit = _output(git, "rev-parse", "HEAD")
+    status = _output(git, "--no-optional-locks", "status", "--porcelain")
+    return commit, None if commit is None or status is None else bool(status)
+
+
+def _output(program: str, *arguments: str) -> str | None:
+    try:
+        done = subprocess.run([program, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()

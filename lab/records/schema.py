@@ -1,0 +1,190 @@
+"""What the parts of a record are made of."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from lab.config.emulation import Emulated
+
+
+class Section(BaseModel):
+    """A part of a record; unknown keys are refused so that a typing error cannot hide a measurement."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="null")
+
+
+class Stat(Section):
+    """A distribution over steps or rounds: median, 10th and 90th percentile, bootstrap 95 % interval of the median."""
+
+    median: float
+    p10: float
+    p90: float
+    interval: tuple[float, float] | None = Field(description="None where there are too few for one")
+
+
+# The parts of a step, in the order in which they happen; all in seconds.
+PHASES = ("data", "h2d", "forward", "backward", "optimizer", "other")
+# Cores' worth of other processes from which repeats differed by more than 4 % when tried.
+FOREIGN_CPU = 0.12
+
+
+class Timing(Section):
+    """Where the time of a step went, in seconds; warm-up, compilation and evaluation are outside.
+
+    `step` is that of the slowest rank of each step, `phases` are those of the same rank in the same step and hold
+    the keys of PHASES; `per_rank` holds medians by rank of the step and of each phase.
+    """
+
+    step: Stat
+    phases: dict[str, Stat]
+    per_rank: dict[str, list[float]]
+    slowest_rank: int = Field(description="the rank that was the slowest most often")
+    measured_steps: int
+    warmup_steps: int
+    setup_time: float | None = Field(description="s, from the start of rank 0 to its first step, imports included")
+    train_time: float = Field(description="s, wall time of the measured steps on the slowest rank")
+    samples_per_second: float
+    tokens_per_second: float | None = None
+    flops_per_second: float = Field(description="model FLOP/s of all ranks together")
+    mfu: float | None = Field(description="flops_per_second over peak_flops_per_second of all ranks")
+    peak_flops_per_second: float | None = Field(description="of one rank, dense, in the run's precision")
+    peak_source: str | None = Field(description="vendor figure with its source, or how it was measured")
+
+
+class Event(Section):
+    """One bar of a timeline, in seconds from the earliest start of its step on any rank.
+
+    `name` is forward, backward, optimizer, "bucket k" of DDP, or an operation such as all_reduce; what goes over the link
+    has `bytes`, and starts when it is handed to it.
+    """
+
+    rank: int
+    name: str
+    start: float
+    end: float
+    ready: float | None = Field(default=None, description="when the gradients of a bucket were complete")
+    bytes: int | None = Field(default=None, description="of what goes over the link")
+
+
+class Operation(Section):
+    """One kind of collective or message of a step, on one rank."""
+
+    calls: int
+    bytes: int
+
+
+class Communication(Section):
+    """What went over the links, per step: seconds of the slowest rank of each step, bytes per rank.
+
+    None where not measured; at world size 1 nothing is sent, and only `ddp_overhead_time` can be there.
+    `total` is the union of the times on the link of buckets, collectives and messages, `exposed` what a rank did nothing
+    but wait for them (with DDP from its last gradient on), `overlap` the rest; `straggler` is the part of `exposed` that
+    waited for ranks which came later, `transfer` the rest. `bytes` are those of the tensors that were reduced, gathered,
+    scattered or sent; `bytes_moved` what a rank sends for them where the ranks form a ring. `sync_cost` comes
+    from another method: rounds of forward and backward with and without synchronisation, in turn.
+    """
+
+    total: Stat | None = None
+    exposed: Stat | None = None
+    straggler: Stat | None = None
+    transfer: Stat | None = None
+    overlap: Stat | None = None
+    exposed_in: dict[str, float] = Field(default={}, description="medians of the exposed part by phase of the step")
+    bytes: int | None = None
+    bytes_moved: int | None = None
+    calls: int | None = Field(default=None, description="collectives and messages of a step on one rank")
+    operations: dict[str, Operation] = Field(default={}, description="the calls by what they do, of rank 0")
+    buckets: list[int] | None = Field(default=None, description="bytes of each bucket of DDP on the link, in order")
+    per_rank: dict[str, list[float]] = Field(default={}, description="medians by rank of total, exposed, straggler")
+    sync_cost: Stat | None = Field(default=None, description="slowest rank with synchronisation, less without; over rounds")
+    sync_exposed: Stat | None = Field(default=None, description="exposed in the same rounds, on the rank that others wait for")
+    stolen_compute: Stat | None = Field(default=None, description="sync_cost - sync_exposed, round by round")
+    ddp_overhead_time: Stat | None = Field(default=None, description="DDP's wrapper less the bare module, at world size 1")
+    timeline: list[Event] = Field(default=[], description="the median measured step on all ranks")
+
+
+class Gradient(Section):
+    """A gradient of one rank's backward pass: its bytes, and the share of the pass that is over when it is ready."""
+
+    ready: float = Field(ge=0, le=1)
+    bytes: int
+
+
+class Memory(Section):
+    """Peak memory in bytes by rank (by device where one process has several), and of what kind: resident set on CPU,
+    allocator's peak on CUDA; and what of it is there at every moment of a step, on the rank that has most of it.
+    """
+
+    kind: Literal["resident", "cuda_allocated"]
+    peak: list[int]
+    parameters: int = Field(description="bytes of the parameters on one rank")
+    optimizer: int | None = Field(default=None, description="bytes of the optimizer's state on one rank")
+
+
+class Quality(Section):
+    """What the model learned: training loss of each step (mean over the global batch), loss and accuracy on held-out data."""
+
+    loss: list[float]
+    validation_loss: float | None = None
+    accuracy: float | None = Field(default=None, description="share of held-out samples whose class is found; of classifiers")
+    depends_on_split: str | None = Field(
+        default=None, description="why the loss curve depends on how ranks share the batch; None where it must not"
+    )
+
+
+class Failure(Section):
+    """The first cause of a run that did not complete."""
+
+    type: str
+    message: str
+    rank: int | None = None
+    traceback: str = ""
+    log: str = Field(default="", description="the last lines of the log of the rank that failed first")
+
+
+class Environment(Section):
+    """Where and with what a run was measured, read inside the job."""
+
+    cluster: str
+    hosts: list[str]
+    device: str = Field(description="cpu or cuda")
+    backend: str | None = Field(description="gloo or nccl; None at world size 1")
+    cpu: str
+    cpu_count: int
+    cpus_granted: list[list[int]] = Field(description="the cores of each rank")
+    threads_per_rank: int
+    gpu: str | None = None
+    gpu_count: int = 0
+    driver: str | None = None
+    versions: dict[str, str]
+    git_commit: str | None = None
+    git_dirty: bool | None = None
+    slurm_job_id: str | None = None
+    job_id: str | None = None
+    data_sha256: str | None = Field(default=None, description="content hash of the samples that were trained on")
+    data_description: str | None = None
+    train_samples: int | None = Field(default=None, description="of an epoch; None where samples overlap, as windows of a text")
+    parameters: int | None = Field(default=None, description="trainable parameters of the whole model")
+    emulated: Emulated | None = Field(default=None, description="what was not real, and how it was emulated")
+    foreign_cpu: float | None = Field(
+        default=None, description="cores' worth of other processes on the ranks' cores while measuring"
+    )
+    replay: str | None = Field(default=None, description="the source of a published row that this repeats; None: measured")
+
+    @property
+    def disturbed(self) -> bool:
+        """Whether other processes took so much of the ranks' cores that times of it are not believed."""
+        return self.foreign_cpu is not None and self.foreign_cpu > FOREIGN_CPU
+
+
+class Allocation(Section):
+    """What a scheduler gave to the job that left a record, as far as it is known."""
+
+    job_id: str = Field(description="Slurm's, with the index of the array's task: 17_3")
+    nodes: list[str]
+    gpus: list[str] = Field(default=[], description="numbers of the GPUs on the first node, as the scheduler counts them")
+    cpus: int | None = Field(default=None, description="of all nodes together")
+    queue_time: float | None = Field(default=None, description="s, from the submission to the job's last start")
+    requeues: int = Field(default=0, description="how often the job was put back into the queue, and went on from a checkpoint")

@@ -1,0 +1,186 @@
+"""Record (what one run measured) and the store of them on disk; table() makes a DataFrame of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, ValidationError
+
+from lab.config.run import Run
+from lab.config.study import Study, Task, find_folder
+from lab.errors import LabError
+from lab.files import write_atomically
+from lab.records.inference import ClassificationPoint, Inference, Point
+from lab.records.schema import (
+    FOREIGN_CPU,
+    PHASES,
+    Allocation,
+    Communication,
+    Environment,
+    Event,
+    Failure,
+    Gradient,
+    Memory,
+    Operation,
+    Quality,
+    Section,
+    Stat,
+    Timing,
+)
+
+__all__ = [
+    "FOREIGN_CPU",
+    "PHASES",
+    "ClassificationPoint",
+    "Communication",
+    "Environment",
+    "Event",
+    "Failure",
+    "Gradient",
+    "Inference",
+    "Memory",
+    "OneStudy",
+    "Operation",
+    "Point",
+    "Quality",
+    "Record",
+    "Stat",
+    "Status",
+    "Store",
+    "Timing",
+    "load_records",
+    "read_record",
+    "write_record",
+]
+
+SCHEMA_VERSION = 1
+Status = Literal["completed", "failed", "oom", "timeout", "preempted", "cancelled"]
+
+
+class Record(Section):
+    """What one repeat of one run measured, or why it could not (contract 4.2)."""
+
+    schema_version: Literal[1] = 1
+    run_id: str
+    repeat: int
+    run: Run
+    status: Status
+    error: Failure | None = None
+    started_at: str | None = Field(default=None, description="ISO 8601, UTC")
+    finished_at: str
+    allocation: Allocation | None = None
+    environment: Environment | None = None
+    timing: Timing | None = None
+    communication: Communication | None = None
+    gradients: list[Gradient] | None = Field(default=None, description="of one rank alone, in the order of their readiness")
+    memory: Memory | None = None
+    quality: Quality | None = None
+    inference: Inference | None = None
+    checks: dict[str, bool] = {}
+    disturbed: float | None = Field(
+        default=None,
+        description="foreign_cpu of an earlier measurement of this repeat, which was disturbed and is kept beside it",
+    )
+
+    @property
+    def completed(self) -> bool:
+        """Whether it holds a measurement."""
+        return self.status == "completed"
+
+    @property
+    def emulation(self) -> str:
+        """What was emulated; nothing where all was real."""
+        return self.environment.emulated.label if self.environment and self.environment.emulated else ""
+
+    @property
+    def task(self) -> Task:
+        """The task that it answers."""
+        return Task(self.run, self.repeat)
+
+    @property
+    def duration_s(self) -> float | None:
+        """Wall time of the job from its start to its record, in s; 0 where the clock was set back meanwhile."""
+        if self.started_at is None:
+            return None
+        passed = datetime.fromisoformat(self.finished_at) - datetime.fromisoformat(self.started_at)
+        return max(passed.total_seconds(), 0.0)
+
+
+class Store:
+    """The records of one study on disk: `out/runs/<run id>/<repeat>/{record.json, steps.parquet, run.ipynb, log/}`."""
+
+    def __init__(self, out: Path) -> None:
+        self.out = out
+        self.runs = out / "runs"
+
+    def folder(self, task: Task) -> Path:
+        """Where one repeat of one run lies."""
+        return self.runs / task.run.id / str(task.repeat)
+
+    def read(self, task: Task) -> Record | None:
+        """The record of a task; None where there is none, or one that cannot be read and must be measured again."""
+        return read_record(self.folder(task) / "record.json")
+
+    def completed(self, task: Task) -> bool:
+        """Whether a task is measured."""
+        record = self.read(task)
+        return record is not None and record.completed
+
+    def records(self, tasks: Iterable[Task] | None = None) -> list[Record]:
+        """The records of these tasks, or all that are there, in a stable order."""
+        if tasks is not None:
+            found = [self.read(task) for task in tasks]
+        else:
+            found = [read_record(path) for path in sorted(self.runs.glob("*/*/record.json"))]
+        return [record for record in found if record is not None]
+
+
+def read_record(path: Path) -> Record | None:
+    """Read one record; None where it is missing or not whole.
+
+    Raises LabError for a record of a newer schema than this library knows.
+    """
+    try:
+        content = path.read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    try:
+        return Record.model_validate_json(content)
+    except ValidationError:
+        version = _schema_version(content)
+        if version is not None and version > SCHEMA_VERSION:
+            raise LabError(
+                f"{path}: written by a newer lab (schema {version}, this one reads {SCHEMA_VERSION}): update"
+            ) from None
+        return None
+
+
+def _schema_version(content: bytes) -> int | None:
+    try:
+        version = json.loads(content).get("schema_version")
+    except (ValueError, AttributeError):
+        return None
+    return version if isinstance(version, int) else None
+
+
+def write_record(record: Record, folder: Path) -> Path:
+    """Write a record so that at every moment it is there whole or not at all."""
+    path = folder / "record.json"
+    write_atomically(path, record.model_dump_json(indent=1).encode())
+    return path
+
+
+OneStudy = Study | str | Path | Sequence[Record]
+
+
+def load_records(source: OneStudy, *, tasks: Sequence[Task] | None = None) -> list[Record]:
+    """Records of a study's present grid or of some of its `tasks`, of all that lies in a folder, or as they are given."""
+    if isinstance(source, Study):
+        return Store(source.out).records(source.tasks if tasks is None else tasks)
+    if isinstance(source, str | Path):
+        return Store(find_folder(source) / "out").records()
+    return list(source)

@@ -1,0 +1,1 @@
+"""The report: sections of the notebooks, HTML and PDF."""

@@ -1,0 +1,1 @@
+"""Inference on the ranks: generation, quantization, latency, quality."""
