@@ -27,7 +27,7 @@ test: unit
 	$(BIN)/python -m pytest tests/integration -m alone
 
 unit: env
-	$(BIN)/python -m pytest tests --ignore tests/integration --numprocesses auto
+	$(BIN)/python -m pytest tests/unit --numprocesses auto
 
 # JupyterLab on the loopback interface, with a token.
 lab: env

@@ -18,7 +18,7 @@ from lab.analysis.audit.text_table import read_table
 from lab.analysis.audit.values import BYTE_UNITS, TIME_UNITS, number, numbers, spread
 from lab.errors import InputError
 
-TABLES = Path(__file__).parent / "tables"
+TABLES = Path(__file__).parents[2] / "fixtures" / "tables"
 
 
 @pytest.mark.parametrize(

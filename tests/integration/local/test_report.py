@@ -21,7 +21,7 @@ from lab.report.build import execute
 
 pytestmark = pytest.mark.alone
 
-NOTEBOOKS = Path(__file__).parent.parent.parent / "notebooks"
+NOTEBOOKS = Path(__file__).parents[3] / "notebooks"
 
 
 @pytest.fixture

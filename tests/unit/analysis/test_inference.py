@@ -156,7 +156,7 @@ def test_the_published_ladder_is_that_of_its_table() -> None:
     import csv
     from pathlib import Path
 
-    lines = [line for line in Path("tests/tables/gpt2_stages.csv").read_text().splitlines() if not line.startswith("#")]
+    lines = [line for line in Path("tests/fixtures/tables/gpt2_stages.csv").read_text().splitlines() if not line.startswith("#")]
     rows = {row["stage"]: (float(row["train_s"]), float(row["inference_s"])) for row in csv.DictReader(lines)}
     names = {"serial": "serial", "mpi": "CPU processes", "cuda": "CUDA", "mpi+cuda": "several GPUs"}
     assert {names[stage]: times for stage, times in rows.items()} == inference.PUBLISHED

@@ -15,7 +15,7 @@ import lab
 from lab.errors import InputError
 from lab.perfmodel.step_law import fit, predict_step
 
-PUBLISHED = Path(__file__).parent / "tables" / "gpt2_ddp_2x3090.csv"
+PUBLISHED = Path(__file__).parents[2] / "fixtures" / "tables" / "gpt2_ddp_2x3090.csv"
 
 
 def published(column: str) -> pd.DataFrame:

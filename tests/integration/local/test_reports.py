@@ -14,8 +14,8 @@ import lab
 from lab.config.study import Study
 from lab.report.build import Report
 
-REPORTS = Path(__file__).parents[2] / "reports"
-# Of a replay nothing runs: tests/test_replaying.py looks at them.
+REPORTS = Path(__file__).parents[3] / "reports"
+# Of a replay nothing runs: tests/unit/launch/test_replay.py looks at them.
 NAMES = sorted(path.parent.name for path in REPORTS.glob("*/study.yaml") if not path.parent.name.startswith("replay-"))
 pytestmark = pytest.mark.timeout(1800)  # the first test waits for all studies; minutes, where nobody else uses the machine
 Made = dict[str, tuple[Study, Future[Report]]]

@@ -24,7 +24,7 @@ from lab.report import sections, study_sections
 from lab.report.sections import phases, section
 
 PROFILES = sorted(path.stem for path in (ROOT / "slurm").glob("replay-*.yaml"))
-TABLES = Path(__file__).parent / "tables"
+TABLES = Path(__file__).parents[2] / "fixtures" / "tables"
 
 
 def replayed(name: str, cluster: str, tmp_path: Path, *, quick: bool = False) -> Study:

@@ -11,7 +11,7 @@ from lab.errors import InputError
 from lab.perfmodel.hardware import GPUS, LINKS, machine
 from lab.perfmodel.layout import Layout
 
-MEASURED = Path(__file__).parent / "tables" / "nccl_all_reduce.csv"
+MEASURED = Path(__file__).parents[2] / "fixtures" / "tables" / "nccl_all_reduce.csv"
 
 
 def test_names_and_defaults() -> None:

@@ -21,7 +21,7 @@ from lab.config.emulation import Compute, Emulated, Link
 from lab.errors import InputError
 from lab.records.store import Record
 
-TABLES = Path(__file__).parent / "tables"
+TABLES = Path(__file__).parents[2] / "fixtures" / "tables"
 NAMES = {
     *("slowest-rank", "communication-alone", "rank-imbalance", "super-linear", "equal-work", "two-writers", "phases-close"),
     *("plausible-bandwidth", "data-stall", "cold-start", "repeats", "mixed-environment", "same-learning", "baseline"),

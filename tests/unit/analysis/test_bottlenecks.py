@@ -116,7 +116,7 @@ def test_timeline_and_band_draw_what_was_measured() -> None:
         "rank 1 compute",
         "rank 1 link",
     ]
-    assert "1 buckets" in alt_text.alt_text("step_timeline", made)
+    assert "1 buckets" in alt_text("step_timeline", made)
     axes = figures.overlap_band(made)
     drawn = [line for line in axes.lines if len(line.get_xdata()) == 1]
     r = (0.131 * (0.30 + 0.55) - 0.03) / 0.04

@@ -217,12 +217,12 @@ def test_no_content_raises_anything_but_an_input_error(
 
 @pytest.mark.parametrize("name", ["quickstart", "strong-scaling"])
 def test_the_studies_of_the_repository_are_valid(name: str) -> None:
-    folder = Path(__file__).parent.parent / "reports" / name
+    folder = Path(__file__).parents[3] / "reports" / name
     assert Study.load(folder).runs and Study.load(folder, quick=True).runs
 
 
 def test_strong_scaling_is_the_classical_six() -> None:
-    study = Study.load(Path(__file__).parent.parent / "reports" / "strong-scaling")
+    study = Study.load(Path(__file__).parents[3] / "reports" / "strong-scaling")
     assert {(run.global_batch_size, run.world_size) for run in study.runs} == {(b, n) for b in (64, 128) for n in (1, 2, 4)}
 
 

@@ -45,7 +45,7 @@ BAD = {
 def test_bad_arguments_end_with_two_and_say_what_to_do(
     words: list[str], message: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(Path(__file__).parent)
+    monkeypatch.chdir(Path(__file__).parents[2])
     status, _, errors = run(capsys, monkeypatch, *words)
     assert status == 2 and message in errors and "Traceback" not in errors
 
