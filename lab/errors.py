@@ -36,7 +36,10 @@ class InputError(LabError):
         super().__init__(str(self))
 
     def __reduce__(self) -> tuple[type[InputError], tuple[str, tuple[Problem, ...]]]:
-        return type(self), (self.source, self.problems)  # so that it crosses from one process to another
+        return type(self), (
+            self.source,
+            self.problems,
+        )  # so that it crosses from one process to another
 
     def __str__(self) -> str:
         if len(self.problems) == 1:

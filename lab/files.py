@@ -71,20 +71,30 @@ class _StrictLoader(yaml.SafeLoader):
         for key_node, _ in node.value:
             key = self.construct_object(key_node, deep=True)
             if not isinstance(key, str):
-                raise yaml.MarkedYAMLError(problem=f"the key {key!r} is not text", problem_mark=key_node.start_mark)
+                raise yaml.MarkedYAMLError(
+                    problem=f"the key {key!r} is not text", problem_mark=key_node.start_mark
+                )
             if key in seen:
-                raise yaml.MarkedYAMLError(problem=f"the key {key!r} is given twice", problem_mark=key_node.start_mark)
+                raise yaml.MarkedYAMLError(
+                    problem=f"the key {key!r} is given twice", problem_mark=key_node.start_mark
+                )
             seen.add(key)
         return super().construct_mapping(node, deep=deep)
 
 
 _StrictLoader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith((":bool", ":float", ":timestamp"))]
+    first: [
+        (tag, pattern)
+        for tag, pattern in resolvers
+        if not tag.endswith((":bool", ":float", ":timestamp"))
+    ]
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
 
 
-_StrictLoader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile(r"^(?:true|false)$"), list("tf"))
+_StrictLoader.add_implicit_resolver(
+    "tag:yaml.org,2002:bool", re.compile(r"^(?:true|false)$"), list("tf")
+)
 
 
 _StrictLoader.add_implicit_resolver(
@@ -104,9 +114,19 @@ def read_yaml(path: Path) -> dict[str, Any]:
         with path.open("rb") as stream:
             raw = stream.read(MAX_BYTES + 1)
     except OSError as error:
-        raise InputError(source, [Problem("file", error.strerror or str(error), "check the path and its permissions")]) from None
+        raise InputError(
+            source,
+            [Problem("file", error.strerror or str(error), "check the path and its permissions")],
+        ) from None
     if len(raw) > MAX_BYTES:
-        raise InputError(source, [Problem("file", f"larger than {MAX_BYTES // 1024} KiB", "this is no study or profile")])
+        raise InputError(
+            source,
+            [
+                Problem(
+                    "file", f"larger than {MAX_BYTES // 1024} KiB", "this is no study or profile"
+                )
+            ],
+        )
     try:
         # The loader extends SafeLoader: it builds plain values only.
         content = yaml.load(raw.decode("utf-8"), Loader=_StrictLoader)  # noqa: S506
@@ -115,10 +135,21 @@ def read_yaml(path: Path) -> dict[str, Any]:
     except yaml.YAMLError as error:
         raise InputError(source, [_yaml_problem(error)]) from None
     except (ValueError, RecursionError) as error:
-        raise InputError(source, [Problem("file", f"not usable as YAML: {error}", "mend the value")]) from None
+        raise InputError(
+            source, [Problem("file", f"not usable as YAML: {error}", "mend the value")]
+        ) from None
     if not isinstance(content, dict):
         found = "empty" if content is None else f"a {type(content).__name__}"
-        raise InputError(source, [Problem("file", f"a mapping of keys is needed, found {found}", "write `key: value` lines")])
+        raise InputError(
+            source,
+            [
+                Problem(
+                    "file",
+                    f"a mapping of keys is needed, found {found}",
+                    "write `key: value` lines",
+                )
+            ],
+        )
     return content
 
 
@@ -129,10 +160,16 @@ def _yaml_problem(error: yaml.YAMLError) -> Problem:
     return Problem(where, str(what), "mend the YAML here")
 
 
-def unknown_keys(given: Mapping[str, Any], allowed: Iterable[str], where: str = "") -> list[Problem]:
+def unknown_keys(
+    given: Mapping[str, Any], allowed: Iterable[str], where: str = ""
+) -> list[Problem]:
     """One problem for each key that is not allowed, with the nearest key that is."""
     names = set(allowed)
-    return [Problem(f"{where}{key}", "unknown key", nearest(key, names)) for key in given if key not in names]
+    return [
+        Problem(f"{where}{key}", "unknown key", nearest(key, names))
+        for key in given
+        if key not in names
+    ]
 
 
 def problems_of(
@@ -144,10 +181,21 @@ def problems_of(
     """
     found = []
     for item in error.errors(include_url=False):
-        beside = next((tags[part] for part in reversed(item["loc"][:-1]) if isinstance(part, str) and tags.get(part)), None)
+        beside = next(
+            (
+                tags[part]
+                for part in reversed(item["loc"][:-1])
+                if isinstance(part, str) and tags.get(part)
+            ),
+            None,
+        )
         loc = [part for part in item["loc"] if part not in tags]
-        path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in loc).lstrip(".")
-        found.append((str(loc[0]) if loc else "", _problem(path, item, beside or _inner(model, item["loc"]))))
+        path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in loc).lstrip(
+            "."
+        )
+        found.append(
+            (str(loc[0]) if loc else "", _problem(path, item, beside or _inner(model, item["loc"])))
+        )
     return found
 
 
@@ -155,7 +203,11 @@ def _inner(model: type[BaseModel], path: Sequence[int | str]) -> type[BaseModel]
     """The model whose field a path ends at: one inside the other, as far as fields hold one model each."""
     for part in path[:-1]:
         kind = model.model_fields[part].annotation if part in model.model_fields else None
-        held = [one for one in (kind, *get_args(kind)) if isinstance(one, type) and issubclass(one, BaseModel)]
+        held = [
+            one
+            for one in (kind, *get_args(kind))
+            if isinstance(one, type) and issubclass(one, BaseModel)
+        ]
         model = held[0] if len(held) == 1 else model
     return model
 
@@ -167,7 +219,9 @@ def _problem(path: str, item: Any, beside: type[BaseModel]) -> Problem:
     if kind == "missing":
         return Problem(path, "missing", "give it a value")
     if kind in {"literal_error", "union_tag_invalid"}:
-        expected = re.findall(r"'([^']*)'", str(context.get("expected", context.get("expected_tags", ""))))
+        expected = re.findall(
+            r"'([^']*)'", str(context.get("expected", context.get("expected_tags", "")))
+        )
         expected = [name for name in expected if name != "name"]
         return Problem(path, f"{value!r} is not a choice", nearest(str(value), expected))
     if kind == "value_error":

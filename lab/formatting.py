@@ -43,7 +43,13 @@ def percent(value: float | None, low: float | None = None, high: float | None = 
     return _scaled(value, low, high, Unit("%", 100.0))
 
 
-def format_seconds(value: float | None, low: float | None = None, high: float | None = None, *, unit: Unit | None = None) -> str:
+def format_seconds(
+    value: float | None,
+    low: float | None = None,
+    high: float | None = None,
+    *,
+    unit: Unit | None = None,
+) -> str:
     """A duration in s and its interval, in the given unit or the one that suits the value, such as `153 [150, 157] ms`."""
     return _scaled(value, low, high, unit or unit_for([value]))
 
@@ -57,7 +63,9 @@ def unit_for(values: Iterable[float | None]) -> Unit:
 
 
 def _scaled(value: float | None, low: float | None, high: float | None, unit: Unit) -> str:
-    scaled = [number * unit.per_second if number is not None else None for number in (value, low, high)]
+    scaled = [
+        number * unit.per_second if number is not None else None for number in (value, low, high)
+    ]
     return f"{rounded(*scaled)} {unit.name}" if _known(value) else NOT_MEASURED
 
 

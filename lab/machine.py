@@ -60,7 +60,9 @@ def _cpu_quota() -> float | None:
     except (OSError, ValueError):
         try:
             base = Path("/sys/fs/cgroup/cpu")
-            quota, period = ((base / f"cpu.cfs_{name}_us").read_text().strip() for name in ("quota", "period"))
+            quota, period = (
+                (base / f"cpu.cfs_{name}_us").read_text().strip() for name in ("quota", "period")
+            )
         except OSError:
             return None
     return None if quota in {"max", "-1"} else int(quota) / int(period)
@@ -88,12 +90,20 @@ def gpus() -> tuple[Gpu, ...]:
     program = shutil.which("nvidia-smi")
     if program is None:
         return ()
-    query = [program, "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader,nounits"]
+    query = [
+        program,
+        "--query-gpu=name,driver_version,memory.total",
+        "--format=csv,noheader,nounits",
+    ]
     try:
-        answer = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True).stdout
+        answer = subprocess.run(
+            query, capture_output=True, text=True, timeout=20, check=True
+        ).stdout
     except (OSError, subprocess.SubprocessError):
         return ()
-    rows = [[field.strip() for field in line.split(",")] for line in answer.splitlines() if line.strip()]
+    rows = [
+        [field.strip() for field in line.split(",")] for line in answer.splitlines() if line.strip()
+    ]
     found = [Gpu(name, driver, int(float(memory)) * 2**20) for name, driver, memory in rows]
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
@@ -126,6 +136,8 @@ def age() -> float:
 def is_running(pid: int, since: float) -> bool:
     """Whether the process that had this id and beginning still runs; a zombie does not."""
     try:
-        return abs(began(pid) - since) < 0.05 and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+        return (
+            abs(began(pid) - since) < 0.05 and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+        )
     except psutil.Error:
         return False

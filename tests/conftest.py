@@ -23,7 +23,9 @@ def make_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StudyMaker:
     def make(name: str = "small", **changes: object) -> Path:
         folder = tmp_path / "reports" / name
         folder.mkdir(parents=True)
-        content = {key: value for key, value in (SMALL_STUDY | changes).items() if value is not None}
+        content = {
+            key: value for key, value in (SMALL_STUDY | changes).items() if value is not None
+        }
         (folder / "study.yaml").write_text(yaml.safe_dump(content))
         (folder / "corpus.txt").write_text(CORPUS)
         return folder
@@ -39,7 +41,9 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "reports").mkdir()
     (tmp_path / "slurm").mkdir()
     for name, devices in {"one": 1, "two": 2}.items():
-        (tmp_path / "slurm" / f"{name}.yaml").write_text(f"executor: local\ndevice: cpu\ndevices: {devices}\n")
+        (tmp_path / "slurm" / f"{name}.yaml").write_text(
+            f"executor: local\ndevice: cpu\ndevices: {devices}\n"
+        )
     return tmp_path
 
 

@@ -35,15 +35,31 @@ PARTS = (
         "transfer_time",
         "a faster link, fewer bytes (bf16 compression, gradient accumulation) or more work per rank",
     ),
-    Part("waiting for the slowest rank", "straggler_time", "equal ranks: cores of their own, equal batches, no other load"),
+    Part(
+        "waiting for the slowest rank",
+        "straggler_time",
+        "equal ranks: cores of their own, equal batches, no other load",
+    ),
     Part(
         "waiting for data",
         "data_time",
         "data that is ready before the step: more loader processes within the cores, or a memory map",
     ),
-    Part("the optimizer", "optimizer_time", "a fused or sharded optimizer, or a larger batch for each step of it"),
-    Part("the host between the phases", "other_time", "a larger batch per rank, or compile: the step is bound by launches"),
-    Part("moving the batch to the device", "h2d_time", "pinned memory and a copy that overlaps with compute"),
+    Part(
+        "the optimizer",
+        "optimizer_time",
+        "a fused or sharded optimizer, or a larger batch for each step of it",
+    ),
+    Part(
+        "the host between the phases",
+        "other_time",
+        "a larger batch per rank, or compile: the step is bound by launches",
+    ),
+    Part(
+        "moving the batch to the device",
+        "h2d_time",
+        "pinned memory and a copy that overlaps with compute",
+    ),
 )
 
 
@@ -55,7 +71,10 @@ def limits(summary: pd.DataFrame) -> list[str]:
 def _line(label: str, points: pd.DataFrame) -> Iterator[str]:
     row = points.to_dict("records")[-1]
     where = f"At {label} on {ranks(row['device'], row['world_size'])}"
-    costs = sorted(((row[part.column], part) for part in PARTS if pd.notna(row.get(part.column))), key=lambda cost: -cost[0])
+    costs = sorted(
+        ((row[part.column], part) for part in PARTS if pd.notna(row.get(part.column))),
+        key=lambda cost: -cost[0],
+    )
     if costs and costs[0][0] > SHARE * row["step_time"]:
         cost, part = costs[0]
         share = percent(cost / row["step_time"])
@@ -92,12 +111,19 @@ def _karp_flatt(where: str, points: pd.DataFrame) -> Iterator[str]:
     """Karp and Flatt's serial fraction of the largest configuration, with the interval that the speedup's gives."""
     row = points.to_dict("records")[-1]
     base = points[points["run_id"] == row["baseline_run_id"]]
-    if row["scaling"] != "strong" or base.empty or row["run_id"] == row["baseline_run_id"] or row["repeats"] < FEWEST_REPEATS:
+    if (
+        row["scaling"] != "strong"
+        or base.empty
+        or row["run_id"] == row["baseline_run_id"]
+        or row["repeats"] < FEWEST_REPEATS
+    ):
         return
     n = row["world_size"] / base["world_size"].iloc[0]
     if pd.isna(row["speedup_low"]) or row["speedup_high"] > n or row["speedup_low"] < 1:
         return  # outside 1 to N a speedup has no serial fraction
-    low, value, high = (karp_flatt(row[name], n) for name in ("speedup_high", "speedup", "speedup_low"))
+    low, value, high = (
+        karp_flatt(row[name], n) for name in ("speedup_high", "speedup", "speedup_low")
+    )
     yield f"{where}, Karp and Flatt's serial fraction is {percent(value, low, high)}."
 
 

@@ -35,7 +35,10 @@ def machine_tables(summary: pd.DataFrame, table: pd.DataFrame) -> list[tuple[str
     labels = _labels(summary, shared)
 
     def column(machine: str, text: Any) -> dict[str, str]:
-        return {labels[run]: text(cells[machine, run]) if (machine, run) in cells else NOT_THERE for run in shared}
+        return {
+            labels[run]: text(cells[machine, run]) if (machine, run) in cells else NOT_THERE
+            for run in shared
+        }
 
     def interval(name: str, text: Any, **options: Any) -> Any:
         return lambda row: str(text(row[name], row[f"{name}_low"], row[f"{name}_high"], **options))
@@ -57,7 +60,10 @@ def _against(table: pd.DataFrame, row: dict[Any, Any], first: str) -> str:
     if row["machine"] == first:
         return "1"
     rows = table[(table["run_id"] == row["run_id"]) & (table["status"] == "completed")]
-    there, here = (rows[rows["machine"] == machine]["samples_per_second"] for machine in (first, row["machine"]))
+    there, here = (
+        rows[rows["machine"] == machine]["samples_per_second"]
+        for machine in (first, row["machine"])
+    )
     return rounded(*ratio(here.to_numpy(float), there.to_numpy(float))) if len(there) else NOT_THERE
 
 
@@ -68,7 +74,9 @@ def _labels(summary: pd.DataFrame, shared: Sequence[Any]) -> dict[Any, str]:
     batch = "micro_batch_size" if weak else "global_batch_size"
     said = {"world_size", batch, *FREE["weak" if weak else "strong"]}
     varied = [
-        name for name in ("model", "data", "strategy", "precision", "compile") if rows[name].nunique() > 1 and name not in said
+        name
+        for name in ("model", "data", "strategy", "precision", "compile")
+        if rows[name].nunique() > 1 and name not in said
     ]
     return {
         row["run_id"]: ", ".join(
@@ -98,7 +106,10 @@ class Comparison:
         """One row per repeat as in `lab.table`, with the column `machine`."""
         import pandas as pd
 
-        return pd.concat([table(study).assign(machine=machine) for machine, study in self.studies.items()], ignore_index=True)
+        return pd.concat(
+            [table(study).assign(machine=machine) for machine, study in self.studies.items()],
+            ignore_index=True,
+        )
 
     @cached_property
     def summary(self) -> pd.DataFrame:
@@ -120,19 +131,31 @@ def compare(studies: Sequence[str | Path | Study], *, quick: bool = False) -> Co
     Raises InputError for fewer than two folders, for one without completed records, and for studies that have no
     configuration in common.
     """
-    loaded = [study if isinstance(study, Study) else Study.load(study, quick=quick) for study in studies]
+    loaded = [
+        study if isinstance(study, Study) else Study.load(study, quick=quick) for study in studies
+    ]
     problems = [
         Problem(
-            str(study.folder), "no completed record in it", "run the study there, or copy its out/ from the machine it ran on"
+            str(study.folder),
+            "no completed record in it",
+            "run the study there, or copy its out/ from the machine it ran on",
         )
         for study in loaded
         if not any(record.completed for record in load_records(study))
     ]
     if len(loaded) < 2 or len({study.folder for study in loaded}) < len(loaded):
-        problems.append(Problem("STUDY", "a comparison needs two different folders or more", "name one folder per machine"))
+        problems.append(
+            Problem(
+                "STUDY",
+                "a comparison needs two different folders or more",
+                "name one folder per machine",
+            )
+        )
     if problems:
         raise InputError("compare", problems)
-    shared = set.intersection(*({record.run_id for record in load_records(study)} for study in loaded))
+    shared = set.intersection(
+        *({record.run_id for record in load_records(study)} for study in loaded)
+    )
     if not shared:
         what = "these folders have no configuration in common"
         raise InputError("compare", [Problem("STUDY", what, "run one study file on each machine")])
@@ -144,7 +167,10 @@ def _names(studies: Sequence[Study]) -> list[str]:
 
     One machine that emulates several is called by what it emulates.
     """
-    seen = [next(record.environment for record in load_records(study) if record.environment) for study in studies]
+    seen = [
+        next(record.environment for record in load_records(study) if record.environment)
+        for study in studies
+    ]
     devices = [place.gpu or place.cpu for place in seen]
     told = [f"emulated {place.emulated.label}" if place.emulated else "" for place in seen]
     kinds = [", ".join(filter(None, both)) for both in zip(devices, told, strict=True)]
@@ -152,5 +178,11 @@ def _names(studies: Sequence[Study]) -> list[str]:
         kinds = [emulated or kind for emulated, kind in zip(told, kinds, strict=True)]
     hosts = [place.cluster if place.slurm_job_id else place.hosts[0] for place in seen]
     folders = [f"{study.folder.parent.name}/{study.name}" for study in studies]
-    candidates = [kinds] + [[f"{kind} ({where})" for kind, where in zip(kinds, more, strict=True)] for more in (hosts, folders)]
-    return next((names for names in candidates if max(Counter(names).values()) == 1), [str(study.folder) for study in studies])
+    candidates = [kinds] + [
+        [f"{kind} ({where})" for kind, where in zip(kinds, more, strict=True)]
+        for more in (hosts, folders)
+    ]
+    return next(
+        (names for names in candidates if max(Counter(names).values()) == 1),
+        [str(study.folder) for study in studies],
+    )

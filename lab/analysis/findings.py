@@ -73,7 +73,9 @@ def _apart(summary: pd.DataFrame) -> list[pd.DataFrame]:
     return [part for _, part in summary.groupby("emulated")]
 
 
-def holes(study: Study, records: Sequence[Record], *, obstacles: Mapping[str, str] | None = None) -> list[str]:
+def holes(
+    study: Study, records: Sequence[Record], *, obstacles: Mapping[str, str] | None = None
+) -> list[str]:
     """What was asked for and is not there: one sentence per run and cause, with the repeats that it concerns.
 
     `obstacles` say by run id why the cluster cannot run it.
@@ -83,15 +85,21 @@ def holes(study: Study, records: Sequence[Record], *, obstacles: Mapping[str, st
     for task in study.tasks:
         record = found.get((task.run.id, task.repeat))
         if record is None or not record.completed:
-            causes.setdefault((task.run.label, _cause(record, task.run, (obstacles or {}).get(task.run.id))), []).append(
-                task.repeat
-            )
-    return [f"{label}, {_listed('repeat', which)}: {cause}." for (label, cause), which in causes.items()]
+            causes.setdefault(
+                (task.run.label, _cause(record, task.run, (obstacles or {}).get(task.run.id))), []
+            ).append(task.repeat)
+    return [
+        f"{label}, {_listed('repeat', which)}: {cause}." for (label, cause), which in causes.items()
+    ]
 
 
 def _cause(record: Record | None, run: Run, obstacle: str | None) -> str:
     if record is None:
-        needed = "" if run.device_needed == "any" else f"it needs a cluster with {run.device_needed.upper()}"
+        needed = (
+            ""
+            if run.device_needed == "any"
+            else f"it needs a cluster with {run.device_needed.upper()}"
+        )
         reason = needed or (obstacle or "").removeprefix("left out: ")
         return f"not run: {reason}" if reason else "not run yet"
     word = STATUS_WORDS[record.status]
@@ -134,10 +142,18 @@ def _speedup(row: Any, summary: pd.DataFrame, labels: dict[str, str]) -> str:
     """What one configuration does against its baseline, and whether the intervals support it."""
     base = summary.set_index("run_id").loc[row["baseline_run_id"]].rename(None)
     same_line = labels[row["run_id"]] == labels[row["baseline_run_id"]]
-    over = ranks(base["device"], base["world_size"]) + ("" if same_line else f" at {labels[row['baseline_run_id']]}")
-    what = "the throughput is {} times that of {}" if row["scaling"] == "weak" else "a step is {} times as fast as on {}"
+    over = ranks(base["device"], base["world_size"]) + (
+        "" if same_line else f" at {labels[row['baseline_run_id']]}"
+    )
+    what = (
+        "the throughput is {} times that of {}"
+        if row["scaling"] == "weak"
+        else "a step is {} times as fast as on {}"
+    )
     said = what.format(_with_interval(row, "speedup"), over)
-    return f"{said} (efficiency {_with_interval(row, 'efficiency', percent)}), {_verdict(row, base)}"
+    return (
+        f"{said} (efficiency {_with_interval(row, 'efficiency', percent)}), {_verdict(row, base)}"
+    )
 
 
 def _verdict(row: Any, base: Any) -> str:
@@ -166,7 +182,9 @@ def _serial_fractions(summary: pd.DataFrame) -> Iterator[str]:
         known = points[points["speedup"].notna()]
         if len(base) != 1 or set(known["baseline_run_id"]) != set(base["run_id"]):
             continue
-        fit = fit_amdahl(list(known["world_size"] / base["world_size"].iloc[0]), list(known["speedup"]))
+        fit = fit_amdahl(
+            list(known["world_size"] / base["world_size"].iloc[0]), list(known["speedup"])
+        )
         if fit is None or not fit.low or fit.high is None:
             continue
         bound = rounded(1 / fit.serial_fraction, 1 / fit.high, 1 / fit.low)
@@ -188,8 +206,15 @@ def _lost_time(summary: pd.DataFrame) -> Iterator[str]:
         phase = max(lost, key=lambda name: lost[name])
         total = row["step_time"] - share * base["step_time"]
         ends = ("step", "exposed_communication" if phase == EXPOSED else phase)
-        apart = all(row[f"{name}_time_low"] > share * _or_nothing(base[f"{name}_time_high"]) for name in ends)
-        held = ", waits for communication included" if phase == "backward" and EXPOSED not in lost else ""
+        apart = all(
+            row[f"{name}_time_low"] > share * _or_nothing(base[f"{name}_time_high"])
+            for name in ends
+        )
+        held = (
+            ", waits for communication included"
+            if phase == "backward" and EXPOSED not in lost
+            else ""
+        )
         if apart and min(row["repeats"], base["repeats"]) >= FEWEST_REPEATS:
             yield (
                 f"At {label}, a step on {ranks(row['device'], row['world_size'])} takes {format_seconds(total)} longer than "
@@ -202,8 +227,12 @@ def _lost(row: Any, base: Any, share: float) -> dict[str, float]:
     lost = {phase: row[f"{phase}_time"] - share * base[f"{phase}_time"] for phase in PHASES}
     if pd.notna(row["exposed_communication_time"]):
         for phase in ("forward", "backward", "optimizer"):
-            lost[phase] -= _or_nothing(row[f"exposed_{phase}_time"]) - share * _or_nothing(base[f"exposed_{phase}_time"])
-        lost[EXPOSED] = row["exposed_communication_time"] - share * _or_nothing(base["exposed_communication_time"])
+            lost[phase] -= _or_nothing(row[f"exposed_{phase}_time"]) - share * _or_nothing(
+                base[f"exposed_{phase}_time"]
+            )
+        lost[EXPOSED] = row["exposed_communication_time"] - share * _or_nothing(
+            base["exposed_communication_time"]
+        )
     return lost
 
 
@@ -213,7 +242,9 @@ def _or_nothing(seconds: float) -> float:
 
 def _batches(summary: pd.DataFrame) -> Iterator[str]:
     """Which batch gives the most throughput at the largest world size, where its interval lies above all others."""
-    widest = summary[summary["world_size"] == summary["world_size"].max()].sort_values("samples_per_second")
+    widest = summary[summary["world_size"] == summary["world_size"].max()].sort_values(
+        "samples_per_second"
+    )
     if len(widest) < 2 or widest["repeats"].min() < FEWEST_REPEATS:
         return
     best, others, labels = widest.iloc[-1], widest.iloc[:-1], _labels(summary)
@@ -233,7 +264,9 @@ FEWEST_REPEATS = 3
 def emulated(records: Sequence[Record]) -> Iterator[str]:
     """What was not real."""
     places = (record.environment for record in records if record.completed)
-    for told in dict.fromkeys(place.emulated.description for place in places if place and place.emulated):
+    for told in dict.fromkeys(
+        place.emulated.description for place in places if place and place.emulated
+    ):
         yield f"These are results of an emulation and not of a real machine: {told}."
 
 
@@ -251,12 +284,26 @@ def shared_cores(records: Sequence[Record]) -> Iterator[str]:
     crowded: dict[int, tuple[int, int]] = {}
     for record in records:
         where = record.environment
-        if not record.completed or where is None or where.device != "cpu" or (where.emulated and where.emulated.compute):
+        if (
+            not record.completed
+            or where is None
+            or where.device != "cpu"
+            or (where.emulated and where.emulated.compute)
+        ):
             continue  # what sleeps needs no core
-        hosts = where.hosts if len(where.hosts) == len(where.cpus_granted) else where.hosts[:1] * len(where.cpus_granted)
+        hosts = (
+            where.hosts
+            if len(where.hosts) == len(where.cpus_granted)
+            else where.hosts[:1] * len(where.cpus_granted)
+        )
         for host in set(hosts) if len(set(hosts)) == len(set(where.hosts)) else ():
-            granted = [cores for name, cores in zip(hosts, where.cpus_granted, strict=True) if name == host]
-            threads, cores = len(granted) * where.threads_per_rank, len({core for rank in granted for core in rank})
+            granted = [
+                cores for name, cores in zip(hosts, where.cpus_granted, strict=True) if name == host
+            ]
+            threads, cores = (
+                len(granted) * where.threads_per_rank,
+                len({core for rank in granted for core in rank}),
+            )
             if threads > cores:
                 crowded[record.run.world_size] = (threads, cores)
     for world_size, (threads, cores) in sorted(crowded.items()):
@@ -269,7 +316,11 @@ def shared_cores(records: Sequence[Record]) -> Iterator[str]:
 
 def disturbed(records: Sequence[Record]) -> Iterator[str]:
     """Repeats in which other processes took cores from the ranks."""
-    environments = [record.environment for record in records if record.completed and record.environment is not None]
+    environments = [
+        record.environment
+        for record in records
+        if record.completed and record.environment is not None
+    ]
     loads = [where.foreign_cpu for where in environments if where.foreign_cpu is not None]
     high = [load for load in loads if load > FOREIGN_CPU]
     again = sum(record.disturbed is not None for record in records)

@@ -15,7 +15,9 @@ from lab.records.inference import ClassificationPoint, Inference
 from lab.records.schema import Stat
 from lab.records.store import Record
 
-SMALL_GROWTH = 1.5  # of the time between tokens over the batch sizes: below it the calls count, not their work
+SMALL_GROWTH = (
+    1.5  # of the time between tokens over the batch sizes: below it the calls count, not their work
+)
 NEAR_ROOFLINE = 0.5
 
 
@@ -56,7 +58,9 @@ class Compared(NamedTuple):
 def over(stats: Sequence[Stat]) -> Estimate:
     """The estimate from one statistic per repeat."""
     bounds = [stat.interval for stat in stats if stat.interval is not None]
-    low, high = (min(low for low, _ in bounds), max(high for _, high in bounds)) if bounds else (None, None)
+    low, high = (
+        (min(low for low, _ in bounds), max(high for _, high in bounds)) if bounds else (None, None)
+    )
     return Estimate(float(np.median([stat.median for stat in stats])), low, high)
 
 
@@ -78,9 +82,15 @@ def compared(records: Sequence[Record]) -> list[Compared]:
     """Every configuration at every point that was timed."""
     found = []
     for repeats in by_run(records):
-        keys = [(point.prompt_tokens, point.batch_size) for point in inference_of(repeats[0]).points]
+        keys = [
+            (point.prompt_tokens, point.batch_size) for point in inference_of(repeats[0]).points
+        ]
         for number, (length, size) in enumerate(keys):
-            points = [inference_of(record).points[number] for record in repeats if len(inference_of(record).points) > number]
+            points = [
+                inference_of(record).points[number]
+                for record in repeats
+                if len(inference_of(record).points) > number
+            ]
             found.append(Compared(repeats[0], length, size, points))
     return found
 
@@ -126,10 +136,15 @@ def latency_rows(records: Sequence[Record]) -> list[dict[str, Any]]:
                     "batch": found.batch_size,
                     "first token": format_seconds(*found.latency(model, "first_token")),
                     "prefill tokens/s": f"{found.median(model, 'prefill_tokens_per_second'):.0f}",
-                    **{f"between tokens, {name}": format_seconds(found.median(model, name)) for name in ("p50", "p90", "p99")},
+                    **{
+                        f"between tokens, {name}": format_seconds(found.median(model, name))
+                        for name in ("p50", "p90", "p99")
+                    },
                     "tokens/s": f"{found.median(model, 'decode_tokens_per_second'):.0f}",
                     "GB/s": f"{bandwidth / 1e9:.2f}",
-                    "of memory bandwidth": percent(bandwidth / roofline) if roofline else "not measured",
+                    "of memory bandwidth": percent(bandwidth / roofline)
+                    if roofline
+                    else "not measured",
                 }
             )
     return rows
@@ -139,7 +154,9 @@ def size_cells(repeats: Sequence[Record]) -> dict[str, Any]:
     """How large the quantized model is, in MB and over the base, and how long it took to make."""
     found = inference_of(repeats[0])
     assert found.size is not None
-    took = [seconds for record in repeats if (seconds := inference_of(record).quantize_time) is not None]
+    took = [
+        seconds for record in repeats if (seconds := inference_of(record).quantize_time) is not None
+    ]
     return {
         "quantization": found.quantization,
         "on disk (MB)": f"{found.size.disk / 1e6:.2f}",
@@ -151,7 +168,10 @@ def size_cells(repeats: Sequence[Record]) -> dict[str, Any]:
 
 def output_cells(found: Inference) -> dict[str, Any]:
     """How far its logits are from the base's, and by which method it was made."""
-    return {"largest error of logits": f"{max(found.output_errors.values()):.1e}", "method": found.method}
+    return {
+        "largest error of logits": f"{max(found.output_errors.values()):.1e}",
+        "method": found.method,
+    }
 
 
 def quality_rows(records: Sequence[Record]) -> list[dict[str, Any]]:
@@ -159,7 +179,12 @@ def quality_rows(records: Sequence[Record]) -> list[dict[str, Any]]:
     rows: dict[str, dict[str, Any]] = {}
     for repeats in by_run(records):
         found = inference_of(repeats[0])
-        if found.unavailable or found.size is None or found.perplexity_ratio is None or found.same_tokens is None:
+        if (
+            found.unavailable
+            or found.size is None
+            or found.perplexity_ratio is None
+            or found.same_tokens is None
+        ):
             continue
         change = [None if part is None else part - 1 for part in _bounds(found.perplexity_ratio)]
         rows[found.quantization] = {
@@ -189,7 +214,11 @@ def missing(records: Sequence[Record]) -> list[str]:
 
 def sentences(records: Sequence[Record]) -> list[str]:
     """What quantization gains or costs at each point where the interval says so, and why where it costs."""
-    return [_sentence(row, compared(records)) for row in compared(records) if row.record.run.quantization != "none"]
+    return [
+        _sentence(row, compared(records))
+        for row in compared(records)
+        if row.record.run.quantization != "none"
+    ]
 
 
 def _sentence(row: Compared, others: Sequence[Compared]) -> str:
@@ -214,11 +243,19 @@ def _reasons(row: Compared, others: Sequence[Compared]) -> Iterator[str]:
             else "so fewer bytes could help, and other work outweighs it"
         )
         yield f"the base reads {percent(share)} of the memory bandwidth of a rank in decoding, {limited}"
-    alike = [other for other in others if (other.record.run_id, other.prompt_tokens) == (row.record.run_id, row.prompt_tokens)]
+    alike = [
+        other
+        for other in others
+        if (other.record.run_id, other.prompt_tokens) == (row.record.run_id, row.prompt_tokens)
+    ]
     least, most = (choose(alike, key=lambda other: other.batch_size) for choose in (min, max))
     growth = most.median("quantized", "p50") / least.median("quantized", "p50")
     if most.batch_size > least.batch_size:
-        calls = "so dispatching the calls counts for more than their work" if growth < SMALL_GROWTH else "so their work counts"
+        calls = (
+            "so dispatching the calls counts for more than their work"
+            if growth < SMALL_GROWTH
+            else "so their work counts"
+        )
         yield f"its own time between tokens grows {growth:.1f} times from batch {least.batch_size} to {most.batch_size}, {calls}"
     threads = row.record.environment.threads_per_rank if row.record.environment else None
     yield f"{found.method}, on {found.arithmetic or 'unknown arithmetic'}" + (
@@ -284,14 +321,21 @@ def classifier_quality_rows(records: Sequence[Record]) -> list[dict[str, Any]]:
     rows: dict[str, dict[str, Any]] = {}
     for repeats in by_run(records):
         found = inference_of(repeats[0])
-        if found.unavailable or found.size is None or found.accuracy_change is None or found.same_classes is None:
+        if (
+            found.unavailable
+            or found.size is None
+            or found.accuracy_change is None
+            or found.same_classes is None
+        ):
             continue
         rows[found.quantization] = {
             **size_cells(repeats),
             "accuracy": percent(found.accuracy),
             "base accuracy": percent(found.base_accuracy),
             "change (points)": _points(found),
-            "same class": percent(found.same_classes.value, found.same_classes.low, found.same_classes.high),
+            "same class": percent(
+                found.same_classes.value, found.same_classes.low, found.same_classes.high
+            ),
             "samples": found.held_out_samples,
             **output_cells(found),
         }
@@ -302,7 +346,9 @@ def _points(found: Inference) -> str:
     """The change of accuracy in percentage points."""
     change = found.accuracy_change
     assert change is not None
-    return rounded(*(None if part is None else 100 * part for part in (change.value, change.low, change.high)))
+    return rounded(
+        *(None if part is None else 100 * part for part in (change.value, change.low, change.high))
+    )
 
 
 def classifier_sentences(records: Sequence[Record]) -> list[str]:
@@ -329,7 +375,9 @@ def _cost(found: Inference) -> str:
     told = f"{found.quantization}: accuracy {percent(found.accuracy)}, the base's {percent(found.base_accuracy)}"
     if change.low is None or change.high is None or change.low <= 0 <= change.high:
         return f"{told}: no difference is shown on {found.held_out_samples} samples."
-    return f"{told}: {'lower' if change.value < 0 else 'higher'}, a change of {_points(found)} points."
+    return (
+        f"{told}: {'lower' if change.value < 0 else 'higher'}, a change of {_points(found)} points."
+    )
 
 
 def best_classifiers(records: Sequence[Record]) -> list[str]:
@@ -341,7 +389,9 @@ def best_classifiers(records: Sequence[Record]) -> list[str]:
     told = ["No quantization is shown to classify faster than the fp32 base here."]
     if faster:
         fastest = min(faster, key=lambda row: row.ratio.value)
-        told = [f"{fastest.told}, gains the most time: {rounded(*fastest.ratio)} of the fp32 base's time for a batch."]
+        told = [
+            f"{fastest.told}, gains the most time: {rounded(*fastest.ratio)} of the fp32 base's time for a batch."
+        ]
     smallest = min((inference_of(row.record) for row in found), key=_memory_share)
     told.append(
         f"The smallest is {smallest.quantization}, with {percent(_memory_share(smallest))} of the base's bytes and an accuracy of "
@@ -402,10 +452,14 @@ def stages(study: Study, records: Sequence[Record]) -> list[Stage]:
             published = PUBLISHED["serial"][column] / PUBLISHED[name][column]
             if name in times:
                 seconds, on = times[name]
-                ratio = None if serial is None else _ratio(serial[0], seconds, same=name == "serial")
+                ratio = (
+                    None if serial is None else _ratio(serial[0], seconds, same=name == "serial")
+                )
                 found.append(Stage(name, task, on, seconds, ratio, published, ""))
             else:
-                found.append(Stage(name, task, "", None, None, published, _reason(name, task, study.runs)))
+                found.append(
+                    Stage(name, task, "", None, None, published, _reason(name, task, study.runs))
+                )
     return found
 
 
@@ -428,7 +482,11 @@ def _ratio(serial: Estimate, stage: Estimate, *, same: bool) -> Estimate:
 
 
 def _reason(name: str, task: str, runs: Sequence[Run]) -> str:
-    asked = [run for run in runs if run.task == task and (run.needs_device == "cuda") == (name in STAGES[2:])]
+    asked = [
+        run
+        for run in runs
+        if run.task == task and (run.needs_device == "cuda") == (name in STAGES[2:])
+    ]
     asked = [run for run in asked if (run.world_size > 1) == (name in STAGES[1::2])]
     if not asked:
         return "not part of this study in this form"

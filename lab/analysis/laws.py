@@ -33,7 +33,9 @@ def karp_flatt(speedup: float, n: float) -> float:
     Negative where the speedup is above n. Raises ValueError for n <= 1 or a speedup that is not positive.
     """
     if n <= 1 or speedup <= 0:
-        raise ValueError(f"the Karp-Flatt metric needs n > 1 and a positive speedup, not n = {n} and speedup {speedup}")
+        raise ValueError(
+            f"the Karp-Flatt metric needs n > 1 and a positive speedup, not n = {n} and speedup {speedup}"
+        )
     return (1 / speedup - 1 / n) / (1 - 1 / n)
 
 
@@ -57,7 +59,9 @@ def fit_amdahl(world_sizes: Sequence[float], speedups: Sequence[float]) -> Amdah
     """
     n, speedup = np.asarray(world_sizes, dtype=float), np.asarray(speedups, dtype=float)
     if n.shape != speedup.shape or bool((n < 1).any()) or not bool((speedup > 0).all()):
-        raise ValueError("fit_amdahl needs as many world sizes (each at least 1) as speedups (each above 0)")
+        raise ValueError(
+            "fit_amdahl needs as many world sizes (each at least 1) as speedups (each above 0)"
+        )
     n, speedup = n[n > 1], speedup[n > 1]
     if not n.size:
         return None

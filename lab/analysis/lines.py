@@ -17,8 +17,16 @@ FIELDS = tuple(Run.model_fields)
 # How long is trained and evaluated: told only where nothing else tells lines apart.
 LENGTHS = {"steps", "warmup_steps", "lr_warmup_steps", "eval_batches"}
 # Batch fields that follow from the world size, and the one that says how much work a step is.
-FREE = {"strong": {"micro_batch_size", "grad_accum"}, "weak": {"global_batch_size"}, "none": {"micro_batch_size", "grad_accum"}}
-WORK = {"strong": {"global_batch_size"}, "weak": {"micro_batch_size", "grad_accum"}, "none": {"global_batch_size"}}
+FREE = {
+    "strong": {"micro_batch_size", "grad_accum"},
+    "weak": {"global_batch_size"},
+    "none": {"micro_batch_size", "grad_accum"},
+}
+WORK = {
+    "strong": {"global_batch_size"},
+    "weak": {"micro_batch_size", "grad_accum"},
+    "none": {"global_batch_size"},
+}
 
 
 class Curve(NamedTuple):
@@ -38,14 +46,21 @@ def curves(summary: pd.DataFrame) -> list[Curve]:
         return []
     scaling = summary["scaling"].iloc[0]
     machine = ["machine"] if "machine" in summary else []
-    held = [field for field in (*FIELDS, "device", *machine, "emulated") if field not in FREE[scaling] | {"world_size"}]
+    held = [
+        field
+        for field in (*FIELDS, "device", *machine, "emulated")
+        if field not in FREE[scaling] | {"world_size"}
+    ]
     for extra in ([], ["grad_accum"], ["micro_batch_size"], ["grad_accum", "micro_batch_size"]):
         keys = [*held, *(field for field in extra if field not in held)]
         if not summary.duplicated([*keys, "world_size"]).any():
             break
     varied = [key for key in keys if summary[key].nunique(dropna=False) > 1]
     models = _shortest(sorted(set(summary["model"])))
-    groups = [rows.sort_values("world_size", ignore_index=True) for _, rows in summary.groupby(keys, sort=False, dropna=False)]
+    groups = [
+        rows.sort_values("world_size", ignore_index=True)
+        for _, rows in summary.groupby(keys, sort=False, dropna=False)
+    ]
     for told in ([key for key in varied if key not in LENGTHS], varied):
         labels = [_label(rows.iloc[0], told, models) for rows in groups]
         if len(set(labels)) == len(labels):
@@ -55,8 +70,15 @@ def curves(summary: pd.DataFrame) -> list[Curve]:
 
 def _label(row: pd.Series[Any], varied: Sequence[str], models: Mapping[str, str]) -> str:
     weak = row["scaling"] == "weak"
-    parts = [f"batch {row['micro_batch_size'] * row['grad_accum']} per rank" if weak else f"batch {row['global_batch_size']}"]
-    follow = {"global_batch_size", *({"micro_batch_size"} if weak and "grad_accum" not in varied else ())}
+    parts = [
+        f"batch {row['micro_batch_size'] * row['grad_accum']} per rank"
+        if weak
+        else f"batch {row['global_batch_size']}"
+    ]
+    follow = {
+        "global_batch_size",
+        *({"micro_batch_size"} if weak and "grad_accum" not in varied else ()),
+    }
     for key in varied:
         value = row[key]
         if key in {"emulated", *follow} or (key == "device" and "machine" in varied):
@@ -111,7 +133,11 @@ Quantity = Callable[[Record], float | None]
 def trained(runs: Iterable[Run], records: Sequence[Record]) -> dict[Run, list[Record]]:
     """The completed records of each run that trains, in the order of the runs; none where none completed."""
     done = [record for record in records if record.completed and record.timing is not None]
-    return {run: [record for record in done if record.run_id == run.id] for run in runs if run.task == "train"}
+    return {
+        run: [record for record in done if record.run_id == run.id]
+        for run in runs
+        if run.task == "train"
+    }
 
 
 def median(records: Sequence[Record], quantity: Quantity) -> float | None:
@@ -127,7 +153,11 @@ def step(record: Record) -> float | None:
 
 def phase(name: str) -> Quantity:
     """The quantity that is the median of a phase of the step, in s."""
-    return lambda record: record.timing.phases[name].median if record.timing and name in record.timing.phases else None
+    return lambda record: (
+        record.timing.phases[name].median
+        if record.timing and name in record.timing.phases
+        else None
+    )
 
 
 def link(name: str) -> Quantity:
@@ -167,7 +197,9 @@ def epochs(record: Record, *, limit: float = LOW_ENOUGH) -> Epochs | None:
         return None
     means = epoch_means(record.quality.loss, samples=samples, batch=record.run.global_batch_size)
     reached = next((number for number, mean in enumerate(means, 1) if mean < limit), None)
-    return Epochs(tuple(means), len(record.quality.loss) * record.run.global_batch_size / samples, reached)
+    return Epochs(
+        tuple(means), len(record.quality.loss) * record.run.global_batch_size / samples, reached
+    )
 
 
 def epoch_means(losses: Sequence[float], *, samples: int, batch: int) -> list[float]:
@@ -175,7 +207,9 @@ def epoch_means(losses: Sequence[float], *, samples: int, batch: int) -> list[fl
     means: list[float] = []
     first = 0
     while (last := ((len(means) + 1) * samples - 1) // batch) < len(losses):
-        part = losses[first : last + 1] or losses[last : last + 1]  # an epoch may be smaller than a batch
+        part = (
+            losses[first : last + 1] or losses[last : last + 1]
+        )  # an epoch may be smaller than a batch
         means.append(sum(part) / len(part))
         first = last + 1
     return means

@@ -10,7 +10,17 @@ import pandas as pd
 from scipy import stats
 
 from lab.analysis.laws import AmdahlFit, amdahl_speedup, fit_amdahl, gustafson_speedup, karp_flatt
-from lab.analysis.lines import FIELDS, FREE, WORK, Curve, Scaling, baseline_name, curves, device_of, ranks
+from lab.analysis.lines import (
+    FIELDS,
+    FREE,
+    WORK,
+    Curve,
+    Scaling,
+    baseline_name,
+    curves,
+    device_of,
+    ranks,
+)
 from lab.config.labels import SETTINGS
 from lab.errors import InputError, Problem, nearest
 from lab.formatting import format_seconds, percent, rounded
@@ -81,11 +91,19 @@ def summary(table: pd.DataFrame, *, baseline: Mapping[str, Any], scaling: Scalin
 
     Raises InputError for a baseline key that is no field of a run.
     """
-    problems = [Problem(f"baseline.{key}", "unknown key", nearest(key, FIELDS)) for key in baseline if key not in FIELDS]
+    problems = [
+        Problem(f"baseline.{key}", "unknown key", nearest(key, FIELDS))
+        for key in baseline
+        if key not in FIELDS
+    ]
     if problems:
         raise InputError("baseline", problems)
     repeats = _completed(table)
-    groups = [group for _, group in repeats.groupby(_identity(repeats), sort=False)] if len(repeats) else []
+    groups = (
+        [group for _, group in repeats.groupby(_identity(repeats), sort=False)]
+        if len(repeats)
+        else []
+    )
     rows = [_medians(group) | {"scaling": scaling} for group in groups]
     samples = {_name(row): group for row, group in zip(rows, groups, strict=True)}
     bases = [row for row in rows if _has(row, baseline)]
@@ -93,10 +111,26 @@ def summary(table: pd.DataFrame, *, baseline: Mapping[str, Any], scaling: Scalin
         row |= _against(row, _baseline_of(row, bases, baseline, scaling), samples, scaling)
     spread = [f"{name}{suffix}" for name in QUANTITIES + RATIOS for suffix in ("", "_low", "_high")]
     machine = ["machine"] if "machine" in table else []
-    columns = [*machine, "emulated", "run_id", *FIELDS, "scaling", "device", "repeats", *spread, *MEDIANS, "baseline_run_id"]
+    columns = [
+        *machine,
+        "emulated",
+        "run_id",
+        *FIELDS,
+        "scaling",
+        "device",
+        "repeats",
+        *spread,
+        *MEDIANS,
+        "baseline_run_id",
+    ]
     found = pd.DataFrame(rows, columns=columns)
-    order = ["emulated", *(field for field in FIELDS if field not in FREE[scaling] | {"world_size"})]
-    return found.sort_values([*order, "world_size", *sorted(FREE[scaling])], ignore_index=True, kind="stable")
+    order = [
+        "emulated",
+        *(field for field in FIELDS if field not in FREE[scaling] | {"world_size"}),
+    ]
+    return found.sort_values(
+        [*order, "world_size", *sorted(FREE[scaling])], ignore_index=True, kind="stable"
+    )
 
 
 def _identity(table: pd.DataFrame) -> list[str]:
@@ -125,7 +159,10 @@ def _medians(group: pd.DataFrame) -> dict[str, Any]:
     first = group.to_dict("records")[0]
     devices = {device for device in group["device"] if isinstance(device, str)}
     row: dict[str, Any] = {str(key): first[key] for key in (*_identity(group), *FIELDS)}
-    row |= {"repeats": len(group), "device": devices.pop() if len(devices) == 1 else "mixed" if devices else None}
+    row |= {
+        "repeats": len(group),
+        "device": devices.pop() if len(devices) == 1 else "mixed" if devices else None,
+    }
     samples = {name: _values(group, name) for name in QUANTITIES}
     for size in {sample.size for sample in samples.values()}:
         names = [name for name, sample in samples.items() if sample.size == size]
@@ -158,13 +195,22 @@ def _interval(*samples: np.ndarray[Any, Any]) -> tuple[Any, Any, Any]:
     if not all(sample.shape[-1] > 1 for sample in samples):
         return value, np.full_like(value, np.nan), np.full_like(value, np.nan)
     low, high = stats.bootstrap(
-        samples, statistic, n_resamples=RESAMPLES, method="percentile", vectorized=True, axis=-1, rng=np.random.default_rng(SEED)
+        samples,
+        statistic,
+        n_resamples=RESAMPLES,
+        method="percentile",
+        vectorized=True,
+        axis=-1,
+        rng=np.random.default_rng(SEED),
     ).confidence_interval
     return value, low, high
 
 
 def _named(name: str, interval: Sequence[Any], factor: float = 1.0) -> dict[str, float]:
-    return {f"{name}{end}": float(part) * factor for end, part in zip(("", "_low", "_high"), interval, strict=True)}
+    return {
+        f"{name}{end}": float(part) * factor
+        for end, part in zip(("", "_low", "_high"), interval, strict=True)
+    }
 
 
 def ratio(top: np.ndarray[Any, Any], bottom: np.ndarray[Any, Any]) -> tuple[float, float, float]:
@@ -178,7 +224,10 @@ def _has(row: Mapping[str, Any], baseline: Mapping[str, Any]) -> bool:
 
 
 def _baseline_of(
-    row: Mapping[str, Any], bases: Sequence[Mapping[str, Any]], baseline: Mapping[str, Any], scaling: Scaling
+    row: Mapping[str, Any],
+    bases: Sequence[Mapping[str, Any]],
+    baseline: Mapping[str, Any],
+    scaling: Scaling,
 ) -> Mapping[str, Any] | None:
     if _has(row, baseline):
         return row
@@ -189,7 +238,8 @@ def _baseline_of(
     found = [
         base
         for base in bases
-        if all(base.get(key) == row.get(key) for key in [*held, "device", "machine", "emulated"]) and row["device"] != "mixed"
+        if all(base.get(key) == row.get(key) for key in [*held, "device", "machine", "emulated"])
+        and row["device"] != "mixed"
     ]
     for field in (*SETTINGS, "grad_accum", "micro_batch_size"):
         if len(found) > 1:
@@ -198,7 +248,10 @@ def _baseline_of(
 
 
 def _against(
-    row: Mapping[str, Any], base: Mapping[str, Any] | None, samples: Mapping[tuple[Any, ...], pd.DataFrame], scaling: Scaling
+    row: Mapping[str, Any],
+    base: Mapping[str, Any] | None,
+    samples: Mapping[tuple[Any, ...], pd.DataFrame],
+    scaling: Scaling,
 ) -> dict[str, Any]:
     """Speedup and efficiency of one configuration against its baseline; nothing where there is none."""
     if base is None:

@@ -7,7 +7,19 @@ from typing import Any
 
 import pandas as pd
 
-from lab.analysis.lines import Curve, baseline_name, curves, device_of, epochs, link, median, phase, ranks, step, trained
+from lab.analysis.lines import (
+    Curve,
+    baseline_name,
+    curves,
+    device_of,
+    epochs,
+    link,
+    median,
+    phase,
+    ranks,
+    step,
+    trained,
+)
 from lab.config.labels import distinct_labels
 from lab.config.run import Run
 from lab.formatting import NOT_MEASURED, format_seconds, percent, rounded, unit_for
@@ -30,16 +42,25 @@ def classical_tables(summary: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
     unit = unit_for(summary["step_time"])
     over = f"median over {_repeats(summary)} [95 % interval]"
     cells: dict[str, Callable[[Any], str]] = {
-        f"Step time, {over}": lambda row: format_seconds(row.step_time, row.step_time_low, row.step_time_high, unit=unit),
-        f"Speedup over {baseline_name(summary)}, {over}": lambda row: _ratio_cell(row, "speedup", rounded),
+        f"Step time, {over}": lambda row: format_seconds(
+            row.step_time, row.step_time_low, row.step_time_high, unit=unit
+        ),
+        f"Speedup over {baseline_name(summary)}, {over}": lambda row: _ratio_cell(
+            row, "speedup", rounded
+        ),
         f"Efficiency, {over}": lambda row: _ratio_cell(row, "efficiency", percent),
     }
     sizes = pd.Index(sorted(set(summary["world_size"])), name=ranks(device_of(summary)))
     tables = []
     for caption, cell in cells.items():
-        columns = {label: {row.world_size: cell(row) for row in points.itertuples()} for label, points in lines}
+        columns = {
+            label: {row.world_size: cell(row) for row in points.itertuples()}
+            for label, points in lines
+        }
         table = pd.DataFrame(columns).reindex(sizes).fillna(NOT_MEASURED)
-        tables.append((caption, table if len(lines) <= MOST_COLUMNS else _turned(table, device_of(summary))))
+        tables.append(
+            (caption, table if len(lines) <= MOST_COLUMNS else _turned(table, device_of(summary)))
+        )
     return [*tables, _compute_and_communication(lines, over)]
 
 
@@ -51,14 +72,22 @@ def _turned(table: pd.DataFrame, device: str | None) -> pd.DataFrame:
 
 def _repeats(summary: pd.DataFrame) -> str:
     fewest, most = summary["repeats"].min(), summary["repeats"].max()
-    return f"{most} repeat{'s' if most > 1 else ''}" if fewest == most else f"{fewest} to {most} repeats"
+    return (
+        f"{most} repeat{'s' if most > 1 else ''}"
+        if fewest == most
+        else f"{fewest} to {most} repeats"
+    )
 
 
 def _ratio_cell(row: Any, name: str, text: Any) -> str:
     if row.baseline_run_id == row.run_id:
         return "1 (baseline)" if name == "speedup" else "100 % (baseline)"
     value = getattr(row, name)
-    return str(text(value, getattr(row, f"{name}_low"), getattr(row, f"{name}_high"))) if pd.notna(value) else "no baseline"
+    return (
+        str(text(value, getattr(row, f"{name}_low"), getattr(row, f"{name}_high")))
+        if pd.notna(value)
+        else "no baseline"
+    )
 
 
 def _compute_and_communication(lines: Sequence[Curve], over: str) -> tuple[str, pd.DataFrame]:
@@ -76,14 +105,30 @@ def _compute_and_communication(lines: Sequence[Curve], over: str) -> tuple[str, 
         for label, points in lines:
             for row in points.to_dict("records"):
                 name = f"{ranks(row['device'], row['world_size'])}, {label}"
-                numbers = {part: [row[column + end] for end in ("", "_low", "_high")] for part, column in parts.items()}
+                numbers = {
+                    part: [row[column + end] for end in ("", "_low", "_high")]
+                    for part, column in parts.items()
+                }
                 cells = {part: format_seconds(*value, unit=unit) for part, value in numbers.items()}
-                alone = {part: "none" for part in parts if "communication" in part and row["world_size"] == 1}
+                alone = {
+                    part: "none"
+                    for part in parts
+                    if "communication" in part and row["world_size"] == 1
+                }
                 yield {"configuration": name} | cells | alone
 
-    unmeasured = any(line.points.query("world_size > 1")["exposed_communication_time"].isna().any() for line in lines)
-    note = "; where communication was not measured, compute holds the wait for it" if unmeasured else ""
-    return f"Compute and communication of a step, {over}{note}", pd.DataFrame(rows()).set_index("configuration")
+    unmeasured = any(
+        line.points.query("world_size > 1")["exposed_communication_time"].isna().any()
+        for line in lines
+    )
+    note = (
+        "; where communication was not measured, compute holds the wait for it"
+        if unmeasured
+        else ""
+    )
+    return f"Compute and communication of a step, {over}{note}", pd.DataFrame(rows()).set_index(
+        "configuration"
+    )
 
 
 NOT_RUN = "not run"
@@ -103,10 +148,18 @@ def strategy_rows(runs: Sequence[Run], records: Sequence[Record]) -> list[dict[s
 def _cells(done: Sequence[Record]) -> dict[str, str]:
     return {
         "step": format_seconds(median(done, step)),
-        "samples/s": rounded(median(done, lambda record: record.timing.samples_per_second if record.timing else None)),
-        "peak (MB)": _megabytes(median(done, lambda record: max(record.memory.peak) if record.memory else None)),
-        "weights (MB)": _megabytes(median(done, lambda record: record.memory.parameters if record.memory else None)),
-        "optimizer (MB)": _megabytes(median(done, lambda record: record.memory.optimizer if record.memory else None)),
+        "samples/s": rounded(
+            median(done, lambda record: record.timing.samples_per_second if record.timing else None)
+        ),
+        "peak (MB)": _megabytes(
+            median(done, lambda record: max(record.memory.peak) if record.memory else None)
+        ),
+        "weights (MB)": _megabytes(
+            median(done, lambda record: record.memory.parameters if record.memory else None)
+        ),
+        "optimizer (MB)": _megabytes(
+            median(done, lambda record: record.memory.optimizer if record.memory else None)
+        ),
         "sent (MB)": _megabytes(median(done, link("bytes_moved"))),
         "last loss": f"{loss:.4f}" if (loss := median(done, last_loss)) is not None else NONE,
     }
@@ -121,13 +174,21 @@ def _megabytes(size: float | None) -> str:
     return rounded(size / 1e6) if size else NONE
 
 
-def strategy_sentences(runs: Sequence[Run], records: Sequence[Record], *, baseline: Mapping[str, Any]) -> list[str]:
+def strategy_sentences(
+    runs: Sequence[Run], records: Sequence[Record], *, baseline: Mapping[str, Any]
+) -> list[str]:
     """The fastest and the one that keeps least, of each model; and how far any loss is from the baseline's."""
     done = {run: found for run, found in trained(runs, records).items() if found}
     models = list(dict.fromkeys(run.model for run in done))
     labels, _ = distinct_labels(list(done))
     return [
-        *(sentence for model in models for sentence in _extremes({run: done[run] for run in done if run.model == model}, labels)),
+        *(
+            sentence
+            for model in models
+            for sentence in _extremes(
+                {run: done[run] for run in done if run.model == model}, labels
+            )
+        ),
         *_losses(done, baseline, labels),
     ]
 
@@ -149,10 +210,16 @@ def _extremes(done: Mapping[Run, list[Record]], labels: Mapping[Run, str]) -> It
 
 
 def _kept(record: Record) -> float | None:
-    return record.memory.parameters + record.memory.optimizer if record.memory and record.memory.optimizer is not None else None
+    return (
+        record.memory.parameters + record.memory.optimizer
+        if record.memory and record.memory.optimizer is not None
+        else None
+    )
 
 
-def _losses(done: Mapping[Run, list[Record]], baseline: Mapping[str, Any], labels: Mapping[Run, str]) -> Iterator[str]:
+def _losses(
+    done: Mapping[Run, list[Record]], baseline: Mapping[str, Any], labels: Mapping[Run, str]
+) -> Iterator[str]:
     """How far the curves lie from those of the baseline with equal samples and arithmetic, at the most."""
     apart: dict[Run, float] = {}
     for base, reference in done.items():
@@ -171,7 +238,9 @@ def _losses(done: Mapping[Run, list[Record]], baseline: Mapping[str, Any], label
 
 def _comparable(run: Run, base: Run) -> bool:
     fields = ("model", "data", "global_batch_size", "seed", "precision", "steps", "learning_rate")
-    return not run.architecture.depends_on_split and all(getattr(run, field) == getattr(base, field) for field in fields)
+    return not run.architecture.depends_on_split and all(
+        getattr(run, field) == getattr(base, field) for field in fields
+    )
 
 
 def _distance(record: Record, reference: Record) -> float:
@@ -204,7 +273,11 @@ def _image_cells(run: Run, done: Sequence[Record]) -> dict[str, str]:
         "compute": format_seconds(median(done, _compute)),
         "communication": "none" if alone else format_seconds(median(done, link("total"))),
         "exposed": "none" if alone else format_seconds(median(done, link("exposed"))),
-        "sent (MB)": "none" if alone else rounded(moved / 1e6) if moved is not None else NOT_MEASURED,
+        "sent (MB)": "none"
+        if alone
+        else rounded(moved / 1e6)
+        if moved is not None
+        else NOT_MEASURED,
         "epochs to loss < 0.04": found[0].said if found else NOT_MEASURED,
     }
 
@@ -245,7 +318,10 @@ def _bytes(size: float) -> str:
 
 def times_table(calibration: Calibration) -> pd.DataFrame:
     """One row per measured time: s with its interval, algbw and busbw in GB/s (1e9)."""
-    rows = [row.model_dump() | {"algbw (GB/s)": row.algbw / 1e9, "busbw (GB/s)": row.busbw / 1e9} for row in calibration.rows]
+    rows = [
+        row.model_dump() | {"algbw (GB/s)": row.algbw / 1e9, "busbw (GB/s)": row.busbw / 1e9}
+        for row in calibration.rows
+    ]
     return _frame(rows)
 
 
@@ -264,7 +340,14 @@ def throughput_table(calibration: Calibration) -> pd.DataFrame:
     ]
     if calibration.memory is not None:
         copied = f"{calibration.memory.bytes / 2**20:.0f} MiB"
-        rows.append({"what": "memory copy", "rate": rounded(calibration.memory.bytes_per_s / 1e9), "unit": "GB/s", "at": copied})
+        rows.append(
+            {
+                "what": "memory copy",
+                "rate": rounded(calibration.memory.bytes_per_s / 1e9),
+                "unit": "GB/s",
+                "at": copied,
+            }
+        )
     return _frame(rows)
 
 

@@ -6,8 +6,13 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-Quantization = Literal["none", "bf16", "int8_dynamic", "int8_weight_only", "int4_weight_only", "fp8"]
-Counts = Annotated[tuple[Annotated[int, Field(ge=1, le=1_000_000)], ...], Field(strict=False, min_length=1, max_length=20)]
+Quantization = Literal[
+    "none", "bf16", "int8_dynamic", "int8_weight_only", "int4_weight_only", "fp8"
+]
+Counts = Annotated[
+    tuple[Annotated[int, Field(ge=1, le=1_000_000)], ...],
+    Field(strict=False, min_length=1, max_length=20),
+]
 
 
 class Frozen(BaseModel):

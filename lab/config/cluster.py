@@ -15,7 +15,9 @@ from lab.config.slurm import Layout, SlurmKeys, Word, lay_out, slurm_problems
 from lab.errors import InputError, Problem, nearest
 from lab.files import ROOT, problems_of, read_yaml, unknown_keys
 
-MOST_SLEEPING = 16  # ranks whose compute is emulated: each still holds a model, and moves its gradients
+MOST_SLEEPING = (
+    16  # ranks whose compute is emulated: each still holds a model, and moves its gradients
+)
 
 
 def _variable(name: str) -> str:
@@ -34,22 +36,35 @@ class Cluster(SlurmKeys):
     name: str
     executor: Literal["local", "slurm", "replay"] = "local"
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    backend: Literal["auto", "gloo", "nccl"] = Field(default="auto", description="auto: nccl on GPUs, else gloo")
+    backend: Literal["auto", "gloo", "nccl"] = Field(
+        default="auto", description="auto: nccl on GPUs, else gloo"
+    )
     devices: int | Literal["auto"] = Field(default="auto")
     cores_per_rank: int = Field(default=1, ge=1, le=1024)
     time_limit_min: int = Field(default=120, ge=1, description="a run that takes longer is ended")
-    hang_timeout_s: int = Field(default=300, ge=5, description="a run without progress for so long is ended")
-    checkpoint_every_min: float = Field(default=10.0, gt=0, description="how much of a long run its sudden end may cost")
+    hang_timeout_s: int = Field(
+        default=300, ge=5, description="a run without progress for so long is ended"
+    )
+    checkpoint_every_min: float = Field(
+        default=10.0, gt=0, description="how much of a long run its sudden end may cost"
+    )
     repeat_disturbed: bool = Field(
-        default=False, description="a repeat during which other processes took the ranks' cores is measured once more"
+        default=False,
+        description="a repeat during which other processes took the ranks' cores is measured once more",
     )
     environment: dict[Annotated[str, AfterValidator(_variable)], str] = Field(
         default={}, description="variables set for every rank"
     )
-    published: Published | None = Field(default=None, description="the table that executor: replay shows")
-    network_interface: Word | None = Field(default=None, description="over which gloo and NCCL talk, such as ib0")
+    published: Published | None = Field(
+        default=None, description="the table that executor: replay shows"
+    )
+    network_interface: Word | None = Field(
+        default=None, description="over which gloo and NCCL talk, such as ib0"
+    )
     link: Link | None = Field(default=None, description="emulated, between ranks of one machine")
-    compute: Compute | None = Field(default=None, description="emulated: ranks sleep, and may outnumber the cores")
+    compute: Compute | None = Field(
+        default=None, description="emulated: ranks sleep, and may outnumber the cores"
+    )
 
     @classmethod
     def load(cls, profile: str | Path = "local") -> Cluster:
@@ -63,17 +78,34 @@ class Cluster(SlurmKeys):
         except ValidationError as error:
             # Pydantic puts the members of a union and the marks of a mapping's key into its paths.
             tags = dict.fromkeys(
-                ("int", "str", "bool", "[key]", "function-after[_word(), str]", "function-after[_command(), str]")
+                (
+                    "int",
+                    "str",
+                    "bool",
+                    "[key]",
+                    "function-after[_word(), str]",
+                    "function-after[_command(), str]",
+                )
             )
-            raise InputError(str(path), problems + [p for _, p in problems_of(error, cls, tags)]) from None
+            raise InputError(
+                str(path), problems + [p for _, p in problems_of(error, cls, tags)]
+            ) from None
         problems += cluster._misplaced()
         if cluster.executor == "replay":
             told = "missing: the table that is replayed"
-            problems += [] if cluster.published else [Problem("published", told, "give its source, gpu and rows")]
+            problems += (
+                []
+                if cluster.published
+                else [Problem("published", told, "give its source, gpu and rows")]
+            )
         else:
-            problems += cluster._problems_here() if cluster.executor == "local" else slurm_problems(cluster)
+            problems += (
+                cluster._problems_here() if cluster.executor == "local" else slurm_problems(cluster)
+            )
         if cluster.backend == "nccl" and cluster.device_kind == "cpu":
-            problems.append(Problem("backend", "'nccl', and ranks compute on CPUs", "set backend: gloo or auto"))
+            problems.append(
+                Problem("backend", "'nccl', and ranks compute on CPUs", "set backend: gloo or auto")
+            )
         if problems:
             raise InputError(str(path), problems)
         return cluster
@@ -90,17 +122,39 @@ class Cluster(SlurmKeys):
 
     def _problems_here(self) -> list[Problem]:
         if self.emulates and self.device == "cuda":
-            return [Problem("device", "'cuda', and links and compute are emulated for CPU ranks", "set device: cpu")]
+            return [
+                Problem(
+                    "device",
+                    "'cuda', and links and compute are emulated for CPU ranks",
+                    "set device: cpu",
+                )
+            ]
         if self.device == "cuda" and not machine.gpus():
-            return [Problem("device", "'cuda', and no GPU is visible here", "set device: auto, or see `lab doctor`")]
+            return [
+                Problem(
+                    "device",
+                    "'cuda', and no GPU is visible here",
+                    "set device: auto, or see `lab doctor`",
+                )
+            ]
         if self.devices != "auto" and not 1 <= self.devices <= self._devices_here():
-            return [Problem("devices", f"{self.devices}, and there are {self._devices_here()} here", "set devices: auto")]
+            return [
+                Problem(
+                    "devices",
+                    f"{self.devices}, and there are {self._devices_here()} here",
+                    "set devices: auto",
+                )
+            ]
         return []
 
     def _devices_here(self) -> int:
         if self.compute is not None:
             return MOST_SLEEPING
-        return len(machine.gpus()) if self.device_kind == "cuda" else len(machine.cores()) // self.cores_per_rank
+        return (
+            len(machine.gpus())
+            if self.device_kind == "cuda"
+            else len(machine.cores()) // self.cores_per_rank
+        )
 
     @property
     def emulates(self) -> bool:
@@ -113,14 +167,22 @@ class Cluster(SlurmKeys):
         if self.emulates:
             return "cpu"
         if self.device == "auto":
-            return "cuda" if (self.gpus_per_node if self.executor == "slurm" else machine.gpus()) else "cpu"
+            return (
+                "cuda"
+                if (self.gpus_per_node if self.executor == "slurm" else machine.gpus())
+                else "cpu"
+            )
         return self.device
 
     def on(self, device: Literal["any", "cpu", "cuda"]) -> Cluster | None:
         """The same for runs that need this kind of device; None where the cluster has none."""
         if device in {"any", self.device_kind}:
             return self
-        return self.model_copy(update={"device": "cpu", "devices": "auto"}) if device == "cpu" else None
+        return (
+            self.model_copy(update={"device": "cpu", "devices": "auto"})
+            if device == "cpu"
+            else None
+        )
 
     @property
     def ranks_per_node(self) -> int:
@@ -159,13 +221,21 @@ class Cluster(SlurmKeys):
 
     def memory_mb(self, ranks_on_node: int) -> int | None:
         """The share of a node's memory that so many ranks get, in MiB; None where the profile leaves it to the site."""
-        return None if self.mem_gb is None else max(int(self.mem_gb * 1024 * ranks_on_node / self.ranks_per_node), 1)
+        return (
+            None
+            if self.mem_gb is None
+            else max(int(self.mem_gb * 1024 * ranks_on_node / self.ranks_per_node), 1)
+        )
 
     @property
     def variables(self) -> dict[str, str]:
         """Environment of every rank: the profile's own variables and what its other keys stand for."""
         interface = self.network_interface
-        chosen = {} if interface is None else {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface}
+        chosen = (
+            {}
+            if interface is None
+            else {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface}
+        )
         return chosen | self.environment
 
     def cores_of(self, local_rank: int) -> tuple[int, ...]:
@@ -176,7 +246,11 @@ class Cluster(SlurmKeys):
         cores = machine.cores()
         if self.executor == "slurm":
             return cores
-        share = self.cores_per_rank if self.device_kind == "cpu" else max(len(cores) // self.capacity, 1)
+        share = (
+            self.cores_per_rank
+            if self.device_kind == "cpu"
+            else max(len(cores) // self.capacity, 1)
+        )
         first = local_rank * share % len(cores)
         return cores[first : first + share]
 
@@ -217,4 +291,6 @@ def find_profile(profile: str | Path) -> Path:
         if path.suffix in {".yaml", ".yml"} and path.is_file():
             return path
     names = {path.stem for root in (Path("slurm"), ROOT / "slurm") for path in root.glob("*.yaml")}
-    raise InputError(str(profile), [Problem("cluster", "no such profile", nearest(Path(profile).stem, names))])
+    raise InputError(
+        str(profile), [Problem("cluster", "no such profile", nearest(Path(profile).stem, names))]
+    )

@@ -21,7 +21,12 @@ class _DataSet(Frozen):
     def label(self) -> str:
         """A short name for people, with all that is not at its default: `synthetic, samples 512`."""
         given = self.model_dump(exclude_defaults=True)
-        return ", ".join([str(getattr(self, "kind", "")), *(f"{key.replace('_', ' ')} {value}" for key, value in given.items())])
+        return ", ".join(
+            [
+                str(getattr(self, "kind", "")),
+                *(f"{key.replace('_', ' ')} {value}" for key, value in given.items()),
+            ]
+        )
 
 
 class Stdlib(_DataSet):
@@ -154,7 +159,9 @@ def _from_preset(given: Any) -> Any:
         return given
     changes = {key: value for key, value in given.items() if key != "preset"}
     if given["preset"] not in MODELS:
-        raise ValueError(f"{given['preset']!r} is no model preset || {nearest(str(given['preset']), MODELS)}")
+        raise ValueError(
+            f"{given['preset']!r} is no model preset || {nearest(str(given['preset']), MODELS)}"
+        )
     return MODELS[given["preset"]].model_dump() | changes
 
 

@@ -43,7 +43,11 @@ class Link(Frozen):
     @property
     def label(self) -> str:
         """A short name for people."""
-        rate = f"{self.bandwidth_gbit:g} Gbit/s" if self.bandwidth_gbit >= 1 else f"{self.bandwidth_gbit * 1e3:g} Mbit/s"
+        rate = (
+            f"{self.bandwidth_gbit:g} Gbit/s"
+            if self.bandwidth_gbit >= 1
+            else f"{self.bandwidth_gbit * 1e3:g} Mbit/s"
+        )
         return f"{rate}, {self.latency_ms:g} ms" if self.latency_ms else rate
 
 
@@ -55,17 +59,27 @@ class Compute(Frozen):
 
     emulated: Literal["measured", "V100", "A100", "H100", "H200", "B200", "RTX 3090", "RTX 4090"]
     # 44 to 52 % of an A100's peak were reached in training GPT models (Narayanan et al., 2021, table 1).
-    mfu: float = Field(default=0.45, gt=0, le=1, description="of the whole step; used for a described GPU")
+    mfu: float = Field(
+        default=0.45, gt=0, le=1, description="of the whole step; used for a described GPU"
+    )
 
     @property
     def label(self) -> str:
         """A short name for people."""
-        return "times of one rank" if self.emulated == MEASURED else f"{self.emulated} at {self.mfu:.0%} of its peak"
+        return (
+            "times of one rank"
+            if self.emulated == MEASURED
+            else f"{self.emulated} at {self.mfu:.0%} of its peak"
+        )
 
     @property
     def description(self) -> str:
         """What the ranks sleep for, after "the"."""
-        return "times that one of them took alone" if self.emulated == MEASURED else f"times of an {self.label}"
+        return (
+            "times that one of them took alone"
+            if self.emulated == MEASURED
+            else f"times of an {self.label}"
+        )
 
 
 class Emulated(Frozen):
@@ -74,7 +88,9 @@ class Emulated(Frozen):
     link: Link | None = None
     way: Way | None = Field(default=None, description="how the link was emulated")
     compute: Compute | None = Field(default=None, description="whose times the ranks slept for")
-    step: dict[str, float] = Field(default={}, description="s of forward, backward and optimizer for which a rank slept")
+    step: dict[str, float] = Field(
+        default={}, description="s of forward, backward and optimizer for which a rank slept"
+    )
 
     @property
     def label(self) -> str:
@@ -86,8 +102,14 @@ class Emulated(Frozen):
     @property
     def description(self) -> str:
         """The label, and how it was done."""
-        parts = [f"link {self.link.label}" + (f", by {WAYS[self.way]}" if self.way else "")] if self.link else []
-        parts += [f"compute: ranks slept for the {self.compute.description}"] if self.compute else []
+        parts = (
+            [f"link {self.link.label}" + (f", by {WAYS[self.way]}" if self.way else "")]
+            if self.link
+            else []
+        )
+        parts += (
+            [f"compute: ranks slept for the {self.compute.description}"] if self.compute else []
+        )
         return "; ".join(parts)
 
 

@@ -52,7 +52,11 @@ def setting_label(setting: str, value: Any) -> str:
     """A setting with its value in a few words: `flat`, `bf16 on the link`, `buckets of 100 MiB`."""
     words = WORDS.get(setting, f"{setting.replace('_', ' ')} {{}}")
     return words.format(
-        NAMES.get(value, value) if isinstance(value, str) else f"{value:g}" if isinstance(value, float) else value
+        NAMES.get(value, value)
+        if isinstance(value, str)
+        else f"{value:g}"
+        if isinstance(value, float)
+        else value
     )
 
 
@@ -67,11 +71,25 @@ def run_label(run: Run) -> str:
 def label_parts(run: Run) -> list[str]:
     """The words of its label: model, what is done with it, on how many devices, and all that follows."""
     model, *sizes = names(run)["model"].split(", ")
-    place = f"x{run.world_size}" + ("" if run.needs_device == "any" else f" on {run.needs_device.upper()}")
-    given = [setting_label(name, names(run).get(name, getattr(run, name))) for name in WORDS if not is_default(run, name)]
+    place = f"x{run.world_size}" + (
+        "" if run.needs_device == "any" else f" on {run.needs_device.upper()}"
+    )
+    given = [
+        setting_label(name, names(run).get(name, getattr(run, name)))
+        for name in WORDS
+        if not is_default(run, name)
+    ]
     if run.task == "inference":
         return [model, "inference", place, run.quantization, *sizes, *given]
-    return [model, run.strategy, place, f"batch {run.global_batch_size}", run.precision, *sizes, *given]
+    return [
+        model,
+        run.strategy,
+        place,
+        f"batch {run.global_batch_size}",
+        run.precision,
+        *sizes,
+        *given,
+    ]
 
 
 def distinct_labels(runs: Sequence[Run]) -> tuple[dict[Run, str], str]:
@@ -94,7 +112,10 @@ def _joined(words: Sequence[str], wanted: set[str]) -> str:
 
 def names(run: Run) -> dict[str, str]:
     """What model and data set are called: their names where they have one, else all that tells them from others."""
-    return {name: part if isinstance(part, str) else part.label for name, part in (("model", run.model), ("data", run.data))}
+    return {
+        name: part if isinstance(part, str) else part.label
+        for name, part in (("model", run.model), ("data", run.data))
+    }
 
 
 def is_default(run: Run, name: str) -> bool:

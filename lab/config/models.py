@@ -13,7 +13,13 @@ Task = Literal["language modelling", "text classification", "image classificatio
 Network = Literal["resnet18", "vgg16", "squeezenet1_0", "densenet121", "alexnet"]
 
 # The smallest image that leaves something for the last pooling layer of each network.
-SMALLEST_IMAGE: dict[Network, int] = {"resnet18": 1, "vgg16": 32, "squeezenet1_0": 21, "densenet121": 29, "alexnet": 63}
+SMALLEST_IMAGE: dict[Network, int] = {
+    "resnet18": 1,
+    "vgg16": 32,
+    "squeezenet1_0": 21,
+    "densenet121": 29,
+    "alexnet": 63,
+}
 WITH_BATCH_NORM: tuple[Network, ...] = ("resnet18", "densenet121")
 WITH_DROPOUT: tuple[Network, ...] = ("vgg16", "squeezenet1_0", "alexnet")
 DROPOUT_BY_RANK = "dropout is drawn by each rank"
@@ -21,8 +27,14 @@ DROPOUT_BY_RANK = "dropout is drawn by each rank"
 
 def _trainable(value: str | float) -> str | float:
     if value not in ("all", "head") and (isinstance(value, str) or not 0 < value < 1):
-        advice = nearest(value, ["all", "head"]) if isinstance(value, str) else "use 'all' for the whole model"
-        raise ValueError(f"{value!r} is neither 'all', 'head' nor a share between 0 and 1 || {advice}")
+        advice = (
+            nearest(value, ["all", "head"])
+            if isinstance(value, str)
+            else "use 'all' for the whole model"
+        )
+        raise ValueError(
+            f"{value!r} is neither 'all', 'head' nor a share between 0 and 1 || {advice}"
+        )
     return value
 
 
@@ -62,7 +74,13 @@ class GPT(_Transformer):
         """A short name for people."""
         more = [f"vocabulary {self.vocab_size}"] if self.vocab_size else []
         return ", ".join(
-            [f"gpt {self.layers}x{self.width}", *_size(self), *more, *_rate(self.dropout, usual=0.0), *_from(self.weights)]
+            [
+                f"gpt {self.layers}x{self.width}",
+                *_size(self),
+                *more,
+                *_rate(self.dropout, usual=0.0),
+                *_from(self.weights),
+            ]
         )
 
     @property
@@ -76,13 +94,21 @@ class TextClassifier(_Transformer):
 
     task: ClassVar[Task] = "text classification"
     kind: Literal["text-classifier"] = "text-classifier"
-    block_size: int = Field(default=128, ge=2, le=1_048_576, description="tokens per sample; longer texts are cut")
+    block_size: int = Field(
+        default=128, ge=2, le=1_048_576, description="tokens per sample; longer texts are cut"
+    )
     dropout: float = Field(default=0.0, ge=0.0, lt=1.0)
 
     @property
     def label(self) -> str:
         """A short name for people."""
-        return ", ".join([f"text-classifier {self.layers}x{self.width}", *_size(self), *_rate(self.dropout, usual=0.0)])
+        return ", ".join(
+            [
+                f"text-classifier {self.layers}x{self.width}",
+                *_size(self),
+                *_rate(self.dropout, usual=0.0),
+            ]
+        )
 
     @property
     def depends_on_split(self) -> str:
@@ -104,8 +130,15 @@ class DistilBERT(_Transformer):
     heads: int = Field(default=12, ge=1, le=1024)
     width: int = Field(default=768, ge=1, le=65536)
     vocab_size: int = Field(default=30522, ge=2, le=10_000_000)
-    positions: int = Field(default=512, ge=2, le=1_048_576, description="learned positions, of which block_size are used")
-    block_size: int = Field(default=128, ge=2, le=1_048_576, description="tokens per sample; longer texts are cut")
+    positions: int = Field(
+        default=512,
+        ge=2,
+        le=1_048_576,
+        description="learned positions, of which block_size are used",
+    )
+    block_size: int = Field(
+        default=128, ge=2, le=1_048_576, description="tokens per sample; longer texts are cut"
+    )
     dropout: float | None = Field(default=None, ge=0.0, lt=1.0)
     trainable: Trainable = "all"
 
@@ -120,9 +153,21 @@ class DistilBERT(_Transformer):
     @property
     def label(self) -> str:
         """A short name for people."""
-        more = [f"vocabulary {self.vocab_size}", f"{self.positions} positions", *_from(self.weights)]
-        usual = type(self)(trainable=self.trainable, dropout=self.dropout, block_size=self.block_size) == self
-        parts = [*_part(self.trainable), *_size(self), *([] if usual else more), *_rate(self.dropout, usual=None)]
+        more = [
+            f"vocabulary {self.vocab_size}",
+            f"{self.positions} positions",
+            *_from(self.weights),
+        ]
+        usual = (
+            type(self)(trainable=self.trainable, dropout=self.dropout, block_size=self.block_size)
+            == self
+        )
+        parts = [
+            *_part(self.trainable),
+            *_size(self),
+            *([] if usual else more),
+            *_rate(self.dropout, usual=None),
+        ]
         return ", ".join([f"distilbert {self.layers}x{self.width}", *parts])
 
     @property
@@ -150,7 +195,9 @@ class CNN(Frozen):
     def _consistent(self) -> Self:
         least = SMALLEST_IMAGE[self.network]
         if self.image_size < least:
-            raise ValueError(f"image_size {self.image_size} leaves nothing to pool in {self.network} || at least {least}")
+            raise ValueError(
+                f"image_size {self.image_size} leaves nothing to pool in {self.network} || at least {least}"
+            )
         if self.batch_norm != "batch" and self.network not in WITH_BATCH_NORM:
             raise ValueError(f"{self.network} has no batch norm to freeze || leave batch_norm out")
         if self.dropout and self.network not in WITH_DROPOUT:
@@ -162,7 +209,12 @@ class CNN(Frozen):
         """A short name for people."""
         frozen = ["batch norm frozen"] if self.batch_norm == "frozen" else []
         return ", ".join(
-            [f"{self.network} {self.image_size}px", *_part(self.trainable), *_rate(self.dropout, usual=None), *frozen]
+            [
+                f"{self.network} {self.image_size}px",
+                *_part(self.trainable),
+                *_rate(self.dropout, usual=None),
+                *frozen,
+            ]
         )
 
     @property
@@ -195,15 +247,24 @@ def _from(weights: str | None) -> list[str]:
 
 
 Model = GPT | TextClassifier | DistilBERT | CNN
-KINDS: dict[str, type[Model]] = {"gpt": GPT, "text-classifier": TextClassifier, "distilbert": DistilBERT, "cnn": CNN}
+KINDS: dict[str, type[Model]] = {
+    "gpt": GPT,
+    "text-classifier": TextClassifier,
+    "distilbert": DistilBERT,
+    "cnn": CNN,
+}
 _GPT2_VOCABULARY = 50257
 MODELS: dict[str, Model] = {
     "gpt-nano": GPT(layers=4, heads=4, width=128, block_size=128),
     "gpt-mini": GPT(layers=6, heads=6, width=384, block_size=256),
     # Radford et al. (2019), table 2; 124M, 355M, 774M and 1558M parameters with the tied embedding.
     "gpt2-small": GPT(layers=12, heads=12, width=768, block_size=1024, vocab_size=_GPT2_VOCABULARY),
-    "gpt2-medium": GPT(layers=24, heads=16, width=1024, block_size=1024, vocab_size=_GPT2_VOCABULARY),
-    "gpt2-large": GPT(layers=36, heads=20, width=1280, block_size=1024, vocab_size=_GPT2_VOCABULARY),
+    "gpt2-medium": GPT(
+        layers=24, heads=16, width=1024, block_size=1024, vocab_size=_GPT2_VOCABULARY
+    ),
+    "gpt2-large": GPT(
+        layers=36, heads=20, width=1280, block_size=1024, vocab_size=_GPT2_VOCABULARY
+    ),
     "gpt2-xl": GPT(layers=48, heads=25, width=1600, block_size=1024, vocab_size=_GPT2_VOCABULARY),
     "agnews-small": TextClassifier(layers=2, heads=4, width=128),
     "agnews-large": TextClassifier(layers=4, heads=8, width=256),

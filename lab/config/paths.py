@@ -48,15 +48,28 @@ def _resolve(path: str, data_root: Path, *, source: str, key: str, what: str) ->
         inside = [place for place in places if _is_inside(place, roots)]
         found = next((place for place in inside if place.exists()), None)
     except (OSError, RuntimeError, ValueError) as error:
-        raise InputError(source, [Problem(key, f"{path!r} cannot be read: {error}", "name a file or folder")]) from None
+        raise InputError(
+            source, [Problem(key, f"{path!r} cannot be read: {error}", "name a file or folder")]
+        ) from None
     if not inside:
         advice = f"move the {what} below {roots[0]}, or name its folder in the environment variable LAB_DATA_PATH"
-        raise InputError(source, [Problem(key, f"{path!r} lies outside the study's folder", advice)])
+        raise InputError(
+            source, [Problem(key, f"{path!r} lies outside the study's folder", advice)]
+        )
     if found is None:
-        siblings = [entry.name for entry in inside[0].parent.iterdir()] if inside[0].parent.is_dir() else []
-        raise InputError(source, [Problem(key, f"{path!r}: no such file or folder", nearest(inside[0].name, siblings))])
+        siblings = (
+            [entry.name for entry in inside[0].parent.iterdir()]
+            if inside[0].parent.is_dir()
+            else []
+        )
+        raise InputError(
+            source,
+            [Problem(key, f"{path!r}: no such file or folder", nearest(inside[0].name, siblings))],
+        )
     if not os.access(found, os.R_OK):
-        raise InputError(source, [Problem(key, f"{path!r} may not be read", "change its permissions")])
+        raise InputError(
+            source, [Problem(key, f"{path!r} may not be read", "change its permissions")]
+        )
     return found
 
 
@@ -69,16 +82,28 @@ def read_texts(path: str, data_root: Path) -> list[str]:
     place = resolve_text(path, data_root)
     roots = text_roots(data_root)
     files = [
-        file for file in _files(place, out=data_root.resolve() / "out") if _is_inside(file.resolve(), roots) and file.is_file()
+        file
+        for file in _files(place, out=data_root.resolve() / "out")
+        if _is_inside(file.resolve(), roots) and file.is_file()
     ]
     size = sum(file.stat().st_size for file in files)
     if size > MAX_BYTES:
         raise InputError(
-            "data", [Problem("path", f"{path!r} holds {size / 1e9:.1f} GB of files", f"at most {MAX_BYTES / 1e9:.1f} GB")]
+            "data",
+            [
+                Problem(
+                    "path",
+                    f"{path!r} holds {size / 1e9:.1f} GB of files",
+                    f"at most {MAX_BYTES / 1e9:.1f} GB",
+                )
+            ],
         )
     texts = [text for text in map(_text, files) if text]
     if not texts:
-        raise InputError("data", [Problem("path", f"{path!r} holds no UTF-8 text", "name a folder with text files")])
+        raise InputError(
+            "data",
+            [Problem("path", f"{path!r} holds no UTF-8 text", "name a folder with text files")],
+        )
     return texts
 
 
@@ -91,7 +116,9 @@ def _files(place: Path, *, out: Path) -> Iterator[Path]:
         yield place
         return
     for folder, names, files in os.walk(place):
-        names[:] = sorted(name for name in names if not name.startswith(".") and Path(folder, name) != out)
+        names[:] = sorted(
+            name for name in names if not name.startswith(".") and Path(folder, name) != out
+        )
         yield from (Path(folder, name) for name in sorted(files) if not name.startswith("."))
 
 

@@ -56,4 +56,7 @@ class Published(BaseModel):
     @property
     def largest(self) -> int:
         """The most ranks of any row."""
-        return max([row.world_size for row in self.rows] + [row.world_size for row in self.all_reduce], default=1)
+        return max(
+            [row.world_size for row in self.rows] + [row.world_size for row in self.all_reduce],
+            default=1,
+        )

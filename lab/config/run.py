@@ -25,8 +25,12 @@ class InferenceSettings(Frozen):
     """
 
     task: Literal["train", "inference"] = "train"
-    needs_device: Literal["any", "cpu", "cuda"] = Field(default="any", description="skipped where the cluster has none")
-    quantization: Quantization = Field(default="none", description="of the copy that is compared with the base")
+    needs_device: Literal["any", "cpu", "cuda"] = Field(
+        default="any", description="skipped where the cluster has none"
+    )
+    quantization: Quantization = Field(
+        default="none", description="of the copy that is compared with the base"
+    )
     prompt_tokens: Counts = (64,)
     batch_sizes: Counts = (1, 8)
     new_tokens: int = Field(default=32, ge=2, le=1_000_000, description="generated per sequence")
@@ -86,34 +90,64 @@ class Run(InferenceSettings):
         le=1_000_000,
         description="MiB of gradients that DDP sends at a time; at the default the first bucket holds 1 MiB, as in DDP",
     )
-    gradient_as_bucket_view: bool = Field(default=True, description="gradients live in DDP's buckets, not beside them")
-    static_graph: bool = Field(default=False, description="promises DDP that every step uses the same parameters")
-    compression: Literal["none", "bf16", "fp16", "powersgd"] = Field(default="none", description="of gradients on the link")
-    powersgd_rank: int = Field(default=1, ge=1, le=1024, description="rank of PowerSGD's approximation")
-    flat: bool = Field(default=False, description="naive_ddp sends all gradients in one all-reduce, not one by one")
-    reshard_after_forward: bool = Field(default=True, description="fsdp frees gathered parameters until the backward pass")
+    gradient_as_bucket_view: bool = Field(
+        default=True, description="gradients live in DDP's buckets, not beside them"
+    )
+    static_graph: bool = Field(
+        default=False, description="promises DDP that every step uses the same parameters"
+    )
+    compression: Literal["none", "bf16", "fp16", "powersgd"] = Field(
+        default="none", description="of gradients on the link"
+    )
+    powersgd_rank: int = Field(
+        default=1, ge=1, le=1024, description="rank of PowerSGD's approximation"
+    )
+    flat: bool = Field(
+        default=False, description="naive_ddp sends all gradients in one all-reduce, not one by one"
+    )
+    reshard_after_forward: bool = Field(
+        default=True, description="fsdp frees gathered parameters until the backward pass"
+    )
     shard_size: int | None = Field(
-        default=None, ge=2, description="ranks that share one copy of the model in fsdp; None: all of them"
+        default=None,
+        ge=2,
+        description="ranks that share one copy of the model in fsdp; None: all of them",
     )
-    schedule: Literal["gpipe", "1f1b"] = Field(default="gpipe", description="order of passes in a pipeline")
+    schedule: Literal["gpipe", "1f1b"] = Field(
+        default="gpipe", description="order of passes in a pipeline"
+    )
     microbatches: int | None = Field(
-        default=None, ge=1, description="parts of a micro-batch in a pipeline; None: as many as it has stages"
+        default=None,
+        ge=1,
+        description="parts of a micro-batch in a pipeline; None: as many as it has stages",
     )
-    activation_checkpointing: bool = Field(default=False, description="blocks keep their inputs alone and compute the rest again")
+    activation_checkpointing: bool = Field(
+        default=False, description="blocks keep their inputs alone and compute the rest again"
+    )
     loader: Literal["fast", "classic"] = Field(
-        default="fast", description="fast: slices of tokens made once; classic: a DataLoader that makes each sample when asked"
+        default="fast",
+        description="fast: slices of tokens made once; classic: a DataLoader that makes each sample when asked",
     )
-    loader_workers: int = Field(default=0, ge=0, le=256, description="processes of the classic loader on each rank")
-    keep_model: bool = Field(default=False, description="whether the trained model is kept; changes no measurement")
+    loader_workers: int = Field(
+        default=0, ge=0, le=256, description="processes of the classic loader on each rank"
+    )
+    keep_model: bool = Field(
+        default=False, description="whether the trained model is kept; changes no measurement"
+    )
 
     @model_validator(mode="before")
     @classmethod
     def _complete_batch(cls, given: Any) -> Any:
         if not isinstance(given, dict):
             return given
-        whole, micro, accum = (given.get(key) for key in ("global_batch_size", "micro_batch_size", "grad_accum"))
+        whole, micro, accum = (
+            given.get(key) for key in ("global_batch_size", "micro_batch_size", "grad_accum")
+        )
         world = 1 if given.get("strategy") in _SPLIT_MODEL else given.get("world_size", 1)
-        if not all(value is None or (type(value) is int and value > 0) for value in (whole, micro, accum, world)):
+        if not all(
+            value is None or (type(value) is int and value > 0)
+            for value in (whole, micro, accum, world)
+        ):
             return given
         if whole and micro and not accum and whole % (micro * world) == 0:
             accum = whole // (micro * world)
@@ -150,7 +184,11 @@ class Run(InferenceSettings):
     @property
     def device_needed(self) -> Literal["any", "cpu", "cuda"]:
         """The kind of device without which it cannot run: torch's DataParallel divides its work among GPUs only."""
-        return "cuda" if self.strategy == "data_parallel" and self.world_size > 1 else self.needs_device
+        return (
+            "cuda"
+            if self.strategy == "data_parallel" and self.world_size > 1
+            else self.needs_device
+        )
 
     @property
     def architecture(self) -> models.Model:
@@ -169,7 +207,9 @@ class Run(InferenceSettings):
         Presets count by what they stand for; fields at their defaults are left out, so that a field added later
         does not rename the runs of today.
         """
-        unused = {"model", "data", "keep_model"} | (set() if self.task == "inference" else INFERENCE_ONLY)
+        unused = {"model", "data", "keep_model"} | (
+            set() if self.task == "inference" else INFERENCE_ONLY
+        )
         content = self.model_dump(mode="json", exclude_defaults=True, exclude=unused)
         content["model"] = self.architecture.model_dump(mode="json")
         content["data"] = self.dataset.model_dump(mode="json")
@@ -204,7 +244,12 @@ def _work(run: Run) -> Iterator[str]:
     parts = run.micro_batch_size * run.grad_accum * run.data_parallel_size
     if parts != run.global_batch_size:
         unit = run.grad_accum * run.data_parallel_size
-        fits = sorted({max(run.global_batch_size // unit, 1) * unit, math.ceil(run.global_batch_size / unit) * unit})
+        fits = sorted(
+            {
+                max(run.global_batch_size // unit, 1) * unit,
+                math.ceil(run.global_batch_size / unit) * unit,
+            }
+        )
         yield (
             f"global_batch_size {run.global_batch_size} is not micro_batch_size x grad_accum {run.grad_accum} x "
             f"{_divisor(run)} || nearest that divides: {' or '.join(map(str, fits))}"

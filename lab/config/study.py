@@ -70,9 +70,15 @@ class Study(Frozen):
         """One repeat of the run with this id, or of the first run where it is empty; raises InputError for another id."""
         ids = {run.id: run for run in self.runs}
         if run_id and run_id not in ids:
-            raise InputError(self.name, [Problem("run_id", f"no run {run_id!r} in this study", nearest(run_id, ids))])
+            raise InputError(
+                self.name,
+                [Problem("run_id", f"no run {run_id!r} in this study", nearest(run_id, ids))],
+            )
         if not 0 <= repeat < self.repeats:
-            raise InputError(self.name, [Problem("repeat", f"{repeat}, and the study has repeats 0 to {self.repeats - 1}")])
+            raise InputError(
+                self.name,
+                [Problem("repeat", f"{repeat}, and the study has repeats 0 to {self.repeats - 1}")],
+            )
         return Task(ids[run_id] if run_id else self.runs[0], repeat)
 
 
@@ -84,10 +90,23 @@ def find_folder(study: str | Path) -> Path:
             return place.resolve()
     if Path(study).is_dir():
         raise InputError(
-            str(study), [Problem("study.yaml", "there is none in this folder", "a study is a folder with a study.yaml")]
+            str(study),
+            [
+                Problem(
+                    "study.yaml",
+                    "there is none in this folder",
+                    "a study is a folder with a study.yaml",
+                )
+            ],
         )
-    names = {path.parent.name for root in (Path("reports"), ROOT / "reports") for path in root.glob("*/study.yaml")}
-    raise InputError(str(study), [Problem("STUDY", "no such study", nearest(Path(study).name, names))])
+    names = {
+        path.parent.name
+        for root in (Path("reports"), ROOT / "reports")
+        for path in root.glob("*/study.yaml")
+    }
+    raise InputError(
+        str(study), [Problem("STUDY", "no such study", nearest(Path(study).name, names))]
+    )
 
 
 def is_baseline(run: Run, baseline: dict[str, Any]) -> bool:
@@ -134,7 +153,12 @@ def read_study(folder: Path, *, quick: bool = False) -> Study:
         spec = StudyFile.model_validate(_with_quick(known) if quick and not problems else known)
     except ValidationError as error:
         raise InputError(
-            source, problems + [problem for _, problem in problems_of(error, StudyFile, {"one": None, "several": None})]
+            source,
+            problems
+            + [
+                problem
+                for _, problem in problems_of(error, StudyFile, {"one": None, "several": None})
+            ],
         ) from None
     runs, run_problems = _multiply_out(spec)
     problems += run_problems + _study_problems(spec, runs)
@@ -158,7 +182,13 @@ def _quick_problems(section: Any, wanted: bool) -> list[Problem]:
     if not isinstance(section, dict):
         return [Problem("quick", "must hold base, grid or repeats", "write them as keys below it")]
     if wanted and not section:
-        return [Problem("quick", "this study has no quick form", "add a `quick:` section, or leave out --quick")]
+        return [
+            Problem(
+                "quick",
+                "this study has no quick form",
+                "add a `quick:` section, or leave out --quick",
+            )
+        ]
     problems = unknown_keys(section, ("base", "grid", "repeats"), "quick.")
     return problems + [
         Problem(f"quick.{key}", "must be a mapping", "write `key: value` lines below it")
@@ -176,20 +206,39 @@ def _with_quick(content: dict[str, Any]) -> dict[str, Any]:
         grid = {key: values for key, values in grid.items() if key not in section.get("base", {})}
     grids = [grid] if isinstance(grid, dict) else [one for one in grid if isinstance(one, dict)]
     varied = set.intersection(*map(set, grids)) if grids else set()
-    base = {key: value for key, value in base.items() if key not in varied or key in section.get("base", {})}
-    return content | {"base": base, "grid": grid, "repeats": section.get("repeats", content.get("repeats", 3))}
+    base = {
+        key: value
+        for key, value in base.items()
+        if key not in varied or key in section.get("base", {})
+    }
+    return content | {
+        "base": base,
+        "grid": grid,
+        "repeats": section.get("repeats", content.get("repeats", 3)),
+    }
 
 
 def _multiply_out(spec: StudyFile) -> tuple[list[Run], list[Problem]]:
     """All runs of the grids, or all that is wrong with base and grids, each problem once."""
     problems = unknown_keys(spec.base, Run.model_fields, "base.")
     if not all(spec.grids.values()) or not spec.grids:
-        problems.append(Problem("grid", "empty", "list the values of at least one key, such as world_size: [1, 2]"))
+        problems.append(
+            Problem(
+                "grid", "empty", "list the values of at least one key, such as world_size: [1, 2]"
+            )
+        )
     for path, grid in spec.grids.items():
         problems += unknown_keys(grid, Run.model_fields, f"{path}.")
-        problems += [Problem(f"{path}.{key}", "no values", "list at least one") for key, values in grid.items() if not values]
+        problems += [
+            Problem(f"{path}.{key}", "no values", "list at least one")
+            for key, values in grid.items()
+            if not values
+        ]
         both = [key for key in grid if key in spec.base]
-        problems += [Problem(f"{path}.{key}", "also stands in base", "leave it in one of them") for key in both]
+        problems += [
+            Problem(f"{path}.{key}", "also stands in base", "leave it in one of them")
+            for key in both
+        ]
     if sum(math.prod(map(len, grid.values())) for grid in spec.grids.values()) > MAX_RUNS:
         problems.append(Problem("grid", f"more than {MAX_RUNS} runs", "vary less at a time"))
         return [], problems
@@ -199,16 +248,24 @@ def _multiply_out(spec: StudyFile) -> tuple[list[Run], list[Problem]]:
         axes = {key: values for key, values in grid.items() if key in Run.model_fields and values}
         for indices in itertools.product(*(range(len(values)) for values in axes.values())):
             chosen = dict(zip(axes, indices, strict=True))
-            run, found = _validate(base | {key: axes[key][i] for key, i in chosen.items()}, chosen, path)
+            run, found = _validate(
+                base | {key: axes[key][i] for key, i in chosen.items()}, chosen, path
+            )
             if run is not None and run.id in runs:
-                found.append(Problem(path, f"the same run twice: {run.label}", "remove one of the equal values"))
+                found.append(
+                    Problem(
+                        path, f"the same run twice: {run.label}", "remove one of the equal values"
+                    )
+                )
             elif run is not None:
                 runs[run.id] = run
             problems += [problem for problem in found if problem not in problems]
     return list(runs.values()), problems
 
 
-def _validate(content: dict[str, Any], chosen: dict[str, int], path: str) -> tuple[Run | None, list[Problem]]:
+def _validate(
+    content: dict[str, Any], chosen: dict[str, int], path: str
+) -> tuple[Run | None, list[Problem]]:
     """One run of the grid at `path`, or its problems with their paths; `chosen` is the index of each grid value.
 
     Fields with a wrong value are set aside and the rest is checked again, so that one fault does not hide another.
@@ -230,34 +287,54 @@ def _validate(content: dict[str, Any], chosen: dict[str, int], path: str) -> tup
     faulty = {field for field, _ in found if field in content}
     if faulty:
         located += _validate(
-            {k: v for k, v in content.items() if k not in faulty}, {k: i for k, i in chosen.items() if k not in faulty}, path
+            {k: v for k, v in content.items() if k not in faulty},
+            {k: i for k, i in chosen.items() if k not in faulty},
+            path,
         )[1]
     missing = {"base.global_batch_size", "base.micro_batch_size"}
-    kept = [problem for problem in located if problem.where not in missing or problem.what != "missing"]
+    kept = [
+        problem for problem in located if problem.where not in missing or problem.what != "missing"
+    ]
     if (
         len(kept) < len(located)
         and not faulty & {"global_batch_size", "micro_batch_size"}
         and not any(p.where == "base" for p in kept)
     ):
-        kept.append(Problem("base", "neither global_batch_size nor micro_batch_size", "give one of them"))
+        kept.append(
+            Problem("base", "neither global_batch_size nor micro_batch_size", "give one of them")
+        )
     return None, list(dict.fromkeys(kept))
 
 
 def _study_problems(spec: StudyFile, runs: list[Run]) -> list[Problem]:
     problems = unknown_keys(spec.baseline, Run.model_fields, "baseline.")
     if spec.kind == "training" and any(run.task == "inference" for run in runs):
-        problems.append(Problem("kind", "'training', and there are runs of inference", "write `kind: inference`"))
+        problems.append(
+            Problem(
+                "kind", "'training', and there are runs of inference", "write `kind: inference`"
+            )
+        )
     if runs and not problems and not any(is_baseline(run, spec.baseline) for run in runs):
         wanted = ", ".join(f"{key} {value}" for key, value in spec.baseline.items())
-        problems.append(Problem("baseline", f"no run has {wanted}", "add it to the grid, or name a baseline that is in it"))
-    for held in {"strong": ["global_batch_size"], "weak": ["micro_batch_size", "grad_accum"]}.get(spec.scaling, []):
+        problems.append(
+            Problem(
+                "baseline",
+                f"no run has {wanted}",
+                "add it to the grid, or name a baseline that is in it",
+            )
+        )
+    for held in {"strong": ["global_batch_size"], "weak": ["micro_batch_size", "grad_accum"]}.get(
+        spec.scaling, []
+    ):
         by_world: dict[int, set[int]] = {}
         for run in runs:
             by_world.setdefault(run.world_size, set()).add(getattr(run, held))
         if len({frozenset(values) for values in by_world.values()}) > 1:
             problems.append(
                 Problem(
-                    "scaling", f"{spec.scaling} scaling holds {held} fixed, here it differs between world sizes", "mend the grid"
+                    "scaling",
+                    f"{spec.scaling} scaling holds {held} fixed, here it differs between world sizes",
+                    "mend the grid",
                 )
             )
     return problems

@@ -66,7 +66,9 @@ def exercise(name: str, hint: str) -> Callable[[Judge], Judge]:
     """Register a check under the name of its exercise, lesson and topic as in `04.speedup`."""
 
     def register(judge: Judge) -> Judge:
-        assert name not in EXERCISES or EXERCISES[name].judge.__qualname__ == judge.__qualname__, f"two checks are named {name}"
+        assert name not in EXERCISES or EXERCISES[name].judge.__qualname__ == judge.__qualname__, (
+            f"two checks are named {name}"
+        )
         EXERCISES[name] = Exercise(hint, judge)
         return judge
 
@@ -94,7 +96,10 @@ def number(answer: object) -> float:
     value = answer.item() if hasattr(answer, "item") and getattr(answer, "size", 1) == 1 else answer
     known = isinstance(value, int | float) and not isinstance(value, bool)
     require(known, f"A single number is wanted; this is a {type(answer).__name__}.")
-    require(math.isfinite(float(value)), f"{value} is no finite number: look at what was divided by what.")  # type: ignore[arg-type]
+    require(
+        math.isfinite(float(value)),
+        f"{value} is no finite number: look at what was divided by what.",
+    )  # type: ignore[arg-type]
     return float(value)  # type: ignore[arg-type]
 
 
@@ -103,7 +108,13 @@ def close(value: float, right: float, within: float = CLOSE) -> bool:
     return math.isclose(value, right, rel_tol=within, abs_tol=1e-12)
 
 
-def judge(answer: object, right: float, *, mistakes: Mapping[str, float] | None = None, within: float = CLOSE) -> float:
+def judge(
+    answer: object,
+    right: float,
+    *,
+    mistakes: Mapping[str, float] | None = None,
+    within: float = CLOSE,
+) -> float:
     """The answer as a number where it is close to `right`; else WrongAnswerError.
 
     `mistakes` holds wrong results that come of a known misunderstanding, by the hint that clears it up.

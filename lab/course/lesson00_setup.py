@@ -7,13 +7,14 @@ from lab.course.check import exercise, judge, number, require
 from lab.launch.plan import BYTES_PER_PARAMETER, TRAINING_BYTES_PER_PARAMETER
 
 
-@exercise("00.ranks", "Each rank needs a device of its own: a GPU, or a core. Read the line that describes the cluster.")
+@exercise(
+    "00.ranks",
+    "Each rank needs a device of its own: a GPU, or a core. Read the line that describes the cluster.",
+)
 def ranks(answer: object, *, capacity: int) -> str:
     """How many ranks a cluster runs at once."""
     judge(answer, capacity, within=0)
-    return (
-        f"This cluster runs {capacity} rank{'s' * (capacity != 1)} at once; a larger world size is refused before any job starts."
-    )
+    return f"This cluster runs {capacity} rank{'s' * (capacity != 1)} at once; a larger world size is refused before any job starts."
 
 
 @exercise("00.jobs", "Every combination of the grid's values is a run, and every run is repeated.")
@@ -29,23 +30,34 @@ def jobs(answer: object, *, study: Study) -> str:
     return f"{runs} runs, {study.repeats} times each: {len(study.tasks)} jobs, one after the other."
 
 
-@exercise("00.micro-batch", "global_batch_size = micro_batch_size * grad_accum * world_size: divide by what is known.")
+@exercise(
+    "00.micro-batch",
+    "global_batch_size = micro_batch_size * grad_accum * world_size: divide by what is known.",
+)
 def micro_batch(answer: object, *, global_batch_size: int, world_size: int, grad_accum: int) -> str:
     """Samples of one forward pass on one rank."""
     mistakes = {
-        "Every rank gets its share of the batch: divide by the world size too.": global_batch_size / grad_accum,
-        "A rank takes its share in grad_accum pieces: divide by them too.": global_batch_size / world_size,
+        "Every rank gets its share of the batch: divide by the world size too.": global_batch_size
+        / grad_accum,
+        "A rank takes its share in grad_accum pieces: divide by them too.": global_batch_size
+        / world_size,
     }
-    value = judge(answer, global_batch_size / (world_size * grad_accum), mistakes=mistakes, within=0)
+    value = judge(
+        answer, global_batch_size / (world_size * grad_accum), mistakes=mistakes, within=0
+    )
     return f"{value:.0f} samples are in memory at a time, on each of {world_size} ranks."
 
 
-@exercise("00.largest-model", "A parameter takes 4 bytes for itself, 4 for its gradient and 8 for AdamW's two moments.")
+@exercise(
+    "00.largest-model",
+    "A parameter takes 4 bytes for itself, 4 for its gradient and 8 for AdamW's two moments.",
+)
 def largest_model(answer: object, *, memory_bytes: float) -> str:
     """Parameters whose training state fills a rank's memory."""
     most = memory_bytes / (BYTES_PER_PARAMETER + TRAINING_BYTES_PER_PARAMETER)
     mistakes = {
-        "That many weights fit, but training keeps a gradient and two moments for each of them.": memory_bytes / 4,
+        "That many weights fit, but training keeps a gradient and two moments for each of them.": memory_bytes
+        / 4,
         "Weights and gradients fit; where do AdamW's two moments go?": memory_bytes / 8,
         "MB and GB: parameters are a plain count here, memory is in bytes.": most / 1e9,
     }

@@ -16,7 +16,10 @@ from lab.records.store import Record
 NORMAL = 1.96  # standard deviations that hold 95 % of a normal distribution
 
 
-@exercise("01.prediction", "Write down what you expect, as a number above 0; it need not be right, it must be yours.")
+@exercise(
+    "01.prediction",
+    "Write down what you expect, as a number above 0; it need not be right, it must be yours.",
+)
 def prediction(answer: object, *, measured: float) -> str:
     """What a student expected, beside what was measured."""
     expected = number(answer)
@@ -33,17 +36,24 @@ def parameters(answer: object, *, run: Run) -> str:
     model, vocabulary = _gpt(run)
     right = gpt_parameters(model, vocabulary)
     mistakes = {
-        "The head shares its matrix with the token embedding: count it once.": float(right + vocabulary * model.width),
+        "The head shares its matrix with the token embedding: count it once.": float(
+            right + vocabulary * model.width
+        ),
         "One layer is counted; the model has several.": float(
             right - (model.layers - 1) * (12 * model.width**2 + 13 * model.width)
         ),
-        "The token embedding is missing: one row of width d per word.": float(right - vocabulary * model.width),
+        "The token embedding is missing: one row of width d per word.": float(
+            right - vocabulary * model.width
+        ),
     }
     judge(answer, right, mistakes=mistakes, within=0.001)
     return f"{right:,} parameters, {4 * right / 1e6:.1f} MB in fp32: so much is sent in every step once there are two ranks."
 
 
-@exercise("01.flops", "6 FLOPs for each parameter that multiplies (not the position embedding), and 12 L T d for attention.")
+@exercise(
+    "01.flops",
+    "6 FLOPs for each parameter that multiplies (not the position embedding), and 12 L T d for attention.",
+)
 def flops(answer: object, *, run: Run) -> str:
     """Model FLOPs per token, forward and backward."""
     model, vocabulary = _gpt(run)
@@ -58,7 +68,10 @@ def flops(answer: object, *, run: Run) -> str:
     return f"{right / 1e6:.2f} million FLOPs per token."
 
 
-@exercise("01.mfu", "FLOPs per token times tokens per second is what the model needs per second; divide it by the device's peak.")
+@exercise(
+    "01.mfu",
+    "FLOPs per token times tokens per second is what the model needs per second; divide it by the device's peak.",
+)
 def mfu(answer: object, *, record: Record, peak: float) -> str:
     """Model FLOPs utilization of one run."""
     assert record.timing is not None
@@ -77,21 +90,32 @@ def noise(answer: object, *, step_s: Sequence[float]) -> str:
     """Coefficient of variation of step times over repeats."""
     right = statistics.stdev(step_s) / statistics.fmean(step_s)
     mistakes = {
-        "Divide by n - 1, not by n: the mean was estimated from the same repeats.": statistics.pstdev(step_s)
+        "Divide by n - 1, not by n: the mean was estimated from the same repeats.": statistics.pstdev(
+            step_s
+        )
         / statistics.fmean(step_s),
         "A fraction is wanted, not per cent.": 100 * right,
-        "This is the standard deviation in seconds; divide it by the mean.": statistics.stdev(step_s),
+        "This is the standard deviation in seconds; divide it by the mean.": statistics.stdev(
+            step_s
+        ),
     }
     judge(answer, right, mistakes=mistakes)
     return f"Repeats of the same job differ by {right:.1%} (standard deviation)."
 
 
-@exercise("01.repeats", "n = 2 (1.96 cv / d)^2, rounded up: two means are compared, and each has its own noise.")
+@exercise(
+    "01.repeats",
+    "n = 2 (1.96 cv / d)^2, rounded up: two means are compared, and each has its own noise.",
+)
 def repeats(answer: object, *, step_s: Sequence[float], difference: float) -> str:
     """Repeats of each of two configurations that show a relative difference at 95 %."""
     exact = (NORMAL * statistics.stdev(step_s) / statistics.fmean(step_s) / difference) ** 2
     right = max(1, math.ceil(2 * exact))
-    mistakes = {"Both configurations are noisy: the variance of a difference is the sum of two.": max(1, math.ceil(exact))}
+    mistakes = {
+        "Both configurations are noisy: the variance of a difference is the sum of two.": max(
+            1, math.ceil(exact)
+        )
+    }
     judge(answer, right, mistakes=mistakes, within=0)
     return f"{right} repeats of each tell a difference of {difference:.0%} from chance on this machine, as quiet as it was; never take fewer than 3."
 

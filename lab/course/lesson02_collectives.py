@@ -14,7 +14,10 @@ from lab.perfmodel.collectives import fit_link
 SIZES = (2, 3, 5)
 
 
-@exercise("02.ring", "n - 1 rounds that add, then n - 1 rounds that copy; in each, every rank sends one chunk to the next rank.")
+@exercise(
+    "02.ring",
+    "n - 1 rounds that add, then n - 1 rounds that copy; in each, every rank sends one chunk to the next rank.",
+)
 def ring(answer: object, *, sizes: Sequence[int] = SIZES) -> str:
     """A ring all-reduce, tried on several numbers of ranks."""
     require(callable(answer), "The function itself is wanted: all_reduce, without parentheses.")
@@ -28,31 +31,48 @@ def _try_ring(all_reduce: Callable[[Ring], object], n: int) -> None:
     tried = Ring(list(map(list, values)))
     all_reduce(tried)
     require(sum(tried.sent) > 0, "Nothing was sent.")
-    require(not tried.pending, "The last messages never arrived: call ring.end_round() after every round.")
+    require(
+        not tried.pending,
+        "The last messages never arrived: call ring.end_round() after every round.",
+    )
     right = values.sum(axis=0)
     wrong = [rank for rank in range(n) if not np.allclose(tried.chunks[rank], right)]
-    whole = [chunk for chunk in range(n) if any(np.allclose(tried.chunks[rank][chunk], right[chunk]) for rank in range(n))]
+    whole = [
+        chunk
+        for chunk in range(n)
+        if any(np.allclose(tried.chunks[rank][chunk], right[chunk]) for rank in range(n))
+    ]
     if wrong and len(whole) == n:
         require(
-            False, f"With {n} ranks every chunk is summed somewhere, but rank {wrong[0]} does not hold all: pass the sums on."
+            False,
+            f"With {n} ranks every chunk is summed somewhere, but rank {wrong[0]} does not hold all: pass the sums on.",
         )
     require(
         not wrong,
         f"With {n} ranks, rank {wrong[0] if wrong else 0} does not end with the sum: which chunk does it send in which round?",
     )
-    require(tried.busiest <= 1, "Some rank was sent two chunks in one round: a link carries one at a time here.")
+    require(
+        tried.busiest <= 1,
+        "Some rank was sent two chunks in one round: a link carries one at a time here.",
+    )
     most = 2 * (n - 1)
-    require(tried.rounds <= most, f"{tried.rounds} rounds with {n} ranks; 2 (n - 1) = {most} are enough.")
+    require(
+        tried.rounds <= most,
+        f"{tried.rounds} rounds with {n} ranks; 2 (n - 1) = {most} are enough.",
+    )
 
 
-@exercise("02.bytes", "A chunk is 1/n of the tensor, and each rank sends one in each of 2 (n - 1) rounds.")
+@exercise(
+    "02.bytes", "A chunk is 1/n of the tensor, and each rank sends one in each of 2 (n - 1) rounds."
+)
 def sent(answer: object, *, size: float, ranks: int) -> str:
     """Bytes that one rank sends in a ring all-reduce."""
     right = 2 * (ranks - 1) / ranks * size
     mistakes = {
         "That is reduce-scatter alone; the sums must travel back too.": right / 2,
         "A rank sends chunks, not whole tensors.": right * ranks,
-        "Close for many ranks, but a rank never sends the chunk that it has already: (n - 1)/n.": 2 * size,
+        "Close for many ranks, but a rank never sends the chunk that it has already: (n - 1)/n.": 2
+        * size,
     }
     judge(answer, right, mistakes=mistakes, within=0.005)
     return f"{right / 1e6:.2f} MB; with ever more ranks it comes near {2 * size / 1e6:.2f} MB and never exceeds it."
@@ -63,7 +83,8 @@ def busbw(answer: object, *, size: float, seconds: float, ranks: int) -> str:
     """Bus bandwidth of an all-reduce in bytes/s."""
     right = bus_bandwidth("all_reduce", ranks, size, seconds)
     mistakes = {
-        "This is algbw: what the caller sees. A link carries 2 (n - 1)/n times as much.": size / seconds,
+        "This is algbw: what the caller sees. A link carries 2 (n - 1)/n times as much.": size
+        / seconds,
         "Bytes per second are wanted, not GB/s.": right / 1e9,
         "The factor (n - 1)/n is that of all-gather; all-reduce passes the ring twice.": right / 2,
     }
@@ -71,14 +92,23 @@ def busbw(answer: object, *, size: float, seconds: float, ranks: int) -> str:
     return f"{right / 1e9:.1f} GB/s on the busiest link: comparable over any number of ranks, and with the data sheet."
 
 
-@exercise("02.alpha-beta", "Two equations t = alpha + bytes/B: subtract them to get B, then put it into one of them.")
+@exercise(
+    "02.alpha-beta",
+    "Two equations t = alpha + bytes/B: subtract them to get B, then put it into one of them.",
+)
 def alpha_beta(answer: object, *, sizes: Sequence[float], seconds: Sequence[float]) -> str:
     """Alpha in s and B in bytes/s of a line through two times."""
-    require(isinstance(answer, tuple | list) and len(answer) == 2, "Two numbers are wanted: (alpha in s, B in bytes/s).")
+    require(
+        isinstance(answer, tuple | list) and len(answer) == 2,
+        "Two numbers are wanted: (alpha in s, B in bytes/s).",
+    )
     alpha, bandwidth = (number(part) for part in answer)  # type: ignore[attr-defined]
     right = (sizes[1] - sizes[0]) / (seconds[1] - seconds[0])
     require(not close(bandwidth, 1 / right), "The second number is seconds per byte: turn it over.")
-    require(close(bandwidth, right), "The slope is not right: B = (difference of bytes) / (difference of seconds).")
+    require(
+        close(bandwidth, right),
+        "The slope is not right: B = (difference of bytes) / (difference of seconds).",
+    )
     expected = seconds[0] - sizes[0] / right
     require(
         abs(alpha - expected) <= 0.02 * max(abs(expected), min(seconds)),
@@ -114,7 +144,14 @@ class Ring:
 
     def send(self, rank: int, chunk: int, *, add: bool) -> None:
         """Send one chunk to the next rank, which adds it to its own or, without `add`, keeps it in its place."""
-        self._waiting.append(((rank + 1) % self.n, chunk % self.n, self.chunks[rank % self.n][chunk % self.n].copy(), add))
+        self._waiting.append(
+            (
+                (rank + 1) % self.n,
+                chunk % self.n,
+                self.chunks[rank % self.n][chunk % self.n].copy(),
+                add,
+            )
+        )
         self.sent[rank % self.n] += 1
 
     def end_round(self) -> None:

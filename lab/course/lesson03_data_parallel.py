@@ -9,7 +9,10 @@ import numpy as np
 from lab.course.check import close, exercise, judge, number, require
 
 
-@exercise("03.average", "Each rank's mean stands for as many samples as the rank had: weigh the means by the batches.")
+@exercise(
+    "03.average",
+    "Each rank's mean stands for as many samples as the rank had: weigh the means by the batches.",
+)
 def average(answer: object, *, gradients: Sequence[float], samples: Sequence[int]) -> str:
     """The gradient of the whole batch from the mean gradients of unequal parts."""
     right = float(np.average(gradients, weights=samples))
@@ -19,13 +22,12 @@ def average(answer: object, *, gradients: Sequence[float], samples: Sequence[int
         "That is the sum.": sum(gradients),
     }
     judge(answer, right, mistakes=mistakes, within=0.001)
-    return (
-        "DDP takes the plain mean: that is why every rank must have equally many samples, and why a last odd batch is left out."
-    )
+    return "DDP takes the plain mean: that is why every rank must have equally many samples, and why a last odd batch is left out."
 
 
 @exercise(
-    "03.tensors", "Count 12 tensors in a layer (two norms, four matrices, each with a bias), two embeddings and a last norm."
+    "03.tensors",
+    "Count 12 tensors in a layer (two norms, four matrices, each with a bias), two embeddings and a last norm.",
 )
 def tensors(answer: object, *, layers: int) -> str:
     """Parameter tensors of a GPT with a tied head, each one call of naive DDP."""
@@ -34,7 +36,9 @@ def tensors(answer: object, *, layers: int) -> str:
         "Embeddings (2) and the last norm (weight and bias) are tensors too.": 12 * layers,
         "Each norm and matrix has a bias.": 6 * layers + 3,
     }
-    judge(answer, right, mistakes={hint: float(wrong) for hint, wrong in mistakes.items()}, within=0)
+    judge(
+        answer, right, mistakes={hint: float(wrong) for hint, wrong in mistakes.items()}, within=0
+    )
     return f"{right} calls in every step, most of them for a few hundred bytes."
 
 
@@ -42,16 +46,27 @@ def tensors(answer: object, *, layers: int) -> str:
 def gradient_bytes(answer: object, *, parameters: int) -> str:
     """Bytes of all gradients in fp32."""
     right = 4.0 * parameters
-    mistakes = {"A gradient has 4 bytes.": right / 4, "Only gradients travel, not the optimizer's moments.": 4 * right}
+    mistakes = {
+        "A gradient has 4 bytes.": right / 4,
+        "Only gradients travel, not the optimizer's moments.": 4 * right,
+    }
     judge(answer, right, mistakes=mistakes, within=0.001)
     return f"{right / 1e6:.2f} MB in every step, for any batch size."
 
 
-@exercise("03.latency", "Every call costs alpha once, whatever it carries; flat makes one call instead of one per tensor.")
+@exercise(
+    "03.latency",
+    "Every call costs alpha once, whatever it carries; flat makes one call instead of one per tensor.",
+)
 def latency(answer: object, *, calls: int, alpha_s: float) -> str:
     """Seconds of latency that one call saves over one for each tensor."""
     right = (calls - 1) * alpha_s
-    judge(answer, right, mistakes={"One call remains.": calls * alpha_s} if calls > 50 else {}, within=0.01)
+    judge(
+        answer,
+        right,
+        mistakes={"One call remains.": calls * alpha_s} if calls > 50 else {},
+        within=0.01,
+    )
     return f"{right * 1e3:.1f} ms a step for nothing but asking."
 
 
@@ -62,7 +77,10 @@ def losses(answer: object, *, curves: Sequence[Sequence[float]], tolerance: floa
     right = max(float(np.abs(np.array(curve) / reference - 1).max()) for curve in curves[1:])
     value = number(answer)
     require(abs(value - right) <= 0.02 * right + 1e-9)
-    require(right < tolerance, f"You computed it right, but {right:.1e} is too much: these runs do not train the same model.")
+    require(
+        right < tolerance,
+        f"You computed it right, but {right:.1e} is too much: these runs do not train the same model.",
+    )
     return f"{right:.1e}, nothing but rounding: the same SGD, so only times need comparing."
 
 
@@ -71,6 +89,9 @@ def hidden(answer: object, *, total_s: float, exposed_s: float) -> str:
     """The share of communication behind which the backward pass went on."""
     right = max(total_s - exposed_s, 0.0) / total_s
     value = number(answer)
-    require(not close(value, exposed_s / total_s) or close(right, exposed_s / total_s), "That is the share that is exposed.")
+    require(
+        not close(value, exposed_s / total_s) or close(right, exposed_s / total_s),
+        "That is the share that is exposed.",
+    )
     require(abs(value - right) <= 0.01)
     return f"{right:.0%} of the communication cost no time of its own."

@@ -11,7 +11,10 @@ from lab.course.check import exercise, judge, number, require
 TURNED = "The other way round: above 1 means that more ranks are faster."
 
 
-@exercise("04.prediction", "Write down the speedup that you expect, above 0; it need not be right, it must be yours.")
+@exercise(
+    "04.prediction",
+    "Write down the speedup that you expect, above 0; it need not be right, it must be yours.",
+)
 def strong_prediction(answer: object, *, measured: float) -> str:
     """The speedup that a student expected, beside the measured one."""
     expected = number(answer)
@@ -23,19 +26,38 @@ def strong_prediction(answer: object, *, measured: float) -> str:
 def speedup(answer: object, *, step_s: Mapping[int, float], ranks: int) -> str:
     """Strong-scaling speedup."""
     right = step_s[1] / step_s[ranks]
-    judge(answer, right, mistakes={TURNED: 1 / right, "This is the efficiency; do not divide by N yet.": right / ranks})
+    judge(
+        answer,
+        right,
+        mistakes={
+            TURNED: 1 / right,
+            "This is the efficiency; do not divide by N yet.": right / ranks,
+        },
+    )
     return f"A step is {right:.2f} times as fast on {ranks} ranks as on one."
 
 
-@exercise("04.efficiency", "The speedup over the speedup that N ranks would ideally give, which is N.")
+@exercise(
+    "04.efficiency", "The speedup over the speedup that N ranks would ideally give, which is N."
+)
 def efficiency(answer: object, *, step_s: Mapping[int, float], ranks: int) -> str:
     """Strong-scaling efficiency as a fraction."""
     right = step_s[1] / step_s[ranks] / ranks
-    judge(answer, right, mistakes={"A fraction is wanted, not per cent.": 100 * right, "Divide the speedup by N.": right * ranks})
+    judge(
+        answer,
+        right,
+        mistakes={
+            "A fraction is wanted, not per cent.": 100 * right,
+            "Divide the speedup by N.": right * ranks,
+        },
+    )
     return f"{right:.0%}: of each rank's time so much went into work that one rank would have had to do too."
 
 
-@exercise("04.slowest", "A synchronous step ends when the last rank has ended: take the slowest rank at each world size.")
+@exercise(
+    "04.slowest",
+    "A synchronous step ends when the last rank has ended: take the slowest rank at each world size.",
+)
 def slowest(answer: object, *, one_s: float, ranks_s: Sequence[float]) -> str:
     """A speedup from the times of each rank."""
     right = one_s / max(ranks_s)
@@ -75,11 +97,21 @@ def amdahl(answer: object, *, fraction: float, ranks: int) -> str:
     """Amdahl's speedup at a larger world size."""
     right = amdahl_speedup(ranks, fraction)
     scaled = gustafson_speedup(ranks, fraction)
-    judge(answer, right, mistakes={"This is Gustafson's law, where the work grows with the ranks.": scaled, TURNED: 1 / right})
+    judge(
+        answer,
+        right,
+        mistakes={
+            "This is Gustafson's law, where the work grows with the ranks.": scaled,
+            TURNED: 1 / right,
+        },
+    )
     return f"{right:.1f} on {ranks} ranks, an efficiency of {right / ranks:.0%}, if nothing but the serial fraction grows."
 
 
-@exercise("05.efficiency", "The work per rank is the same, so an ideal step takes as long as on one rank: T(1) / T(N).")
+@exercise(
+    "05.efficiency",
+    "The work per rank is the same, so an ideal step takes as long as on one rank: T(1) / T(N).",
+)
 def weak_efficiency(answer: object, *, step_s: Mapping[int, float], ranks: int) -> str:
     """Weak-scaling efficiency as a fraction."""
     right = step_s[1] / step_s[ranks]
@@ -89,7 +121,9 @@ def weak_efficiency(answer: object, *, step_s: Mapping[int, float], ranks: int) 
         "Above 1 would mean that N times the work takes less time: turn it over.": 1 / right,
     }
     judge(answer, right, mistakes=mistakes)
-    return f"{right:.0%}: a step with {ranks} times the samples takes {1 / right:.2f} times as long."
+    return (
+        f"{right:.0%}: a step with {ranks} times the samples takes {1 / right:.2f} times as long."
+    )
 
 
 @exercise("05.throughput", "Samples per second on N ranks over samples per second on one.")
@@ -97,18 +131,24 @@ def scaled_speedup(answer: object, *, step_s: Mapping[int, float], ranks: int) -
     """Weak-scaling speedup, the ratio of throughputs."""
     right = ranks * step_s[1] / step_s[ranks]
     mistakes = {
-        "N ranks do N times the samples in a step: this is the ratio of step times alone.": right / ranks,
+        "N ranks do N times the samples in a step: this is the ratio of step times alone.": right
+        / ranks,
         TURNED: 1 / right,
     }
     judge(answer, right, mistakes=mistakes)
     return f"{ranks} ranks train {right:.2f} times as many samples per second."
 
 
-@exercise("05.gustafson", "S = f + (1 - f) N: in the time of the parallel part, N ranks do N times as much.")
+@exercise(
+    "05.gustafson",
+    "S = f + (1 - f) N: in the time of the parallel part, N ranks do N times as much.",
+)
 def gustafson(answer: object, *, fraction: float, ranks: int) -> str:
     """Gustafson's scaled speedup."""
     right = gustafson_speedup(ranks, fraction)
-    mistakes = {"This is Amdahl's law, where the work stays the same.": amdahl_speedup(ranks, fraction)}
+    mistakes = {
+        "This is Amdahl's law, where the work stays the same.": amdahl_speedup(ranks, fraction)
+    }
     judge(answer, right, mistakes=mistakes, within=0.01)
     return f"{right:.1f}, where Amdahl allows {amdahl_speedup(ranks, fraction):.1f} for a fixed amount of work."
 
@@ -117,16 +157,26 @@ def gustafson(answer: object, *, fraction: float, ranks: int) -> str:
 def steps(answer: object, *, samples: int, batch_per_rank: int, ranks: int) -> str:
     """Optimizer steps in an epoch of weak scaling."""
     right = samples / (batch_per_rank * ranks)
-    judge(answer, right, mistakes={"The global batch is N times the batch per rank.": samples / batch_per_rank}, within=0.01)
+    judge(
+        answer,
+        right,
+        mistakes={"The global batch is N times the batch per rank.": samples / batch_per_rank},
+        within=0.01,
+    )
     return f"{right:,.0f} updates of the model instead of {samples / batch_per_rank:,.0f}: each must do the work of {ranks}."
 
 
-@exercise("05.learning", "Compare after equal samples: the larger batch has made fewer steps by then.")
+@exercise(
+    "05.learning", "Compare after equal samples: the larger batch has made fewer steps by then."
+)
 def learning(answer: object, *, small: Sequence[float], large: Sequence[float], factor: int) -> str:
     """How much higher the loss is with the larger batch, after equal samples; the losses are those of each step."""
     steps = min(len(small) // factor, len(large))
     right = large[steps - 1] - small[steps * factor - 1]
-    mistakes = {"These are equal steps, and the larger batch has seen more samples by then.": large[-1] - small[len(large) - 1]}
+    mistakes = {
+        "These are equal steps, and the larger batch has seen more samples by then.": large[-1]
+        - small[len(large) - 1]
+    }
     value = number(answer)
     require(abs(value - right) <= 0.005 + 0.02 * abs(right) or _none_of(value, mistakes))
     return f"After {steps * factor} small or {steps} large steps the loss of the large batch is {abs(right):.3f} {'higher' if right > 0 else 'lower'}."

@@ -11,7 +11,10 @@ WEIGHT, GRADIENT, OPTIMIZER = 2, 2, 12
 STATE = WEIGHT + GRADIENT + OPTIMIZER
 
 
-@exercise("07.state", "2 bytes for the weight, 2 for the gradient, and 12 for AdamW: an fp32 copy and two moments.")
+@exercise(
+    "07.state",
+    "2 bytes for the weight, 2 for the gradient, and 12 for AdamW: an fp32 copy and two moments.",
+)
 def state(answer: object, *, parameters: float) -> str:
     """Bytes of the training state in mixed precision."""
     right = STATE * parameters
@@ -24,20 +27,27 @@ def state(answer: object, *, parameters: float) -> str:
     return f"{right / 1e9:.0f} GB before the first activation."
 
 
-@exercise("07.zero", "Each stage divides one more part by N: the optimizer, then the gradients too, then the weights too.")
+@exercise(
+    "07.zero",
+    "Each stage divides one more part by N: the optimizer, then the gradients too, then the weights too.",
+)
 def zero(answer: object, *, parameters: float, ranks: int) -> str:
     """Bytes on each rank with ZeRO's stages 1, 2 and 3."""
-    require(isinstance(answer, tuple | list) and len(answer) == 3, "Three numbers are wanted: (stage 1, stage 2, stage 3).")
+    require(
+        isinstance(answer, tuple | list) and len(answer) == 3,
+        "Three numbers are wanted: (stage 1, stage 2, stage 3).",
+    )
     right = (
         parameters * (WEIGHT + GRADIENT + OPTIMIZER / ranks),
         parameters * (WEIGHT + (GRADIENT + OPTIMIZER) / ranks),
         parameters * STATE / ranks,
     )
     for stage, (value, expected) in enumerate(zip(answer, right, strict=True), start=1):  # type: ignore[call-overload]
-        require(close(number(value), expected), f"Stage {stage} is not right: which parts does it divide by N, and which not?")
-    return (
-        f"{', '.join(f'{part / 1e9:.1f}' for part in right)} GB: the last one goes to zero with more ranks, the first does not."
-    )
+        require(
+            close(number(value), expected),
+            f"Stage {stage} is not right: which parts does it divide by N, and which not?",
+        )
+    return f"{', '.join(f'{part / 1e9:.1f}' for part in right)} GB: the last one goes to zero with more ranks, the first does not."
 
 
 @exercise(
@@ -51,7 +61,9 @@ def sent(answer: object) -> str:
         "An all-reduce is two passes of the ring, a gather is one.": 3.0,
     }
     judge(answer, 1.5, mistakes=mistakes)
-    return "Half as much again: that is the price of memory, and the reason why it needs a fast link."
+    return (
+        "Half as much again: that is the price of memory, and the reason why it needs a fast link."
+    )
 
 
 @exercise("07.ranks", "The whole state over what a rank has for it, rounded up.")
@@ -63,9 +75,14 @@ def ranks(answer: object, *, parameters: float, bytes_per_rank: float) -> str:
     return f"{right} ranks, and not one activation more than planned."
 
 
-@exercise("07.optimizer", "Bytes of the optimizer's state on a rank of ZeRO-1 over those on a rank of DDP.")
+@exercise(
+    "07.optimizer",
+    "Bytes of the optimizer's state on a rank of ZeRO-1 over those on a rank of DDP.",
+)
 def optimizer(answer: object, *, sharded: float, whole: float) -> str:
     """The measured share of the optimizer that a rank keeps."""
     right = sharded / whole
-    judge(answer, right, mistakes={"Turn it over.": 1 / right} if not close(right, 1 / right) else {})
+    judge(
+        answer, right, mistakes={"Turn it over.": 1 / right} if not close(right, 1 / right) else {}
+    )
     return f"{right:.2f}: a rank keeps what it updates."

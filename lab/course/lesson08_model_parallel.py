@@ -12,7 +12,10 @@ def bubble(answer: object, *, stages: int, microbatches: int) -> str:
     """The share of time in which a stage of a pipeline waits."""
     right = (stages - 1) / (microbatches + stages - 1)
     mistakes = {
-        "This is the bubble over the work; over the whole time the denominator is m + p - 1.": (stages - 1) / microbatches,
+        "This is the bubble over the work; over the whole time the denominator is m + p - 1.": (
+            stages - 1
+        )
+        / microbatches,
         "That is the share in which it works.": 1 - right,
     }
     judge(answer, right, mistakes=mistakes, within=0.01)
@@ -23,22 +26,31 @@ def bubble(answer: object, *, stages: int, microbatches: int) -> str:
 def microbatches(answer: object, *, stages: int, share: float) -> str:
     """The fewest microbatches that keep the bubble below a share."""
     right = math.ceil((stages - 1) * (1 - share) / share - 1e-9)
-    judge(answer, right, mistakes={"m is wanted, not m + p - 1.": float(right + stages - 1)}, within=0)
+    judge(
+        answer, right, mistakes={"m is wanted, not m + p - 1.": float(right + stages - 1)}, within=0
+    )
     return f"{right} microbatches. Each is smaller, and below some size the device computes it no faster."
 
 
 @exercise(
-    "08.boundary", "Activations go forward over a boundary and their gradients come back: two tensors of batch x tokens x width."
+    "08.boundary",
+    "Activations go forward over a boundary and their gradients come back: two tensors of batch x tokens x width.",
 )
 def boundary(answer: object, *, batch: int, tokens: int, width: int) -> str:
     """Bytes over one boundary of a pipeline in a step, in fp32."""
     right = 2 * 4 * batch * tokens * width
-    mistakes = {"The gradients come back too.": right / 2, "An activation has 4 bytes in fp32.": right / 4}
+    mistakes = {
+        "The gradients come back too.": right / 2,
+        "An activation has 4 bytes in fp32.": right / 4,
+    }
     judge(answer, right, mistakes=mistakes, within=0.001)
     return f"{right / 1e6:.2f} MB a step, whatever the number of microbatches or parameters."
 
 
-@exercise("08.tensor", "Four all-reduces in each layer: one after attention and one after the MLP, forward and again backward.")
+@exercise(
+    "08.tensor",
+    "Four all-reduces in each layer: one after attention and one after the MLP, forward and again backward.",
+)
 def tensor(answer: object, *, batch: int, tokens: int, width: int, layers: int) -> str:
     """Bytes that tensor parallelism reduces in the layers of a step, in fp32."""
     right = 4 * layers * 4 * batch * tokens * width

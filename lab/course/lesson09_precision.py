@@ -38,7 +38,12 @@ def quantize(answer: object) -> str:
     """A symmetric 8-bit quantization of a row, tried on several."""
     require(callable(answer), "The function itself is wanted, without parentheses.")
     draw = np.random.default_rng(9)
-    for row in (draw.normal(size=64), 100 * draw.normal(size=8), np.array([0.5, -2.0, 1.0]), np.array([3.0, -1.0])):
+    for row in (
+        draw.normal(size=64),
+        100 * draw.normal(size=8),
+        np.array([0.5, -2.0, 1.0]),
+        np.array([3.0, -1.0]),
+    ):
         _try(answer, row)  # type: ignore[arg-type]
     return "No value is off by more than half a scale. One outlier makes the scale of its whole row coarse."
 
@@ -46,34 +51,54 @@ def quantize(answer: object) -> str:
 def _try(quantized: Callable[[object], Any], row: object) -> None:
     values: npt.NDArray[np.float64] = np.asarray(row, dtype=np.float64)
     found = quantized(values)
-    require(isinstance(found, tuple) and len(found) == 2, "Return two things: the integers and the scale.")
+    require(
+        isinstance(found, tuple) and len(found) == 2,
+        "Return two things: the integers and the scale.",
+    )
     scale = number(found[1])
     q: npt.NDArray[np.float64] = np.asarray(found[0], dtype=np.float64)
     require(q.shape == values.shape, "There must be an integer for every value.")
-    require(bool((q == np.round(q)).all()), "The first part must be whole numbers: round, do not cut.")
+    require(
+        bool((q == np.round(q)).all()), "The first part must be whole numbers: round, do not cut."
+    )
     require(bool((np.abs(q) <= LARGEST).all()), f"Some integers are beyond {LARGEST}.")
     require(
-        bool(np.abs(q).max() == LARGEST), f"The largest value of a row should become {LARGEST}: is the scale that of this row?"
+        bool(np.abs(q).max() == LARGEST),
+        f"The largest value of a row should become {LARGEST}: is the scale that of this row?",
     )
     worst = float(np.abs(q * scale - values).max())
     require(
-        worst <= 0.5001 * float(np.abs(values).max()) / LARGEST, "A value is off by more than half a scale: round to the nearest."
+        worst <= 0.5001 * float(np.abs(values).max()) / LARGEST,
+        "A value is off by more than half a scale: round to the nearest.",
     )
 
 
-@exercise("09.size", "A byte for each weight, and 4 bytes for the scale of each row; fp32 takes 4 bytes for each weight.")
+@exercise(
+    "09.size",
+    "A byte for each weight, and 4 bytes for the scale of each row; fp32 takes 4 bytes for each weight.",
+)
 def size(answer: object, *, rows: int, columns: int) -> str:
     """How many times smaller a matrix is in int8 with a scale per row than in fp32."""
     right = 4 * rows * columns / (rows * columns + 4 * rows)
-    judge(answer, right, mistakes={"The scales need memory too.": 4.0} if right < 3.9 else {}, within=0.003)
+    judge(
+        answer,
+        right,
+        mistakes={"The scales need memory too.": 4.0} if right < 3.9 else {},
+        within=0.003,
+    )
     return f"{right:.2f} times smaller."
 
 
-@exercise("09.decode", "Every weight is read once for a token: bandwidth over the bytes of all weights.")
+@exercise(
+    "09.decode", "Every weight is read once for a token: bandwidth over the bytes of all weights."
+)
 def decode(answer: object, *, parameters: float, bytes_per_weight: float, bandwidth: float) -> str:
     """Tokens per second that memory bandwidth allows for one sequence."""
     right = bandwidth / (parameters * bytes_per_weight)
-    mistakes = {"How many bytes has a weight?": bandwidth / parameters, "Turn it over: these are seconds per token.": 1 / right}
+    mistakes = {
+        "How many bytes has a weight?": bandwidth / parameters,
+        "Turn it over: these are seconds per token.": 1 / right,
+    }
     judge(answer, right, mistakes=mistakes, within=0.01)
     return f"At most {right:.0f} tokens/s for one sequence, however fast the arithmetic is."
 

@@ -17,11 +17,20 @@ def compute(answer: object, *, phases: Phases, ranks: int) -> str:
     shared = phases["forward"] + phases["backward"]
     right = _compute(phases, ranks)
     mistakes = {
-        "The optimizer updates all parameters on every rank: it does not shrink.": (shared + phases["optimizer"]) / ranks
+        "The optimizer updates all parameters on every rank: it does not shrink.": (
+            shared + phases["optimizer"]
+        )
+        / ranks
         + phases["data"],
-        "Every rank computes only its share of the samples.": shared + phases["optimizer"] + phases["data"],
+        "Every rank computes only its share of the samples.": shared
+        + phases["optimizer"]
+        + phases["data"],
     }
-    judge(answer, right, mistakes={hint: wrong for hint, wrong in mistakes.items() if abs(wrong / right - 1) > 0.03})
+    judge(
+        answer,
+        right,
+        mistakes={hint: wrong for hint, wrong in mistakes.items() if abs(wrong / right - 1) > 0.03},
+    )
     return f"{right * 1e3:.2f} ms before anything is sent."
 
 
@@ -32,16 +41,27 @@ def turns(answer: object, *, phases: Phases, ranks: int, all_reduce_s: float) ->
     return f"{right * 1e3:.2f} ms if compute and communication take turns."
 
 
-@exercise("10.hidden", "Forward, then the longer of backward and communication, then the optimizer.")
+@exercise(
+    "10.hidden", "Forward, then the longer of backward and communication, then the optimizer."
+)
 def hidden(answer: object, *, phases: Phases, ranks: int, all_reduce_s: float) -> str:
     """The step with perfect overlap behind the backward pass."""
-    right = phases["forward"] / ranks + max(phases["backward"] / ranks, all_reduce_s) + phases["optimizer"] + phases["data"]
+    right = (
+        phases["forward"] / ranks
+        + max(phases["backward"] / ranks, all_reduce_s)
+        + phases["optimizer"]
+        + phases["data"]
+    )
     judge(answer, right)
     return f"{right * 1e3:.2f} ms if communication hides as well as it can. A measured step should lie between the two."
 
 
-@exercise("10.error", "|predicted / measured - 1|, with the step of exercise 10.2 as the prediction.")
-def error(answer: object, *, phases: Phases, ranks: int, all_reduce_s: float, measured: float) -> str:
+@exercise(
+    "10.error", "|predicted / measured - 1|, with the step of exercise 10.2 as the prediction."
+)
+def error(
+    answer: object, *, phases: Phases, ranks: int, all_reduce_s: float, measured: float
+) -> str:
     """The relative error of the prediction without overlap."""
     predicted = _compute(phases, ranks) + all_reduce_s
     right = abs(predicted / measured - 1)
@@ -49,7 +69,13 @@ def error(answer: object, *, phases: Phases, ranks: int, all_reduce_s: float, me
         "A fraction is wanted, not per cent.": 100 * right,
         "Relative to what was measured, not to what was predicted.": abs(measured / predicted - 1),
     }
-    judge(answer, right, mistakes={hint: wrong for hint, wrong in mistakes.items() if abs(wrong - right) > 0.03 * right})
+    judge(
+        answer,
+        right,
+        mistakes={
+            hint: wrong for hint, wrong in mistakes.items() if abs(wrong - right) > 0.03 * right
+        },
+    )
     return f"{right:.1%} off. Published predictors of whole clusters claim 4 to 15 %."
 
 
@@ -57,7 +83,10 @@ def _compute(phases: Phases, ranks: int) -> float:
     return (phases["forward"] + phases["backward"]) / ranks + phases["optimizer"] + phases["data"]
 
 
-@exercise("10.bandwidth", "What two GPUs take longer is the all-reduce; a rank sends 2 (N - 1)/N times the gradients in it.")
+@exercise(
+    "10.bandwidth",
+    "What two GPUs take longer is the all-reduce; a rank sends 2 (N - 1)/N times the gradients in it.",
+)
 def bandwidth(answer: object, *, one_s: float, two_s: float, gradient_bytes: float) -> str:
     """Bytes/s of a link from weak-scaling steps on one and two devices."""
     right = gradient_bytes / (two_s - one_s)

@@ -20,12 +20,18 @@ def report(answer: object, *, study: Path) -> str:
     return f"{path.name}, {path.stat().st_size / 1e3:.0f} kB: one file that opens anywhere."
 
 
-@exercise("11.stop", "The largest world size whose efficiency T(1) / (N T(N)) is at least the threshold.")
+@exercise(
+    "11.stop", "The largest world size whose efficiency T(1) / (N T(N)) is at least the threshold."
+)
 def stop(answer: object, *, epoch_s: Mapping[int, float], threshold: float) -> str:
     """The largest world size that is efficient enough."""
     right = _stop(epoch_s, threshold)
     fastest = min(epoch_s, key=lambda n: epoch_s[n])
-    mistakes = {} if fastest == right else {"The fastest is not the most economical: look at the efficiency.": float(fastest)}
+    mistakes = (
+        {}
+        if fastest == right
+        else {"The fastest is not the most economical: look at the efficiency.": float(fastest)}
+    )
     judge(answer, right, mistakes=mistakes, within=0)
     return f"At {right} rank{'s' * (right != 1)} the efficiency is {epoch_s[1] / right / epoch_s[right]:.0%}; that is where to stop for {threshold:.0%}."
 
@@ -34,7 +40,9 @@ def stop(answer: object, *, epoch_s: Mapping[int, float], threshold: float) -> s
     "11.device-hours",
     "An epoch's seconds times the epochs are the wall time; each of N devices is occupied for it; 3600 s are an hour.",
 )
-def device_hours(answer: object, *, epoch_s: Mapping[int, float], epochs: int, threshold: float) -> str:
+def device_hours(
+    answer: object, *, epoch_s: Mapping[int, float], epochs: int, threshold: float
+) -> str:
     """Device-hours of a training run on as many devices as are efficient enough."""
     ranks = _stop(epoch_s, threshold)
     right = epoch_s[ranks] * epochs * ranks / SECONDS_PER_HOUR
@@ -51,7 +59,10 @@ def price(answer: object, *, epoch_s: Mapping[int, float], threshold: float) -> 
     """How many times the device-hours of one device the same training needs on as many as are efficient enough."""
     ranks = _stop(epoch_s, threshold)
     right = ranks * epoch_s[ranks] / epoch_s[1]
-    mistakes = {"That is the efficiency; the price is its inverse.": 1 / right, "Each of N devices is charged.": right / ranks}
+    mistakes = {
+        "That is the efficiency; the price is its inverse.": 1 / right,
+        "Each of N devices is charged.": right / ranks,
+    }
     judge(answer, right, mistakes=mistakes)
     return f"The same training costs {right:.2f} times the device-hours, and is done {epoch_s[1] / epoch_s[ranks]:.2f} times as fast."
 

@@ -25,7 +25,9 @@ def release(folder: Path, *, lessons: Path = LESSONS, names: tuple[str, ...] = (
     where nbgrader is missing or refuses one.
     """
     found = {path.stem: path for path in sorted(lessons.glob("*.ipynb"))}
-    if unknown := [Problem(name, "no such lesson", nearest(name, found)) for name in names if name not in found]:
+    if unknown := [
+        Problem(name, "no such lesson", nearest(name, found)) for name in names if name not in found
+    ]:
         raise InputError(str(lessons), unknown)
     folder.mkdir(parents=True, exist_ok=True)
     shutil.copy(lessons / SETTINGS, folder / SETTINGS)
@@ -42,7 +44,9 @@ def course(folder: Path) -> Any:
     from traitlets.config.loader import PyFileConfigLoader
 
     # nbgrader calls alembic by its name; it lies beside this interpreter, also where no environment is activated.
-    os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    os.environ["PATH"] = os.pathsep.join(
+        [str(Path(sys.executable).parent), os.environ.get("PATH", "")]
+    )
     settings = PyFileConfigLoader(SETTINGS, path=str(folder)).load_config()
     settings.CourseDirectory.root = str(folder.resolve())
     return NbGraderAPI(config=settings)
@@ -57,7 +61,9 @@ def _release(lesson: Path, folder: Path, nbgrader: Any) -> Path:
         shutil.copytree(lesson.parent / name, source / name, ignore=shutil.ignore_patterns("out"))
     made = nbgrader.generate_assignment(lesson.stem)
     if not made["success"]:
-        raise LabError(f"{lesson.name}: nbgrader could not release it:\n{made.get('error') or made.get('log')}")
+        raise LabError(
+            f"{lesson.name}: nbgrader could not release it:\n{made.get('error') or made.get('log')}"
+        )
     return folder / "release" / lesson.stem / lesson.name
 
 

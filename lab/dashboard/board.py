@@ -67,18 +67,30 @@ class Dashboard:
         row = {"flex_flow": "row wrap", "align_items": "center"}
         # Heights are fixed: a message that comes or goes moves nothing.
         self.verdict = widgets.HTML(layout={"height": "7em", "overflow": "auto"})
-        self.run_button = widgets.Button(description="Run", button_style="primary", tooltip="measure this configuration")
-        self.cancel_button = widgets.Button(description="Cancel", disabled=True, tooltip="end the run and keep nothing of it")
+        self.run_button = widgets.Button(
+            description="Run", button_style="primary", tooltip="measure this configuration"
+        )
+        self.cancel_button = widgets.Button(
+            description="Cancel", disabled=True, tooltip="end the run and keep nothing of it"
+        )
         self.bar = widgets.IntProgress(layout={"width": "12em"})
-        self.status = widgets.HTML(layout={"flex": "1 1 22em", "height": "3.2em", "overflow": "auto"})
-        self.name = widgets.Text(description="Study name", style={"description_width": "12em"}, layout={"width": "40em"})
+        self.status = widgets.HTML(
+            layout={"flex": "1 1 22em", "height": "3.2em", "overflow": "auto"}
+        )
+        self.name = widgets.Text(
+            description="Study name", style={"description_width": "12em"}, layout={"width": "40em"}
+        )
         self.send_button = widgets.Button(
-            description="Send it to a study", tooltip="write this configuration as a study", layout={"width": "14em"}
+            description="Send it to a study",
+            tooltip="write this configuration as a study",
+            layout={"width": "14em"},
         )
         self.sent = widgets.HTML(layout={"flex": "1 1 22em", "height": "3.2em", "overflow": "auto"})
         self.results = widgets.Output()
         form = widgets.Box([*self.fields.values()], layout=row)
-        controls = widgets.Box([self.run_button, self.cancel_button, self.bar, self.status], layout=row)
+        controls = widgets.Box(
+            [self.run_button, self.cancel_button, self.bar, self.status], layout=row
+        )
         onward = widgets.Box([self.name, self.send_button, self.sent], layout=row)
         self.view = widgets.VBox([form, self.verdict, controls, onward, self.results])
 
@@ -110,16 +122,26 @@ class Dashboard:
             run = self.asked()
             self.name.placeholder, self.send_button.disabled = store.suggested(run), False
             cluster = self._cluster()
-            self.fields["world_size"].description = f"{NAMES['world_size'][0]} (of {cluster.capacity})"
+            self.fields[
+                "world_size"
+            ].description = f"{NAMES['world_size'][0]} (of {cluster.capacity})"
             found = outlook(run, self._basis(cluster), cluster=cluster)
             forbidden = obstacle(run, cluster, found.forecast.memory_bytes)
-            told = panel(found, cluster=cluster, history=history(self.bench.study(run, cluster.name)))
+            told = panel(
+                found, cluster=cluster, history=history(self.bench.study(run, cluster.name))
+            )
         except ValidationError as error:
-            problems = [problem for field, problem in problems_of(error, Run, datasets.TAGS) if field != "micro_batch_size"]
+            problems = [
+                problem
+                for field, problem in problems_of(error, Run, datasets.TAGS)
+                if field != "micro_batch_size"
+            ]
             forbidden = "; ".join(map(in_words, problems))
         except LabError as error:
             forbidden = str(error)
-        self.verdict.value = message(f"<b>Cannot run:</b> {html.escape(forbidden)}" if forbidden else told)
+        self.verdict.value = message(
+            f"<b>Cannot run:</b> {html.escape(forbidden)}" if forbidden else told
+        )
         self.run_button.disabled = bool(forbidden) or self._going
 
     def _run(self) -> None:
@@ -140,7 +162,12 @@ class Dashboard:
     def _attach(self) -> None:
         """Follow a run that still goes: this process's own, one that lost its driver, or another program's."""
         try:
-            running = [(kept, state) for kept in self.bench.studies() for state in status(kept) if state.state in UNDER_WAY]
+            running = [
+                (kept, state)
+                for kept in self.bench.studies()
+                for state in status(kept)
+                if state.state in UNDER_WAY
+            ]
             for kept, state in running[:1]:
                 cluster = kept.folder.parent.name
                 study = self.bench.study(state.task.run, cluster)
@@ -187,7 +214,9 @@ class Dashboard:
         record, label = Store(study.out).read(study.task()), study.runs[0].label
         if record is None:
             self.bar.value = 0
-            self._say(f"{label}: {'cancelled' if self._cancelled else 'ended'}; nothing of it is kept.")
+            self._say(
+                f"{label}: {'cancelled' if self._cancelled else 'ended'}; nothing of it is kept."
+            )
             return
         self.bar.max = self.bar.value = study.runs[0].steps
         self._say(f"{how}: {label}, {record.status} in {clock(record.duration_s or 0.0)}.")
@@ -203,7 +232,11 @@ class Dashboard:
         """Write the configuration as a study beside the bench's folder, and say what measures it."""
         try:
             run = self.asked()
-            study = store.send(run, name=self.name.value.strip() or store.suggested(run), reports=self.bench.folder.parent)
+            study = store.send(
+                run,
+                name=self.name.value.strip() or store.suggested(run),
+                reports=self.bench.folder.parent,
+            )
             words = html.escape(store.command(study, self.fields["cluster"].value or "local"))
             self.sent.value = message(
                 f"Written: {html.escape(study.name)}, {len(study.tasks)} jobs. Measure it: <code>{words}</code>"
@@ -212,7 +245,9 @@ class Dashboard:
             self.sent.value = message(html.escape(f"Not sent: {error}"))
 
     def _say(self, text: str) -> None:
-        self.status.value = message(html.escape(text), style="min-height: 3em; display: flex; align-items: center")
+        self.status.value = message(
+            html.escape(text), style="min-height: 3em; display: flex; align-items: center"
+        )
 
     def _show_results(self, study: Study | None = None) -> None:
         self._bases.clear()
@@ -263,7 +298,11 @@ class Pace:
 
 def done(state: TaskState) -> int:
     """Steps to show as done."""
-    return state.step if state.phase in TRAINING else state.task.run.steps * (state.phase == "evaluating")
+    return (
+        state.step
+        if state.phase in TRAINING
+        else state.task.run.steps * (state.phase == "evaluating")
+    )
 
 
 def told(state: TaskState, pace: Pace, *, now: float, ours: bool) -> str:
@@ -272,7 +311,10 @@ def told(state: TaskState, pace: Pace, *, now: float, ours: bool) -> str:
     words = [f"{run.label}: {state.phase or state.state}"]
     if state.phase in TRAINING:
         left = pace.left(state.step, run.steps, now=now)
-        words += [f"step {state.step} of {run.steps}", "" if left is None else f"about {clock(left)} of steps left"]
+        words += [
+            f"step {state.step} of {run.steps}",
+            "" if left is None else f"about {clock(left)} of steps left",
+        ]
         words += ["" if state.loss is None else f"loss {state.loss:.3f}"]
     words += ["" if ours else "another program drives it and can cancel it"]
     return ", ".join(filter(None, words))

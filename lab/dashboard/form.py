@@ -44,17 +44,28 @@ class Network:
 
 def networks() -> list[Network]:
     """The profiles of `slurm/`: those that can be served from here by name, then the others."""
-    names = {path.stem for folder in (Path("slurm"), ROOT / "slurm") for path in folder.glob("*.yaml")}
+    names = {
+        path.stem for folder in (Path("slurm"), ROOT / "slurm") for path in folder.glob("*.yaml")
+    }
     partitions = _partitions()
     found = [_network(name, partitions) for name in names]
-    return sorted(found, key=lambda network: (bool(network.obstacle), not network.name.startswith("local"), network.name))
+    return sorted(
+        found,
+        key=lambda network: (
+            bool(network.obstacle),
+            not network.name.startswith("local"),
+            network.name,
+        ),
+    )
 
 
 def _partitions() -> set[str] | str:
     """Those of a Slurm that answers from here, else what stands against it."""
     try:
         # A controller that is down would be waited for.
-        told = subprocess.run(["sinfo", "-h", "-o", "%R"], capture_output=True, text=True, timeout=3, check=True)
+        told = subprocess.run(
+            ["sinfo", "-h", "-o", "%R"], capture_output=True, text=True, timeout=3, check=True
+        )
     except FileNotFoundError:
         return "Slurm's commands are not on this machine"
     except (OSError, subprocess.SubprocessError):
@@ -70,11 +81,21 @@ def _network(name: str, partitions: set[str] | str) -> Network:
     except LabError as error:
         return Network(name, f"{name} (not here)", str(error))
     if cluster.executor == "replay":
-        return Network(name, f"{name} (not here)", "it replays a table that others published, and measures nothing")
+        return Network(
+            name,
+            f"{name} (not here)",
+            "it replays a table that others published, and measures nothing",
+        )
     if cluster.executor == "slurm" and (told := _slurm_obstacle(cluster, partitions)):
-        return Network(name, f"{name} (not here)", f"{told} (send it to a study, and run that where jobs are submitted)")
+        return Network(
+            name,
+            f"{name} (not here)",
+            f"{told} (send it to a study, and run that where jobs are submitted)",
+        )
     if cluster.emulates:
-        return Network(name, f"{name}: emulated {Emulated(link=cluster.link, compute=cluster.compute).label}")
+        return Network(
+            name, f"{name}: emulated {Emulated(link=cluster.link, compute=cluster.compute).label}"
+        )
     return Network(name, cluster.description.removesuffix(", local executor"))
 
 
@@ -98,12 +119,20 @@ def controls(offered: list[Network]) -> dict[str, Any]:
     }
     usable = [network.name for network in offered if not network.obstacle]
     first: dict[str, Any] = {name: choices[0] for name, choices in options.items() if choices}
-    first |= {"strategy": "ddp", "cluster": "local" if "local" in usable else next(iter(usable), None)}
+    first |= {
+        "strategy": "ddp",
+        "cluster": "local" if "local" in usable else next(iter(usable), None),
+    }
     made: dict[str, Any] = {}
     for name, (label, tip) in NAMES.items():
         # Wide enough for the longest name of its options.
         width = "40em" if name == "cluster" else "22em"
-        look = {"description": label, "tooltip": tip, "style": {"description_width": "12em"}, "layout": {"width": width}}
+        look = {
+            "description": label,
+            "tooltip": tip,
+            "style": {"description_width": "12em"},
+            "layout": {"width": width},
+        }
         if name in options:
             made[name] = widgets.Dropdown(options=options[name], value=first[name], **look)
         else:

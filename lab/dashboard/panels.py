@@ -69,9 +69,7 @@ def _advice(forecast: Forecast, basis: Basis, cluster: Cluster) -> str:
         basis.profile(run)
     except LabError:
         if run.strategy == "pipeline_parallel":
-            return (
-                "Measure it on one rank first, with Strategy ddp: a pipeline of one stage does not tell when gradients are ready."
-            )
+            return "Measure it on one rank first, with Strategy ddp: a pipeline of one stage does not tell when gradients are ready."
         if run.world_size == 1:
             return "Run measures it on one rank; predictions of other world sizes and batches are made from that."
         return "Measure it on one rank first: set World size to 1, and press Run."
@@ -84,7 +82,9 @@ def _advice(forecast: Forecast, basis: Basis, cluster: Cluster) -> str:
 
 def panel(found: Outlook, *, cluster: Cluster, history: str) -> str:
     """The outlook as HTML: the numbers or what would give them, then what they are made from and what is known already."""
-    return "<br>".join([_numbers(found, cluster), *map(html.escape, _made_from(found)), html.escape(history)])
+    return "<br>".join(
+        [_numbers(found, cluster), *map(html.escape, _made_from(found)), html.escape(history)]
+    )
 
 
 def _numbers(found: Outlook, cluster: Cluster) -> str:
@@ -92,31 +92,46 @@ def _numbers(found: Outlook, cluster: Cluster) -> str:
 
     forecast, prediction = found.forecast, found.forecast.prediction
     if prediction is None:
-        return "<b>No prediction yet.</b> " + re.sub("`([^`]+)`", r"<code>\1</code>", html.escape(found.advice))
+        return "<b>No prediction yet.</b> " + re.sub(
+            "`([^`]+)`", r"<code>\1</code>", html.escape(found.advice)
+        )
     useful = prediction.parts["forward"] + prediction.parts["backward"]
-    share = (useful if prediction.limit == "compute" else prediction.parts[prediction.limit]) / prediction.step_s
+    share = (
+        useful if prediction.limit == "compute" else prediction.parts[prediction.limit]
+    ) / prediction.step_s
     room = cluster.memory_bytes_per_rank
     cells = {
         "Predicted step": format_seconds(prediction.step_s, prediction.low_s, prediction.high_s),
         "Speedup over 1 rank": f"{rounded(found.speedup)}x" if found.speedup else "not known",
-        "Memory of a rank": _bytes(forecast.memory_bytes) + (f" of {_bytes(room)}" if room and forecast.memory_bytes else ""),
+        "Memory of a rank": _bytes(forecast.memory_bytes)
+        + (f" of {_bytes(room)}" if room and forecast.memory_bytes else ""),
         "Limited by": f"{LIMITS.get(prediction.limit, prediction.limit)}, {share:.0%} of the step",
     }
-    return " · ".join(f"{html.escape(name)} <b>{html.escape(told)}</b>" for name, told in cells.items())
+    return " · ".join(
+        f"{html.escape(name)} <b>{html.escape(told)}</b>" for name, told in cells.items()
+    )
 
 
 def _made_from(found: Outlook) -> list[str]:
     forecast = found.forecast
     if forecast.prediction is None:
         return [_cost(forecast.run)]
-    beyond = f"; beyond what was measured: {'; '.join(forecast.extrapolated)}" if forecast.extrapolated else ""
+    beyond = (
+        f"; beyond what was measured: {'; '.join(forecast.extrapolated)}"
+        if forecast.extrapolated
+        else ""
+    )
     links = "" if forecast.run.world_size == 1 else " and the calibration of the links"
     return [f"From {forecast.basis}{links}{beyond}.", _cost(forecast.run)]
 
 
 def _cost(run: Run) -> str:
     cost = model_cost(run)
-    trained = "" if cost.trainable == cost.parameters else f", of which {cost.trainable / 1e6:.3g} million train"
+    trained = (
+        ""
+        if cost.trainable == cost.parameters
+        else f", of which {cost.trainable / 1e6:.3g} million train"
+    )
     return (
         f"{cost.parameters / 1e6:.3g} million parameters{trained}; {state_bytes(run) / 1e6:.3g} MB of weights, gradients and "
         "optimizer state on each rank, and activations on top."
@@ -145,7 +160,9 @@ Entry = tuple[Study, Record]
 Key = tuple[str, str, str]
 
 
-def results(bench: Bench, study: Study | None = None) -> list[blocks.Markdown | blocks.Table | blocks.Figure]:
+def results(
+    bench: Bench, study: Study | None = None
+) -> list[blocks.Markdown | blocks.Table | blocks.Figure]:
     """What was measured on a bench, as parts of a page: the run of `study`, or else the latest one, beside all others."""
     measured = [(kept, record) for kept in bench.studies() for record in load_records(kept)]
     ids = {_key(study, run.id) for run in study.runs} if study else set()
@@ -162,7 +179,9 @@ def results(bench: Bench, study: Study | None = None) -> list[blocks.Markdown | 
         *([blocks.Markdown.of(beside(scored.get(_key_of(marked))))] if record.completed else []),
         _table(measured, marked, scored),
         *_figures(measured, marked, scored),
-        blocks.Markdown(f"All world sizes of this configuration are a study of their own: `lab report {place}`."),
+        blocks.Markdown(
+            f"All world sizes of this configuration are a study of their own: `lab report {place}`."
+        ),
     ]
 
 
@@ -228,9 +247,15 @@ def _row(record: Record, speedup: float | None, score: Score | None) -> dict[str
         "steps": str(run.steps),
         "status": record.status,
         "step time": format_seconds(timing.step.median) if timing else "-",
-        "predicted": format_seconds(score.frozen.step_s, score.frozen.low_s, score.frozen.high_s) if score else "-",
+        "predicted": format_seconds(score.frozen.step_s, score.frozen.low_s, score.frozen.high_s)
+        if score
+        else "-",
         "samples/s": rounded(timing.samples_per_second) if timing else "-",
-        "speedup": "-" if timing is None else "1 rank not measured" if speedup is None else f"{speedup:.3g}",
+        "speedup": "-"
+        if timing is None
+        else "1 rank not measured"
+        if speedup is None
+        else f"{speedup:.3g}",
         "last loss": f"{loss[-1]:.3f}" if loss else "-",
     }
 
@@ -247,7 +272,9 @@ def _speedups(entries: list[Entry]) -> dict[Key, float]:
     return found
 
 
-def _figures(entries: list[Entry], marked: Entry, scored: Mapping[Key, Score]) -> list[blocks.Markdown | blocks.Figure]:
+def _figures(
+    entries: list[Entry], marked: Entry, scored: Mapping[Key, Score]
+) -> list[blocks.Markdown | blocks.Figure]:
     """Throughput, step breakdown and loss of what can be compared with the marked run: same cluster, model and data."""
     run = marked[1].run
     near = [
@@ -262,8 +289,14 @@ def _figures(entries: list[Entry], marked: Entry, scored: Mapping[Key, Score]) -
     records = [record for _, record in near]
     others = len({record.run_id for record in records}) > 1 and marked[1].completed
     expected = {entry[1].run_id: score for entry in near if (score := scored.get(_key_of(entry)))}
-    note = "Runs of the same model on the same data" + ("; this run is ringed and framed" if others else "")
-    note += "; diamonds are predictions from before the runs, with their intervals." if expected else "."
+    note = "Runs of the same model on the same data" + (
+        "; this run is ringed and framed" if others else ""
+    )
+    note += (
+        "; diamonds are predictions from before the runs, with their intervals."
+        if expected
+        else "."
+    )
     drawn = partial(draw, run_id=run.id if others else "", expected=expected)
     figures = [blocks.figure(name, records, mark=partial(drawn, figure=name)) for name in FIGURES]
     told = in_words(expected)
@@ -278,7 +311,9 @@ FIGURES = ("throughput", "step_breakdown")
 INK = "black"
 
 
-def draw(ax: Axes, lines: list[Curve], *, figure: str, run_id: str, expected: Mapping[str, Score]) -> None:
+def draw(
+    ax: Axes, lines: list[Curve], *, figure: str, run_id: str, expected: Mapping[str, Score]
+) -> None:
     """Mark the run with this id, and add the predictions by run id, on one of FIGURES; an empty id marks none."""
     if figure == "throughput":
         rates(ax, lines, expected)
@@ -292,7 +327,10 @@ def in_words(expected: Mapping[str, Score]) -> str:
     """The predictions, for those who do not see the marks."""
     from lab.formatting import format_seconds
 
-    told = [f"{score.frozen.run.label} a step of {format_seconds(score.frozen.step_s)}" for score in expected.values()]
+    told = [
+        f"{score.frozen.run.label} a step of {format_seconds(score.frozen.step_s)}"
+        for score in expected.values()
+    ]
     return f"Predicted beforehand: {'; '.join(told)}." if told else ""
 
 
@@ -300,7 +338,14 @@ def ring(ax: Axes, lines: list[Curve], run_id: str) -> None:
     """A circle around the run's point."""
     for _, points in lines:
         for row in points[points["run_id"] == run_id].to_dict("records"):
-            ax.plot(row["world_size"], row["samples_per_second"], "o", markersize=11, fillstyle="none", color=INK)
+            ax.plot(
+                row["world_size"],
+                row["samples_per_second"],
+                "o",
+                markersize=11,
+                fillstyle="none",
+                color=INK,
+            )
 
 
 def rates(ax: Axes, lines: list[Curve], expected: Mapping[str, Score]) -> None:
@@ -308,10 +353,20 @@ def rates(ax: Axes, lines: list[Curve], expected: Mapping[str, Score]) -> None:
     drawn = {run_id for _, points in lines for run_id in points["run_id"]}
     for run_id in drawn & set(expected):
         frozen = expected[run_id].frozen
-        middle, low, high = (frozen.run.global_batch_size / seconds for seconds in (frozen.step_s, frozen.high_s, _low(frozen)))
+        middle, low, high = (
+            frozen.run.global_batch_size / seconds
+            for seconds in (frozen.step_s, frozen.high_s, _low(frozen))
+        )
         reach = [[middle - low], [high - middle]]
         ax.errorbar(
-            frozen.run.world_size, middle, yerr=reach, fmt="D", fillstyle="none", color=INK, capsize=3, label="_predicted"
+            frozen.run.world_size,
+            middle,
+            yerr=reach,
+            fmt="D",
+            fillstyle="none",
+            color=INK,
+            capsize=3,
+            label="_predicted",
         )
 
 
@@ -341,9 +396,21 @@ def steps(ax: Axes, lines: list[Curve], expected: Mapping[str, Score]) -> None:
     for run_id, y in bars(ax, lines).items():
         if run_id in expected:
             frozen = expected[run_id].frozen
-            middle, low, high = (seconds * unit.per_second for seconds in (frozen.step_s, frozen.low_s, frozen.high_s))
+            middle, low, high = (
+                seconds * unit.per_second
+                for seconds in (frozen.step_s, frozen.low_s, frozen.high_s)
+            )
             reach = [[middle - low], [high - middle]]
-            ax.errorbar(middle, y + BAR / 2, xerr=reach, fmt="D", fillstyle="none", color=INK, capsize=3, label="_predicted")
+            ax.errorbar(
+                middle,
+                y + BAR / 2,
+                xerr=reach,
+                fmt="D",
+                fillstyle="none",
+                color=INK,
+                capsize=3,
+                label="_predicted",
+            )
             ax.set_xlim(right=max(ax.get_xlim()[1], 1.04 * high))
 
 

@@ -99,7 +99,9 @@ def _is_profile(record: Record, cluster: Cluster, *, of: Path) -> bool:
     if not (record.completed and run.world_size == 1 and run.task == "train" and place):
         return False
     compute = place.emulated.compute if place.emulated else None
-    here = of.name == cluster.name or (cluster.executor == "local" and set(place.hosts) == {socket.gethostname()})
+    here = of.name == cluster.name or (
+        cluster.executor == "local" and set(place.hosts) == {socket.gethostname()}
+    )
     alike = (cluster.device_kind, cluster.threads_per_rank, cluster.compute)
     return here and (place.device, place.threads_per_rank, compute) == alike
 
@@ -111,7 +113,12 @@ def alone(run: Run) -> Run:
 
 def _content(study: Study) -> dict[str, Any]:
     base = study.runs[0].model_dump(mode="json", exclude={"micro_batch_size", "world_size"})
-    told = {"title": study.title, "question": study.question, "scaling": study.scaling, "base": base}
+    told = {
+        "title": study.title,
+        "question": study.question,
+        "scaling": study.scaling,
+        "base": base,
+    }
     return told | {"grid": {}, "repeats": study.repeats, "baseline": study.baseline}
 
 
@@ -127,17 +134,28 @@ def send(run: Run, *, name: str, reports: Path) -> Study:
     """Write `<reports>/<name>/study.yaml`; raises InputError for a name that cannot be a folder's or that is taken."""
     folder = reports.resolve() / name
     if not re.fullmatch(r"[a-z0-9][a-z0-9_-]{0,99}", name):
-        raise InputError("send", [Problem("name", f"{name!r} is no name of a study", "small letters, digits and -")])
+        raise InputError(
+            "send",
+            [Problem("name", f"{name!r} is no name of a study", "small letters, digits and -")],
+        )
     if folder.exists() and any(folder.iterdir()):
-        raise InputError("send", [Problem("name", f"{folder.name} is there already", "choose another name")])
+        raise InputError(
+            "send", [Problem("name", f"{folder.name} is there already", "choose another name")]
+        )
     folder.mkdir(parents=True, exist_ok=True)
-    write_atomically(folder / "study.yaml", yaml.safe_dump(content(run), sort_keys=False, width=120).encode())
+    write_atomically(
+        folder / "study.yaml", yaml.safe_dump(content(run), sort_keys=False, width=120).encode()
+    )
     return Study.load(folder)
 
 
 def content(run: Run) -> dict[str, object]:
     """What study.yaml then says."""
-    base = {name: value for name, value in run.model_dump(mode="json", include=set(OF_RUN)).items() if name != "world_size"}
+    base = {
+        name: value
+        for name, value in run.model_dump(mode="json", include=set(OF_RUN)).items()
+        if name != "world_size"
+    }
     return {
         "title": f"How {run.label} scales",
         "question": "How long does a step of this configuration take, and what does a further rank bring?",
@@ -152,7 +170,11 @@ def content(run: Run) -> dict[str, object]:
 def world_sizes(run: Run) -> list[int]:
     """1, 2, 4 and so on up to the run's own, those over which its batch can be divided."""
     doubling = {2**power for power in range(run.world_size.bit_length())}
-    return [size for size in sorted(doubling | {run.world_size}) if size <= run.world_size and _possible(run, size)]
+    return [
+        size
+        for size in sorted(doubling | {run.world_size})
+        if size <= run.world_size and _possible(run, size)
+    ]
 
 
 def _possible(run: Run, world_size: int) -> bool:

@@ -56,13 +56,24 @@ def step_time(records: Source, *, ax: Axes | None = None, **against: Unpack[Agai
     """Step time by world size, in the unit that suits: median over repeats with 95 % intervals."""
     seen = plot_data(records, **against)
     unit = unit_for(seen.summary["step_time"])
-    return _by_world_size(seen, "step_time", ax, ylabel=f"step time ({unit.name})", factor=unit.per_second, text=format_seconds)
+    return _by_world_size(
+        seen,
+        "step_time",
+        ax,
+        ylabel=f"step time ({unit.name})",
+        factor=unit.per_second,
+        text=format_seconds,
+    )
 
 
 def throughput(records: Source, *, ax: Axes | None = None, **against: Unpack[Against]) -> Axes:
     """Samples per second of all ranks by world size: median over repeats with 95 % intervals."""
     return _by_world_size(
-        plot_data(records, **against), "samples_per_second", ax, ylabel="throughput (samples/s)", text=_with("/s")
+        plot_data(records, **against),
+        "samples_per_second",
+        ax,
+        ylabel="throughput (samples/s)",
+        text=_with("/s"),
     )
 
 
@@ -72,12 +83,21 @@ def speedup(records: Source, *, ax: Axes | None = None, **against: Unpack[Agains
     For weak scaling it is the ratio of throughputs.
     """
     seen = plot_data(records, **against)
-    return _by_world_size(seen, "speedup", ax, ylabel=f"speedup over {baseline_name(seen.summary)}", text=_with("×"))
+    return _by_world_size(
+        seen, "speedup", ax, ylabel=f"speedup over {baseline_name(seen.summary)}", text=_with("×")
+    )
 
 
 def efficiency(records: Source, *, ax: Axes | None = None, **against: Unpack[Against]) -> Axes:
     """Efficiency in per cent by world size with 95 % intervals, and the ideal."""
-    return _by_world_size(plot_data(records, **against), "efficiency", ax, ylabel="efficiency (%)", factor=100.0, text=percent)
+    return _by_world_size(
+        plot_data(records, **against),
+        "efficiency",
+        ax,
+        ylabel="efficiency (%)",
+        factor=100.0,
+        text=percent,
+    )
 
 
 def step_breakdown(records: Source, *, ax: Axes | None = None, **against: Unpack[Against]) -> Axes:
@@ -112,7 +132,11 @@ def overlap_band(records: Source, *, ax: Axes | None = None, **against: Unpack[A
     seen = plot_data(records, **against)
     with style():
         ax = _axes(ax, seen)
-        return ax if band.draw_overlap_band(ax, seen.lines) else _say(ax, NOTHING if seen.summary.empty else NO_COMMUNICATION)
+        return (
+            ax
+            if band.draw_overlap_band(ax, seen.lines)
+            else _say(ax, NOTHING if seen.summary.empty else NO_COMMUNICATION)
+        )
 
 
 def step_timeline(records: Source, *, ax: Axes | None = None, **against: Unpack[Against]) -> Axes:
@@ -131,14 +155,20 @@ def latency_throughput(records: OneStudy, *, ax: Axes | None = None) -> Axes:
     """Time between tokens against tokens/s of base and quantized models, over batch sizes, at the longest prompt."""
     with style():
         ax = _axes(ax)
-        return ax if inference.latency_throughput(ax, load_records(records)) else _say(ax, NO_INFERENCE)
+        return (
+            ax
+            if inference.latency_throughput(ax, load_records(records))
+            else _say(ax, NO_INFERENCE)
+        )
 
 
 def size_perplexity(records: OneStudy, *, ax: Axes | None = None) -> Axes:
     """Perplexity against size in memory of base and quantized models, with the line of those that none beats in both."""
     with style():
         ax = _axes(ax)
-        return ax if inference.size_perplexity(ax, load_records(records)) else _say(ax, NO_INFERENCE)
+        return (
+            ax if inference.size_perplexity(ax, load_records(records)) else _say(ax, NO_INFERENCE)
+        )
 
 
 def stage_ratios(study: Study, *, ax: Axes | None = None) -> Axes:
@@ -195,22 +225,42 @@ def _without_interval(text: str) -> str:
 
 
 def _by_world_size(
-    seen: PlotData, name: str, ax: Axes | None, *, ylabel: str, factor: float = 1.0, text: Callable[..., str]
+    seen: PlotData,
+    name: str,
+    ax: Axes | None,
+    *,
+    ylabel: str,
+    factor: float = 1.0,
+    text: Callable[..., str],
 ) -> Axes:
     with style():
         ax = _axes(ax, seen)
         if not seen.summary[name].notna().any():
             return _say(ax, NOTHING if seen.summary.empty else NO_BASELINE)
         labels = _ideal(ax, seen, name, factor) if name in {"speedup", "efficiency"} else []
-        for (label, points), (color, marker) in zip(seen.lines, line_looks(len(seen.lines)), strict=True):
+        for (label, points), (color, marker) in zip(
+            seen.lines, line_looks(len(seen.lines)), strict=True
+        ):
             points = points[points[name].notna()]
             if len(points):
                 value, low, high = (points[name + end] * factor for end in ("", "_low", "_high"))
                 errors = np.vstack([value - low, high - value]).clip(min=0)
-                ax.errorbar(points["world_size"], value, yerr=errors, color=color, marker=marker, label=label)
+                ax.errorbar(
+                    points["world_size"],
+                    value,
+                    yerr=errors,
+                    color=color,
+                    marker=marker,
+                    label=label,
+                )
                 end = text(*(points[name + end].iloc[-1] for end in ("", "_low", "_high")))
                 labels.append(
-                    Label(points["world_size"].iloc[-1], value.iloc[-1], f"{label}: {_without_interval(end)}", ink(color))
+                    Label(
+                        points["world_size"].iloc[-1],
+                        value.iloc[-1],
+                        f"{label}: {_without_interval(end)}",
+                        ink(color),
+                    )
                 )
                 if name == "speedup":
                     labels += data.draw_predictions(ax, seen, points, color=ink(color))
@@ -231,7 +281,9 @@ def _ideal(ax: Axes, seen: PlotData, name: str, factor: float) -> list[Label]:
     if len(bases) != 1 or len(sizes) < 2:
         return []
     values = sizes / bases.pop() if name == "speedup" else np.full(len(sizes), factor)
-    ax.plot(sizes, values, color=IDEAL, linestyle=(0, (4, 3)), linewidth=1.2, label="ideal", zorder=1)
+    ax.plot(
+        sizes, values, color=IDEAL, linestyle=(0, (4, 3)), linewidth=1.2, label="ideal", zorder=1
+    )
     return [Label(sizes[-1], values[-1], "ideal", IDEAL)]
 
 
@@ -253,7 +305,12 @@ def _value_axis(ax: Axes, name: str) -> None:
         ax.set_yscale("log", base=2)
         low, high = ax.get_ylim()
         between = (1.0, 1.5) if high <= 8 * low else (1.0,)
-        ticks = [tick for power in range(-10, 21) for part in between if low <= (tick := part * 2.0**power) <= high]
+        ticks = [
+            tick
+            for power in range(-10, 21)
+            for part in between
+            if low <= (tick := part * 2.0**power) <= high
+        ]
         ax.yaxis.set_major_locator(FixedLocator(ticks))
         ax.yaxis.set_major_formatter(FixedFormatter([f"{tick:g}" for tick in ticks]))
         ax.yaxis.set_minor_locator(NullLocator())

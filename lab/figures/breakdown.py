@@ -58,7 +58,10 @@ def draw_phases(ax: Axes, lines: Sequence[Curve]) -> None:
         y += BETWEEN
     longest = float(steps["step_time"].max()) * unit.per_second
     ax.set(
-        yticks=list(places), yticklabels=list(places.values()), xlabel=f"time of a step ({unit.name})", xlim=(0, 1.14 * longest)
+        yticks=list(places),
+        yticklabels=list(places.values()),
+        xlabel=f"time of a step ({unit.name})",
+        xlim=(0, 1.14 * longest),
     )
     ax.set_ylim(max(places) + 0.6, -HEADER - 0.5)
     ax.tick_params(axis="y", length=0)
@@ -84,18 +87,43 @@ def _bar(ax: Axes, y: float, parts: dict[str, float], shown: Sequence[str], step
     for name in shown:
         width = parts.get(name, 0.0)
         color, ink = COLORS[name]
-        ax.barh(y, width, left=left, height=BAR, color=color, edgecolor="white", linewidth=0.6, label=name if y == 0 else "")
-        ax.text(left + width / 2, y, f"{width:.3g}", ha="center", va="center_baseline", color=ink, fontsize=8.5, gid="inside")
+        ax.barh(
+            y,
+            width,
+            left=left,
+            height=BAR,
+            color=color,
+            edgecolor="white",
+            linewidth=0.6,
+            label=name if y == 0 else "",
+        )
+        ax.text(
+            left + width / 2,
+            y,
+            f"{width:.3g}",
+            ha="center",
+            va="center_baseline",
+            color=ink,
+            fontsize=8.5,
+            gid="inside",
+        )
         left += width
     ax.annotate(
-        format_seconds(step), (left, y), xytext=(5, 0), textcoords="offset points", va="center_baseline", fontweight="bold"
+        format_seconds(step),
+        (left, y),
+        xytext=(5, 0),
+        textcoords="offset points",
+        va="center_baseline",
+        fontweight="bold",
     )
 
 
 def _make_room(ax: Axes, longest: float) -> None:
     """End the axis where the text beside the longest bar ends."""
     scale = measure(ax).dpi / 72
-    widest = max(text.get_window_extent().width for text in ax.texts if isinstance(text, Annotation))
+    widest = max(
+        text.get_window_extent().width for text in ax.texts if isinstance(text, Annotation)
+    )
     ax.set_xlim(0, longest * ax.bbox.width / (ax.bbox.width - widest - 8 * scale))
 
 
@@ -109,8 +137,22 @@ def _name_phases(ax: Axes, parts: dict[str, float], shown: Sequence[str]) -> Non
     for name, center in zip(shown, centers, strict=True):
         color, ink = COLORS[name]
         chip = {"facecolor": color, "edgecolor": "none", "boxstyle": "round,pad=0.2"}
-        chips.append(ax.text(center, -HEADER, name, ha="center", va="center", color=ink, fontsize=8.5, bbox=chip, gid="phase"))
-        chips[-1].set_in_layout(False)  # they may lie above the labels of the bars, and must not shrink the axes
+        chips.append(
+            ax.text(
+                center,
+                -HEADER,
+                name,
+                ha="center",
+                va="center",
+                color=ink,
+                fontsize=8.5,
+                bbox=chip,
+                gid="phase",
+            )
+        )
+        chips[-1].set_in_layout(
+            False
+        )  # they may lie above the labels of the bars, and must not shrink the axes
     pixels_per_point = measure(ax).dpi / 72
     widths = [chip.get_window_extent().width + 9 * pixels_per_point for chip in chips]
     pixels = [float(ax.transData.transform((center, 0))[0]) for center in centers]
@@ -120,7 +162,9 @@ def _name_phases(ax: Axes, parts: dict[str, float], shown: Sequence[str]) -> Non
         text.set_x(float(ax.transData.inverted().transform((pixel, 0))[0]))
 
 
-def spread(centers: Sequence[float], widths: Sequence[float], *, low: float, high: float) -> list[float]:
+def spread(
+    centers: Sequence[float], widths: Sequence[float], *, low: float, high: float
+) -> list[float]:
     """Move intervals of these widths, in order, as little as needed so that none overlaps another.
 
     They stay between `low` and `high` where all fit there, and begin at `low` where they do not.
@@ -128,7 +172,9 @@ def spread(centers: Sequence[float], widths: Sequence[float], *, low: float, hig
     groups: list[_Group] = []
     for center, width in zip(centers, widths, strict=True):
         groups.append(_Group([width], [center - width / 2]))
-        while len(groups) > 1 and groups[-2].start(low, high) + groups[-2].width > groups[-1].start(low, high):
+        while len(groups) > 1 and groups[-2].start(low, high) + groups[-2].width > groups[-1].start(
+            low, high
+        ):
             last = groups.pop()
             groups[-1] = groups[-1].joined(last)
     moved = []
@@ -154,7 +200,9 @@ class _Group(NamedTuple):
         return max(min(sum(self.wishes) / len(self.wishes), high - self.width), low)
 
     def joined(self, other: _Group) -> _Group:
-        return _Group(self.widths + other.widths, self.wishes + [wish - self.width for wish in other.wishes])
+        return _Group(
+            self.widths + other.widths, self.wishes + [wish - self.width for wish in other.wishes]
+        )
 
 
 def hide_wide(ax: Axes) -> None:
@@ -175,11 +223,18 @@ HEIGHT = 0.36
 
 def events(records: Sequence[Record]) -> list[Event]:
     """The timeline of the record on the most ranks; of several, the one of the median step time."""
-    held = [record for record in records if record.timing and record.communication and record.communication.timeline]
+    held = [
+        record
+        for record in records
+        if record.timing and record.communication and record.communication.timeline
+    ]
     if not held:
         return []
     most = max(record.run.world_size for record in held)
-    widest = sorted((r for r in held if r.run.world_size == most), key=lambda r: r.timing.step.median if r.timing else 0.0)
+    widest = sorted(
+        (r for r in held if r.run.world_size == most),
+        key=lambda r: r.timing.step.median if r.timing else 0.0,
+    )
     chosen = widest[len(widest) // 2].communication
     return chosen.timeline if chosen else []
 
@@ -214,9 +269,16 @@ def draw_timeline(ax: Axes, events: Sequence[Event]) -> None:
             fontsize=8,
             gid="inside",
         )
-    rows = [(2 * nth + part) * (HEIGHT + 0.06) + nth * 0.25 for nth in range(len(ranks)) for part in (0, 1)]
+    rows = [
+        (2 * nth + part) * (HEIGHT + 0.06) + nth * 0.25
+        for nth in range(len(ranks))
+        for part in (0, 1)
+    ]
     ax.set_yticks(rows, [f"rank {rank}{part}" for rank in ranks for part in (" compute", " link")])
-    ax.set(xlabel=f"time since the start of the step ({unit.name})", xlim=(0, last * unit.per_second * 1.02))
+    ax.set(
+        xlabel=f"time since the start of the step ({unit.name})",
+        xlim=(0, last * unit.per_second * 1.02),
+    )
     ax.set_ylim(rows[-1] + HEIGHT, rows[0] - HEIGHT)
     ax.tick_params(axis="y", length=0)
     ax.grid(visible=False)

@@ -17,7 +17,12 @@ from lab.figures.labels import Label, place
 from lab.figures.style import COLORS, IDEAL, MARKERS, SIZE, WIDE, ink, line_looks, plain_log, style
 from lab.formatting import format_seconds, unit_for
 from lab.perfmodel.calibration import Calibration, CollectiveTime
-from lab.perfmodel.collectives import COLLECTIVES, Collective, efficiency_with_overlap, efficiency_without_overlap
+from lab.perfmodel.collectives import (
+    COLLECTIVES,
+    Collective,
+    efficiency_with_overlap,
+    efficiency_without_overlap,
+)
 
 FEW = 3  # of more lines one end is named, beside the axes
 
@@ -33,7 +38,9 @@ def draw_losses(ax: Axes, seen: PlotData, *, by_time: bool) -> None:
             loss = seen.losses[row["run_id"]]
             x = np.arange(1, len(loss) + 1) * (row["step_time"] if by_time else 1)
             inner = (nth + 1) / len(known)
-            look: dict[str, Any] = {} if by_time else {"linewidth": 6 - 4.5 * inner, "alpha": 0.3 + 0.7 * inner}
+            look: dict[str, Any] = (
+                {} if by_time else {"linewidth": 6 - 4.5 * inner, "alpha": 0.3 + 0.7 * inner}
+            )
             ax.plot(x, loss, color=color, label=f"{label}, ×{row['world_size']}", **look)
             ends.append(Label(x[-1], loss[-1], f"{label}, ×{row['world_size']}", ink(color)))
         if not few:
@@ -51,9 +58,16 @@ def _loss_axis(ax: Axes, *, by_time: bool) -> None:
     ax.set(xlabel="training time (s)" if by_time else "optimizer step", ylabel="training loss")
     if by_time and last > WIDE * min(ends):
         ax.set_xscale("log")
-        plain_log(ax.xaxis, ends=(min(float(np.asarray(line.get_xdata())[0]) for line in ax.get_lines()), last))
+        plain_log(
+            ax.xaxis,
+            ends=(min(float(np.asarray(line.get_xdata())[0]) for line in ax.get_lines()), last),
+        )
         return
-    ticks = [tick for tick in MaxNLocator(nbins=8, integer=not by_time).tick_values(0, last) if 0 <= tick <= last]
+    ticks = [
+        tick
+        for tick in MaxNLocator(nbins=8, integer=not by_time).tick_values(0, last)
+        if 0 <= tick <= last
+    ]
     ax.xaxis.set_major_locator(FixedLocator(ticks))
     ax.set_xlim(0, last)
     ax.spines["bottom"].set_bounds(0, last)
@@ -73,20 +87,34 @@ def _merged(ends: list[Label], label: str) -> list[Label]:
         return ends
     names = [end.text.rsplit(", ", 1)[1] for end in ends]
     sizes = ", ".join(names) if len(names) <= 3 else f"{names[0]} to {names[-1]}"
-    return [Label(max(end.x for end in ends), float(np.median(values)), f"{label}\n{sizes}", ends[0].color)]
+    return [
+        Label(
+            max(end.x for end in ends), float(np.median(values)), f"{label}\n{sizes}", ends[0].color
+        )
+    ]
 
 
 def draw_overlap_band(ax: Axes, lines: Sequence[Curve]) -> bool:
     """Draw the band and a point per configuration with communication and a baseline; False where there is none."""
     labels, ratios = [], []
     for (label, points), (color, marker) in zip(lines, line_looks(len(lines)), strict=True):
-        known = points[(points["communication_time"] > 0) & points["efficiency"].notna() & (points["world_size"] > 1)]
+        known = points[
+            (points["communication_time"] > 0)
+            & points["efficiency"].notna()
+            & (points["world_size"] > 1)
+        ]
         for row in known.to_dict("records"):
             r, efficiency = row["compute_time"] / row["communication_time"], 100 * row["efficiency"]
             low, high = (100 * row[f"efficiency_{end}"] for end in ("low", "high"))
-            errors = None if np.isnan(low) else [[max(efficiency - low, 0)], [max(high - efficiency, 0)]]
+            errors = (
+                None if np.isnan(low) else [[max(efficiency - low, 0)], [max(high - efficiency, 0)]]
+            )
             ax.errorbar([r], [efficiency], yerr=errors, color=color, marker=marker)
-            labels.append(Label(r, efficiency, f"{label}, {ranks(row['device'], row['world_size'])}", ink(color)))
+            labels.append(
+                Label(
+                    r, efficiency, f"{label}, {ranks(row['device'], row['world_size'])}", ink(color)
+                )
+            )
             ratios.append(r)
     if not ratios:
         return False
@@ -109,10 +137,22 @@ def _name_edges(ax: Axes, grid: np.ndarray, least: np.ndarray, most: np.ndarray)
     upper = int(np.searchsorted(most, 45))
     lower = int(np.searchsorted(least, 30))
     ax.annotate(
-        "perfect overlap", (grid[upper], most[upper]), (-6, 4), textcoords="offset points", ha="right", color=IDEAL, fontsize=9
+        "perfect overlap",
+        (grid[upper], most[upper]),
+        (-6, 4),
+        textcoords="offset points",
+        ha="right",
+        color=IDEAL,
+        fontsize=9,
     )
     ax.annotate(
-        "no overlap", (grid[lower], least[lower]), (8, -8), textcoords="offset points", ha="left", color=IDEAL, fontsize=9
+        "no overlap",
+        (grid[lower], least[lower]),
+        (8, -8),
+        textcoords="offset points",
+        ha="left",
+        color=IDEAL,
+        fontsize=9,
     )
 
 
@@ -131,16 +171,29 @@ def links(calibration: Calibration, *, ax: Axes | None = None) -> Axes:
             ax = plt.subplots(figsize=(SIZE[0], SIZE[1] * 1.25), layout="constrained")[1]
         if not calibration.rows:
             ax.set_axis_off()
-            ax.text(0.5, 0.5, NOTHING, ha="center", va="center", transform=ax.transAxes, color=IDEAL)
+            ax.text(
+                0.5, 0.5, NOTHING, ha="center", va="center", transform=ax.transAxes, color=IDEAL
+            )
             return ax
         unit = unit_for(row.seconds for row in calibration.rows)
         sizes = sorted({row.world_size for row in calibration.rows})
         labels = [
-            _line(ax, calibration, rows, color=COLORS[COLLECTIVES.index(name)], marker=MARKERS[sizes.index(n) % len(MARKERS)])
+            _line(
+                ax,
+                calibration,
+                rows,
+                color=COLORS[COLLECTIVES.index(name)],
+                marker=MARKERS[sizes.index(n) % len(MARKERS)],
+            )
             for name, n in itertools.product(COLLECTIVES, sizes)
             if (rows := _rows(calibration, name, n))
         ]
-        ax.set(xscale="log", yscale="log", xlabel="bytes of the whole tensor", ylabel=f"time of a call ({unit.name})")
+        ax.set(
+            xscale="log",
+            yscale="log",
+            xlabel="bytes of the whole tensor",
+            ylabel=f"time of a call ({unit.name})",
+        )
         _axes(ax, calibration)
         place(ax, labels)
         return ax
@@ -149,27 +202,60 @@ def links(calibration: Calibration, *, ax: Axes | None = None) -> Axes:
 def alt(calibration: Calibration) -> str:
     """What that figure shows, in one sentence."""
     parts = []
-    for name, n in itertools.product(COLLECTIVES, sorted({row.world_size for row in calibration.rows})):
+    for name, n in itertools.product(
+        COLLECTIVES, sorted({row.world_size for row in calibration.rows})
+    ):
         rows = _rows(calibration, name, n)
         if rows:
-            ends = [f"{format_seconds(row.seconds, row.low, row.high)} for {_bytes(row.bytes)}" for row in (rows[0], rows[-1])]
-            parts.append(f"{_name(name)} on {n} ranks, {' and '.join(ends)}{_error(calibration, name, n)}")
+            ends = [
+                f"{format_seconds(row.seconds, row.low, row.high)} for {_bytes(row.bytes)}"
+                for row in (rows[0], rows[-1])
+            ]
+            parts.append(
+                f"{_name(name)} on {n} ranks, {' and '.join(ends)}{_error(calibration, name, n)}"
+            )
     if not parts:
         return "An empty figure: no collective is measured yet."
     return f"Time of collectives by bytes on logarithmic axes: {'; '.join(parts)}."
 
 
-def _line(ax: Axes, calibration: Calibration, rows: list[CollectiveTime], *, color: str, marker: str) -> Label:
+def _line(
+    ax: Axes, calibration: Calibration, rows: list[CollectiveTime], *, color: str, marker: str
+) -> Label:
     scale = unit_for(row.seconds for row in calibration.rows).per_second
     name, world_size = rows[0].collective, rows[0].world_size
     x, y, low, high = (
-        np.array([value if value is not None else row.seconds for row, value in zip(rows, values, strict=True)], dtype=float)
-        for values in zip(*((row.bytes, row.seconds, row.low, row.high) for row in rows), strict=True)
+        np.array(
+            [
+                value if value is not None else row.seconds
+                for row, value in zip(rows, values, strict=True)
+            ],
+            dtype=float,
+        )
+        for values in zip(
+            *((row.bytes, row.seconds, row.low, row.high) for row in rows), strict=True
+        )
     )
     errors = scale * np.vstack([y - low, high - y]).clip(min=0)
     text = f"{_name(name)} ×{world_size}"
-    ax.errorbar(x, scale * y, yerr=errors, color=color, marker=marker, linestyle="none", elinewidth=1.0, label=text)
-    fit = next((found.fit for found in calibration.fits if (found.collective, found.world_size) == (name, world_size)), None)
+    ax.errorbar(
+        x,
+        scale * y,
+        yerr=errors,
+        color=color,
+        marker=marker,
+        linestyle="none",
+        elinewidth=1.0,
+        label=text,
+    )
+    fit = next(
+        (
+            found.fit
+            for found in calibration.fits
+            if (found.collective, found.world_size) == (name, world_size)
+        ),
+        None,
+    )
     if fit is not None:
         at = np.geomspace(fit.smallest_bytes, fit.largest_bytes, 100)
         ax.plot(at, [scale * fit.time(size) for size in at], color=color, linewidth=1.4)
@@ -190,7 +276,9 @@ def _axes(ax: Axes, calibration: Calibration) -> None:
 
 
 def _rows(calibration: Calibration, name: Collective, world_size: int) -> list[CollectiveTime]:
-    found = [row for row in calibration.rows if (row.collective, row.world_size) == (name, world_size)]
+    found = [
+        row for row in calibration.rows if (row.collective, row.world_size) == (name, world_size)
+    ]
     return sorted(found, key=lambda row: row.bytes)
 
 

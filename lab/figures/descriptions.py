@@ -27,7 +27,9 @@ def alt_text(name: str, records: Source, **against: Unpack[Against]) -> str:
     if seen.summary.empty:
         return NOTHING
     told = f" Everything in it is of an {seen.emulated}." if seen.emulated else ""
-    return (f"{seen.notice}. {_SENTENCES[name](seen)}" if seen.notice else _SENTENCES[name](seen)) + told
+    return (
+        f"{seen.notice}. {_SENTENCES[name](seen)}" if seen.notice else _SENTENCES[name](seen)
+    ) + told
 
 
 def _by_world_size(seen: PlotData, name: str, what: str, text: Callable[..., str]) -> str:
@@ -35,7 +37,10 @@ def _by_world_size(seen: PlotData, name: str, what: str, text: Callable[..., str
     parts = []
     for label, points in seen.lines:
         known = points[points[name].notna()].to_dict("records")
-        ends = [f"{_number(row, name, text)} on {ranks(row['device'], row['world_size'])}" for row in known[:1] + known[1:][-1:]]
+        ends = [
+            f"{_number(row, name, text)} on {ranks(row['device'], row['world_size'])}"
+            for row in known[:1] + known[1:][-1:]
+        ]
         if ends:
             parts.append(f"{label}, {' and '.join(ends)}")
     if not parts:
@@ -61,9 +66,14 @@ def _breakdown(seen: PlotData) -> str:
     parts = []
     for label, points in seen.lines:
         row = points.iloc[-1]
-        times = sorted(((row[f"{phase}_time"], phase) for phase in PHASES if row[f"{phase}_time"] > 0), reverse=True)[:3]
+        times = sorted(
+            ((row[f"{phase}_time"], phase) for phase in PHASES if row[f"{phase}_time"] > 0),
+            reverse=True,
+        )[:3]
         listed = ", ".join(f"{phase} {format_seconds(time)}" for time, phase in times)
-        parts.append(f"{label} on {ranks(row['device'], row['world_size'])}, {format_seconds(row['step_time'])} with {listed}")
+        parts.append(
+            f"{label} on {ranks(row['device'], row['world_size'])}, {format_seconds(row['step_time'])} with {listed}"
+        )
     return f"Bars of the time of a step by its longest phases: {'; '.join(parts)}."
 
 
@@ -73,10 +83,20 @@ def _losses(seen: PlotData, by: str) -> str:
         row = points.iloc[-1]
         loss = seen.losses.get(row["run_id"])
         if loss is not None:
-            length = format_seconds(len(loss) * row["step_time"]) if by == "time" else f"{len(loss)} steps"
+            length = (
+                format_seconds(len(loss) * row["step_time"])
+                if by == "time"
+                else f"{len(loss)} steps"
+            )
             workers = ranks(row["device"], row["world_size"])
-            parts.append(f"{label} on {workers}, from {rounded(loss[0])} to {rounded(loss[-1])} in {length}")
-    return f"Training loss by {by}: {'; '.join(parts)}." if parts else "An empty figure: no loss was recorded."
+            parts.append(
+                f"{label} on {workers}, from {rounded(loss[0])} to {rounded(loss[-1])} in {length}"
+            )
+    return (
+        f"Training loss by {by}: {'; '.join(parts)}."
+        if parts
+        else "An empty figure: no loss was recorded."
+    )
 
 
 def _band(seen: PlotData) -> str:
@@ -87,7 +107,11 @@ def _band(seen: PlotData) -> str:
         for row in points.to_dict("records")
         if row["communication_time"] > 0 and row["efficiency"] > 0
     ]
-    return f"Efficiency against R between no and perfect overlap: {'; '.join(parts)}." if parts else NO_COMMUNICATION
+    return (
+        f"Efficiency against R between no and perfect overlap: {'; '.join(parts)}."
+        if parts
+        else NO_COMMUNICATION
+    )
 
 
 def _timeline(seen: PlotData) -> str:
@@ -103,7 +127,9 @@ _SENTENCES: dict[str, Callable[[PlotData], str]] = {
     "step_time": lambda seen: _by_world_size(seen, "step_time", "Step time", format_seconds),
     "speedup": _speedup,
     "efficiency": lambda seen: _by_world_size(seen, "efficiency", "Efficiency", percent),
-    "throughput": lambda seen: _by_world_size(seen, "samples_per_second", "Throughput in samples per second", rounded),
+    "throughput": lambda seen: _by_world_size(
+        seen, "samples_per_second", "Throughput in samples per second", rounded
+    ),
     "step_breakdown": _breakdown,
     "loss_by_step": lambda seen: _losses(seen, "step"),
     "loss_by_time": lambda seen: _losses(seen, "time"),

@@ -22,9 +22,13 @@ def latency_throughput(ax: Axes, records: Sequence[Record]) -> bool:
     lines = _lines(records)
     labels = []
     for (name, points), (color, marker) in zip(lines.items(), line_looks(len(lines)), strict=True):
-        milliseconds, rates = zip(*((1e3 * seconds, rate) for _, seconds, rate in points), strict=True)
+        milliseconds, rates = zip(
+            *((1e3 * seconds, rate) for _, seconds, rate in points), strict=True
+        )
         ax.plot(rates, milliseconds, color=color, marker=marker, label=name)
-        labels.append(Label(rates[-1], milliseconds[-1], f"{name}, batch {points[-1][0]}", ink(color)))
+        labels.append(
+            Label(rates[-1], milliseconds[-1], f"{name}, batch {points[-1][0]}", ink(color))
+        )
     if not lines:
         return False
     ax.set_xscale("log")
@@ -60,7 +64,11 @@ def latency_throughput_alt(records: Sequence[Record]) -> str:
         f"{name}, {format_seconds(points[-1][1])} and {rounded(points[-1][2])} tokens/s at batch {points[-1][0]}"
         for name, points in _lines(records).items()
     ]
-    return f"Time between tokens against throughput: {'; '.join(parts)}." if parts else "An empty figure: nothing was timed."
+    return (
+        f"Time between tokens against throughput: {'; '.join(parts)}."
+        if parts
+        else "An empty figure: nothing was timed."
+    )
 
 
 def size_perplexity(ax: Axes, records: Sequence[Record]) -> bool:
@@ -68,15 +76,30 @@ def size_perplexity(ax: Axes, records: Sequence[Record]) -> bool:
     points = _sizes(records)
     if not points:
         return False
-    for (name, (size, perplexity)), (color, marker) in zip(points.items(), line_looks(len(points)), strict=True):
+    for (name, (size, perplexity)), (color, marker) in zip(
+        points.items(), line_looks(len(points)), strict=True
+    ):
         ax.plot([size], [perplexity], color=color, marker=marker, linestyle="None", label=name)
     best = pareto(list(points.values()))
-    ax.plot(*zip(*best, strict=True), color=IDEAL, linestyle=(0, (4, 3)), linewidth=1.0, drawstyle="steps-post", zorder=1)
+    ax.plot(
+        *zip(*best, strict=True),
+        color=IDEAL,
+        linestyle=(0, (4, 3)),
+        linewidth=1.0,
+        drawstyle="steps-post",
+        zorder=1,
+    )
     ax.set(xlabel="weights in memory (MB)", ylabel="perplexity on held-out text")
     ax.set_xlim(left=0)
     ax.ticklabel_format(axis="y", useOffset=False)
     colors = [ink(color) for color, _ in line_looks(len(points))]
-    place_labels(ax, [Label(x, y, name, color) for (name, (x, y)), color in zip(points.items(), colors, strict=True)])
+    place_labels(
+        ax,
+        [
+            Label(x, y, name, color)
+            for (name, (x, y)), color in zip(points.items(), colors, strict=True)
+        ],
+    )
     return True
 
 
@@ -101,8 +124,15 @@ def _sizes(records: Sequence[Record]) -> dict[str, tuple[float, float]]:
 
 def size_perplexity_alt(records: Sequence[Record]) -> str:
     """The same in one sentence."""
-    parts = [f"{name}, {size:.2f} MB and {rounded(perplexity)}" for name, (size, perplexity) in _sizes(records).items()]
-    return f"Perplexity against size: {'; '.join(parts)}." if parts else "An empty figure: nothing was measured."
+    parts = [
+        f"{name}, {size:.2f} MB and {rounded(perplexity)}"
+        for name, (size, perplexity) in _sizes(records).items()
+    ]
+    return (
+        f"Perplexity against size: {'; '.join(parts)}."
+        if parts
+        else "An empty figure: nothing was measured."
+    )
 
 
 def stage_ratios(ax: Axes, found: Sequence[Stage]) -> None:
@@ -115,8 +145,12 @@ def stage_ratios(ax: Axes, found: Sequence[Stage]) -> None:
             here = stage.speedup.value if stage.speedup else np.nan
             value = here if source == "here" else stage.published
             left = x - 0.4 + (number + 0.5) * width
-            look: dict[str, Any] = {"color": color} if source == "here" else {"facecolor": "none", "edgecolor": color}
-            label = f"{'training' if task == 'train' else 'inference'}, {source}" if x == 0 else None
+            look: dict[str, Any] = (
+                {"color": color} if source == "here" else {"facecolor": "none", "edgecolor": color}
+            )
+            label = (
+                f"{'training' if task == 'train' else 'inference'}, {source}" if x == 0 else None
+            )
             ax.bar(left, value, width=0.9 * width, label=label, **look)
             text = "not run" if np.isnan(value) else f"{value:.3g}×"
             ax.annotate(

@@ -33,7 +33,9 @@ def place(ax: Axes, labels: Sequence[Label], *, side: str = "right") -> list[Ann
     Makes room within the axes, so that no label is clipped. Call it last: it measures what is drawn.
     """
     labels = [label for label in labels if np.isfinite(label.x) and np.isfinite(label.y)]
-    texts = [_write(ax, label, side) for label in sorted(labels, key=lambda label: (label.y, label.x))]
+    texts = [
+        _write(ax, label, side) for label in sorted(labels, key=lambda label: (label.y, label.x))
+    ]
     if not texts:
         return texts
     figure = measure(ax)
@@ -43,9 +45,13 @@ def place(ax: Axes, labels: Sequence[Label], *, side: str = "right") -> list[Ann
     for text in texts:
         start, box = text.xyann, text.get_window_extent()
         line = box.height * 72 / figure.dpi
-        shifts = sorted((step * line / 4 for step in range(-24, 25)), key=lambda shift: (abs(shift), shift))
+        shifts = sorted(
+            (step * line / 4 for step in range(-24, 25)), key=lambda shift: (abs(shift), shift)
+        )
         moved = {shift: box.translated(0, shift * figure.dpi / 72) for shift in shifts}
-        best = min(shifts, key=lambda shift: _cost(moved[shift], shift / line, taken, drawn, ax.bbox))
+        best = min(
+            shifts, key=lambda shift: _cost(moved[shift], shift / line, taken, drawn, ax.bbox)
+        )
         text.xyann = (start[0], start[1] + best)
         taken.append(moved[best])
     return texts
@@ -61,7 +67,9 @@ def measure(ax: Axes) -> Figure:
 
 
 def _write(ax: Axes, label: Label, side: str) -> Annotation:
-    offset, ha, va = ((GAP, 0), "left", "center") if side == "right" else ((0, -GAP), "center", "top")
+    offset, ha, va = (
+        ((GAP, 0), "left", "center") if side == "right" else ((0, -GAP), "center", "top")
+    )
     return ax.annotate(
         wrapped(label.text),
         (label.x, label.y),
@@ -79,11 +87,17 @@ def _make_room(ax: Axes, texts: Sequence[Annotation], side: str, pixels_per_poin
     """Widen the x axis until every label ends within it; for labels below points, the y axis by two lines and a half."""
     boxes, frame = [text.get_window_extent() for text in texts], ax.bbox
     gap = (GAP + 2) * pixels_per_point
-    reach = [min(box.width + gap, MOST * frame.width) if side == "right" else box.width / 2 + 2 for box in boxes]
+    reach = [
+        min(box.width + gap, MOST * frame.width) if side == "right" else box.width / 2 + 2
+        for box in boxes
+    ]
     scale = ax.xaxis.get_transform()
     left, right = scale.transform(np.asarray(ax.get_xlim(), dtype=float))
     for _ in range(20):
-        ends = [ax.transData.transform(text.xy)[0] + width for text, width in zip(texts, reach, strict=True)]
+        ends = [
+            ax.transData.transform(text.xy)[0] + width
+            for text, width in zip(texts, reach, strict=True)
+        ]
         if max(ends) <= frame.x1:
             break
         right = left + (right - left) * min((max(ends) - frame.x0) / frame.width, 1.5)
@@ -97,11 +111,15 @@ def _drawn_points(ax: Axes) -> Points:
     """Pixels along all lines of an axes, close enough to each other that no label fits between two."""
     found = [np.empty((0, 2))]
     for line in ax.get_lines():
-        points = line.get_transform().transform(np.column_stack(line.get_data(orig=False)).astype(float))
+        points = line.get_transform().transform(
+            np.column_stack(line.get_data(orig=False)).astype(float)
+        )
         points = points[np.isfinite(points).all(axis=1)]
         if len(points) > 1 and line.get_linestyle() != "None":
             along = np.linspace(0, len(points) - 1, 400)
-            points = np.column_stack([np.interp(along, np.arange(len(points)), points[:, axis]) for axis in (0, 1)])
+            points = np.column_stack(
+                [np.interp(along, np.arange(len(points)), points[:, axis]) for axis in (0, 1)]
+            )
         found.append(points)
     return np.vstack(found)
 
@@ -110,4 +128,6 @@ def _cost(box: Bbox, distance: float, taken: Sequence[Bbox], drawn: Points, fram
     """How bad a place is: another label counts most, then the frame's edge, then lines, then the distance in lines of text."""
     covered = float(((drawn > box.min) & (drawn < box.max)).all(axis=1).sum())
     outside = bool(box.y0 < frame.y0 or box.y1 > frame.y1)
-    return 1e6 * sum(map(box.overlaps, taken)) + 1e4 * outside + 5 * min(covered, 20) + abs(distance)
+    return (
+        1e6 * sum(map(box.overlaps, taken)) + 1e4 * outside + 5 * min(covered, 20) + abs(distance)
+    )

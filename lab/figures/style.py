@@ -75,6 +75,10 @@ def plain_log(axis: Axis, *, ends: tuple[float, float] | None = None) -> None:
 
 
 def _ticks(low: float, high: float) -> list[float]:
-    powers = [10.0**power for power in range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)]
+    powers = [
+        10.0**power for power in range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    ]
     ticks = [part * power for power in powers for part in (1, 2, 5) if low <= part * power <= high]
-    return ticks if len(ticks) <= MOST_TICKS else [power for power in powers if low <= power <= high]
+    return (
+        ticks if len(ticks) <= MOST_TICKS else [power for power in powers if low <= power <= high]
+    )

@@ -117,7 +117,9 @@ class Attempt:
 
     def write_error(self, error: RankError) -> None:
         """Leave how a rank ended."""
-        write_atomically(self.path(f"rank{error.rank}.error.json"), json.dumps(asdict(error)).encode())
+        write_atomically(
+            self.path(f"rank{error.rank}.error.json"), json.dumps(asdict(error)).encode()
+        )
 
     def errors(self) -> list[RankError]:
         """What the ranks said, causes before those that only waited for them, earlier before later."""
@@ -138,7 +140,12 @@ class Attempt:
 
     def last_line(self) -> str:
         """The last line of the ranks' logs that says something."""
-        lines = [line.strip() for rank in self._logged() for line in self.log_tail(rank).splitlines() if line.strip()]
+        lines = [
+            line.strip()
+            for rank in self._logged()
+            for line in self.log_tail(rank).splitlines()
+            if line.strip()
+        ]
         return lines[-1] if lines else ""
 
     def says(self, *words: str) -> bool:
@@ -147,7 +154,9 @@ class Attempt:
 
     def _logged(self) -> list[int]:
         printed = (self.output or self.log).glob(f"{self.job_id}_*_log.out")
-        return sorted(int(path.name.removeprefix(f"{self.job_id}_").split("_")[0]) for path in printed)
+        return sorted(
+            int(path.name.removeprefix(f"{self.job_id}_").split("_")[0]) for path in printed
+        )
 
 
 @contextmanager
@@ -157,7 +166,9 @@ def claim(folder: Path, attempt: Attempt, *, devices: bool) -> Iterator[None]:
     The kernel lets go of both when the process dies, however it dies. The order is the same in every job, so that
     two of them cannot wait for each other.
     """
-    locks = [FileLock(folder / "lock")] + ([FileLock(_private_folder() / "devices.lock")] if devices else [])
+    locks = [FileLock(folder / "lock")] + (
+        [FileLock(_private_folder() / "devices.lock")] if devices else []
+    )
     for lock in locks:
         while True:
             attempt.show_life()
@@ -178,5 +189,7 @@ def _private_folder() -> Path:
     folder = Path(tempfile.gettempdir()) / f"scaling-lab-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
     if folder.stat().st_uid != os.getuid():
-        raise PermissionError(f"{folder} belongs to somebody else: set TMPDIR to a folder of your own")
+        raise PermissionError(
+            f"{folder} belongs to somebody else: set TMPDIR to a folder of your own"
+        )
     return folder

@@ -53,7 +53,10 @@ class Overhead:
         return self.ratio.median <= LIMIT
 
     def __str__(self) -> str:
-        ratio, control, cpu = (f"{found.median:.4f}{_interval(found)}" for found in (self.ratio, self.control, self.cpu_ratio))
+        ratio, control, cpu = (
+            f"{found.median:.4f}{_interval(found)}"
+            for found in (self.ratio, self.control, self.cpu_ratio)
+        )
         step = f"{self.step_s['instrumented'] * 1e3:.1f} ms against {self.step_s['plain'] * 1e3:.1f} ms"
         return (
             f"instrumented / plain: {ratio}, limit {LIMIT}; plain / plain: {control}; CPU time: {cpu}; "
@@ -67,10 +70,18 @@ def overhead(*, world_size: int = 2, rounds: int = 200, quick: bool = False) -> 
     Raises LabError where the ranks fail.
     """
     steps = WARMUP + 1 + (40 if quick else rounds)
-    asked = {"micro_batch_size": 8, "world_size": world_size, "steps": steps, "warmup_steps": WARMUP}
+    asked = {
+        "micro_batch_size": 8,
+        "world_size": world_size,
+        "steps": steps,
+        "warmup_steps": WARMUP,
+    }
     run = Run.model_validate(asked)
     done = subprocess.run(
-        [sys.executable, "-m", "lab.worker.selftest", run.model_dump_json()], capture_output=True, text=True, check=False
+        [sys.executable, "-m", "lab.worker.selftest", run.model_dump_json()],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     if done.returncode:
         raise LabError(f"the ranks of the benchmark failed:\n{done.stderr.strip()[-2000:]}")
@@ -106,7 +117,10 @@ COMBINED: dict[str, dict[str, Any]] = {
     "checkpointed": {"activation_checkpointing": True},
 }
 # A pipeline accumulates over its microbatches; checkpointing is tried inside each kind of wrapper.
-LEFT_OUT = {("pipeline_parallel", "accumulated"), *((name, "checkpointed") for name in ("naive_ddp", "zero1", "data_parallel"))}
+LEFT_OUT = {
+    ("pipeline_parallel", "accumulated"),
+    *((name, "checkpointed") for name in ("naive_ddp", "zero1", "data_parallel")),
+}
 
 
 @dataclass(frozen=True)
@@ -136,11 +150,19 @@ def cases(world_sizes: Sequence[int] = (1, 2), *, quick: bool = False) -> dict[s
         sizes = () if strategy == "single" else world_sizes
         # torch's DataParallel needs GPUs for more than one device.
         widest = 1 if strategy in {"single", "data_parallel"} else max(world_sizes)
-        several = {} if quick else {word: more for word, more in COMBINED.items() if (strategy, word) not in LEFT_OUT}
+        several = (
+            {}
+            if quick
+            else {word: more for word, more in COMBINED.items() if (strategy, word) not in LEFT_OUT}
+        )
         for size in sizes:
             found[f"{strategy} {size}"] = {"strategy": strategy, "world_size": size}
         for word, settings in (OWN.get(strategy, {}) | several).items():
-            found[f"{strategy} {widest} {word}"] = {"strategy": strategy, "world_size": widest, **settings}
+            found[f"{strategy} {widest} {word}"] = {
+                "strategy": strategy,
+                "world_size": widest,
+                **settings,
+            }
     return found
 
 
@@ -150,34 +172,59 @@ def equal_losses(*, quick: bool = False) -> list[EqualLoss]:
     Raises LabError where a run fails otherwise than by saying that it cannot be made here.
     """
     device, most = ("cuda", len(machine.gpus())) if machine.gpus() else ("cpu", 2)
-    asked = {name: BASE | changes for name, changes in cases(sorted({1, min(most, 2)}), quick=quick).items()}
+    asked = {
+        name: BASE | changes
+        for name, changes in cases(sorted({1, min(most, 2)}), quick=quick).items()
+    }
     done = subprocess.run(
-        [sys.executable, "-m", "lab.worker.losses", device, json.dumps(asked)], capture_output=True, text=True, check=False
+        [sys.executable, "-m", "lab.worker.losses", device, json.dumps(asked)],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     if done.returncode:
         raise LabError(f"the ranks of the comparison failed:\n{done.stderr.strip()[-2000:]}")
     return compared(asked, json.loads(done.stdout))
 
 
-def compared(asked: dict[str, dict[str, Any]], answers: dict[str, dict[str, Any]]) -> list[EqualLoss]:
+def compared(
+    asked: dict[str, dict[str, Any]], answers: dict[str, dict[str, Any]]
+) -> list[EqualLoss]:
     """Each run against `single` in fp32: `answers` hold `loss` by step and `validation_loss`, or the `reason` for not running."""
     reference = answers[REFERENCE]
-    return [_row(name, Run.model_validate(changes), answers[name], reference) for name, changes in asked.items()]
+    return [
+        _row(name, Run.model_validate(changes), answers[name], reference)
+        for name, changes in asked.items()
+    ]
 
 
 def _row(name: str, run: Run, answer: dict[str, Any], reference: dict[str, Any]) -> EqualLoss:
-    row: dict[str, Any] = {"name": name, "strategy": run.strategy, "world_size": run.world_size, "precision": run.precision}
+    row: dict[str, Any] = {
+        "name": name,
+        "strategy": run.strategy,
+        "world_size": run.world_size,
+        "precision": run.precision,
+    }
     tolerance = TOLERANCES[run.precision]
     if "reason" in answer:
         return EqualLoss(
-            **row, final_loss=None, validation_loss=None, difference=None, tolerance=tolerance, reason=answer["reason"]
+            **row,
+            final_loss=None,
+            validation_loss=None,
+            difference=None,
+            tolerance=tolerance,
+            reason=answer["reason"],
         )
-    found, expected = ([*losses["loss"], losses["validation_loss"]] for losses in (answer, reference))
+    found, expected = (
+        [*losses["loss"], losses["validation_loss"]] for losses in (answer, reference)
+    )
     return EqualLoss(
         **row,
         final_loss=answer["loss"][-1],
         validation_loss=answer["validation_loss"],
-        difference=max(abs(value / known - 1) for value, known in zip(found, expected, strict=True)),
+        difference=max(
+            abs(value / known - 1) for value, known in zip(found, expected, strict=True)
+        ),
         tolerance=tolerance,
     )
 
@@ -202,7 +249,9 @@ class HeldOut:
     @property
     def memory_error(self) -> float | None:
         """That of a rank's peak memory."""
-        errors = [abs(score.memory_error) for score in self.scores if score.memory_error is not None]
+        errors = [
+            abs(score.memory_error) for score in self.scores if score.memory_error is not None
+        ]
         return statistics.fmean(errors) if errors else None
 
     @property
@@ -212,7 +261,14 @@ class HeldOut:
 
     def table(self) -> list[dict[str, Any]]:
         """One row per run, for people."""
-        kept = ("predicted", "measured", "error", "exposed, predicted", "exposed, measured", "memory error")
+        kept = (
+            "predicted",
+            "measured",
+            "error",
+            "exposed, predicted",
+            "exposed, measured",
+            "memory error",
+        )
         rows = scores_table(list(self.scores)).to_dict("records")
         return [
             {"model": label_parts(score.frozen.run)[0], "batch": score.frozen.run.global_batch_size}
@@ -230,7 +286,9 @@ class HeldOut:
         )
 
 
-def held_out(cluster: str = "local", *, quick: bool = False, fresh: bool = False, progress: bool = True) -> HeldOut:
+def held_out(
+    cluster: str = "local", *, quick: bool = False, fresh: bool = False, progress: bool = True
+) -> HeldOut:
     """Calibrate, measure every repeat on one rank, freeze predictions of the runs on several, measure those, score.
 
     What is measured already is kept unless `fresh`. Raises InputError for a cluster with fewer than two ranks, LabError
@@ -286,9 +344,18 @@ def planner_speed() -> Speed:
     """Predict and plan the training of GPT-2 XL on a described machine."""
     model = MODELS["gpt2-xl"]
     assert isinstance(model, GPT)
-    run = Run.model_validate({"model": "gpt2-xl", "data": "synthetic", "precision": "bf16", "global_batch_size": RANKS})
+    run = Run.model_validate(
+        {"model": "gpt2-xl", "data": "synthetic", "precision": "bf16", "global_batch_size": RANKS}
+    )
     study = Study(
-        folder=Path(), title="", question="", scaling="strong", runs=(run,), axes=(), repeats=1, baseline={"world_size": RANKS}
+        folder=Path(),
+        title="",
+        question="",
+        scaling="strong",
+        runs=(run,),
+        axes=(),
+        repeats=1,
+        baseline={"world_size": RANKS},
     )
     began = time.perf_counter()
     predict(study, machine=MACHINE, world_sizes=[RANKS])

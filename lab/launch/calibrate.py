@@ -25,7 +25,13 @@ from lab.launch.executor import Handle, JobSpec
 from lab.launch.outcome import rank_error
 from lab.launch.preflight import usable
 from lab.launch.watchdog import Watchdog
-from lab.perfmodel.calibration import Calibration, Part, calibration_path, read_calibration, write_calibration
+from lab.perfmodel.calibration import (
+    Calibration,
+    Part,
+    calibration_path,
+    read_calibration,
+    write_calibration,
+)
 from lab.worker.context import RankContext
 
 KEPT_FOR = timedelta(days=1)
@@ -55,35 +61,57 @@ def calibrate(
     wanted = tuple(sorted(set(world_sizes or _doubling(profile.capacity))))
     if wrong := [size for size in wanted if not 1 <= size <= profile.capacity]:
         raise InputError(
-            profile.name, [Problem("world_sizes", f"{size} ranks; {profile.description}", "leave it out") for size in wrong]
+            profile.name,
+            [
+                Problem("world_sizes", f"{size} ranks; {profile.description}", "leave it out")
+                for size in wrong
+            ],
         )
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(path.with_suffix(".lock"), timeout=0):
             return _calibrate(profile, path, wanted, quick=quick, fresh=fresh, progress=progress)
     except Timeout:
-        raise LabError(f"another calibration of {profile.name} is under way: wait until it has ended") from None
+        raise LabError(
+            f"another calibration of {profile.name} is under way: wait until it has ended"
+        ) from None
     except OSError as error:
-        raise LabError(f"{error.filename or path}: {error.strerror}; free or unlock it, then calibrate again") from None
+        raise LabError(
+            f"{error.filename or path}: {error.strerror}; free or unlock it, then calibrate again"
+        ) from None
 
 
 def _doubling(capacity: int) -> list[int]:
     return [size for power in range(capacity.bit_length()) if (size := 2**power) <= capacity]
 
 
-def _calibrate(profile: Cluster, path: Path, wanted: tuple[int, ...], *, quick: bool, fresh: bool, progress: bool) -> Calibration:
+def _calibrate(
+    profile: Cluster,
+    path: Path,
+    wanted: tuple[int, ...],
+    *,
+    quick: bool,
+    fresh: bool,
+    progress: bool,
+) -> Calibration:
     stored = read_calibration(path)
     # What was measured elsewhere or with something else says nothing of this cluster; what is merely old stays until it is replaced.
     parts = [part for part in stored.parts if _same_conditions(part, profile)] if stored else []
     calibration = Calibration(cluster=profile.name, wanted=wanted, parts=tuple(parts))
-    due = [size for size in wanted if fresh or not any(_reusable(part, size, quick=quick) for part in parts)]
+    due = [
+        size
+        for size in wanted
+        if fresh or not any(_reusable(part, size, quick=quick) for part in parts)
+    ]
     with _Display(enabled=progress) as display:
         for size in wanted:
             if size not in due:
                 display.say(f"{_ranks(size)}: measured today already")
         for done, size in enumerate(due):
             try:
-                part = _measure(profile, size, path.with_suffix("") / f"x{size}", quick=quick, display=display)
+                part = _measure(
+                    profile, size, path.with_suffix("") / f"x{size}", quick=quick, display=display
+                )
             except KeyboardInterrupt:
                 kept = len(wanted) - len(due) + done
                 raise InterruptedCalibrationError(
@@ -108,19 +136,29 @@ def _reusable(part: Part, world_size: int, *, quick: bool) -> bool:
     return part.world_size == world_size and recent and (quick or not part.quick)
 
 
-def _measure(profile: Cluster, world_size: int, folder: Path, *, quick: bool, display: _Display) -> Part:
+def _measure(
+    profile: Cluster, world_size: int, folder: Path, *, quick: bool, display: _Display
+) -> Part:
     """Run one job to its end and read its part; ends the job where this call is interrupted."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "progress.json").unlink(missing_ok=True)
     began = time.monotonic()
-    work = JobSpec(folder, world_size, execute, (world_size, quick, profile.model_dump_json(), str(folder)))
+    work = JobSpec(
+        folder, world_size, execute, (world_size, quick, profile.model_dump_json(), str(folder))
+    )
     ended: list[Handle] = []
-    driver = Driver(executor_for(profile, folder), ended=lambda _, handle: ended.append(handle), seen=lambda _: False)
+    driver = Driver(
+        executor_for(profile, folder),
+        ended=lambda _, handle: ended.append(handle),
+        seen=lambda _: False,
+    )
 
     def show(wait_s: float) -> bool:
         told = read_json(folder / "progress.json")
         phase = told["phase"] if told else "waiting for the machine"
-        display.show(f"{_ranks(world_size)}: {phase}", told["step"] / max(told["steps"], 1) if told else 0.0)
+        display.show(
+            f"{_ranks(world_size)}: {phase}", told["step"] / max(told["steps"], 1) if told else 0.0
+        )
         time.sleep(wait_s)
         return False
 
@@ -134,7 +172,9 @@ def _measure(profile: Cluster, world_size: int, folder: Path, *, quick: bool, di
         part = Part.model_validate_json(handle.attempt.path("part.json").read_bytes())
     except (OSError, ValidationError):
         raise LabError(_cause(handle, world_size)) from None
-    display.say(f"{_ranks(world_size)}: measured in {time.monotonic() - began:.0f} s{_disturbance(part)}")
+    display.say(
+        f"{_ranks(world_size)}: measured in {time.monotonic() - began:.0f} s{_disturbance(part)}"
+    )
     return part
 
 

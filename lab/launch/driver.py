@@ -32,14 +32,22 @@ class Driver:
     alive: dict[Path, Handle] = field(default_factory=dict)
     _since: dict[tuple[str, Path], float] = field(default_factory=dict)
 
-    def drive(self, works: Sequence[JobSpec], *, adopted: Mapping[Path, Handle], stopped: Callable[[float], bool]) -> None:
+    def drive(
+        self,
+        works: Sequence[JobSpec],
+        *,
+        adopted: Mapping[Path, Handle],
+        stopped: Callable[[float], bool],
+    ) -> None:
         """See all works and adopted jobs through; `stopped(s)` waits s seconds and tells whether to leave them as they are."""
         waiting = deque(works)
         self.alive |= adopted
         while waiting or self.alive:
             if (room := self.queue.room(len(self.alive))) > 0 and waiting:
                 chosen = [waiting.popleft() for _ in range(min(room, len(waiting)))]
-                self.alive |= zip((work.folder for work in chosen), self.queue.submit(chosen), strict=True)
+                self.alive |= zip(
+                    (work.folder for work in chosen), self.queue.submit(chosen), strict=True
+                )
             pause = poll(self.alive.values())
             for folder, handle in list(self.alive.items()):
                 if self._is_over(folder, handle):
@@ -90,7 +98,9 @@ def handles(folders: Iterable[Path]) -> dict[Path, Handle]:
         if content is None:
             continue
         handle: Handle | None = (
-            SlurmHandle.of(folder, content) if content.get("executor") == "slurm" else LocalHandle.of(folder, content)
+            SlurmHandle.of(folder, content)
+            if content.get("executor") == "slurm"
+            else LocalHandle.of(folder, content)
         )
         if handle is not None:
             found[folder] = handle

@@ -20,7 +20,9 @@ class JobSpec:
     world_size: int
     function: Callable[..., Any]
     arguments: tuple[Any, ...]
-    code: Path | None = None  # a folder with the `lab` that the job imports, unless it is the driver's
+    code: Path | None = (
+        None  # a folder with the `lab` that the job imports, unless it is the driver's
+    )
     devices: int = 1  # of each rank
 
     @property
@@ -29,7 +31,9 @@ class JobSpec:
         if self.code is None:
             return {}
         return {
-            "PYTHONPATH": os.pathsep.join(filter(None, [str(self.code), os.environ.get("PYTHONPATH", "")])),
+            "PYTHONPATH": os.pathsep.join(
+                filter(None, [str(self.code), os.environ.get("PYTHONPATH", "")])
+            ),
             "PYTHONSAFEPATH": "1",
         }
 
@@ -87,5 +91,10 @@ def prepare(folder: Path) -> None:
     """Make a job's folder ready: its private log, and nothing left of what earlier jobs told."""
     log = folder / "log"
     log.mkdir(mode=0o700, parents=True, exist_ok=True)
-    for stale in (folder / "progress.json", *log.glob("*.error.json"), *log.glob("*.pid"), *log.glob("*.start")):
+    for stale in (
+        folder / "progress.json",
+        *log.glob("*.error.json"),
+        *log.glob("*.pid"),
+        *log.glob("*.start"),
+    ):
         stale.unlink(missing_ok=True)

@@ -48,5 +48,12 @@ def _model(study: Study, run_id: str) -> Checkpoint:
             return found
     what = f"no completed repeat of {run_id or 'this study'} has kept its trained model"
     raise InputError(
-        study.name, [Problem("RUN", what, "set `keep_model: true` below `base` in study.yaml, then `lab run STUDY --fresh`")]
+        study.name,
+        [
+            Problem(
+                "RUN",
+                what,
+                "set `keep_model: true` below `base` in study.yaml, then `lab run STUDY --fresh`",
+            )
+        ],
     )

@@ -33,7 +33,9 @@ if TYPE_CHECKING:
     from lab.worker.context import Measured
 
 
-def execute(run_json: str, repeat: int, cluster_json: str, folder: str, data_root: str) -> Literal["done", "skipped"]:
+def execute(
+    run_json: str, repeat: int, cluster_json: str, folder: str, data_root: str
+) -> Literal["done", "skipped"]:
     """Measure one repeat of one run on this rank; submitit calls this on every rank.
 
     Rank 0 writes the record, whatever the end. A job whose work is done already, by a job that somebody else
@@ -47,7 +49,9 @@ def execute(run_json: str, repeat: int, cluster_json: str, folder: str, data_roo
             return "skipped"
         return _measure(run, repeat, place, attempt, cluster, Path(data_root))
     with claim(attempt.folder, attempt, devices=cluster.executor == "local"):
-        for leftover in attempt.folder.glob(".record.json.*"):  # of a job that was killed while it wrote
+        for leftover in attempt.folder.glob(
+            ".record.json.*"
+        ):  # of a job that was killed while it wrote
             leftover.unlink(missing_ok=True)
         existing = read_record(attempt.folder / "record.json")
         if existing is not None and existing.completed:
@@ -58,7 +62,9 @@ def execute(run_json: str, repeat: int, cluster_json: str, folder: str, data_roo
         return _measure(run, repeat, place, attempt, cluster, Path(data_root))
 
 
-def sign_on(world_size: int, cluster: Cluster, folder: Path, *, devices: int = 1) -> tuple[RankContext, Attempt]:
+def sign_on(
+    world_size: int, cluster: Cluster, folder: Path, *, devices: int = 1
+) -> tuple[RankContext, Attempt]:
     """Where this process of a job runs, with the cores of so many devices, and the files by which it talks.
 
     It leaves its process id there.
@@ -69,14 +75,20 @@ def sign_on(world_size: int, cluster: Cluster, folder: Path, *, devices: int = 1
         context.listen()
     here = submitit.JobEnvironment()
     output = Path(os.environ["SUBMITIT_FOLDER"])
-    attempt = Attempt(folder, str(here.job_id), int(os.environ.get("SLURM_RESTART_COUNT", 0)), output)
+    attempt = Attempt(
+        folder, str(here.job_id), int(os.environ.get("SLURM_RESTART_COUNT", 0)), output
+    )
     attempt.sign_on(here.global_rank)
     place = RankContext(
         rank=here.global_rank,
         world_size=world_size,
         local_rank=here.local_rank,
         device=cluster.device_kind,
-        cores=tuple(core for number in range(devices) for core in cluster.cores_of(here.local_rank * devices + number)),
+        cores=tuple(
+            core
+            for number in range(devices)
+            for core in cluster.cores_of(here.local_rank * devices + number)
+        ),
         threads=cluster.threads_per_rank,
         cluster=cluster.name,
         rendezvous=attempt.rendezvous,
@@ -100,14 +112,19 @@ def _address(cluster: Cluster, here: Any) -> dict[str, str]:
     return {"host": os.environ["SLURMD_NODENAME"]}
 
 
-def _measure(run: Run, repeat: int, place: RankContext, attempt: Attempt, cluster: Cluster, data_root: Path) -> Literal["done"]:
+def _measure(
+    run: Run, repeat: int, place: RankContext, attempt: Attempt, cluster: Cluster, data_root: Path
+) -> Literal["done"]:
     started_at = now()
 
     def leave_failure() -> None:
         # Once the scheduler has told the job to end, its word is the cause, and what the ranks then meet a consequence.
         if place.rank == 0 and not context.given():
             time.sleep(1.0)  # the rank that failed first may still be writing its error
-            write_record(failed(run, repeat, attempt, started_at=started_at, allocation=_granted(attempt)), attempt.folder)
+            write_record(
+                failed(run, repeat, attempt, started_at=started_at, allocation=_granted(attempt)),
+                attempt.folder,
+            )
 
     watchdog = Watchdog(place, attempt, steps=run.steps, given_up=leave_failure)
     try:
@@ -115,11 +132,15 @@ def _measure(run: Run, repeat: int, place: RankContext, attempt: Attempt, cluste
         watchdog.start()
         from lab.worker.main import measure
 
-        measured = measure(run, place, data_root=data_root, folder=attempt.folder, progress=watchdog.progress)
+        measured = measure(
+            run, place, data_root=data_root, folder=attempt.folder, progress=watchdog.progress
+        )
         watchdog.stop()
         if measured is not None:
             earlier = read_record(attempt.folder / DISTURBED / "record.json")
-            record = _completed(run, repeat, started_at, measured, allocation=_granted(attempt), earlier=earlier)
+            record = _completed(
+                run, repeat, started_at, measured, allocation=_granted(attempt), earlier=earlier
+            )
             write_record(record, attempt.folder)
         return "done"
     except Exception as error:
@@ -137,7 +158,9 @@ def setup_rank(place: RankContext, cluster: Cluster, attempt: Attempt) -> RankCo
     os.environ["OMP_NUM_THREADS"] = str(place.threads)
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, place.cores)
-    return place if cluster.link is None else netem.join(place, cluster.link, attempt.path("network"))
+    return (
+        place if cluster.link is None else netem.join(place, cluster.link, attempt.path("network"))
+    )
 
 
 def _interrupt(signum: int, frame: FrameType | None) -> None:
@@ -153,7 +176,13 @@ def _granted(attempt: Attempt) -> Allocation | None:
 
 
 def _completed(
-    run: Run, repeat: int, started_at: str, measured: Measured, *, allocation: Allocation | None, earlier: Record | None
+    run: Run,
+    repeat: int,
+    started_at: str,
+    measured: Measured,
+    *,
+    allocation: Allocation | None,
+    earlier: Record | None,
 ) -> Record:
     return Record(
         run_id=run.id,
@@ -180,11 +209,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     Rank 0 writes the record. A repeat that is measured already is not measured again.
     """
-    parser = argparse.ArgumentParser(prog="python -m lab.launch.job", description="One rank of one task of a study, under srun.")
+    parser = argparse.ArgumentParser(
+        prog="python -m lab.launch.job", description="One rank of one task of a study, under srun."
+    )
     parser.add_argument("study")
     parser.add_argument("run", help="the run's id, as `lab plan` shows it")
     parser.add_argument("repeat", type=int)
-    parser.add_argument("--cluster", required=True, help="the profile by which the job was submitted")
+    parser.add_argument(
+        "--cluster", required=True, help="the profile by which the job was submitted"
+    )
     parser.add_argument("--quick", action="store_true")
     given = parser.parse_args(arguments)
     try:
@@ -197,7 +230,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         log.mkdir(mode=0o700, parents=True, exist_ok=True)
         # By these submitit knows the job that it did not submit.
         os.environ.update(SUBMITIT_EXECUTOR="slurm", SUBMITIT_FOLDER=str(log))
-        print(execute(task.run.model_dump_json(), task.repeat, cluster.model_dump_json(), str(folder), str(study.folder)))
+        print(
+            execute(
+                task.run.model_dump_json(),
+                task.repeat,
+                cluster.model_dump_json(),
+                str(folder),
+                str(study.folder),
+            )
+        )
     except LabError as error:
         print(f"lab: {error}", file=sys.stderr)
         return error.exit_status

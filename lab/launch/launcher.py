@@ -46,7 +46,11 @@ def launch(
     """
     profile = usable(cluster)
     # What needs a kind of device that is not there is left out: the report says so.
-    chosen = [task for task in (study.tasks if tasks is None else tasks) if profile.on(task.run.device_needed)]
+    chosen = [
+        task
+        for task in (study.tasks if tasks is None else tasks)
+        if profile.on(task.run.device_needed)
+    ]
     if not fresh:
         check_emulation(study, profile)
     missing = chosen if fresh else [task for task in chosen if not Store(study.out).completed(task)]
@@ -55,7 +59,14 @@ def launch(
     if profile.executor == "replay":
         replay(study, profile, missing)
         fresh = False  # what is published is there now
-    return Jobs(study, profile, chosen, named=cluster, fresh=fresh, code=keep_code(study.out) if snapshot else None)
+    return Jobs(
+        study,
+        profile,
+        chosen,
+        named=cluster,
+        fresh=fresh,
+        code=keep_code(study.out) if snapshot else None,
+    )
 
 
 class Jobs:
@@ -82,7 +93,9 @@ class Jobs:
         self._driver = Driver(self._queue, ended=self._conclude, seen=self._has_record)
         self._fresh, self._code = fresh, code
         # Failures from before this call are run again; those of a driver that works meanwhile are not.
-        self._failures = {task: record.finished_at for task in self.tasks if (record := self._store.read(task))}
+        self._failures = {
+            task: record.finished_at for task in self.tasks if (record := self._store.read(task))
+        }
         self._measured = set(filter(self._store.completed, self.tasks))
         self._awaited: set[Path] = set()  # jobs on one rank, from which the others are predicted
         self._cancellation = Cancellation.of(study)
@@ -139,14 +152,18 @@ class Jobs:
         told = f"interrupted: {kept} of {len(self.tasks)} runs are kept"
         if alive := len(self._driver.alive):
             go_on = "1 job goes on" if alive == 1 else f"{alive} jobs go on"
-            return f"{told}, {go_on}; the same command watches again, `lab cancel` ends what is left"
+            return (
+                f"{told}, {go_on}; the same command watches again, `lab cancel` ends what is left"
+            )
         return f"{told}; the same command goes on from there"
 
     def _drive(self) -> None:
         try:
             self._take_turn()
         except OSError as error:
-            self._failure = LabError(f"{error.filename or self.study.out}: {error.strerror}; free or unlock it, then run again")
+            self._failure = LabError(
+                f"{error.filename or self.study.out}: {error.strerror}; free or unlock it, then run again"
+            )
         except BaseException as error:  # noqa: BLE001 it is raised again in wait()
             self._failure = error
         finally:
@@ -165,29 +182,45 @@ class Jobs:
         if self._stop.wait(wait_s):
             return True
         if Cancellation.of(self.study) not in {None, self._cancellation}:
-            raise CancelledStudyError(f"{self.study.name} was cancelled by `lab cancel`; `lab run` goes on from what is measured")
+            raise CancelledStudyError(
+                f"{self.study.name} was cancelled by `lab cancel`; `lab run` goes on from what is measured"
+            )
         return False
 
     def _work(self) -> None:
         handles = driver.handles(map(self._store.folder, self.tasks))
-        adopted = {folder: handle for folder, handle in handles.items() if handle.stand().state != "ended"}
+        adopted = {
+            folder: handle for folder, handle in handles.items() if handle.stand().state != "ended"
+        }
         if self._fresh:
             driver.terminate(adopted.values())
             self._set_aside()
             adopted = {}
-        due = [task for task in self.tasks if self._store.folder(task) not in adopted and self._is_due(task)]
+        due = [
+            task
+            for task in self.tasks
+            if self._store.folder(task) not in adopted and self._is_due(task)
+        ]
         for task in due:
             self._put_away_failure(task, handles.get(self._store.folder(task)))
-        profiles = {self._store.folder(task) for task in self.tasks if task.run.world_size == 1 and task.repeat == 0}
+        profiles = {
+            self._store.folder(task)
+            for task in self.tasks
+            if task.run.world_size == 1 and task.repeat == 0
+        }
         self._awaited = profiles & {*adopted, *map(self._store.folder, due)}
         due.sort(key=lambda task: self._store.folder(task) not in self._awaited)
         self._predict()
-        self._driver.drive([self._work_of(task) for task in due], adopted=adopted, stopped=self._stopped)
+        self._driver.drive(
+            [self._work_of(task) for task in due], adopted=adopted, stopped=self._stopped
+        )
         if self.cluster.repeat_disturbed and not self._stop.is_set():
             again = [task for task in self.tasks if self._was_disturbed(task)]
             for task in again:
                 archive_noisy(self._store.folder(task))
-            self._driver.drive([self._work_of(task) for task in again], adopted={}, stopped=self._stopped)
+            self._driver.drive(
+                [self._work_of(task) for task in again], adopted={}, stopped=self._stopped
+            )
 
     def _predict(self) -> None:
         """Freeze what is expected of the runs, once the first repeats on one rank are measured: here before any other starts,
@@ -204,13 +237,23 @@ class Jobs:
 
     def _work_of(self, task: Task) -> JobSpec:
         folder = self._store.folder(task)
-        arguments = task.run.model_dump_json(), task.repeat, self.cluster.model_dump_json(), str(folder), str(self.study.folder)
-        return JobSpec(folder, task.run.processes, job.execute, arguments, self._code, devices=task.run.devices)
+        arguments = (
+            task.run.model_dump_json(),
+            task.repeat,
+            self.cluster.model_dump_json(),
+            str(folder),
+            str(self.study.folder),
+        )
+        return JobSpec(
+            folder, task.run.processes, job.execute, arguments, self._code, devices=task.run.devices
+        )
 
     def _is_due(self, task: Task) -> bool:
         """Whether a task must be run: it has no record, or one of a failure from before this call."""
         record = self._store.read(task)
-        return record is None or not (record.completed or record.finished_at != self._failures.get(task))
+        return record is None or not (
+            record.completed or record.finished_at != self._failures.get(task)
+        )
 
     def _was_disturbed(self, task: Task) -> bool:
         """Whether a task was measured in this call, for the first time, and not undisturbed."""
@@ -227,7 +270,9 @@ class Jobs:
         task = next(task for task in self.tasks if self._store.folder(task) == folder)
         found = self._store.read(task)
         if found is None or not found.completed:
-            record = conclude(task, handle.attempt, found, handle.last_words(), allocation=handle.allocation())
+            record = conclude(
+                task, handle.attempt, found, handle.last_words(), allocation=handle.allocation()
+            )
             if record is not None:
                 write_record(record, folder)
 
@@ -258,4 +303,6 @@ def detach(study: Study, cluster: str, *, fresh: bool = False, snapshot: bool = 
     command = [sys.executable, "-m", "lab", "run", str(study.folder), "--cluster", cluster]
     command += ["--fresh"] * fresh + ["--snapshot"] * snapshot + ["--quick"] * study.quick
     with (study.out / "driver.log").open("ab") as log:
-        return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True).pid
+        return subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+        ).pid

@@ -31,7 +31,9 @@ class LocalHandle:
     def __init__(self, attempt: Attempt, pid: int, since: float, submitted: Any = None) -> None:
         self.attempt = attempt
         self._pid, self._since = pid, since
-        self._submitted = submitted  # submitit's job, which reaps the process; None where the job is adopted
+        self._submitted = (
+            submitted  # submitit's job, which reaps the process; None where the job is adopted
+        )
 
     @classmethod
     def of(cls, folder: Path, content: Mapping[str, Any]) -> LocalHandle:
@@ -79,8 +81,14 @@ class LocalHandle:
         return is_running(self._pid, self._since) or bool(self._ranks())
 
     def _ranks(self) -> list[int]:
-        found = [read_json(path) for path in self.attempt.log.glob(f"{self.attempt.name}.rank*.pid")]
-        return [entry["pid"] for entry in found if entry is not None and is_running(entry["pid"], entry["began"])]
+        found = [
+            read_json(path) for path in self.attempt.log.glob(f"{self.attempt.name}.rank*.pid")
+        ]
+        return [
+            entry["pid"]
+            for entry in found
+            if entry is not None and is_running(entry["pid"], entry["began"])
+        ]
 
     def _signal(self, pids: list[int], number: int) -> None:
         for pid in pids:
@@ -113,7 +121,9 @@ class LocalExecutor:
         executor = _executor(work.folder / "log", work.variables)
         executor.update_parameters(
             tasks_per_node=work.world_size,
-            gpus_per_node=work.world_size * work.devices if self._cluster.device_kind == "cuda" else 0,
+            gpus_per_node=work.world_size * work.devices
+            if self._cluster.device_kind == "cuda"
+            else 0,
             timeout_min=self._cluster.time_limit_min,
         )
         submitted = executor.submit(work.function, *work.arguments)
@@ -159,14 +169,26 @@ def _executor(log: Path, variables: Mapping[str, str]) -> Any:
                     "SUBMITIT_LOCAL_TIMEOUT_S": str(int(60 * given["timeout_min"])),
                     "SUBMITIT_LOCAL_WITH_SHELL": "",
                     "SUBMITIT_STDERR_TO_STDOUT": "1",
-                    "CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", gpus) if gpus else "",
+                    "CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", gpus)
+                    if gpus
+                    else "",
                 }
             )
             controller = [sys.executable, "-m", "submitit.local._local", str(self.folder)]
             with (log / "controller.log").open("ab") as words:
                 process = subprocess.Popen(
-                    controller, env=environment, stdin=subprocess.DEVNULL, stdout=words, stderr=words, start_new_session=True
+                    controller,
+                    env=environment,
+                    stdin=subprocess.DEVNULL,
+                    stdout=words,
+                    stderr=words,
+                    start_new_session=True,
                 )
-            return LocalJob(folder=self.folder, job_id=str(process.pid), process=process, tasks=range(given["tasks_per_node"]))
+            return LocalJob(
+                folder=self.folder,
+                job_id=str(process.pid),
+                process=process,
+                tasks=range(given["tasks_per_node"]),
+            )
 
     return Executor(folder=log)

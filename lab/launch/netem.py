@@ -66,7 +66,9 @@ def join(place: RankContext, link: Link, meeting: Path) -> RankContext:
     if place.rank == 0:
         way = way_for(link)
         if way is None:
-            raise LabError(f"a link of {link.label} cannot be emulated here: {obstacle(link)}; {advice(link)}")
+            raise LabError(
+                f"a link of {link.label} cannot be emulated here: {obstacle(link)}; {advice(link)}"
+            )
         pid = None if way == "pacing" else _lay(link, place.world_size, way)
         write_atomically(meeting, json.dumps({"way": way, "pid": pid}).encode())
     told = _await(meeting, place.start_timeout_s)
@@ -110,7 +112,9 @@ def script(link: Link, world_size: int, way: Way) -> str:
             f"tc {inside} qdisc add dev eth0 root tbf rate {link.bandwidth_gbit * 1e9:.0f}bit burst {burst} latency 50ms",
         ]
         if way == "namespaces" and link.latency_ms:
-            commands.append(f"tc qdisc add dev {port} root netem delay {link.latency_ms * 1e3:.0f}us limit 100000")
+            commands.append(
+                f"tc qdisc add dev {port} root netem delay {link.latency_ms * 1e3:.0f}us limit 100000"
+            )
     return "\n".join(commands)
 
 
@@ -123,12 +127,18 @@ def _lay(link: Link, world_size: int, way: Way) -> int:
     command = _in_namespaces(f"{script(link, world_size, way)}\n{keep}")
     # The pipe to its standard input ends with this process, however it ends, and the network with it.
     keeper = subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
     )
     assert keeper.stdout is not None and keeper.stderr is not None
     if keeper.stdout.readline().strip() != b"ready":
         keeper.kill()
-        raise LabError(f"the emulated link could not be laid: {keeper.stderr.read().decode(errors='replace').strip()[-500:]}")
+        raise LabError(
+            f"the emulated link could not be laid: {keeper.stderr.read().decode(errors='replace').strip()[-500:]}"
+        )
     _KEPT.append(keeper)
     return keeper.pid
 
@@ -140,7 +150,9 @@ def _await(meeting: Path, patience_s: float) -> dict[str, Any]:
     end = time.monotonic() + patience_s
     while (told := read_json(meeting)) is None:
         if time.monotonic() > end:
-            raise LabError(f"Timed out waiting {patience_s:.0f} s for the network of rank 0: did it start?")
+            raise LabError(
+                f"Timed out waiting {patience_s:.0f} s for the network of rank 0: did it start?"
+            )
         time.sleep(0.02)
     return told
 
@@ -152,7 +164,10 @@ def _enter(pid: int, rank: int) -> None:
         os._exit(0)
     os.waitpid(child, 0)
     libc = ctypes.CDLL(None, use_errno=True)
-    for kind, path in ((_NEW_USER, f"/proc/{pid}/ns/user"), (_NEW_NET, f"/proc/{pid}/root/run/netns/rank{rank}")):
+    for kind, path in (
+        (_NEW_USER, f"/proc/{pid}/ns/user"),
+        (_NEW_NET, f"/proc/{pid}/root/run/netns/rank{rank}"),
+    ):
         handle = os.open(path, os.O_RDONLY)
         if libc.setns(handle, kind):
             raise LabError(f"rank {rank} cannot enter {path}: {os.strerror(ctypes.get_errno())}")
@@ -170,18 +185,24 @@ def _spaces_obstacle() -> str:
         return "network namespaces are Linux's"
     missing = [name for name in ("unshare", "ip", "tc") if shutil.which(name) is None]
     if missing:
-        return f"namespaces need the programs {', '.join(missing)} (`apt install iproute2 util-linux`)"
+        return (
+            f"namespaces need the programs {', '.join(missing)} (`apt install iproute2 util-linux`)"
+        )
     return _tried(script(Link(bandwidth_gbit=1.0), 1, "namespaces"))
 
 
 @functools.cache
 def _has_netem() -> bool:
-    return not _spaces_obstacle() and not _tried("ip link set lo up && tc qdisc add dev lo root netem delay 1ms")
+    return not _spaces_obstacle() and not _tried(
+        "ip link set lo up && tc qdisc add dev lo root netem delay 1ms"
+    )
 
 
 def _tried(commands: str) -> str:
     try:
-        done = subprocess.run(_in_namespaces(commands), capture_output=True, text=True, timeout=20, check=False)
+        done = subprocess.run(
+            _in_namespaces(commands), capture_output=True, text=True, timeout=20, check=False
+        )
     except (OSError, subprocess.SubprocessError) as error:
         return f"namespaces failed: {error}"
     told = (done.stderr.strip() or "no reason given").splitlines()[0]
@@ -193,7 +214,10 @@ def _pacing_obstacle() -> str:
     try:
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE, 10**6)
-            if sys.platform == "linux" and probe.getsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE) == 10**6:
+            if (
+                sys.platform == "linux"
+                and probe.getsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE) == 10**6
+            ):
                 return ""
     except OSError:
         pass

@@ -39,7 +39,11 @@ def rank_error(rank: int, error: Exception, *, phase: str = "") -> RankError:
     name, message = type(error).__name__, str(error).strip()
     if phase == "loading torch" and isinstance(error, ImportError | OSError):
         name, message = "BadNode", f"torch cannot be loaded on {_host()}: {name}: {message}"
-    lost_peer = "Connection closed by peer" in message or "Connection reset by peer" in message or "Timed out waiting" in message
+    lost_peer = (
+        "Connection closed by peer" in message
+        or "Connection reset by peer" in message
+        or "Timed out waiting" in message
+    )
     return RankError(rank, name, message, time.time(), traceback.format_exc(), waiting=lost_peer)
 
 
@@ -89,22 +93,41 @@ def _silent(attempt: Attempt, world_size: int, errors: list[RankError]) -> RankE
     # From another node a lost rank cannot be seen, but the end of its connections can.
     if lost or (silent and any("Connection" in error.message for error in errors)):
         rank = (lost or silent)[0]
-        return RankError(rank, "RankLost", f"rank {rank} ended without an error of its own: killed from outside?", 0.0)
+        return RankError(
+            rank,
+            "RankLost",
+            f"rank {rank} ended without an error of its own: killed from outside?",
+            0.0,
+        )
     for rank in silent:
-        return RankError(rank, "Hang", f"the other ranks waited for rank {rank}, which gave no sign: stopped or stuck?", 0.0)
+        return RankError(
+            rank,
+            "Hang",
+            f"the other ranks waited for rank {rank}, which gave no sign: stopped or stuck?",
+            0.0,
+        )
     return None
 
 
 def conclude(
-    task: Task, attempt: Attempt, found: Record | None, words: RankError, *, allocation: Allocation | None = None
+    task: Task,
+    attempt: Attempt,
+    found: Record | None,
+    words: RankError,
+    *,
+    allocation: Allocation | None = None,
 ) -> Record | None:
     """The record that an ended job lacks: it left none, or one that only guesses at what its scheduler knows."""
     if found is not None and (found.completed or found.error is None):
         return None
-    if found is not None and not (found.error and found.error.type in CONCLUDED and words.type in DONE_TO_THE_JOB):
+    if found is not None and not (
+        found.error and found.error.type in CONCLUDED and words.type in DONE_TO_THE_JOB
+    ):
         return None
     started_at = found.started_at if found else None
-    return failed(task.run, task.repeat, attempt, started_at=started_at, words=words, allocation=allocation)
+    return failed(
+        task.run, task.repeat, attempt, started_at=started_at, words=words, allocation=allocation
+    )
 
 
 def archive_failed(folder: Path) -> None:

@@ -31,7 +31,11 @@ def plan(study: Study, cluster: str | Cluster = "local") -> list[dict[str, Any]]
     store, basis = Store(study.out), basis_of(study, cluster)
     rows = []
     for run in study.runs:
-        records = [record for record in store.records(task for task in study.tasks if task.run == run) if record.completed]
+        records = [
+            record
+            for record in store.records(task for task in study.tasks if task.run == run)
+            if record.completed
+        ]
         forecast = basis.forecast(run)
         durations = [record.duration_s for record in records if record.duration_s is not None]
         rows.append(
@@ -42,7 +46,9 @@ def plan(study: Study, cluster: str | Cluster = "local") -> list[dict[str, Any]]
                 "seconds": round(statistics.median(durations), 1) if durations else None,
                 **_expected(forecast, basis.records),
                 "state_mb": round(state_bytes(run) / 1e6, 1),
-                "predicted_mb": None if forecast.memory_bytes is None else round(forecast.memory_bytes / 1e6, 1),
+                "predicted_mb": None
+                if forecast.memory_bytes is None
+                else round(forecast.memory_bytes / 1e6, 1),
                 "cannot run": obstacle(run, profile, forecast.memory_bytes),
             }
         )
@@ -53,10 +59,17 @@ def _expected(forecast: Forecast, measured: Sequence[Record]) -> dict[str, float
     """Predicted seconds of a step and of a whole repeat, whose start takes what it took before."""
     if forecast.prediction is None:
         return {"predicted_s": None, "predicted_step_ms": None}
-    starts = [record.timing.setup_time for record in measured if record.timing and record.timing.setup_time is not None]
+    starts = [
+        record.timing.setup_time
+        for record in measured
+        if record.timing and record.timing.setup_time is not None
+    ]
     step = forecast.prediction.step_s
     whole = statistics.median(starts) + step * forecast.run.steps if starts else None
-    return {"predicted_s": None if whole is None else round(whole, 1), "predicted_step_ms": round(step * 1e3, 2)}
+    return {
+        "predicted_s": None if whole is None else round(whole, 1),
+        "predicted_step_ms": round(step * 1e3, 2),
+    }
 
 
 def state_bytes(run: Run) -> int:

@@ -40,7 +40,13 @@ def check(study: Study, cluster: Cluster, tasks: Sequence[Task], *, fresh: bool)
         for task in tasks
         if task.run.world_size > cluster.capacity and task.repeat == 0
     ]
-    shapes = sorted({(task.run.processes, task.run.devices) for task in tasks if task.run.world_size <= cluster.capacity})
+    shapes = sorted(
+        {
+            (task.run.processes, task.run.devices)
+            for task in tasks
+            if task.run.world_size <= cluster.capacity
+        }
+    )
     for ranks, devices in shapes:
         try:
             cluster.layout(ranks, devices=devices)
@@ -50,9 +56,15 @@ def check(study: Study, cluster: Cluster, tasks: Sequence[Task], *, fresh: bool)
     for run in runs:
         paths.resolve_inputs(run, study.folder)
     if cluster.compute is not None:
-        problems += [_awake(run, cluster) for run in runs if run.task != "train" or run.strategy not in SLEEPING_STRATEGIES]
+        problems += [
+            _awake(run, cluster)
+            for run in runs
+            if run.task != "train" or run.strategy not in SLEEPING_STRATEGIES
+        ]
     records = Store(study.out).records(study.tasks)
-    elsewhere = {record.environment.cluster for record in records if record.environment} - {cluster.name}
+    elsewhere = {record.environment.cluster for record in records if record.environment} - {
+        cluster.name
+    }
     if elsewhere and not fresh:
         problems.append(
             Problem(
@@ -72,7 +84,11 @@ def check(study: Study, cluster: Cluster, tasks: Sequence[Task], *, fresh: bool)
 
 def _awake(run: Run, cluster: Cluster) -> Problem:
     what = f"{run.label}: its compute cannot be emulated, as {cluster.name} does"
-    return Problem("cluster", what, f"train with one of {', '.join(SLEEPING_STRATEGIES)}, or on a cluster without compute")
+    return Problem(
+        "cluster",
+        what,
+        f"train with one of {', '.join(SLEEPING_STRATEGIES)}, or on a cluster without compute",
+    )
 
 
 def check_emulation(study: Study, cluster: Cluster) -> None:
@@ -80,7 +96,9 @@ def check_emulation(study: Study, cluster: Cluster) -> None:
 
     They must not stand for each other: where all is measured already, nothing would be run that could tell.
     """
-    places = [record.environment for record in Store(study.out).records(study.tasks) if record.environment]
+    places = [
+        record.environment for record in Store(study.out).records(study.tasks) if record.environment
+    ]
     for place in places:
         emulated = place.emulated or Emulated()
         if (emulated.link, emulated.compute) != (cluster.link, cluster.compute):
@@ -105,6 +123,10 @@ def _unwritable(out: Path) -> list[Problem]:
         probe.unlink()
     except OSError as error:
         return [
-            Problem(str(out), f"cannot be written: {error.strerror}", "make the folder writable, or copy the study elsewhere")
+            Problem(
+                str(out),
+                f"cannot be written: {error.strerror}",
+                "make the folder writable, or copy the study elsewhere",
+            )
         ]
     return []

@@ -28,11 +28,15 @@ class ReplayExecutor:
 
     def room(self, running: int) -> int:
         """None: raises LabError, so that nobody waits for it."""
-        raise LabError(f"{self._cluster.name} replays a published table: nothing can be run or measured on it")
+        raise LabError(
+            f"{self._cluster.name} replays a published table: nothing can be run or measured on it"
+        )
 
     def submit(self, works: Sequence[JobSpec]) -> Sequence[Handle]:
         """Raises LabError."""
-        raise LabError(f"{self._cluster.name} replays a published table: nothing can be run or measured on it")
+        raise LabError(
+            f"{self._cluster.name} replays a published table: nothing can be run or measured on it"
+        )
 
 
 def replay(study: Study, cluster: Cluster, tasks: Sequence[Task]) -> list[Record]:
@@ -42,8 +46,17 @@ def replay(study: Study, cluster: Cluster, tasks: Sequence[Task]) -> list[Record
     for task in tasks:
         row = _row_of(task.run, cluster.published)
         if row is None:
-            known = "; ".join(dict.fromkeys(_told(row) for row in cluster.published.rows[:6])) or "times of all-reduces alone"
-            problems.append(Problem(task.label, "is no row of the table, and nothing is run on a replay", f"it holds {known}"))
+            known = (
+                "; ".join(dict.fromkeys(_told(row) for row in cluster.published.rows[:6]))
+                or "times of all-reduces alone"
+            )
+            problems.append(
+                Problem(
+                    task.label,
+                    "is no row of the table, and nothing is run on a replay",
+                    f"it holds {known}",
+                )
+            )
         elif task.repeat:
             problems.append(Problem("repeats", "a published row is one repeat", "set repeats: 1"))
         else:
@@ -56,7 +69,14 @@ def replay(study: Study, cluster: Cluster, tasks: Sequence[Task]) -> list[Record
 
 
 def _row_of(run: Run, published: Published) -> Row | None:
-    return next((row for row in published.rows if all(_value(run, key) == value for key, value in row.where.items())), None)
+    return next(
+        (
+            row
+            for row in published.rows
+            if all(_value(run, key) == value for key, value in row.where.items())
+        ),
+        None,
+    )
 
 
 def _value(run: Run, key: str) -> Any:

@@ -68,15 +68,24 @@ def status(study: Study, tasks: Sequence[Task] | None = None) -> list[TaskState]
         handles, unknown = {}, str(error)
     else:
         unknown = ""
-    return [_state(store, task, records[task], handles.get(store.folder(task)), unknown) for task in chosen]
+    return [
+        _state(store, task, records[task], handles.get(store.folder(task)), unknown)
+        for task in chosen
+    ]
 
 
-def _state(store: Store, task: Task, record: Record | None, handle: Handle | None, unknown: str) -> TaskState:
+def _state(
+    store: Store, task: Task, record: Record | None, handle: Handle | None, unknown: str
+) -> TaskState:
     stand = handle.stand() if handle else None
     if record is not None and (record.completed or stand is None or stand.state == "ended"):
         reason = record.error.message if record.error else ""
         return TaskState(
-            task, record.status, seconds=record.duration_s, reason=reason, job_id=handle.attempt.job_id if handle else ""
+            task,
+            record.status,
+            seconds=record.duration_s,
+            reason=reason,
+            job_id=handle.attempt.job_id if handle else "",
         )
     if handle is None or stand is None or stand.state == "ended":
         return TaskState(task, "waiting", reason=unknown or _ended(handle))
@@ -86,7 +95,14 @@ def _state(store: Store, task: Task, record: Record | None, handle: Handle | Non
     if stand.state == "pending":
         return TaskState(task, "pending", **known)
     told = read_json(store.folder(task) / "progress.json") or {}
-    return TaskState(task, "running", told.get("phase", "starting"), told.get("step", 0), loss=told.get("loss"), **known)
+    return TaskState(
+        task,
+        "running",
+        told.get("phase", "starting"),
+        told.get("step", 0),
+        loss=told.get("loss"),
+        **known,
+    )
 
 
 def _ended(handle: Handle | None) -> str:
@@ -158,13 +174,23 @@ def cancel(study: Study) -> int:
 def _end_jobs(study: Study) -> int:
     store = Store(study.out)
     tasks = {store.folder(task): task for task in study.tasks if not store.completed(task)}
-    alive = {folder: handle for folder, handle in driver.handles(tasks).items() if handle.stand().state != "ended"}
+    alive = {
+        folder: handle
+        for folder, handle in driver.handles(tasks).items()
+        if handle.stand().state != "ended"
+    }
     driver.terminate(alive.values())
     for folder, handle in alive.items():
         if not store.completed(tasks[folder]):
             words = RankError(0, "Cancelled", "cancelled by `lab cancel`", 0.0)
             write_record(
-                failed(tasks[folder].run, tasks[folder].repeat, handle.attempt, words=words, allocation=handle.allocation()),
+                failed(
+                    tasks[folder].run,
+                    tasks[folder].repeat,
+                    handle.attempt,
+                    words=words,
+                    allocation=handle.allocation(),
+                ),
                 folder,
             )
     return len(alive)
@@ -190,7 +216,12 @@ class Display:
             self._told = {i for i, state in enumerate(self._states()) if state.state == "completed"}
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.update()
         if self._live is not None:
             self._live.stop()
@@ -210,7 +241,9 @@ class Display:
                 self._told.add(i)
                 took = f" in {state.seconds:.0f} s" if state.seconds is not None else ""
                 self._console.print(
-                    f"[{len(self._told)}/{len(states)}] {state.task.label}: {state.state}{took}", highlight=False, soft_wrap=True
+                    f"[{len(self._told)}/{len(states)}] {state.task.label}: {state.state}{took}",
+                    highlight=False,
+                    soft_wrap=True,
                 )
 
 
@@ -223,14 +256,19 @@ def render(states: list[TaskState]) -> Group:
     summary = Text(f"{ended} of {len(states)} runs", style="bold")
     for name, count in counts.items():
         summary.append(f"  {count} {name}", style=_STYLES.get(name, "red"))
-    summary.append(f"  about {clock(left)} left" if left is not None and ended < len(states) else "", style="dim")
+    summary.append(
+        f"  about {clock(left)} left" if left is not None and ended < len(states) else "",
+        style="dim",
+    )
     rows = Table.grid(padding=(0, 2))
     rows.add_row(summary, ProgressBar(total=len(states), completed=ended, width=30))
     for state in states:
         if state.state == "running":
             steps = state.task.run.steps
             bar = ProgressBar(total=steps, completed=state.step, width=30)
-            rows.add_row(Text(f"{state.task.label}: {state.phase} {state.step}/{steps}", style="cyan"), bar)
+            rows.add_row(
+                Text(f"{state.task.label}: {state.phase} {state.step}/{steps}", style="cyan"), bar
+            )
     return Group(rows)
 
 

@@ -13,7 +13,15 @@ from lab.config.cluster import Cluster, find_profile
 from lab.config.replay import Published
 from lab.errors import InputError, LabError
 from lab.files import read_json, read_yaml, write_atomically
-from lab.perfmodel.collectives import COLLECTIVES, Collective, LinkFit, algbw, busbw, fit_link, interpolate
+from lab.perfmodel.collectives import (
+    COLLECTIVES,
+    Collective,
+    LinkFit,
+    algbw,
+    busbw,
+    fit_link,
+    interpolate,
+)
 from lab.records.schema import Environment
 
 SCHEMA_VERSION = 1
@@ -98,7 +106,9 @@ class Part(_Stored):
     matrix_products: tuple[MatrixProduct, ...] = ()
     memory: MemoryBandwidth | None = None
     contention: ContentionTime | None = None
-    missing: dict[str, str] = Field(default={}, description="collectives and dtypes that are not there, and why")
+    missing: dict[str, str] = Field(
+        default={}, description="collectives and dtypes that are not there, and why"
+    )
 
     @property
     def disturbed(self) -> bool:
@@ -175,8 +185,14 @@ class Calibration(_Stored):
             if (found.collective, found.world_size) == (collective, world_size):
                 return found.fit
         sizes = sorted({found.world_size for found in self.fits if found.collective == collective})
-        known = f"its fits are for {', '.join(map(str, sizes))} ranks" if sizes else "no world size of it is fitted"
-        raise LabError(f"calibration of {self.cluster}: {collective} on {world_size} ranks is not there ({known})")
+        known = (
+            f"its fits are for {', '.join(map(str, sizes))} ranks"
+            if sizes
+            else "no world size of it is fitted"
+        )
+        raise LabError(
+            f"calibration of {self.cluster}: {collective} on {world_size} ranks is not there ({known})"
+        )
 
     def time(self, collective: Collective, world_size: int, size: float) -> float:
         """Seconds of a collective on so many bytes: between measured sizes interpolated, by the fit beyond; 0 on one rank.
@@ -187,14 +203,21 @@ class Calibration(_Stored):
             return 0.0
         fit = self.fit(collective, world_size)
         rows = sorted(
-            (row for row in self.rows if (row.collective, row.world_size) == (collective, world_size)), key=lambda row: row.bytes
+            (
+                row
+                for row in self.rows
+                if (row.collective, row.world_size) == (collective, world_size)
+            ),
+            key=lambda row: row.bytes,
         )
         return interpolate(size, [row.bytes for row in rows], [row.seconds for row in rows], fit)
 
     def with_part(self, part: Part) -> Calibration:
         """The same with one part added, in place of an earlier one of its world size."""
         parts = [other for other in self.parts if other.world_size != part.world_size]
-        return self.model_copy(update={"parts": tuple(sorted([*parts, part], key=lambda part: part.world_size))})
+        return self.model_copy(
+            update={"parts": tuple(sorted([*parts, part], key=lambda part: part.world_size))}
+        )
 
 
 def calibration_path(cluster: str | Path | Cluster = "local") -> Path:
@@ -229,7 +252,9 @@ def read_calibration(path: Path) -> Calibration | None:
         return None
     version = content.get("schema_version")
     if isinstance(version, int) and version > SCHEMA_VERSION:
-        raise LabError(f"{path}: written by a newer lab (schema {version}, this one reads {SCHEMA_VERSION}): update")
+        raise LabError(
+            f"{path}: written by a newer lab (schema {version}, this one reads {SCHEMA_VERSION}): update"
+        )
     try:
         return Calibration.model_validate_json(path.read_bytes())
     except (OSError, ValidationError):
@@ -254,12 +279,18 @@ def calibration_of(cluster: Cluster) -> Calibration | None:
             profile=cluster,
             environment=published_environment(cluster, cluster.published, size),
             times=tuple(
-                CollectiveTime(collective="all_reduce", **row.model_dump(), calls=1) for row in rows if row.world_size == size
+                CollectiveTime(collective="all_reduce", **row.model_dump(), calls=1)
+                for row in rows
+                if row.world_size == size
             ),
         )
         for size in sizes
     ]
-    return Calibration(cluster=cluster.name, wanted=tuple(sizes), parts=tuple(parts)) if parts else None
+    return (
+        Calibration(cluster=cluster.name, wanted=tuple(sizes), parts=tuple(parts))
+        if parts
+        else None
+    )
 
 
 def published_environment(cluster: Cluster, published: Published, ranks: int) -> Environment:

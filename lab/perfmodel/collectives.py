@@ -23,7 +23,12 @@ def bus_factor(collective: Collective, world_size: int) -> float:
     if world_size < 1:
         raise ValueError(f"a world size is at least 1, not {world_size}")
     share = (world_size - 1) / world_size
-    factors = {"all_reduce": 2 * share, "all_gather": share, "reduce_scatter": share, "broadcast": 1.0}
+    factors = {
+        "all_reduce": 2 * share,
+        "all_gather": share,
+        "reduce_scatter": share,
+        "broadcast": 1.0,
+    }
     if collective not in factors:
         raise ValueError(f"no collective {collective!r} is known, only {', '.join(COLLECTIVES)}")
     return factors[collective]
@@ -49,7 +54,10 @@ def ring_all_reduce_time(size: float, world_size: int, alpha_s: float, bytes_per
 
     Bandwidth-optimal: no all-reduce moves fewer bytes per link (Patarasuk and Yuan 2009).
     """
-    return bus_factor("all_reduce", world_size) * size / bytes_per_s + ring_steps("all_reduce", world_size) * alpha_s
+    return (
+        bus_factor("all_reduce", world_size) * size / bytes_per_s
+        + ring_steps("all_reduce", world_size) * alpha_s
+    )
 
 
 @dataclass(frozen=True)
@@ -77,7 +85,9 @@ class LinkFit:
         """
         if world_size < 2:
             raise ValueError(f"there is no link between {world_size} ranks")
-        return self.alpha_s / ring_steps(collective, world_size), self.bytes_per_s * bus_factor(collective, world_size)
+        return self.alpha_s / ring_steps(collective, world_size), self.bytes_per_s * bus_factor(
+            collective, world_size
+        )
 
 
 def fit_link(sizes: Sequence[float], seconds: Sequence[float]) -> LinkFit:
@@ -90,19 +100,27 @@ def fit_link(sizes: Sequence[float], seconds: Sequence[float]) -> LinkFit:
     from scipy.optimize import nnls
 
     b, t = np.asarray(sizes, dtype=float), np.asarray(seconds, dtype=float)
-    if b.shape != t.shape or len(set(b)) < 2 or not (np.isfinite(b) & np.isfinite(t) & (b > 0) & (t > 0)).all():
+    if (
+        b.shape != t.shape
+        or len(set(b)) < 2
+        or not (np.isfinite(b) & np.isfinite(t) & (b > 0) & (t > 0)).all()
+    ):
         raise ValueError("fit_link needs positive times of two or more different sizes")
     columns = np.column_stack([1 / t, b / t])
     scale = np.linalg.norm(columns, axis=0)
     found, _ = nnls(columns / scale, np.ones(len(t)))
     alpha, per_byte = (float(value) for value in found / scale)
     if per_byte <= 1e-12 * float(t.max()) / float(b.max()):
-        raise ValueError(f"times do not grow from {b.min():.0f} to {b.max():.0f} bytes: measure larger sizes")
+        raise ValueError(
+            f"times do not grow from {b.min():.0f} to {b.max():.0f} bytes: measure larger sizes"
+        )
     error = float(np.abs((alpha + per_byte * b) / t - 1).max())
     return LinkFit(alpha, 1 / per_byte, error, int(b.min()), int(b.max()))
 
 
-def interpolate(size: float, sizes: Sequence[float], seconds: Sequence[float], fit: LinkFit) -> float:
+def interpolate(
+    size: float, sizes: Sequence[float], seconds: Sequence[float], fit: LinkFit
+) -> float:
     """Seconds for any size, from measured sizes (ascending) and their fit.
 
     The ratio of measured to fitted time is interpolated over log(size) and held beyond the ends: exact at the measured
@@ -136,7 +154,9 @@ class Level:
     bytes_per_s: float
 
 
-def collective_seconds(collective: Collective, size: float, levels: Sequence[Level], algorithm: Algorithm = "fastest") -> float:
+def collective_seconds(
+    collective: Collective, size: float, levels: Sequence[Level], algorithm: Algorithm = "fastest"
+) -> float:
     """Seconds of a collective on a tensor of `size` bytes over all ranks of the levels, the lowest first; 0 on one rank.
 
     A ring passes through all ranks and is as fast as its slowest link (Patarasuk and Yuan 2009). A tree takes a number
@@ -153,9 +173,14 @@ def collective_seconds(collective: Collective, size: float, levels: Sequence[Lev
     return _by(collective, size, met, algorithm)
 
 
-def _by(collective: Collective, size: float, levels: Sequence[Level], algorithm: Algorithm) -> float:
+def _by(
+    collective: Collective, size: float, levels: Sequence[Level], algorithm: Algorithm
+) -> float:
     if algorithm == "hierarchical":
-        return sum(_ring(collective, size, level.parts, level.alpha_s, level.bytes_per_s) for level in levels)
+        return sum(
+            _ring(collective, size, level.parts, level.alpha_s, level.bytes_per_s)
+            for level in levels
+        )
     ranks = math.prod(level.parts for level in levels)
     alpha, rate = max(level.alpha_s for level in levels), min(level.bytes_per_s for level in levels)
     if algorithm == "ring":
@@ -164,7 +189,9 @@ def _by(collective: Collective, size: float, levels: Sequence[Level], algorithm:
         rounds = math.ceil(math.log2(ranks))
         if collective == "all_reduce":
             return 2 * rounds * alpha + 2 * size / rate
-        return rounds * alpha + bus_factor(collective, ranks) * size / rate  # halving and doubling; a broadcast in pieces
+        return (
+            rounds * alpha + bus_factor(collective, ranks) * size / rate
+        )  # halving and doubling; a broadcast in pieces
     raise ValueError(f"no algorithm {algorithm!r} is known, only {', '.join(ALGORITHMS)}")
 
 

@@ -34,11 +34,15 @@ def model_cost(run: Run, *, device: Device = "cpu") -> ModelCost:
     sizes = _traced(run, device, frozen=0).sizes
     frozen = first_trainable(sizes, trainable, head=head)
     trace = _traced(run, device, frozen=frozen)
-    return ModelCost(sum(sizes), sum(sizes[frozen:]), trace.forward, trace.backward, trace.activation_bytes)
+    return ModelCost(
+        sum(sizes), sum(sizes[frozen:]), trace.forward, trace.backward, trace.activation_bytes
+    )
 
 
 def _traced(run: Run, device: Device, frozen: int) -> Trace:
-    trace = Trace(samples=run.micro_batch_size, precision=run.precision, device=device, frozen=frozen)
+    trace = Trace(
+        samples=run.micro_batch_size, precision=run.precision, device=device, frozen=frozen
+    )
     model, data = run.architecture, run.dataset
     classes, vocab_size = int(getattr(data, "classes", 0)), vocab_size_of(model, data)
     match model:
@@ -113,7 +117,9 @@ class Trace:
     precision: Precision = "fp32"
     device: Device = "cpu"
     frozen: int = 0
-    sizes: list[int] = field(default_factory=list)  # parameters of each layer that has any, in order
+    sizes: list[int] = field(
+        default_factory=list
+    )  # parameters of each layer that has any, in order
     forward: int = 0  # FLOPs of one sample
     backward: int = 0
     _saved: dict[Value, int] = field(default_factory=dict)
@@ -134,15 +140,28 @@ class Trace:
     def linear(self, x: Value, out: int, *, bias: bool = True) -> Value:
         """(..., in) to (..., out)."""
         trains = self._layer((x.shape[-1] + bias) * out)
-        return self._product(x, (*x.shape[:-1], out), 2 * math.prod(x.shape) * out, trains=trains, keep=trains)
+        return self._product(
+            x, (*x.shape[:-1], out), 2 * math.prod(x.shape) * out, trains=trains, keep=trains
+        )
 
-    def conv(self, x: Value, out: int, kernel: int, *, stride: int = 1, padding: int = 0, bias: bool = True) -> Value:
+    def conv(
+        self,
+        x: Value,
+        out: int,
+        kernel: int,
+        *,
+        stride: int = 1,
+        padding: int = 0,
+        bias: bool = True,
+    ) -> Value:
         """(channels, rows, columns) by square kernels."""
         window = x.shape[0] * kernel**2
         trains = self._layer((window + bias) * out)
         shape = (out, *(_reach(size, kernel, stride, padding) for size in x.shape[1:]))
         # Its backward pass is one function of input and weight: it keeps the input also where only that has a gradient.
-        return self._product(x, shape, 2 * math.prod(shape) * window, trains=trains, keep=trains or x.grad)
+        return self._product(
+            x, shape, 2 * math.prod(shape) * window, trains=trains, keep=trains or x.grad
+        )
 
     def embedding(self, tokens: Value, vocab_size: int, width: int) -> Value:
         """Rows of a table; keeps the tokens."""
@@ -200,11 +219,18 @@ class Trace:
     def concatenate(self, values: Sequence[Value]) -> Value:
         """Channels of several values one after the other."""
         channels = sum(value.shape[0] for value in values)
-        return Value((channels, *values[0].shape[1:]), values[0].item, any(value.grad for value in values))
+        return Value(
+            (channels, *values[0].shape[1:]), values[0].item, any(value.grad for value in values)
+        )
 
-    def max_pool(self, x: Value, kernel: int, stride: int, *, padding: int = 0, ceil: bool = False) -> Value:
+    def max_pool(
+        self, x: Value, kernel: int, stride: int, *, padding: int = 0, ceil: bool = False
+    ) -> Value:
         """Keeps its input and the place of each maximum."""
-        shape = (x.shape[0], *(_reach(size, kernel, stride, padding, ceil=ceil) for size in x.shape[1:]))
+        shape = (
+            x.shape[0],
+            *(_reach(size, kernel, stride, padding, ceil=ceil) for size in x.shape[1:]),
+        )
         if x.grad:
             self.save(x)
             self._kept += self.samples * INDEX * math.prod(shape)
@@ -276,7 +302,9 @@ class Trace:
         self.sizes.append(parameters)
         return len(self.sizes) > self.frozen
 
-    def _product(self, x: Value, shape: tuple[int, ...], flops: int, *, trains: bool, keep: bool) -> Value:
+    def _product(
+        self, x: Value, shape: tuple[int, ...], flops: int, *, trains: bool, keep: bool
+    ) -> Value:
         x = self._low(x)
         self.forward += flops
         self.backward += flops * (trains + x.grad)
@@ -308,7 +336,9 @@ def _reach(size: int, kernel: int, stride: int, padding: int, *, ceil: bool = Fa
     return (math.ceil(steps) if ceil else math.floor(steps)) + 1
 
 
-CHUNK_LOGITS = 2**24  # 64 MiB in fp32; the head of a language model never keeps more than twice as many
+CHUNK_LOGITS = (
+    2**24
+)  # 64 MiB in fp32; the head of a language model never keeps more than twice as many
 DROPOUT = 0.5  # as published for AlexNet, VGG and SqueezeNet
 DISTILBERT_DROPOUT, DISTILBERT_HEAD_DROPOUT = 0.1, 0.2
 DISTILBERT_HEAD = 2  # layers that transformers adds to the encoder
@@ -347,12 +377,18 @@ def distilbert(trace: Trace, config: DistilBERT, classes: int) -> None:
     places = trace.positions(tokens, config.positions, config.width)
     x = trace.dropout(trace.layer_norm(trace.add(words, places)), rate)
     for _ in range(config.layers):
-        mixed = trace.attention([trace.linear(x, config.width) for _ in range(3)], config.heads, mask=config.block_size**2)
+        mixed = trace.attention(
+            [trace.linear(x, config.width) for _ in range(3)],
+            config.heads,
+            mask=config.block_size**2,
+        )
         x = trace.layer_norm(trace.add(trace.linear(mixed, config.width), x))
         hidden = trace.gelu(trace.linear(x, 4 * config.width))
         x = trace.layer_norm(trace.add(trace.dropout(trace.linear(hidden, config.width), rate), x))
     first = trace.relu(trace.linear(trace.first(x), config.width))
-    first = trace.dropout(first, DISTILBERT_HEAD_DROPOUT if config.dropout is None else config.dropout)
+    first = trace.dropout(
+        first, DISTILBERT_HEAD_DROPOUT if config.dropout is None else config.dropout
+    )
     trace.cross_entropy(trace.linear(first, classes))
 
 
@@ -371,7 +407,9 @@ def _embedded(trace: Trace, config: GPT | TextClassifier, vocab_size: int) -> Va
 
 def _block(trace: Trace, x: Value, config: GPT | TextClassifier) -> Value:
     mask = config.block_size if isinstance(config, TextClassifier) else 0
-    mixed = trace.attention([trace.linear(trace.layer_norm(x), 3 * config.width)], config.heads, mask=mask)
+    mixed = trace.attention(
+        [trace.linear(trace.layer_norm(x), 3 * config.width)], config.heads, mask=mask
+    )
     x = trace.add(x, trace.dropout(trace.linear(mixed, config.width), config.dropout))
     hidden = trace.gelu(trace.linear(trace.layer_norm(x), 4 * config.width))
     return trace.add(x, trace.dropout(trace.linear(hidden, config.width), config.dropout))
@@ -407,10 +445,16 @@ def _vgg16(trace: Trace, x: Value, config: CNN, classes: int) -> Value:
 def _squeezenet(trace: Trace, x: Value, config: CNN, classes: int) -> Value:
     def fire(x: Value, squeeze: int, expand: int) -> Value:
         x = trace.relu(trace.conv(x, squeeze, 1))
-        return trace.concatenate([trace.relu(trace.conv(x, expand, kernel, padding=kernel // 2)) for kernel in (1, 3)])
+        return trace.concatenate(
+            [trace.relu(trace.conv(x, expand, kernel, padding=kernel // 2)) for kernel in (1, 3)]
+        )
 
     x = trace.relu(trace.conv(x, 96, 7, stride=2))
-    for fires in (((16, 64), (16, 64), (32, 128)), ((32, 128), (48, 192), (48, 192), (64, 256)), ((64, 256),)):
+    for fires in (
+        ((16, 64), (16, 64), (32, 128)),
+        ((32, 128), (48, 192), (48, 192), (64, 256)),
+        ((64, 256),),
+    ):
         x = trace.max_pool(x, 3, 2, ceil=True)
         for squeeze, expand in fires:
             x = fire(x, squeeze, expand)
@@ -428,7 +472,9 @@ def _resnet18(trace: Trace, x: Value, config: CNN, classes: int) -> Value:
         for stride in strides:
             y = trace.relu(norm(trace.conv(x, channels, 3, stride=stride, padding=1, bias=False)))
             y = norm(trace.conv(y, channels, 3, padding=1, bias=False))
-            short = x if stride == 1 else norm(trace.conv(x, channels, 1, stride=stride, bias=False))
+            short = (
+                x if stride == 1 else norm(trace.conv(x, channels, 1, stride=stride, bias=False))
+            )
             y.grad = y.grad or short.grad
             x = trace.relu(y)  # the sum is made in place
     return trace.linear(trace.mean_of_places(x), classes)
@@ -439,7 +485,9 @@ def _densenet121(trace: Trace, x: Value, config: CNN, classes: int) -> Value:
         return trace.relu(trace.batch_norm(x, frozen=config.batch_norm == "frozen"))
 
     growth = 32
-    x = trace.max_pool(norm(trace.conv(x, 2 * growth, 7, stride=2, padding=3, bias=False)), 3, 2, padding=1)
+    x = trace.max_pool(
+        norm(trace.conv(x, 2 * growth, 7, stride=2, padding=3, bias=False)), 3, 2, padding=1
+    )
     blocks = (6, 12, 24, 16)
     for number, layers in enumerate(blocks, start=1):
         features: Sequence[Value] = [x]

@@ -25,7 +25,15 @@ from lab.records.store import Record, Store
 # Quantiles of a normal distribution at 10 and 90 % are so many standard deviations apart.
 P10_TO_P90 = 2.563
 # Fields of a run that change what one device does, beside strategy and batch.
-SAME = ("architecture", "dataset", "precision", "compile", "activation_checkpointing", "loader", "loader_workers")
+SAME = (
+    "architecture",
+    "dataset",
+    "precision",
+    "compile",
+    "activation_checkpointing",
+    "loader",
+    "loader_workers",
+)
 # What other collectives cost beside an all-reduce, where all of them are rings.
 OF_ALL_REDUCE = {"all_reduce": 1.0, "all_gather": 0.5, "reduce_scatter": 0.5, "broadcast": 0.5}
 
@@ -55,7 +63,12 @@ class Basis:
 
     @classmethod
     def of(
-        cls, study: Study, cluster: str | Cluster = "local", *, profiles: Sequence[Study] = (), model_error: float = 0.0
+        cls,
+        study: Study,
+        cluster: str | Cluster = "local",
+        *,
+        profiles: Sequence[Study] = (),
+        model_error: float = 0.0,
     ) -> Basis:
         """What there is of a study and a cluster now; records on one rank are also taken from the studies `profiles`."""
         found = [
@@ -99,34 +112,53 @@ class Basis:
         held = [record for record in same if record.gradients and record.timing]
         if not held:
             told = (
-                "the records on one rank tell no gradients" if same else "no record on one rank of this model and precision yet"
+                "the records on one rank tell no gradients"
+                if same
+                else "no record on one rank of this model and precision yet"
             )
             raise LabError(f"{told}: run the study's world size 1")
         held = [record for record in held if record.run.strategy == run.strategy] or held
         sizes = sorted({record.run.micro_batch_size for record in held})
-        profiles = [_measured([record for record in held if record.run.micro_batch_size == size]) for size in sizes]
+        profiles = [
+            _measured([record for record in held if record.run.micro_batch_size == size])
+            for size in sizes
+        ]
         if run.micro_batch_size in sizes:
             return profiles[sizes.index(run.micro_batch_size)], ()
         note = f"micro-batch {run.micro_batch_size}, measured at {', '.join(map(str, sizes))}"
         return _between(run.micro_batch_size, sizes, profiles), (note,)
 
-    def links(self, world_size: int) -> tuple[CollectiveSeconds, Contention, float, tuple[str, ...]]:
+    def links(
+        self, world_size: int
+    ) -> tuple[CollectiveSeconds, Contention, float, tuple[str, ...]]:
         """The cost of collectives on so many ranks, contention, the fit's relative error, and what is extrapolated."""
         if world_size == 1:
             return (lambda collective, size: 0.0), NO_CONTENTION, 0.0, ()
         calibration = self.calibration
-        sizes = sorted({fit.world_size for fit in calibration.fits if fit.collective == "all_reduce"}) if calibration else []
+        sizes = (
+            sorted({fit.world_size for fit in calibration.fits if fit.collective == "all_reduce"})
+            if calibration
+            else []
+        )
         if calibration is None or not sizes:
             raise LabError("the cluster's links are not calibrated: run `lab calibrate`")
         measured = calibration.contention(world_size)
-        contention = Contention(measured.device, measured.link, measured.neighbours) if measured else NO_CONTENTION
+        contention = (
+            Contention(measured.device, measured.link, measured.neighbours)
+            if measured
+            else NO_CONTENTION
+        )
         nearest = min(sizes, key=lambda size: (abs(size - world_size), size))
         error = calibration.fit("all_reduce", nearest).largest_relative_error / 2
         if nearest == world_size:
             return _calibrated(calibration, world_size), contention, error, ()
         alpha, rate = calibration.fit("all_reduce", sizes[-1]).of_one_link("all_reduce", sizes[-1])
         return (
-            (lambda collective, size: OF_ALL_REDUCE[collective] * ring_all_reduce_time(size, world_size, alpha, rate)),
+            (
+                lambda collective, size: (
+                    OF_ALL_REDUCE[collective] * ring_all_reduce_time(size, world_size, alpha, rate)
+                )
+            ),
             contention,
             error,
             (f"{world_size} ranks by a ring of the links between {sizes[-1]}",),
@@ -144,14 +176,18 @@ class Basis:
         try:
             wanted = memory_of(run).total
             for record in held:
-                peaks.setdefault(memory_of(record.run).total, []).extend(record.memory.peak if record.memory else [])
+                peaks.setdefault(memory_of(record.run).total, []).extend(
+                    record.memory.peak if record.memory else []
+                )
         except LabError:
             return None
         if not peaks:
             return None
         known = {counted: statistics.median(found) for counted, found in peaks.items()}
         counted = min(known, key=lambda size: abs(size - wanted))
-        return known[counted] + _per_byte(known if _alike(held[0].run, run) else {}) * (wanted - counted)
+        return known[counted] + _per_byte(known if _alike(held[0].run, run) else {}) * (
+            wanted - counted
+        )
 
 
 def _per_byte(peaks: Mapping[float, float]) -> float:
@@ -184,16 +220,23 @@ def _measured(records: Sequence[Record]) -> Profile:
 
     def phase(name: str) -> float:
         per_micro = name in {"data", "h2d", "forward", "backward"}
-        return statistics.median(timing.phases[name].median / (run.grad_accum if per_micro else 1) for run, timing in pairs)
+        return statistics.median(
+            timing.phases[name].median / (run.grad_accum if per_micro else 1)
+            for run, timing in pairs
+        )
 
     backward = phase("backward")
     gradients = next(record.gradients for record in records if record.gradients)
-    jitter = statistics.median((timing.step.p90 - timing.step.p10) / P10_TO_P90 / timing.step.median for _, timing in pairs)
+    jitter = statistics.median(
+        (timing.step.p90 - timing.step.p10) / P10_TO_P90 / timing.step.median for _, timing in pairs
+    )
     return Profile(
         forward_s=phase("forward"),
         backward_s=backward,
         optimizer_s=phase("optimizer"),
-        gradients=tuple(Bucket(gradient.ready * backward, gradient.bytes) for gradient in gradients),
+        gradients=tuple(
+            Bucket(gradient.ready * backward, gradient.bytes) for gradient in gradients
+        ),
         data_s=phase("data") + phase("h2d"),
         other_s=phase("other"),
         spread=jitter,
@@ -216,7 +259,9 @@ def _between(micro_batch: int, sizes: Sequence[int], profiles: Sequence[Profile]
         if len(nearest) == 1:
             return value * ratio
         step = float(getattr(profiles[nearest[1]], name)) - value
-        line = value + step * (micro_batch - sizes[nearest[0]]) / (sizes[nearest[1]] - sizes[nearest[0]])
+        line = value + step * (micro_batch - sizes[nearest[0]]) / (
+            sizes[nearest[1]] - sizes[nearest[0]]
+        )
         return line if sizes[0] < micro_batch < sizes[-1] else max(line, value * min(ratio, 1.0))
 
     backward = scaled("backward_s")
@@ -234,7 +279,13 @@ def _between(micro_batch: int, sizes: Sequence[int], profiles: Sequence[Profile]
 
 
 MIB = 2**20
-SHARINGS: dict[str, Sharing] = {"single": "single", "ddp": "ddp", "naive_ddp": "naive_ddp", "zero1": "zero1", "fsdp": "fsdp"}
+SHARINGS: dict[str, Sharing] = {
+    "single": "single",
+    "ddp": "ddp",
+    "naive_ddp": "naive_ddp",
+    "zero1": "zero1",
+    "fsdp": "fsdp",
+}
 COMPRESSED = {"none": 1.0, "bf16": 0.5, "fp16": 0.5}
 
 
@@ -243,13 +294,19 @@ def layout_of(run: Run) -> Layout:
     if run.compression not in COMPRESSED:
         raise LabError(f"the step model does not know compression {run.compression!r}")
     if run.strategy == "fsdp" and run.shard_size not in {None, run.world_size}:
-        raise LabError("the step model does not know FSDP in which the ranks hold several copies of the model")
+        raise LabError(
+            "the step model does not know FSDP in which the ranks hold several copies of the model"
+        )
     if run.strategy in SHARINGS:
         return Layout(SHARINGS[run.strategy], data=run.world_size)
     model = run.architecture
     if run.strategy not in {"tensor_parallel", "pipeline_parallel"} or not isinstance(model, GPT):
         raise LabError(f"the step model does not know strategy {run.strategy!r}")
-    samples = run.micro_batch_size if run.strategy == "tensor_parallel" else run.micro_batch_size / passes(run)
+    samples = (
+        run.micro_batch_size
+        if run.strategy == "tensor_parallel"
+        else run.micro_batch_size / passes(run)
+    )
     border = round(samples * model.block_size * model.width * (4 if run.precision == "fp32" else 2))
     if run.strategy == "tensor_parallel":
         return Layout("single", tensor=run.world_size, layers=model.layers, activation_bytes=border)
@@ -263,7 +320,9 @@ def passes(run: Run) -> int:
 
 def in_passes(profile: Profile, parts: int) -> Profile:
     """The profile of one of so many equal parts of a micro-batch."""
-    shares = {name: getattr(profile, name) / parts for name in ("data_s", "forward_s", "backward_s")}
+    shares = {
+        name: getattr(profile, name) / parts for name in ("data_s", "forward_s", "backward_s")
+    }
     gradients = tuple(bucket.later(1 / parts) for bucket in profile.gradients)
     return replace(profile, gradients=gradients, **shares)
 
@@ -279,13 +338,20 @@ def messages_of(profile: Profile, run: Run) -> tuple[Bucket, ...]:
         gradients = (Bucket(profile.backward_s, profile.gradient_bytes),)
     elif run.strategy == "fsdp" and (unit := largest_unit(run)):
         gradients = buckets_of(gradients, unit)
-    return tuple(replace(bucket, bytes=round(bucket.bytes * COMPRESSED[run.compression])) for bucket in gradients)
+    return tuple(
+        replace(bucket, bytes=round(bucket.bytes * COMPRESSED[run.compression]))
+        for bucket in gradients
+    )
 
 
 def largest_unit(run: Run) -> int:
     """Bytes of one block of a transformer in fp32, which FSDP gathers as one; 0 for other models."""
     model = run.architecture
-    return 4 * (12 * model.width**2 + 13 * model.width) if isinstance(model, GPT | TextClassifier) else 0
+    return (
+        4 * (12 * model.width**2 + 13 * model.width)
+        if isinstance(model, GPT | TextClassifier)
+        else 0
+    )
 
 
 def memory_of(run: Run) -> MemoryParts:
@@ -295,7 +361,13 @@ def memory_of(run: Run) -> MemoryParts:
     outside of the buffers of DDP and ZeRO-1 they share their room with the activations that the backward pass lets go.
     """
     weights, trainable, kept = _cost(run)
-    parts = rank_memory(trainable, layout_of(run), activation_bytes=kept, grad_accum=passes(run), largest_unit=largest_unit(run))
+    parts = rank_memory(
+        trainable,
+        layout_of(run),
+        activation_bytes=kept,
+        grad_accum=passes(run),
+        largest_unit=largest_unit(run),
+    )
     frozen = 4.0 * (weights - trainable)
     if run.grad_accum > 1 or run.strategy in {"ddp", "zero1"}:
         return replace(parts, weights=parts.weights + frozen)
@@ -311,7 +383,9 @@ def _cost(run: Run) -> tuple[int, int, float]:
     model = run.architecture
     if isinstance(model, GPT):
         # The gradient of the logits is there before they go, and no larger than they are.
-        kept += 4 * min(run.micro_batch_size * model.block_size * vocab_size_of(model, run.dataset), 2**24)
+        kept += 4 * min(
+            run.micro_batch_size * model.block_size * vocab_size_of(model, run.dataset), 2**24
+        )
         if run.activation_checkpointing:
             inputs = 4 * run.micro_batch_size * model.block_size * model.width
             kept = kept - _blocks(run) * (1 - 1 / model.layers) + inputs * (model.layers - 1)
@@ -321,5 +395,7 @@ def _cost(run: Run) -> tuple[int, int, float]:
 def _blocks(run: Run) -> float:
     """Bytes that all blocks of a GPT keep: what is kept more with twice as many of them."""
     model = run.architecture
-    twice = run.model_copy(update={"model": model.model_copy(update={"layers": 2 * getattr(model, "layers", 1)})})
+    twice = run.model_copy(
+        update={"model": model.model_copy(update={"layers": 2 * getattr(model, "layers", 1)})}
+    )
     return float(model_cost(twice).activation_bytes - model_cost(run).activation_bytes)

@@ -48,7 +48,9 @@ class Frozen(BaseModel):
     def digest(self) -> str:
         """SHA-256 of the prediction in canonical JSON."""
         content = self.model_dump(mode="json", exclude={"sha256"})
-        return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+        return hashlib.sha256(
+            json.dumps(content, sort_keys=True, separators=(",", ":")).encode()
+        ).hexdigest()
 
     @property
     def genuine(self) -> bool:
@@ -76,13 +78,19 @@ class Score(BaseModel):
         return self.frozen.memory_bytes / self.memory_measured - 1
 
 
-def basis_of(study: Study, cluster: str | Cluster = "local", *, profiles: Sequence[Study] = ()) -> Basis:
+def basis_of(
+    study: Study, cluster: str | Cluster = "local", *, profiles: Sequence[Study] = ()
+) -> Basis:
     """What predictions of a study rest on now, with the error of those that were scored already."""
     return Basis.of(study, cluster, profiles=profiles, model_error=error_so_far(study))
 
 
 def freeze(
-    study: Study, cluster: str | Cluster = "local", *, runs: Iterable[Run] | None = None, basis: Basis | None = None
+    study: Study,
+    cluster: str | Cluster = "local",
+    *,
+    runs: Iterable[Run] | None = None,
+    basis: Basis | None = None,
 ) -> list[Frozen]:
     """Write down what is expected of the runs that are not measured, and can be predicted, before they are.
 
@@ -92,14 +100,25 @@ def freeze(
     """
     chosen = dict.fromkeys(study.runs if runs is None else runs)
     asked = [run for run in chosen if (run.world_size > 1 or basis) and run.task == "train"]
-    due = [run for run in asked if not predictions(study, run) and not any(map(Store(study.out).completed, _tasks(study, run)))]
+    due = [
+        run
+        for run in asked
+        if not predictions(study, run)
+        and not any(map(Store(study.out).completed, _tasks(study, run)))
+    ]
     if not due:
         return []
-    basis, name = basis or basis_of(study, cluster), Path(cluster).stem if isinstance(cluster, str) else cluster.name
+    basis, name = (
+        basis or basis_of(study, cluster),
+        Path(cluster).stem if isinstance(cluster, str) else cluster.name,
+    )
     made = [frozen for run in due if (frozen := _frozen(basis.forecast(run), name))]
     for frozen in made:
         stamp = frozen.frozen_at.strftime("%Y%m%dT%H%M%S.%f")
-        write_atomically(study.out / "predictions" / f"{frozen.run_id}-{stamp}.json", frozen.model_dump_json(indent=1).encode())
+        write_atomically(
+            study.out / "predictions" / f"{frozen.run_id}-{stamp}.json",
+            frozen.model_dump_json(indent=1).encode(),
+        )
     return made
 
 
@@ -126,10 +145,17 @@ def predictions(study: Study, run: Run | None = None) -> list[Frozen]:
 
 def scores(study: Study) -> list[Score]:
     """Each run's last prediction from before its first repeat began, beside what was measured since."""
-    found, measured = [], [record for record in load_records(study) if record.completed and record.timing]
+    found, measured = (
+        [],
+        [record for record in load_records(study) if record.completed and record.timing],
+    )
     for run in study.runs:
         records = [record for record in measured if record.run_id == run.id]
-        earlier = [frozen for frozen in predictions(study, run) if records and frozen.frozen_at < _first(records)]
+        earlier = [
+            frozen
+            for frozen in predictions(study, run)
+            if records and frozen.frozen_at < _first(records)
+        ]
         if earlier:
             found.append(_score(earlier[-1], records))
     return found
@@ -155,13 +181,21 @@ def scores_table(found: list[Score]) -> pd.DataFrame:
     rows = [
         {
             "configuration": score.frozen.run.label,
-            "predicted": format_seconds(score.frozen.step_s, score.frozen.low_s, score.frozen.high_s),
+            "predicted": format_seconds(
+                score.frozen.step_s, score.frozen.low_s, score.frozen.high_s
+            ),
             "measured": format_seconds(score.measured_s),
             "error": f"{100 * score.error:+.1f} %",
-            "inside the interval": "yes" if score.frozen.low_s <= score.measured_s <= score.frozen.high_s else "no",
+            "inside the interval": "yes"
+            if score.frozen.low_s <= score.measured_s <= score.frozen.high_s
+            else "no",
             "exposed, predicted": format_seconds(score.frozen.exposed_s),
-            "exposed, measured": "-" if score.exposed_measured_s is None else format_seconds(score.exposed_measured_s),
-            "memory error": "-" if score.memory_error is None else f"{100 * score.memory_error:+.1f} %",
+            "exposed, measured": "-"
+            if score.exposed_measured_s is None
+            else format_seconds(score.exposed_measured_s),
+            "memory error": "-"
+            if score.memory_error is None
+            else f"{100 * score.memory_error:+.1f} %",
             "frozen": f"{score.frozen.frozen_at:%Y-%m-%d %H:%M:%S} UTC, {score.frozen.sha256[:8]}",
         }
         for score in found
@@ -171,7 +205,11 @@ def scores_table(found: list[Score]) -> pd.DataFrame:
 
 def _score(frozen: Frozen, records: list[Record]) -> Score:
     measured = statistics.median(record.timing.step.median for record in records if record.timing)
-    exposed = [record.communication.exposed.median for record in records if record.communication and record.communication.exposed]
+    exposed = [
+        record.communication.exposed.median
+        for record in records
+        if record.communication and record.communication.exposed
+    ]
     peaks = [max(record.memory.peak) for record in records if record.memory]
     return Score(
         frozen=frozen,
@@ -206,4 +244,6 @@ def _tasks(study: Study, run: Run) -> list[Task]:
 
 
 def _first(records: list[Record]) -> datetime:
-    return min(datetime.fromisoformat(record.started_at or record.finished_at) for record in records)
+    return min(
+        datetime.fromisoformat(record.started_at or record.finished_at) for record in records
+    )

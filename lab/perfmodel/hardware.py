@@ -36,7 +36,9 @@ class Link:
     source: str
 
 
-def _gpu(name: str, half: float, single: float, memory_gb: float, tb_per_s: float, link: str, source: str) -> Gpu:
+def _gpu(
+    name: str, half: float, single: float, memory_gb: float, tb_per_s: float, link: str, source: str
+) -> Gpu:
     peaks = {"bf16": half * 1e12, "fp16": half * 1e12, "fp32": single * 1e12}
     return Gpu(name, peaks, memory_gb * 1e9, tb_per_s * 1e12, link, source)
 
@@ -48,7 +50,15 @@ GPUS = {
         _gpu("a100", 312, 19.5, 80, 2.039, "nvlink3", "NVIDIA A100 80GB SXM datasheet (2021)"),
         _gpu("h100", 989.5, 67, 80, 3.35, "nvlink4", "NVIDIA H100 SXM5 datasheet (2023)"),
         _gpu("h200", 989.5, 67, 141, 4.8, "nvlink4", "NVIDIA H200 SXM datasheet (2024)"),
-        _gpu("b200", 2250, 75, 180, 7.7, "nvlink5", "NVIDIA HGX B200 datasheet (2025), an eighth of the board"),
+        _gpu(
+            "b200",
+            2250,
+            75,
+            180,
+            7.7,
+            "nvlink5",
+            "NVIDIA HGX B200 datasheet (2025), an eighth of the board",
+        ),
     )
 }
 # Eight A100 all-reduce 1 GiB at 229 of 300 GB/s, and 1 MiB in 93 us, 14 messages: tables published with vTrain (2024).
@@ -107,7 +117,9 @@ class Machine:
         return Links(
             data=on_levels(self.levels(layout.data, stride=layout.tensor)),
             tensor=on_levels(self.levels(layout.tensor)),
-            pipeline=on_levels(self.levels(2 if layout.pipeline > 1 else 1, stride=layout.tensor * layout.data)),
+            pipeline=on_levels(
+                self.levels(2 if layout.pipeline > 1 else 1, stride=layout.tensor * layout.data)
+            ),
         )
 
     @property
@@ -125,15 +137,27 @@ def machine(text: str) -> Machine:
     Where nothing is said, a node has 8 GPUs on their own NVLink, and a card of InfiniBand NDR for each.
     """
     found = re.fullmatch(
-        r"(?P<gpu>[a-z0-9-]+?)(?:x(?P<count>\d+))?(?::(?P<inner>[a-z0-9-]+))?(?::(?P<outer>[a-z0-9-]+))?", text.lower()
+        r"(?P<gpu>[a-z0-9-]+?)(?:x(?P<count>\d+))?(?::(?P<inner>[a-z0-9-]+))?(?::(?P<outer>[a-z0-9-]+))?",
+        text.lower(),
     )
     if not found:
-        raise InputError("machine", [Problem(text, "no machine is described so", "such as h100x8:nvlink4:infiniband-ndr")])
+        raise InputError(
+            "machine",
+            [Problem(text, "no machine is described so", "such as h100x8:nvlink4:infiniband-ndr")],
+        )
     gpu, inner, outer = found["gpu"], found["inner"], found["outer"] or "infiniband-ndr"
     problems = [] if gpu in GPUS else [Problem(gpu, "no such GPU", nearest(gpu, GPUS))]
-    problems += [Problem(name, "no such link", nearest(name, LINKS)) for name in (inner, outer) if name and name not in LINKS]
+    problems += [
+        Problem(name, "no such link", nearest(name, LINKS))
+        for name in (inner, outer)
+        if name and name not in LINKS
+    ]
     count = int(found["count"] or 8)
-    problems += [] if 1 <= count <= 1024 else [Problem(text, f"{count} GPUs in a node", "between 1 and 1024")]
+    problems += (
+        []
+        if 1 <= count <= 1024
+        else [Problem(text, f"{count} GPUs in a node", "between 1 and 1024")]
+    )
     if problems:
         raise InputError("machine", problems)
     return Machine(GPUS[gpu], count, LINKS[inner or GPUS[gpu].link], LINKS[outer])
@@ -156,7 +180,9 @@ class Described:
         """Trainable parameters."""
         return gpt_parameters(self.model, self.vocab_size)
 
-    def profile(self, *, micro_batch: int, precision: str = "bf16", checkpointing: Checkpointing = "none") -> Profile:
+    def profile(
+        self, *, micro_batch: int, precision: str = "bf16", checkpointing: Checkpointing = "none"
+    ) -> Profile:
         """One device's step: arithmetic at the share of the peak that training reaches, the optimizer at memory's speed.
 
         Backward takes twice the forward pass, and the forward pass again where all activations are recomputed. The
@@ -170,12 +196,16 @@ class Described:
         layer = 12 * self.model.width**2 + 13 * self.model.width
         value = 4 if precision == "fp32" else 2
         layers = self.model.layers
-        gradients = [Bucket(backward * (nth + 1) / (layers + 1), layer * value) for nth in range(layers)]
+        gradients = [
+            Bucket(backward * (nth + 1) / (layers + 1), layer * value) for nth in range(layers)
+        ]
         gradients.append(Bucket(backward, (self.parameters - layers * layer) * value))
         basis = f"{FLOPS_REACHED:.0%} of the peak of the {self.machine.gpu.name}"
         return Profile(forward, backward, optimizer, tuple(gradients), spread=0.0, basis=basis)
 
-    def activation_bytes(self, *, micro_batch: int, precision: str, checkpointing: Checkpointing) -> float:
+    def activation_bytes(
+        self, *, micro_batch: int, precision: str, checkpointing: Checkpointing
+    ) -> float:
         """Bytes that one micro-batch keeps: the layers' (Korthikanti et al. 2022), the logits and their gradients in fp32."""
         model, value = self.model, 4 if precision == "fp32" else 2
         layers = transformer_activations(
@@ -190,13 +220,28 @@ class Described:
         vocabulary = model.vocab_size or self.vocab_size
         return layers + 2 * 4 * micro_batch * model.block_size * vocabulary
 
-    def memory(self, layout: Layout, *, micro_batch: int, grad_accum: int, precision: str, checkpointing: Checkpointing) -> float:
+    def memory(
+        self,
+        layout: Layout,
+        *,
+        micro_batch: int,
+        grad_accum: int,
+        precision: str,
+        checkpointing: Checkpointing,
+    ) -> float:
         """Bytes of a rank at its peak."""
-        kept = self.activation_bytes(micro_batch=micro_batch, precision=precision, checkpointing=checkpointing)
+        kept = self.activation_bytes(
+            micro_batch=micro_batch, precision=precision, checkpointing=checkpointing
+        )
         state = FP32 if precision == "fp32" else MIXED
         layer = (12 * self.model.width**2 + 13 * self.model.width) * state.weights
         return rank_memory(
-            self.parameters, layout, activation_bytes=kept, grad_accum=grad_accum, state=state, largest_unit=layer
+            self.parameters,
+            layout,
+            activation_bytes=kept,
+            grad_accum=grad_accum,
+            state=state,
+            largest_unit=layer,
         ).total
 
     def links(self, layout: Layout) -> Links:
@@ -236,14 +281,42 @@ _VENDOR: list[tuple[str, dict[str, float], str]] = [
         {"fp32": 19.5, "bf16": 312.0, "fp16": 312.0},
         "NVIDIA A100 datasheet",
     ),
-    (r"NVIDIA H100 80GB HBM3", {"fp32": 67.0, "bf16": 989.5, "fp16": 989.5}, "NVIDIA H100 datasheet, SXM"),
-    (r"NVIDIA H100 NVL", {"fp32": 60.0, "bf16": 835.5, "fp16": 835.5}, "NVIDIA H100 datasheet, NVL"),
-    (r"NVIDIA H100 PCIe", {"fp32": 51.0, "bf16": 756.5, "fp16": 756.5}, "NVIDIA H100 datasheet of 2022, PCIe"),
+    (
+        r"NVIDIA H100 80GB HBM3",
+        {"fp32": 67.0, "bf16": 989.5, "fp16": 989.5},
+        "NVIDIA H100 datasheet, SXM",
+    ),
+    (
+        r"NVIDIA H100 NVL",
+        {"fp32": 60.0, "bf16": 835.5, "fp16": 835.5},
+        "NVIDIA H100 datasheet, NVL",
+    ),
+    (
+        r"NVIDIA H100 PCIe",
+        {"fp32": 51.0, "bf16": 756.5, "fp16": 756.5},
+        "NVIDIA H100 datasheet of 2022, PCIe",
+    ),
     (r"NVIDIA H200", {"fp32": 67.0, "bf16": 989.5, "fp16": 989.5}, "NVIDIA H200 datasheet, SXM"),
-    (r"NVIDIA H200 NVL", {"fp32": 60.0, "bf16": 835.5, "fp16": 835.5}, "NVIDIA H200 datasheet, NVL"),
-    (r"NVIDIA B200", {"fp32": 75.0, "bf16": 2250.0, "fp16": 2250.0}, "NVIDIA Blackwell datasheet, HGX B200"),
-    (r"NVIDIA GeForce RTX 3090", {"fp32": 35.6, "bf16": 71.2, "fp16": 71.2}, "NVIDIA GA102 whitepaper, appendix A"),
-    (r"NVIDIA GeForce RTX 4090", {"fp32": 82.6, "bf16": 165.2, "fp16": 165.2}, "NVIDIA Ada whitepaper, appendix A"),
+    (
+        r"NVIDIA H200 NVL",
+        {"fp32": 60.0, "bf16": 835.5, "fp16": 835.5},
+        "NVIDIA H200 datasheet, NVL",
+    ),
+    (
+        r"NVIDIA B200",
+        {"fp32": 75.0, "bf16": 2250.0, "fp16": 2250.0},
+        "NVIDIA Blackwell datasheet, HGX B200",
+    ),
+    (
+        r"NVIDIA GeForce RTX 3090",
+        {"fp32": 35.6, "bf16": 71.2, "fp16": 71.2},
+        "NVIDIA GA102 whitepaper, appendix A",
+    ),
+    (
+        r"NVIDIA GeForce RTX 4090",
+        {"fp32": 82.6, "bf16": 165.2, "fp16": 165.2},
+        "NVIDIA Ada whitepaper, appendix A",
+    ),
 ]
 
 
@@ -251,5 +324,7 @@ def vendor_peak(name: str, *, precision: str) -> tuple[float, str] | None:
     """The vendor's dense figure in FLOP/s with its source; None for a device or precision that the table does not hold."""
     for pattern, teraflops, source in _VENDOR:
         if re.fullmatch(pattern, name) and precision in teraflops:
-            return teraflops[precision] * 1e12, f"{source}: {teraflops[precision]:g} TFLOP/s {precision}, dense"
+            return teraflops[
+                precision
+            ] * 1e12, f"{source}: {teraflops[precision]:g} TFLOP/s {precision}, dense"
     return None

@@ -50,7 +50,11 @@ class Profile:
 
     def step_s(self, grad_accum: int = 1) -> float:
         """Seconds of a step on one device."""
-        return grad_accum * (self.data_s + self.forward_s + self.backward_s) + self.optimizer_s + self.other_s
+        return (
+            grad_accum * (self.data_s + self.forward_s + self.backward_s)
+            + self.optimizer_s
+            + self.other_s
+        )
 
     def with_backward(self, seconds: float) -> Profile:
         """The same with a backward pass of so many s, its gradients ready at the same shares of it."""
@@ -62,12 +66,17 @@ class Profile:
         """The same on a device that is so many times slower."""
         return replace(
             self,
-            **{name: getattr(self, name) * factor for name in ("forward_s", "backward_s", "optimizer_s", "data_s", "other_s")},
+            **{
+                name: getattr(self, name) * factor
+                for name in ("forward_s", "backward_s", "optimizer_s", "data_s", "other_s")
+            },
             gradients=tuple(bucket.later(factor) for bucket in self.gradients),
         )
 
 
-def buckets_of(gradients: Sequence[Bucket], cap_bytes: float, *, first_bytes: float | None = None) -> tuple[Bucket, ...]:
+def buckets_of(
+    gradients: Sequence[Bucket], cap_bytes: float, *, first_bytes: float | None = None
+) -> tuple[Bucket, ...]:
     """Gradients put together as DDP does (Li et al. 2020): in their order, until a bucket holds the cap or more.
 
     `first_bytes` is the smaller cap of the first bucket.
@@ -118,7 +127,14 @@ class Links:
     pipeline: CollectiveSeconds
 
 
-def works_of(profile: Profile, buckets: Sequence[Bucket], layout: Layout, links: Links, *, grad_accum: int = 1) -> list[Work]:
+def works_of(
+    profile: Profile,
+    buckets: Sequence[Bucket],
+    layout: Layout,
+    links: Links,
+    *,
+    grad_accum: int = 1,
+) -> list[Work]:
     """The step of one rank as work on its device and its link, in order; replaying it gives the time.
 
     `buckets` are what is sent at a time: DDP's buckets, the tensors of naive DDP, the flat buffers of ZeRO-1, the units
@@ -127,7 +143,10 @@ def works_of(profile: Profile, buckets: Sequence[Bucket], layout: Layout, links:
     step = _Step(links, layout)
     share = layout.tensor * layout.pipeline
     if layout.sharing == "fsdp" and layout.data > 1:
-        for times, last in ((grad_accum - 1, False), (1, True)):  # all but the last micro-batch are alike: replayed as one
+        for times, last in (
+            (grad_accum - 1, False),
+            (1, True),
+        ):  # all but the last micro-batch are alike: replayed as one
             if times:
                 step.device("data", times * profile.data_s)
                 _sharded_pass(step, profile, buckets, share, times=times, reduce=last)
@@ -173,11 +192,25 @@ class _Step:
 
     def last_device(self) -> tuple[int, ...]:
         """The place of the device's last work."""
-        return next(((place,) for place in range(len(self.works) - 1, -1, -1) if self.works[place].where == "device"), ())
+        return next(
+            (
+                (place,)
+                for place in range(len(self.works) - 1, -1, -1)
+                if self.works[place].where == "device"
+            ),
+            (),
+        )
 
     def sent(self) -> tuple[int, ...]:
         """The place of the link's last work: it does its own in order."""
-        return next(((place,) for place in range(len(self.works) - 1, -1, -1) if self.works[place].where == "link"), ())
+        return next(
+            (
+                (place,)
+                for place in range(len(self.works) - 1, -1, -1)
+                if self.works[place].where == "link"
+            ),
+            (),
+        )
 
     def micro_batches(self, count: int, data: float, forward: float, backward: float) -> None:
         """Add micro-batches that send no gradients, as one."""
@@ -194,7 +227,10 @@ class _Step:
             layers = 2 * -(-self.layout.layers // self.layout.pipeline) * count
             size = self.layout.activation_bytes
             place = self.link(
-                "activations", layers * self.links.tensor("all_reduce", size), layers * size, after=self.last_device()
+                "activations",
+                layers * self.links.tensor("all_reduce", size),
+                layers * size,
+                after=self.last_device(),
             )
             self.device("", 0.0, after=(place,))
 
@@ -228,10 +264,15 @@ def _backward(step: _Step, profile: Profile, buckets: Sequence[Bucket], share: i
         step.link("gradients", sum(seconds), sum(sizes), after=step.last_device())
 
 
-def _sharded_pass(step: _Step, profile: Profile, units: Sequence[Bucket], share: int, *, times: int, reduce: bool) -> None:
+def _sharded_pass(
+    step: _Step, profile: Profile, units: Sequence[Bucket], share: int, *, times: int, reduce: bool
+) -> None:
     """FSDP's passes (Zhao et al. 2023): weights are gathered a unit ahead, gradients scattered when they are ready."""
     sizes = [unit.bytes / share for unit in units]
-    gather = [times * unit.messages * step.links.data("all_gather", unit.bytes / share / unit.messages) for unit in units]
+    gather = [
+        times * unit.messages * step.links.data("all_gather", unit.bytes / share / unit.messages)
+        for unit in units
+    ]
     whole = sum(sizes) or 1.0
     ends = [unit.ready_s for unit in units[:-1]] + [profile.backward_s]
     held: tuple[int, ...] = ()
@@ -240,7 +281,9 @@ def _sharded_pass(step: _Step, profile: Profile, units: Sequence[Bucket], share:
     for unit in range(len(units) - 1, -1, -1):
         gathered = step.link(f"gather {unit}", gather[unit], times * sizes[unit], after=held)
         held = step.last_device()  # at most one unit is gathered ahead
-        step.device("forward", times * profile.forward_s / share * sizes[unit] / whole, after=(gathered,))
+        step.device(
+            "forward", times * profile.forward_s / share * sizes[unit] / whole, after=(gathered,)
+        )
     for unit, (begin, end) in enumerate(itertools.pairwise([0.0, *ends])):
         computed = step.device("backward", times * (end - begin) / share, after=(gathered,))
         if unit + 1 < len(units):

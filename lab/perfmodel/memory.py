@@ -47,7 +47,11 @@ class MemoryParts:
 
 
 def state_memory(
-    parameters: float, *, sharing: Sharing | Literal["zero2"] = "ddp", ranks: int = 1, state: StateBytes = MIXED
+    parameters: float,
+    *,
+    sharing: Sharing | Literal["zero2"] = "ddp",
+    ranks: int = 1,
+    state: StateBytes = MIXED,
 ) -> MemoryParts:
     """Weights, gradients and optimizer of a rank; `ranks` share what their way of sharing splits.
 
@@ -81,7 +85,9 @@ def transformer_activations(
     unit = sequence * batch * width
     if checkpointing == "full":
         return layers * unit * value_bytes / (tensor if sequence_parallel else 1)
-    scores = 0.0 if checkpointing == "selective" else heads * sequence / width * (2 * value_bytes + 1)
+    scores = (
+        0.0 if checkpointing == "selective" else heads * sequence / width * (2 * value_bytes + 1)
+    )
     whole = 4 * value_bytes + 2  # inputs of both norms and of both matrices, and two dropout masks
     split = 12 * value_bytes + scores
     if sequence_parallel:
@@ -103,11 +109,22 @@ def rank_memory(
     A pipeline's first stage holds the activations of as many micro-batches as there are stages, at most of all
     (Narayanan et al. 2021). FSDP holds `largest_unit` bytes of gathered weights, twice as it gathers ahead.
     """
-    own = state_memory(parameters / (layout.tensor * layout.pipeline), sharing=layout.sharing, ranks=layout.data, state=state)
+    own = state_memory(
+        parameters / (layout.tensor * layout.pipeline),
+        sharing=layout.sharing,
+        ranks=layout.data,
+        state=state,
+    )
     held = min(layout.pipeline, grad_accum) / layout.pipeline
-    gathered = 2 * largest_unit / layout.tensor if layout.sharing == "fsdp" and layout.data > 1 else 0.0
+    gathered = (
+        2 * largest_unit / layout.tensor if layout.sharing == "fsdp" and layout.data > 1 else 0.0
+    )
     return MemoryParts(
-        own.weights, own.gradients, own.optimizer, activations=activation_bytes * held / layout.tensor, gathered=gathered
+        own.weights,
+        own.gradients,
+        own.optimizer,
+        activations=activation_bytes * held / layout.tensor,
+        gathered=gathered,
     )
 
 

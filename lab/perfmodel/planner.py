@@ -47,9 +47,15 @@ class Candidate:
         """For people."""
         layout = self.layout
         parts = [f"{layout.sharing} x{layout.data}"]
-        parts += [f"tensor x{layout.tensor}"] * (layout.tensor > 1) + [f"pipeline x{layout.pipeline}"] * (layout.pipeline > 1)
-        parts += [f"micro-batch {self.micro_batch}"] + [f"accumulation {self.grad_accum}"] * (self.grad_accum > 1)
-        parts += [f"{self.checkpointing} checkpointing"] * (self.checkpointing != "none") + [self.precision]
+        parts += [f"tensor x{layout.tensor}"] * (layout.tensor > 1) + [
+            f"pipeline x{layout.pipeline}"
+        ] * (layout.pipeline > 1)
+        parts += [f"micro-batch {self.micro_batch}"] + [f"accumulation {self.grad_accum}"] * (
+            self.grad_accum > 1
+        )
+        parts += [f"{self.checkpointing} checkpointing"] * (self.checkpointing != "none") + [
+            self.precision
+        ]
         return ", ".join(parts + ([f"buckets {self.bucket_mb:g} MiB"] if self.bucket_mb else []))
 
 
@@ -77,7 +83,9 @@ class Plan:
             return ""
         first, second = self.ranked[:2]
         parts = first.prediction.parts
-        more = {name: value - parts.get(name, 0.0) for name, value in second.prediction.parts.items()}
+        more = {
+            name: value - parts.get(name, 0.0) for name, value in second.prediction.parts.items()
+        }
         name = max(more, key=lambda part: more[part])
         slower = second.prediction.step_s - first.prediction.step_s
         if slower <= 1e-6 * first.prediction.step_s:
@@ -99,7 +107,15 @@ class Costing(Protocol):
     def profile(self, *, micro_batch: int, precision: str, checkpointing: Checkpointing) -> Profile:
         """One device's step."""
 
-    def memory(self, layout: Layout, *, micro_batch: int, grad_accum: int, precision: str, checkpointing: Checkpointing) -> float:
+    def memory(
+        self,
+        layout: Layout,
+        *,
+        micro_batch: int,
+        grad_accum: int,
+        precision: str,
+        checkpointing: Checkpointing,
+    ) -> float:
         """Bytes of a rank at its peak."""
 
     def links(self, layout: Layout) -> Links:
@@ -130,12 +146,23 @@ class Space:
             share = global_batch // layout.data
             for micro in _divisors(share):
                 activations = self.activation_bytes_per_sample * micro
-                sized = Layout(layout.sharing, layout.data, layout.tensor, layout.pipeline, self.layers, activations)
-                buckets = self.buckets_mb if layout.sharing == "ddp" and layout.data > 1 else (None,)
+                sized = Layout(
+                    layout.sharing,
+                    layout.data,
+                    layout.tensor,
+                    layout.pipeline,
+                    self.layers,
+                    activations,
+                )
+                buckets = (
+                    self.buckets_mb if layout.sharing == "ddp" and layout.data > 1 else (None,)
+                )
                 for checkpointing in self.checkpointing:
                     for precision in self.precisions:
                         for bucket in buckets:
-                            yield Candidate(sized, micro, share // micro, checkpointing, precision, bucket)
+                            yield Candidate(
+                                sized, micro, share // micro, checkpointing, precision, bucket
+                            )
 
     @property
     def description(self) -> str:
@@ -163,11 +190,21 @@ class Space:
                     continue
                 data = world_size // (tensor * pipeline)
                 for sharing in self.sharings if data > 1 else ("single",):
-                    if sharing != "fsdp" or pipeline == 1:  # stages that gather their weights for each micro-batch send too much
+                    if (
+                        sharing != "fsdp" or pipeline == 1
+                    ):  # stages that gather their weights for each micro-batch send too much
                         yield Layout(sharing, data, tensor, pipeline)
 
 
-def best(costing: Costing, space: Space, *, world_size: int, global_batch: int, conditions: Conditions, keep: int = 10) -> Plan:
+def best(
+    costing: Costing,
+    space: Space,
+    *,
+    world_size: int,
+    global_batch: int,
+    conditions: Conditions,
+    keep: int = 10,
+) -> Plan:
     """Predict every candidate that fits into memory and rank them by the time of a step, then by memory."""
     refused: Counter[str] = Counter()
     found: list[Ranked] = []
@@ -192,7 +229,11 @@ def best(costing: Costing, space: Space, *, world_size: int, global_batch: int, 
         key = (candidate.micro_batch, candidate.precision, candidate.checkpointing)
         if key not in profiles:
             profiles[key] = costing.profile(**settings)  # type: ignore[arg-type]
-        found.append(Ranked(candidate, _predicted(candidate, profiles[key], links[place], conditions), memory))
+        found.append(
+            Ranked(
+                candidate, _predicted(candidate, profiles[key], links[place], conditions), memory
+            )
+        )
     found.sort(key=lambda ranked: (ranked.prediction.step_s, ranked.memory_bytes))
     return Plan(tuple(found[:keep]), dict(refused), searched, least)
 
@@ -202,13 +243,24 @@ def _divisors(number: int) -> list[int]:
     return sorted({*small, *(number // size for size in small)})
 
 
-def _predicted(candidate: Candidate, profile: Profile, links: Links, conditions: Conditions) -> Prediction:
+def _predicted(
+    candidate: Candidate, profile: Profile, links: Links, conditions: Conditions
+) -> Prediction:
     cap = (candidate.bucket_mb or 0.0) * 2**20
-    buckets = buckets_of(profile.gradients, cap) if candidate.layout.sharing == "ddp" else profile.gradients
+    buckets = (
+        buckets_of(profile.gradients, cap)
+        if candidate.layout.sharing == "ddp"
+        else profile.gradients
+    )
     if candidate.layout.sharing == "zero1":
         buckets = (Bucket(profile.backward_s, profile.gradient_bytes),)
     return predict(
-        profile, merged(buckets, MOST_BUCKETS), candidate.layout, links, grad_accum=candidate.grad_accum, conditions=conditions
+        profile,
+        merged(buckets, MOST_BUCKETS),
+        candidate.layout,
+        links,
+        grad_accum=candidate.grad_accum,
+        conditions=conditions,
     )
 
 
@@ -218,7 +270,10 @@ def merged(buckets: Sequence[Bucket], most: int) -> tuple[Bucket, ...]:
         return tuple(buckets)
     cuts = [round(nth * len(buckets) / most) for nth in range(most + 1)]
     groups = [buckets[begin:end] for begin, end in itertools.pairwise(cuts)]
-    return tuple(Bucket(group[-1].ready_s, sum(b.bytes for b in group), sum(b.messages for b in group)) for group in groups)
+    return tuple(
+        Bucket(group[-1].ready_s, sum(b.bytes for b in group), sum(b.messages for b in group))
+        for group in groups
+    )
 
 
 MOST_TENSOR = 8
@@ -242,7 +297,9 @@ class Search:
             {
                 "": place,
                 "way": ranked.candidate.label,
-                "step": format_seconds(ranked.prediction.step_s, ranked.prediction.low_s, ranked.prediction.high_s),
+                "step": format_seconds(
+                    ranked.prediction.step_s, ranked.prediction.low_s, ranked.prediction.high_s
+                ),
                 "memory of a rank": f"{ranked.memory_bytes / 1e6:,.0f} MB",
                 "limited by": ranked.prediction.limit.replace("_", " "),
             }
@@ -252,7 +309,9 @@ class Search:
     @property
     def summary(self) -> str:
         """How much was searched and refused, and why the second is second."""
-        refused = "; ".join(f"{count:,} refused: {reason}" for reason, count in self.plan.refused.items())
+        refused = "; ".join(
+            f"{count:,} refused: {reason}" for reason, count in self.plan.refused.items()
+        )
         room = f" (a rank has {self.memory_limit / 1e9:,.1f} GB)" if refused else ""
         told = f"{self.plan.searched:,} candidates in {self.seconds:.2f} s{'; ' if refused else ''}{refused}{room}."
         return f"{told} {self.plan.why_second()}".strip()
@@ -277,7 +336,12 @@ class Search:
             }
             for found in self.plan.ranked
         ]
-        told = {"searched": self.plan.searched, "refused": self.plan.refused, "seconds": self.seconds, "space": self.space}
+        told = {
+            "searched": self.plan.searched,
+            "refused": self.plan.refused,
+            "seconds": self.seconds,
+            "space": self.space,
+        }
         return told | {
             "work": self.work,
             "memory_limit": self.memory_limit,
@@ -287,7 +351,11 @@ class Search:
 
 
 def best_plans(
-    study: Study, cluster: str | Cluster = "local", *, machine: str | Machine | None = None, world_size: int | None = None
+    study: Study,
+    cluster: str | Cluster = "local",
+    *,
+    machine: str | Machine | None = None,
+    world_size: int | None = None,
 ) -> list[Search]:
     """The fastest ways to train each model and global batch of a study on `world_size` ranks, the cluster's or study's largest.
 
@@ -314,9 +382,17 @@ def _works(study: Study) -> Iterator[Run]:
             yield run
 
 
-def _search(run: Run, world_size: int, costing: Any, space: Space, conditions: Conditions) -> Search:
+def _search(
+    run: Run, world_size: int, costing: Any, space: Space, conditions: Conditions
+) -> Search:
     began = time.perf_counter()
-    plan = best(costing, space, world_size=world_size, global_batch=run.global_batch_size, conditions=conditions)
+    plan = best(
+        costing,
+        space,
+        world_size=world_size,
+        global_batch=run.global_batch_size,
+        conditions=conditions,
+    )
     model = run.model if isinstance(run.model, str) else run.model.label
     work = f"{model}, global batch {run.global_batch_size}, {world_size} ranks"
     if not plan.searched:
@@ -334,7 +410,9 @@ def _described(run: Run, place: Machine, world_size: int) -> tuple[Described, Sp
     if not isinstance(model, GPT):
         raise LabError(f"a described machine trains models of kind gpt, not {model.kind}")
     costing = Described(model, vocab_size_of(model, run.dataset), place)
-    tensor = [size for size in _doubling(min(MOST_TENSOR, place.gpus_per_node)) if model.heads % size == 0]
+    tensor = [
+        size for size in _doubling(min(MOST_TENSOR, place.gpus_per_node)) if model.heads % size == 0
+    ]
     pipeline = [size for size in _doubling(world_size) if model.layers % size == 0]
     value = 4 if run.precision == "fp32" else 2
     space = Space(
@@ -351,7 +429,9 @@ def _doubling(most: int) -> list[int]:
     return [2**power for power in range(most.bit_length())]
 
 
-def _measured(run: Run, basis: Basis, world_size: int, room: float) -> tuple[MeasuredCosting, Space, Conditions]:
+def _measured(
+    run: Run, basis: Basis, world_size: int, room: float
+) -> tuple[MeasuredCosting, Space, Conditions]:
     costing = MeasuredCosting(basis, run, room)
     _, contention, link_error, _ = basis.links(world_size)
     model = run.architecture
@@ -366,7 +446,11 @@ def _measured(run: Run, basis: Basis, world_size: int, room: float) -> tuple[Mea
         checkpointing=("none", "full") if width else ("none",),
         precisions=costing.precisions,
     )
-    return costing, space, Conditions(contention, link_error=link_error, model_error=basis.model_error)
+    return (
+        costing,
+        space,
+        Conditions(contention, link_error=link_error, model_error=basis.model_error),
+    )
 
 
 class MeasuredCosting:
@@ -376,35 +460,73 @@ class MeasuredCosting:
         self.basis, self.run, self.memory_limit = basis, run, room
         self.profile, self.memory = cache(self._profile), cache(self._memory)
         alike = [name for name in SAME if name not in {"precision", "activation_checkpointing"}]
-        same = [r for r in basis.records if r.gradients and all(getattr(r.run, name) == getattr(run, name) for name in alike)]
+        same = [
+            r
+            for r in basis.records
+            if r.gradients and all(getattr(r.run, name) == getattr(run, name) for name in alike)
+        ]
         self.precisions: Sequence[str] = sorted({record.run.precision for record in same})
         if not same:
             raise LabError("no record on one rank of this model yet: run the study's world size 1")
 
-    def _profile(self, *, micro_batch: int, precision: str, checkpointing: Checkpointing) -> Profile:
+    def _profile(
+        self, *, micro_batch: int, precision: str, checkpointing: Checkpointing
+    ) -> Profile:
         """One device's step as measured; where blocks are computed again and that was not, with a second forward pass."""
         asked = self._as_run(Layout("single"), micro_batch, 1, precision, checkpointing)
         try:
             return self.basis.profile(asked)[0]
         except LabError:
-            plain = self.basis.profile(asked.model_copy(update={"activation_checkpointing": checkpointing == "none"}))[0]
+            plain = self.basis.profile(
+                asked.model_copy(update={"activation_checkpointing": checkpointing == "none"})
+            )[0]
         again = plain.forward_s if checkpointing == "full" else -plain.forward_s
         return plain.with_backward(max(plain.backward_s + again, plain.forward_s))
 
     def _memory(
-        self, layout: Layout, *, micro_batch: int, grad_accum: int, precision: str, checkpointing: Checkpointing
+        self,
+        layout: Layout,
+        *,
+        micro_batch: int,
+        grad_accum: int,
+        precision: str,
+        checkpointing: Checkpointing,
     ) -> float:
         """Bytes of a rank at its peak."""
-        return self.basis.memory(self._as_run(layout, micro_batch, grad_accum, precision, checkpointing)) or math.inf
+        return (
+            self.basis.memory(
+                self._as_run(layout, micro_batch, grad_accum, precision, checkpointing)
+            )
+            or math.inf
+        )
 
     def links(self, layout: Layout) -> Links:
         """The calibrated links among the ranks that share each part of the work."""
-        return Links(*(self.basis.links(size)[0] for size in (layout.data, layout.tensor, layout.pipeline)))
+        return Links(
+            *(self.basis.links(size)[0] for size in (layout.data, layout.tensor, layout.pipeline))
+        )
 
-    def _as_run(self, layout: Layout, micro_batch: int, grad_accum: int, precision: str, checkpointing: Checkpointing) -> Run:
-        split = "tensor_parallel" if layout.tensor > 1 else "pipeline_parallel" if layout.pipeline > 1 else layout.sharing
+    def _as_run(
+        self,
+        layout: Layout,
+        micro_batch: int,
+        grad_accum: int,
+        precision: str,
+        checkpointing: Checkpointing,
+    ) -> Run:
+        split = (
+            "tensor_parallel"
+            if layout.tensor > 1
+            else "pipeline_parallel"
+            if layout.pipeline > 1
+            else layout.sharing
+        )
         # A pipeline's micro-batches are parts of what the run calls one.
-        parts = {"micro_batch_size": micro_batch * grad_accum, "grad_accum": 1, "microbatches": grad_accum}
+        parts = {
+            "micro_batch_size": micro_batch * grad_accum,
+            "grad_accum": 1,
+            "microbatches": grad_accum,
+        }
         plain = {"micro_batch_size": micro_batch, "grad_accum": grad_accum}
         return self.run.model_copy(
             update={

@@ -63,7 +63,11 @@ class Expectations:
 
     def notes(self) -> list[str]:
         """What the predictions are made from, and how wrong the frozen ones were, as sentences."""
-        told = [f"From {basis}." for basis in dict.fromkeys(expected.forecast.basis for expected in self.of) if basis]
+        told = [
+            f"From {basis}."
+            for basis in dict.fromkeys(expected.forecast.basis for expected in self.of)
+            if basis
+        ]
         if self.error is not None:
             told.append(
                 f"Predictions that were frozen before their runs: mean absolute error {100 * self.error:.1f} % over "
@@ -73,7 +77,10 @@ class Expectations:
 
     def content(self) -> dict[str, Any]:
         """The same for programs: times in s, memory in bytes."""
-        return {"runs": [_content(expectation) for expectation in self.of], "mean_absolute_error": self.error}
+        return {
+            "runs": [_content(expectation) for expectation in self.of],
+            "mean_absolute_error": self.error,
+        }
 
 
 def predict(
@@ -90,7 +97,11 @@ def predict(
     described `machine` such as `h100x8:nvlink4:infiniband-ndr`. On other world sizes the batch follows from the study's
     scaling. Raises InputError for unknown names, and where no line can have any of the world sizes.
     """
-    asked = [(run, run.world_size, run) for run in study.runs] if world_sizes is None else _extended(study, list(world_sizes))
+    asked = (
+        [(run, run.world_size, run) for run in study.runs]
+        if world_sizes is None
+        else _extended(study, list(world_sizes))
+    )
     if machine is None:
         forecast = _once(basis_of(study, cluster, profiles=profiles).forecast)
         measured, scored = _measured(study), {score.frozen.run_id: score for score in scores(study)}
@@ -105,7 +116,11 @@ def predict(
             continue
         base = at_world_size(other, study.baseline.get("world_size", 1), study=study)
         speedup = _speedup(forecast(other), forecast(base)) if base else None
-        found.append(Expectation(forecast(other), size, speedup, measured.get(other.id), scored.get(other.id)))
+        found.append(
+            Expectation(
+                forecast(other), size, speedup, measured.get(other.id), scored.get(other.id)
+            )
+        )
     return Expectations(tuple(found), tuple(scored.values()))
 
 
@@ -124,14 +139,20 @@ def on_described(run: Run, place: Machine) -> Forecast:
     """What a run would take on a machine that is known by its makers' figures alone; links that ranks share included."""
     model = run.architecture
     if not isinstance(model, GPT):
-        return Forecast(run, missing=f"a described machine trains models of kind gpt, not {model.kind}")
+        return Forecast(
+            run, missing=f"a described machine trains models of kind gpt, not {model.kind}"
+        )
     try:
         layout = layout_of(run)
     except LabError as error:
         return Forecast(run, missing=str(error))
     costing = Described(model, vocab_size_of(model, run.dataset), place)
     checkpointing = "full" if run.activation_checkpointing else "selective"
-    asked: dict[str, Any] = {"micro_batch": run.micro_batch_size, "precision": run.precision, "checkpointing": checkpointing}
+    asked: dict[str, Any] = {
+        "micro_batch": run.micro_batch_size,
+        "precision": run.precision,
+        "checkpointing": checkpointing,
+    }
     profile = costing.profile(**asked)
     memory = costing.memory(layout, grad_accum=run.grad_accum, **asked)
     prediction = predict_step(
@@ -143,8 +164,20 @@ def on_described(run: Run, place: Machine) -> Forecast:
         conditions=Conditions(model_error=costing.error),
     )
     room = costing.memory_limit
-    far = () if memory <= room else (f"cannot fit: needs {memory / 1e9:.0f} GB, training may take {room / 1e9:.0f} GB of a GPU",)
-    return Forecast(run, prediction, memory, f"{place.description}; {FLOPS_REACHED:.0%} of its peak assumed", far)
+    far = (
+        ()
+        if memory <= room
+        else (
+            f"cannot fit: needs {memory / 1e9:.0f} GB, training may take {room / 1e9:.0f} GB of a GPU",
+        )
+    )
+    return Forecast(
+        run,
+        prediction,
+        memory,
+        f"{place.description}; {FLOPS_REACHED:.0%} of its peak assumed",
+        far,
+    )
 
 
 def at_world_size(run: Run, world_size: int, *, study: Study) -> Run | None:
@@ -161,7 +194,10 @@ def at_world_size(run: Run, world_size: int, *, study: Study) -> Run | None:
         accum = run.grad_accum if run.global_batch_size % (run.grad_accum * world_size) == 0 else 1
         if run.global_batch_size % (accum * world_size):
             return None
-        content |= {"micro_batch_size": run.global_batch_size // (accum * world_size), "grad_accum": accum}
+        content |= {
+            "micro_batch_size": run.global_batch_size // (accum * world_size),
+            "grad_accum": accum,
+        }
     try:
         return Run.model_validate(content)
     except ValueError:
@@ -172,16 +208,26 @@ def _extended(study: Study, world_sizes: Sequence[int]) -> list[tuple[Run, int, 
     """Each line of the study on each size: a run of it, the size, and the run on so many ranks where there can be one."""
     wrong = [size for size in world_sizes if not 1 <= size <= MOST_RANKS]
     if wrong or not world_sizes:
-        problems = [Problem("--world-size", f"{size} ranks", f"1 to {MOST_RANKS:,}") for size in wrong]
-        raise InputError("predict", problems or [Problem("--world-size", "none is given", "such as 8,64,512")])
+        problems = [
+            Problem("--world-size", f"{size} ranks", f"1 to {MOST_RANKS:,}") for size in wrong
+        ]
+        raise InputError(
+            "predict", problems or [Problem("--world-size", "none is given", "such as 8,64,512")]
+        )
     lines: dict[str, Run] = {}
     for run in study.runs:
         alone = at_world_size(run, 1, study=study)
         lines.setdefault(alone.id if alone else run.id, run)
-    found = [(run, size, at_world_size(run, size, study=study)) for run in lines.values() for size in world_sizes]
+    found = [
+        (run, size, at_world_size(run, size, study=study))
+        for run in lines.values()
+        for size in world_sizes
+    ]
     if all(other is None for *_, other in found):
         what = f"no run of this study divides over {', '.join(map(str, world_sizes))} ranks"
-        raise InputError("predict", [Problem("--world-size", what, "sizes that divide its global batch")])
+        raise InputError(
+            "predict", [Problem("--world-size", what, "sizes that divide its global batch")]
+        )
     return found
 
 
@@ -197,7 +243,11 @@ def _speedup(here: Forecast, base: Forecast) -> float | None:
     """The ratio of throughputs, which at an equal batch is that of the steps."""
     if here.prediction is None or base.prediction is None:
         return None
-    rates = [forecast.run.global_batch_size / forecast.prediction.step_s for forecast in (here, base) if forecast.prediction]
+    rates = [
+        forecast.run.global_batch_size / forecast.prediction.step_s
+        for forecast in (here, base)
+        if forecast.prediction
+    ]
     return rates[0] / rates[1]
 
 
@@ -206,9 +256,22 @@ def _row(found: Expectation) -> dict[str, Any]:
 
     forecast, prediction = found.forecast, found.forecast.prediction
     row = dict.fromkeys(
-        ("configuration", "step", "speedup", "exposed", "memory of a rank", "limited by", "measured", "error"), ""
+        (
+            "configuration",
+            "step",
+            "speedup",
+            "exposed",
+            "memory of a rank",
+            "limited by",
+            "measured",
+            "error",
+        ),
+        "",
     )
-    row |= {"configuration": found.configuration, "measured": format_seconds(found.measured_s) if found.measured_s else ""}
+    row |= {
+        "configuration": found.configuration,
+        "measured": format_seconds(found.measured_s) if found.measured_s else "",
+    }
     if forecast.memory_bytes:
         row["memory of a rank"] = f"{forecast.memory_bytes / 1e6:,.0f} MB"
     if found.score:
@@ -239,5 +302,14 @@ def _content(found: Expectation) -> dict[str, Any]:
         "measured_s": found.measured_s,
         "score": found.score.model_dump(mode="json") if found.score else None,
     }
-    names = ("step_s", "low_s", "high_s", "communication_s", "exposed_s", "parts", "limit", "bytes_sent")
+    names = (
+        "step_s",
+        "low_s",
+        "high_s",
+        "communication_s",
+        "exposed_s",
+        "parts",
+        "limit",
+        "bytes_sent",
+    )
     return content | {name: getattr(prediction, name) if prediction else None for name in names}

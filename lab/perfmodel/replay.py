@@ -51,7 +51,9 @@ def replay(works: Sequence[Work], contention: Contention = NO_CONTENTION) -> lis
 
     Raises ValueError where a work waits for one that comes later in its own queue, or for itself.
     """
-    queues = {where: [place for place, work in enumerate(works) if work.where == where] for where in WHERE}
+    queues = {
+        where: [place for place, work in enumerate(works) if work.where == where] for where in WHERE
+    }
     slow = {"device": contention.device, "link": contention.link}
     ends: list[float | None] = [None] * len(works)
     spans: list[Span | None] = [None] * len(works)
@@ -99,7 +101,9 @@ def covered(spans: Sequence[Span], *, since: float = 0.0) -> float:
 def alone(spans: Sequence[Span]) -> float:
     """Seconds in which the link worked and the device waited for it: the exposed communication."""
     device = [(span.start, span.end) for span in spans if span.work.where == "device"]
-    link = [(span.start, span.end) for span in spans if span.work.where == "link"]  # both in the order of time
+    link = [
+        (span.start, span.end) for span in spans if span.work.where == "link"
+    ]  # both in the order of time
     exposed, reached, first = 0.0, 0.0, 0
     for begin, end in [*device, (float("inf"), float("inf"))]:
         while begin > reached and first < len(link) and link[first][0] < begin:

@@ -76,7 +76,12 @@ def predict(
     spans = replay(works, conditions.contention)
     end = max((span.end for span in spans), default=0.0)
     exposed = alone(spans)
-    straggler = profile.spread * profile.step_s(grad_accum) / (layout.tensor * layout.pipeline) * slowest_of(layout.world_size)
+    straggler = (
+        profile.spread
+        * profile.step_s(grad_accum)
+        / (layout.tensor * layout.pipeline)
+        * slowest_of(layout.world_size)
+    )
     overhead = conditions.overhead_s if layout.world_size > 1 else 0.0
     step = end + straggler + overhead
     parts = _parts(spans, exposed=exposed, straggler=straggler, overhead=overhead)
@@ -106,7 +111,9 @@ def slowest_of(ranks: int) -> float:
     return NormalDist().inv_cdf((ranks - 0.375) / (ranks + 0.25)) if ranks > 1 else 0.0
 
 
-def _parts(spans: Sequence[Span], *, exposed: float, straggler: float, overhead: float) -> dict[str, float]:
+def _parts(
+    spans: Sequence[Span], *, exposed: float, straggler: float, overhead: float
+) -> dict[str, float]:
     """Where the step goes; compute that communication slowed is told apart from compute."""
     device = [span for span in spans if span.work.where == "device" and span.work.name]
     parts = dict.fromkeys(("data", "forward", "backward", "optimizer", "bubble", "other"), 0.0)
@@ -127,13 +134,23 @@ def _limit(parts: dict[str, float], step: float) -> str:
 
 def _event(span: Span) -> Event:
     ready = span.ready if span.work.where == "link" else None
-    name = span.work.name if span.work.where == "device" else f"bucket {span.work.name.removeprefix('bucket ')}"
-    return Event(rank=0, name=name, start=span.start, end=span.end, ready=ready, bytes=span.work.bytes)
+    name = (
+        span.work.name
+        if span.work.where == "device"
+        else f"bucket {span.work.name.removeprefix('bucket ')}"
+    )
+    return Event(
+        rank=0, name=name, start=span.start, end=span.end, ready=ready, bytes=span.work.bytes
+    )
 
 
 def ratio(profile: Profile, prediction: Prediction, grad_accum: int = 1) -> float:
     """R = T_compute / T_communication of a prediction; infinite where nothing is sent."""
-    return profile.step_s(grad_accum) / prediction.communication_s if prediction.communication_s else math.inf
+    return (
+        profile.step_s(grad_accum) / prediction.communication_s
+        if prediction.communication_s
+        else math.inf
+    )
 
 
 def absolute_errors(predicted: Sequence[float], measured: Sequence[float]) -> list[float]:

@@ -21,7 +21,10 @@ REQUIRED = ("one_device_step_s", "gradient_bytes", "world_size", "step_s")
 OPTIONAL = ("backward_s", "messages", "step_std_s")
 
 # What is expected of the unknowns before a row is seen, each with its spread; rows that tell them apart overrule it.
-FIXED_SHARE, FIXED_SPREAD = 0.2, 0.15  # of what a distributed step adds: wrapper, launches and skew do not grow with the bytes
+FIXED_SHARE, FIXED_SPREAD = (
+    0.2,
+    0.15,
+)  # of what a distributed step adds: wrapper, launches and skew do not grow with the bytes
 OVERLAP_SPREAD = 0.1  # around none: an overlap is claimed only where the rows need one
 ALPHA_SPREAD_S = 1e-4  # around none
 ROW_ERROR = 0.005  # relative, of a published time; fewer rows than unknowns cannot tell it
@@ -56,15 +59,28 @@ def predict_step(
         world_size=world_size,
         fixed_overhead_s=fixed_overhead_s,
     )
-    problems += [] if 0 <= overlap <= 1 else [Problem("overlap", f"{overlap} is no share", "between 0 and 1")]
+    problems += (
+        []
+        if 0 <= overlap <= 1
+        else [Problem("overlap", f"{overlap} is no share", "between 0 and 1")]
+    )
     if backward_s is not None:
         problems += _problems(backward_s=backward_s)
     if problems:
         raise InputError("predict_step", problems)
-    whole = all_reduce_seconds(gradient_bytes, world_size, alpha_s=alpha_s, bytes_per_s=bytes_per_s, allreduce=allreduce)
+    whole = all_reduce_seconds(
+        gradient_bytes, world_size, alpha_s=alpha_s, bytes_per_s=bytes_per_s, allreduce=allreduce
+    )
     cover = BACKWARD_SHARE * one_device_step_s if backward_s is None else backward_s
     return float(
-        _step(np.array(one_device_step_s), np.array(whole), np.array(world_size), overlap, fixed_overhead_s, np.array(cover))
+        _step(
+            np.array(one_device_step_s),
+            np.array(whole),
+            np.array(world_size),
+            overlap,
+            fixed_overhead_s,
+            np.array(cover),
+        )
     )
 
 
@@ -79,10 +95,17 @@ def all_reduce_seconds(
     """Seconds of an all-reduce by a ring of alpha and beta or by a table, as `predict_step` takes them; raises InputError."""
     if (allreduce is None) == (bytes_per_s is None):
         raise InputError(
-            "predict_step", [Problem("allreduce", "give either it or bytes_per_s", "such as allreduce=(20e-6, 6e9)")]
+            "predict_step",
+            [
+                Problem(
+                    "allreduce", "give either it or bytes_per_s", "such as allreduce=(20e-6, 6e9)"
+                )
+            ],
         )
     if allreduce is not None and alpha_s is not None:
-        raise InputError("predict_step", [Problem("alpha_s", "allreduce holds it already", "leave it out")])
+        raise InputError(
+            "predict_step", [Problem("alpha_s", "allreduce holds it already", "leave it out")]
+        )
     if allreduce is not None and not _is_pair(allreduce):
         sizes, seconds = _table(allreduce)
         if world_size == 1 or size == 0:
@@ -92,7 +115,9 @@ def all_reduce_seconds(
         try:
             return interpolate(size, sizes, seconds, fit_link(sizes, seconds))
         except ValueError as error:
-            raise InputError("predict_step", [Problem("allreduce", str(error), "pairs of bytes and seconds")]) from None
+            raise InputError(
+                "predict_step", [Problem("allreduce", str(error), "pairs of bytes and seconds")]
+            ) from None
     alpha, rate = (alpha_s or 0.0, bytes_per_s or 0.0) if allreduce is None else allreduce
     if problems := _problems(alpha_s=alpha, bytes_per_s=rate):
         raise InputError("predict_step", problems)
@@ -118,7 +143,9 @@ class StepLaw:
     def predict(self, rows: pd.DataFrame) -> FloatArray:
         """Seconds of a step for each row, in order; columns as in `fit`, without `step_s`. Raises InputError."""
         columns = _columns(rows, needed=REQUIRED[:-1])
-        return _law(columns, self.alpha_s, 1 / self.bytes_per_s, self.overlap, self.fixed_overhead_s)
+        return _law(
+            columns, self.alpha_s, 1 / self.bytes_per_s, self.overlap, self.fixed_overhead_s
+        )
 
 
 def fit(rows: pd.DataFrame) -> StepLaw:
@@ -133,14 +160,19 @@ def fit(rows: pd.DataFrame) -> StepLaw:
     columns = _columns(rows, needed=REQUIRED)
     several = columns["world_size"] > 1
     if not several.any():
-        raise InputError("fit", [Problem("world_size", "no row has more than one rank", "nothing is sent on one")])
+        raise InputError(
+            "fit",
+            [Problem("world_size", "no row has more than one rank", "nothing is sent on one")],
+        )
     columns = {name: values[several] for name, values in columns.items()}
     scaled = _solve(columns, error=ROW_ERROR)
     spare = len(columns["step_s"]) - 3
     if spare > 0:  # these rows tell by themselves how far they are to be believed
         closest = _solve(columns, error=_TINY, start=scaled)
         residuals = np.log(_law(columns, *_natural(closest, columns)) / columns["step_s"])
-        scaled = _solve(columns, error=max(float(np.sqrt(np.sum(residuals**2) / spare)), _TINY), start=closest)
+        scaled = _solve(
+            columns, error=max(float(np.sqrt(np.sum(residuals**2) / spare)), _TINY), start=closest
+        )
     alpha, per_byte, overlap, fixed = _natural(scaled, columns)
     found = _law(columns, alpha, per_byte, overlap, fixed)
     return StepLaw(
@@ -154,7 +186,9 @@ def fit(rows: pd.DataFrame) -> StepLaw:
     )
 
 
-def _solve(columns: Mapping[str, FloatArray], *, error: float, start: FloatArray | None = None) -> FloatArray:
+def _solve(
+    columns: Mapping[str, FloatArray], *, error: float, start: FloatArray | None = None
+) -> FloatArray:
     """Scaled alpha, time per byte, overlap and fixed overhead: the best of a few starts."""
     from scipy.optimize import least_squares
 
@@ -167,14 +201,21 @@ def _solve(columns: Mapping[str, FloatArray], *, error: float, start: FloatArray
 
     starts = [*_STARTS, *([] if start is None else [start])]
     bounds = ([0.0, 1e-4, 0.0, 0.0], [np.inf, np.inf, 1.0, np.inf])
-    found = [least_squares(residuals, np.clip(np.asarray(each), 1e-3, _LARGEST), bounds=bounds) for each in starts]
+    found = [
+        least_squares(residuals, np.clip(np.asarray(each), 1e-3, _LARGEST), bounds=bounds)
+        for each in starts
+    ]
     best: FloatArray = min(found, key=lambda result: float(result.cost)).x
     return best
 
 
-def _natural(scaled: FloatArray, columns: Mapping[str, FloatArray]) -> tuple[float, float, float, float]:
+def _natural(
+    scaled: FloatArray, columns: Mapping[str, FloatArray]
+) -> tuple[float, float, float, float]:
     """From units of what the rows themselves add per step and byte to s, s/byte, a share and s."""
-    added = np.median(np.maximum(columns["step_s"] - columns["one_device_step_s"], 1e-3 * columns["step_s"]))
+    added = np.median(
+        np.maximum(columns["step_s"] - columns["one_device_step_s"], 1e-3 * columns["step_s"])
+    )
     sent = np.median(_sent(columns)) or 1.0
     alpha, per_byte, overlap, fixed = (float(value) for value in scaled)
     return alpha * ALPHA_SPREAD_S, per_byte * float(added / sent), overlap, fixed * float(added)
@@ -185,19 +226,43 @@ def _sent(columns: Mapping[str, FloatArray]) -> FloatArray:
     return np.asarray(2 * (world - 1) / world * columns["gradient_bytes"])
 
 
-def _law(columns: Mapping[str, FloatArray], alpha: float, per_byte: float, overlap: float, fixed: float) -> FloatArray:
-    whole = 2 * (columns["world_size"] - 1) * columns["messages"] * alpha + _sent(columns) * per_byte
-    return _step(columns["one_device_step_s"], whole, columns["world_size"], overlap, fixed, columns["backward_s"])
+def _law(
+    columns: Mapping[str, FloatArray], alpha: float, per_byte: float, overlap: float, fixed: float
+) -> FloatArray:
+    whole = (
+        2 * (columns["world_size"] - 1) * columns["messages"] * alpha + _sent(columns) * per_byte
+    )
+    return _step(
+        columns["one_device_step_s"],
+        whole,
+        columns["world_size"],
+        overlap,
+        fixed,
+        columns["backward_s"],
+    )
 
 
-def _step(one: FloatArray, whole: FloatArray, world: FloatArray, overlap: float, fixed: float, cover: FloatArray) -> FloatArray:
-    return np.asarray(one + np.where(world > 1, fixed + whole - np.minimum(overlap * whole, cover), 0.0))
+def _step(
+    one: FloatArray,
+    whole: FloatArray,
+    world: FloatArray,
+    overlap: float,
+    fixed: float,
+    cover: FloatArray,
+) -> FloatArray:
+    return np.asarray(
+        one + np.where(world > 1, fixed + whole - np.minimum(overlap * whole, cover), 0.0)
+    )
 
 
 def _undetermined(columns: Mapping[str, FloatArray]) -> tuple[str, ...]:
     """By the rank of the rows' own equations; overlap shows only where rows differ in what they can hide behind."""
     messages = 2 * (columns["world_size"] - 1) * columns["messages"]
-    names = {"bytes_per_s": _sent(columns), "fixed_overhead_s": np.ones_like(messages), "alpha_s": messages}
+    names = {
+        "bytes_per_s": _sent(columns),
+        "fixed_overhead_s": np.ones_like(messages),
+        "alpha_s": messages,
+    }
     kept: list[FloatArray] = []
     open_ones = []
     for name, column in names.items():
@@ -215,7 +280,13 @@ def _columns(rows: pd.DataFrame, *, needed: Sequence[str]) -> dict[str, FloatArr
     """The columns as numbers with defaults for optional ones; raises InputError with all that is wrong."""
     missing = [name for name in needed if name not in rows]
     if missing:
-        raise InputError("rows", [Problem(name, "this column is missing", f"needed: {', '.join(needed)}") for name in missing])
+        raise InputError(
+            "rows",
+            [
+                Problem(name, "this column is missing", f"needed: {', '.join(needed)}")
+                for name in missing
+            ],
+        )
     if not len(rows):
         raise InputError("rows", [Problem("rows", "there are none", "give at least one")])
     found: dict[str, FloatArray] = {}
@@ -228,7 +299,8 @@ def _columns(rows: pd.DataFrame, *, needed: Sequence[str]) -> dict[str, FloatArr
             continue
         for place, value in enumerate(found[name].tolist()):
             problems += [
-                Problem(f"row {place}, {found_.where}", found_.what, found_.advice) for found_ in _problems(**{name: value})
+                Problem(f"row {place}, {found_.where}", found_.what, found_.advice)
+                for found_ in _problems(**{name: value})
             ]
     if problems:
         raise InputError("rows", problems[:20])
@@ -251,28 +323,49 @@ def _problems(**values: Any) -> list[Problem]:
             found.append(Problem(name, f"{value!r} is no number", "a positive number"))
             continue
         if not math.isfinite(number) or number < 0 or (number == 0 and name not in zero_allowed):
-            found.append(Problem(name, f"{number:g} cannot be", "zero or more" if name in zero_allowed else "a positive number"))
+            found.append(
+                Problem(
+                    name,
+                    f"{number:g} cannot be",
+                    "zero or more" if name in zero_allowed else "a positive number",
+                )
+            )
         elif name == "world_size" and number != round(number):
             found.append(Problem(name, f"{number:g} is no number of ranks", "a whole number"))
     return found
 
 
 def _is_pair(given: Any) -> bool:
-    return isinstance(given, Sequence) and len(given) == 2 and all(np.ndim(value) == 0 for value in given)
+    return (
+        isinstance(given, Sequence)
+        and len(given) == 2
+        and all(np.ndim(value) == 0 for value in given)
+    )
 
 
 def _table(given: Any) -> tuple[list[float], list[float]]:
     """Sizes, ascending, and their seconds."""
     if hasattr(given, "columns"):
         if missing := [name for name in ("bytes", "seconds") if name not in given]:
-            raise InputError("allreduce", [Problem(name, "this column is missing", "bytes and seconds") for name in missing])
+            raise InputError(
+                "allreduce",
+                [Problem(name, "this column is missing", "bytes and seconds") for name in missing],
+            )
         pairs = list(zip(given["bytes"], given["seconds"], strict=True))
     else:
         pairs = list(given.items()) if isinstance(given, Mapping) else list(given)
     try:
         pairs = sorted((float(size), float(seconds)) for size, seconds in pairs)
     except (TypeError, ValueError):
-        raise InputError("allreduce", [Problem("allreduce", "not pairs of bytes and seconds", "such as [(1e6, 1e-3)]")]) from None
-    if not pairs or any(not (math.isfinite(size * seconds) and size > 0 and seconds > 0) for size, seconds in pairs):
-        raise InputError("allreduce", [Problem("allreduce", "holds no or impossible times", "positive bytes and seconds")])
+        raise InputError(
+            "allreduce",
+            [Problem("allreduce", "not pairs of bytes and seconds", "such as [(1e6, 1e-3)]")],
+        ) from None
+    if not pairs or any(
+        not (math.isfinite(size * seconds) and size > 0 and seconds > 0) for size, seconds in pairs
+    ):
+        raise InputError(
+            "allreduce",
+            [Problem("allreduce", "holds no or impossible times", "positive bytes and seconds")],
+        )
     return [size for size, _ in pairs], [seconds for _, seconds in pairs]

@@ -17,10 +17,14 @@ KEPT_STATE = "code.json"
 def keep_code(out: Path) -> Path:
     """Copy the `lab` package to `out`/code/<hash of its content>, if it is not there yet; returns that folder."""
     package = ROOT / "lab"
-    files = sorted(path for path in package.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
+    files = sorted(
+        path for path in package.rglob("*") if path.is_file() and "__pycache__" not in path.parts
+    )
     digest = hashlib.sha256()
     for path in files:
-        digest.update(f"{path.relative_to(package)}\0{path.stat().st_size}\0".encode() + path.read_bytes())
+        digest.update(
+            f"{path.relative_to(package)}\0{path.stat().st_size}\0".encode() + path.read_bytes()
+        )
     folder = out / "code" / digest.hexdigest()[:12]
     if folder.is_dir():
         return folder
@@ -50,7 +54,9 @@ def git_state() -> tuple[str | None, bool | None]:
 
 def _output(program: str, *arguments: str) -> str | None:
     try:
-        done = subprocess.run([program, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=10, check=True)
+        done = subprocess.run(
+            [program, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=10, check=True
+        )
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.strip()

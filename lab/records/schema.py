@@ -43,14 +43,22 @@ class Timing(Section):
     slowest_rank: int = Field(description="the rank that was the slowest most often")
     measured_steps: int
     warmup_steps: int
-    setup_time: float | None = Field(description="s, from the start of rank 0 to its first step, imports included")
+    setup_time: float | None = Field(
+        description="s, from the start of rank 0 to its first step, imports included"
+    )
     train_time: float = Field(description="s, wall time of the measured steps on the slowest rank")
     samples_per_second: float
     tokens_per_second: float | None = None
     flops_per_second: float = Field(description="model FLOP/s of all ranks together")
-    mfu: float | None = Field(description="flops_per_second over peak_flops_per_second of all ranks")
-    peak_flops_per_second: float | None = Field(description="of one rank, dense, in the run's precision")
-    peak_source: str | None = Field(description="vendor figure with its source, or how it was measured")
+    mfu: float | None = Field(
+        description="flops_per_second over peak_flops_per_second of all ranks"
+    )
+    peak_flops_per_second: float | None = Field(
+        description="of one rank, dense, in the run's precision"
+    )
+    peak_source: str | None = Field(
+        description="vendor figure with its source, or how it was measured"
+    )
 
 
 class Event(Section):
@@ -64,7 +72,9 @@ class Event(Section):
     name: str
     start: float
     end: float
-    ready: float | None = Field(default=None, description="when the gradients of a bucket were complete")
+    ready: float | None = Field(
+        default=None, description="when the gradients of a bucket were complete"
+    )
     bytes: int | None = Field(default=None, description="of what goes over the link")
 
 
@@ -91,17 +101,35 @@ class Communication(Section):
     straggler: Stat | None = None
     transfer: Stat | None = None
     overlap: Stat | None = None
-    exposed_in: dict[str, float] = Field(default={}, description="medians of the exposed part by phase of the step")
+    exposed_in: dict[str, float] = Field(
+        default={}, description="medians of the exposed part by phase of the step"
+    )
     bytes: int | None = None
     bytes_moved: int | None = None
-    calls: int | None = Field(default=None, description="collectives and messages of a step on one rank")
-    operations: dict[str, Operation] = Field(default={}, description="the calls by what they do, of rank 0")
-    buckets: list[int] | None = Field(default=None, description="bytes of each bucket of DDP on the link, in order")
-    per_rank: dict[str, list[float]] = Field(default={}, description="medians by rank of total, exposed, straggler")
-    sync_cost: Stat | None = Field(default=None, description="slowest rank with synchronisation, less without; over rounds")
-    sync_exposed: Stat | None = Field(default=None, description="exposed in the same rounds, on the rank that others wait for")
-    stolen_compute: Stat | None = Field(default=None, description="sync_cost - sync_exposed, round by round")
-    ddp_overhead_time: Stat | None = Field(default=None, description="DDP's wrapper less the bare module, at world size 1")
+    calls: int | None = Field(
+        default=None, description="collectives and messages of a step on one rank"
+    )
+    operations: dict[str, Operation] = Field(
+        default={}, description="the calls by what they do, of rank 0"
+    )
+    buckets: list[int] | None = Field(
+        default=None, description="bytes of each bucket of DDP on the link, in order"
+    )
+    per_rank: dict[str, list[float]] = Field(
+        default={}, description="medians by rank of total, exposed, straggler"
+    )
+    sync_cost: Stat | None = Field(
+        default=None, description="slowest rank with synchronisation, less without; over rounds"
+    )
+    sync_exposed: Stat | None = Field(
+        default=None, description="exposed in the same rounds, on the rank that others wait for"
+    )
+    stolen_compute: Stat | None = Field(
+        default=None, description="sync_cost - sync_exposed, round by round"
+    )
+    ddp_overhead_time: Stat | None = Field(
+        default=None, description="DDP's wrapper less the bare module, at world size 1"
+    )
     timeline: list[Event] = Field(default=[], description="the median measured step on all ranks")
 
 
@@ -120,7 +148,9 @@ class Memory(Section):
     kind: Literal["resident", "cuda_allocated"]
     peak: list[int]
     parameters: int = Field(description="bytes of the parameters on one rank")
-    optimizer: int | None = Field(default=None, description="bytes of the optimizer's state on one rank")
+    optimizer: int | None = Field(
+        default=None, description="bytes of the optimizer's state on one rank"
+    )
 
 
 class Quality(Section):
@@ -128,9 +158,12 @@ class Quality(Section):
 
     loss: list[float]
     validation_loss: float | None = None
-    accuracy: float | None = Field(default=None, description="share of held-out samples whose class is found; of classifiers")
+    accuracy: float | None = Field(
+        default=None, description="share of held-out samples whose class is found; of classifiers"
+    )
     depends_on_split: str | None = Field(
-        default=None, description="why the loss curve depends on how ranks share the batch; None where it must not"
+        default=None,
+        description="why the loss curve depends on how ranks share the batch; None where it must not",
     )
 
 
@@ -141,7 +174,9 @@ class Failure(Section):
     message: str
     rank: int | None = None
     traceback: str = ""
-    log: str = Field(default="", description="the last lines of the log of the rank that failed first")
+    log: str = Field(
+        default="", description="the last lines of the log of the rank that failed first"
+    )
 
 
 class Environment(Section):
@@ -163,15 +198,26 @@ class Environment(Section):
     git_dirty: bool | None = None
     slurm_job_id: str | None = None
     job_id: str | None = None
-    data_sha256: str | None = Field(default=None, description="content hash of the samples that were trained on")
-    data_description: str | None = None
-    train_samples: int | None = Field(default=None, description="of an epoch; None where samples overlap, as windows of a text")
-    parameters: int | None = Field(default=None, description="trainable parameters of the whole model")
-    emulated: Emulated | None = Field(default=None, description="what was not real, and how it was emulated")
-    foreign_cpu: float | None = Field(
-        default=None, description="cores' worth of other processes on the ranks' cores while measuring"
+    data_sha256: str | None = Field(
+        default=None, description="content hash of the samples that were trained on"
     )
-    replay: str | None = Field(default=None, description="the source of a published row that this repeats; None: measured")
+    data_description: str | None = None
+    train_samples: int | None = Field(
+        default=None, description="of an epoch; None where samples overlap, as windows of a text"
+    )
+    parameters: int | None = Field(
+        default=None, description="trainable parameters of the whole model"
+    )
+    emulated: Emulated | None = Field(
+        default=None, description="what was not real, and how it was emulated"
+    )
+    foreign_cpu: float | None = Field(
+        default=None,
+        description="cores' worth of other processes on the ranks' cores while measuring",
+    )
+    replay: str | None = Field(
+        default=None, description="the source of a published row that this repeats; None: measured"
+    )
 
     @property
     def disturbed(self) -> bool:
@@ -184,7 +230,15 @@ class Allocation(Section):
 
     job_id: str = Field(description="Slurm's, with the index of the array's task: 17_3")
     nodes: list[str]
-    gpus: list[str] = Field(default=[], description="numbers of the GPUs on the first node, as the scheduler counts them")
+    gpus: list[str] = Field(
+        default=[],
+        description="numbers of the GPUs on the first node, as the scheduler counts them",
+    )
     cpus: int | None = Field(default=None, description="of all nodes together")
-    queue_time: float | None = Field(default=None, description="s, from the submission to the job's last start")
-    requeues: int = Field(default=0, description="how often the job was put back into the queue, and went on from a checkpoint")
+    queue_time: float | None = Field(
+        default=None, description="s, from the submission to the job's last start"
+    )
+    requeues: int = Field(
+        default=0,
+        description="how often the job was put back into the queue, and went on from a checkpoint",
+    )

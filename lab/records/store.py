@@ -76,7 +76,9 @@ class Record(Section):
     environment: Environment | None = None
     timing: Timing | None = None
     communication: Communication | None = None
-    gradients: list[Gradient] | None = Field(default=None, description="of one rank alone, in the order of their readiness")
+    gradients: list[Gradient] | None = Field(
+        default=None, description="of one rank alone, in the order of their readiness"
+    )
     memory: Memory | None = None
     quality: Quality | None = None
     inference: Inference | None = None
@@ -94,7 +96,11 @@ class Record(Section):
     @property
     def emulation(self) -> str:
         """What was emulated; nothing where all was real."""
-        return self.environment.emulated.label if self.environment and self.environment.emulated else ""
+        return (
+            self.environment.emulated.label
+            if self.environment and self.environment.emulated
+            else ""
+        )
 
     @property
     def task(self) -> Task:

@@ -13,7 +13,9 @@ if TYPE_CHECKING:
     import pandas as pd
 
 # What every run is asked for comes first, what only inference is asked for last.
-_FIELDS = [key for key in Run.model_fields if key not in {"model", "data", *InferenceSettings.model_fields}]
+_FIELDS = [
+    key for key in Run.model_fields if key not in {"model", "data", *InferenceSettings.model_fields}
+]
 _FIELDS += list(InferenceSettings.model_fields)
 
 
@@ -40,11 +42,16 @@ def row(record: Record) -> dict[str, Any]:
         "device": record.environment.device if record.environment else None,
         "cluster": record.environment.cluster if record.environment else None,
         "replay": record.environment.replay if record.environment else None,
-        "emulated": record.environment.emulated.label if record.environment and record.environment.emulated else None,
+        "emulated": record.environment.emulated.label
+        if record.environment and record.environment.emulated
+        else None,
         "step_time": timing.step.median if timing else None,
         "step_time_p10": timing.step.p10 if timing else None,
         "step_time_p90": timing.step.p90 if timing else None,
-        **{f"{phase}_time": _median(timing.phases.get(phase)) if timing else None for phase in PHASES},
+        **{
+            f"{phase}_time": _median(timing.phases.get(phase)) if timing else None
+            for phase in PHASES
+        },
         **_communication_columns(record.communication),
         "samples_per_second": timing.samples_per_second if timing else None,
         "tokens_per_second": timing.tokens_per_second if timing else None,
@@ -82,8 +89,14 @@ def _communication_columns(communication: Communication | None) -> dict[str, flo
         "stolen_compute_time": "stolen_compute",
         "ddp_overhead_time": "ddp_overhead_time",
     }
-    stats = {column: getattr(communication, field) if communication else None for column, field in columns.items()}
-    waits = {f"exposed_{phase}_time": _exposed_in(communication, phase) for phase in ("forward", "backward", "optimizer")}
+    stats = {
+        column: getattr(communication, field) if communication else None
+        for column, field in columns.items()
+    }
+    waits = {
+        f"exposed_{phase}_time": _exposed_in(communication, phase)
+        for phase in ("forward", "backward", "optimizer")
+    }
     sent = {
         "communication_bytes": communication.bytes if communication else None,
         "bytes_moved": communication.bytes_moved if communication else None,

@@ -31,13 +31,20 @@ class Markdown:
         return self.markdown
 
     @classmethod
-    def of(cls, *sentences: str, heading: int = 0, bullets: bool = False, strong: bool = False) -> Markdown:
+    def of(
+        cls, *sentences: str, heading: int = 0, bullets: bool = False, strong: bool = False
+    ) -> Markdown:
         """Sentences taken literally: as a paragraph, a heading of this level, or a list."""
-        literal = [re.sub(r"([\\`*_{}\[\]()#+\-.!|<>$&~^])", r"\\\1", " ".join(sentence.split())) for sentence in sentences]
+        literal = [
+            re.sub(r"([\\`*_{}\[\]()#+\-.!|<>$&~^])", r"\\\1", " ".join(sentence.split()))
+            for sentence in sentences
+        ]
         if bullets:
             return cls("\n".join(f"- {sentence}" for sentence in literal))
         text = " ".join(literal)
-        return cls(f"{'#' * heading} {text}" if heading else f"**{text}**" if strong and text else text)
+        return cls(
+            f"{'#' * heading} {text}" if heading else f"**{text}**" if strong and text else text
+        )
 
 
 @dataclass(frozen=True)
@@ -66,7 +73,9 @@ class Figure:
     alt: str
 
     def _repr_mimebundle_(self, **_: Any) -> tuple[dict[str, str], dict[str, dict[str, str]]]:
-        return {"image/svg+xml": self.svg, "text/plain": self.alt}, {"image/svg+xml": {"alt": self.alt}}
+        return {"image/svg+xml": self.svg, "text/plain": self.alt}, {
+            "image/svg+xml": {"alt": self.alt}
+        }
 
 
 def figure(name: str, source: Study | Sequence[Record], *, mark: Mark | None = None) -> Figure:
@@ -102,6 +111,8 @@ def drawn(draw: Callable[[Axes], object], alt: str, *, height: float) -> Figure:
     with style(), io.StringIO() as stream:
         sheet = canvas.Figure(figsize=(SIZE[0], height), layout="constrained")
         draw(sheet.subplots())
-        sheet.savefig(stream, format="svg", metadata={"Date": None, "Creator": None}, transparent=True)
+        sheet.savefig(
+            stream, format="svg", metadata={"Date": None, "Creator": None}, transparent=True
+        )
         svg = stream.getvalue()
     return Figure(svg[svg.index("<svg") :], alt)

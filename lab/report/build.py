@@ -50,7 +50,11 @@ def report(study: Study) -> Report:
     """
     run_notebooks(study)
     made = Report(study.out / "report.ipynb", study.out / "report.html", study.out / "report.pdf")
-    execute(NOTEBOOKS / _TEMPLATES[study.kind], made.notebook, {"study": str(study.folder), "quick": study.quick})
+    execute(
+        NOTEBOOKS / _TEMPLATES[study.kind],
+        made.notebook,
+        {"study": str(study.folder), "quick": study.quick},
+    )
     export(made.notebook, made.html, title=study.title)
     export(made.notebook, made.pdf, title=study.title)
     return made
@@ -66,7 +70,9 @@ def run_notebooks(study: Study) -> list[Path]:
 
 def _is_stale(folder: Path) -> bool:
     record, notebook = folder / "record.json", folder / "run.ipynb"
-    return record.exists() and (not notebook.exists() or notebook.stat().st_mtime < record.stat().st_mtime)
+    return record.exists() and (
+        not notebook.exists() or notebook.stat().st_mtime < record.stat().st_mtime
+    )
 
 
 def _run_notebook(study: Study, task: Task, folder: Path) -> Path:
@@ -114,9 +120,13 @@ def execute(template: Path, target: Path, parameters: Mapping[str, Any]) -> Path
             f"{template.name}, cell {error.exec_count}: {error.ename}: {error.evalue}; partial notebook: {partial}"
         ) from None
     except DeadKernelError:
-        raise LabError(f"{template.name}: its kernel died (out of memory?); partial notebook: {partial}") from None
+        raise LabError(
+            f"{template.name}: its kernel died (out of memory?); partial notebook: {partial}"
+        ) from None
     except RuntimeError as error:
-        raise LabError(f"{template.name}: {error}; is the machine overloaded? The same command goes on from here") from None
+        raise LabError(
+            f"{template.name}: {error}; is the machine overloaded? The same command goes on from here"
+        ) from None
     partial.replace(target)
     return target
 

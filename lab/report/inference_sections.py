@@ -135,7 +135,11 @@ def training(study: Study) -> list[Markdown | Table | Figure]:
     """What the study's training runs learned; nothing where it has none."""
     from lab.report import sections
 
-    return [Markdown("## Training"), sections.learning(study)] if any(run.task == "train" for run in study.runs) else []
+    return (
+        [Markdown("## Training"), sections.learning(study)]
+        if any(run.task == "train" for run in study.runs)
+        else []
+    )
 
 
 def speed(study: Study) -> list[Table]:
@@ -178,7 +182,9 @@ def quality(study: Study) -> list[Table]:
 
 def _tables(study: Study, rows: str, generated: str, classified: str) -> list[Table]:
     of_generation = [_table(study, rows, generated)] if _generates(study) else []
-    return of_generation + ([_table(study, f"classifier_{rows}", classified)] if _classifies(study) else [])
+    return of_generation + (
+        [_table(study, f"classifier_{rows}", classified)] if _classifies(study) else []
+    )
 
 
 def _table(study: Study, rows: str, caption: str) -> Table:
@@ -195,7 +201,11 @@ def findings(study: Study) -> Markdown:
 
     records = load_records(study)
     found = [*inference.sentences(records), *inference.classifier_sentences(records)]
-    return Markdown.of(*found, bullets=True) if found else Markdown.of("Nothing was compared with the base.")
+    return (
+        Markdown.of(*found, bullets=True)
+        if found
+        else Markdown.of("Nothing was compared with the base.")
+    )
 
 
 def unavailable(study: Study) -> Markdown:
@@ -203,4 +213,8 @@ def unavailable(study: Study) -> Markdown:
     from lab.analysis.inference import missing
 
     found = missing(load_records(study))
-    return Markdown.of(*found, bullets=True) if found else Markdown.of("Everything that was asked for could be measured.")
+    return (
+        Markdown.of(*found, bullets=True)
+        if found
+        else Markdown.of("Everything that was asked for could be measured.")
+    )

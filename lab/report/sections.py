@@ -34,7 +34,13 @@ def answer(study: Study) -> Markdown:
     from lab.analysis.findings import answer
 
     records = load_records(study)
-    sources = sorted({record.environment.replay for record in records if record.environment and record.environment.replay})
+    sources = sorted(
+        {
+            record.environment.replay
+            for record in records
+            if record.environment and record.environment.replay
+        }
+    )
     told = [f"{NOTICE}. Source: {'; '.join(sources)}."] if sources else []
     return Markdown.of(*told, answer(study, _summary(study), records), strong=True)
 
@@ -44,7 +50,11 @@ def findings(study: Study) -> Markdown:
     from lab.analysis.findings import findings
 
     found = findings(study, _summary(study), load_records(study))
-    return Markdown.of(*found, bullets=True) if found else Markdown.of("The numbers support no further statement.")
+    return (
+        Markdown.of(*found, bullets=True)
+        if found
+        else Markdown.of("The numbers support no further statement.")
+    )
 
 
 def holes(study: Study) -> Markdown:
@@ -54,7 +64,9 @@ def holes(study: Study) -> Markdown:
     missing = holes(study, load_records(study), obstacles=_obstacles(study))
     if missing:
         return Markdown.of(*missing, bullets=True)
-    return Markdown.of(f"Nothing: all {len(study.tasks)} repeats of {len(study.runs)} configurations completed.")
+    return Markdown.of(
+        f"Nothing: all {len(study.tasks)} repeats of {len(study.runs)} configurations completed."
+    )
 
 
 def _obstacles(study: Study) -> dict[str, str]:
@@ -64,7 +76,11 @@ def _obstacles(study: Study) -> dict[str, str]:
 
     clusters = {record.environment.cluster for record in load_records(study) if record.environment}
     try:
-        return {row["run"]: row["cannot run"] for row in plan(study, clusters.pop())} if len(clusters) == 1 else {}
+        return (
+            {row["run"]: row["cannot run"] for row in plan(study, clusters.pop())}
+            if len(clusters) == 1
+            else {}
+        )
     except InputError:
         return {}  # the profile is not on this machine
 
@@ -92,11 +108,18 @@ def communication(study: Study) -> Table:
         "stolen compute": "stolen_compute_time",
     }
     unit = unit_for(found["step_time"])
-    sent = {record.run_id: record.communication for record in load_records(study) if record.communication}
+    sent = {
+        record.run_id: record.communication
+        for record in load_records(study)
+        if record.communication
+    }
     rows = []
     for label, points in curves(found):
         for row in points[points["world_size"] > 1].to_dict("records"):
-            times = {part: [row[column + end] for end in ("", "_low", "_high")] for part, column in parts.items()}
+            times = {
+                part: [row[column + end] for end in ("", "_low", "_high")]
+                for part, column in parts.items()
+            }
             link = sent.get(row["run_id"])
             rows.append(
                 {"configuration": f"{ranks(row['device'], row['world_size'])}, {label}"}
@@ -116,7 +139,9 @@ def _sent(link: Communication | None) -> str:
         return "-"
     calls = link.calls or len(link.buckets or ())
     word = "bucket" if link.buckets else "call"
-    return f"{link.bytes / 1e6:.2f} MB" + (f" in {calls} {word}{'s' * (calls > 1)}" if calls else "")
+    return f"{link.bytes / 1e6:.2f} MB" + (
+        f" in {calls} {word}{'s' * (calls > 1)}" if calls else ""
+    )
 
 
 def audit(study: Study) -> Any:
@@ -134,11 +159,19 @@ def learning(study: Study) -> Table:
     rows = [
         {
             "configuration": labels[run],
-            "last loss": _median(done, lambda record: record.quality.loss[-1] if record.quality else None, "{:.4f}"),
-            "validation loss": _median(done, lambda record: record.quality and record.quality.validation_loss, "{:.4f}"),
-            "accuracy": _median(done, lambda record: record.quality and record.quality.accuracy, "{:.1%}"),
+            "last loss": _median(
+                done, lambda record: record.quality.loss[-1] if record.quality else None, "{:.4f}"
+            ),
+            "validation loss": _median(
+                done, lambda record: record.quality and record.quality.validation_loss, "{:.4f}"
+            ),
+            "accuracy": _median(
+                done, lambda record: record.quality and record.quality.accuracy, "{:.1%}"
+            ),
             "peak memory of a rank (MB)": _median(
-                done, lambda record: max(record.memory.peak) / 1e6 if record.memory else None, "{:.0f}"
+                done,
+                lambda record: max(record.memory.peak) / 1e6 if record.memory else None,
+                "{:.0f}",
             ),
             "samples/s": _median(done, lambda record: record.timing.samples_per_second, "{:.1f}"),
             "MFU": _median(done, lambda record: record.timing.mfu, "{:.1%}"),
@@ -147,14 +180,32 @@ def learning(study: Study) -> Table:
         if run.task == "train"
     ]
     frame = pd.DataFrame(rows)
-    if all(record.quality is None or record.quality.accuracy is None for _, done in _by_run(study) for record in done):
+    if all(
+        record.quality is None or record.quality.accuracy is None
+        for _, done in _by_run(study)
+        for record in done
+    ):
         frame = frame.drop(columns="accuracy")  # language models have none
-    reasons = {record.quality.depends_on_split for _, done in _by_run(study) for record in done if record.quality}
-    told = "".join(f"; loss depends on how ranks share the batch: {reason}" for reason in sorted(filter(None, reasons)))
-    kinds = sorted({record.emulation for _, done in _by_run(study) for record in done if record.emulation})
+    reasons = {
+        record.quality.depends_on_split
+        for _, done in _by_run(study)
+        for record in done
+        if record.quality
+    }
+    told = "".join(
+        f"; loss depends on how ranks share the batch: {reason}"
+        for reason in sorted(filter(None, reasons))
+    )
+    kinds = sorted(
+        {record.emulation for _, done in _by_run(study) for record in done if record.emulation}
+    )
     told += f"; emulated: {', '.join(kinds)}" if kinds else ""
     every = f". All: {common}" if common else ""
-    return Table(f"What was learned, and at what price: medians over repeats{told}{every}", frame, index=False)
+    return Table(
+        f"What was learned, and at what price: medians over repeats{told}{every}",
+        frame,
+        index=False,
+    )
 
 
 def _median(records: Sequence[Record], quantity: Any, form: str) -> str:
@@ -175,14 +226,21 @@ def every_repeat(study: Study) -> Table:
     labels, common = distinct_labels(list(dict.fromkeys(record.run for record in records)))
     emulating = any(record.emulation for record in records)
     rows = [
-        {"run": record.run_id, "configuration": labels[record.run], "repeat": record.repeat, "status": record.status}
+        {
+            "run": record.run_id,
+            "configuration": labels[record.run],
+            "repeat": record.repeat,
+            "status": record.status,
+        }
         | ({"emulated": record.emulation} if emulating else {})
         | {f"{phase} (ms)": _milliseconds(record, phase) for phase in ("step", *PHASES)}
         | {"foreign CPU (cores)": _foreign(record)}
         for record in records
     ]
     caption = "Every repeat: median step of the slowest rank and its phases"
-    return Table(f"{caption}. All: {common}" if common else caption, pd.DataFrame(rows), index=False)
+    return Table(
+        f"{caption}. All: {common}" if common else caption, pd.DataFrame(rows), index=False
+    )
 
 
 def _milliseconds(record: Record, phase: str) -> str:
@@ -202,7 +260,9 @@ def reproduce(study: Study) -> Markdown:
     place = os.path.relpath(study.folder)
     name = place if not place.startswith("..") else study.name
     flag = " --quick" if study.quick else ""
-    clusters = {record.environment.cluster for record in load_records(study) if record.environment} - {"local"}
+    clusters = {
+        record.environment.cluster for record in load_records(study) if record.environment
+    } - {"local"}
     where = f" --cluster {clusters.pop()}" if len(clusters) == 1 else ""
     return Markdown(
         f"```\nlab run {name}{where}{flag} --fresh    # measure again\nlab report {name}{flag}         # this report from the records\n```"
@@ -216,9 +276,13 @@ def outcome(records: Sequence[Record]) -> Markdown:
     for record in records:
         if record.error is not None:
             rank = "" if record.error.rank is None else f" on rank {record.error.rank}"
-            told = Markdown.of(f"This run did not complete ({record.status}{rank}): {record.error.type}: {record.error.message}")
+            told = Markdown.of(
+                f"This run did not complete ({record.status}{rank}): {record.error.type}: {record.error.message}"
+            )
             return Markdown(
-                f"{told.markdown}\n\n~~~text\n{record.error.log.replace('~~~', '~~')}\n~~~" if record.error.log else told.markdown
+                f"{told.markdown}\n\n~~~text\n{record.error.log.replace('~~~', '~~')}\n~~~"
+                if record.error.log
+                else told.markdown
             )
         if record.timing is not None:
             timing = record.timing
@@ -236,8 +300,14 @@ def outcome(records: Sequence[Record]) -> Markdown:
 def _inference_outcome(record: Record) -> Markdown:
     from lab.analysis import inference
 
-    told = [*inference.missing([record]), *inference.sentences([record]), *inference.classifier_sentences([record])]
-    return Markdown.of(*(told or ["Two copies of the base were timed against each other."]), bullets=True)
+    told = [
+        *inference.missing([record]),
+        *inference.sentences([record]),
+        *inference.classifier_sentences([record]),
+    ]
+    return Markdown.of(
+        *(told or ["Two copies of the base were timed against each other."]), bullets=True
+    )
 
 
 def phases(records: Sequence[Record]) -> Table:
@@ -250,17 +320,30 @@ def phases(records: Sequence[Record]) -> Table:
             continue
         for name in ("step", *(phase for phase in PHASES if phase in record.timing.phases)):
             stat = record.timing.step if name == "step" else record.timing.phases[name]
-            ranks = {f"rank {rank}": f"{time * 1e3:.2f}" for rank, time in enumerate(record.timing.per_rank[name])}
+            ranks = {
+                f"rank {rank}": f"{time * 1e3:.2f}"
+                for rank, time in enumerate(record.timing.per_rank[name])
+            }
             quantiles = {"median": stat.median, "p10": stat.p10, "p90": stat.p90}
-            rows.append({"phase": name} | {key: f"{value * 1e3:.2f}" for key, value in quantiles.items()} | ranks)
-    return Table("Times in ms: over the steps of the slowest rank, and the median of each rank", pd.DataFrame(rows), index=False)
+            rows.append(
+                {"phase": name}
+                | {key: f"{value * 1e3:.2f}" for key, value in quantiles.items()}
+                | ranks
+            )
+    return Table(
+        "Times in ms: over the steps of the slowest rank, and the median of each rank",
+        pd.DataFrame(rows),
+        index=False,
+    )
 
 
 def predictions_of(study: Study) -> str:
     """One sentence: how many predictions there are, and what became of them."""
     frozen, found = predictions(study), scores(study)
     if found:
-        inside = sum(score.frozen.low_s <= score.measured_s <= score.frozen.high_s for score in found)
+        inside = sum(
+            score.frozen.low_s <= score.measured_s <= score.frozen.high_s for score in found
+        )
         error = percent(mean_absolute_error(found))
         worst = max(found, key=lambda score: abs(score.error))
         return (

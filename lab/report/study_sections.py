@@ -52,7 +52,11 @@ def strategies(study: Study) -> list[Part]:
         return []
     records = load_records(study)
     told = tables.strategy_sentences(runs, records, baseline=study.baseline)
-    return [Markdown("## Strategies"), *_bullets(told), _table(WAYS, runs, lambda: tables.strategy_rows(runs, records))]
+    return [
+        Markdown("## Strategies"),
+        *_bullets(told),
+        _table(WAYS, runs, lambda: tables.strategy_rows(runs, records)),
+    ]
 
 
 def causes(study: Study) -> list[Part]:
@@ -91,7 +95,11 @@ def _table(caption: str, runs: Sequence[Run], rows: Callable[[], list[dict[str, 
     import pandas as pd
 
     _, common = distinct_labels(runs)
-    return Table(f"{caption}. All: {common}" if common else caption, pd.DataFrame(rows()).fillna("-"), index=False)
+    return Table(
+        f"{caption}. All: {common}" if common else caption,
+        pd.DataFrame(rows()).fillna("-"),
+        index=False,
+    )
 
 
 def calibration(study: Study) -> list[Markdown | Table | Figure]:
@@ -109,15 +117,21 @@ def calibration(study: Study) -> list[Markdown | Table | Figure]:
             found = None
         if found is None or not found.parts:
             parts.append(
-                Markdown.of(f"The cluster {name} is not calibrated; `lab calibrate --cluster {name}` measures its links.")
+                Markdown.of(
+                    f"The cluster {name} is not calibrated; `lab calibrate --cluster {name}` measures its links."
+                )
             )
             continue
         emulated = found.environment.emulated if found.environment else None
         where = f"cluster {name}" + (f", emulated {emulated.label}" if emulated else "")
         parts += [
             links(found),
-            Table(f"Fits of time = alpha + bytes / bandwidth, {where}", fits_table(found), index=False),
-            Table(f"Arithmetic and memory of a rank, {where}", throughput_table(found), index=False),
+            Table(
+                f"Fits of time = alpha + bytes / bandwidth, {where}", fits_table(found), index=False
+            ),
+            Table(
+                f"Arithmetic and memory of a rank, {where}", throughput_table(found), index=False
+            ),
         ]
     return parts
 
@@ -141,11 +155,21 @@ def environment(source: Study | Sequence[Record]) -> Table:
         if record.environment is not None:
             for name, value in [*surroundings(record), *_granted(record)]:
                 seen.setdefault(name, {})[value] = None
-    waits = [record.allocation.queue_time for record in records if record.allocation and record.allocation.queue_time is not None]
+    waits = [
+        record.allocation.queue_time
+        for record in records
+        if record.allocation and record.allocation.queue_time is not None
+    ]
     if waits:
-        seen["in the queue"] = {f"{format_seconds(min(waits))} to {format_seconds(max(waits))}": None}
+        seen["in the queue"] = {
+            f"{format_seconds(min(waits))} to {format_seconds(max(waits))}": None
+        }
     rows = [{"what": name, "value": "; ".join(values)} for name, values in seen.items()]
-    return Table("Environment, read inside the jobs", pd.DataFrame(rows, columns=["what", "value"]), index=False)
+    return Table(
+        "Environment, read inside the jobs",
+        pd.DataFrame(rows, columns=["what", "value"]),
+        index=False,
+    )
 
 
 def surroundings(record: Record) -> Iterable[tuple[str, str]]:
@@ -160,7 +184,9 @@ def surroundings(record: Record) -> Iterable[tuple[str, str]]:
         return
     yield "emulated", place.emulated.description if place.emulated else "nothing"
     if place.emulated is not None and place.emulated.step:
-        slept = ", ".join(f"{name} {seconds * 1e3:.2f} ms" for name, seconds in place.emulated.step.items())
+        slept = ", ".join(
+            f"{name} {seconds * 1e3:.2f} ms" for name, seconds in place.emulated.step.items()
+        )
         yield f"a rank's sleep on a micro-batch, world size {record.run.world_size}", slept
     yield "hosts", ", ".join(sorted(set(place.hosts)))
     yield "processor", f"{place.cpu}, {place.cpu_count} logical CPUs"
@@ -168,10 +194,20 @@ def surroundings(record: Record) -> Iterable[tuple[str, str]]:
         "cores per rank",
         f"{len(place.cpus_granted[0])} with {place.threads_per_rank} thread{'s' * (place.threads_per_rank > 1)}",
     )
-    yield "GPU", f"{place.gpu_count} x {place.gpu}, driver {place.driver}" if place.gpu else "none used"
+    yield (
+        "GPU",
+        f"{place.gpu_count} x {place.gpu}, driver {place.driver}" if place.gpu else "none used",
+    )
     yield "backend", place.backend or "none"
-    yield "versions", ", ".join(f"{name} {version}" for name, version in sorted(place.versions.items()))
-    commit = "unknown" if place.git_commit is None else place.git_commit[:12] + (" with local changes" if place.git_dirty else "")
+    yield (
+        "versions",
+        ", ".join(f"{name} {version}" for name, version in sorted(place.versions.items())),
+    )
+    commit = (
+        "unknown"
+        if place.git_commit is None
+        else place.git_commit[:12] + (" with local changes" if place.git_dirty else "")
+    )
     yield "code", f"commit {commit}"
     yield "data", f"{place.data_description}; SHA-256 {(place.data_sha256 or 'unknown')[:16]}"
     yield "parameters", f"{place.parameters:,}" if place.parameters else "unknown"
@@ -183,6 +219,9 @@ def _granted(record: Record) -> Iterable[tuple[str, str]]:
     given = record.allocation
     if given is None:
         return
-    yield "Slurm jobs", given.job_id + (f" (put back {given.requeues} times)" if given.requeues else "")
+    yield (
+        "Slurm jobs",
+        given.job_id + (f" (put back {given.requeues} times)" if given.requeues else ""),
+    )
     gpus = f", GPU {', '.join(given.gpus)} of the first" if given.gpus else ""
     yield "nodes", f"{', '.join(given.nodes)}{gpus}"

@@ -12,7 +12,13 @@ import torch
 
 from lab.config.cluster import Cluster
 from lab.machine import cpu_model
-from lab.perfmodel.calibration import CollectiveTime, ContentionTime, MatrixProduct, MemoryBandwidth, Part
+from lab.perfmodel.calibration import (
+    CollectiveTime,
+    ContentionTime,
+    MatrixProduct,
+    MemoryBandwidth,
+    Part,
+)
 from lab.perfmodel.hardware import vendor_peak
 from lab.worker.collectives import MIB, SIZES, measure_collectives, measure_contention
 from lab.worker.context import Progress, RankContext
@@ -24,7 +30,9 @@ BUDGET_S, QUICK_BUDGET_S = 25.0, 4.0
 QUICK_LARGEST = 4 * MIB
 
 
-def measure(place: RankContext, cluster: Cluster, *, quick: bool, progress: Progress) -> Part | None:
+def measure(
+    place: RankContext, cluster: Cluster, *, quick: bool, progress: Progress
+) -> Part | None:
     """Measure one world size; rank 0 gets the part, the others None. All ranks must call it.
 
     Raises LabError for a device that is not there and for a collective that gives a wrong result.
@@ -40,7 +48,9 @@ def measure(place: RankContext, cluster: Cluster, *, quick: bool, progress: Prog
         if place.world_size > 1:
             sizes = [size for size in SIZES[device.type] if size <= QUICK_LARGEST or not quick]
             budget = QUICK_BUDGET_S if quick else BUDGET_S
-            times, missing = measure_collectives(device=device, sizes=sizes, budget_s=budget, progress=progress)
+            times, missing = measure_collectives(
+                device=device, sizes=sizes, budget_s=budget, progress=progress
+            )
             if cluster.compute is None:  # ranks that sleep leave the cores to others
                 contention = measure_contention(device=device, quick=quick, progress=progress)
         else:
@@ -88,12 +98,18 @@ def matrix_products(device: torch.device) -> tuple[list[MatrixProduct], dict[str
     return found, missing
 
 
-def memory_bandwidth(device: torch.device, *, copy_bytes: int | None = None, seconds: float = COPY_S) -> MemoryBandwidth:
+def memory_bandwidth(
+    device: torch.device, *, copy_bytes: int | None = None, seconds: float = COPY_S
+) -> MemoryBandwidth:
     """Bytes/s of the fastest copy of a large tensor, read and written bytes counted (as STREAM does, McCalpin 1995).
 
     The tensor is made smaller where memory is short: two of them take a quarter of what is free at most.
     """
-    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
+    free = (
+        torch.cuda.mem_get_info(device)[0]
+        if device.type == "cuda"
+        else psutil.virtual_memory().available
+    )
     size = min(copy_bytes or COPY_BYTES[device.type], free // 8)
     source = torch.ones(size // 4, device=device)
     target = torch.empty_like(source)
@@ -131,7 +147,10 @@ def peak_flops(device: torch.device, *, precision: str) -> tuple[float, str]:
         return known
     flops, size = measured_peak(device, dtype=DTYPES[precision])
     with_threads = f" with {torch.get_num_threads()} thread(s)" if device.type == "cpu" else ""
-    return flops, f"measured on {name}: the best {precision} matrix product ({size} x {size}) of a rank{with_threads}"
+    return (
+        flops,
+        f"measured on {name}: the best {precision} matrix product ({size} x {size}) of a rank{with_threads}",
+    )
 
 
 def measured_peak(device: torch.device, *, dtype: torch.dtype) -> tuple[float, int]:

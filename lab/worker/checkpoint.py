@@ -71,7 +71,15 @@ def read(folder: Path) -> Checkpoint | None:
         run = Run.model_validate_json((folder / RUN).read_bytes())
     except (OSError, ValidationError):
         return None
-    return Checkpoint(folder, run, meta["step"], meta["vocab_size"], meta["data_sha256"], meta["scaler"], meta["groups"])
+    return Checkpoint(
+        folder,
+        run,
+        meta["step"],
+        meta["vocab_size"],
+        meta["data_sha256"],
+        meta["scaler"],
+        meta["groups"],
+    )
 
 
 def newest(root: Path) -> Checkpoint | None:
@@ -86,10 +94,23 @@ def kept_model(repeat: Path) -> Checkpoint | None:
 
 
 def describe(
-    run: Run, *, step: int, vocab_size: int, data_sha256: str, tokenizer: Path | None, scaler: Mapping[str, Any], groups: Any
+    run: Run,
+    *,
+    step: int,
+    vocab_size: int,
+    data_sha256: str,
+    tokenizer: Path | None,
+    scaler: Mapping[str, Any],
+    groups: Any,
 ) -> dict[str, bytes]:
     """The files of a checkpoint that hold no tensors."""
-    meta = {"format": FORMAT, "step": step, "vocab_size": vocab_size, "data_sha256": data_sha256, "torch": str(torch.__version__)}
+    meta = {
+        "format": FORMAT,
+        "step": step,
+        "vocab_size": vocab_size,
+        "data_sha256": data_sha256,
+        "torch": str(torch.__version__),
+    }
     meta |= {"scaler": dict(scaler), "groups": groups}
     files = {RUN: run.model_dump_json(indent=1).encode(), META: json.dumps(meta, indent=1).encode()}
     return files if tokenizer is None else files | {TOKENIZER: tokenizer.read_bytes()}
@@ -148,11 +169,15 @@ def full_model(model: nn.Module) -> dict[str, Tensor]:
     return cast(dict[str, Tensor], get_model_state_dict(model, options=_FULL))
 
 
-def full_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[dict[str, Tensor], list[dict[str, Any]]]:
+def full_optimizer(
+    model: nn.Module, optimizer: torch.optim.Optimizer
+) -> tuple[dict[str, Tensor], list[dict[str, Any]]]:
     """The optimizer's tensors as `<parameter>/<state>` and its groups, as `full_model` gives the model."""
     found: dict[str, Any] = get_optimizer_state_dict(model, optimizer, options=_FULL)
     states = found.get("state", {})
-    tensors = {f"{name}/{key}": value for name, state in states.items() for key, value in state.items()}
+    tensors = {
+        f"{name}/{key}": value for name, state in states.items() for key, value in state.items()
+    }
     return tensors, found.get("param_groups", [])
 
 
@@ -165,14 +190,18 @@ def load_model(model: nn.Module, checkpoint: Checkpoint) -> None:
     set_model_state_dict(model, weights, options=StateDictOptions(full_state_dict=True))
 
 
-def load_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, checkpoint: Checkpoint) -> None:
+def load_optimizer(
+    model: nn.Module, optimizer: torch.optim.Optimizer, checkpoint: Checkpoint
+) -> None:
     """Give an optimizer, sharded or not, the checkpoint's state; all ranks must call it."""
     states: dict[str, dict[str, Tensor]] = {}
     for name, tensor in checkpoint.tensors(OPTIMIZER).items():
         parameter, _, key = name.rpartition("/")
         states.setdefault(parameter, {})[key] = tensor
     content: dict[str, Any] = {"state": states, "param_groups": checkpoint.groups}
-    set_optimizer_state_dict(model, optimizer, content, options=StateDictOptions(full_state_dict=True))
+    set_optimizer_state_dict(
+        model, optimizer, content, options=StateDictOptions(full_state_dict=True)
+    )
 
 
 def random_states(device: torch.device) -> dict[str, Tensor]:
@@ -181,7 +210,11 @@ def random_states(device: torch.device) -> dict[str, Tensor]:
     if device.type == "cuda":
         mine["cuda"] = torch.cuda.get_rng_state(device)
     ranks: Sequence[dict[str, Tensor]] = gather(mine) or ()
-    return {f"{kind}/{rank}": state for rank, states in enumerate(ranks) for kind, state in states.items()}
+    return {
+        f"{kind}/{rank}": state
+        for rank, states in enumerate(ranks)
+        for kind, state in states.items()
+    }
 
 
 def restore_random_states(history: Tensors, *, rank: int, device: torch.device) -> None:

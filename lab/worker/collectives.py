@@ -19,7 +19,10 @@ from lab.worker.distributed import share
 from lab.worker.measure.clock import stat
 
 KIB, MIB = 2**10, 2**20
-SIZES = {"cpu": tuple(4 * KIB * 4**power for power in range(7)), "cuda": tuple(4 * KIB * 4**power for power in range(8))}
+SIZES = {
+    "cpu": tuple(4 * KIB * 4**power for power in range(7)),
+    "cuda": tuple(4 * KIB * 4**power for power in range(8)),
+}
 MIN_ROUNDS, MAX_ROUNDS = 7, 100
 _ITEM = 4  # bytes of an element: gradients are fp32
 
@@ -31,7 +34,11 @@ class _Call(NamedTuple):
 
 
 def measure_collectives(
-    *, device: torch.device, sizes: Sequence[int] | None = None, budget_s: float = 25.0, progress: Progress = lambda *_: None
+    *,
+    device: torch.device,
+    sizes: Sequence[int] | None = None,
+    budget_s: float = 25.0,
+    progress: Progress = lambda *_: None,
 ) -> tuple[list[CollectiveTime], dict[str, str]]:
     """Times of every collective by size (bytes of the whole tensor, ascending), and why some are missing, on each rank.
 
@@ -42,10 +49,19 @@ def measure_collectives(
     """
     world_size = dist.get_world_size()
     # Each size in whole elements, and in whole shares of a rank.
-    sizes = sorted({max(size // _ITEM // world_size, 1) * world_size * _ITEM for size in sizes or SIZES[device.type]})
+    sizes = sorted(
+        {
+            max(size // _ITEM // world_size, 1) * world_size * _ITEM
+            for size in sizes or SIZES[device.type]
+        }
+    )
     buffers = [torch.zeros(sizes[-1] // _ITEM, device=device) for _ in range(2)]
-    missing: dict[str, str] = {name: reason for name in COLLECTIVES if (reason := _check(name, sizes[0], buffers))}
-    calls = [_call(name, size, buffers) for size in sizes for name in COLLECTIVES if name not in missing]
+    missing: dict[str, str] = {
+        name: reason for name in COLLECTIVES if (reason := _check(name, sizes[0], buffers))
+    }
+    calls = [
+        _call(name, size, buffers) for size in sizes for name in COLLECTIVES if name not in missing
+    ]
     calls = _affordable(calls, device=device, budget_s=budget_s)
     slowest = _rounds(calls, device=device, budget_s=budget_s, progress=progress)
     rows = []
@@ -101,7 +117,9 @@ def _check(collective: Collective, size: int, buffers: Sequence[torch.Tensor]) -
     if lacking:
         reason = f"{dist.get_backend()} of torch {torch.__version__} has none: {lacking[0]}"
     else:
-        shares = torch.arange(1, world_size + 1, device=whole.device, dtype=whole.dtype).repeat_interleave(part.numel())
+        shares = torch.arange(
+            1, world_size + 1, device=whole.device, dtype=whole.dtype
+        ).repeat_interleave(part.numel())
         right = {
             "all_reduce": bool((whole == total).all()),
             "all_gather": bool((whole == shares).all()),
@@ -109,7 +127,9 @@ def _check(collective: Collective, size: int, buffers: Sequence[torch.Tensor]) -
             "broadcast": bool((whole == 1).all()),
         }[collective]
         if not all(share(right)):
-            raise LabError(f"{collective} of {dist.get_backend()} gives a wrong result on {world_size} ranks")
+            raise LabError(
+                f"{collective} of {dist.get_backend()} gives a wrong result on {world_size} ranks"
+            )
         reason = ""
     whole.zero_()
     part.zero_()
@@ -132,7 +152,9 @@ def _affordable(calls: Sequence[_Call], *, device: torch.device, budget_s: float
     return chosen
 
 
-def _rounds(calls: Sequence[_Call], *, device: torch.device, budget_s: float, progress: Progress) -> np.ndarray:
+def _rounds(
+    calls: Sequence[_Call], *, device: torch.device, budget_s: float, progress: Progress
+) -> np.ndarray:
     """Seconds of the slowest rank by round and call; each round in an order of its own, the same on all ranks."""
     rounds: list[list[float]] = []
     begin = time.perf_counter()
@@ -188,11 +210,16 @@ BYTES = 4 * 2**20  # near the buckets of small models
 SIDE = 128  # products so short that the end of a collective is seen in time
 SECONDS, QUICK_SECONDS = 6.0, 1.5  # for each of the two measurements
 LEAST_ROUNDS = 5
-ROWS, WIDTH = 512, 192  # tokens and width of a block whose tensors, as those of small models, leave the nearer caches
+ROWS, WIDTH = (
+    512,
+    192,
+)  # tokens and width of a block whose tensors, as those of small models, leave the nearer caches
 PASSES = 3  # of that block, timed as one
 
 
-def measure_contention(*, device: torch.device, quick: bool, progress: Progress) -> ContentionTime | None:
+def measure_contention(
+    *, device: torch.device, quick: bool, progress: Progress
+) -> ContentionTime | None:
     """Matrix products and all-reduces alone and at once, in turn, the slowest rank's medians; then one rank's training beside
     that of the others, the mean of the ranks' medians. All ranks must call it.
 
@@ -203,11 +230,21 @@ def measure_contention(*, device: torch.device, quick: bool, progress: Progress)
     tensor = torch.ones(BYTES // 4)
     a, b = torch.ones(SIDE, SIDE), torch.ones(SIDE, SIDE)
     seconds = QUICK_SECONDS if quick else SECONDS
-    rounds = _contention_rounds(lambda: (*_alone(tensor, a, b), *_together(tensor, a, b)), seconds=seconds, progress=progress)
-    product, reduce, product_during, reduce_during = np.median(np.max(rounds, axis=0), axis=0).tolist()
-    block = torch.nn.Sequential(torch.nn.Linear(WIDTH, 4 * WIDTH), torch.nn.GELU(), torch.nn.Linear(4 * WIDTH, WIDTH))
+    rounds = _contention_rounds(
+        lambda: (*_alone(tensor, a, b), *_together(tensor, a, b)),
+        seconds=seconds,
+        progress=progress,
+    )
+    product, reduce, product_during, reduce_during = np.median(
+        np.max(rounds, axis=0), axis=0
+    ).tolist()
+    block = torch.nn.Sequential(
+        torch.nn.Linear(WIDTH, 4 * WIDTH), torch.nn.GELU(), torch.nn.Linear(4 * WIDTH, WIDTH)
+    )
     tokens = torch.randn(ROWS, WIDTH)
-    beside = _contention_rounds(lambda: _beside_others(block, tokens), seconds=seconds, progress=progress)
+    beside = _contention_rounds(
+        lambda: _beside_others(block, tokens), seconds=seconds, progress=progress
+    )
     return ContentionTime(
         device=max(product_during / product, 1.0),
         link=max(reduce_during / reduce, 1.0),
@@ -217,7 +254,9 @@ def measure_contention(*, device: torch.device, quick: bool, progress: Progress)
     )
 
 
-def _contention_rounds(measure: Callable[[], tuple[float, ...]], *, seconds: float, progress: Progress) -> np.ndarray:
+def _contention_rounds(
+    measure: Callable[[], tuple[float, ...]], *, seconds: float, progress: Progress
+) -> np.ndarray:
     """What every rank measured in every round but the first: ranks x rounds x quantities."""
     rounds: list[tuple[float, ...]] = []
     deadline = time.perf_counter() + seconds

@@ -39,7 +39,9 @@ class RankContext:
     job_id: str | None = None
     emulated: Emulated | None = None  # what of this rank is not real
     backend: str = "auto"  # "gloo", "nccl", or what fits the device
-    checkpoint_every_s: float | None = None  # how often the training's state is saved; None for never
+    checkpoint_every_s: float | None = (
+        None  # how often the training's state is saved; None for never
+    )
 
     @property
     def start_timeout_s(self) -> float:

@@ -62,7 +62,9 @@ def _store(place: RankContext) -> TCPStore:
     """Rank 0 listens on a port of the system's choice and publishes it in a file; the others wait for the file."""
     timeout = timedelta(seconds=place.start_timeout_s)
     if place.rank == 0:
-        store = TCPStore(place.host, 0, place.world_size, is_master=True, timeout=timeout, wait_for_workers=False)
+        store = TCPStore(
+            place.host, 0, place.world_size, is_master=True, timeout=timeout, wait_for_workers=False
+        )
         write_atomically(place.rendezvous, f"{place.host} {store.port}".encode(), durable=False)
         return store
     end = time.monotonic() + place.start_timeout_s
@@ -73,9 +75,13 @@ def _store(place: RankContext) -> TCPStore:
             )
         time.sleep(0.05)
         if place.rendezvous.parent.is_dir():
-            list(place.rendezvous.parent.iterdir())  # makes NFS look at the server instead of its cache
+            list(
+                place.rendezvous.parent.iterdir()
+            )  # makes NFS look at the server instead of its cache
     host, port = place.rendezvous.read_text().split()
-    return TCPStore(host, int(port), place.world_size, is_master=False, timeout=timeout, wait_for_workers=False)
+    return TCPStore(
+        host, int(port), place.world_size, is_master=False, timeout=timeout, wait_for_workers=False
+    )
 
 
 def gather(value: T) -> list[T] | None:
@@ -113,7 +119,10 @@ def pace_sockets(emulated: Emulated | None) -> int:
     """
     if emulated is None or emulated.link is None or emulated.way != "pacing":
         return 0
-    return sum(_pace(int(entry.name), emulated.link.bytes_per_s) for entry in Path("/proc/self/fd").iterdir())
+    return sum(
+        _pace(int(entry.name), emulated.link.bytes_per_s)
+        for entry in Path("/proc/self/fd").iterdir()
+    )
 
 
 def _pace(descriptor: int, bytes_per_s: float) -> bool:
@@ -125,7 +134,9 @@ def _pace(descriptor: int, bytes_per_s: float) -> bool:
                 return False
             connection.getpeername()
             # 32 bits on older kernels: more than that is no limit anyway.
-            connection.setsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE, min(int(bytes_per_s), 2**32 - 2))
+            connection.setsockopt(
+                socket.SOL_SOCKET, SO_MAX_PACING_RATE, min(int(bytes_per_s), 2**32 - 2)
+            )
             return True
     except OSError:
         return False
@@ -186,7 +197,9 @@ def _ask(messages: dist.ProcessGroup | None, now: Callable[[], float]) -> Readin
 def to_rank_0(times: FloatArray, readings: Sequence[Reading]) -> FloatArray:
     """Times of this rank as rank 0 reads them, the drift between two readings taken as even."""
     first, last = readings
-    drift = (last.offset - first.offset) / (last.here - first.here) if last.here > first.here else 0.0
+    drift = (
+        (last.offset - first.offset) / (last.here - first.here) if last.here > first.here else 0.0
+    )
     moved: FloatArray = times + first.offset + drift * (np.asarray(times) - first.here)
     return moved
 

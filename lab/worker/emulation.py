@@ -31,7 +31,9 @@ FEW = 2
 GRAIN = 2e-4
 
 
-def pauses_for(run: Run, place: RankContext, *, device: torch.device, dataset: Dataset) -> Pauses | None:
+def pauses_for(
+    run: Run, place: RankContext, *, device: torch.device, dataset: Dataset
+) -> Pauses | None:
     """What each rank sleeps for: rank 0 measures it while the others wait; None where compute is real.
 
     A described GPU takes the model's FLOPs over its peak and the profile's `mfu`, gradients in the measured order.
@@ -43,15 +45,21 @@ def pauses_for(run: Run, place: RankContext, *, device: torch.device, dataset: D
     assert run.strategy in SLEEPING_STRATEGIES, "launch refuses others"
     described = emulated.compute.emulated != MEASURED
     samples = min(FEW, run.micro_batch_size) if described else run.micro_batch_size
-    pauses = share(_measured(run, device=device, dataset=dataset, samples=samples) if place.rank == 0 else None)[0]
+    pauses = share(
+        _measured(run, device=device, dataset=dataset, samples=samples) if place.rank == 0 else None
+    )[0]
     assert pauses is not None
     if not described:
         return pauses
     known = vendor_peak(CUDA_NAMES[emulated.compute.emulated], precision=run.precision)
     if known is None:
         what = f"no figure of {emulated.compute.emulated} for precision {run.precision}"
-        raise InputError("run", [Problem("precision", what, "choose another precision or another GPU")])
-    return pauses.lasting(flops_per_sample(run) * run.micro_batch_size / (known[0] * emulated.compute.mfu))
+        raise InputError(
+            "run", [Problem("precision", what, "choose another precision or another GPU")]
+        )
+    return pauses.lasting(
+        flops_per_sample(run) * run.micro_batch_size / (known[0] * emulated.compute.mfu)
+    )
 
 
 def told(place: RankContext, pauses: Pauses | None) -> RankContext:
@@ -111,7 +119,8 @@ def _stages(moments: FloatArray) -> tuple[tuple[float, tuple[int, ...]], ...]:
     groups = np.split(order, begins[1:])
     ends = [float(moments[group[-1]]) for group in groups]
     return tuple(
-        (max(end - before, 0.0), tuple(map(int, group))) for end, before, group in zip(ends, [0.0, *ends], groups, strict=False)
+        (max(end - before, 0.0), tuple(map(int, group)))
+        for end, before, group in zip(ends, [0.0, *ends], groups, strict=False)
     )
 
 
@@ -186,7 +195,9 @@ class _Stage(torch.autograd.Function):
     """The identity; backward it sleeps, then hands out zero gradients."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, sleep: Sleep, seconds: float, *parameters: torch.Tensor) -> torch.Tensor:
+    def forward(
+        ctx: Any, x: torch.Tensor, sleep: Sleep, seconds: float, *parameters: torch.Tensor
+    ) -> torch.Tensor:
         ctx.sleep, ctx.seconds, ctx.parameters = sleep, seconds, parameters
         return x.clone()
 

@@ -80,7 +80,11 @@ def backend(place: RankContext) -> str:
 
 def versions_of(*, cuda: bool) -> dict[str, str]:
     """Versions of what a measurement depends on, by name."""
-    versions = {"python": platform.python_version(), "torch": str(torch.__version__), "numpy": np.__version__}
+    versions = {
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "numpy": np.__version__,
+    }
     try:
         versions["lab"] = importlib.metadata.version("scaling-lab")
     except importlib.metadata.PackageNotFoundError:
@@ -104,7 +108,9 @@ def reset_peak(device: torch.device) -> None:
         torch.cuda.reset_peak_memory_stats(device)
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)  # gives freed memory back to the system
-        Path("/proc/self/clear_refs").write_text("5")  # proc(5): resets the peak of the resident set
+        Path("/proc/self/clear_refs").write_text(
+            "5"
+        )  # proc(5): resets the peak of the resident set
 
 
 def peaks(device: torch.device, devices: int = 1) -> list[int]:
@@ -118,7 +124,12 @@ def peaks(device: torch.device, devices: int = 1) -> list[int]:
 
 def held(model: nn.Module, optimizer: torch.optim.Optimizer) -> Held:
     """What this rank holds of the parameters and of the optimizer's state, its shares where they are divided."""
-    state = [value for values in optimizer.state.values() for value in values.values() if isinstance(value, torch.Tensor)]
+    state = [
+        value
+        for values in optimizer.state.values()
+        for value in values.values()
+        if isinstance(value, torch.Tensor)
+    ]
     return Held(sum(map(_bytes, model.parameters())), sum(map(_bytes, state)))
 
 
@@ -136,14 +147,22 @@ class CpuUse:
 
     def since(self, earlier: CpuUse) -> CpuUse:
         """What was used since `earlier`."""
-        busy = {core: seconds - earlier.busy[core] for core, seconds in self.busy.items() if core in earlier.busy}
+        busy = {
+            core: seconds - earlier.busy[core]
+            for core, seconds in self.busy.items()
+            if core in earlier.busy
+        }
         return CpuUse(self.wall - earlier.wall, self.own - earlier.own, busy)
 
 
 def cpu_use(cores: Sequence[int]) -> CpuUse:
     """Readings as of now, each since a moment of its own: only differences mean anything."""
     own = os.times()
-    return CpuUse(time.perf_counter(), own.user + own.system + own.children_user + own.children_system, _busy(cores))
+    return CpuUse(
+        time.perf_counter(),
+        own.user + own.system + own.children_user + own.children_system,
+        _busy(cores),
+    )
 
 
 def foreign_cpu(uses: Iterable[tuple[str, CpuUse]]) -> float | None:
@@ -174,6 +193,8 @@ def _busy(cores: Sequence[int]) -> dict[int, float]:
     for line in lines:
         name, *fields = line.split()
         if name.startswith("cpu") and name[3:].isdigit() and int(name[3:]) in cores:
-            user, nice, system, _idle, _iowait, irq, softirq, steal = (int(field) for field in fields[:8])
+            user, nice, system, _idle, _iowait, irq, softirq, steal = (
+                int(field) for field in fields[:8]
+            )
             found[int(name[3:])] = (user + nice + system + irq + softirq + steal) / tick
     return found

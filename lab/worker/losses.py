@@ -20,7 +20,9 @@ from lab.worker.distributed import leave_group
 from lab.worker.main import measure
 
 
-def measure_all(rank: int, runs: dict[str, Run], *, device: str, root: Path) -> dict[str, Measured | InputError | None]:
+def measure_all(
+    rank: int, runs: dict[str, Run], *, device: str, root: Path
+) -> dict[str, Measured | InputError | None]:
     """Take part as one rank in each of the runs that has one of this number; an InputError is an answer too."""
     found: dict[str, Measured | InputError | None] = {}
     for name, run in runs.items():
@@ -28,9 +30,21 @@ def measure_all(rank: int, runs: dict[str, Run], *, device: str, root: Path) -> 
             continue
         folder = root / name
         folder.mkdir(exist_ok=True)
-        place = RankContext(rank, run.processes, rank, device, (rank,), 1, "local", folder / "address", timeout_s=120.0)
+        place = RankContext(
+            rank,
+            run.processes,
+            rank,
+            device,
+            (rank,),
+            1,
+            "local",
+            folder / "address",
+            timeout_s=120.0,
+        )
         try:
-            found[name] = measure(run, place, data_root=root, folder=folder, progress=lambda *_: None)
+            found[name] = measure(
+                run, place, data_root=root, folder=folder, progress=lambda *_: None
+            )
         except InputError as error:
             found[name] = error
             if dist.is_initialized():
@@ -49,7 +63,9 @@ def _rank(rank: int, device: str, runs_json: str, root: str) -> None:
     runs = {name: Run.model_validate(changes) for name, changes in json.loads(runs_json).items()}
     found = measure_all(rank, runs, device=device, root=Path(root))
     if rank == 0:
-        (Path(root) / "losses.json").write_text(json.dumps({name: _answer(one) for name, one in found.items()}))
+        (Path(root) / "losses.json").write_text(
+            json.dumps({name: _answer(one) for name, one in found.items()})
+        )
 
 
 def main() -> None:

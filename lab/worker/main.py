@@ -19,7 +19,15 @@ from lab.worker import data, strategies
 from lab.worker.calibrate import peak_flops
 from lab.worker.context import Measured, Progress, RankContext
 from lab.worker.data.dataset import Dataset
-from lab.worker.distributed import Reading, device_of, gather, process_group, read_offset, share, to_rank_0
+from lab.worker.distributed import (
+    Reading,
+    device_of,
+    gather,
+    process_group,
+    read_offset,
+    share,
+    to_rank_0,
+)
 from lab.worker.emulation import pauses_for, told
 from lab.worker.environment import CpuUse, Held, environment, foreign_cpu
 from lab.worker.measure import overlap
@@ -51,7 +59,9 @@ class RankReport:
     fingerprint: tuple[float, float] | None
 
 
-def measure(run: Run, place: RankContext, *, data_root: Path, folder: Path, progress: Progress) -> Measured | None:
+def measure(
+    run: Run, place: RankContext, *, data_root: Path, folder: Path, progress: Progress
+) -> Measured | None:
     """Measure one repeat of a run, training or inference, on this rank; rank 0 gets the measurement, the others None.
 
     Rank 0 writes `folder`/steps.parquet, and where ranks communicate buckets.parquet (DDP's) or calls.parquet.
@@ -73,10 +83,22 @@ def measure(run: Run, place: RankContext, *, data_root: Path, folder: Path, prog
         _require_same_data(dataset)
         pauses = pauses_for(run, place, device=device, dataset=dataset)
         # What sleeps has no peak.
-        peak, peak_source = peak_flops(device, precision=run.precision) if pauses is None else (None, None)
+        peak, peak_source = (
+            peak_flops(device, precision=run.precision) if pauses is None else (None, None)
+        )
         before = read_offset(socket.gethostname())
-        training = train(run, place, device=device, dataset=dataset, progress=progress, folder=folder, pauses=pauses)
-        validation_loss, accuracy = evaluate(training.model, run, place, device=device, dataset=dataset, progress=progress)
+        training = train(
+            run,
+            place,
+            device=device,
+            dataset=dataset,
+            progress=progress,
+            folder=folder,
+            pauses=pauses,
+        )
+        validation_loss, accuracy = evaluate(
+            training.model, run, place, device=device, dataset=dataset, progress=progress
+        )
         probed = probe(training, run, place, device=device, dataset=dataset, progress=progress)
         gradients = readiness(training, run, place, device=device, dataset=dataset)
         readings = before, read_offset(socket.gethostname())
@@ -102,7 +124,9 @@ def measure(run: Run, place: RankContext, *, data_root: Path, folder: Path, prog
             parameters=max(report.held.parameters for report in reports),
             optimizer=max(report.held.optimizer for report in reports),
         ),
-        quality=None if pauses else _quality(run, training.loss.tolist(), validation_loss, accuracy),
+        quality=None
+        if pauses
+        else _quality(run, training.loss.tolist(), validation_loss, accuracy),
         environment=environment(
             told(place, pauses),
             device=device,
@@ -143,8 +167,12 @@ def _report(
     sent = training.sent.shifted(shift) if training.sent else None
     median_step = None
     if training.sent:
-        step = representative(np.stack(share(training.laps["step_time"])), warmup_steps=run.warmup_steps)
-        median_step = events(place.rank, step, clock=training.clock, sent=training.sent, shift=shift)
+        step = representative(
+            np.stack(share(training.laps["step_time"])), warmup_steps=run.warmup_steps
+        )
+        median_step = events(
+            place.rank, step, clock=training.clock, sent=training.sent, shift=shift
+        )
     return RankReport(
         host=socket.gethostname(),
         cores=place.cores,
@@ -167,7 +195,9 @@ def _report(
     )
 
 
-def _communication(run: Run, reports: Sequence[RankReport], folder: Path, *, first_step: int) -> Communication | None:
+def _communication(
+    run: Run, reports: Sequence[RankReport], folder: Path, *, first_step: int
+) -> Communication | None:
     """The record's part; puts the steps of all ranks on one time axis and the communication of each step beside them."""
     probes = [report.probe for report in reports if report.probe]
     measured = costs(probes) if probes else {}
@@ -177,7 +207,9 @@ def _communication(run: Run, reports: Sequence[RankReport], folder: Path, *, fir
     if buckets:
         write_buckets(buckets, folder / "buckets.parquet", origin=origin, first_step=first_step)
         exposed = Exposure.of(buckets)
-        counted = overlap.of_buckets(buckets[0], operation=None if run.compression == "powersgd" else "all_reduce")
+        counted = overlap.of_buckets(
+            buckets[0], operation=None if run.compression == "powersgd" else "all_reduce"
+        )
     elif calls:
         write_calls(calls, folder / "calls.parquet", origin=origin, first_step=first_step)
         exposed = Exposure.of_calls(calls, steps=run.steps - first_step)
@@ -193,20 +225,37 @@ def _communication(run: Run, reports: Sequence[RankReport], folder: Path, *, fir
     return found.model_copy(update={**measured, **counted, "timeline": shown})
 
 
-def _quality(run: Run, loss: list[float], validation_loss: float, accuracy: float | None) -> Quality:
+def _quality(
+    run: Run, loss: list[float], validation_loss: float, accuracy: float | None
+) -> Quality:
     split = run.architecture.depends_on_split or None
-    return Quality(loss=loss, validation_loss=validation_loss, accuracy=accuracy, depends_on_split=split)
+    return Quality(
+        loss=loss, validation_loss=validation_loss, accuracy=accuracy, depends_on_split=split
+    )
 
 
 def _checks(
-    timed: Timing, communication: Communication | None, reports: Sequence[RankReport], *, learned: bool
+    timed: Timing,
+    communication: Communication | None,
+    reports: Sequence[RankReport],
+    *,
+    learned: bool,
 ) -> dict[str, bool]:
-    checks = {"phases_close": phases_close(timed)} | ({"same_parameters": _same_parameters(reports)} if learned else {})
+    checks = {"phases_close": phases_close(timed)} | (
+        {"same_parameters": _same_parameters(reports)} if learned else {}
+    )
     agree = methods_agree(communication) if communication else None
     return checks if agree is None else checks | {"communication_methods_agree": agree}
 
 
-def _timing(run: Run, dataset: Dataset, training: Training, reports: Sequence[RankReport], *, peak_source: str | None) -> Timing:
+def _timing(
+    run: Run,
+    dataset: Dataset,
+    training: Training,
+    reports: Sequence[RankReport],
+    *,
+    peak_source: str | None,
+) -> Timing:
     peaks = [report.peak_flops for report in reports if report.peak_flops is not None]
     return timing(
         {name: np.stack([report.steps[name] for report in reports]) for name in training.laps},
@@ -224,7 +273,10 @@ def _timing(run: Run, dataset: Dataset, training: Training, reports: Sequence[Ra
 @torch.no_grad()
 def _fingerprint(parameters: Iterable[torch.Tensor]) -> tuple[float, float] | None:
     """Sum and sum of squares of parameters, in fp64; None where there are none."""
-    sums = [(float(parameter.double().sum()), float(parameter.double().square().sum())) for parameter in parameters]
+    sums = [
+        (float(parameter.double().sum()), float(parameter.double().square().sum()))
+        for parameter in parameters
+    ]
     return (sum(first for first, _ in sums), sum(second for _, second in sums)) if sums else None
 
 

@@ -16,13 +16,17 @@ from lab.errors import InputError, Problem
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-def decayed_and_not(parameters: Iterable[nn.Parameter]) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
+def decayed_and_not(
+    parameters: Iterable[nn.Parameter],
+) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
     """Those that train, divided into matrices and the others."""
     trained = [parameter for parameter in parameters if parameter.requires_grad]
     return [p for p in trained if p.dim() >= 2], [p for p in trained if p.dim() < 2]
 
 
-def adamw(decayed: Iterable[Iterable[torch.Tensor]], others: Iterable[Iterable[torch.Tensor]], run: Run) -> torch.optim.AdamW:
+def adamw(
+    decayed: Iterable[Iterable[torch.Tensor]], others: Iterable[Iterable[torch.Tensor]], run: Run
+) -> torch.optim.AdamW:
     """AdamW over groups of parameters of one kind each, the first of them with the run's weight decay."""
     groups = [{"params": list(group), "weight_decay": run.weight_decay} for group in decayed]
     groups += [{"params": list(group), "weight_decay": 0.0} for group in others]
@@ -49,7 +53,10 @@ def checkpoint_blocks(model: nn.Module) -> None:
     blocks = blocks_of(model)
     if not blocks:
         what = "this model is no list of equal blocks"
-        raise InputError("run", [Problem("activation_checkpointing", what, "leave it out, or train a transformer")])
+        raise InputError(
+            "run",
+            [Problem("activation_checkpointing", what, "leave it out, or train a transformer")],
+        )
     for block in blocks:
         block.forward = partial(checkpoint, block.forward, use_reentrant=False)
 
@@ -59,7 +66,9 @@ def learning_rate(run: Run, step: int) -> float:
     if step < run.lr_warmup_steps:
         return run.learning_rate * (step + 1) / run.lr_warmup_steps
     done = (step - run.lr_warmup_steps) / max(run.steps - 1 - run.lr_warmup_steps, 1)
-    return run.min_learning_rate + 0.5 * (1 + math.cos(math.pi * done)) * (run.learning_rate - run.min_learning_rate)
+    return run.min_learning_rate + 0.5 * (1 + math.cos(math.pi * done)) * (
+        run.learning_rate - run.min_learning_rate
+    )
 
 
 def autocast(run: Run, device: torch.device) -> torch.autocast:

@@ -41,15 +41,28 @@ def _require_sizes(model: GPT | DistilBERT, folder: Path) -> None:
     kind, sizes = ("gpt2", _GPT2) if isinstance(model, GPT) else ("distilbert", _DISTILBERT)
     config = read_config(folder)
     if config.get("model_type") != kind:
-        raise InputError("model", [Problem("weights", f"{folder} holds a {config.get('model_type')!r}, not a {kind!r}")])
+        raise InputError(
+            "model",
+            [Problem("weights", f"{folder} holds a {config.get('model_type')!r}, not a {kind!r}")],
+        )
     problems = [
-        Problem(name, f"{getattr(model, name)}, and the weights have {config[published]}", f"{name}: {config[published]}")
+        Problem(
+            name,
+            f"{getattr(model, name)}, and the weights have {config[published]}",
+            f"{name}: {config[published]}",
+        )
         for name, published in sizes.items()
         if config.get(published) != getattr(model, name)
     ]
     positions = config.get("n_positions") if isinstance(model, GPT) else model.positions
     if not isinstance(positions, int) or model.block_size > positions:
-        problems.append(Problem("block_size", f"{model.block_size}, and the weights have {positions} positions", "use fewer"))
+        problems.append(
+            Problem(
+                "block_size",
+                f"{model.block_size}, and the weights have {positions} positions",
+                "use fewer",
+            )
+        )
     if problems:
         raise InputError("model", problems)
 
@@ -59,7 +72,9 @@ def read_config(folder: Path) -> dict[str, Any]:
     try:
         content = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise InputError("model", [Problem("weights", f"{folder / 'config.json'} cannot be read: {error}")]) from None
+        raise InputError(
+            "model", [Problem("weights", f"{folder / 'config.json'} cannot be read: {error}")]
+        ) from None
     if not isinstance(content, dict):
         raise InputError("model", [Problem("weights", f"{folder / 'config.json'} is no mapping")])
     return content
@@ -74,16 +89,25 @@ def gpt2_weights(folder: Path, config: GPT) -> Mapping[str, Tensor]:
     from safetensors.torch import load_file
 
     try:
-        found = {name.removeprefix("transformer."): tensor for name, tensor in load_file(folder / "model.safetensors").items()}
+        found = {
+            name.removeprefix("transformer."): tensor
+            for name, tensor in load_file(folder / "model.safetensors").items()
+        }
     except (OSError, SafetensorError) as error:
-        raise InputError("model", [Problem("weights", f"{folder / 'model.safetensors'} cannot be read: {error}")]) from None
+        raise InputError(
+            "model", [Problem("weights", f"{folder / 'model.safetensors'} cannot be read: {error}")]
+        ) from None
     names = {
         "embedding.weight": "wte.weight",
         "positions.weight": "wpe.weight",
         "norm.weight": "ln_f.weight",
         "norm.bias": "ln_f.bias",
     }
-    parts = {"norm_1": "ln_1", "attention.qkv": "attn.c_attn", "attention.projection": "attn.c_proj"}
+    parts = {
+        "norm_1": "ln_1",
+        "attention.qkv": "attn.c_attn",
+        "attention.projection": "attn.c_proj",
+    }
     parts |= {"norm_2": "ln_2", "up": "mlp.c_fc", "down": "mlp.c_proj"}
     for layer in range(config.layers):
         for ours, published in parts.items():
@@ -91,10 +115,15 @@ def gpt2_weights(folder: Path, config: GPT) -> Mapping[str, Tensor]:
                 names[f"blocks.{layer}.{ours}.{kind}"] = f"h.{layer}.{published}.{kind}"
     missing = [published for published in names.values() if published not in found]
     if missing:
-        raise InputError("model", [Problem("weights", f"{folder / 'model.safetensors'} lacks {', '.join(missing[:3])}")])
+        raise InputError(
+            "model",
+            [Problem("weights", f"{folder / 'model.safetensors'} lacks {', '.join(missing[:3])}")],
+        )
     weights = {ours: found[published] for ours, published in names.items()}
     weights["positions.weight"] = weights["positions.weight"][: config.block_size]
     return {
-        ours: tensor.t().contiguous() if ".c_" in names[ours] and ours.endswith("weight") else tensor
+        ours: tensor.t().contiguous()
+        if ".c_" in names[ours] and ours.endswith("weight")
+        else tensor
         for ours, tensor in weights.items()
     }

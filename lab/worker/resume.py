@@ -58,7 +58,10 @@ class Checkpoints:
     def resume(self) -> int:
         """Take up the newest checkpoint of this run on this data; the number of steps that are done. All ranks must call it."""
         found = None if self.root is None else checkpoint.newest(self.root)
-        fits = found is not None and (found.run.id, found.data_sha256) == (self.run.id, self.dataset.sha256)
+        fits = found is not None and (found.run.id, found.data_sha256) == (
+            self.run.id,
+            self.dataset.sha256,
+        )
         self._pace_from = self._now()
         # A rank on a slow file system may see less than the others.
         steps = set(share(found.step if found is not None and fits else 0))
@@ -110,18 +113,29 @@ class Checkpoints:
         if self.root is not None and self.run.keep_model:
             model = checkpoint.full_model(self.model)
             if self.place.rank == 0:
-                checkpoint.write(self.root / checkpoint.FINAL, {**self._described(self.run.steps, []), checkpoint.MODEL: model})
+                checkpoint.write(
+                    self.root / checkpoint.FINAL,
+                    {**self._described(self.run.steps, []), checkpoint.MODEL: model},
+                )
 
     def _save(self, done: int) -> None:
         assert self.root is not None
         self.progress("checkpoint", done, self.run.steps)
         model = checkpoint.full_model(self.model)
         optimizer, groups = checkpoint.full_optimizer(self.model, self.optimizer)
-        loss = mean_over_ranks(self.losses[:done].double().mean(dim=1).cpu().numpy(), device=self.device)
+        loss = mean_over_ranks(
+            self.losses[:done].double().mean(dim=1).cpu().numpy(), device=self.device
+        )
         history = {"loss": torch.from_numpy(loss)} | checkpoint.random_states(self.device)
         if self.place.rank == 0:
-            tensors = {checkpoint.MODEL: model, checkpoint.OPTIMIZER: optimizer, checkpoint.HISTORY: history}
-            checkpoint.write(self.root / f"{done:09d}", {**self._described(done, groups), **tensors})
+            tensors = {
+                checkpoint.MODEL: model,
+                checkpoint.OPTIMIZER: optimizer,
+                checkpoint.HISTORY: history,
+            }
+            checkpoint.write(
+                self.root / f"{done:09d}", {**self._described(done, groups), **tensors}
+            )
             forget(self.root, keep=f"{done:09d}")
         if dist.is_initialized():
             dist.barrier()  # else the next step of the others would wait for rank 0

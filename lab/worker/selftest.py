@@ -33,13 +33,17 @@ PLAIN, CONTROL, INSTRUMENTED = "plain", "control", "instrumented"
 class PlainLoop:
     """The training that `train` does, without its clock, its hook and its notes: what a user would write."""
 
-    def __init__(self, run: Run, place: RankContext, *, device: torch.device, dataset: Dataset) -> None:
+    def __init__(
+        self, run: Run, place: RankContext, *, device: torch.device, dataset: Dataset
+    ) -> None:
         torch.manual_seed(run.seed)
         self.run, self.device, self.step = run, device, 0
         self.model = models.build(run, dataset).to(device)
         torch.manual_seed(run.seed + 1 + place.rank)
         device_ids = [device.index] if device.type == "cuda" else None
-        self.parallel = DistributedDataParallel(self.model, device_ids=device_ids, gradient_as_bucket_view=True)
+        self.parallel = DistributedDataParallel(
+            self.model, device_ids=device_ids, gradient_as_bucket_view=True
+        )
         self.optimizer = optimizer_for(self.model, run)
         self.loader = FastLoader(dataset.train, run=run, rank=place.rank)
         self.losses: list[torch.Tensor] = []
@@ -95,7 +99,9 @@ class Turns:
             torch.cuda.synchronize(self.device)
 
 
-def measure_overhead(run: Run, place: RankContext, *, device: torch.device, dataset: Dataset) -> dict[str, object] | None:
+def measure_overhead(
+    run: Run, place: RankContext, *, device: torch.device, dataset: Dataset
+) -> dict[str, object] | None:
     """Ratios of step times to the plain loop's in the same round, the slowest rank's; on rank 0, None on the others.
 
     A round is one step of the instrumented loop and one of each of two equal plain ones, these in an order that is
@@ -103,7 +109,9 @@ def measure_overhead(run: Run, place: RankContext, *, device: torch.device, data
     `control` is the ratio of the two plain loops: what this machine makes of no difference at all. `cpu_ratio` compares
     the CPU time of all ranks, which the load of others hardly touches.
     """
-    plain = {name: PlainLoop(run, place, device=device, dataset=dataset) for name in (PLAIN, CONTROL)}
+    plain = {
+        name: PlainLoop(run, place, device=device, dataset=dataset) for name in (PLAIN, CONTROL)
+    }
     turns = Turns(plain, device, np.random.default_rng(run.seed))
     training = train(run, place, device=device, dataset=dataset, progress=turns)
     losses = np.stack(share(np.array([float(loss) for loss in plain[PLAIN].losses]))).mean(axis=0)
@@ -112,7 +120,9 @@ def measure_overhead(run: Run, place: RankContext, *, device: torch.device, data
         return None
     # An instrumented step ends when the next round begins: there is one less of them.
     rounds = len(turns.wall[INSTRUMENTED]) - run.warmup_steps
-    wall = {name: np.max([walls[name][-rounds:] for walls, _ in ranks], axis=0) for name in turns.wall}
+    wall = {
+        name: np.max([walls[name][-rounds:] for walls, _ in ranks], axis=0) for name in turns.wall
+    }
     cpu = {name: np.sum([cpus[name][-rounds:] for _, cpus in ranks], axis=0) for name in turns.cpu}
     return {
         "world_size": place.world_size,
@@ -133,7 +143,11 @@ def _ratio(seconds: dict[str, FloatArray], name: str) -> dict[str, object]:
 
 def _rank(rank: int, run_json: str, folder: str) -> None:
     run = Run.model_validate_json(run_json)
-    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
+    cores = (
+        sorted(os.sched_getaffinity(0))
+        if hasattr(os, "sched_getaffinity")
+        else list(range(os.cpu_count() or 1))
+    )
     core = cores[rank % len(cores)]
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, (core,))

@@ -41,7 +41,13 @@ class Probe:
 
 
 def probe(
-    training: Training, run: Run, place: RankContext, *, device: torch.device, dataset: Dataset, progress: Progress
+    training: Training,
+    run: Run,
+    place: RankContext,
+    *,
+    device: torch.device,
+    dataset: Dataset,
+    progress: Progress,
 ) -> Probe | None:
     """Time rounds of the wrapped model against the same without its exchange; None where there is nothing to compare.
 
@@ -69,7 +75,9 @@ def probe(
     ways = (lambda: pass_through(training.forward), without)
     # A round costs two micro-batches, a step grad_accum of them; one more round warms up after the evaluation.
     rounds = int(np.clip(SHARE_OF_RUN * run.steps * run.grad_accum / 2, *ROUNDS)) + 1
-    spans = _rounds(ways, rounds, seed=run.seed, training=training, device=device, progress=progress)
+    spans = _rounds(
+        ways, rounds, seed=run.seed, training=training, device=device, progress=progress
+    )
     recorder = training.recorder
     return Probe(spans[1:], recorder.take().after(1) if isinstance(recorder, Recorder) else None)
 
@@ -83,7 +91,9 @@ def _rounds(
     device: torch.device,
     progress: Progress,
 ) -> FloatArray:
-    orders = np.random.default_rng(seed).permuted(np.tile(np.arange(len(ways)), (rounds, 1)), axis=1)
+    orders = np.random.default_rng(seed).permuted(
+        np.tile(np.arange(len(ways)), (rounds, 1)), axis=1
+    )
     marks = []
     for number, order in enumerate(orders):
         for way in order:
@@ -119,7 +129,11 @@ def costs(probes: Sequence[Probe]) -> dict[str, Stat]:
         return {"ddp_overhead_time": stat(difference)}
     exposure = Exposure.of(buckets)
     exposed = exposure.exposed[exposure.ready.argmax(axis=0), np.arange(len(difference))]
-    return {"sync_cost": stat(difference), "sync_exposed": stat(exposed), "stolen_compute": stat(difference - exposed)}
+    return {
+        "sync_cost": stat(difference),
+        "sync_exposed": stat(exposed),
+        "stolen_compute": stat(difference - exposed),
+    }
 
 
 def methods_agree(communication: Communication) -> bool | None:
@@ -154,11 +168,15 @@ def readiness(
     def stamp(place: int, _: torch.Tensor) -> None:
         marks[place] = clock.now()
 
-    hooks = [parameter.register_post_accumulate_grad_hook(partial(stamp, nth)) for nth, parameter in enumerate(parameters)]
+    hooks = [
+        parameter.register_post_accumulate_grad_hook(partial(stamp, nth))
+        for nth, parameter in enumerate(parameters)
+    ]
     model.train()
     try:
         shares = [
-            _round(model, batch, run, device, now=clock.now, marks=marks, seconds=clock.seconds) for _ in range(READY_ROUNDS + 1)
+            _round(model, batch, run, device, now=clock.now, marks=marks, seconds=clock.seconds)
+            for _ in range(READY_ROUNDS + 1)
         ]
     finally:
         for hook in hooks:

@@ -72,7 +72,9 @@ def train(
     """
     torch.manual_seed(run.seed)
     model = models.build(run, dataset).to(device)
-    parameters = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    parameters = sum(
+        parameter.numel() for parameter in model.parameters() if parameter.requires_grad
+    )
     # The same weights everywhere, but the same dropout only where ranks see the same samples.
     torch.manual_seed(run.seed + 1 + place.rank % run.data_parallel_size)
     if run.activation_checkpointing:
@@ -85,7 +87,9 @@ def train(
     parallel = strategy.wrap(model, run=run, device=device, clock=clock, recorder=recorder)
     model = strategy.bare(parallel)  # of a pipeline, this rank's part
     forward = torch.compile(parallel) if run.compile and pauses is None else parallel
-    optimizer = model.optimizer() if isinstance(model, Sleeper) else strategy.optimizer(parallel, run)
+    optimizer = (
+        model.optimizer() if isinstance(model, Sleeper) else strategy.optimizer(parallel, run)
+    )
     scaler = torch.amp.GradScaler(device.type, enabled=run.precision == "fp16")
     loader = loader_for(dataset, run=run, rank=place.rank)
     # Room made at once: small tensors kept from each step would split the heap and let the resident memory grow.
@@ -134,7 +138,9 @@ def train(
                 clock.lap("forward")
                 scaler.scale(loss / run.grad_accum).backward()
                 clock.lap("backward")
-            losses[step, micro] = loss.detach()  # stays on the device: reading it here would make the host wait
+            losses[step, micro] = (
+                loss.detach()
+            )  # stays on the device: reading it here would make the host wait
         strategy.synchronize(parallel)
         clock.lap("backward")
         scaler.unscale_(optimizer)
@@ -182,7 +188,13 @@ def train(
 
 
 def evaluate(
-    model: nn.Module, run: Run, place: RankContext, *, device: torch.device, dataset: Dataset, progress: Progress
+    model: nn.Module,
+    run: Run,
+    place: RankContext,
+    *,
+    device: torch.device,
+    dataset: Dataset,
+    progress: Progress,
 ) -> tuple[float, float | None]:
     """Mean loss on `eval_batches` global batches of held-out samples, split over the ranks; the same on each rank.
 

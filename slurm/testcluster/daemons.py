@@ -13,7 +13,17 @@ from pathlib import Path
 
 SEARCH_PATH = f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin:/sbin"
 # Commands that may wait for the cluster from a user's terminal. The terminal's shell itself is nobody's to end.
-CLIENTS = {"srun", "salloc", "sbatch", "sattach", "squeue", "sacct", "sacctmgr", "scontrol", "sinfo"}
+CLIENTS = {
+    "srun",
+    "salloc",
+    "sbatch",
+    "sattach",
+    "squeue",
+    "sacct",
+    "sacctmgr",
+    "scontrol",
+    "sinfo",
+}
 MARK = "PRACTICE_SLURM_DAEMON"
 
 
@@ -35,13 +45,24 @@ class Slurm:
     @property
     def environment(self) -> dict[str, str]:
         """The variables of a process that uses this cluster."""
-        inherited = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "SBATCH"))}
+        inherited = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(("SLURM", "SBATCH"))
+        }
         return inherited | {"SLURM_CONF": str(self.conf), "PATH": SEARCH_PATH}
 
     def ask(self, *command: str, timeout_s: float = 30.0) -> str:
         """What a command of Slurm prints; raises SlurmError where it fails or hangs."""
         try:
-            told = subprocess.run(command, env=self.environment, capture_output=True, text=True, timeout=timeout_s, check=False)
+            told = subprocess.run(
+                command,
+                env=self.environment,
+                capture_output=True,
+                text=True,
+                timeout=timeout_s,
+                check=False,
+            )
         except subprocess.TimeoutExpired:
             raise SlurmError(f"`{' '.join(command)}` gave no answer in {timeout_s:.0f} s") from None
         if told.returncode != 0:
@@ -50,7 +71,9 @@ class Slurm:
 
     def nodes(self) -> dict[str, str]:
         """The state of each node, by name."""
-        lines = self.ask("sinfo", "-h", "-N", "-p", "debug", "-o", "%N %T", timeout_s=5.0).splitlines()
+        lines = self.ask(
+            "sinfo", "-h", "-N", "-p", "debug", "-o", "%N %T", timeout_s=5.0
+        ).splitlines()
         return dict(line.split() for line in lines)
 
     def start(self, program: str, *arguments: str, name: str = "", **variables: str) -> None:

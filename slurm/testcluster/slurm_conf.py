@@ -79,8 +79,12 @@ class Settings:
             "MinJobAge=86400",
         ]
         for name, port in zip(self.node_names, self.ports[2:], strict=True):
-            size = f"CPUs={self.cpus} RealMemory={self.memory_mb}" + (f" Gres=gpu:{self.gpus}" if self.gpus else "")
-            lines.append(f"NodeName={name} NodeHostname={host} NodeAddr={self.address} Port={port} {size} State=UNKNOWN")
+            size = f"CPUs={self.cpus} RealMemory={self.memory_mb}" + (
+                f" Gres=gpu:{self.gpus}" if self.gpus else ""
+            )
+            lines.append(
+                f"NodeName={name} NodeHostname={host} NodeAddr={self.address} Port={port} {size} State=UNKNOWN"
+            )
         partition = "Nodes=ALL MaxTime=INFINITE State=UP"
         lines += [
             f"PartitionName=debug {partition} Default=YES PriorityTier=10 PreemptMode=OFF",
@@ -100,7 +104,9 @@ class Settings:
         ]
 
     def _gres_conf(self) -> str:
-        devices = f"Name=gpu File={self.folder}/dev/nvidia[0-{self.gpus - 1}]\n" if self.gpus else ""
+        devices = (
+            f"Name=gpu File={self.folder}/dev/nvidia[0-{self.gpus - 1}]\n" if self.gpus else ""
+        )
         return f"AutoDetect=off\n{devices}"
 
     def _slurmdbd_conf(self) -> str:

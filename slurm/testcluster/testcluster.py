@@ -42,7 +42,17 @@ def up(
     folder = folder.resolve()
     _check(folder, nodes=nodes, gpus=gpus, cpus=cpus, accounting=accounting)
     host, address = _this_host()
-    settings = Settings(folder, nodes, gpus, cpus, memory_mb, accounting, host, address, _free_ports(address, nodes + 2))
+    settings = Settings(
+        folder,
+        nodes,
+        gpus,
+        cpus,
+        memory_mb,
+        accounting,
+        host,
+        address,
+        _free_ports(address, nodes + 2),
+    )
     _write_folder(settings)
     slurm = Slurm(folder)
     try:
@@ -84,20 +94,32 @@ def _at(folder: Path) -> Slurm:
 def missing_packages(*, accounting: bool = False) -> list[str]:
     """Debian's names of the packages that are needed and not installed."""
     programs = PROGRAMS | (ACCOUNTING_PROGRAMS if accounting else {})
-    return [package for program, package in programs.items() if shutil.which(program, path=SEARCH_PATH) is None]
+    return [
+        package
+        for program, package in programs.items()
+        if shutil.which(program, path=SEARCH_PATH) is None
+    ]
 
 
 def _check(folder: Path, *, nodes: int, gpus: int, cpus: int, accounting: bool) -> None:
     if not sys.platform.startswith("linux"):
-        raise SlurmError("Slurm's daemons run on Linux: use a Linux machine, a virtual one or a container")
+        raise SlurmError(
+            "Slurm's daemons run on Linux: use a Linux machine, a virtual one or a container"
+        )
     if missing := missing_packages(accounting=accounting):
-        raise SlurmError(f"missing packages; on Debian: apt install --no-install-recommends {' '.join(missing)}")
+        raise SlurmError(
+            f"missing packages; on Debian: apt install --no-install-recommends {' '.join(missing)}"
+        )
     if not (1 <= nodes <= 200 and 0 <= gpus <= 64 and 1 <= cpus <= 256):
-        raise SlurmError(f"{nodes} nodes, {gpus} GPUs, {cpus} CPUs: 1-200 nodes, 0-64 GPUs and 1-256 CPUs are possible")
+        raise SlurmError(
+            f"{nodes} nodes, {gpus} GPUs, {cpus} CPUs: 1-200 nodes, 0-64 GPUs and 1-256 CPUs are possible"
+        )
     if len(os.fsencode(folder / "run" / "munge.socket")) > LONGEST_SOCKET_PATH:
         raise SlurmError(f"{folder} is too long a path for a socket: choose a shorter --folder")
     if any(character in str(folder) for character in " ,#=[]"):
-        raise SlurmError(f"{folder}: Slurm's files cannot hold such a path: choose a plain --folder")
+        raise SlurmError(
+            f"{folder}: Slurm's files cannot hold such a path: choose a plain --folder"
+        )
     if (folder / "slurm.conf").exists():
         raise SlurmError(f"a cluster lies in {folder} already: use it, or take it down first")
     if folder.exists() and (folder.stat().st_uid != os.getuid() or any(folder.iterdir())):
@@ -110,7 +132,9 @@ def _this_host() -> tuple[str, str]:
     try:
         return host, socket.gethostbyname(host)
     except OSError:
-        raise SlurmError(f"this machine's name does not resolve: add the line `127.0.0.1 {host}` to /etc/hosts") from None
+        raise SlurmError(
+            f"this machine's name does not resolve: add the line `127.0.0.1 {host}` to /etc/hosts"
+        ) from None
 
 
 def _free_ports(address: str, count: int) -> tuple[int, ...]:
@@ -139,9 +163,15 @@ def _write_folder(settings: Settings) -> None:
 
 def _start(slurm: Slurm, settings: Settings) -> None:
     run = slurm.folder / "run"
-    options = [f"--key-file={run}/munge.key", f"--socket={run}/munge.socket", f"--pid-file={run}/munged.pid"]
+    options = [
+        f"--key-file={run}/munge.key",
+        f"--socket={run}/munge.socket",
+        f"--pid-file={run}/munged.pid",
+    ]
     options += [f"--seed-file={run}/munged.seed", f"--log-file={slurm.folder}/log/munged.log"]
-    slurm.start("munged", "--foreground", "--force", *options)  # forced, as the socket's folder is closed to others
+    slurm.start(
+        "munged", "--foreground", "--force", *options
+    )  # forced, as the socket's folder is closed to others
     wait_until((run / "munge.socket").exists, what="munged")
     if settings.accounting:
         _start_accounting(slurm)
@@ -153,10 +183,21 @@ def _start(slurm: Slurm, settings: Settings) -> None:
 
 def _start_accounting(slurm: Slurm) -> None:
     run = slurm.folder / "run"
-    options = [f"--datadir={slurm.folder}/db", f"--socket={run}/db.socket", f"--pid-file={run}/mariadbd.pid"]
+    options = [
+        f"--datadir={slurm.folder}/db",
+        f"--socket={run}/db.socket",
+        f"--pid-file={run}/mariadbd.pid",
+    ]
     # No grant tables and no network: whoever may open the socket in the private folder is the only user there is.
-    options += ["--skip-grant-tables", "--skip-networking", "--skip-log-bin", "--innodb-buffer-pool-size=64M"]
-    slurm.start("mariadbd", "--no-defaults", *options, *(["--user=root"] if os.getuid() == 0 else []))
+    options += [
+        "--skip-grant-tables",
+        "--skip-networking",
+        "--skip-log-bin",
+        "--innodb-buffer-pool-size=64M",
+    ]
+    slurm.start(
+        "mariadbd", "--no-defaults", *options, *(["--user=root"] if os.getuid() == 0 else [])
+    )
     wait_until((run / "db.socket").exists, what="MariaDB")
     slurm.start("slurmdbd", "-D", MYSQL_UNIX_PORT=f"{run}/db.socket")
     wait_until(lambda: _knows_the_cluster(slurm), what="slurmdbd")
@@ -177,24 +218,36 @@ def _all_idle(slurm: Slurm) -> bool:
 
 def _last_words(slurm: Slurm) -> str:
     paths = sorted(path for path in (slurm.folder / "log").iterdir() if path.stat().st_size)
-    return "\n".join(f"{path.name}: {line}" for path in paths for line in path.read_text(errors="replace").splitlines()[-3:])
+    return "\n".join(
+        f"{path.name}: {line}"
+        for path in paths
+        for line in path.read_text(errors="replace").splitlines()[-3:]
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command; returns its exit status."""
-    parser = argparse.ArgumentParser(prog="testcluster.py", description="A private Slurm on this machine.")
+    parser = argparse.ArgumentParser(
+        prog="testcluster.py", description="A private Slurm on this machine."
+    )
     parser.add_argument("action", choices=["up", "down", "status"])
-    parser.add_argument("--folder", type=Path, default=DEFAULT_FOLDER, help="where it lies (default: %(default)s)")
+    parser.add_argument(
+        "--folder", type=Path, default=DEFAULT_FOLDER, help="where it lies (default: %(default)s)"
+    )
     parser.add_argument("--nodes", type=int, default=4)
     parser.add_argument("--gpus", type=int, default=4, help="fake GPUs of each node")
     parser.add_argument("--cpus", type=int, default=4, help="CPUs of each node")
-    parser.add_argument("--accounting", action="store_true", help="with slurmdbd and MariaDB, so that sacct works")
+    parser.add_argument(
+        "--accounting", action="store_true", help="with slurmdbd and MariaDB, so that sacct works"
+    )
     given = parser.parse_args(arguments)
     try:
         if given.action == "up":
             sizes = {"nodes": given.nodes, "gpus": given.gpus, "cpus": given.cpus}
             slurm = up(given.folder, accounting=given.accounting, **sizes)
-            print(f"{given.nodes} nodes are idle. In every terminal that shall use them:\nexport SLURM_CONF={slurm.conf}")
+            print(
+                f"{given.nodes} nodes are idle. In every terminal that shall use them:\nexport SLURM_CONF={slurm.conf}"
+            )
         elif given.action == "down":
             down(given.folder)
         else:

@@ -19,7 +19,11 @@ from playwright.sync_api import Browser, sync_playwright
 @pytest.fixture(scope="session")
 def chromium() -> Iterator[Browser]:
     """The system's Chromium. Without one the test is skipped, but fails where CI=true: there it must be."""
-    path = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    path = (
+        shutil.which("chromium")
+        or shutil.which("chromium-browser")
+        or shutil.which("google-chrome")
+    )
     if path is None:
         told = "no Chromium on this machine: apt install chromium"
         if os.environ.get("CI") == "true":

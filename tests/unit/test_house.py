@@ -16,9 +16,22 @@ NOTEBOOKS = sorted((ROOT / "notebooks").rglob("*.ipynb"))
 
 
 def test_importing_lab_loads_no_torch_and_nothing_heavy() -> None:
-    heavy = ["torch", "numpy", "pandas", "matplotlib", "scipy", "papermill", "nbconvert", "submitit", "IPython", "ipywidgets"]
+    heavy = [
+        "torch",
+        "numpy",
+        "pandas",
+        "matplotlib",
+        "scipy",
+        "papermill",
+        "nbconvert",
+        "submitit",
+        "IPython",
+        "ipywidgets",
+    ]
     code = f"import sys, lab, lab.cli; print([name for name in {heavy} if name in sys.modules])"
-    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    answer = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
     assert answer.stdout.strip() == "[]"
 
 
@@ -34,12 +47,20 @@ def test_notebooks_hold_prose_and_calls_and_no_outputs(path: Path) -> None:
             source = "".join(cell["source"])
             assert cell["outputs"] == [] and cell["execution_count"] is None
             if not {"exercise", "solution"} & set(cell["metadata"].get("tags", [])):
-                assert not any(isinstance(node, ast.FunctionDef | ast.ClassDef) for node in ast.walk(ast.parse(source)))
+                assert not any(
+                    isinstance(node, ast.FunctionDef | ast.ClassDef)
+                    for node in ast.walk(ast.parse(source))
+                )
 
 
 def test_public_names_are_there() -> None:
     import lab
 
     assert all(hasattr(lab, name) for name in lab.__all__)
-    assert callable(lab.launch) and callable(lab.report) and callable(lab.plan) and callable(lab.doctor)
+    assert (
+        callable(lab.launch)
+        and callable(lab.report)
+        and callable(lab.plan)
+        and callable(lab.doctor)
+    )
     assert lab.__all__ == sorted(lab.__all__)

@@ -38,7 +38,9 @@ TOP_LEVEL = {
     *("environment.yml", "docs", "lab", "notebooks", "reports", "slurm", "tests"),
 }
 
-documents = pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+documents = pytest.mark.parametrize(
+    "document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT))
+)
 
 
 def prose(text: str) -> str:
@@ -60,7 +62,9 @@ def anchors(document: Path) -> set[str]:
 def first_cells(header: str) -> list[str]:
     """Names in code style in the first column of the README's table with this header."""
     (table,) = re.findall(rf"^\| {header} \|.*\n\|[-|]+\n((?:\|.*\n)+)", README, re.MULTILINE)
-    return [name for row in table.splitlines() for name in re.findall(r"`([^`]+)`", row.split("|")[1])]
+    return [
+        name for row in table.splitlines() for name in re.findall(r"`([^`]+)`", row.split("|")[1])
+    ]
 
 
 def test_the_readme_is_short() -> None:
@@ -79,7 +83,9 @@ def test_links_lead_somewhere(document: Path) -> None:
 
 
 def test_the_readme_links_every_page() -> None:
-    assert {path.name for path in (ROOT / "docs").iterdir()} <= set(re.findall(r"\(docs/([\w.-]+)\)", README))
+    assert {path.name for path in (ROOT / "docs").iterdir()} <= set(
+        re.findall(r"\(docs/([\w.-]+)\)", README)
+    )
 
 
 def test_the_readme_names_every_command() -> None:
@@ -97,19 +103,29 @@ def test_the_readme_names_every_rule_of_the_audit() -> None:
 
 def test_the_page_on_the_audit_names_every_rule() -> None:
     page = (ROOT / "docs" / "audit.md").read_text()
-    assert set(re.findall(r"^\| `([\w-]+)` \|", page, re.MULTILINE)) == {rule.name for rule in RULES}
+    assert set(re.findall(r"^\| `([\w-]+)` \|", page, re.MULTILINE)) == {
+        rule.name for rule in RULES
+    }
 
 
 def test_the_readme_names_every_strategy() -> None:
     (row,) = re.findall(r"^\| strategies \| (.+) \|$", README, re.MULTILINE)
-    assert sorted(re.findall(r"`(\w+)`", row)) == sorted(get_args(lab.Run.model_fields["strategy"].annotation))
+    assert sorted(re.findall(r"`(\w+)`", row)) == sorted(
+        get_args(lab.Run.model_fields["strategy"].annotation)
+    )
 
 
 @documents
 def test_python_examples_use_public_names(document: Path) -> None:
     for block in blocks(document.read_text(), "python"):
-        attributes = [node for node in ast.walk(ast.parse(block)) if isinstance(node, ast.Attribute)]
-        used = {node.attr for node in attributes if isinstance(node.value, ast.Name) and node.value.id == "lab"}
+        attributes = [
+            node for node in ast.walk(ast.parse(block)) if isinstance(node, ast.Attribute)
+        ]
+        used = {
+            node.attr
+            for node in attributes
+            if isinstance(node.value, ast.Name) and node.value.id == "lab"
+        }
         assert used <= set(lab.__all__)
 
 
@@ -138,7 +154,11 @@ def test_commands_in_examples_exist(document: Path) -> None:
 
 
 def test_nothing_else_lies_at_the_top() -> None:
-    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False).stdout.split()
+    tracked = subprocess.run(
+        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False
+    ).stdout.split()
     if not tracked:
         pytest.skip("not a git checkout")
-    assert {name for path in tracked if not (name := path.split("/")[0]).startswith(".")} <= TOP_LEVEL
+    assert {
+        name for path in tracked if not (name := path.split("/")[0]).startswith(".")
+    } <= TOP_LEVEL

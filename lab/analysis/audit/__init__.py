@@ -61,7 +61,10 @@ def _observed(source: Any, columns: Mapping[str, str] | None) -> Observations:
     if isinstance(source, str | Path) and _is_table(Path(source)):
         return from_table(read_table(source, columns), columns=columns, source=str(source))
     if columns:
-        raise InputError("columns", [Problem("columns", "a mapping is for tables", "records name their own columns")])
+        raise InputError(
+            "columns",
+            [Problem("columns", "a mapping is for tables", "records name their own columns")],
+        )
     study = Study.load(source) if isinstance(source, str | Path) else source
     if isinstance(study, Study):
         return from_records(load_records(study), scaling=study.scaling, baseline=study.baseline)
@@ -69,7 +72,14 @@ def _observed(source: Any, columns: Mapping[str, str] | None) -> Observations:
     wrong = next((item for item in records if not isinstance(item, Record)), None)
     if wrong is not None:
         raise InputError(
-            "source", [Problem("source", f"a {type(wrong).__name__} is no record", "give records, a study or a table")]
+            "source",
+            [
+                Problem(
+                    "source",
+                    f"a {type(wrong).__name__} is no record",
+                    "give records, a study or a table",
+                )
+            ],
         )
     return from_records(records)
 
@@ -126,23 +136,42 @@ class Audit(BaseModel):
     def __str__(self) -> str:
         lines = [self._summary()]
         for finding in self.findings:
-            lines += [f"{finding.severity.upper():7} {finding.rule}: {finding.evidence}", f"        {finding.advice}"]
+            lines += [
+                f"{finding.severity.upper():7} {finding.rule}: {finding.evidence}",
+                f"        {finding.advice}",
+            ]
             lines.append(f"        in {_few(finding.records)}")
-        lines += [f"not checked: {rule.rule} lacks {', '.join(rule.lacks)}" for rule in self.not_checked]
+        lines += [
+            f"not checked: {rule.rule} lacks {', '.join(rule.lacks)}" for rule in self.not_checked
+        ]
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
         cells = [(f.severity, f.rule, f.evidence, f.advice, _few(f.records)) for f in self.findings]
-        head = "".join(f"<th>{name}</th>" for name in ("severity", "rule", "evidence", "what to do", "records"))
-        body = "".join(f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in row)}</tr>" for row in cells)
-        table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>" if cells else ""
-        unchecked = "; ".join(html.escape(f"{rule.rule} (lacks {', '.join(rule.lacks)})") for rule in self.not_checked)
-        return f"<p>{html.escape(self._summary())}</p>{table}" + (f"<p>Not checked: {unchecked}.</p>" if unchecked else "")
+        head = "".join(
+            f"<th>{name}</th>" for name in ("severity", "rule", "evidence", "what to do", "records")
+        )
+        body = "".join(
+            f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in row)}</tr>" for row in cells
+        )
+        table = (
+            f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>" if cells else ""
+        )
+        unchecked = "; ".join(
+            html.escape(f"{rule.rule} (lacks {', '.join(rule.lacks)})") for rule in self.not_checked
+        )
+        return f"<p>{html.escape(self._summary())}</p>{table}" + (
+            f"<p>Not checked: {unchecked}.</p>" if unchecked else ""
+        )
 
     def _summary(self) -> str:
         checked = len(RULES) - len(self.not_checked)
-        counts = [(word, sum(finding.severity == word for finding in self.findings)) for word in ORDER]
-        told = ", ".join(f"{count} {word}{'' if count == 1 else 's'}" for word, count in counts if count)
+        counts = [
+            (word, sum(finding.severity == word for finding in self.findings)) for word in ORDER
+        ]
+        told = ", ".join(
+            f"{count} {word}{'' if count == 1 else 's'}" for word, count in counts if count
+        )
         return f"{checked} of {len(RULES)} rules checked: {told or 'nothing found'}."
 
 
@@ -157,7 +186,9 @@ def apply_rules(seen: Observations) -> Audit:
             continue
         told: list[Finding] = []
         try:
-            with np.errstate(all="ignore"):  # what overflows is no number and takes part in no comparison
+            with np.errstate(
+                all="ignore"
+            ):  # what overflows is no number and takes part in no comparison
                 told.extend(rule.check(seen))
         except UncheckedError as error:
             if not told:

@@ -7,7 +7,18 @@ from typing import NamedTuple
 
 from lab.analysis.audit.values import BYTE_UNITS, COUNT_UNITS, TIME_UNITS
 
-TIMES = ("time", "data", "h2d", "forward", "backward", "compute", "optimizer", "communication", "exposed", "other")
+TIMES = (
+    "time",
+    "data",
+    "h2d",
+    "forward",
+    "backward",
+    "compute",
+    "optimizer",
+    "communication",
+    "exposed",
+    "other",
+)
 PHASES = TIMES[1:]
 NUMERIC = (
     *TIMES,
@@ -23,23 +34,61 @@ NUMERIC = (
         "steps",
         "warmup",
     ),
-    *("rate", "speedup", "efficiency", "bytes", "parameters", "algbw", "busbw", "loader_workers", "cpus", "accuracy", "loss"),
+    *(
+        "rate",
+        "speedup",
+        "efficiency",
+        "bytes",
+        "parameters",
+        "algbw",
+        "busbw",
+        "loader_workers",
+        "cpus",
+        "accuracy",
+        "loss",
+    ),
     *("epoch", "step", "repeats", "std", "low", "high", "time_mean", "communication_mean"),
 )
 ENVIRONMENT = ("host", "version", "commit", "threads", "clock", "driver", "gpu", "cpu")
 TEXT = (
-    *("rank", "repeat", "seed", "model", "strategy", "precision", "dataset", "compile", "link", "device", "emulated"),
+    *(
+        "rank",
+        "repeat",
+        "seed",
+        "model",
+        "strategy",
+        "precision",
+        "dataset",
+        "compile",
+        "link",
+        "device",
+        "emulated",
+    ),
     *ENVIRONMENT,
 )
 CANONICAL = (*NUMERIC, *TEXT)
-MEANS, SPREADS, MOSTS = {"mean", "avg", "average"}, {"std", "stdev", "stddev", "sd", "stderr", "sem"}, {"max", "slowest"}
+MEANS, SPREADS, MOSTS = (
+    {"mean", "avg", "average"},
+    {"std", "stdev", "stddev", "sd", "stderr", "sem"},
+    {"max", "slowest"},
+)
 STATISTICS = MEANS | SPREADS | MOSTS | {"median"}
-BANDWIDTHS = {"gb_per_s": 1e9, "gbs": 1e9, "mb_per_s": 1e6, "gib_per_s": 2.0**30, "gbps": 1e9 / 8, "gbit_per_s": 1e9 / 8}
+BANDWIDTHS = {
+    "gb_per_s": 1e9,
+    "gbs": 1e9,
+    "mb_per_s": 1e6,
+    "gib_per_s": 2.0**30,
+    "gbps": 1e9 / 8,
+    "gbit_per_s": 1e9 / 8,
+}
 THINGS = "samples?|images?|imgs?|tokens?|examples?|sequences?|seqs?|items?|records?|sentences?|words?|frames?"
 
 # Names that are no time, by the whole stem, in this order.
 PLAIN = (
-    ("rank", r"(global_)?rank(_id)?|gpu_(id|index)|proc(ess)?(_id)?|device_(id|index)|worker_id|pe"),
+    (
+        "rank",
+        r"(global_)?rank(_id)?|gpu_(id|index)|proc(ess)?(_id)?|device_(id|index)|worker_id|pe",
+    ),
     (
         "per_node",
         r"((n|num|number_of)_?)?(gpus?|ranks?|proc(esse)?s?|tasks?|devices?|accelerators?|cards?)_per_(node|host|machine|server)|ppn|gpn",
@@ -67,16 +116,28 @@ PLAIN = (
     ("rate", rf"(.*_)?({THINGS})_per_(s|sec|second)|(.*_)?throughput(_.*)?|ips|qps|tps"),
     ("algbw", r"(alg|algorithm)_?(bw|bandwidth)"),
     ("busbw", r"(bus_?(bw|bandwidth))|bandwidth|bw"),
-    ("loader_workers", r"(data_?)?(loader|load)_?(workers|processes)(_per_[a-z]+)?|num_workers(_per_[a-z]+)?|n_workers"),
+    (
+        "loader_workers",
+        r"(data_?)?(loader|load)_?(workers|processes)(_per_[a-z]+)?|num_workers(_per_[a-z]+)?|n_workers",
+    ),
     ("cpus", r"((n|num)_)?(cpus|cpu_cores|cores)(_per_[a-z]+)?|cpu_count|cpus_granted"),
     ("parameters", r"((n|num|total|model|trainable)_)*(params?|parameters)|model_size"),
-    ("bytes", r"(message|msg|grad(ient)?s?|comm(unication)?|bucket|payload|transfer|buffer)(_(size|volume|bytes))?|bytes|size"),
+    (
+        "bytes",
+        r"(message|msg|grad(ient)?s?|comm(unication)?|bucket|payload|transfer|buffer)(_(size|volume|bytes))?|bytes|size",
+    ),
     ("accuracy", r"(.*_)?(acc|accuracy|top_?1|f1)(_.*)?"),
     ("loss", r"(.*_)?loss(_.*)?"),
     ("epoch", r"epochs?|epoch_(id|index|number)"),
     ("step", r"(global_)?(step|iter|iteration)(_(id|index|number))?|it"),
-    ("repeats", r"(n|num|number_of)_(runs|repeats|trials|repetitions)|repeats|runs|trials|repetitions"),
-    ("repeat", r"(repeat|run|trial|rep|replicate|repetition|job|job_id)(_?(id|idx|index|no|number))?"),
+    (
+        "repeats",
+        r"(n|num|number_of)_(runs|repeats|trials|repetitions)|repeats|runs|trials|repetitions",
+    ),
+    (
+        "repeat",
+        r"(repeat|run|trial|rep|replicate|repetition|job|job_id)(_?(id|idx|index|no|number))?",
+    ),
     ("seed", r"(random_)?seed"),
     ("host", r"host(_?name)?s?|node(_?(name|list))?|machine|server"),
     ("version", r"(py)?torch(_version)?|(.*_)?version|commit_date"),
@@ -138,8 +199,15 @@ class Guess(NamedTuple):
 
 def normal(name: str) -> str:
     """A name in lower snake case, `#` as n, `/` as per, `%` as percent."""
-    text = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", str(name).strip()).lower().replace("µ", "u").replace("μ", "u")
-    text = re.sub(r"[\[(]\s*min\.?\s*[\])]$", " minutes", text)  # without its brackets it may be the least
+    text = (
+        re.sub(r"(?<=[a-z])(?=[A-Z])", "_", str(name).strip())
+        .lower()
+        .replace("µ", "u")
+        .replace("μ", "u")
+    )
+    text = re.sub(
+        r"[\[(]\s*min\.?\s*[\])]$", " minutes", text
+    )  # without its brackets it may be the least
     text = text.replace("%", " percent ").replace("#", " n ").replace("/", " per ")
     return re.sub(r"[^a-z0-9]+", "_", text).strip("_")
 
@@ -154,7 +222,14 @@ def take_apart(name: str) -> Name:
     if found and found["unit"] in TIME_UNITS:
         return Name(f"{found['what']}_time", "time", TIME_UNITS[found["unit"]])
     words = text.split("_")
-    statistic = next((word for word in (words[0], words[-1], words[-2] if len(words) > 1 else "") if word in STATISTICS), None)
+    statistic = next(
+        (
+            word
+            for word in (words[0], words[-1], words[-2] if len(words) > 1 else "")
+            if word in STATISTICS
+        ),
+        None,
+    )
     words = [word for word in words if word != statistic]
     family, factor = None, 1.0
     if words and (len(words) < 2 or words[-2] != "per"):
@@ -164,7 +239,9 @@ def take_apart(name: str) -> Name:
             ("count", COUNT_UNITS),
             ("percent", {"percent": 0.01, "pct": 0.01}),
         ):
-            if words[-1] in units and not (kind == "bytes" and words[-1] in {"bytes", "b"} and len(words) == 1):
+            if words[-1] in units and not (
+                kind == "bytes" and words[-1] in {"bytes", "b"} and len(words) == 1
+            ):
                 family, factor = kind, units[words.pop()]
                 break
     return Name("_".join(words), family, factor, statistic)
@@ -176,13 +253,17 @@ def guess(name: str) -> Guess | None:
         return None  # a letter alone is a symbol, such as S for the speedup, and no unit
     whole = take_apart(name)
     stem = whole.stem
-    timely = whole.family == "time" or re.search(CLOCKED, stem) is not None or whole.statistic in SPREADS
+    timely = (
+        whole.family == "time" or re.search(CLOCKED, stem) is not None or whole.statistic in SPREADS
+    )
     if timely or re.fullmatch(BARE, stem):
         found = _time(whole)
         if found:
             return found
     for canonical, pattern in PLAIN:
-        if re.fullmatch(pattern, stem) and not (canonical in {"batch", "epoch", "step"} and whole.family == "time"):
+        if re.fullmatch(pattern, stem) and not (
+            canonical in {"batch", "epoch", "step"} and whole.family == "time"
+        ):
             if whole.statistic in SPREADS:
                 return None
             known = whole.family is not None or canonical not in {"algbw", "busbw", "bytes"}
@@ -195,7 +276,14 @@ def _time(name: Name) -> Guess | None:
     if re.search(NOT_TRAINING, stem) or re.search(r"_per_(s|sec|second)$|bandwidth|bw$", stem):
         return None
     part = next((canonical for canonical, pattern in PARTS if re.search(pattern, stem)), None)
-    per = next((per for per, pattern in (("epoch", "epoch"), ("step", "step|iter|batch|^it_")) if re.search(pattern, stem)), None)
+    per = next(
+        (
+            per
+            for per, pattern in (("epoch", "epoch"), ("step", "step|iter|batch|^it_"))
+            if re.search(pattern, stem)
+        ),
+        None,
+    )
     if part is not None:
         return Guess(part, factor, per) if name.statistic not in SPREADS else None
     if per is None and stem and not re.fullmatch(WHOLE, stem):

@@ -44,12 +44,16 @@ class Observations:
     assumptions: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     summarised: bool = False
-    memo: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)  # what several rules compute
+    memo: dict[str, Any] = field(
+        default_factory=dict, compare=False, repr=False
+    )  # what several rules compute
 
     @cached_property
     def known(self) -> frozenset[str]:
         """Canonical columns that hold at least one value."""
-        return frozenset(str(column) for column in self.frame.columns if self.frame[column].notna().any())
+        return frozenset(
+            str(column) for column in self.frame.columns if self.frame[column].notna().any()
+        )
 
     @property
     def keys(self) -> list[str]:
@@ -58,7 +62,10 @@ class Observations:
 
     def said(self, pattern: str) -> re.Match[str] | None:
         """The first match in what the table's notes say: a hint, never a measurement."""
-        return next((found for note in self.notes if (found := re.search(pattern, note, re.IGNORECASE))), None)
+        return next(
+            (found for note in self.notes if (found := re.search(pattern, note, re.IGNORECASE))),
+            None,
+        )
 
 
 # Fields of a run that follow from the world size or that a rule compares by itself.
@@ -102,11 +109,18 @@ def from_records(
     for record in records:
         if record.completed and record.timing is not None:
             common = _common(record)
-            rows.append(common | _quoted(record.timing, record.communication, record.run.world_size) | {"aggregate": True})
+            rows.append(
+                common
+                | _quoted(record.timing, record.communication, record.run.world_size)
+                | {"aggregate": True}
+            )
             rows += [common | row for row in _ranks(record.timing, common["label"])]
         elif record.completed and record.inference is not None:
             common = _common(record)
-            points: list[Point | ClassificationPoint] = [*record.inference.points, *record.inference.classifications]
+            points: list[Point | ClassificationPoint] = [
+                *record.inference.points,
+                *record.inference.classifications,
+            ]
             rows += [common | _inferred(point, record.run_id) for point in points]
     numeric, rest = list(NUMERIC), [*TEXT, *EXTRA, *FACTS]
     keys = sorted({name for row in rows for name in row if name.startswith("key:")})
@@ -115,7 +129,12 @@ def from_records(
     for name in (*numeric, *EXTRA_NUMERIC, "rank", "foreign_cpu"):
         frame[name] = pd.to_numeric(frame[name], errors="coerce").astype(float)
     return Observations(
-        frame=frame, kind="records", per="step", scaling=scaling, baseline=baseline or {}, derived=frozenset({"micro_batch_size"})
+        frame=frame,
+        kind="records",
+        per="step",
+        scaling=scaling,
+        baseline=baseline or {},
+        derived=frozenset({"micro_batch_size"}),
     )
 
 
@@ -140,7 +159,9 @@ def _common(record: Record) -> dict[str, Any]:
         "depends_on_split": quality.depends_on_split if quality else None,
         "loader_workers": run.loader_workers if run.loader == "classic" else None,
     }
-    row |= {f"key:{name}": str(getattr(run, name)) for name in Run.model_fields if name not in NO_KEYS}
+    row |= {
+        f"key:{name}": str(getattr(run, name)) for name in Run.model_fields if name not in NO_KEYS
+    }
     row |= {f"key:{name}": called for name, called in names(run).items()}
     return row | (_facts(record.environment, run) if record.environment else {})
 
@@ -151,7 +172,9 @@ def _facts(environment: Environment, run: Run) -> dict[str, Any]:
         "key:device": environment.device,
         "cpu": environment.cpu,
         "gpu": environment.gpu,
-        "version": ", ".join(f"{name} {version}" for name, version in sorted(environment.versions.items())),
+        "version": ", ".join(
+            f"{name} {version}" for name, version in sorted(environment.versions.items())
+        ),
         "threads": str(environment.threads_per_rank),
         "commit": environment.git_commit,
         "dirty": environment.git_dirty,
@@ -161,7 +184,9 @@ def _facts(environment: Environment, run: Run) -> dict[str, Any]:
         "data_sha256": environment.data_sha256,
         "cluster": environment.cluster,
         "emulated": environment.emulated.label if environment.emulated else "no",
-        "link": environment.emulated.link.label if environment.emulated and environment.emulated.link else None,
+        "link": environment.emulated.link.label
+        if environment.emulated and environment.emulated.link
+        else None,
         "key:emulated": environment.emulated.label if environment.emulated else "",
         "foreign_cpu": environment.foreign_cpu,
         "parameters": environment.parameters,
@@ -174,7 +199,11 @@ def _facts(environment: Environment, run: Run) -> dict[str, Any]:
 def _inferred(point: Point | ClassificationPoint, run_id: str) -> dict[str, Any]:
     """One point of an inference record: the time for one batch with the quantized model."""
     if isinstance(point, Point):
-        total, prompt, name = point.quantized.total, str(point.prompt_tokens), f"{run_id}, prompt {point.prompt_tokens}"
+        total, prompt, name = (
+            point.quantized.total,
+            str(point.prompt_tokens),
+            f"{run_id}, prompt {point.prompt_tokens}",
+        )
     else:
         total, prompt, name = point.quantized, "", run_id
     return {
@@ -219,7 +248,11 @@ def _ranks(timing: Timing, label: str) -> list[dict[str, Any]]:
     low, high = timing.step.interval or (None, None)
     rows = []
     for rank, step in enumerate(steps):
-        phases = {name: values[rank] for name, values in timing.per_rank.items() if name != "step" and rank < len(values)}
+        phases = {
+            name: values[rank]
+            for name, values in timing.per_rank.items()
+            if name != "step" and rank < len(values)
+        }
         known = {name: value for name, value in phases.items() if name in timing.phases}
         about = {"rank": rank, "aggregate": False, "label": f"{label} rank {rank}"}
         rows.append(about | {"time": step, "median_low": low, "median_high": high} | _parts(known))

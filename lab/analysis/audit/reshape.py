@@ -44,25 +44,39 @@ def hinted_ranks(name: str, notes: Sequence[str]) -> tuple[int, str] | None:
     return None
 
 
-def by_batch(frame: pd.DataFrame, *, mapped: Collection[str] = ()) -> tuple[pd.DataFrame, str] | None:
+def by_batch(
+    frame: pd.DataFrame, *, mapped: Collection[str] = ()
+) -> tuple[pd.DataFrame, str] | None:
     """A table with columns for each of several batches as a long one with a column `batch size`, and what was assumed.
 
     None where there are no such columns, or a batch stands in a column of its own. Columns that are `mapped` stay.
     """
-    found = {str(column): match for column in frame.columns if (match := BATCH.search(normal(column))) and column not in mapped}
+    found = {
+        str(column): match
+        for column in frame.columns
+        if (match := BATCH.search(normal(column))) and column not in mapped
+    }
     others = [column for column in frame.columns if str(column) not in found]
     told = {guessed.canonical for column in others if (guessed := guess(str(column)))}
-    if len({match["n"] for match in found.values()}) < 2 or told & {"batch", "global_batch_size", "micro_batch_size"}:
+    if len({match["n"] for match in found.values()}) < 2 or told & {
+        "batch",
+        "global_batch_size",
+        "micro_batch_size",
+    }:
         return None
     parts: dict[int, pd.DataFrame] = {}
     for column, match in found.items():
         part = parts.setdefault(int(match["n"]), frame[others].copy())
-        rest = "_".join(filter(None, (match.string[: match.start()], match.string[match.end() :].strip("_"))))
+        rest = "_".join(
+            filter(None, (match.string[: match.start()], match.string[match.end() :].strip("_")))
+        )
         name = f"time_{rest}".strip("_") if not rest or rest in TIME_UNITS else rest
         if name in part:
             return None  # two columns would be one
         part[name] = frame[column]
-    long = pd.concat([part.assign(**{"batch size": size}) for size, part in parts.items()], ignore_index=True)
+    long = pd.concat(
+        [part.assign(**{"batch size": size}) for size, part in parts.items()], ignore_index=True
+    )
     named = ", ".join(repr(column) for column in list(found)[:4])
     return long, f"the batches are read from the column names {named}"
 
@@ -74,18 +88,28 @@ def lengthened(
 
     None where the table is not wide. Columns that are `mapped` stay.
     """
-    found = [spread for column in frame.columns if column not in mapped and (spread := _spread(str(column)))]
+    found = [
+        spread
+        for column in frame.columns
+        if column not in mapped and (spread := _spread(str(column)))
+    ]
     sized = [item for item in found if item.world_size is not None]
     if len({item.world_size for item in sized}) < 2 and (not sized or len(found) < 2):
         return None
-    found = found if any(item.world_size is None for item in found) and len(found) > len(sized) else sized
+    found = (
+        found
+        if any(item.world_size is None for item in found) and len(found) > len(sized)
+        else sized
+    )
     said = f"the world sizes are read from the column names {', '.join(repr(item.column) for item in found[:4])}"
     if len(found) > len(sized):
         said += f"; {hint[0]} ranks by {hint[1]}" if hint else ", where not all name one"
     units = {item.column for item in found if item.factor is None and item.canonical in TIMES}
     if units:
         said += "; no unit is named"
-    kept = [column for column in frame.columns if str(column) not in {item.column for item in found}]
+    kept = [
+        column for column in frame.columns if str(column) not in {item.column for item in found}
+    ]
     parts = []
     for (size, setting), group in _groups(found, hint).items():
         part = frame[kept].copy()
@@ -93,16 +117,26 @@ def lengthened(
         for item in group:
             factor = item.factor if item.factor is not None else 1.0
             unit = "_s" if item.canonical in TIMES and item.factor is not None else ""
-            part[item.canonical + unit] = numbers(frame[item.column], units=TIME_UNITS if unit else None, factor=factor)
+            part[item.canonical + unit] = numbers(
+                frame[item.column], units=TIME_UNITS if unit else None, factor=factor
+            )
         parts.append(part)
     long = pd.concat(parts, ignore_index=True)
     return long.drop(columns="setting") if not long["setting"].astype(bool).any() else long, said
 
 
-def _groups(found: Sequence[Spread], hint: tuple[int, str] | None) -> dict[tuple[float, str], list[Spread]]:
+def _groups(
+    found: Sequence[Spread], hint: tuple[int, str] | None
+) -> dict[tuple[float, str], list[Spread]]:
     groups: dict[tuple[float, str], list[Spread]] = {}
     for item in found:
-        size = item.world_size if item.world_size is not None else float(hint[0]) if hint else float("nan")
+        size = (
+            item.world_size
+            if item.world_size is not None
+            else float(hint[0])
+            if hint
+            else float("nan")
+        )
         groups.setdefault((size, item.setting), []).append(item)
     return groups
 

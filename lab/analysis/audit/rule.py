@@ -41,7 +41,9 @@ class UncheckedError(Exception):
         super().__init__(", ".join(lacks))
 
 
-def found(rule: str, severity: Severity, records: Iterable[object], evidence: str, advice: str) -> Finding:
+def found(
+    rule: str, severity: Severity, records: Iterable[object], evidence: str, advice: str
+) -> Finding:
     """A finding; of many records the first MOST_RECORDS are named."""
     names = tuple(dict.fromkeys(str(record) for record in records))
     if len(names) > MOST_RECORDS:

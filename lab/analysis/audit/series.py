@@ -65,7 +65,13 @@ def _lines(seen: Observations) -> list[Line]:
     for _, group in rows.groupby("_line", sort=False):
         points = sorted(_points(group, seen), key=lambda point: point.world_size)
         found.append(
-            Line(label=_label(group, varied), points=tuple(points), batch=batch, per=seen.per, weak=seen.scaling == "weak")
+            Line(
+                label=_label(group, varied),
+                points=tuple(points),
+                batch=batch,
+                per=seen.per,
+                weak=seen.scaling == "weak",
+            )
         )
     return found
 
@@ -81,7 +87,9 @@ def _label(group: pd.DataFrame, varied: Sequence[str]) -> str:
     first = group.iloc[0]
     words = {"global_batch_size": "batch", "batch": "batch", "micro_batch_size": "batch per rank"}
     told = [
-        f"{words[name]} {first[name]:g}" if name in words else _told(name.removeprefix("key:"), str(first[name]))
+        f"{words[name]} {first[name]:g}"
+        if name in words
+        else _told(name.removeprefix("key:"), str(first[name]))
         for name in varied
         if first[name] == first[name] and first[name] != ""
     ]
@@ -90,7 +98,11 @@ def _label(group: pd.DataFrame, varied: Sequence[str]) -> str:
 
 def _told(name: str, value: str) -> str:
     """A value that says by itself what it is, or a number or a yes or no with its name."""
-    return f"{name} {value}" if re.fullmatch(r"[-+.\de]+|true|false|yes|no|none", value, re.IGNORECASE) else value
+    return (
+        f"{name} {value}"
+        if re.fullmatch(r"[-+.\de]+|true|false|yes|no|none", value, re.IGNORECASE)
+        else value
+    )
 
 
 def _batch_key(seen: Observations, rows: pd.DataFrame, keys: Sequence[str]) -> str | None:
@@ -98,9 +110,17 @@ def _batch_key(seen: Observations, rows: pd.DataFrame, keys: Sequence[str]) -> s
     if seen.scaling is not None:
         return "micro_batch_size" if seen.scaling == "weak" else "global_batch_size"
     best, most = None, 0.0
-    for name in sorted((name for name in BATCHES if rows[name].notna().any()), key=lambda name: name in seen.derived):
+    for name in sorted(
+        (name for name in BATCHES if rows[name].notna().any()),
+        key=lambda name: name in seen.derived,
+    ):
         sizes = rows["world_size"].groupby(_joined(rows, [*keys, name]))
-        score = float(((sizes.transform("nunique") > 1) & (sizes.transform("min") == rows["world_size"].min())).mean())
+        score = float(
+            (
+                (sizes.transform("nunique") > 1)
+                & (sizes.transform("min") == rows["world_size"].min())
+            ).mean()
+        )
         if score > most:
             best, most = name, score
     return best if most > 0.5 else None
@@ -131,10 +151,15 @@ def measurements(rows: pd.DataFrame) -> pd.Series:
 
 
 def _point(size: float, strategy: str, rows: pd.DataFrame, seen: Observations) -> Point:
-    rows = rows.assign(_measurement=measurements(rows), _repeat=rows["repeat"].fillna("") if rows["repeat"].notna().any() else "")
+    rows = rows.assign(
+        _measurement=measurements(rows),
+        _repeat=rows["repeat"].fillna("") if rows["repeat"].notna().any() else "",
+    )
     if not rows["repeat"].notna().any() and not rows[["epoch", "step"]].notna().any(axis=None):
         rows["_repeat"] = rows["_measurement"]
-    alone = rows if seen.kind == "records" else rows[~rows["aggregate"] | bool(rows["aggregate"].all())]
+    alone = (
+        rows if seen.kind == "records" else rows[~rows["aggregate"] | bool(rows["aggregate"].all())]
+    )
     means = (
         rows[rows["aggregate"]]["time"]
         if seen.kind == "table" and rows["aggregate"].any() and not rows["aggregate"].all()
@@ -166,7 +191,9 @@ def _per_repeat(rows: pd.DataFrame, times: pd.Series) -> list[float]:
 def _values(rows: pd.DataFrame, alone: pd.DataFrame) -> dict[str, float]:
     """What else is known: of the slowest row, else the median of all rows that know it."""
     slowest: Any = (
-        alone.iloc[int(alone["time"].fillna(-1.0).to_numpy().argmax())] if alone["time"].notna().any() else alone.iloc[0]
+        alone.iloc[int(alone["time"].fillna(-1.0).to_numpy().argmax())]
+        if alone["time"].notna().any()
+        else alone.iloc[0]
     )
     single = len(alone) <= 2 or (alone["rank"].notna().any() and alone["repeat"].nunique() <= 1)
     values = {}
@@ -175,7 +202,9 @@ def _values(rows: pd.DataFrame, alone: pd.DataFrame) -> dict[str, float]:
             continue
         own = slowest[name] if single else math.nan
         column = rows[name].dropna()
-        values[name] = float(own) if own == own else float(column.median()) if len(column) else math.nan
+        values[name] = (
+            float(own) if own == own else float(column.median()) if len(column) else math.nan
+        )
     return values
 
 
@@ -255,7 +284,11 @@ class Line:
         base = self.base(point)
         if base is None:
             return math.nan
-        here, there = (point.mean, base.time if math.isnan(base.mean) else base.mean) if means else (point.time, base.time)
+        here, there = (
+            (point.mean, base.time if math.isnan(base.mean) else base.mean)
+            if means
+            else (point.time, base.time)
+        )
         if math.isfinite(here) and math.isfinite(there) and here > 0:
             return there / here * self.work(point, base)
         return point.rate / base.rate if base.rate > 0 and not means else math.nan
@@ -266,10 +299,18 @@ class Line:
         Those of a step are its batch. Others are the same samples, but in weak scaling, said or seen from rates times times.
         """
         if self.per == "step":
-            ratio = point.global_batch_size / base.global_batch_size if base.global_batch_size else math.nan
+            ratio = (
+                point.global_batch_size / base.global_batch_size
+                if base.global_batch_size
+                else math.nan
+            )
             return ratio if math.isfinite(ratio) else 1.0
         ranks = point.world_size / base.world_size
-        done = point.rate * point.time / (base.rate * base.time) if base.rate * base.time > 0 else math.nan
+        done = (
+            point.rate * point.time / (base.rate * base.time)
+            if base.rate * base.time > 0
+            else math.nan
+        )
         if abs(done / ranks - 1) < ROUNDING:
             return done
         return ranks if self.weak else 1.0
@@ -277,7 +318,13 @@ class Line:
     def bounds(self, point: Point) -> tuple[float, float] | None:
         """Where the gain may lie by the ranges of both times; None where one of them has none."""
         base = self.base(point)
-        if base is None or point.bounds is None or base.bounds is None or point.bounds[0] <= 0 or base.bounds[0] <= 0:
+        if (
+            base is None
+            or point.bounds is None
+            or base.bounds is None
+            or point.bounds[0] <= 0
+            or base.bounds[0] <= 0
+        ):
             return None
         work = self.work(point, base)
         return base.bounds[0] / point.bounds[1] * work, base.bounds[1] / point.bounds[0] * work

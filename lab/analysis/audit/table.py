@@ -18,10 +18,29 @@ from lab.errors import InputError, Problem, nearest
 
 AGGREGATES = {"mean", "avg", "average", "all", "mean over ranks", "overall"}
 OTHER_STATISTICS = {"std", "stdev", "sd", "min", "median", "sum", "total"}
-ALWAYS_KEYS = ("model", "dataset", "precision", "compile", "seed", "link", "device", "emulated", "strategy")
+ALWAYS_KEYS = (
+    "model",
+    "dataset",
+    "precision",
+    "compile",
+    "seed",
+    "link",
+    "device",
+    "emulated",
+    "strategy",
+)
 # What nobody writes beside the time of a collective.
 TRAINING = {
-    *("step", "epoch", "parameters", "global_batch_size", "micro_batch_size", "batch", "loss", "accuracy"),
+    *(
+        "step",
+        "epoch",
+        "parameters",
+        "global_batch_size",
+        "micro_batch_size",
+        "batch",
+        "loss",
+        "accuracy",
+    ),
     *columns.PHASES,
 } - {"other"}
 MOST_KEY_VALUES = 200
@@ -30,7 +49,9 @@ WEAK = r"weak[ _-]?scal"
 SPOKEN_UNITS = ((r"microseconds|\bus\b|µs", 1e-6), (r"milliseconds|\bms\b", 1e-3))
 
 
-def from_table(frame: pd.DataFrame, *, columns: Mapping[str, str] | None = None, source: str = "table") -> Observations:
+def from_table(
+    frame: pd.DataFrame, *, columns: Mapping[str, str] | None = None, source: str = "table"
+) -> Observations:
     """A table in whatever columns it has as observations; `columns` is {canonical name: column}, the rest is guessed.
 
     Raises InputError for a table without rows or with a column twice, and for a mapping that names what is not there or
@@ -41,7 +62,11 @@ def from_table(frame: pd.DataFrame, *, columns: Mapping[str, str] | None = None,
     _check(frame, columns or {}, source)
     frame = frame.reset_index(drop=True)
     frame.columns = pd.Index([str(column) for column in frame.columns])
-    guessed = {} if columns is None else {column: _mapped(canonical, column) for canonical, column in columns.items()}
+    guessed = (
+        {}
+        if columns is None
+        else {column: _mapped(canonical, column) for canonical, column in columns.items()}
+    )
     assumptions: list[str] = []
     hint = reshape.hinted_ranks(name, notes)
     summarised = False
@@ -57,7 +82,14 @@ def from_table(frame: pd.DataFrame, *, columns: Mapping[str, str] | None = None,
             summarised = True
     guesses = _guesses(frame, guessed)
     tidy, given = _tidy(frame, guesses, guessed, notes, assumptions, source)
-    per = next((found.per for column, found in guesses.items() if found.canonical == "time" and column in given.values()), None)
+    per = next(
+        (
+            found.per
+            for column, found in guesses.items()
+            if found.canonical == "time" and column in given.values()
+        ),
+        None,
+    )
     if "world_size" not in given:
         assumptions += of_nodes(tidy) or place(tidy, hint) or of_ranks(tidy)
     collective = {"bytes", "time"} <= set(given) and not TRAINING & set(given)
@@ -68,7 +100,9 @@ def from_table(frame: pd.DataFrame, *, columns: Mapping[str, str] | None = None,
         frame=tidy,
         kind="collectives" if collective else "table",
         per=per or "total",  # type: ignore[arg-type]
-        scaling="weak" if any(re.search(WEAK, text, re.IGNORECASE) for text in (name, *notes)) else None,
+        scaling="weak"
+        if any(re.search(WEAK, text, re.IGNORECASE) for text in (name, *notes))
+        else None,
         given=given,
         derived=frozenset({"global_batch_size", "micro_batch_size"} - set(given)),
         assumptions=tuple(assumptions),
@@ -86,20 +120,40 @@ def _check(frame: pd.DataFrame, columns: Mapping[str, str], source: str) -> None
     if not len(frame) or not names:
         problems.append(Problem("table", "it has no rows", "a table needs measurements"))
     if len(frame) > MOST_ROWS:
-        problems.append(Problem("table", f"more than {MOST_ROWS} rows", "give one row per epoch or configuration"))
+        problems.append(
+            Problem(
+                "table", f"more than {MOST_ROWS} rows", "give one row per epoch or configuration"
+            )
+        )
     for canonical, column in columns.items():
         if canonical not in CANONICAL:
-            problems.append(Problem(f"columns.{canonical}", "unknown quantity", nearest(str(canonical), CANONICAL)))
+            problems.append(
+                Problem(
+                    f"columns.{canonical}", "unknown quantity", nearest(str(canonical), CANONICAL)
+                )
+            )
         if column not in names:
-            problems.append(Problem(f"columns.{canonical}", f"no column {column!r}", nearest(str(column), names)))
+            problems.append(
+                Problem(
+                    f"columns.{canonical}", f"no column {column!r}", nearest(str(column), names)
+                )
+            )
     if problems:
         raise InputError(source, problems)
 
 
 def _mapped(canonical: str, column: str) -> columns.Guess:
     told = columns.take_apart(column)
-    per = "epoch" if "epoch" in told.stem else "step" if re.search("step|iter", told.stem) else "total"
-    return columns.Guess(canonical, told.factor if told.family else None, per if canonical == "time" else None)
+    per = (
+        "epoch"
+        if "epoch" in told.stem
+        else "step"
+        if re.search("step|iter", told.stem)
+        else "total"
+    )
+    return columns.Guess(
+        canonical, told.factor if told.family else None, per if canonical == "time" else None
+    )
 
 
 def _guesses(frame: pd.DataFrame, mapped: Mapping[str, columns.Guess]) -> dict[str, columns.Guess]:
@@ -140,35 +194,76 @@ def _tidy(
             cells = frame[column].map(_text)
         else:
             factor = _factor(canonical, found, notes, column, assumptions)
-            units = TIME_UNITS if canonical in columns.TIMES else BYTE_UNITS if canonical == "bytes" else COUNT_UNITS
+            units = (
+                TIME_UNITS
+                if canonical in columns.TIMES
+                else BYTE_UNITS
+                if canonical == "bytes"
+                else COUNT_UNITS
+            )
             cells = numbers(frame[column], units=units, factor=factor)
             if canonical == "time":
-                tidy["std"] = tidy["std"].fillna(frame[column].map(lambda cell, by=factor: spread(cell, factor=by)).astype(float))
+                tidy["std"] = tidy["std"].fillna(
+                    frame[column].map(lambda cell, by=factor: spread(cell, factor=by)).astype(float)
+                )
         if not cells.notna().any():
             if column in mapped:
-                raise InputError(source, [Problem(f"columns.{canonical}", f"column {column!r} holds no value that can be read")])
-            if canonical == "world_size" and "gpu" not in given and frame[column].map(_text).notna().any():
-                tidy["gpu"], given["gpu"] = frame[column].map(_text), column  # `gpu` may be its name
+                raise InputError(
+                    source,
+                    [
+                        Problem(
+                            f"columns.{canonical}",
+                            f"column {column!r} holds no value that can be read",
+                        )
+                    ],
+                )
+            if (
+                canonical == "world_size"
+                and "gpu" not in given
+                and frame[column].map(_text).notna().any()
+            ):
+                tidy["gpu"], given["gpu"] = (
+                    frame[column].map(_text),
+                    column,
+                )  # `gpu` may be its name
             continue
         tidy[canonical] = cells
         given[canonical] = column
     return _clean(tidy, assumptions), given
 
 
-def _has_most(frame: pd.DataFrame, guesses: Mapping[str, columns.Guess], canonical: str, column: str) -> bool:
+def _has_most(
+    frame: pd.DataFrame, guesses: Mapping[str, columns.Guess], canonical: str, column: str
+) -> bool:
     """Whether another column holds the slowest of the same quantity, so that this one is the mean over ranks."""
-    others = (other for other, found in guesses.items() if found.canonical == canonical and other != column)
+    others = (
+        other
+        for other, found in guesses.items()
+        if found.canonical == canonical and other != column
+    )
     return any(columns.take_apart(other).statistic in columns.MOSTS for other in others)
 
 
-def _factor(canonical: str, found: columns.Guess, notes: Sequence[str], column: str, assumptions: list[str]) -> float:
+def _factor(
+    canonical: str, found: columns.Guess, notes: Sequence[str], column: str, assumptions: list[str]
+) -> float:
     if found.factor is not None:
         return found.factor
     if canonical in columns.TIMES:
         spoken = next(
-            (scale for pattern, scale in SPOKEN_UNITS for note in notes if re.search(pattern, note, re.IGNORECASE)), None
+            (
+                scale
+                for pattern, scale in SPOKEN_UNITS
+                for note in notes
+                if re.search(pattern, note, re.IGNORECASE)
+            ),
+            None,
         )
-        unit = {1e-6: "microseconds by its notes", 1e-3: "milliseconds by its notes", None: "seconds"}[spoken]
+        unit = {
+            1e-6: "microseconds by its notes",
+            1e-3: "milliseconds by its notes",
+            None: "seconds",
+        }[spoken]
         assumptions.append(f"{column!r} names no unit and is read as {unit}")
         return spoken or 1.0
     return 1e9 if canonical in {"algbw", "busbw"} else 1.0
@@ -176,7 +271,11 @@ def _factor(canonical: str, found: columns.Guess, notes: Sequence[str], column: 
 
 def _text(cell: object) -> str | None:
     text = str(cell).strip() if cell is not None else ""
-    return text.removesuffix(".0") if text.lower() not in {"", "na", "n/a", "nan", "none", "-", "null", "<na>"} else None
+    return (
+        text.removesuffix(".0")
+        if text.lower() not in {"", "na", "n/a", "nan", "none", "-", "null", "<na>"}
+        else None
+    )
 
 
 def _clean(tidy: pd.DataFrame, assumptions: list[str]) -> pd.DataFrame:
@@ -203,7 +302,9 @@ def _clean(tidy: pd.DataFrame, assumptions: list[str]) -> pd.DataFrame:
     ):
         wrong = tidy[column] <= 0
         if wrong.any():
-            assumptions.append(f"{int(wrong.sum())} values of {column} are not positive and left out")
+            assumptions.append(
+                f"{int(wrong.sum())} values of {column} are not positive and left out"
+            )
             tidy.loc[wrong, column] = np.nan
     return tidy
 
@@ -223,7 +324,10 @@ def _add_keys(tidy: pd.DataFrame, frame: pd.DataFrame, used: set[str], *, collec
 
 
 def _size(size: float) -> str:
-    unit, scale = next(((unit, scale) for unit, scale in (("MiB", 2**20), ("KiB", 2**10)) if size >= scale), ("B", 1))
+    unit, scale = next(
+        ((unit, scale) for unit, scale in (("MiB", 2**20), ("KiB", 2**10)) if size >= scale),
+        ("B", 1),
+    )
     return f"{size / scale:g} {unit}" if size == size else ""
 
 
@@ -240,21 +344,37 @@ def _tells_apart(cells: pd.Series, sizes: pd.Series) -> bool:
 
 def _derive(tidy: pd.DataFrame) -> None:
     accum = tidy["grad_accum"].fillna(1.0)
-    tidy["global_batch_size"] = tidy["global_batch_size"].fillna(tidy["micro_batch_size"] * accum * tidy["world_size"])
-    tidy["micro_batch_size"] = tidy["micro_batch_size"].fillna(tidy["global_batch_size"] / (accum * tidy["world_size"]))
+    tidy["global_batch_size"] = tidy["global_batch_size"].fillna(
+        tidy["micro_batch_size"] * accum * tidy["world_size"]
+    )
+    tidy["micro_batch_size"] = tidy["micro_batch_size"].fillna(
+        tidy["global_batch_size"] / (accum * tidy["world_size"])
+    )
 
 
 def _label(tidy: pd.DataFrame) -> None:
     """A name for each row: what it says of itself, and its number in the table from 1."""
     labels = []
-    columns = [name for name in tidy.columns if str(name).startswith("key:") and tidy[name].nunique() > 1]
-    parts = tidy[[*columns, "world_size", "rank", "aggregate", "batch", "global_batch_size"]].to_dict("records")
+    columns = [
+        name for name in tidy.columns if str(name).startswith("key:") and tidy[name].nunique() > 1
+    ]
+    parts = tidy[
+        [*columns, "world_size", "rank", "aggregate", "batch", "global_batch_size"]
+    ].to_dict("records")
     for number, row in enumerate(parts, start=1):
         told = [str(row[name]) for name in columns if row[name]]
         batch = row["batch"] if row["batch"] == row["batch"] else row["global_batch_size"]
         told += [f"batch {batch:g}"] if batch == batch else []
-        told += [f"world size {row['world_size']:g}"] if row["world_size"] == row["world_size"] else []
-        told += ["mean over ranks"] if row["aggregate"] else [f"rank {row['rank']:g}"] if row["rank"] == row["rank"] else []
+        told += (
+            [f"world size {row['world_size']:g}"] if row["world_size"] == row["world_size"] else []
+        )
+        told += (
+            ["mean over ranks"]
+            if row["aggregate"]
+            else [f"rank {row['rank']:g}"]
+            if row["rank"] == row["rank"]
+            else []
+        )
         labels.append(f"row {number}" + (f" ({', '.join(told)})" if told else ""))
     tidy["label"] = labels
 
@@ -289,20 +409,27 @@ def place(tidy: pd.DataFrame, hint: tuple[int, str] | None) -> list[str]:
     if not any(parallel) or all(parallel):
         return []
     sizes = [
-        float(_number(name) or (hint[0] if hint else 0)) if many else 1.0 for name, many in zip(names, parallel, strict=True)
+        float(_number(name) or (hint[0] if hint else 0)) if many else 1.0
+        for name, many in zip(names, parallel, strict=True)
     ]
     tidy["world_size"] = [size if size else float("nan") for size in sizes]
     told = f"{hint[0]} ranks by {hint[1]}" if hint else "an unknown number of ranks"
-    many = ", ".join(dict.fromkeys(repr(name) for name, flag in zip(names, parallel, strict=True) if flag))
+    many = ", ".join(
+        dict.fromkeys(repr(name) for name, flag in zip(names, parallel, strict=True) if flag)
+    )
     return [f"{many} ran on {told}, the others on 1"]
 
 
 def residue(strategy: str) -> frozenset[str]:
     """The words of a strategy that say what it runs on: without those for parallel, serial and counts of ranks."""
     words = {
-        token for token in TOKEN.split(strategy.lower()) if token and not re.fullmatch(rf"\d+|x\d+|{PARALLEL}|{SERIAL}", token)
+        token
+        for token in TOKEN.split(strategy.lower())
+        if token and not re.fullmatch(rf"\d+|x\d+|{PARALLEL}|{SERIAL}", token)
     }
-    return frozenset(words - {"gpu", "gpus", "gpu_s", "baseline", "no", "s", "with", "without", *WORDS})
+    return frozenset(
+        words - {"gpu", "gpus", "gpu_s", "baseline", "no", "s", "with", "without", *WORDS}
+    )
 
 
 def _number(name: str) -> int | None:

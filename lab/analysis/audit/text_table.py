@@ -51,7 +51,9 @@ def read_table(path: str | Path, mapping: Mapping[str, str] | None = None) -> pd
 def _of_nccl_tests(path: Path, lines: Sequence[str]) -> tuple[list[str], list[list[str]]]:
     rows = rows_of(lines)
     if not rows:
-        raise InputError(str(path), [Problem("file", "nccl-tests printed no sizes", "give all of its output")])
+        raise InputError(
+            str(path), [Problem("file", "nccl-tests printed no sizes", "give all of its output")]
+        )
     return list(COLUMNS), rows
 
 
@@ -60,7 +62,10 @@ def _of_text(path: Path, lines: Sequence[str]) -> tuple[list[str], list[list[str
     content = _with_header(lines, ["" if line.startswith("#") else line for line in lines])
     sample = [line for line in content if line.strip()][:SAMPLE_LINES]
     if len(sample) < 2:
-        raise InputError(str(path), [Problem("file", "no header with rows below it", "write a line of column names first")])
+        raise InputError(
+            str(path),
+            [Problem("file", "no header with rows below it", "write a line of column names first")],
+        )
     delimiter = _delimiter(sample)
     if delimiter == SPACES:
         content, delimiter = _tabbed(content), "\t"
@@ -100,9 +105,14 @@ def _text(path: Path) -> str:
             raw = stream.read(MAX_BYTES + 1)
     except (OSError, ValueError) as error:
         what = getattr(error, "strerror", None) or str(error)
-        raise InputError(str(path), [Problem("file", what, "check the path and its permissions")]) from None
+        raise InputError(
+            str(path), [Problem("file", what, "check the path and its permissions")]
+        ) from None
     if len(raw) > MAX_BYTES:
-        raise InputError(str(path), [Problem("file", f"larger than {MAX_BYTES // 10**6} MB", "give a table of results")])
+        raise InputError(
+            str(path),
+            [Problem("file", f"larger than {MAX_BYTES // 10**6} MB", "give a table of results")],
+        )
     if raw.startswith((b"\xff\xfe", b"\xfe\xff")):
         return _decoded(path, raw, "utf-16")
     if b"\0" in raw:
@@ -110,14 +120,18 @@ def _text(path: Path) -> str:
     try:
         return raw.decode("utf-8-sig")
     except UnicodeDecodeError:
-        return _decoded(path, raw, "cp1252")  # what spreadsheets write where they do not write UTF-8
+        return _decoded(
+            path, raw, "cp1252"
+        )  # what spreadsheets write where they do not write UTF-8
 
 
 def _decoded(path: Path, raw: bytes, encoding: str) -> str:
     try:
         return raw.decode(encoding)
     except UnicodeDecodeError:
-        raise InputError(str(path), [Problem("file", "not UTF-8 text", "save it as CSV in UTF-8")]) from None
+        raise InputError(
+            str(path), [Problem("file", "not UTF-8 text", "save it as CSV in UTF-8")]
+        ) from None
 
 
 def _delimiter(lines: Sequence[str]) -> str:
@@ -151,12 +165,24 @@ def _cells(path: Path, lines: Sequence[str], delimiter: str) -> tuple[list[str],
                 cells.pop()
             if len(cells) > len(header):
                 what = f"{len(cells)} cells under {len(header)} column names"
-                raise InputError(str(path), [Problem(f"line {reader.line_num}", what, "quote cells that hold the delimiter")])
+                raise InputError(
+                    str(path),
+                    [
+                        Problem(
+                            f"line {reader.line_num}", what, "quote cells that hold the delimiter"
+                        )
+                    ],
+                )
             rows.append(cells + [""] * (len(header) - len(cells)))
     except csv.Error as error:
-        raise InputError(str(path), [Problem(f"line {reader.line_num}", str(error), "mend the quotes here")]) from None
+        raise InputError(
+            str(path), [Problem(f"line {reader.line_num}", str(error), "mend the quotes here")]
+        ) from None
     if not rows:
-        raise InputError(str(path), [Problem("file", "no rows below the column names", "a table needs measurements")])
+        raise InputError(
+            str(path),
+            [Problem("file", "no rows below the column names", "a table needs measurements")],
+        )
     return header, rows
 
 
@@ -169,7 +195,10 @@ def _header(cells: list[str]) -> list[str]:
 
 def _check_header(path: Path, header: Sequence[str], mapping: Mapping[str, str] | None) -> None:
     twice = [name for name, count in Counter(header).items() if count > 1]
-    problems = [Problem(f"column {name!r}", "is there more than once", "rename one of them") for name in twice]
+    problems = [
+        Problem(f"column {name!r}", "is there more than once", "rename one of them")
+        for name in twice
+    ]
     problems += [
         Problem(f"columns.{name}", f"no column {column!r}", nearest(str(column), header))
         for name, column in (mapping or {}).items()
@@ -183,7 +212,17 @@ RANK = re.compile(r"#?\s*Rank\s+(\d+)\s.*\son\s+(\S+)\s+device\s+\d+\s+\[\w+\]\s
 HEADER = re.compile(r"^[#\s]*size\s+count\s+type\b.*\btime\s+algbw\s+busbw\b")
 ITERATIONS = re.compile(r"(?<!warmup )\biters:\s*(\d+)")
 MEASURED = 4  # time, algbw, busbw, errors
-COLUMNS = ("message_bytes", "variant", "time_us", "algbw_gb_per_s", "busbw_gb_per_s", "gpus", "nodes", "gpu_name", "repeats")
+COLUMNS = (
+    "message_bytes",
+    "variant",
+    "time_us",
+    "algbw_gb_per_s",
+    "busbw_gb_per_s",
+    "gpus",
+    "nodes",
+    "gpu_name",
+    "repeats",
+)
 
 
 def is_output(lines: Sequence[str]) -> bool:
@@ -195,7 +234,9 @@ def rows_of(lines: Sequence[str]) -> list[list[str]]:
     """Cells of COLUMNS as text; how many ranks and nodes there were, and which GPUs, is read from the list of devices."""
     devices = [match.groups() for line in lines if (match := RANK.match(line))]
     # Programs that do not know each other all list a rank 0: they measured one rank each.
-    ranks, hosts, gpus = (set(column) for column in zip(*devices, strict=True)) if devices else (set(), set(), set())
+    ranks, hosts, gpus = (
+        (set(column) for column in zip(*devices, strict=True)) if devices else (set(), set(), set())
+    )
     iterations = next((match[1] for line in lines if (match := ITERATIONS.search(line))), "")
     facts = [str(len(ranks) or ""), str(len(hosts) or ""), ", ".join(sorted(gpus)), iterations]
     found = []
@@ -203,7 +244,10 @@ def rows_of(lines: Sequence[str]) -> list[list[str]]:
         cells = line.split()
         if not cells or not cells[0].isdigit() or len(cells) < 1 + 2 * MEASURED:
             continue
-        for variant, measured in (("out-of-place", cells[-2 * MEASURED : -MEASURED]), ("in-place", cells[-MEASURED:])):
+        for variant, measured in (
+            ("out-of-place", cells[-2 * MEASURED : -MEASURED]),
+            ("in-place", cells[-MEASURED:]),
+        ):
             if measured[0] != "N/A":
                 found.append([cells[0], variant, *measured[:3], *facts])
     return found

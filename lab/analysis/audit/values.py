@@ -47,7 +47,15 @@ BYTE_UNITS = {
     "mib": 2.0**20,
     "gib": 2.0**30,
 }
-COUNT_UNITS = {"k": 1e3, "m": 1e6, "million": 1e6, "millions": 1e6, "bn": 1e9, "billion": 1e9, "billions": 1e9}
+COUNT_UNITS = {
+    "k": 1e3,
+    "m": 1e6,
+    "million": 1e6,
+    "millions": 1e6,
+    "bn": 1e9,
+    "billion": 1e9,
+    "billions": 1e9,
+}
 CLOCK = re.compile(r"(?:(\d+):)?(\d{1,3}):(\d{2}(?:\.\d+)?)")
 
 
@@ -63,7 +71,11 @@ def number(text: object, *, units: dict[str, float] | None = None, factor: float
         hours, minutes, seconds = clock.groups()
         return int(hours or 0) * 3600.0 + int(minutes) * 60.0 + float(seconds)
     found = NUMBER.search(cell)
-    if cell in MISSING or not found or cell[: found.start()].strip(" ~<>=≈x*$") not in {"", "-", "+"}:
+    if (
+        cell in MISSING
+        or not found
+        or cell[: found.start()].strip(" ~<>=≈x*$") not in {"", "-", "+"}
+    ):
         return math.nan
     value = _plain(found.group())
     rest = re.split(r"±|\+/-|\(|\[", cell[found.end() :])[0].strip(" *")
@@ -72,7 +84,9 @@ def number(text: object, *, units: dict[str, float] | None = None, factor: float
     if units and rest in units:
         return _finite(value * units[rest])
     return (
-        _finite(value * factor) if rest in {"", "x", "×", "s", "it"} or (units is not None and not rest.isalnum()) else math.nan
+        _finite(value * factor)
+        if rest in {"", "x", "×", "s", "it"} or (units is not None and not rest.isalnum())
+        else math.nan
     )
 
 
@@ -82,7 +96,9 @@ def spread(text: object, *, factor: float = 1.0) -> float:
     return number(parts[1], units=TIME_UNITS, factor=factor) if len(parts) == 2 else math.nan
 
 
-def numbers(column: pd.Series, *, units: dict[str, float] | None = None, factor: float = 1.0) -> pd.Series:
+def numbers(
+    column: pd.Series, *, units: dict[str, float] | None = None, factor: float = 1.0
+) -> pd.Series:
     """A column of cells as floats in base units; plain numbers go the fast way."""
     values = pd.to_numeric(column, errors="coerce").astype(float) * factor
     odd = values.isna() & column.notna()

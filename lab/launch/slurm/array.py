@@ -46,14 +46,18 @@ class Array:
         """The name in Slurm, which no other array has."""
         return self.folder.name
 
-    def submit(self, works: Sequence[JobSpec], parameters: Mapping[str, Any], *, python: str | None = None) -> str:
+    def submit(
+        self, works: Sequence[JobSpec], parameters: Mapping[str, Any], *, python: str | None = None
+    ) -> str:
         """Hand over one job for each work, and write down the id; raises RefusedError or SlurmSilentError.
 
         A lock lies on the folder until sbatch has ended, even where this process is killed.
         """
         try:
             with self._locked() as lock:
-                executor = _executor(self.folder, lock=lock, variables=works[0].variables, python=python)
+                executor = _executor(
+                    self.folder, lock=lock, variables=works[0].variables, python=python
+                )
                 executor.update_parameters(**parameters, job_name=self.name)
                 first, *_ = executor.map_array(*_columns(works))
                 job_id = str(first.job_id).split("_")[0]
@@ -108,7 +112,11 @@ def _columns(works: Sequence[JobSpec]) -> list[Any]:
 
 
 def _executor(
-    folder: Path, *, lock: int | None = None, variables: Mapping[str, str] = MappingProxyType({}), python: str | None = None
+    folder: Path,
+    *,
+    lock: int | None = None,
+    variables: Mapping[str, str] = MappingProxyType({}),
+    python: str | None = None,
 ) -> Any:
     """submitit's Slurm executor, whose work lies ready before sbatch is called, and whose sbatch holds the lock."""
     import submitit
@@ -121,12 +129,17 @@ def _executor(
             self.parameters["map_count"] = len(delayed_submissions)
             job = self._submit_command(self._submitit_command_str)
             ids = [f"{job.job_id}_{index}" for index in range(len(delayed_submissions))]
-            return [submitit.SlurmJob(folder=self.folder, job_id=job_id, tasks=range(self._num_tasks())) for job_id in ids]
+            return [
+                submitit.SlurmJob(folder=self.folder, job_id=job_id, tasks=range(self._num_tasks()))
+                for job_id in ids
+            ]
 
         def _submit_command(self, command: str) -> Any:
             script = self.folder / "submission.sh"
             script.write_text(self._make_submission_file_text(command, ""))
-            job_id = self._get_job_id_from_submission_command(sbatch([str(script)], lock=lock, more=variables))
+            job_id = self._get_job_id_from_submission_command(
+                sbatch([str(script)], lock=lock, more=variables)
+            )
             return submitit.SlurmJob(folder=self.folder, job_id=job_id)
 
     return Executor(folder=folder, python=python)
@@ -140,9 +153,18 @@ def script(folder: Path, parameters: Mapping[str, Any]) -> str:
     return text
 
 
-def sbatch(arguments: Sequence[str], *, lock: int | None = None, more: Mapping[str, str] = MappingProxyType({})) -> str:
+def sbatch(
+    arguments: Sequence[str],
+    *,
+    lock: int | None = None,
+    more: Mapping[str, str] = MappingProxyType({}),
+) -> str:
     """What sbatch says; raises RefusedError with its complaint, or SlurmSilentError."""
-    variables = {name: value for name, value in os.environ.items() if name in KEPT or not name.startswith("SLURM_")}
+    variables = {
+        name: value
+        for name, value in os.environ.items()
+        if name in KEPT or not name.startswith("SLURM_")
+    }
     kept = () if lock is None else (lock,)
     try:
         told = subprocess.run(

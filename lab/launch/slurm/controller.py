@@ -18,14 +18,32 @@ from lab.files import read_json
 from lab.launch.attempt import Attempt, RankError
 from lab.records.schema import Allocation
 
-FIELDS = ("ArrayJobID", "ArrayTaskID", "Name", "State", "Reason", "NodeList", "RestartCnt", "exit_code")
+FIELDS = (
+    "ArrayJobID",
+    "ArrayTaskID",
+    "Name",
+    "State",
+    "Reason",
+    "NodeList",
+    "RestartCnt",
+    "exit_code",
+)
 TIMEOUT_S = 30.0
 # In place of an index: the jobs of an array that Slurm has not told apart yet, and never will if they are cancelled.
 REST = "rest"
 # The controller is asked again after FIRST_S where something changed, ever more rarely up to LAST_S where nothing does.
 FIRST_S, LAST_S, GROWTH = 0.7, 10.0, 1.15
 PENDING = {"PENDING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD", "REQUEUE_FED"}
-ALIVE = {"RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING"}
+ALIVE = {
+    "RUNNING",
+    "COMPLETING",
+    "CONFIGURING",
+    "SUSPENDED",
+    "STOPPED",
+    "SIGNALING",
+    "STAGE_OUT",
+    "RESIZING",
+}
 
 
 class SlurmSilentError(Exception):
@@ -58,26 +76,46 @@ class JobState:
 def ask(*command: str) -> str:
     """What a command of Slurm prints; raises SlurmSilentError where it fails or does not answer in time."""
     try:
-        told = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, stdin=subprocess.DEVNULL, check=False)
+        told = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_S,
+            stdin=subprocess.DEVNULL,
+            check=False,
+        )
     except FileNotFoundError:
         raise SlurmSilentError(f"{command[0]} is not installed here") from None
     except subprocess.TimeoutExpired:
         raise SlurmSilentError(f"{command[0]} gave no answer in {TIMEOUT_S:.0f} s") from None
     if told.returncode != 0:
-        raise SlurmSilentError(told.stderr.strip() or f"{command[0]} ended with status {told.returncode}")
+        raise SlurmSilentError(
+            told.stderr.strip() or f"{command[0]} ended with status {told.returncode}"
+        )
     return told.stdout
 
 
 def queued(names: Iterable[str]) -> dict[str, JobState]:
     """The jobs of these names that squeue knows, by id; ended ones too, for as long as Slurm remembers them."""
     layout = ",".join(f"{field}:|" for field in FIELDS)
-    command = ["squeue", "--noheader", "--array", "--states=all", f"--user={getpass.getuser()}", f"--name={','.join(names)}"]
+    command = [
+        "squeue",
+        "--noheader",
+        "--array",
+        "--states=all",
+        f"--user={getpass.getuser()}",
+        f"--name={','.join(names)}",
+    ]
     found = {}
     for line in ask(*command, f"--Format={layout}").splitlines():
-        array, index, name, state, reason, nodes, restarts, exit_code = (part.strip() for part in line.split("|")[: len(FIELDS)])
+        array, index, name, state, reason, nodes, restarts, exit_code = (
+            part.strip() for part in line.split("|")[: len(FIELDS)]
+        )
         job_id = f"{array}_{index}" if index.isdecimal() else f"{array}_{REST}"
         count = int(restarts) if restarts.isdecimal() else 0
-        found[job_id] = JobState(job_id, name, state, "" if reason == "None" else reason, nodes, count, _exit(exit_code))
+        found[job_id] = JobState(
+            job_id, name, state, "" if reason == "None" else reason, nodes, count, _exit(exit_code)
+        )
     return found
 
 
@@ -90,7 +128,13 @@ def accounted(names: Iterable[str]) -> dict[str, JobState]:
     """The jobs of these names that accounting knows, by id; none where there is no accounting."""
     if shutil.which("sacct") is None:
         return {}
-    options = ["--allocations", "--noheader", "--parsable2", "--starttime=now-60days", f"--name={','.join(names)}"]
+    options = [
+        "--allocations",
+        "--noheader",
+        "--parsable2",
+        "--starttime=now-60days",
+        f"--name={','.join(names)}",
+    ]
     try:
         answer = ask("sacct", *options, "--format=JobID,JobName,State,Reason,NodeList,ExitCode")
     except SlurmSilentError:
@@ -101,7 +145,9 @@ def accounted(names: Iterable[str]) -> dict[str, JobState]:
         # "CANCELLED by 1000": the word is the state, the rest is who did it.
         word, _, more = state.partition(" ")
         job_id = re.sub(r"\[.*", REST, job_id)
-        found[job_id] = JobState(job_id, name, word, more or ("" if reason == "None" else reason), nodes, 0, exit_code)
+        found[job_id] = JobState(
+            job_id, name, word, more or ("" if reason == "None" else reason), nodes, 0, exit_code
+        )
     return found
 
 
@@ -147,7 +193,9 @@ class Controller:
     def _ask(self) -> dict[str, JobState]:
         now = queued(sorted(set(self._names.values())))
         if forgotten := {
-            name for job_id, name in self._names.items() if not {job_id, f"{job_id.split('_')[0]}_{REST}"} & now.keys()
+            name
+            for job_id, name in self._names.items()
+            if not {job_id, f"{job_id.split('_')[0]}_{REST}"} & now.keys()
         }:
             now = accounted(sorted(forgotten)) | now
         rest = {job_id: now.get(f"{job_id.split('_')[0]}_{REST}") for job_id in self._names}
@@ -181,7 +229,10 @@ ENDS = {
         "TimeLimit",
         "its time limit was over: raise time_limit_min; the next `lab run` goes on from its last checkpoint",
     ),
-    "PREEMPTED": ("Preempted", "a job of higher priority took its nodes; the next `lab run` goes on from its last checkpoint"),
+    "PREEMPTED": (
+        "Preempted",
+        "a job of higher priority took its nodes; the next `lab run` goes on from its last checkpoint",
+    ),
     "CANCELLED": ("Cancelled", "cancelled from outside"),
     "NODE_FAIL": ("NodeFailure", "a node failed under it"),
     "BOOT_FAIL": ("NodeFailure", "its nodes did not boot"),
@@ -196,20 +247,32 @@ def exit_reason(job: JobState | None, attempt: Attempt) -> RankError:
     """The cause of an end as the controller, the ranks' signs of life and the log tell it."""
     if job is None:
         return _error(
-            "JobLost", f"Slurm no longer knows job {attempt.job_id}, and it left no record: it ended long ago, or was purged"
+            "JobLost",
+            f"Slurm no longer knows job {attempt.job_id}, and it left no record: it ended long ago, or was purged",
         )
     on = f" on {job.nodes}" if job.nodes else ""
     told = f"Slurm job {job.job_id} ended as {job.state}{on}"
     if job.state in ENDS:
         kind, meaning = ENDS[job.state]
-        return _error(kind, f"{told}: {meaning}" + (f" ({job.reason})" if job.state != "TIMEOUT" and job.reason else ""))
+        return _error(
+            kind,
+            f"{told}: {meaning}"
+            + (f" ({job.reason})" if job.state != "TIMEOUT" and job.reason else ""),
+        )
     # Sites without control groups kill the processes and leave the job's state to what these then return.
     if attempt.says(*MEMORY_WORDS):
         return _error("MemoryLimit", f"{told}: {ENDS['OUT_OF_MEMORY'][1]}")
     if not attempt.signed_on():
         line = attempt.last_line()
-        return _error("BadNode", f"{told} before any rank came to life: " + (line or f"exit code {job.exit_code}, and no log"))
-    return _error("JobLost", f"{told} with exit code {job.exit_code}, and without a record: was a rank killed, or the disk full?")
+        return _error(
+            "BadNode",
+            f"{told} before any rank came to life: "
+            + (line or f"exit code {job.exit_code}, and no log"),
+        )
+    return _error(
+        "JobLost",
+        f"{told} with exit code {job.exit_code}, and without a record: was a rank killed, or the disk full?",
+    )
 
 
 def _error(kind: str, message: str) -> RankError:
@@ -227,7 +290,9 @@ def read_allocation(attempt: Attempt) -> Allocation:
         nodes=expand(given.get("SLURM_JOB_NODELIST", "")),
         gpus=gpus.split(",") if gpus else [],
         cpus=_total(given.get("SLURM_JOB_CPUS_PER_NODE", "")),
-        queue_time=max(started - submitted["submitted_at"], 0.0) if "submitted_at" in submitted else None,
+        queue_time=max(started - submitted["submitted_at"], 0.0)
+        if "submitted_at" in submitted
+        else None,
         requeues=attempt.restarts,
     )
 
@@ -238,7 +303,11 @@ def expand(nodes: str) -> list[str]:
     for prefix, ranges, suffix in re.findall(r"([^,\[\]]+)(?:\[([^\]]*)\])?([^,\[\]]*)", nodes):
         for part in ranges.split(",") if ranges else [""]:
             first, _, last = part.partition("-")
-            numbers = [f"{number:0{len(first)}}" for number in range(int(first), int(last) + 1)] if last else [part]
+            numbers = (
+                [f"{number:0{len(first)}}" for number in range(int(first), int(last) + 1)]
+                if last
+                else [part]
+            )
             found += [f"{prefix}{number}{suffix}" for number in numbers]
     return found
 

@@ -45,7 +45,9 @@ class SlurmExecutor:
         return [handles[work.folder] for work in works]
 
     def _submit(self, works: Sequence[JobSpec], world_size: int, devices: int) -> list[SlurmHandle]:
-        array = Array.new(self._home / "arrays", f"{self._home.parent.name}-x{world_size * devices}")
+        array = Array.new(
+            self._home / "arrays", f"{self._home.parent.name}-x{world_size * devices}"
+        )
         for index, work in enumerate(works):
             prepare(work.folder)
             self._intend(work, array, index)
@@ -55,8 +57,12 @@ class SlurmExecutor:
         except RefusedError as error:
             raise refused(self._cluster, world_size * devices, error) from None
         except SlurmSilentError as error:
-            raise LabError(f"{self._cluster.name}: {error}; nothing was submitted, try again") from None
-        return [SlurmHandle(work.folder, array, f"{job_id}_{index}") for index, work in enumerate(works)]
+            raise LabError(
+                f"{self._cluster.name}: {error}; nothing was submitted, try again"
+            ) from None
+        return [
+            SlurmHandle(work.folder, array, f"{job_id}_{index}") for index, work in enumerate(works)
+        ]
 
     def _intend(self, work: JobSpec, array: Array, index: int) -> None:
         """Write down of what array the work is to be a job, before there is one."""
@@ -91,7 +97,9 @@ class SlurmHandle:
         try:
             job_id = array.job_id()
         except SlurmSilentError as error:
-            raise LabError(f"Slurm does not answer, so nobody can tell what became of {array.name}: {error}; try again") from None
+            raise LabError(
+                f"Slurm does not answer, so nobody can tell what became of {array.name}: {error}; try again"
+            ) from None
         return None if job_id is None else cls(folder, array, f"{job_id}_{content['index']}")
 
     @property
@@ -105,10 +113,16 @@ class SlurmHandle:
         """What Slurm said at the last look."""
         job = self._job
         if job is None:
-            return JobStatus("ended") if self.controller.forgotten(self.job_id) else JobStatus("pending", self.controller.silence)
+            return (
+                JobStatus("ended")
+                if self.controller.forgotten(self.job_id)
+                else JobStatus("pending", self.controller.silence)
+            )
         if job.ended:
             return JobStatus("ended", job.state)
-        return JobStatus("pending" if job.pending else "running", job.reason if job.pending else job.nodes)
+        return JobStatus(
+            "pending" if job.pending else "running", job.reason if job.pending else job.nodes
+        )
 
     def last_words(self) -> RankError:
         """How the job ended, as Slurm and its log tell it."""
@@ -131,7 +145,9 @@ class SlurmHandle:
         try:
             cancel([handle.job_id for handle in handles])
         except SlurmSilentError as error:
-            raise LabError(f"Slurm does not answer, so its jobs go on: {error}; try again") from None
+            raise LabError(
+                f"Slurm does not answer, so its jobs go on: {error}; try again"
+            ) from None
         while any(handle.stand().state != "ended" for handle in handles):
             time.sleep(cls.look(handles))
 

@@ -68,7 +68,9 @@ def _more(cluster: Cluster) -> dict[str, Any]:
     more: dict[str, Any] = {"requeue": True}
     if cluster.reservation:
         more["reservation"] = cluster.reservation
-    return more | {key.replace("_", "-"): value for key, value in cluster.extra.items() if value is not False}
+    return more | {
+        key.replace("_", "-"): value for key, value in cluster.extra.items() if value is not False
+    }
 
 
 Options = dict[str, str | int | bool]
@@ -88,13 +90,22 @@ def options(cluster: Cluster, ranks: int, *, devices: int = 1) -> Options:
     Raises InputError where the cluster cannot lay them out.
     """
     nodes, on_node = cluster.layout(ranks, devices=devices)
-    named = {key: getattr(cluster, key) for key in ("partition", "account", "qos", "constraint", "reservation")}
+    named = {
+        key: getattr(cluster, key)
+        for key in ("partition", "account", "qos", "constraint", "reservation")
+    }
     asked: Options = {key: value for key, value in named.items() if value is not None}
-    asked |= {"nodes": nodes, "ntasks-per-node": on_node, "cpus-per-task": cluster.cpus_per_rank * devices}
+    asked |= {
+        "nodes": nodes,
+        "ntasks-per-node": on_node,
+        "cpus-per-task": cluster.cpus_per_rank * devices,
+    }
     if cluster.gpus_per_node:
         gpus = on_node * devices
         count = f"{cluster.gpu_type}:{gpus}" if cluster.gpu_type else str(gpus)
-        asked |= {"gres": f"gpu:{count}"} if cluster.gpu_flag == "gres" else {"gpus-per-node": count}
+        asked |= (
+            {"gres": f"gpu:{count}"} if cluster.gpu_flag == "gres" else {"gpus-per-node": count}
+        )
     memory = cluster.memory_mb(on_node * devices)
     if memory is not None:
         asked["mem"] = f"{memory}M"
@@ -104,13 +115,19 @@ def options(cluster: Cluster, ranks: int, *, devices: int = 1) -> Options:
 def setup_lines(cluster: Cluster) -> list[str]:
     """Shell commands that make a node ready: modules, the site's commands, variables."""
     exports = [f"export {name}={shlex.quote(value)}" for name, value in cluster.variables.items()]
-    return [*(f"module load {shlex.quote(module)}" for module in cluster.modules), *cluster.setup, *exports]
+    return [
+        *(f"module load {shlex.quote(module)}" for module in cluster.modules),
+        *cluster.setup,
+        *exports,
+    ]
 
 
 def script_interpreter(cluster: Cluster, default: str = "python") -> str:
     """The command that runs Python on a node, inside the container where there is one."""
     return " ".join(
-        shlex.quote(word) for part in (cluster.container, cluster.python or default) for word in shlex.split(part or "")
+        shlex.quote(word)
+        for part in (cluster.container, cluster.python or default)
+        for word in shlex.split(part or "")
     )
 
 
@@ -123,21 +140,36 @@ def scripts(study: Study, profile: str | Path) -> dict[str, str]:
     cluster = Cluster.load(path)
     if cluster.executor != "slurm":
         raise InputError(
-            str(path), [Problem("executor", f"{cluster.executor!r} knows no sbatch", "take a profile with executor: slurm")]
+            str(path),
+            [
+                Problem(
+                    "executor",
+                    f"{cluster.executor!r} knows no sbatch",
+                    "take a profile with executor: slurm",
+                )
+            ],
         )
     _check(study, cluster)
     texts = {
-        f"{name}.sbatch": _script(study, cluster, path, [task for task in study.tasks if task.run == run], run.label)
+        f"{name}.sbatch": _script(
+            study, cluster, path, [task for task in study.tasks if task.run == run], run.label
+        )
         for run, name in _names(study).items()
     }
     for processes, devices in dict.fromkeys((run.processes, run.devices) for run in study.runs):
-        tasks = [task for task in study.tasks if (task.run.processes, task.run.devices) == (processes, devices)]
+        tasks = [
+            task
+            for task in study.tasks
+            if (task.run.processes, task.run.devices) == (processes, devices)
+        ]
         what = (
             f"all runs of {processes} rank{'s' * (processes > 1)}"
             if devices == 1
             else f"all runs of one process with {devices} devices"
         )
-        texts[f"study/x{processes * devices}{'-one-process' * (devices > 1)}.sbatch"] = _script(study, cluster, path, tasks, what)
+        texts[f"study/x{processes * devices}{'-one-process' * (devices > 1)}.sbatch"] = _script(
+            study, cluster, path, tasks, what
+        )
     return texts
 
 
@@ -150,7 +182,10 @@ def write_scripts(study: Study, profile: str | Path, folder: Path) -> list[Path]
             path.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(path, text.encode())
         except OSError as error:
-            raise InputError(str(path), [Problem("folder", f"cannot be written: {error.strerror}", "name another one")]) from None
+            raise InputError(
+                str(path),
+                [Problem("folder", f"cannot be written: {error.strerror}", "name another one")],
+            ) from None
         written.append(path)
     return written
 

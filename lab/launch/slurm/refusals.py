@@ -30,11 +30,15 @@ def refusals(cluster: Cluster, shapes: Sequence[tuple[int, int]]) -> list[Proble
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "submission.sh"
         for world_size, devices in shapes:
-            path.write_text(script(Path(folder), parameters(cluster, world_size, Path(folder), devices=devices)))
+            path.write_text(
+                script(Path(folder), parameters(cluster, world_size, Path(folder), devices=devices))
+            )
             try:
                 sbatch(["--test-only", str(path)])
             except SlurmSilentError as error:
-                raise LabError(f"{cluster.name}: {error}; is this a machine from which jobs are submitted?") from None
+                raise LabError(
+                    f"{cluster.name}: {error}; is this a machine from which jobs are submitted?"
+                ) from None
             except RefusedError as error:
                 if problem := complaint(cluster, world_size * devices, str(error)):
                     found.setdefault(problem.where, problem)
@@ -44,7 +48,11 @@ def refusals(cluster: Cluster, shapes: Sequence[tuple[int, int]]) -> list[Proble
 def refused(cluster: Cluster, world_size: int, error: RefusedError) -> LabError:
     """What to say of a job that Slurm did not take."""
     problem = complaint(cluster, world_size, str(error))
-    return InputError(cluster.name, [problem]) if problem else LabError(f"{cluster.name}: sbatch: {error}")
+    return (
+        InputError(cluster.name, [problem])
+        if problem
+        else LabError(f"{cluster.name}: sbatch: {error}")
+    )
 
 
 def complaint(cluster: Cluster, world_size: int, told: str) -> Problem | None:
@@ -61,22 +69,40 @@ def complaint(cluster: Cluster, world_size: int, told: str) -> Problem | None:
 def _too_much(cluster: Cluster, world_size: int, said: str) -> Problem | None:
     """The key by which a job asks for more than any node has, whatever state the nodes are in."""
     chosen = [f"--partition={cluster.partition}"] if cluster.partition else []
-    lines = {line for line in ask("sinfo", "--noheader", "--Node", *chosen, "--format=%N|%c|%m|%G").splitlines() if line.strip()}
+    lines = {
+        line
+        for line in ask(
+            "sinfo", "--noheader", "--Node", *chosen, "--format=%N|%c|%m|%G"
+        ).splitlines()
+        if line.strip()
+    }
     nodes = [line.split("|") for line in lines]
     layout = cluster.layout(world_size)
     memory = cluster.memory_mb(layout.ranks_per_node) or 0
     cpus = "cpus_per_gpu" if cluster.gpus_per_node else "cores_per_node"
     asked = [
         ("nodes", layout.nodes, len({name for name, *_ in nodes}), "nodes"),
-        ("gpus_per_node", layout.ranks_per_node if cluster.gpus_per_node else 0, _most(_gpus(node[3]) for node in nodes), "GPUs"),
-        (cpus, layout.ranks_per_node * cluster.cpus_per_rank, _most(_number(node[1]) for node in nodes), "CPUs"),
+        (
+            "gpus_per_node",
+            layout.ranks_per_node if cluster.gpus_per_node else 0,
+            _most(_gpus(node[3]) for node in nodes),
+            "GPUs",
+        ),
+        (
+            cpus,
+            layout.ranks_per_node * cluster.cpus_per_rank,
+            _most(_number(node[1]) for node in nodes),
+            "CPUs",
+        ),
         ("mem_gb", memory, _most(_number(node[2]) for node in nodes), "MiB"),
     ]
     for key, wanted, there, unit in asked:
         if wanted > there:
             place = "in all" if key == "nodes" else "on its largest node"
             return Problem(
-                key, f"{said}: it asks for {wanted} {unit}, the partition has {there} {place}", "lower it, or `sinfo -N -l`"
+                key,
+                f"{said}: it asks for {wanted} {unit}, the partition has {there} {place}",
+                "lower it, or `sinfo -N -l`",
             )
     return None
 

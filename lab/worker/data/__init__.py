@@ -40,11 +40,23 @@ def _prepare(run: Run, pretrained: Path | None, data_root: Path, progress: Progr
             pretrained=pretrained,
             again=run.loader == "classic",
         )
-    return _continued(run, _read(config, data_root, progress), model.block_size, config.vocab_size, pretrained, progress)
+    return _continued(
+        run,
+        _read(config, data_root, progress),
+        model.block_size,
+        config.vocab_size,
+        pretrained,
+        progress,
+    )
 
 
 def _continued(
-    run: Run, corpus: Corpus, block_size: int, vocab_size: int, pretrained: Path | None, progress: Progress
+    run: Run,
+    corpus: Corpus,
+    block_size: int,
+    vocab_size: int,
+    pretrained: Path | None,
+    progress: Progress,
 ) -> Dataset:
     file = pretrained / "tokenizer.json" if pretrained else None
     size = datasets.vocab_size_of(run.architecture, run.dataset) if pretrained else vocab_size
@@ -53,7 +65,16 @@ def _continued(
     for name, part in (("to train on", tokens.train), ("held out", tokens.held_out)):
         if len(part) < needed:
             what = f"{len(part)} tokens {name}, a sample of this model needs {needed}"
-            raise InputError("data", [Problem(run.dataset.kind, what, "give it more text, or the model a smaller block_size")])
+            raise InputError(
+                "data",
+                [
+                    Problem(
+                        run.dataset.kind,
+                        what,
+                        "give it more text, or the model a smaller block_size",
+                    )
+                ],
+            )
     return Dataset(
         train=Windows(tokens.train, block_size=block_size),
         held_out=Windows(tokens.held_out, block_size=block_size),

@@ -60,7 +60,9 @@ class Stored:
     folder: Path
 
 
-def stored(kind: str, key: str, build: Callable[[Path], Mapping[str, Array]], *, progress: Progress) -> Stored:
+def stored(
+    kind: str, key: str, build: Callable[[Path], Mapping[str, Array]], *, progress: Progress
+) -> Stored:
     """What the cache holds under this key, or what `build` makes for it; `build` may leave further files in its folder.
 
     Safe beside other ranks and jobs that want the same: one builds under a lock, and what it built appears at once.
@@ -84,7 +86,10 @@ def _load(folder: Path) -> Stored | None:
     try:
         meta = json.loads((folder / "meta.json").read_text())
         # Plain views of the mapped files: numpy's memmap class costs time at every slice.
-        arrays = {name: np.asarray(np.load(folder / f"{name}.npy", mmap_mode="r")) for name in meta["shapes"]}
+        arrays = {
+            name: np.asarray(np.load(folder / f"{name}.npy", mmap_mode="r"))
+            for name in meta["shapes"]
+        }
         whole = all(list(arrays[name].shape) == shape for name, shape in meta["shapes"].items())
         return Stored(arrays, str(meta["sha256"]), folder) if whole else None
     except (OSError, ValueError, KeyError, TypeError):
@@ -92,7 +97,9 @@ def _load(folder: Path) -> Stored | None:
 
 
 def _build(folder: Path, build: Callable[[Path], Mapping[str, Array]]) -> None:
-    for leftover in folder.parent.glob(f".{folder.name}.*"):  # of a process that was killed while it built
+    for leftover in folder.parent.glob(
+        f".{folder.name}.*"
+    ):  # of a process that was killed while it built
         shutil.rmtree(leftover, ignore_errors=True)
     shutil.rmtree(folder, ignore_errors=True)
     building = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
@@ -102,7 +109,11 @@ def _build(folder: Path, build: Callable[[Path], Mapping[str, Array]]) -> None:
         np.save(building / f"{name}.npy", array)
         digest.update(f"{name} {array.dtype.str} {array.shape}".encode())
         digest.update(array.data.cast("B"))
-    meta = {"format": FORMAT, "sha256": digest.hexdigest(), "shapes": {name: array.shape for name, array in arrays.items()}}
+    meta = {
+        "format": FORMAT,
+        "sha256": digest.hexdigest(),
+        "shapes": {name: array.shape for name, array in arrays.items()},
+    }
     (building / "meta.json").write_text(json.dumps(meta))
     building.replace(folder)
 
@@ -148,7 +159,9 @@ def _download(download: Download, path: Path, instead: str, progress: Progress) 
         Path(building).unlink(missing_ok=True)
 
 
-def _receive(download: Download, stream: BinaryIO, path: Path, instead: str, progress: Progress) -> str:
+def _receive(
+    download: Download, stream: BinaryIO, path: Path, instead: str, progress: Progress
+) -> str:
     """Write what the address gives, one block more than expected at most; its SHA-256."""
     digest, received = hashlib.sha256(), 0
     try:

@@ -18,10 +18,17 @@ MAX_BYTES = 6_000_000  # enough for models of this size, and tokenized in second
 def read_stdlib() -> Corpus:
     """Every n-th Python file in the order of their paths, n so that about MAX_BYTES are left; tests are left out."""
     root = Path(sysconfig.get_path("stdlib"))
-    files = [path for path in sorted(root.rglob("*.py")) if not LEFT_OUT.intersection(path.relative_to(root).parts)]
+    files = [
+        path
+        for path in sorted(root.rglob("*.py"))
+        if not LEFT_OUT.intersection(path.relative_to(root).parts)
+    ]
     stride = max(round(sum(path.stat().st_size for path in files) / MAX_BYTES), 1)
     documents = [path.read_text(encoding="utf-8", errors="replace") for path in files[::stride]]
-    return Corpus(documents, f"{len(documents)} files of the standard library of Python {platform.python_version()}")
+    return Corpus(
+        documents,
+        f"{len(documents)} files of the standard library of Python {platform.python_version()}",
+    )
 
 
 def read_text(path: str, *, data_root: Path) -> Corpus:
@@ -41,4 +48,6 @@ TEXT = Download(
 
 def read_shakespeare(*, progress: Progress) -> Corpus:
     """The text, downloaded once; raises LabError where it cannot be had or is not what was published."""
-    return Corpus([fetch(TEXT, instead="stdlib", progress=progress).read_text(encoding="utf-8")], TEXT.name)
+    return Corpus(
+        [fetch(TEXT, instead="stdlib", progress=progress).read_text(encoding="utf-8")], TEXT.name
+    )

@@ -61,7 +61,9 @@ class Labelled:
 
     epochs = True
 
-    def __init__(self, inputs: Array, labels: Array, again: Callable[[int], Array] | None = None) -> None:
+    def __init__(
+        self, inputs: Array, labels: Array, again: Callable[[int], Array] | None = None
+    ) -> None:
         self.inputs = inputs
         self.labels = labels.astype(np.int64)  # widened once, not at each step
         self.again = again
@@ -119,7 +121,9 @@ class Sampler:
         self.count, self.run, self.epochs = count, run, epochs
         self.shares = min(run.data_parallel_size, run.processes)
         self.rank = rank % self.shares
-        self.size = run.global_batch_size // (run.grad_accum * self.shares)  # of a micro-batch of this process
+        self.size = run.global_batch_size // (
+            run.grad_accum * self.shares
+        )  # of a micro-batch of this process
         self._step = -1
         self._indices = np.empty(0, dtype=np.int64)
         self._numbers = _Numbers()
@@ -129,7 +133,9 @@ class Sampler:
         """The `micro`-th micro-batch of a training step."""
         if step != self._step:
             self._step = step
-            self._indices = self._draw(self.run.global_batch_size, seed=self.run.seed, stream=_TRAINING, step=step)
+            self._indices = self._draw(
+                self.run.global_batch_size, seed=self.run.seed, stream=_TRAINING, step=step
+            )
         first = (self.rank * self.run.grad_accum + micro) * self.size
         return self._indices[first : first + self.size]
 
@@ -146,7 +152,9 @@ class Sampler:
         drawn = self._shuffled(seed, stream, epoch)[first : first + samples]
         while len(drawn) < samples:
             epoch += 1
-            drawn = np.concatenate([drawn, self._shuffled(seed, stream, epoch)[: samples - len(drawn)]])
+            drawn = np.concatenate(
+                [drawn, self._shuffled(seed, stream, epoch)[: samples - len(drawn)]]
+            )
         return drawn
 
     def _shuffled(self, seed: int, stream: int, epoch: int) -> Indices:

@@ -17,12 +17,34 @@ from lab.worker.data.dataset import Dataset, Labelled
 # The files of LeCun, Cortes and Burges as mirrored for torchvision; the original site no longer serves them.
 _ROOT = "https://ossci-datasets.s3.amazonaws.com/mnist"
 MNIST = tuple(
-    Download(name=f"MNIST ({file})", url=f"{_ROOT}/{file}", file=f"mnist-{file}", size=size, sha256=sha256)
+    Download(
+        name=f"MNIST ({file})",
+        url=f"{_ROOT}/{file}",
+        file=f"mnist-{file}",
+        size=size,
+        sha256=sha256,
+    )
     for file, size, sha256 in (
-        ("train-images-idx3-ubyte.gz", 9_912_422, "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609"),
-        ("train-labels-idx1-ubyte.gz", 28_881, "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c"),
-        ("t10k-images-idx3-ubyte.gz", 1_648_877, "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6"),
-        ("t10k-labels-idx1-ubyte.gz", 4_542, "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6"),
+        (
+            "train-images-idx3-ubyte.gz",
+            9_912_422,
+            "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
+        ),
+        (
+            "train-labels-idx1-ubyte.gz",
+            28_881,
+            "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
+        ),
+        (
+            "t10k-images-idx3-ubyte.gz",
+            1_648_877,
+            "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
+        ),
+        (
+            "t10k-labels-idx1-ubyte.gz",
+            4_542,
+            "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
+        ),
     )
 )
 CLASSES = 10
@@ -65,12 +87,16 @@ def digits(*, progress: Progress) -> Dataset:
             "held_out_labels": labels[split:],
         }
 
-    found = stored("images", f"digits {importlib.metadata.version('scikit-learn')}", build, progress=progress)
+    found = stored(
+        "images", f"digits {importlib.metadata.version('scikit-learn')}", build, progress=progress
+    )
     return _dataset(found.arrays, "scikit-learn's digits", found.sha256)
 
 
 def _dataset(arrays: Mapping[str, Array], name: str, sha256: str) -> Dataset:
-    train, held_out = (Labelled(arrays[part], arrays[f"{part}_labels"]) for part in ("train", "held_out"))
+    train, held_out = (
+        Labelled(arrays[part], arrays[f"{part}_labels"]) for part in ("train", "held_out")
+    )
     _, channels, rows, columns = train.inputs.shape
     return Dataset(
         train=train,

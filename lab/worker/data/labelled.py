@@ -25,7 +25,11 @@ from lab.worker.data.dataset import Dataset, Labelled
 from lab.worker.data.tokenizer import load_tokenizer, train_tokenizer
 
 BATCH = 2000  # texts that are encoded at a time
-PADDING = ("[PAD]", "<pad>", tokenizer.END_OF_TEXT)  # the tokens that pad texts, in the order in which they are looked for
+PADDING = (
+    "[PAD]",
+    "<pad>",
+    tokenizer.END_OF_TEXT,
+)  # the tokens that pad texts, in the order in which they are looked for
 
 
 @dataclass(frozen=True)
@@ -57,7 +61,9 @@ class Encoder:
 
     def __call__(self, index: int) -> Array:
         """Tokens (block_size,), int64."""
-        tokens: Array = _fixed([self.tokenizer.encode(self.texts[index]).ids], self.block_size, self.pad, np.int64)[0]
+        tokens: Array = _fixed(
+            [self.tokenizer.encode(self.texts[index]).ids], self.block_size, self.pad, np.int64
+        )[0]
         return tokens
 
 
@@ -84,7 +90,9 @@ def tokenized(
         tokenizer.save(str(folder / "tokenizer.json"))
         arrays: dict[str, Array] = {}
         for name, part in (("train", train), ("held_out", held_out)):
-            arrays[f"{name}_tokens"] = _encode(_plain(tokenizer, block_size), part.texts, block_size, progress)
+            arrays[f"{name}_tokens"] = _encode(
+                _plain(tokenizer, block_size), part.texts, block_size, progress
+            )
             arrays[f"{name}_labels"] = np.asarray(part.labels, dtype=np.uint16)
         return arrays
 
@@ -94,7 +102,10 @@ def tokenized(
     encoders: list[Encoder | None] = [None, None]
     if again:
         parts = source.read()
-        encoders = [Encoder(part.texts, _plain(tokenizer, block_size), block_size, _pad(tokenizer)) for part in parts]
+        encoders = [
+            Encoder(part.texts, _plain(tokenizer, block_size), block_size, _pad(tokenizer))
+            for part in parts
+        ]
     train, held_out = (
         Labelled(found.arrays[f"{name}_tokens"], found.arrays[f"{name}_labels"], encoder)
         for name, encoder in zip(("train", "held_out"), encoders, strict=True)
@@ -130,7 +141,9 @@ def _encode(tokenizer: Any, texts: Sequence[str], block_size: int, progress: Pro
     tokens = np.empty((len(texts), block_size), dtype=dtype)
     for first in range(0, len(texts), BATCH):
         encodings = tokenizer.encode_batch(list(texts[first : first + BATCH]))
-        tokens[first : first + BATCH] = _fixed([encoding.ids for encoding in encodings], block_size, pad, dtype)
+        tokens[first : first + BATCH] = _fixed(
+            [encoding.ids for encoding in encodings], block_size, pad, dtype
+        )
         progress("data", first, len(texts))
     return tokens
 
@@ -182,7 +195,9 @@ def _read_ag_news(path: Path) -> Texts:
     with path.open(encoding="utf-8", newline="") as stream:
         for number, row in enumerate(csv.reader(stream), start=1):
             if len(row) != 3 or row[0] not in {"1", "2", "3", "4"}:
-                raise LabError(f"{path}: row {number} is not a class from 1 to 4, a title and a description")
+                raise LabError(
+                    f"{path}: row {number} is not a class from 1 to 4, a title and a description"
+                )
             labels.append(int(row[0]) - 1)
             texts.append(f"{row[1]} {row[2]}".replace("\\", " "))
     return Texts(texts, labels)
@@ -216,8 +231,13 @@ def _read_imdb(path: Path) -> tuple[Texts, Texts]:
                 text = content.read().decode("utf-8").replace("<br />", " ")
                 found[place[1]].append((member.name, text, IMDB_CLASSES.index(place[2])))
     if not all(found.values()):
-        raise LabError(f"{path} holds no reviews where they should be: aclImdb/train/pos and the like")
-    train, test = (Texts([text for _, text, _ in rows], [label for *_, label in rows]) for rows in map(sorted, found.values()))
+        raise LabError(
+            f"{path} holds no reviews where they should be: aclImdb/train/pos and the like"
+        )
+    train, test = (
+        Texts([text for _, text, _ in rows], [label for *_, label in rows])
+        for rows in map(sorted, found.values())
+    )
     return train, test
 
 
@@ -234,14 +254,25 @@ HELD_OUT_EVERY = 10
 
 def topics_source(*, progress: Progress) -> Source:
     """The pieces, as many of each topic: those that the smallest topic has."""
-    pieces = [list(_pieces(Path(sysconfig.get_path("stdlib")), modules.split())) for modules in TOPICS.values()]
+    pieces = [
+        list(_pieces(Path(sysconfig.get_path("stdlib")), modules.split()))
+        for modules in TOPICS.values()
+    ]
     count = min(map(len, pieces))
-    even = [[of_topic[index * len(of_topic) // count] for index in range(count)] for of_topic in pieces]
-    content = hashlib.sha256("\0".join(piece for of_topic in even for piece in of_topic).encode()).hexdigest()
+    even = [
+        [of_topic[index * len(of_topic) // count] for index in range(count)] for of_topic in pieces
+    ]
+    content = hashlib.sha256(
+        "\0".join(piece for of_topic in even for piece in of_topic).encode()
+    ).hexdigest()
     progress("data", 1, 1)
 
     def part(held_out: bool) -> Texts:
-        chosen = [index for index in range(count) if (index % HELD_OUT_EVERY == HELD_OUT_EVERY - 1) == held_out]
+        chosen = [
+            index
+            for index in range(count)
+            if (index % HELD_OUT_EVERY == HELD_OUT_EVERY - 1) == held_out
+        ]
         rows = [(of_topic[index], label) for label, of_topic in enumerate(even) for index in chosen]
         return Texts([text for text, _ in rows], [label for _, label in rows])
 
@@ -255,7 +286,11 @@ def topics_source(*, progress: Progress) -> Source:
 
 def _pieces(root: Path, modules: list[str]) -> Iterator[str]:
     for module in modules:
-        files = [root / f"{module}.py"] if (root / f"{module}.py").is_file() else sorted((root / module).rglob("*.py"))
+        files = (
+            [root / f"{module}.py"]
+            if (root / f"{module}.py").is_file()
+            else sorted((root / module).rglob("*.py"))
+        )
         for file in files:
             if not LEFT_OUT.intersection(file.relative_to(root).parts):
                 yield from _cut(file.read_text(encoding="utf-8", errors="replace"))

@@ -26,7 +26,9 @@ class Batch(NamedTuple):
 
     def to(self, device: torch.device) -> Batch:
         """The same on a device, without waiting for the copy."""
-        return Batch(self.inputs.to(device, non_blocking=True), self.targets.to(device, non_blocking=True))
+        return Batch(
+            self.inputs.to(device, non_blocking=True), self.targets.to(device, non_blocking=True)
+        )
 
 
 class Loader(Protocol):
@@ -75,7 +77,9 @@ class ClassicLoader:
         self._batches: Iterator[list[torch.Tensor]] | None = iter(
             DataLoader(
                 _OneByOne(samples),
-                batch_sampler=_InOrder(Sampler(len(samples), run=run, rank=rank, epochs=samples.epochs)),
+                batch_sampler=_InOrder(
+                    Sampler(len(samples), run=run, rank=rank, epochs=samples.epochs)
+                ),
                 num_workers=run.loader_workers,
                 worker_init_fn=quiet_in_workers,
             )
@@ -85,7 +89,9 @@ class ClassicLoader:
 
     def micro_batch(self, step: int, micro: int) -> Batch:
         """As Loader."""
-        assert self._batches is not None and self._next == (step, micro), "micro-batches come in order"
+        assert self._batches is not None and self._next == (step, micro), (
+            "micro-batches come in order"
+        )
         self._next = (step, micro + 1) if micro + 1 < self._grad_accum else (step + 1, 0)
         return Batch(*next(self._batches))
 

@@ -36,16 +36,32 @@ def dataset(config: Synthetic, model: Model, *, progress: Progress) -> Dataset:
     what = f"synthetic, seed {config.seed}, {config.samples} samples"
     if isinstance(model, GPT):
         cut = len(inputs) - held * block_size - 1
-        parts = (Windows(inputs[:cut], block_size=block_size), Windows(inputs[cut:], block_size=block_size))
+        parts = (
+            Windows(inputs[:cut], block_size=block_size),
+            Windows(inputs[cut:], block_size=block_size),
+        )
         return Dataset(
-            *parts, found.sha256, f"{what} of {block_size} tokens", tokens_per_sample=block_size, vocab_size=config.vocab_size
+            *parts,
+            found.sha256,
+            f"{what} of {block_size} tokens",
+            tokens_per_sample=block_size,
+            vocab_size=config.vocab_size,
         )
     labels = found.arrays["labels"]
-    train, held_out = Labelled(inputs[:-held], labels[:-held]), Labelled(inputs[-held:], labels[-held:])
+    train, held_out = (
+        Labelled(inputs[:-held], labels[:-held]),
+        Labelled(inputs[-held:], labels[-held:]),
+    )
     common = {"classes": config.classes, "sha256": found.sha256}
     if isinstance(model, CNN):
         size = f"{config.channels} x {config.image_size} x {config.image_size}"
-        return Dataset(train, held_out, description=f"{what} of {size} bytes", channels=config.channels, **common)  # type: ignore[arg-type]
+        return Dataset(
+            train,
+            held_out,
+            description=f"{what} of {size} bytes",
+            channels=config.channels,
+            **common,
+        )  # type: ignore[arg-type]
     return Dataset(
         train,
         held_out,
@@ -64,15 +80,26 @@ def _zipf(count: int, vocab_size: int, draw: np.random.Generator) -> Array:
 
 def _stream(config: Synthetic, block_size: int, draw: np.random.Generator) -> dict[str, Array]:
     held = max(config.samples // HELD_OUT, 1)
-    return {"inputs": _zipf(max(config.samples, held + 2) * block_size + 2, config.vocab_size, draw)}
+    return {
+        "inputs": _zipf(max(config.samples, held + 2) * block_size + 2, config.vocab_size, draw)
+    }
 
 
 def _texts(config: Synthetic, block_size: int, draw: np.random.Generator) -> dict[str, Array]:
     labels = draw.integers(0, config.classes, config.samples).astype(np.uint16)
-    tokens = _zipf(config.samples * block_size, config.vocab_size, draw).reshape(config.samples, block_size)
+    tokens = _zipf(config.samples * block_size, config.vocab_size, draw).reshape(
+        config.samples, block_size
+    )
     own = max((config.vocab_size - 1) // config.classes, 1)
-    of_class = 1 + (labels[:, None] * own + draw.integers(0, own, tokens.shape)) % (config.vocab_size - 1)
-    return {"inputs": np.where(draw.random(tokens.shape) < TOPIC_TOKENS, of_class, tokens).astype(np.uint16), "labels": labels}
+    of_class = 1 + (labels[:, None] * own + draw.integers(0, own, tokens.shape)) % (
+        config.vocab_size - 1
+    )
+    return {
+        "inputs": np.where(draw.random(tokens.shape) < TOPIC_TOKENS, of_class, tokens).astype(
+            np.uint16
+        ),
+        "labels": labels,
+    }
 
 
 def _images(config: Synthetic, block_size: int, draw: np.random.Generator) -> dict[str, Array]:
@@ -80,6 +107,8 @@ def _images(config: Synthetic, block_size: int, draw: np.random.Generator) -> di
     patterns = draw.integers(64, 192, (config.classes, *shape)).astype(np.float32)
     labels = draw.integers(0, config.classes, config.samples).astype(np.uint16)
     images = np.empty((config.samples, *shape), dtype=np.uint8)
-    for index, label in enumerate(labels):  # one by one: the noise of all at once would need eight times their memory
+    for index, label in enumerate(
+        labels
+    ):  # one by one: the noise of all at once would need eight times their memory
         images[index] = np.clip(patterns[label] + draw.normal(0, NOISE, shape), 0, 255)
     return {"inputs": images, "labels": labels}

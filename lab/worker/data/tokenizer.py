@@ -34,7 +34,8 @@ def train_tokenizer(documents: Sequence[str], vocab_size: int) -> Any:
     )
     stride = -(-sum(map(len, documents)) // TRAINING_TEXT)
     tokenizer.train_from_iterator(
-        (piece for document in documents for piece in split_pieces(document, 10_000)[::stride]), trainer
+        (piece for document in documents for piece in split_pieces(document, 10_000)[::stride]),
+        trainer,
     )
     return tokenizer
 
@@ -87,21 +88,31 @@ class Tokens:
     tokenizer: Path | None = None  # its file in the cache
 
 
-def tokenize(corpus: Corpus, *, vocab_size: int, progress: Progress, tokenizer: Path | None = None) -> Tokens:
+def tokenize(
+    corpus: Corpus, *, vocab_size: int, progress: Progress, tokenizer: Path | None = None
+) -> Tokens:
     """The corpus as tokens, from the cache or built into it, by a tokenizer of its own or that of a file."""
 
     def build(folder: Path) -> dict[str, Array]:
         progress("data", 0, len(corpus.documents))
-        encoder = train_tokenizer(corpus.documents, vocab_size) if tokenizer is None else load_tokenizer(tokenizer)
+        encoder = (
+            train_tokenizer(corpus.documents, vocab_size)
+            if tokenizer is None
+            else load_tokenizer(tokenizer)
+        )
         encoder.save(str(folder / "tokenizer.json"))
-        tokens, ends = _encode(encoder, corpus, np.uint16 if vocab_size <= 2**16 else np.uint32, progress)
+        tokens, ends = _encode(
+            encoder, corpus, np.uint16 if vocab_size <= 2**16 else np.uint32, progress
+        )
         split = _split(ends, len(tokens))
         return {"train": tokens[:split], "held_out": tokens[split:]}
 
     found = stored("tokens", _key(corpus, vocab_size, tokenizer), build, progress=progress)
     train, held_out = found.arrays["train"], found.arrays["held_out"]
     description = f"{corpus.description}, {(len(train) + len(held_out)) / 1e6:.2f}M tokens, vocabulary {vocab_size}"
-    return Tokens(train, held_out, vocab_size, found.sha256, description, found.folder / "tokenizer.json")
+    return Tokens(
+        train, held_out, vocab_size, found.sha256, description, found.folder / "tokenizer.json"
+    )
 
 
 def _key(corpus: Corpus, vocab_size: int, tokenizer: Path | None) -> str:
@@ -114,7 +125,9 @@ def _key(corpus: Corpus, vocab_size: int, tokenizer: Path | None) -> str:
     return digest.hexdigest()
 
 
-def _encode(tokenizer: Any, corpus: Corpus, dtype: type, progress: Progress) -> tuple[npt.NDArray[Any], list[int]]:
+def _encode(
+    tokenizer: Any, corpus: Corpus, dtype: type, progress: Progress
+) -> tuple[npt.NDArray[Any], list[int]]:
     """All documents, each followed by the end-of-text token, and the position after each of them."""
     end_of_text = tokenizer.token_to_id(END_OF_TEXT)
     parts: list[npt.NDArray[Any]] = []
@@ -122,7 +135,9 @@ def _encode(tokenizer: Any, corpus: Corpus, dtype: type, progress: Progress) -> 
     length = 0
     for number, batch in enumerate(_batches(corpus.documents)):
         for encoding, is_last in zip(
-            tokenizer.encode_batch([piece for piece, _ in batch]), (last for _, last in batch), strict=True
+            tokenizer.encode_batch([piece for piece, _ in batch]),
+            (last for _, last in batch),
+            strict=True,
         ):
             ids = encoding.ids + [end_of_text] * is_last
             parts.append(np.asarray(ids, dtype=dtype))

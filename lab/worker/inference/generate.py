@@ -29,9 +29,18 @@ class Sampling:
 
     def __post_init__(self) -> None:
         wrong = [
-            *([Problem("temperature", f"{self.temperature} is negative", "0 takes the likeliest")] * (self.temperature < 0)),
-            *([Problem("top_k", f"{self.top_k} keeps nothing", "1 or more")] * (self.top_k is not None and self.top_k < 1)),
-            *([Problem("top_p", f"{self.top_p}", "above 0, 1 at most")] * (self.top_p is not None and not 0 < self.top_p <= 1)),
+            *(
+                [Problem("temperature", f"{self.temperature} is negative", "0 takes the likeliest")]
+                * (self.temperature < 0)
+            ),
+            *(
+                [Problem("top_k", f"{self.top_k} keeps nothing", "1 or more")]
+                * (self.top_k is not None and self.top_k < 1)
+            ),
+            *(
+                [Problem("top_p", f"{self.top_p}", "above 0, 1 at most")]
+                * (self.top_p is not None and not 0 < self.top_p <= 1)
+            ),
         ]
         if wrong:
             raise InputError("generate", wrong)
@@ -59,8 +68,15 @@ def stream(
     limit = model.positions.num_embeddings
     if length < 1 or length + new_tokens > limit:
         what = f"{length} tokens of prompt and {new_tokens} new ones, the model has positions for {limit}"
-        raise InputError("generate", [Problem("tokens", what, "a prompt of at least one token, and fewer in all")])
-    draws = _uniform(sampling.seed, first=first, samples=samples, tokens=new_tokens) if sampling.temperature else None
+        raise InputError(
+            "generate",
+            [Problem("tokens", what, "a prompt of at least one token, and fewer in all")],
+        )
+    draws = (
+        _uniform(sampling.seed, first=first, samples=samples, tokens=new_tokens)
+        if sampling.temperature
+        else None
+    )
     cache = Cache(len(model.blocks), length + new_tokens) if use_cache else None
     seen, fresh = prompts, prompts
     for number in range(new_tokens):
@@ -83,7 +99,9 @@ def choose(logits: Tensor, uniform: Tensor | None, sampling: Sampling) -> Tensor
     """One token for each row of logits (samples, vocabulary); `uniform` is (samples,), in [0, 1)."""
     if uniform is None or sampling.temperature == 0:
         return logits.argmax(dim=-1)
-    values, order = (logits.float() / sampling.temperature).sort(dim=-1, descending=True, stable=True)
+    values, order = (logits.float() / sampling.temperature).sort(
+        dim=-1, descending=True, stable=True
+    )
     if sampling.top_k is not None:
         values[:, sampling.top_k :] = -torch.inf
     probabilities = values.softmax(dim=-1)
@@ -100,7 +118,9 @@ def choose(logits: Tensor, uniform: Tensor | None, sampling: Sampling) -> Tensor
 def _uniform(seed: int, *, first: int, samples: int, tokens: int) -> npt.NDArray[np.float64]:
     """Numbers in [0, 1) by prompt and token."""
     rows = (
-        np.random.Generator(np.random.Philox(key=[seed, _GENERATION], counter=[0, 0, 0, first + sample])).random(tokens)
+        np.random.Generator(
+            np.random.Philox(key=[seed, _GENERATION], counter=[0, 0, 0, first + sample])
+        ).random(tokens)
         for sample in range(samples)
     )
     return np.stack(list(rows))

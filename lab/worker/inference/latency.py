@@ -31,20 +31,35 @@ class Asked(NamedTuple):
 
 
 def measure_points(
-    base: GPT, quantized: GPT, points: Sequence[Asked], *, new_tokens: int, rounds: int, progress: Progress
+    base: GPT,
+    quantized: GPT,
+    points: Sequence[Asked],
+    *,
+    new_tokens: int,
+    rounds: int,
+    progress: Progress,
 ) -> list[Point]:
     """Time both models generating at each point; all ranks must call it."""
 
     def generated(point: int, which: int) -> FloatArray:
         prompts = points[point].prompts
-        return _laps(stream((base, quantized)[which], prompts, new_tokens=new_tokens), prompts.device)
+        return _laps(
+            stream((base, quantized)[which], prompts, new_tokens=new_tokens), prompts.device
+        )
 
     seconds = _in_turn(generated, len(points), rounds=rounds, progress=progress)
-    return [_point(asked, seconds[:, number], base, quantized) for number, asked in enumerate(points)]
+    return [
+        _point(asked, seconds[:, number], base, quantized) for number, asked in enumerate(points)
+    ]
 
 
 def measure_classifications(
-    base: Classifier, quantized: Classifier, batches: Mapping[int, Tensor], *, rounds: int, progress: Progress
+    base: Classifier,
+    quantized: Classifier,
+    batches: Mapping[int, Tensor],
+    *,
+    rounds: int,
+    progress: Progress,
 ) -> list[ClassificationPoint]:
     """Time both models on a batch of each size over all ranks, of which this rank has the share given; all ranks must call it."""
     shares = list(batches.values())
@@ -57,7 +72,9 @@ def measure_classifications(
     return [_classification(size, *seconds[:, number].T) for number, size in enumerate(batches)]
 
 
-def _in_turn(work: Callable[[int, int], FloatArray], points: int, *, rounds: int, progress: Progress) -> FloatArray:
+def _in_turn(
+    work: Callable[[int, int], FloatArray], points: int, *, rounds: int, progress: Progress
+) -> FloatArray:
     """Seconds (rounds, points, models, laps) of `work` by point and model; in each round all of them once, in an order of its own.
 
     The order is the same on all ranks. A round's time is that of the rank which took the longest in all: ranks work on
@@ -116,7 +133,9 @@ def _point(asked: Asked, seconds: FloatArray, base: GPT, quantized: GPT) -> Poin
     )
 
 
-def _classification(batch_size: int, base: FloatArray, quantized: FloatArray) -> ClassificationPoint:
+def _classification(
+    batch_size: int, base: FloatArray, quantized: FloatArray
+) -> ClassificationPoint:
     of_base, of_quantized = stat(base), stat(quantized)
     return ClassificationPoint(
         batch_size=batch_size,
@@ -132,7 +151,9 @@ def latency(seconds: FloatArray, asked: Asked, model: GPT) -> Latency:
     """What the times of one model at one point say; `seconds` is (rounds, tokens)."""
     first, inter = stat(seconds[:, 0]), stat(np.median(seconds[:, 1:], axis=1))
     p50, p90, p99 = (float(value) for value in np.percentile(seconds[:, 1:], [50, 90, 99]))
-    read = bytes_per_token(model, sequences=len(asked.prompts), kept_tokens=asked.prompt_tokens + seconds.shape[1] / 2)
+    read = bytes_per_token(
+        model, sequences=len(asked.prompts), kept_tokens=asked.prompt_tokens + seconds.shape[1] / 2
+    )
     return Latency(
         first_token=first,
         inter_token=inter,
@@ -153,5 +174,7 @@ def bytes_per_token(model: GPT, *, sequences: int, kept_tokens: float) -> int:
     The embedding counts as the head's weight; of the position embeddings only one row is read.
     """
     weights = bytes_in_memory(model) - model.positions.weight.nbytes
-    of_cache = Cache.bytes_per_token(len(model.blocks), model.embedding.embedding_dim, model.norm.weight.dtype)
+    of_cache = Cache.bytes_per_token(
+        len(model.blocks), model.embedding.embedding_dim, model.norm.weight.dtype
+    )
     return round(weights + sequences * kept_tokens * of_cache)

@@ -31,7 +31,9 @@ from lab.worker.models.classifier import Classifier
 from lab.worker.models.gpt import GPT
 
 
-def infer(run: Run, place: RankContext, *, data_root: Path, folder: Path, progress: Progress) -> Measured | None:
+def infer(
+    run: Run, place: RankContext, *, data_root: Path, folder: Path, progress: Progress
+) -> Measured | None:
     """Measure one repeat of an inference run on this rank; rank 0 gets the measurement, the others None.
 
     All ranks must call it. Raises InputError for data or a model that cannot be used, LabError for a device that is
@@ -45,7 +47,9 @@ def infer(run: Run, place: RankContext, *, data_root: Path, folder: Path, progre
     with process_group(place, device=device) if place.world_size > 1 else nullcontext():
         reset_peak(device)
         before = cpu_use(place.cores)
-        measured = _compare(run, place, base, found, device=device, dataset=dataset, progress=progress)
+        measured = _compare(
+            run, place, base, found, device=device, dataset=dataset, progress=progress
+        )
         use = cpu_use(place.cores).since(before)
         ranks = gather((socket.gethostname(), place.cores, use, peaks(device)))
     if ranks is None:
@@ -106,16 +110,25 @@ def _compare(
     errors = output_errors(base, quantized, inputs)
     worst = max(errors, key=lambda shape: errors[shape])
     about = about.model_copy(
-        update={"method": made.method, "quantize_time": made.seconds, "size": _size(quantized), "output_errors": errors}
+        update={
+            "method": made.method,
+            "quantize_time": made.seconds,
+            "size": _size(quantized),
+            "output_errors": errors,
+        }
     )
     if errors[worst] > WRONG:
         told = f"its logits are wrong by {errors[worst]:.2g} of the base's for an input of {worst}: no time was taken"
         return about.model_copy(update={"unavailable": told})
     if isinstance(base, GPT) and isinstance(quantized, GPT):
-        measured = _generation(run, base, quantized, held_out, asked, device=device, progress=progress)
+        measured = _generation(
+            run, base, quantized, held_out, asked, device=device, progress=progress
+        )
     else:
         assert isinstance(base, Classifier) and isinstance(quantized, Classifier)
-        measured = _classification(run, base, quantized, held_out, batches, device=device, progress=progress)
+        measured = _classification(
+            run, base, quantized, held_out, batches, device=device, progress=progress
+        )
     return about.model_copy(update=measured)
 
 
@@ -135,8 +148,12 @@ def _generation(
         "perplexity": quality.perplexity,
         "perplexity_ratio": quality.ratio,
         "same_tokens": quality.same_tokens,
-        "generated_alike": generated_alike(base, quantized, asked[-1].prompts, new_tokens=run.new_tokens),
-        "points": measure_points(base, quantized, asked, new_tokens=run.new_tokens, rounds=run.rounds, progress=progress),
+        "generated_alike": generated_alike(
+            base, quantized, asked[-1].prompts, new_tokens=run.new_tokens
+        ),
+        "points": measure_points(
+            base, quantized, asked, new_tokens=run.new_tokens, rounds=run.rounds, progress=progress
+        ),
         "memory_bytes_per_second": memory_bandwidth(device).bytes_per_s,
     }
 
@@ -158,7 +175,9 @@ def _classification(
         "accuracy": quality.accuracy,
         "accuracy_change": quality.change,
         "same_classes": quality.same_classes,
-        "classifications": measure_classifications(base, quantized, batches, rounds=run.rounds, progress=progress),
+        "classifications": measure_classifications(
+            base, quantized, batches, rounds=run.rounds, progress=progress
+        ),
     }
 
 
@@ -166,14 +185,18 @@ def _arithmetic(device: torch.device) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     bf16 = torch.ops.mkldnn._is_mkldnn_bf16_supported()
-    return f"{torch.backends.cpu.get_cpu_capability()}, bf16 {'in hardware' if bf16 else 'emulated'}"
+    return (
+        f"{torch.backends.cpu.get_cpu_capability()}, bf16 {'in hardware' if bf16 else 'emulated'}"
+    )
 
 
 def _size(model: nn.Module) -> Size:
     return Size(memory=bytes_in_memory(model), disk=bytes_on_disk(model))
 
 
-def _share(dataset: Dataset, batch_size: int, place: RankContext, device: torch.device, *, seed: int) -> Tensor:
+def _share(
+    dataset: Dataset, batch_size: int, place: RankContext, device: torch.device, *, seed: int
+) -> Tensor:
     """This rank's share of as many held-out inputs, the same at every world size."""
     drawn = np.random.default_rng(seed).integers(0, len(dataset.held_out), size=batch_size)
     inputs, _ = dataset.held_out.take(drawn.reshape(place.world_size, -1)[place.rank])
@@ -190,7 +213,11 @@ def _prompts(run: Run, place: RankContext, dataset: Dataset, device: torch.devic
 
 def _shapes(asked: Sequence[Asked]) -> list[Tensor]:
     """Prompts in each shape in which generation calls the model."""
-    return [shaped for point in asked for shaped in (point.prompts, point.prompts[:, :1], point.prompts[:1, :1])]
+    return [
+        shaped
+        for point in asked
+        for shaped in (point.prompts, point.prompts[:, :1], point.prompts[:1, :1])
+    ]
 
 
 def _held_out(run: Run, place: RankContext, dataset: Dataset) -> list[Batch]:
@@ -200,6 +227,8 @@ def _held_out(run: Run, place: RankContext, dataset: Dataset) -> list[Batch]:
         size = len(batches[0].targets)
         left = [len(dataset.held_out) - number * size for number in range(len(batches))]
         batches = [
-            Batch(batch.inputs[:rest], batch.targets[:rest]) for batch, rest in zip(batches, left, strict=True) if rest > 0
+            Batch(batch.inputs[:rest], batch.targets[:rest])
+            for batch, rest in zip(batches, left, strict=True)
+            if rest > 0
         ]
     return batches[place.rank :: place.world_size]

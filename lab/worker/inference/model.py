@@ -25,31 +25,52 @@ from lab.worker.train import train
 
 # What of an inference run says how its model is trained.
 RECIPE = (
-    *("model", "data", "precision", "global_batch_size", "grad_accum", "steps", "warmup_steps", "learning_rate"),
+    *(
+        "model",
+        "data",
+        "precision",
+        "global_batch_size",
+        "grad_accum",
+        "steps",
+        "warmup_steps",
+        "learning_rate",
+    ),
     *("min_learning_rate", "lr_warmup_steps", "weight_decay", "grad_clip", "seed", "eval_batches"),
 )
 
 
 def recipe_of(run: Run) -> Run:
     """The training on one process that makes the model of an inference run."""
-    return Run.model_validate({name: getattr(run, name) for name in RECIPE} | {"strategy": "single", "keep_model": True})
+    return Run.model_validate(
+        {name: getattr(run, name) for name in RECIPE} | {"strategy": "single", "keep_model": True}
+    )
 
 
-def trained_model(run: Run, place: RankContext, *, device: torch.device, dataset: Dataset, progress: Progress) -> Checkpoint:
+def trained_model(
+    run: Run, place: RankContext, *, device: torch.device, dataset: Dataset, progress: Progress
+) -> Checkpoint:
     """The checkpoint of the run's model, from the cache or trained into it.
 
     Safe beside other ranks and jobs that want the same: one trains under a lock, the others wait. Call it outside of a
     process group. Raises what training raises.
     """
     recipe = recipe_of(run)
-    folder = cache_folder("models") / f"{recipe.id}-{dataset.sha256[:16]}-{torch.__version__}-{device.type}"
+    folder = (
+        cache_folder("models")
+        / f"{recipe.id}-{dataset.sha256[:16]}-{torch.__version__}-{device.type}"
+    )
     found = checkpoint.kept_model(folder)
     if found is None:
-        with locked(folder.with_name(f"{folder.name}.lock"), waiting=lambda: progress("training", 0, recipe.steps)):
+        with locked(
+            folder.with_name(f"{folder.name}.lock"),
+            waiting=lambda: progress("training", 0, recipe.steps),
+        ):
             found = checkpoint.kept_model(folder)
             if found is None:
                 alone = dataclasses.replace(place, rank=0, world_size=1)
-                train(recipe, alone, device=device, dataset=dataset, progress=progress, folder=folder)
+                train(
+                    recipe, alone, device=device, dataset=dataset, progress=progress, folder=folder
+                )
                 found = checkpoint.kept_model(folder)
     if found is None:
         raise LabError(f"{folder}: written just now and not readable: is the disk full?")
@@ -80,7 +101,9 @@ def sha256(path: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-def complete(found: Checkpoint, prompts: Sequence[str], *, new_tokens: int, sampling: Sampling) -> list[str]:
+def complete(
+    found: Checkpoint, prompts: Sequence[str], *, new_tokens: int, sampling: Sampling
+) -> list[str]:
     """What the model writes after each prompt, on a GPU where there is one; prompts of one length in tokens share a batch.
 
     Raises InputError for a prompt that is empty or too long for the model.
@@ -89,7 +112,11 @@ def complete(found: Checkpoint, prompts: Sequence[str], *, new_tokens: int, samp
 
     tokenizer = Tokenizer.from_file(str(found.tokenizer))
     encoded = [tokenizer.encode(prompt).ids for prompt in prompts]
-    empty = [Problem("prompt", f"{prompt!r} has no tokens") for prompt, ids in zip(prompts, encoded, strict=True) if not ids]
+    empty = [
+        Problem("prompt", f"{prompt!r} has no tokens")
+        for prompt, ids in zip(prompts, encoded, strict=True)
+        if not ids
+    ]
     if empty:
         raise InputError("generate", empty)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -44,7 +44,9 @@ class Agreement:
 
 
 @torch.inference_mode()
-def output_errors(base: nn.Module, quantized: nn.Module, inputs: Sequence[Tensor]) -> dict[str, float]:
+def output_errors(
+    base: nn.Module, quantized: nn.Module, inputs: Sequence[Tensor]
+) -> dict[str, float]:
     """The largest relative error of logits on any rank by shape of the input, infinite where they are not finite.
 
     Kernels differ by shape, and one was seen that is wrong for one shape alone. All ranks must call it.
@@ -64,7 +66,9 @@ def _logits(model: nn.Module, samples: Tensor) -> Tensor:
 
 
 @torch.inference_mode()
-def fidelity(base: GPT, quantized: GPT, batches: Iterable[Batch], *, device: torch.device) -> Fidelity:
+def fidelity(
+    base: GPT, quantized: GPT, batches: Iterable[Batch], *, device: torch.device
+) -> Fidelity:
     """Compare on held-out batches, this rank's share of them; all ranks must call it.
 
     Intervals are percentile bootstraps over samples, the two models of a sample kept together (Efron, 1979).
@@ -81,7 +85,9 @@ def fidelity(base: GPT, quantized: GPT, batches: Iterable[Batch], *, device: tor
         rows.append(torch.stack([*losses, same], dim=1).double().cpu().numpy())
     of_base, of_quantized, same_tokens = _of_all_ranks(rows, columns=3)
     change = _mean(of_quantized - of_base)
-    low, high = (None if bound is None else float(np.exp(bound)) for bound in (change.low, change.high))
+    low, high = (
+        None if bound is None else float(np.exp(bound)) for bound in (change.low, change.high)
+    )
     return Fidelity(
         base_perplexity=float(np.exp(of_base.mean())),
         perplexity=float(np.exp(of_quantized.mean())),
@@ -91,13 +97,20 @@ def fidelity(base: GPT, quantized: GPT, batches: Iterable[Batch], *, device: tor
 
 
 @torch.inference_mode()
-def agreement(base: Classifier, quantized: Classifier, batches: Iterable[Batch], *, device: torch.device) -> Agreement:
+def agreement(
+    base: Classifier, quantized: Classifier, batches: Iterable[Batch], *, device: torch.device
+) -> Agreement:
     """Compare two classifiers on held-out batches as `fidelity` does language models; all ranks must call it."""
     rows: list[FloatArray] = []
     for batch in batches:
         inputs, targets = batch.to(device)
         expected, found = (_logits(model, inputs).argmax(dim=1) for model in (base, quantized))
-        rows.append(torch.stack([expected == targets, found == targets, expected == found], dim=1).double().cpu().numpy())
+        rows.append(
+            torch.stack([expected == targets, found == targets, expected == found], dim=1)
+            .double()
+            .cpu()
+            .numpy()
+        )
     of_base, of_quantized, same_classes = _of_all_ranks(rows, columns=3)
     return Agreement(
         samples=len(of_base),
@@ -116,7 +129,9 @@ def _of_all_ranks(rows: Sequence[FloatArray], *, columns: int) -> FloatArray:
 
 def generated_alike(base: GPT, quantized: GPT, prompts: Tensor, *, new_tokens: int) -> float:
     """The share of greedily generated tokens that are the same, over all ranks."""
-    expected, found = (generate(model, prompts, new_tokens=new_tokens) for model in (base, quantized))
+    expected, found = (
+        generate(model, prompts, new_tokens=new_tokens) for model in (base, quantized)
+    )
     return float(np.mean(share(float((expected == found).float().mean()))))
 
 

@@ -42,22 +42,36 @@ def quantize(model: nn.Module, name: str) -> Quantized:
     begin = time.perf_counter()
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of deprecation: what is deprecated still works in the pinned version
+            warnings.simplefilter(
+                "ignore"
+            )  # of deprecation: what is deprecated still works in the pinned version
             made, method = _WAYS[name](copied, device)
-    except (RuntimeError, NotImplementedError, ImportError, AssertionError, ValueError, AttributeError) as error:
+    except (
+        RuntimeError,
+        NotImplementedError,
+        ImportError,
+        AssertionError,
+        ValueError,
+        AttributeError,
+    ) as error:
         told = str(error).strip().splitlines()
         raise UnavailableError(told[0] if told else type(error).__name__) from error
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     seconds = time.perf_counter() - begin
-    return Quantized(made, method if name in _WHOLE else f"{method}: {_layers(model, made)}", seconds)
+    return Quantized(
+        made, method if name in _WHOLE else f"{method}: {_layers(model, made)}", seconds
+    )
 
 
 def _layers(model: nn.Module, made: nn.Module) -> str:
     """How many layers of each kind are quantized: `9 of 9 linear layers, 0 of 20 convolutions`."""
     pairs = [(layer, made.get_submodule(name)) for name, layer in model.named_modules()]
     kinds = {"linear layers": nn.Linear, "convolutions": nn.Conv2d}
-    quantized = {kind: [_is_quantized(now) for was, now in pairs if isinstance(was, of)] for kind, of in kinds.items()}
+    quantized = {
+        kind: [_is_quantized(now) for was, now in pairs if isinstance(was, of)]
+        for kind, of in kinds.items()
+    }
     if not any(map(any, quantized.values())):
         raise UnavailableError("none of the model's layers can be quantized so")
     return ", ".join(f"{sum(own)} of {len(own)} {kind}" for kind, own in quantized.items() if own)
@@ -82,7 +96,12 @@ def _int8_dynamic(model: nn.Module, device: torch.device) -> tuple[nn.Module, st
         from torchao.quantization import Int8DynamicActivationInt8WeightConfig
 
         told = "int8 weights and activations in bf16"
-        return _torchao(model.to(torch.bfloat16), Int8DynamicActivationInt8WeightConfig(), told, multiple_of=(16, 16))
+        return _torchao(
+            model.to(torch.bfloat16),
+            Int8DynamicActivationInt8WeightConfig(),
+            told,
+            multiple_of=(16, 16),
+        )
     made = torch.ao.quantization.quantize_dynamic(model, {nn.Linear}, dtype=torch.qint8)
     engine = torch.backends.quantized.engine
     return made, f"torch's dynamic int8 linear layers, engine {engine}; the rest in fp32"
@@ -91,7 +110,11 @@ def _int8_dynamic(model: nn.Module, device: torch.device) -> tuple[nn.Module, st
 def _int8_weight_only(model: nn.Module, device: torch.device) -> tuple[nn.Module, str]:
     from torchao.quantization import Int8WeightOnlyConfig
 
-    return _torchao(model.to(torch.bfloat16), Int8WeightOnlyConfig(), "int8 weights of linear layers, computed in bf16")
+    return _torchao(
+        model.to(torch.bfloat16),
+        Int8WeightOnlyConfig(),
+        "int8 weights of linear layers, computed in bf16",
+    )
 
 
 def _int4_weight_only(model: nn.Module, device: torch.device) -> tuple[nn.Module, str]:
@@ -105,18 +128,29 @@ def _int4_weight_only(model: nn.Module, device: torch.device) -> tuple[nn.Module
 
 def _fp8(model: nn.Module, device: torch.device) -> tuple[nn.Module, str]:
     if device.type != "cuda":
-        raise NotImplementedError("fp8 matrix products need a GPU with fp8 tensor cores, here is a CPU")
+        raise NotImplementedError(
+            "fp8 matrix products need a GPU with fp8 tensor cores, here is a CPU"
+        )
     capability = torch.cuda.get_device_capability(device)
     if capability < FP8_CAPABILITY:
         name = torch.cuda.get_device_name(device)
-        raise NotImplementedError(f"{name} has compute capability {capability[0]}.{capability[1]}, fp8 needs 8.9")
+        raise NotImplementedError(
+            f"{name} has compute capability {capability[0]}.{capability[1]}, fp8 needs 8.9"
+        )
     from torchao.quantization import Float8DynamicActivationFloat8WeightConfig
 
     told = "fp8 weights and activations, in bf16"
-    return _torchao(model.to(torch.bfloat16), Float8DynamicActivationFloat8WeightConfig(), told, multiple_of=(16, 16))
+    return _torchao(
+        model.to(torch.bfloat16),
+        Float8DynamicActivationFloat8WeightConfig(),
+        told,
+        multiple_of=(16, 16),
+    )
 
 
-def _torchao(model: nn.Module, config: Any, method: str, *, multiple_of: tuple[int, int] = (1, 1)) -> tuple[nn.Module, str]:
+def _torchao(
+    model: nn.Module, config: Any, method: str, *, multiple_of: tuple[int, int] = (1, 1)
+) -> tuple[nn.Module, str]:
     """Quantize the linear layers whose inputs and outputs are multiples of what the kernels take."""
     import torchao
 
@@ -149,7 +183,9 @@ def bytes_on_disk(model: nn.Module) -> int:
 
 def bytes_in_memory(module: nn.Module) -> int:
     """Bytes of all weights as they lie in memory, scales and zero points included, each counted once."""
-    weights = list(_weights(module))  # all at once: a tensor that is freed would leave its address to the next one
+    weights = list(
+        _weights(module)
+    )  # all at once: a tensor that is freed would leave its address to the next one
     found = {place: size for tensor in weights for place, size in _storages(tensor)}
     return sum(found.values())
 
@@ -157,7 +193,9 @@ def bytes_in_memory(module: nn.Module) -> int:
 def _weights(module: nn.Module) -> Iterator[Tensor]:
     for part in module.modules():
         packed = getattr(part, "_packed_params", None)
-        if isinstance(packed, nn.Module):  # torch's own quantized layer keeps its weight out of sight
+        if isinstance(
+            packed, nn.Module
+        ):  # torch's own quantized layer keeps its weight out of sight
             weight, bias = cast(Any, packed)._weight_bias()
             yield weight
             if bias is not None:

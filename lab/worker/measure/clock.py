@@ -71,8 +71,13 @@ class _MarkingClock(Generic[Mark]):
     def phases(self, step: int) -> list[tuple[str, float, float]]:
         marks = self._steps[step]
         # Over the starts of all steps before it, for the sake of CUDA's 32-bit milliseconds.
-        times = self.seconds([*(earlier[0][1] for earlier in self._steps[:step]), *(mark for _, mark in marks)])[step:].tolist()
-        return [(phase, begin, end) for (phase, _), (begin, end) in zip(marks[1:], itertools.pairwise(times), strict=True)]
+        times = self.seconds(
+            [*(earlier[0][1] for earlier in self._steps[:step]), *(mark for _, mark in marks)]
+        )[step:].tolist()
+        return [
+            (phase, begin, end)
+            for (phase, _), (begin, end) in zip(marks[1:], itertools.pairwise(times), strict=True)
+        ]
 
     def position(self) -> tuple[int, int]:
         return len(self._steps) - 1, len(self._steps[-1]) if self._steps else 0
@@ -97,7 +102,9 @@ class _MarkingClock(Generic[Mark]):
                 # From step to step: the distance to the first would lose digits in CUDA's 32-bit milliseconds.
                 last = self._steps[number - 1]
                 gap = self._seconds(last[-1][1], marks[0][1])
-                laps["start"][number] = laps["start"][number - 1] + laps["step_time"][number - 1] + gap
+                laps["start"][number] = (
+                    laps["start"][number - 1] + laps["step_time"][number - 1] + gap
+                )
         laps["other"] = laps["step_time"] - sum(laps[phase] for phase in PHASES if phase != "other")
         return laps
 
@@ -152,7 +159,9 @@ class CudaClock(_MarkingClock[torch.cuda.Event]):
         event, host = self._begin
         last_event, last_host = self._anchor()
         rate = (last_host - host) / self._seconds(event, last_event)
-        distances = [self._seconds(begin, end) for begin, end in itertools.pairwise([event, *marks])]
+        distances = [
+            self._seconds(begin, end) for begin, end in itertools.pairwise([event, *marks])
+        ]
         times: FloatArray = host + rate * np.cumsum(distances)
         return times
 

@@ -80,12 +80,16 @@ class CallRecorder:
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
         self.calls: list[Call] = []
-        self.pending: dict[object, tuple[object, Call]] = {}  # works and tensors by identity, kept until they are waited for
+        self.pending: dict[
+            object, tuple[object, Call]
+        ] = {}  # works and tensors by identity, kept until they are waited for
         tell(self)
 
     def launch(self, operation: str, size: int, *, members: int, blocking: bool = False) -> Call:
         """Begin a call of `size` bytes between `members` ranks."""
-        call = Call(operation, size, members, self.clock.position(), self.clock.now(), blocking=blocking)
+        call = Call(
+            operation, size, members, self.clock.position(), self.clock.now(), blocking=blocking
+        )
         self.calls.append(call)
         return call
 
@@ -129,21 +133,31 @@ class CallRecorder:
     def take(self) -> Calls:
         """What was stamped, in seconds of this host's `perf_counter`; on CUDA it waits for the device. Nothing is stamped later."""
         tell(None)
-        calls = [call for call in self.calls if call.position[0] >= 0]  # not those that prepared the first step
+        calls = [
+            call for call in self.calls if call.position[0] >= 0
+        ]  # not those that prepared the first step
         self.calls = []
         self.pending.clear()
         marks = [(call.launch, *(call.wait or (None, None)), call.finish) for call in calls]
         known = [mark for of_call in marks for mark in of_call if mark is not None]
         read = iter(self.clock.seconds(known).tolist() if known else [])
-        times = np.array([[np.nan if mark is None else next(read) for mark in of_call] for of_call in marks]).reshape(-1, 4)
+        times = np.array(
+            [[np.nan if mark is None else next(read) for mark in of_call] for of_call in marks]
+        ).reshape(-1, 4)
         # A wait that began after the end was none; one that did not ends when the rank goes on, and so does the call.
         launch, wait_begin, wait_end, finish = times.T
-        wait_end, finish = np.where(finish < wait_begin, wait_begin, wait_end), np.where(finish >= wait_begin, wait_end, finish)
+        wait_end, finish = (
+            np.where(finish < wait_begin, wait_begin, wait_end),
+            np.where(finish >= wait_begin, wait_end, finish),
+        )
         return Calls(
             step=np.array([call.position[0] for call in calls], dtype=np.int64),
             operation=np.array([call.operation for call in calls], dtype=np.str_),
             members=np.array([call.members for call in calls], dtype=np.int64),
-            phase=np.array([self.clock.phase_of(call.waited_in) if call.wait else "" for call in calls], dtype=np.str_),
+            phase=np.array(
+                [self.clock.phase_of(call.waited_in) if call.wait else "" for call in calls],
+                dtype=np.str_,
+            ),
             launch=launch,
             finish=finish,
             wait_begin=wait_begin,
@@ -160,7 +174,9 @@ def _factor(call: Call) -> float:
 
 
 def _on_main_stream() -> bool:
-    return not torch.cuda.is_available() or torch.cuda.current_stream() == torch.cuda.default_stream()
+    return (
+        not torch.cuda.is_available() or torch.cuda.current_stream() == torch.cuda.default_stream()
+    )
 
 
 # Methods of a process group by what they do, and which argument holds the tensors that give the bytes. Two names of one
@@ -203,12 +219,17 @@ def _stamped(method: Callable[..., Any], operation: str, place: int) -> Callable
         if recorder is None:
             return method(group, *arguments, **options)
         tensors = arguments[place]
-        size = sum(tensor.nbytes for tensor in (tensors if isinstance(tensors, list | tuple) else [tensors]))
+        size = sum(
+            tensor.nbytes
+            for tensor in (tensors if isinstance(tensors, list | tuple) else [tensors])
+        )
         # A call that blocks may do its work on the caller's stream, where the wait for it takes no time: it begins here.
         blocking = getattr(arguments[-1], "asyncOp", True) is False
         call = recorder.launch(operation, size, members=group.size(), blocking=blocking)
         work = method(group, *arguments, **options)
-        if work is None:  # done, or one of several messages that are sent together: their times are not known
+        if (
+            work is None
+        ):  # done, or one of several messages that are sent together: their times are not known
             recorder.expect(call, id(call), call)
             if blocking:
                 with recorder.waiting(id(call)):
@@ -216,7 +237,9 @@ def _stamped(method: Callable[..., Any], operation: str, place: int) -> Callable
             return work
         recorder.expect(call, id(work), work)
         if not blocking:
-            with suppress(RuntimeError):  # messages over gloo have no future, and nothing tells when they have arrived
+            with suppress(
+                RuntimeError
+            ):  # messages over gloo have no future, and nothing tells when they have arrived
                 work.get_future().then(lambda future: recorder.finished(call))
         return work
 
@@ -243,7 +266,9 @@ def _stamped_functional(function: Callable[..., Any]) -> Callable[..., Any]:
             return function(tensor, reduceOp, group, tag)
         members = group[0].get_group(group[1]) if isinstance(group, tuple) else group
         reduced = tensor.contiguous().clone()
-        work = dist.all_reduce(reduced, getattr(dist.ReduceOp, reduceOp.upper()), group=members, async_op=True)
+        work = dist.all_reduce(
+            reduced, getattr(dist.ReduceOp, reduceOp.upper()), group=members, async_op=True
+        )
         recorder.rename(id(work), reduced.data_ptr(), reduced)
         torch._C._distributed_c10d._register_work(reduced, work)
         return functional._maybe_wrap_tensor(reduced)

@@ -44,12 +44,17 @@ class Buckets:
 
     def shifted(self, shift: Callable[[FloatArray], FloatArray]) -> "Buckets":
         """The same on another clock."""
-        return replace(self, ready=shift(self.ready), launch=shift(self.launch), finish=shift(self.finish))
+        return replace(
+            self, ready=shift(self.ready), launch=shift(self.launch), finish=shift(self.finish)
+        )
 
     def after(self, steps: int) -> "Buckets":
         """Without the first steps."""
         late = self.step >= steps
-        return Buckets(self.step[late] - steps, *(getattr(self, field.name)[late] for field in fields(self)[1:]))
+        return Buckets(
+            self.step[late] - steps,
+            *(getattr(self, field.name)[late] for field in fields(self)[1:]),
+        )
 
     def of(self, step: int) -> "Buckets":
         """Of one step alone."""
@@ -88,7 +93,14 @@ class Recorder:
         bucket = np.array(self._buckets, dtype=np.int64)
         ready, launch, finish = self.clock.seconds(self._marks).reshape(-1, 3).T
         # DDP sends its buckets in order: number 0 begins a backward pass.
-        found = Buckets(np.cumsum(bucket == 0) - 1, bucket, ready, launch, finish, np.array(self._bytes, dtype=np.int64))
+        found = Buckets(
+            np.cumsum(bucket == 0) - 1,
+            bucket,
+            ready,
+            launch,
+            finish,
+            np.array(self._bytes, dtype=np.int64),
+        )
         self._buckets, self._bytes, self._marks = [], [], []
         return found
 

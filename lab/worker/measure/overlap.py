@@ -38,13 +38,21 @@ class Exposure:
         """
         steps = [_steps(buckets) for buckets in ranks]
         ready = np.array([[part.ready.max() for part in parts] for parts in steps])
-        exposed = np.array([[union(p.launch, p.finish, since=p.ready.max()) for p in parts] for parts in steps])
-        met = [np.max([part.launch for part in parts], axis=0) for parts in zip(*steps, strict=True)]
-        waited = np.array([[_waited(p, m) for p, m in zip(parts, met, strict=True)] for parts in steps])
+        exposed = np.array(
+            [[union(p.launch, p.finish, since=p.ready.max()) for p in parts] for parts in steps]
+        )
+        met = [
+            np.max([part.launch for part in parts], axis=0) for parts in zip(*steps, strict=True)
+        ]
+        waited = np.array(
+            [[_waited(p, m) for p, m in zip(parts, met, strict=True)] for parts in steps]
+        )
         size = np.array([[part.bytes.sum() for part in parts] for parts in steps], dtype=np.float64)
         return cls(
             ready=ready,
-            total=np.array([[union(part.launch, part.finish) for part in parts] for parts in steps]),
+            total=np.array(
+                [[union(part.launch, part.finish) for part in parts] for parts in steps]
+            ),
             exposed=exposed,
             straggler=np.minimum(waited, exposed),
             bytes=size,
@@ -61,16 +69,23 @@ class Exposure:
         """
         split = [[calls.of(step) for step in range(steps)] for calls in ranks]
         together = _same_calls(ranks)
-        met = [np.max([part.launch for part in parts], axis=0) if together else None for parts in zip(*split, strict=True)]
+        met = [
+            np.max([part.launch for part in parts], axis=0) if together else None
+            for parts in zip(*split, strict=True)
+        ]
 
         def each(measure: Callable[[Calls], float]) -> FloatArray:
-            return np.array([[measure(part) for part in parts] for parts in split], dtype=np.float64)
+            return np.array(
+                [[measure(part) for part in parts] for parts in split], dtype=np.float64
+            )
 
         return cls(
             ready=np.full((len(ranks), steps), np.nan),
             total=each(lambda part: union(part.launch, part.finish)),
             exposed=each(lambda part: union(part.wait_begin, part.wait_end)),
-            straggler=np.array([[_late(p, m) for p, m in zip(parts, met, strict=True)] for parts in split]),
+            straggler=np.array(
+                [[_late(p, m) for p, m in zip(parts, met, strict=True)] for parts in split]
+            ),
             bytes=each(lambda part: part.bytes.sum()),
             moved=each(lambda part: part.moved.sum()),
             exposed_in={
@@ -81,7 +96,10 @@ class Exposure:
 
     def columns(self, rank: int) -> dict[str, FloatArray]:
         """The columns of steps.parquet for one rank."""
-        return {f"communication_{name}": getattr(self, name)[rank] for name in ("total", "exposed", "straggler")}
+        return {
+            f"communication_{name}": getattr(self, name)[rank]
+            for name in ("total", "exposed", "straggler")
+        }
 
 
 def union(begin: FloatArray, end: FloatArray, *, since: float = -np.inf) -> float:
@@ -101,7 +119,10 @@ def _same_calls(ranks: Sequence[Calls]) -> bool:
     return all(
         len(calls.step) == len(first.step)
         and bool((calls.members == len(ranks)).all())
-        and all(np.array_equal(getattr(calls, name), getattr(first, name)) for name in ("step", "operation", "bytes"))
+        and all(
+            np.array_equal(getattr(calls, name), getattr(first, name))
+            for name in ("step", "operation", "bytes")
+        )
         for calls in ranks
     )
 
@@ -125,7 +146,9 @@ def _waited(step: _Step, met: FloatArray) -> float:
     it and the one before it was through.
     """
     through = replayed = -np.inf
-    for launch, all_there, finish in zip(step.launch.tolist(), met.tolist(), step.finish.tolist(), strict=True):
+    for launch, all_there, finish in zip(
+        step.launch.tolist(), met.tolist(), step.finish.tolist(), strict=True
+    ):
         needed = max(finish - max(all_there, through), 0.0)
         through, replayed = max(through, finish), max(launch, replayed) + needed
     return max(through - replayed, 0.0)
@@ -136,7 +159,10 @@ def summary(exposure: Exposure, step_time: FloatArray, *, warmup_steps: int) -> 
 
     `step_time` is (ranks, steps) with warm-up, as are the exposures. What is not known of every measured step is None.
     """
-    measured = {name: getattr(exposure, name)[:, warmup_steps:] for name in ("total", "exposed", "straggler")}
+    measured = {
+        name: getattr(exposure, name)[:, warmup_steps:]
+        for name in ("total", "exposed", "straggler")
+    }
     measured["transfer"] = measured["exposed"] - measured["straggler"]
     measured["overlap"] = measured["total"] - measured["exposed"]
     known = {name: values for name, values in measured.items() if not np.isnan(values).any()}
@@ -150,9 +176,15 @@ def summary(exposure: Exposure, step_time: FloatArray, *, warmup_steps: int) -> 
             for phase, values in exposure.exposed_in.items()
             if "exposed" in known
         },
-        per_rank={name: np.median(known[name], axis=1).tolist() for name in ("total", "exposed", "straggler") if name in known},
+        per_rank={
+            name: np.median(known[name], axis=1).tolist()
+            for name in ("total", "exposed", "straggler")
+            if name in known
+        },
     )
-    return found.model_copy(update={name: stat(values[slowest, steps]) for name, values in known.items()})
+    return found.model_copy(
+        update={name: stat(values[slowest, steps]) for name, values in known.items()}
+    )
 
 
 def of_buckets(sent: Buckets, *, operation: str | None) -> dict[str, object]:
@@ -160,7 +192,11 @@ def of_buckets(sent: Buckets, *, operation: str | None) -> dict[str, object]:
     sizes = sent.bytes[sent.step == sent.step[-1]].tolist()
     if operation is None:
         return {"buckets": sizes}
-    return {"buckets": sizes, "calls": len(sizes), "operations": {operation: Operation(calls=len(sizes), bytes=sum(sizes))}}
+    return {
+        "buckets": sizes,
+        "calls": len(sizes),
+        "operations": {operation: Operation(calls=len(sizes), bytes=sum(sizes))},
+    }
 
 
 def of_calls(calls: Calls) -> dict[str, object]:
@@ -185,7 +221,9 @@ class _Step:
 def _steps(buckets: Buckets) -> list[_Step]:
     cuts = np.flatnonzero(np.diff(buckets.step)) + 1
     columns = (buckets.ready, buckets.launch, buckets.finish, buckets.bytes)
-    return [_Step(*parts) for parts in zip(*(np.split(column, cuts) for column in columns), strict=True)]
+    return [
+        _Step(*parts) for parts in zip(*(np.split(column, cuts) for column in columns), strict=True)
+    ]
 
 
 SHOWN = ("forward", "backward", "optimizer")
@@ -198,7 +236,12 @@ def representative(step_time: FloatArray, *, warmup_steps: int) -> int:
 
 
 def events(
-    rank: int, step: int, *, clock: Clock, sent: Buckets | Calls, shift: Callable[[FloatArray], FloatArray]
+    rank: int,
+    step: int,
+    *,
+    clock: Clock,
+    sent: Buckets | Calls,
+    shift: Callable[[FloatArray], FloatArray],
 ) -> tuple[float, list[Event]]:
     """The start of a rank's step and its bars, in s; `shift` takes times of this host to those of rank 0."""
     phases = joined(clock.phases(step))
@@ -209,7 +252,9 @@ def events(
         if name in SHOWN
     ]
     return times[0][0], bars + (
-        _buckets(rank, sent.of(step), shift) if isinstance(sent, Buckets) else _calls(rank, sent.of(step), shift)
+        _buckets(rank, sent.of(step), shift)
+        if isinstance(sent, Buckets)
+        else _calls(rank, sent.of(step), shift)
     )
 
 
@@ -229,7 +274,11 @@ def _buckets(rank: int, sent: Buckets, shift: Callable[[FloatArray], FloatArray]
     return [
         Event(rank=rank, name=f"bucket {number}", ready=ready, start=launch, end=finish, bytes=size)
         for number, ready, launch, finish, size in zip(
-            *(getattr(shifted, name).tolist() for name in ("bucket", "ready", "launch", "finish", "bytes")), strict=True
+            *(
+                getattr(shifted, name).tolist()
+                for name in ("bucket", "ready", "launch", "finish", "bytes")
+            ),
+            strict=True,
         )
     ]
 
@@ -241,7 +290,11 @@ def _calls(rank: int, calls: Calls, shift: Callable[[FloatArray], FloatArray]) -
     return [
         Event(rank=rank, name=operation, start=launch, end=end, bytes=size)
         for operation, launch, end, size in zip(
-            shifted.operation.tolist(), shifted.launch.tolist(), ends.tolist(), shifted.bytes.tolist(), strict=True
+            shifted.operation.tolist(),
+            shifted.launch.tolist(),
+            ends.tolist(),
+            shifted.bytes.tolist(),
+            strict=True,
         )
         if not np.isnan(end)
     ]
@@ -255,4 +308,6 @@ def timeline(ranks: Sequence[tuple[float, Sequence[Event]]]) -> list[Event]:
 
 def _later(event: Event, by: float) -> Event:
     ready = None if event.ready is None else event.ready + by
-    return event.model_copy(update={"start": event.start + by, "end": event.end + by, "ready": ready})
+    return event.model_copy(
+        update={"start": event.start + by, "end": event.end + by, "ready": ready}
+    )

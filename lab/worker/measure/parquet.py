@@ -38,18 +38,31 @@ COLUMNS = (
 )
 
 
-def write_steps(ranks: Sequence[Mapping[str, FloatArray]], path: Path, *, warmup_steps: int, first_step: int = 0) -> None:
+def write_steps(
+    ranks: Sequence[Mapping[str, FloatArray]], path: Path, *, warmup_steps: int, first_step: int = 0
+) -> None:
     """Write COLUMNS, one row per rank and step from `first_step` on, whole or not at all; raises OSError."""
     import pandas as pd
 
     tables = []
     for rank, columns in enumerate(ranks):
         steps = np.arange(len(columns["step_time"]))
-        tables.append(pd.DataFrame({"rank": rank, "step": first_step + steps, "warmup": steps < warmup_steps, **columns}))
+        tables.append(
+            pd.DataFrame(
+                {
+                    "rank": rank,
+                    "step": first_step + steps,
+                    "warmup": steps < warmup_steps,
+                    **columns,
+                }
+            )
+        )
     _write(pd.concat(tables, ignore_index=True).reindex(columns=list(COLUMNS)), path)
 
 
-def write_buckets(ranks: Sequence[Buckets], path: Path, *, origin: float, first_step: int = 0) -> None:
+def write_buckets(
+    ranks: Sequence[Buckets], path: Path, *, origin: float, first_step: int = 0
+) -> None:
     """Write one row per bucket that a rank sent: rank, step, bucket, ready, launch, finish (s after `origin`), bytes."""
     import pandas as pd
 
@@ -57,7 +70,15 @@ def write_buckets(ranks: Sequence[Buckets], path: Path, *, origin: float, first_
     for rank, sent in enumerate(ranks):
         times = {name: getattr(sent, name) - origin for name in ("ready", "launch", "finish")}
         tables.append(
-            pd.DataFrame({"rank": rank, "step": first_step + sent.step, "bucket": sent.bucket, **times, "bytes": sent.bytes})
+            pd.DataFrame(
+                {
+                    "rank": rank,
+                    "step": first_step + sent.step,
+                    "bucket": sent.bucket,
+                    **times,
+                    "bytes": sent.bytes,
+                }
+            )
         )
     _write(pd.concat(tables, ignore_index=True), path)
 

@@ -31,12 +31,23 @@ def build(run: Run, dataset: Dataset) -> nn.Module:
     own = datasets.vocab_size_of(config, run.dataset)
     if own < dataset.vocab_size:
         what = f"{own} is less than the {dataset.vocab_size} tokens of the data"
-        raise InputError("model", [Problem("vocab_size", what, "leave it out, or choose a smaller vocab_size of the data")])
+        raise InputError(
+            "model",
+            [
+                Problem(
+                    "vocab_size", what, "leave it out, or choose a smaller vocab_size of the data"
+                )
+            ],
+        )
     if isinstance(config, models.TextClassifier):
-        return TextClassifier(config, vocab_size=dataset.vocab_size, classes=dataset.classes, pad=dataset.pad)
+        return TextClassifier(
+            config, vocab_size=dataset.vocab_size, classes=dataset.classes, pad=dataset.pad
+        )
     if isinstance(config, models.DistilBERT):
         assert dataset.pretrained is not None
-        return DistilBERT(config, folder=dataset.pretrained, classes=dataset.classes, pad=dataset.pad)
+        return DistilBERT(
+            config, folder=dataset.pretrained, classes=dataset.classes, pad=dataset.pad
+        )
     model = GPT(config, vocab_size=own)
     if dataset.pretrained is not None:
         model.load_state_dict(gpt2_weights(dataset.pretrained, config))
@@ -53,4 +64,6 @@ class Score(NamedTuple):
 def score(model: nn.Module, inputs: Tensor, targets: Tensor) -> Score:
     """Loss and accuracy of one forward pass of a model in evaluation mode."""
     loss = model(inputs, targets)
-    return Score(loss, model.right if isinstance(model, Classifier) else torch.full_like(loss, torch.nan))
+    return Score(
+        loss, model.right if isinstance(model, Classifier) else torch.full_like(loss, torch.nan)
+    )

@@ -37,8 +37,12 @@ def freeze(network: nn.Module, trainable: str | float, *, head: int = 1) -> None
 
     Layers are modules with parameters of their own, in the order in which the network registers them.
     """
-    layers = [layer for layer in network.modules() if any(True for _ in layer.parameters(recurse=False))]
-    sizes = [sum(parameter.numel() for parameter in layer.parameters(recurse=False)) for layer in layers]
+    layers = [
+        layer for layer in network.modules() if any(True for _ in layer.parameters(recurse=False))
+    ]
+    sizes = [
+        sum(parameter.numel() for parameter in layer.parameters(recurse=False)) for layer in layers
+    ]
     for layer in layers[: first_trainable(sizes, trainable, head=head)]:
         for parameter in layer.parameters(recurse=False):
             parameter.requires_grad_(False)

@@ -23,19 +23,26 @@ class Attention(nn.Module):
         self.qkv = nn.Linear(config.width, 3 * config.width)
         self.projection = nn.Linear(config.width, config.width)
 
-    def forward(self, x: Tensor, mask: Tensor | None = None, cache: LayerCache | None = None) -> Tensor:
+    def forward(
+        self, x: Tensor, mask: Tensor | None = None, cache: LayerCache | None = None
+    ) -> Tensor:
         """Map (samples, tokens, width) to the same shape; `mask` is (samples, 1, 1, tokens), True where to look.
 
         With a cache that is not empty it is for one token after those in it. A rank of tensor parallelism has some of the
         heads only.
         """
-        q, k, v = (part.unflatten(2, (-1, self.head_width)).transpose(1, 2) for part in self.qkv(x).chunk(3, dim=2))
+        q, k, v = (
+            part.unflatten(2, (-1, self.head_width)).transpose(1, 2)
+            for part in self.qkv(x).chunk(3, dim=2)
+        )
         dropout = self.dropout if self.training else 0.0
         if cache is not None:
             k, v = cache.extend(k, v)
         # The one token after a cache may look at all of it.
         causal = mask is None and k.shape[2] == x.shape[1]
-        mixed = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, dropout_p=dropout)
+        mixed = functional.scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, is_causal=causal, dropout_p=dropout
+        )
         projected: Tensor = self.projection(mixed.transpose(1, 2).flatten(2))
         return projected
 
@@ -52,7 +59,9 @@ class Block(nn.Module):
         self.down = nn.Linear(4 * config.width, config.width)
         self.dropout = nn.Dropout(config.dropout)
 
-    def forward(self, x: Tensor, mask: Tensor | None = None, cache: LayerCache | None = None) -> Tensor:
+    def forward(
+        self, x: Tensor, mask: Tensor | None = None, cache: LayerCache | None = None
+    ) -> Tensor:
         """Map (samples, tokens, width) to the same shape, with the mask and the cache of Attention."""
         x = x + self.dropout(self.attention(self.norm_1(x), mask, cache))
         hidden = functional.gelu(self.up(self.norm_2(x)), approximate="tanh")

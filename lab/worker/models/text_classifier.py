@@ -18,7 +18,9 @@ from lab.worker.models.gpt import Block, init_weights
 class TextClassifier(Classifier):
     """Blocks as in GPT-2 in which each token sees all others, the mean over a text's tokens, a linear head."""
 
-    def __init__(self, config: models.TextClassifier, *, vocab_size: int, classes: int, pad: int = 0) -> None:
+    def __init__(
+        self, config: models.TextClassifier, *, vocab_size: int, classes: int, pad: int = 0
+    ) -> None:
         super().__init__()
         self.pad = pad
         self.embedding = nn.Embedding(vocab_size, config.width)
@@ -32,7 +34,10 @@ class TextClassifier(Classifier):
     def logits(self, inputs: Tensor) -> Tensor:
         """Scores (samples, classes) of tokens (samples, tokens); padding changes nothing."""
         seen = not_padding(inputs, self.pad)
-        x = self.dropout(self.embedding(inputs) + self.positions(torch.arange(inputs.shape[1], device=inputs.device)))
+        x = self.dropout(
+            self.embedding(inputs)
+            + self.positions(torch.arange(inputs.shape[1], device=inputs.device))
+        )
         for block in self.blocks:
             x = block(x, seen[:, None, None, :])
         shares = seen / seen.sum(dim=1, keepdim=True)
@@ -59,7 +64,9 @@ class DistilBERT(Classifier):
 
     def logits(self, inputs: Tensor) -> Tensor:
         """Scores (samples, classes) of tokens (samples, tokens)."""
-        scores: Tensor = self.network(input_ids=inputs, attention_mask=not_padding(inputs, self.pad)).logits
+        scores: Tensor = self.network(
+            input_ids=inputs, attention_mask=not_padding(inputs, self.pad)
+        ).logits
         return scores
 
 
@@ -68,14 +75,25 @@ def _load(folder: Path, classes: int, dropout: float | None) -> nn.Module:
     try:
         from transformers import DistilBertForSequenceClassification
     except ImportError as error:
-        raise LabError(f"DistilBERT needs transformers ({error}): pip install 'scaling-lab[encoders]'") from None
+        raise LabError(
+            f"DistilBERT needs transformers ({error}): pip install 'scaling-lab[encoders]'"
+        ) from None
     rates: dict[str, Any] = (
-        {} if dropout is None else dict.fromkeys(("dropout", "attention_dropout", "seq_classif_dropout"), dropout)
+        {}
+        if dropout is None
+        else dict.fromkeys(("dropout", "attention_dropout", "seq_classif_dropout"), dropout)
     )
     try:
         network: nn.Module = DistilBertForSequenceClassification.from_pretrained(
-            folder, num_labels=classes, local_files_only=True, use_safetensors=True, trust_remote_code=False, **rates
+            folder,
+            num_labels=classes,
+            local_files_only=True,
+            use_safetensors=True,
+            trust_remote_code=False,
+            **rates,
         )
     except (OSError, ValueError, RuntimeError) as error:
-        raise InputError("model", [Problem("weights", f"{folder} cannot be loaded: {error}")]) from None
+        raise InputError(
+            "model", [Problem("weights", f"{folder} cannot be loaded: {error}")]
+        ) from None
     return network

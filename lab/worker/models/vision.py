@@ -19,7 +19,9 @@ class Vision(Classifier):
         super().__init__()
         self.image_size = config.image_size
         self.freeze_batch_norm = config.batch_norm == "frozen"
-        self.network: nn.Module = import_torchvision().models.get_model(config.network, weights=None, num_classes=classes)
+        self.network: nn.Module = import_torchvision().models.get_model(
+            config.network, weights=None, num_classes=classes
+        )
         self.first_layer = _take_channels(self.network, channels)
         for module in self.network.modules():
             if isinstance(module, nn.Dropout) and config.dropout is not None:
@@ -31,10 +33,17 @@ class Vision(Classifier):
         """Scores (samples, classes) of images (samples, channels, rows, columns) of bytes, scaled here on the device."""
         images = inputs.to(torch.get_default_dtype()) / 127.5 - 1
         if images.shape[2:] != (self.image_size, self.image_size):
-            images = functional.interpolate(images, size=(self.image_size, self.image_size), mode="bilinear", align_corners=False)
+            images = functional.interpolate(
+                images,
+                size=(self.image_size, self.image_size),
+                mode="bilinear",
+                align_corners=False,
+            )
         first = self.network.get_submodule(self.first_layer)
         assert isinstance(first, nn.Conv2d)
-        scores: Tensor = self.network(images.to(first.weight.dtype))  # a quantized copy may be in bf16
+        scores: Tensor = self.network(
+            images.to(first.weight.dtype)
+        )  # a quantized copy may be in bf16
         return scores
 
     def train(self, mode: bool = True) -> Self:
@@ -49,7 +58,9 @@ class Vision(Classifier):
 
 def _take_channels(network: nn.Module, channels: int) -> str:
     """Replace the first convolution, made for three channels, by one for as many as the data has; answers with its name."""
-    name, first = next((name, module) for name, module in network.named_modules() if isinstance(module, nn.Conv2d))
+    name, first = next(
+        (name, module) for name, module in network.named_modules() if isinstance(module, nn.Conv2d)
+    )
     if first.in_channels == channels:
         return str(name)
     parent, _, child = name.rpartition(".")

@@ -28,5 +28,7 @@ STRATEGIES: dict[str, Strategy] = {
 def get(name: str) -> Strategy:
     """The strategy of this name; raises InputError with the nearest one."""
     if name not in STRATEGIES:
-        raise InputError("strategy", [Problem("strategy", f"{name!r} is no strategy", nearest(name, STRATEGIES))])
+        raise InputError(
+            "strategy", [Problem("strategy", f"{name!r} is no strategy", nearest(name, STRATEGIES))]
+        )
     return STRATEGIES[name]

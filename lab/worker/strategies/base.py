@@ -33,7 +33,13 @@ class Strategy:
         return CallRecorder(clock) if world_size > 1 else None
 
     def wrap(
-        self, model: nn.Module, *, run: Run, device: torch.device, clock: Clock, recorder: Recorder | CallRecorder | None
+        self,
+        model: nn.Module,
+        *,
+        run: Run,
+        device: torch.device,
+        clock: Clock,
+        recorder: Recorder | CallRecorder | None,
     ) -> nn.Module:
         """The model as the loop calls it: with inputs and targets, for the mean loss of this process's samples."""
         return model
@@ -70,7 +76,9 @@ def require_dtensor(device: torch.device) -> None:
     """Raise InputError on a CPU whose torch is too old for DTensor over gloo: 2.6 breaks off in it, or crashes."""
     if device.type == "cpu" and not hasattr(torch.cpu.Stream, "record_event"):
         what = f"torch {torch.__version__} cannot divide the tensors of a model on CPU"
-        raise InputError("run", [Problem("strategy", what, "a later torch, or strategy ddp or zero1")])
+        raise InputError(
+            "run", [Problem("strategy", what, "a later torch, or strategy ddp or zero1")]
+        )
 
 
 class Single(Strategy):

@@ -32,7 +32,13 @@ class DataParallelism(Strategy):
         return None
 
     def wrap(
-        self, model: nn.Module, *, run: Run, device: torch.device, clock: Clock, recorder: Recorder | CallRecorder | None
+        self,
+        model: nn.Module,
+        *,
+        run: Run,
+        device: torch.device,
+        clock: Clock,
+        recorder: Recorder | CallRecorder | None,
     ) -> nn.Module:
         """The model in torch's wrapper; raises InputError where there are fewer GPUs than the run asks for."""
         return Averaged(model, devices_of(run, device, strategy="data_parallel"))
@@ -74,8 +80,12 @@ class OneLoss(nn.Module):
 def devices_of(run: Run, device: torch.device, *, strategy: str) -> list[torch.device]:
     """The devices of a process that drives as many as the run has; raises InputError where there are not so many."""
     if device.type == "cpu" and strategy == "data_parallel" and run.world_size > 1:
-        what = f"{run.world_size} devices, and torch's DataParallel divides its work among GPUs only"
-        raise InputError("run", [Problem("world_size", what, "1 on CPU, or strategy vanilla_data_parallel")])
+        what = (
+            f"{run.world_size} devices, and torch's DataParallel divides its work among GPUs only"
+        )
+        raise InputError(
+            "run", [Problem("world_size", what, "1 on CPU, or strategy vanilla_data_parallel")]
+        )
     if device.type == "cpu":
         return [device] * run.world_size
     if torch.cuda.device_count() < run.world_size:
@@ -90,11 +100,19 @@ class VanillaDataParallelism(Strategy):
     needs_group = False
 
     def wrap(
-        self, model: nn.Module, *, run: Run, device: torch.device, clock: Clock, recorder: Recorder | CallRecorder | None
+        self,
+        model: nn.Module,
+        *,
+        run: Run,
+        device: torch.device,
+        clock: Clock,
+        recorder: Recorder | CallRecorder | None,
     ) -> nn.Module:
         """The model and what spreads its passes; raises InputError where there are fewer GPUs than the run asks for."""
         devices = devices_of(run, device, strategy="vanilla_data_parallel")
-        return DataParallel(model, devices, recorder=recorder if isinstance(recorder, CallRecorder) else None)
+        return DataParallel(
+            model, devices, recorder=recorder if isinstance(recorder, CallRecorder) else None
+        )
 
     def bare(self, parallel: nn.Module) -> nn.Module:
         """The model on the first device."""
@@ -105,7 +123,9 @@ class VanillaDataParallelism(Strategy):
 class DataParallel(nn.Module):
     """One pass of a model over several devices."""
 
-    def __init__(self, model: nn.Module, devices: Sequence[torch.device], *, recorder: CallRecorder | None) -> None:
+    def __init__(
+        self, model: nn.Module, devices: Sequence[torch.device], *, recorder: CallRecorder | None
+    ) -> None:
         super().__init__()
         self.model, self.devices, self.recorder = model, devices, recorder
 
@@ -113,14 +133,23 @@ class DataParallel(nn.Module):
         """The mean loss; inputs and targets are divided evenly along their first dimension."""
         parameters = dict(self.model.named_parameters())
         others = len(self.devices) - 1
-        with self._stamped("replicate", others * sum(parameter.nbytes for parameter in parameters.values())):
+        with self._stamped(
+            "replicate", others * sum(parameter.nbytes for parameter in parameters.values())
+        ):
             copies = _Replicate.apply(self.devices, self._stamped, *parameters.values())  # type: ignore[no-untyped-call]
             replicas = [
-                replica(self.model, dict(zip(parameters, copies[number :: len(self.devices)], strict=True)))
+                replica(
+                    self.model,
+                    dict(zip(parameters, copies[number :: len(self.devices)], strict=True)),
+                )
                 for number in range(len(self.devices))
             ]
-        with self._stamped("scatter", (inputs.nbytes + targets.nbytes) * others // len(self.devices)):
-            parts = list(zip(scatter(inputs, self.devices), scatter(targets, self.devices), strict=True))
+        with self._stamped(
+            "scatter", (inputs.nbytes + targets.nbytes) * others // len(self.devices)
+        ):
+            parts = list(
+                zip(scatter(inputs, self.devices), scatter(targets, self.devices), strict=True)
+            )
         losses = parallel_apply(replicas, parts, self.devices)
         with self._stamped("gather", others * losses[0].nbytes):
             return torch.stack([loss.to(self.devices[0]) for loss in losses]).mean()
@@ -138,7 +167,9 @@ class _Replicate(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, devices: Sequence[torch.device], stamped: Any, *parameters: torch.Tensor) -> Any:
+    def forward(
+        ctx: Any, devices: Sequence[torch.device], stamped: Any, *parameters: torch.Tensor
+    ) -> Any:
         ctx.devices, ctx.stamped = devices, stamped
         return tuple(
             parameter.view_as(parameter) if number == 0 else parameter.to(device, copy=True)
@@ -149,35 +180,58 @@ class _Replicate(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
         count = len(ctx.devices)
-        with ctx.stamped("reduce", (count - 1) * sum(gradient.nbytes for gradient in gradients[::count])):
-            return None, None, *(_sum(gradients[first : first + count]) for first in range(0, len(gradients), count))
+        with ctx.stamped(
+            "reduce", (count - 1) * sum(gradient.nbytes for gradient in gradients[::count])
+        ):
+            return (
+                None,
+                None,
+                *(
+                    _sum(gradients[first : first + count])
+                    for first in range(0, len(gradients), count)
+                ),
+            )
 
 
 def replica(model: nn.Module, parameters: dict[str, torch.Tensor]) -> nn.Module:
     """A model of the same modules that computes with these parameters, which need not be leaves; buffers are shared."""
-    twins = {name: module._replicate_for_data_parallel() for name, module in model.named_modules(remove_duplicate=False)}
+    twins = {
+        name: module._replicate_for_data_parallel()
+        for name, module in model.named_modules(remove_duplicate=False)
+    }
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     for name, module in model.named_modules(remove_duplicate=False):
         for child in module._modules:
             twins[name]._modules[child] = twins[f"{name}.{child}" if name else child]
         for key, parameter in module._parameters.items():
-            setattr(twins[name], key, None if parameter is None else parameters[names[id(parameter)]])
+            setattr(
+                twins[name], key, None if parameter is None else parameters[names[id(parameter)]]
+            )
     whole: nn.Module = twins[""]
     return whole
 
 
 def scatter(tensor: torch.Tensor, devices: Sequence[torch.device]) -> list[torch.Tensor]:
     """Equal parts along the first dimension, each on its device."""
-    return [part.to(device, non_blocking=True) for part, device in zip(tensor.chunk(len(devices)), devices, strict=True)]
+    return [
+        part.to(device, non_blocking=True)
+        for part, device in zip(tensor.chunk(len(devices)), devices, strict=True)
+    ]
 
 
 def parallel_apply(
-    replicas: Sequence[nn.Module], inputs: Sequence[tuple[torch.Tensor, ...]], devices: Sequence[torch.device]
+    replicas: Sequence[nn.Module],
+    inputs: Sequence[tuple[torch.Tensor, ...]],
+    devices: Sequence[torch.device],
 ) -> list[torch.Tensor]:
     """Call each replica with its inputs in a thread of its own; raises what the first of them raised."""
     kind = devices[0].type
     # What a thread does not inherit.
-    settings = torch.is_grad_enabled(), torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
+    settings = (
+        torch.is_grad_enabled(),
+        torch.is_autocast_enabled(kind),
+        torch.get_autocast_dtype(kind),
+    )
     outputs: dict[int, torch.Tensor] = {}
     errors: dict[int, BaseException] = {}
 
@@ -185,7 +239,11 @@ def parallel_apply(
         grad, autocast, dtype = settings
         on_device = torch.cuda.device(devices[number]) if kind == "cuda" else nullcontext()
         try:
-            with on_device, torch.set_grad_enabled(grad), torch.autocast(kind, dtype=dtype, enabled=autocast):
+            with (
+                on_device,
+                torch.set_grad_enabled(grad),
+                torch.autocast(kind, dtype=dtype, enabled=autocast),
+            ):
                 outputs[number] = replicas[number](*inputs[number])
         except BaseException as error:  # noqa: BLE001 raised again in the caller's thread
             errors[number] = error

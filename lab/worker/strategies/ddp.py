@@ -31,7 +31,13 @@ class Ddp(Strategy):
         return Recorder(clock) if world_size > 1 else None
 
     def wrap(
-        self, model: nn.Module, *, run: Run, device: torch.device, clock: Clock, recorder: Recorder | CallRecorder | None
+        self,
+        model: nn.Module,
+        *,
+        run: Run,
+        device: torch.device,
+        clock: Clock,
+        recorder: Recorder | CallRecorder | None,
     ) -> nn.Module:
         """The model with its parameters broadcast from rank 0, its gradients sent as the run's settings of DDP say.
 
@@ -74,7 +80,16 @@ def _require_one_bucket(model: nn.Module, run: Run) -> None:
         return
     if run.bucket_cap_mb == DEFAULT_BUCKET_CAP_MB or run.bucket_cap_mb < needed:
         what = f"at {run.bucket_cap_mb:g} MiB DDP splits {needed:.1f} MiB of gradients, and over gloo PowerSGD needs one bucket"
-        raise InputError("run", [Problem("bucket_cap_mb", what, f"at least {max(int(needed) + 1, 26)}, or another compression")])
+        raise InputError(
+            "run",
+            [
+                Problem(
+                    "bucket_cap_mb",
+                    what,
+                    f"at least {max(int(needed) + 1, 26)}, or another compression",
+                )
+            ],
+        )
 
 
 def exchange_for(run: Run) -> Exchange:
@@ -88,7 +103,10 @@ def exchange_for(run: Run) -> Exchange:
             return partial(cast_all_reduce, dtype=torch.float16)
         case "powersgd":
             state = PowerSGDState(
-                None, matrix_approximation_rank=run.powersgd_rank, start_powerSGD_iter=POWERSGD_FIRST_STEP, random_seed=run.seed
+                None,
+                matrix_approximation_rank=run.powersgd_rank,
+                start_powerSGD_iter=POWERSGD_FIRST_STEP,
+                random_seed=run.seed,
             )
             return partial(powersgd, state)
 

@@ -23,7 +23,13 @@ class Fsdp(Strategy):
     """torch's fully_shard on each block and on what is left; hybrid where a copy of the model has fewer ranks than there are."""
 
     def wrap(
-        self, model: nn.Module, *, run: Run, device: torch.device, clock: Clock, recorder: Recorder | CallRecorder | None
+        self,
+        model: nn.Module,
+        *,
+        run: Run,
+        device: torch.device,
+        clock: Clock,
+        recorder: Recorder | CallRecorder | None,
     ) -> nn.Module:
         """The model itself, its parameters turned into DTensors; raises InputError on CPU where torch is too old for it."""
         require_dtensor(device)
@@ -43,13 +49,25 @@ class Fsdp(Strategy):
 
     def clip(self, parallel: nn.Module, max_norm: float) -> torch.Tensor:
         """By the norm of all shares of one copy of the model."""
-        gradients = [parameter.grad for parameter in parallel.parameters() if isinstance(parameter.grad, DTensor)]
+        gradients = [
+            parameter.grad
+            for parameter in parallel.parameters()
+            if isinstance(parameter.grad, DTensor)
+        ]
         mesh = gradients[0].device_mesh
-        return clip([gradient.to_local() for gradient in gradients], max_norm, group=mesh.get_group(mesh.ndim - 1))
+        return clip(
+            [gradient.to_local() for gradient in gradients],
+            max_norm,
+            group=mesh.get_group(mesh.ndim - 1),
+        )
 
     def shared(self, parallel: nn.Module) -> Iterable[torch.Tensor]:
         """Each parameter, gathered."""
-        return (parameter.full_tensor() for parameter in parallel.parameters() if isinstance(parameter, DTensor))
+        return (
+            parameter.full_tensor()
+            for parameter in parallel.parameters()
+            if isinstance(parameter, DTensor)
+        )
 
 
 @contextmanager
@@ -64,4 +82,6 @@ def _mesh(run: Run, device: torch.device) -> DeviceMesh:
     if run.shard_size is None or run.shard_size == run.world_size:
         return init_device_mesh(device.type, (run.world_size,))
     copies = run.world_size // run.shard_size
-    return init_device_mesh(device.type, (copies, run.shard_size), mesh_dim_names=("copies", "shards"))
+    return init_device_mesh(
+        device.type, (copies, run.shard_size), mesh_dim_names=("copies", "shards")
+    )

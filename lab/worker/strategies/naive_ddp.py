@@ -20,7 +20,13 @@ class NaiveDdp(Strategy):
     """One all-reduce per parameter, or one for all of them (`flat`)."""
 
     def wrap(
-        self, model: nn.Module, *, run: Run, device: torch.device, clock: Clock, recorder: Recorder | CallRecorder | None
+        self,
+        model: nn.Module,
+        *,
+        run: Run,
+        device: torch.device,
+        clock: Clock,
+        recorder: Recorder | CallRecorder | None,
     ) -> nn.Module:
         """The model with its parameters broadcast from rank 0."""
         for parameter in model.parameters():
@@ -33,7 +39,9 @@ class NaiveDdp(Strategy):
 
     def synchronize(self, parallel: nn.Module) -> None:
         """Average the gradients over the ranks."""
-        gradients = [parameter.grad for parameter in parallel.parameters() if parameter.grad is not None]
+        gradients = [
+            parameter.grad for parameter in parallel.parameters() if parameter.grad is not None
+        ]
         if not replica_of(parallel).flat:
             for gradient in gradients:
                 _average(gradient)
@@ -42,7 +50,9 @@ class NaiveDdp(Strategy):
         flat = torch.cat([gradient.flatten() for gradient in gradients])
         _average(flat)
         parts = flat.split([gradient.numel() for gradient in gradients])
-        torch._foreach_copy_(gradients, [part.view_as(g) for part, g in zip(parts, gradients, strict=True)])
+        torch._foreach_copy_(
+            gradients, [part.view_as(g) for part, g in zip(parts, gradients, strict=True)]
+        )
 
 
 class Replica(nn.Module):

@@ -30,14 +30,27 @@ class PipelineParallelism(Strategy):
     """torch's schedules (GPipe: Huang et al., 2019; 1F1B: Narayanan et al., 2019) over the blocks of a GPT."""
 
     def wrap(
-        self, model: nn.Module, *, run: Run, device: torch.device, clock: Clock, recorder: Recorder | CallRecorder | None
+        self,
+        model: nn.Module,
+        *,
+        run: Run,
+        device: torch.device,
+        clock: Clock,
+        recorder: Recorder | CallRecorder | None,
     ) -> nn.Module:
         """This rank's stage of the model; the rest of it is let go. Raises InputError where torch is too old for it."""
         if "return_outputs" not in inspect.signature(ScheduleGPipe.step).parameters:
             what = f"the schedules of torch {torch.__version__} fix the shapes of the first batch, and keep all outputs"
-            raise InputError("run", [Problem("strategy", what, "a later torch, or another strategy")])
+            raise InputError(
+                "run", [Problem("strategy", what, "a later torch, or another strategy")]
+            )
         assert isinstance(model, GPT)
-        return Pipeline(Stage(model, stage=dist.get_rank(), stages=run.world_size), run=run, device=device, clock=clock)
+        return Pipeline(
+            Stage(model, stage=dist.get_rank(), stages=run.world_size),
+            run=run,
+            device=device,
+            clock=clock,
+        )
 
     def synchronize(self, parallel: nn.Module) -> None:
         """Add up the gradients of the embedding and of the head."""
@@ -87,7 +100,9 @@ class Stage(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Map tokens (samples, tokens) in the first stage, else (samples, tokens, width), to (samples, tokens, width)."""
         if self.first and self.embedding is not None:
-            x = self.dropout(self.embedding(x) + self.positions(torch.arange(x.shape[1], device=x.device)))
+            x = self.dropout(
+                self.embedding(x) + self.positions(torch.arange(x.shape[1], device=x.device))
+            )
         for block in self.blocks:
             x = block(x)
         hidden: torch.Tensor = self.norm(x)
@@ -127,7 +142,9 @@ class Pipeline(nn.Module):
         self.width = run.architecture.width
         timed = TimedStage(stage, self.rank, self.size, device)
         timed.clock = clock
-        self.schedule = SCHEDULES[run.schedule](timed, run.microbatches or run.world_size, loss_fn=self._loss)
+        self.schedule = SCHEDULES[run.schedule](
+            timed, run.microbatches or run.world_size, loss_fn=self._loss
+        )
         self.ends = dist.new_group(sorted({0, self.size - 1}))
 
     def forward(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -142,7 +159,9 @@ class Pipeline(nn.Module):
             return_outputs=False,
         )
         self.clock.lap("backward")
-        loss = torch.stack(losses).mean() if self.stage.last else torch.zeros((), device=inputs.device)
+        loss = (
+            torch.stack(losses).mean() if self.stage.last else torch.zeros((), device=inputs.device)
+        )
         return loss.detach().requires_grad_()  # here the loop's own backward pass ends
 
     def _loss(self, hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -159,7 +178,11 @@ class Pipeline(nn.Module):
         hidden = self.stage(x)
         if not self.stage.last:
             dist.send(hidden.contiguous(), self.rank + 1)
-        loss = self.stage.loss(hidden, targets).float() if self.stage.last else torch.zeros((), device=inputs.device)
+        loss = (
+            self.stage.loss(hidden, targets).float()
+            if self.stage.last
+            else torch.zeros((), device=inputs.device)
+        )
         dist.broadcast(loss, src=self.size - 1)
         return loss
 

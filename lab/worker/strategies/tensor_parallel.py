@@ -29,7 +29,13 @@ class TensorParallelism(Strategy):
     """torch's DTensor on the linear layers of a GPT's blocks."""
 
     def wrap(
-        self, model: nn.Module, *, run: Run, device: torch.device, clock: Clock, recorder: Recorder | CallRecorder | None
+        self,
+        model: nn.Module,
+        *,
+        run: Run,
+        device: torch.device,
+        clock: Clock,
+        recorder: Recorder | CallRecorder | None,
     ) -> nn.Module:
         """The model itself, the linear layers of its blocks turned into DTensors; raises InputError as FSDP does."""
         require_dtensor(device)
@@ -51,12 +57,17 @@ class TensorParallelism(Strategy):
 
     def optimizer(self, parallel: nn.Module, run: Run) -> torch.optim.Optimizer:
         """AdamW in groups of one kind of tensor each: fused, it takes no mixture."""
-        decayed, others = ((_of_kind(group, DTensor), _of_kind(group, None)) for group in decayed_and_not(parallel.parameters()))
+        decayed, others = (
+            (_of_kind(group, DTensor), _of_kind(group, None))
+            for group in decayed_and_not(parallel.parameters())
+        )
         return adamw(decayed, others, run)
 
     def clip(self, parallel: nn.Module, max_norm: float) -> torch.Tensor:
         """By the norm of all shares, and once of what is whole on each rank."""
-        gradients = [parameter.grad for parameter in parallel.parameters() if parameter.grad is not None]
+        gradients = [
+            parameter.grad for parameter in parallel.parameters() if parameter.grad is not None
+        ]
         shares = [_local(gradient) for gradient in gradients if _divided(gradient)]
         whole = [_local(gradient) for gradient in gradients if not _divided(gradient)]
         if dist.get_rank() == 0:
@@ -69,7 +80,9 @@ class TensorParallelism(Strategy):
 
 
 def _of_kind(parameters: list[nn.Parameter], kind: type | None) -> list[nn.Parameter]:
-    return [parameter for parameter in parameters if isinstance(parameter, DTensor) == (kind is DTensor)]
+    return [
+        parameter for parameter in parameters if isinstance(parameter, DTensor) == (kind is DTensor)
+    ]
 
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:
@@ -77,7 +90,9 @@ def _local(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _divided(tensor: torch.Tensor) -> bool:
-    return isinstance(tensor, DTensor) and any(placement.is_shard() for placement in tensor.placements)
+    return isinstance(tensor, DTensor) and any(
+        placement.is_shard() for placement in tensor.placements
+    )
 
 
 @torch.no_grad()

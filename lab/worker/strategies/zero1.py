@@ -24,7 +24,13 @@ class Zero1(Strategy):
     """Written out on flat buffers, one for the parameters that are decayed and one for the others."""
 
     def wrap(
-        self, model: nn.Module, *, run: Run, device: torch.device, clock: Clock, recorder: Recorder | CallRecorder | None
+        self,
+        model: nn.Module,
+        *,
+        run: Run,
+        device: torch.device,
+        clock: Clock,
+        recorder: Recorder | CallRecorder | None,
     ) -> nn.Module:
         """The model with its parameters broadcast from rank 0 and laid out in flat buffers."""
         parallel = Sharded(model)
@@ -56,7 +62,10 @@ class Zero1(Strategy):
 
     def clip(self, parallel: nn.Module, max_norm: float) -> torch.Tensor:
         """By the norm of all shares."""
-        return clip([flat.shard.grad for flat in _sharded(parallel).flats if flat.shard.grad is not None], max_norm)
+        return clip(
+            [flat.shard.grad for flat in _sharded(parallel).flats if flat.shard.grad is not None],
+            max_norm,
+        )
 
 
 class Sharded(nn.Module):
@@ -81,7 +90,9 @@ class Flat:
         self.sizes = [parameter.numel() for parameter in parameters]
         length = -(-max(sum(self.sizes), 1) // self.world_size) * self.world_size
         self.values = torch.zeros(length, device=parameters[0].device if parameters else None)
-        for parameter, part in zip(parameters, self.values.split([*self.sizes, length - sum(self.sizes)]), strict=False):
+        for parameter, part in zip(
+            parameters, self.values.split([*self.sizes, length - sum(self.sizes)]), strict=False
+        ):
             part.copy_(parameter.detach().flatten())
             parameter.data = part.view_as(parameter)
         self.shard = nn.Parameter(self.values.chunk(self.world_size)[dist.get_rank()])
@@ -91,7 +102,9 @@ class Flat:
         """Average the gradients, each rank its share; the whole ones are dropped."""
         gradients = torch.zeros_like(self.values)
         for parameter, part in zip(
-            self.parameters, gradients.split([*self.sizes, len(gradients) - sum(self.sizes)]), strict=False
+            self.parameters,
+            gradients.split([*self.sizes, len(gradients) - sum(self.sizes)]),
+            strict=False,
         ):
             if parameter.grad is not None:
                 part.copy_(parameter.grad.flatten())

@@ -16,9 +16,7 @@ from lab.export.html import LabHTMLExporter
 FRAME = pd.DataFrame({"name": ["b", "a", "c"], "time (ms)": ["9.5", "1,024.0", "10.25"]})
 SVG = '<svg xmlns="http://www.w3.org/2000/svg" width="80pt" height="40pt"><style>rect { fill: teal }</style><rect width="80" height="40"/></svg>'
 PNG = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
-ATTACK = (
-    f"<script>document.title = 'hit'</script><img src='data:image/png;base64,{PNG}' alt='x' onload=\"document.title = 'hit'\">"
-)
+ATTACK = f"<script>document.title = 'hit'</script><img src='data:image/png;base64,{PNG}' alt='x' onload=\"document.title = 'hit'\">"
 
 
 class Opened(NamedTuple):
@@ -33,13 +31,21 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shown = [
         new_output("display_data", data={"text/html": FRAME.to_html()}),
         new_output("display_data", data={"text/html": wide.to_html()}),
-        new_output("display_data", data={"image/svg+xml": SVG}, metadata={"image/svg+xml": {"alt": "A bar"}}),
+        new_output(
+            "display_data",
+            data={"image/svg+xml": SVG},
+            metadata={"image/svg+xml": {"alt": "A bar"}},
+        ),
         new_output("display_data", data={"text/html": ATTACK + "<p>after</p>"}),
     ]
     cells = [
-        new_markdown_cell("# Title\n\n## Law\n\nInline $\\frac{1}{s}$ and\n\n$$S = \\sqrt{\\frac{a}{b}}$$\n\n"),
+        new_markdown_cell(
+            "# Title\n\n## Law\n\nInline $\\frac{1}{s}$ and\n\n$$S = \\sqrt{\\frac{a}{b}}$$\n\n"
+        ),
         new_markdown_cell("\\begin{align}\na &= \\frac{b}{c} \\\\\nlonger &= d\n\\end{align}"),
-        new_markdown_cell("\n\n".join(f"## Part {number}\n\n" + "Text of it. " * 80 for number in range(6))),
+        new_markdown_cell(
+            "\n\n".join(f"## Part {number}\n\n" + "Text of it. " * 80 for number in range(6))
+        ),
         new_code_cell("x = 1", outputs=shown),
     ]
     path = tmp_path_factory.mktemp("report") / "report.html"
@@ -49,13 +55,20 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(params=["light", "dark"])
 def opened(request: pytest.FixtureRequest, chromium: Browser, report: Path) -> Iterator[Opened]:
-    context = chromium.new_context(color_scheme=request.param, viewport={"width": 1280, "height": 900})
+    context = chromium.new_context(
+        color_scheme=request.param, viewport={"width": 1280, "height": 900}
+    )
     context.set_offline(True)
     page = context.new_page()
     requests: list[str] = []
     errors: list[str] = []
     page.on("request", lambda asked: requests.append(asked.url))
-    page.on("console", lambda message: errors.append(message.text) if message.type in {"error", "warning"} else None)
+    page.on(
+        "console",
+        lambda message: (
+            errors.append(message.text) if message.type in {"error", "warning"} else None
+        ),
+    )
     page.on("pageerror", lambda error: errors.append(str(error)))
     page.goto(report.as_uri())
     page.evaluate("document.fonts.ready")
@@ -73,19 +86,28 @@ def test_page_opens_offline_without_a_request_or_a_complaint(opened: Opened, rep
 def test_formulas_have_a_size_and_their_font(opened: Opened) -> None:
     boxes = [math.bounding_box() for math in opened.page.locator("math").all()]
     assert len(boxes) == 3 and all(box and box["width"] > 5 and box["height"] > 10 for box in boxes)
-    loaded = "[...document.fonts].map((font) => font.family.replaceAll('\"', '') + ' ' + font.status)"
+    loaded = (
+        "[...document.fonts].map((font) => font.family.replaceAll('\"', '') + ' ' + font.status)"
+    )
     assert opened.page.evaluate(loaded) == ["Lab Math loaded"]
-    first, second = (opened.page.locator("mtr").nth(row).locator("mo", has_text="=").bounding_box() for row in (0, 1))
+    first, second = (
+        opened.page.locator("mtr").nth(row).locator("mo", has_text="=").bounding_box()
+        for row in (0, 1)
+    )
     assert first and second and first["x"] == pytest.approx(second["x"], abs=1)
 
 
 def test_figures_are_drawn_and_described(opened: Opened) -> None:
     figure = opened.page.get_by_role("img", name="A bar")
-    assert figure.evaluate("(image) => image.complete && image.naturalWidth") == 107  # 80 points in pixels
+    assert (
+        figure.evaluate("(image) => image.complete && image.naturalWidth") == 107
+    )  # 80 points in pixels
 
 
 def column(page: Page, number: int) -> list[str]:
-    return page.locator("table").first.locator(f"tbody tr td:nth-of-type({number})").all_inner_texts()
+    return (
+        page.locator("table").first.locator(f"tbody tr td:nth-of-type({number})").all_inner_texts()
+    )
 
 
 def test_tables_sort_by_value(opened: Opened) -> None:
@@ -110,7 +132,12 @@ def test_only_tables_scroll_sideways(opened: Opened, width: int) -> None:
 def test_contents_stay_beside_the_text_or_fold_above_it(opened: Opened) -> None:
     page = opened.page
     page.get_by_role("link", name="Part 5").click()
-    assert page.locator("h2", has_text="Part 5").evaluate("(heading) => heading.getBoundingClientRect().top") < 200
+    assert (
+        page.locator("h2", has_text="Part 5").evaluate(
+            "(heading) => heading.getBoundingClientRect().top"
+        )
+        < 200
+    )
     assert page.get_by_role("link", name="Part 0").is_visible()
     page.set_viewport_size({"width": 420, "height": 800})
     assert page.get_by_role("link", name="Part 0").is_hidden()

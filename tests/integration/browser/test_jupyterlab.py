@@ -52,15 +52,28 @@ def server(project: Path, tmp_path: Path) -> Iterator[str]:
         "JUPYTERLAB_WORKSPACES_DIR",
     )
     own = {name: str(tmp_path / name.lower()) for name in parts} | {"JUPYTER_TOKEN": token}
-    silence = tmp_path / "jupyterlab_settings_dir" / "@jupyterlab" / "apputils-extension" / "notification.jupyterlab-settings"
+    silence = (
+        tmp_path
+        / "jupyterlab_settings_dir"
+        / "@jupyterlab"
+        / "apputils-extension"
+        / "notification.jupyterlab-settings"
+    )
     silence.parent.mkdir(parents=True)
     silence.write_text('{"fetchNews": "false", "checkForUpdates": false}')
     with (tmp_path / "server.log").open("w") as log:
         process = subprocess.Popen(
-            words, cwd=project, env=os.environ | own, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+            words,
+            cwd=project,
+            env=os.environ | own,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
         )
     try:
-        wait_for_server(f"http://127.0.0.1:{port}/api/status?token={token}", process, tmp_path / "server.log")
+        wait_for_server(
+            f"http://127.0.0.1:{port}/api/status?token={token}", process, tmp_path / "server.log"
+        )
         yield f"http://127.0.0.1:{port}/lab/tree/explore.ipynb?token={token}"
     finally:
         process.terminate()
@@ -124,9 +137,13 @@ def fill(page: Page, cell: Locator, label: str, value: int) -> None:
     page.keyboard.type(str(value))
 
 
-def test_measure_in_the_browser_and_find_it_again_after_a_restart(page: Page, project: Path, tmp_path: Path) -> None:
+def test_measure_in_the_browser_and_find_it_again_after_a_restart(
+    page: Page, project: Path, tmp_path: Path
+) -> None:
     menu(page, "Run", "Run All Cells")
-    expect(page.get_by_text("[4]:").first).to_be_visible(timeout=PATIENCE_MS)  # the last code cell, where the page scrolls to
+    expect(page.get_by_text("[4]:").first).to_be_visible(
+        timeout=PATIENCE_MS
+    )  # the last code cell, where the page scrolls to
     cell = bench(page)
     fill(page, cell, "Steps", 1)
     expect(cell.get_by_text("greater than or equal to 2")).to_be_visible()
@@ -139,11 +156,15 @@ def test_measure_in_the_browser_and_find_it_again_after_a_restart(page: Page, pr
         page.keyboard.press(key)
     expect(cell.get_by_text("Not measured yet")).to_be_visible()
     expect(cell.get_by_text("No prediction yet.")).to_be_visible()
-    assert cell.get_by_role("button", name="Run", exact=True).bounding_box() == where, "a message moved the page"
+    assert cell.get_by_role("button", name="Run", exact=True).bounding_box() == where, (
+        "a message moved the page"
+    )
     cell.get_by_role("button", name="Run", exact=True).focus()
     page.keyboard.press("Enter")
     expect(cell.get_by_role("button", name="Cancel")).to_be_enabled()
-    expect(cell.get_by_role("row", name=re.compile("▶"))).to_contain_text("gpt-nano ddp x1, batch 4, fp32", timeout=PATIENCE_MS)
+    expect(cell.get_by_role("row", name=re.compile("▶"))).to_contain_text(
+        "gpt-nano ddp x1, batch 4, fp32", timeout=PATIENCE_MS
+    )
     assert "completed" in cell.get_by_role("row", name=re.compile("▶")).inner_text()
     expect(cell.get_by_role("img", name=re.compile("Throughput"))).to_be_visible()
     fill(page, cell, "Global batch size", 6)
@@ -152,11 +173,18 @@ def test_measure_in_the_browser_and_find_it_again_after_a_restart(page: Page, pr
     cell.get_by_role("button", name="Send it to a study").focus()
     page.keyboard.press("Enter")
     expect(cell.get_by_text("lab run gpt-nano-ddp-x1-batch-6-fp32 --cluster local")).to_be_visible()
-    assert Study.load(project / "reports" / "gpt-nano-ddp-x1-batch-6-fp32").runs[0].global_batch_size == 6
+    assert (
+        Study.load(project / "reports" / "gpt-nano-ddp-x1-batch-6-fp32").runs[0].global_batch_size
+        == 6
+    )
     page.screenshot(path=tmp_path / "measured.png")
     (path,) = (project / "reports" / "bench").glob("*/*/out/runs/*/*/record.json")
     record = read_record(path)
-    assert record is not None and record.completed and (record.run.steps, record.run.global_batch_size) == (4, 4)
+    assert (
+        record is not None
+        and record.completed
+        and (record.run.steps, record.run.global_batch_size) == (4, 4)
+    )
     written = path.stat().st_mtime_ns
 
     menu(page, "Kernel", "Restart Kernel…")
@@ -166,14 +194,20 @@ def test_measure_in_the_browser_and_find_it_again_after_a_restart(page: Page, pr
     page.keyboard.press("Control+Enter")
     cell = page.locator(".jp-CodeCell").first
     expect(cell.get_by_text("Nothing is running.")).to_be_visible(timeout=PATIENCE_MS)
-    expect(cell.get_by_role("row", name=re.compile("▶"))).to_contain_text("gpt-nano ddp x1, batch 4, fp32", timeout=PATIENCE_MS)
+    expect(cell.get_by_role("row", name=re.compile("▶"))).to_contain_text(
+        "gpt-nano ddp x1, batch 4, fp32", timeout=PATIENCE_MS
+    )
     assert path.stat().st_mtime_ns == written
     page.screenshot(path=tmp_path / "restarted.png")
 
 
-def test_notebook_executes_without_a_browser_and_measures_nothing(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_notebook_executes_without_a_browser_and_measures_nothing(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(project)
     done = nbformat.read(execute(NOTEBOOK, project / "done.ipynb", {}), as_version=4)
     outputs = [output for cell in done.cells for output in cell.get("outputs", [])]
-    assert any("application/vnd.jupyter.widget-view+json" in output.get("data", {}) for output in outputs)
+    assert any(
+        "application/vnd.jupyter.widget-view+json" in output.get("data", {}) for output in outputs
+    )
     assert not list((project / "reports").rglob("job.json"))

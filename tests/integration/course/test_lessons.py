@@ -35,7 +35,9 @@ TINY = SMALL | {
     "model": {"kind": "gpt", "layers": 2, "heads": 2, "width": 16, "block_size": 32},
     "data": {"kind": "text", "path": "corpus.txt", "vocab_size": 300},
 }
-TOPICS = SMALL | {"model": {"kind": "text-classifier", "layers": 1, "heads": 1, "width": 8, "block_size": 16}}
+TOPICS = SMALL | {
+    "model": {"kind": "text-classifier", "layers": 1, "heads": 1, "width": 8, "block_size": 16}
+}
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +52,9 @@ def classroom(tmp_path_factory: pytest.TempPathFactory) -> Iterable[Path]:
         quick["repeats"] = 2 if path.parent.name == "baseline" else 1
         path.write_text(yaml.safe_dump(content))
         (path.parent / "corpus.txt").write_text(CORPUS)
-    (folder / "laptop.yaml").write_text("executor: local\ndevice: cpu\ndevices: 2\nhang_timeout_s: 60\n")
+    (folder / "laptop.yaml").write_text(
+        "executor: local\ndevice: cpu\ndevices: 2\nhang_timeout_s: 60\n"
+    )
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.setenv("LAB_CACHE", str(folder / "cache"))
@@ -60,22 +64,31 @@ def classroom(tmp_path_factory: pytest.TempPathFactory) -> Iterable[Path]:
 @pytest.fixture(scope="module")
 def released(classroom: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Every lesson as a student gets it, in a course folder."""
-    return {path.stem: path for path in release(tmp_path_factory.mktemp("course"), lessons=classroom)}
+    return {
+        path.stem: path for path in release(tmp_path_factory.mktemp("course"), lessons=classroom)
+    }
 
 
 def trying_first(solved: Any, given: Any) -> Any:
     """The solved lesson; before each check comes the exercise as it was released, whose check must fail."""
-    stubs = {cell.metadata.nbgrader.grade_id: cell.source for cell in given.cells if is_exercise(cell)}
-    solutions = {cell.metadata.nbgrader.grade_id: cell.source for cell in solved.cells if is_exercise(cell)}
-    assert stubs.keys() == solutions.keys() and not any("SOLUTION" in stub for stub in stubs.values())
+    stubs = {
+        cell.metadata.nbgrader.grade_id: cell.source for cell in given.cells if is_exercise(cell)
+    }
+    solutions = {
+        cell.metadata.nbgrader.grade_id: cell.source for cell in solved.cells if is_exercise(cell)
+    }
+    assert stubs.keys() == solutions.keys() and not any(
+        "SOLUTION" in stub for stub in stubs.values()
+    )
     cells = []
     for cell in solved.cells:
         if is_check(cell):
             name = cell.metadata.nbgrader.grade_id.removesuffix("-check")
-            attempt = (
-                f"try:\n{textwrap.indent(cell.source, '    ')}\nexcept AssertionError as error:\n    print('unsolved:', error)"
-            )
-            cells += [nbformat.v4.new_code_cell(source) for source in (stubs[name], attempt, solutions[name])]
+            attempt = f"try:\n{textwrap.indent(cell.source, '    ')}\nexcept AssertionError as error:\n    print('unsolved:', error)"
+            cells += [
+                nbformat.v4.new_code_cell(source)
+                for source in (stubs[name], attempt, solutions[name])
+            ]
         cells.append(cell)
     solved.cells = cells
     return solved
@@ -95,12 +108,25 @@ def printed(cell: Any) -> str:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_lesson_runs_solved_and_no_check_of_it_passes_unsolved(name: str, classroom: Path, released: dict[str, Path]) -> None:
-    lesson = trying_first(nbformat.read(classroom / f"{name}.ipynb", 4), nbformat.read(released[name], 4))
+def test_a_lesson_runs_solved_and_no_check_of_it_passes_unsolved(
+    name: str, classroom: Path, released: dict[str, Path]
+) -> None:
+    lesson = trying_first(
+        nbformat.read(classroom / f"{name}.ipynb", 4), nbformat.read(released[name], 4)
+    )
     nbformat.write(lesson, classroom / f"{name}-tried.ipynb")
     parameters = CLUSTER | ({"slow_cluster": CLUSTER["cluster"]} if name.startswith("06") else {})
-    executed = nbformat.read(execute(classroom / f"{name}-tried.ipynb", classroom / f"{name}-executed.ipynb", parameters), 4)
-    asked = [(before, cell) for before, cell in zip(executed.cells[1:], executed.cells[3:], strict=False) if is_check(cell)]
+    executed = nbformat.read(
+        execute(
+            classroom / f"{name}-tried.ipynb", classroom / f"{name}-executed.ipynb", parameters
+        ),
+        4,
+    )
+    asked = [
+        (before, cell)
+        for before, cell in zip(executed.cells[1:], executed.cells[3:], strict=False)
+        if is_check(cell)
+    ]
     assert len(asked) >= 3
     for attempt, check in asked:
         assert re.search(r"unsolved: \d\d\.[\w-]+: (no answer|not) yet", printed(attempt)), attempt
@@ -112,7 +138,10 @@ def test_nbgrader_gives_a_right_submission_all_points_a_wrong_one_some_an_empty_
     released: dict[str, Path], classroom: Path
 ) -> None:
     for study in ("strong", "topics"):
-        assert all(done.completed for done in lab.launch(lab.Study.load(f"studies/{study}", quick=True), **CLUSTER).wait())
+        assert all(
+            done.completed
+            for done in lab.launch(lab.Study.load(f"studies/{study}", quick=True), **CLUSTER).wait()
+        )
     folder = released[GRADED[0]].parents[2]
     nbgrader = course(folder)
     for name in GRADED:
@@ -130,7 +159,9 @@ def test_nbgrader_gives_a_right_submission_all_points_a_wrong_one_some_an_empty_
             assert graded["success"], (graded["log"], graded.get("error"))
     with Gradebook(f"sqlite:///{folder / 'gradebook.db'}") as book:
         for name in GRADED:
-            right, wrong, empty = (book.find_submission(name, student) for student in ("right", "wrong", "empty"))
+            right, wrong, empty = (
+                book.find_submission(name, student) for student in ("right", "wrong", "empty")
+            )
             assert right.code_score == right.max_code_score >= 8
             assert wrong.code_score == wrong.max_code_score - 2
             assert empty.code_score == 0

@@ -27,13 +27,17 @@ def sign_on_and_end(attempt: Attempt, rank: int) -> None:
 
 
 def ended_rank(attempt: Attempt, rank: int) -> None:
-    process = multiprocessing.get_context("spawn").Process(target=sign_on_and_end, args=(attempt, rank))
+    process = multiprocessing.get_context("spawn").Process(
+        target=sign_on_and_end, args=(attempt, rank)
+    )
     process.start()
     process.join()
 
 
 def test_first_cause_comes_before_those_who_only_waited(attempt: Attempt) -> None:
-    attempt.write_error(RankError(0, "RuntimeError", "Connection closed by peer", 1.0, waiting=True))
+    attempt.write_error(
+        RankError(0, "RuntimeError", "Connection closed by peer", 1.0, waiting=True)
+    )
     attempt.write_error(RankError(1, "ValueError", "bad sample", 2.0))
     record = failed(RUN, 0, attempt)
     assert record.error is not None and (record.error.rank, record.error.type) == (1, "ValueError")
@@ -49,7 +53,9 @@ def test_earlier_cause_comes_first(attempt: Attempt) -> None:
 def test_killed_rank_is_named(attempt: Attempt) -> None:
     attempt.sign_on(0)
     ended_rank(attempt, 1)
-    attempt.write_error(RankError(0, "RuntimeError", "Connection closed by peer", 1.0, waiting=True))
+    attempt.write_error(
+        RankError(0, "RuntimeError", "Connection closed by peer", 1.0, waiting=True)
+    )
     error = failed(RUN, 0, attempt).error
     assert error is not None and (error.rank, error.type) == (1, "RankLost")
 
@@ -64,7 +70,13 @@ def test_silent_rank_is_named_when_the_others_waited_for_it(attempt: Attempt) ->
 
 
 @pytest.mark.parametrize(
-    ("name", "status"), [("OutOfMemoryError", "oom"), ("MemoryError", "oom"), ("Hang", "timeout"), ("ValueError", "failed")]
+    ("name", "status"),
+    [
+        ("OutOfMemoryError", "oom"),
+        ("MemoryError", "oom"),
+        ("Hang", "timeout"),
+        ("ValueError", "failed"),
+    ],
 )
 def test_status_tells_the_ends_apart(attempt: Attempt, name: str, status: str) -> None:
     attempt.write_error(RankError(0, name, "message", 1.0))
@@ -89,9 +101,13 @@ def hold(attempt: Attempt, held: Path) -> None:
         time.sleep(600)
 
 
-def test_claim_ends_with_the_process_that_holds_it(attempt: Attempt, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_claim_ends_with_the_process_that_holds_it(
+    attempt: Attempt, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    process = multiprocessing.get_context("spawn").Process(target=hold, args=(attempt, tmp_path / "held"))
+    process = multiprocessing.get_context("spawn").Process(
+        target=hold, args=(attempt, tmp_path / "held")
+    )
     process.start()
     while not (tmp_path / "held").exists():
         time.sleep(0.01)

@@ -80,9 +80,16 @@ def test_failed_run_is_told_in_words_and_may_be_repeated(shown: Dashboard) -> No
     keep(shown, status="oom", error=error)
     again = lab.dashboard()
     again.fields["cluster"].value = "two"
-    assert "This run did not complete" in content(again) and "no room for 3 GB" in content(again).replace("\\", "")
-    assert "did not complete (oom): Run measures it again" in text(again.verdict) and not again.run_button.disabled
-    assert not [output for output in again.results.outputs if "<img" in output["data"].get("text/html", "")]
+    assert "This run did not complete" in content(again) and "no room for 3 GB" in content(
+        again
+    ).replace("\\", "")
+    assert (
+        "did not complete (oom): Run measures it again" in text(again.verdict)
+        and not again.run_button.disabled
+    )
+    assert not [
+        output for output in again.results.outputs if "<img" in output["data"].get("text/html", "")
+    ]
 
 
 def test_figures_have_a_text_and_leave_the_kernels_backend_alone(shown: Dashboard) -> None:
@@ -90,13 +97,19 @@ def test_figures_have_a_text_and_leave_the_kernels_backend_alone(shown: Dashboar
 
     before = mpl.get_backend()
     keep(shown, step_time=0.3)
-    images = [html for output in lab.dashboard().results.outputs if "<img" in (html := output["data"].get("text/html", ""))]
+    images = [
+        html
+        for output in lab.dashboard().results.outputs
+        if "<img" in (html := output["data"].get("text/html", ""))
+    ]
     assert len(images) == 3 and all('alt="' in image for image in images)
     assert "300 ms" in images[1].split("src=")[0]
     assert mpl.get_backend() == before
 
 
-def test_study_file_that_cannot_be_read_hides_no_other_and_stops_its_own_run(shown: Dashboard) -> None:
+def test_study_file_that_cannot_be_read_hides_no_other_and_stops_its_own_run(
+    shown: Dashboard,
+) -> None:
     keep(shown)
     study = choose(shown, global_batch_size=16)
     study.folder.mkdir(parents=True)
@@ -111,4 +124,6 @@ def test_record_of_a_newer_version_is_told(shown: Dashboard) -> None:
     (Store(study.out).folder(study.task()) / "record.json").write_text('{"schema_version": 99}')
     again = lab.dashboard()
     again.fields["cluster"].value = "two"
-    assert "written by a newer lab" in content(again).replace("\\", "") and "written by a newer lab" in text(again.verdict)
+    assert "written by a newer lab" in content(again).replace(
+        "\\", ""
+    ) and "written by a newer lab" in text(again.verdict)

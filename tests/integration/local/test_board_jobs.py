@@ -32,12 +32,21 @@ def running(study: Study, process: subprocess.Popen[bytes], *, step: int = 5) ->
     """Leave the traces of a job that a driver has submitted."""
     folder = Store(study.out).folder(study.task())
     folder.mkdir(parents=True)
-    job = {"job_id": "1", "pid": process.pid, "began": began(process.pid), "submitted_at": time.time()}
+    job = {
+        "job_id": "1",
+        "pid": process.pid,
+        "began": began(process.pid),
+        "submitted_at": time.time(),
+    }
     (folder / "job.json").write_text(json.dumps(job))
-    (folder / "progress.json").write_text(json.dumps({"phase": "measuring", "step": step, "steps": study.runs[0].steps}))
+    (folder / "progress.json").write_text(
+        json.dumps({"phase": "measuring", "step": step, "steps": study.runs[0].steps})
+    )
 
 
-def test_job_without_driver_is_adopted_and_can_be_cancelled(shown: Dashboard, child: subprocess.Popen[bytes]) -> None:
+def test_job_without_driver_is_adopted_and_can_be_cancelled(
+    shown: Dashboard, child: subprocess.Popen[bytes]
+) -> None:
     study = choose(shown, world_size=2)
     shown.bench.keep(study)
     running(study, child)
@@ -49,12 +58,19 @@ def test_job_without_driver_is_adopted_and_can_be_cancelled(shown: Dashboard, ch
     once_more.fields["cluster"].value = "two"
     assert not once_more.cancel_button.disabled, "the same process still drives it"
     once_more.cancel_button.click()
-    until(lambda: "cancelled; nothing of it is kept" in text(once_more.status) and not once_more.run_button.disabled)
+    until(
+        lambda: (
+            "cancelled; nothing of it is kept" in text(once_more.status)
+            and not once_more.run_button.disabled
+        )
+    )
     assert child.wait(timeout=30) != 0
     assert lab.load_records(study) == []
 
 
-def test_job_of_another_program_is_watched_to_its_end(shown: Dashboard, child: subprocess.Popen[bytes]) -> None:
+def test_job_of_another_program_is_watched_to_its_end(
+    shown: Dashboard, child: subprocess.Popen[bytes]
+) -> None:
     study = choose(shown)
     shown.bench.keep(study)
     running(study, child)
@@ -62,13 +78,17 @@ def test_job_of_another_program_is_watched_to_its_end(shown: Dashboard, child: s
         again = lab.dashboard()
         until(lambda: "another program drives it" in text(again.status))
         assert again.run_button.disabled and again.cancel_button.disabled
-        write_record(factories.record(study.runs[0], step_time=0.25), Store(study.out).folder(study.task()))
+        write_record(
+            factories.record(study.runs[0], step_time=0.25), Store(study.out).folder(study.task())
+        )
         until(lambda: "Done" in text(again.status) and "A step takes 250" in content(again))
     again.fields["cluster"].value = "two"
     until(lambda: not again.run_button.disabled)
 
 
-def test_job_that_dies_leaves_its_failure_on_the_bench(shown: Dashboard, child: subprocess.Popen[bytes]) -> None:
+def test_job_that_dies_leaves_its_failure_on_the_bench(
+    shown: Dashboard, child: subprocess.Popen[bytes]
+) -> None:
     study = choose(shown)
     shown.bench.keep(study)
     running(study, child)

@@ -20,7 +20,10 @@ from lab.machine import is_running
 from lab.perfmodel.calibration import load_calibration
 from lab.worker.calibrate import matrix_products, memory_bandwidth
 
-pytestmark = [pytest.mark.skipif(len(machine.cores()) < 2, reason="two ranks need two cores"), pytest.mark.alone]
+pytestmark = [
+    pytest.mark.skipif(len(machine.cores()) < 2, reason="two ranks need two cores"),
+    pytest.mark.alone,
+]
 
 
 @pytest.fixture
@@ -35,24 +38,42 @@ def profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def driver(profile: Path, call: str) -> subprocess.Popen[str]:
     code = f"from lab.launch.calibrate import calibrate; calibrate({str(profile)!r}, {call})"
     return subprocess.Popen(
-        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+        [sys.executable, "-c", code],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
     )
 
 
 def test_two_ranks_obey_the_laws_and_are_not_measured_twice(profile: Path) -> None:
     found = calibrate(profile, world_sizes=[2], quick=True, progress=False)
     assert found.complete and load_calibration(profile) == found
-    assert {entry.name for entry in (profile.parent / "calibration").iterdir()} <= {"small.json", "small.lock"}
+    assert {entry.name for entry in (profile.parent / "calibration").iterdir()} <= {
+        "small.json",
+        "small.lock",
+    }
     names = {row.collective for row in found.rows}
     assert {"all_reduce", "all_gather", "broadcast"} <= names
-    assert names | set(found.parts[0].missing) == {"all_reduce", "all_gather", "broadcast", "reduce_scatter"}
+    assert names | set(found.parts[0].missing) == {
+        "all_reduce",
+        "all_gather",
+        "broadcast",
+        "reduce_scatter",
+    }
     for name in names:
         rows = [row for row in found.rows if row.collective == name]
         assert [row.bytes for row in rows] == sorted({row.bytes for row in rows})
         large = [row.seconds for row in rows if row.bytes >= 256 * 2**10]
         assert large[-1] > large[0], f"{name}: 16 times the bytes took no longer"
-        assert all(row.busbw / row.algbw == pytest.approx({"all_reduce": 1, "broadcast": 1}.get(name, 0.5)) for row in rows)
-        assert all(row.low is not None and row.high is not None and row.low <= row.seconds <= row.high for row in rows)
+        assert all(
+            row.busbw / row.algbw == pytest.approx({"all_reduce": 1, "broadcast": 1}.get(name, 0.5))
+            for row in rows
+        )
+        assert all(
+            row.low is not None and row.high is not None and row.low <= row.seconds <= row.high
+            for row in rows
+        )
         assert all(row.calls >= 7 for row in rows)
     environment = found.parts[0].environment
     assert (
@@ -77,7 +98,9 @@ def test_ctrl_c_keeps_the_world_sizes_that_are_measured(profile: Path) -> None:
     assert "interrupted: 1 of 2 world sizes are kept" in output
     assert not [pid for pid in pids if is_running(pid["pid"], pid["began"])]
     kept = load_calibration(profile)
-    assert kept is not None and not kept.complete and [part.world_size for part in kept.parts] == [1]
+    assert (
+        kept is not None and not kept.complete and [part.world_size for part in kept.parts] == [1]
+    )
     assert kept.memory is not None and kept.matrix_products["fp32"].flops_per_s > 1e8
     whole = calibrate(profile, quick=True, progress=False)
     assert whole.complete and whole.parts[0] == kept.parts[0]
@@ -92,7 +115,11 @@ def test_a_lost_rank_is_named(profile: Path) -> None:
     (path,) = work.glob("log/*.rank1.pid")
     psutil.Process(json.loads(path.read_text())["pid"]).kill()
     output, _ = process.communicate(timeout=90)
-    assert process.returncode == 1 and "LabError: calibration on 2 ranks: rank" in output and "its log is in" in output
+    assert (
+        process.returncode == 1
+        and "LabError: calibration on 2 ranks: rank" in output
+        and "its log is in" in output
+    )
     assert load_calibration(profile) is None
 
 

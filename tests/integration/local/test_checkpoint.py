@@ -33,7 +33,14 @@ ACROSS = 2e-4
 STOP = 11
 
 BASE: dict[str, Any] = {
-    "model": {"kind": "gpt", "layers": 2, "heads": 2, "width": 32, "block_size": 32, "dropout": 0.1},
+    "model": {
+        "kind": "gpt",
+        "layers": 2,
+        "heads": 2,
+        "width": 32,
+        "block_size": 32,
+        "dropout": 0.1,
+    },
     "data": {"kind": "text", "path": "corpus.txt", "vocab_size": 300},
     "global_batch_size": 8,
     "steps": 18,
@@ -92,7 +99,11 @@ def train_all(rank: int, root: str) -> dict[int, tuple[list[float], float | None
         if measured is not None and again is not None:
             assert left is not None
             found[world_size] = (measured.quality.loss, measured.quality.validation_loss, left.step)
-            found[-world_size] = (again.quality.loss, again.quality.validation_loss, again.timing.measured_steps)
+            found[-world_size] = (
+                again.quality.loss,
+                again.quality.validation_loss,
+                again.timing.measured_steps,
+            )
     return found
 
 
@@ -107,7 +118,10 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def trained(root: Path) -> dict[int, tuple[list[float], float | None, int]]:
-    with pytest.MonkeyPatch.context() as patch, ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as pool:
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as pool,
+    ):
         patch.setenv("LAB_CACHE", str(root / "cache"))
         patch.setenv("OMP_NUM_THREADS", "1")
         return next(iter(list(pool.map(train_all, range(2), [str(root)] * 2))))
@@ -119,17 +133,23 @@ def test_a_training_that_was_interrupted_learns_the_same(
 ) -> None:
     whole, validation, left = trained[world_size]
     again, validation_again, measured_steps = trained[-world_size]
-    assert left == STOP - 1  # the checkpoint of the step before: that of its own step was not reached
+    assert (
+        left == STOP - 1
+    )  # the checkpoint of the step before: that of its own step was not reached
     assert again == pytest.approx(whole, rel=TOLERANCE)
     assert validation_again == pytest.approx(validation, rel=TOLERANCE)
     assert measured_steps == BASE["steps"] - left - BASE["warmup_steps"]
     steps = pd.read_parquet(root / f"broken-{world_size}" / "steps.parquet")
     assert steps["step"].tolist() == list(range(left, BASE["steps"])) * world_size
-    assert [path.name for path in (root / f"broken-{world_size}" / "checkpoint").iterdir()] == [checkpoint.FINAL]
+    assert [path.name for path in (root / f"broken-{world_size}" / "checkpoint").iterdir()] == [
+        checkpoint.FINAL
+    ]
 
 
 def test_a_model_of_two_ranks_is_read_by_one_without_pickle(
-    trained: dict[int, tuple[list[float], float | None, int]], root: Path, monkeypatch: pytest.MonkeyPatch
+    trained: dict[int, tuple[list[float], float | None, int]],
+    root: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("LAB_CACHE", str(root / "cache"))
     found = checkpoint.kept_model(root / "whole-2")
@@ -140,13 +160,17 @@ def test_a_model_of_two_ranks_is_read_by_one_without_pickle(
         "run.json",
         "tokenizer.json",
     ]
-    run = found.run.model_copy(update={"strategy": "single", "world_size": 1, "micro_batch_size": 8})
+    run = found.run.model_copy(
+        update={"strategy": "single", "world_size": 1, "micro_batch_size": 8}
+    )
     dataset = data.prepare(run, data_root=root, progress=quiet)
     torch.manual_seed(0)
     model = models.build(run, dataset)
     checkpoint.load_model(model, found)
     here = place(root, rank=0, world_size=1, every_s=None)
-    loss, _ = evaluate(model, run, here, device=torch.device("cpu"), dataset=dataset, progress=quiet)
+    loss, _ = evaluate(
+        model, run, here, device=torch.device("cpu"), dataset=dataset, progress=quiet
+    )
     assert loss == pytest.approx(trained[2][1], rel=ACROSS)
     assert json.loads((found.folder / "tokenizer.json").read_text())["model"]["type"] == "BPE"
 
@@ -156,7 +180,9 @@ def write_on(root: str) -> None:
     torch.set_num_threads(1)  # a fork has lost the threads of its parent
     run = Run(model="gpt-nano", global_batch_size=1)
     for step in range(1, 10_000):
-        meta = checkpoint.describe(run, step=step, vocab_size=300, data_sha256="", tokenizer=None, scaler={}, groups=[])
+        meta = checkpoint.describe(
+            run, step=step, vocab_size=300, data_sha256="", tokenizer=None, scaler={}, groups=[]
+        )
         tensors = {f"tensor {number}": torch.full((50_000,), float(step)) for number in range(8)}
         checkpoint.write(Path(root) / f"{step:09d}", {**meta, checkpoint.MODEL: tensors})
 
@@ -176,4 +202,6 @@ def test_a_kill_while_writing_leaves_a_whole_checkpoint(tmp_path: Path, seed: in
     assert found is not None
     values = np.concatenate([tensor.numpy() for tensor in found.tensors(checkpoint.MODEL).values()])
     assert len(values) == 400_000 and (values == found.step).all()
-    checkpoint.write(tmp_path / f"{found.step + 1:09d}", {"run.json": b"{}"})  # what was left unfinished hinders nobody
+    checkpoint.write(
+        tmp_path / f"{found.step + 1:09d}", {"run.json": b"{}"}
+    )  # what was left unfinished hinders nobody

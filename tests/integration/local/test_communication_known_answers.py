@@ -38,7 +38,12 @@ from lab.worker.strategies import ddp
 
 pytestmark = pytest.mark.alone
 
-LAYERS, FORWARD, BACKWARD, LINK = 4, 0.030, 0.060, 0.100  # s per layer; each layer's gradient is one bucket
+LAYERS, FORWARD, BACKWARD, LINK = (
+    4,
+    0.030,
+    0.060,
+    0.100,
+)  # s per layer; each layer's gradient is one bucket
 SLOW, STALL = 0.240, 0.120  # s on rank 1
 JITTER = 0.0015
 BUCKET_BYTES = 2**18
@@ -55,7 +60,12 @@ RUN: dict[str, Any] = {
     "eval_batches": 1,
     "bucket_cap_mb": BUCKET_BYTES / 2**20,
 }
-SCENARIOS: dict[str, dict[str, Any]] = {"even": {}, "slow rank": {}, "slow loader": {}, "alone": {"world_size": 1}}
+SCENARIOS: dict[str, dict[str, Any]] = {
+    "even": {},
+    "slow rank": {},
+    "slow loader": {},
+    "alone": {"world_size": 1},
+}
 
 
 class Work(torch.autograd.Function):
@@ -78,7 +88,9 @@ class Emulated(nn.Module):
 
     def __init__(self, slower: float) -> None:
         super().__init__()
-        self.weights = nn.ParameterList([nn.Parameter(torch.zeros(BUCKET_BYTES // 4)) for _ in range(LAYERS)])
+        self.weights = nn.ParameterList(
+            [nn.Parameter(torch.zeros(BUCKET_BYTES // 4)) for _ in range(LAYERS)]
+        )
         self.slower = slower  # in the layer that comes last in the backward pass
 
     def forward(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -128,7 +140,9 @@ def run_all(rank: int, root: str) -> dict[str, Measured | None]:
     os.environ["OMP_NUM_THREADS"] = "1"
     calibrate.PEAK_BUDGET_S = 0.02
     ddp.exchange_for = lambda run: QueueLink()  # type: ignore[assignment]
-    importlib.import_module("torch._dynamo")  # the first optimizer does, and would take minutes beside the noise
+    importlib.import_module(
+        "torch._dynamo"
+    )  # the first optimizer does, and would take minutes beside the noise
     load, found = Sampler.micro_batch, {}
     stop = threading.Event()
     threading.Thread(target=make_noise, args=(stop,), daemon=True).start()
@@ -147,8 +161,20 @@ def run_all(rank: int, root: str) -> dict[str, Measured | None]:
         models.build, Sampler.micro_batch = build, late  # type: ignore[method-assign]
         if rank < run.world_size:
             folder = Path(root) / name
-            place = RankContext(rank, run.world_size, rank, "cpu", (rank % 2,), 1, "local", folder / "address", timeout_s=60.0)
-            found[name] = measure(run, place, data_root=Path(root), folder=folder, progress=lambda *told: None)
+            place = RankContext(
+                rank,
+                run.world_size,
+                rank,
+                "cpu",
+                (rank % 2,),
+                1,
+                "local",
+                folder / "address",
+                timeout_s=60.0,
+            )
+            found[name] = measure(
+                run, place, data_root=Path(root), folder=folder, progress=lambda *told: None
+            )
     stop.set()
     return found
 
@@ -209,13 +235,20 @@ def test_the_other_method_finds_the_same_cost(measured: dict[str, Measured]) -> 
     found = communication(measured, "even")
     assert found.sync_cost is not None and found.sync_cost.median == near(EVEN_EXPOSED)
     assert found.sync_exposed is not None and found.sync_exposed.median == near(EVEN_EXPOSED)
-    assert found.stolen_compute is not None and abs(found.stolen_compute.median) < TOLERANCE * EVEN_EXPOSED
+    assert (
+        found.stolen_compute is not None
+        and abs(found.stolen_compute.median) < TOLERANCE * EVEN_EXPOSED
+    )
     assert measured["even"].checks["communication_methods_agree"]
 
 
-def test_a_slow_rank_is_a_wait_on_the_other_and_not_a_slow_link(measured: dict[str, Measured]) -> None:
+def test_a_slow_rank_is_a_wait_on_the_other_and_not_a_slow_link(
+    measured: dict[str, Measured],
+) -> None:
     found = communication(measured, "slow rank")
-    idle_from = BACKWARD + (LAYERS - 1) * LINK  # when the link has carried all buckets but that of the slow layer
+    idle_from = (
+        BACKWARD + (LAYERS - 1) * LINK
+    )  # when the link has carried all buckets but that of the slow layer
     last_ready = LAYERS * BACKWARD + SLOW
     end = last_ready + LINK
     assert found.per_rank["straggler"][0] == near(last_ready - idle_from)
@@ -224,7 +257,9 @@ def test_a_slow_rank_is_a_wait_on_the_other_and_not_a_slow_link(measured: dict[s
     assert measured["slow rank"].timing.per_rank["backward"] == [near(end)] * 2
 
 
-def test_a_slow_loader_is_data_on_its_rank_and_a_wait_on_the_other(measured: dict[str, Measured]) -> None:
+def test_a_slow_loader_is_data_on_its_rank_and_a_wait_on_the_other(
+    measured: dict[str, Measured],
+) -> None:
     found, timing = communication(measured, "slow loader"), measured["slow loader"].timing
     assert timing.per_rank["data"][1] == near(STALL)
     assert timing.per_rank["data"][0] < TOLERANCE * STALL
@@ -233,25 +268,35 @@ def test_a_slow_loader_is_data_on_its_rank_and_a_wait_on_the_other(measured: dic
 
 
 @pytest.mark.parametrize("name", ["even", "slow rank", "slow loader"])
-def test_phases_are_the_known_ones_and_close(measured: dict[str, Measured], root: Path, name: str) -> None:
+def test_phases_are_the_known_ones_and_close(
+    measured: dict[str, Measured], root: Path, name: str
+) -> None:
     timing = measured[name].timing
     assert timing.per_rank["forward"] == [near(LAYERS * FORWARD)] * 2
     assert measured[name].checks["phases_close"]
     table = pd.read_parquet(root / name / "steps.parquet").query("not warmup")
     compute = table["backward"] - table["communication_exposed"]
     expected = LAYERS * BACKWARD + SLOW * ((table["rank"] == 1) & (name == "slow rank"))
-    assert (compute - expected).groupby(table["rank"]).median().abs().max() < TOLERANCE * LAYERS * BACKWARD
+    assert (compute - expected).groupby(
+        table["rank"]
+    ).median().abs().max() < TOLERANCE * LAYERS * BACKWARD
     # Against a clock that knows no phases: from the start of the first step to the start of the last.
     for _, rows in table.groupby("rank"):
         steps = rows["start"].iloc[-1] - rows["start"].iloc[0]
         assert rows[list(PHASES)].to_numpy()[:-1].sum() == pytest.approx(steps, rel=0.02)
 
 
-def test_buckets_are_kept_in_the_order_in_which_they_were_sent(measured: dict[str, Measured], root: Path) -> None:
+def test_buckets_are_kept_in_the_order_in_which_they_were_sent(
+    measured: dict[str, Measured], root: Path
+) -> None:
     table = pd.read_parquet(root / "even" / "buckets.parquet")
     assert (table["ready"] <= table["launch"]).all() and (table["launch"] <= table["finish"]).all()
-    late = table[table["step"] >= RUN["warmup_steps"]]  # DDP lays its buckets out anew after the first step
-    assert len(late) == 2 * (RUN["steps"] - RUN["warmup_steps"]) * LAYERS and set(late["bytes"]) == {BUCKET_BYTES}
+    late = table[
+        table["step"] >= RUN["warmup_steps"]
+    ]  # DDP lays its buckets out anew after the first step
+    assert len(late) == 2 * (RUN["steps"] - RUN["warmup_steps"]) * LAYERS and set(
+        late["bytes"]
+    ) == {BUCKET_BYTES}
     between = late.groupby(["rank", "step"])["ready"].diff().dropna()
     assert between.median() == near(BACKWARD)
     # Both ranks on one clock: the link ends for both at once.
@@ -262,18 +307,26 @@ def test_buckets_are_kept_in_the_order_in_which_they_were_sent(measured: dict[st
 def test_the_timeline_shows_the_median_step_of_all_ranks(measured: dict[str, Measured]) -> None:
     events = communication(measured, "even").timeline
     names = {"forward", "backward", "optimizer", *(f"bucket {number}" for number in range(LAYERS))}
-    assert {(event.rank, event.name) for event in events} == {(rank, name) for rank in range(2) for name in names}
+    assert {(event.rank, event.name) for event in events} == {
+        (rank, name) for rank in range(2) for name in names
+    }
     assert min(event.start for event in events) >= 0
     for rank in range(2):
         by_name = {event.name: event for event in events if event.rank == rank}
         backward, last = by_name["backward"], by_name[f"bucket {LAYERS - 1}"]
-        assert last.ready is not None and backward.start < last.ready <= last.start < last.end <= backward.end
+        assert (
+            last.ready is not None
+            and backward.start < last.ready <= last.start < last.end <= backward.end
+        )
         assert last.end - last.ready == pytest.approx(EVEN_EXPOSED, rel=0.15)
 
 
 def test_one_rank_communicates_nothing(measured: dict[str, Measured], root: Path) -> None:
     found = communication(measured, "alone")
-    assert found == Communication(ddp_overhead_time=found.ddp_overhead_time) and found.ddp_overhead_time is not None
+    assert (
+        found == Communication(ddp_overhead_time=found.ddp_overhead_time)
+        and found.ddp_overhead_time is not None
+    )
     assert abs(found.ddp_overhead_time.median) < TOLERANCE * LAYERS * (FORWARD + BACKWARD)
     assert "communication_methods_agree" not in measured["alone"].checks
     table = pd.read_parquet(root / "alone" / "steps.parquet")

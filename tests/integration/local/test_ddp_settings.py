@@ -65,7 +65,11 @@ def run_all(rank: int, root: str) -> dict[str, Any]:
         if rank < run.world_size:
             try:
                 found[name] = measure(
-                    run, place(rank, run, root, name), data_root=Path(root), folder=Path(root) / name, progress=quiet
+                    run,
+                    place(rank, run, root, name),
+                    data_root=Path(root),
+                    folder=Path(root) / name,
+                    progress=quiet,
                 )
             except InputError as error:
                 found[name] = error
@@ -86,7 +90,17 @@ def in_one_group(rank: int, root: str) -> tuple[dict[str, Any] | None, Reading]:
 
 
 def place(rank: int, run: Run, root: str, name: str) -> RankContext:
-    return RankContext(rank, run.world_size, rank, "cpu", (rank,), 1, "local", Path(root) / name / "address", timeout_s=60.0)
+    return RankContext(
+        rank,
+        run.world_size,
+        rank,
+        "cpu",
+        (rank,),
+        1,
+        "local",
+        Path(root) / name / "address",
+        timeout_s=60.0,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +109,10 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     (root / "corpus.txt").write_text(CORPUS)
     for name in [*RUNS, "overhead"]:
         (root / name).mkdir()
-    with pytest.MonkeyPatch.context() as patch, ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as pool:
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as pool,
+    ):
         patch.setenv("LAB_CACHE", str(root / "cache"))
         patch.setenv("OMP_NUM_THREADS", "1")
         return list(pool.map(run_all, range(2), [str(root)] * 2))
@@ -113,9 +130,17 @@ def communication(measured: dict[str, Measured], name: str) -> Communication:
 
 
 @pytest.mark.parametrize("name", ["small buckets", "own gradients", "static graph"])
-def test_settings_that_are_not_numeric_change_no_loss(measured: dict[str, Measured], name: str) -> None:
-    assert measured[name].quality.loss == pytest.approx(measured["none"].quality.loss, rel=FP32_TOLERANCE)
-    assert communication(measured, name).bytes == communication(measured, "none").bytes == measured["none"].memory.parameters
+def test_settings_that_are_not_numeric_change_no_loss(
+    measured: dict[str, Measured], name: str
+) -> None:
+    assert measured[name].quality.loss == pytest.approx(
+        measured["none"].quality.loss, rel=FP32_TOLERANCE
+    )
+    assert (
+        communication(measured, name).bytes
+        == communication(measured, "none").bytes
+        == measured["none"].memory.parameters
+    )
 
 
 def test_the_cap_decides_how_many_buckets_are_sent(measured: dict[str, Measured]) -> None:
@@ -125,7 +150,9 @@ def test_the_cap_decides_how_many_buckets_are_sent(measured: dict[str, Measured]
 
 
 @pytest.mark.parametrize("name", list(TOLERANCES))
-def test_compression_learns_alike_within_its_tolerance(measured: dict[str, Measured], name: str) -> None:
+def test_compression_learns_alike_within_its_tolerance(
+    measured: dict[str, Measured], name: str
+) -> None:
     plain, compressed = measured["none"].quality.loss, measured[name].quality.loss
     assert compressed == pytest.approx(plain, rel=TOLERANCES[name])
     assert compressed != plain
@@ -135,14 +162,18 @@ def test_compression_learns_alike_within_its_tolerance(measured: dict[str, Measu
 def test_compression_sends_fewer_bytes(measured: dict[str, Measured]) -> None:
     whole = communication(measured, "none").bytes
     assert whole is not None
-    assert communication(measured, "bf16").bytes == communication(measured, "fp16").bytes == whole / 2
+    assert (
+        communication(measured, "bf16").bytes == communication(measured, "fp16").bytes == whole / 2
+    )
     thin = communication(measured, "powersgd").bytes
     assert thin is not None and 0 < thin < 0.6 * whole
 
 
 def test_one_rank_rounds_like_many_and_sends_nothing(measured: dict[str, Measured]) -> None:
     alone = measured["bf16 alone"]
-    assert alone.quality.loss == pytest.approx(measured["bf16"].quality.loss, rel=TOLERANCES["bf16"])
+    assert alone.quality.loss == pytest.approx(
+        measured["bf16"].quality.loss, rel=TOLERANCES["bf16"]
+    )
     assert alone.quality.loss != pytest.approx(measured["none"].quality.loss, rel=1e-7)
     found = communication(measured, "bf16 alone")
     assert found.total is None and found.exposed is None and found.bytes is None
@@ -161,7 +192,10 @@ def test_instruments_change_no_loss(answers: list[dict[str, Any]]) -> None:
     assert found["largest_loss_difference"] < 1e-5
     assert found["rounds"] == BASE["steps"] - BASE["warmup_steps"] - 1
     assert set(found["step_s"]) == {"plain", "control", "instrumented"}
-    assert all(np.isfinite(found[name]["median"]) for name in ("ratio", "control", "cpu_ratio", "cpu_control"))
+    assert all(
+        np.isfinite(found[name]["median"])
+        for name in ("ratio", "control", "cpu_ratio", "cpu_control")
+    )
 
 
 def test_a_clock_on_another_host_is_set_right(answers: list[dict[str, Any]]) -> None:

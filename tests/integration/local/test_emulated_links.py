@@ -19,7 +19,11 @@ from lab.launch import netem
 from lab.launch.calibrate import calibrate
 from lab.records.store import Record
 
-SLOW, FAST, LATE = Link(bandwidth_gbit=0.05), Link(bandwidth_gbit=1), Link(bandwidth_gbit=1, latency_ms=50)
+SLOW, FAST, LATE = (
+    Link(bandwidth_gbit=0.05),
+    Link(bandwidth_gbit=1),
+    Link(bandwidth_gbit=1, latency_ms=50),
+)
 SENT = 2_000_000
 # TCP paces no connection's first ten packets, of 64 KiB on loopback; a bucket holds less.
 FREE = 10 * 2**16
@@ -75,7 +79,10 @@ def talk(folder: Path, link: Link, *, way: str = "join") -> tuple[float, float]:
     words = [str(SENT), way, link.model_dump_json(), str(folder)]
     ranks = [
         subprocess.Popen(
-            [sys.executable, "-c", TALK, str(rank), *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            [sys.executable, "-c", TALK, str(rank), *words],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
         )
         for rank in (0, 1)
     ]
@@ -97,7 +104,9 @@ def require(link: Link) -> None:
 @pytest.mark.parametrize("way", ["join", "pacing"])
 def test_a_link_is_as_slow_as_it_says(tmp_path: Path, way: str) -> None:
     require(FAST)
-    slow, fast = (talk(tmp_path / str(number), link, way=way)[1] for number, link in enumerate((SLOW, FAST)))
+    slow, fast = (
+        talk(tmp_path / str(number), link, way=way)[1] for number, link in enumerate((SLOW, FAST))
+    )
     # No link carries more than its bandwidth, however busy this machine is.
     assert slow > 0.9 * (SENT - FREE) / SLOW.bytes_per_s
     assert slow > 2 * fast
@@ -127,30 +136,57 @@ def measured(study: Study, profile: Path) -> Record:
 
 
 def test_a_study_behind_slow_links_says_so(make_study: StudyMaker, profile: Path) -> None:
-    made = Study.load(make_study(grid={"global_batch_size": [4], "world_size": [2]}, baseline={"world_size": 2}))
+    made = Study.load(
+        make_study(grid={"global_batch_size": [4], "world_size": [2]}, baseline={"world_size": 2})
+    )
     record = measured(made, profile)
     assert record.environment is not None and record.environment.emulated is not None
-    assert (record.environment.emulated.link, record.environment.emulated.way) == (SLOW, netem.way_for(SLOW))
+    assert (record.environment.emulated.link, record.environment.emulated.way) == (
+        SLOW,
+        netem.way_for(SLOW),
+    )
     assert record.communication is not None and record.environment.parameters
     assert record.communication.bytes == 4 * record.environment.parameters
     assert record.checks["same_parameters"] and record.quality is not None
     assert lab.table(made)["emulated"].tolist() == ["link 50 Mbit/s"]
-    assert [finding.severity for finding in lab.audit(made).findings if finding.rule == "emulated"] == ["note"]
+    assert [
+        finding.severity for finding in lab.audit(made).findings if finding.rule == "emulated"
+    ] == ["note"]
 
 
-def test_four_ranks_sleep_behind_real_wrappers_and_links(make_study: StudyMaker, profile: Path) -> None:
-    profile.write_text(profile.read_text().replace("devices: 2", "devices: 4") + "compute: {emulated: measured}\n")
-    made = Study.load(make_study(grid={"global_batch_size": [4], "world_size": [4]}, baseline={"world_size": 4}))
+def test_four_ranks_sleep_behind_real_wrappers_and_links(
+    make_study: StudyMaker, profile: Path
+) -> None:
+    profile.write_text(
+        profile.read_text().replace("devices: 2", "devices: 4") + "compute: {emulated: measured}\n"
+    )
+    made = Study.load(
+        make_study(grid={"global_batch_size": [4], "world_size": [4]}, baseline={"world_size": 4})
+    )
     record = measured(made, profile)
-    assert record.environment is not None and record.environment.emulated is not None and record.timing is not None
+    assert (
+        record.environment is not None
+        and record.environment.emulated is not None
+        and record.timing is not None
+    )
     slept = record.environment.emulated.step
-    assert set(slept) == {"forward", "backward", "optimizer"} and all(seconds > 0 for seconds in slept.values())
+    assert set(slept) == {"forward", "backward", "optimizer"} and all(
+        seconds > 0 for seconds in slept.values()
+    )
     # A sleep is never shorter than it should be on average.
     assert record.timing.step.median > 0.9 * sum(slept.values())
-    assert record.communication is not None and record.communication.bytes == 4 * (record.environment.parameters or 0)
-    assert record.quality is None and record.timing.mfu is None and "same_parameters" not in record.checks
+    assert record.communication is not None and record.communication.bytes == 4 * (
+        record.environment.parameters or 0
+    )
+    assert (
+        record.quality is None
+        and record.timing.mfu is None
+        and "same_parameters" not in record.checks
+    )
     told = summary(lab.table(made), baseline=made.baseline, scaling="strong")
-    assert [line.label for line in curves(told)] == ["batch 4, emulated link 50 Mbit/s and compute (times of one rank)"]
+    assert [line.label for line in curves(told)] == [
+        "batch 4, emulated link 50 Mbit/s and compute (times of one rank)"
+    ]
 
 
 def test_a_calibration_goes_through_the_link(profile: Path) -> None:

@@ -16,7 +16,10 @@ def test_export_from_the_command_line(form: str, start: bytes, tmp_path: Path) -
     (tmp_path / "a.svg").write_text(
         '<svg xmlns="http://www.w3.org/2000/svg" width="8pt" height="4pt"><rect width="8" height="4"/></svg>'
     )
-    nbformat.write(new_notebook(cells=[new_markdown_cell("# T\n\n![Bars](a.svg)\n\n$x$")]), tmp_path / "x.ipynb")
+    nbformat.write(
+        new_notebook(cells=[new_markdown_cell("# T\n\n![Bars](a.svg)\n\n$x$")]),
+        tmp_path / "x.ipynb",
+    )
     # From another folder: an image is looked for beside the notebook.
     command = [sys.executable, "-m", "nbconvert", "--to", f"lab_{form}", str(tmp_path / "x.ipynb")]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd="/")

@@ -95,10 +95,15 @@ def test_epoch_must_be_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_title_authors_outline_and_page_numbers() -> None:
-    reader = pdf("# A `title` & $N$", "## One\n\n### Inner", "## Two", authors=[{"name": 'Ada "#1" \\ x'}])
+    reader = pdf(
+        "# A `title` & $N$", "## One\n\n### Inner", "## Two", authors=[{"name": 'Ada "#1" \\ x'}]
+    )
     about = reader.metadata
     assert about and about.title == "A title & N" and about.author == 'Ada "#1" \\ x'
-    assert [entry["/Title"] for entry in reader.outline if isinstance(entry, dict)] == ["One", "Two"]
+    assert [entry["/Title"] for entry in reader.outline if isinstance(entry, dict)] == [
+        "One",
+        "Two",
+    ]
     text = words(reader)
     assert text.startswith("A title &") and 'Ada "#1" \\ x' in text and "1 / 1" in text
     assert tuple(round(float(side)) for side in reader.pages[0].mediabox[2:]) == A4
@@ -110,7 +115,9 @@ LITERAL = "#let x = 1 and #panic() $ @foo <bar> *a* _b_ `c` // d /* e */ ~ \\ [f
 def test_text_of_a_user_is_literal() -> None:
     escaped = LITERAL.replace("&", "&amp;").replace("<", "&lt;")
     reader = pdf(
-        html(f"<p>{escaped}</p><table><tr><td>{escaped}</td></tr></table><h2>{escaped}</h2><p>= a</p><p>- b</p><p>1. c</p>"),
+        html(
+            f"<p>{escaped}</p><table><tr><td>{escaped}</td></tr></table><h2>{escaped}</h2><p>= a</p><p>- b</p><p>1. c</p>"
+        ),
         stream(LITERAL),
         new_code_cell(LITERAL),
     )
@@ -119,10 +126,18 @@ def test_text_of_a_user_is_literal() -> None:
     assert "= a - b 1. c" in text
 
 
-@given(st.text(alphabet=st.sampled_from(list("#$@<>*_`/\\~[](){}=+-.,;:!?'\"&%^| ab1\n")), min_size=1, max_size=80))
+@given(
+    st.text(
+        alphabet=st.sampled_from(list("#$@<>*_`/\\~[](){}=+-.,;:!?'\"&%^| ab1\n")),
+        min_size=1,
+        max_size=80,
+    )
+)
 @settings(deadline=None, max_examples=8)
 def test_no_output_breaks_the_page(text: str) -> None:
-    shown = words(pdf(stream(text), html(f"<p>{text.replace('&', '&amp;').replace('<', '&lt;')}</p>")))
+    shown = words(
+        pdf(stream(text), html(f"<p>{text.replace('&', '&amp;').replace('<', '&lt;')}</p>"))
+    )
     assert "".join(shown.split()).startswith("".join(text.split()) * 2)
 
 
@@ -132,14 +147,22 @@ def test_headings_may_repeat_and_links_are_kept() -> None:
         "[there](#Same-2) [nowhere](#lost) [out](https://example.org/a_(b)?c=d&e#f) [empty]() [file](study.yaml)",
         "<a id='spot'></a>\n\n[to the spot](#spot)",
     )
-    addresses = [note["/A"]["/URI"] for note in links(reader) if "/A" in note and "/URI" in note["/A"]]
+    addresses = [
+        note["/A"]["/URI"] for note in links(reader) if "/A" in note and "/URI" in note["/A"]
+    ]
     assert addresses == ["https://example.org/a_(b)?c=d&e#f", "study.yaml"]
     assert "there nowhere out empty file to the spot" in words(reader)
     assert len(links(reader)) == len(addresses) + 2 + 2  # two within the text, two in the contents
 
 
 def test_math_is_typeset() -> None:
-    text = words(pdf(r"$a\!b \| c$ and $\left\| d \right\|_2 \Bigl( e \Bigr)$", "$$f \\tag{7} \\label{x}$$", "$$g \\label{x}$$"))
+    text = words(
+        pdf(
+            r"$a\!b \| c$ and $\left\| d \right\|_2 \Bigl( e \Bigr)$",
+            "$$f \\tag{7} \\label{x}$$",
+            "$$g \\label{x}$$",
+        )
+    )
     assert "parallel" not in text and "(7)" in text and "\\" not in text and "‖" in text
     assert math.for_typst(r"a\!b \| c \\| d") == r"ab \Vert  c \\| d"
 
@@ -163,7 +186,9 @@ def test_damaged_image_is_named(tmp_path: Path) -> None:
 
 def test_figures_are_drawn_with_their_caption() -> None:
     shown = new_output(
-        "display_data", data={"image/svg+xml": SVG}, metadata={"image/svg+xml": {"alt": "Bars", "caption": "Fig. #1 $x"}}
+        "display_data",
+        data={"image/svg+xml": SVG},
+        metadata={"image/svg+xml": {"alt": "Bars", "caption": "Fig. #1 $x"}},
     )
     reader = pdf(new_code_cell("", outputs=[shown]), f"{SVG}\n\ntext")
     assert words(reader).startswith("Fig. #1 $x")
@@ -178,7 +203,12 @@ def test_output_parts_all_appear() -> None:
         new_output("execute_result", data={"text/plain": "plain"}),
     ]
     text = words(pdf(new_code_cell("shown = 1", outputs=outputs)))
-    assert "shown = 1" in text and "``` printed ````" in text and "ValueError: boom" in text and "plain" in text
+    assert (
+        "shown = 1" in text
+        and "``` printed ````" in text
+        and "ValueError: boom" in text
+        and "plain" in text
+    )
 
 
 def right_edge(reader: PdfReader) -> float:
@@ -187,7 +217,9 @@ def right_edge(reader: PdfReader) -> float:
     for page in reader.pages:
         width = float(page.mediabox[2])
 
-        def visit(text: str, cm: list[float], tm: list[float], *_: Any, width: float = width) -> None:
+        def visit(
+            text: str, cm: list[float], tm: list[float], *_: Any, width: float = width
+        ) -> None:
             if text.strip():
                 found.append((tm[4] * cm[0] + cm[4]) / width)
 
@@ -207,7 +239,12 @@ def test_wide_tables_stay_on_the_page(count: int) -> None:
 
 
 def test_long_words_and_lines_stay_on_the_page() -> None:
-    reader = pdf(html(table(2, cell="x" * 200)), stream("y" * 400), new_code_cell("z = '" + "z" * 300 + "'"), "w" * 300)
+    reader = pdf(
+        html(table(2, cell="x" * 200)),
+        stream("y" * 400),
+        new_code_cell("z = '" + "z" * 300 + "'"),
+        "w" * 300,
+    )
     text = words(reader).replace(" ", "")
     for letter, count in {"x": 800, "y": 400, "z": 301, "w": 300}.items():
         assert text.count(letter) >= count
@@ -220,7 +257,13 @@ def test_long_table_runs_over_pages_with_its_head() -> None:
     assert all("column 0" in page.extract_text() for page in reader.pages)
 
 
-@given(st.lists(st.lists(st.text(alphabet="ab 1", max_size=60), min_size=3, max_size=3), min_size=1, max_size=4))
+@given(
+    st.lists(
+        st.lists(st.text(alphabet="ab 1", max_size=60), min_size=3, max_size=3),
+        min_size=1,
+        max_size=4,
+    )
+)
 def test_shares_of_columns_fill_the_page(cells: list[list[str]]) -> None:
     rows = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for row in cells)
     soup = BeautifulSoup(f"<table>{rows}</table>", "html.parser")
@@ -237,6 +280,10 @@ def test_exporters_are_registered() -> None:
 
 
 def test_table_without_cells_is_left_out() -> None:
-    output = new_output("display_data", {"text/html": "<table><caption>An empty one</caption></table>"})
-    body, _ = LabPDFExporter().from_notebook_node(new_notebook(cells=[new_code_cell("", outputs=[output])]))
+    output = new_output(
+        "display_data", {"text/html": "<table><caption>An empty one</caption></table>"}
+    )
+    body, _ = LabPDFExporter().from_notebook_node(
+        new_notebook(cells=[new_code_cell("", outputs=[output])])
+    )
     assert body.startswith(b"%PDF")

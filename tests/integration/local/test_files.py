@@ -29,7 +29,9 @@ def _build_and_count(results: Any) -> None:
     results.put((found.sha256, built))
 
 
-def test_processes_that_want_the_same_build_it_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processes_that_want_the_same_build_it_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("LAB_CACHE", str(tmp_path / "cache"))
     context = multiprocessing.get_context("spawn")
     results = context.Queue()

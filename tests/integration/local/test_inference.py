@@ -36,9 +36,14 @@ STUDY = SMALL_STUDY | {
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("inference")
-    for name, grid in {"one": STUDY["grid"], "two": {"quantization": ["bf16"], "world_size": [2]}}.items():
+    for name, grid in {
+        "one": STUDY["grid"],
+        "two": {"quantization": ["bf16"], "world_size": [2]},
+    }.items():
         (root / name).mkdir()
-        (root / name / "study.yaml").write_text(yaml.safe_dump(STUDY | {"grid": grid, "baseline": {}}))
+        (root / name / "study.yaml").write_text(
+            yaml.safe_dump(STUDY | {"grid": grid, "baseline": {}})
+        )
         (root / name / "corpus.txt").write_text(CORPUS)
     return root
 
@@ -64,7 +69,11 @@ CLASSIFIER = STUDY | {
 def records(folder: Path) -> dict[str, Record]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("LAB_CACHE", str(folder / "cache"))
-        found = [record for name in ("one", "two") for record in lab.launch(lab.Study.load(folder / name)).wait(progress=False)]
+        found = [
+            record
+            for name in ("one", "two")
+            for record in lab.launch(lab.Study.load(folder / name)).wait(progress=False)
+        ]
     assert [record.error for record in found] == [None] * 4
     return {record.run.quantization: record for record in found}
 
@@ -75,7 +84,9 @@ def inference(record: Record) -> Inference:
 
 
 @pytest.mark.parametrize("name", ["none", "int8_dynamic", "bf16"])
-def test_a_quantized_model_is_compared_before_it_is_timed(records: dict[str, Record], name: str) -> None:
+def test_a_quantized_model_is_compared_before_it_is_timed(
+    records: dict[str, Record], name: str
+) -> None:
     found = inference(records[name])
     assert found.unavailable == "" and records[name].checks == {"outputs_agree": True}
     world_size = records[name].run.world_size
@@ -87,7 +98,11 @@ def test_a_quantized_model_is_compared_before_it_is_timed(records: dict[str, Rec
         assert latency.total.median > latency.first_token.median > 0
         assert latency.decode_tokens_per_second == pytest.approx(2 / latency.inter_token.median)
     assert point.inter_token_ratio.interval is not None
-    assert found.perplexity_ratio is not None and found.base_perplexity is not None and found.perplexity is not None
+    assert (
+        found.perplexity_ratio is not None
+        and found.base_perplexity is not None
+        and found.perplexity is not None
+    )
     assert found.perplexity_ratio.value == pytest.approx(found.perplexity / found.base_perplexity)
     assert found.memory_bytes_per_second is not None and found.memory_bytes_per_second > 1e8
 
@@ -112,7 +127,9 @@ def test_all_start_from_one_trained_model(records: dict[str, Record], folder: Pa
     assert len(list((folder / "cache" / "models").glob("*/checkpoint/final"))) == 1
 
 
-def test_a_quantized_classifier_is_compared_by_its_accuracy(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_quantized_classifier_is_compared_by_its_accuracy(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("LAB_CACHE", str(folder / "cache"))
     (folder / "classifier").mkdir()
     (folder / "classifier" / "study.yaml").write_text(yaml.safe_dump(CLASSIFIER))
@@ -121,17 +138,35 @@ def test_a_quantized_classifier_is_compared_by_its_accuracy(folder: Path, monkey
     found = inference(record)
     assert found.method.endswith("1 of 1 linear layers, 0 of 20 convolutions")
     assert set(found.output_errors) == {"2x1x8x8"}
-    assert found.held_out_samples == 180  # all that are held out, each once, though 20 batches of 16 were asked for
-    assert found.base_accuracy is not None and found.accuracy is not None and found.accuracy_change is not None
+    assert (
+        found.held_out_samples == 180
+    )  # all that are held out, each once, though 20 batches of 16 were asked for
+    assert (
+        found.base_accuracy is not None
+        and found.accuracy is not None
+        and found.accuracy_change is not None
+    )
     assert found.accuracy_change.value == pytest.approx(found.accuracy - found.base_accuracy)
     [point] = found.classifications
     assert point.batch_size == 4 and point.ratio.interval is not None and found.points == []
 
 
-def test_the_command_generates_from_it(records: dict[str, Record], folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_generates_from_it(
+    records: dict[str, Record], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("LAB_CACHE", str(folder / "cache"))
     run = records["none"].run_id
-    options = ["--prompt", "def ", "--prompt", "x", "--new-tokens", "6", "--temperature", "0.8", "--json"]
+    options = [
+        "--prompt",
+        "def ",
+        "--prompt",
+        "x",
+        "--new-tokens",
+        "6",
+        "--temperature",
+        "0.8",
+        "--json",
+    ]
     command = [sys.executable, "-m", "lab", "generate", str(folder / "one"), run, *options]
     answer = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
     assert [text["prompt"] for text in answer] == ["def ", "x"]

@@ -27,13 +27,20 @@ def test_a_study_is_predicted_before_it_runs_and_scored_after(
     calibration_path(profile).parent.mkdir()
     write_calibration(calibration(2), calibration_path(profile))
     study = Study.load(make_study(grid={"global_batch_size": [4], "world_size": [2, 1]}))
-    alone, pair = sorted(lab.launch(study, str(profile)).wait(progress=False), key=lambda record: record.run.world_size)
+    alone, pair = sorted(
+        lab.launch(study, str(profile)).wait(progress=False),
+        key=lambda record: record.run.world_size,
+    )
     assert alone.completed and alone.gradients and pair.completed and pair.gradients is None
     ready = [gradient.ready for gradient in alone.gradients]
     assert ready == sorted(ready) and 0 <= ready[0] < ready[-1] <= 1
     assert sum(gradient.bytes for gradient in alone.gradients) == alone.memory.parameters
     (frozen,) = predictions(study)
-    assert datetime.fromisoformat(alone.finished_at) < frozen.frozen_at < datetime.fromisoformat(pair.started_at)
+    assert (
+        datetime.fromisoformat(alone.finished_at)
+        < frozen.frozen_at
+        < datetime.fromisoformat(pair.started_at)
+    )
     (score,) = scores(study)
     assert score.frozen == frozen and score.measured_s == pair.timing.step.median
     assert score.memory_error is not None and abs(score.memory_error) < 0.1

@@ -36,20 +36,36 @@ def measured(make_study: StudyMaker) -> Study:
 
 def test_run_ends_in_a_report_and_a_second_call_runs_no_job(make_study: StudyMaker) -> None:
     folder = make_study()
-    first = subprocess.run([sys.executable, "-m", "lab", "run", str(folder)], capture_output=True, text=True, check=False)
+    first = subprocess.run(
+        [sys.executable, "-m", "lab", "run", str(folder)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert first.returncode == 0, first.stderr
-    assert "2 of 2 runs completed" in first.stdout and "report.html" in first.stdout and "report.pdf" in first.stdout
+    assert (
+        "2 of 2 runs completed" in first.stdout
+        and "report.html" in first.stdout
+        and "report.pdf" in first.stdout
+    )
     study = Study.load(folder)
     jobs = sorted(study.out.glob("runs/*/*/log/*_submitted.pkl"))
     for task in study.tasks:
         assert {"record.json", "steps.parquet", "run.ipynb", "log"} <= {
             path.name for path in Store(study.out).folder(task).iterdir()
         }
-    second = subprocess.run([sys.executable, "-m", "lab", "run", str(folder)], capture_output=True, text=True, check=False)
+    second = subprocess.run(
+        [sys.executable, "-m", "lab", "run", str(folder)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert second.returncode == 0 and sorted(study.out.glob("runs/*/*/log/*_submitted.pkl")) == jobs
 
 
-def test_report_opens_offline_and_says_what_was_measured(measured: Study, chromium: Browser) -> None:
+def test_report_opens_offline_and_says_what_was_measured(
+    measured: Study, chromium: Browser
+) -> None:
     made = lab.report(measured)
     context = chromium.new_context(offline=True)
     page = context.new_page()
@@ -78,7 +94,9 @@ def test_report_of_a_study_with_failures_names_the_holes(measured: Study) -> Non
     lost, failed = measured.tasks[1], measured.tasks[2]
     (store.folder(lost) / "record.json").unlink()
     error = Failure(type="ValueError", message="bad sample", rank=0)
-    write_record(record(failed.run, failed.repeat, status="failed", error=error), store.folder(failed))
+    write_record(
+        record(failed.run, failed.repeat, status="failed", error=error), store.folder(failed)
+    )
     made = lab.report(measured)
     text = made.html.read_text()
     assert "not run yet" in text and "ValueError: bad sample" in text
@@ -97,7 +115,9 @@ def test_run_notebook_by_itself_shows_its_record(measured: Study, tmp_path: Path
         {"study": str(measured.folder), "run_id": task.run.id, "repeat": task.repeat},
     )
     shown = nbformat.reads(path.read_text(), as_version=4)
-    assert any("samples/s" in str(output) for cell in shown.cells for output in cell.get("outputs", []))
+    assert any(
+        "samples/s" in str(output) for cell in shown.cells for output in cell.get("outputs", [])
+    )
 
 
 def test_unknown_parameter_of_a_notebook_is_an_input_error(tmp_path: Path) -> None:
@@ -108,5 +128,7 @@ def test_unknown_parameter_of_a_notebook_is_an_input_error(tmp_path: Path) -> No
 
 def test_failing_notebook_is_kept_and_named(tmp_path: Path) -> None:
     with pytest.raises(lab.LabError, match="partial notebook"):
-        execute(NOTEBOOKS / "run.ipynb", tmp_path / "run.ipynb", {"study": str(tmp_path / "nowhere")})
+        execute(
+            NOTEBOOKS / "run.ipynb", tmp_path / "run.ipynb", {"study": str(tmp_path / "nowhere")}
+        )
     assert (tmp_path / "run.partial.ipynb").exists() and not (tmp_path / "run.ipynb").exists()

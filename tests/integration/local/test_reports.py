@@ -16,8 +16,14 @@ from lab.report.build import Report
 
 REPORTS = Path(__file__).parents[3] / "reports"
 # Of a replay nothing runs: tests/unit/launch/test_replay.py looks at them.
-NAMES = sorted(path.parent.name for path in REPORTS.glob("*/study.yaml") if not path.parent.name.startswith("replay-"))
-pytestmark = pytest.mark.timeout(1800)  # the first test waits for all studies; minutes, where nobody else uses the machine
+NAMES = sorted(
+    path.parent.name
+    for path in REPORTS.glob("*/study.yaml")
+    if not path.parent.name.startswith("replay-")
+)
+pytestmark = pytest.mark.timeout(
+    1800
+)  # the first test waits for all studies; minutes, where nobody else uses the machine
 Made = dict[str, tuple[Study, Future[Report]]]
 
 
@@ -40,7 +46,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Made]:
             records = lab.launch(study, str(profile)).wait(progress=False)
             for record in records:
                 assert record.completed, f"{name}, {record.run.label}: {record.error}"
-                shutil.copytree(study.out / "runs" / record.run_id, known / record.run_id, dirs_exist_ok=True)
+                shutil.copytree(
+                    study.out / "runs" / record.run_id, known / record.run_id, dirs_exist_ok=True
+                )
             found[name] = study, reporting.submit(lab.report, study)
         yield found
 
@@ -72,6 +80,8 @@ def test_the_slow_loader_is_found_and_the_fast_one_is_not(made: Made) -> None:
 
 
 def test_strategies_and_networks_have_tables_of_their_own(made: Made) -> None:
-    strategies, networks = (made[name][1].result().html.read_text() for name in ("strategies", "data-parallel"))
+    strategies, networks = (
+        made[name][1].result().html.read_text() for name in ("strategies", "data-parallel")
+    )
     assert "Strategies side by side" in strategies and "pipeline_parallel x2" in strategies
     assert "Networks side by side" in networks and "not reached" in networks

@@ -35,11 +35,20 @@ WIDER: dict[str, dict[str, Any]] = {
         "model": BASE["model"] | {"layers": 3},
         "global_batch_size": 6,
     },
-    "single of 3 layers": {"strategy": "single", "model": BASE["model"] | {"layers": 3}, "global_batch_size": 6},
+    "single of 3 layers": {
+        "strategy": "single",
+        "model": BASE["model"] | {"layers": 3},
+        "global_batch_size": 6,
+    },
 }
-RUNS = {name: Run.model_validate(BASE | changes) for name, changes in (bench.cases() | WIDER).items()}
+RUNS = {
+    name: Run.model_validate(BASE | changes) for name, changes in (bench.cases() | WIDER).items()
+}
 NOT_ON_CPU = "data_parallel 2"
-TWO = [f"{name} 2" for name in ("naive_ddp", "ddp", "zero1", "fsdp", "tensor_parallel", "pipeline_parallel")]
+TWO = [
+    f"{name} 2"
+    for name in ("naive_ddp", "ddp", "zero1", "fsdp", "tensor_parallel", "pipeline_parallel")
+]
 DDP_BYTES = 4 * 36_096  # fp32 parameters of this GPT
 
 
@@ -57,7 +66,10 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def answers(root: Path) -> list[dict[str, Any]]:
-    with pytest.MonkeyPatch.context() as patch, ProcessPoolExecutor(4, multiprocessing.get_context("spawn")) as pool:
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        ProcessPoolExecutor(4, multiprocessing.get_context("spawn")) as pool,
+    ):
         patch.setenv("LAB_CACHE", str(root / "cache"))
         patch.setenv("OMP_NUM_THREADS", "1")
         return list(pool.map(run_all, range(4), [str(root)] * 4))
@@ -87,10 +99,16 @@ def test_the_losses_are_those_of_single(measured: dict[str, Measured], name: str
     assert measured[name].checks["same_parameters"]
 
 
-def test_the_norms_that_clip_are_those_of_the_whole_model(measured: dict[str, Measured], root: Path) -> None:
+def test_the_norms_that_clip_are_those_of_the_whole_model(
+    measured: dict[str, Measured], root: Path
+) -> None:
     def norms(name: str) -> list[float]:
         table = pd.read_parquet(root / name / "steps.parquet")
-        assert table.groupby("step")["grad_norm"].apply(lambda found: found.max() / found.min() < 1 + 1e-6).all()
+        assert (
+            table.groupby("step")["grad_norm"]
+            .apply(lambda found: found.max() / found.min() < 1 + 1e-6)
+            .all()
+        )
         return [float(value) for value in table.groupby("step")["grad_norm"].first()]
 
     for name in TWO:
@@ -104,11 +122,20 @@ def test_torchs_data_parallel_says_that_it_needs_gpus(answers: list[dict[str, An
 
 
 @pytest.mark.parametrize("name", TWO)
-def test_communication_is_told_in_the_same_words(measured: dict[str, Measured], root: Path, name: str) -> None:
+def test_communication_is_told_in_the_same_words(
+    measured: dict[str, Measured], root: Path, name: str
+) -> None:
     found = communication(measured, name)
-    assert found.bytes and found.bytes_moved and found.calls == sum(part.calls for part in found.operations.values())
+    assert (
+        found.bytes
+        and found.bytes_moved
+        and found.calls == sum(part.calls for part in found.operations.values())
+    )
     assert found.exposed is not None and found.exposed.median > 0
-    assert set(found.exposed_in) <= {"forward", "backward", "optimizer"} and max(found.exposed_in.values()) > 0
+    assert (
+        set(found.exposed_in) <= {"forward", "backward", "optimizer"}
+        and max(found.exposed_in.values()) > 0
+    )
     if name == "pipeline_parallel 2":  # when a message over gloo has arrived is not known
         assert found.total is None and found.straggler is None and found.overlap is None
     else:
@@ -174,14 +201,20 @@ def test_what_is_sent_is_what_the_textbook_says(measured: dict[str, Measured], n
 
 def test_sharing_out_what_is_kept_divides_the_memory(measured: dict[str, Measured]) -> None:
     whole = measured["ddp 2"].memory
-    assert whole.parameters == DDP_BYTES and whole.optimizer == pytest.approx(2 * DDP_BYTES, rel=0.01)
+    assert whole.parameters == DDP_BYTES and whole.optimizer == pytest.approx(
+        2 * DDP_BYTES, rel=0.01
+    )
     assert measured["zero1 2"].memory.parameters == whole.parameters
     assert measured["zero1 2"].memory.optimizer == pytest.approx(whole.optimizer / 2, rel=0.01)
     for name in ("parameters", "optimizer"):
-        assert getattr(measured["fsdp 2"].memory, name) == pytest.approx(getattr(whole, name) / 2, rel=0.02)
+        assert getattr(measured["fsdp 2"].memory, name) == pytest.approx(
+            getattr(whole, name) / 2, rel=0.02
+        )
         assert getattr(measured["tensor_parallel 2"].memory, name) < 0.7 * getattr(whole, name)
         assert getattr(measured["pipeline_parallel 2"].memory, name) < 0.7 * getattr(whole, name)
-    assert {found.environment.parameters for name, found in measured.items() if name in TWO} == {DDP_BYTES // 4}
+    assert {found.environment.parameters for name, found in measured.items() if name in TWO} == {
+        DDP_BYTES // 4
+    }
 
 
 def test_one_rank_sends_nothing(measured: dict[str, Measured]) -> None:
@@ -190,15 +223,28 @@ def test_one_rank_sends_nothing(measured: dict[str, Measured]) -> None:
             assert measured[name].communication is None
 
 
-def test_a_pass_is_compared_with_one_that_sends_nothing_only_where_that_is_possible(measured: dict[str, Measured]) -> None:
+def test_a_pass_is_compared_with_one_that_sends_nothing_only_where_that_is_possible(
+    measured: dict[str, Measured],
+) -> None:
     assert {name for name in TWO if communication(measured, name).sync_cost} == {"ddp 2"}
 
 
 @pytest.mark.parametrize("name", [*TWO, "vanilla_data_parallel 2"])
-def test_the_audit_finds_no_error_in_a_healthy_run(measured: dict[str, Measured], name: str) -> None:
+def test_the_audit_finds_no_error_in_a_healthy_run(
+    measured: dict[str, Measured], name: str
+) -> None:
     found = measured[name]
     run = RUNS[name]
-    record = Record(run_id=run.id, repeat=0, run=run, status="completed", finished_at="2025-01-01T00:01:00+00:00", **vars(found))
+    record = Record(
+        run_id=run.id,
+        repeat=0,
+        run=run,
+        status="completed",
+        finished_at="2025-01-01T00:01:00+00:00",
+        **vars(found),
+    )
     # What other load on this machine does to these tiny steps is no fault of the strategy.
     noisy = {"rank-imbalance", "data-stall", "phases-close"}
-    assert {finding.rule for finding in lab.audit([record]).findings if finding.severity == "error"} <= noisy
+    assert {
+        finding.rule for finding in lab.audit([record]).findings if finding.severity == "error"
+    } <= noisy

@@ -47,7 +47,11 @@ def driver(study: Path, profile: Path) -> subprocess.Popen[str]:
     """Only measures, and makes no report, so that many can be started in short time."""
     code = f"import lab; lab.launch(lab.Study.load({str(study)!r}), {str(profile)!r}).wait()"
     return subprocess.Popen(
-        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+        [sys.executable, "-c", code],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
     )
 
 
@@ -63,7 +67,9 @@ def contents(study: Study) -> dict[str, tuple[str, int]]:
     return found
 
 
-def test_driver_killed_at_twenty_random_moments_loses_nothing(make_study: StudyMaker, profile: Path) -> None:
+def test_driver_killed_at_twenty_random_moments_loses_nothing(
+    make_study: StudyMaker, profile: Path
+) -> None:
     folder = make_study(repeats=3)
     study = Study.load(folder)
     moments = random.Random(20)
@@ -88,7 +94,9 @@ def test_driver_killed_at_twenty_random_moments_loses_nothing(make_study: StudyM
     assert records == {(task.run.id, task.repeat) for task in study.tasks}
 
 
-def test_deleting_one_record_runs_exactly_that_one_again(make_study: StudyMaker, profile: Path) -> None:
+def test_deleting_one_record_runs_exactly_that_one_again(
+    make_study: StudyMaker, profile: Path
+) -> None:
     study = Study.load(make_study())
     lab.launch(study, str(profile)).wait(progress=False)
     before = contents(study)
@@ -96,7 +104,9 @@ def test_deleting_one_record_runs_exactly_that_one_again(make_study: StudyMaker,
     (Store(study.out).folder(victim) / "record.json").unlink()
     lab.launch(study, str(profile)).wait(progress=False)
     after = contents(study)
-    assert {task for task in before if before[task] != after[task]} == {f"{victim.run.id}/{victim.repeat}"}
+    assert {task for task in before if before[task] != after[task]} == {
+        f"{victim.run.id}/{victim.repeat}"
+    }
 
 
 def ranks_of(study: Study, rank: int) -> list[psutil.Process]:
@@ -104,7 +114,9 @@ def ranks_of(study: Study, rank: int) -> list[psutil.Process]:
     found = []
     for path in study.out.glob(f"runs/*/*/log/*.rank{rank}.pid"):
         content = json.loads(path.read_text())
-        if is_running(content["pid"], content["began"]) and not list(path.parent.parent.glob("record.json")):
+        if is_running(content["pid"], content["began"]) and not list(
+            path.parent.parent.glob("record.json")
+        ):
             found.append(psutil.Process(content["pid"]))
     return found
 
@@ -113,7 +125,10 @@ def wait_until_measuring(study: Study) -> None:
     deadline = time.monotonic() + 300
     while time.monotonic() < deadline:
         for path in study.out.glob("runs/*/*/progress.json"):
-            if not (path.parent / "record.json").exists() and json.loads(path.read_text())["step"] > 2:
+            if (
+                not (path.parent / "record.json").exists()
+                and json.loads(path.read_text())["step"] > 2
+            ):
                 return
         time.sleep(0.05)
     raise AssertionError("the run never came to its steps")
@@ -122,7 +137,9 @@ def wait_until_measuring(study: Study) -> None:
 def endless(make_study: StudyMaker) -> Study:
     """A run on two ranks that would take hours, so that it can be disturbed while it measures, and one that is short."""
     base = {key: value for key, value in LONG.items() if key != "steps"} | {"world_size": 2}
-    folder = make_study(base=base, grid={"steps": [5_000_000, 4]}, baseline={"world_size": 2}, scaling="none")
+    folder = make_study(
+        base=base, grid={"steps": [5_000_000, 4]}, baseline={"world_size": 2}, scaling="none"
+    )
     return Study.load(folder)
 
 
@@ -144,7 +161,11 @@ def test_lost_rank_ends_its_run_with_the_cause_and_the_study_goes_on(
     for process in ranks_of(study, rank):
         process.send_signal(number)
     disturbed, short = jobs.wait(progress=False)
-    assert (disturbed.status, disturbed.error and disturbed.error.type, disturbed.error and disturbed.error.rank) == (
+    assert (
+        disturbed.status,
+        disturbed.error and disturbed.error.type,
+        disturbed.error and disturbed.error.rank,
+    ) == (
         status,
         kind,
         rank,
@@ -175,17 +196,27 @@ def test_exception_on_one_rank_is_the_cause(
     study = endless(make_study)
     failed, *_ = lab.launch(study, str(profile), tasks=study.tasks[:1]).wait(progress=False)
     assert failed.status == "failed" and failed.error is not None
-    assert (failed.error.type, failed.error.message, failed.error.rank) == ("ValueError", "planted", 1)
+    assert (failed.error.type, failed.error.message, failed.error.rank) == (
+        "ValueError",
+        "planted",
+        1,
+    )
     assert "in step" in failed.error.traceback
 
 
-def test_ctrl_c_ends_the_job_and_keeps_what_is_measured(make_study: StudyMaker, profile: Path) -> None:
+def test_ctrl_c_ends_the_job_and_keeps_what_is_measured(
+    make_study: StudyMaker, profile: Path
+) -> None:
     study = endless(make_study)
     process = command("run", study.folder, "--cluster", profile)
     wait_until_measuring(study)
     os.killpg(process.pid, signal.SIGINT)
     _, errors = process.communicate(timeout=200)
-    assert process.returncode == 1 and "the same command goes on from there" in errors and "Traceback" not in errors
+    assert (
+        process.returncode == 1
+        and "the same command goes on from there" in errors
+        and "Traceback" not in errors
+    )
     assert not ranks_of(study, 0) and not ranks_of(study, 1)
     assert lab.load_records(study) == []
 
@@ -198,13 +229,27 @@ def test_two_drivers_share_a_study(make_study: StudyMaker, profile: Path) -> Non
         assert process.returncode == 0, output
     study = Study.load(folder)
     assert len(contents(study)) == len(study.tasks)
-    jobs_of = [list(Store(study.out).folder(task).glob("log/*_submitted.pkl")) for task in study.tasks]
+    jobs_of = [
+        list(Store(study.out).folder(task).glob("log/*_submitted.pkl")) for task in study.tasks
+    ]
     assert all(len(jobs) == 1 for jobs in jobs_of)
 
 
 def test_too_large_for_memory_is_oom(make_study: StudyMaker, profile: Path) -> None:
-    huge = {"kind": "gpt", "layers": 1, "heads": 1, "width": 65536, "block_size": 1_000_000, "vocab_size": 10_000_000}
-    base = {"model": huge, "data": {"kind": "text", "path": "corpus.txt", "vocab_size": 300}, "steps": 4, "warmup_steps": 1}
+    huge = {
+        "kind": "gpt",
+        "layers": 1,
+        "heads": 1,
+        "width": 65536,
+        "block_size": 1_000_000,
+        "vocab_size": 10_000_000,
+    }
+    base = {
+        "model": huge,
+        "data": {"kind": "text", "path": "corpus.txt", "vocab_size": 300},
+        "steps": 4,
+        "warmup_steps": 1,
+    }
     folder = make_study(base=base, grid={"global_batch_size": [1], "world_size": [1]})
     (record,) = lab.launch(Study.load(folder), str(profile)).wait(progress=False)
     assert record.error is not None and record.status in {"oom", "failed"}
@@ -223,7 +268,12 @@ def test_clock_set_back_while_a_run_measures_and_disk_full_for_another(
     """Two runs on two ranks, one after the other; the driver's clock jumps as well."""
     faults = Faults.planted(tmp_path / "faults", monkeypatch, pace=0.05)
     study = Study.load(
-        make_study(base=LONG | {"world_size": 2, "steps": 120}, grid={"seed": [0, 1]}, baseline={"world_size": 2}, scaling="none")
+        make_study(
+            base=LONG | {"world_size": 2, "steps": 120},
+            grid={"seed": [0, 1]},
+            baseline={"world_size": 2},
+            scaling="none",
+        )
     )
     jumped, full = study.tasks
     jobs = lab.launch(study, str(profile))
@@ -235,15 +285,32 @@ def test_clock_set_back_while_a_run_measures_and_disk_full_for_another(
     await_steps(study, full)
     faults.order(study, full, FULL, rank=0)
     first, second = jobs.wait(progress=False)
-    assert first.completed and first.timing is not None and 0 < first.timing.setup_time < 600 and first.checks["phases_close"]
+    assert (
+        first.completed
+        and first.timing is not None
+        and 0 < first.timing.setup_time < 600
+        and first.checks["phases_close"]
+    )
     assert second.status == "failed" and second.error is not None
-    assert (second.error.type, second.error.rank) in {("ValueError", 0), ("JobLost", 0), ("RankLost", 0)}, second.error
+    assert (second.error.type, second.error.rank) in {
+        ("ValueError", 0),
+        ("JobLost", 0),
+        ("RankLost", 0),
+    }, second.error
     again = lab.launch(study, str(profile)).wait(progress=False)
     assert [record.status for record in again] == ["completed", "completed"] and again[0] == first
 
 
-def test_a_disturbed_repeat_is_measured_once_more_and_both_are_kept(make_study: StudyMaker, profile: Path) -> None:
-    study = Study.load(make_study(grid={"global_batch_size": [4], "world_size": [2]}, baseline={"world_size": 2}, scaling="none"))
+def test_a_disturbed_repeat_is_measured_once_more_and_both_are_kept(
+    make_study: StudyMaker, profile: Path
+) -> None:
+    study = Study.load(
+        make_study(
+            grid={"global_batch_size": [4], "world_size": [2]},
+            baseline={"world_size": 2},
+            scaling="none",
+        )
+    )
     profile.write_text(PROFILE + "repeat_disturbed: true\n")
     hogs = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(4)]
     try:
@@ -251,8 +318,13 @@ def test_a_disturbed_repeat_is_measured_once_more_and_both_are_kept(make_study: 
         folder = Store(study.out).folder(study.tasks[0])
         first = read_record(folder / "disturbed" / "record.json")
         assert first is not None and first.environment is not None and first.environment.disturbed
-        assert record.disturbed == first.environment.foreign_cpu and record.finished_at > first.finished_at
-        assert (folder / "disturbed" / "steps.parquet").exists() and (folder / "steps.parquet").exists()
+        assert (
+            record.disturbed == first.environment.foreign_cpu
+            and record.finished_at > first.finished_at
+        )
+        assert (folder / "disturbed" / "steps.parquet").exists() and (
+            folder / "steps.parquet"
+        ).exists()
         (again,) = lab.launch(study, str(profile)).wait(progress=False)
     finally:
         for hog in hogs:

@@ -94,7 +94,10 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def measured(root: Path) -> dict[str, Measured]:
-    with pytest.MonkeyPatch.context() as patch, ProcessPoolExecutor(4, multiprocessing.get_context("spawn")) as pool:
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        ProcessPoolExecutor(4, multiprocessing.get_context("spawn")) as pool,
+    ):
         patch.setenv("LAB_CACHE", str(root / "cache"))
         patch.setenv("OMP_NUM_THREADS", "1")
         answers = list(pool.map(run_all, range(4), [str(root)] * 4))
@@ -106,22 +109,35 @@ def loss(measured: dict[str, Measured], name: str) -> np.ndarray:
     return np.array(measured[name].quality.loss)
 
 
-@pytest.mark.parametrize("name", ["ddp 1", "ddp 2", "ddp 4", "single accumulated", "ddp 2 accumulated"])
-def test_the_same_learning_however_the_batch_is_split(measured: dict[str, Measured], name: str) -> None:
+@pytest.mark.parametrize(
+    "name", ["ddp 1", "ddp 2", "ddp 4", "single accumulated", "ddp 2 accumulated"]
+)
+def test_the_same_learning_however_the_batch_is_split(
+    measured: dict[str, Measured], name: str
+) -> None:
     assert loss(measured, name) == pytest.approx(loss(measured, "single"), rel=FP32_TOLERANCE)
-    validation, expected = measured[name].quality.validation_loss, measured["single"].quality.validation_loss
+    validation, expected = (
+        measured[name].quality.validation_loss,
+        measured["single"].quality.validation_loss,
+    )
     assert validation == pytest.approx(expected, rel=FP32_TOLERANCE)
 
 
 @pytest.mark.parametrize("name", ["single bf16", "single fp16", "ddp 2 bf16"])
-def test_low_precision_learns_alike_and_not_the_same(measured: dict[str, Measured], name: str) -> None:
+def test_low_precision_learns_alike_and_not_the_same(
+    measured: dict[str, Measured], name: str
+) -> None:
     assert loss(measured, name) == pytest.approx(loss(measured, "single"), rel=BF16_TOLERANCE)
     assert not np.array_equal(loss(measured, name), loss(measured, "single"))
 
 
-def test_a_seed_repeats_itself_to_the_last_bit_and_another_does_not(measured: dict[str, Measured]) -> None:
+def test_a_seed_repeats_itself_to_the_last_bit_and_another_does_not(
+    measured: dict[str, Measured],
+) -> None:
     assert measured["single"].quality == measured["single again"].quality
-    assert not np.allclose(loss(measured, "single"), loss(measured, "other seed"), rtol=FP32_TOLERANCE)
+    assert not np.allclose(
+        loss(measured, "single"), loss(measured, "other seed"), rtol=FP32_TOLERANCE
+    )
 
 
 def test_it_learns(measured: dict[str, Measured]) -> None:
@@ -132,20 +148,37 @@ def test_it_learns(measured: dict[str, Measured]) -> None:
 
 
 @pytest.mark.parametrize("name", list(RUNS))
-def test_every_step_of_every_rank_is_kept(measured: dict[str, Measured], root: Path, name: str) -> None:
+def test_every_step_of_every_rank_is_kept(
+    measured: dict[str, Measured], root: Path, name: str
+) -> None:
     run = Run.model_validate(BASE | RUNS[name])
     table = pd.read_parquet(root / name / "steps.parquet")
     assert tuple(table.columns) == COLUMNS
-    assert list(zip(table["rank"], table["step"], strict=True)) == [(r, s) for r in range(run.world_size) for s in range(8)]
+    assert list(zip(table["rank"], table["step"], strict=True)) == [
+        (r, s) for r in range(run.world_size) for s in range(8)
+    ]
     assert table["warmup"].tolist() == [step < 2 for step in range(8)] * run.world_size
     assert np.allclose(table[list(PHASES)].sum(axis=1), table["step_time"])
     assert (table[["data", "forward", "backward", "optimizer", "cpu_time"]] > 0).all(axis=None)
-    communication = table[["communication_total", "communication_exposed", "communication_straggler"]]
-    assert communication.isna().all(axis=None) if run.world_size == 1 else communication.notna().all(axis=None)
+    communication = table[
+        ["communication_total", "communication_exposed", "communication_straggler"]
+    ]
+    assert (
+        communication.isna().all(axis=None)
+        if run.world_size == 1
+        else communication.notna().all(axis=None)
+    )
     assert not (communication["communication_exposed"] > table["backward"]).any()
-    assert table.groupby("step")["loss"].mean().to_numpy() == pytest.approx(loss(measured, name), rel=1e-12)
-    assert table["learning_rate"].tolist() == [learning_rate(run, step) for step in range(8)] * run.world_size
-    assert table.groupby("step")["grad_norm"].nunique().eq(1).all()  # after the exchange all ranks hold one gradient
+    assert table.groupby("step")["loss"].mean().to_numpy() == pytest.approx(
+        loss(measured, name), rel=1e-12
+    )
+    assert (
+        table["learning_rate"].tolist()
+        == [learning_rate(run, step) for step in range(8)] * run.world_size
+    )
+    assert (
+        table.groupby("step")["grad_norm"].nunique().eq(1).all()
+    )  # after the exchange all ranks hold one gradient
     assert [path.name for path in (root / name).iterdir() if "building" in path.name] == []
 
 
@@ -158,7 +191,9 @@ def test_what_is_measured_is_whole(measured: dict[str, Measured], name: str) -> 
     assert found.timing.mfu is not None and 0 < found.timing.mfu < 1
     assert [len(values) for values in found.timing.per_rank.values()] == [run.world_size] * 7
     assert len(found.memory.peak) == run.world_size
-    assert min(found.memory.peak) > found.memory.parameters == 4 * (found.environment.parameters or 0)
+    assert (
+        min(found.memory.peak) > found.memory.parameters == 4 * (found.environment.parameters or 0)
+    )
     assert found.environment.backend == (None if run.world_size == 1 else "gloo")
     assert found.environment.cpus_granted == [[rank % 2] for rank in range(run.world_size)]
     assert found.environment.threads_per_rank == 1
@@ -172,43 +207,81 @@ def test_all_runs_saw_the_same_data(measured: dict[str, Measured]) -> None:
     assert len({found.environment.data_sha256 for found in measured.values()}) == 1
 
 
-def test_a_loss_that_is_not_finite_names_its_step(root: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_loss_that_is_not_finite_names_its_step(
+    root: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("LAB_CACHE", str(root / "cache"))
-    run = Run.model_validate(BASE | {"strategy": "single", "learning_rate": 10.0, "weight_decay": 1e30, "lr_warmup_steps": 0})
+    run = Run.model_validate(
+        BASE
+        | {"strategy": "single", "learning_rate": 10.0, "weight_decay": 1e30, "lr_warmup_steps": 0}
+    )
     with pytest.raises(LabError, match=r"the loss is nan at step [1-7] of 8.*lower learning_rate"):
         measure(run, place(tmp_path), data_root=root, folder=tmp_path, progress=quiet)
     assert not (tmp_path / "steps.parquet").exists()
 
 
-def test_progress_is_told_step_by_step(root: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_progress_is_told_step_by_step(
+    root: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("LAB_CACHE", str(root / "cache"))
     told: list[tuple[Any, ...]] = []
     run = Run.model_validate(BASE | {"strategy": "single"})
-    measure(run, place(tmp_path), data_root=root, folder=tmp_path, progress=lambda *step: told.append(step))
-    steps = [("warm-up", 1, 8), ("warm-up", 2, 8), *(("measuring", step, 8) for step in range(3, 9))]
-    assert [step[:3] for step in told if step[0] != "data"] == [*steps, ("evaluating", 1, 2), ("evaluating", 2, 2)]
+    measure(
+        run,
+        place(tmp_path),
+        data_root=root,
+        folder=tmp_path,
+        progress=lambda *step: told.append(step),
+    )
+    steps = [
+        ("warm-up", 1, 8),
+        ("warm-up", 2, 8),
+        *(("measuring", step, 8) for step in range(3, 9)),
+    ]
+    assert [step[:3] for step in told if step[0] != "data"] == [
+        *steps,
+        ("evaluating", 1, 2),
+        ("evaluating", 2, 2),
+    ]
     assert told[0][0] == "data"
     losses = [step[3] for step in told if step[0] in {"warm-up", "measuring"}]
     assert losses[0] == pytest.approx(math.log(300), rel=0.1) and losses[-1] < losses[0]
 
 
-def test_a_rank_does_not_wait_forever_for_the_first(root: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_rank_does_not_wait_forever_for_the_first(
+    root: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("LAB_CACHE", str(root / "cache"))
     run = Run.model_validate(BASE | {"world_size": 2})
     monkeypatch.setattr(RankContext, "start_timeout_s", 0.3)
     with pytest.raises(LabError, match="Timed out waiting 0 s for the address of rank 0"):
-        measure(run, place(tmp_path, rank=1, world_size=2), data_root=root, folder=tmp_path, progress=quiet)
+        measure(
+            run,
+            place(tmp_path, rank=1, world_size=2),
+            data_root=root,
+            folder=tmp_path,
+            progress=quiet,
+        )
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has CUDA")
 def test_a_promised_gpu_that_is_not_there_is_named(root: Path, tmp_path: Path) -> None:
     run = Run.model_validate(BASE | {"strategy": "single"})
     with pytest.raises(LabError, match=r"promises CUDA.*lab doctor"):
-        measure(run, place(tmp_path, device="cuda"), data_root=root, folder=tmp_path, progress=quiet)
+        measure(
+            run, place(tmp_path, device="cuda"), data_root=root, folder=tmp_path, progress=quiet
+        )
 
 
 def test_the_learning_rate_warms_up_and_falls_along_a_cosine() -> None:
-    run = Run(global_batch_size=1, steps=101, warmup_steps=0, lr_warmup_steps=10, learning_rate=1e-3, min_learning_rate=1e-4)
+    run = Run(
+        global_batch_size=1,
+        steps=101,
+        warmup_steps=0,
+        lr_warmup_steps=10,
+        learning_rate=1e-3,
+        min_learning_rate=1e-4,
+    )
     rates = [learning_rate(run, step) for step in range(101)]
     assert rates[0] == pytest.approx(1e-4) and rates[9] == rates[10] == pytest.approx(1e-3)
     assert rates[55] == pytest.approx(5.5e-4)

@@ -35,19 +35,54 @@ SMALL_TEXT = {"kind": "synthetic", "samples": 200, "vocab_size": 300, "classes":
 CLASSIFIER = {"kind": "text-classifier", "layers": 1, "heads": 2, "width": 32, "block_size": 16}
 WORKLOADS: dict[str, dict[str, Any]] = {
     "text": {"model": CLASSIFIER, "data": SMALL_TEXT},
-    "gpt": {"model": {"kind": "gpt", "layers": 1, "heads": 2, "width": 32, "block_size": 16}, "data": SMALL_TEXT},
-    **{name: {"model": {"kind": "cnn", "network": name, **changes}, "data": "digits"} for name, changes in CNNS.items()},
+    "gpt": {
+        "model": {"kind": "gpt", "layers": 1, "heads": 2, "width": 32, "block_size": 16},
+        "data": SMALL_TEXT,
+    },
+    **{
+        name: {"model": {"kind": "cnn", "network": name, **changes}, "data": "digits"}
+        for name, changes in CNNS.items()
+    },
     "distilbert": {"data": SMALL_TEXT},
     "gpt2 weights": {"data": SMALL_TEXT},
 }
-BASE = {"global_batch_size": 4, "steps": 3, "warmup_steps": 1, "eval_batches": 2, "lr_warmup_steps": 0, "learning_rate": 1e-3}
-WAYS: dict[str, dict[str, Any]] = {"single": {"strategy": "single"}, "ddp 1": {"world_size": 1}, "ddp 2": {"world_size": 2}}
+BASE = {
+    "global_batch_size": 4,
+    "steps": 3,
+    "warmup_steps": 1,
+    "eval_batches": 2,
+    "lr_warmup_steps": 0,
+    "learning_rate": 1e-3,
+}
+WAYS: dict[str, dict[str, Any]] = {
+    "single": {"strategy": "single"},
+    "ddp 1": {"world_size": 1},
+    "ddp 2": {"world_size": 2},
+}
 # The large ones take seconds to build, and VGG16 half a gigabyte to broadcast.
-SKIPPED = {(name, "ddp 1") for name in ("vgg16", "alexnet", "densenet121", "squeezenet1_0")} | {("vgg16", "ddp 2")}
+SKIPPED = {(name, "ddp 1") for name in ("vgg16", "alexnet", "densenet121", "squeezenet1_0")} | {
+    ("vgg16", "ddp 2")
+}
 MORE: dict[str, dict[str, Any]] = {
-    "batch norm": {"model": {"kind": "cnn", "network": "resnet18", "image_size": 32}, "data": "digits", "world_size": 2},
-    "classic": {"model": CLASSIFIER, "data": "topics", "strategy": "single", "loader": "classic", "loader_workers": 3},
-    "classic in process": {"model": CLASSIFIER, "data": "topics", "world_size": 2, "loader": "classic", "grad_accum": 2},
+    "batch norm": {
+        "model": {"kind": "cnn", "network": "resnet18", "image_size": 32},
+        "data": "digits",
+        "world_size": 2,
+    },
+    "classic": {
+        "model": CLASSIFIER,
+        "data": "topics",
+        "strategy": "single",
+        "loader": "classic",
+        "loader_workers": 3,
+    },
+    "classic in process": {
+        "model": CLASSIFIER,
+        "data": "topics",
+        "world_size": 2,
+        "loader": "classic",
+        "grad_accum": 2,
+    },
     "fast": {"model": CLASSIFIER, "data": "topics", "strategy": "single"},
 }
 
@@ -59,10 +94,16 @@ def quiet(*told: object) -> None:
 def runs(root: Path) -> dict[str, Run]:
     """Every workload in every way; the pretrained ones with the weights below `root`."""
     contents = {name: dict(content) for name, content in WORKLOADS.items()}
-    contents["distilbert"]["model"] = pretrained_folders.distilbert_config(root / "encoder", block_size=16)
+    contents["distilbert"]["model"] = pretrained_folders.distilbert_config(
+        root / "encoder", block_size=16
+    )
     contents["gpt2 weights"]["model"] = pretrained_folders.gpt2_config(root / "gpt2", positions=16)
     ways = itertools.product(contents.items(), WAYS.items())
-    whole = {f"{name} {way}": content | changes for (name, content), (way, changes) in ways if (name, way) not in SKIPPED}
+    whole = {
+        f"{name} {way}": content | changes
+        for (name, content), (way, changes) in ways
+        if (name, way) not in SKIPPED
+    }
     return {name: Run.model_validate(BASE | content) for name, content in (whole | MORE).items()}
 
 
@@ -85,7 +126,9 @@ def run_all(rank: int, root: str) -> dict[str, Measured | None]:
                 rendezvous=folder / "address",
                 timeout_s=60.0,
             )
-            measured[name] = measure(run, place, data_root=Path(root), folder=folder, progress=quiet)
+            measured[name] = measure(
+                run, place, data_root=Path(root), folder=folder, progress=quiet
+            )
     return measured
 
 
@@ -99,7 +142,10 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def measured(root: Path) -> dict[str, Measured]:
-    with pytest.MonkeyPatch.context() as patch, ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as pool:
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as pool,
+    ):
         patch.setenv("LAB_CACHE", str(root / "cache"))
         patch.setenv("OMP_NUM_THREADS", "1")
         answers = list(pool.map(run_all, range(2), [str(root)] * 2))
@@ -107,9 +153,12 @@ def measured(root: Path) -> dict[str, Measured]:
 
 
 @pytest.mark.parametrize(
-    ("name", "way"), [pair for pair in itertools.product(WORKLOADS, ("ddp 1", "ddp 2")) if pair not in SKIPPED]
+    ("name", "way"),
+    [pair for pair in itertools.product(WORKLOADS, ("ddp 1", "ddp 2")) if pair not in SKIPPED],
 )
-def test_the_same_learning_however_the_batch_is_split(measured: dict[str, Measured], name: str, way: str) -> None:
+def test_the_same_learning_however_the_batch_is_split(
+    measured: dict[str, Measured], name: str, way: str
+) -> None:
     alone, found = measured[f"{name} single"].quality, measured[f"{name} {way}"].quality
     assert found.depends_on_split is None
     assert found.loss == pytest.approx(alone.loss, rel=TOLERANCE)
@@ -137,24 +186,48 @@ def test_what_is_measured_is_whole(measured: dict[str, Measured], root: Path, na
 
 def test_batch_norm_is_said_to_depend_on_the_split(measured: dict[str, Measured]) -> None:
     found = measured["batch norm"]
-    assert found.quality.depends_on_split == "batch norm takes its statistics from each rank's micro-batch"
-    assert np.isfinite(found.quality.loss).all() and math.isfinite(found.quality.validation_loss or math.nan)
+    assert (
+        found.quality.depends_on_split
+        == "batch norm takes its statistics from each rank's micro-batch"
+    )
+    assert np.isfinite(found.quality.loss).all() and math.isfinite(
+        found.quality.validation_loss or math.nan
+    )
     assert found.checks["same_parameters"]
 
 
-def test_both_loaders_give_the_same_samples_in_the_same_order(measured: dict[str, Measured]) -> None:
+def test_both_loaders_give_the_same_samples_in_the_same_order(
+    measured: dict[str, Measured],
+) -> None:
     assert measured["classic"].quality == measured["fast"].quality
-    assert measured["classic in process"].quality.loss == pytest.approx(measured["fast"].quality.loss, rel=TOLERANCE)
+    assert measured["classic in process"].quality.loss == pytest.approx(
+        measured["fast"].quality.loss, rel=TOLERANCE
+    )
     assert measured["classic"].environment.data_sha256 == measured["fast"].environment.data_sha256
 
 
-def test_the_audit_finds_more_loader_processes_than_cores(measured: dict[str, Measured], root: Path) -> None:
+def test_the_audit_finds_more_loader_processes_than_cores(
+    measured: dict[str, Measured], root: Path
+) -> None:
     records = []
     for name in ("classic", "fast"):
         run = runs(root)[name]
-        times = {"started_at": "2025-01-01T00:00:00+00:00", "finished_at": "2025-01-01T00:01:00+00:00"}
+        times = {
+            "started_at": "2025-01-01T00:00:00+00:00",
+            "finished_at": "2025-01-01T00:01:00+00:00",
+        }
         parts = {field: getattr(measured[name], field) for field in Measured.__dataclass_fields__}
-        records.append(Record(run_id=run.id, repeat=0, run=run, status="completed", **times, **parts))
-    stalls = [finding for finding in apply_rules(from_records(records)).findings if finding.rule == "data-stall"]
-    crowded = [finding for finding in stalls if "Loader processes outnumber the CPUs (3 on 1)" in finding.evidence]
+        records.append(
+            Record(run_id=run.id, repeat=0, run=run, status="completed", **times, **parts)
+        )
+    stalls = [
+        finding
+        for finding in apply_rules(from_records(records)).findings
+        if finding.rule == "data-stall"
+    ]
+    crowded = [
+        finding
+        for finding in stalls
+        if "Loader processes outnumber the CPUs (3 on 1)" in finding.evidence
+    ]
     assert [finding.records for finding in crowded] == [(f"{records[0].run_id}/0",)]

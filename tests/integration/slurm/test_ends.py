@@ -17,8 +17,24 @@ from lab.config.study import Study, Task
 from lab.launch.launcher import Jobs
 from lab.records.store import Record
 
-PROFILE = {"executor": "slurm", "device": "cpu", "hang_timeout_s": 15, "time_limit_min": 30, "cores_per_node": 4, "mem_gb": 7.5}
-ALONE = ["scancel", "memory", "gpu memory", "exception", "node failure", "record lost", "time limit", "cancelled"]
+PROFILE = {
+    "executor": "slurm",
+    "device": "cpu",
+    "hang_timeout_s": 15,
+    "time_limit_min": 30,
+    "cores_per_node": 4,
+    "mem_gb": 7.5,
+}
+ALONE = [
+    "scancel",
+    "memory",
+    "gpu memory",
+    "exception",
+    "node failure",
+    "record lost",
+    "time limit",
+    "cancelled",
+]
 PAIRS = ["exception on rank 1", "hang", "killed", "logs deleted"]
 
 
@@ -69,8 +85,13 @@ def ended(record: Record) -> tuple[str, str | None, int | None]:
     return record.status, record.error and record.error.type, record.error and record.error.rank
 
 
-def test_all_jobs_of_a_shape_are_one_array_submitted_before_the_first_ends(running: Running) -> None:
-    ids = {name: await_state(running.study, task, lambda s: bool(s.job_id)).job_id for name, task in running.tasks.items()}
+def test_all_jobs_of_a_shape_are_one_array_submitted_before_the_first_ends(
+    running: Running,
+) -> None:
+    ids = {
+        name: await_state(running.study, task, lambda s: bool(s.job_id)).job_id
+        for name, task in running.tasks.items()
+    }
     arrays = [{ids[name].split("_")[0] for name in names} for names in (ALONE, PAIRS)]
     assert [len(array) for array in arrays] == [1, 1] and arrays[0] != arrays[1]
     assert len(set(ids.values())) == len(running.tasks)
@@ -83,7 +104,12 @@ def test_cancelled_from_outside(running: Running) -> None:
     running.slurm.ask("scancel", running.job("scancel"))
     record = await_record(running.study, running.tasks["scancel"])
     assert ended(record)[:2] == ("cancelled", "Cancelled")
-    assert record.allocation is not None and record.allocation.nodes and record.error is not None and record.error.log
+    assert (
+        record.allocation is not None
+        and record.allocation.nodes
+        and record.error is not None
+        and record.error.log
+    )
 
 
 def test_killed_by_the_memory_limit(running: Running) -> None:
@@ -93,7 +119,8 @@ def test_killed_by_the_memory_limit(running: Running) -> None:
 
 def test_out_of_memory_on_the_gpu(running: Running) -> None:
     record = running.end(
-        "gpu memory", "import torch; raise torch.OutOfMemoryError('CUDA out of memory. Tried to allocate 2 GiB')"
+        "gpu memory",
+        "import torch; raise torch.OutOfMemoryError('CUDA out of memory. Tried to allocate 2 GiB')",
     )
     assert ended(record) == ("oom", "OutOfMemoryError", 0)
 
@@ -101,7 +128,11 @@ def test_out_of_memory_on_the_gpu(running: Running) -> None:
 def test_python_exception(running: Running) -> None:
     record = running.end("exception", "print('last words'); raise ValueError('planted')")
     assert ended(record) == ("failed", "ValueError", 0)
-    assert record.error is not None and "last words" in record.error.log and "planted" in record.error.traceback
+    assert (
+        record.error is not None
+        and "last words" in record.error.log
+        and "planted" in record.error.traceback
+    )
     assert record.allocation is not None and record.allocation.job_id and record.allocation.cpus
 
 
@@ -124,13 +155,19 @@ def test_record_that_the_job_could_not_write(running: Running) -> None:
     """A disk that is full, for the job: every file that it writes is refused."""
     full = "import resource, signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN); resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))"
     record = running.end("record lost", f"{full}; raise ValueError('planted')")
-    assert record.status == "failed" and record.error is not None and running.job("record lost") in record.error.message
+    assert (
+        record.status == "failed"
+        and record.error is not None
+        and running.job("record lost") in record.error.message
+    )
 
 
 def test_logs_deleted_while_the_job_runs(running: Running) -> None:
     task = running.tasks["logs deleted"]
     state = await_steps(running.study, task)
-    subprocess.run(["rm", "-r", str(running.study.out / "runs" / task.run.id / "0" / "log")], check=True)
+    subprocess.run(
+        ["rm", "-r", str(running.study.out / "runs" / task.run.id / "0" / "log")], check=True
+    )
     running.faults.order(running.study, task, "raise ValueError('planted')", rank=1)
     record = await_record(running.study, task)
     assert ended(record) == ("failed", "ValueError", 1) and record.allocation is not None
@@ -139,7 +176,11 @@ def test_logs_deleted_while_the_job_runs(running: Running) -> None:
 
 def test_time_limit(running: Running) -> None:
     record = await_record(running.study, running.tasks["time limit"])
-    assert ended(record)[:2] == ("timeout", "TimeLimit") and record.error is not None and "time_limit_min" in record.error.message
+    assert (
+        ended(record)[:2] == ("timeout", "TimeLimit")
+        and record.error is not None
+        and "time_limit_min" in record.error.message
+    )
 
 
 def test_node_failure(running: Running) -> None:
@@ -147,20 +188,32 @@ def test_node_failure(running: Running) -> None:
     job = running.job("node failure")
     running.slurm.ask("scontrol", "update", f"JobId={job}", "Requeue=0")
     node = running.slurm.ask("squeue", "-h", "--array", "-j", job, "-o", "%N").strip()
-    others = running.slurm.ask("squeue", "-h", "--array", "-t", "running", "-w", node, "-o", "%i").split()
+    others = running.slurm.ask(
+        "squeue", "-h", "--array", "-t", "running", "-w", node, "-o", "%i"
+    ).split()
     running.slurm.ask("scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=test")
     running.slurm.ask("scontrol", "update", f"NodeName={node}", "State=RESUME")
-    assert ended(await_record(running.study, running.tasks["node failure"]))[:2] == ("failed", "NodeFailure")
-    for name in set(running.tasks) - {"node failure"}:  # its neighbours were put back into the queue
+    assert ended(await_record(running.study, running.tasks["node failure"]))[:2] == (
+        "failed",
+        "NodeFailure",
+    )
+    for name in set(running.tasks) - {
+        "node failure"
+    }:  # its neighbours were put back into the queue
         if state_of(running.study, running.tasks[name]).job_id in others:
             await_state(running.study, running.tasks[name], lambda state: not state.ended)
 
 
-def test_cancel_from_another_process_ends_what_is_left_and_the_next_call_goes_on(running: Running) -> None:
+def test_cancel_from_another_process_ends_what_is_left_and_the_next_call_goes_on(
+    running: Running,
+) -> None:
     """Whatever the tests above have not ended is ended here; the driver of this process is told."""
     await_state(running.study, running.tasks["cancelled"], lambda state: state.state == "running")
     assert lab.cancel(running.study) >= 1
-    assert ended(await_record(running.study, running.tasks["cancelled"]))[:2] == ("cancelled", "Cancelled")
+    assert ended(await_record(running.study, running.tasks["cancelled"]))[:2] == (
+        "cancelled",
+        "Cancelled",
+    )
     with pytest.raises(lab.LabError, match="cancelled by `lab cancel`"):
         running.jobs.wait(progress=False)
     assert all(state_of(running.study, task).ended for task in running.tasks.values())

@@ -22,7 +22,9 @@ PROFILES = {
 }
 
 
-def test_slurm_gives_the_report_of_this_machine(make_study: StudyMaker, tmp_path: Path, slurm_cluster: Slurm) -> None:
+def test_slurm_gives_the_report_of_this_machine(
+    make_study: StudyMaker, tmp_path: Path, slurm_cluster: Slurm
+) -> None:
     outlines, curves = {}, {}
     for name, keys in PROFILES.items():
         profile = tmp_path / f"{name.replace(' ', '-')}.yaml"
@@ -39,7 +41,9 @@ def test_slurm_gives_the_report_of_this_machine(make_study: StudyMaker, tmp_path
         curves[name] = [record.quality.loss for record in records if record.quality]
         made = lab.report(study)
         assert made.pdf.read_bytes().startswith(b"%PDF")
-        outlines[name] = re.findall(r"<h[23][^>]*>(.*?)</h[23]>", made.html.read_text(), flags=re.DOTALL)
+        outlines[name] = re.findall(
+            r"<h[23][^>]*>(.*?)</h[23]>", made.html.read_text(), flags=re.DOTALL
+        )
     for name in ("two nodes", "one node"):
         assert curves[name] == [pytest.approx(curve, rel=1e-6) for curve in curves["here"]]
         assert outlines[name] == outlines["here"]

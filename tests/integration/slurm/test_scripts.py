@@ -31,16 +31,22 @@ extra: {{comment: "a test's own"}}
 """
 
 
-def test_study_runs_from_its_scripts(slurm_cluster: Slurm, make_study: StudyMaker, tmp_path: Path) -> None:
+def test_study_runs_from_its_scripts(
+    slurm_cluster: Slurm, make_study: StudyMaker, tmp_path: Path
+) -> None:
     ready, profile = tmp_path / "ready.sh", tmp_path / "site.yaml"
     ready.write_text(f"export PYTHONPATH={ROOT} READY=yes\n")
     profile.write_text(PROFILE.format(python=sys.executable, ready=ready))
     study = Study.load(make_study())
     written = {path.name: path for path in options.write_scripts(study, profile, tmp_path / "jobs")}
     # Of two nodes with one rank each, as a study's array.
-    job = slurm_cluster.ask("sbatch", "--parsable", f"--chdir={tmp_path}", str(written["x2.sbatch"])).strip()
+    job = slurm_cluster.ask(
+        "sbatch", "--parsable", f"--chdir={tmp_path}", str(written["x2.sbatch"])
+    ).strip()
     deadline = time.monotonic() + 90
-    while (state := slurm_cluster.ask("squeue", "-h", "--states=all", "-o", "%T %N", "-j", job).strip()).split()[0] in {
+    while (
+        state := slurm_cluster.ask("squeue", "-h", "--states=all", "-o", "%T %N", "-j", job).strip()
+    ).split()[0] in {
         "PENDING",
         "RUNNING",
         "COMPLETING",
@@ -53,5 +59,9 @@ def test_study_runs_from_its_scripts(slurm_cluster: Slurm, make_study: StudyMake
     assert record.completed and record.run.world_size == 2
     assert record.environment is not None and record.environment.slurm_job_id is not None
     asked = slurm_cluster.ask("scontrol", "show", "job", job)
-    assert "NumNodes=2" in asked and "Comment=a test's own" in asked and "TresPerNode=gres:gpu:1" in asked
+    assert (
+        "NumNodes=2" in asked
+        and "Comment=a test's own" in asked
+        and "TresPerNode=gres:gpu:1" in asked
+    )
     assert "done" in log.read_text()

@@ -49,13 +49,21 @@ def driver(study: Path, profile: Path) -> subprocess.Popen[str]:
     """Only measures, and makes no report."""
     code = f"import lab; lab.launch(lab.Study.load({str(study)!r}), {str(profile)!r}).wait(progress=False)"
     return subprocess.Popen(
-        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+        [sys.executable, "-c", code],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
     )
 
 
 def command(*words: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "lab", *map(str, words)], capture_output=True, text=True, check=False, timeout=60
+        [sys.executable, "-m", "lab", *map(str, words)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
     )
 
 
@@ -68,7 +76,11 @@ def submitted(study: Study) -> int:
 def written_at(study: Study) -> dict[str, int]:
     """When each complete record was written."""
     paths = {task.label: Store(study.out).folder(task) / "record.json" for task in study.tasks}
-    return {label: path.stat().st_mtime_ns for label, path in paths.items() if (found := read_record(path)) and found.completed}
+    return {
+        label: path.stat().st_mtime_ns
+        for label, path in paths.items()
+        if (found := read_record(path)) and found.completed
+    }
 
 
 def test_driver_killed_at_twenty_random_moments_submits_nothing_twice_and_loses_nothing(
@@ -95,7 +107,11 @@ def test_driver_killed_at_twenty_random_moments_submits_nothing_twice_and_loses_
     assert submitted(study) == len(study.tasks)
     record = Store(study.out).read(next(task for task in study.tasks if task.run.world_size == 2))
     assert record is not None and record.allocation is not None
-    assert len(record.allocation.nodes) == 2 and len(record.allocation.gpus) == 1 and record.allocation.queue_time is not None
+    assert (
+        len(record.allocation.nodes) == 2
+        and len(record.allocation.gpus) == 1
+        and record.allocation.queue_time is not None
+    )
 
 
 def test_preempted_run_goes_on_from_its_checkpoint_with_the_same_losses(
@@ -104,14 +120,29 @@ def test_preempted_run_goes_on_from_its_checkpoint_with_the_same_losses(
     """Of two equal runs on two ranks, one is thrown out by a job of higher priority. The controller is restarted, too."""
     faults = Faults.planted(tmp_path / "faults", monkeypatch, pace=0.1)
     study = Study.load(
-        make_study(base=LONG | {"steps": 200}, grid={"world_size": [2]}, baseline={"world_size": 2}, repeats=2, scaling="none")
+        make_study(
+            base=LONG | {"steps": 200},
+            grid={"world_size": [2]},
+            baseline={"world_size": 2},
+            repeats=2,
+            scaling="none",
+        )
     )
     assert faults.folder.is_dir()
-    path = written(tmp_path / "cluster.yaml", partition="scavenge", gpus_per_node=2, nodes=1, mem_gb=4, checkpoint_every_min=0.03)
+    path = written(
+        tmp_path / "cluster.yaml",
+        partition="scavenge",
+        gpus_per_node=2,
+        nodes=1,
+        mem_gb=4,
+        checkpoint_every_min=0.03,
+    )
     jobs = lab.launch(study, str(path))
     victim = await_steps(study, study.tasks[0])
     checkpoints = Store(study.out).folder(study.tasks[0]) / "checkpoint"
-    await_state(study, study.tasks[0], lambda state: state.step > 30 and any(checkpoints.glob("0*")))
+    await_state(
+        study, study.tasks[0], lambda state: state.step > 30 and any(checkpoints.glob("0*"))
+    )
     node = slurm_cluster.ask("squeue", "-h", "--array", "-j", victim.job_id, "-o", "%N").strip()
     slurm_cluster.ask("srun", "-p", "debug", "--exclusive", "-w", node, "true", timeout_s=60)
     slurm_cluster.stop_controller()
@@ -121,12 +152,18 @@ def test_preempted_run_goes_on_from_its_checkpoint_with_the_same_losses(
     thrown_out, other = jobs.wait(progress=False)
     assert thrown_out.completed and other.completed and thrown_out.allocation is not None
     assert thrown_out.allocation.requeues == 1
-    assert thrown_out.quality is not None and other.quality is not None and thrown_out.timing is not None
+    assert (
+        thrown_out.quality is not None
+        and other.quality is not None
+        and thrown_out.timing is not None
+    )
     assert thrown_out.quality.loss == pytest.approx(other.quality.loss, rel=1e-6)
     assert thrown_out.timing.measured_steps < 200 - 30, "it began anew"
 
 
-def test_two_drivers_share_a_study_of_which_a_record_is_half_written(make_study: StudyMaker, profile: Path) -> None:
+def test_two_drivers_share_a_study_of_which_a_record_is_half_written(
+    make_study: StudyMaker, profile: Path
+) -> None:
     folder = make_study()
     study = Study.load(folder)
     record = Store(study.out).folder(study.tasks[0]) / "record.json"
@@ -144,17 +181,30 @@ def test_jobs_that_never_start_tell_why_and_another_terminal_attaches_and_cancel
 ) -> None:
     """All nodes are drained: a detached driver is killed, status tells the reason, cancel ends what waits."""
     study = Study.load(make_study())
-    slurm_cluster.ask("scontrol", "update", f"NodeName={','.join(slurm_cluster.nodes())}", "State=DRAIN", "Reason=test")
+    slurm_cluster.ask(
+        "scontrol",
+        "update",
+        f"NodeName={','.join(slurm_cluster.nodes())}",
+        "State=DRAIN",
+        "Reason=test",
+    )
     try:
-        pid = json.loads(command("run", study.folder, "--cluster", profile, "--detach", "--json").stdout)["pid"]
+        pid = json.loads(
+            command("run", study.folder, "--cluster", profile, "--detach", "--json").stdout
+        )["pid"]
         await_state(
             study,
             study.tasks[1],
-            lambda state: (state.state == "pending" and "avail" in state.reason.lower()) or "Node" in state.reason,
+            lambda state: (
+                (state.state == "pending" and "avail" in state.reason.lower())
+                or "Node" in state.reason
+            ),
         )
         os.kill(pid, signal.SIGKILL)
         rows = json.loads(command("status", study.folder, "--json").stdout)
-        assert [row["state"] for row in rows] == ["pending"] * 2 and all(row["job"] and row["reason"] for row in rows)
+        assert [row["state"] for row in rows] == ["pending"] * 2 and all(
+            row["job"] and row["reason"] for row in rows
+        )
         attached = driver(study.folder, profile)
         time.sleep(3)
         answer = command("cancel", study.folder)
@@ -163,7 +213,9 @@ def test_jobs_that_never_start_tell_why_and_another_terminal_attaches_and_cancel
         assert attached.returncode == 1 and "cancelled by `lab cancel`" in output
         assert submitted(study) == 2
     finally:
-        slurm_cluster.ask("scontrol", "update", f"NodeName={','.join(slurm_cluster.nodes())}", "State=RESUME")
+        slurm_cluster.ask(
+            "scontrol", "update", f"NodeName={','.join(slurm_cluster.nodes())}", "State=RESUME"
+        )
     assert [record.status for record in lab.load_records(study)] == ["cancelled"] * 2
 
 
@@ -177,9 +229,15 @@ REFUSED = {
 
 @pytest.mark.parametrize(("keys", "blamed"), REFUSED.values(), ids=REFUSED.keys())
 def test_what_slurm_refuses_is_an_error_of_the_profile_before_anything_is_submitted(
-    make_study: StudyMaker, tmp_path: Path, slurm_cluster: Slurm, keys: dict[str, object], blamed: str
+    make_study: StudyMaker,
+    tmp_path: Path,
+    slurm_cluster: Slurm,
+    keys: dict[str, object],
+    blamed: str,
 ) -> None:
-    study = Study.load(make_study(grid={"global_batch_size": [8], "world_size": [8]}, baseline={"world_size": 8}))
+    study = Study.load(
+        make_study(grid={"global_batch_size": [8], "world_size": [8]}, baseline={"world_size": 8})
+    )
     with pytest.raises(lab.InputError) as refused:
         lab.launch(study, str(written(tmp_path / "cluster.yaml", **({"gpus_per_node": 4} | keys))))
     assert [problem.where for problem in refused.value.problems] == [blamed]
@@ -191,7 +249,9 @@ def one_run(make_study: StudyMaker) -> Iterator[Study]:
     yield Study.load(make_study(grid={"global_batch_size": [4], "world_size": [1]}))
 
 
-def test_node_without_torch_is_a_bad_node(one_run: Study, profile: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_node_without_torch_is_a_bad_node(
+    one_run: Study, profile: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     faults = Faults.planted(tmp_path / "faults", monkeypatch)
     (faults.folder / "no-torch").touch()
     (record,) = lab.launch(one_run, str(profile)).wait(progress=False)
@@ -202,10 +262,14 @@ def test_node_without_torch_is_a_bad_node(one_run: Study, profile: Path, tmp_pat
 def test_node_without_python_is_a_bad_node_and_the_next_call_measures(
     one_run: Study, tmp_path: Path, slurm_cluster: Slurm
 ) -> None:
-    (record,) = lab.launch(one_run, str(written(tmp_path / "bad.yaml", python="/nowhere/python"))).wait(progress=False)
+    (record,) = lab.launch(
+        one_run, str(written(tmp_path / "bad.yaml", python="/nowhere/python"))
+    ).wait(progress=False)
     assert record.status == "failed" and record.error is not None and record.error.type == "BadNode"
     assert "127.0.0." in record.error.message and "/nowhere/python" in record.error.log
-    (again,) = lab.launch(one_run, str(written(tmp_path / "bad.yaml")), snapshot=True).wait(progress=False)
+    (again,) = lab.launch(one_run, str(written(tmp_path / "bad.yaml")), snapshot=True).wait(
+        progress=False
+    )
     assert again.completed and len(list(one_run.out.glob("code/*/lab"))) == 1
     assert list(one_run.out.glob("runs/*/0/log/*.record.json")), "the earlier failure is kept"
 
@@ -225,7 +289,9 @@ def test_two_jobs_on_one_node_use_different_gpus(
     jobs.wait(progress=False)
     gpus = [record.allocation.gpus for record in records if record.allocation]
     assert sorted(gpus) == [["0"], ["1"]]
-    assert [record.allocation.nodes for record in records if record.allocation] == [["127.0.0.4"]] * 2
+    assert [record.allocation.nodes for record in records if record.allocation] == [
+        ["127.0.0.4"]
+    ] * 2
     assert [[record.error.message] for record in records if record.error] == gpus
 
 
@@ -233,11 +299,21 @@ def test_accounting_remembers_what_squeue_has_forgotten(slurm_accounting: Slurm)
     name = "lab-accounted"
     script = 'test "$SLURM_ARRAY_TASK_ID" != 1'
     job = slurm_accounting.ask(
-        "sbatch", "--parsable", "-o", "/dev/null", "--array=0-1", f"--job-name={name}", "--wrap", script
+        "sbatch",
+        "--parsable",
+        "-o",
+        "/dev/null",
+        "--array=0-1",
+        f"--job-name={name}",
+        "--wrap",
+        script,
     ).strip()
     deadline = time.monotonic() + 30
     while len([state for state in accounted([name]).values() if state.ended]) < 2:
         assert time.monotonic() < deadline
         time.sleep(0.2)
-    assert {key: state.state for key, state in accounted([name]).items()} == {f"{job}_0": "COMPLETED", f"{job}_1": "FAILED"}
+    assert {key: state.state for key, state in accounted([name]).items()} == {
+        f"{job}_0": "COMPLETED",
+        f"{job}_1": "FAILED",
+    }
     assert accounted([name])[f"{job}_1"].exit_code == "1:0"

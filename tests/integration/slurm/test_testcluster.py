@@ -17,7 +17,9 @@ PROGRAM = Path(testcluster.__file__)
 
 def batch(slurm: Slurm, script: str, *options: str) -> str:
     """Submit a script; returns its job id."""
-    return slurm.ask("sbatch", "--parsable", "--output=/dev/null", *options, "--wrap", script).strip()
+    return slurm.ask(
+        "sbatch", "--parsable", "--output=/dev/null", *options, "--wrap", script
+    ).strip()
 
 
 def state(slurm: Slurm, job: str) -> str:
@@ -39,7 +41,10 @@ def test_one_job_step_spans_all_nodes(slurm_cluster: Slurm) -> None:
 
 def test_two_jobs_on_one_node_get_different_gpus(slurm_cluster: Slurm, tmp_path: Path) -> None:
     script = "echo $CUDA_VISIBLE_DEVICES $SLURM_JOB_GPUS >{out}; until [ -e {other} ]; do sleep 0.05; done"
-    first, second = tmp_path / "first", tmp_path / "second"  # each waits for the other: they run at the same time
+    first, second = (
+        tmp_path / "first",
+        tmp_path / "second",
+    )  # each waits for the other: they run at the same time
     options = ("--nodelist=127.0.0.2", "--gres=gpu:2", "--mem=100")
     jobs = [
         batch(slurm_cluster, script.format(out=first, other=second), *options),
@@ -47,7 +52,10 @@ def test_two_jobs_on_one_node_get_different_gpus(slurm_cluster: Slurm, tmp_path:
     ]
     for job in jobs:
         await_state(slurm_cluster, job, "COMPLETED")
-    assert sorted(path.read_text().split() for path in (first, second)) == [["0,1", "0,1"], ["2,3", "2,3"]]
+    assert sorted(path.read_text().split() for path in (first, second)) == [
+        ["0,1", "0,1"],
+        ["2,3", "2,3"],
+    ]
 
 
 def test_more_gpus_than_a_node_has_are_refused(slurm_cluster: Slurm) -> None:
@@ -58,15 +66,31 @@ def test_more_gpus_than_a_node_has_are_refused(slurm_cluster: Slurm) -> None:
 def test_memory_limit_is_enforced(slurm_cluster: Slurm) -> None:
     eater = f"exec {sys.executable} -c 'import time; b = bytearray(200 * 2**20); b[::4096] = b[::4096]; time.sleep(30)'"
     job = batch(slurm_cluster, eater, "--mem=50")
-    assert await_state(slurm_cluster, job, "FAILED", "CANCELLED", "OUT_OF_MEMORY", "COMPLETED") != "COMPLETED"
+    assert (
+        await_state(slurm_cluster, job, "FAILED", "CANCELLED", "OUT_OF_MEMORY", "COMPLETED")
+        != "COMPLETED"
+    )
 
 
-def test_preempted_job_is_warned_requeued_and_runs_again(slurm_cluster: Slurm, tmp_path: Path) -> None:
+def test_preempted_job_is_warned_requeued_and_runs_again(
+    slurm_cluster: Slurm, tmp_path: Path
+) -> None:
     told = tmp_path / "told"
     # Only the first time round it waits to be preempted.
-    script = f"trap 'echo warned >>{told}' USR1; trap : TERM; echo start $SLURM_RESTART_COUNT >>{told}; "
+    script = (
+        f"trap 'echo warned >>{told}' USR1; trap : TERM; echo start $SLURM_RESTART_COUNT >>{told}; "
+    )
     script += '[ -n "$SLURM_RESTART_COUNT" ] && exit; while true; do sleep 0.1; done'
-    job = batch(slurm_cluster, script, "-p", "scavenge", "--nodelist=127.0.0.5", "--exclusive", "--signal=B:USR1@60", "--requeue")
+    job = batch(
+        slurm_cluster,
+        script,
+        "-p",
+        "scavenge",
+        "--nodelist=127.0.0.5",
+        "--exclusive",
+        "--signal=B:USR1@60",
+        "--requeue",
+    )
     await_state(slurm_cluster, job, "RUNNING")
     while not told.exists():
         time.sleep(0.05)
@@ -75,7 +99,9 @@ def test_preempted_job_is_warned_requeued_and_runs_again(slurm_cluster: Slurm, t
     assert told.read_text().split() == ["start", "warned", "start", "1"]
 
 
-def test_running_job_survives_a_restart_of_the_controller(slurm_cluster: Slurm, tmp_path: Path) -> None:
+def test_running_job_survives_a_restart_of_the_controller(
+    slurm_cluster: Slurm, tmp_path: Path
+) -> None:
     go_on = tmp_path / "go-on"
     job = batch(slurm_cluster, f"until [ -e {go_on} ]; do sleep 0.05; done")
     await_state(slurm_cluster, job, "RUNNING")
@@ -103,7 +129,9 @@ def test_private_folder(slurm_cluster: Slurm) -> None:
 def test_accounting_knows_the_end_of_a_job(slurm_accounting: Slurm) -> None:
     job = batch(slurm_accounting, "exit 3")
     deadline = time.monotonic() + 30
-    while "FAILED" not in (told := slurm_accounting.ask("sacct", "-X", "-n", "-P", "-o", "State,ExitCode", "-j", job)):
+    while "FAILED" not in (
+        told := slurm_accounting.ask("sacct", "-X", "-n", "-P", "-o", "State,ExitCode", "-j", job)
+    ):
         assert time.monotonic() < deadline
         time.sleep(0.1)
     assert told.strip() == "FAILED|3:0"
@@ -127,16 +155,24 @@ def test_command_brings_it_up_and_leaves_nothing(
     assert up.returncode == 0 and f"export SLURM_CONF={folder}/slurm.conf" in up.stdout
     slurm = Slurm(folder)
     pid_file = tmp_path / "pid"
-    job = batch(slurm, f"setsid sleep 300 & echo $! >{pid_file}; wait")  # a task that leaves its session
+    job = batch(
+        slurm, f"setsid sleep 300 & echo $! >{pid_file}; wait"
+    )  # a task that leaves its session
     await_state(slurm, job, "RUNNING")
     while not (pid_file.exists() and pid_file.read_text()):
         time.sleep(0.05)
     assert job in command("status").stdout and "already" in command("up").stderr
-    user = subprocess.Popen(["sleep", "60"], env=slurm.environment)  # what a user started in a terminal of theirs
+    user = subprocess.Popen(
+        ["sleep", "60"], env=slurm.environment
+    )  # what a user started in a terminal of theirs
     owned = slurm.processes()
     assert int(pid_file.read_text()) in owned and user.pid not in owned
     assert command("down").returncode == 0
-    assert not [pid for pid in owned if psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE]
+    assert not [
+        pid
+        for pid in owned
+        if psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    ]
     assert not folder.exists() and user.poll() is None and slurm_cluster.nodes()
     user.kill()
     user.wait()
@@ -146,7 +182,8 @@ def test_command_brings_it_up_and_leaves_nothing(
 def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(testcluster, "SEARCH_PATH", "")
     with pytest.raises(
-        SlurmError, match="apt install --no-install-recommends munge slurmctld slurmd slurm-client slurmdbd mariadb-server-core"
+        SlurmError,
+        match="apt install --no-install-recommends munge slurmctld slurmd slurm-client slurmdbd mariadb-server-core",
     ):
         testcluster.up(tmp_path / "c", accounting=True)
 

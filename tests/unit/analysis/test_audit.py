@@ -23,8 +23,24 @@ from lab.records.store import Record
 
 TABLES = Path(__file__).parents[2] / "fixtures" / "tables"
 NAMES = {
-    *("slowest-rank", "communication-alone", "rank-imbalance", "super-linear", "equal-work", "two-writers", "phases-close"),
-    *("plausible-bandwidth", "data-stall", "cold-start", "repeats", "mixed-environment", "same-learning", "baseline"),
+    *(
+        "slowest-rank",
+        "communication-alone",
+        "rank-imbalance",
+        "super-linear",
+        "equal-work",
+        "two-writers",
+        "phases-close",
+    ),
+    *(
+        "plausible-bandwidth",
+        "data-stall",
+        "cold-start",
+        "repeats",
+        "mixed-environment",
+        "same-learning",
+        "baseline",
+    ),
     *("too-regular", "fixed-overhead", "emulated"),
 }
 
@@ -47,7 +63,10 @@ def frame(text: str) -> pd.DataFrame:
 
 
 def clean(
-    world_sizes: Sequence[int] = (1, 2, 4), batches: Sequence[int] = (64,), repeats: int = 3, **fields: Any
+    world_sizes: Sequence[int] = (1, 2, 4),
+    batches: Sequence[int] = (64,),
+    repeats: int = 3,
+    **fields: Any,
 ) -> list[Record]:
     """Records of a strong scaling study with a serial part, communication and 1 % of noise."""
     noise = np.random.default_rng(7)
@@ -57,12 +76,26 @@ def clean(
             for repeat in range(repeats):
                 wait = 0.004 * (size > 1)
                 work = (0.01 + 0.3 * batch / 64 / size) * noise.normal(1, 0.01)
-                parts = {"data": 0.01, "forward": 0.33, "backward": 0.54, "optimizer": 0.1, "h2d": 0.0, "other": 0.02}
+                parts = {
+                    "data": 0.01,
+                    "forward": 0.33,
+                    "backward": 0.54,
+                    "optimizer": 0.1,
+                    "h2d": 0.0,
+                    "other": 0.02,
+                }
                 phases = {name: share * work for name, share in parts.items()}
                 phases["backward"] += wait
                 told = (0.008 * noise.normal(1, 0.01), wait) if size > 1 else None
                 records.append(
-                    record(run(size, batch), repeat, step_time=work + wait, phases=phases, communication=told, **fields)
+                    record(
+                        run(size, batch),
+                        repeat,
+                        step_time=work + wait,
+                        phases=phases,
+                        communication=told,
+                        **fields,
+                    )
                 )
     return records
 
@@ -90,14 +123,22 @@ def test_no_records_are_checked_for_nothing() -> None:
 
 def test_strong_scaling_of_a_gpt() -> None:
     found = audit(TABLES / "gpt_strong_scaling.csv")
-    assert "4.25x on 4 ranks at batch 128, the slowest rank 2.95x" in evidence(found, "slowest-rank")
+    assert "4.25x on 4 ranks at batch 128, the slowest rank 2.95x" in evidence(
+        found, "slowest-rank"
+    )
     assert {finding.severity for finding in of(found, "slowest-rank")} == {"error"}
-    assert "50.93 s" in evidence(found, "communication-alone") and "25.31 s" in evidence(found, "communication-alone")
+    assert "50.93 s" in evidence(found, "communication-alone") and "25.31 s" in evidence(
+        found, "communication-alone"
+    )
     assert "1384.64 s against 806.75 s" in evidence(found, "rank-imbalance")
     assert "706.41 s against 415.71 s" in evidence(found, "rank-imbalance")
     assert len(of(found, "rank-imbalance")) == 3  # the ranks of batch 64 on 4 agree within 2 %
-    assert "4.25x on 4 ranks" in evidence(found, "super-linear") and "2.21x on 2 ranks" in evidence(found, "super-linear")
-    assert "unclear whether 'global_or_per_gpu_batch' is global or per rank" in evidence(found, "equal-work")
+    assert "4.25x on 4 ranks" in evidence(found, "super-linear") and "2.21x on 2 ranks" in evidence(
+        found, "super-linear"
+    )
+    assert "unclear whether 'global_or_per_gpu_batch' is global or per rank" in evidence(
+        found, "equal-work"
+    )
     assert [finding.severity for finding in of(found, "repeats")] == ["warning"]
     assert not of(found, "phases-close") and "phases-close" not in unchecked(found)
     assert {"two-writers", "plausible-bandwidth", "same-learning"} <= unchecked(found)
@@ -105,10 +146,16 @@ def test_strong_scaling_of_a_gpt() -> None:
 
 def test_negative_scaling_on_news() -> None:
     found = audit(TABLES / "agnews_negative_scaling.csv")
-    assert "from 32 to 128 on 4 ranks: 3750 steps of 5.21 ms against 938 of 45.14 ms" in evidence(found, "equal-work")
+    assert "from 32 to 128 on 4 ranks: 3750 steps of 5.21 ms against 938 of 45.14 ms" in evidence(
+        found, "equal-work"
+    )
     assert "8 on 4, 16 on 4" in evidence(found, "data-stall")
-    assert "40 MB per step (10,000,000 parameters in fp32)" in evidence(found, "plausible-bandwidth")
-    assert "speedup 0.46" in evidence(found, "fixed-overhead") and "speedup 0.80" in evidence(found, "fixed-overhead")
+    assert "40 MB per step (10,000,000 parameters in fp32)" in evidence(
+        found, "plausible-bandwidth"
+    )
+    assert "speedup 0.46" in evidence(found, "fixed-overhead") and "speedup 0.80" in evidence(
+        found, "fixed-overhead"
+    )
     assert not of(found, "super-linear") and "same-learning" in unchecked(found)
 
 
@@ -123,7 +170,9 @@ def test_stages_of_a_program() -> None:
 def test_two_gpus_without_nvlink() -> None:
     found = audit(TABLES / "gpt2_ddp_2x3090.csv")
     assert found.trustworthy
-    assert "speedup 0.65 (gpt2, block 128, ddp_no_nvlink), 19.56 s against 30.02 s" in evidence(found, "fixed-overhead")
+    assert "speedup 0.65 (gpt2, block 128, ddp_no_nvlink), 19.56 s against 30.02 s" in evidence(
+        found, "fixed-overhead"
+    )
     assert len(of(found, "repeats")) == 1
 
 
@@ -137,8 +186,14 @@ def test_collectives() -> None:
 
 
 def test_ranks_by_the_nodes_and_what_is_on_each() -> None:
-    found = audit(frame("nodes,gpus per node,epoch time,speedup\n1,4,01:12:30,1\n2,4,00:38:10,1.9\n4,4,00:15:02,4.82"))
-    assert "The speedup is 4.8x on 16 ranks (4350.00 s against 902.00 s)" in evidence(found, "super-linear")
+    found = audit(
+        frame(
+            "nodes,gpus per node,epoch time,speedup\n1,4,01:12:30,1\n2,4,00:38:10,1.9\n4,4,00:15:02,4.82"
+        )
+    )
+    assert "The speedup is 4.8x on 16 ranks (4350.00 s against 902.00 s)" in evidence(
+        found, "super-linear"
+    )
     assert "the ranks are the nodes times those on each" in evidence(found, "super-linear")
     found = audit(frame("nodes,step_s,comm_s\n1,1.0,0.1\n2,0.4,0.1"))
     assert "a node counts as one" in evidence(found, "super-linear")
@@ -162,7 +217,14 @@ gpus,global batch,trial,step time (ms),loss
 def test_a_clean_table_of_other_names_is_trustworthy() -> None:
     found = audit(frame(CLEAN_TABLE))
     assert found.findings == ()
-    assert {"super-linear", "repeats", "equal-work", "same-learning", "baseline", "too-regular"}.isdisjoint(unchecked(found))
+    assert {
+        "super-linear",
+        "repeats",
+        "equal-work",
+        "same-learning",
+        "baseline",
+        "too-regular",
+    }.isdisjoint(unchecked(found))
 
 
 def test_a_mapping_names_the_columns() -> None:
@@ -177,16 +239,20 @@ def test_a_mapping_names_the_columns() -> None:
 
 
 def test_a_wide_table_in_milliseconds() -> None:
-    found = audit(frame("model,time_1gpu_ms,time_2gpu_ms,time_4gpu_ms\nsmall,100,52,18\nlarge,900,460,250"))
-    assert "5.6x on 4 ranks at small (100.00 ms against 18.00 ms)" in evidence(found, "super-linear").replace(
-        "0.10 s", "100.00 ms"
+    found = audit(
+        frame("model,time_1gpu_ms,time_2gpu_ms,time_4gpu_ms\nsmall,100,52,18\nlarge,900,460,250")
     )
+    assert "5.6x on 4 ranks at small (100.00 ms against 18.00 ms)" in evidence(
+        found, "super-linear"
+    ).replace("0.10 s", "100.00 ms")
     assert len(of(found, "super-linear")) == 1
 
 
 def test_ranks_without_means_against_a_quoted_speedup() -> None:
     found = audit(frame("procs,rank,epoch_time,speedup\n1,0,100,1\n2,0,40,2.0\n2,1,60,2.0"))
-    assert "2.00x is quoted on 2 ranks, the slowest rank gives 1.67x" in evidence(found, "slowest-rank")
+    assert "2.00x is quoted on 2 ranks, the slowest rank gives 1.67x" in evidence(
+        found, "slowest-rank"
+    )
 
 
 def test_mean_and_slowest_as_columns() -> None:
@@ -210,7 +276,9 @@ def test_throughput_alone() -> None:
 
 def test_slowest_rank_of_records() -> None:
     item = next(item for item in clean() if item.run.world_size == 2)
-    slow = altered(item, "timing", per_rank=item.timing.per_rank | {"step": [item.timing.step.median, 1.5]})  # type: ignore[union-attr]
+    slow = altered(
+        item, "timing", per_rank=item.timing.per_rank | {"step": [item.timing.step.median, 1.5]}
+    )  # type: ignore[union-attr]
     assert "slowest rank takes 1.50 s" in evidence(audit([slow]), "slowest-rank")
 
 
@@ -226,12 +294,16 @@ def test_medians_of_ranks_within_the_interval_of_the_step_differ_by_chance() -> 
     assert item.timing is not None
     for low, rules in ((0.093, set()), (0.095, {"rank-imbalance"})):
         step = item.timing.step.model_copy(update={"interval": (low, 0.106)})
-        uneven = altered(item, "timing", step=step, per_rank=item.timing.per_rank | {"step": [0.094, 0.1]})
+        uneven = altered(
+            item, "timing", step=step, per_rank=item.timing.per_rank | {"step": [0.094, 0.1]}
+        )
         assert {finding.rule for finding in of(audit([uneven]), "rank-imbalance")} == rules
 
 
 @pytest.mark.parametrize(("measured", "severity"), [(2, "warning"), (25, "error")])
-def test_an_imbalance_of_few_steps_may_be_the_skew_at_their_ends(measured: int, severity: str) -> None:
+def test_an_imbalance_of_few_steps_may_be_the_skew_at_their_ends(
+    measured: int, severity: str
+) -> None:
     item = record(run(2, steps=5 + measured), step_time=0.1)
     step = item.timing.step.median  # type: ignore[union-attr]
     skewed = altered(item, "timing", per_rank=item.timing.per_rank | {"step": [step, step * 1.36]})  # type: ignore[union-attr]
@@ -239,7 +311,9 @@ def test_an_imbalance_of_few_steps_may_be_the_skew_at_their_ends(measured: int, 
 
 
 def test_communication_alone() -> None:
-    assert "5.00 ms" in evidence(audit([record(run(1), communication=(0.005, 0.001))]), "communication-alone")
+    assert "5.00 ms" in evidence(
+        audit([record(run(1), communication=(0.005, 0.001))]), "communication-alone"
+    )
     silent = audit(frame("gpus,step_ms,comm_ms\n1,100,0\n2,60,8"))
     assert not of(silent, "communication-alone") and "communication-alone" not in unchecked(silent)
     assert "communication-alone" in unchecked(audit(frame("gpus,step_ms,comm_ms\n2,60,8\n4,40,9")))
@@ -263,53 +337,81 @@ def test_equal_work() -> None:
 
 
 def test_two_writers() -> None:
-    table = "gpus,epoch,epoch_time,loss\n" + "\n".join(f"2,{epoch},{10 + 0.1 * epoch},2" for epoch in (1, 2, 2, 3, 1, 3))
+    table = "gpus,epoch,epoch_time,loss\n" + "\n".join(
+        f"2,{epoch},{10 + 0.1 * epoch},2" for epoch in (1, 2, 2, 3, 1, 3)
+    )
     found = audit(frame(table))
     assert [finding.severity for finding in of(found, "two-writers")] == ["error"]
-    ordered = audit(frame("gpus,epoch,epoch_time\n1,1,10.1\n1,2,10.2\n1,3,10\n2,1,5.5\n2,2,5.6\n2,3,5.4"))
+    ordered = audit(
+        frame("gpus,epoch,epoch_time\n1,1,10.1\n1,2,10.2\n1,3,10\n2,1,5.5\n2,2,5.6\n2,3,5.4")
+    )
     assert not of(ordered, "two-writers")
     records = clean()
     assert "has 2 records" in evidence(audit([*records, records[0]]), "two-writers")
     longer = altered(records[0], "quality", loss=losses(37))
-    assert "37 losses stand in a record of 30 steps" in evidence(audit([longer, *records[1:]]), "two-writers")
+    assert "37 losses stand in a record of 30 steps" in evidence(
+        audit([longer, *records[1:]]), "two-writers"
+    )
 
 
 def test_phases_close() -> None:
-    assert "parts do not add up" in evidence(audit([record(run(), phases={"backward": 0.02})]), "phases-close")
+    assert "parts do not add up" in evidence(
+        audit([record(run(), phases={"backward": 0.02})]), "phases-close"
+    )
     table = "gpus,step_ms,compute_ms,comm_ms,data_ms\n1,100,98,0,2\n2,{},50,8,2"
     assert not of(audit(frame(table.format("60"))), "phases-close")
-    assert not of(audit(frame(table.format("54"))), "phases-close")  # communication overlaps compute
-    assert "60.00 ms where the whole takes 90.00 ms" in evidence(audit(frame(table.format("90"))), "phases-close")
-    assert [item.severity for item in of(audit(frame(table.format("40"))), "phases-close")] == ["error"]
+    assert not of(
+        audit(frame(table.format("54"))), "phases-close"
+    )  # communication overlaps compute
+    assert "60.00 ms where the whole takes 90.00 ms" in evidence(
+        audit(frame(table.format("90"))), "phases-close"
+    )
+    assert [item.severity for item in of(audit(frame(table.format("40"))), "phases-close")] == [
+        "error"
+    ]
     exposed = "gpus,batch per gpu,step_ms,compute_ms,allreduce_ms,exposed comm (ms),gradient size (MB)\n2,32,231,210,60,21,500\n4,32,235,211,4,24,500"
     beyond = of(audit(frame(exposed)), "phases-close")
-    assert [item.severity for item in beyond] == ["error"] and "24.00 ms of communication are exposed" in beyond[0].evidence
+    assert [item.severity for item in beyond] == [
+        "error"
+    ] and "24.00 ms of communication are exposed" in beyond[0].evidence
     alone = audit(frame("gpus,step_ms,comm_ms,exposed_ms\n1,100,0,0\n2,60,20,30\n4,40,20,10"))
     assert "30.00 ms of communication are exposed" in evidence(alone, "phases-close")
-    assert "phases-close" in unchecked(audit(frame("gpus,step_ms,comm_ms,exposed_ms\n1,100,0,0\n2,60,20,10")))
+    assert "phases-close" in unchecked(
+        audit(frame("gpus,step_ms,comm_ms,exposed_ms\n1,100,0,0\n2,60,20,10"))
+    )
     checked = record(run(), phases={"backward": 0.052})
     assert of(audit([checked]), "phases-close")
-    assert not of(audit([checked.model_copy(update={"checks": {"phases_close": True}})]), "phases-close")
+    assert not of(
+        audit([checked.model_copy(update={"checks": {"phases_close": True}})]), "phases-close"
+    )
 
 
 def test_plausible_bandwidth() -> None:
     table = "gpus,nodes,params,step_ms,comm_ms\n1,1,100M,100,0\n4,1,100M,60,{}"
-    assert "more than the link carries" in evidence(audit(frame(table.format("0.1"))), "plausible-bandwidth")
+    assert "more than the link carries" in evidence(
+        audit(frame(table.format("0.1"))), "plausible-bandwidth"
+    )
     assert "less than a tenth" in evidence(audit(frame(table.format("900"))), "plausible-bandwidth")
     assert not of(audit(frame(table.format("30"))), "plausible-bandwidth")
     item = altered(record(run(2), communication=(0.001, 0.001)), "communication", bytes=5_000_000)
     assert not of(audit([item], calibration={2: 5e9}), "plausible-bandwidth")
     assert "calibrated at 1 GB/s" in evidence(audit([item], calibration=1e9), "plausible-bandwidth")
-    assert "calibrated at 100 GB/s" in evidence(audit([item], calibration=1e11), "plausible-bandwidth")
+    assert "calibrated at 100 GB/s" in evidence(
+        audit([item], calibration=1e11), "plausible-bandwidth"
+    )
     quoted = audit(frame("gpus,size_mb,busbw_gbps,link\n8,256,230,100GbE\n8,512,90,100GbE"))
     assert "28.8 GB/s is quoted" in evidence(quoted, "plausible-bandwidth")
     named = "gpus,params_m,step_s,compute_s,comm_s,link\n2,124,0.33,0.31,{},NVLink 600GB/s"
     assert not of(audit(frame(named.format("0.002"))), "plausible-bandwidth")
-    assert "than the link carries (600GB/s)" in evidence(audit(frame(named.format("0.0001"))), "plausible-bandwidth")
+    assert "than the link carries (600GB/s)" in evidence(
+        audit(frame(named.format("0.0001"))), "plausible-bandwidth"
+    )
 
 
 def test_data_stall() -> None:
-    assert "waiting for data" in evidence(audit([record(run(), phases={"data": 0.03, "backward": 0.026})]), "data-stall")
+    assert "waiting for data" in evidence(
+        audit([record(run(), phases={"data": 0.03, "backward": 0.026})]), "data-stall"
+    )
     table = "gpus,cpus,num_workers,step_ms\n1,8,4,100\n2,8,{},60"
     assert "16 on 8" in evidence(audit(frame(table.format(8))), "data-stall")
     assert not of(audit(frame(table.format(4))), "data-stall")
@@ -326,7 +428,9 @@ def test_repeats() -> None:
     assert [item.severity for item in of(audit(clean(repeats=1)), "repeats")] == ["warning"]
     assert [item.severity for item in of(audit(clean(repeats=2)), "repeats")] == ["note"]
     overlapping = audit(frame("gpus,step_ms,step_ms_std,n_runs\n1,100,9,5\n2,90,8,5"))
-    assert "their ranges overlap: 82.00 ms to 0.12 s and 74.00 ms to 0.11 s" in evidence(overlapping, "repeats")
+    assert "their ranges overlap: 82.00 ms to 0.12 s and 74.00 ms to 0.11 s" in evidence(
+        overlapping, "repeats"
+    )
     assert not of(audit(frame("gpus,step_ms,step_ms_std,n_runs\n1,100,1,5\n2,60,1,5")), "repeats")
 
 
@@ -335,7 +439,9 @@ def test_mixed_environment() -> None:
     other = altered(records[-1], "environment", versions={"torch": "2.6.0"})
     assert "torch 2.6.0" in evidence(audit([*records[:-1], other]), "mixed-environment")
     elsewhere = altered(records[-1], "environment", hosts=["node9"] * 4)
-    assert [item.severity for item in of(audit([*records[:-1], elsewhere]), "mixed-environment")] == ["note"]
+    assert [
+        item.severity for item in of(audit([*records[:-1], elsewhere]), "mixed-environment")
+    ] == ["note"]
     table = frame("gpus,host,torch_version,step_ms\n1,a,2.6,100\n2,a,2.7,60")
     assert "'2.6', '2.7'" in evidence(audit(table), "mixed-environment")
     hosts = frame("gpus,hostname,step_ms\n1,a,100\n2,b,60")
@@ -346,7 +452,13 @@ def emulated_records(bytes_per_s: float, **emulated: Any) -> list[Record]:
     """Clean records behind an emulated link, on which gradients of 10 MB move as fast as this."""
     place = Emulated(link=Link(bandwidth_gbit=1), way="namespaces", **emulated)
     return [
-        altered(item, "communication", bytes=10_000_000, total=stat(10e6 / bytes_per_s), exposed=stat(0.004))
+        altered(
+            item,
+            "communication",
+            bytes=10_000_000,
+            total=stat(10e6 / bytes_per_s),
+            exposed=stat(0.004),
+        )
         if item.run.world_size > 1
         else item
         for item in clean((1, 2), emulated=place)
@@ -357,10 +469,15 @@ def test_emulated() -> None:
     measured, unreal = clean((1, 2)), emulated_records(110e6)
     assert of(audit(measured), "emulated") == []
     (note,) = of(audit(unreal), "emulated")
-    assert note.severity == "note" and "All 6 results are emulated: 'link 1 Gbit/s'" in note.evidence
+    assert (
+        note.severity == "note" and "All 6 results are emulated: 'link 1 Gbit/s'" in note.evidence
+    )
     assert audit(unreal).trustworthy
     (error,) = of(audit(measured + unreal), "emulated")
-    assert error.severity == "error" and "6 of 12 results are emulated ('link 1 Gbit/s')" in error.evidence
+    assert (
+        error.severity == "error"
+        and "6 of 12 results are emulated ('link 1 Gbit/s')" in error.evidence
+    )
     asleep = emulated_records(110e6, compute=Compute(emulated="measured"))
     (warning,) = of(audit(unreal + asleep), "emulated")
     assert warning.severity == "warning" and "2 different emulations" in warning.evidence
@@ -369,46 +486,80 @@ def test_emulated() -> None:
 def test_an_emulated_link_is_held_to_its_name() -> None:
     assert of(audit(emulated_records(110e6)), "plausible-bandwidth") == []
     (slow,) = of(audit(emulated_records(30e6), calibration=0.03e9), "plausible-bandwidth")
-    assert slow.severity == "warning" and "24 % of the emulated link (1 Gbit/s, 0.125 GB/s)" in slow.evidence
+    assert (
+        slow.severity == "warning"
+        and "24 % of the emulated link (1 Gbit/s, 0.125 GB/s)" in slow.evidence
+    )
     (fast,) = of(audit(emulated_records(300e6)), "plausible-bandwidth")
     assert fast.severity == "error" and "more than the link carries" in fast.evidence
 
 
 def test_same_learning() -> None:
     records = clean()
-    strays = [altered(item, "quality", loss=losses(30, floor=4.0)) if item.run.world_size == 4 else item for item in records]
+    strays = [
+        altered(item, "quality", loss=losses(30, floor=4.0)) if item.run.world_size == 4 else item
+        for item in records
+    ]
     assert "% apart" in evidence(audit(strays), "same-learning")
     table = "gpus,global_batch,step_ms,accuracy\n1,64,100,91.0%\n2,64,60,{}"
     assert "7.0 points apart" in evidence(audit(frame(table.format("84.0%"))), "same-learning")
     assert not of(audit(frame(table.format("90.8%"))), "same-learning")
-    untold = of(audit(frame("gpus,epoch_s,test_acc\n1,100,91.2\n2,51,91.3\n4,26,71.0")), "same-learning")
-    assert [item.severity for item in untold] == ["note"] and "20.3 points apart at batches" in untold[0].evidence
-    assert not of(audit(frame("gpus,epoch_s,test_acc\n1,100,91.2\n2,51,91.3\n4,26,91.0")), "same-learning")
+    untold = of(
+        audit(frame("gpus,epoch_s,test_acc\n1,100,91.2\n2,51,91.3\n4,26,71.0")), "same-learning"
+    )
+    assert [item.severity for item in untold] == [
+        "note"
+    ] and "20.3 points apart at batches" in untold[0].evidence
+    assert not of(
+        audit(frame("gpus,epoch_s,test_acc\n1,100,91.2\n2,51,91.3\n4,26,91.0")), "same-learning"
+    )
 
 
 def test_learning_that_depends_on_the_split_is_compared_between_equal_splits() -> None:
-    ways = [record(run(2, 64, strategy="vanilla_data_parallel"), loss=losses(30)), record(run(2, 64), loss=losses(30, floor=4.0))]
+    ways = [
+        record(run(2, 64, strategy="vanilla_data_parallel"), loss=losses(30)),
+        record(run(2, 64), loss=losses(30, floor=4.0)),
+    ]
     assert of(audit(ways), "same-learning")
     reason = "dropout is drawn by each rank"
-    assert not of(audit([altered(item, "quality", depends_on_split=reason) for item in ways]), "same-learning")
+    assert not of(
+        audit([altered(item, "quality", depends_on_split=reason) for item in ways]), "same-learning"
+    )
     again = [ways[0], record(ways[0].run, 1, loss=losses(30, floor=4.0))]
-    assert of(audit([altered(item, "quality", depends_on_split=reason) for item in again]), "same-learning")
+    assert of(
+        audit([altered(item, "quality", depends_on_split=reason) for item in again]),
+        "same-learning",
+    )
 
 
 def test_baseline() -> None:
-    assert "no run at world size 1" in evidence(audit(frame("gpus,step_ms\n2,60\n4,35\n8,20")), "baseline")
+    assert "no run at world size 1" in evidence(
+        audit(frame("gpus,step_ms\n2,60\n4,35\n8,20")), "baseline"
+    )
     settings = audit(frame("gpus,precision,step_ms\n1,fp32,100\n2,bf16,40\n4,bf16,22"))
     assert "precision is fp32 at world size 1" in evidence(settings, "baseline")
     quoted = audit(frame("gpus,step_ms,speedup\n1,100,1\n2,60,1.67\n4,40,3.8"))
-    assert "3.80x is quoted on 4 ranks, and the table's own times give 2.50x" in evidence(quoted, "baseline")
+    assert "3.80x is quoted on 4 ranks, and the table's own times give 2.50x" in evidence(
+        quoted, "baseline"
+    )
     lame = audit(frame("gpus,speedup,efficiency\n1,1,100%\n4,3.0,95%"))
-    assert "efficiency of 95% on 4 ranks is quoted beside a speedup of 3.00x, which is 75%" in evidence(lame, "baseline")
+    assert (
+        "efficiency of 95% on 4 ranks is quoted beside a speedup of 3.00x, which is 75%"
+        in evidence(lame, "baseline")
+    )
     rates = audit(frame("gpus,images/sec,efficiency (%)\n1,219,100\n32,6640,94.7\n512,96000,91"))
-    assert "91% is quoted on 512 ranks, and the table's own numbers give 86%" in evidence(rates, "baseline")
+    assert "91% is quoted on 512 ranks, and the table's own numbers give 86%" in evidence(
+        rates, "baseline"
+    )
     assert len(of(rates, "baseline")) == 1
-    assert not of(audit(frame("gpus,time_s,efficiency\n1,100,1.0\n4,104,0.96\n16,110,0.91")), "baseline")
+    assert not of(
+        audit(frame("gpus,time_s,efficiency\n1,100,1.0\n4,104,0.96\n16,110,0.91")), "baseline"
+    )
     assert of(audit([item for item in clean() if item.run.world_size > 1]), "baseline")
-    compressed = [record(run(2, compression="powersgd", bucket_cap_mb=100.0), repeat, step_time=0.17) for repeat in range(3)]
+    compressed = [
+        record(run(2, compression="powersgd", bucket_cap_mb=100.0), repeat, step_time=0.17)
+        for repeat in range(3)
+    ]
     assert not of(audit([*clean(), *compressed]), "baseline"), "on one rank nothing is compressed"
     of_seed = [record(run(2, seed=3), repeat, step_time=0.16) for repeat in range(3)]
     assert "no run at world size 1 for seed 3;" in evidence(audit([*clean(), *of_seed]), "baseline")
@@ -418,18 +569,32 @@ def test_too_regular() -> None:
     same = [item for item in clean() if item.run.world_size == 1][:1] * 3
     same = [item.model_copy(update={"repeat": number}) for number, item in enumerate(same)]
     assert "3 measurements at world size 1 are all" in evidence(audit(same), "too-regular")
-    assert "exactly the number of ranks" in evidence(audit(frame("gpus,epoch_s\n1,80\n2,40\n4,20\n8,10")), "too-regular")
-    amdahl = "gpus,epoch_s\n" + "\n".join(f"{n},{100 * (0.05 + 0.95 / n):.4f}" for n in (1, 2, 4, 8))
-    assert "Amdahl's law with a serial fraction of 0.05" in evidence(audit(frame(amdahl)), "too-regular")
-    flat = "gpus,epoch_s\n" + "\n".join(f"{n},{100 / (1 if n == 1 else 0.9 * n):.5f}" for n in (1, 2, 4, 8))
-    assert "The efficiency is 0.9 at every world size" in evidence(audit(frame(flat)), "too-regular")
-    sizes = "message_bytes,gpus,time_us\n" + "\n".join(f"{2**k},4,{20 + 2**k * 1e-3:.6f}" for k in range(14, 22))
+    assert "exactly the number of ranks" in evidence(
+        audit(frame("gpus,epoch_s\n1,80\n2,40\n4,20\n8,10")), "too-regular"
+    )
+    amdahl = "gpus,epoch_s\n" + "\n".join(
+        f"{n},{100 * (0.05 + 0.95 / n):.4f}" for n in (1, 2, 4, 8)
+    )
+    assert "Amdahl's law with a serial fraction of 0.05" in evidence(
+        audit(frame(amdahl)), "too-regular"
+    )
+    flat = "gpus,epoch_s\n" + "\n".join(
+        f"{n},{100 / (1 if n == 1 else 0.9 * n):.5f}" for n in (1, 2, 4, 8)
+    )
+    assert "The efficiency is 0.9 at every world size" in evidence(
+        audit(frame(flat)), "too-regular"
+    )
+    sizes = "message_bytes,gpus,time_us\n" + "\n".join(
+        f"{2**k},4,{20 + 2**k * 1e-3:.6f}" for k in range(14, 22)
+    )
     assert "exactly linear in the message size" in evidence(audit(frame(sizes)), "too-regular")
 
 
 def test_fixed_overhead() -> None:
     table = "gpus,global_batch,step_ms,compute_ms,comm_ms\n1,64,50,50,0\n2,64,{0},{1},4\n"
-    assert "does not depend on the work" in evidence(audit(frame(table.format(51, 47))), "fixed-overhead")
+    assert "does not depend on the work" in evidence(
+        audit(frame(table.format(51, 47))), "fixed-overhead"
+    )
     assert not of(audit(frame(table.format(31, 27))), "fixed-overhead")
     batches = audit(frame("gpus,global_batch,step_ms\n1,32,48\n1,64,50\n2,32,45\n2,64,46"))
     assert "half the work saves 4 %" in evidence(batches, "fixed-overhead")
@@ -442,8 +607,17 @@ def test_an_audit_reads_well_and_is_data() -> None:
     found = audit(TABLES / "gpt2_stages.csv")
     assert str(found).startswith("5 of 17 rules checked: 1 error, 2 warnings.")
     assert set(found.model_dump(mode="json")) == {"findings", "not_checked"}
-    assert set(found.model_dump(mode="json")["findings"][0]) == {"rule", "severity", "records", "evidence", "advice"}
-    page = Audit(findings=(of(found, "super-linear")[0].model_copy(update={"evidence": "<b>"}),), not_checked=())._repr_html_()
+    assert set(found.model_dump(mode="json")["findings"][0]) == {
+        "rule",
+        "severity",
+        "records",
+        "evidence",
+        "advice",
+    }
+    page = Audit(
+        findings=(of(found, "super-linear")[0].model_copy(update={"evidence": "<b>"}),),
+        not_checked=(),
+    )._repr_html_()
     assert "&lt;b&gt;" in page and "<b>" not in page
 
 
@@ -463,7 +637,26 @@ COLUMNS = (
 HEADERS = st.sampled_from(COLUMNS.split())
 CELLS = st.one_of(
     st.sampled_from(
-        ["", "NA", "-", "mean", "0", "1", "2", "4", "-1", "nan", "inf", "1e308", "95%", "1,384.6", "12 ms", "serial", "mpi", "±"]
+        [
+            "",
+            "NA",
+            "-",
+            "mean",
+            "0",
+            "1",
+            "2",
+            "4",
+            "-1",
+            "nan",
+            "inf",
+            "1e308",
+            "95%",
+            "1,384.6",
+            "12 ms",
+            "serial",
+            "mpi",
+            "±",
+        ]
     ),
     st.floats().map(str),
     st.integers(-3, 10**6).map(str),
@@ -475,14 +668,18 @@ CELLS = st.one_of(
 @given(st.data())
 def test_no_table_breaks_a_rule(data: st.DataObject) -> None:
     headers = data.draw(st.lists(HEADERS, min_size=1, max_size=8, unique=True))
-    rows = data.draw(st.lists(st.lists(CELLS, min_size=len(headers), max_size=len(headers)), max_size=8))
+    rows = data.draw(
+        st.lists(st.lists(CELLS, min_size=len(headers), max_size=len(headers)), max_size=8)
+    )
     try:
         found = audit(pd.DataFrame(rows, columns=headers))
     except InputError:
         return
     assert {finding.rule for finding in found.findings} | unchecked(found) <= NAMES
     assert "nan" not in " ".join(
-        finding.evidence.lower().replace("'nan'", "") for finding in found.findings if finding.rule == "slowest-rank"
+        finding.evidence.lower().replace("'nan'", "")
+        for finding in found.findings
+        if finding.rule == "slowest-rank"
     )
     assert str(found) and found._repr_html_()
 
@@ -491,7 +688,11 @@ def test_thousands_of_rows_are_no_trouble() -> None:
     noise = np.random.default_rng(1)
     sizes = np.repeat([1, 2, 4], 2000)
     table = pd.DataFrame(
-        {"gpus": sizes, "step": np.tile(np.arange(2000), 3), "step_time_s": 0.1 / sizes**0.9 * noise.normal(1, 0.01, 6000)}
+        {
+            "gpus": sizes,
+            "step": np.tile(np.arange(2000), 3),
+            "step_time_s": 0.1 / sizes**0.9 * noise.normal(1, 0.01, 6000),
+        }
     )
     found = audit(table)
     assert not of(found, "two-writers") and not of(found, "super-linear")

@@ -29,7 +29,8 @@ TAIL = """\
 
 def written(folder: Path, rows: str, *, nodes: int = 2) -> Path:
     devices = "\n".join(
-        f"#  Rank {rank:2} Group  0 Pid  90{rank} on    node{rank % nodes} device  0 [0x07] NVIDIA T4" for rank in range(4)
+        f"#  Rank {rank:2} Group  0 Pid  90{rank} on    node{rank % nodes} device  0 [0x07] NVIDIA T4"
+        for rank in range(4)
     )
     path = folder / "output.txt"
     path.write_text(HEAD.format(devices=devices) + rows + TAIL)
@@ -43,23 +44,42 @@ def row(size: int, us: float, *, in_place: str | None = None) -> str:
 
 
 def test_sizes_times_and_devices(tmp_path: Path) -> None:
-    frame = read_table(written(tmp_path, row(1024, 40) + row(2**26, 9000, in_place="N/A N/A N/A N/A")))
+    frame = read_table(
+        written(tmp_path, row(1024, 40) + row(2**26, 9000, in_place="N/A N/A N/A N/A"))
+    )
     assert frame["message_bytes"].tolist() == ["1024", "1024", str(2**26)]
     assert frame["variant"].tolist() == ["out-of-place", "in-place", "out-of-place"]
-    assert frame.iloc[2][["time_us", "gpus", "nodes", "gpu_name", "repeats"]].tolist() == ["9000.00", "4", "2", "NVIDIA T4", "20"]
+    assert frame.iloc[2][["time_us", "gpus", "nodes", "gpu_name", "repeats"]].tolist() == [
+        "9000.00",
+        "4",
+        "2",
+        "NVIDIA T4",
+        "20",
+    ]
 
 
 def test_programs_that_do_not_know_each_other_have_one_rank(tmp_path: Path) -> None:
     path = written(tmp_path, row(1024, 40))
-    path.write_text(path.read_text().replace("Rank  1", "Rank  0").replace("Rank  2", "Rank  0").replace("Rank  3", "Rank  0"))
+    path.write_text(
+        path.read_text()
+        .replace("Rank  1", "Rank  0")
+        .replace("Rank  2", "Rank  0")
+        .replace("Rank  3", "Rank  0")
+    )
     assert set(read_table(path)["gpus"]) == {"1"}
 
 
 def test_what_is_plausible_passes_and_what_is_not_is_named(tmp_path: Path) -> None:
     clean = audit(written(tmp_path, row(1024, 40) + row(2**18, 80) + row(2**26, 9000)))
-    assert clean.findings == () and "plausible-bandwidth" not in {rule.rule for rule in clean.not_checked}
+    assert clean.findings == () and "plausible-bandwidth" not in {
+        rule.rule for rule in clean.not_checked
+    }
     (wrong, *_) = audit(written(tmp_path, row(1024, 40) + row(2**26, 70))).findings
-    assert wrong.rule == "plausible-bandwidth" and wrong.severity == "error" and "64 MiB, world size 4" in wrong.records[0]
+    assert (
+        wrong.rule == "plausible-bandwidth"
+        and wrong.severity == "error"
+        and "64 MiB, world size 4" in wrong.records[0]
+    )
 
 
 def test_without_sizes_it_is_no_table(tmp_path: Path) -> None:

@@ -45,7 +45,9 @@ def test_numbers_as_people_write_them(text: object, value: float) -> None:
     assert number(text, units=TIME_UNITS) == pytest.approx(value)
 
 
-@pytest.mark.parametrize("text", ["", "NA", "-", "n/a", "OOM", "abc", "gpu 4", None, True, float("inf"), "nan"])
+@pytest.mark.parametrize(
+    "text", ["", "NA", "-", "n/a", "OOM", "abc", "gpu 4", None, True, float("inf"), "nan"]
+)
 def test_what_is_no_number(text: object) -> None:
     assert math.isnan(number(text))
 
@@ -81,7 +83,9 @@ def test_units_of_columns_and_cells() -> None:
         ("busbw (GB/s)", "busbw", 1e9, None),
     ],
 )
-def test_quantities_by_name(name: str, canonical: str, factor: float | None, per: str | None) -> None:
+def test_quantities_by_name(
+    name: str, canonical: str, factor: float | None, per: str | None
+) -> None:
     found = guess(name)
     assert found is not None and found.canonical == canonical
     assert found.factor == factor and (per is None or found.per == per)
@@ -115,7 +119,13 @@ def test_quantities_by_name(name: str, canonical: str, factor: float | None, per
             "per_device_train_batch_size",
             "mbs",
         ],
-        "rate": ["samples/s", "tokens_per_second", "throughput", "images per sec", "Throughput (samples/s)"],
+        "rate": [
+            "samples/s",
+            "tokens_per_second",
+            "throughput",
+            "images per sec",
+            "Throughput (samples/s)",
+        ],
         "speedup": ["speedup", "Speed-up", "speedup_vs_1gpu"],
         "efficiency": ["efficiency", "scaling efficiency (%)", "parallel_eff"],
         "loader_workers": ["num_workers", "loader_workers_per_rank", "dataloader workers"],
@@ -129,10 +139,14 @@ def test_quantities_by_name(name: str, canonical: str, factor: float | None, per
     }.items(),
 )
 def test_names_of_one_quantity(canonical: str, names: list[str]) -> None:
-    assert {name: (guess(name) or Guess("", None)).canonical for name in names} == dict.fromkeys(names, canonical)
+    assert {name: (guess(name) or Guess("", None)).canonical for name in names} == dict.fromkeys(
+        names, canonical
+    )
 
 
-@pytest.mark.parametrize("name", ["inference_s", "setup_time", "val_time", "comment", "p90", "S", "color", "timestamp"])
+@pytest.mark.parametrize(
+    "name", ["inference_s", "setup_time", "val_time", "comment", "p90", "S", "color", "timestamp"]
+)
 def test_what_a_name_does_not_say(name: str) -> None:
     assert guess(name) is None
 
@@ -140,7 +154,9 @@ def test_what_a_name_does_not_say(name: str) -> None:
 def test_means_among_ranks() -> None:
     seen = from_table(read_table(TABLES / "gpt_strong_scaling.csv"))
     assert int(seen.frame["aggregate"].sum()) == 4 and seen.per == "epoch"
-    two = {line.label: {point.world_size: point for point in line.points} for line in lines(seen)}["batch 128"]
+    two = {line.label: {point.world_size: point for point in line.points} for line in lines(seen)}[
+        "batch 128"
+    ]
     assert (two[4].time, two[4].mean) == (706.41, 489.62)
 
 
@@ -150,36 +166,61 @@ def test_wide_strategies_become_rows() -> None:
     assert seen.frame["parameters"].max() == pytest.approx(354.8e6)
     assert any("2 ranks by the name of the table" in said for said in seen.assumptions)
     line = next(line for line in lines(seen) if line.label == "gpt2, block 128")
-    gains = {point.strategy: round(line.gain(point), 2) for point in line.points if point.world_size == 2}
+    gains = {
+        point.strategy: round(line.gain(point), 2) for point in line.points if point.world_size == 2
+    }
     assert gains == {"dp": 1.18, "ddp_nvlink": 1.45, "ddp_no_nvlink": 0.65}
 
 
 @pytest.mark.parametrize(
     "columns",
-    [("Batch 64", "Batch 128"), ("bs64", "bs128"), ("time_b64 (s)", "time_b128 (s)"), ("batch=64 (s)", "batch=128 (s)")],
+    [
+        ("Batch 64", "Batch 128"),
+        ("bs64", "bs128"),
+        ("time_b64 (s)", "time_b128 (s)"),
+        ("batch=64 (s)", "batch=128 (s)"),
+    ],
 )
 def test_columns_for_batches_become_rows(columns: tuple[str, str]) -> None:
     seen = from_table(pd.DataFrame({"GPUs": [1, 2], columns[0]: [100, 55], columns[1]: [190, 99]}))
-    assert seen.frame["batch"].tolist() == [64, 64, 128, 128] and seen.frame["time"].tolist() == [100, 55, 190, 99]
+    assert seen.frame["batch"].tolist() == [64, 64, 128, 128] and seen.frame["time"].tolist() == [
+        100,
+        55,
+        190,
+        99,
+    ]
     assert any("the batches are read from the column names" in said for said in seen.assumptions)
     assert len(lines(seen)) == 2
 
 
 def test_columns_for_batches_and_ranks_become_rows() -> None:
-    seen = from_table(pd.DataFrame([[40, 22, 70, 36]], columns=[f"{n} GPU, batch {b} (ms)" for b in (8, 16) for n in (1, 2)]))
+    seen = from_table(
+        pd.DataFrame(
+            [[40, 22, 70, 36]],
+            columns=[f"{n} GPU, batch {b} (ms)" for b in (8, 16) for n in (1, 2)],
+        )
+    )
     rows = seen.frame[["world_size", "batch", "time"]].sort_values(["world_size", "batch"])
-    assert rows.to_numpy().ravel() == pytest.approx([1, 8, 0.04, 1, 16, 0.07, 2, 8, 0.022, 2, 16, 0.036])
+    assert rows.to_numpy().ravel() == pytest.approx(
+        [1, 8, 0.04, 1, 16, 0.07, 2, 8, 0.022, 2, 16, 0.036]
+    )
 
 
-@pytest.mark.parametrize("columns", [("b1", "b2"), ("batch 8", "batch 16", "time"), ("batch 8", "bs 8", "bs 16")])
+@pytest.mark.parametrize(
+    "columns", [("b1", "b2"), ("batch 8", "batch 16", "time"), ("batch 8", "bs 8", "bs 16")]
+)
 def test_columns_that_are_no_batches_stay(columns: tuple[str, ...]) -> None:
     seen = from_table(pd.DataFrame([[1.0] * (len(columns) + 1)], columns=["gpus", *columns]))
     assert len(seen.frame) == 1 and not any("batches" in said for said in seen.assumptions)
 
 
-@pytest.mark.parametrize(("column", "other"), [("1 GPU (s)", "2 GPU (s)"), ("time_b64 (s)", "time_b128 (s)")])
+@pytest.mark.parametrize(
+    ("column", "other"), [("1 GPU (s)", "2 GPU (s)"), ("time_b64 (s)", "time_b128 (s)")]
+)
 def test_a_mapped_column_of_a_wide_table_stays(column: str, other: str) -> None:
-    seen = from_table(pd.DataFrame({"batch": [8, 16], column: [3, 4], other: [2, 3]}), columns={"time": column})
+    seen = from_table(
+        pd.DataFrame({"batch": [8, 16], column: [3, 4], other: [2, 3]}), columns={"time": column}
+    )
     assert seen.frame["time"].tolist() == [3, 4]
 
 
@@ -193,32 +234,52 @@ def test_weak_scaling_is_seen_from_rates_and_read_from_a_name() -> None:
         (line,) = lines(seen)
         assert line.gain(line.points[-1]) == pytest.approx(gain, rel=1e-3)
         assert {finding.rule for finding in apply_rules(seen).findings} == {"repeats"}
-    assert "equal-work" in {finding.rule for finding in apply_rules(from_table(pd.DataFrame(content))).findings}
+    assert "equal-work" in {
+        finding.rule for finding in apply_rules(from_table(pd.DataFrame(content))).findings
+    }
 
 
 def test_ranks_of_a_log_are_all_of_its_run() -> None:
-    seen = from_table(pd.DataFrame({"rank": [0, 1, 0, 1], "epoch": [1, 1, 2, 2], "epoch_s": [30, 45, 30, 45]}))
-    assert set(seen.frame["world_size"]) == {2} and "the 2 ranks that have rows are all of them" in seen.assumptions
+    seen = from_table(
+        pd.DataFrame({"rank": [0, 1, 0, 1], "epoch": [1, 1, 2, 2], "epoch_s": [30, 45, 30, 45]})
+    )
+    assert (
+        set(seen.frame["world_size"]) == {2}
+        and "the 2 ranks that have rows are all of them" in seen.assumptions
+    )
     assert {finding.rule for finding in apply_rules(seen).findings} == {"rank-imbalance", "repeats"}
 
 
 def test_wide_collectives_in_the_unit_of_the_notes() -> None:
     seen = from_table(read_table(TABLES / "nccl_all_reduce.csv"))
     assert seen.kind == "collectives" and len(seen.frame) == 30
-    row = seen.frame[(seen.frame["world_size"] == 8) & (seen.frame["bytes"] == 2**30) & (seen.frame["key:strategy"] == "a100")]
+    row = seen.frame[
+        (seen.frame["world_size"] == 8)
+        & (seen.frame["bytes"] == 2**30)
+        & (seen.frame["key:strategy"] == "a100")
+    ]
     assert row["time"].tolist() == pytest.approx([8193.0e-6])
 
 
 def test_stages_and_what_they_run_on() -> None:
-    assert residue("mpi+cuda") == residue("cuda") == {"cuda"} and residue("serial") == residue("mpi") == frozenset()
+    assert (
+        residue("mpi+cuda") == residue("cuda") == {"cuda"}
+        and residue("serial") == residue("mpi") == frozenset()
+    )
     (line,) = lines(from_table(read_table(TABLES / "gpt2_stages.csv")))
-    gains = {point.strategy: round(line.gain(point), 1) for point in line.points if point.world_size > 1}
+    gains = {
+        point.strategy: round(line.gain(point), 1) for point in line.points if point.world_size > 1
+    }
     assert gains == {"mpi": 11.9, "mpi+cuda": 1.9}
 
 
 def test_a_weak_line_counts_work_and_a_strong_one_time() -> None:
-    weak = from_table(pd.DataFrame({"gpus": [1, 2], "per_gpu_batch": [8, 8], "step_ms": [100, 110]}))
-    strong = from_table(pd.DataFrame({"gpus": [1, 2], "global_batch": [8, 8], "step_ms": [100, 55]}))
+    weak = from_table(
+        pd.DataFrame({"gpus": [1, 2], "per_gpu_batch": [8, 8], "step_ms": [100, 110]})
+    )
+    strong = from_table(
+        pd.DataFrame({"gpus": [1, 2], "global_batch": [8, 8], "step_ms": [100, 55]})
+    )
     gains = [line.gain(line.points[-1]) for seen in (weak, strong) for line in lines(seen)]
     assert gains == pytest.approx([2 * 100 / 110, 100 / 55])
 
@@ -230,7 +291,9 @@ def test_mean_of_epochs_leaves_the_first_out() -> None:
 
 def test_values_that_cannot_be_are_left_out_and_said() -> None:
     seen = from_table(pd.DataFrame({"gpus": [1, 2], "time_s": [-3, 5]}))
-    assert any("not positive" in said for said in seen.assumptions) and seen.frame["time"].isna().tolist() == [True, False]
+    assert any("not positive" in said for said in seen.assumptions) and seen.frame[
+        "time"
+    ].isna().tolist() == [True, False]
 
 
 def test_unusable_tables() -> None:
@@ -243,6 +306,11 @@ def test_unusable_tables() -> None:
 
 
 def test_records_have_a_quoted_row_and_one_per_rank() -> None:
-    seen = from_records([record(run(2), communication=(0.01, 0.004)), record(run(1), 1, status="failed")])
+    seen = from_records(
+        [record(run(2), communication=(0.01, 0.004)), record(run(1), 1, status="failed")]
+    )
     assert seen.frame["aggregate"].tolist() == [True, False, False]
-    assert seen.frame["communication"].tolist()[0] == 0.01 and seen.frame["micro_batch_size"].tolist() == [32.0] * 3
+    assert (
+        seen.frame["communication"].tolist()[0] == 0.01
+        and seen.frame["micro_batch_size"].tolist() == [32.0] * 3
+    )

@@ -20,7 +20,9 @@ def written(folder: Path, text: str | bytes, name: str = "t.csv") -> Path:
 
 @pytest.mark.parametrize("delimiter", [",", ";", "\t", "|"])
 def test_delimiters(tmp_path: Path, delimiter: str) -> None:
-    frame = read_table(written(tmp_path, f"gpus{delimiter}time_s\n1{delimiter}12.5\n2{delimiter}7\n"))
+    frame = read_table(
+        written(tmp_path, f"gpus{delimiter}time_s\n1{delimiter}12.5\n2{delimiter}7\n")
+    )
     assert frame.to_dict("list") == {"gpus": ["1", "2"], "time_s": ["12.5", "7"]}
 
 
@@ -39,28 +41,45 @@ def test_columns_of_spaces_and_names_in_a_comment(tmp_path: Path, text: str) -> 
 
 
 def test_names_that_hold_spaces(tmp_path: Path) -> None:
-    frame = read_table(written(tmp_path, "# Size      Avg Latency(us)\n4           2.10\n1024        5.30\n"))
+    frame = read_table(
+        written(tmp_path, "# Size      Avg Latency(us)\n4           2.10\n1024        5.30\n")
+    )
     assert frame.to_dict("list") == {"Size": ["4", "1024"], "Avg Latency(us)": ["2.10", "5.30"]}
 
 
 def test_a_note_above_numbers_is_no_header(tmp_path: Path) -> None:
-    assert list(read_table(written(tmp_path, "# measured on one node\n1,2\n100,52\n")).columns) == ["1", "2"]
+    assert list(read_table(written(tmp_path, "# measured on one node\n1,2\n100,52\n")).columns) == [
+        "1",
+        "2",
+    ]
 
 
 def test_decimal_commas_do_not_split_a_semicolon_table(tmp_path: Path) -> None:
-    assert list(read_table(written(tmp_path, "gpus;time_s\n1;12,5\n2;7,1\n"))["time_s"]) == ["12,5", "7,1"]
+    assert list(read_table(written(tmp_path, "gpus;time_s\n1;12,5\n2;7,1\n"))["time_s"]) == [
+        "12,5",
+        "7,1",
+    ]
 
 
 def test_notes_byte_order_mark_quotes_and_blank_lines(tmp_path: Path) -> None:
     text = '\ufeff# measured on one node\n#Source: a paper\ngpus,time\n\n1,"1,384.6"\n# in between\n2,\n'
     frame = read_table(written(tmp_path, text, "scaling.csv"))
-    assert frame.attrs == {"notes": ["measured on one node", "Source: a paper", "in between"], "name": "scaling"}
+    assert frame.attrs == {
+        "notes": ["measured on one node", "Source: a paper", "in between"],
+        "name": "scaling",
+    }
     assert frame.to_numpy().tolist() == [["1", "1,384.6"], ["2", ""]]
 
 
 def test_other_encodings(tmp_path: Path) -> None:
-    assert list(read_table(written(tmp_path, "gpus,time\n1,2\n".encode("utf-16"))).columns) == ["gpus", "time"]
-    assert list(read_table(written(tmp_path, "gpus,time_µs\n1,2\n".encode("cp1252"))).columns) == ["gpus", "time_µs"]
+    assert list(read_table(written(tmp_path, "gpus,time\n1,2\n".encode("utf-16"))).columns) == [
+        "gpus",
+        "time",
+    ]
+    assert list(read_table(written(tmp_path, "gpus,time_µs\n1,2\n".encode("cp1252"))).columns) == [
+        "gpus",
+        "time_µs",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -96,7 +115,9 @@ def test_the_mapping_is_checked(tmp_path: Path) -> None:
         read_table(path, {"world_size": "card"})
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(st.binary(max_size=200) | st.text(alphabet='1,;\t"#\n\r a|', max_size=80).map(str.encode))
 def test_nothing_but_an_input_error(tmp_path: Path, content: bytes) -> None:
     try:

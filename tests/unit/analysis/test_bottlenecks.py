@@ -18,7 +18,8 @@ from lab.records.table import table
 
 
 @pytest.mark.parametrize(
-    ("r", "without", "overlapped"), [(0.0, 0.0, 0.0), (1.0, 0.5, 0.75), (3.0, 0.75, 1.0), (0.5, 1 / 3, 3 / 7)]
+    ("r", "without", "overlapped"),
+    [(0.0, 0.0, 0.0), (1.0, 0.5, 0.75), (3.0, 0.75, 1.0), (0.5, 1 / 3, 3 / 7)],
 )
 def test_closed_forms(r: float, without: float, overlapped: float) -> None:
     assert efficiency_without_overlap(r) == pytest.approx(without)
@@ -42,7 +43,11 @@ def with_communication(made: Record, *, exposed: float, straggler: float) -> Rec
     from factories import stat
 
     assert made.communication is not None
-    parts = {"straggler": stat(straggler), "transfer": stat(exposed - straggler), "exposed": stat(exposed)}
+    parts = {
+        "straggler": stat(straggler),
+        "transfer": stat(exposed - straggler),
+        "exposed": stat(exposed),
+    }
     return made.model_copy(update={"communication": made.communication.model_copy(update=parts)})
 
 
@@ -50,7 +55,12 @@ def study_records(*, exposed: float, straggler: float) -> list[Record]:
     ones = [record(run(1), repeat, step_time=0.200 + 0.001 * repeat) for repeat in range(3)]
     pair = [
         with_communication(
-            record(run(2), repeat, step_time=0.130 + 0.001 * repeat, communication=(exposed + 0.01, exposed)),
+            record(
+                run(2),
+                repeat,
+                step_time=0.130 + 0.001 * repeat,
+                communication=(exposed + 0.01, exposed),
+            ),
             exposed=exposed,
             straggler=straggler,
         )
@@ -69,14 +79,24 @@ def study_records(*, exposed: float, straggler: float) -> list[Record]:
 )
 def test_the_largest_cost_is_named(exposed: float, straggler: float, words: str) -> None:
     found = limits(
-        summary(table(study_records(exposed=exposed, straggler=straggler)), baseline={"world_size": 1}, scaling="strong")
+        summary(
+            table(study_records(exposed=exposed, straggler=straggler)),
+            baseline={"world_size": 1},
+            scaling="strong",
+        )
     )
     assert any(words in sentence for sentence in found), found
     assert any("R = T_compute / T_communication" in sentence for sentence in found)
 
 
 def test_karp_flatt_is_that_of_the_speedup() -> None:
-    found = limits(summary(table(study_records(exposed=0.03, straggler=0.0)), baseline={"world_size": 1}, scaling="strong"))
+    found = limits(
+        summary(
+            table(study_records(exposed=0.03, straggler=0.0)),
+            baseline={"world_size": 1},
+            scaling="strong",
+        )
+    )
     speedup = 0.201 / 0.131
     expected = 100 * (1 / speedup - 1 / 2) / (1 - 1 / 2)
     (sentence,) = [sentence for sentence in found if "Karp" in sentence]
@@ -102,7 +122,9 @@ def test_timeline_and_band_draw_what_was_measured() -> None:
         )
     ]
     made = [
-        item.model_copy(update={"communication": item.communication.model_copy(update={"timeline": events})})
+        item.model_copy(
+            update={"communication": item.communication.model_copy(update={"timeline": events})}
+        )
         if item.communication
         else item
         for item in made

@@ -20,15 +20,21 @@ def filled(folder: Path, cpu: str, *, host: str = "node1") -> Study:
     study = Study.load(folder)
     for task in study.tasks:
         seconds = SPEEDS[cpu][task.run.world_size] * (1 + 0.01 * task.repeat)
-        place = factories.environment(task.run.world_size, cpu=cpu, hosts=[host] * task.run.world_size)
-        record = factories.record(task.run, task.repeat, step_time=seconds).model_copy(update={"environment": place})
+        place = factories.environment(
+            task.run.world_size, cpu=cpu, hosts=[host] * task.run.world_size
+        )
+        record = factories.record(task.run, task.repeat, step_time=seconds).model_copy(
+            update={"environment": place}
+        )
         write_record(record, Store(study.out).folder(task))
     return study
 
 
 @pytest.fixture
 def both(make_study) -> Comparison:
-    return compare([filled(make_study(name), cpu) for name, cpu in (("a", "Slow CPU"), ("b", "Fast CPU"))])
+    return compare(
+        [filled(make_study(name), cpu) for name, cpu in (("a", "Slow CPU"), ("b", "Fast CPU"))]
+    )
 
 
 def test_each_machine_has_its_own_baseline(both: Comparison) -> None:
@@ -41,10 +47,15 @@ def test_each_machine_has_its_own_baseline(both: Comparison) -> None:
 def test_no_curve_joins_two_machines(both: Comparison) -> None:
     ax = figures.speedup(both)
     labels = {text.get_text().split(":")[0] for text in ax.texts}
-    assert any("Slow CPU" in label for label in labels) and any("Fast CPU" in label for label in labels)
+    assert any("Slow CPU" in label for label in labels) and any(
+        "Fast CPU" in label for label in labels
+    )
     from lab.analysis.lines import curves
 
-    assert [set(points["machine"]) for _, points in curves(both.summary)] == [{"Slow CPU"}, {"Fast CPU"}]
+    assert [set(points["machine"]) for _, points in curves(both.summary)] == [
+        {"Slow CPU"},
+        {"Fast CPU"},
+    ]
 
 
 def test_throughput_is_compared_where_both_ran(both: Comparison) -> None:
@@ -66,6 +77,11 @@ def test_what_cannot_be_compared_is_refused(make_study) -> None:
         compare([full, empty])
     with pytest.raises(InputError, match="two different folders"):
         compare([full, full])
-    other = filled(make_study("c", base={"model": "gpt-nano", "data": "stdlib", "steps": 9, "warmup_steps": 2}), "Fast CPU")
+    other = filled(
+        make_study(
+            "c", base={"model": "gpt-nano", "data": "stdlib", "steps": 9, "warmup_steps": 2}
+        ),
+        "Fast CPU",
+    )
     with pytest.raises(InputError, match="no configuration in common"):
         compare([full, other])

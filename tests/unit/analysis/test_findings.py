@@ -47,7 +47,10 @@ def test_the_verdict_follows_the_interval(tmp_path, wide, verdict):
 
 def test_where_more_ranks_are_slower_both_are_named(tmp_path):
     said, _, _ = told(tmp_path, pair([0.10, 0.11, 0.12], [0.20, 0.21, 0.22]))
-    assert "samples/s, on 1 CPU process at batch 64; on 2 CPU processes at batch 64, a step is 0.5" in said
+    assert (
+        "samples/s, on 1 CPU process at batch 64; on 2 CPU processes at batch 64, a step is 0.5"
+        in said
+    )
 
 
 def test_weak_scaling_speaks_of_throughput(tmp_path):
@@ -64,9 +67,13 @@ def test_no_answer_and_no_speedup(tmp_path):
     assert more == []
     assert len(missing) == 2  # one repeat failed, two are missing
     said, _, _ = told(tmp_path, repeats(run(2), [0.1] * 3))
-    assert said.endswith("no speedup can be stated, because no run of the baseline (world_size 1) has completed.")
+    assert said.endswith(
+        "no speedup can be stated, because no run of the baseline (world_size 1) has completed."
+    )
     said, _, _ = told(tmp_path, repeats(run(1), [0.1] * 3))
-    assert said.endswith("because nothing that compares with the baseline (world_size 1) has completed.")
+    assert said.endswith(
+        "because nothing that compares with the baseline (world_size 1) has completed."
+    )
 
 
 def test_holes_name_run_repeats_and_cause(tmp_path):
@@ -95,19 +102,37 @@ def test_holes_say_what_cannot_run_and_why(tmp_path):
 
 def test_serial_fraction_only_where_its_interval_excludes_none(tmp_path):
     exact = {1: 1.0, 2: 0.6, 4: 0.4, 8: 0.3}  # Amdahl with s = 0.2
-    _, more, _ = told(tmp_path, [item for size, time in exact.items() for item in repeats(run(size), [time] * 3)])
+    _, more, _ = told(
+        tmp_path, [item for size, time in exact.items() for item in repeats(run(size), [time] * 3)]
+    )
     law = [sentence for sentence in more if "Amdahl" in sentence]
     assert len(law) == 1
     assert "serial fraction of 20" in law[0]
     assert "exceeds a speedup of 5" in law[0]
     wild = {1: 1.0, 2: 0.55, 4: 0.26, 8: 0.4}
-    _, more, _ = told(tmp_path, [item for size, time in wild.items() for item in repeats(run(size), [time] * 3)])
+    _, more, _ = told(
+        tmp_path, [item for size, time in wild.items() for item in repeats(run(size), [time] * 3)]
+    )
     assert not [sentence for sentence in more if "Amdahl" in sentence]
 
 
 def test_lost_time_names_the_phase_that_lost_it(tmp_path):
-    fixed = {"forward": 0.03, "backward": 0.05, "optimizer": 0.02, "data": 0.0, "h2d": 0.0, "other": 0.0}
-    wide = {"forward": 0.015, "backward": 0.025, "optimizer": 0.02, "data": 0.0, "h2d": 0.0, "other": 0.0}
+    fixed = {
+        "forward": 0.03,
+        "backward": 0.05,
+        "optimizer": 0.02,
+        "data": 0.0,
+        "h2d": 0.0,
+        "other": 0.0,
+    }
+    wide = {
+        "forward": 0.015,
+        "backward": 0.025,
+        "optimizer": 0.02,
+        "data": 0.0,
+        "h2d": 0.0,
+        "other": 0.0,
+    }
     records = repeats(run(1), [0.1] * 3, phases=fixed) + repeats(run(2), [0.06] * 3, phases=wide)
     _, more, _ = told(tmp_path, records)
     lost = "At batch 64, a step on 2 CPU processes takes 10.0 ms longer than ideal; the largest part of it, 10.0 ms, is spent in optimizer."
@@ -119,7 +144,10 @@ def test_lost_time_names_the_phase_that_lost_it(tmp_path):
 def test_a_better_batch_is_claimed_only_where_intervals_lie_apart(tmp_path):
     apart = repeats(run(1, 64), [0.10, 0.11, 0.12]) + repeats(run(1, 128), [0.13, 0.14, 0.15])
     _, more, _ = told(tmp_path, apart)
-    assert any("batch 128 gives the most samples per second, 1.57 times those of batch 64" in sentence for sentence in more)
+    assert any(
+        "batch 128 gives the most samples per second, 1.57 times those of batch 64" in sentence
+        for sentence in more
+    )
     near = repeats(run(1, 64), [0.10, 0.11, 0.12]) + repeats(run(1, 128), [0.19, 0.195, 0.22])
     _, more, _ = told(tmp_path, near)
     assert not [sentence for sentence in more if "most samples per second" in sentence]
@@ -127,7 +155,10 @@ def test_a_better_batch_is_claimed_only_where_intervals_lie_apart(tmp_path):
 
 def test_few_repeats_are_said(tmp_path):
     _, more, _ = told(tmp_path, pair([0.1], [0.05] * 3))
-    assert "1 of 2 configurations has fewer than 3 completed repeats: no difference is claimed there." in more
+    assert (
+        "1 of 2 configurations has fewer than 3 completed repeats: no difference is claimed there."
+        in more
+    )
 
 
 def test_shared_cores_only_where_the_record_says_so(tmp_path):
@@ -148,8 +179,14 @@ def test_shared_cores_only_where_the_record_says_so(tmp_path):
 
 
 def test_disturbance_is_said(tmp_path):
-    calm, loud = repeats(run(1), [0.1] * 3), [record(run(2), repeat, foreign_cpu=0.8) for repeat in range(3)]
+    calm, loud = (
+        repeats(run(1), [0.1] * 3),
+        [record(run(2), repeat, foreign_cpu=0.8) for repeat in range(3)],
+    )
     _, more, _ = told(tmp_path, calm + loud)
-    assert any(sentence.startswith("In 3 of 6 repeats other processes took more than 0.12 of a core") for sentence in more)
+    assert any(
+        sentence.startswith("In 3 of 6 repeats other processes took more than 0.12 of a core")
+        for sentence in more
+    )
     _, more, _ = told(tmp_path, calm)
     assert not [sentence for sentence in more if "other processes" in sentence]

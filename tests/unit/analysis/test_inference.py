@@ -40,7 +40,9 @@ def latency(inter_token: float, *, batch_size: int) -> Latency:
 
 def point(batch_size: int, base: float, quantized: float, *, spread: float = 0.05) -> Point:
     ratio = quantized / base
-    compared = Stat(median=ratio, p10=ratio, p90=ratio, interval=(ratio * (1 - spread), ratio * (1 + spread)))
+    compared = Stat(
+        median=ratio, p10=ratio, p90=ratio, interval=(ratio * (1 - spread), ratio * (1 + spread))
+    )
     return Point(
         prompt_tokens=64,
         batch_size=batch_size,
@@ -52,7 +54,9 @@ def point(batch_size: int, base: float, quantized: float, *, spread: float = 0.0
     )
 
 
-def inferred(run: Run, points: list[Point], repeat: int = 0, *, device: str = "cpu", **fields: Any) -> Record:
+def inferred(
+    run: Run, points: list[Point], repeat: int = 0, *, device: str = "cpu", **fields: Any
+) -> Record:
     found = Inference(
         quantization=run.quantization,
         method="a method",
@@ -81,7 +85,9 @@ def inferred(run: Run, points: list[Point], repeat: int = 0, *, device: str = "c
 
 
 def asked(quantization: str = "bf16", world_size: int = 1, **fields: Any) -> Run:
-    return run(world_size, task="inference", quantization=quantization, batch_sizes=[2, 8], **fields)
+    return run(
+        world_size, task="inference", quantization=quantization, batch_sizes=[2, 8], **fields
+    )
 
 
 def test_the_interval_spans_those_of_all_repeats() -> None:
@@ -94,7 +100,9 @@ def test_slower_is_said_with_reasons_and_noise_is_not_called_a_difference() -> N
     even = inferred(asked("int8_dynamic"), [point(2, 1e-3, 1.02e-3)])
     fast = inferred(asked("int4_weight_only"), [point(2, 1e-3, 0.5e-3)])
     first, _, third, fourth = inference.sentences([slow, even, fast])
-    assert first.startswith("bf16 on 1 CPU process, prompt 64, batch 2: slower, 2.0 [1.9, 2.1] of the base's")
+    assert first.startswith(
+        "bf16 on 1 CPU process, prompt 64, batch 2: slower, 2.0 [1.9, 2.1] of the base's"
+    )
     assert "the base reads 25 % of the memory bandwidth" in first.replace("25.0", "25")
     assert "grows 1.1 times from batch 2 to 8, so dispatching the calls counts" in first
     assert "AVX2, bf16 emulated with 1 thread" in first
@@ -103,9 +111,19 @@ def test_slower_is_said_with_reasons_and_noise_is_not_called_a_difference() -> N
 
 
 def test_rows_of_speed_latency_and_quality() -> None:
-    records = [inferred(asked("none"), [point(2, 1e-3, 1e-3)]), inferred(asked(), [point(2, 1e-3, 2e-3)])]
-    assert [row["between tokens"].split()[0] for row in inference.speed_rows(records)] == ["1.00", "2.0"]
-    assert [row["model"] for row in inference.latency_rows(records)] == ["base (fp32)", "none", "bf16"]
+    records = [
+        inferred(asked("none"), [point(2, 1e-3, 1e-3)]),
+        inferred(asked(), [point(2, 1e-3, 2e-3)]),
+    ]
+    assert [row["between tokens"].split()[0] for row in inference.speed_rows(records)] == [
+        "1.00",
+        "2.0",
+    ]
+    assert [row["model"] for row in inference.latency_rows(records)] == [
+        "base (fp32)",
+        "none",
+        "bf16",
+    ]
     assert inference.latency_rows(records)[0]["of memory bandwidth"] == "25.0 %"
     [_, bf16] = inference.quality_rows(records)
     assert (bf16["of the base"], bf16["change"]) == ("50.0 %", "1.0 [0.5, 1.5] %")
@@ -118,7 +136,11 @@ def test_what_is_unavailable_has_its_reason_and_no_row() -> None:
 
 
 def test_the_pareto_front() -> None:
-    assert pareto([(4, 1.0), (2, 1.5), (1, 3.0), (2, 2.0), (3, 1.5)]) == [(1, 3.0), (2, 1.5), (4, 1.0)]
+    assert pareto([(4, 1.0), (2, 1.5), (1, 3.0), (2, 2.0), (3, 1.5)]) == [
+        (1, 3.0),
+        (2, 1.5),
+        (4, 1.0),
+    ]
 
 
 @pytest.fixture
@@ -135,7 +157,10 @@ def ladder_study(tmp_path):
 def test_stages_are_ratios_to_serial_and_say_what_was_not_run(ladder_study) -> None:
     trains, infers = ladder_study.runs[:2], ladder_study.runs[4:6]
     records = [record(own, step_time=time) for own, time in zip(trains, (0.4, 0.25), strict=True)]
-    records += [inferred(own, [point(16, time, time)]) for own, time in zip(infers, (2e-3, 1e-3), strict=True)]
+    records += [
+        inferred(own, [point(16, time, time)])
+        for own, time in zip(infers, (2e-3, 1e-3), strict=True)
+    ]
     found = {(stage.task, stage.name): stage for stage in inference.stages(ladder_study, records)}
     assert len(found) == 8
     two = found["train", "CPU processes"].speedup
@@ -143,7 +168,10 @@ def test_stages_are_ratios_to_serial_and_say_what_was_not_run(ladder_study) -> N
     assert found["train", "CPU processes"].published == pytest.approx(11.86, abs=0.01)
     generation = found["inference", "CPU processes"].speedup
     assert generation is not None and generation.value == pytest.approx(0.072 / 0.041)
-    assert found["inference", "CUDA"].reason == "not run: it needs 1 GPU, and there is no record of a cluster with them"
+    assert (
+        found["inference", "CUDA"].reason
+        == "not run: it needs 1 GPU, and there is no record of a cluster with them"
+    )
     assert found["train", "several GPUs"].reason.startswith("not run: it needs 2 GPUs")
     assert found["train", "CUDA"].speedup is None
 
@@ -156,35 +184,61 @@ def test_the_published_ladder_is_that_of_its_table() -> None:
     import csv
     from pathlib import Path
 
-    lines = [line for line in Path("tests/fixtures/tables/gpt2_stages.csv").read_text().splitlines() if not line.startswith("#")]
-    rows = {row["stage"]: (float(row["train_s"]), float(row["inference_s"])) for row in csv.DictReader(lines)}
+    lines = [
+        line
+        for line in Path("tests/fixtures/tables/gpt2_stages.csv").read_text().splitlines()
+        if not line.startswith("#")
+    ]
+    rows = {
+        row["stage"]: (float(row["train_s"]), float(row["inference_s"]))
+        for row in csv.DictReader(lines)
+    }
     names = {"serial": "serial", "mpi": "CPU processes", "cuda": "CUDA", "mpi+cuda": "several GPUs"}
     assert {names[stage]: times for stage, times in rows.items()} == inference.PUBLISHED
 
 
 def test_figures_and_their_sentences(ladder_study) -> None:
-    records = [inferred(asked("none"), [point(2, 1e-3, 1e-3), point(8, 2e-3, 2e-3)]), inferred(asked(), [point(2, 1e-3, 2e-3)])]
+    records = [
+        inferred(asked("none"), [point(2, 1e-3, 1e-3), point(8, 2e-3, 2e-3)]),
+        inferred(asked(), [point(2, 1e-3, 2e-3)]),
+    ]
     assert len(figures.latency_throughput(records).get_lines()) == 2
     assert len(figures.size_perplexity(records).get_lines()) == 3
     assert "bf16, 2.00 ms and 1000 tokens/s at batch 2" in latency_throughput_alt(records)
-    assert size_perplexity_alt(records) == "Perplexity against size: fp32, 2.00 MB and 50.5; bf16, 2.00 MB and 50.5."
-    write_record(record(ladder_study.runs[0]), ladder_study.out / "runs" / ladder_study.runs[0].id / "0")
+    assert (
+        size_perplexity_alt(records)
+        == "Perplexity against size: fp32, 2.00 MB and 50.5; bf16, 2.00 MB and 50.5."
+    )
+    write_record(
+        record(ladder_study.runs[0]), ladder_study.out / "runs" / ladder_study.runs[0].id / "0"
+    )
     words = [text.get_text() for text in figures.stage_ratios(ladder_study).texts]
     assert words.count("not run") == 7 and "35.6×" in words
-    assert [text.get_text() for text in figures.latency_throughput([]).texts] == ["no completed run of inference yet"]
+    assert [text.get_text() for text in figures.latency_throughput([]).texts] == [
+        "no completed run of inference yet"
+    ]
     mpl.pyplot.close("all")
 
 
 def test_the_audit_sees_each_point_once(tmp_path) -> None:
-    records = [inferred(asked(), [point(2, 1e-3, 2e-3), point(8, 1e-3, 2e-3)], repeat) for repeat in range(3)]
-    assert not [finding for finding in lab.audit(records).findings if finding.rule in {"two-writers", "repeats"}]
+    records = [
+        inferred(asked(), [point(2, 1e-3, 2e-3), point(8, 1e-3, 2e-3)], repeat)
+        for repeat in range(3)
+    ]
+    assert not [
+        finding
+        for finding in lab.audit(records).findings
+        if finding.rule in {"two-writers", "repeats"}
+    ]
 
 
 def test_the_answer_claims_only_what_the_interval_shows(tmp_path) -> None:
     def answer(ratio: float) -> str:
         own = asked()
         made = study(tmp_path / str(ratio), [own], kind="inference")
-        write_record(inferred(own, [point(2, 1e-3, ratio * 1e-3)]), made.out / "runs" / own.id / "0")
+        write_record(
+            inferred(own, [point(2, 1e-3, ratio * 1e-3)]), made.out / "runs" / own.id / "0"
+        )
         return inference_sections.answer(made).markdown
 
     assert "No quantization is shown to decode faster" in answer(0.98)
@@ -205,9 +259,18 @@ def test_inference_settings_do_not_rename_training_runs() -> None:
             {"task": "inference", **CLASSIFIER, "new_tokens": 8},
             "new_tokens is a setting of generated text, text-classifier 2x128",
         ),
-        ({"task": "inference", **CLASSIFIER, "prompt_tokens": [8]}, "prompt_tokens is a setting of generated text"),
-        ({"task": "inference", **CLASSIFIER, "world_size": 2, "batch_sizes": [3]}, "batch_sizes 3 is not divisible"),
-        ({"task": "inference", "world_size": 2, "batch_sizes": [3]}, "batch_sizes 3 is not divisible by world_size 2"),
+        (
+            {"task": "inference", **CLASSIFIER, "prompt_tokens": [8]},
+            "prompt_tokens is a setting of generated text",
+        ),
+        (
+            {"task": "inference", **CLASSIFIER, "world_size": 2, "batch_sizes": [3]},
+            "batch_sizes 3 is not divisible",
+        ),
+        (
+            {"task": "inference", "world_size": 2, "batch_sizes": [3]},
+            "batch_sizes 3 is not divisible by world_size 2",
+        ),
     ],
 )
 def test_settings_that_do_not_go_together(fields: dict[str, Any], problem: str) -> None:

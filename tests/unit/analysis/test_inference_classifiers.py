@@ -18,7 +18,15 @@ from lab.report import inference_sections
 
 
 def asked(quantization: str, **fields: Any) -> Run:
-    return run(1, task="inference", model="agnews-small", data="topics", quantization=quantization, batch_sizes=[1, 8], **fields)
+    return run(
+        1,
+        task="inference",
+        model="agnews-small",
+        data="topics",
+        quantization=quantization,
+        batch_sizes=[1, 8],
+        **fields,
+    )
 
 
 def point(batch_size: int, base: float, quantized: float) -> ClassificationPoint:
@@ -33,7 +41,9 @@ def point(batch_size: int, base: float, quantized: float) -> ClassificationPoint
     )
 
 
-def classified(run: Run, points: list[ClassificationPoint], change: Share, repeat: int = 0) -> Record:
+def classified(
+    run: Run, points: list[ClassificationPoint], change: Share, repeat: int = 0
+) -> Record:
     found = Inference(
         quantization=run.quantization,
         method="a method: 9 of 9 linear layers",
@@ -67,7 +77,9 @@ def test_speed_and_accuracy_are_claimed_where_their_intervals_say_so() -> None:
     slow = classified(asked("bf16"), [point(1, 1e-3, 2e-3), point(8, 4e-3, 4.04e-3)], EVEN)
     fast = classified(asked("int8_dynamic"), [point(1, 1e-3, 0.5e-3)], WORSE)
     first, second, third, *costs = inference.classifier_sentences([slow, fast])
-    assert first.startswith("bf16 on 1 CPU process, batch 1: slower, 2.0 [1.9, 2.1] of the base's time for a batch.")
+    assert first.startswith(
+        "bf16 on 1 CPU process, batch 1: slower, 2.0 [1.9, 2.1] of the base's time for a batch."
+    )
     assert "a method: 9 of 9 linear layers, on AVX2" in first
     assert "no difference is shown" in second
     assert third.startswith("int8_dynamic on 1 CPU process, batch 1: faster, 0.50")
@@ -78,37 +90,66 @@ def test_speed_and_accuracy_are_claimed_where_their_intervals_say_so() -> None:
 
 
 def test_rows_of_speed_and_quality_and_none_for_language_models() -> None:
-    records = [classified(asked(name), [point(8, 4e-3, 2e-3)], WORSE, repeat) for name in ("none", "bf16") for repeat in range(2)]
+    records = [
+        classified(asked(name), [point(8, 4e-3, 2e-3)], WORSE, repeat)
+        for name in ("none", "bf16")
+        for repeat in range(2)
+    ]
     [none, bf16] = inference.classifier_speed_rows(records)
     assert (bf16["samples/s"], bf16["base samples/s"], none["batch"]) == ("4000", "2000", 8)
     [_, row] = inference.classifier_quality_rows(records)
-    assert (row["accuracy"], row["base accuracy"], row["change (points)"]) == ("88.0 %", "90.0 %", "-2 [-3, -1]")
+    assert (row["accuracy"], row["base accuracy"], row["change (points)"]) == (
+        "88.0 %",
+        "90.0 %",
+        "-2 [-3, -1]",
+    )
     assert (row["of the base"], row["samples"]) == ("25.0 %", 500)
-    assert inference.speed_rows(records) == inference.quality_rows(records) == inference.sentences(records) == []
+    assert (
+        inference.speed_rows(records)
+        == inference.quality_rows(records)
+        == inference.sentences(records)
+        == []
+    )
 
 
 def test_the_page_of_a_classifier_says_nothing_of_tokens(tmp_path) -> None:
     own = [asked("none"), asked("bf16")]
     made = study(tmp_path, own, kind="inference")
     for one in own:
-        write_record(classified(one, [point(8, 4e-3, 1e-3)], WORSE), made.out / "runs" / one.id / "0")
-    assert "bf16 on 1 CPU process, batch 8, gains the most time" in inference_sections.answer(made).markdown.replace("\\", "")
+        write_record(
+            classified(one, [point(8, 4e-3, 1e-3)], WORSE), made.out / "runs" / one.id / "0"
+        )
+    assert "bf16 on 1 CPU process, batch 8, gains the most time" in inference_sections.answer(
+        made
+    ).markdown.replace("\\", "")
     [speed], [quality] = inference_sections.speed(made), inference_sections.quality(made)
     assert len(speed.frame) == len(quality.frame) == 2 and "classifier" in speed.caption
-    assert inference_sections.latencies(made) == inference_sections.tradeoff(made, "size_perplexity") == []
+    assert (
+        inference_sections.latencies(made)
+        == inference_sections.tradeoff(made, "size_perplexity")
+        == []
+    )
     assert "a change of" in inference_sections.findings(made).markdown
 
 
 def test_the_audit_sees_each_batch_size_once() -> None:
-    records = [classified(asked("bf16"), [point(1, 1e-3, 2e-3), point(8, 4e-3, 5e-3)], EVEN, repeat) for repeat in range(3)]
-    assert not [finding for finding in lab.audit(records).findings if finding.rule in {"two-writers", "repeats"}]
+    records = [
+        classified(asked("bf16"), [point(1, 1e-3, 2e-3), point(8, 4e-3, 5e-3)], EVEN, repeat)
+        for repeat in range(3)
+    ]
+    assert not [
+        finding
+        for finding in lab.audit(records).findings
+        if finding.rule in {"two-writers", "repeats"}
+    ]
 
 
 def test_the_time_of_a_batch_is_that_of_the_stage(tmp_path) -> None:
     train = run(1, model="agnews-small", data="topics", needs_device="cpu")
     infer = asked("none", needs_device="cpu")
     found = stages(
-        study(tmp_path, [train, infer], kind="inference"), [record(train), classified(infer, [point(8, 4e-3, 4e-3)], EVEN)]
+        study(tmp_path, [train, infer], kind="inference"),
+        [record(train), classified(infer, [point(8, 4e-3, 4e-3)], EVEN)],
     )
     [serial] = [stage for stage in found if (stage.task, stage.name) == ("inference", "serial")]
     assert serial.seconds is not None and serial.seconds.value == pytest.approx(4e-3)

@@ -25,8 +25,12 @@ def changed(found: Record, **parts: Any) -> Record:
 
 def strategies() -> dict[str, Record]:
     single = record(run(strategy="single"), step_time=0.2)
-    sent = Communication(total=stat(0.02), exposed=stat(0.01), bytes=8_000_000, bytes_moved=8_000_000, calls=9)
-    small = Memory(kind="resident", peak=[2 * 10**8, 3 * 10**8], parameters=10**6, optimizer=2 * 10**6)
+    sent = Communication(
+        total=stat(0.02), exposed=stat(0.01), bytes=8_000_000, bytes_moved=8_000_000, calls=9
+    )
+    small = Memory(
+        kind="resident", peak=[2 * 10**8, 3 * 10**8], parameters=10**6, optimizer=2 * 10**6
+    )
     fsdp = changed(record(run(2, strategy="fsdp"), step_time=0.1), communication=sent, memory=small)
     whole = Memory(kind="resident", peak=[4 * 10**8], parameters=2 * 10**6, optimizer=4 * 10**6)
     return {"single": changed(single, memory=whole), "fsdp": fsdp}
@@ -36,7 +40,9 @@ def test_strategies_side_by_side() -> None:
     records = list(strategies().values())
     runs = [*(one.run for one in records), run(2, strategy="ddp")]
     one, two, missing = strategy_rows(runs, records)
-    assert one["configuration"] == "single x1" and one["sent (MB)"] == "-" and one["step"] == "200 ms"
+    assert (
+        one["configuration"] == "single x1" and one["sent (MB)"] == "-" and one["step"] == "200 ms"
+    )
     assert two == {
         "configuration": "fsdp x2",
         "step": "100 ms",
@@ -54,7 +60,9 @@ def test_the_fastest_the_smallest_and_how_far_the_losses_are() -> None:
     found = strategies()
     curve = found["single"].quality.loss  # type: ignore[union-attr]
     found["fsdp"] = changed(found["fsdp"], quality=Quality(loss=[*curve[:-1], 1.01 * curve[-1]]))
-    fastest, smallest, apart = strategy_sentences([one.run for one in found.values()], list(found.values()), baseline=SINGLE)
+    fastest, smallest, apart = strategy_sentences(
+        [one.run for one in found.values()], list(found.values()), baseline=SINGLE
+    )
     assert "100 ms, is that of fsdp x2" in fastest
     assert "3.00 MB, are those of fsdp x2" in smallest and "6.00 MB" in smallest
     assert "within 1.00 % of the baseline's" in apart
@@ -67,19 +75,47 @@ def text_run(world_size: int = 1, batch: int = 8, **fields: Any) -> Any:
 def loaded(world_size: int, batch: int, *, data: float = 0.0001, **fields: Any) -> Record:
     """10 ms whatever the batch, 1 ms per sample and rank, 2 ms for the optimizer."""
     work = 0.010 + 0.001 * batch / world_size
-    phases = {"data": data, "h2d": 0.0, "forward": work / 2, "backward": work / 2, "optimizer": 0.002, "other": 0.0}
-    made = record(text_run(world_size, batch, **fields), step_time=sum(phases.values()) + 0.004 * (world_size - 1), phases=phases)
-    sent = Communication(exposed=stat(0.004), straggler=stat(0.001), transfer=stat(0.003)) if world_size > 1 else None
+    phases = {
+        "data": data,
+        "h2d": 0.0,
+        "forward": work / 2,
+        "backward": work / 2,
+        "optimizer": 0.002,
+        "other": 0.0,
+    }
+    made = record(
+        text_run(world_size, batch, **fields),
+        step_time=sum(phases.values()) + 0.004 * (world_size - 1),
+        phases=phases,
+    )
+    sent = (
+        Communication(exposed=stat(0.004), straggler=stat(0.001), transfer=stat(0.003))
+        if world_size > 1
+        else None
+    )
     return changed(made, communication=sent)
 
 
 def test_causes_are_told_apart() -> None:
-    records = [loaded(1, 8), loaded(1, 32), loaded(2, 8), loaded(1, 32, data=0.030, loader="classic", loader_workers=3)]
+    records = [
+        loaded(1, 8),
+        loaded(1, 32),
+        loaded(2, 8),
+        loaded(1, 32, data=0.030, loader="classic", loader_workers=3),
+    ]
     found = causes([one.run for one in records], records)
     assert [one.launches for one in found] == pytest.approx([0.010] * 4)
-    assert [one.largest for one in found] == ["launches", "launches", "launches", "waiting for data"]
+    assert [one.largest for one in found] == [
+        "launches",
+        "launches",
+        "launches",
+        "waiting for data",
+    ]
     rows = cause_rows(found)
-    assert rows[2]["transfer"] == "3.00 ms (14.9 %)" and rows[2]["waiting for ranks"] == "1.00 ms (5.0 %)"
+    assert (
+        rows[2]["transfer"] == "3.00 ms (14.9 %)"
+        and rows[2]["waiting for ranks"] == "1.00 ms (5.0 %)"
+    )
     assert rows[0]["transfer"] == "none"
     fast, classic, slowed = cause_sentences(found)
     assert "at most 0.498 %" in fast and "at most 40.5 %" in classic
@@ -93,7 +129,10 @@ def test_launches_are_not_told_from_one_batch() -> None:
 
 def test_epochs_are_whole() -> None:
     assert epoch_means([4.0, 2.0, 1.0, 1.0, 7.0], samples=8, batch=4) == [3.0, 1.0]
-    assert epoch_means([4.0, 2.0, 1.0], samples=6, batch=4) == [3.0, 1.0]  # the second step ends the first epoch
+    assert epoch_means([4.0, 2.0, 1.0], samples=6, batch=4) == [
+        3.0,
+        1.0,
+    ]  # the second step ends the first epoch
     assert epoch_means([4.0], samples=8, batch=4) == []
     assert epoch_means([4.0, 2.0], samples=2, batch=4) == [4.0, 4.0, 2.0, 2.0]
 
@@ -120,13 +159,21 @@ def test_networks_side_by_side() -> None:
     frozen = CNN | {"trainable": "head"}
     runs = [run(size, 4, model=model, data="digits") for model in (CNN, frozen) for size in (1, 2)]
     sent = Communication(
-        total=stat(0.03), exposed=stat(0.02), exposed_in={"backward": 0.02}, bytes_moved=5_000_000, bytes=5_000_000
+        total=stat(0.03),
+        exposed=stat(0.02),
+        exposed_in={"backward": 0.02},
+        bytes_moved=5_000_000,
+        bytes=5_000_000,
     )
     made = [record(one, loss=[0.01] * 4, train_samples=8) for one in runs[:3]]
     made[1] = changed(made[1], communication=sent)
     rows = image_rows(runs, made)
     assert rows[0]["communication"] == "none" and rows[0]["epochs to loss < 0.04"] == "1"
-    assert rows[1]["compute"] == "65.0 ms" and rows[1]["exposed"] == "20.0 ms" and rows[1]["sent (MB)"] == "5.00"
+    assert (
+        rows[1]["compute"] == "65.0 ms"
+        and rows[1]["exposed"] == "20.0 ms"
+        and rows[1]["sent (MB)"] == "5.00"
+    )
     assert rows[3]["step"] == "not run" and "head only" in rows[3]["configuration"]
 
 
@@ -138,6 +185,10 @@ def test_sections_are_there_where_the_study_asks(tmp_path: Path) -> None:
     for one in records:
         write_record(one, Store(asked.out).folder(one.task))
     heading, told, shown = study_sections.parts(asked)
-    assert "Strategies" in str(heading) and "fsdp" in str(told) and "All: gpt-nano, batch 64, fp32" in str(shown)
+    assert (
+        "Strategies" in str(heading)
+        and "fsdp" in str(told)
+        and "All: gpt-nano, batch 64, fp32" in str(shown)
+    )
     loaders = study(tmp_path / "loaders", [text_run(), text_run(loader="classic")])
     assert "on purpose" in "".join(map(str, study_sections.parts(loaders)))

@@ -23,8 +23,17 @@ world_sizes = st.integers(2, 4096)
 
 
 def strong() -> list[Record]:
-    times = {(1, 64): [0.20, 0.21, 0.19], (2, 64): [0.11, 0.10, 0.12], (4, 64): [0.08, 0.08, 0.08], (1, 128): [0.4, 0.4, 0.4]}
-    return [item for (size, batch), values in times.items() for item in repeats(run(size, batch), values)]
+    times = {
+        (1, 64): [0.20, 0.21, 0.19],
+        (2, 64): [0.11, 0.10, 0.12],
+        (4, 64): [0.08, 0.08, 0.08],
+        (1, 128): [0.4, 0.4, 0.4],
+    }
+    return [
+        item
+        for (size, batch), values in times.items()
+        for item in repeats(run(size, batch), values)
+    ]
 
 
 def row_of(found, world_size: int, batch: int = 64):
@@ -64,12 +73,18 @@ def test_weak_scaling_known_answer():
 
 
 def test_weak_scaling_never_compares_unlike_work_per_rank():
-    found = summary(table(repeats(run(1, 16), [0.1]) + repeats(run(2, 64), [0.1])), baseline=ONE, scaling="weak")
+    found = summary(
+        table(repeats(run(1, 16), [0.1]) + repeats(run(2, 64), [0.1])), baseline=ONE, scaling="weak"
+    )
     assert math.isnan(row_of(found, 2)["speedup"])
 
 
 def test_a_baseline_of_more_than_one_rank():
-    found = summary(table(repeats(run(2), [0.2]) + repeats(run(8), [0.1])), baseline={"world_size": 2}, scaling="strong")
+    found = summary(
+        table(repeats(run(2), [0.2]) + repeats(run(8), [0.1])),
+        baseline={"world_size": 2},
+        scaling="strong",
+    )
     assert row_of(found, 8)["speedup"] == pytest.approx(2.0)
     assert row_of(found, 8)["efficiency"] == pytest.approx(0.5)
     assert baseline_name(found) == "2 CPU processes"
@@ -88,7 +103,9 @@ def test_a_baseline_of_more_than_one_rank():
 )
 def test_no_speedup_is_invented_without_an_equal_baseline(other):
     found = summary(
-        table([record(run(1)), record(run(2, **({"global_batch_size": 64} | other)))]), baseline=ONE, scaling="strong"
+        table([record(run(1)), record(run(2, **({"global_batch_size": 64} | other)))]),
+        baseline=ONE,
+        scaling="strong",
     )
     row = found[found["world_size"] == 2].iloc[0]
     assert math.isnan(row["speedup"])
@@ -96,9 +113,14 @@ def test_no_speedup_is_invented_without_an_equal_baseline(other):
 
 
 def test_two_unlike_models_each_have_their_own_baseline():
-    models = [{"kind": "gpt", "layers": layers, "heads": 1, "width": 64, "block_size": 128} for layers in (1, 2)]
+    models = [
+        {"kind": "gpt", "layers": layers, "heads": 1, "width": 64, "block_size": 128}
+        for layers in (1, 2)
+    ]
     times = {(0, 1): 0.1, (0, 2): 0.05, (1, 1): 0.4, (1, 2): 0.3}
-    records = [record(run(size, model=models[nth]), step_time=time) for (nth, size), time in times.items()]
+    records = [
+        record(run(size, model=models[nth]), step_time=time) for (nth, size), time in times.items()
+    ]
     found = summary(table(records), baseline=ONE, scaling="strong")
     assert sorted(found["speedup"]) == pytest.approx([1, 1, 4 / 3, 2])
     assert len({line.label for line in curves(found)}) == 2
@@ -106,15 +128,24 @@ def test_two_unlike_models_each_have_their_own_baseline():
 
 def test_gradient_accumulation_is_compared_with_its_like():
     times = {(1, 1): 0.4, (1, 2): 0.8, (2, 1): 0.2, (2, 2): 0.2}
-    records = [record(run(size, grad_accum=accum), step_time=time) for (size, accum), time in times.items()]
-    found = summary(table(records), baseline=ONE, scaling="strong").set_index(["world_size", "grad_accum"])
+    records = [
+        record(run(size, grad_accum=accum), step_time=time) for (size, accum), time in times.items()
+    ]
+    found = summary(table(records), baseline=ONE, scaling="strong").set_index(
+        ["world_size", "grad_accum"]
+    )
     assert found.loc[(2, 1), "speedup"] == pytest.approx(2)
     assert found.loc[(2, 2), "speedup"] == pytest.approx(4)
-    assert [line.label for line in curves(found.reset_index())] == ["batch 64", "batch 64, accumulation 2"]
+    assert [line.label for line in curves(found.reset_index())] == [
+        "batch 64",
+        "batch 64, accumulation 2",
+    ]
 
 
 def test_a_baseline_of_another_kind_of_device_does_not_count():
-    found = summary(table([record(run(1)), record(run(2), device="cuda")]), baseline=ONE, scaling="strong")
+    found = summary(
+        table([record(run(1)), record(run(2), device="cuda")]), baseline=ONE, scaling="strong"
+    )
     assert math.isnan(row_of(found, 2)["speedup"])
 
 
@@ -127,18 +158,39 @@ def test_a_study_of_strategies_compares_at_equal_batch():
 
 def test_settings_that_mean_nothing_on_one_rank_share_its_baseline() -> None:
     runs = {run(1): 0.1, run(2, bucket_cap_mb=100.0): 0.0625, run(2, compression="bf16"): 0.05}
-    found = summary(table([record(asked, step_time=time) for asked, time in runs.items()]), baseline=ONE, scaling="strong")
-    assert found.set_index("compression")["speedup"].sort_values().round(6).to_list() == [1.0, 1.6, 2.0]
+    found = summary(
+        table([record(asked, step_time=time) for asked, time in runs.items()]),
+        baseline=ONE,
+        scaling="strong",
+    )
+    assert found.set_index("compression")["speedup"].sort_values().round(6).to_list() == [
+        1.0,
+        1.6,
+        2.0,
+    ]
     both = [record(run(1, bucket_cap_mb=size), step_time=0.1 * size) for size in (1.0, 4.0)]
-    of_each = [*both, *(record(run(2, bucket_cap_mb=size), step_time=0.05 * size) for size in (1.0, 4.0))]
+    of_each = [
+        *both,
+        *(record(run(2, bucket_cap_mb=size), step_time=0.05 * size) for size in (1.0, 4.0)),
+    ]
     found = summary(table(of_each), baseline=ONE, scaling="strong")
     assert found.loc[found["world_size"] == 2, "speedup"].round(6).to_list() == [2.0, 2.0]
-    other = summary(table([*both, record(run(2, bucket_cap_mb=9.0), step_time=0.1)]), baseline=ONE, scaling="strong")
-    assert other.set_index("bucket_cap_mb").loc[9.0, ["speedup"]].isna().all()  # either could be meant
+    other = summary(
+        table([*both, record(run(2, bucket_cap_mb=9.0), step_time=0.1)]),
+        baseline=ONE,
+        scaling="strong",
+    )
+    assert (
+        other.set_index("bucket_cap_mb").loc[9.0, ["speedup"]].isna().all()
+    )  # either could be meant
 
 
 def test_failed_repeats_do_not_count():
-    records = [*repeats(run(1), [0.1, 0.2]), record(run(1), 2, status="failed"), record(run(4), status="oom")]
+    records = [
+        *repeats(run(1), [0.1, 0.2]),
+        record(run(1), 2, status="failed"),
+        record(run(4), status="oom"),
+    ]
     found = summary(table(records), baseline=ONE, scaling="strong")
     assert list(found["world_size"]) == [1]
     assert found["repeats"].iloc[0] == 2
@@ -165,8 +217,14 @@ def test_an_unknown_baseline_key_is_answered_with_the_nearest():
     scaling=st.sampled_from(["strong", "weak"]),
 )
 def test_laws_of_a_ratio(times, factor, size, scaling):
-    batch = {"global_batch_size": 64} if scaling == "strong" else {"global_batch_size": None, "micro_batch_size": 8}
-    records = repeats(run(1, **batch), times) + repeats(run(size, **batch), [time * factor for time in times])
+    batch = (
+        {"global_batch_size": 64}
+        if scaling == "strong"
+        else {"global_batch_size": None, "micro_batch_size": 8}
+    )
+    records = repeats(run(1, **batch), times) + repeats(
+        run(size, **batch), [time * factor for time in times]
+    )
     row = summary(table(records), baseline=ONE, scaling=scaling).set_index("world_size").loc[size]
     work = size if scaling == "weak" else 1
     assert row["speedup"] == pytest.approx(work / factor)
@@ -188,7 +246,11 @@ def test_intervals_of_many_repeats_are_narrower_than_their_range():
 
 
 def test_measured_communication_leaves_compute():
-    found = summary(table([record(run(2), step_time=0.1, communication=(0.03, 0.02))]), baseline=ONE, scaling="strong")
+    found = summary(
+        table([record(run(2), step_time=0.1, communication=(0.03, 0.02))]),
+        baseline=ONE,
+        scaling="strong",
+    )
     assert found["communication_time"].iloc[0] == pytest.approx(0.03)
     assert found["compute_time"].iloc[0] == pytest.approx(0.1 * (0.30 + 0.55) - 0.02)
 
@@ -200,8 +262,12 @@ def test_curves_are_sorted_lines_with_short_names():
 
 
 def test_labels_name_what_differs():
-    records = [record(run(size, precision=precision)) for size in (1, 2) for precision in ("fp32", "bf16")]
-    labels = {line.label for line in curves(summary(table(records), baseline=ONE, scaling="strong"))}
+    records = [
+        record(run(size, precision=precision)) for size in (1, 2) for precision in ("fp32", "bf16")
+    ]
+    labels = {
+        line.label for line in curves(summary(table(records), baseline=ONE, scaling="strong"))
+    }
     assert labels == {"batch 64, fp32", "batch 64, bf16"}
     weak = [record(run(size, None, micro_batch_size=micro)) for size in (1, 2) for micro in (8, 16)]
     labels = {line.label for line in curves(summary(table(weak), baseline=ONE, scaling="weak"))}
@@ -225,7 +291,12 @@ def test_amdahl_and_gustafson_known_answers():
 def test_laws_of_the_laws(n, fraction):
     assert amdahl_speedup(1, fraction) == pytest.approx(1)
     assert gustafson_speedup(1, fraction) == pytest.approx(1)
-    assert 1 - 1e-9 <= amdahl_speedup(n, fraction) <= gustafson_speedup(n, fraction) * (1 + 1e-9) <= n * (1 + 2e-9)
+    assert (
+        1 - 1e-9
+        <= amdahl_speedup(n, fraction)
+        <= gustafson_speedup(n, fraction) * (1 + 1e-9)
+        <= n * (1 + 2e-9)
+    )
     assert karp_flatt(amdahl_speedup(n, fraction), n) == pytest.approx(fraction, abs=1e-9)
 
 

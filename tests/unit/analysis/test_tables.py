@@ -13,8 +13,17 @@ ONE = {"world_size": 1}
 
 
 def strong() -> list[Record]:
-    times = {(1, 64): [0.20, 0.21, 0.19], (2, 64): [0.11, 0.10, 0.12], (4, 64): [0.08, 0.08, 0.08], (1, 128): [0.4, 0.4, 0.4]}
-    return [item for (size, batch), values in times.items() for item in repeats(run(size, batch), values)]
+    times = {
+        (1, 64): [0.20, 0.21, 0.19],
+        (2, 64): [0.11, 0.10, 0.12],
+        (4, 64): [0.08, 0.08, 0.08],
+        (1, 128): [0.4, 0.4, 0.4],
+    }
+    return [
+        item
+        for (size, batch), values in times.items()
+        for item in repeats(run(size, batch), values)
+    ]
 
 
 def test_classical_tables():
@@ -35,7 +44,9 @@ def test_classical_tables():
 
 
 def test_tables_say_where_there_is_no_baseline():
-    tables = classical_tables(summary(table([record(run(2), device="cuda")]), baseline=ONE, scaling="strong"))
+    tables = classical_tables(
+        summary(table([record(run(2), device="cuda")]), baseline=ONE, scaling="strong")
+    )
     assert tables[1][1].loc[2, "batch 64"] == "no baseline"
     assert tables[1][1].index.name == "GPUs"
 
@@ -45,9 +56,19 @@ def test_nothing_makes_no_tables():
 
 
 def test_many_lines_are_rows():
-    records = [record(run(size, batch), step_time=batch / 100 / size) for size in (1, 2) for batch in (2, 4, 8, 16, 32)]
-    time, speedup, *_ = (frame for _, frame in classical_tables(summary(table(records), baseline=ONE, scaling="strong")))
-    assert list(time.columns) == ["1 CPU process", "2 CPU processes"] and time.index.name == "configuration"
+    records = [
+        record(run(size, batch), step_time=batch / 100 / size)
+        for size in (1, 2)
+        for batch in (2, 4, 8, 16, 32)
+    ]
+    time, speedup, *_ = (
+        frame
+        for _, frame in classical_tables(summary(table(records), baseline=ONE, scaling="strong"))
+    )
+    assert (
+        list(time.columns) == ["1 CPU process", "2 CPU processes"]
+        and time.index.name == "configuration"
+    )
     assert time.loc["batch 8", "2 CPU processes"] == "40.0 ms"
     assert set(speedup["2 CPU processes"]) == {"2.00"}
 

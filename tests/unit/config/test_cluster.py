@@ -31,7 +31,11 @@ def test_local_profile_gives_each_rank_cores_of_its_own(monkeypatch: pytest.Monk
 
 def test_gpus_are_the_devices_where_there_are_any(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "cores", lambda: tuple(range(16)))
-    monkeypatch.setattr(machine, "gpus", lambda: tuple(machine.Gpu("NVIDIA H200", "570", 141 * 2**30) for _ in range(4)))
+    monkeypatch.setattr(
+        machine,
+        "gpus",
+        lambda: tuple(machine.Gpu("NVIDIA H200", "570", 141 * 2**30) for _ in range(4)),
+    )
     cluster = Cluster.load("local")
     assert cluster.device_kind == "cuda" and cluster.capacity == 4
     assert cluster.cores_of(1) == (4, 5, 6, 7) and cluster.memory_bytes_per_rank == 141 * 2**30
@@ -50,7 +54,9 @@ def test_gpus_are_the_devices_where_there_are_any(monkeypatch: pytest.MonkeyPatc
         ("environment: {A: 1}\n", "environment.A: input should be a valid string"),
     ],
 )
-def test_bad_profile_says_what_where_and_what_to_do(tmp_path: Path, text: str, message: str) -> None:
+def test_bad_profile_says_what_where_and_what_to_do(
+    tmp_path: Path, text: str, message: str
+) -> None:
     with pytest.raises(InputError) as caught:
         Cluster.load(profile(tmp_path, text))
     assert message in str(caught.value)
@@ -111,10 +117,17 @@ def slurm(**keys: object) -> Cluster:
         ("checkpoint_every_min: 0\n", "checkpoint_every_min: input should be greater than 0"),
     ],
 )
-def test_bad_slurm_profile_says_what_where_and_what_to_do(tmp_path: Path, text: str, message: str) -> None:
+def test_bad_slurm_profile_says_what_where_and_what_to_do(
+    tmp_path: Path, text: str, message: str
+) -> None:
     with pytest.raises(InputError) as caught:
         Cluster.load(
-            profile(tmp_path, "executor: slurm\ngpus_per_node: 4\n" * ("nodes" not in text) + text + "time_limit_min: 5\n")
+            profile(
+                tmp_path,
+                "executor: slurm\ngpus_per_node: 4\n" * ("nodes" not in text)
+                + text
+                + "time_limit_min: 5\n",
+            )
         )
     assert message in str(caught.value)
 
@@ -145,7 +158,11 @@ def test_layout_holds_every_rank_or_is_refused(slots: int, nodes: int, ranks: in
     except InputError:
         assert ranks > cluster.capacity or ranks % slots
         return
-    assert laid.nodes * laid.ranks_per_node == ranks and laid.nodes <= nodes and laid.ranks_per_node <= slots
+    assert (
+        laid.nodes * laid.ranks_per_node == ranks
+        and laid.nodes <= nodes
+        and laid.ranks_per_node <= slots
+    )
 
 
 def test_cpu_nodes_hold_as_many_ranks_as_their_cores_carry(monkeypatch: pytest.MonkeyPatch) -> None:

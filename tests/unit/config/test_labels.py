@@ -33,11 +33,17 @@ CHANGES = [
     ({"static_graph": True}, "static graph"),
     ({"compression": "bf16"}, "bf16 on the link"),
     ({"compression": "powersgd"}, "PowerSGD on the link"),
-    ({"compression": "powersgd", "powersgd_rank": 4}, "PowerSGD on the link, approximation of rank 4"),
+    (
+        {"compression": "powersgd", "powersgd_rank": 4},
+        "PowerSGD on the link, approximation of rank 4",
+    ),
     ({"strategy": "naive_ddp", "flat": True}, "naive_ddp x2, batch 8, fp32, flat"),
     ({"strategy": "fsdp", "reshard_after_forward": False}, "fsdp x2, batch 8, fp32, no resharding"),
     ({"strategy": "fsdp", "shard_size": 2}, "shards on 2 ranks"),
-    ({"strategy": "pipeline_parallel", "schedule": "1f1b"}, "pipeline_parallel x2, batch 8, fp32, 1F1B"),
+    (
+        {"strategy": "pipeline_parallel", "schedule": "1f1b"},
+        "pipeline_parallel x2, batch 8, fp32, 1F1B",
+    ),
     ({"strategy": "pipeline_parallel", "microbatches": 4}, "4 microbatches"),
     ({"activation_checkpointing": True}, "checkpointing"),
     ({"loader": "classic"}, "classic loader"),
@@ -56,7 +62,10 @@ CHANGES = [
     ({"model": CNN | {"trainable": "head"}, "data": "digits"}, "head only"),
     ({"model": CNN | {"trainable": 0.25}, "data": "digits"}, "last 25 %"),
     ({"model": CNN | {"dropout": 0.0}, "data": "digits"}, "dropout 0"),
-    ({"model": {"kind": "cnn", "network": "resnet18", "batch_norm": "frozen"}, "data": "mnist"}, "batch norm frozen, mnist"),
+    (
+        {"model": {"kind": "cnn", "network": "resnet18", "batch_norm": "frozen"}, "data": "mnist"},
+        "batch norm frozen, mnist",
+    ),
     (
         {"model": {"kind": "distilbert", "trainable": "head"}, "data": "topics"},
         "distilbert 6x768 ddp x2, batch 8, fp32, head only",
@@ -93,8 +102,15 @@ def test_words_are_those_of_settings_that_exist() -> None:
 def test_lines_are_told_apart_by_as_little_as_it_takes() -> None:
     models = [GPT, GPT | {"layers": 4}]
     kinds = [{"compression": "bf16"}, {}]
-    runs = [run(model=model, world_size=size, **kind) for model in models for kind in kinds for size in (1, 2)]
-    found = curves(summary(table([record(one) for one in runs]), baseline={"world_size": 1}, scaling="strong"))
+    runs = [
+        run(model=model, world_size=size, **kind)
+        for model in models
+        for kind in kinds
+        for size in (1, 2)
+    ]
+    found = curves(
+        summary(table([record(one) for one in runs]), baseline={"world_size": 1}, scaling="strong")
+    )
     assert {line.label for line in found} == {
         "batch 8, gpt 2x64",
         "batch 8, gpt 2x64, bf16 on the link",
@@ -105,15 +121,25 @@ def test_lines_are_told_apart_by_as_little_as_it_takes() -> None:
 
 def test_models_that_differ_in_their_end_are_told_in_full() -> None:
     runs = [run(model=GPT | {"block_size": size}) for size in (32, 64)]
-    found = curves(summary(table([record(one) for one in runs]), baseline={"world_size": 1}, scaling="strong"))
-    assert {line.label for line in found} == {f"batch 8, gpt 2x64, 2 heads, {size} tokens" for size in (32, 64)}
+    found = curves(
+        summary(table([record(one) for one in runs]), baseline={"world_size": 1}, scaling="strong")
+    )
+    assert {line.label for line in found} == {
+        f"batch 8, gpt 2x64, 2 heads, {size} tokens" for size in (32, 64)
+    }
 
 
 def test_lengths_are_told_where_nothing_else_differs() -> None:
     one, other = run(steps=20), run(steps=40)
-    found = curves(summary(table([record(one), record(other)]), baseline={"world_size": 1}, scaling="strong"))
+    found = curves(
+        summary(table([record(one), record(other)]), baseline={"world_size": 1}, scaling="strong")
+    )
     assert {line.label for line in found} == {"batch 8, steps 20", "batch 8, steps 40"}
     found = curves(
-        summary(table([record(one), record(run(steps=40, compile=True))]), baseline={"world_size": 1}, scaling="strong")
+        summary(
+            table([record(one), record(run(steps=40, compile=True))]),
+            baseline={"world_size": 1},
+            scaling="strong",
+        )
     )
     assert {line.label for line in found} == {"batch 8", "batch 8, compiled"}

@@ -39,7 +39,9 @@ def test_no_link_leads_outside(study: Path) -> None:
     assert read_texts("texts", study) == ["first", "second"]
 
 
-def test_a_folder_of_the_environment_is_allowed(study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_of_the_environment_is_allowed(
+    study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     corpora = tmp_path / "corpora"
     (corpora / "poems").mkdir(parents=True)
     (corpora / "poems" / "one.txt").write_text("a poem")

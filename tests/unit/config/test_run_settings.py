@@ -64,35 +64,75 @@ def test_a_setting_of_another_strategy_makes_another_run_too(change: dict[str, A
         ("vanilla_data_parallel", 2, 1),
     ],
 )
-def test_ranks_share_out_the_samples_or_the_model(strategy: str, shares: int, processes: int) -> None:
+def test_ranks_share_out_the_samples_or_the_model(
+    strategy: str, shares: int, processes: int
+) -> None:
     run = Run.model_validate(BASE | {"strategy": strategy})
     assert (run.data_parallel_size, run.processes) == (shares, processes)
     assert run.micro_batch_size * shares == run.global_batch_size
-    assert Run.model_validate({"micro_batch_size": 4, "world_size": 2, "strategy": strategy}).global_batch_size == 4 * shares
+    assert (
+        Run.model_validate(
+            {"micro_batch_size": 4, "world_size": 2, "strategy": strategy}
+        ).global_batch_size
+        == 4 * shares
+    )
 
 
 CONFLICTS: dict[str, tuple[dict[str, Any], str]] = {
-    "single": ({"world_size": 1, "strategy": "single", "compression": "bf16"}, "compression is a setting of DDP"),
-    "single buckets": ({"world_size": 1, "strategy": "single", "bucket_cap_mb": 1.0}, "bucket_cap_mb is a setting of DDP"),
+    "single": (
+        {"world_size": 1, "strategy": "single", "compression": "bf16"},
+        "compression is a setting of DDP",
+    ),
+    "single buckets": (
+        {"world_size": 1, "strategy": "single", "bucket_cap_mb": 1.0},
+        "bucket_cap_mb is a setting of DDP",
+    ),
     "rank alone": ({"powersgd_rank": 4}, "powersgd_rank 4 without PowerSGD"),
     "a part is no model": (
         {"strategy": "tensor_parallel", "keep_model": True},
         "keep_model: no rank of tensor_parallel has the whole model",
     ),
-    "begins late": ({"compression": "powersgd", "warmup_steps": 1}, "PowerSGD compresses from step 2 on, warmup_steps is 1"),
-    "static accumulation": ({"static_graph": True, "grad_accum": 2}, "static_graph with grad_accum 2"),
+    "begins late": (
+        {"compression": "powersgd", "warmup_steps": 1},
+        "PowerSGD compresses from step 2 on, warmup_steps is 1",
+    ),
+    "static accumulation": (
+        {"static_graph": True, "grad_accum": 2},
+        "static_graph with grad_accum 2",
+    ),
     "no bucket": ({"bucket_cap_mb": 0}, "greater than 0"),
-    "compression of naive": ({"strategy": "naive_ddp", "compression": "bf16"}, "compression is a setting of DDP"),
-    "fp16 in part": ({"strategy": "zero1", "precision": "fp16"}, "fp16 scales the loss by all gradients.*use bf16"),
-    "compiled stages": ({"strategy": "pipeline_parallel", "compile": True}, "compile with strategy 'pipeline_parallel'"),
-    "uneven copies": ({"strategy": "fsdp", "world_size": 4, "shard_size": 3}, "shard_size 3 does not divide world_size 4"),
-    "half a head": ({"strategy": "tensor_parallel", "world_size": 8}, "world_size 8 does not divide the 4 heads"),
+    "compression of naive": (
+        {"strategy": "naive_ddp", "compression": "bf16"},
+        "compression is a setting of DDP",
+    ),
+    "fp16 in part": (
+        {"strategy": "zero1", "precision": "fp16"},
+        "fp16 scales the loss by all gradients.*use bf16",
+    ),
+    "compiled stages": (
+        {"strategy": "pipeline_parallel", "compile": True},
+        "compile with strategy 'pipeline_parallel'",
+    ),
+    "uneven copies": (
+        {"strategy": "fsdp", "world_size": 4, "shard_size": 3},
+        "shard_size 3 does not divide world_size 4",
+    ),
+    "half a head": (
+        {"strategy": "tensor_parallel", "world_size": 8},
+        "world_size 8 does not divide the 4 heads",
+    ),
     "more stages than layers": (
         {"strategy": "pipeline_parallel", "world_size": 8},
         "a pipeline of 8 stages needs as many layers",
     ),
-    "accumulated twice": ({"strategy": "pipeline_parallel", "grad_accum": 2}, "adds up gradients over its microbatches"),
-    "uneven microbatches": ({"strategy": "pipeline_parallel", "microbatches": 3}, "cannot be cut into 3 equal microbatches"),
+    "accumulated twice": (
+        {"strategy": "pipeline_parallel", "grad_accum": 2},
+        "adds up gradients over its microbatches",
+    ),
+    "uneven microbatches": (
+        {"strategy": "pipeline_parallel", "microbatches": 3},
+        "cannot be cut into 3 equal microbatches",
+    ),
     "idle stage": (
         {"strategy": "pipeline_parallel", "schedule": "1f1b", "microbatches": 1},
         "needs a microbatch for each of 2 stages, microbatches is 1",

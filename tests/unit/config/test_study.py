@@ -74,29 +74,47 @@ def test_id_changes_with_everything_that_changes_the_measurement(change: dict[st
 
 def test_id_looks_behind_names_and_defaults() -> None:
     nano = Run(**BASE)
-    assert nano.id == Run(**BASE, steps=60, model=GPT(layers=4, heads=4, width=128, block_size=128)).id
+    assert (
+        nano.id == Run(**BASE, steps=60, model=GPT(layers=4, heads=4, width=128, block_size=128)).id
+    )
     assert len(nano.id) == 10 and nano.id == Run.model_validate_json(nano.model_dump_json()).id
 
 
 def test_tasks_interleave_repeats_over_the_grid(make_study: StudyMaker) -> None:
     study = Study.load(make_study(repeats=2))
-    assert [(task.repeat, task.run.world_size) for task in study.tasks] == [(0, 1), (0, 2), (1, 1), (1, 2)]
+    assert [(task.repeat, task.run.world_size) for task in study.tasks] == [
+        (0, 1),
+        (0, 2),
+        (1, 1),
+        (1, 2),
+    ]
 
 
 def test_quick_overrides_base_grid_and_repeats(make_study: StudyMaker) -> None:
-    folder = make_study(quick={"base": {"steps": 3}, "grid": {"global_batch_size": [2], "world_size": [1]}, "repeats": 2})
+    folder = make_study(
+        quick={
+            "base": {"steps": 3},
+            "grid": {"global_batch_size": [2], "world_size": [1]},
+            "repeats": 2,
+        }
+    )
     quick = Study.load(folder, quick=True)
     assert [(run.steps, run.global_batch_size) for run in quick.runs] == [(3, 2)]
     assert quick.repeats == 2 and quick.quick and not Study.load(folder).quick
 
 
 def test_what_each_quick_grid_varies_is_not_taken_from_base(make_study: StudyMaker) -> None:
-    grids = [{"global_batch_size": [2], "world_size": [size], "steps": [steps]} for size, steps in ((1, 3), (2, 5))]
+    grids = [
+        {"global_batch_size": [2], "world_size": [size], "steps": [steps]}
+        for size, steps in ((1, 3), (2, 5))
+    ]
     quick = Study.load(make_study(quick={"grid": grids}), quick=True)
     assert [(run.world_size, run.steps) for run in quick.runs] == [(1, 3), (2, 5)]
 
 
-def test_study_is_found_by_name(make_study: StudyMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_study_is_found_by_name(
+    make_study: StudyMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     make_study("mine")
     monkeypatch.chdir(tmp_path)
     assert Study.load("mine").name == "mine"
@@ -106,53 +124,114 @@ def test_study_is_found_by_name(make_study: StudyMaker, tmp_path: Path, monkeypa
 
 BAD = {
     "unknown key": ({"scalling": "strong"}, "scalling: unknown key (did you mean 'scaling'?)"),
-    "misspelt value": ({"scaling": "strnog"}, "scaling: 'strnog' is not a choice (did you mean 'strong'?)"),
-    "unknown key in base": ({"base": changed_base(stpes=3)}, "base.stpes: unknown key (did you mean 'steps'?)"),
+    "misspelt value": (
+        {"scaling": "strnog"},
+        "scaling: 'strnog' is not a choice (did you mean 'strong'?)",
+    ),
+    "unknown key in base": (
+        {"base": changed_base(stpes=3)},
+        "base.stpes: unknown key (did you mean 'steps'?)",
+    ),
     "misspelt preset": (
         {"base": changed_base(model="gpt-mni")},
         "base.model: 'gpt-mni' is no model preset (did you mean 'gpt-mini'?)",
     ),
-    "unknown data": ({"base": changed_base(data="stdlibb")}, "base.data: 'stdlibb' is no data set (did you mean 'stdlib'?)"),
-    "unknown strategy": ({"base": changed_base(strategy="dpd")}, "base.strategy: 'dpd' is not a choice (did you mean 'ddp'?)"),
-    "text for a number": ({"base": changed_base(steps="many")}, "base.steps: input should be a valid integer, found 'many'"),
+    "unknown data": (
+        {"base": changed_base(data="stdlibb")},
+        "base.data: 'stdlibb' is no data set (did you mean 'stdlib'?)",
+    ),
+    "unknown strategy": (
+        {"base": changed_base(strategy="dpd")},
+        "base.strategy: 'dpd' is not a choice (did you mean 'ddp'?)",
+    ),
+    "text for a number": (
+        {"base": changed_base(steps="many")},
+        "base.steps: input should be a valid integer, found 'many'",
+    ),
     "fraction for an integer": ({"base": changed_base(steps=2.5)}, "base.steps"),
     "boolean for an integer": ({"base": changed_base(steps=True)}, "base.steps"),
-    "negative": ({"base": changed_base(steps=-4)}, "base.steps: input should be greater than or equal to 2, found -4"),
+    "negative": (
+        {"base": changed_base(steps=-4)},
+        "base.steps: input should be greater than or equal to 2, found -4",
+    ),
     "not finite": ({"base": changed_base(learning_rate=float("nan"))}, "base.learning_rate"),
-    "all steps are warm-up": ({"base": changed_base(warmup_steps=4)}, "warmup_steps 4 leaves nothing of steps 4"),
-    "indivisible batch": ({"grid": {"global_batch_size": [9], "world_size": [1, 2]}}, "(nearest that divides: 8 or 10)"),
-    "no batch": ({"grid": {"world_size": [1, 2]}}, "base: neither global_batch_size nor micro_batch_size"),
+    "all steps are warm-up": (
+        {"base": changed_base(warmup_steps=4)},
+        "warmup_steps 4 leaves nothing of steps 4",
+    ),
+    "indivisible batch": (
+        {"grid": {"global_batch_size": [9], "world_size": [1, 2]}},
+        "(nearest that divides: 8 or 10)",
+    ),
+    "no batch": (
+        {"grid": {"world_size": [1, 2]}},
+        "base: neither global_batch_size nor micro_batch_size",
+    ),
     "empty grid": ({"grid": {}}, "grid: empty"),
-    "empty axis": ({"grid": {"global_batch_size": [4], "world_size": []}}, "grid.world_size: no values (list at least one)"),
+    "empty axis": (
+        {"grid": {"global_batch_size": [4], "world_size": []}},
+        "grid.world_size: no values (list at least one)",
+    ),
     "grid of no list": ({"grid": {"world_size": 2}}, "grid.world_size"),
-    "duplicate run": ({"grid": {"global_batch_size": [4, 4], "world_size": [1]}}, "the same run twice"),
-    "in base and grid": ({"base": changed_base(world_size=1)}, "grid.world_size: also stands in base"),
+    "duplicate run": (
+        {"grid": {"global_batch_size": [4, 4], "world_size": [1]}},
+        "the same run twice",
+    ),
+    "in base and grid": (
+        {"base": changed_base(world_size=1)},
+        "grid.world_size: also stands in base",
+    ),
     "value of the grid": (
         {"grid": {"global_batch_size": [4], "world_size": [1, "two"]}},
         "grid.world_size[1]: input should be a valid integer",
     ),
     "missing title": ({"title": None}, "title: missing"),
     "zero repeats": ({"repeats": 0}, "repeats: input should be greater than or equal to 1"),
-    "unknown baseline key": ({"baseline": {"wold_size": 1}}, "baseline.wold_size: unknown key (did you mean 'world_size'?)"),
-    "baseline not in the grid": ({"baseline": {"world_size": 8}}, "baseline: no run has world_size 8"),
-    "single on two ranks": ({"base": changed_base(strategy="single")}, "strategy 'single' has one rank, world_size is 2"),
-    "not strong": ({"grid": {"micro_batch_size": [4], "world_size": [1, 2]}}, "strong scaling holds global_batch_size fixed"),
+    "unknown baseline key": (
+        {"baseline": {"wold_size": 1}},
+        "baseline.wold_size: unknown key (did you mean 'world_size'?)",
+    ),
+    "baseline not in the grid": (
+        {"baseline": {"world_size": 8}},
+        "baseline: no run has world_size 8",
+    ),
+    "single on two ranks": (
+        {"base": changed_base(strategy="single")},
+        "strategy 'single' has one rank, world_size is 2",
+    ),
+    "not strong": (
+        {"grid": {"micro_batch_size": [4], "world_size": [1, 2]}},
+        "strong scaling holds global_batch_size fixed",
+    ),
     "not weak": ({"scaling": "weak"}, "weak scaling holds micro_batch_size fixed"),
     "unknown key in the model": (
-        {"base": changed_base(model={"kind": "gpt", "layrs": 1, "heads": 1, "width": 8, "block_size": 8})},
+        {
+            "base": changed_base(
+                model={"kind": "gpt", "layrs": 1, "heads": 1, "width": 8, "block_size": 8}
+            )
+        },
         "base.model.layrs: unknown key (did you mean 'layers'?)",
     ),
     "heads do not divide": (
-        {"base": changed_base(model={"kind": "gpt", "layers": 1, "heads": 3, "width": 8, "block_size": 8})},
+        {
+            "base": changed_base(
+                model={"kind": "gpt", "layers": 1, "heads": 3, "width": 8, "block_size": 8}
+            )
+        },
         "base.model: width 8 is not divisible by heads 3",
     ),
     "unknown quick key": ({"quick": {"bse": {}}}, "quick.bse: unknown key (did you mean 'base'?)"),
-    "too many runs": ({"grid": {"global_batch_size": [4], "seed": list(range(2000))}}, "grid: more than 1000 runs"),
+    "too many runs": (
+        {"grid": {"global_batch_size": [4], "seed": list(range(2000))}},
+        "grid: more than 1000 runs",
+    ),
 }
 
 
 @pytest.mark.parametrize(("changes", "message"), BAD.values(), ids=BAD.keys())
-def test_bad_study_says_what_where_and_what_to_do(make_study: StudyMaker, changes: dict[str, object], message: str) -> None:
+def test_bad_study_says_what_where_and_what_to_do(
+    make_study: StudyMaker, changes: dict[str, object], message: str
+) -> None:
     with pytest.raises(InputError) as caught:
         Study.load(make_study(**changes))
     assert message in str(caught.value)
@@ -168,7 +247,13 @@ def test_all_problems_are_listed_at_once(make_study: StudyMaker) -> None:
     with pytest.raises(InputError) as caught:
         Study.load(folder)
     found = {problem.where for problem in caught.value.problems}
-    assert {"scalling", "base.stpes", "base.precision", "base.learning_rate", "grid.world_size[2]"} <= found
+    assert {
+        "scalling",
+        "base.stpes",
+        "base.precision",
+        "base.learning_rate",
+        "grid.world_size[2]",
+    } <= found
     assert any("nearest that divides" in problem.advice for problem in caught.value.problems)
 
 
@@ -201,7 +286,9 @@ def test_binary_file_is_an_input_error(tmp_path: Path) -> None:
 
 @given(
     st.dictionaries(
-        st.text(max_size=8), st.recursive(st.none() | st.integers() | st.text(max_size=5), st.lists, max_leaves=4), max_size=4
+        st.text(max_size=8),
+        st.recursive(st.none() | st.integers() | st.text(max_size=5), st.lists, max_leaves=4),
+        max_size=4,
     )
 )
 def test_no_content_raises_anything_but_an_input_error(
@@ -223,13 +310,22 @@ def test_the_studies_of_the_repository_are_valid(name: str) -> None:
 
 def test_strong_scaling_is_the_classical_six() -> None:
     study = Study.load(Path(__file__).parents[3] / "reports" / "strong-scaling")
-    assert {(run.global_batch_size, run.world_size) for run in study.runs} == {(b, n) for b in (64, 128) for n in (1, 2, 4)}
+    assert {(run.global_batch_size, run.world_size) for run in study.runs} == {
+        (b, n) for b in (64, 128) for n in (1, 2, 4)
+    }
 
 
 def test_several_grids_make_one_study_without_crossing(make_study: StudyMaker) -> None:
-    grids = [{"strategy": ["single"], "world_size": [1]}, {"strategy": ["ddp"], "world_size": [1, 2]}]
+    grids = [
+        {"strategy": ["single"], "world_size": [1]},
+        {"strategy": ["ddp"], "world_size": [1, 2]},
+    ]
     loaded = Study.load(make_study(grid=grids, base=SMALL_STUDY["base"] | {"global_batch_size": 4}))
-    assert [(run.strategy, run.world_size) for run in loaded.runs] == [("single", 1), ("ddp", 1), ("ddp", 2)]
+    assert [(run.strategy, run.world_size) for run in loaded.runs] == [
+        ("single", 1),
+        ("ddp", 1),
+        ("ddp", 2),
+    ]
     assert loaded.axes == ("strategy", "world_size")
 
 
@@ -237,5 +333,9 @@ def test_problems_of_several_grids_say_which(make_study: StudyMaker) -> None:
     grids = [{"world_size": [1]}, {"world_sise": [2]}, {"world_size": [1], "steps": ["many"]}, {}]
     with pytest.raises(InputError) as caught:
         Study.load(make_study(grid=grids, base=SMALL_STUDY["base"] | {"global_batch_size": 4}))
-    for expected in ("grid[1].world_sise: unknown key (did you mean", "grid[2].steps[0]", "grid: empty"):
+    for expected in (
+        "grid[1].world_sise: unknown key (did you mean",
+        "grid[2].steps[0]",
+        "grid: empty",
+    ):
         assert expected in str(caught.value), str(caught.value)

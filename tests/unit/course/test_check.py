@@ -43,21 +43,45 @@ CASES: dict[str, tuple[dict[str, Any], Any, dict[Any, str]]] = {
         8,
         {32: "world size", 24: "pieces", 7: "divide"},
     ),
-    "00.largest-model": ({"memory_bytes": 16e9}, 1e9, {4e9: "two moments", 2e9: "AdamW", 1.0: "bytes"}),
+    "00.largest-model": (
+        {"memory_bytes": 16e9},
+        1e9,
+        {4e9: "two moments", 2e9: "AdamW", 1.0: "bytes"},
+    ),
     "01.prediction": ({"measured": 2.0}, 3, {0: "yours"}),
     "01.parameters": ({"run": RUN}, N, {N + 4096 * 128: "once", N - 4096 * 128: "token embedding"}),
-    "01.flops": ({"run": RUN}, FLOPS, {FLOPS / 3: "backward", FLOPS - 12 * 4 * 128 * 128: "Attention"}),
-    "01.noise": ({"step_s": [1.0, 1.1, 1.2]}, 0.1 / 1.1, {math.sqrt(0.02 / 3) / 1.1: "n - 1", 0.1: "mean", 100 / 11: "per cent"}),
-    "01.repeats": ({"step_s": [0.95, 1.0, 1.05], "difference": 0.05}, 8, {4: "both|Both", 3: "rounded"}),
+    "01.flops": (
+        {"run": RUN},
+        FLOPS,
+        {FLOPS / 3: "backward", FLOPS - 12 * 4 * 128 * 128: "Attention"},
+    ),
+    "01.noise": (
+        {"step_s": [1.0, 1.1, 1.2]},
+        0.1 / 1.1,
+        {math.sqrt(0.02 / 3) / 1.1: "n - 1", 0.1: "mean", 100 / 11: "per cent"},
+    ),
+    "01.repeats": (
+        {"step_s": [0.95, 1.0, 1.05], "difference": 0.05},
+        8,
+        {4: "both|Both", 3: "rounded"},
+    ),
     "02.bytes": ({"size": 8e6, "ranks": 8}, 14e6, {7e6: "travel back", 16e6: "never sends"}),
-    "02.busbw": ({"size": 1e9, "seconds": 0.1, "ranks": 4}, 15e9, {1e10: "algbw", 15: "not GB/s", 7.5e9: "twice"}),
+    "02.busbw": (
+        {"size": 1e9, "seconds": 0.1, "ranks": 4},
+        15e9,
+        {1e10: "algbw", 15: "not GB/s", 7.5e9: "twice"},
+    ),
     "02.alpha-beta": (
         {"sizes": [1e6, 2e6], "seconds": [2e-3, 3e-3]},
         (1e-3, 1e9),
         {(1e-3, 1e-9): "turn it", (0.0, 1e9): "alpha is"},
     ),
     "02.half": ({"alpha_s": 1e-3, "bytes_per_s": 1e9}, 1e6, {1e9: "equal"}),
-    "03.average": ({"gradients": [1.0, 5.0], "samples": [6, 2]}, 2.0, {3.0: "plain mean", 6.0: "sum", 4.0: "weigh"}),
+    "03.average": (
+        {"gradients": [1.0, 5.0], "samples": [6, 2]},
+        2.0,
+        {3.0: "plain mean", 6.0: "sum", 4.0: "weigh"},
+    ),
     "03.tensors": ({"layers": 4}, 52, {48: "last norm", 27: "bias", 50: "Count"}),
     "03.bytes": ({"parameters": 1000}, 4000, {1000: "4 bytes", 16000: "moments"}),
     "03.latency": ({"calls": 52, "alpha_s": 1e-3}, 0.051, {0.052: "One call", 52.0: "alpha once"}),
@@ -66,11 +90,19 @@ CASES: dict[str, tuple[dict[str, Any], Any, dict[Any, str]]] = {
     "04.prediction": ({"measured": 1.6}, 1.9, {-1: "yours"}),
     "04.speedup": ({"step_s": T, "ranks": 2}, 1.6, {0.625: "other way", 0.8: "efficiency"}),
     "04.efficiency": ({"step_s": T, "ranks": 4}, 0.5, {50: "per cent", 2.0: "Divide"}),
-    "04.slowest": ({"one_s": 8.0, "ranks_s": [4.0, 2.0]}, 2.0, {8 / 3: "mean over ranks", 4.0: "fastest"}),
+    "04.slowest": (
+        {"one_s": 8.0, "ranks_s": [4.0, 2.0]},
+        2.0,
+        {8 / 3: "mean over ranks", 4.0: "fastest"},
+    ),
     "04.karp-flatt": ({"speedup": 1.6, "ranks": 2}, 0.25, {0.125: "denominator", 25: "per cent"}),
     "04.limit": ({"fraction": 0.25}, 4, {0.25: "what remains"}),
     "04.amdahl": ({"fraction": 0.25, "ranks": 3}, 2.0, {2.5: "Gustafson"}),
-    "05.efficiency": ({"step_s": {1: 1.0, 2: 1.25}, "ranks": 2}, 0.8, {0.4: "Do not divide", 1.25: "turn it"}),
+    "05.efficiency": (
+        {"step_s": {1: 1.0, 2: 1.25}, "ranks": 2},
+        0.8,
+        {0.4: "Do not divide", 1.25: "turn it"},
+    ),
     "05.throughput": ({"step_s": {1: 1.0, 2: 1.25}, "ranks": 2}, 1.6, {0.8: "N times the samples"}),
     "05.gustafson": ({"fraction": 0.25, "ranks": 3}, 2.5, {2.0: "Amdahl"}),
     "05.steps": ({"samples": 1000, "batch_per_rank": 5, "ranks": 4}, 50, {200: "global batch"}),
@@ -80,11 +112,27 @@ CASES: dict[str, tuple[dict[str, Any], Any, dict[Any, str]]] = {
         {0.5: "equal steps", 9.0: "fewer"},
     ),
     "06.ratio": ({"compute_s": 3.0, "communication_s": 1.0}, 3.0, {1 / 3: "Turn"}),
-    "06.band": ({"r": 1.0}, (0.5, 0.75), {(0.75, 0.5): "order", (0.5, 1.0): "max", (0.9, 0.75): "share"}),
+    "06.band": (
+        {"r": 1.0},
+        (0.5, 0.75),
+        {(0.75, 0.5): "order", (0.5, 1.0): "max", (0.9, 0.75): "share"},
+    ),
     "06.required-ratio": ({"efficiency": 0.9}, 9.0, {0.9: "Solve"}),
-    "06.break-even": ({"gradient_bytes": 1e6, "step_s": 0.5}, 4e6, {2e6: "gains only", 32e6: "bits"}),
-    "06.step": ({"epoch_s": 10.0, "samples": 1000, "batch_per_rank": 5, "ranks": 4}, 0.2, {0.05: "per rank", 200: "not ms"}),
-    "06.transfer": ({"parameters": 1e6, "ranks": 2, "bytes_per_s": 1e9}, 4e-3, {1e-3: "4 bytes", 4.0: "not ms"}),
+    "06.break-even": (
+        {"gradient_bytes": 1e6, "step_s": 0.5},
+        4e6,
+        {2e6: "gains only", 32e6: "bits"},
+    ),
+    "06.step": (
+        {"epoch_s": 10.0, "samples": 1000, "batch_per_rank": 5, "ranks": 4},
+        0.2,
+        {0.05: "per rank", 200: "not ms"},
+    ),
+    "06.transfer": (
+        {"parameters": 1e6, "ranks": 2, "bytes_per_s": 1e9},
+        4e-3,
+        {1e-3: "4 bytes", 4.0: "not ms"},
+    ),
     "06.culprit": (
         {"rules": ["data-stall", "equal-work"]},
         "data-stall",
@@ -100,7 +148,11 @@ CASES: dict[str, tuple[dict[str, Any], Any, dict[Any, str]]] = {
     "07.ranks": ({"parameters": 7e9, "bytes_per_rank": 40e9}, 3, {2: "Round up", 2.8: "rounded"}),
     "07.sent": ({}, 1.5, {1.0: "twice", 3.0: "two passes"}),
     "07.optimizer": ({"sharded": 4e6, "whole": 8e6}, 0.5, {2.0: "Turn"}),
-    "08.bubble": ({"stages": 4, "microbatches": 8}, 3 / 11, {0.375: "over the work", 8 / 11: "works"}),
+    "08.bubble": (
+        {"stages": 4, "microbatches": 8},
+        3 / 11,
+        {0.375: "over the work", 8 / 11: "works"},
+    ),
     "08.microbatches": ({"stages": 4, "share": 0.1}, 27, {30: "not m", 26: "round up"}),
     "08.boundary": ({"batch": 2, "tokens": 3, "width": 5}, 240, {120: "come back", 60: "4 bytes"}),
     "08.tensor": (
@@ -112,7 +164,11 @@ CASES: dict[str, tuple[dict[str, Any], Any, dict[Any, str]]] = {
     "09.epsilon": ({}, 2**-7, {2**-10: "fp16", 2**-23: "fp32", 2**-8: "exponent"}),
     "09.speedup": ({"fp32_s": 1.0, "bf16_s": 2.0}, 0.5, {2.0: "Turn"}),
     "09.size": ({"rows": 64, "columns": 64}, 4 * 64 / 68, {4.0: "scales", 2.0: "byte"}),
-    "09.decode": ({"parameters": 1e9, "bytes_per_weight": 2, "bandwidth": 1e12}, 500, {1000: "bytes", 0.002: "Turn"}),
+    "09.decode": (
+        {"parameters": 1e9, "bytes_per_weight": 2, "bandwidth": 1e12},
+        500,
+        {1000: "bytes", 0.002: "Turn"},
+    ),
     "09.perplexity": ({"base": 10.0, "quantized": 10.5}, 1.05, {1.0: "over"}),
     "10.compute": (
         ALONE,
@@ -125,9 +181,21 @@ CASES: dict[str, tuple[dict[str, Any], Any, dict[Any, str]]] = {
         5.0,
         {4.0: "longer"},
     ),
-    "10.error": (ALONE | {"all_reduce_s": 2.0, "measured": 4.0}, 0.5, {50.0: "per cent", 1 / 3: "what was measured"}),
-    "10.bandwidth": ({"one_s": 1.0, "two_s": 1.5, "gradient_bytes": 1e9}, 2e9, {4e9: "is 1", 1e9 / 1.5: "growth"}),
-    "10.score": ({"predicted": [1.5, 1.0], "measured": [1.0, 2.0]}, 0.5, {50.0: "per cent", 0.1: "mean"}),
+    "10.error": (
+        ALONE | {"all_reduce_s": 2.0, "measured": 4.0},
+        0.5,
+        {50.0: "per cent", 1 / 3: "what was measured"},
+    ),
+    "10.bandwidth": (
+        {"one_s": 1.0, "two_s": 1.5, "gradient_bytes": 1e9},
+        2e9,
+        {4e9: "is 1", 1e9 / 1.5: "growth"},
+    ),
+    "10.score": (
+        {"predicted": [1.5, 1.0], "measured": [1.0, 2.0]},
+        0.5,
+        {50.0: "per cent", 0.1: "mean"},
+    ),
     "11.stop": ({"epoch_s": T, "threshold": 0.7}, 2, {4: "economical", 3: "largest"}),
     "11.device-hours": (
         {"epoch_s": {1: 100.0, 4: 36.0}, "epochs": 100, "threshold": 0.5},
@@ -153,7 +221,9 @@ def test_no_answer_and_no_number_get_the_exercise_s_hint_or_what_is_wanted(name:
     for answer in (None, ..., "soon", math.nan, [1.0], object()):
         with pytest.raises(WrongAnswerError):
             verdict(name, answer, **known)
-    with pytest.raises(WrongAnswerError, match=f"no answer yet. {re.escape(exercises()[name].hint)}"):
+    with pytest.raises(
+        WrongAnswerError, match=f"no answer yet. {re.escape(exercises()[name].hint)}"
+    ):
         verdict(name, None, **known)
 
 
@@ -163,7 +233,9 @@ def test_numbers_of_numpy_and_pandas_count_as_numbers() -> None:
 
 
 @given(st.floats(1e-9, 1e12), st.floats(0.0, 0.019))
-def test_an_answer_within_two_per_cent_is_right_and_beyond_it_wrong(right: float, off: float) -> None:
+def test_an_answer_within_two_per_cent_is_right_and_beyond_it_wrong(
+    right: float, off: float
+) -> None:
     judge(right * (1 + off), right)
     with pytest.raises(WrongAnswerError):
         judge(right * (1.03 + off), right)
@@ -187,7 +259,11 @@ def test_mfu_is_that_of_the_record() -> None:
 def test_a_report_is_a_file_of_its_study(tmp_path: Path) -> None:
     (tmp_path / "report.html").write_text("<p>")
     verdict("11.report", tmp_path / "report.html", study=tmp_path)
-    for answer, hint in ((tmp_path / "other.html", "no file"), (__file__, "another study"), (3, "path")):
+    for answer, hint in (
+        (tmp_path / "other.html", "no file"),
+        (__file__, "another study"),
+        (3, "path"),
+    ):
         with pytest.raises(WrongAnswerError, match=hint):
             verdict("11.report", answer, study=tmp_path)
 
@@ -204,7 +280,10 @@ def test_rows_are_quantized_to_the_nearest_of_255_integers() -> None:
         "every value": lambda row: (row[:1], 1.0),
         "should become 127": lambda row: (np.round(row / 100), 100.0),
         "beyond": lambda row: (np.round(1000 * row), 1e-3),
-        "half a scale": lambda row: (np.trunc(right(row)[0]) - np.sign(row) * (np.abs(row) < np.abs(row).max()), right(row)[1]),
+        "half a scale": lambda row: (
+            np.trunc(right(row)[0]) - np.sign(row) * (np.abs(row) < np.abs(row).max()),
+            right(row)[1],
+        ),
     }
     for hint, wrong in faulty.items():
         with pytest.raises(WrongAnswerError, match=hint):
@@ -238,7 +317,11 @@ def test_faulty_rings_are_told_what_is_wrong() -> None:
                     ring.send(k, k - r + (not add), add=add)
                     ring.end_round()
 
-    cases = [(lambda ring: None, "Nothing was sent"), (forgets_the_end, "end_round"), (only_reduces, "does not hold all")]
+    cases = [
+        (lambda ring: None, "Nothing was sent"),
+        (forgets_the_end, "end_round"),
+        (only_reduces, "does not hold all"),
+    ]
     for faulty, hint in [*cases, (one_at_a_time, "rank"), (3, "function itself")]:
         with pytest.raises(WrongAnswerError, match=hint):
             verdict("02.ring", faulty)
@@ -249,10 +332,14 @@ def test_a_ring_needs_as_many_chunks_as_ranks() -> None:
         Ring([[1.0], [2.0]])
 
 
-def test_check_counts_for_graders_and_shows_nothing_but_the_hint(capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_counts_for_graders_and_shows_nothing_but_the_hint(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     with pytest.raises(AssertionError) as caught:
         lab.check("04.speedup", 0.5, step_s=T, ranks=2)
-    assert isinstance(caught.value, WrongAnswerError) and caught.value._render_traceback_() == [str(caught.value)]
+    assert isinstance(caught.value, WrongAnswerError) and caught.value._render_traceback_() == [
+        str(caught.value)
+    ]
     lab.check("04.speedup", 1.6, step_s=T, ranks=2)
     told = capsys.readouterr()
     assert "right" in told.out and told.err == ""
@@ -261,4 +348,6 @@ def test_check_counts_for_graders_and_shows_nothing_but_the_hint(capsys: pytest.
 
 
 def test_every_check_is_tried() -> None:
-    assert set(CASES) | {"00.jobs", "01.mfu", "02.ring", "09.quantize", "11.report"} == set(exercises())
+    assert set(CASES) | {"00.jobs", "01.mfu", "02.ring", "09.quantize", "11.report"} == set(
+        exercises()
+    )

@@ -61,9 +61,13 @@ def test_a_lesson_follows_nbgrader_s_conventions(path: Path) -> None:
             assert "### BEGIN SOLUTION" in source and "### END SOLUTION" in source
         else:
             assert mark["grade"] and mark["locked"] and mark["points"] > 0
-            assert [f"{name.replace('.', '-')}-check" for name in asked(source)] == [mark["grade_id"]]
+            assert [f"{name.replace('.', '-')}-check" for name in asked(source)] == [
+                mark["grade_id"]
+            ]
     solved = {cell["mark"]["grade_id"] for cell in marked if cell["mark"]["solution"]}
-    assert {name.replace(".", "-") for cell in code(path) for name in asked(cell["source"])} <= solved
+    assert {
+        name.replace(".", "-") for cell in code(path) for name in asked(cell["source"])
+    } <= solved
 
 
 @each_lesson
@@ -77,7 +81,9 @@ def test_a_lesson_asks_for_a_prediction_and_an_explanation(path: Path) -> None:
 
 @each_lesson
 def test_a_lesson_has_parameters_for_papermill_that_say_where_it_runs(path: Path) -> None:
-    (parameters,) = [cell for cell in code(path) if "parameters" in cell["metadata"].get("tags", [])]
+    (parameters,) = [
+        cell for cell in code(path) if "parameters" in cell["metadata"].get("tags", [])
+    ]
     assert "cluster" in assigned(parameters["source"])
 
 
@@ -94,12 +100,24 @@ def test_nothing_but_exercises_reads_a_student_s_answers(path: Path) -> None:
 
 @each_lesson
 def test_what_a_check_is_given_needs_no_answer_to_another_exercise(path: Path) -> None:
-    answers = {name for cell in code(path) if cell["mark"].get("solution") for name in assigned(cell["source"])}
-    answers -= {name for cell in code(path) if not cell["mark"] for name in assigned(cell["source"])}
+    answers = {
+        name
+        for cell in code(path)
+        if cell["mark"].get("solution")
+        for name in assigned(cell["source"])
+    }
+    answers -= {
+        name for cell in code(path) if not cell["mark"] for name in assigned(cell["source"])
+    }
     for cell in code(path):
         if cell["mark"].get("grade"):
-            call = next(node for node in ast.walk(ast.parse(cell["source"])) if isinstance(node, ast.Call))
-            assert not {name for given in call.keywords for name in read(ast.unparse(given.value))} & answers
+            call = next(
+                node for node in ast.walk(ast.parse(cell["source"])) if isinstance(node, ast.Call)
+            )
+            assert (
+                not {name for given in call.keywords for name in read(ast.unparse(given.value))}
+                & answers
+            )
 
 
 def test_every_exercise_is_asked_once() -> None:

@@ -25,13 +25,18 @@ def test_first_configuration_can_run_and_shows_its_cost(shown: Dashboard) -> Non
     [
         ({"steps": 4}, "warmup_steps 4 leaves nothing of steps 4"),
         ({"global_batch_size": 7, "world_size": 2}, "nearest that divides: 6 or 8"),
-        ({"global_batch_size": 0}, "Global batch size: input should be greater than or equal to 1, found 0"),
+        (
+            {"global_batch_size": 0},
+            "Global batch size: input should be greater than or equal to 1, found 0",
+        ),
         ({"world_size": 2, "strategy": "single"}, "use 'ddp' or world_size 1"),
         ({"world_size": 3, "global_batch_size": 6}, "needs 3 ranks, two has 2"),
         ({"world_size": 2, "cluster": "one"}, "needs 2 ranks, one has 1"),
     ],
 )
-def test_impossible_configuration_is_told_at_once_and_mended(shown: Dashboard, values: dict[str, object], words: str) -> None:
+def test_impossible_configuration_is_told_at_once_and_mended(
+    shown: Dashboard, values: dict[str, object], words: str
+) -> None:
     before = {name: shown.fields[name].value for name in values}
     for name, value in values.items():
         shown.fields[name].value = value
@@ -47,12 +52,18 @@ def test_unusable_profile_is_told(place: Path) -> None:
     (place / "slurm" / "bad.yaml").write_text("executor: nowhere\n")
     shown = lab.dashboard()
     shown.fields["cluster"].value = "bad"
-    assert "Cannot run:" in text(shown.verdict) and "nowhere" in text(shown.verdict) and shown.run_button.disabled
+    assert (
+        "Cannot run:" in text(shown.verdict)
+        and "nowhere" in text(shown.verdict)
+        and shown.run_button.disabled
+    )
 
 
 def test_network_that_is_not_here_says_why_and_can_still_be_sent(shown: Dashboard) -> None:
     shown.fields["cluster"].value = "replay-a100"
-    assert "Cannot run: replay-a100 cannot be served from here: it replays a table" in text(shown.verdict).replace("  ", " ")
+    assert "Cannot run: replay-a100 cannot be served from here: it replays a table" in text(
+        shown.verdict
+    ).replace("  ", " ")
     assert shown.run_button.disabled and not shown.send_button.disabled
     shown.fields["cluster"].value = "two"
     assert not shown.run_button.disabled
@@ -64,7 +75,11 @@ def test_configuration_is_sent_to_a_study_beside_the_bench(shown: Dashboard, pla
     shown.send_button.click()
     assert "lab run gpt-nano-ddp-x2-batch-8-fp32 --cluster two" in text(shown.sent)
     study = Study.load("gpt-nano-ddp-x2-batch-8-fp32")
-    assert study.folder.parent == place / "reports" and study.runs[-1] == shown.asked() and len(study.tasks) == 6
+    assert (
+        study.folder.parent == place / "reports"
+        and study.runs[-1] == shown.asked()
+        and len(study.tasks) == 6
+    )
     shown.send_button.click()
     assert "Not sent:" in text(shown.sent) and "there already" in text(shown.sent)
     shown.fields["steps"].value = 4

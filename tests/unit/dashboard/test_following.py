@@ -32,7 +32,8 @@ def test_a_step_is_told_with_its_loss() -> None:
 
 
 @pytest.mark.parametrize(
-    ("state", "words"), [(TaskState(TASK, "pending"), "pending"), (TaskState(TASK, "running", "data"), "data")]
+    ("state", "words"),
+    [(TaskState(TASK, "pending"), "pending"), (TaskState(TASK, "running", "data"), "data")],
 )
 def test_without_steps_neither_step_nor_loss_is_told(state: TaskState, words: str) -> None:
     told = board.told(state, Pace(), now=0.0, ours=False)

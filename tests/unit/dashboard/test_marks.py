@@ -21,19 +21,28 @@ def expectation(record: Record, *, step_s: float) -> dict[str, Score]:
 
 def test_frame_and_ring_mark_the_run_that_is_meant() -> None:
     times = {1: 0.3, 2: 0.2, 4: 0.15}
-    records = [factories.record(factories.run(size), step_time=seconds) for size, seconds in times.items()]
+    records = [
+        factories.record(factories.run(size), step_time=seconds) for size, seconds in times.items()
+    ]
     meant = records[1]
     for name, mark in {"step_breakdown": panels.frame, "throughput": panels.ring}.items():
         ax = getattr(lab.figures, name)(records, ax=Figure(layout="constrained").subplots())
         mark(ax, plot_data(records).lines, meant.run_id)
         if name == "step_breakdown":
-            assert ax.patches[-1].get_width() == pytest.approx(200.0) and not ax.patches[-1].get_fill()
+            assert (
+                ax.patches[-1].get_width() == pytest.approx(200.0) and not ax.patches[-1].get_fill()
+            )
         else:
-            assert [*ax.lines[-1].get_xdata(), *ax.lines[-1].get_ydata()] == pytest.approx([2, 320.0])
+            assert [*ax.lines[-1].get_xdata(), *ax.lines[-1].get_ydata()] == pytest.approx(
+                [2, 320.0]
+            )
 
 
 def test_predictions_lie_where_they_were_expected() -> None:
-    records = [factories.record(factories.run(size), step_time=seconds) for size, seconds in {1: 0.3, 2: 0.2}.items()]
+    records = [
+        factories.record(factories.run(size), step_time=seconds)
+        for size, seconds in {1: 0.3, 2: 0.2}.items()
+    ]
     expected = expectation(records[1], step_s=0.25)
     places = {"throughput": (2, 64 / 0.25), "step_breakdown": (250.0, None)}
     for name, (x, y) in places.items():

@@ -69,8 +69,14 @@ def test_without_a_basis_it_says_what_would_give_one(bench: Bench) -> None:
     assert "`lab calibrate --cluster two`" in look(bench, PAIR).advice
     calibrate("two")
     assert look(bench, PAIR).advice == "" and look(bench, PAIR).forecast.prediction is not None
-    assert "with Strategy ddp" in look(bench, factories.run(2, 16, strategy="pipeline_parallel", precision="bf16")).advice
-    assert "does not know strategy" in look(bench, factories.run(2, 16, strategy="vanilla_data_parallel")).advice
+    assert (
+        "with Strategy ddp"
+        in look(bench, factories.run(2, 16, strategy="pipeline_parallel", precision="bf16")).advice
+    )
+    assert (
+        "does not know strategy"
+        in look(bench, factories.run(2, 16, strategy="vanilla_data_parallel")).advice
+    )
 
 
 def test_two_ranks_are_predicted_from_one(bench: Bench) -> None:
@@ -82,7 +88,11 @@ def test_two_ranks_are_predicted_from_one(bench: Bench) -> None:
     assert found.forecast.prediction.step_s == pytest.approx(0.2 - 0.172 / 2 + 0.061, rel=0.05)
     assert found.speedup == pytest.approx(0.2 / found.forecast.prediction.step_s)
     told = panel(found, cluster=Cluster.load("two"), history="Not measured yet.")
-    assert "Predicted step" in told and "Speedup over 1 rank <b>1.1" in told and told.endswith("Not measured yet.")
+    assert (
+        "Predicted step" in told
+        and "Speedup over 1 rank <b>1.1" in told
+        and told.endswith("Not measured yet.")
+    )
     assert "Limited by <b>communication beside which nothing is computed, 3" in told
     assert "beyond what was measured: micro-batch 8, measured at 16" in told
 
@@ -91,7 +101,9 @@ def test_a_run_on_one_rank_counts_for_every_network_of_this_machine(bench: Bench
     calibrate("slow")
     measure(bench, here(factories.run(1, 16)))
     assert look(bench, PAIR, "slow").forecast.prediction is not None
-    assert "one rank first" in look(bench, PAIR, "asleep").advice, "ranks that sleep are no profile of ranks that compute"
+    assert "one rank first" in look(bench, PAIR, "asleep").advice, (
+        "ranks that sleep are no profile of ranks that compute"
+    )
 
 
 def test_a_run_of_another_machine_does_not_count(bench: Bench) -> None:
@@ -109,9 +121,14 @@ def test_a_result_stands_beside_its_prediction(bench: Bench) -> None:
     bench.keep(study)
     (frozen,) = freeze(study, cluster, basis=bench.basis(cluster))
     done = factories.record(PAIR, step_time=frozen.step_s / 1.25)
-    measure(bench, done.model_copy(update={"started_at": None, "finished_at": "2999-01-01T00:00:00+00:00"}))
+    measure(
+        bench,
+        done.model_copy(update={"started_at": None, "finished_at": "2999-01-01T00:00:00+00:00"}),
+    )
     (score,) = scores(study)
-    assert panels.beside(score).startswith("Predicted before the run: 1") and "off by +25.0 %" in panels.beside(score)
+    assert panels.beside(score).startswith(
+        "Predicted before the run: 1"
+    ) and "off by +25.0 %" in panels.beside(score)
     assert "not predicted" in panels.beside(None)
     parts = panels.results(bench, study)
     assert any(isinstance(part, Markdown) and "off by" in part.markdown for part in parts)
@@ -119,7 +136,9 @@ def test_a_result_stands_beside_its_prediction(bench: Bench) -> None:
     alone, pair = table.frame["predicted"]
     assert alone == "-" and pair.endswith("ms")
     rates, steps, loss = (part for part in parts if isinstance(part, Figure))
-    assert "Predicted beforehand: gpt-nano ddp x2" in rates.alt and "Predicted beforehand" in steps.alt
+    assert (
+        "Predicted beforehand: gpt-nano ddp x2" in rates.alt and "Predicted beforehand" in steps.alt
+    )
     assert "loss" in loss.alt.lower()
     assert bench.basis(cluster).model_error == pytest.approx(0.25)
 

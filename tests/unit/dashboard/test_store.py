@@ -12,7 +12,9 @@ from lab.dashboard import store
 from lab.errors import InputError
 
 
-def test_a_sent_configuration_is_a_study_with_its_baseline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sent_configuration_is_a_study_with_its_baseline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     run = factories.run(4, 16, strategy="fsdp", precision="bf16")
     study = store.send(run, name="mine", reports=Path("reports"))

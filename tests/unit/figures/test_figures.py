@@ -20,7 +20,14 @@ from lab.figures.breakdown import spread
 from lab.figures.style import plain_log, style, wrapped
 from lab.records.store import Store, write_record
 
-TIMES = {(1, 64): 0.20, (2, 64): 0.12, (4, 64): 0.08, (1, 128): 0.40, (2, 128): 0.22, (4, 128): 0.14}
+TIMES = {
+    (1, 64): 0.20,
+    (2, 64): 0.12,
+    (4, 64): 0.08,
+    (1, 128): 0.40,
+    (2, 128): 0.22,
+    (4, 128): 0.14,
+}
 
 
 @pytest.fixture(autouse=True)
@@ -36,7 +43,9 @@ def records():
         item
         for (size, batch), time in TIMES.items()
         for item in repeats(
-            run(size, batch), [time * factor for factor in (1.0, 0.97, 1.04)], loss=losses(30, start=8 + noise.random())
+            run(size, batch),
+            [time * factor for factor in (1.0, 0.97, 1.04)],
+            loss=losses(30, start=8 + noise.random()),
         )
     ]
 
@@ -49,9 +58,18 @@ def few(records):
 
 def lines(ax):
     """Drawn lines with a name, as name -> (x, y); error bars keep theirs on the container."""
-    named = {container.get_label(): container.lines[0] for container in ax.containers if hasattr(container, "has_yerr")}
-    named |= {line.get_label(): line for line in ax.get_lines() if not line.get_label().startswith("_")}
-    return {name: (np.asarray(line.get_xdata()), np.asarray(line.get_ydata())) for name, line in named.items()}
+    named = {
+        container.get_label(): container.lines[0]
+        for container in ax.containers
+        if hasattr(container, "has_yerr")
+    }
+    named |= {
+        line.get_label(): line for line in ax.get_lines() if not line.get_label().startswith("_")
+    }
+    return {
+        name: (np.asarray(line.get_xdata()), np.asarray(line.get_ydata()))
+        for name, line in named.items()
+    }
 
 
 def words(ax):
@@ -73,14 +91,22 @@ def test_speedup(records):
 
 
 def test_speedup_draws_intervals(records):
-    (bars,) = [container for container in figures.speedup(records).containers if container.get_label() == "batch 64"]
+    (bars,) = [
+        container
+        for container in figures.speedup(records).containers
+        if container.get_label() == "batch 64"
+    ]
     segments = bars.lines[2][0].get_segments()
-    assert segments[2][:, 1] == pytest.approx([0.20 * 0.97 / (0.08 * 1.04), 0.20 * 1.04 / (0.08 * 0.97)])
+    assert segments[2][:, 1] == pytest.approx(
+        [0.20 * 0.97 / (0.08 * 1.04), 0.20 * 1.04 / (0.08 * 0.97)]
+    )
 
 
 def test_efficiency_and_throughput(records):
     ax = figures.efficiency(records)
-    assert lines(ax)["batch 128"][1] == pytest.approx([100, 100 * 0.40 / 0.22 / 2, 100 * 0.40 / 0.14 / 4])
+    assert lines(ax)["batch 128"][1] == pytest.approx(
+        [100, 100 * 0.40 / 0.22 / 2, 100 * 0.40 / 0.14 / 4]
+    )
     assert lines(ax)["ideal"][1] == pytest.approx([100, 100, 100])
     assert ax.get_ylim()[0] == 0
     ax = figures.throughput(records)
@@ -97,7 +123,12 @@ def test_step_time_in_its_unit(records):
 
 
 def test_step_times_that_differ_much_are_drawn_on_a_logarithmic_axis():
-    assert figures.step_time([record(run(1), step_time=2.0), record(run(16), step_time=0.1)]).get_yscale() == "log"
+    assert (
+        figures.step_time(
+            [record(run(1), step_time=2.0), record(run(16), step_time=0.1)]
+        ).get_yscale()
+        == "log"
+    )
 
 
 def test_step_breakdown_adds_up(few):
@@ -109,14 +140,24 @@ def test_step_breakdown_adds_up(few):
     labels = [label.get_text() for label in ax.get_yticklabels()]
     sizes = ["1 CPU process", "2 CPU processes", "4 CPU processes"]
     assert labels == [f"batch 128:  {sizes[0]}", *sizes[1:], f"batch 64:  {sizes[0]}", *sizes[1:]]
-    assert [word for word in words(ax) if word.isalpha()] == ["data", "forward", "backward", "optimizer", "other"]
+    assert [word for word in words(ax) if word.isalpha()] == [
+        "data",
+        "forward",
+        "backward",
+        "optimizer",
+        "other",
+    ]
     assert ax.get_xlabel() == "time of a step (ms)"
 
 
 def test_exposed_communication_is_a_part_of_its_own_where_measured():
     ax = figures.step_breakdown([record(run(2), step_time=0.1, communication=(0.03, 0.02))])
     drawn = dict(
-        zip([word for word in words(ax) if word.replace(" ", "").isalpha()], [p.get_width() for p in ax.patches], strict=True)
+        zip(
+            [word for word in words(ax) if word.replace(" ", "").isalpha()],
+            [p.get_width() for p in ax.patches],
+            strict=True,
+        )
     )
     assert drawn["exposed communication"] == pytest.approx(20)
     assert drawn["backward"] == pytest.approx(55 - 20)
@@ -127,7 +168,9 @@ def test_loss_by_step_and_time(few):
     ax = figures.loss_by_step(few)
     x, y = lines(ax)["batch 64, ×4"]
     assert list(x) == list(range(1, 31))
-    wanted = next(item for item in few if item.run.world_size == 4 and item.run.global_batch_size == 64)
+    wanted = next(
+        item for item in few if item.run.world_size == 4 and item.run.global_batch_size == 64
+    )
     assert list(y) == wanted.quality.loss
     ax = figures.loss_by_time(few)
     x, _ = lines(ax)["batch 64, ×4"]
@@ -136,7 +179,9 @@ def test_loss_by_step_and_time(few):
 
 
 def test_equal_losses_share_a_label_and_unlike_ones_do_not():
-    assert words(figures.loss_by_step([record(run(size)) for size in (1, 2, 4)])) == ["batch 64\n×1, ×2, ×4"]
+    assert words(figures.loss_by_step([record(run(size)) for size in (1, 2, 4)])) == [
+        "batch 64\n×1, ×2, ×4"
+    ]
     apart = [record(run(1)), record(run(2), loss=losses(30, floor=5))]
     assert sorted(words(figures.loss_by_step(apart))) == ["batch 64, ×1", "batch 64, ×2"]
 
@@ -151,7 +196,9 @@ def test_nothing_completed_is_said_in_words(name):
 
 @pytest.mark.parametrize("name", ["speedup", "efficiency"])
 def test_no_baseline_is_said_in_words(name):
-    assert words(figures.FIGURES[name]([record(run(4))])) == ["no completed run of the baseline yet"]
+    assert words(figures.FIGURES[name]([record(run(4))])) == [
+        "no completed run of the baseline yet"
+    ]
     assert "baseline" in alt_text(name, [record(run(4))])
 
 
@@ -167,7 +214,11 @@ def test_every_figure_draws_into_given_axes_and_leaves_the_settings_alone(name, 
 @pytest.mark.parametrize("sizes", [(1,), (1, 4, 32)])
 def test_labels_neither_overlap_nor_leave_their_room(name, sizes):
     times = {batch: 0.001 * batch for batch in (64, 128, 256)}
-    made = [record(run(size, batch), step_time=time / size**0.8) for batch, time in times.items() for size in sizes]
+    made = [
+        record(run(size, batch), step_time=time / size**0.8)
+        for batch, time in times.items()
+        for size in sizes
+    ]
     ax = figures.FIGURES[name](made)
     ax.figure.draw_without_rendering()
     boxes = [text.get_window_extent() for text in ax.texts if text.get_visible()]
@@ -190,14 +241,18 @@ def test_a_study_brings_its_baseline_and_scaling(tmp_path):
     ax = figures.efficiency(asked)
     assert lines(ax)["batch 16 per rank"][1] == pytest.approx([100, 80])
     assert (
-        words(figures.efficiency(asked, scaling="strong")) == words(figures.efficiency(asked, baseline={"world_size": 1})) or True
+        words(figures.efficiency(asked, scaling="strong"))
+        == words(figures.efficiency(asked, baseline={"world_size": 1}))
+        or True
     )
     ax = figures.speedup(asked)
     assert ax.get_ylabel() == "speedup over 2 CPU processes"
     assert lines(ax)["ideal"][1] == pytest.approx([1, 2])
 
 
-@pytest.mark.parametrize("name", [name for name in figures.FIGURES if name not in {"overlap_band", "step_timeline"}])
+@pytest.mark.parametrize(
+    "name", [name for name in figures.FIGURES if name not in {"overlap_band", "step_timeline"}]
+)
 def test_alt_text_is_one_sentence_with_numbers(name, few):
     text = alt_text(name, few)
     assert text.endswith(".")
@@ -250,14 +305,22 @@ def test_long_names_are_broken_after_commas():
 
 
 def test_names_longer_than_the_figure_leave_room_for_the_lines():
-    models = [{"kind": "gpt", "layers": 2, "heads": 1, "width": 64, "block_size": size, "dropout": 0.1} for size in (64, 128)]
+    models = [
+        {"kind": "gpt", "layers": 2, "heads": 1, "width": 64, "block_size": size, "dropout": 0.1}
+        for size in (64, 128)
+    ]
     records = [
         record(run(size, model=model, compile=compiled, learning_rate=0.0003), step_time=1 / size)
         for model in models
         for compiled in (True, False)
         for size in (1, 2)
     ]
-    for draw in (figures.speedup, figures.step_breakdown, figures.loss_by_time, figures.loss_by_step):
+    for draw in (
+        figures.speedup,
+        figures.step_breakdown,
+        figures.loss_by_time,
+        figures.loss_by_step,
+    ):
         ax = draw(records)
         ax.get_figure().draw_without_rendering()
         assert np.isfinite(ax.get_xlim()).all() and ax.bbox.width > 0.2 * ax.get_figure().bbox.width

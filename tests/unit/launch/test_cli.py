@@ -16,7 +16,9 @@ from lab.config.study import Study
 from lab.records.store import Store, write_record
 
 
-def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *words: object) -> tuple[int, str, str]:
+def run(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *words: object
+) -> tuple[int, str, str]:
     """Exit status, output and errors of `lab WORDS`."""
     monkeypatch.setattr(sys, "argv", ["lab", *map(str, words)])
     with pytest.raises(SystemExit) as ended:
@@ -33,9 +35,15 @@ BAD = {
     "no such option": (["run", "quickstart", "--clutser", "local"], "No such option"),
     "no such profile": (["run", "quickstart", "--cluster", "locla"], "did you mean 'local'?"),
     "study missing": (["run"], "Missing argument"),
-    "no number of ranks": (["predict", "quickstart", "--world-size", "8,many"], "'many' is no number of ranks"),
+    "no number of ranks": (
+        ["predict", "quickstart", "--world-size", "8,many"],
+        "'many' is no number of ranks",
+    ),
     "no such machine": (["predict", "quickstart", "--machine", "h10x8"], "no such GPU"),
-    "a machine without --best": (["plan", "quickstart", "--machine", "h100x8"], "go with --best alone"),
+    "a machine without --best": (
+        ["plan", "quickstart", "--machine", "h100x8"],
+        "go with --best alone",
+    ),
     "no such benchmark": (["bench", "predcit"], "did you mean 'predict'?"),
     "a file for a study": (["run", "README.md"], "no such study"),
 }
@@ -43,7 +51,10 @@ BAD = {
 
 @pytest.mark.parametrize(("words", "message"), BAD.values(), ids=BAD.keys())
 def test_bad_arguments_end_with_two_and_say_what_to_do(
-    words: list[str], message: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    words: list[str],
+    message: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(Path(__file__).parents[2])
     status, _, errors = run(capsys, monkeypatch, *words)
@@ -51,7 +62,10 @@ def test_bad_arguments_end_with_two_and_say_what_to_do(
 
 
 def refused(
-    make_study: StudyMaker, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, **changes: object
+    make_study: StudyMaker,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    **changes: object,
 ) -> str:
     """What `lab run` says to a study that it refuses; no job was started and no record made."""
     folder = make_study(**changes)
@@ -67,7 +81,10 @@ def text_at(path: str) -> dict[str, object]:
 
 @pytest.mark.parametrize("path", ["/etc", "../../../etc/passwd", "corpus.txt/../../../.."])
 def test_text_outside_the_study_is_refused(
-    path: str, make_study: StudyMaker, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    path: str,
+    make_study: StudyMaker,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert "LAB_DATA_PATH" in refused(make_study, capsys, monkeypatch, base=text_at(path))
 
@@ -81,7 +98,9 @@ def test_text_that_is_not_there_is_refused(
 def test_more_ranks_than_devices_are_refused(
     make_study: StudyMaker, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    errors = refused(make_study, capsys, monkeypatch, grid={"global_batch_size": [4096], "world_size": [1, 4096]})
+    errors = refused(
+        make_study, capsys, monkeypatch, grid={"global_batch_size": [4096], "world_size": [1, 4096]}
+    )
     assert "needs 4096 ranks" in errors
 
 
@@ -124,24 +143,43 @@ def test_described_machines_are_predicted_and_planned(
     status, answer, _ = run(capsys, monkeypatch, "predict", *asked, "8,4096", "--json")
     rows = json.loads(answer)["runs"]
     assert status == 0 and {row["world_size"] for row in rows} == {8, 4096}
-    assert all((row["step_s"] is None) == (row["world_size"] == 4096) == bool(row["missing"]) for row in rows)
+    assert all(
+        (row["step_s"] is None) == (row["world_size"] == 4096) == bool(row["missing"])
+        for row in rows
+    )
     status, answer, _ = run(capsys, monkeypatch, "predict", *asked, "8")
     assert status == 0 and "datasheet" in answer and "2 predictions in" in answer
     status, answer, _ = run(capsys, monkeypatch, "plan", *asked, "8", "--best")
-    assert status == 0 and "searched: ddp, zero1, fsdp" in answer and "The second" in answer and "candidates in" in answer
+    assert (
+        status == 0
+        and "searched: ddp, zero1, fsdp" in answer
+        and "The second" in answer
+        and "candidates in" in answer
+    )
 
 
-def test_doctor_finds_this_environment(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_finds_this_environment(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     status, answer, _ = run(capsys, monkeypatch, "doctor", "--json")
     checks = {check["name"]: check for check in json.loads(answer)}
     assert status == 0 and checks["torch"]["present"] and checks["python"]["present"]
 
 
-def test_help_names_every_verb(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_help_names_every_verb(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     status, answer, _ = run(capsys, monkeypatch, "--help")
-    assert status == 0 and all(verb in answer for verb in ("run", "plan", "status", "report", "doctor"))
+    assert status == 0 and all(
+        verb in answer for verb in ("run", "plan", "status", "report", "doctor")
+    )
 
 
 def test_the_command_is_installed() -> None:
-    answer = subprocess.run([sys.executable, "-m", "lab", "plan", "nowhere"], capture_output=True, text=True, check=False)
+    answer = subprocess.run(
+        [sys.executable, "-m", "lab", "plan", "nowhere"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert answer.returncode == 2 and answer.stderr.startswith("lab: ")

@@ -72,7 +72,10 @@ def test_labels(emulated: Emulated, label: str) -> None:
 def test_the_way_is_told_and_belongs_not_to_the_label() -> None:
     ways: tuple[Way, ...] = ("namespaces", "switch", "pacing")
     told = [SLOW.model_copy(update={"way": way}) for way in ways]
-    assert len({place.description for place in told}) == 3 and len({place.label for place in told}) == 1
+    assert (
+        len({place.description for place in told}) == 3
+        and len({place.label for place in told}) == 1
+    )
 
 
 def test_the_table_says_it_and_holds_nothing_where_all_was_real() -> None:
@@ -82,11 +85,16 @@ def test_the_table_says_it_and_holds_nothing_where_all_was_real() -> None:
 
 def test_measured_and_emulated_points_are_never_on_one_curve() -> None:
     found = summary(
-        lab.table(records(emulated=None, two=0.06) + records(emulated=SLOW)), baseline={"world_size": 1}, scaling="strong"
+        lab.table(records(emulated=None, two=0.06) + records(emulated=SLOW)),
+        baseline={"world_size": 1},
+        scaling="strong",
     )
     lines = curves(found)
     assert [line.label for line in lines] == ["batch 64", f"batch 64, {LABEL}"]
-    assert [line.points["speedup"].round(2).tolist() for line in lines] == [[1.0, 1.67], [1.0, 0.67]]
+    assert [line.points["speedup"].round(2).tolist() for line in lines] == [
+        [1.0, 1.67],
+        [1.0, 0.67],
+    ]
     assert found["repeats"].tolist() == [3, 3, 3, 3]
 
 
@@ -96,8 +104,12 @@ def test_figures_and_tables_carry_the_label() -> None:
         assert draw(found).get_title(loc="left") == LABEL
         assert LABEL in alt_text(name, found)
     both = figures.speedup(records(emulated=None) + found)
-    assert not both.get_title(loc="left") and any(LABEL in " ".join(text.get_text().split()) for text in both.texts)
-    for _, frame in classical_tables(summary(lab.table(found), baseline={"world_size": 1}, scaling="strong")):
+    assert not both.get_title(loc="left") and any(
+        LABEL in " ".join(text.get_text().split()) for text in both.texts
+    )
+    for _, frame in classical_tables(
+        summary(lab.table(found), baseline={"world_size": 1}, scaling="strong")
+    ):
         assert LABEL in frame.to_string()
 
 
@@ -118,7 +130,9 @@ def test_the_report_says_it_in_its_sentences_and_tables(tmp_path: Path) -> None:
 def test_findings_name_communication_as_the_cause() -> None:
     found = records(emulated=SLOW)
     told = findings(
-        study(Path(), [run(1), run(2)]), summary(lab.table(found), baseline={"world_size": 1}, scaling="strong"), found
+        study(Path(), [run(1), run(2)]),
+        summary(lab.table(found), baseline={"world_size": 1}, scaling="strong"),
+        found,
     )
     assert any("a loss that the interval supports" in sentence for sentence in told)
     assert any("100 ms, is spent in exposed communication" in sentence for sentence in told)
@@ -131,11 +145,20 @@ def test_an_answer_from_both_is_that_of_the_measured() -> None:
 
 
 def test_machines_are_named_by_what_was_emulated(tmp_path: Path) -> None:
-    made = [stored(tmp_path / name, records(emulated=place)) for name, place in (("slow", SLOW), ("real", None))]
+    made = [
+        stored(tmp_path / name, records(emulated=place))
+        for name, place in (("slow", SLOW), ("real", None))
+    ]
     compared = comparison.compare(made)
     assert list(compared.studies) == [LABEL, "Model CPU"]
-    assert [line.label for line in curves(compared.summary)] == ["batch 64, Model CPU", f"batch 64, {LABEL}"]
-    elsewhere = [item.model_copy(update={"environment": environment(1, cpu="Other CPU")}) for item in records(emulated=None)]
+    assert [line.label for line in curves(compared.summary)] == [
+        "batch 64, Model CPU",
+        f"batch 64, {LABEL}",
+    ]
+    elsewhere = [
+        item.model_copy(update={"environment": environment(1, cpu="Other CPU")})
+        for item in records(emulated=None)
+    ]
     stored(tmp_path / "real", elsewhere)
     assert list(comparison.compare(made).studies) == [f"Model CPU, {LABEL}", "Other CPU"]
 
@@ -144,17 +167,25 @@ def test_records_of_another_link_do_not_stand_for_this_one(tmp_path: Path) -> No
     made = stored(tmp_path, records(emulated=SLOW))
     slow = Cluster(name="local-100m", device="cpu", link=Link(bandwidth_gbit=0.1))
     preflight.check_emulation(made, slow)
-    for other in (Cluster(name="local", device="cpu"), slow.model_copy(update={"link": Link(bandwidth_gbit=1.0)})):
-        with pytest.raises(InputError, match=r"measured on local-100m \(emulated: link 100 Mbit/s\)") as caught:
+    for other in (
+        Cluster(name="local", device="cpu"),
+        slow.model_copy(update={"link": Link(bandwidth_gbit=1.0)}),
+    ):
+        with pytest.raises(
+            InputError, match=r"measured on local-100m \(emulated: link 100 Mbit/s\)"
+        ) as caught:
             lab.launch(made, other)
         assert "lab compare" in str(caught.value)
 
 
 def test_only_ranks_with_the_whole_model_can_sleep(tmp_path: Path) -> None:
-    asleep = Cluster(name="local-8ranks", device="cpu", devices=8, compute=Compute(emulated="measured"))
+    asleep = Cluster(
+        name="local-8ranks", device="cpu", devices=8, compute=Compute(emulated="measured")
+    )
     made = study(tmp_path, [run(2), run(2, strategy="fsdp")])
     with pytest.raises(
-        InputError, match=r"fsdp x2.*its compute cannot be emulated.*train with one of single, naive_ddp, ddp"
+        InputError,
+        match=r"fsdp x2.*its compute cannot be emulated.*train with one of single, naive_ddp, ddp",
     ) as caught:
         preflight.check(made, asleep, made.tasks, fresh=False)
     assert len(caught.value.problems) == 1
@@ -164,17 +195,26 @@ def test_sleeping_ranks_do_not_share_cores() -> None:
     crowded = {"cpus_granted": [[0], [0]], "threads_per_rank": 1}
     asleep = Emulated(compute=Compute(emulated="measured"))
     told = [
-        findings(study(Path(), [run(2)]), summary(lab.table(found), baseline={"world_size": 2}, scaling="strong"), found)
+        findings(
+            study(Path(), [run(2)]),
+            summary(lab.table(found), baseline={"world_size": 2}, scaling="strong"),
+            found,
+        )
         for found in ([record(run(2), **crowded)], [record(run(2), emulated=asleep, **crowded)])
     ]
-    assert [any("between them" in sentence for sentence in sentences) for sentences in told] == [True, False]
+    assert [any("between them" in sentence for sentence in sentences) for sentences in told] == [
+        True,
+        False,
+    ]
 
 
 def test_a_table_that_mixes_both_is_found_by_the_audit() -> None:
     frame = lab.table(records(emulated=None) + records(emulated=SLOW))[
         ["world_size", "global_batch_size", "step_time", "emulated"]
     ]
-    text = pd.read_csv(pd.io.common.StringIO(frame.to_csv(index=False)), dtype=str, keep_default_na=False)
+    text = pd.read_csv(
+        pd.io.common.StringIO(frame.to_csv(index=False)), dtype=str, keep_default_na=False
+    )
     found = [finding for finding in lab.audit(text).findings if finding.rule == "emulated"]
     assert [finding.severity for finding in found] == ["error"]
     assert "6 of 12 results are emulated ('link 100 Mbit/s')" in found[0].evidence
@@ -182,9 +222,13 @@ def test_a_table_that_mixes_both_is_found_by_the_audit() -> None:
 
 def test_a_network_of_two_ranks_in_commands() -> None:
     slow = netem.script(Link(bandwidth_gbit=0.1), 2, "namespaces").splitlines()
-    assert "tc -n rank1 qdisc add dev eth0 root tbf rate 100000000bit burst 16384 latency 50ms" in slow
+    assert (
+        "tc -n rank1 qdisc add dev eth0 root tbf rate 100000000bit burst 16384 latency 50ms" in slow
+    )
     assert "ip -n rank0 address add 10.77.0.1/16 dev eth0" in slow
-    assert sum("master hub" in line for line in slow) == 2 and not any("netem" in line for line in slow)
+    assert sum("master hub" in line for line in slow) == 2 and not any(
+        "netem" in line for line in slow
+    )
     late = netem.script(Link(bandwidth_gbit=10, latency_ms=2), 2, "namespaces").splitlines()
     assert "tc qdisc add dev port0 root netem delay 2000us limit 100000" in late
     assert any("burst 262144" in line for line in late)
@@ -198,7 +242,9 @@ def test_addresses_of_many_ranks_differ_and_are_hosts() -> None:
 
 @pytest.fixture
 def nothing_permitted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(netem, "_spaces_obstacle", lambda: "namespaces are not permitted (unshare: not allowed)")
+    monkeypatch.setattr(
+        netem, "_spaces_obstacle", lambda: "namespaces are not permitted (unshare: not allowed)"
+    )
     monkeypatch.setattr(netem, "_pacing_obstacle", lambda: "")
 
 
@@ -206,35 +252,58 @@ def nothing_permitted(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_next_way_is_taken_and_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     plain, late = Link(bandwidth_gbit=1), Link(bandwidth_gbit=1, latency_ms=5)
     assert netem.way_for(plain) == "pacing" and netem.way_for(late) is None
-    (tmp_path / "late.yaml").write_text("executor: local\ndevice: cpu\nlink: {bandwidth_gbit: 1, latency_ms: 5}\n")
+    (tmp_path / "late.yaml").write_text(
+        "executor: local\ndevice: cpu\nlink: {bandwidth_gbit: 1, latency_ms: 5}\n"
+    )
     with pytest.raises(
-        InputError, match=r"not permitted.*paced sockets add no latency.*leave out latency_ms: 1 Gbit/s without it works"
+        InputError,
+        match=r"not permitted.*paced sockets add no latency.*leave out latency_ms: 1 Gbit/s without it works",
     ):
         preflight.usable(tmp_path / "late.yaml")
     found = {check.name: check for check in doctor()}
     assert found["emulated links"].present and "pacing" in found["emulated links"].found
     assert not found["emulated latency"].present and not found["emulated latency"].needed
     monkeypatch.setattr(netem, "_pacing_obstacle", lambda: "the kernel does not pace sockets")
-    assert "published tables" in netem.advice(plain) and netem.obstacle(plain).count("not permitted") == 1
+    assert (
+        "published tables" in netem.advice(plain)
+        and netem.obstacle(plain).count("not permitted") == 1
+    )
 
 
 @pytest.mark.usefixtures("nothing_permitted")
 @pytest.mark.parametrize("name", sorted(path.stem for path in Path("slurm").glob("local-*.yaml")))
 def test_the_profiles_that_come_with_the_lab_are_valid(name: str) -> None:
     cluster = Cluster.load(name) if "ms" not in name else None
-    assert cluster is None or (cluster.emulates and "emulated" in cluster.description and cluster.device_kind == "cpu")
+    assert cluster is None or (
+        cluster.emulates and "emulated" in cluster.description and cluster.device_kind == "cpu"
+    )
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("link: {bandwith_gbit: 1}", "link.bandwith_gbit: unknown key (did you mean 'bandwidth_gbit'?)"),
+        (
+            "link: {bandwith_gbit: 1}",
+            "link.bandwith_gbit: unknown key (did you mean 'bandwidth_gbit'?)",
+        ),
         ("link: {bandwidth_gbit: 0}", "link.bandwidth_gbit: input should be greater than 0"),
-        ("link: {bandwidth_gbit: 1, latency_ms: -1}", "link.latency_ms: input should be greater than or equal to 0"),
-        ("compute: {emulated: A1000}", "compute.emulated: 'A1000' is not a choice (did you mean 'A100'?)"),
-        ("compute: {emulated: A100, mfu: 2}", "compute.mfu: input should be less than or equal to 1"),
+        (
+            "link: {bandwidth_gbit: 1, latency_ms: -1}",
+            "link.latency_ms: input should be greater than or equal to 0",
+        ),
+        (
+            "compute: {emulated: A1000}",
+            "compute.emulated: 'A1000' is not a choice (did you mean 'A100'?)",
+        ),
+        (
+            "compute: {emulated: A100, mfu: 2}",
+            "compute.mfu: input should be less than or equal to 1",
+        ),
         ("device: cuda\nlink: {bandwidth_gbit: 1}", "set device: cpu"),
-        ("executor: slurm\ncores_per_node: 2\nlink: {bandwidth_gbit: 1}", "link: a key of executor: local"),
+        (
+            "executor: slurm\ncores_per_node: 2\nlink: {bandwidth_gbit: 1}",
+            "link: a key of executor: local",
+        ),
         ("devices: 17\ncompute: {emulated: measured}", "devices: 17, and there are 16 here"),
     ],
 )
@@ -245,7 +314,9 @@ def test_every_key_is_checked(tmp_path: Path, text: str, message: str) -> None:
     assert message in str(caught.value)
 
 
-def test_more_ranks_than_cores_only_where_they_sleep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_ranks_than_cores_only_where_they_sleep(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(lab.machine, "cores", lambda: (0, 1))
     (tmp_path / "mine.yaml").write_text("device: cpu\ndevices: 8\ncompute: {emulated: measured}\n")
     assert Cluster.load(tmp_path / "mine.yaml").capacity == 8

@@ -28,7 +28,10 @@ def test_a_process_is_known_again_and_one_that_has_its_id_is_not() -> None:
         began(process.pid)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="other systems tell only the time of day at which a process began")
+@pytest.mark.skipif(
+    sys.platform != "linux",
+    reason="other systems tell only the time of day at which a process began",
+)
 def test_setting_the_clock_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     before, since = age(), began(os.getpid())
     monkeypatch.setattr(time, "time", lambda: 0.0)

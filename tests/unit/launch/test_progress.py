@@ -22,7 +22,9 @@ def told(capsys: pytest.CaptureFixture[str], *states: str) -> list[str]:
 
 
 def test_a_run_is_told_once_when_it_ends(capsys: pytest.CaptureFixture[str]) -> None:
-    assert told(capsys, "waiting", "running", "completed", "completed") == [f"[1/1] {TASK.label}: completed in 3 s"]
+    assert told(capsys, "waiting", "running", "completed", "completed") == [
+        f"[1/1] {TASK.label}: completed in 3 s"
+    ]
 
 
 def test_what_was_measured_before_is_not_told(capsys: pytest.CaptureFixture[str]) -> None:

@@ -40,14 +40,23 @@ def replayed(name: str, cluster: str, tmp_path: Path, *, quick: bool = False) ->
 @pytest.mark.parametrize("name", PROFILES)
 def test_every_replay_loads_and_names_its_source(name: str) -> None:
     cluster = Cluster.load(name)
-    assert cluster.published and cluster.published.source in cluster.description and "replay" in cluster.description
+    assert (
+        cluster.published
+        and cluster.published.source in cluster.description
+        and "replay" in cluster.description
+    )
 
 
 @pytest.mark.parametrize(
     ("cluster", "column", "quick"),
-    [("replay-gpt2-2x3090-nvlink", "ddp_nvlink_s", False), ("replay-gpt2-2x3090-pcie", "ddp_no_nvlink_s", True)],
+    [
+        ("replay-gpt2-2x3090-nvlink", "ddp_nvlink_s", False),
+        ("replay-gpt2-2x3090-pcie", "ddp_no_nvlink_s", True),
+    ],
 )
-def test_times_are_those_of_the_published_table(cluster: str, column: str, quick: bool, tmp_path: Path) -> None:
+def test_times_are_those_of_the_published_table(
+    cluster: str, column: str, quick: bool, tmp_path: Path
+) -> None:
     found = lab.table(replayed("replay-gpt2", cluster, tmp_path, quick=quick))
     found = found[(found["world_size"] == 2) & (found["strategy"] == "ddp")]
     published = pd.read_csv(TABLES / "gpt2_ddp_2x3090.csv", comment="#")
@@ -65,12 +74,19 @@ def test_the_slowest_rank_counts_and_everything_says_what_it_is(tmp_path: Path) 
     plt.close("all")
     rows = dict(study_sections.environment(found).frame.to_numpy().tolist())
     assert "results log" in rows["replay of"] and "hosts" not in rows
-    assert "slowest-rank" not in {finding.rule for finding in lab.audit(found).findings if finding.severity == "error"}
+    assert "slowest-rank" not in {
+        finding.rule for finding in lab.audit(found).findings if finding.severity == "error"
+    }
 
 
 def test_every_section_of_the_report_stands_on_published_numbers(tmp_path: Path) -> None:
     found = replayed("replay-agnews", "replay-agnews-4gpu", tmp_path)
-    sections.result_tables(found), sections.communication(found), sections.every_repeat(found), sections.reproduce(found)
+    (
+        sections.result_tables(found),
+        sections.communication(found),
+        sections.every_repeat(found),
+        sections.reproduce(found),
+    )
     assert "not measured" in sections.learning(found).frame.to_string()
     assert "0\\.461 times" in sections.answer(found).markdown
     assert sections.findings(found).markdown and sections.holes(found).markdown and section(found)
@@ -83,7 +99,9 @@ def test_every_section_of_the_report_stands_on_published_numbers(tmp_path: Path)
 
 def test_what_the_table_does_not_hold_is_refused_and_nothing_is_run(tmp_path: Path) -> None:
     other = study(tmp_path, [run(2, 48)], repeats=2)
-    with pytest.raises(InputError, match=r"no row of the table.*world_size 1, global_batch_size 64"):
+    with pytest.raises(
+        InputError, match=r"no row of the table.*world_size 1, global_batch_size 64"
+    ):
         lab.launch(other, "replay-gpt-4gpu")
     with pytest.raises(InputError, match="set repeats: 1"):
         lab.launch(study(tmp_path, [run(2, 64)], repeats=2), "replay-gpt-4gpu")
@@ -98,7 +116,9 @@ def test_published_all_reduces_are_a_calibration() -> None:
     found = load_calibration("replay-a100")
     assert found and found.wanted == (2, 4, 8)
     assert found.time("all_reduce", 8, 2**30) == pytest.approx(8193.0e-6)
-    assert found.fit("all_reduce", 8).of_one_link("all_reduce", 8)[1] == pytest.approx(229e9, rel=0.05)
+    assert found.fit("all_reduce", 8).of_one_link("all_reduce", 8)[1] == pytest.approx(
+        229e9, rel=0.05
+    )
     assert load_calibration("replay-gpt-4gpu") is None
 
 
@@ -110,6 +130,8 @@ def test_a_replay_without_a_table_and_a_table_without_a_replay_are_refused(tmp_p
     path.write_text("executor: local\npublished: {source: a paper, gpu: a GPU}\n")
     with pytest.raises(InputError, match="a key of executor: replay"):
         Cluster.load(path)
-    path.write_text("executor: replay\npublished: {source: a paper, gpu: a GPU, rows: [{world_size: 2, steps: 5}]}\n")
+    path.write_text(
+        "executor: replay\npublished: {source: a paper, gpu: a GPU, rows: [{world_size: 2, steps: 5}]}\n"
+    )
     with pytest.raises(InputError, match="step_s"):
         Cluster.load(path)

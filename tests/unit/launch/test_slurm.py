@@ -12,7 +12,14 @@ from lab.config.study import Task
 from lab.launch.attempt import Attempt, RankError
 from lab.launch.outcome import conclude
 from lab.launch.slurm import controller
-from lab.launch.slurm.controller import Controller, JobState, SlurmSilentError, _total, exit_reason, expand
+from lab.launch.slurm.controller import (
+    Controller,
+    JobState,
+    SlurmSilentError,
+    _total,
+    exit_reason,
+    expand,
+)
 from lab.launch.slurm.options import interpreter, parameters
 from lab.launch.slurm.refusals import _gpus
 
@@ -34,12 +41,17 @@ def test_node_lists_are_expanded(short: str, names: list[str]) -> None:
     assert expand(short) == names
 
 
-@pytest.mark.parametrize(("short", "total"), [("4", 4), ("4(x2),3", 11), ("16(x3)", 48), ("", None)])
+@pytest.mark.parametrize(
+    ("short", "total"), [("4", 4), ("4(x2),3", 11), ("16(x3)", 48), ("", None)]
+)
 def test_cpus_per_node_are_added(short: str, total: int | None) -> None:
     assert _total(short) == total
 
 
-@pytest.mark.parametrize(("text", "count"), [("gpu:4", 4), ("gpu:h100:4(S:0-1)", 4), ("gpu:a:2,gpu:b:1", 3), ("(null)", 0)])
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [("gpu:4", 4), ("gpu:h100:4(S:0-1)", 4), ("gpu:a:2,gpu:b:1", 3), ("(null)", 0)],
+)
 def test_gpus_of_a_node_are_counted(text: str, count: int) -> None:
     assert _gpus(text) == count
 
@@ -59,19 +71,32 @@ def answering(monkeypatch: pytest.MonkeyPatch, answers: dict[str, str]) -> list[
     return asked
 
 
-def test_jobs_of_an_array_are_told_apart_and_the_rest_share_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_jobs_of_an_array_are_told_apart_and_the_rest_share_one_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     lines = "7|0|lab-a|RUNNING|None|n1|2|0|\n7|N/A|lab-a|CANCELLED|Priority||0|0|\n"
     answering(monkeypatch, {"squeue": lines})
     asked = Controller()
     asked.look({"7_0": "lab-a", "7_1": "lab-a"})
     first, second = asked.job("7_0"), asked.job("7_1")
-    assert first is not None and (first.state, first.nodes, first.restarts, first.ended) == ("RUNNING", "n1", 2, False)
+    assert first is not None and (first.state, first.nodes, first.restarts, first.ended) == (
+        "RUNNING",
+        "n1",
+        2,
+        False,
+    )
     assert second is not None and second.state == "CANCELLED" and second.ended
 
 
-def test_what_squeue_forgot_is_asked_of_accounting_and_then_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_squeue_forgot_is_asked_of_accounting_and_then_no_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     asked = answering(
-        monkeypatch, {"squeue": "", "sacct": "7_0|lab-a|CANCELLED by 1000|None|n1|0:15\n7_[1-3%2]|lab-a|PENDING|Priority||0:0\n"}
+        monkeypatch,
+        {
+            "squeue": "",
+            "sacct": "7_0|lab-a|CANCELLED by 1000|None|n1|0:15\n7_[1-3%2]|lab-a|PENDING|Priority||0:0\n",
+        },
     )
     slurm = Controller()
     slurm.look({"7_0": "lab-a", "7_3": "lab-a", "8_0": "lab-b"})
@@ -91,7 +116,12 @@ def test_silence_changes_nothing_that_was_known(monkeypatch: pytest.MonkeyPatch)
     answering(monkeypatch, {})
     slurm.look({"7_0": "lab-a", "8_0": "lab-b"})
     job = slurm.job("7_0")
-    assert slurm.silence == "no answer" and job is not None and job.state == "RUNNING" and not slurm.forgotten("8_0")
+    assert (
+        slurm.silence == "no answer"
+        and job is not None
+        and job.state == "RUNNING"
+        and not slurm.forgotten("8_0")
+    )
 
 
 def test_polling_grows_rarer_while_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,12 +155,18 @@ ENDS = {
 def test_ends_are_told_apart(attempt: Attempt, state: str, expected: tuple[str, str]) -> None:
     words = exit_reason(JobState("7_0", "lab-a", state, nodes="n1"), attempt)
     record = conclude(TASK, attempt, None, words)
-    assert record is not None and record.error is not None and (record.status, record.error.type) == expected
+    assert (
+        record is not None
+        and record.error is not None
+        and (record.status, record.error.type) == expected
+    )
 
 
 def test_what_a_scheduler_did_explains_what_the_ranks_then_met(attempt: Attempt) -> None:
     attempt.sign_on(0)
-    attempt.write_error(RankError(0, "RuntimeError", "Connection closed by peer", 1.0, waiting=True))
+    attempt.write_error(
+        RankError(0, "RuntimeError", "Connection closed by peer", 1.0, waiting=True)
+    )
     guessed = conclude(TASK, attempt, None, RankError(0, "JobLost", "no record", 0.0))
     assert guessed is not None and guessed.error is not None and guessed.error.type == "RankLost"
     words = exit_reason(JobState("7_0", "lab-a", "OUT_OF_MEMORY", nodes="n1"), attempt)
@@ -141,8 +177,14 @@ def test_what_a_scheduler_did_explains_what_the_ranks_then_met(attempt: Attempt)
 
 def test_exception_before_the_end_stays_the_cause(attempt: Attempt) -> None:
     attempt.write_error(RankError(1, "ValueError", "planted", 1.0))
-    record = conclude(TASK, attempt, None, exit_reason(JobState("7_0", "lab-a", "TIMEOUT"), attempt))
-    assert record is not None and record.error is not None and (record.error.type, record.error.rank) == ("ValueError", 1)
+    record = conclude(
+        TASK, attempt, None, exit_reason(JobState("7_0", "lab-a", "TIMEOUT"), attempt)
+    )
+    assert (
+        record is not None
+        and record.error is not None
+        and (record.error.type, record.error.rank) == ("ValueError", 1)
+    )
 
 
 def test_starts_of_one_job_have_files_of_their_own(tmp_path: Path) -> None:
@@ -163,9 +205,19 @@ def test_a_profile_becomes_a_request(tmp_path: Path) -> None:
         modules=("cuda",), setup=("true",), array_limit=5, extra={"exclusive": True, "mail_type": "FAIL", "comment": False},
     )  # fmt: skip
     asked = parameters(site, 8, tmp_path)
-    assert (asked["nodes"], asked["ntasks_per_node"], asked["gres"], asked["mem"]) == (2, 4, "gpu:h100:4", "8192M")
+    assert (asked["nodes"], asked["ntasks_per_node"], asked["gres"], asked["mem"]) == (
+        2,
+        4,
+        "gpu:h100:4",
+        "8192M",
+    )
     assert (asked["partition"], asked["cpus_per_task"], asked["array_parallelism"]) == ("p", 3, 5)
-    assert asked["additional_parameters"] == {"requeue": True, "reservation": "r", "exclusive": True, "mail-type": "FAIL"}
+    assert asked["additional_parameters"] == {
+        "requeue": True,
+        "reservation": "r",
+        "exclusive": True,
+        "mail-type": "FAIL",
+    }
     assert asked["setup"][:2] == ["module load cuda", "true"] and "gpus_per_node" not in asked
     assert parameters(site, 2, tmp_path)["mem"] == "4096M"
 
@@ -173,4 +225,7 @@ def test_a_profile_becomes_a_request(tmp_path: Path) -> None:
 def test_python_on_the_nodes() -> None:
     assert interpreter(cluster(cores_per_node=2)) is None
     assert interpreter(cluster(cores_per_node=2, python="python3.12")) == "python3.12"
-    assert interpreter(cluster(cores_per_node=2, container="apptainer exec lab.sif")) == "apptainer exec lab.sif python3"
+    assert (
+        interpreter(cluster(cores_per_node=2, container="apptainer exec lab.sif"))
+        == "apptainer exec lab.sif python3"
+    )

@@ -48,7 +48,9 @@ def test_progress_is_told_by_rank_0(tmp_path: Path) -> None:
     assert not (tmp_path / "1").exists()
 
 
-def test_a_slow_disk_does_not_hold_up_the_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_disk_does_not_hold_up_the_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     writing, free = threading.Event(), threading.Event()
     writers = set()
 

@@ -24,7 +24,13 @@ from lab.errors import InputError, LabError
 from lab.figures.curves import NOTHING, alt, links
 from lab.launch.calibrate import _doubling, _reusable, _same_conditions, calibrate
 from lab.perfmodel import calibration as stored
-from lab.perfmodel.calibration import Calibration, CollectiveTime, MatrixProduct, MemoryBandwidth, Part
+from lab.perfmodel.calibration import (
+    Calibration,
+    CollectiveTime,
+    MatrixProduct,
+    MemoryBandwidth,
+    Part,
+)
 from lab.perfmodel.collectives import COLLECTIVES
 from lab.worker import collectives
 
@@ -35,7 +41,13 @@ ALPHA, RATE = 2e-4, 1e9
 def part(world_size: int = 2, **fields: object) -> Part:
     times = [
         CollectiveTime(
-            collective=name, world_size=world_size, bytes=size, seconds=time, low=0.95 * time, high=1.1 * time, calls=20
+            collective=name,
+            world_size=world_size,
+            bytes=size,
+            seconds=time,
+            low=0.95 * time,
+            high=1.1 * time,
+            calls=20,
         )
         for factor, name in enumerate(COLLECTIVES, start=1)
         for size in SIZES
@@ -47,7 +59,9 @@ def part(world_size: int = 2, **fields: object) -> Part:
         "quick": False,
         "measured_at": datetime.now(UTC),
         "profile": Cluster(name="local"),
-        "environment": environment(world_size, hosts=[socket.gethostname()] * world_size, versions=torch_here),
+        "environment": environment(
+            world_size, hosts=[socket.gethostname()] * world_size, versions=torch_here
+        ),
         "times": tuple(times),
     }
     if world_size == 1:
@@ -74,7 +88,9 @@ def test_it_comes_back_as_it_was_stored(calibration: Calibration, tmp_path: Path
     assert [entry.name for entry in path.parent.iterdir()] == ["local.json"]
 
 
-def test_what_cannot_be_read_is_none_and_what_is_newer_is_said(calibration: Calibration, tmp_path: Path) -> None:
+def test_what_cannot_be_read_is_none_and_what_is_newer_is_said(
+    calibration: Calibration, tmp_path: Path
+) -> None:
     path = tmp_path / "local.json"
     assert stored.read_calibration(path) is None
     path.write_text('{"cluster": "lo')
@@ -101,7 +117,9 @@ def test_time_of_any_size(calibration: Calibration) -> None:
         assert calibration.time("all_reduce", 2, size) == pytest.approx(ALPHA + size / RATE)
     assert calibration.time("all_gather", 2, 1e6) == pytest.approx(2 * (ALPHA + 1e6 / RATE))
     assert calibration.time("all_reduce", 1, 1e6) == 0
-    with pytest.raises(LabError, match=r"all_reduce on 4 ranks is not there \(its fits are for 2 ranks\)"):
+    with pytest.raises(
+        LabError, match=r"all_reduce on 4 ranks is not there \(its fits are for 2 ranks\)"
+    ):
         calibration.time("all_reduce", 4, 1e6)
     with pytest.raises(ValueError, match="some bytes"):
         calibration.time("all_reduce", 2, 0)
@@ -111,13 +129,22 @@ def test_parts_make_it_complete(calibration: Calibration) -> None:
     half = calibration.model_copy(update={"parts": (part(2),)})
     assert calibration.complete and not half.complete
     again = half.with_part(part(1)).with_part(part(2, quick=True))
-    assert [(p.world_size, p.quick) for p in again.parts] == [(1, False), (2, True)] and again.complete
-    assert again.memory is not None and again.environment is not None and len(again.environment.hosts) == 2
+    assert [(p.world_size, p.quick) for p in again.parts] == [
+        (1, False),
+        (2, True),
+    ] and again.complete
+    assert (
+        again.memory is not None
+        and again.environment is not None
+        and len(again.environment.hosts) == 2
+    )
 
 
 def test_times_that_do_not_grow_have_no_fit() -> None:
     flat = [
-        CollectiveTime(collective="broadcast", world_size=2, bytes=size, seconds=1e-3, calls=5) for size in SIZES if size >= 65536
+        CollectiveTime(collective="broadcast", world_size=2, bytes=size, seconds=1e-3, calls=5)
+        for size in SIZES
+        if size >= 65536
     ]
     calibration = Calibration(cluster="local", wanted=(2,), parts=(part(2, times=tuple(flat)),))
     assert calibration.fits == ()
@@ -131,7 +158,9 @@ def test_tables(calibration: Calibration) -> None:
     assert list(fits.index) == [name.replace("_", "-") for name in COLLECTIVES]
     assert fits.loc["all-reduce", ["alpha (µs)", "GB/s"]].tolist() == ["200", "1.00"]
     assert fits.loc["all-gather", "busbw"] == "0.250"
-    assert (calibration.fits[0].fit.largest_relative_error < 1e-8) and fits["error up to"].str.endswith("%").all()
+    assert (calibration.fits[0].fit.largest_relative_error < 1e-8) and fits[
+        "error up to"
+    ].str.endswith("%").all()
     times = tables.times_table(calibration)
     assert len(times) == len(COLLECTIVES) * len(SIZES)
     assert times["busbw (GB/s)"].iloc[0] == pytest.approx(4096 / (ALPHA + 4096 / RATE) / 1e9)
@@ -154,7 +183,12 @@ def test_figure_shows_points_lines_and_errors(calibration: Calibration) -> None:
 
 def test_alternative_text_has_the_numbers(calibration: Calibration) -> None:
     told = alt(calibration)
-    assert "all-reduce on 2 ranks" in told and "for 4 KiB" in told and "for 16 MiB" in told and "fit within" in told
+    assert (
+        "all-reduce on 2 ranks" in told
+        and "for 4 KiB" in told
+        and "for 16 MiB" in told
+        and "fit within" in told
+    )
 
 
 def test_empty_figure_says_so() -> None:
@@ -172,7 +206,9 @@ def test_what_is_measured_again() -> None:
     assert not _same_conditions(part(), Cluster(name="local", cores_per_rank=2))
     elsewhere = part(environment=environment(2, versions={"torch": metadata.version("torch")}))
     assert not _same_conditions(elsewhere, Cluster(name="local"))
-    older = part(environment=environment(2, hosts=[socket.gethostname()] * 2, versions={"torch": "1.0"}))
+    older = part(
+        environment=environment(2, hosts=[socket.gethostname()] * 2, versions={"torch": "1.0"})
+    )
     assert not _same_conditions(older, Cluster(name="local"))
 
 
@@ -191,7 +227,9 @@ def test_world_sizes_that_the_cluster_lacks_are_refused(tmp_path: Path) -> None:
 
 @pytest.fixture
 def group_of_one(tmp_path: Path):
-    dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
+    dist.init_process_group(
+        "gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1
+    )
     yield
     dist.destroy_process_group()
 
@@ -213,10 +251,17 @@ def test_what_a_backend_lacks_is_told_with_its_reason(monkeypatch: pytest.Monkey
     def lacking(output: torch.Tensor, given: torch.Tensor) -> None:
         raise RuntimeError("ProcessGroupGloo does not support _reduce_scatter_base\nmore")
 
-    name = "reduce_scatter_single" if hasattr(dist, "reduce_scatter_single") else "reduce_scatter_tensor"
+    name = (
+        "reduce_scatter_single"
+        if hasattr(dist, "reduce_scatter_single")
+        else "reduce_scatter_tensor"
+    )
     monkeypatch.setattr(dist, name, lacking)
     reason = collectives._check("reduce_scatter", 4096, [torch.zeros(1024) for _ in range(2)])
-    assert reason == f"gloo of torch {torch.__version__} has none: ProcessGroupGloo does not support _reduce_scatter_base"
+    assert (
+        reason
+        == f"gloo of torch {torch.__version__} has none: ProcessGroupGloo does not support _reduce_scatter_base"
+    )
 
 
 @pytest.mark.usefixtures("group_of_one")

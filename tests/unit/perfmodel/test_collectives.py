@@ -7,7 +7,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lab.perfmodel.collectives import COLLECTIVES, algbw, bus_factor, busbw, fit_link, interpolate, ring_all_reduce_time
+from lab.perfmodel.collectives import (
+    COLLECTIVES,
+    algbw,
+    bus_factor,
+    busbw,
+    fit_link,
+    interpolate,
+    ring_all_reduce_time,
+)
 
 SIZES = [4096 * 4**power for power in range(8)]
 alphas = st.floats(0, 1e-1)
@@ -17,7 +25,11 @@ rates = st.floats(1e6, 1e12)
 def test_bus_bandwidth_by_hand() -> None:
     assert algbw(8e9, 2.0) == 4e9
     assert busbw("all_reduce", 4, 8e9, 2.0) == pytest.approx(6e9)
-    assert busbw("all_gather", 4, 8e9, 2.0) == busbw("reduce_scatter", 4, 8e9, 2.0) == pytest.approx(3e9)
+    assert (
+        busbw("all_gather", 4, 8e9, 2.0)
+        == busbw("reduce_scatter", 4, 8e9, 2.0)
+        == pytest.approx(3e9)
+    )
     assert busbw("broadcast", 4, 8e9, 2.0) == 4e9
     assert bus_factor("all_reduce", 1) == 0
 
@@ -43,17 +55,23 @@ def test_a_line_is_found_again(alpha: float, rate: float) -> None:
     # How well the parts can be told apart depends on what each weighs in the times.
     assert fit.largest_relative_error < 1e-6
     assert fit.alpha_s == pytest.approx(alpha, rel=1e-5, abs=1e-6 * seconds[0])
-    assert 1 / fit.bytes_per_s == pytest.approx(1 / rate, rel=1e-5, abs=1e-6 * seconds[-1] / SIZES[-1])
+    assert 1 / fit.bytes_per_s == pytest.approx(
+        1 / rate, rel=1e-5, abs=1e-6 * seconds[-1] / SIZES[-1]
+    )
     assert (fit.smallest_bytes, fit.largest_bytes) == (SIZES[0], SIZES[-1])
 
 
 def test_noise_of_five_per_cent_leaves_alpha_and_rate_within_fifteen() -> None:
     noise = np.random.default_rng(0).normal(1, 0.05, (40, len(SIZES)))
-    fits = [fit_link(SIZES, list((230e-6 + np.array(SIZES) / 1.45e9) * factors)) for factors in noise]
+    fits = [
+        fit_link(SIZES, list((230e-6 + np.array(SIZES) / 1.45e9) * factors)) for factors in noise
+    ]
     assert np.median([fit.alpha_s for fit in fits]) == pytest.approx(230e-6, rel=0.02)
     assert np.median([fit.bytes_per_s for fit in fits]) == pytest.approx(1.45e9, rel=0.02)
     assert all(
-        fit.alpha_s == pytest.approx(230e-6, rel=0.15) and fit.bytes_per_s == pytest.approx(1.45e9, rel=0.15) for fit in fits
+        fit.alpha_s == pytest.approx(230e-6, rel=0.15)
+        and fit.bytes_per_s == pytest.approx(1.45e9, rel=0.15)
+        for fit in fits
     )
 
 
@@ -65,7 +83,9 @@ def test_small_sizes_count_as_much_as_large_ones() -> None:
     assert line[1] < 0 and abs(np.polyval(line, SIZES[0]) / seconds[0] - 1) > 3
     fit = fit_link(SIZES, seconds)
     assert fit.alpha_s == pytest.approx(2e-4, rel=0.1) and fit.largest_relative_error < 0.25
-    assert fit.largest_relative_error == pytest.approx(max(abs(fit.time(b) / t - 1) for b, t in zip(SIZES, seconds, strict=True)))
+    assert fit.largest_relative_error == pytest.approx(
+        max(abs(fit.time(b) / t - 1) for b, t in zip(SIZES, seconds, strict=True))
+    )
 
 
 def test_alpha_is_never_negative() -> None:
@@ -83,16 +103,22 @@ def test_alpha_is_never_negative() -> None:
         ([1e3, 1e6], [2e-3, 1e-3], "do not grow"),
     ],
 )
-def test_what_cannot_be_fitted_is_refused(sizes: list[float], seconds: list[float], message: str) -> None:
+def test_what_cannot_be_fitted_is_refused(
+    sizes: list[float], seconds: list[float], message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         fit_link(sizes, seconds)
 
 
 @settings(deadline=None)  # the first call imports scipy
 @given(alpha=alphas, rate=rates, world_size=st.integers(2, 512), size=st.floats(1, 1e10))
-def test_one_link_of_a_ring_gives_the_line_back(alpha: float, rate: float, world_size: int, size: float) -> None:
+def test_one_link_of_a_ring_gives_the_line_back(
+    alpha: float, rate: float, world_size: int, size: float
+) -> None:
     fit = fit_link(SIZES, [alpha + size / rate for size in SIZES])
-    assert ring_all_reduce_time(size, world_size, *fit.of_one_link("all_reduce", world_size)) == pytest.approx(fit.time(size))
+    assert ring_all_reduce_time(
+        size, world_size, *fit.of_one_link("all_reduce", world_size)
+    ) == pytest.approx(fit.time(size))
 
 
 def test_there_is_no_link_within_one_rank() -> None:
@@ -108,14 +134,18 @@ def test_there_is_no_link_within_one_rank() -> None:
     noise=st.lists(st.floats(0.8, 1.25), min_size=len(SIZES), max_size=len(SIZES)),
     size=st.floats(1, 1e11),
 )
-def test_times_between_and_beyond_measured_sizes(alpha: float, rate: float, noise: list[float], size: float) -> None:
+def test_times_between_and_beyond_measured_sizes(
+    alpha: float, rate: float, noise: list[float], size: float
+) -> None:
     seconds = [(alpha + at / rate) * factor for at, factor in zip(SIZES, noise, strict=True)]
     fit = fit_link(SIZES, [alpha + at / rate for at in SIZES])
     for at, time in zip(SIZES, seconds, strict=True):
         assert interpolate(at, SIZES, seconds, fit) == pytest.approx(time)
     found = interpolate(size, SIZES, seconds, fit)
     assert 0.79 * (alpha + size / rate) <= found <= 1.26 * (alpha + size / rate)
-    assert interpolate(size * (1 + 1e-9), SIZES, seconds, fit) == pytest.approx(found, rel=1e-6)  # no jump
+    assert interpolate(size * (1 + 1e-9), SIZES, seconds, fit) == pytest.approx(
+        found, rel=1e-6
+    )  # no jump
 
 
 def test_no_bytes_take_no_measurable_time() -> None:

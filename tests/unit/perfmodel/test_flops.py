@@ -16,7 +16,13 @@ from torch.utils.flop_counter import FlopCounterMode
 from lab.config.models import CNN, MODELS
 from lab.config.models import GPT as Config
 from lab.config.run import Run
-from lab.perfmodel.flops import first_trainable, flops_per_sample, gpt_flops_per_token, gpt_parameters, model_cost
+from lab.perfmodel.flops import (
+    first_trainable,
+    flops_per_sample,
+    gpt_flops_per_token,
+    gpt_parameters,
+    model_cost,
+)
 from lab.worker import models
 from lab.worker.data.dataset import Dataset, Labelled
 from lab.worker.models.classifier import import_torchvision
@@ -25,7 +31,13 @@ from lab.worker.models.gpt import GPT
 TOKENS = 32
 SMALL: dict[str, dict[str, Any]] = {
     "gpt": {"kind": "gpt", "layers": 2, "heads": 2, "width": 64, "block_size": TOKENS},
-    "text-classifier": {"kind": "text-classifier", "layers": 2, "heads": 2, "width": 64, "block_size": TOKENS},
+    "text-classifier": {
+        "kind": "text-classifier",
+        "layers": 2,
+        "heads": 2,
+        "width": 64,
+        "block_size": TOKENS,
+    },
 }
 SIZES = {"resnet18": 40, "vgg16": 32, "squeezenet1_0": 40, "densenet121": 40, "alexnet": 63}
 for network, size in SIZES.items():
@@ -73,7 +85,9 @@ def batch(run: Run) -> tuple[torch.Tensor, torch.Tensor]:
 
 def saved_bytes(model: torch.nn.Module, run: Run) -> int:
     """Bytes that autograd keeps for the backward pass, each storage once, those of the model itself left out."""
-    own = {tensor.untyped_storage().data_ptr() for tensor in [*model.parameters(), *model.buffers()]}
+    own = {
+        tensor.untyped_storage().data_ptr() for tensor in [*model.parameters(), *model.buffers()]
+    }
     kept: dict[int, torch.Tensor] = {}
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:
@@ -90,7 +104,9 @@ def saved_bytes(model: torch.nn.Module, run: Run) -> int:
 def check(run: Run, model: torch.nn.Module) -> None:
     cost = model_cost(run)
     assert cost.parameters == sum(parameter.numel() for parameter in model.parameters())
-    assert cost.trainable == sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    assert cost.trainable == sum(
+        parameter.numel() for parameter in model.parameters() if parameter.requires_grad
+    )
     assert cost.activation_bytes == saved_bytes(model, run)
     # Fused attention computes scores twice; written out it does what is counted.
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
@@ -98,7 +114,10 @@ def check(run: Run, model: torch.nn.Module) -> None:
         forward = counter.get_total_flops()
         loss.backward()
         whole = counter.get_total_flops()
-    assert (cost.forward_flops, cost.backward_flops) == (forward / run.micro_batch_size, (whole - forward) / run.micro_batch_size)
+    assert (cost.forward_flops, cost.backward_flops) == (
+        forward / run.micro_batch_size,
+        (whole - forward) / run.micro_batch_size,
+    )
 
 
 @pytest.mark.parametrize("name", list(SMALL))
@@ -110,12 +129,20 @@ def test_counts_are_those_of_the_real_model(name: str) -> None:
 def test_counts_of_distilbert_are_those_of_transformers(tmp_path: Path) -> None:
     model = pretrained_folders.distilbert(tmp_path / "encoder", block_size=TOKENS)
     for trainable in ("all", "head"):
-        run = Run(model=model | {"trainable": trainable}, data=DATA | {"vocab_size": 300}, global_batch_size=2)
-        real = models.build(run, Dataset(**(vars(dataset(run)) | {"pretrained": tmp_path / "encoder"})))
+        run = Run(
+            model=model | {"trainable": trainable},
+            data=DATA | {"vocab_size": 300},
+            global_batch_size=2,
+        )
+        real = models.build(
+            run, Dataset(**(vars(dataset(run)) | {"pretrained": tmp_path / "encoder"}))
+        )
         check(run, real.train())
 
 
-def test_a_head_that_is_too_large_for_its_logits_keeps_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_head_that_is_too_large_for_its_logits_keeps_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     for module in ("lab.perfmodel.flops", "lab.worker.models.gpt"):
         monkeypatch.setattr(f"{module}.CHUNK_LOGITS", 20 * 1000)
     run = Run(model=SMALL["gpt"], data=DATA, global_batch_size=2)
@@ -128,7 +155,9 @@ def test_low_precision_keeps_less(name: str) -> None:
     model = built(run)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         saved = saved_bytes(model, run)
-    copies = 2 * sum(parameter.numel() for parameter in model.parameters() if parameter.dim() == 2)  # of weights, and a table
+    copies = 2 * sum(
+        parameter.numel() for parameter in model.parameters() if parameter.dim() == 2
+    )  # of weights, and a table
     cost = model_cost(run).activation_bytes
     assert cost <= saved <= cost + copies
     assert cost < model_cost(run.model_copy(update={"precision": "fp32"})).activation_bytes
@@ -139,7 +168,13 @@ def test_published_numbers_of_parameters() -> None:
     for name, size in millions.items():
         assert gpt_parameters(MODELS[name], 4096) / 1e6 == pytest.approx(size, abs=0.05)
     # torchvision's documentation, for three channels and a thousand classes.
-    published = {"resnet18": 11689512, "vgg16": 138357544, "squeezenet1_0": 1248424, "densenet121": 7978856, "alexnet": 61100840}
+    published = {
+        "resnet18": 11689512,
+        "vgg16": 138357544,
+        "squeezenet1_0": 1248424,
+        "densenet121": 7978856,
+        "alexnet": 61100840,
+    }
     for name, count in published.items():
         run = Run(model=name, data={"kind": "synthetic", "classes": 1000}, global_batch_size=1)
         assert model_cost(run).parameters == count
@@ -147,7 +182,13 @@ def test_published_numbers_of_parameters() -> None:
 
 def test_published_operations_of_the_networks() -> None:
     # torchvision's documentation: billions of multiplications and additions in pairs, at 224 x 224.
-    published = {"resnet18": 1.81, "vgg16": 15.47, "squeezenet1_0": 0.82, "densenet121": 2.83, "alexnet": 0.71}
+    published = {
+        "resnet18": 1.81,
+        "vgg16": 15.47,
+        "squeezenet1_0": 0.82,
+        "densenet121": 2.83,
+        "alexnet": 0.71,
+    }
     for name, pairs in published.items():
         model = {"kind": "cnn", "network": name, "image_size": 224}
         run = Run(model=model, data={"kind": "synthetic", "classes": 1000}, global_batch_size=1)
@@ -155,15 +196,22 @@ def test_published_operations_of_the_networks() -> None:
 
 
 def test_flops_of_gpt2_small_by_hand() -> None:
-    assert gpt_flops_per_token(MODELS["gpt2-small"], 50257) == 6 * (124_439_808 - 1024 * 768) + 12 * 12 * 1024 * 768
+    assert (
+        gpt_flops_per_token(MODELS["gpt2-small"], 50257)
+        == 6 * (124_439_808 - 1024 * 768) + 12 * 12 * 1024 * 768
+    )
 
 
-@pytest.mark.parametrize("name", [name for name, model in MODELS.items() if isinstance(model, Config)])
+@pytest.mark.parametrize(
+    "name", [name for name, model in MODELS.items() if isinstance(model, Config)]
+)
 def test_the_published_formula_and_the_count_agree(name: str) -> None:
     run = Run(model=name, global_batch_size=1)
     cost = model_cost(run)
     assert cost.parameters == gpt_parameters(run.architecture, run.dataset.vocab_size)
-    assert flops_per_sample(run) == pytest.approx(cost.forward_flops + cost.backward_flops, rel=0.01)
+    assert flops_per_sample(run) == pytest.approx(
+        cost.forward_flops + cost.backward_flops, rel=0.01
+    )
 
 
 def test_the_vocabulary_of_the_data_counts_where_the_model_names_none() -> None:
@@ -181,14 +229,20 @@ def test_parameters_of_presets_are_those_of_the_real_model(name: str) -> None:
         elif name == "distilbert":
             import_torchvision()  # as the lab does before it
             transformers = pytest.importorskip("transformers")
-            model = transformers.DistilBertForSequenceClassification(transformers.DistilBertConfig(num_labels=10))
+            model = transformers.DistilBertForSequenceClassification(
+                transformers.DistilBertConfig(num_labels=10)
+            )
         else:
             model = models.build(run, Dataset(**(vars(dataset(run)))))
     assert model_cost(run).parameters == sum(parameter.numel() for parameter in model.parameters())
 
 
 @pytest.mark.parametrize(
-    ("trainable", "frozen"), [("all", 0), ("head", 3), (0.05, 3), (0.1, 3), (0.11, 2), (0.3, 2), (0.999, 0)], ids=str
+    ("trainable", "frozen"),
+    [("all", 0), ("head", 3), (0.05, 3), (0.1, 3), (0.11, 2), (0.3, 2), (0.999, 0)],
+    ids=str,
 )
-def test_the_fewest_last_layers_that_hold_a_share_train(trainable: str | float, frozen: int) -> None:
+def test_the_fewest_last_layers_that_hold_a_share_train(
+    trainable: str | float, frozen: int
+) -> None:
     assert first_trainable([40, 30, 20, 10], trainable) == frozen

@@ -30,7 +30,9 @@ def basis(*records: Record, sizes: tuple[int, ...] = (2,)) -> Basis:
 def still(one: Record) -> Record:
     """The same without jitter between steps, which is a wait for the slowest of several ranks."""
     assert one.timing
-    step = one.timing.step.model_copy(update={"p10": one.timing.step.median, "p90": one.timing.step.median})
+    step = one.timing.step.model_copy(
+        update={"p10": one.timing.step.median, "p90": one.timing.step.median}
+    )
     return one.model_copy(update={"timing": one.timing.model_copy(update={"step": step})})
 
 
@@ -45,20 +47,29 @@ def test_two_ranks_by_hand() -> None:
 
 def test_buckets_and_compression_change_what_is_sent() -> None:
     held = basis(still(profile(ALONE, phases=QUIET)))
-    small, halved = (held.forecast(run(2, 16, **more)).prediction for more in ({"bucket_cap_mb": 0.5}, {"compression": "bf16"}))
+    small, halved = (
+        held.forecast(run(2, 16, **more)).prediction
+        for more in ({"bucket_cap_mb": 0.5}, {"compression": "bf16"})
+    )
     assert small and halved
-    assert small.communication_s == pytest.approx(4 * 0.021) and halved.communication_s == pytest.approx(0.042)
+    assert small.communication_s == pytest.approx(
+        4 * 0.021
+    ) and halved.communication_s == pytest.approx(0.042)
 
 
 def test_a_micro_batch_between_two_is_on_their_line_and_said() -> None:
     held = basis(profile(run(1, 4), step_time=0.06), profile(run(1, 12), step_time=0.14))
     found = held.forecast(ALONE)
-    assert found.prediction is not None and found.extrapolated == ("micro-batch 8, measured at 4, 12",)
+    assert found.prediction is not None and found.extrapolated == (
+        "micro-batch 8, measured at 4, 12",
+    )
     assert found.prediction.step_s == pytest.approx(0.1, rel=0.1)
 
 
 @pytest.mark.parametrize(("asked", "least"), [(4, 0.05), (24, 0.3)])
-def test_beyond_what_was_measured_times_shrink_at_most_in_proportion(asked: int, least: float) -> None:
+def test_beyond_what_was_measured_times_shrink_at_most_in_proportion(
+    asked: int, least: float
+) -> None:
     # 8 samples take 100 ms and 16 take 300 ms: on that line 4 would take none.
     held = basis(profile(ALONE, step_time=0.1), profile(run(1, 16), step_time=0.3))
     found = held.forecast(run(1, asked)).prediction
@@ -69,7 +80,9 @@ def test_world_sizes_beyond_the_calibrated_are_a_ring_of_its_links() -> None:
     found = basis(still(profile(ALONE, phases=QUIET))).forecast(run(8, 64))
     # Of 1 ms and 100 MB/s between two: messages of half a millisecond, links of 100 MB/s.
     one = 14 * 0.0005 + 2 * 7 / 8 * 6e6 / 1e8
-    assert found.prediction is not None and found.extrapolated == ("8 ranks by a ring of the links between 2",)
+    assert found.prediction is not None and found.extrapolated == (
+        "8 ranks by a ring of the links between 2",
+    )
     assert found.prediction.exposed_s == pytest.approx(one, rel=0.1)
 
 
@@ -80,7 +93,11 @@ def test_world_sizes_beyond_the_calibrated_are_a_ring_of_its_links() -> None:
         (basis(record(ALONE)), PAIR, "tell no gradients"),
         (basis(profile(run(1, 8, precision="bf16"))), PAIR, "no record on one rank"),
         (basis(profile(ALONE), sizes=()), PAIR, "lab calibrate"),
-        (basis(profile(ALONE)), run(2, 16, strategy="vanilla_data_parallel"), "does not know strategy"),
+        (
+            basis(profile(ALONE)),
+            run(2, 16, strategy="vanilla_data_parallel"),
+            "does not know strategy",
+        ),
     ],
 )
 def test_what_is_missing_is_said(held: Basis, asked: lab.Run, missing: str) -> None:
@@ -88,16 +105,24 @@ def test_what_is_missing_is_said(held: Basis, asked: lab.Run, missing: str) -> N
     assert found.prediction is None and missing in found.missing
 
 
-@pytest.mark.parametrize("strategy", ["naive_ddp", "zero1", "fsdp", "tensor_parallel", "pipeline_parallel"])
+@pytest.mark.parametrize(
+    "strategy", ["naive_ddp", "zero1", "fsdp", "tensor_parallel", "pipeline_parallel"]
+)
 def test_every_strategy_is_predicted(strategy: str) -> None:
     found = basis(profile(ALONE)).forecast(run(2, 16, strategy=strategy))
-    assert found.prediction is not None and found.prediction.step_s > 0 and found.prediction.communication_s > 0
+    assert (
+        found.prediction is not None
+        and found.prediction.step_s > 0
+        and found.prediction.communication_s > 0
+    )
     assert found.memory_bytes is not None
 
 
 def test_memory_is_that_of_a_measured_run_and_the_counted_difference() -> None:
     held = basis(profile(ALONE))
-    alone, sharded, larger = (held.memory(asked) for asked in (ALONE, run(2, 16, strategy="zero1"), run(1, 64)))
+    alone, sharded, larger = (
+        held.memory(asked) for asked in (ALONE, run(2, 16, strategy="zero1"), run(1, 64))
+    )
     assert alone == 400_000_000 and sharded and larger
     assert larger > alone
     full = held.memory(run(2, 16, strategy="ddp"))
@@ -116,21 +141,27 @@ def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Study:
 def measure(asked: Study, nth: int, step_time: float, *, started: datetime) -> None:
     """Write the record of a run that started then."""
     task = asked.tasks[nth]
-    done = record(task.run, step_time=step_time).model_copy(update={"started_at": started.isoformat()})
+    done = record(task.run, step_time=step_time).model_copy(
+        update={"started_at": started.isoformat()}
+    )
     write_record(done, Store(asked.out).folder(task))
 
 
 def test_predictions_are_frozen_once_and_scored_when_measured(asked: Study) -> None:
     frozen = freeze(asked)
     assert {one.run_id for one in frozen} == {run(2, 8).id, PAIR.id} and freeze(asked) == []
-    assert predictions(asked) == sorted(frozen, key=lambda one: one.frozen_at) and scores(asked) == []
+    assert (
+        predictions(asked) == sorted(frozen, key=lambda one: one.frozen_at) and scores(asked) == []
+    )
     assert "none of their runs" in predictions_of(asked)
     expected = next(one for one in frozen if one.run_id == PAIR.id).step_s
     measure(asked, 2, expected * 1.25, started=datetime.now(UTC))
     (score,) = scores(asked)
     assert score.error == pytest.approx(-0.2) and error_so_far(asked) == pytest.approx(0.2)
     assert score.memory_error is not None and score.frozen.run_id == PAIR.id
-    assert "over 1 run: 20.0 %, -20.0% at worst" in predictions_of(asked) and len(section(asked)) == 2
+    assert (
+        "over 1 run: 20.0 %, -20.0% at worst" in predictions_of(asked) and len(section(asked)) == 2
+    )
     assert freeze(asked) == []
 
 
@@ -153,14 +184,22 @@ def test_measuring_anew_is_predicted_anew(asked: Study) -> None:
 
 def test_studies_are_predicted_beyond_the_machine(asked: Study) -> None:
     found = lab.predict(asked, world_sizes=[1, 2, 4, 16, 4096])
-    sizes = [(one.world_size, one.forecast.run.world_size) for one in found.of if one.forecast.run.global_batch_size == 8]
+    sizes = [
+        (one.world_size, one.forecast.run.world_size)
+        for one in found.of
+        if one.forecast.run.global_batch_size == 8
+    ]
     assert sizes[:3] == [(1, 1), (2, 2), (4, 4)]
-    assert all("cannot be divided" in one.forecast.missing for one in found.of if one.world_size == 4096)
+    assert all(
+        "cannot be divided" in one.forecast.missing for one in found.of if one.world_size == 4096
+    )
     alone = found.of[0]
     assert alone.speedup == 1.0 and alone.measured_s == pytest.approx(0.1)
     pair = found.of[1]
     assert pair.forecast.prediction and alone.forecast.prediction
-    assert pair.speedup == pytest.approx(alone.forecast.prediction.step_s / pair.forecast.prediction.step_s)
+    assert pair.speedup == pytest.approx(
+        alone.forecast.prediction.step_s / pair.forecast.prediction.step_s
+    )
     assert len(found.table()) == len(found.of) == len(found.content()["runs"])
     with pytest.raises(InputError, match="divide"):
         lab.predict(asked, world_sizes=[3])
@@ -175,7 +214,14 @@ def test_weak_scaling_grows_with_the_ranks(tmp_path: Path) -> None:
 
 
 def test_a_described_machine_needs_no_measurement(tmp_path: Path) -> None:
-    gpt = {"kind": "gpt", "layers": 12, "heads": 12, "width": 768, "block_size": 1024, "vocab_size": 50257}
+    gpt = {
+        "kind": "gpt",
+        "layers": 12,
+        "heads": 12,
+        "width": 768,
+        "block_size": 1024,
+        "vocab_size": 50257,
+    }
     there = study(tmp_path, [run(1, 4096, model=gpt, precision="bf16", grad_accum=256)])
     found = lab.predict(there, machine="h100x8", world_sizes=[8, 4096])
     near, far = found.of

@@ -16,15 +16,27 @@ MEASURED = Path(__file__).parents[2] / "fixtures" / "tables" / "nccl_all_reduce.
 
 def test_names_and_defaults() -> None:
     found = machine("h100")
-    assert (found.gpu.name, found.gpus_per_node, found.inner.name, found.outer.name) == ("h100", 8, "nvlink4", "infiniband-ndr")
+    assert (found.gpu.name, found.gpus_per_node, found.inner.name, found.outer.name) == (
+        "h100",
+        8,
+        "nvlink4",
+        "infiniband-ndr",
+    )
     given = machine("A100x4:pcie4:ethernet-25g")
-    assert (given.gpus_per_node, given.inner.name, given.outer.bytes_per_s) == (4, "pcie4", 25e9 / 8)
+    assert (given.gpus_per_node, given.inner.name, given.outer.bytes_per_s) == (
+        4,
+        "pcie4",
+        25e9 / 8,
+    )
     assert "datasheet" in given.description
-    assert all(gpu.link in LINKS and gpu.source for gpu in GPUS.values()) and all(link.source for link in LINKS.values())
+    assert all(gpu.link in LINKS and gpu.source for gpu in GPUS.values()) and all(
+        link.source for link in LINKS.values()
+    )
 
 
 @pytest.mark.parametrize(
-    ("text", "said"), [("h10", "h100"), ("h100:nvlink44", "nvlink4"), ("h100x0", "0 GPUs"), ("a b", "no machine")]
+    ("text", "said"),
+    [("h10", "h100"), ("h100:nvlink44", "nvlink4"), ("h100x0", "0 GPUs"), ("a b", "no machine")],
 )
 def test_what_is_not_known_is_refused(text: str, said: str) -> None:
     with pytest.raises(InputError, match=said):
@@ -35,7 +47,9 @@ def test_eight_a100_reduce_as_measured() -> None:
     table = pd.read_csv(MEASURED, comment="#")
     links = machine("a100x8").links(Layout(data=8))
     for size, measured in zip(table["message_mib"], table["a100_x8"], strict=True):
-        assert links.data("all_reduce", size * 2**20) == pytest.approx(measured / 1e6, rel=0.6 if size < 256 else 0.1)
+        assert links.data("all_reduce", size * 2**20) == pytest.approx(
+            measured / 1e6, rel=0.6 if size < 256 else 0.1
+        )
 
 
 def test_nodes_add_a_level() -> None:

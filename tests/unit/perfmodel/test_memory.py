@@ -7,10 +7,18 @@ import pytest
 from lab.config.models import GPT
 from lab.perfmodel.flops import gpt_parameters
 from lab.perfmodel.layout import Layout
-from lab.perfmodel.memory import FP32, bytes_moved, rank_memory, state_memory, transformer_activations
+from lab.perfmodel.memory import (
+    FP32,
+    bytes_moved,
+    rank_memory,
+    state_memory,
+    transformer_activations,
+)
 
 
-@pytest.mark.parametrize(("sharing", "gigabytes"), [("ddp", 120), ("zero1", 31.4), ("zero2", 16.6), ("fsdp", 1.9)])
+@pytest.mark.parametrize(
+    ("sharing", "gigabytes"), [("ddp", 120), ("zero1", 31.4), ("zero2", 16.6), ("fsdp", 1.9)]
+)
 def test_zero_on_64_ranks(sharing: str, gigabytes: float) -> None:
     """Rajbhandari et al. (2020), figure 1: 7.5 B parameters, 64 ranks."""
     found = state_memory(7.5e9, sharing=sharing, ranks=64)  # type: ignore[arg-type]
@@ -43,7 +51,9 @@ def test_memory_of_layouts() -> None:
     assert halves.total == 8e9 + 4e9
     stages = rank_memory(1e9, Layout(pipeline=4), activation_bytes=8e9, grad_accum=8)
     assert stages.weights == 1e9 and stages.activations == 8e9
-    assert rank_memory(1e9, Layout(pipeline=4), activation_bytes=8e9, grad_accum=1).activations == 2e9
+    assert (
+        rank_memory(1e9, Layout(pipeline=4), activation_bytes=8e9, grad_accum=1).activations == 2e9
+    )
     sharded = rank_memory(1e9, Layout(sharing="fsdp", data=4), state=FP32, largest_unit=1e8)
     assert sharded.total == 4e9 + 2e8
 

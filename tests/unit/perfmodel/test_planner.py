@@ -32,7 +32,10 @@ def test_a_small_model_stays_data_parallel() -> None:
     steps = [ranked.prediction.step_s for ranked in plan.ranked]
     assert steps == sorted(steps)
     assert "The second (" in plan.why_second()
-    assert first.candidate.micro_batch * first.candidate.grad_accum * first.candidate.layout.data == 512
+    assert (
+        first.candidate.micro_batch * first.candidate.grad_accum * first.candidate.layout.data
+        == 512
+    )
 
 
 def test_what_cannot_fit_is_refused() -> None:
@@ -57,14 +60,20 @@ def test_the_space_is_searched_whole_and_said() -> None:
     space = Space(12, 2 * 1024 * 768, tensor=(1, 2), precisions=("bf16", "fp32"))
     found = search(SMALL, "h100x8", 8, 64, tensor=(1, 2), precisions=("bf16", "fp32"))
     assert found.searched == len(set(space.candidates(8, 64))) == len(list(space.candidates(8, 64)))
-    assert "ddp, zero1, fsdp; tensor x1, x2" in space.description and "bf16, fp32" in space.description
+    assert (
+        "ddp, zero1, fsdp; tensor x1, x2" in space.description and "bf16, fp32" in space.description
+    )
     assert found.least_bytes <= min(ranked.memory_bytes for ranked in found.ranked)
 
 
 def test_merged_buckets_keep_bytes_and_messages() -> None:
     buckets = [Bucket(float(nth), 10) for nth in range(1, 101)]
     found = merged(buckets, 16)
-    assert len(found) == 16 and sum(b.bytes for b in found) == 1000 and sum(b.messages for b in found) == 100
+    assert (
+        len(found) == 16
+        and sum(b.bytes for b in found) == 1000
+        and sum(b.messages for b in found) == 100
+    )
     assert found[-1].ready_s == 100.0
     assert merged(buckets[:3], 16) == tuple(buckets[:3])
 
@@ -74,6 +83,8 @@ def test_a_described_profile_reaches_its_share_of_the_peak(precision: str) -> No
     described = Described(SMALL, 50257, machine("a100"))
     profile = described.profile(micro_batch=8, precision=precision)
     flops = 8 * 1024 * (6 * 123_653_376 + 12 * 12 * 1024 * 768)
-    assert flops / (profile.forward_s + profile.backward_s) == pytest.approx(0.45 * described.machine.gpu.flops[precision])
+    assert flops / (profile.forward_s + profile.backward_s) == pytest.approx(
+        0.45 * described.machine.gpu.flops[precision]
+    )
     assert profile.gradient_bytes == described.parameters * (2 if precision == "bf16" else 4)
     assert profile.gradients[-1].ready_s == profile.backward_s

@@ -13,7 +13,14 @@ from lab.config.study import Study
 from lab.errors import LabError
 from lab.records.store import Store, write_record
 
-GPT2 = {"kind": "gpt", "layers": 12, "heads": 12, "width": 768, "block_size": 1024, "vocab_size": 50257}
+GPT2 = {
+    "kind": "gpt",
+    "layers": 12,
+    "heads": 12,
+    "width": 768,
+    "block_size": 1024,
+    "vocab_size": 50257,
+}
 
 
 @pytest.fixture
@@ -44,9 +51,14 @@ def test_measured_clusters_are_searched_over_what_the_lab_can_run(measured: Stud
     assert all(r.prediction.step_s > steps[0] for r in recomputed)
 
 
-def test_what_cannot_fit_is_refused_with_what_it_needs(measured: Study, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_fit_is_refused_with_what_it_needs(
+    measured: Study, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(Cluster, "memory_bytes_per_rank", property(lambda self: 10**8))
-    with pytest.raises(LabError, match=r"nothing fits: of \d+ ways the smallest needs 0\.\d+ GB of a rank that has 0\.1 GB"):
+    with pytest.raises(
+        LabError,
+        match=r"nothing fits: of \d+ ways the smallest needs 0\.\d+ GB of a rank that has 0\.1 GB",
+    ):
         lab.best_plans(measured, cluster())
 
 

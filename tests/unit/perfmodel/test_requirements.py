@@ -16,14 +16,22 @@ PROFILE = Profile(2.0, 4.0, 1.0, tuple(Bucket(float(nth), 2**20) for nth in rang
 
 
 def test_state_is_that_of_adamw_in_fp32_shared_as_the_strategy_does() -> None:
-    ddp, zero1, fsdp = (memory_of(run(4, 32, strategy=name, **MINI)) for name in ("ddp", "zero1", "fsdp"))
+    ddp, zero1, fsdp = (
+        memory_of(run(4, 32, strategy=name, **MINI)) for name in ("ddp", "zero1", "fsdp")
+    )
     assert (ddp.weights, ddp.gradients, ddp.optimizer) == (4 * SIZE, 4 * SIZE, 8 * SIZE)
     assert zero1.optimizer == ddp.optimizer / 4 and zero1.weights == ddp.weights
-    assert fsdp.weights == ddp.weights / 4 and fsdp.optimizer == ddp.optimizer / 4 and fsdp.gathered > 0
+    assert (
+        fsdp.weights == ddp.weights / 4
+        and fsdp.optimizer == ddp.optimizer / 4
+        and fsdp.gathered > 0
+    )
 
 
 def test_gradients_that_come_and_go_share_room_with_activations() -> None:
-    alone, lasting = (memory_of(run(1, 8, strategy="single", grad_accum=accum, **MINI)) for accum in (1, 2))
+    alone, lasting = (
+        memory_of(run(1, 8, strategy="single", grad_accum=accum, **MINI)) for accum in (1, 2)
+    )
     assert alone.gradients == 0 and lasting.gradients == 4 * SIZE
     assert memory_of(run(1, 1, strategy="single", **MINI)).activations >= 4 * SIZE
 
@@ -55,14 +63,24 @@ def test_what_is_sent_at_a_time(fields: dict[str, object], sizes: list[int]) -> 
 
 
 def test_layouts_of_split_models() -> None:
-    tensor, pipeline = (layout_of(run(2, 8, strategy=f"{name}_parallel", **MINI)) for name in ("tensor", "pipeline"))
+    tensor, pipeline = (
+        layout_of(run(2, 8, strategy=f"{name}_parallel", **MINI)) for name in ("tensor", "pipeline")
+    )
     assert (tensor.tensor, tensor.pipeline, tensor.activation_bytes) == (2, 1, 4 * 8 * 256 * 384)
-    assert (pipeline.tensor, pipeline.pipeline) == (1, 2) and pipeline.activation_bytes == tensor.activation_bytes / 2
+    assert (pipeline.tensor, pipeline.pipeline) == (
+        1,
+        2,
+    ) and pipeline.activation_bytes == tensor.activation_bytes / 2
     assert in_passes(PROFILE, 4).step_s(4) == pytest.approx(PROFILE.step_s())
 
 
 @pytest.mark.parametrize(
-    "fields", [{"compression": "powersgd"}, {"strategy": "fsdp", "shard_size": 2}, {"strategy": "vanilla_data_parallel"}]
+    "fields",
+    [
+        {"compression": "powersgd"},
+        {"strategy": "fsdp", "shard_size": 2},
+        {"strategy": "vanilla_data_parallel"},
+    ],
 )
 def test_what_the_step_model_does_not_know_is_said(fields: dict[str, object]) -> None:
     with pytest.raises(LabError, match="does not know"):

@@ -6,7 +6,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lab.perfmodel.collectives import ALGORITHMS, Collective, Level, collective_seconds, nodes_of, on_levels, ring_all_reduce_time
+from lab.perfmodel.collectives import (
+    ALGORITHMS,
+    Collective,
+    Level,
+    collective_seconds,
+    nodes_of,
+    on_levels,
+    ring_all_reduce_time,
+)
 from lab.perfmodel.layout import Bucket, Layout, Links, Profile, buckets_of
 from lab.perfmodel.replay import Contention, Work, alone, covered, replay
 from lab.perfmodel.simulate import Conditions, Prediction, predict, slowest_of
@@ -25,7 +33,10 @@ def fixed(seconds: float) -> Links:
 
 
 PROFILE = Profile(
-    forward_s=2.0, backward_s=4.0, optimizer_s=1.0, gradients=(Bucket(1.0, 100), Bucket(2.0, 100), Bucket(4.0, 200))
+    forward_s=2.0,
+    backward_s=4.0,
+    optimizer_s=1.0,
+    gradients=(Bucket(1.0, 100), Bucket(2.0, 100), Bucket(4.0, 200)),
 )
 
 
@@ -45,7 +56,11 @@ def test_buckets_hide_behind_the_backward_pass() -> None:
     assert found.step_s == pytest.approx(8.5)
     assert found.communication_s == pytest.approx(4.5) and found.exposed_s == pytest.approx(1.5)
     assert found.limit == "exposed_communication"
-    assert [event.name for event in found.events if event.name.startswith("bucket")] == ["bucket 0", "bucket 1", "bucket 2"]
+    assert [event.name for event in found.events if event.name.startswith("bucket")] == [
+        "bucket 0",
+        "bucket 1",
+        "bucket 2",
+    ]
     assert sum(found.parts.values()) == pytest.approx(found.step_s)
 
 
@@ -84,11 +99,15 @@ def test_tensor_parallelism_sums_twice_per_layer_and_direction() -> None:
 
 def test_accumulation_sends_once() -> None:
     found = step("ddp", fixed(1.5), grad_accum=3)
-    assert found.step_s == pytest.approx(2 * 6.0 + 8.5) and found.communication_s == pytest.approx(4.5)
+    assert found.step_s == pytest.approx(2 * 6.0 + 8.5) and found.communication_s == pytest.approx(
+        4.5
+    )
 
 
 def test_shared_cores_slow_both() -> None:
-    spans = replay([Work("a", "device", 4.0), Work("b", "link", 1.0)], Contention(device=2.0, link=2.0))
+    spans = replay(
+        [Work("a", "device", 4.0), Work("b", "link", 1.0)], Contention(device=2.0, link=2.0)
+    )
     assert [span.end for span in spans] == [5.0, 2.0]
     assert covered(spans) == 5.0 and alone(spans) == 0.0
     found = step("ddp", fixed(1.5), conditions=Conditions(Contention(1.5, 1.2)))
@@ -98,12 +117,14 @@ def test_shared_cores_slow_both() -> None:
 
 def test_ranks_that_compute_beside_each_other_slow_compute_and_not_the_link() -> None:
     crowded = Conditions(Contention(neighbours=1.5))
-    assert step("ddp", fixed(0.0), conditions=crowded).step_s == pytest.approx(1.5 * step("ddp", fixed(0.0)).step_s)
+    assert step("ddp", fixed(0.0), conditions=crowded).step_s == pytest.approx(
+        1.5 * step("ddp", fixed(0.0)).step_s
+    )
     found = step("naive_ddp", fixed(1.5), conditions=crowded)
     assert found.exposed_s == pytest.approx(step("naive_ddp", fixed(1.5)).exposed_s)
-    assert predict(PROFILE, (), Layout(sharing="single"), fixed(0.0), conditions=crowded).step_s == pytest.approx(
-        PROFILE.step_s()
-    )
+    assert predict(
+        PROFILE, (), Layout(sharing="single"), fixed(0.0), conditions=crowded
+    ).step_s == pytest.approx(PROFILE.step_s())
 
 
 def test_work_that_waits_for_itself_is_refused() -> None:
@@ -128,12 +149,18 @@ def test_buckets_as_ddp_makes_them() -> None:
 
 
 def test_collectives_by_hand() -> None:
-    assert collective_seconds("all_reduce", 1e9, [Level(4, 1e-5, 1e9)], "ring") == pytest.approx(1.5 + 6e-5)
-    assert collective_seconds("all_reduce", 1e9, [Level(4, 1e-5, 1e9)], "tree") == pytest.approx(2.0 + 4e-5)
+    assert collective_seconds("all_reduce", 1e9, [Level(4, 1e-5, 1e9)], "ring") == pytest.approx(
+        1.5 + 6e-5
+    )
+    assert collective_seconds("all_reduce", 1e9, [Level(4, 1e-5, 1e9)], "tree") == pytest.approx(
+        2.0 + 4e-5
+    )
     two = nodes_of(16, 8, Level(0, 0.0, 100e9), Level(0, 0.0, 25e9))
     assert [level.parts for level in two] == [8, 2]
     # Inside 2 x 7/8 of the bytes at 100 GB/s, between the nodes all of them at 25 GB/s.
-    assert collective_seconds("all_reduce", 1e9, two, "hierarchical") == pytest.approx(1.75e-2 + 4e-2)
+    assert collective_seconds("all_reduce", 1e9, two, "hierarchical") == pytest.approx(
+        1.75e-2 + 4e-2
+    )
     assert collective_seconds("all_reduce", 1e9, two, "ring") == pytest.approx(2 * 15 / 16 / 25)
     assert collective_seconds("all_reduce", 1e9, [Level(1, 1.0, 1.0)]) == 0.0
     with pytest.raises(ValueError, match="ring, tree"):
@@ -141,10 +168,14 @@ def test_collectives_by_hand() -> None:
 
 
 @given(st.floats(1, 1e12), st.integers(1, 512), st.integers(1, 8), st.floats(0, 1e-3))
-def test_the_fastest_is_no_slower_than_any(size: float, nodes: int, inside: int, alpha: float) -> None:
+def test_the_fastest_is_no_slower_than_any(
+    size: float, nodes: int, inside: int, alpha: float
+) -> None:
     levels = (Level(inside, alpha, 1e11), Level(nodes, alpha, 1e10))
     fastest = collective_seconds("all_reduce", size, levels)
-    assert all(fastest <= collective_seconds("all_reduce", size, levels, name) for name in ALGORITHMS)
+    assert all(
+        fastest <= collective_seconds("all_reduce", size, levels, name) for name in ALGORITHMS
+    )
 
 
 times = st.floats(0.001, 10.0)
@@ -160,12 +191,21 @@ times = st.floats(0.001, 10.0)
     st.sampled_from(["naive_ddp", "ddp", "zero1", "fsdp"]),
 )
 def test_any_step_lies_between_its_bounds(
-    backward: float, gradients: list[tuple[float, int]], ranks: int, rate: float, slow: float, sharing: str
+    backward: float,
+    gradients: list[tuple[float, int]],
+    ranks: int,
+    rate: float,
+    slow: float,
+    sharing: str,
 ) -> None:
     buckets = tuple(Bucket(share * backward, size) for share, size in sorted(gradients))
     profile = Profile(backward / 2, backward, 0.1 * backward, buckets)
     found = predict(
-        profile, buckets, Layout(sharing=sharing, data=ranks), flat(ranks, rate), conditions=Conditions(Contention(slow, slow))
+        profile,
+        buckets,
+        Layout(sharing=sharing, data=ranks),
+        flat(ranks, rate),
+        conditions=Conditions(Contention(slow, slow)),
     )  # type: ignore[arg-type]
     compute = sum(found.parts[name] for name in ("forward", "backward", "optimizer"))
     assert found.step_s >= compute * (1 - 1e-9)

@@ -42,15 +42,24 @@ def synthetic(**law: float) -> pd.DataFrame:
 
 def test_by_hand() -> None:
     known = {"one_device_step_s": 0.145, "gradient_bytes": 3e9, "world_size": 2}
-    assert predict_step(**known, alpha_s=20e-6, bytes_per_s=6e9) == pytest.approx(0.145 + 0.5 + 40e-6)
-    assert predict_step(**known, allreduce=(20e-6, 6e9)) == predict_step(**known, alpha_s=20e-6, bytes_per_s=6e9)
+    assert predict_step(**known, alpha_s=20e-6, bytes_per_s=6e9) == pytest.approx(
+        0.145 + 0.5 + 40e-6
+    )
+    assert predict_step(**known, allreduce=(20e-6, 6e9)) == predict_step(
+        **known, alpha_s=20e-6, bytes_per_s=6e9
+    )
     assert predict_step(**known, bytes_per_s=6e9, fixed_overhead_s=0.01) == pytest.approx(0.655)
     four = known | {"world_size": 4, "gradient_bytes": 4e8}
     assert predict_step(**four, bytes_per_s=6e9, overlap=0.5) == pytest.approx(0.145 + 0.05)
     # All of it hides, but no further than two thirds of the step reach.
     assert predict_step(**known, bytes_per_s=6e9, overlap=1.0) == pytest.approx(0.145 / 3 + 0.5)
-    assert predict_step(**four | {"gradient_bytes": 3e8}, bytes_per_s=6e9, overlap=1.0) == pytest.approx(0.145)
-    assert predict_step(one_device_step_s=0.1, gradient_bytes=1e9, world_size=1, bytes_per_s=1.0) == 0.1
+    assert predict_step(
+        **four | {"gradient_bytes": 3e8}, bytes_per_s=6e9, overlap=1.0
+    ) == pytest.approx(0.145)
+    assert (
+        predict_step(one_device_step_s=0.1, gradient_bytes=1e9, world_size=1, bytes_per_s=1.0)
+        == 0.1
+    )
 
 
 @pytest.mark.parametrize(
@@ -70,12 +79,20 @@ def test_a_table_is_met_where_it_was_measured(table: object) -> None:
 
 def test_impossible_values_are_named() -> None:
     with pytest.raises(InputError, match="one_device_step_s: -1") as found:
-        predict_step(one_device_step_s=-1, gradient_bytes=float("nan"), world_size=2.5, bytes_per_s=1e9, overlap=2)  # type: ignore[arg-type]
+        predict_step(
+            one_device_step_s=-1,
+            gradient_bytes=float("nan"),
+            world_size=2.5,
+            bytes_per_s=1e9,
+            overlap=2,
+        )  # type: ignore[arg-type]
     assert len(found.value.problems) == 4
     with pytest.raises(InputError, match="either it or bytes_per_s"):
         predict_step(one_device_step_s=1, gradient_bytes=1, world_size=2)
     with pytest.raises(InputError, match="holds it already"):
-        predict_step(one_device_step_s=1, gradient_bytes=1, world_size=2, alpha_s=1, allreduce=(1, 1))
+        predict_step(
+            one_device_step_s=1, gradient_bytes=1, world_size=2, alpha_s=1, allreduce=(1, 1)
+        )
     with pytest.raises(InputError, match="pairs of bytes and seconds"):
         predict_step(one_device_step_s=1, gradient_bytes=1, world_size=2, allreduce=[1, 2, 3])
 
@@ -96,7 +113,9 @@ def test_tables_that_cannot_be_fitted_are_refused() -> None:
 
 @pytest.mark.parametrize("column", ["ddp_nvlink_s", "ddp_no_nvlink_s"])
 @pytest.mark.parametrize("chosen", [(0, 1), (0, 3), (0, 4), (1, 3), (1, 4), (2, 3)])
-def test_two_published_rows_tell_the_others_within_two_per_cent(column: str, chosen: tuple[int, int]) -> None:
+def test_two_published_rows_tell_the_others_within_two_per_cent(
+    column: str, chosen: tuple[int, int]
+) -> None:
     rows = published(column)
     law = lab.fit(rows.iloc[list(chosen)])
     others = rows.drop(index=list(chosen))
@@ -124,10 +143,17 @@ def test_known_unknowns_are_found(overlap: float) -> None:
     overlap=st.floats(0, 0.9),
     chosen=st.lists(st.integers(0, 11), min_size=2, max_size=12, unique=True),
 )
-def test_whatever_the_rows_the_law_is_possible_and_explains_them(chosen: list[int], **truth: float) -> None:
+def test_whatever_the_rows_the_law_is_possible_and_explains_them(
+    chosen: list[int], **truth: float
+) -> None:
     rows = synthetic(**truth)
     law = fit(rows.iloc[chosen])
-    assert law.bytes_per_s > 0 and law.alpha_s >= 0 and 0 <= law.overlap <= 1 and law.fixed_overhead_s >= 0
+    assert (
+        law.bytes_per_s > 0
+        and law.alpha_s >= 0
+        and 0 <= law.overlap <= 1
+        and law.fixed_overhead_s >= 0
+    )
     assert law.largest_relative_error < 0.05
     predicted = law.predict(rows)
     assert (predicted >= rows["one_device_step_s"] * (1 - 1e-9)).all()
@@ -145,9 +171,15 @@ def test_predictions_keep_the_order_of_the_rows() -> None:
 
 def test_one_rank_and_optional_columns() -> None:
     rows = synthetic(bytes_per_s=1e9).assign(backward_s=0.03, messages=4, step_std_s=0.001)
-    law = fit(pd.concat([rows, rows.iloc[:1].assign(world_size=1, step_s=rows["one_device_step_s"].iloc[0])]))
+    law = fit(
+        pd.concat(
+            [rows, rows.iloc[:1].assign(world_size=1, step_s=rows["one_device_step_s"].iloc[0])]
+        )
+    )
     assert law.rows == len(rows)
-    assert law.predict(rows.iloc[:1].assign(world_size=1)) == pytest.approx(rows["one_device_step_s"].iloc[0])
+    assert law.predict(rows.iloc[:1].assign(world_size=1)) == pytest.approx(
+        rows["one_device_step_s"].iloc[0]
+    )
 
 
 def strong_scaling(how: str) -> pd.DataFrame:

@@ -11,7 +11,9 @@ from lab.records import provenance
 
 def git(folder: Path, *arguments: str) -> str:
     name = ["-c", "user.name=A", "-c", "user.email=a@example.org", "-c", "commit.gpgsign=false"]
-    return subprocess.run(["git", *name, *arguments], cwd=folder, capture_output=True, text=True, check=True).stdout.strip()
+    return subprocess.run(
+        ["git", *name, *arguments], cwd=folder, capture_output=True, text=True, check=True
+    ).stdout.strip()
 
 
 @pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
@@ -34,7 +36,9 @@ def test_without_git_nothing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     assert provenance.git_state() == (None, None)
 
 
-def test_a_copy_of_the_code_keeps_its_commit_and_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_copy_of_the_code_keeps_its_commit_and_is_made_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "lab").mkdir()
     (tmp_path / "lab" / "__init__.py").write_text("one")
     monkeypatch.setattr(provenance, "ROOT", tmp_path)

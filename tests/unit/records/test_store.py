@@ -53,8 +53,13 @@ def test_table_has_a_row_per_repeat_and_nothing_invented(make_study: StudyMaker)
     for task in study.tasks[:3]:
         write_record(record(task.run, task.repeat, step_time=0.2), store.folder(task))
     table = lab.table(study)
-    assert list(zip(table["run_id"], table["repeat"], strict=True)) == [(t.run.id, t.repeat) for t in study.tasks[:3]]
-    assert table["communication_time"].isna().all() and table["exposed_communication_time"].isna().all()
+    assert list(zip(table["run_id"], table["repeat"], strict=True)) == [
+        (t.run.id, t.repeat) for t in study.tasks[:3]
+    ]
+    assert (
+        table["communication_time"].isna().all()
+        and table["exposed_communication_time"].isna().all()
+    )
     assert table["step_time"].tolist() == pytest.approx([0.2] * 3, rel=0.2)
     pd.testing.assert_frame_equal(
         lab.table(study.folder).sort_values(["run_id", "repeat"], ignore_index=True),

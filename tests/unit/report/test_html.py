@@ -29,8 +29,18 @@ EXPORTER = LabHTMLExporter()
 
 def display(metadata: dict[str, Any] | None = None, **data: str) -> NotebookNode:
     """A display output; keywords are short names of its forms."""
-    kinds = {"svg": "image/svg+xml", "png": "image/png", "html": "text/html", "text": "text/plain", "latex": "text/latex"}
-    return new_output("display_data", data={kinds[name]: value for name, value in data.items()}, metadata=metadata or {})
+    kinds = {
+        "svg": "image/svg+xml",
+        "png": "image/png",
+        "html": "text/html",
+        "text": "text/plain",
+        "latex": "text/latex",
+    }
+    return new_output(
+        "display_data",
+        data={kinds[name]: value for name, value in data.items()},
+        metadata=metadata or {},
+    )
 
 
 def code(*outputs: NotebookNode, source: str = "x = 1", tags: tuple[str, ...] = ()) -> NotebookNode:
@@ -64,7 +74,9 @@ def test_page_asks_for_nothing_and_runs_only_its_own_script() -> None:
 
 
 def test_same_notebook_gives_same_bytes() -> None:
-    nb = notebook("# T\n$x^2$", code(display(svg=SVG), new_output("stream", name="stdout", text="a")))
+    nb = notebook(
+        "# T\n$x^2$", code(display(svg=SVG), new_output("stream", name="stdout", text="a"))
+    )
     first = LabHTMLExporter().from_notebook_node(nb)[0]
     for cell in nb.cells:
         cell.id = f"other-{cell.id}"[:60]
@@ -90,7 +102,9 @@ def test_math_becomes_mathml() -> None:
 def test_name_of_a_function_is_spaced() -> None:
     math = page(r"$O(n\log n)$").find("math")
     log = math.find("mi", string="log")  # type: ignore[union-attr]
-    assert log.parent.find_previous_sibling().name == log.parent.find_next_sibling().name == "mspace"  # type: ignore[union-attr]
+    assert (
+        log.parent.find_previous_sibling().name == log.parent.find_next_sibling().name == "mspace"
+    )  # type: ignore[union-attr]
 
 
 def test_math_font_holds_the_glyphs_in_use_and_the_math_table() -> None:
@@ -117,9 +131,13 @@ def test_contents_follow_the_headings() -> None:
     nav = soup.find("nav")
     assert nav
     links = nav.find_all("a")
-    assert [link.get_text() for link in links[:2]] == ["One", "Inner code"] and links[2].find("math")
+    assert [link.get_text() for link in links[:2]] == ["One", "Inner code"] and links[2].find(
+        "math"
+    )
     assert [len(link.find_parents("ol")) for link in links] == [1, 2, 1, 2, 3]
-    assert all(soup.find(id=str(link["href"])[1:]) for link in links if "$" not in str(link["href"]))
+    assert all(
+        soup.find(id=str(link["href"])[1:]) for link in links if "$" not in str(link["href"])
+    )
     assert not page("# Only a title").find("nav")
 
 
@@ -127,19 +145,33 @@ def test_heading_ids_are_those_of_jupyter_and_unique() -> None:
     soup = page(
         "# A b\n\n## Same\n\n## Same\n\n## Same-2\n\n[one](#same) [two](#Same-2) [three](#a-b) [none](#nowhere) [empty]()"
     )
-    assert [heading["id"] for heading in soup.find_all(["h1", "h2"])] == ["A-b", "Same", "Same-2", "Same-2-2"]
+    assert [heading["id"] for heading in soup.find_all(["h1", "h2"])] == [
+        "A-b",
+        "Same",
+        "Same-2",
+        "Same-2-2",
+    ]
     main = soup.find("main")
     assert main and [link["href"] for link in main.find_all("a")] == ["#Same", "#Same-2", "#A-b"]
     assert "none empty" in main.get_text()
 
 
 def test_title_authors_and_language() -> None:
-    soup = page("# A *first* heading", title="From metadata", authors=[{"name": "Ada"}, "Grace"], lang="de")
-    assert soup.title and soup.title.string == "From metadata" and soup.html and soup.html["lang"] == "de"
+    soup = page(
+        "# A *first* heading", title="From metadata", authors=[{"name": "Ada"}, "Grace"], lang="de"
+    )
+    assert (
+        soup.title
+        and soup.title.string == "From metadata"
+        and soup.html
+        and soup.html["lang"] == "de"
+    )
     assert [heading.get_text() for heading in soup.find_all("h1")] == ["A first heading"]
     assert soup.select(".byline")[0].get_text() == "Ada, Grace"
     assert page("# A *first* heading").title.get_text() == "A first heading"  # type: ignore[union-attr]
-    assert [heading.get_text() for heading in page("Text.", title="Given").find_all("h1")] == ["Given"]
+    assert [heading.get_text() for heading in page("Text.", title="Given").find_all("h1")] == [
+        "Given"
+    ]
     assert page("Text.").title.get_text() == "file"  # type: ignore[union-attr]
 
 
@@ -151,19 +183,29 @@ def test_tags_hide_code_outputs_and_cells() -> None:
         code(stream, source="alone = 3", tags=("hide-output",)),
         code(stream, source="gone = 4", tags=("remove-cell",)),
     )
-    assert [pre.get_text().strip() for pre in soup.select("details.code[open] > pre")] == ["shown = 1", "alone = 3"]
+    assert [pre.get_text().strip() for pre in soup.select("details.code[open] > pre")] == [
+        "shown = 1",
+        "alone = 3",
+    ]
     assert len(soup.select("pre.output")) == 2
 
 
 def test_figures_are_svg_with_alt_text_and_caption() -> None:
     told = {"image/svg+xml": {"alt": 'Speedup "rises"', "caption": "Figure 1. A <b>"}}
     soup = page(
-        "## Curves", code(display(told, svg=SVG, png=PNG, text="<Figure>")), code(display(svg=SVG)), code(display(png=PNG))
+        "## Curves",
+        code(display(told, svg=SVG, png=PNG, text="<Figure>")),
+        code(display(svg=SVG)),
+        code(display(png=PNG)),
     )
     first, second, third = soup.find_all("img")
     assert base64.b64decode(str(first["src"]).partition(",")[2]).decode() == SVG
     assert first["alt"] == 'Speedup "rises"'
-    assert first.parent and first.parent.name == "figure" and first.parent.get_text().strip() == "Figure 1. A <b>"
+    assert (
+        first.parent
+        and first.parent.name == "figure"
+        and first.parent.get_text().strip() == "Figure 1. A <b>"
+    )
     assert second["alt"] == third["alt"] == "Figure in section “Curves”"
     assert str(third["src"]).startswith("data:image/png;base64,")
     assert "<Figure>" not in soup.get_text()
@@ -173,10 +215,16 @@ def test_markdown_images_are_embedded(tmp_path: Path) -> None:
     (tmp_path / "plots").mkdir()
     (tmp_path / "top.svg").write_text(SVG)
     (tmp_path / "plots" / "a b.png").write_bytes(base64.b64decode(PNG))
-    soup = page("![one](../top.svg 'A caption')", "in ![two](a%20b.png) text", folder=tmp_path / "plots")
+    soup = page(
+        "![one](../top.svg 'A caption')", "in ![two](a%20b.png) text", folder=tmp_path / "plots"
+    )
     one, two = soup.find_all("img")
-    assert str(one["src"]).startswith("data:image/svg+xml;base64,") and str(two["src"]).startswith("data:image/png;base64,")
-    assert one.parent and one.parent.name == "figure" and one.parent.get_text().strip() == "A caption"
+    assert str(one["src"]).startswith("data:image/svg+xml;base64,") and str(two["src"]).startswith(
+        "data:image/png;base64,"
+    )
+    assert (
+        one.parent and one.parent.name == "figure" and one.parent.get_text().strip() == "A caption"
+    )
     assert two.parent and two.parent.name == "p"
 
 
@@ -186,7 +234,14 @@ def test_attachment_is_embedded() -> None:
 
 
 @pytest.mark.parametrize(
-    "address", ["missing.png", "https://example.org/a.png", "//example.org/a.png", "attachment:none.png", "a.exe"]
+    "address",
+    [
+        "missing.png",
+        "https://example.org/a.png",
+        "//example.org/a.png",
+        "attachment:none.png",
+        "a.exe",
+    ],
 )
 def test_image_that_cannot_be_embedded_is_named(address: str, tmp_path: Path) -> None:
     (tmp_path / "a.exe").write_text("no image")
@@ -224,15 +279,24 @@ def test_image_that_cannot_be_embedded_is_named(address: str, tmp_path: Path) ->
 )
 @pytest.mark.parametrize("place", ["markdown", "output"])
 def test_nothing_of_a_user_acts_or_asks(attack: str, place: str) -> None:
-    cell = f"Before\n\n{attack}\n\nafter" if place == "markdown" else code(display(html=f"<p>Before</p>{attack}<p>after</p>"))
+    cell = (
+        f"Before\n\n{attack}\n\nafter"
+        if place == "markdown"
+        else code(display(html=f"<p>Before</p>{attack}<p>after</p>"))
+    )
     soup = page(cell)
     main = soup.find("main")
     assert main
     assert not main.find(sorted(sanitize.REMOVED))
     names = {name for tag in main.find_all(True) for name in tag.attrs}
-    assert not {name for name in names if name.startswith("on") or name in {"srcdoc", "action", "poster", "background"}}
+    assert not {
+        name
+        for name in names
+        if name.startswith("on") or name in {"srcdoc", "action", "poster", "background"}
+    }
     assert not re.search(
-        r"javascript:|data:text|@import|url\(|example\.org|alert\(1\)(?!</script>)", re.sub(r"data:image/[^\"]+", "", str(main))
+        r"javascript:|data:text|@import|url\(|example\.org|alert\(1\)(?!</script>)",
+        re.sub(r"data:image/[^\"]+", "", str(main)),
     ) or ("CDATA" in attack and "<script" not in str(main))
     assert "Before" in main.get_text() and "after" in main.get_text()
 
@@ -271,39 +335,86 @@ def test_text_of_a_user_is_literal() -> None:
 def test_pandas_table_aligns_numbers_and_can_be_sorted() -> None:
     import pandas as pd
 
-    frame = pd.DataFrame({"name": ["b", "a"], "time (ms)": [10.5, None], "interval": ["[9.0, 11.2]", "[1, 2]"]})
+    frame = pd.DataFrame(
+        {"name": ["b", "a"], "time (ms)": [10.5, None], "interval": ["[9.0, 11.2]", "[1, 2]"]}
+    )
     soup = page(code(display(html=frame.rename_axis("id").to_html())))
     table = soup.select("div.table-box[tabindex='0'] > table.sortable")[0]
-    assert [cell.get_text() for cell in table.select("thead tr.by th")] == ["id", "name", "time (ms)", "interval"]
-    assert [cell.get_text() for cell in table.select("th.number")] == ["id", "time (ms)", "interval", "0", "1"]
-    assert [cell.get_text() for cell in table.select("td.number")] == ["10.5", "[9.0, 11.2]", "NaN", "[1, 2]"]
+    assert [cell.get_text() for cell in table.select("thead tr.by th")] == [
+        "id",
+        "name",
+        "time (ms)",
+        "interval",
+    ]
+    assert [cell.get_text() for cell in table.select("th.number")] == [
+        "id",
+        "time (ms)",
+        "interval",
+        "0",
+        "1",
+    ]
+    assert [cell.get_text() for cell in table.select("td.number")] == [
+        "10.5",
+        "[9.0, 11.2]",
+        "NaN",
+        "[1, 2]",
+    ]
     assert "border" not in table.attrs
 
 
 def test_what_was_not_measured_leaves_its_column_one_of_numbers() -> None:
-    rows = "".join(f"<tr><td>{name}</td><td>{cell}</td></tr>" for name, cell in (("one", "not measured"), ("two", "1.62")))
-    table = f"<table><thead><tr><th>way</th><th>speedup</th></tr></thead><tbody>{rows}</tbody></table>"
-    assert [cell.get_text() for cell in page(code(display(html=table))).select("td.number")] == ["not measured", "1.62"]
+    rows = "".join(
+        f"<tr><td>{name}</td><td>{cell}</td></tr>"
+        for name, cell in (("one", "not measured"), ("two", "1.62"))
+    )
+    table = (
+        f"<table><thead><tr><th>way</th><th>speedup</th></tr></thead><tbody>{rows}</tbody></table>"
+    )
+    assert [cell.get_text() for cell in page(code(display(html=table))).select("td.number")] == [
+        "not measured",
+        "1.62",
+    ]
 
 
 def test_styled_table_keeps_its_colours_and_no_other_style() -> None:
-    style = (
-        "#T_1_row0_col0 { color: red; background: url(http://x/y); position: fixed } body { display: none } #a, p { color: red }"
+    style = "#T_1_row0_col0 { color: red; background: url(http://x/y); position: fixed } body { display: none } #a, p { color: red }"
+    soup = page(
+        code(
+            display(
+                html=f"<style>{style}</style><table id='T_1'><tr><td id='T_1_row0_col0'>1</td></tr></table>"
+            )
+        )
     )
-    soup = page(code(display(html=f"<style>{style}</style><table id='T_1'><tr><td id='T_1_row0_col0'>1</td></tr></table>")))
     main = soup.find("main")
     assert main and main.find("style").get_text() == "#T_1_row0_col0 { color: red }"  # type: ignore[union-attr]
     assert main.select("table.styled")
 
 
 @pytest.mark.parametrize(
-    "text", ["1", "-1.5", "−2", "1,024", "3.2 ms", "55 %", "2.95×", "1e-6", "5 [4, 6]", "1.0 ± 0.1", "[4, 6]", "5.8 GB/s", ".5"]
+    "text",
+    [
+        "1",
+        "-1.5",
+        "−2",
+        "1,024",
+        "3.2 ms",
+        "55 %",
+        "2.95×",
+        "1e-6",
+        "5 [4, 6]",
+        "1.0 ± 0.1",
+        "[4, 6]",
+        "5.8 GB/s",
+        ".5",
+    ],
 )
 def test_what_is_a_number(text: str) -> None:
     assert tables.NUMBER.fullmatch(text)
 
 
-@pytest.mark.parametrize("text", ["", "ddp", "3f9c2ab", "2.13.0+cpu", "1 of them all", "gpt-2", "2026-01-01", "[a, b]"])
+@pytest.mark.parametrize(
+    "text", ["", "ddp", "3f9c2ab", "2.13.0+cpu", "1 of them all", "gpt-2", "2026-01-01", "[a, b]"]
+)
 def test_what_is_not_a_number(text: str) -> None:
     assert not tables.NUMBER.fullmatch(text)
 
@@ -312,14 +423,26 @@ def widget_notebook() -> NotebookNode:
     states = {
         "bar": {"model_name": "FloatProgressModel", "state": {"value": 3.0}},
         "label": {"model_name": "HTMLModel", "state": {"value": "100%"}},
-        "tqdm": {"model_name": "HBoxModel", "state": {"children": ["IPY_MODEL_label", "IPY_MODEL_bar"]}},
-        "slider": {"model_name": "IntSliderModel", "state": {"description": "Ranks <N>", "value": 4}},
-        "choice": {"model_name": "DropdownModel", "state": {"description": "Model", "index": 1, "_options_labels": ["a", "b"]}},
+        "tqdm": {
+            "model_name": "HBoxModel",
+            "state": {"children": ["IPY_MODEL_label", "IPY_MODEL_bar"]},
+        },
+        "slider": {
+            "model_name": "IntSliderModel",
+            "state": {"description": "Ranks <N>", "value": 4},
+        },
+        "choice": {
+            "model_name": "DropdownModel",
+            "state": {"description": "Model", "index": 1, "_options_labels": ["a", "b"]},
+        },
         "out": {
             "model_name": "OutputModel",
             "state": {"outputs": [{"output_type": "stream", "name": "stdout", "text": "inside"}]},
         },
-        "box": {"model_name": "VBoxModel", "state": {"children": [f"IPY_MODEL_{name}" for name in ("slider", "choice", "out")]}},
+        "box": {
+            "model_name": "VBoxModel",
+            "state": {"children": [f"IPY_MODEL_{name}" for name in ("slider", "choice", "out")]},
+        },
     }
 
     def view(name: str, text: str) -> NotebookNode:
@@ -332,15 +455,27 @@ def widget_notebook() -> NotebookNode:
         view("lost", "IntSlider(value=7)"),
         view("lost", "a: 50%|█ | 1/2"),
     ]
-    state = {"application/vnd.jupyter.widget-state+json": {"state": states, "version_major": 2, "version_minor": 0}}
+    state = {
+        "application/vnd.jupyter.widget-state+json": {
+            "state": states,
+            "version_major": 2,
+            "version_minor": 0,
+        }
+    }
     return notebook(code(*outputs), widgets=state)
 
 
 def test_widgets_become_still() -> None:
     html = LabHTMLExporter().from_notebook_node(widget_notebook())[0]
     soup = BeautifulSoup(str(html), "html.parser")
-    assert [row.get_text(" ") for row in soup.select("table.settings tr")] == ["Ranks <N> 4", "Model b"]
-    assert [pre.get_text().strip() for pre in soup.select("pre.output")] == ["inside", "IntSlider(value=7)"]
+    assert [row.get_text(" ") for row in soup.select("table.settings tr")] == [
+        "Ranks <N> 4",
+        "Model b",
+    ]
+    assert [pre.get_text().strip() for pre in soup.select("pre.output")] == [
+        "inside",
+        "IntSlider(value=7)",
+    ]
     assert "100%" not in soup.get_text()
 
 

@@ -10,7 +10,10 @@ from lab.worker.environment import CpuUse, cpu_use, foreign_cpu
 
 
 def test_others_are_what_the_ranks_did_not_use_themselves() -> None:
-    uses = [("a", CpuUse(wall=10.0, own=8.0, busy={0: 10.0})), ("a", CpuUse(wall=10.0, own=9.0, busy={1: 9.0}))]
+    uses = [
+        ("a", CpuUse(wall=10.0, own=8.0, busy={0: 10.0})),
+        ("a", CpuUse(wall=10.0, own=9.0, busy={1: 9.0})),
+    ]
     assert foreign_cpu(uses) == pytest.approx(0.2)
 
 

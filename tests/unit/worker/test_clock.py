@@ -55,13 +55,17 @@ def test_the_cuda_clock_sees_what_the_device_does_and_not_what_the_host_queues()
 def readings(phases: dict[str, list[list[float]]]) -> dict[str, FloatArray]:
     """Laps of ranks whose steps follow each other without a gap; phases that are not named take no time."""
     shape = np.shape(next(iter(phases.values())))
-    laps = {phase: np.array(phases.get(phase, np.zeros(shape)), dtype=np.float64) for phase in PHASES}
+    laps = {
+        phase: np.array(phases.get(phase, np.zeros(shape)), dtype=np.float64) for phase in PHASES
+    }
     laps["step_time"] = np.sum([laps[phase] for phase in PHASES], axis=0)
     laps["start"] = np.cumsum(laps["step_time"], axis=1) - laps["step_time"]
     return laps
 
 
-def summary(laps: dict[str, FloatArray], warmup_steps: int = 0, peak_flops: float | None = None) -> Timing:
+def summary(
+    laps: dict[str, FloatArray], warmup_steps: int = 0, peak_flops: float | None = None
+) -> Timing:
     return timing(
         laps,
         warmup_steps=warmup_steps,
@@ -75,7 +79,9 @@ def summary(laps: dict[str, FloatArray], warmup_steps: int = 0, peak_flops: floa
 
 
 def test_a_step_is_that_of_its_slowest_rank_and_so_are_its_phases() -> None:
-    laps = readings({"forward": [[9, 1, 4, 1], [9, 2, 1, 2]], "backward": [[9, 1, 4, 1], [9, 4, 1, 2]]})
+    laps = readings(
+        {"forward": [[9, 1, 4, 1], [9, 2, 1, 2]], "backward": [[9, 1, 4, 1], [9, 4, 1, 2]]}
+    )
     found = summary(laps, warmup_steps=1, peak_flops=1400.0)
     assert found.step.median == 6.0  # of 6 (rank 1), 8 (rank 0), 4 (rank 1)
     assert found.phases["forward"].median == 2.0
@@ -104,8 +110,12 @@ def test_train_time_holds_the_pauses_between_steps() -> None:
 
 
 def test_phases_close_where_they_explain_all_but_two_per_cent() -> None:
-    assert phases_close(summary(readings({"forward": [[1.0] * 6], "backward": [[2.0] * 6], "other": [[0.05] * 6]})))
-    assert not phases_close(summary(readings({"forward": [[1.0] * 6], "backward": [[2.0] * 6], "other": [[0.1] * 6]})))
+    assert phases_close(
+        summary(readings({"forward": [[1.0] * 6], "backward": [[2.0] * 6], "other": [[0.05] * 6]}))
+    )
+    assert not phases_close(
+        summary(readings({"forward": [[1.0] * 6], "backward": [[2.0] * 6], "other": [[0.1] * 6]}))
+    )
 
 
 def test_intervals_hold_the_median_and_do_not_change_from_call_to_call() -> None:
@@ -120,7 +130,9 @@ def test_intervals_hold_the_median_and_do_not_change_from_call_to_call() -> None
 def test_intervals_of_the_median_cover_it_as_often_as_they_say() -> None:
     generator = np.random.default_rng(5)
     intervals = [stat(generator.exponential(size=40)).interval for _ in range(100)]
-    covered = sum(interval is not None and interval[0] <= np.log(2) <= interval[1] for interval in intervals)
+    covered = sum(
+        interval is not None and interval[0] <= np.log(2) <= interval[1] for interval in intervals
+    )
     assert 88 <= covered <= 100
 
 

@@ -40,8 +40,16 @@ def test_a_call_that_blocks_is_waited_for_from_its_launch_to_its_end() -> None:
     found = recorder.take()
     assert (found.launch.tolist(), found.finish.tolist()) == ([2.0], [13.0])
     assert (found.wait_begin.tolist(), found.wait_end.tolist()) == ([2.0], [13.0])
-    assert (found.step.tolist(), found.phase.tolist(), found.operation.tolist()) == ([0], ["backward"], ["reduce"])
-    assert (found.bytes.tolist(), found.moved.tolist(), found.members.tolist()) == ([100], [100.0], [4])
+    assert (found.step.tolist(), found.phase.tolist(), found.operation.tolist()) == (
+        [0],
+        ["backward"],
+        ["reduce"],
+    )
+    assert (found.bytes.tolist(), found.moved.tolist(), found.members.tolist()) == (
+        [100],
+        [100.0],
+        [4],
+    )
 
 
 def asynchronous(*, end_before_wait: bool | None) -> Calls:
@@ -77,7 +85,12 @@ def test_an_end_that_nobody_saw_is_not_made_up() -> None:
     exposed = Exposure.of_calls([found], steps=1)
     assert np.isnan(exposed.total[0, 0]) and exposed.exposed.tolist() == [[1.0]]
     told = summary(exposed, np.array([[20.0]]), warmup_steps=0)
-    assert told.total is None and told.overlap is None and told.exposed is not None and told.bytes == 100
+    assert (
+        told.total is None
+        and told.overlap is None
+        and told.exposed is not None
+        and told.bytes == 100
+    )
 
 
 def test_calls_before_the_first_step_are_left_out() -> None:
@@ -89,9 +102,13 @@ def test_calls_before_the_first_step_are_left_out() -> None:
     assert len(recorder.take().step) == 0
 
 
-def calls(*rows: tuple[int, str, float, float, float, float], members: int = 2, phase: str = "forward") -> Calls:
+def calls(
+    *rows: tuple[int, str, float, float, float, float], members: int = 2, phase: str = "forward"
+) -> Calls:
     """Rows of step, operation, launch, wait_begin, wait_end, finish."""
-    step, operation, launch, wait_begin, wait_end, finish = (list(column) for column in zip(*rows, strict=True))
+    step, operation, launch, wait_begin, wait_end, finish = (
+        list(column) for column in zip(*rows, strict=True)
+    )
     size: Any = np.full(len(rows), 100)
     return Calls(
         step=np.array(step),
@@ -113,7 +130,10 @@ def test_waits_until_the_last_rank_came_are_the_stragglers() -> None:
     found = Exposure.of_calls([early, late], steps=1)
     assert found.total.tolist() == [[9.0], [5.0]]
     assert found.exposed.tolist() == [[7.0], [5.0]]
-    assert found.straggler.tolist() == [[3.0], [0.0]]  # of the second call, both had come before the first rank waited
+    assert found.straggler.tolist() == [
+        [3.0],
+        [0.0],
+    ]  # of the second call, both had come before the first rank waited
     assert found.exposed_in["forward"].tolist() == [[7.0], [5.0]]
     assert (found.bytes.tolist(), found.moved.tolist()) == ([[200.0], [200.0]], [[100.0], [100.0]])
 
@@ -131,7 +151,12 @@ def test_where_ranks_do_different_things_nobody_is_the_straggler(other: Calls) -
     found = Exposure.of_calls([calls((0, "all_reduce", 0, 0, 5, 5)), other], steps=1)
     assert np.isnan(found.straggler).all() and not np.isnan(found.exposed).any()
     told = summary(found, np.array([[9.0], [8.0]]), warmup_steps=0)
-    assert told.straggler is None and told.transfer is None and told.exposed is not None and told.exposed.median == 5.0
+    assert (
+        told.straggler is None
+        and told.transfer is None
+        and told.exposed is not None
+        and told.exposed.median == 5.0
+    )
     assert told.per_rank.keys() == {"total", "exposed"}
 
 
@@ -141,5 +166,18 @@ def test_a_step_without_calls_waits_for_nothing() -> None:
 
 
 def test_operations_are_counted_on_the_last_step() -> None:
-    told = of_calls(calls((0, "send", 0, 0, 1, 1), (1, "send", 2, 2, 3, 3), (1, "receive", 4, 4, 5, 5), (1, "send", 6, 6, 7, 7)))
-    assert told == {"calls": 3, "operations": {"send": Operation(calls=2, bytes=200), "receive": Operation(calls=1, bytes=100)}}
+    told = of_calls(
+        calls(
+            (0, "send", 0, 0, 1, 1),
+            (1, "send", 2, 2, 3, 3),
+            (1, "receive", 4, 4, 5, 5),
+            (1, "send", 6, 6, 7, 7),
+        )
+    )
+    assert told == {
+        "calls": 3,
+        "operations": {
+            "send": Operation(calls=2, bytes=200),
+            "receive": Operation(calls=1, bytes=100),
+        },
+    }

@@ -42,7 +42,9 @@ def quiet(*told: object) -> None:
 
 
 def prepare(model: Any, name: Any, **fields: Any) -> Dataset:
-    return data.prepare(Run(model=model, data=name, global_batch_size=4, **fields), data_root=Path(), progress=quiet)
+    return data.prepare(
+        Run(model=model, data=name, global_batch_size=4, **fields), data_root=Path(), progress=quiet
+    )
 
 
 class Quiet(SimpleHTTPRequestHandler):
@@ -59,7 +61,9 @@ class Site:
     def publish(self, download: Download, content: bytes) -> Download:
         (self.folder / download.file).write_bytes(content)
         url = f"http://127.0.0.1:{self.port}/{download.file}"
-        return replace(download, url=url, size=len(content), sha256=hashlib.sha256(content).hexdigest())
+        return replace(
+            download, url=url, size=len(content), sha256=hashlib.sha256(content).hexdigest()
+        )
 
 
 @pytest.fixture
@@ -76,7 +80,11 @@ def _rows(count: int) -> bytes:
     stream = io.StringIO()
     words = ("war", "match", "shares", "chip")
     csv.writer(stream, quoting=csv.QUOTE_ALL).writerows(
-        [number % 4 + 1, f"{words[number % 4]}, again", f'a "{words[number % 4]}" \\of number {number}']
+        [
+            number % 4 + 1,
+            f"{words[number % 4]}, again",
+            f'a "{words[number % 4]}" \\of number {number}',
+        ]
         for number in range(count)
     )
     return stream.getvalue().encode()
@@ -86,7 +94,12 @@ def test_ag_news_as_published(site: Site, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(labelled, "TRAIN", site.publish(labelled.TRAIN, _rows(80)))
     monkeypatch.setattr(labelled, "TEST", site.publish(labelled.TEST, _rows(12)))
     found = prepare(CLASSIFIER, {"kind": "ag_news", "vocab_size": 300})
-    assert (len(found.train), len(found.held_out), found.classes, found.tokens_per_sample) == (80, 12, 4, 24)
+    assert (len(found.train), len(found.held_out), found.classes, found.tokens_per_sample) == (
+        80,
+        12,
+        4,
+        24,
+    )
     assert found.train.take(np.arange(8))[1].tolist() == [0, 1, 2, 3, 0, 1, 2, 3]
     assert found.description == "AG News, 80 texts and 12 held out, vocabulary 300"
     (site.folder / labelled.TRAIN.file).unlink()  # the network is not asked twice
@@ -94,7 +107,9 @@ def test_ag_news_as_published(site: Site, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_row_that_is_no_news_item_is_named(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(labelled, "TRAIN", site.publish(labelled.TRAIN, b'"1","a","b"\n"5","c","d"\n'))
+    monkeypatch.setattr(
+        labelled, "TRAIN", site.publish(labelled.TRAIN, b'"1","a","b"\n"5","c","d"\n')
+    )
     monkeypatch.setattr(labelled, "TEST", site.publish(labelled.TEST, _rows(4)))
     with pytest.raises(LabError, match="row 2 is not a class from 1 to 4"):
         prepare(CLASSIFIER, "ag_news")
@@ -103,7 +118,12 @@ def test_a_row_that_is_no_news_item_is_named(site: Site, monkeypatch: pytest.Mon
 def test_imdb_as_published(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     stream = io.BytesIO()
     with tarfile.open(fileobj=stream, mode="w:gz") as archive:
-        for part, number, sentiment in [("train", 1, "pos"), ("train", 0, "neg"), ("train", 2, "unsup"), ("test", 0, "pos")]:
+        for part, number, sentiment in [
+            ("train", 1, "pos"),
+            ("train", 0, "neg"),
+            ("train", 2, "unsup"),
+            ("test", 0, "pos"),
+        ]:
             content = f"a {sentiment} film<br /><br />number {number}".encode()
             member = tarfile.TarInfo(f"aclImdb/{part}/{sentiment}/{number}_7.txt")
             member.size = len(content)
@@ -111,23 +131,38 @@ def test_imdb_as_published(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
         archive.addfile(tarfile.TarInfo("../../train/pos/evil.txt"))
     monkeypatch.setattr(labelled, "ARCHIVE", site.publish(labelled.ARCHIVE, stream.getvalue()))
     train, test = labelled.imdb_source(progress=quiet).read()
-    assert (list(train.texts), list(train.labels)) == (["a neg film  number 0", "a pos film  number 1"], [0, 1])
+    assert (list(train.texts), list(train.labels)) == (
+        ["a neg film  number 0", "a pos film  number 1"],
+        [0, 1],
+    )
     assert (list(test.texts), list(test.labels)) == (["a pos film  number 0"], [1])
 
 
 def _idx(content: np.ndarray) -> bytes:
-    header = bytes([0, 0, 8, content.ndim]) + b"".join(size.to_bytes(4, "big") for size in content.shape)
+    header = bytes([0, 0, 8, content.ndim]) + b"".join(
+        size.to_bytes(4, "big") for size in content.shape
+    )
     return gzip.compress(header + content.astype(np.uint8).tobytes())
 
 
 def test_mnist_as_published(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     draw = np.random.default_rng(0)
-    arrays = [part for count in (30, 10) for part in (draw.integers(0, 256, (count, 28, 28)), draw.integers(0, 10, count))]
-    published = tuple(site.publish(file, _idx(array)) for file, array in zip(images.MNIST, arrays, strict=True))
+    arrays = [
+        part
+        for count in (30, 10)
+        for part in (draw.integers(0, 256, (count, 28, 28)), draw.integers(0, 10, count))
+    ]
+    published = tuple(
+        site.publish(file, _idx(array)) for file, array in zip(images.MNIST, arrays, strict=True)
+    )
     monkeypatch.setattr(images, "MNIST", published)
     found = prepare("resnet18", "mnist")
     inputs, labels = found.train.take(np.arange(30))
-    assert np.array_equal(inputs[:, 0], arrays[0]) and inputs.dtype == np.uint8 and np.array_equal(labels, arrays[1])
+    assert (
+        np.array_equal(inputs[:, 0], arrays[0])
+        and inputs.dtype == np.uint8
+        and np.array_equal(labels, arrays[1])
+    )
     assert np.array_equal(found.held_out.take(np.arange(10))[0][:, 0], arrays[2])
     assert (found.channels, found.classes, found.tokens_per_sample) == (1, 10, None)
 
@@ -141,9 +176,15 @@ def test_what_is_no_idx_file_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("model", "name", "instead"),
-    [(CLASSIFIER, "ag_news", "topics"), (CLASSIFIER, "imdb", "topics"), ("resnet18", "mnist", "digits")],
+    [
+        (CLASSIFIER, "ag_news", "topics"),
+        (CLASSIFIER, "imdb", "topics"),
+        ("resnet18", "mnist", "digits"),
+    ],
 )
-def test_without_a_network_nothing_takes_its_place(monkeypatch: pytest.MonkeyPatch, model: Any, name: str, instead: str) -> None:
+def test_without_a_network_nothing_takes_its_place(
+    monkeypatch: pytest.MonkeyPatch, model: Any, name: str, instead: str
+) -> None:
     gone = "http://127.0.0.1:9/gone"
     monkeypatch.setattr(labelled, "TRAIN", replace(labelled.TRAIN, url=gone))
     monkeypatch.setattr(labelled, "ARCHIVE", replace(labelled.ARCHIVE, url=gone))
@@ -164,26 +205,46 @@ def test_topics_are_balanced_and_parts_share_no_piece() -> None:
 
 def test_digits_are_scikit_learns() -> None:
     found = prepare("resnet18", "digits")
-    assert (len(found.train), len(found.held_out), found.channels, found.classes) == (1617, 180, 1, 10)
+    assert (len(found.train), len(found.held_out), found.channels, found.classes) == (
+        1617,
+        180,
+        1,
+        10,
+    )
     assert isinstance(found.train, Labelled) and isinstance(found.held_out, Labelled)
     reference = load_digits()
     everything = np.concatenate([found.train.inputs, found.held_out.inputs])
-    assert everything.max() == 255 and everything.sum() == np.round(reference.images * 255 / 16).sum()
+    assert (
+        everything.max() == 255 and everything.sum() == np.round(reference.images * 255 / 16).sum()
+    )
     assert set(found.held_out.labels) == set(range(10))
 
 
 def test_synthetic_data_follow_seed_and_sizes() -> None:
     first, again, other = (
-        prepare(CLASSIFIER, {"kind": "synthetic", "samples": 50, "vocab_size": 64, "classes": 3, "seed": seed})
+        prepare(
+            CLASSIFIER,
+            {"kind": "synthetic", "samples": 50, "vocab_size": 64, "classes": 3, "seed": seed},
+        )
         for seed in (0, 0, 1)
     )
     assert first.sha256 == again.sha256 != other.sha256
     assert (len(first.train), len(first.held_out)) == (45, 5)
     inputs, labels = first.train.take(np.arange(45))
-    assert inputs.shape == (45, 24) and inputs.min() > 0 and inputs.max() < 64 and set(labels) == {0, 1, 2}
-    pictures = prepare("resnet18", {"kind": "synthetic", "samples": 20, "channels": 2, "image_size": 6})
+    assert (
+        inputs.shape == (45, 24)
+        and inputs.min() > 0
+        and inputs.max() < 64
+        and set(labels) == {0, 1, 2}
+    )
+    pictures = prepare(
+        "resnet18", {"kind": "synthetic", "samples": 20, "channels": 2, "image_size": 6}
+    )
     assert pictures.train.take(np.arange(3))[0].shape == (3, 2, 6, 6) and pictures.channels == 2
-    stream = prepare({"kind": "gpt", "layers": 1, "heads": 1, "width": 8, "block_size": 16}, {"kind": "synthetic", "samples": 20})
+    stream = prepare(
+        {"kind": "gpt", "layers": 1, "heads": 1, "width": 8, "block_size": 16},
+        {"kind": "synthetic", "samples": 20},
+    )
     assert len(stream.train) > 0 and len(stream.held_out) > 0 and stream.tokens_per_sample == 16
 
 
@@ -196,7 +257,9 @@ def _source(count: int = 40) -> Source:
 def test_texts_are_cut_and_padded_to_one_length(tmp_path: Path) -> None:
     (tmp_path / "encoder").mkdir()
     pretrained_folders.tokenizer(tmp_path / "encoder", close=True)
-    found = tokenized(_source(), block_size=8, vocab_size=300, progress=quiet, pretrained=tmp_path / "encoder")
+    found = tokenized(
+        _source(), block_size=8, vocab_size=300, progress=quiet, pretrained=tmp_path / "encoder"
+    )
     inputs, labels = found.train.take(np.array([0, 29]))
     words = [[pretrained_folders.WORDS[token] for token in row] for row in inputs]
     assert words[0] == ["[CLS]", "def", "self", "the", "import", "[UNK]", "[SEP]", "[PAD]"]
@@ -216,24 +279,41 @@ def test_texts_in_the_cache_are_not_read_again() -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_both_loaders_give_the_same_samples_in_the_same_order(workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_both_loaders_give_the_same_samples_in_the_same_order(
+    workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     found = tokenized(_source(), block_size=8, vocab_size=300, progress=quiet, again=True)
-    fields = {"loader": "classic", "loader_workers": workers, "steps": 12, "grad_accum": 2, "world_size": 2}
+    fields = {
+        "loader": "classic",
+        "loader_workers": workers,
+        "steps": 12,
+        "grad_accum": 2,
+        "world_size": 2,
+    }
     run = Run(model=CLASSIFIER, data="topics", global_batch_size=8, **fields)
     for rank in range(2):
-        fast, classic = (loader(found.train, run=run, rank=rank) for loader in (FastLoader, ClassicLoader))
+        fast, classic = (
+            loader(found.train, run=run, rank=rank) for loader in (FastLoader, ClassicLoader)
+        )
         for step in range(12):  # more than two epochs
             for micro in range(2):
                 one, other = fast.micro_batch(step, micro), classic.micro_batch(step, micro)
                 assert one.inputs.equal(other.inputs) and one.targets.equal(other.targets)
-                assert one.inputs.dtype == other.inputs.dtype and one.targets.dtype == other.targets.dtype
+                assert (
+                    one.inputs.dtype == other.inputs.dtype
+                    and one.targets.dtype == other.targets.dtype
+                )
         classic.close()
 
 
 def test_the_classic_loader_tokenizes_when_it_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     found = tokenized(_source(), block_size=8, vocab_size=300, progress=quiet, again=True)
     asked: list[int] = []
-    monkeypatch.setattr(labelled.Encoder, "__call__", lambda self, index: asked.append(index) or np.zeros(8, dtype=np.int64))
+    monkeypatch.setattr(
+        labelled.Encoder,
+        "__call__",
+        lambda self, index: asked.append(index) or np.zeros(8, dtype=np.int64),
+    )
     run = Run(model=CLASSIFIER, data="topics", global_batch_size=4, loader="classic")
     ClassicLoader(found.train, run=run, rank=0).micro_batch(0, 0)
     assert len(asked) == 4

@@ -14,7 +14,15 @@ from lab.records.schema import Communication, Operation, Stat
 from lab.worker.distributed import Reading, to_rank_0
 from lab.worker.measure.clock import HostClock
 from lab.worker.measure.ddp_hook import Buckets, Recorder, Sent, recorded
-from lab.worker.measure.overlap import Exposure, events, of_buckets, representative, summary, timeline, union
+from lab.worker.measure.overlap import (
+    Exposure,
+    events,
+    of_buckets,
+    representative,
+    summary,
+    timeline,
+    union,
+)
 from lab.worker.sync_cost import Probe, costs, methods_agree
 
 Row = tuple[int, int, float, float, float]  # step, bucket, ready, launch, finish
@@ -22,25 +30,43 @@ Row = tuple[int, int, float, float, float]  # step, bucket, ready, launch, finis
 
 def buckets(*rows: Row) -> Buckets:
     step, bucket, ready, launch, finish = (np.array(column) for column in zip(*rows, strict=True))
-    return Buckets(step, bucket, ready.astype(float), launch.astype(float), finish.astype(float), np.full(len(rows), 100))
+    return Buckets(
+        step,
+        bucket,
+        ready.astype(float),
+        launch.astype(float),
+        finish.astype(float),
+        np.full(len(rows), 100),
+    )
 
 
 INTERVALS = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 15)), min_size=1, max_size=8)
 
 
 @given(INTERVALS, st.integers(-1, 60))
-def test_a_union_is_the_seconds_that_any_interval_covers(drawn: list[tuple[int, int]], since: int) -> None:
+def test_a_union_is_the_seconds_that_any_interval_covers(
+    drawn: list[tuple[int, int]], since: int
+) -> None:
     begin = np.array([start for start, _ in drawn], dtype=float)
     end = begin + np.array([length for _, length in drawn])
-    covered = {second for start, length in drawn for second in range(start, start + length) if second >= since}
+    covered = {
+        second
+        for start, length in drawn
+        for second in range(start, start + length)
+        if second >= since
+    }
     assert union(begin, end, since=since) == pytest.approx(len(covered))
 
 
 def test_total_and_exposed_of_buckets_that_queue() -> None:
     # The third bucket is on the link alone; the gap before it is no communication.
-    found = Exposure.of([buckets((0, 0, 1, 1, 4), (0, 1, 2, 2, 6), (0, 2, 8, 8, 11), (1, 0, 20, 21, 25))])
+    found = Exposure.of(
+        [buckets((0, 0, 1, 1, 4), (0, 1, 2, 2, 6), (0, 2, 8, 8, 11), (1, 0, 20, 21, 25))]
+    )
     assert found.total.tolist() == [[8.0, 4.0]]
-    assert found.exposed.tolist() == [[3.0, 4.0]]  # what is done between ready and launch is compute
+    assert found.exposed.tolist() == [
+        [3.0, 4.0]
+    ]  # what is done between ready and launch is compute
     assert found.bytes.tolist() == [[300.0, 100.0]]
     assert found.straggler.tolist() == [[0.0, 0.0]]
 
@@ -66,8 +92,16 @@ def test_a_late_rank_behind_a_busy_link_costs_nothing() -> None:
     assert Exposure.of([early, late]).straggler.tolist() == [[0.0], [0.0]]
 
 
-@given(st.integers(1, 3), st.integers(1, 5), st.integers(1, 3), st.integers(0, 2**32 - 1), st.floats(-1e4, 1e4, allow_nan=False))
-def test_parts_hold_together_on_any_link_of_one_queue(ranks: int, count: int, steps: int, seed: int, moved: float) -> None:
+@given(
+    st.integers(1, 3),
+    st.integers(1, 5),
+    st.integers(1, 3),
+    st.integers(0, 2**32 - 1),
+    st.floats(-1e4, 1e4, allow_nan=False),
+)
+def test_parts_hold_together_on_any_link_of_one_queue(
+    ranks: int, count: int, steps: int, seed: int, moved: float
+) -> None:
     draw = np.random.default_rng(seed)
     launch = np.sort(draw.random((ranks, steps, count)), axis=2)
     finish = np.zeros((steps, count))
@@ -103,7 +137,10 @@ def test_the_record_speaks_of_the_slowest_rank_of_each_measured_step() -> None:
     assert found.exposed is not None and found.exposed.median == 1.0
     assert found.straggler is not None and found.straggler.median == 0.0
     assert found.per_rank == {"total": [2.0, 1.0], "exposed": [2.0, 1.0], "straggler": [1.0, 0.0]}
-    assert (found.bytes, found.bytes_moved) == (100, 100)  # two ranks: each sends as much as the buckets hold
+    assert (found.bytes, found.bytes_moved) == (
+        100,
+        100,
+    )  # two ranks: each sends as much as the buckets hold
     assert found.exposed_in == {"backward": 1.0}
     assert of_buckets(one, operation="all_reduce") == {
         "buckets": [100],
@@ -113,16 +150,25 @@ def test_the_record_speaks_of_the_slowest_rank_of_each_measured_step() -> None:
 
 
 def rounds(sync: list[float], plain: list[float], start: float = 0.0) -> np.ndarray:
-    return np.array([[[start, start + a], [start, start + b]] for a, b in zip(sync, plain, strict=True)])
+    return np.array(
+        [[[start, start + a], [start, start + b]] for a, b in zip(sync, plain, strict=True)]
+    )
 
 
 def test_costs_are_differences_of_the_slowest_rank_round_by_round() -> None:
     sync, plain = [5.0] * 6, [3.0, 3.0, 3.5, 3.0, 3.0, 3.0]
-    fast = Probe(rounds(sync, [value - 1 for value in plain]), buckets(*((n, 0, 2, 2, 5) for n in range(6))))
+    fast = Probe(
+        rounds(sync, [value - 1 for value in plain]), buckets(*((n, 0, 2, 2, 5) for n in range(6)))
+    )
     slow = Probe(rounds(sync, plain), buckets(*((n, 0, 3.5, 3.5, 5) for n in range(6))))
     found = Communication().model_copy(update=costs([fast, slow]))
-    assert found.sync_cost is not None and (found.sync_cost.median, found.sync_cost.p10) == (2.0, 1.75)
-    assert found.sync_exposed is not None and found.sync_exposed.median == 1.5  # of the rank that others wait for
+    assert found.sync_cost is not None and (found.sync_cost.median, found.sync_cost.p10) == (
+        2.0,
+        1.75,
+    )
+    assert (
+        found.sync_exposed is not None and found.sync_exposed.median == 1.5
+    )  # of the rank that others wait for
     assert found.stolen_compute is not None and found.stolen_compute.median == 0.5
     assert methods_agree(found)
 
@@ -141,7 +187,9 @@ def test_one_rank_has_the_overhead_of_its_wrapper_and_nothing_else() -> None:
 
 
 @given(st.floats(-1e3, 1e3), st.floats(-1e-4, 1e-4), st.lists(st.floats(0, 1e3), min_size=1))
-def test_a_clock_that_is_off_and_drifts_is_read_as_that_of_rank_0(off: float, drift: float, true: list[float]) -> None:
+def test_a_clock_that_is_off_and_drifts_is_read_as_that_of_rank_0(
+    off: float, drift: float, true: list[float]
+) -> None:
     def here(moment: float) -> float:
         return moment * (1 + drift) + off
 
@@ -181,7 +229,11 @@ def test_a_recorder_keeps_three_stamps_of_each_bucket_in_its_own_place() -> None
         futures[number].set_result([torch.tensor(number)])
     assert [int(answer.wait()) for answer in answers] == [0, 1, 2]
     found = recorder.take()
-    assert (found.step.tolist(), found.bucket.tolist(), found.bytes.tolist()) == ([0, 0, 1], [0, 1, 0], [8, 16, 24])
+    assert (found.step.tolist(), found.bucket.tolist(), found.bytes.tolist()) == (
+        [0, 0, 1],
+        [0, 1, 0],
+        [8, 16, 24],
+    )
     assert (found.ready.tolist(), found.launch.tolist()) == ([1.0, 3.0, 5.0], [2.0, 4.0, 6.0])
     assert found.finish.tolist() == [8.0, 7.0, 9.0]
     assert len(recorder.take().step) == 0

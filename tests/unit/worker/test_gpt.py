@@ -85,9 +85,15 @@ def test_a_model_vocabulary_that_is_too_small_is_refused() -> None:
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
-def test_chunks_change_neither_loss_nor_gradients(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, tolerance: float) -> None:
+def test_chunks_change_neither_loss_nor_gradients(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, tolerance: float
+) -> None:
     torch.manual_seed(0)
-    hidden, weight, targets = torch.randn(50, 24), torch.randn(70, 24) * 0.3, torch.randint(70, (50,))
+    hidden, weight, targets = (
+        torch.randn(50, 24),
+        torch.randn(70, 24) * 0.3,
+        torch.randint(70, (50,)),
+    )
     found = []
     for chunk_logits in (flops.CHUNK_LOGITS, 7 * 70):
         monkeypatch.setattr(gpt, "CHUNK_LOGITS", chunk_logits)

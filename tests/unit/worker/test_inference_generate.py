@@ -18,8 +18,14 @@ VOCABULARY = 50
 @pytest.fixture(scope="module")
 def model() -> GPT:
     torch.manual_seed(0)
-    model = GPT(Config(layers=3, heads=2, width=32, block_size=40), vocab_size=VOCABULARY).eval().double()
-    with torch.no_grad():  # far from its start, so that greedy tokens vary; in fp64, so that rounding flips none
+    model = (
+        GPT(Config(layers=3, heads=2, width=32, block_size=40), vocab_size=VOCABULARY)
+        .eval()
+        .double()
+    )
+    with (
+        torch.no_grad()
+    ):  # far from its start, so that greedy tokens vary; in fp64, so that rounding flips none
         for parameter in model.blocks.parameters():
             parameter.mul_(20)
         model.positions.weight.mul_(100)
@@ -30,7 +36,9 @@ def prompts(samples: int, length: int) -> torch.Tensor:
     return torch.randint(VOCABULARY, (samples, length), generator=torch.Generator().manual_seed(1))
 
 
-@pytest.mark.parametrize("how", [Sampling(), Sampling(temperature=0.8, top_k=20, top_p=0.9, seed=3)])
+@pytest.mark.parametrize(
+    "how", [Sampling(), Sampling(temperature=0.8, top_k=20, top_p=0.9, seed=3)]
+)
 @pytest.mark.parametrize(("samples", "length"), [(1, 1), (1, 12), (5, 1), (5, 12)])
 def test_the_cache_changes_no_token(model: GPT, samples: int, length: int, how: Sampling) -> None:
     given = prompts(samples, length)
@@ -47,7 +55,9 @@ def test_the_cache_gives_the_logits_of_the_whole_sequence(model: GPT) -> None:
         rest = [model.extend(tokens[:, number : number + 1], cache) for number in range(6, 10)]
         whole = model(tokens)
     assert cache.length == 10
-    torch.testing.assert_close(torch.stack([first, *rest], dim=1), whole[:, 5:], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(
+        torch.stack([first, *rest], dim=1), whole[:, 5:], rtol=1e-4, atol=1e-4
+    )
 
 
 def test_a_prompt_gets_the_same_text_alone_and_in_a_batch_on_another_rank(model: GPT) -> None:
@@ -55,7 +65,10 @@ def test_a_prompt_gets_the_same_text_alone_and_in_a_batch_on_another_rank(model:
     whole = generate(model, prompts(6, 5), new_tokens=10, sampling=how)
     second_half = generate(model, prompts(6, 5)[3:], new_tokens=10, sampling=how, first=3)
     assert torch.equal(whole[3:], second_half)
-    assert not torch.equal(whole, generate(model, prompts(6, 5), new_tokens=10, sampling=Sampling(temperature=1.0, seed=8)))
+    assert not torch.equal(
+        whole,
+        generate(model, prompts(6, 5), new_tokens=10, sampling=Sampling(temperature=1.0, seed=8)),
+    )
 
 
 def test_drawn_tokens_follow_the_probabilities() -> None:
@@ -74,15 +87,27 @@ def test_drawn_tokens_follow_the_probabilities() -> None:
     assert shares(temperature=2.0) == pytest.approx((hot / hot.sum()).tolist(), abs=0.02)
 
 
-@given(st.integers(1, 8), st.floats(0.05, 1.0), st.floats(0.1, 3.0), st.floats(0, 0.999999999), st.integers(0, 1000))
-def test_no_token_outside_the_top_is_ever_drawn(top_k: int, top_p: float, temperature: float, uniform: float, seed: int) -> None:
+@given(
+    st.integers(1, 8),
+    st.floats(0.05, 1.0),
+    st.floats(0.1, 3.0),
+    st.floats(0, 0.999999999),
+    st.integers(0, 1000),
+)
+def test_no_token_outside_the_top_is_ever_drawn(
+    top_k: int, top_p: float, temperature: float, uniform: float, seed: int
+) -> None:
     logits = torch.randn(1, 8, generator=torch.Generator().manual_seed(seed)) * 4
-    chosen = choose(logits, torch.tensor([uniform], dtype=torch.float64), Sampling(temperature, top_k, top_p))
+    chosen = choose(
+        logits, torch.tensor([uniform], dtype=torch.float64), Sampling(temperature, top_k, top_p)
+    )
     assert chosen.item() in logits[0].topk(top_k).indices
 
 
 def test_too_many_tokens_are_refused(model: GPT) -> None:
-    with pytest.raises(InputError, match="30 tokens of prompt and 11 new ones, the model has positions for 40"):
+    with pytest.raises(
+        InputError, match="30 tokens of prompt and 11 new ones, the model has positions for 40"
+    ):
         generate(model, prompts(1, 30), new_tokens=11)
     with pytest.raises(InputError, match="at least one token"):
         generate(model, prompts(1, 0), new_tokens=1)

@@ -27,14 +27,21 @@ class Made(Classifier):
 
 TARGETS = torch.tensor([0, 1, 2, 0, 1, 2, 0, 1, 2, 0])
 BASE = Made([0, 1, 2, 0, 1, 2, 0, 1, 0, 1])  # 8 of 10 right
-OTHER = Made([0, 1, 2, 0, 1, 0, 1, 1, 2, 1])  # 7 of 10: two more wrong, one more right; 7 as the base's
-BATCHES = [Batch(torch.arange(10)[part], TARGETS[part]) for part in (slice(0, 4), slice(4, 8), slice(8, 10))]
+OTHER = Made(
+    [0, 1, 2, 0, 1, 0, 1, 1, 2, 1]
+)  # 7 of 10: two more wrong, one more right; 7 as the base's
+BATCHES = [
+    Batch(torch.arange(10)[part], TARGETS[part])
+    for part in (slice(0, 4), slice(4, 8), slice(8, 10))
+]
 
 
 def test_accuracies_and_their_paired_change() -> None:
     found = agreement(BASE, OTHER, BATCHES, device=CPU)
     assert (found.samples, found.base_accuracy, found.accuracy) == (10, 0.8, 0.7)
-    assert found.change.value == pytest.approx(-0.1) and found.same_classes.value == pytest.approx(0.7)
+    assert found.change.value == pytest.approx(-0.1) and found.same_classes.value == pytest.approx(
+        0.7
+    )
     # Of ten draws with chances 0.2 for -1 and 0.1 for +1: the mean is -0.1, its standard deviation sqrt(0.29 / 10).
     assert found.change.low == pytest.approx(-0.1 - 1.96 * 0.17, abs=0.08)
     assert found.change.high == pytest.approx(-0.1 + 1.96 * 0.17, abs=0.08)
@@ -47,7 +54,9 @@ def test_pairs_are_kept_together() -> None:
 
 
 def test_errors_of_a_classifiers_logits_by_shape() -> None:
-    assert output_errors(BASE, Made([0, 1, 2, 0, 1, 2, 0, 1, 0, 1], scale=1.1), [torch.arange(4), torch.arange(2)]) == {
+    assert output_errors(
+        BASE, Made([0, 1, 2, 0, 1, 2, 0, 1, 0, 1], scale=1.1), [torch.arange(4), torch.arange(2)]
+    ) == {
         "4": pytest.approx(0.1),
         "2": pytest.approx(0.1),
     }

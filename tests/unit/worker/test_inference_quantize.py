@@ -45,9 +45,15 @@ def test_a_quantized_model_is_smaller_and_says_much_the_same(model: GPT, name: s
 
 
 def test_layers_that_cannot_be_quantized_stay_and_are_counted() -> None:
-    network = nn.Sequential(nn.Conv2d(1, 32, 3), nn.Flatten(), nn.Linear(32 * 4, 32), nn.Linear(32, 10)).eval()
-    assert quantize(network, "int8_dynamic").method.endswith("2 of 2 linear layers, 0 of 1 convolutions")
-    assert quantize(network, "int4_weight_only").method.endswith("1 of 2 linear layers, 0 of 1 convolutions")
+    network = nn.Sequential(
+        nn.Conv2d(1, 32, 3), nn.Flatten(), nn.Linear(32 * 4, 32), nn.Linear(32, 10)
+    ).eval()
+    assert quantize(network, "int8_dynamic").method.endswith(
+        "2 of 2 linear layers, 0 of 1 convolutions"
+    )
+    assert quantize(network, "int4_weight_only").method.endswith(
+        "1 of 2 linear layers, 0 of 1 convolutions"
+    )
     with pytest.raises(UnavailableError, match="none of the model's layers"):
         quantize(network[:1], "int8_weight_only")
 

@@ -41,8 +41,12 @@ def quiet(*told: object) -> None:
 
 
 @pytest.mark.parametrize("positions", [32, 12])
-def test_published_weights_of_gpt2_give_the_logits_of_transformers(tmp_path: Path, positions: int) -> None:
-    config = GPTConfig.model_validate(pretrained_folders.gpt2(tmp_path / "gpt2") | {"block_size": positions})
+def test_published_weights_of_gpt2_give_the_logits_of_transformers(
+    tmp_path: Path, positions: int
+) -> None:
+    config = GPTConfig.model_validate(
+        pretrained_folders.gpt2(tmp_path / "gpt2") | {"block_size": positions}
+    )
     model = GPT(config, vocab_size=300)
     model.load_state_dict(gpt2_weights(tmp_path / "gpt2", config))
     from transformers import GPT2LMHeadModel
@@ -56,10 +60,23 @@ def test_published_weights_of_gpt2_give_the_logits_of_transformers(tmp_path: Pat
 def test_weights_bring_their_tokenizer(tmp_path: Path) -> None:
     model = pretrained_folders.gpt2(tmp_path / "gpt2", positions=8)
     (tmp_path / "corpus.txt").write_text("def the import of a self x\n" * 50)
-    run = Run(model=model | {"weights": "gpt2"}, data={"kind": "text", "path": "corpus.txt"}, global_batch_size=2)
+    run = Run(
+        model=model | {"weights": "gpt2"},
+        data={"kind": "text", "path": "corpus.txt"},
+        global_batch_size=2,
+    )
     found = data.prepare(run, data_root=tmp_path, progress=quiet)
     inputs, _ = found.train.take(np.array([0]))
-    assert [pretrained_folders.WORDS[token] for token in inputs[0]] == ["def", "the", "import", "of", "a", "self", "x", "def"]
+    assert [pretrained_folders.WORDS[token] for token in inputs[0]] == [
+        "def",
+        "the",
+        "import",
+        "of",
+        "a",
+        "self",
+        "x",
+        "def",
+    ]
     assert found.vocab_size == 300 and isinstance(models.build(run, found), GPT)
 
 
@@ -72,8 +89,12 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize(("change", "message"), WRONG.values(), ids=WRONG.keys())
-def test_weights_that_do_not_fit_are_named(tmp_path: Path, change: dict[str, Any], message: str) -> None:
-    config = GPTConfig.model_validate(pretrained_folders.gpt2(tmp_path / "gpt2") | {"weights": "gpt2"} | change)
+def test_weights_that_do_not_fit_are_named(
+    tmp_path: Path, change: dict[str, Any], message: str
+) -> None:
+    config = GPTConfig.model_validate(
+        pretrained_folders.gpt2(tmp_path / "gpt2") | {"weights": "gpt2"} | change
+    )
     with pytest.raises(InputError, match=message):
         folder_of(config, data_root=tmp_path)
 
@@ -99,7 +120,9 @@ def test_distilbert_gives_the_hidden_states_of_its_folder_and_skips_padding(tmp_
     tokens = torch.randint(5, 300, (2, 20))
     with torch.no_grad():
         expected = reference(input_ids=tokens).last_hidden_state
-        assert torch.allclose(model.network.distilbert(input_ids=tokens).last_hidden_state, expected, atol=1e-6)
+        assert torch.allclose(
+            model.network.distilbert(input_ids=tokens).last_hidden_state, expected, atol=1e-6
+        )
         padded = torch.nn.functional.pad(tokens, (0, 12))
         assert torch.allclose(model.logits(padded), model.logits(tokens), atol=1e-5)
 
@@ -132,9 +155,13 @@ def test_frozen_parameters_and_frozen_batch_norm_stay_as_they_are() -> None:
     model = Vision(config, channels=3, classes=4).train()
     before = {name: value.clone() for name, value in model.state_dict().items()}
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=0.1)
-    model(torch.randint(0, 255, (4, 3, 32, 32), dtype=torch.uint8), torch.tensor([0, 1, 2, 3])).backward()
+    model(
+        torch.randint(0, 255, (4, 3, 32, 32), dtype=torch.uint8), torch.tensor([0, 1, 2, 3])
+    ).backward()
     optimizer.step()
-    changed = {name for name, value in model.state_dict().items() if not torch.equal(value, before[name])}
+    changed = {
+        name for name, value in model.state_dict().items() if not torch.equal(value, before[name])
+    }
     assert changed == {"network.fc.weight", "network.fc.bias"}
 
 
@@ -146,7 +173,9 @@ def test_accuracy_is_the_share_of_right_classes() -> None:
     found = models.score(Always().eval(), torch.tensor([0, 1, 2, 2]), torch.tensor([0, 1, 2, 0]))
     assert found.accuracy.item() == 0.75
     language = GPT(GPTConfig(layers=1, heads=1, width=8, block_size=4), vocab_size=16)
-    assert models.score(language, torch.zeros(1, 4, dtype=torch.long), torch.zeros(1, 4, dtype=torch.long)).accuracy.isnan()
+    assert models.score(
+        language, torch.zeros(1, 4, dtype=torch.long), torch.zeros(1, 4, dtype=torch.long)
+    ).accuracy.isnan()
 
 
 def test_a_classifier_learns_the_topics_of_synthetic_texts() -> None:
@@ -155,7 +184,11 @@ def test_a_classifier_learns_the_topics_of_synthetic_texts() -> None:
     run = Run(model=model, data=config, global_batch_size=64)
     found = data.prepare(run, data_root=Path(), progress=quiet)
     network = models.build(run, found)
-    assert isinstance(found, Dataset) and isinstance(found.train, Labelled) and isinstance(found.held_out, Labelled)
+    assert (
+        isinstance(found, Dataset)
+        and isinstance(found.train, Labelled)
+        and isinstance(found.held_out, Labelled)
+    )
     batch = [torch.from_numpy(part) for part in found.train.take(np.arange(180))]
     optimizer = torch.optim.AdamW(network.parameters(), lr=1e-2)
     for _ in range(30):

@@ -23,7 +23,9 @@ from lab.worker.optim import DTYPES
         ("NVIDIA GeForce RTX 4090", "fp16", 165.2),
     ],
 )
-def test_vendor_figures_are_dense_and_name_their_source(name: str, precision: str, teraflops: float) -> None:
+def test_vendor_figures_are_dense_and_name_their_source(
+    name: str, precision: str, teraflops: float
+) -> None:
     found = vendor_peak(name, precision=precision)
     assert found is not None
     assert found[0] == pytest.approx(teraflops * 1e12)

@@ -33,7 +33,9 @@ def samples(count: int = 4) -> tuple[torch.Tensor, torch.Tensor]:
 def gradients(model: nn.Module, call: nn.Module) -> list[torch.Tensor]:
     model.zero_grad()
     call(*samples()).backward()
-    return [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
+    return [
+        parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None
+    ]
 
 
 @pytest.mark.parametrize("devices", [1, 2, 4])
@@ -50,7 +52,9 @@ def test_a_replica_computes_with_its_own_parameters_and_keeps_the_tie() -> None:
     zeros = {name: torch.zeros_like(parameter) for name, parameter in model.named_parameters()}
     before = model(*samples()).item()
     # Logits that are all equal: the loss is that of guessing.
-    assert replica(model, zeros)(*samples()).item() == pytest.approx(torch.log(torch.tensor(11.0)).item())
+    assert replica(model, zeros)(*samples()).item() == pytest.approx(
+        torch.log(torch.tensor(11.0)).item()
+    )
     assert model(*samples()).item() == before
 
 
@@ -75,7 +79,9 @@ class Meeting(nn.Module):
 def test_replicas_run_side_by_side_with_the_settings_of_the_caller() -> None:
     barrier = threading.Barrier(2)
     with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
-        found = parallel_apply([Meeting(barrier)] * 2, [(torch.zeros(1),), (torch.ones(1),)], [CPU, CPU])
+        found = parallel_apply(
+            [Meeting(barrier)] * 2, [(torch.zeros(1),), (torch.ones(1),)], [CPU, CPU]
+        )
     assert [value.item() for value in found] == [1.0, 2.0]
 
 
@@ -121,4 +127,6 @@ def test_losses_are_equal_within_the_tolerance_of_their_precision() -> None:
     found = {row.name: row for row in bench.compared(asked, answers)}
     assert [found[name].equal for name in asked] == [True, True, False, None]
     assert found["zero1 2"].difference == pytest.approx(1e-3)
-    assert found["data_parallel 2"].reason == "no GPU" and found["data_parallel 2"].final_loss is None
+    assert (
+        found["data_parallel 2"].reason == "no GPU" and found["data_parallel 2"].final_loss is None
+    )

@@ -17,7 +17,11 @@ from lab.worker.data import corpora, tokenizer
 from lab.worker.data.cache import cache_folder
 from lab.worker.data.tokenizer import Corpus, Tokens, tokenize
 
-DOCUMENTS = ["The quick brown fox jumps over the lazy dog.\n" * 40, "Grüße, 世界! " * 30, "x = 1\n    y = 2\n" * 50] * 5
+DOCUMENTS = [
+    "The quick brown fox jumps over the lazy dog.\n" * 40,
+    "Grüße, 世界! " * 30,
+    "x = 1\n    y = 2\n" * 50,
+] * 5
 
 
 def quiet(*told: object) -> None:
@@ -35,25 +39,35 @@ def build(documents: list[str] = DOCUMENTS, vocab_size: int = 320) -> Tokens:
 
 
 def folder(cache: Path) -> Path:
-    return next(path for path in (cache / "tokens").iterdir() if path.is_dir() and not path.name.startswith("."))
+    return next(
+        path
+        for path in (cache / "tokens").iterdir()
+        if path.is_dir() and not path.name.startswith(".")
+    )
 
 
 def test_tokens_spell_the_text(cache: Path) -> None:
     found = build()
     tokenizer = Tokenizer.from_file(str(folder(cache) / "tokenizer.json"))
     everything = np.concatenate([found.train, found.held_out]).tolist()
-    assert tokenizer.decode(everything, skip_special_tokens=False) == "".join(text + "<|endoftext|>" for text in DOCUMENTS)
+    assert tokenizer.decode(everything, skip_special_tokens=False) == "".join(
+        text + "<|endoftext|>" for text in DOCUMENTS
+    )
     assert max(everything) < 320
     assert found.train.dtype == np.uint16
     assert found.description == f"three texts, {len(everything) / 1e6:.2f}M tokens, vocabulary 320"
 
 
-def test_documents_longer_than_a_piece_stay_whole(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_documents_longer_than_a_piece_stay_whole(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("lab.worker.data.tokenizer.PIECE", 100)
     found = build()
     tokenizer = Tokenizer.from_file(str(folder(cache) / "tokenizer.json"))
     everything = np.concatenate([found.train, found.held_out]).tolist()
-    assert tokenizer.decode(everything, skip_special_tokens=False) == "".join(text + "<|endoftext|>" for text in DOCUMENTS)
+    assert tokenizer.decode(everything, skip_special_tokens=False) == "".join(
+        text + "<|endoftext|>" for text in DOCUMENTS
+    )
 
 
 def test_a_large_vocabulary_gets_wide_tokens() -> None:
@@ -62,7 +76,9 @@ def test_a_large_vocabulary_gets_wide_tokens() -> None:
 
 def test_a_tenth_is_held_out_at_the_end_of_a_document(cache: Path) -> None:
     found = build([f"document {number} with some words\n" * 10 for number in range(50)])
-    end_of_text = Tokenizer.from_file(str(folder(cache) / "tokenizer.json")).token_to_id("<|endoftext|>")
+    end_of_text = Tokenizer.from_file(str(folder(cache) / "tokenizer.json")).token_to_id(
+        "<|endoftext|>"
+    )
     assert found.train[-1] == end_of_text
     share = len(found.held_out) / (len(found.train) + len(found.held_out))
     assert share == pytest.approx(0.1, abs=0.02)
@@ -70,11 +86,18 @@ def test_a_tenth_is_held_out_at_the_end_of_a_document(cache: Path) -> None:
 
 def test_one_document_is_split_where_it_must_be() -> None:
     found = build(["all of it in one text, " * 200])
-    assert len(found.held_out) / (len(found.train) + len(found.held_out)) == pytest.approx(0.1, abs=0.001)
+    assert len(found.held_out) / (len(found.train) + len(found.held_out)) == pytest.approx(
+        0.1, abs=0.001
+    )
 
 
 def test_the_hash_is_that_of_the_content() -> None:
-    first, again, changed, smaller = build(), build(), build([*DOCUMENTS[:-1], "x"]), build(vocab_size=300)
+    first, again, changed, smaller = (
+        build(),
+        build(),
+        build([*DOCUMENTS[:-1], "x"]),
+        build(vocab_size=300),
+    )
     assert first.sha256 == again.sha256
     assert len({first.sha256, changed.sha256, smaller.sha256}) == 3
 
@@ -109,7 +132,9 @@ def test_what_a_killed_build_left_is_removed(cache: Path) -> None:
     assert json.loads((folder(cache) / "meta.json").read_text())["format"] == 2
 
 
-def test_the_cache_lies_where_the_environment_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cache_lies_where_the_environment_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert cache_folder("tokens") == tmp_path / "cache" / "tokens"
     monkeypatch.delenv("LAB_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
@@ -127,7 +152,9 @@ def test_the_standard_library_is_real_text_without_tests() -> None:
     corpus = corpora.read_stdlib()
     assert 2e6 < sum(map(len, corpus.documents)) < 2e7
     assert not any("class TestCase_" in document for document in corpus.documents)
-    assert corpus.description.startswith(f"{len(corpus.documents)} files of the standard library of Python 3.")
+    assert corpus.description.startswith(
+        f"{len(corpus.documents)} files of the standard library of Python 3."
+    )
 
 
 def test_too_little_text_is_a_problem_of_the_input(tmp_path: Path) -> None:

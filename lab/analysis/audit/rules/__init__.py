@@ -10,4 +10,14 @@ from lab.analysis.audit.rules.speedup import WORK_RULES as WORK
 from lab.analysis.audit.rules.timing import PHASES_RULES as PHASES
 from lab.analysis.audit.rules.timing import RANKS_RULES as RANKS
 
-RULES = (*RANKS, *SPEEDUPS, *WORK, *REPETITION, *PHASES, *LINKS, *ENVIRONMENT, *LEARNING, *REGULARITY)
+RULES = (
+    *RANKS,
+    *SPEEDUPS,
+    *WORK,
+    *REPETITION,
+    *PHASES,
+    *LINKS,
+    *ENVIRONMENT,
+    *LEARNING,
+    *REGULARITY,
+)

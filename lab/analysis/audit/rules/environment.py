@@ -42,17 +42,31 @@ def mixed_environment(seen: Observations) -> Iterator[Finding]:
             rare = rows.loc[values.index[values != values.mode().iloc[0]], "label"]
             evidence = f"{values.nunique()} different {words} were used: {named}."
             yield found(
-                "mixed-environment", "warning", rare, evidence, "Compare only runs of one environment, or run the others again."
+                "mixed-environment",
+                "warning",
+                rare,
+                evidence,
+                "Compare only runs of one environment, or run the others again.",
             )
     yield from _hosts(seen, unlike=unlike)
     if "dirty" in rows and rows["dirty"].eq(True).any():
         dirty = rows[rows["dirty"].eq(True)]
-        evidence = f"{len(dirty)} of {len(rows)} repeats ran code with changes that no commit holds."
-        yield found("mixed-environment", "note", dirty["label"], evidence, "Commit before measuring.")
+        evidence = (
+            f"{len(dirty)} of {len(rows)} repeats ran code with changes that no commit holds."
+        )
+        yield found(
+            "mixed-environment", "note", dirty["label"], evidence, "Commit before measuring."
+        )
     if "foreign_cpu" in rows and (rows["foreign_cpu"] > FOREIGN_CPU).any():
         disturbed = rows[rows["foreign_cpu"] > FOREIGN_CPU]
         evidence = f"In {len(disturbed)} of {len(rows)} repeats other processes took up to {disturbed['foreign_cpu'].max():.2f} of the ranks' cores."
-        yield found("mixed-environment", "note", disturbed["label"], evidence, "Measure again on an idle machine.")
+        yield found(
+            "mixed-environment",
+            "note",
+            disturbed["label"],
+            evidence,
+            "Measure again on an idle machine.",
+        )
 
 
 def _follows(seen: Observations, name: str) -> bool:
@@ -70,7 +84,9 @@ def _hosts(seen: Observations, *, unlike: bool) -> Iterator[Finding]:
     if len(different) > 1:
         named = ", ".join(sorted({host for hosts in different for host in hosts})[:4])
         severity = "warning" if seen.kind != "records" or unlike else "note"
-        evidence = f"The runs of this study were on {len(different)} different sets of hosts: {named}."
+        evidence = (
+            f"The runs of this study were on {len(different)} different sets of hosts: {named}."
+        )
         advice = "Equal models of machines differ too: pin the study to one host, or repeat the baseline on each."
         yield found("mixed-environment", severity, single["label"], evidence, advice)  # type: ignore[arg-type]
 
@@ -78,19 +94,37 @@ def _hosts(seen: Observations, *, unlike: bool) -> Iterator[Finding]:
 def emulated(seen: Observations) -> Iterator[Finding]:
     """Emulated results among measured ones, or of several emulations; and where all are emulated, that they are."""
     rows = seen.frame[seen.frame["aggregate"]] if seen.kind == "records" else seen.frame
-    kinds = rows["emulated"].map(lambda cell: "" if cell is None or str(cell).strip().lower() in REAL else str(cell))
-    named = ", ".join(repr(kind) for kind in list(dict.fromkeys(kind for kind in kinds if kind))[:4])
+    kinds = rows["emulated"].map(
+        lambda cell: "" if cell is None or str(cell).strip().lower() in REAL else str(cell)
+    )
+    named = ", ".join(
+        repr(kind) for kind in list(dict.fromkeys(kind for kind in kinds if kind))[:4]
+    )
     unreal = rows[kinds != ""]
     if 0 < len(unreal) < len(rows):
-        evidence = f"{len(unreal)} of {len(rows)} results are emulated ({named}), the others are measured."
+        evidence = (
+            f"{len(unreal)} of {len(rows)} results are emulated ({named}), the others are measured."
+        )
         advice = "Never compute or draw one from the other: keep emulated results in a study of their own."
         yield found("emulated", "error", unreal["label"], evidence, advice)
     elif kinds.nunique() > 1:
         evidence = f"The results are of {kinds.nunique()} different emulations: {named}."
-        yield found("emulated", "warning", rows["label"], evidence, "Keep a study for each, and set them side by side.")
+        yield found(
+            "emulated",
+            "warning",
+            rows["label"],
+            evidence,
+            "Keep a study for each, and set them side by side.",
+        )
     elif len(unreal):
         evidence = f"All {len(rows)} results are emulated: {named}."
-        yield found("emulated", "note", unreal["label"], evidence, "Say so wherever one of their numbers is shown.")
+        yield found(
+            "emulated",
+            "note",
+            unreal["label"],
+            evidence,
+            "Say so wherever one of their numbers is shown.",
+        )
 
 
 ENVIRONMENT_RULES = (
@@ -108,13 +142,23 @@ QUARTERS = 4
 
 def same_learning(seen: Observations) -> Iterator[Finding]:
     """Loss curves that disagree beyond tolerance at equal global batch and seed."""
-    rows = seen.frame[seen.frame["aggregate"]] if seen.kind == "records" else seen.frame[~seen.frame["aggregate"]]
-    batch = next((name for name in ("global_batch_size", "batch") if rows[name].notna().any()), None)
+    rows = (
+        seen.frame[seen.frame["aggregate"]]
+        if seen.kind == "records"
+        else seen.frame[~seen.frame["aggregate"]]
+    )
+    batch = next(
+        (name for name in ("global_batch_size", "batch") if rows[name].notna().any()), None
+    )
     rows = rows[rows["loss"].notna() | rows["accuracy"].notna()]
     rows = rows[rows[batch].notna()] if batch else rows
     keys = [key for key in seen.keys if key not in {"key:strategy", "key:compile", "key:precision"}]
     compared = False
-    names = [*keys, *([batch] if batch else []), *(["total_steps"] if seen.kind == "records" else [])]
+    names = [
+        *keys,
+        *([batch] if batch else []),
+        *(["total_steps"] if seen.kind == "records" else []),
+    ]
     for _, group in rows.groupby(names, sort=False, dropna=False) if names else [("", rows)]:
         if len(group) < 2:
             continue
@@ -144,7 +188,10 @@ def _apart(known: pd.DataFrame) -> Iterator[Finding]:
     for _, other in known.iloc[1:].iterrows():
         length = min(len(first["loss_curve"]), len(other["loss_curve"]))
         pair = [np.asarray(row["loss_curve"][:length], dtype=float) for row in (first, other)]
-        quarters = [np.array([part.mean() for part in np.array_split(curve, min(QUARTERS, length))]) for curve in pair]
+        quarters = [
+            np.array([part.mean() for part in np.array_split(curve, min(QUARTERS, length))])
+            for curve in pair
+        ]
         with np.errstate(all="ignore"):
             apart = np.abs(quarters[1] - quarters[0]) / np.abs(quarters[0])
         if np.nanmax(apart, initial=0.0) > (REDUCED if reduced else LOSS):
@@ -157,16 +204,25 @@ def _apart(known: pd.DataFrame) -> Iterator[Finding]:
 
 
 def _ends(group: pd.DataFrame, batch: str | None) -> Iterator[Finding]:
-    order = "epoch" if group["epoch"].notna().any() else "step" if group["step"].notna().any() else None
+    order = (
+        "epoch" if group["epoch"].notna().any() else "step" if group["step"].notna().any() else None
+    )
     last = group[group[order] == group[order].max()] if order else group
     for name, tolerance, relative in (("loss", LOSS, True), ("accuracy", POINTS, False)):
-        ends = {float(str(size)): float(end) for size, end in last.groupby("world_size")[name].median().dropna().items()}
+        ends = {
+            float(str(size)): float(end)
+            for size, end in last.groupby("world_size")[name].median().dropna().items()
+        }
         if len(ends) < 2:
             continue
         low, high = min(ends, key=lambda size: ends[size]), max(ends, key=lambda size: ends[size])
         gap = (ends[high] - ends[low]) / (abs(ends[low]) if relative and ends[low] else 1.0)
         if gap > tolerance:
-            at = f"at {batch.replace('_', ' ')} {last[batch].iloc[0]:g}" if batch else "at batches that the table does not tell"
+            at = (
+                f"at {batch.replace('_', ' ')} {last[batch].iloc[0]:g}"
+                if batch
+                else "at batches that the table does not tell"
+            )
             what = f"{100 * gap:.1f} {'%' if relative else 'points'} apart {at}"
             evidence = f"The {name} ends at {ends[low]:.4g} with {low:g} ranks and {ends[high]:.4g} with {high:g}, {what}."
             yield _finding(list(last["label"]), evidence, "warning" if batch else "note")

@@ -29,7 +29,9 @@ LINKS = (
     (r"\bedr\b", 12.5e9),
 )
 # 25 Gbit/s, 100Gb/s, 10GbE; a capital B alone means bytes.
-RATE = re.compile(r"(\d+(?:\.\d+)?)\s*([GgMm])(?:(B/s|Bps)|\s*[Bb][Ii][Tt](?:/s|ps)?|[Bb]ps|[Bb]/s|[Bb]?[Ee]\b)")
+RATE = re.compile(
+    r"(\d+(?:\.\d+)?)\s*([GgMm])(?:(B/s|Bps)|\s*[Bb][Ii][Tt](?:/s|ps)?|[Bb]ps|[Bb]/s|[Bb]?[Ee]\b)"
+)
 FASTEST = 900e9  # NVLink 5, the fastest link that a GPU has
 SINGLE_NODE = 15.8e9  # PCIe 3.0 x16, the slowest that joins the GPUs of one node as a rule
 CALIBRATED = 1.25  # a calibration on another day differs by less
@@ -63,7 +65,9 @@ def plausible_bandwidth(seen: Observations) -> Iterator[Finding]:
                 checked = True
                 yield from _judged(line, point, size, told, seen)
     if not checked:
-        raise UncheckedError("bytes or parameters", "communication time per step at more than one rank")
+        raise UncheckedError(
+            "bytes or parameters", "communication time per step at more than one rank"
+        )
 
 
 class Told(NamedTuple):
@@ -97,13 +101,19 @@ def _times(line: Line, point: Point, seen: Observations) -> Iterator[Told]:
     if base is None or base.world_size != 1 or not math.isfinite(steps) or seen.kind == "records":
         return
     # Equal work per rank in a step: what is added at N ranks is the most that communication can be.
-    same = abs(point.micro_batch_size / base.micro_batch_size - 1) < 0.01 if base.micro_batch_size > 0 else False
+    same = (
+        abs(point.micro_batch_size / base.micro_batch_size - 1) < 0.01
+        if base.micro_batch_size > 0
+        else False
+    )
     added = point.time / steps - base.time / _steps(base, seen)
     if same and added > 0:
         yield Told(added, True, "all that a step takes longer")
 
 
-def _link(point_world: float, nodes: float, names: str, seen: Observations, *, emulated: bool = False) -> Link:
+def _link(
+    point_world: float, nodes: float, names: str, seen: Observations, *, emulated: bool = False
+) -> Link:
     calibrated = {} if emulated else seen.calibrated  # an emulated link is held to its name
     if calibrated:
         best = calibrated.get(int(point_world), max(calibrated.values()))
@@ -112,26 +122,45 @@ def _link(point_world: float, nodes: float, names: str, seen: Observations, *, e
     if rate:
         value = float(rate[1]) * (1e9 if rate[2].lower() == "g" else 1e6) / (1 if rate[3] else 8)
         return Link(value, True, rate[0] if rate[3] else f"{rate[0]}, {value / 1e9:.3g} GB/s")
-    value = next((speed for pattern, speed in LINKS if re.search(pattern, names, re.IGNORECASE)), math.nan)
+    value = next(
+        (speed for pattern, speed in LINKS if re.search(pattern, names, re.IGNORECASE)), math.nan
+    )
     if math.isfinite(value):
         return Link(value, True, f"{names.strip()}, at most {value / 1e9:.3g} GB/s")
-    on_cpu = seen.frame["device"].eq("cpu").any()  # gloo over loopback is anywhere from 0.1 to 2 GB/s: calibrate it
+    on_cpu = (
+        seen.frame["device"].eq("cpu").any()
+    )  # gloo over loopback is anywhere from 0.1 to 2 GB/s: calibrate it
     if (nodes == 1 or seen.said(ONE_NODE)) and not on_cpu:
         where = "one node" if nodes == 1 else "one node by the notes"
-        return Link(SINGLE_NODE, False, f"{where}, where PCIe 3.0 x16 carries {SINGLE_NODE / 1e9:.3g} GB/s")
+        return Link(
+            SINGLE_NODE, False, f"{where}, where PCIe 3.0 x16 carries {SINGLE_NODE / 1e9:.3g} GB/s"
+        )
     return Link(math.nan, False, "")
 
 
 def _names(rows: pd.DataFrame) -> str:
     names = [
         "link",
-        *(key for key in rows if str(key).startswith("key:") and key in {"key:link", "key:setting", "key:strategy"}),
+        *(
+            key
+            for key in rows
+            if str(key).startswith("key:") and key in {"key:link", "key:setting", "key:strategy"}
+        ),
         "gpu",
     ]
-    return " ".join(dict.fromkeys(str(value) for name in names if name in rows for value in rows[name].dropna().unique()[:1]))
+    return " ".join(
+        dict.fromkeys(
+            str(value)
+            for name in names
+            if name in rows
+            for value in rows[name].dropna().unique()[:1]
+        )
+    )
 
 
-def _judged(line: Line, point: Point, size: float, told: Told, seen: Observations) -> Iterator[Finding]:
+def _judged(
+    line: Line, point: Point, size: float, told: Told, seen: Observations
+) -> Iterator[Finding]:
     n = point.world_size
     bandwidth = 2 * (n - 1) / n * size / told.time
     rows = seen.frame[seen.frame["label"].isin(point.labels)]
@@ -141,19 +170,31 @@ def _judged(line: Line, point: Point, size: float, told: Told, seen: Observation
     said = f"{size / 1e6:.3g} MB per step ({source}) over {seconds(told.time)} ({told.words}) on {n:g} ranks are {_gigabytes(bandwidth)} of bus bandwidth"
     most = link.bytes_per_s * (CALIBRATED if link.certain else math.nan)
     if not told.bound and bandwidth > (most if math.isfinite(most) else FASTEST):
-        beyond = link.words if math.isfinite(most) else f"the fastest link there is carries {FASTEST / 1e9:.0f} GB/s"
-        advice = "The time is too short or the bytes are not all sent: wait for completion before reading the clock."
-        yield found("plausible-bandwidth", "error", point.labels, f"{said}, more than the link carries ({beyond}).", advice)
-    elif emulated and bandwidth < CARRIED * link.bytes_per_s and size > LATENCY_BOUND:
-        advice = (
-            "This machine does not carry what it emulates: take fewer ranks or a slower link, and leave it to the study alone."
+        beyond = (
+            link.words
+            if math.isfinite(most)
+            else f"the fastest link there is carries {FASTEST / 1e9:.0f} GB/s"
         )
+        advice = "The time is too short or the bytes are not all sent: wait for completion before reading the clock."
+        yield found(
+            "plausible-bandwidth",
+            "error",
+            point.labels,
+            f"{said}, more than the link carries ({beyond}).",
+            advice,
+        )
+    elif emulated and bandwidth < CARRIED * link.bytes_per_s and size > LATENCY_BOUND:
+        advice = "This machine does not carry what it emulates: take fewer ranks or a slower link, and leave it to the study alone."
         share = f"{100 * bandwidth / link.bytes_per_s:.0f} % of the emulated link ({link.words})"
         yield found("plausible-bandwidth", "warning", point.labels, f"{said}, {share}.", advice)
     elif bandwidth < FAR_BELOW * link.bytes_per_s and size > LATENCY_BOUND:
         advice = "Something else is in this time: waiting for a straggler, the loader, launches. Measure the transfer by itself."
         yield found(
-            "plausible-bandwidth", "warning", point.labels, f"{said}, less than a tenth of the link ({link.words}).", advice
+            "plausible-bandwidth",
+            "warning",
+            point.labels,
+            f"{said}, less than a tenth of the link ({link.words}).",
+            advice,
         )
 
 
@@ -166,7 +207,11 @@ def _quoted(seen: Observations) -> Iterator[Finding]:
     wrong: list[tuple[float, float, str]] = []
     for row in rows.to_dict("records"):
         n = row["world_size"]
-        bus = row["busbw"] if row["busbw"] == row["busbw"] else row["algbw"] * (2 * (n - 1) / n if n > 1 else 1.0)
+        bus = (
+            row["busbw"]
+            if row["busbw"] == row["busbw"]
+            else row["algbw"] * (2 * (n - 1) / n if n > 1 else 1.0)
+        )
         words = " ".join(str(row[name]) for name in ("link", "gpu") if isinstance(row[name], str))
         link = _link(n if n == n else 2, row["nodes"], words, seen)
         limit = link.bytes_per_s * CALIBRATED if link.certain else FASTEST
@@ -174,17 +219,21 @@ def _quoted(seen: Observations) -> Iterator[Finding]:
             wrong.append((bus, limit, str(row["label"])))
     if wrong:
         bus, limit, label = max(wrong)
-        said = (
-            f"A bus bandwidth of {_gigabytes(bus)} is quoted in {label}, more than the {_gigabytes(limit)} that its link allows."
-        )
+        said = f"A bus bandwidth of {_gigabytes(bus)} is quoted in {label}, more than the {_gigabytes(limit)} that its link allows."
         labels = [item[2] for item in wrong]
         yield found(
-            "plausible-bandwidth", "error", labels, said, "Check bits against bytes, and algorithm against bus bandwidth."
+            "plausible-bandwidth",
+            "error",
+            labels,
+            said,
+            "Check bits against bytes, and algorithm against bus bandwidth.",
         )
 
 
 def _collectives(seen: Observations) -> Iterator[Finding]:
-    rows = seen.frame[seen.frame["time"].notna() & seen.frame["bytes"].notna() & (seen.frame["world_size"] > 1)]
+    rows = seen.frame[
+        seen.frame["time"].notna() & seen.frame["bytes"].notna() & (seen.frame["world_size"] > 1)
+    ]
     if rows.empty:
         raise UncheckedError("bytes, time and world_size together")
     names = [*(key for key in seen.keys if key != "key:bytes"), "world_size"]
@@ -196,7 +245,11 @@ def _one_collective(group: pd.DataFrame, seen: Observations) -> Iterator[Finding
     n = float(group["world_size"].iloc[0])
     size, times = group["bytes"].to_numpy(dtype=float), group["time"].to_numpy(dtype=float)
     # What is not said to be another collective is taken for an all-reduce.
-    bus = group["busbw"].fillna(group["bytes"] / group["time"] * 2 * (n - 1) / n).to_numpy(dtype=float)
+    bus = (
+        group["busbw"]
+        .fillna(group["bytes"] / group["time"] * 2 * (n - 1) / n)
+        .to_numpy(dtype=float)
+    )
     link = _link(n, float(group["nodes"].iloc[0]), _names(group), seen)
     limit = link.bytes_per_s * CALIBRATED if link.certain else FASTEST
     best = int(bus.argmax())
@@ -206,16 +259,30 @@ def _one_collective(group: pd.DataFrame, seen: Observations) -> Iterator[Finding
             f"more than {_gigabytes(limit)}."
         )
         yield found(
-            "plausible-bandwidth", "error", group.loc[bus > limit, "label"], said, "Check the unit of the times and of the sizes."
+            "plausible-bandwidth",
+            "error",
+            group.loc[bus > limit, "label"],
+            said,
+            "Check the unit of the times and of the sizes.",
         )
     back = np.flatnonzero(times[1:] < NON_MONOTONIC * times[:-1]) + 1
     if back.size:
         first = int(back[0])
         said = f"{size[first] / 1e6:.3g} MB take {seconds(times[first])} on {n:g} ranks, less than the next smaller message."
         labels = group["label"].iloc[back]
-        yield found("plausible-bandwidth", "note", labels, said, "A change of algorithm can do this; so can a cold first call.")
+        yield found(
+            "plausible-bandwidth",
+            "note",
+            labels,
+            said,
+            "A change of algorithm can do this; so can a cold first call.",
+        )
 
 
 LINKS_RULES = (
-    Rule("plausible-bandwidth", (("bytes", "parameters", "algbw", "busbw"), ("world_size", "busbw")), plausible_bandwidth),
+    Rule(
+        "plausible-bandwidth",
+        (("bytes", "parameters", "algbw", "busbw"), ("world_size", "busbw")),
+        plausible_bandwidth,
+    ),
 )

@@ -26,29 +26,47 @@ def repeats(seen: Observations) -> Iterator[Finding]:
             yield _unsaid(list(unsaid["label"]))
         return
     known = lines(seen)
-    points = [point for line in known for point in line.points if point.times or point.rate > 0 or point.speedup > 0]
+    points = [
+        point
+        for line in known
+        for point in line.points
+        if point.times or point.rate > 0 or point.speedup > 0
+    ]
     if not points:
         raise UncheckedError("world_size")
-    counts = {id(point): point.repeats if point.repeats > 0 else max(len(point.times), 1) for point in points}
-    said = "repeats" in seen.known or seen.frame["repeat"].notna().any() or any(len(point.times) > 1 for point in points)
+    counts = {
+        id(point): point.repeats if point.repeats > 0 else max(len(point.times), 1)
+        for point in points
+    }
+    said = (
+        "repeats" in seen.known
+        or seen.frame["repeat"].notna().any()
+        or any(len(point.times) > 1 for point in points)
+    )
     spread = [point for point in points if counts[id(point)] < 2 and point.bounds is not None]
     once = [point for point in points if counts[id(point)] < 2 and point.bounds is None]
     if seen.summarised and not said and once:
         yield _unsaid([label for point in once for label in point.labels])
     elif once:
         labels = [label for point in once for label in point.labels]
-        evidence = (
-            f"{len(once)} of {len(points)} configurations were measured once, so nothing tells their differences from chance."
-        )
+        evidence = f"{len(once)} of {len(points)} configurations were measured once, so nothing tells their differences from chance."
         yield found(
-            "repeats", "warning", labels, evidence, "Repeat each at least three times, interleaved, and state the spread."
+            "repeats",
+            "warning",
+            labels,
+            evidence,
+            "Repeat each at least three times, interleaved, and state the spread.",
         )
     if spread:
         labels = [label for point in spread for label in point.labels]
-        evidence = (
-            f"{len(spread)} of {len(points)} configurations have a spread, and the table does not say over how many repeats."
+        evidence = f"{len(spread)} of {len(points)} configurations have a spread, and the table does not say over how many repeats."
+        yield found(
+            "repeats",
+            "note",
+            labels,
+            evidence,
+            "State the number of separate runs; epochs of one run are no repeats.",
         )
-        yield found("repeats", "note", labels, evidence, "State the number of separate runs; epochs of one run are no repeats.")
     few = [point for point in points if 2 <= counts[id(point)] < FEWEST]
     if few:
         labels = [label for point in few for label in point.labels]
@@ -64,7 +82,9 @@ def _unsaid(labels: list[str]) -> Finding:
 
 
 def _overlaps(line: Line, seen: Observations) -> Iterator[Finding]:
-    for first, second in itertools.pairwise(point for point in line.points if point.bounds is not None):
+    for first, second in itertools.pairwise(
+        point for point in line.points if point.bounds is not None
+    ):
         if first.world_size == second.world_size or not _overlap(first, second):
             continue
         if abs(first.time / second.time - 1) > CLAIM:
@@ -77,7 +97,13 @@ def _overlaps(line: Line, seen: Observations) -> Iterator[Finding]:
             # The lab's own report claims nothing where intervals overlap; a table's numbers stand without them.
             severity = "note" if seen.kind == "records" else "warning"
             labels = [*first.labels, *second.labels]
-            yield found("repeats", severity, labels, evidence, "Repeat more often before calling this a difference.")  # type: ignore[arg-type]
+            yield found(
+                "repeats",
+                severity,
+                labels,
+                evidence,
+                "Repeat more often before calling this a difference.",
+            )  # type: ignore[arg-type]
 
 
 def _overlap(first: Point, second: Point) -> bool:
@@ -93,7 +119,9 @@ def two_writers(seen: Observations) -> Iterator[Finding]:
     columns = [name for name in ("epoch", "step") if seen.frame[name].notna().any()]
     rows = seen.frame[seen.frame[columns].notna().all(axis=1) & ~seen.frame["aggregate"]]
     names = [*seen.keys, "world_size", "nodes", "global_batch_size", "batch", "rank", "repeat"]
-    for _, group in rows.groupby([name for name in names if name in rows], sort=False, dropna=False):
+    for _, group in rows.groupby(
+        [name for name in names if name in rows], sort=False, dropna=False
+    ):
         index = list(zip(*(group[name] for name in columns), strict=True))
         again = _again(index)
         back = [place for place in range(1, len(index)) if index[place] < index[place - 1]]
@@ -131,13 +159,21 @@ def _same_record(seen: Observations) -> Iterator[Finding]:
         if len(rows) > 1:
             evidence = f"Repeat {repeat} of run {run} has {len(rows)} records."
             yield found(
-                "two-writers", "error", [f"{run}/{repeat}"], evidence, "Keep one, and find out which job wrote the other."
+                "two-writers",
+                "error",
+                [f"{run}/{repeat}"],
+                evidence,
+                "Keep one, and find out which job wrote the other.",
             )
         curve, steps = rows["loss_curve"].iloc[0], rows["total_steps"].iloc[0]
         if isinstance(curve, list) and curve and len(curve) != steps:
             evidence = f"{len(curve)} losses stand in a record of {steps:g} steps."
             yield found(
-                "two-writers", "error", [f"{run}/{repeat}"], evidence, "Run it again with `--fresh`: one step writes one loss."
+                "two-writers",
+                "error",
+                [f"{run}/{repeat}"],
+                evidence,
+                "Run it again with `--fresh`: one step writes one loss.",
             )
 
 
@@ -169,7 +205,9 @@ def _no_variance(line: Line, seen: Observations) -> Iterator[Finding]:
             yield _finding(list(point.labels), evidence)
     zero = [point for point in line.points if point.std == 0]
     if len(zero) >= 2:
-        evidence = f"The standard deviation is 0 in {len(zero)} of {len(line.points)} configurations."
+        evidence = (
+            f"The standard deviation is 0 in {len(zero)} of {len(line.points)} configurations."
+        )
         yield _finding([label for point in zero for label in point.labels], evidence)
 
 
@@ -189,7 +227,12 @@ def _on_a_formula(line: Line) -> Iterator[Finding]:
         base = line.base(point)
         gain = line.gain(point)
         gain = point.speedup if math.isnan(gain) else gain
-        if math.isfinite(gain) and gain > 0 and point.world_size not in gains and (base is not None or point.world_size > 1):
+        if (
+            math.isfinite(gain)
+            and gain > 0
+            and point.world_size not in gains
+            and (base is not None or point.world_size > 1)
+        ):
             gains[line.ideal(point) if base is not None else point.world_size] = gain
             labels += point.labels
     n, reached = np.array(list(gains)), np.array(list(gains.values()))
@@ -199,11 +242,18 @@ def _on_a_formula(line: Line) -> Iterator[Finding]:
     if np.all(np.abs(reached / n - 1) < EXACT):
         yield _finding(labels, f"The speedup is exactly the number of ranks: {told}.")
     elif len(reached) >= FEWEST_POINTS and np.ptp(reached / n) < EXACT * (reached / n).mean():
-        yield _finding(labels, f"The efficiency is {reached[0] / n[0]:.4g} at every world size: {told}.")
+        yield _finding(
+            labels, f"The efficiency is {reached[0] / n[0]:.4g} at every world size: {told}."
+        )
     elif len(reached) >= FEWEST_POINTS:
         serial = (n[-1] / reached[-1] - 1) / (n[-1] - 1)
-        if 1e-3 < serial < 0.999 and np.all(np.abs(reached * (serial + (1 - serial) / n) - 1) < EXACT):
-            yield _finding(labels, f"All speedups lie on Amdahl's law with a serial fraction of {serial:.4g}: {told}.")
+        if 1e-3 < serial < 0.999 and np.all(
+            np.abs(reached * (serial + (1 - serial) / n) - 1) < EXACT
+        ):
+            yield _finding(
+                labels,
+                f"All speedups lie on Amdahl's law with a serial fraction of {serial:.4g}: {told}.",
+            )
 
 
 def _linear_in_size(seen: Observations) -> Iterator[Finding]:
@@ -223,4 +273,6 @@ def _finding(labels: list[str], evidence: str) -> Finding:
     return found("too-regular", "warning", labels, evidence, advice)
 
 
-REGULARITY_RULES = (Rule("too-regular", (("time", "rate", "speedup"), ("world_size",)), too_regular),)
+REGULARITY_RULES = (
+    Rule("too-regular", (("time", "rate", "speedup"), ("world_size",)), too_regular),
+)

@@ -43,14 +43,16 @@ def _averaged(line: Line, point: Point) -> Finding:
     where = f" at {line.label}" if line.label else ""
     by_mean, by_slowest = line.gain(point, means=True), line.gain(point)
     if math.isfinite(by_mean) and math.isfinite(by_slowest):
-        told = (
-            f"The mean over ranks gives {by_mean:.2f}x on {point.world_size:g} ranks{where}, the slowest rank {by_slowest:.2f}x"
-        )
+        told = f"The mean over ranks gives {by_mean:.2f}x on {point.world_size:g} ranks{where}, the slowest rank {by_slowest:.2f}x"
     else:
         told = f"On {point.world_size:g} ranks{where} the mean over ranks is quoted"
     evidence = f"{told} ({seconds(point.mean)} against {seconds(point.time)})."
     return found(
-        "slowest-rank", "error", point.labels, evidence, "Quote the time of the slowest rank: a synchronous step ends with it."
+        "slowest-rank",
+        "error",
+        point.labels,
+        evidence,
+        "Quote the time of the slowest rank: a synchronous step ends with it.",
     )
 
 
@@ -103,36 +105,55 @@ def communication_alone(seen: Observations) -> Iterator[Finding]:
 
 def rank_imbalance(seen: Observations) -> Iterator[Finding]:
     """Ranks of one synchronous run that differ by more than a few per cent."""
-    rows = seen.frame[seen.frame["rank"].notna() & ~seen.frame["aggregate"] & seen.frame["time"].notna()]
-    names = [*seen.keys, "global_batch_size", "batch", "world_size", *(["run_id"] if seen.kind == "records" else [])]
+    rows = seen.frame[
+        seen.frame["rank"].notna() & ~seen.frame["aggregate"] & seen.frame["time"].notna()
+    ]
+    names = [
+        *seen.keys,
+        "global_batch_size",
+        "batch",
+        "world_size",
+        *(["run_id"] if seen.kind == "records" else []),
+    ]
     for _, group in rows.groupby(names, sort=False, dropna=False):
         worst: tuple[float, Finding] | None = None
         for _, ranks in group.groupby(measurements(group), sort=False):
             fastest, slowest = ranks["time"].min(), ranks["time"].max()
             gap = slowest / fastest - 1
-            if len(ranks) > 1 and gap > max(IMBALANCE, worst[0] if worst else 0.0) and not _by_chance(ranks):
+            if (
+                len(ranks) > 1
+                and gap > max(IMBALANCE, worst[0] if worst else 0.0)
+                and not _by_chance(ranks)
+            ):
                 ids = ranks.loc[[ranks["time"].idxmax(), ranks["time"].idxmin()]]
                 evidence = (
                     f"Rank {ids['rank'].iloc[0]:g} takes {slowest:.2f} s against {fastest:.2f} s of rank {ids['rank'].iloc[1]:g}"
                     if slowest >= 1
                     else f"Rank {ids['rank'].iloc[0]:g} takes {seconds(slowest)} against {seconds(fastest)} of rank {ids['rank'].iloc[1]:g}"
                 )
-                evidence += (
-                    f" at world size {ranks['world_size'].iloc[0]:g}, {100 * gap:.0f} % more in what should be the same steps."
+                evidence += f" at world size {ranks['world_size'].iloc[0]:g}, {100 * gap:.0f} % more in what should be the same steps."
+                worst = (
+                    gap,
+                    _imbalance(
+                        list(ranks["label"]), evidence, is_error=gap > _explained(ranks.iloc[0])
+                    ),
                 )
-                worst = gap, _imbalance(list(ranks["label"]), evidence, is_error=gap > _explained(ranks.iloc[0]))
         if worst:
             yield worst[1]
 
 
 def _by_chance(ranks: pd.DataFrame) -> bool:
     """Whether the medians of all ranks lie where the median of the record's step may lie: few slow steps move it."""
-    return "median_low" in ranks and bool(ranks["time"].between(ranks["median_low"], ranks["median_high"]).all())
+    return "median_low" in ranks and bool(
+        ranks["time"].between(ranks["median_low"], ranks["median_high"]).all()
+    )
 
 
 def _explained(row: pd.Series) -> float:
     """The largest gap, as a share, that skew can explain in as many steps as a record measured."""
-    measured = float(row["total_steps"]) - float(row["warmup"]) if "total_steps" in row else math.nan
+    measured = (
+        float(row["total_steps"]) - float(row["warmup"]) if "total_steps" in row else math.nan
+    )
     return max(NOT_ONE_RUN, SKEW_STEPS / measured) if measured > 0 else NOT_ONE_RUN
 
 
@@ -143,7 +164,9 @@ def _imbalance(labels: list[str], evidence: str, *, is_error: bool) -> Finding:
 
 RANKS_RULES = (
     Rule("slowest-rank", (("time", "speedup"), ("world_size",)), slowest_rank),
-    Rule("communication-alone", (("world_size",), ("communication", "exposed")), communication_alone),
+    Rule(
+        "communication-alone", (("world_size",), ("communication", "exposed")), communication_alone
+    ),
     Rule("rank-imbalance", (("rank",), ("time",), ("world_size",)), rank_imbalance),
 )
 # What DESIGN asks of a clock: parts and whole within 2 %.
@@ -171,17 +194,32 @@ def phases_close(seen: Observations) -> Iterator[Finding]:
         # Forward and backward are parts of a compute time that stands beside them.
         doubled = rows["compute"].notna() & (rows["forward"] + rows["backward"]).notna()
         rows = rows[whole]
-        parts = rows[list(PARTS)].mask(np.outer(doubled[whole], [name in {"forward", "backward"} for name in PARTS]))
+        parts = rows[list(PARTS)].mask(
+            np.outer(doubled[whole], [name in {"forward", "backward"} for name in PARTS])
+        )
         waited = rows["exposed"].fillna(rows["communication"])
         rows["sum"] = parts.sum(axis=1) + waited.fillna(0.0)
         # Communication that overlaps compute adds less than its own time.
         rows["least"] = parts.sum(axis=1) + rows["exposed"].fillna(0.0)
         rows = rows[waited.notna() | rows["data"].notna() | rows["optimizer"].notna()]
     if rows.empty:
-        raise UncheckedError("parts of the step: compute (or forward and backward) with communication, data or optimizer")
-    tolerance = np.where(rows["phases_checked"].eq(True), MEDIANS, CLOSED) if "phases_checked" in rows else CLOSED
-    over, under = rows["least"] / rows["time"] - 1 > tolerance, rows["sum"] / rows["time"] - 1 < -tolerance
-    failed = rows["phases_checked"].eq(False) if "phases_checked" in rows else pd.Series(False, index=rows.index)
+        raise UncheckedError(
+            "parts of the step: compute (or forward and backward) with communication, data or optimizer"
+        )
+    tolerance = (
+        np.where(rows["phases_checked"].eq(True), MEDIANS, CLOSED)
+        if "phases_checked" in rows
+        else CLOSED
+    )
+    over, under = (
+        rows["least"] / rows["time"] - 1 > tolerance,
+        rows["sum"] / rows["time"] - 1 < -tolerance,
+    )
+    failed = (
+        rows["phases_checked"].eq(False)
+        if "phases_checked" in rows
+        else pd.Series(False, index=rows.index)
+    )
     wrong = rows[over | under | failed]
     if wrong.empty:
         return
@@ -193,7 +231,9 @@ def phases_close(seen: Observations) -> Iterator[Finding]:
     )
     # Medians of a record overshoot by noise alone; parts of one row that exceed their whole are wrong.
     severity = "error" if over.any() and seen.kind != "records" else "warning"
-    advice = "Name the part that is missing or counted twice; report what is left as a part of its own."
+    advice = (
+        "Name the part that is missing or counted twice; report what is left as a part of its own."
+    )
     yield found("phases-close", severity, wrong["label"], evidence, advice)  # type: ignore[arg-type]
 
 
@@ -225,13 +265,17 @@ def data_stall(seen: Observations) -> Iterator[Finding]:
         yield found("data-stall", "warning", slow["label"], evidence, advice)
     workers = frame["loader_workers"] * frame["world_size"]
     cpus = frame["cpus"] * (
-        frame["world_size"] if "per_rank" in seen.given.get("cpus", "").lower().replace("gpu", "rank") else 1.0
+        frame["world_size"]
+        if "per_rank" in seen.given.get("cpus", "").lower().replace("gpu", "rank")
+        else 1.0
     )
     crowded = frame[(workers > cpus) & (frame["loader_workers"] > 0)]
     crowded = crowded[crowded["aggregate"]] if seen.kind == "records" else crowded
     if len(crowded):
         worst = crowded.iloc[_most((workers / cpus)[crowded.index])]
-        counts = ", ".join(dict.fromkeys(f"{workers[index]:g} on {cpus[index]:g}" for index in crowded.index))
+        counts = ", ".join(
+            dict.fromkeys(f"{workers[index]:g} on {cpus[index]:g}" for index in crowded.index)
+        )
         evidence = (
             f"Loader processes outnumber the CPUs ({counts}), {worst['loader_workers']:g} for each of {worst['world_size']:g} ranks: "
             f"they take turns with each other and with the ranks in {len(crowded)} rows."
@@ -266,11 +310,15 @@ def _first(seen: Observations) -> Iterator[Finding]:
     index = next((name for name in ("step", "epoch") if seen.frame[name].notna().any()), None)
     if index is None:
         return
-    rows = seen.frame[seen.frame[index].notna() & seen.frame["time"].notna() & ~seen.frame["aggregate"]]
+    rows = seen.frame[
+        seen.frame[index].notna() & seen.frame["time"].notna() & ~seen.frame["aggregate"]
+    ]
     labels: list[str] = []
     worst = (0.0, math.nan, math.nan)
     for _, group in rows.groupby(
-        [*seen.keys, "world_size", "global_batch_size", "batch", "rank", "repeat"], sort=False, dropna=False
+        [*seen.keys, "world_size", "global_batch_size", "batch", "rank", "repeat"],
+        sort=False,
+        dropna=False,
     ):
         if len(group) < 3:
             continue
@@ -285,7 +333,13 @@ def _first(seen: Observations) -> Iterator[Finding]:
             f"The first {index} takes {seconds(worst[1])}, {100 * worst[0]:.0f} % more than the {seconds(worst[2])} of the others, "
             f"in {len(labels)} series."
         )
-        yield found("cold-start", "warning", labels, evidence, f"Leave the first {index} out of every mean, and say so.")
+        yield found(
+            "cold-start",
+            "warning",
+            labels,
+            evidence,
+            f"Leave the first {index} out of every mean, and say so.",
+        )
 
 
 def _most(values: pd.Series) -> int:
@@ -294,7 +348,11 @@ def _most(values: pd.Series) -> int:
 
 
 PHASES_RULES = (
-    Rule("phases-close", (("time", "exposed"), ("compute", "forward", "phase_sum", "exposed")), phases_close),
+    Rule(
+        "phases-close",
+        (("time", "exposed"), ("compute", "forward", "phase_sum", "exposed")),
+        phases_close,
+    ),
     Rule("data-stall", (("data", "loader_workers"),), data_stall),
     Rule("cold-start", (("warmup", "epoch", "step"),), cold_start),
 )
