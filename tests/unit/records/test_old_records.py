@@ -32,7 +32,9 @@ def changes(old: Any, new: Any, where: str = "") -> list[str]:
     if isinstance(old, dict) and isinstance(new, dict):
         lost = [f"{where}.{key}: missing" for key in old if key not in new]
         both = [key for key in old if key in new]
-        return lost + [line for key in both for line in changes(old[key], new[key], f"{where}.{key}")]
+        return lost + [
+            line for key in both for line in changes(old[key], new[key], f"{where}.{key}")
+        ]
     if isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
         pairs = enumerate(zip(old, new, strict=True))
         return [line for index, pair in pairs for line in changes(*pair, f"{where}[{index}]")]
@@ -100,7 +102,8 @@ def test_ends_of_runs_are_told_apart() -> None:
 
 def test_the_states_of_tasks_are_those_of_their_records() -> None:
     states = lab.status(lab.Study.load("training"))
-    assert [state.state for state in states] == 4 * ["completed"] + ["failed"] + 4 * ["completed"] + ["timeout"]
+    done = 4 * ["completed"]
+    assert [state.state for state in states] == [*done, "failed", *done, "timeout"]
     assert states[4].reason == "rank 1 ended without an error of its own: killed from outside?"
 
 
@@ -128,7 +131,9 @@ def test_nothing_that_is_measured_is_due(name: str) -> None:
 def test_the_command_says_that_all_is_measured(place: Path) -> None:
     command = [sys.executable, "-m", "lab", "plan", "strategies", "--cluster", "node", "--json"]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    answer = subprocess.run(command, cwd=place, env=environment, capture_output=True, text=True, check=True)
+    answer = subprocess.run(
+        command, cwd=place, env=environment, capture_output=True, text=True, check=True
+    )
     rows = json.loads(answer.stdout)
     assert [row["run"] for row in rows] == [run.id for run in lab.Study.load("strategies").runs]
     assert {row["measured"] for row in rows} == {"1/1"}
