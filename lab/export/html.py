@@ -1,52 +1,65 @@
-"""The HTML report: one file that opens offline, without a request, in light and dark, on screen and on paper."""
+"""The HTML report: one file that opens offline, in light and dark, on screen and on paper."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
-from functools import cache
-from html import escape
-from importlib import resources as files
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import nbformat
 from bs4 import BeautifulSoup
 from jinja2 import pass_context
 from jinja2.runtime import Context
-from nbconvert.exporters import HTMLExporter
+from nbconvert.exporters import TemplateExporter
 from nbconvert.filters.markdown_mistune import InvalidNotebook, MarkdownWithMath
 from nbformat import NotebookNode
-from traitlets import default
+from traitlets import Unicode
 from traitlets.config import Config
 
 from lab.errors import LabError
-from lab.export import headings, math, mathfont, outputs, widgets
-from lab.export.document import Document
+from lab.export import clean, math, page
+
+ASSETS = Path(__file__).with_name("assets")
 
 
-class LabHTMLExporter(HTMLExporter):
+@dataclass(frozen=True)
+class Document:
+    """A notebook's page with embedded images; its formulas are still `<lab-math>` elements."""
+
+    title: str
+    authors: tuple[str, ...]
+    language: str
+    body: BeautifulSoup
+
+
+class LabHTMLExporter(TemplateExporter):
     """Exporter of nbconvert: `jupyter nbconvert --to lab_html NOTEBOOK`.
 
-    Cells tagged `remove-cell` and the parameters that papermill injects are left out, `hide-input` shows no code,
-    `hide-output` no output. A figure's metadata may hold `alt` and `caption`. Title and authors come from the notebook's
-    metadata (`title`, `authors`), or the title from the first heading. Raises LabError for a formula that cannot be
-    translated and for a missing or remote image.
+    Cells tagged `remove-cell` and the parameters that papermill injects are left out, `hide-input`
+    shows no code, `hide-output` no output. A figure's metadata may hold `alt` and `caption`. Title,
+    authors and language come from the notebook's metadata (`title`, `authors`, `lang`), or the
+    title from the first heading. Raises LabError for a formula that cannot be translated and for
+    a missing or remote image.
     """
 
     export_from_notebook = "Scaling Lab page (HTML)"
+    output_mimetype = "text/html"
+    raw_mimetypes = ["text/html", ""]
+    file_extension = ".html"
+    extra_template_basedirs = [str(ASSETS.parent)]
+    template_name = ASSETS.name
+    template_file = "index.html.j2"
+    language_code = Unicode("en", help="Language of the page, an ISO 639-1 code.").tag(config=True)
 
     def __init__(self, config: Config | None = None, **kw: Any) -> None:
         super().__init__(config=config, **kw)  # type: ignore[no-untyped-call]
-        self.register_preprocessor(outputs.reduce, enabled=True)  # type: ignore[no-untyped-call]
-
-    @default("template_name")
-    def _template_name_default(self) -> str:
-        return "basic"
+        self.register_preprocessor(clean.make_static, enabled=True)  # type: ignore[no-untyped-call]
 
     @property
     def default_config(self) -> Config:
-        """nbconvert's settings for this exporter: the tags, and the forms in which outputs are shown."""
+        """nbconvert's settings for this exporter: the tags, and the form of outputs and code."""
         config = Config(
             {
                 "TagRemovePreprocessor": {
@@ -56,113 +69,79 @@ class LabHTMLExporter(HTMLExporter):
                     "remove_all_outputs_tags": {"hide-output"},
                 },
                 "CoalesceStreamsPreprocessor": {"enabled": True},
-                "TemplateExporter": {"exclude_input_prompt": True, "exclude_output_prompt": True},
-                "HTMLExporter": {"exclude_anchor_links": True},
-                "NbConvertBase": {"display_data_priority": ["text/html", "text/markdown", "text/plain"]},
+                "HighlightMagicsPreprocessor": {"enabled": True},
+                "Highlight2HTML": {"extra_formatter_options": {"nowrap": True}},
+                "NbConvertBase": {
+                    "display_data_priority": ["text/html", "text/markdown", "text/plain"]
+                },
             }
         )
         settings: Config = super().default_config.copy()
         settings.merge(config)
         return settings
 
+    def default_filters(self) -> Iterator[tuple[str, Callable[..., str]]]:
+        """nbconvert's filters, and those that make Markdown and HTML safe."""
+        yield from super().default_filters()  # type: ignore[no-untyped-call]
+        yield "markdown2html", self.markdown2html
+        yield "sanitize", clean.sanitize
+
     @pass_context
     def markdown2html(self, context: Context, source: str) -> str:
-        """Markdown to HTML, with formulas as elements of their own."""
+        """Markdown to sanitized HTML, with formulas as elements of their own."""
         attachments = context.get("cell", {}).get("attachments", {})
-        renderer = math.MathRenderer(escape=False, attachments=attachments, exclude_anchor_links=True)
-        return str(MarkdownWithMath(renderer=renderer).render(source))
+        renderer = math.MathRenderer(
+            escape=False, attachments=attachments, exclude_anchor_links=True
+        )
+        return clean.sanitize(MarkdownWithMath(renderer=renderer).render(source))
 
-    def document(self, nb: NotebookNode, resources: dict[str, Any] | None, **kw: Any) -> tuple[Document, dict[str, Any]]:
-        """The notebook's body, clean and self-contained, with formulas not yet converted; and nbconvert's resources."""
-        if widgets.STATE not in nb.metadata.get("widgets", {widgets.STATE: {}}):
-            nb = nbformat.from_dict(nb)
-            del nb.metadata["widgets"]  # nbconvert takes its presence for a state
+    def document(
+        self, nb: NotebookNode, resources: dict[str, Any] | None, **kw: Any
+    ) -> tuple[Document, dict[str, Any]]:
+        """The notebook's page, from which both the file and the PDF are made."""
         try:
             html, resources = super().from_notebook_node(nb, resources, **kw)
         except InvalidNotebook as error:
             raise LabError(f"the notebook refers to an image that is not in it: {error}") from error
         about = resources.get("metadata", {})
-        built = Document.build(
-            html,
-            nb=nb,
-            folder=Path(about.get("path") or "."),
-            name=str(about.get("name") or "Notebook"),
-            language=self.language_code,
-        )
-        return built, resources
+        body = BeautifulSoup(html, "html.parser")
+        heading, title = page.title_heading(body), nb.metadata.get("title")
+        if heading is None and title:
+            heading = body.new_tag("h1", string=str(title))
+            body.insert(0, heading)
+        title = " ".join(str(title or (heading.get_text() if heading else "")).split())
+        title = title or str(about.get("name") or "Notebook")
+        page.embed_images(body, folder=Path(about.get("path") or "."), title=title)
+        page.arrange_tables(body)
+        page.set_ids(body)
+        page.resolve_links(body)
+        language = str(nb.metadata.get("lang") or self.language_code)
+        return Document(title, _authors(nb.metadata.get("authors")), language, body), resources
 
     def from_notebook_node(  # type: ignore[override]  # text, as nbconvert's own exporters
         self, nb: NotebookNode, resources: dict[str, Any] | None = None, **kw: Any
     ) -> tuple[str, dict[str, Any]]:
-        """The page of a notebook, and nbconvert's resources."""
-        built, resources = self.document(nb, resources, **kw)
-        return page(built), resources
+        """The page of a notebook, with all that it needs inside, and nbconvert's resources."""
+        document, resources = self.document(nb, resources, **kw)
+        body = document.body
+        heading = page.title_heading(body)
+        if heading and document.authors:
+            names = ", ".join(document.authors)
+            heading.insert_after(body.new_tag("p", attrs={"class": "byline"}, string=names))
+        math.to_mathml(body)
+        script = (ASSETS / "page.js").read_text("utf-8")
+        html = self.environment.get_template("page.html.j2").render(
+            document=document,
+            digest=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+            style=math.font_face(body) + (ASSETS / "style.css").read_text("utf-8"),
+            script=script,
+            contents=page.contents_html(body),
+            body=body.decode(formatter="html5").strip(),
+        )
+        return html, resources
 
 
-def page(document: Document) -> str:
-    """The whole HTML file of a document, its style, script, images and math font inside it."""
-    body = document.body
-    _put_authors(document)
-    _put_contents(body)
-    math.to_mathml(body)
-    style = mathfont.face(body) + _file("style.css")
-    script = _file("page.js")
-    return f"""<!DOCTYPE html>
-<html lang="{escape(document.language)}">
-<head>
-<meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="{_policy(script)}">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<title>{escape(document.title)}</title>
-<link rel="icon" href="data:,">
-<style>
-{style}</style>
-</head>
-<body>
-{body.decode(formatter="html5").strip()}
-<script>{script}</script>
-</body>
-</html>
-"""
-
-
-def _policy(script: str) -> str:
-    """What a browser may do with the page: run this one script, show what is inside the file, and ask for nothing."""
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    return (
-        f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; img-src data:; font-src data:; "
-        "base-uri 'none'; form-action 'none'"
-    )
-
-
-def _put_authors(document: Document) -> None:
-    heading = headings.title_heading(document.body)
-    if heading and document.authors:
-        byline = document.body.new_tag("p", attrs={"class": "byline"})
-        byline.string = ", ".join(document.authors)
-        heading.insert_after(byline)
-
-
-def _put_contents(body: BeautifulSoup) -> None:
-    """Wrap the body in `<main>`, with the table of contents before it."""
-    listed = headings.contents(body)
-    main = body.new_tag("main", id="main")
-    main.extend(body.contents[:])
-    body.append(main)
-    if listed is None:
-        return
-    nav = body.new_tag("nav", id="contents", attrs={"aria-label": "Contents"})
-    details = body.new_tag("details", open="")
-    summary = body.new_tag("summary")
-    summary.string = "Contents"
-    details.extend([summary, listed])
-    nav.append(details)
-    skip = body.new_tag("a", href="#main", attrs={"class": "skip"})
-    skip.string = "Skip to the text"
-    main.insert_before(skip, nav)
-
-
-@cache
-def _file(name: str) -> str:
-    return (files.files("lab.export") / name).read_text("utf-8")
+def _authors(metadata: Any) -> tuple[str, ...]:
+    authors = metadata if isinstance(metadata, list | tuple) else [metadata]
+    names = (part.get("name") if isinstance(part, dict) else part for part in authors)
+    return tuple(str(name) for name in names if name)

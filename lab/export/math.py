@@ -1,107 +1,142 @@
-"""Formulas: found in Markdown, kept as `<lab-math>` elements, turned into MathML or handed to Typst."""
+"""Formulas: `<lab-math>` elements, MathML with its font for the page, TeX for Typst."""
 
 from __future__ import annotations
 
+import base64
+import importlib.util
+import io
+import json
 import re
+import subprocess
+import tempfile
+import unicodedata
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from html import escape
+from pathlib import Path
 
 from bs4 import BeautifulSoup, Tag
+from bs4.element import Script
 from nbconvert.filters.markdown_mistune import IPythonRenderer
 
 from lab.errors import LabError
-from lab.export import pandoc
+from lab.export.page import section_of
 
 ELEMENT = "lab-math"
+# STIX Two Math (SIL Open Font License 1.1).
+FONT = "STIXTwoMath-Regular.ttf"
 
 # `(?<!\\)` keeps a line break of TeX (two backslashes) from being read as the start of a command.
-_LABEL = re.compile(r"(?<!\\)\\(?:label\s*\{[^{}]*\}|nonumber\b|notag\b)")
-_TAG = re.compile(r"(?<!\\)\\tag\*?\s*\{([^{}]*)\}")
-_BACKWARD_SPACE = re.compile(r"(?<!\\)\\!")
-_DOUBLE_BAR = re.compile(r"(?<!\\)\\\|")
-_SIZE = re.compile(r"(?<!\\)\\[bB]igg?[lrm]?(?![a-zA-Z])")
-_MEDIUM_SPACE = re.compile(r"(?<!\\)\\[;:>]")
+# Pandoc would drop a label and the number of an equation; a number stays as text.
+_TO_PLAIN = (
+    (re.compile(r"(?<!\\)\\(?:label\s*\{[^{}]*\}|nonumber\b|notag\b)"), ""),
+    (re.compile(r"(?<!\\)\\tag\*?\s*\{([^{}]*)\}"), r"\\qquad\\text{(\1)}"),
+)
+# Pandoc writes `\!` to Typst as a whole em backwards, `\;` as nothing, and loses the meaning of
+# `\|` and of the delimiters after `\big`.
+_TO_TYPST = (
+    (re.compile(r"(?<!\\)\\!|(?<!\\)\\[bB]igg?[lrm]?(?![a-zA-Z])"), ""),
+    (re.compile(r"(?<!\\)\\[;:>]"), r"\\,"),
+    (re.compile(r"(?<!\\)\\\|"), r"\\Vert "),
+)
+# What a browser draws by itself: radical and overline, minus for a hyphen, prime, infinity.
+_BROWSER_GLYPHS = "√‾−′∞"
 
 
 class MathRenderer(IPythonRenderer):
-    """Jupyter's Markdown renderer, with each formula as one element instead of dollar signs in text."""
+    """Jupyter's Markdown renderer, with each formula as one element instead of dollar signs."""
 
     def block_math(self, body: str) -> str:
         """A formula on its own line."""
-        return element(body, display="block")
+        return f'<{ELEMENT} display="block">{escape(body.strip(), quote=False)}</{ELEMENT}>'
 
     def inline_math(self, body: str) -> str:
         """A formula within a sentence."""
-        return element(body, display="inline")
+        return f'<{ELEMENT} display="inline">{escape(body.strip(), quote=False)}</{ELEMENT}>'
 
     def latex_environment(self, name: str, body: str) -> str:
         """An environment such as `align`, always on its own lines."""
-        return element(rf"\begin{{{name}}}{body}\end{{{name}}}", display="block")
+        return self.block_math(rf"\begin{{{name}}}{body}\end{{{name}}}")
 
 
-def element(tex: str, *, display: str) -> str:
-    """The element that stands for a formula until it is converted; `display` is `block` or `inline`."""
-    return f'<{ELEMENT} display="{display}">{escape(tex.strip(), quote=False)}</{ELEMENT}>'
+def run_pandoc(html: str, sections: Mapping[str, str], *, to: str, options: Sequence[str]) -> str:
+    """Convert an HTML fragment, with math as `<script type="math/tex">`.
+
+    Raises LabError where pandoc fails, and with each formula that it cannot translate and the
+    section it stands in. It runs in its sandbox and reads no file and no address.
+    """
+    import pypandoc
+
+    with tempfile.TemporaryDirectory() as folder:
+        log = Path(folder) / "log.json"
+        command = [pypandoc.get_pandoc_path(), "--from=html-auto_identifiers", f"--to={to}"]
+        command += ["--wrap=none", "--quiet", "--sandbox", f"--log={log}", *options]
+        done = subprocess.run(command, input=html.encode(), capture_output=True, check=False)
+        if done.returncode:
+            reason = done.stderr.decode(errors="replace").strip()
+            raise LabError(f"pandoc could not convert the page to {to}: {reason}")
+        entries = json.loads(log.read_text("utf-8") or "[]")
+    untranslated = [entry for entry in entries if entry["type"] == "CouldNotConvertTeXMath"]
+    if not untranslated:
+        return done.stdout.decode()
+    lines = ["formulas that cannot be translated:"]
+    for entry in untranslated:
+        tex, messages = entry["contents"], map(str.strip, entry["message"].splitlines())
+        error = next((line for line in messages if line.startswith("unexpected")), "not understood")
+        section = sections.get(_squeeze(tex), "the text before the first heading")
+        lines.append(f"  - {' '.join(tex.split())}   in {section}: {error}")
+    advice = "packages such as mhchem, cancel and physics are not understood."
+    raise LabError("\n".join([*lines, f"Write them with the commands of amsmath; {advice}"]))
 
 
-def formulas(soup: Tag) -> list[Tag]:
-    """All formulas of a page, in order."""
-    return list(soup.find_all(ELEMENT))
-
-
-def as_script(tex: str, *, display: str) -> str:
-    """The form in which pandoc's HTML reader takes a formula."""
-    kind = "math/tex; mode=display" if display == "block" else "math/tex"
-    return f'<script type="{kind}">{_plain(tex).replace("</", "< /")}</script>'
+def to_scripts(soup: Tag, *, typst: bool = False) -> dict[str, str]:
+    """Replace each formula by the script that pandoc reads; returns the section of each."""
+    sections = {}
+    for tag in soup.find_all(ELEMENT):
+        tex = for_typst(tag.get_text()) if typst else tag.get_text()
+        for pattern, replacement in _TO_PLAIN:
+            tex = pattern.sub(replacement, tex)
+        if section := section_of(tag):
+            sections[_squeeze(tex)] = f"section “{section}”"
+        kind = "math/tex; mode=display" if tag.get("display") == "block" else "math/tex"
+        tag.name, tag.attrs = "script", {"type": kind}
+        tag.string = Script(tex.strip().replace("</", "< /"))
+    return sections
 
 
 def for_typst(tex: str) -> str:
-    r"""TeX without what pandoc writes badly to Typst.
-
-    `\!` becomes a whole em backwards and `\;` nothing; `\|` and the delimiters after `\big` lose their meaning.
-    """
-    tex = _SIZE.sub("", _BACKWARD_SPACE.sub("", tex))
-    return _DOUBLE_BAR.sub(r"\\Vert ", _MEDIUM_SPACE.sub(r"\\,", tex))
+    """TeX without the commands that pandoc writes badly to Typst."""
+    for pattern, replacement in _TO_TYPST:
+        tex = pattern.sub(replacement, tex)
+    return tex
 
 
-def to_mathml(soup: Tag) -> None:
+def to_mathml(soup: BeautifulSoup) -> None:
     """Replace every formula of the page by MathML, with one run of pandoc.
 
-    The TeX source stays as `alttext`. Raises LabError, naming the formula, where pandoc cannot translate one.
+    The TeX source stays as `alttext`. Raises LabError, naming the formula, where pandoc cannot
+    translate one.
     """
-    wanted = {(tag.get_text(), str(tag.get("display"))): "" for tag in formulas(soup)}
-    if not wanted:
+    formulas = soup.find_all(ELEMENT)
+    sources = [tag.get_text() for tag in formulas]
+    if not formulas:
         return
-    page = "\n".join(f"<p>{as_script(tex, display=display)}</p>" for tex, display in wanted)
-    converted = pandoc.convert(page, to="html", options=["--mathml"])
-    check_translated(converted, soup)
-    found = BeautifulSoup(converted.text, "html.parser").find_all("math")
-    for (tex, display), math in zip(wanted, found, strict=True):
+    sections = to_scripts(soup)
+    page = "\n".join(f"<p>{tag}</p>" for tag in formulas)
+    html = run_pandoc(page, sections, to="html", options=["--mathml"])
+    translated = BeautifulSoup(html, "html.parser").find_all("math")
+    for tag, source, math in zip(formulas, sources, translated, strict=True):
         for note in math.find_all("annotation"):
             note.decompose()
         for wrapper in math.find_all("semantics"):
             wrapper.unwrap()
         _space_functions(math)
-        math["alttext"] = tex
-        wanted[tex, display] = str(math)
-    for tag in formulas(soup):
-        tag.replace_with(BeautifulSoup(wanted[tag.get_text(), str(tag.get("display"))], "html.parser"))
-
-
-def check_translated(converted: pandoc.Converted, soup: Tag) -> None:
-    """Raise LabError with each formula that pandoc left as raw TeX, and the section that it stands in."""
-    if not converted.untranslated:
-        return
-    listed = "\n".join(
-        f"  - {' '.join(tex.split())}   in {_section(tex, soup)}: {complaint}" for tex, complaint in converted.untranslated
-    )
-    raise LabError(
-        f"formulas that cannot be translated:\n{listed}\n"
-        "Write them with the commands of amsmath; packages such as mhchem, cancel and physics are not understood."
-    )
+        math["alttext"] = source
+        tag.replace_with(math)
 
 
 def _space_functions(math: Tag) -> None:
-    """Thin spaces around the name of a function such as log, which MathML leaves to the browser and browsers leave out."""
+    """Put thin spaces around the name of a function such as log, which browsers leave out."""
     for applied in math.find_all("mo", string="\u2061"):
         name = applied.parent
         if name is None or name.name != "mrow" or len(name.contents) != 2:
@@ -113,27 +148,57 @@ def _space_functions(math: Tag) -> None:
             and name.find_previous_sibling() is None
         ):
             name = name.parent
-        space = {"width": "0.167em"}
         before, after = name.find_previous_sibling(), name.find_next_sibling()
         if before is not None and before.name != "mo":
-            name.insert_before(Tag(name="mspace", attrs=space))
+            name.insert_before(Tag(name="mspace", attrs={"width": "0.167em"}))
         if after is not None and after.name != "mo":
-            name.insert_after(Tag(name="mspace", attrs=space))
+            name.insert_after(Tag(name="mspace", attrs={"width": "0.167em"}))
 
 
-def _plain(tex: str) -> str:
-    """TeX less the labels, with numbers of equations kept as text: pandoc would drop those without a word."""
-    return _TAG.sub(r"\\qquad\\text{(\1)}", _LABEL.sub("", tex)).strip()
-
-
-def _section(tex: str, soup: Tag) -> str:
-    wanted = _squeezed(tex)
-    for tag in formulas(soup):
-        if wanted in (_squeezed(_plain(tag.get_text())), _squeezed(_plain(for_typst(tag.get_text())))):
-            heading = tag.find_previous(re.compile("^h[1-6]$"))
-            return f"section “{heading.get_text().strip()}”" if heading else "the opening"
-    return "a heading"
-
-
-def _squeezed(tex: str) -> str:
+def _squeeze(tex: str) -> str:
     return "".join(tex.split()).replace("</", "<").replace("< /", "<")
+
+
+def font_folder() -> Path:
+    """Folder of the math font, which comes with the `ziamath` wheel."""
+    # Not imported: the wheel is wanted for its font alone.
+    spec = importlib.util.find_spec("ziamath")
+    for location in (spec.submodule_search_locations or ()) if spec else ():
+        if (Path(location) / "fonts" / FONT).is_file():
+            return Path(location) / "fonts"
+    raise LabError(f"the math font {FONT} is missing; install it with: pip install ziamath")
+
+
+def font_face(soup: Tag) -> str:
+    """CSS `@font-face` with the glyphs of the page's MathML; empty where there is no math."""
+    text = "".join(math.get_text() for math in soup.find_all("math"))
+    if not text:
+        return ""
+    # A browser shows a single letter in `<mi>` as its mathematical italic.
+    codes = (0x210E, *range(0x1D434, 0x1D468), *range(0x1D6A4, 0x1D6A6), *range(0x1D6E2, 0x1D71C))
+    plain = unicodedata.normalize("NFKC", text)
+    italics = {chr(code) for code in codes if unicodedata.normalize("NFKC", chr(code)) in plain}
+    kind, data = _subset_font("".join(sorted({*text, *italics, *_BROWSER_GLYPHS})))
+    source = f"url(data:font/{kind};base64,{base64.b64encode(data).decode()}) format('{kind}')"
+    return f'@font-face {{ font-family: "Lab Math"; src: {source}; }}\n'
+
+
+@lru_cache(maxsize=8)
+def _subset_font(text: str) -> tuple[str, bytes]:
+    from fontTools import subset
+
+    kind = "woff2" if importlib.util.find_spec("brotli") else "woff"
+    options = subset.Options(
+        flavor=kind,
+        layout_features=["*"],  # `ssty`: script-size variants
+        name_IDs=[0, 1, 2, 13, 14],  # copyright and licence travel with the glyphs
+        hinting=False,
+        notdef_outline=True,
+    )
+    with subset.load_font(font_folder() / FONT, options) as font:
+        subsetter = subset.Subsetter(options)
+        subsetter.populate(text=text)
+        subsetter.subset(font)
+        buffer = io.BytesIO()
+        subset.save_font(font, buffer, options)
+    return kind, buffer.getvalue()

@@ -2,211 +2,206 @@
 
 from __future__ import annotations
 
+import base64
+import binascii
 import os
-import re
 import shutil
 import tempfile
 import unicodedata
-from importlib import resources as files
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, unquote_to_bytes
 
-from bs4 import BeautifulSoup
+from bs4 import BeautifulSoup, Tag
 from nbformat import NotebookNode
-from traitlets import default
-from traitlets.config import Config
 
 from lab.errors import LabError
-from lab.export import columns, headings, images, math, mathfont, pandoc
-from lab.export.document import Document
-from lab.export.html import LabHTMLExporter
+from lab.export import math, page
+from lab.export.html import ASSETS, Document, LabHTMLExporter
 
-_LINE = 88  # characters of code in a line
-_LONG_WORD = re.compile(rf"\S{{{columns.WORD + 1},}}")
+_SIGNATURES = {
+    ".svg": b"",
+    ".png": b"\x89PNG",
+    ".jpg": b"\xff\xd8\xff",
+    ".gif": b"GIF8",
+    ".webp": b"RIFF",
+}
 
 
 class LabPDFExporter(LabHTMLExporter):
-    """Exporter of nbconvert: `jupyter nbconvert --to lab_pdf NOTEBOOK`; needs no LaTeX, no browser, no network.
+    """Exporter of nbconvert: `jupyter nbconvert --to lab_pdf NOTEBOOK`; needs no LaTeX or browser.
 
-    The same notebook gives the same bytes where the environment variable SOURCE_DATE_EPOCH is set (seconds since 1970).
-    Raises LabError as LabHTMLExporter does, and where Typst cannot set the page.
+    The same notebook gives the same bytes where the environment variable SOURCE_DATE_EPOCH is set
+    (seconds since 1970). Raises LabError as LabHTMLExporter does, and where Typst cannot set the
+    page.
     """
 
     export_from_notebook = "Scaling Lab report (PDF)"
-
-    def __init__(self, config: Config | None = None, **kw: Any) -> None:
-        super().__init__(config=config, **kw)
-        # Only now: nbconvert finds the template by the type of what the template writes, and that is HTML.
-        self.output_mimetype = "application/pdf"
-        self.raw_mimetypes = ["text/html", ""]
-
-    @default("file_extension")
-    def _file_extension_default(self) -> str:
-        return ".pdf"
-
-    @default("template_extension")
-    def _template_extension_default(self) -> str:
-        return ".html.j2"
+    output_mimetype = "application/pdf"
+    file_extension = ".pdf"
 
     def from_notebook_node(  # type: ignore[override]  # bytes, as nbconvert's own PDF exporters
         self, nb: NotebookNode, resources: dict[str, Any] | None = None, **kw: Any
     ) -> tuple[bytes, dict[str, Any]]:
         """The PDF of a notebook as bytes, and nbconvert's resources."""
-        built, resources = self.document(nb, resources, **kw)
-        resources["output_extension"] = ".pdf"
-        return typeset(built), resources
+        document, resources = self.document(nb, resources, **kw)
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name)
+            images = _write_images(document.body, folder)
+            return _compile(_typst_source(document), folder, images), resources
 
 
-def typeset(document: Document) -> bytes:
-    """The PDF of a document, typeset in a folder of its own."""
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        pictures = images.extract(document.body, folder=folder)
-        (folder / "main.typ").write_text(source(document), "utf-8")
-        for file in ("report.typ", "typst.lua"):
-            with files.as_file(files.files("lab.export") / file) as path:
-                shutil.copy(path, folder)
-        return _compile(folder, pictures=pictures, text=document.body.get_text())
+def _write_images(body: Tag, folder: Path) -> dict[str, str]:
+    """Write the embedded images to files and refer to them by name; returns their descriptions."""
+    descriptions: dict[str, str] = {}
+    for number, image in enumerate(body.find_all("img"), start=1):
+        header, _, data = str(image["src"]).partition(",")
+        suffixes = (suffix for suffix, kind in page.IMAGE_TYPES.items() if kind in header.lower())
+        suffix, alt = next(suffixes, ".png"), str(image["alt"])
+        try:
+            binary = ";base64" in header
+            content = base64.b64decode(unquote(data)) if binary else unquote_to_bytes(data)
+        except binascii.Error as error:
+            raise LabError(f"the data of image “{alt}” is damaged: run its cell again") from error
+        is_whole = suffix != ".svg" or page.is_well_formed(content)
+        if not (is_whole and content.startswith(_SIGNATURES[suffix])):
+            raise LabError(f"image “{alt}” is damaged or not {suffix.removeprefix('.').upper()}")
+        name = f"figure-{number:03d}{suffix}"
+        (folder / name).write_bytes(content)
+        image["src"] = name
+        descriptions[name] = alt
+    return descriptions
 
 
-def source(document: Document) -> str:
-    """Typst source of a document; its images are files beside it."""
+def _typst_source(document: Document) -> str:
+    """Typst source of a document whose images are files beside it."""
     body = document.body
-    _put_opening(body)
-    _raise_headings(body)
-    _number_targets(body)
+    _arrange_headings(body)
+    _label_targets(body)
     _simplify_code(body)
-    for word in body.find_all(string=_LONG_WORD):
-        if not word.find_parent(["pre", "code", math.ELEMENT]):
-            word.replace_with(_LONG_WORD.sub(lambda found: _breakable(found[0], columns.WORD), word))
-    _align_tables(body)
-    columns.apply(body)
-    converted = _to_typst(body)
+    _prepare_tables(body)
+    # Pandoc keeps an attribute that it does not know, and no alternative text.
+    for image in body.find_all("img"):
+        image["data-described"] = image["alt"]
+    sections = math.to_scripts(body, typst=True)
+    options = [f"--lua-filter={ASSETS / 'typst.lua'}"]
+    typst = math.run_pandoc(body.decode(), sections, to="typst", options=options)
     authors = "".join(f"{_literal(author)}, " for author in document.authors)
+    about = f"title: {_literal(document.title)}, lang: {_literal(document.language)}"
     return (
         f'#import "report.typ": *\n#let authors = ({authors})\n'
-        f"#show: report.with(title: {_literal(document.title)}, authors: authors, lang: {_literal(document.language)})\n\n{converted}"
+        f"#show: report.with({about}, authors: authors)\n\n{typst}"
     )
 
 
-def _to_typst(body: BeautifulSoup) -> str:
-    page = BeautifulSoup(body.decode(), "html.parser")
-    for image in page.find_all("img"):
-        image["data-described"] = image["alt"]
-    for formula in math.formulas(page):
-        tex = math.for_typst(formula.get_text())
-        script = math.as_script(tex, display=str(formula.get("display")))
-        formula.replace_with(BeautifulSoup(script, "html.parser"))
-    with files.as_file(files.files("lab.export") / "typst.lua") as filters:
-        converted = pandoc.convert(page.decode(), to="typst", options=[f"--lua-filter={filters}"])
-    math.check_translated(converted, body)
-    return converted.text
+def _arrange_headings(body: BeautifulSoup) -> None:
+    """Put the title and the contents first, and raise the highest heading to the first level."""
+    title, has_contents = page.title_heading(body), len(page.contents(body)) > 1
+    if title is not None:
+        title.extract()
+    levels = [int(heading.name[1]) for heading in page.headings(body)]
+    for heading in page.headings(body):
+        heading.name = f"h{int(heading.name[1]) - min(levels) + 1}"
+    if has_contents:
+        body.insert(0, body.new_tag("div", attrs={"class": "lab-contents"}))
+    if title is not None:
+        title.name, title["class"] = "div", "lab-title"
+        body.insert(0, title)
 
 
-def _put_opening(body: BeautifulSoup) -> None:
-    """The title first, then a place for the table of contents where there are headings to list."""
-    heading = headings.title_heading(body)
-    if len(headings.entries(body)) > 1:
-        body.insert(0, body.new_tag("div", attrs={"class": "contents"}))
-    if heading is not None:
-        heading.name = "div"
-        heading["class"] = "title"
-        body.insert(0, heading.extract())
-
-
-def _raise_headings(body: BeautifulSoup) -> None:
-    """Let the highest heading be of the first level, as the title is none of them."""
-    found = body.find_all(headings.HEADING)
-    top = min((int(heading.name[1]) for heading in found), default=1)
-    for heading in found:
-        heading.name = f"h{int(heading.name[1]) - top + 1}"
-
-
-def _number_targets(body: BeautifulSoup) -> None:
-    """Short ids for the targets of links, and no other ids: Typst refuses a repeated one, and a link to none."""
-    linked = {headings.target(anchor): anchor for anchor in body.find_all("a", href=re.compile("^#"))}
-    names: dict[str, str] = {}
+def _label_targets(body: BeautifulSoup) -> None:
+    """Short ids for the targets of links, and no others: Typst refuses repeated and unused ones."""
+    linked = {page.link_target(anchor) for anchor in body.find_all("a")}
+    labels: dict[str, str] = {}
     for tag in body.find_all(id=True):
-        identifier = str(tag["id"])
-        del tag["id"]
-        # Only a heading is a sure place for a label; another target is reached through the heading before it.
-        place = tag if headings.HEADING.match(tag.name) else tag.find_previous(headings.HEADING)
-        if identifier in linked and place is not None:
-            place["id"] = place.get("id") or f"part-{len(names) + 1}"
-            names[identifier] = str(place["id"])
+        name = str(tag.attrs.pop("id"))
+        # Only a heading can carry a label; another target is reached through the heading above.
+        heading = tag if page.HEADING.match(tag.name) else tag.find_previous(page.HEADING)
+        if name in linked and heading is not None:
+            heading["id"] = heading.get("id") or f"part-{len(labels) + 1}"
+            labels[name] = str(heading["id"])
     for anchor in body.find_all("a"):
-        address = str(anchor.get("href", ""))
-        if not address.startswith("#"):
-            if not address:
-                anchor.unwrap()
-        elif headings.target(anchor) in names:
-            anchor["href"] = "#" + names[headings.target(anchor)]
-        else:
+        address, target = str(anchor.get("href", "")), page.link_target(anchor)
+        if target in labels:
+            anchor["href"] = "#" + labels[target]
+        elif not address or address.startswith("#"):
             anchor.unwrap()
 
 
 def _simplify_code(body: BeautifulSoup) -> None:
-    """Code as plain text with its language as class, for Typst to colour; long words may break at the margin."""
+    """Code as plain text with its language as class, for Typst to colour."""
     for summary in body.select("details.code > summary"):
         summary.decompose()
     for pre in body.find_all("pre"):
         kind = " ".join(filter(None, pre.get_attribute_list("class")))
-        language = {"code": "python", "output": "output", "error": "error"}.get(kind, "")
-        text = "\n".join(
-            re.sub(rf"\S{{{_LINE},}}", lambda found: _breakable(found[0], _LINE - 1), line) for line in pre.get_text().split("\n")
-        )
+        language = {"code": "python", "output": "output", "error": "error"}.get(kind)
+        code = body.new_tag("code", string=pre.get_text().strip("\n"))
         pre.clear()
         pre.attrs = {"class": language} if language else {}
-        pre.append(body.new_tag("code", string=text.strip("\n")))
+        pre.append(code)
 
 
-def _align_tables(body: BeautifulSoup) -> None:
+def _prepare_tables(body: BeautifulSoup) -> None:
+    """Numbers to the right in one line, headers bold, wide tables where Typst can turn the page."""
     for cell in body.select("td.number, th.number"):
         cell["style"] = "text-align: right"
-    for head in body.select("thead th"):
+    for cell in body.select("td.number"):
+        for text in cell.find_all(string=True):
+            text.replace_with(text.replace(" ", "\u00a0"))
+    for cell in body.select("thead th"):
         strong = body.new_tag("strong")
-        strong.extend(head.contents[:])
-        head.append(strong)
-    for style in body.find_all("style"):
-        style.decompose()
+        strong.extend(cell.contents[:])
+        cell.append(strong)
+    for box in body.select("div.table-box:has(> table.wide)"):
+        _move_under_heading(body, box)
 
 
-def _breakable(word: str, every: int) -> str:
-    """The word with places at which a line may end."""
-    parts = re.findall(rf".{{1,{every}}}", word)
-    return "\u200b".join(parts)
+def _move_under_heading(body: BeautifulSoup, box: Tag) -> None:
+    """Wrap a wide table with its heading and the paragraphs between the two."""
+    while box.parent is not None and box.parent.name == "div":
+        box = box.parent
+    group = box.wrap(body.new_tag("div", attrs={"class": "lab-wide"}))
+
+    def is_lead(tag: Tag) -> bool:
+        return tag.name == "p" or bool(page.HEADING.match(tag.name))
+
+    before = list(takewhile(is_lead, group.find_previous_siblings(limit=4)))
+    starts = [index for index, tag in enumerate(before) if page.HEADING.match(tag.name)]
+    for tag in before[: starts[0] + 1] if starts else ():
+        group.insert(0, tag.extract())
 
 
 def _literal(text: str) -> str:
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", " ") + '"'
 
 
-def _compile(folder: Path, *, pictures: dict[str, str], text: str) -> bytes:
+def _compile(source: str, folder: Path, images: dict[str, str]) -> bytes:
     import typst
 
     epoch = os.environ.get("SOURCE_DATE_EPOCH", "")
     if epoch and not epoch.isdigit():
-        raise LabError(f"SOURCE_DATE_EPOCH is {epoch!r}; it must be a whole number of seconds since 1970")
-    # The wheel's fonts alone, so that every machine makes the same pages; its own for scripts that they lack.
-    foreign = any(unicodedata.east_asian_width(letter) in "WF" for letter in text)
+        raise LabError(
+            f"SOURCE_DATE_EPOCH is {epoch!r}; it must be a whole number of seconds since 1970"
+        )
+    # The wheel's fonts alone, so that every machine makes the same pages; the machine's own only
+    # for scripts that they lack.
+    foreign = any(unicodedata.east_asian_width(letter) in "WF" for letter in source)
+    (folder / "main.typ").write_text(source, "utf-8")
+    shutil.copy(ASSETS / "report.typ", folder)
     try:
         return bytes(
             typst.compile(
                 str(folder / "main.typ"),
                 root=str(folder),
-                font_paths=[str(mathfont.folder())],
+                font_paths=[str(math.font_folder())],
                 ignore_system_fonts=not foreign,
                 format="pdf",
                 timestamp=int(epoch) if epoch else None,
             )
         )
     except typst.TypstError as error:
-        said = str(error).replace(str(folder), "")
-        raise LabError(f"the PDF could not be typeset: {_named(said, pictures)}") from error
-
-
-def _named(message: str, pictures: dict[str, str]) -> str:
-    """Typst's complaint, with the description of the image that it is about."""
-    for name, alt in pictures.items():
-        message = message.replace(name, f"{name} (“{alt}”)")
-    return message
+        message = str(error).replace(str(folder), "")
+        for name, alt in images.items():
+            message = message.replace(name, f"{name} (“{alt}”)")
+        raise LabError(f"the PDF could not be typeset: {message}") from error

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bs4 import BeautifulSoup
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from nbformat import NotebookNode
@@ -16,7 +15,7 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_outp
 from pypdf import PdfReader
 
 from lab.errors import LabError
-from lab.export import columns, math
+from lab.export import math
 from lab.export.html import LabHTMLExporter
 from lab.export.pdf import LabPDFExporter
 
@@ -257,6 +256,21 @@ def test_long_table_runs_over_pages_with_its_head() -> None:
     assert all("column 0" in page.extract_text() for page in reader.pages)
 
 
+ROOM = A4[0] - 2 * 25 / 25.4 * 72  # the width of the text, in points
+
+
+def table_width(reader: PdfReader) -> float:
+    """Length, in points, of the rule above the first table."""
+    content = reader.pages[0].get_contents().get_data().decode("latin-1")  # type: ignore[union-attr]
+    rule = re.search(r"0 -0\.45 l ([\d.]+) -0\.45 l", content)
+    return float(rule[1]) if rule else 0.0
+
+
+def rows(*cells: list[str]) -> NotebookNode:
+    body = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for row in cells)
+    return html(f"<table>{body}</table>")
+
+
 @given(
     st.lists(
         st.lists(st.text(alphabet="ab 1", max_size=60), min_size=3, max_size=3),
@@ -264,12 +278,32 @@ def test_long_table_runs_over_pages_with_its_head() -> None:
         max_size=4,
     )
 )
-def test_shares_of_columns_fill_the_page(cells: list[list[str]]) -> None:
-    rows = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for row in cells)
-    soup = BeautifulSoup(f"<table>{rows}</table>", "html.parser")
-    fit = columns.fitted(soup.table)  # type: ignore[arg-type]
-    assert not fit.landscape and 0 < fit.scale <= 1
-    assert not fit.shares or sum(fit.shares) == pytest.approx(1)
+@settings(deadline=None, max_examples=20)
+def test_columns_of_text_share_the_width_of_the_page(cells: list[list[str]]) -> None:
+    reader = pdf(rows(*cells))
+    assert all(round(float(page.mediabox[2])) == A4[0] for page in reader.pages)
+    assert right_edge(reader) < 1 - 25 / 210
+    assert table_width(reader) <= ROOM + 1
+
+
+@pytest.mark.parametrize(
+    "cells", [["a " * 200, "b" * 24, "c"], ["a " * 80, "b " * 90, "c"], ["1234567890.123 ms"] * 8]
+)
+def test_wide_table_fills_the_page(cells: list[str]) -> None:
+    assert table_width(pdf(rows(cells, cells))) == pytest.approx(ROOM, abs=1)
+
+
+def test_numbers_stay_in_one_line_and_the_table_becomes_smaller() -> None:
+    sizes: list[float] = []
+
+    def visit(text: str, cm: list[float], tm: list[float], font: Any, size: float) -> None:
+        if "[127.0," in text:
+            sizes.append(size)
+
+    reader = pdf(rows(["one", *["127.6 [127.0, 128.1] ms"] * 7], ["two", *["none"] * 7]))
+    reader.pages[0].extract_text(visitor_text=visit)
+    assert sizes and max(sizes) < 6.5
+    assert table_width(reader) == pytest.approx(ROOM, abs=1)
 
 
 def test_exporters_are_registered() -> None:

@@ -29,14 +29,16 @@ local function figure(block)
 end
 
 local function div(block)
-  local open, close = '', ''
-  if block.classes:includes('title') then return wrapped('#title-block(authors: authors)[', block.content, ']') end
-  if block.classes:includes('contents') then return pandoc.RawBlock('typst', '#contents()') end
-  if block.classes:includes('landscape') then open, close = '#page(flipped: true)[', ']' end
-  local scale = block.attributes.scale
-  if scale then open, close = open .. '#[#show table: set text(size: ' .. scale .. 'em)', ']' .. close end
-  if open ~= '' then return wrapped(open, block.content, close) end
+  if block.classes:includes('lab-title') then return wrapped('#title-block(authors: authors)[', block.content, ']') end
+  if block.classes:includes('lab-contents') then return pandoc.RawBlock('typst', '#contents()') end
+  if block.classes:includes('lab-wide') then return wrapped('#turned[', block.content, ']') end
   return block.content
+end
+
+-- pandoc centres a table and lets its columns take what they like.
+local function fitted(block)
+  local source = pandoc.write(pandoc.Pandoc(block), 'typst', pandoc.WriterOptions({ wrap_text = 'none' }))
+  return pandoc.RawBlock('typst', (source:gsub('align%(center%)%[#table%(', '[#fitted(')))
 end
 
 local function inline(image)
@@ -62,4 +64,4 @@ local function text(str)
   return pieces
 end
 
-return { { Str = text }, { Figure = figure }, { Div = div, Image = inline } }
+return { { Str = text }, { Figure = figure }, { Div = div, Image = inline }, { Table = fitted } }
