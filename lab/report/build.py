@@ -160,8 +160,8 @@ def export(notebook: Path, target: Path, *, title: str) -> Path:
     """Export an executed notebook to one HTML or PDF file, by the target's suffix."""
     import nbformat
 
-    from lab.export.html import LabHTMLExporter
-    from lab.export.pdf import LabPDFExporter
+    from lab.report.html import LabHTMLExporter
+    from lab.report.pdf import LabPDFExporter
 
     content = nbformat.read(notebook, as_version=4)
     content.metadata["title"] = title

@@ -11,7 +11,7 @@ import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 from playwright.sync_api import Browser, Page
 
-from lab.export.html import LabHTMLExporter
+from lab.report.html import LabHTMLExporter
 
 FRAME = pd.DataFrame({"name": ["b", "a", "c"], "time (ms)": ["9.5", "1,024.0", "10.25"]})
 SVG = '<svg xmlns="http://www.w3.org/2000/svg" width="80pt" height="40pt"><style>rect { fill: teal }</style><rect width="80" height="40"/></svg>'

@@ -15,9 +15,9 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_outp
 from pypdf import PdfReader
 
 from lab.errors import LabError
-from lab.export import math
-from lab.export.html import LabHTMLExporter
-from lab.export.pdf import LabPDFExporter
+from lab.report import math
+from lab.report.html import LabHTMLExporter
+from lab.report.pdf import LabPDFExporter
 
 SVG = '<svg xmlns="http://www.w3.org/2000/svg" width="80pt" height="40pt" viewBox="0 0 8 4"><rect width="8" height="4"/></svg>'
 A4 = (595, 842)

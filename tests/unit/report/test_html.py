@@ -18,9 +18,9 @@ from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
 from lab.errors import LabError
-from lab.export.clean import REMOVED, sanitize
-from lab.export.html import LabHTMLExporter
-from lab.export.page import NUMBER
+from lab.report.clean import REMOVED, sanitize
+from lab.report.html import LabHTMLExporter
+from lab.report.page import NUMBER
 
 SVG = '<svg xmlns="http://www.w3.org/2000/svg" width="8pt" height="4pt" viewBox="0 0 8 4"><rect width="8" height="4"/></svg>'
 PNG = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="

@@ -17,8 +17,8 @@ from bs4 import BeautifulSoup, Tag
 from nbformat import NotebookNode
 
 from lab.errors import LabError
-from lab.export import math, page
-from lab.export.html import ASSETS, Document, LabHTMLExporter
+from lab.report import math, page
+from lab.report.html import ASSETS, Document, LabHTMLExporter
 
 _SIGNATURES = {
     ".svg": b"",

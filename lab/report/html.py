@@ -19,7 +19,7 @@ from traitlets import Unicode
 from traitlets.config import Config
 
 from lab.errors import LabError
-from lab.export import clean, math, page
+from lab.report import clean, math, page
 
 ASSETS = Path(__file__).with_name("assets")
 

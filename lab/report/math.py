@@ -20,7 +20,7 @@ from bs4.element import Script
 from nbconvert.filters.markdown_mistune import IPythonRenderer
 
 from lab.errors import LabError
-from lab.export.page import section_of
+from lab.report.page import section_of
 
 ELEMENT = "lab-math"
 # STIX Two Math (SIL Open Font License 1.1).

@@ -15,8 +15,8 @@ import tinycss2
 from bs4 import BeautifulSoup, Tag
 from nbformat import NotebookNode
 
-from lab.export.math import ELEMENT
-from lab.export.page import svg_to_image
+from lab.report.math import ELEMENT
+from lab.report.page import svg_to_image
 
 TAGS = (nh3.ALLOWED_TAGS - {"area", "map", "nav"}) | {"section", "style", ELEMENT}
 # Removed with their content; any other unknown element gives way to its content.
