@@ -24,6 +24,7 @@ from lab.worker.collectives import MIB, SIZES, measure_collectives, measure_cont
 from lab.worker.context import Progress, RankContext
 from lab.worker.distributed import device_of, gather, process_group
 from lab.worker.environment import cpu_use, environment, foreign_cpu
+from lab.worker.measure.clock import synchronize
 from lab.worker.optim import DTYPES
 
 BUDGET_S, QUICK_BUDGET_S = 25.0, 4.0
@@ -117,17 +118,12 @@ def memory_bandwidth(
     best = float("inf")
     end = time.perf_counter() + seconds
     while best == float("inf") or time.perf_counter() < end:
-        _wait(device)
+        synchronize(device)
         begin = time.perf_counter()
         target.copy_(source)
-        _wait(device)
+        synchronize(device)
         best = min(best, time.perf_counter() - begin)
     return MemoryBandwidth(bytes_per_s=2 * source.nbytes / best, bytes=source.nbytes)
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 PEAK_BUDGET_S = 0.6
@@ -166,10 +162,10 @@ def measured_peak(device: torch.device, *, dtype: torch.dtype) -> tuple[float, i
         out = a @ b
         stop = min(time.perf_counter() + PEAK_BUDGET_S / len(_SIZES[device.type]), end)
         while True:
-            _wait(device)
+            synchronize(device)
             begin = time.perf_counter()
             torch.matmul(a, b, out=out)
-            _wait(device)
+            synchronize(device)
             now = time.perf_counter()
             if flops / (now - begin) > best:
                 best, best_size = flops / (now - begin), size

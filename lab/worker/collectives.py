@@ -16,7 +16,7 @@ from lab.perfmodel.calibration import CollectiveTime, ContentionTime
 from lab.perfmodel.collectives import COLLECTIVES, Collective
 from lab.worker.context import Progress
 from lab.worker.distributed import share
-from lab.worker.measure.clock import stat
+from lab.worker.measure.clock import stat, synchronize
 
 KIB, MIB = 2**10, 2**20
 SIZES = {
@@ -178,25 +178,20 @@ def _timed(call: _Call, device: torch.device) -> float:
     if dist.get_backend() != "nccl":
         # Gloo returns when the data is there; what it copies from and to a GPU must be waited for.
         dist.barrier()
-        _wait(device)
+        synchronize(device)
         begin = time.perf_counter()
         call.run()
-        _wait(device)
+        synchronize(device)
         return time.perf_counter() - begin
     # The host waits for the barrier: else the call would queue up behind it and its launch would seem free.
     dist.barrier(device_ids=[device.index])
-    torch.cuda.synchronize(device)
+    synchronize(device)
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     start.record()
     call.run()  # the current stream waits for NCCL's, so the event after it marks the end of the transfer
     end.record()
     end.synchronize()
     return float(start.elapsed_time(end)) / 1e3
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def _agreed(decision: bool, device: torch.device) -> bool:

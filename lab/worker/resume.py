@@ -17,6 +17,7 @@ from lab.worker.checkpoint import Checkpoint
 from lab.worker.context import Progress, RankContext
 from lab.worker.data.dataset import Dataset
 from lab.worker.distributed import mean_over_ranks, share
+from lab.worker.measure.clock import synchronize
 
 PACE_STEPS = 3  # after the warm-up, from which the interval in steps is taken
 MIN_MEASURED_STEPS = 5
@@ -158,8 +159,7 @@ class Checkpoints:
         return share(max(round(seconds / self._pace_s), 1))[0]
 
     def _now(self) -> float:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
+        synchronize(self.device)
         return time.monotonic()
 
 

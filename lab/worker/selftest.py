@@ -23,7 +23,7 @@ from lab.worker.context import RankContext
 from lab.worker.data.dataset import Dataset
 from lab.worker.data.loader import FastLoader
 from lab.worker.distributed import gather, process_group, share
-from lab.worker.measure.clock import FloatArray, stat
+from lab.worker.measure.clock import FloatArray, stat, synchronize
 from lab.worker.optim import autocast, learning_rate, optimizer_for
 from lab.worker.train import train
 
@@ -86,17 +86,13 @@ class Turns:
 
     def _meet(self) -> tuple[float, float]:
         dist.barrier()
-        self._wait()
+        synchronize(self.device)
         return time.perf_counter(), time.process_time()
 
     def _note(self, name: str, begin: tuple[float, float]) -> None:
-        self._wait()
+        synchronize(self.device)
         self.wall.setdefault(name, []).append(time.perf_counter() - begin[0])
         self.cpu.setdefault(name, []).append(time.process_time() - begin[1])
-
-    def _wait(self) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
 
 
 def measure_overhead(

@@ -17,7 +17,7 @@ from lab.worker import strategies
 from lab.worker.context import Progress, RankContext
 from lab.worker.data.dataset import Dataset
 from lab.worker.data.loader import Batch, FastLoader
-from lab.worker.measure.clock import FloatArray, stat
+from lab.worker.measure.clock import FloatArray, stat, synchronize
 from lab.worker.measure.ddp_hook import Buckets, Recorder
 from lab.worker.measure.overlap import Exposure
 from lab.worker.optim import autocast
@@ -98,8 +98,7 @@ def _rounds(
     for number, order in enumerate(orders):
         for way in order:
             _drop_gradients(training)
-            if device.type == "cuda":
-                torch.cuda.synchronize(device)
+            synchronize(device)
             dist.barrier()
             begin = training.clock.now()
             ways[way]()

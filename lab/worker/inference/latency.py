@@ -17,7 +17,7 @@ from lab.worker.context import Progress
 from lab.worker.distributed import share
 from lab.worker.inference.generate import stream
 from lab.worker.inference.quantize import bytes_in_memory
-from lab.worker.measure.clock import FloatArray, stat
+from lab.worker.measure.clock import FloatArray, stat, synchronize
 from lab.worker.models.classifier import Classifier
 from lab.worker.models.gpt import GPT, Cache
 
@@ -99,17 +99,12 @@ def _laps(results: Iterator[Tensor], device: torch.device) -> FloatArray:
     """Seconds to the first result and between all others, begun when all ranks are there."""
     if dist.is_initialized():
         dist.barrier()
-    _wait(device)
+    synchronize(device)
     stamps = [time.perf_counter()]
     for _ in results:
-        _wait(device)  # a result is there when it can be shown
+        synchronize(device)  # a result is there when it can be shown
         stamps.append(time.perf_counter())
     return np.diff(stamps)
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def _of_slowest(ranks: FloatArray) -> FloatArray:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from lab.errors import LabError
+from lab.worker.measure.clock import synchronize
 
 FP8_CAPABILITY = (8, 9)  # NVIDIA Ada and Hopper were the first with fp8 tensor cores
 
@@ -56,8 +57,7 @@ def quantize(model: nn.Module, name: str) -> Quantized:
     ) as error:
         told = str(error).strip().splitlines()
         raise UnavailableError(told[0] if told else type(error).__name__) from error
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    synchronize(device)
     seconds = time.perf_counter() - begin
     return Quantized(
         made, method if name in _WHOLE else f"{method}: {_layers(model, made)}", seconds

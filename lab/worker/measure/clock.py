@@ -22,6 +22,12 @@ _RESAMPLES = 2000
 _LARGEST_RESAMPLING = 20_000_000  # numbers drawn for one interval at most
 
 
+def synchronize(device: torch.device) -> None:
+    """Wait until a GPU has done all that was launched on it; on CPU each call returns when its work is done."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
 class Clock(Protocol):
     """Splits each step into phases without waiting for anything."""
 
