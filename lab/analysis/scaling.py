@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from scipy import stats
 
 from lab.analysis.laws import AmdahlFit, amdahl_speedup, fit_amdahl, gustafson_speedup, karp_flatt
 from lab.analysis.lines import (
@@ -25,6 +24,7 @@ from lab.config.labels import SETTINGS
 from lab.errors import InputError, Problem, nearest
 from lab.formatting import format_seconds, percent, rounded
 from lab.records.schema import PHASES
+from lab.records.statistics import bootstrap_interval
 
 __all__ = [
     "AmdahlFit",
@@ -194,16 +194,7 @@ def _interval(*samples: np.ndarray[Any, Any]) -> tuple[Any, Any, Any]:
     value = statistic(*samples, axis=-1)
     if not all(sample.shape[-1] > 1 for sample in samples):
         return value, np.full_like(value, np.nan), np.full_like(value, np.nan)
-    low, high = stats.bootstrap(
-        samples,
-        statistic,
-        n_resamples=RESAMPLES,
-        method="percentile",
-        vectorized=True,
-        axis=-1,
-        rng=np.random.default_rng(SEED),
-    ).confidence_interval
-    return value, low, high
+    return value, *bootstrap_interval(samples, statistic, resamples=RESAMPLES, seed=SEED)
 
 
 def _named(name: str, interval: Sequence[Any], factor: float = 1.0) -> dict[str, float]:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from lab.records.inference import Share
+from lab.records.statistics import bootstrap_interval
 from lab.worker.data.loader import Batch
 from lab.worker.distributed import share
 from lab.worker.inference.generate import generate
@@ -139,7 +140,5 @@ def _mean(values: FloatArray) -> Share:
     """The mean with its percentile-bootstrap interval, none for less than two values."""
     if len(values) < 2:
         return Share(value=float(values.mean()), low=None, high=None)
-    generator, count = np.random.default_rng(0), len(values)
-    means = [values[generator.integers(0, count, size=count)].mean() for _ in range(_RESAMPLES)]
-    low, high = np.percentile(means, [2.5, 97.5])
+    low, high = bootstrap_interval([values], np.mean, resamples=_RESAMPLES)
     return Share(value=float(values.mean()), low=float(low), high=float(high))

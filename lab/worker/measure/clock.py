@@ -12,6 +12,7 @@ import numpy.typing as npt
 import torch
 
 from lab.records.schema import PHASES, Stat, Timing
+from lab.records.statistics import bootstrap_interval
 
 FloatArray = npt.NDArray[np.float64]
 Mark = TypeVar("Mark")
@@ -179,21 +180,12 @@ def clock_for(device: torch.device) -> Clock:
 
 def stat(values: FloatArray) -> Stat:
     """Median, percentiles and the percentile-bootstrap interval of the median (Efron, 1979); the interval's seed is fixed."""
-    from scipy.stats import bootstrap
-
     p10, median, p90 = (float(value) for value in np.percentile(values, [10, 50, 90]))
     interval = None
     if len(values) >= MIN_STEPS_FOR_INTERVAL:
         resamples = int(np.clip(_LARGEST_RESAMPLING // len(values), 200, _RESAMPLES))
-        found = bootstrap(
-            (values,),
-            np.median,
-            n_resamples=resamples,
-            batch=max(1_000_000 // len(values), 1),
-            method="percentile",
-            random_state=np.random.default_rng(0),
-        )
-        interval = (float(found.confidence_interval.low), float(found.confidence_interval.high))
+        low, high = bootstrap_interval([values], np.median, resamples=resamples)
+        interval = (float(low), float(high))
     return Stat(median=median, p10=p10, p90=p90, interval=interval)
 
 

@@ -1,0 +1,37 @@
+"""Statistics of repeated measurements: the one bootstrap behind every interval of the lab."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+BATCH = 1_000_000  # numbers that are resampled at once, so that memory stays bounded
+
+
+def bootstrap_interval(
+    samples: Sequence[np.ndarray[Any, Any]],
+    statistic: Callable[..., Any],
+    *,
+    resamples: int,
+    seed: int = 0,
+) -> tuple[Any, Any]:
+    """Both ends of the 95 % percentile-bootstrap interval (Efron 1979) of a statistic along the last axis.
+
+    Several samples are resampled independently. `statistic(*samples, axis=-1)` must be vectorized; each sample needs at
+    least two values. The seed is fixed, so that the same values always have the same interval.
+    """
+    from scipy.stats import bootstrap
+
+    interval = bootstrap(
+        samples,
+        statistic,
+        n_resamples=resamples,
+        batch=max(BATCH // max(sample.shape[-1] for sample in samples), 1),
+        vectorized=True,
+        axis=-1,
+        method="percentile",
+        rng=np.random.default_rng(seed),
+    ).confidence_interval
+    return interval.low, interval.high

@@ -1,0 +1,41 @@
+"""The bootstrap against resampling by hand, and one seed for every caller."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from lab.analysis.scaling import RESAMPLES, SEED, ratio
+from lab.records.statistics import bootstrap_interval
+from lab.worker.inference.quality import _mean
+from lab.worker.measure.clock import stat
+
+VALUES = np.random.default_rng(3).lognormal(size=50)
+
+
+def by_hand(values: np.ndarray, statistic: object, *, resamples: int, seed: int = 0) -> list[float]:
+    generator, count = np.random.default_rng(seed), len(values)
+    draws = [values[generator.integers(0, count, size=count)] for _ in range(resamples)]
+    return [float(end) for end in np.percentile([statistic(draw) for draw in draws], [2.5, 97.5])]
+
+
+@pytest.mark.parametrize("statistic", [np.mean, np.median])
+@pytest.mark.parametrize("count", [2, 7, 50])
+def test_the_interval_is_that_of_resampling_by_hand(statistic: object, count: int) -> None:
+    interval = bootstrap_interval([VALUES[:count]], statistic, resamples=2000)
+    assert interval == pytest.approx(by_hand(VALUES[:count], statistic, resamples=2000), rel=1e-12)
+
+
+def test_every_caller_has_its_interval_from_there() -> None:
+    assert stat(VALUES).interval == pytest.approx(by_hand(VALUES, np.median, resamples=2000))
+    share = _mean(VALUES)
+    assert (share.low, share.high) == pytest.approx(by_hand(VALUES, np.mean, resamples=2000))
+    # The ratio to a constant is that of the median alone: the first sample is drawn before the second.
+    ends = ratio(VALUES, np.ones(2))[1:]
+    assert ends == pytest.approx(by_hand(VALUES, np.median, resamples=RESAMPLES, seed=SEED))
+
+
+def test_rows_are_resampled_together() -> None:
+    rows = np.stack([VALUES, 2 * VALUES])
+    low, high = bootstrap_interval([rows], np.median, resamples=200)
+    assert (low[1], high[1]) == pytest.approx((2 * low[0], 2 * high[0]))
