@@ -30,7 +30,7 @@ from lab.worker import context
 from lab.worker.context import RankContext
 
 if TYPE_CHECKING:
-    from lab.worker.context import Measured
+    from lab.worker.context import Measurement
 
 
 def execute(
@@ -72,7 +72,7 @@ def sign_on(
     import submitit
 
     if cluster.executor == "slurm":
-        context.listen()
+        context.listen_for_preemption()
     here = submitit.JobEnvironment()
     output = Path(os.environ["SUBMITIT_FOLDER"])
     attempt = Attempt(
@@ -119,7 +119,7 @@ def _measure(
 
     def leave_failure() -> None:
         # Once the scheduler has told the job to end, its word is the cause, and what the ranks then meet a consequence.
-        if place.rank == 0 and not context.given():
+        if place.rank == 0 and not context.preemption_noticed():
             time.sleep(1.0)  # the rank that failed first may still be writing its error
             write_record(
                 failed(run, repeat, attempt, started_at=started_at, allocation=_granted(attempt)),
@@ -179,7 +179,7 @@ def _completed(
     run: Run,
     repeat: int,
     started_at: str,
-    measured: Measured,
+    measured: Measurement,
     *,
     allocation: Allocation | None,
     earlier: Record | None,

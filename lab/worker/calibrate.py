@@ -23,7 +23,7 @@ from lab.perfmodel.hardware import vendor_peak
 from lab.worker.collectives import MIB, SIZES, measure_collectives, measure_contention
 from lab.worker.context import Progress, RankContext
 from lab.worker.distributed import device_of, gather, process_group
-from lab.worker.environment import cpu_use, environment, foreign_cpu
+from lab.worker.environment import background_cpu, cpu_use, environment
 from lab.worker.measure.clock import synchronize
 from lab.worker.optim import DTYPES
 
@@ -72,7 +72,7 @@ def measure(
             device=device,
             hosts=[host for host, _, _ in told],
             cores=[cores for _, cores, _ in told],
-            foreign_cpu=foreign_cpu((host, use) for host, _, use in told),
+            foreign_cpu=background_cpu((host, use) for host, _, use in told),
         ),
         times=tuple(times),
         matrix_products=tuple(products),

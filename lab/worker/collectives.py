@@ -15,7 +15,7 @@ from lab.errors import LabError
 from lab.perfmodel.calibration import CollectiveTime, ContentionTime
 from lab.perfmodel.collectives import COLLECTIVES, Collective
 from lab.worker.context import Progress
-from lab.worker.distributed import share
+from lab.worker.distributed import all_gather_object
 from lab.worker.measure.clock import stat, synchronize
 
 KIB, MIB = 2**10, 2**20
@@ -113,7 +113,7 @@ def _check(collective: Collective, size: int, buffers: Sequence[torch.Tensor]) -
         _call(collective, size, buffers).run()
     except (RuntimeError, NotImplementedError, AttributeError) as error:
         lacks = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-    lacking = [reason for reason in share(lacks) if reason]
+    lacking = [reason for reason in all_gather_object(lacks) if reason]
     if lacking:
         reason = f"{dist.get_backend()} of torch {torch.__version__} has none: {lacking[0]}"
     else:
@@ -126,7 +126,7 @@ def _check(collective: Collective, size: int, buffers: Sequence[torch.Tensor]) -
             "reduce_scatter": bool((part == total).all()),
             "broadcast": bool((whole == 1).all()),
         }[collective]
-        if not all(share(right)):
+        if not all(all_gather_object(right)):
             raise LabError(
                 f"{collective} of {dist.get_backend()} gives a wrong result on {world_size} ranks"
             )
@@ -259,8 +259,8 @@ def _contention_rounds(
         rounds.append(measure())
         progress("contention", len(rounds), max(len(rounds) + 1, LEAST_ROUNDS))
         enough = time.perf_counter() > deadline and len(rounds) > LEAST_ROUNDS
-        if all(share(enough)):  # the ranks stop after the same round
-            return np.array(share(np.array(rounds)[1:]))
+        if all(all_gather_object(enough)):  # the ranks stop after the same round
+            return np.array(all_gather_object(np.array(rounds)[1:]))
 
 
 def _alone(tensor: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> tuple[float, float]:

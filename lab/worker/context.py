@@ -52,7 +52,7 @@ class RankContext:
 _given = False
 
 
-def listen() -> None:
+def listen_for_preemption() -> None:
     """Take the signals by which Slurm gives notice; whoever saves its state does so then, and works on until it is killed.
 
     A job that ended by itself would count as one that failed, and not be put back into the queue.
@@ -61,7 +61,7 @@ def listen() -> None:
         signal.signal(number, _note)
 
 
-def given() -> bool:
+def preemption_noticed() -> bool:
     """Whether notice was given."""
     return _given
 
@@ -72,7 +72,7 @@ def _note(signum: int, frame: FrameType | None) -> None:
 
 
 @dataclass(frozen=True)
-class Measured:
+class Measurement:
     """All of a record that is measured inside the job."""
 
     timing: Timing | None

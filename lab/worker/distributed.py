@@ -93,7 +93,7 @@ def gather(value: T) -> list[T] | None:
     return values
 
 
-def share(value: T) -> list[T]:
+def all_gather_object(value: T) -> list[T]:
     """The values of all ranks in their order, on each rank."""
     if not dist.is_initialized():
         return [value]
@@ -146,33 +146,33 @@ EXCHANGES = 20
 
 
 @dataclass(frozen=True)
-class Reading:
+class ClockOffset:
     """A clock's distance from that of rank 0 at one moment, both in s: `here` + `offset` is what rank 0 reads."""
 
     here: float
     offset: float
 
 
-def read_offset(host: str, *, now: Callable[[], float] = time.perf_counter) -> Reading:
+def read_clock_offset(host: str, *, now: Callable[[], float] = time.perf_counter) -> ClockOffset:
     """This rank's distance from rank 0; all ranks must call it.
 
     The first rank of each host exchanges messages with rank 0 over gloo, and the exchange with the shortest round trip
     counts, its answer taken as given half-way (as in NTP, RFC 5905, section 8). Ranks of one host share one clock.
     """
     if not dist.is_initialized():
-        return Reading(now(), 0.0)
-    hosts = share(host)
+        return ClockOffset(now(), 0.0)
+    hosts = all_gather_object(host)
     leaders = sorted({hosts.index(name) for name in hosts} - {0})
     if not leaders:
-        return Reading(now(), 0.0)
+        return ClockOffset(now(), 0.0)
     messages = dist.new_group(backend="gloo")
-    mine = Reading(now(), 0.0)
+    mine = ClockOffset(now(), 0.0)
     for leader in leaders:
         if dist.get_rank() == 0:
             _answer(leader, messages, now)
         elif dist.get_rank() == leader:
             mine = _ask(messages, now)
-    return share(mine)[hosts.index(host)]
+    return all_gather_object(mine)[hosts.index(host)]
 
 
 def _answer(leader: int, messages: dist.ProcessGroup | None, now: Callable[[], float]) -> None:
@@ -182,7 +182,7 @@ def _answer(leader: int, messages: dist.ProcessGroup | None, now: Callable[[], f
         dist.send(torch.tensor([now()], dtype=torch.float64), leader, group=messages)
 
 
-def _ask(messages: dist.ProcessGroup | None, now: Callable[[], float]) -> Reading:
+def _ask(messages: dist.ProcessGroup | None, now: Callable[[], float]) -> ClockOffset:
     answer = torch.zeros(1, dtype=torch.float64)
     found = []
     for _ in range(EXCHANGES):
@@ -190,11 +190,13 @@ def _ask(messages: dist.ProcessGroup | None, now: Callable[[], float]) -> Readin
         dist.send(answer, 0, group=messages)
         dist.recv(answer, 0, group=messages)
         end = now()
-        found.append((end - begin, Reading((begin + end) / 2, float(answer) - (begin + end) / 2)))
+        found.append(
+            (end - begin, ClockOffset((begin + end) / 2, float(answer) - (begin + end) / 2))
+        )
     return min(found, key=lambda one: one[0])[1]
 
 
-def to_rank_0(times: FloatArray, readings: Sequence[Reading]) -> FloatArray:
+def on_clock_of_rank_0(times: FloatArray, readings: Sequence[ClockOffset]) -> FloatArray:
     """Times of this rank as rank 0 reads them, the drift between two readings taken as even."""
     first, last = readings
     drift = (

@@ -20,7 +20,7 @@ from lab.worker import models
 from lab.worker.context import RankContext
 from lab.worker.data.dataset import Dataset
 from lab.worker.data.loader import FastLoader
-from lab.worker.distributed import share
+from lab.worker.distributed import all_gather_object
 from lab.worker.measure.clock import FloatArray
 from lab.worker.optim import autocast, checkpoint_blocks, optimizer_for
 
@@ -45,7 +45,7 @@ def pauses_for(
     assert run.strategy in SLEEPING_STRATEGIES, "launch refuses others"
     described = emulated.compute.emulated != MEASURED
     samples = min(FEW, run.micro_batch_size) if described else run.micro_batch_size
-    pauses = share(
+    pauses = all_gather_object(
         _measured(run, device=device, dataset=dataset, samples=samples) if place.rank == 0 else None
     )[0]
     assert pauses is not None

@@ -95,7 +95,7 @@ def versions_of(*, cuda: bool) -> dict[str, str]:
     return versions
 
 
-class Held(NamedTuple):
+class StateBytes(NamedTuple):
     """Bytes that a rank holds at every moment of a step."""
 
     parameters: int
@@ -113,7 +113,7 @@ def reset_peak(device: torch.device) -> None:
         )  # proc(5): resets the peak of the resident set
 
 
-def peaks(device: torch.device, devices: int = 1) -> list[int]:
+def peak_memory(device: torch.device, devices: int = 1) -> list[int]:
     """Bytes: the allocator's peak on CUDA, on each device where the process drives several; the resident set's on CPU."""
     if device.type == "cuda":
         numbers = [device.index] if devices == 1 else range(devices)
@@ -122,7 +122,7 @@ def peaks(device: torch.device, devices: int = 1) -> list[int]:
     return [resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit]
 
 
-def held(model: nn.Module, optimizer: torch.optim.Optimizer) -> Held:
+def state_bytes(model: nn.Module, optimizer: torch.optim.Optimizer) -> StateBytes:
     """What this rank holds of the parameters and of the optimizer's state, its shares where they are divided."""
     state = [
         value
@@ -130,7 +130,7 @@ def held(model: nn.Module, optimizer: torch.optim.Optimizer) -> Held:
         for value in values.values()
         if isinstance(value, torch.Tensor)
     ]
-    return Held(sum(map(_bytes, model.parameters())), sum(map(_bytes, state)))
+    return StateBytes(sum(map(_bytes, model.parameters())), sum(map(_bytes, state)))
 
 
 def _bytes(tensor: torch.Tensor) -> int:
@@ -165,7 +165,7 @@ def cpu_use(cores: Sequence[int]) -> CpuUse:
     )
 
 
-def foreign_cpu(uses: Iterable[tuple[str, CpuUse]]) -> float | None:
+def background_cpu(uses: Iterable[tuple[str, CpuUse]]) -> float | None:
     """Cores' worth of others: busy time of the ranks' cores less the ranks' own, over wall time; None where not known.
 
     Takes each rank's host and use. A core that several ranks share counts once.

@@ -15,16 +15,16 @@ from torch import multiprocessing as mp
 from lab.config.run import Run
 from lab.errors import InputError
 from lab.worker import calibrate
-from lab.worker.context import Measured, RankContext
+from lab.worker.context import Measurement, RankContext
 from lab.worker.distributed import leave_group
 from lab.worker.main import measure
 
 
 def measure_all(
     rank: int, runs: dict[str, Run], *, device: str, root: Path
-) -> dict[str, Measured | InputError | None]:
+) -> dict[str, Measurement | InputError | None]:
     """Take part as one rank in each of the runs that has one of this number; an InputError is an answer too."""
-    found: dict[str, Measured | InputError | None] = {}
+    found: dict[str, Measurement | InputError | None] = {}
     for name, run in runs.items():
         if rank >= run.processes:
             continue
@@ -52,8 +52,8 @@ def measure_all(
     return found
 
 
-def _answer(found: Measured | InputError | None) -> dict[str, Any]:
-    if not isinstance(found, Measured) or found.quality is None:
+def _answer(found: Measurement | InputError | None) -> dict[str, Any]:
+    if not isinstance(found, Measurement) or found.quality is None:
         return {"reason": str(found)}
     return {"loss": found.quality.loss, "validation_loss": found.quality.validation_loss}
 

@@ -17,24 +17,23 @@ from lab.perfmodel.flops import flops_per_sample
 from lab.records.schema import Communication, Event, Memory, Quality, Timing
 from lab.worker import data, strategies
 from lab.worker.calibrate import peak_flops
-from lab.worker.context import Measured, Progress, RankContext
+from lab.worker.context import Measurement, Progress, RankContext
 from lab.worker.data.dataset import Dataset
 from lab.worker.distributed import (
-    Reading,
+    ClockOffset,
     device_of,
     gather,
+    on_clock_of_rank_0,
     process_group,
-    read_offset,
-    share,
-    to_rank_0,
+    read_clock_offset,
 )
 from lab.worker.emulation import pauses_for, told
-from lab.worker.environment import CpuUse, Held, environment, foreign_cpu
+from lab.worker.environment import CpuUse, StateBytes, background_cpu, environment
 from lab.worker.measure import overlap
 from lab.worker.measure.clock import FloatArray, phases_close, timing
 from lab.worker.measure.collective_trace import Calls
 from lab.worker.measure.ddp_hook import Buckets
-from lab.worker.measure.overlap import Exposure, events, representative, timeline
+from lab.worker.measure.overlap import Exposure, events, representative_step, timeline
 from lab.worker.measure.parquet import write_buckets, write_calls, write_steps
 from lab.worker.resume import forget
 from lab.worker.sync_cost import Probe, costs, methods_agree, probe, readiness
@@ -55,13 +54,13 @@ class RankReport:
     use: CpuUse
     peak_flops: float | None
     peak_memory: list[int]
-    held: Held
+    held: StateBytes
     fingerprint: tuple[float, float] | None
 
 
 def measure(
     run: Run, place: RankContext, *, data_root: Path, folder: Path, progress: Progress
-) -> Measured | None:
+) -> Measurement | None:
     """Measure one repeat of a run, training or inference, on this rank; rank 0 gets the measurement, the others None.
 
     Rank 0 writes `folder`/steps.parquet, and where ranks communicate buckets.parquet (DDP's) or calls.parquet.
@@ -86,7 +85,7 @@ def measure(
         peak, peak_source = (
             peak_flops(device, precision=run.precision) if pauses is None else (None, None)
         )
-        before = read_offset(socket.gethostname())
+        before = read_clock_offset(socket.gethostname())
         training = train(
             run,
             place,
@@ -101,7 +100,7 @@ def measure(
         )
         probed = probe(training, run, place, device=device, dataset=dataset, progress=progress)
         gradients = readiness(training, run, place, device=device, dataset=dataset)
-        readings = before, read_offset(socket.gethostname())
+        readings = before, read_clock_offset(socket.gethostname())
         reports = gather(_report(training, probed, run, place, peak=peak, readings=readings))
     if reports is None:
         return None
@@ -114,7 +113,7 @@ def measure(
     )
     forget(folder / "checkpoint")  # there is nothing left to go on with
     timed = _timing(run, dataset, training, reports, peak_source=peak_source)
-    return Measured(
+    return Measurement(
         timing=timed,
         communication=communication,
         gradients=gradients,
@@ -135,7 +134,7 @@ def measure(
             devices=run.world_size,
             hosts=[report.host for report in reports],
             cores=[report.cores for report in reports],
-            foreign_cpu=foreign_cpu((report.host, report.use) for report in reports),
+            foreign_cpu=background_cpu((report.host, report.use) for report in reports),
         ),
         checks=_checks(timed, communication, reports, learned=pauses is None),
     )
@@ -143,7 +142,7 @@ def measure(
 
 def _require_same_data(dataset: Dataset) -> None:
     hosts: dict[str, str] = {}
-    for host, digest in share((socket.gethostname(), dataset.sha256)):
+    for host, digest in all_gather_object((socket.gethostname(), dataset.sha256)):
         hosts.setdefault(digest, host)
     if len(hosts) > 1:
         raise LabError(
@@ -159,16 +158,16 @@ def _report(
     place: RankContext,
     *,
     peak: float | None,
-    readings: tuple[Reading, Reading],
+    readings: tuple[ClockOffset, ClockOffset],
 ) -> RankReport:
     def shift(times: FloatArray) -> FloatArray:
-        return to_rank_0(times, readings)
+        return on_clock_of_rank_0(times, readings)
 
     sent = training.sent.shifted(shift) if training.sent else None
     median_step = None
     if training.sent:
-        step = representative(
-            np.stack(share(training.laps["step_time"])), warmup_steps=run.warmup_steps
+        step = representative_step(
+            np.stack(all_gather_object(training.laps["step_time"])), warmup_steps=run.warmup_steps
         )
         median_step = events(
             place.rank, step, clock=training.clock, sent=training.sent, shift=shift
@@ -191,7 +190,7 @@ def _report(
         peak_flops=peak,
         peak_memory=training.peak_memory,
         held=training.held,
-        fingerprint=_fingerprint(strategies.get(run.strategy).shared(training.parallel)),
+        fingerprint=_fingerprint(strategies.get(run.strategy).replicated(training.parallel)),
     )
 
 
@@ -206,14 +205,14 @@ def _communication(
     calls = [report.sent for report in reports if isinstance(report.sent, Calls)]
     if buckets:
         write_buckets(buckets, folder / "buckets.parquet", origin=origin, first_step=first_step)
-        exposed = Exposure.of(buckets)
-        counted = overlap.of_buckets(
+        exposed = Exposure.from_buckets(buckets)
+        counted = overlap.count_buckets(
             buckets[0], operation=None if run.compression == "powersgd" else "all_reduce"
         )
     elif calls:
         write_calls(calls, folder / "calls.parquet", origin=origin, first_step=first_step)
-        exposed = Exposure.of_calls(calls, steps=run.steps - first_step)
-        counted = overlap.of_calls(calls[0])
+        exposed = Exposure.from_calls(calls, steps=run.steps - first_step)
+        counted = overlap.count_calls(calls[0])
     else:
         return Communication().model_copy(update=measured) if measured else None
     for rank, report in enumerate(reports):

@@ -16,7 +16,7 @@ from lab.worker import checkpoint, context
 from lab.worker.checkpoint import Checkpoint
 from lab.worker.context import Progress, RankContext
 from lab.worker.data.dataset import Dataset
-from lab.worker.distributed import mean_over_ranks, share
+from lab.worker.distributed import all_gather_object, mean_over_ranks
 from lab.worker.measure.clock import synchronize
 
 PACE_STEPS = 3  # after the warm-up, from which the interval in steps is taken
@@ -65,7 +65,7 @@ class Checkpoints:
         )
         self._pace_from = self._now()
         # A rank on a slow file system may see less than the others.
-        steps = set(share(found.step if found is not None and fits else 0))
+        steps = set(all_gather_object(found.step if found is not None and fits else 0))
         if found is None or len(steps) > 1 or steps == {0}:
             return 0
         checkpoint.load_model(self.model, found)
@@ -97,7 +97,7 @@ class Checkpoints:
 
         It lies a few seconds ahead, since not all ranks are told at once.
         """
-        if not context.given() or self._every is None or self._saved_on_notice:
+        if not context.preemption_noticed() or self._every is None or self._saved_on_notice:
             return False
         if not dist.is_initialized():
             self._saved_on_notice = True
@@ -156,7 +156,7 @@ class Checkpoints:
     def _interval(self, seconds: float) -> int:
         """Steps in about so many seconds, by the pace of rank 0: the same on each rank."""
         self._pace_s = (self._now() - self._pace_from) / PACE_STEPS
-        return share(max(round(seconds / self._pace_s), 1))[0]
+        return all_gather_object(max(round(seconds / self._pace_s), 1))[0]
 
     def _now(self) -> float:
         synchronize(self.device)

@@ -22,7 +22,7 @@ from lab.worker import data, models
 from lab.worker.context import RankContext
 from lab.worker.data.dataset import Dataset
 from lab.worker.data.loader import FastLoader
-from lab.worker.distributed import gather, process_group, share
+from lab.worker.distributed import all_gather_object, gather, process_group
 from lab.worker.measure.clock import FloatArray, stat, synchronize
 from lab.worker.optim import autocast, learning_rate, optimizer_for
 from lab.worker.train import train
@@ -110,7 +110,9 @@ def measure_overhead(
     }
     turns = Turns(plain, device, np.random.default_rng(run.seed))
     training = train(run, place, device=device, dataset=dataset, progress=turns)
-    losses = np.stack(share(np.array([float(loss) for loss in plain[PLAIN].losses]))).mean(axis=0)
+    losses = np.stack(
+        all_gather_object(np.array([float(loss) for loss in plain[PLAIN].losses]))
+    ).mean(axis=0)
     ranks = gather((turns.wall, turns.cpu))
     if ranks is None:
         return None

@@ -18,7 +18,7 @@ from lab.worker.context import Progress, RankContext
 from lab.worker.data.dataset import Dataset
 from lab.worker.data.loader import Batch, FastLoader
 from lab.worker.measure.clock import FloatArray, stat, synchronize
-from lab.worker.measure.ddp_hook import Buckets, Recorder
+from lab.worker.measure.ddp_hook import BucketRecorder, Buckets
 from lab.worker.measure.overlap import Exposure
 from lab.worker.optim import autocast
 from lab.worker.train import Training
@@ -79,7 +79,9 @@ def probe(
         ways, rounds, seed=run.seed, training=training, device=device, progress=progress
     )
     recorder = training.recorder
-    return Probe(spans[1:], recorder.take().after(1) if isinstance(recorder, Recorder) else None)
+    return Probe(
+        spans[1:], recorder.take().after(1) if isinstance(recorder, BucketRecorder) else None
+    )
 
 
 def _rounds(
@@ -126,7 +128,7 @@ def costs(probes: Sequence[Probe]) -> dict[str, Stat]:
     buckets = [probe.buckets for probe in probes if probe.buckets is not None]
     if not buckets:
         return {"ddp_overhead_time": stat(difference)}
-    exposure = Exposure.of(buckets)
+    exposure = Exposure.from_buckets(buckets)
     exposed = exposure.exposed[exposure.ready.argmax(axis=0), np.arange(len(difference))]
     return {
         "sync_cost": stat(difference),

@@ -26,7 +26,7 @@ from lab.worker.emulation import Pauses, Sleeper
 from lab.worker.environment import CpuUse, cpu_use
 from lab.worker.measure.clock import Clock, FloatArray, clock_for
 from lab.worker.measure.collective_trace import CallRecorder, Calls
-from lab.worker.measure.ddp_hook import Buckets, Recorder
+from lab.worker.measure.ddp_hook import BucketRecorder, Buckets
 from lab.worker.optim import autocast, checkpoint_blocks, learning_rate
 from lab.worker.resume import Checkpoints
 
@@ -39,7 +39,7 @@ class Training:
     parallel: nn.Module  # the model as its strategy wraps it
     forward: Callable[..., torch.Tensor]  # the same, compiled where the run asks for it
     clock: Clock
-    recorder: Recorder | CallRecorder | None
+    recorder: BucketRecorder | CallRecorder | None
     laps: dict[str, FloatArray]
     sent: Buckets | Calls | None  # None where nothing is sent
     cpu_time: FloatArray
@@ -51,7 +51,7 @@ class Training:
     setup_time: float  # s, from the start of this process to its first step
     use: CpuUse  # over the measured steps
     peak_memory: list[int]  # of each device
-    held: environment.Held
+    held: environment.StateBytes
     parameters: int  # of the whole model
 
 
@@ -85,7 +85,7 @@ def train(
     strategy = strategies.get(run.strategy)
     recorder = strategy.recorder(clock, world_size=run.world_size)
     parallel = strategy.wrap(model, run=run, device=device, clock=clock, recorder=recorder)
-    model = strategy.bare(parallel)  # of a pipeline, this rank's part
+    model = strategy.unwrap(parallel)  # of a pipeline, this rank's part
     forward = torch.compile(parallel) if run.compile and pauses is None else parallel
     optimizer = (
         model.optimizer() if isinstance(model, Sleeper) else strategy.optimizer(parallel, run)
@@ -160,8 +160,8 @@ def train(
     laps = clock.read()
     sent = recorder.take() if recorder else None
     use = cpu_use(place.cores).since(before)
-    peak_memory = environment.peaks(device, run.devices)
-    rank_loss = _values(strategy.losses(losses)).mean(axis=1)
+    peak_memory = environment.peak_memory(device, run.devices)
+    rank_loss = _values(strategy.all_losses(losses)).mean(axis=1)
     mean_loss = mean_over_ranks(rank_loss, device=device)
     _require_finite(mean_loss, run)
     checkpoints.finish()
@@ -182,7 +182,7 @@ def train(
         setup_time=setup_time,
         use=use,
         peak_memory=peak_memory,
-        held=environment.held(model, optimizer),
+        held=environment.state_bytes(model, optimizer),
         parameters=parameters,
     )
 

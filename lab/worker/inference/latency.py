@@ -14,7 +14,7 @@ from torch import distributed as dist
 
 from lab.records.inference import ClassificationPoint, Latency, Point
 from lab.worker.context import Progress
-from lab.worker.distributed import share
+from lab.worker.distributed import all_gather_object
 from lab.worker.inference.generate import stream
 from lab.worker.inference.quantize import bytes_in_memory
 from lab.worker.measure.clock import FloatArray, stat, synchronize
@@ -91,7 +91,7 @@ def _in_turn(
         seconds.append([timed[turn] for turn in range(len(turns))])
         progress("measuring", number + 1, rounds)
     mine = np.array(seconds).reshape(rounds, points, 2, -1)
-    return _of_slowest(np.stack(share(mine)))
+    return _of_slowest(np.stack(all_gather_object(mine)))
 
 
 @torch.inference_mode()

@@ -18,11 +18,11 @@ from lab.records.schema import Memory
 from lab.worker import checkpoint, data
 from lab.worker.calibrate import memory_bandwidth
 from lab.worker.checkpoint import Checkpoint
-from lab.worker.context import Measured, Progress, RankContext
+from lab.worker.context import Measurement, Progress, RankContext
 from lab.worker.data.dataset import Dataset
 from lab.worker.data.loader import Batch, FastLoader
 from lab.worker.distributed import device_of, gather, process_group
-from lab.worker.environment import cpu_use, environment, foreign_cpu, peaks, reset_peak
+from lab.worker.environment import background_cpu, cpu_use, environment, peak_memory, reset_peak
 from lab.worker.inference.latency import Asked, measure_classifications, measure_points
 from lab.worker.inference.model import rebuilt, recipe_of, sha256, trained_model
 from lab.worker.inference.quality import WRONG, agreement, fidelity, generated_alike, output_errors
@@ -33,7 +33,7 @@ from lab.worker.models.gpt import GPT
 
 def infer(
     run: Run, place: RankContext, *, data_root: Path, folder: Path, progress: Progress
-) -> Measured | None:
+) -> Measurement | None:
     """Measure one repeat of an inference run on this rank; rank 0 gets the measurement, the others None.
 
     All ranks must call it. Raises InputError for data or a model that cannot be used, LabError for a device that is
@@ -51,12 +51,12 @@ def infer(
             run, place, base, found, device=device, dataset=dataset, progress=progress
         )
         use = cpu_use(place.cores).since(before)
-        ranks = gather((socket.gethostname(), place.cores, use, peaks(device)))
+        ranks = gather((socket.gethostname(), place.cores, use, peak_memory(device)))
     if ranks is None:
         return None
     if run.keep_model:
         checkpoint.copy(found, folder / "checkpoint" / checkpoint.FINAL)
-    return Measured(
+    return Measurement(
         timing=None,
         communication=None,
         memory=Memory(
@@ -72,7 +72,7 @@ def infer(
             parameters=sum(parameter.numel() for parameter in base.parameters()),
             hosts=[host for host, *_ in ranks],
             cores=[cores for _, cores, *_ in ranks],
-            foreign_cpu=foreign_cpu((host, use) for host, _, use, _ in ranks),
+            foreign_cpu=background_cpu((host, use) for host, _, use, _ in ranks),
         ),
         checks={"outputs_agree": all(error <= WRONG for error in measured.output_errors.values())},
         inference=measured,

@@ -13,7 +13,7 @@ from torch.nn import functional
 from lab.records.inference import Share
 from lab.records.statistics import bootstrap_interval
 from lab.worker.data.loader import Batch
-from lab.worker.distributed import share
+from lab.worker.distributed import all_gather_object
 from lab.worker.inference.generate import generate
 from lab.worker.measure.clock import FloatArray
 from lab.worker.models.classifier import Classifier
@@ -58,7 +58,7 @@ def output_errors(
         error = float((found - expected).norm() / expected.norm())
         shape = "x".join(map(str, samples.shape))
         errors[shape] = max(error if np.isfinite(error) else np.inf, errors.get(shape, 0.0))
-    return {shape: max(rank[shape] for rank in share(errors)) for shape in errors}
+    return {shape: max(rank[shape] for rank in all_gather_object(errors)) for shape in errors}
 
 
 def _logits(model: nn.Module, samples: Tensor) -> Tensor:
@@ -125,7 +125,7 @@ def agreement(
 def _of_all_ranks(rows: Sequence[FloatArray], *, columns: int) -> FloatArray:
     """The columns over the samples of all ranks, of which some may have had none."""
     mine = np.concatenate(rows) if rows else np.zeros((0, columns))
-    return np.concatenate([part for part in share(mine) if len(part)]).T
+    return np.concatenate([part for part in all_gather_object(mine) if len(part)]).T
 
 
 def generated_alike(base: GPT, quantized: GPT, prompts: Tensor, *, new_tokens: int) -> float:
@@ -133,7 +133,7 @@ def generated_alike(base: GPT, quantized: GPT, prompts: Tensor, *, new_tokens: i
     expected, found = (
         generate(model, prompts, new_tokens=new_tokens) for model in (base, quantized)
     )
-    return float(np.mean(share(float((expected == found).float().mean()))))
+    return float(np.mean(all_gather_object(float((expected == found).float().mean()))))
 
 
 def _mean(values: FloatArray) -> Share:

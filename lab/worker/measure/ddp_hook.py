@@ -62,7 +62,7 @@ class Buckets:
         return Buckets(*(getattr(self, field.name)[its] for field in fields(self)))
 
 
-class Recorder:
+class BucketRecorder:
     """Keeps the stamps of one rank's buckets; no stamp waits for anything."""
 
     def __init__(self, clock: Clock, exchange: Exchange | None = None) -> None:
@@ -105,7 +105,7 @@ class Recorder:
         return found
 
 
-def recorded(recorder: Recorder, bucket: GradBucket) -> Future[torch.Tensor]:
+def recorded(recorder: BucketRecorder, bucket: GradBucket) -> Future[torch.Tensor]:
     """DDP's hook with a recorder as its state."""
     return recorder.send(bucket)
 

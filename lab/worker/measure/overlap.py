@@ -31,7 +31,7 @@ class Exposure:
     exposed_in: dict[str, FloatArray]  # by phase
 
     @classmethod
-    def of(cls, ranks: Sequence[Buckets]) -> Exposure:
+    def from_buckets(cls, ranks: Sequence[Buckets]) -> Exposure:
         """From the buckets of all ranks on one clock, of equally many steps each.
 
         A rank waits from its last bucket on; the straggler's part is found by replaying the step on a link of one queue.
@@ -61,7 +61,7 @@ class Exposure:
         )
 
     @classmethod
-    def of_calls(cls, ranks: Sequence[Calls], *, steps: int) -> Exposure:
+    def from_calls(cls, ranks: Sequence[Calls], *, steps: int) -> Exposure:
         """From the calls of all ranks on one clock.
 
         The straggler's part of a wait lasts until the last rank has launched the same call; it is known only where every
@@ -187,7 +187,7 @@ def summary(exposure: Exposure, step_time: FloatArray, *, warmup_steps: int) -> 
     )
 
 
-def of_buckets(sent: Buckets, *, operation: str | None) -> dict[str, object]:
+def count_buckets(sent: Buckets, *, operation: str | None) -> dict[str, object]:
     """Fields of Communication that count the buckets of a step; `operation` is None where each takes several."""
     sizes = sent.bytes[sent.step == sent.step[-1]].tolist()
     if operation is None:
@@ -199,7 +199,7 @@ def of_buckets(sent: Buckets, *, operation: str | None) -> dict[str, object]:
     }
 
 
-def of_calls(calls: Calls) -> dict[str, object]:
+def count_calls(calls: Calls) -> dict[str, object]:
     """Fields of Communication that count the calls of a step."""
     last = calls.of(int(calls.step[-1]))
     operations = {
@@ -229,7 +229,7 @@ def _steps(buckets: Buckets) -> list[_Step]:
 SHOWN = ("forward", "backward", "optimizer")
 
 
-def representative(step_time: FloatArray, *, warmup_steps: int) -> int:
+def representative_step(step_time: FloatArray, *, warmup_steps: int) -> int:
     """The measured step whose slowest rank took nearest to the median; `step_time` is (ranks, steps)."""
     slowest = step_time[:, warmup_steps:].max(axis=0)
     return warmup_steps + int(np.abs(slowest - np.median(slowest)).argmin())

@@ -14,7 +14,7 @@ from lab.config.run import Run
 from lab.errors import InputError, Problem
 from lab.worker.measure.clock import Clock
 from lab.worker.measure.collective_trace import CallRecorder
-from lab.worker.measure.ddp_hook import Recorder
+from lab.worker.measure.ddp_hook import BucketRecorder
 from lab.worker.optim import optimizer_for
 
 
@@ -28,7 +28,7 @@ class Strategy:
     needs_group = True  # whether it works on a process group, at world size 1 too
     comparable = False  # whether a pass that sends nothing computes the same, so that the probe can set one against the other
 
-    def recorder(self, clock: Clock, *, world_size: int) -> Recorder | CallRecorder | None:
+    def recorder(self, clock: Clock, *, world_size: int) -> BucketRecorder | CallRecorder | None:
         """What stamps the strategy's communication; None where there is none."""
         return CallRecorder(clock) if world_size > 1 else None
 
@@ -39,12 +39,12 @@ class Strategy:
         run: Run,
         device: torch.device,
         clock: Clock,
-        recorder: Recorder | CallRecorder | None,
+        recorder: BucketRecorder | CallRecorder | None,
     ) -> nn.Module:
         """The model as the loop calls it: with inputs and targets, for the mean loss of this process's samples."""
         return model
 
-    def bare(self, parallel: nn.Module) -> nn.Module:
+    def unwrap(self, parallel: nn.Module) -> nn.Module:
         """The model under its wrapper: the same parameters, called in the same way, to evaluate with."""
         return parallel
 
@@ -63,11 +63,11 @@ class Strategy:
         """Scale gradients to this norm where theirs is larger; the norm before, that of the whole model on each rank."""
         return nn.utils.clip_grad_norm_(parallel.parameters(), max_norm)
 
-    def losses(self, losses: torch.Tensor) -> torch.Tensor:
+    def all_losses(self, losses: torch.Tensor) -> torch.Tensor:
         """The losses that this rank noted, from the rank that knows them."""
         return losses
 
-    def shared(self, parallel: nn.Module) -> Iterable[torch.Tensor]:
+    def replicated(self, parallel: nn.Module) -> Iterable[torch.Tensor]:
         """Parameters that must be equal on all ranks, whole; all ranks must go through them together."""
         return parallel.parameters()
 

@@ -18,7 +18,7 @@ from lab.config.run import Run
 from lab.errors import InputError, Problem
 from lab.worker.measure.clock import Clock
 from lab.worker.measure.collective_trace import CallRecorder
-from lab.worker.measure.ddp_hook import Recorder
+from lab.worker.measure.ddp_hook import BucketRecorder
 from lab.worker.strategies.base import Strategy
 
 
@@ -27,7 +27,7 @@ class DataParallelism(Strategy):
 
     needs_group = False
 
-    def recorder(self, clock: Clock, *, world_size: int) -> Recorder | CallRecorder | None:
+    def recorder(self, clock: Clock, *, world_size: int) -> BucketRecorder | CallRecorder | None:
         """None: nothing passes through torch.distributed."""
         return None
 
@@ -38,12 +38,12 @@ class DataParallelism(Strategy):
         run: Run,
         device: torch.device,
         clock: Clock,
-        recorder: Recorder | CallRecorder | None,
+        recorder: BucketRecorder | CallRecorder | None,
     ) -> nn.Module:
         """The model in torch's wrapper; raises InputError where there are fewer GPUs than the run asks for."""
         return Averaged(model, devices_of(run, device, strategy="data_parallel"))
 
-    def bare(self, parallel: nn.Module) -> nn.Module:
+    def unwrap(self, parallel: nn.Module) -> nn.Module:
         """The model on the first device."""
         assert isinstance(parallel, Averaged)
         return parallel.model
@@ -106,7 +106,7 @@ class VanillaDataParallelism(Strategy):
         run: Run,
         device: torch.device,
         clock: Clock,
-        recorder: Recorder | CallRecorder | None,
+        recorder: BucketRecorder | CallRecorder | None,
     ) -> nn.Module:
         """The model and what spreads its passes; raises InputError where there are fewer GPUs than the run asks for."""
         devices = devices_of(run, device, strategy="vanilla_data_parallel")
@@ -114,7 +114,7 @@ class VanillaDataParallelism(Strategy):
             model, devices, recorder=recorder if isinstance(recorder, CallRecorder) else None
         )
 
-    def bare(self, parallel: nn.Module) -> nn.Module:
+    def unwrap(self, parallel: nn.Module) -> nn.Module:
         """The model on the first device."""
         assert isinstance(parallel, DataParallel)
         return parallel.model

@@ -17,7 +17,7 @@ from lab.config.run import DEFAULT_BUCKET_CAP_MB, POWERSGD_FIRST_STEP, Run
 from lab.errors import InputError, Problem
 from lab.worker.measure.clock import Clock
 from lab.worker.measure.collective_trace import CallRecorder
-from lab.worker.measure.ddp_hook import Exchange, Recorder, Sent, recorded, unrecorded
+from lab.worker.measure.ddp_hook import BucketRecorder, Exchange, Sent, recorded, unrecorded
 from lab.worker.strategies.base import Strategy
 
 
@@ -26,9 +26,9 @@ class Ddp(Strategy):
 
     comparable = True
 
-    def recorder(self, clock: Clock, *, world_size: int) -> Recorder | CallRecorder | None:
+    def recorder(self, clock: Clock, *, world_size: int) -> BucketRecorder | CallRecorder | None:
         """The recorder of buckets."""
-        return Recorder(clock) if world_size > 1 else None
+        return BucketRecorder(clock) if world_size > 1 else None
 
     def wrap(
         self,
@@ -37,7 +37,7 @@ class Ddp(Strategy):
         run: Run,
         device: torch.device,
         clock: Clock,
-        recorder: Recorder | CallRecorder | None,
+        recorder: BucketRecorder | CallRecorder | None,
     ) -> nn.Module:
         """The model with its parameters broadcast from rank 0, its gradients sent as the run's settings of DDP say.
 
@@ -52,14 +52,14 @@ class Ddp(Strategy):
             gradient_as_bucket_view=run.gradient_as_bucket_view,
             static_graph=run.static_graph,
         )
-        if isinstance(recorder, Recorder):
+        if isinstance(recorder, BucketRecorder):
             recorder.exchange = exchange_for(run)
             parallel.register_comm_hook(recorder, recorded)
         elif run.compression != "none":
             parallel.register_comm_hook(exchange_for(run), unrecorded)
         return parallel
 
-    def bare(self, parallel: nn.Module) -> nn.Module:
+    def unwrap(self, parallel: nn.Module) -> nn.Module:
         """The model that DDP wraps."""
         model: nn.Module = _ddp(parallel).module
         return model

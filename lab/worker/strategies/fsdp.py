@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 from lab.config.run import Run
 from lab.worker.measure.clock import Clock
 from lab.worker.measure.collective_trace import CallRecorder
-from lab.worker.measure.ddp_hook import Recorder
+from lab.worker.measure.ddp_hook import BucketRecorder
 from lab.worker.optim import blocks_of
 from lab.worker.strategies.base import Strategy, clip, require_dtensor
 
@@ -29,7 +29,7 @@ class Fsdp(Strategy):
         run: Run,
         device: torch.device,
         clock: Clock,
-        recorder: Recorder | CallRecorder | None,
+        recorder: BucketRecorder | CallRecorder | None,
     ) -> nn.Module:
         """The model itself, its parameters turned into DTensors; raises InputError on CPU where torch is too old for it."""
         require_dtensor(device)
@@ -61,7 +61,7 @@ class Fsdp(Strategy):
             group=mesh.get_group(mesh.ndim - 1),
         )
 
-    def shared(self, parallel: nn.Module) -> Iterable[torch.Tensor]:
+    def replicated(self, parallel: nn.Module) -> Iterable[torch.Tensor]:
         """Each parameter, gathered."""
         return (
             parameter.full_tensor()

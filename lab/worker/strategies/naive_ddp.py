@@ -12,7 +12,7 @@ from torch import nn
 from lab.config.run import Run
 from lab.worker.measure.clock import Clock
 from lab.worker.measure.collective_trace import CallRecorder
-from lab.worker.measure.ddp_hook import Recorder
+from lab.worker.measure.ddp_hook import BucketRecorder
 from lab.worker.strategies.base import Strategy
 
 
@@ -26,14 +26,14 @@ class NaiveDdp(Strategy):
         run: Run,
         device: torch.device,
         clock: Clock,
-        recorder: Recorder | CallRecorder | None,
+        recorder: BucketRecorder | CallRecorder | None,
     ) -> nn.Module:
         """The model with its parameters broadcast from rank 0."""
         for parameter in model.parameters():
             dist.broadcast(parameter.data, src=0)
         return Replica(model, flat=run.flat)
 
-    def bare(self, parallel: nn.Module) -> nn.Module:
+    def unwrap(self, parallel: nn.Module) -> nn.Module:
         """The replica's model."""
         return replica_of(parallel).module
 

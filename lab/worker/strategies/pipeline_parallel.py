@@ -19,7 +19,7 @@ from lab.config.run import Run
 from lab.errors import InputError, Problem
 from lab.worker.measure.clock import Clock
 from lab.worker.measure.collective_trace import CallRecorder
-from lab.worker.measure.ddp_hook import Recorder
+from lab.worker.measure.ddp_hook import BucketRecorder
 from lab.worker.models.gpt import GPT, linear_cross_entropy
 from lab.worker.strategies.base import Strategy, clip
 
@@ -36,7 +36,7 @@ class PipelineParallelism(Strategy):
         run: Run,
         device: torch.device,
         clock: Clock,
-        recorder: Recorder | CallRecorder | None,
+        recorder: BucketRecorder | CallRecorder | None,
     ) -> nn.Module:
         """This rank's stage of the model; the rest of it is let go. Raises InputError where torch is too old for it."""
         if "return_outputs" not in inspect.signature(ScheduleGPipe.step).parameters:
@@ -65,12 +65,12 @@ class PipelineParallelism(Strategy):
         copy = gradients.pop("embedding.weight") if stage.tied is not None and stage.last else None
         return clip(list(gradients.values()), max_norm, copies=[] if copy is None else [copy])
 
-    def losses(self, losses: torch.Tensor) -> torch.Tensor:
+    def all_losses(self, losses: torch.Tensor) -> torch.Tensor:
         """As the last stage noted them."""
         dist.broadcast(losses, src=dist.get_world_size() - 1)
         return losses
 
-    def shared(self, parallel: nn.Module) -> Iterable[torch.Tensor]:
+    def replicated(self, parallel: nn.Module) -> Iterable[torch.Tensor]:
         """The tied matrix, on the first and the last rank."""
         stage = _pipeline(parallel).stage
         return [] if stage.tied is None else [stage.tied]

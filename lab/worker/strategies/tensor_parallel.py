@@ -19,7 +19,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from lab.config.run import Run
 from lab.worker.measure.clock import Clock
 from lab.worker.measure.collective_trace import CallRecorder
-from lab.worker.measure.ddp_hook import Recorder
+from lab.worker.measure.ddp_hook import BucketRecorder
 from lab.worker.models.gpt import Block
 from lab.worker.optim import adamw, decayed_and_not
 from lab.worker.strategies.base import Strategy, clip, require_dtensor
@@ -35,7 +35,7 @@ class TensorParallelism(Strategy):
         run: Run,
         device: torch.device,
         clock: Clock,
-        recorder: Recorder | CallRecorder | None,
+        recorder: BucketRecorder | CallRecorder | None,
     ) -> nn.Module:
         """The model itself, the linear layers of its blocks turned into DTensors; raises InputError as FSDP does."""
         require_dtensor(device)
@@ -74,7 +74,7 @@ class TensorParallelism(Strategy):
             return clip(shares + whole, max_norm)
         return clip(shares, max_norm, copies=whole)
 
-    def shared(self, parallel: nn.Module) -> Iterable[torch.Tensor]:
+    def replicated(self, parallel: nn.Module) -> Iterable[torch.Tensor]:
         """Each parameter, gathered where it is divided."""
         return (p.full_tensor() if isinstance(p, DTensor) else p for p in parallel.parameters())
 

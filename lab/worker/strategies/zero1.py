@@ -15,7 +15,7 @@ from torch import nn
 from lab.config.run import Run
 from lab.worker.measure.clock import Clock
 from lab.worker.measure.collective_trace import CallRecorder
-from lab.worker.measure.ddp_hook import Recorder
+from lab.worker.measure.ddp_hook import BucketRecorder
 from lab.worker.optim import adamw, decayed_and_not
 from lab.worker.strategies.base import Strategy, clip
 
@@ -30,7 +30,7 @@ class Zero1(Strategy):
         run: Run,
         device: torch.device,
         clock: Clock,
-        recorder: Recorder | CallRecorder | None,
+        recorder: BucketRecorder | CallRecorder | None,
     ) -> nn.Module:
         """The model with its parameters broadcast from rank 0 and laid out in flat buffers."""
         parallel = Sharded(model)
@@ -38,7 +38,7 @@ class Zero1(Strategy):
             dist.broadcast(flat.values, src=0)
         return parallel
 
-    def bare(self, parallel: nn.Module) -> nn.Module:
+    def unwrap(self, parallel: nn.Module) -> nn.Module:
         """The model, whole on each rank."""
         return _sharded(parallel).module
 

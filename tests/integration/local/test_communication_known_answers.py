@@ -30,7 +30,7 @@ from torch import nn
 from lab.config.run import Run
 from lab.records.schema import PHASES, Communication
 from lab.worker import calibrate, models
-from lab.worker.context import Measured, RankContext
+from lab.worker.context import Measurement, RankContext
 from lab.worker.data.dataset import Dataset, Sampler
 from lab.worker.main import measure
 from lab.worker.measure.ddp_hook import Sent
@@ -135,7 +135,7 @@ def make_noise(stop: threading.Event) -> None:
             pass
 
 
-def run_all(rank: int, root: str) -> dict[str, Measured | None]:
+def run_all(rank: int, root: str) -> dict[str, Measurement | None]:
     """Take part as one rank in all scenarios, on what the link, the model and the loader are replaced by."""
     os.environ["OMP_NUM_THREADS"] = "1"
     calibrate.PEAK_BUDGET_S = 0.02
@@ -189,7 +189,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def measured(root: Path) -> Iterator[dict[str, Measured]]:
+def measured(root: Path) -> Iterator[dict[str, Measurement]]:
     """What rank 0 found; once more where other processes took the cores meanwhile, as in any study."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("LAB_CACHE", str(root / "cache"))
@@ -205,7 +205,7 @@ def measured(root: Path) -> Iterator[dict[str, Measured]]:
         yield found
 
 
-def communication(measured: dict[str, Measured], name: str) -> Communication:
+def communication(measured: dict[str, Measurement], name: str) -> Communication:
     found = measured[name].communication
     assert found is not None
     return found
@@ -220,7 +220,7 @@ EVEN_TOTAL = LAYERS * LINK
 EVEN_EXPOSED = BACKWARD + LAYERS * LINK - LAYERS * BACKWARD
 
 
-def test_total_exposed_and_overlap_are_those_of_the_link(measured: dict[str, Measured]) -> None:
+def test_total_exposed_and_overlap_are_those_of_the_link(measured: dict[str, Measurement]) -> None:
     found = communication(measured, "even")
     assert found.per_rank["total"] == [near(EVEN_TOTAL)] * 2
     assert found.per_rank["exposed"] == [near(EVEN_EXPOSED)] * 2
@@ -231,7 +231,7 @@ def test_total_exposed_and_overlap_are_those_of_the_link(measured: dict[str, Mea
     assert found.bytes == LAYERS * BUCKET_BYTES and found.buckets == [BUCKET_BYTES] * LAYERS
 
 
-def test_the_other_method_finds_the_same_cost(measured: dict[str, Measured]) -> None:
+def test_the_other_method_finds_the_same_cost(measured: dict[str, Measurement]) -> None:
     found = communication(measured, "even")
     assert found.sync_cost is not None and found.sync_cost.median == near(EVEN_EXPOSED)
     assert found.sync_exposed is not None and found.sync_exposed.median == near(EVEN_EXPOSED)
@@ -243,7 +243,7 @@ def test_the_other_method_finds_the_same_cost(measured: dict[str, Measured]) -> 
 
 
 def test_a_slow_rank_is_a_wait_on_the_other_and_not_a_slow_link(
-    measured: dict[str, Measured],
+    measured: dict[str, Measurement],
 ) -> None:
     found = communication(measured, "slow rank")
     idle_from = (
@@ -258,7 +258,7 @@ def test_a_slow_rank_is_a_wait_on_the_other_and_not_a_slow_link(
 
 
 def test_a_slow_loader_is_data_on_its_rank_and_a_wait_on_the_other(
-    measured: dict[str, Measured],
+    measured: dict[str, Measurement],
 ) -> None:
     found, timing = communication(measured, "slow loader"), measured["slow loader"].timing
     assert timing.per_rank["data"][1] == near(STALL)
@@ -269,7 +269,7 @@ def test_a_slow_loader_is_data_on_its_rank_and_a_wait_on_the_other(
 
 @pytest.mark.parametrize("name", ["even", "slow rank", "slow loader"])
 def test_phases_are_the_known_ones_and_close(
-    measured: dict[str, Measured], root: Path, name: str
+    measured: dict[str, Measurement], root: Path, name: str
 ) -> None:
     timing = measured[name].timing
     assert timing.per_rank["forward"] == [near(LAYERS * FORWARD)] * 2
@@ -287,7 +287,7 @@ def test_phases_are_the_known_ones_and_close(
 
 
 def test_buckets_are_kept_in_the_order_in_which_they_were_sent(
-    measured: dict[str, Measured], root: Path
+    measured: dict[str, Measurement], root: Path
 ) -> None:
     table = pd.read_parquet(root / "even" / "buckets.parquet")
     assert (table["ready"] <= table["launch"]).all() and (table["launch"] <= table["finish"]).all()
@@ -304,7 +304,7 @@ def test_buckets_are_kept_in_the_order_in_which_they_were_sent(
     assert (ends.max() - ends.min()).median() < TOLERANCE * LINK
 
 
-def test_the_timeline_shows_the_median_step_of_all_ranks(measured: dict[str, Measured]) -> None:
+def test_the_timeline_shows_the_median_step_of_all_ranks(measured: dict[str, Measurement]) -> None:
     events = communication(measured, "even").timeline
     names = {"forward", "backward", "optimizer", *(f"bucket {number}" for number in range(LAYERS))}
     assert {(event.rank, event.name) for event in events} == {
@@ -321,7 +321,7 @@ def test_the_timeline_shows_the_median_step_of_all_ranks(measured: dict[str, Mea
         assert last.end - last.ready == pytest.approx(EVEN_EXPOSED, rel=0.15)
 
 
-def test_one_rank_communicates_nothing(measured: dict[str, Measured], root: Path) -> None:
+def test_one_rank_communicates_nothing(measured: dict[str, Measurement], root: Path) -> None:
     found = communication(measured, "alone")
     assert (
         found == Communication(ddp_overhead_time=found.ddp_overhead_time)

@@ -17,8 +17,8 @@ from lab.config.run import Run
 from lab.errors import InputError
 from lab.records.schema import Communication
 from lab.worker import calibrate, data, distributed
-from lab.worker.context import Measured, RankContext
-from lab.worker.distributed import Reading, leave_group, process_group, read_offset
+from lab.worker.context import Measurement, RankContext
+from lab.worker.distributed import ClockOffset, leave_group, process_group, read_clock_offset
 from lab.worker.main import measure
 from lab.worker.selftest import measure_overhead
 
@@ -77,7 +77,7 @@ def run_all(rank: int, root: str) -> dict[str, Any]:
     return found
 
 
-def in_one_group(rank: int, root: str) -> tuple[dict[str, Any] | None, Reading]:
+def in_one_group(rank: int, root: str) -> tuple[dict[str, Any] | None, ClockOffset]:
     """What the plain loop and the instrumented one make of the same steps; a clock as read on another host."""
     run = Run.model_validate(BASE)
     device = torch.device("cpu")
@@ -85,7 +85,7 @@ def in_one_group(rank: int, root: str) -> tuple[dict[str, Any] | None, Reading]:
     here = place(rank, run, root, "overhead")
     with process_group(here, device=device):
         distributed.EXCHANGES = 40
-        reading = read_offset(f"host {rank}", now=lambda: time.perf_counter() + AHEAD * rank)
+        reading = read_clock_offset(f"host {rank}", now=lambda: time.perf_counter() + AHEAD * rank)
         return measure_overhead(run, here, device=device, dataset=dataset), reading
 
 
@@ -119,11 +119,11 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def measured(answers: list[dict[str, Any]]) -> dict[str, Measured]:
+def measured(answers: list[dict[str, Any]]) -> dict[str, Measurement]:
     return answers[0]
 
 
-def communication(measured: dict[str, Measured], name: str) -> Communication:
+def communication(measured: dict[str, Measurement], name: str) -> Communication:
     found = measured[name].communication
     assert found is not None
     return found
@@ -131,7 +131,7 @@ def communication(measured: dict[str, Measured], name: str) -> Communication:
 
 @pytest.mark.parametrize("name", ["small buckets", "own gradients", "static graph"])
 def test_settings_that_are_not_numeric_change_no_loss(
-    measured: dict[str, Measured], name: str
+    measured: dict[str, Measurement], name: str
 ) -> None:
     assert measured[name].quality.loss == pytest.approx(
         measured["none"].quality.loss, rel=FP32_TOLERANCE
@@ -143,7 +143,7 @@ def test_settings_that_are_not_numeric_change_no_loss(
     )
 
 
-def test_the_cap_decides_how_many_buckets_are_sent(measured: dict[str, Measured]) -> None:
+def test_the_cap_decides_how_many_buckets_are_sent(measured: dict[str, Measurement]) -> None:
     few, many = (communication(measured, name).buckets or [] for name in ("none", "small buckets"))
     assert len(few) == 1 and len(many) > 2
     assert sum(few) == sum(many)
@@ -151,7 +151,7 @@ def test_the_cap_decides_how_many_buckets_are_sent(measured: dict[str, Measured]
 
 @pytest.mark.parametrize("name", list(TOLERANCES))
 def test_compression_learns_alike_within_its_tolerance(
-    measured: dict[str, Measured], name: str
+    measured: dict[str, Measurement], name: str
 ) -> None:
     plain, compressed = measured["none"].quality.loss, measured[name].quality.loss
     assert compressed == pytest.approx(plain, rel=TOLERANCES[name])
@@ -159,7 +159,7 @@ def test_compression_learns_alike_within_its_tolerance(
     assert measured[name].checks["same_parameters"]
 
 
-def test_compression_sends_fewer_bytes(measured: dict[str, Measured]) -> None:
+def test_compression_sends_fewer_bytes(measured: dict[str, Measurement]) -> None:
     whole = communication(measured, "none").bytes
     assert whole is not None
     assert (
@@ -169,7 +169,7 @@ def test_compression_sends_fewer_bytes(measured: dict[str, Measured]) -> None:
     assert thin is not None and 0 < thin < 0.6 * whole
 
 
-def test_one_rank_rounds_like_many_and_sends_nothing(measured: dict[str, Measured]) -> None:
+def test_one_rank_rounds_like_many_and_sends_nothing(measured: dict[str, Measurement]) -> None:
     alone = measured["bf16 alone"]
     assert alone.quality.loss == pytest.approx(
         measured["bf16"].quality.loss, rel=TOLERANCES["bf16"]

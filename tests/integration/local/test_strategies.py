@@ -19,7 +19,7 @@ from lab.launch import bench
 from lab.records.schema import Communication
 from lab.records.store import Record
 from lab.worker import calibrate
-from lab.worker.context import Measured
+from lab.worker.context import Measurement
 from lab.worker.losses import measure_all
 
 BASE: dict[str, Any] = bench.BASE | {
@@ -76,19 +76,19 @@ def answers(root: Path) -> list[dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def measured(answers: list[dict[str, Any]]) -> dict[str, Measured]:
+def measured(answers: list[dict[str, Any]]) -> dict[str, Measurement]:
     assert all(value is None for answer in answers[1:] for value in answer.values())
     return answers[0]
 
 
-def communication(measured: dict[str, Measured], name: str) -> Communication:
+def communication(measured: dict[str, Measurement], name: str) -> Communication:
     found = measured[name].communication
     assert found is not None
     return found
 
 
 @pytest.mark.parametrize("name", [name for name in RUNS if name != NOT_ON_CPU])
-def test_the_losses_are_those_of_single(measured: dict[str, Measured], name: str) -> None:
+def test_the_losses_are_those_of_single(measured: dict[str, Measurement], name: str) -> None:
     found = measured[name].quality
     single = measured["single of 3 layers" if name == "pipeline_parallel 3" else "single"].quality
     if name == "single of 3 layers":
@@ -100,7 +100,7 @@ def test_the_losses_are_those_of_single(measured: dict[str, Measured], name: str
 
 
 def test_the_norms_that_clip_are_those_of_the_whole_model(
-    measured: dict[str, Measured], root: Path
+    measured: dict[str, Measurement], root: Path
 ) -> None:
     def norms(name: str) -> list[float]:
         table = pd.read_parquet(root / name / "steps.parquet")
@@ -123,7 +123,7 @@ def test_torchs_data_parallel_says_that_it_needs_gpus(answers: list[dict[str, An
 
 @pytest.mark.parametrize("name", TWO)
 def test_communication_is_told_in_the_same_words(
-    measured: dict[str, Measured], root: Path, name: str
+    measured: dict[str, Measurement], root: Path, name: str
 ) -> None:
     found = communication(measured, name)
     assert (
@@ -191,7 +191,9 @@ OPERATIONS: dict[str, dict[str, tuple[Callable[[int], bool], Any]]] = {
 
 
 @pytest.mark.parametrize("name", list(OPERATIONS))
-def test_what_is_sent_is_what_the_textbook_says(measured: dict[str, Measured], name: str) -> None:
+def test_what_is_sent_is_what_the_textbook_says(
+    measured: dict[str, Measurement], name: str
+) -> None:
     found = communication(measured, name).operations
     assert set(found) == set(OPERATIONS[name])
     for operation, (calls, size) in OPERATIONS[name].items():
@@ -199,7 +201,7 @@ def test_what_is_sent_is_what_the_textbook_says(measured: dict[str, Measured], n
         assert size is None or found[operation].bytes == size
 
 
-def test_sharing_out_what_is_kept_divides_the_memory(measured: dict[str, Measured]) -> None:
+def test_sharing_out_what_is_kept_divides_the_memory(measured: dict[str, Measurement]) -> None:
     whole = measured["ddp 2"].memory
     assert whole.parameters == DDP_BYTES and whole.optimizer == pytest.approx(
         2 * DDP_BYTES, rel=0.01
@@ -217,21 +219,21 @@ def test_sharing_out_what_is_kept_divides_the_memory(measured: dict[str, Measure
     }
 
 
-def test_one_rank_sends_nothing(measured: dict[str, Measured]) -> None:
+def test_one_rank_sends_nothing(measured: dict[str, Measurement]) -> None:
     for name in RUNS:
         if name.endswith(" 1") and name != "ddp 1":
             assert measured[name].communication is None
 
 
 def test_a_pass_is_compared_with_one_that_sends_nothing_only_where_that_is_possible(
-    measured: dict[str, Measured],
+    measured: dict[str, Measurement],
 ) -> None:
     assert {name for name in TWO if communication(measured, name).sync_cost} == {"ddp 2"}
 
 
 @pytest.mark.parametrize("name", [*TWO, "vanilla_data_parallel 2"])
 def test_the_audit_finds_no_error_in_a_healthy_run(
-    measured: dict[str, Measured], name: str
+    measured: dict[str, Measurement], name: str
 ) -> None:
     found = measured[name]
     run = RUNS[name]

@@ -19,7 +19,7 @@ from lab.config.run import Run
 from lab.errors import LabError
 from lab.records.schema import PHASES
 from lab.worker import calibrate
-from lab.worker.context import Measured, RankContext
+from lab.worker.context import Measurement, RankContext
 from lab.worker.main import measure
 from lab.worker.measure.parquet import COLUMNS
 from lab.worker.optim import learning_rate
@@ -70,7 +70,7 @@ def place(folder: Path, *, rank: int = 0, world_size: int = 1, device: str = "cp
     )
 
 
-def run_all(rank: int, root: str) -> dict[str, Measured | None]:
+def run_all(rank: int, root: str) -> dict[str, Measurement | None]:
     """Take part as one rank in every run that has one of this number."""
     calibrate.PEAK_BUDGET_S = 0.05
     measured = {}
@@ -93,7 +93,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def measured(root: Path) -> dict[str, Measured]:
+def measured(root: Path) -> dict[str, Measurement]:
     with (
         pytest.MonkeyPatch.context() as patch,
         ProcessPoolExecutor(4, multiprocessing.get_context("spawn")) as pool,
@@ -105,7 +105,7 @@ def measured(root: Path) -> dict[str, Measured]:
     return {name: value for name, value in answers[0].items() if value is not None}
 
 
-def loss(measured: dict[str, Measured], name: str) -> np.ndarray:
+def loss(measured: dict[str, Measurement], name: str) -> np.ndarray:
     return np.array(measured[name].quality.loss)
 
 
@@ -113,7 +113,7 @@ def loss(measured: dict[str, Measured], name: str) -> np.ndarray:
     "name", ["ddp 1", "ddp 2", "ddp 4", "single accumulated", "ddp 2 accumulated"]
 )
 def test_the_same_learning_however_the_batch_is_split(
-    measured: dict[str, Measured], name: str
+    measured: dict[str, Measurement], name: str
 ) -> None:
     assert loss(measured, name) == pytest.approx(loss(measured, "single"), rel=FP32_TOLERANCE)
     validation, expected = (
@@ -125,14 +125,14 @@ def test_the_same_learning_however_the_batch_is_split(
 
 @pytest.mark.parametrize("name", ["single bf16", "single fp16", "ddp 2 bf16"])
 def test_low_precision_learns_alike_and_not_the_same(
-    measured: dict[str, Measured], name: str
+    measured: dict[str, Measurement], name: str
 ) -> None:
     assert loss(measured, name) == pytest.approx(loss(measured, "single"), rel=BF16_TOLERANCE)
     assert not np.array_equal(loss(measured, name), loss(measured, "single"))
 
 
 def test_a_seed_repeats_itself_to_the_last_bit_and_another_does_not(
-    measured: dict[str, Measured],
+    measured: dict[str, Measurement],
 ) -> None:
     assert measured["single"].quality == measured["single again"].quality
     assert not np.allclose(
@@ -140,7 +140,7 @@ def test_a_seed_repeats_itself_to_the_last_bit_and_another_does_not(
     )
 
 
-def test_it_learns(measured: dict[str, Measured]) -> None:
+def test_it_learns(measured: dict[str, Measurement]) -> None:
     curve = loss(measured, "single")
     assert curve[0] == pytest.approx(math.log(300), rel=0.02)
     assert curve[-1] < curve[0] - 0.1
@@ -149,7 +149,7 @@ def test_it_learns(measured: dict[str, Measured]) -> None:
 
 @pytest.mark.parametrize("name", list(RUNS))
 def test_every_step_of_every_rank_is_kept(
-    measured: dict[str, Measured], root: Path, name: str
+    measured: dict[str, Measurement], root: Path, name: str
 ) -> None:
     run = Run.model_validate(BASE | RUNS[name])
     table = pd.read_parquet(root / name / "steps.parquet")
@@ -183,7 +183,7 @@ def test_every_step_of_every_rank_is_kept(
 
 
 @pytest.mark.parametrize("name", list(RUNS))
-def test_what_is_measured_is_whole(measured: dict[str, Measured], name: str) -> None:
+def test_what_is_measured_is_whole(measured: dict[str, Measurement], name: str) -> None:
     run, found = Run.model_validate(BASE | RUNS[name]), measured[name]
     assert found.timing.measured_steps == 6
     assert found.timing.setup_time > 0 and found.timing.train_time > 0
@@ -203,7 +203,7 @@ def test_what_is_measured_is_whole(measured: dict[str, Measured], name: str) -> 
     assert set(found.checks) == {"phases_close", "same_parameters"} | several
 
 
-def test_all_runs_saw_the_same_data(measured: dict[str, Measured]) -> None:
+def test_all_runs_saw_the_same_data(measured: dict[str, Measurement]) -> None:
     assert len({found.environment.data_sha256 for found in measured.values()}) == 1
 
 

@@ -18,7 +18,7 @@ from lab.analysis.audit.observations import from_records
 from lab.config.run import Run
 from lab.records.store import Record
 from lab.worker import calibrate
-from lab.worker.context import Measured, RankContext
+from lab.worker.context import Measurement, RankContext
 from lab.worker.main import measure
 
 # Sums in another order round differently; the optimizer lets the difference grow.
@@ -107,7 +107,7 @@ def runs(root: Path) -> dict[str, Run]:
     return {name: Run.model_validate(BASE | content) for name, content in (whole | MORE).items()}
 
 
-def run_all(rank: int, root: str) -> dict[str, Measured | None]:
+def run_all(rank: int, root: str) -> dict[str, Measurement | None]:
     """Take part as one rank in every run that has one of this number."""
     calibrate.PEAK_BUDGET_S = 0.02
     measured = {}
@@ -141,7 +141,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def measured(root: Path) -> dict[str, Measured]:
+def measured(root: Path) -> dict[str, Measurement]:
     with (
         pytest.MonkeyPatch.context() as patch,
         ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as pool,
@@ -157,7 +157,7 @@ def measured(root: Path) -> dict[str, Measured]:
     [pair for pair in itertools.product(WORKLOADS, ("ddp 1", "ddp 2")) if pair not in SKIPPED],
 )
 def test_the_same_learning_however_the_batch_is_split(
-    measured: dict[str, Measured], name: str, way: str
+    measured: dict[str, Measurement], name: str, way: str
 ) -> None:
     alone, found = measured[f"{name} single"].quality, measured[f"{name} {way}"].quality
     assert found.depends_on_split is None
@@ -167,7 +167,7 @@ def test_the_same_learning_however_the_batch_is_split(
 
 
 @pytest.mark.parametrize("name", list(WORKLOADS))
-def test_what_is_measured_is_whole(measured: dict[str, Measured], root: Path, name: str) -> None:
+def test_what_is_measured_is_whole(measured: dict[str, Measurement], root: Path, name: str) -> None:
     way = "single" if (name, "ddp 2") in SKIPPED else "ddp 2"
     found, run = measured[f"{name} {way}"], runs(root)[f"{name} {way}"]
     language, images = name in {"gpt", "gpt2 weights"}, name in CNNS
@@ -184,7 +184,7 @@ def test_what_is_measured_is_whole(measured: dict[str, Measured], root: Path, na
     assert everything == (getattr(run.architecture, "trainable", "all") == "all")
 
 
-def test_batch_norm_is_said_to_depend_on_the_split(measured: dict[str, Measured]) -> None:
+def test_batch_norm_is_said_to_depend_on_the_split(measured: dict[str, Measurement]) -> None:
     found = measured["batch norm"]
     assert (
         found.quality.depends_on_split
@@ -197,7 +197,7 @@ def test_batch_norm_is_said_to_depend_on_the_split(measured: dict[str, Measured]
 
 
 def test_both_loaders_give_the_same_samples_in_the_same_order(
-    measured: dict[str, Measured],
+    measured: dict[str, Measurement],
 ) -> None:
     assert measured["classic"].quality == measured["fast"].quality
     assert measured["classic in process"].quality.loss == pytest.approx(
@@ -207,7 +207,7 @@ def test_both_loaders_give_the_same_samples_in_the_same_order(
 
 
 def test_the_audit_finds_more_loader_processes_than_cores(
-    measured: dict[str, Measured], root: Path
+    measured: dict[str, Measurement], root: Path
 ) -> None:
     records = []
     for name in ("classic", "fast"):
@@ -216,7 +216,9 @@ def test_the_audit_finds_more_loader_processes_than_cores(
             "started_at": "2025-01-01T00:00:00+00:00",
             "finished_at": "2025-01-01T00:01:00+00:00",
         }
-        parts = {field: getattr(measured[name], field) for field in Measured.__dataclass_fields__}
+        parts = {
+            field: getattr(measured[name], field) for field in Measurement.__dataclass_fields__
+        }
         records.append(
             Record(run_id=run.id, repeat=0, run=run, status="completed", **times, **parts)
         )

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lab.worker.environment import CpuUse, cpu_use, foreign_cpu
+from lab.worker.environment import CpuUse, background_cpu, cpu_use
 
 
 def test_others_are_what_the_ranks_did_not_use_themselves() -> None:
@@ -14,18 +14,18 @@ def test_others_are_what_the_ranks_did_not_use_themselves() -> None:
         ("a", CpuUse(wall=10.0, own=8.0, busy={0: 10.0})),
         ("a", CpuUse(wall=10.0, own=9.0, busy={1: 9.0})),
     ]
-    assert foreign_cpu(uses) == pytest.approx(0.2)
+    assert background_cpu(uses) == pytest.approx(0.2)
 
 
 def test_a_core_of_two_ranks_counts_once_and_the_same_core_of_two_hosts_twice() -> None:
     shared = [("a", CpuUse(10.0, 5.0, {0: 10.0})), ("a", CpuUse(10.0, 5.0, {0: 10.0}))]
-    assert foreign_cpu(shared) == 0.0
+    assert background_cpu(shared) == 0.0
     apart = [("a", CpuUse(10.0, 5.0, {0: 10.0})), ("b", CpuUse(10.0, 5.0, {0: 10.0}))]
-    assert foreign_cpu(apart) == pytest.approx(1.0)
+    assert background_cpu(apart) == pytest.approx(1.0)
 
 
 def test_what_the_system_does_not_tell_is_none() -> None:
-    assert foreign_cpu([("a", CpuUse(10.0, 5.0, {}))]) is None
+    assert background_cpu([("a", CpuUse(10.0, 5.0, {}))]) is None
 
 
 @pytest.mark.skipif(not Path("/proc/stat").exists(), reason="needs /proc")

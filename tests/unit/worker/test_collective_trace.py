@@ -10,7 +10,7 @@ import pytest
 from lab.records.schema import Operation
 from lab.worker.measure.clock import HostClock
 from lab.worker.measure.collective_trace import CallRecorder, Calls
-from lab.worker.measure.overlap import Exposure, of_calls, summary
+from lab.worker.measure.overlap import Exposure, count_calls, summary
 
 NAN = float("nan")
 
@@ -82,7 +82,7 @@ def test_what_arrives_while_the_rank_waits_is_there_when_it_goes_on() -> None:
 def test_an_end_that_nobody_saw_is_not_made_up() -> None:
     found = asynchronous(end_before_wait=None)
     assert np.isnan(found.finish[0]) and found.wait_end[0] == 14.0
-    exposed = Exposure.of_calls([found], steps=1)
+    exposed = Exposure.from_calls([found], steps=1)
     assert np.isnan(exposed.total[0, 0]) and exposed.exposed.tolist() == [[1.0]]
     told = summary(exposed, np.array([[20.0]]), warmup_steps=0)
     assert (
@@ -127,7 +127,7 @@ def calls(
 def test_waits_until_the_last_rank_came_are_the_stragglers() -> None:
     early = calls((0, "all_reduce", 0, 0, 5, 5), (0, "all_gather", 6, 8, 10, 10))
     late = calls((0, "all_reduce", 3, 3, 5, 5), (0, "all_gather", 7, 7, 10, 10))
-    found = Exposure.of_calls([early, late], steps=1)
+    found = Exposure.from_calls([early, late], steps=1)
     assert found.total.tolist() == [[9.0], [5.0]]
     assert found.exposed.tolist() == [[7.0], [5.0]]
     assert found.straggler.tolist() == [
@@ -148,7 +148,7 @@ def test_waits_until_the_last_rank_came_are_the_stragglers() -> None:
     ids=["another operation", "another group", "more calls"],
 )
 def test_where_ranks_do_different_things_nobody_is_the_straggler(other: Calls) -> None:
-    found = Exposure.of_calls([calls((0, "all_reduce", 0, 0, 5, 5)), other], steps=1)
+    found = Exposure.from_calls([calls((0, "all_reduce", 0, 0, 5, 5)), other], steps=1)
     assert np.isnan(found.straggler).all() and not np.isnan(found.exposed).any()
     told = summary(found, np.array([[9.0], [8.0]]), warmup_steps=0)
     assert (
@@ -161,12 +161,12 @@ def test_where_ranks_do_different_things_nobody_is_the_straggler(other: Calls) -
 
 
 def test_a_step_without_calls_waits_for_nothing() -> None:
-    found = Exposure.of_calls([calls((1, "all_reduce", 0, 0, 5, 5))], steps=2)
+    found = Exposure.from_calls([calls((1, "all_reduce", 0, 0, 5, 5))], steps=2)
     assert found.total.tolist() == [[0.0, 5.0]] and found.exposed.tolist() == [[0.0, 5.0]]
 
 
 def test_operations_are_counted_on_the_last_step() -> None:
-    told = of_calls(
+    told = count_calls(
         calls(
             (0, "send", 0, 0, 1, 1),
             (1, "send", 2, 2, 3, 3),

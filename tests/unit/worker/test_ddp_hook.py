@@ -11,14 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lab.records.schema import Communication, Operation, Stat
-from lab.worker.distributed import Reading, to_rank_0
+from lab.worker.distributed import ClockOffset, on_clock_of_rank_0
 from lab.worker.measure.clock import HostClock
-from lab.worker.measure.ddp_hook import Buckets, Recorder, Sent, recorded
+from lab.worker.measure.ddp_hook import BucketRecorder, Buckets, Sent, recorded
 from lab.worker.measure.overlap import (
     Exposure,
+    count_buckets,
     events,
-    of_buckets,
-    representative,
+    representative_step,
     summary,
     timeline,
     union,
@@ -60,7 +60,7 @@ def test_a_union_is_the_seconds_that_any_interval_covers(
 
 def test_total_and_exposed_of_buckets_that_queue() -> None:
     # The third bucket is on the link alone; the gap before it is no communication.
-    found = Exposure.of(
+    found = Exposure.from_buckets(
         [buckets((0, 0, 1, 1, 4), (0, 1, 2, 2, 6), (0, 2, 8, 8, 11), (1, 0, 20, 21, 25))]
     )
     assert found.total.tolist() == [[8.0, 4.0]]
@@ -72,7 +72,7 @@ def test_total_and_exposed_of_buckets_that_queue() -> None:
 
 
 def test_one_bucket_waits_for_the_rank_that_comes_later() -> None:
-    found = Exposure.of([buckets((0, 0, 1, 1, 9)), buckets((0, 0, 5, 5, 9))])
+    found = Exposure.from_buckets([buckets((0, 0, 1, 1, 9)), buckets((0, 0, 5, 5, 9))])
     assert found.exposed.tolist() == [[8.0], [4.0]]
     assert found.straggler.tolist() == [[4.0], [0.0]]
 
@@ -81,7 +81,7 @@ def test_a_late_first_bucket_pushes_all_others_back() -> None:
     """Each bucket needs 3 s; rank 1 brings everything 2 s later, while rank 0 is done when the first is on the link."""
     early = buckets((0, 0, 1, 1, 6), (0, 1, 2, 2, 9), (0, 2, 3, 3, 12))
     late = buckets((0, 0, 3, 3, 6), (0, 1, 4, 4, 9), (0, 2, 5, 5, 12))
-    found = Exposure.of([early, late])
+    found = Exposure.from_buckets([early, late])
     assert found.exposed.tolist() == [[9.0], [7.0]]
     assert found.straggler.tolist() == [[2.0], [0.0]]
 
@@ -89,7 +89,7 @@ def test_a_late_first_bucket_pushes_all_others_back() -> None:
 def test_a_late_rank_behind_a_busy_link_costs_nothing() -> None:
     early = buckets((0, 0, 1, 1, 6), (0, 1, 2, 2, 11))
     late = buckets((0, 0, 1, 1, 6), (0, 1, 5, 5, 11))
-    assert Exposure.of([early, late]).straggler.tolist() == [[0.0], [0.0]]
+    assert Exposure.from_buckets([early, late]).straggler.tolist() == [[0.0], [0.0]]
 
 
 @given(
@@ -118,12 +118,12 @@ def test_parts_hold_together_on_any_link_of_one_queue(
         )
         for r in range(ranks)
     ]
-    found = Exposure.of(sent)
+    found = Exposure.from_buckets(sent)
     assert (found.exposed >= 0).all() and (found.exposed <= found.total + 1e-9).all()
     assert (found.straggler >= 0).all() and (found.straggler <= found.exposed).all()
     if ranks == 1:
         assert found.straggler.max() == pytest.approx(0, abs=1e-9)
-    shifted = Exposure.of([rank.shifted(lambda times: times + moved) for rank in sent])
+    shifted = Exposure.from_buckets([rank.shifted(lambda times: times + moved) for rank in sent])
     for name in ("total", "exposed", "straggler"):
         assert getattr(shifted, name) == pytest.approx(getattr(found, name), abs=1e-8)
 
@@ -133,7 +133,7 @@ def test_the_record_speaks_of_the_slowest_rank_of_each_measured_step() -> None:
     other = buckets((0, 0, 0, 0, 99), (1, 0, 1, 1, 2), (2, 0, 2, 2, 3), (3, 0, 3, 3, 4))
     ranks = [one, other]
     step_time = np.array([[9.0, 2.0, 1.0, 1.0], [9.0, 1.0, 2.0, 2.0]])
-    found = summary(Exposure.of(ranks), step_time, warmup_steps=1)
+    found = summary(Exposure.from_buckets(ranks), step_time, warmup_steps=1)
     assert found.exposed is not None and found.exposed.median == 1.0
     assert found.straggler is not None and found.straggler.median == 0.0
     assert found.per_rank == {"total": [2.0, 1.0], "exposed": [2.0, 1.0], "straggler": [1.0, 0.0]}
@@ -142,7 +142,7 @@ def test_the_record_speaks_of_the_slowest_rank_of_each_measured_step() -> None:
         100,
     )  # two ranks: each sends as much as the buckets hold
     assert found.exposed_in == {"backward": 1.0}
-    assert of_buckets(one, operation="all_reduce") == {
+    assert count_buckets(one, operation="all_reduce") == {
         "buckets": [100],
         "calls": 1,
         "operations": {"all_reduce": Operation(calls=1, bytes=100)},
@@ -193,8 +193,8 @@ def test_a_clock_that_is_off_and_drifts_is_read_as_that_of_rank_0(
     def here(moment: float) -> float:
         return moment * (1 + drift) + off
 
-    readings = [Reading(here(moment), moment - here(moment)) for moment in (0.0, 1000.0)]
-    moved = to_rank_0(np.array([here(moment) for moment in true]), readings)
+    readings = [ClockOffset(here(moment), moment - here(moment)) for moment in (0.0, 1000.0)]
+    moved = on_clock_of_rank_0(np.array([here(moment) for moment in true]), readings)
     assert moved == pytest.approx(np.array(true), abs=1e-6)
 
 
@@ -223,7 +223,7 @@ def test_a_recorder_keeps_three_stamps_of_each_bucket_in_its_own_place() -> None
         futures.append(torch.futures.Future())
         return Sent(futures[-1], 8 * len(futures))
 
-    recorder = Recorder(Ticks(), exchange)
+    recorder = BucketRecorder(Ticks(), exchange)
     answers = [recorded(recorder, Bucket(index)) for index in (0, 1, 0)]  # type: ignore[arg-type]
     for number in (1, 0, 2):  # they need not finish in order
         futures[number].set_result([torch.tensor(number)])
@@ -262,7 +262,7 @@ def test_the_timeline_begins_where_the_first_rank_does() -> None:
 
 def test_the_representative_step_is_measured_and_in_the_middle() -> None:
     step_time = np.array([[5.0, 1.0, 3.0, 9.0], [5.0, 1.0, 2.0, 4.0]])
-    assert representative(step_time, warmup_steps=1) == 2
+    assert representative_step(step_time, warmup_steps=1) == 2
 
 
 def test_communication_of_older_records_is_read() -> None:
