@@ -21,6 +21,7 @@ from lab.worker.context import Measurement, Progress, RankContext
 from lab.worker.data.dataset import Dataset
 from lab.worker.distributed import (
     ClockOffset,
+    all_gather_object,
     device_of,
     gather,
     on_clock_of_rank_0,
