@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from lab.analysis.scaling import RESAMPLES, SEED, ratio
 from lab.records.statistics import bootstrap_interval
@@ -39,3 +40,24 @@ def test_rows_are_resampled_together() -> None:
     rows = np.stack([VALUES, 2 * VALUES])
     low, high = bootstrap_interval([rows], np.median, resamples=200)
     assert (low[1], high[1]) == pytest.approx((2 * low[0], 2 * high[0]))
+
+
+@pytest.mark.parametrize("count", [2, 30, 600])
+def test_the_interval_is_that_of_scipy_to_the_last_digit(count: int) -> None:
+    samples = [VALUES[:1].repeat(count) + np.arange(count), np.arange(1.0, 9.0)]
+
+    def quotient(a: np.ndarray, b: np.ndarray, axis: int) -> np.ndarray:
+        return np.median(a, axis=axis) / np.median(b, axis=axis)
+
+    interval = stats.bootstrap(
+        samples,
+        quotient,
+        n_resamples=500,
+        vectorized=True,
+        method="percentile",
+        rng=np.random.default_rng(5),
+    ).confidence_interval
+    assert bootstrap_interval(samples, quotient, resamples=500, seed=5) == (
+        interval.low,
+        interval.high,
+    )
