@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from scipy import stats
 
 
 def amdahl_speedup(n: float, serial_fraction: float) -> float:
@@ -70,6 +69,8 @@ def fit_amdahl(world_sizes: Sequence[float], speedups: Sequence[float]) -> Amdah
     low = high = None
     if n.size > 1:
         variance = float(np.sum((y - fraction * x) ** 2)) / (n.size - 1) / float(x @ x)
+        from scipy import stats
+
         half = float(stats.t.ppf(0.975, n.size - 1)) * variance**0.5
         low, high = (float(np.clip(fraction + side * half, 0, 1)) for side in (-1, 1))
     fraction = float(np.clip(fraction, 0, 1))
