@@ -48,13 +48,12 @@ class LabPDFExporter(LabHTMLExporter):
         document, resources = self.document(nb, resources, **kw)
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
-            images = _write_images(document.body, folder)
-            return _compile(_typst_source(document), folder, images), resources
+            _write_images(document.body, folder)
+            return _compile(_typst_source(document), folder), resources
 
 
-def _write_images(body: Tag, folder: Path) -> dict[str, str]:
-    """Write the embedded images to files and refer to them by name; returns their descriptions."""
-    descriptions: dict[str, str] = {}
+def _write_images(body: Tag, folder: Path) -> None:
+    """Write the embedded images to files; raises LabError, naming the image, for a damaged one."""
     for number, image in enumerate(body.find_all("img"), start=1):
         header, _, data = str(image["src"]).partition(",")
         suffixes = (suffix for suffix, kind in page.IMAGE_TYPES.items() if kind in header.lower())
@@ -67,11 +66,10 @@ def _write_images(body: Tag, folder: Path) -> dict[str, str]:
         is_whole = suffix != ".svg" or page.is_well_formed(content)
         if not (is_whole and content.startswith(_SIGNATURES[suffix])):
             raise LabError(f"image “{alt}” is damaged or not {suffix.removeprefix('.').upper()}")
-        name = f"figure-{number:03d}{suffix}"
+        name = image["src"] = f"figure-{number:03d}{suffix}"
         (folder / name).write_bytes(content)
-        image["src"] = name
-        descriptions[name] = alt
-    return descriptions
+        # Pandoc keeps an attribute that it does not know, and no alternative text.
+        image["data-described"] = alt
 
 
 def _typst_source(document: Document) -> str:
@@ -81,9 +79,6 @@ def _typst_source(document: Document) -> str:
     _label_targets(body)
     _simplify_code(body)
     _prepare_tables(body)
-    # Pandoc keeps an attribute that it does not know, and no alternative text.
-    for image in body.find_all("img"):
-        image["data-described"] = image["alt"]
     sections = math.to_scripts(body, typst=True)
     options = [f"--lua-filter={ASSETS / 'typst.lua'}"]
     typst = math.run_pandoc(body.decode(), sections, to="typst", options=options)
@@ -176,7 +171,7 @@ def _literal(text: str) -> str:
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", " ") + '"'
 
 
-def _compile(source: str, folder: Path, images: dict[str, str]) -> bytes:
+def _compile(source: str, folder: Path) -> bytes:
     import typst
 
     epoch = os.environ.get("SOURCE_DATE_EPOCH", "")
@@ -202,6 +197,4 @@ def _compile(source: str, folder: Path, images: dict[str, str]) -> bytes:
         )
     except typst.TypstError as error:
         message = str(error).replace(str(folder), "")
-        for name, alt in images.items():
-            message = message.replace(name, f"{name} (“{alt}”)")
         raise LabError(f"the PDF could not be typeset: {message}") from error
