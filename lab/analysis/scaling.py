@@ -20,7 +20,7 @@ from lab.analysis.lines import (
     device_of,
     ranks,
 )
-from lab.config.labels import SETTINGS
+from lab.config.strategies import SETTINGS
 from lab.errors import InputError, Problem, nearest
 from lab.formatting import format_seconds, percent, rounded
 from lab.records.schema import PHASES

@@ -15,8 +15,6 @@ WAYS: dict[Way, str] = {
     "pacing": "the kernel's pacing of each rank's sockets",
 }
 MEASURED = "measured"
-# Ways to train whose ranks hold the whole model, and can sleep instead of computing with it.
-SLEEPING_STRATEGIES = ("single", "naive_ddp", "ddp")
 # What CUDA calls the GPUs that can be described.
 CUDA_NAMES = {
     "V100": "Tesla V100-SXM2-32GB",

@@ -33,18 +33,6 @@ WORDS: dict[str, str] = {
     "grad_clip": "clipping at {}",
     "seed": "seed {}",
 }
-# Whose setting it is, and how that strategy is called among people.
-SETTINGS = {
-    "bucket_cap_mb": ("ddp", "DDP"),
-    "gradient_as_bucket_view": ("ddp", "DDP"),
-    "static_graph": ("ddp", "DDP"),
-    "compression": ("ddp", "DDP"),
-    "flat": ("naive_ddp", "naive DDP"),
-    "reshard_after_forward": ("fsdp", "FSDP"),
-    "shard_size": ("fsdp", "FSDP"),
-    "schedule": ("pipeline_parallel", "pipelines"),
-    "microbatches": ("pipeline_parallel", "pipelines"),
-}
 NAMES = {"powersgd": "PowerSGD", "gpipe": "GPipe", "1f1b": "1F1B"}
 
 

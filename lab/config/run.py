@@ -12,7 +12,8 @@ from pydantic import Field, model_validator
 
 from lab.config import datasets, labels, models
 from lab.config.base import Counts, Frozen, Quantization
-from lab.config.labels import SETTINGS, is_default
+from lab.config.labels import is_default
+from lab.config.strategies import STRATEGIES, Strategy
 
 
 class InferenceSettings(Frozen):
@@ -38,21 +39,8 @@ class InferenceSettings(Frozen):
 
 
 INFERENCE_ONLY = {"quantization", "prompt_tokens", "batch_sizes", "new_tokens", "rounds"}
-Strategy = Literal[
-    "single",
-    "naive_ddp",
-    "ddp",
-    "zero1",
-    "fsdp",
-    "tensor_parallel",
-    "pipeline_parallel",
-    "data_parallel",
-    "vanilla_data_parallel",
-]
-# Ranks that work on the same samples, each on its part of the model.
-_SPLIT_MODEL = {"tensor_parallel", "pipeline_parallel"}
-# One process that drives all devices.
-_ONE_PROCESS = {"data_parallel", "vanilla_data_parallel"}
+# The parts of a model among ranks that all see the same samples.
+_MODEL_PARTS = {"tensors", "layers"}
 DEFAULT_BUCKET_CAP_MB = 25.0
 
 
@@ -143,7 +131,8 @@ class Run(InferenceSettings):
         whole, micro, accum = (
             given.get(key) for key in ("global_batch_size", "micro_batch_size", "grad_accum")
         )
-        world = 1 if given.get("strategy") in _SPLIT_MODEL else given.get("world_size", 1)
+        facts = STRATEGIES.get(str(given.get("strategy")))
+        world = 1 if facts and facts.splits in _MODEL_PARTS else given.get("world_size", 1)
         if not all(
             value is None or (type(value) is int and value > 0)
             for value in (whole, micro, accum, world)
@@ -169,12 +158,12 @@ class Run(InferenceSettings):
     @property
     def data_parallel_size(self) -> int:
         """How many devices see samples of their own."""
-        return 1 if self.strategy in _SPLIT_MODEL else self.world_size
+        return 1 if STRATEGIES[self.strategy].splits in _MODEL_PARTS else self.world_size
 
     @property
     def processes(self) -> int:
         """How many ranks a job of this run has."""
-        return 1 if self.strategy in _ONE_PROCESS else self.world_size
+        return 1 if STRATEGIES[self.strategy].single_process else self.world_size
 
     @property
     def devices(self) -> int:
@@ -184,11 +173,8 @@ class Run(InferenceSettings):
     @property
     def device_needed(self) -> Literal["any", "cpu", "cuda"]:
         """The kind of device without which it cannot run: torch's DataParallel divides its work among GPUs only."""
-        return (
-            "cuda"
-            if self.strategy == "data_parallel" and self.world_size > 1
-            else self.needs_device
-        )
+        gpus_only = STRATEGIES[self.strategy].gpus_only and self.world_size > 1
+        return "cuda" if gpus_only else self.needs_device
 
     @property
     def architecture(self) -> models.Model:
@@ -223,10 +209,6 @@ class Run(InferenceSettings):
 
 
 POWERSGD_FIRST_STEP = 2  # before it, DDP may still change its buckets
-# A rank of these holds a part of the gradients only, and a loss scale must be one for all of them.
-PARTIAL_GRADIENTS = {"zero1", "fsdp", "tensor_parallel", "pipeline_parallel"}
-# These call torch.compile's result as they call the model; the others hook into modules, or call parts of them.
-COMPILED = {"single", "naive_ddp", "ddp", "zero1"}
 
 
 def conflicts(run: Run) -> Iterator[str]:
@@ -269,11 +251,12 @@ def _divisor(run: Run) -> str:
 
 
 def _foreign_settings(run: Run) -> Iterator[str]:
-    if run.strategy == "single" and run.world_size != 1:
-        yield f"strategy 'single' has one rank, world_size is {run.world_size} || use 'ddp' or world_size 1"
-    for name, (owner, title) in SETTINGS.items():
-        if run.strategy != owner and not is_default(run, name):
-            yield f"{name} is a setting of {title}, strategy '{run.strategy}' has none || leave it out, or use '{owner}'"
+    if STRATEGIES[run.strategy].splits == "nothing" and run.world_size != 1:
+        yield f"strategy '{run.strategy}' has one rank, world_size is {run.world_size} || use 'ddp' or world_size 1"
+    for owner, facts in STRATEGIES.items():
+        for name in facts.settings:
+            if run.strategy != owner and not is_default(run, name):
+                yield f"{name} is a setting of {facts.label}, strategy '{run.strategy}' has none || leave it out, or use '{owner}'"
 
 
 def _ddp(run: Run) -> Iterator[str]:
@@ -292,23 +275,23 @@ def _ddp(run: Run) -> Iterator[str]:
 
 
 def _numbers(run: Run) -> Iterator[str]:
-    if run.precision == "fp16" and run.strategy in PARTIAL_GRADIENTS:
+    if run.precision == "fp16" and STRATEGIES[run.strategy].partial_gradients:
         yield f"precision fp16 scales the loss by all gradients, a rank of '{run.strategy}' sees a part of them || use bf16"
-    if run.compile and run.strategy not in COMPILED:
+    if run.compile and not STRATEGIES[run.strategy].compiles:
         yield f"compile with strategy '{run.strategy}', which works between the modules of the model || compile: false"
 
 
 def _shares_of_the_model(run: Run) -> Iterator[str]:
     if run.shard_size is not None and run.world_size % run.shard_size:
         yield f"shard_size {run.shard_size} does not divide world_size {run.world_size} || one that does, or leave it out"
-    if run.strategy not in {"tensor_parallel", "pipeline_parallel"}:
+    splits, model = STRATEGIES[run.strategy].splits, run.architecture
+    if splits not in _MODEL_PARTS:
         return
-    model = run.architecture
     if model.kind != "gpt":
         yield f"strategy '{run.strategy}' knows how to divide a GPT, the model is of kind '{model.kind}' || use 'ddp' or 'fsdp'"
-    elif run.strategy == "tensor_parallel" and model.heads % run.world_size:
+    elif splits == "tensors" and model.heads % run.world_size:
         yield f"world_size {run.world_size} does not divide the {model.heads} heads of the model || give each rank equally many"
-    elif run.strategy == "pipeline_parallel":
+    elif splits == "layers":
         yield from _pipeline(run, layers=model.layers)
 
 

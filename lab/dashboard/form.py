@@ -10,7 +10,8 @@ from typing import Any, get_args
 from lab.config import datasets, models
 from lab.config.cluster import Cluster
 from lab.config.emulation import Emulated
-from lab.config.run import Run, Strategy
+from lab.config.run import Run
+from lab.config.strategies import STRATEGIES
 from lab.errors import InputError, LabError, Problem
 from lab.files import ROOT
 from lab.launch.preflight import usable
@@ -113,7 +114,7 @@ def controls(offered: list[Network]) -> dict[str, Any]:
     options: dict[str, list[Any]] = {
         "model": list(models.MODELS),
         "data": list(datasets.DATASETS),
-        "strategy": list(get_args(Strategy)),
+        "strategy": list(STRATEGIES),
         "precision": list(get_args(Run.model_fields["precision"].annotation)),
         "cluster": [(network.label, network.name) for network in offered],
     }

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from lab.config.cluster import Cluster
 from lab.config.run import Run
+from lab.config.strategies import STRATEGIES
 from lab.config.study import Study
 from lab.dashboard.store import Bench, alone
 from lab.errors import LabError
@@ -68,7 +69,7 @@ def _advice(forecast: Forecast, basis: Basis, cluster: Cluster) -> str:
     try:
         basis.profile(run)
     except LabError:
-        if run.strategy == "pipeline_parallel":
+        if STRATEGIES[run.strategy].splits == "layers":
             return "Measure it on one rank first, with Strategy ddp: a pipeline of one stage does not tell when gradients are ready."
         if run.world_size == 1:
             return "Run measures it on one rank; predictions of other world sizes and batches are made from that."

@@ -10,12 +10,13 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from lab import machine
 from lab.config.labels import label_parts
 from lab.config.models import GPT, MODELS
-from lab.config.run import Run, Strategy
+from lab.config.run import Run
+from lab.config.strategies import STRATEGIES
 from lab.config.study import Study
 from lab.errors import LabError
 from lab.launch.calibrate import calibrate
@@ -145,11 +146,10 @@ class EqualLoss:
 
 def cases(world_sizes: Sequence[int] = (1, 2), *, quick: bool = False) -> dict[str, dict[str, Any]]:
     """What to change in a run for each strategy, by a name: its sizes, its settings, and unless `quick` what goes with many."""
-    found: dict[str, dict[str, Any]] = {REFERENCE: {"strategy": "single"}}
-    for strategy in get_args(Strategy):
-        sizes = () if strategy == "single" else world_sizes
-        # torch's DataParallel needs GPUs for more than one device.
-        widest = 1 if strategy in {"single", "data_parallel"} else max(world_sizes)
+    found: dict[str, dict[str, Any]] = {REFERENCE: {"strategy": REFERENCE}}
+    for strategy, facts in STRATEGIES.items():
+        sizes = () if strategy == REFERENCE else world_sizes
+        widest = 1 if strategy == REFERENCE or facts.gpus_only else max(world_sizes)
         several = (
             {}
             if quick

@@ -9,8 +9,9 @@ from pathlib import Path
 
 from lab.config import paths
 from lab.config.cluster import Cluster
-from lab.config.emulation import SLEEPING_STRATEGIES, Emulated
+from lab.config.emulation import Emulated
 from lab.config.run import Run
+from lab.config.strategies import STRATEGIES
 from lab.config.study import Study, Task
 from lab.errors import InputError, Problem
 from lab.launch import netem
@@ -59,7 +60,7 @@ def check(study: Study, cluster: Cluster, tasks: Sequence[Task], *, fresh: bool)
         problems += [
             _awake(run, cluster)
             for run in runs
-            if run.task != "train" or run.strategy not in SLEEPING_STRATEGIES
+            if run.task != "train" or not STRATEGIES[run.strategy].emulable
         ]
     records = Store(study.out).records(study.tasks)
     elsewhere = {record.environment.cluster for record in records if record.environment} - {
@@ -83,11 +84,12 @@ def check(study: Study, cluster: Cluster, tasks: Sequence[Task], *, fresh: bool)
 
 
 def _awake(run: Run, cluster: Cluster) -> Problem:
+    emulable = ", ".join(name for name, facts in STRATEGIES.items() if facts.emulable)
     what = f"{run.label}: its compute cannot be emulated, as {cluster.name} does"
     return Problem(
         "cluster",
         what,
-        f"train with one of {', '.join(SLEEPING_STRATEGIES)}, or on a cluster without compute",
+        f"train with one of {emulable}, or on a cluster without compute",
     )
 
 

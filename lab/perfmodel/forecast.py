@@ -11,12 +11,13 @@ from lab.config.cluster import Cluster
 from lab.config.datasets import vocab_size_of
 from lab.config.models import GPT, TextClassifier
 from lab.config.run import DEFAULT_BUCKET_CAP_MB, Run
+from lab.config.strategies import STRATEGIES
 from lab.config.study import Study
 from lab.errors import LabError
 from lab.perfmodel.calibration import Calibration, load_calibration
 from lab.perfmodel.collectives import CollectiveSeconds, ring_all_reduce_time
 from lab.perfmodel.flops import model_cost
-from lab.perfmodel.layout import Bucket, Layout, Links, Profile, Sharing, buckets_of
+from lab.perfmodel.layout import SHARINGS, Bucket, Layout, Links, Profile, buckets_of
 from lab.perfmodel.memory import MemoryParts, rank_memory
 from lab.perfmodel.replay import NO_CONTENTION, Contention
 from lab.perfmodel.simulate import Conditions, Prediction, predict
@@ -279,13 +280,6 @@ def _between(micro_batch: int, sizes: Sequence[int], profiles: Sequence[Profile]
 
 
 MIB = 2**20
-SHARINGS: dict[str, Sharing] = {
-    "single": "single",
-    "ddp": "ddp",
-    "naive_ddp": "naive_ddp",
-    "zero1": "zero1",
-    "fsdp": "fsdp",
-}
 COMPRESSED = {"none": 1.0, "bf16": 0.5, "fp16": 0.5}
 
 
@@ -299,23 +293,20 @@ def layout_of(run: Run) -> Layout:
         )
     if run.strategy in SHARINGS:
         return Layout(SHARINGS[run.strategy], data=run.world_size)
-    model = run.architecture
-    if run.strategy not in {"tensor_parallel", "pipeline_parallel"} or not isinstance(model, GPT):
+    splits, model = STRATEGIES[run.strategy].splits, run.architecture
+    if splits not in {"tensors", "layers"} or not isinstance(model, GPT):
         raise LabError(f"the step model does not know strategy {run.strategy!r}")
-    samples = (
-        run.micro_batch_size
-        if run.strategy == "tensor_parallel"
-        else run.micro_batch_size / passes(run)
-    )
+    samples = run.micro_batch_size / passes(run)
     border = round(samples * model.block_size * model.width * (4 if run.precision == "fp32" else 2))
-    if run.strategy == "tensor_parallel":
+    if splits == "tensors":
         return Layout("single", tensor=run.world_size, layers=model.layers, activation_bytes=border)
     return Layout("single", pipeline=run.world_size, layers=model.layers, activation_bytes=border)
 
 
 def passes(run: Run) -> int:
     """Into how many parts a pipeline splits a micro-batch; 1 for other strategies."""
-    return (run.microbatches or run.world_size) if run.strategy == "pipeline_parallel" else 1
+    pipelined = STRATEGIES[run.strategy].splits == "layers"
+    return (run.microbatches or run.world_size) if pipelined else 1
 
 
 def in_passes(profile: Profile, parts: int) -> Profile:

@@ -11,7 +11,8 @@ from lab.perfmodel.collectives import Collective, CollectiveSeconds
 from lab.perfmodel.replay import Work
 
 Sharing = Literal["single", "naive_ddp", "ddp", "zero1", "fsdp"]
-SHARINGS: tuple[Sharing, ...] = get_args(Sharing)
+# The strategies that split samples alone and whose step is known.
+SHARINGS: dict[str, Sharing] = {sharing: sharing for sharing in get_args(Sharing)}
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from lab.config.strategies import STRATEGIES
 from lab.perfmodel.layout import Layout, Sharing
 
 Checkpointing = Literal["none", "selective", "full"]
@@ -23,10 +24,8 @@ class StateBytes:
 FP32 = StateBytes(4, 4, 8)
 MIXED = StateBytes(2, 2, 12)
 # What a rank keeps only its share of.
-_SHARDED: dict[str, tuple[str, ...]] = {
-    "zero1": ("optimizer",),
-    "zero2": ("optimizer", "gradients"),
-    "fsdp": ("optimizer", "gradients", "weights"),
+_SHARDED = {name: facts.sharded for name, facts in STRATEGIES.items()} | {
+    "zero2": frozenset({"optimizer", "gradients"})
 }
 
 
@@ -57,7 +56,7 @@ def state_memory(
 
     ZeRO's stages 1, 2 and 3 (the last is FSDP): Rajbhandari et al. (2020), figure 1.
     """
-    sharded = _SHARDED.get(sharing, ())
+    sharded = _SHARDED[sharing]
     parts = {
         name: parameters * getattr(state, name) / (ranks if name in sharded else 1)
         for name in ("weights", "gradients", "optimizer")

@@ -11,8 +11,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from lab.config.emulation import CUDA_NAMES, MEASURED, SLEEPING_STRATEGIES
+from lab.config.emulation import CUDA_NAMES, MEASURED
 from lab.config.run import Run
+from lab.config.strategies import STRATEGIES
 from lab.errors import InputError, Problem
 from lab.perfmodel.flops import flops_per_sample
 from lab.perfmodel.hardware import vendor_peak
@@ -42,7 +43,7 @@ def pauses_for(
     emulated = place.emulated
     if emulated is None or emulated.compute is None:
         return None
-    assert run.strategy in SLEEPING_STRATEGIES, "launch refuses others"
+    assert STRATEGIES[run.strategy].emulable, "launch refuses others"
     described = emulated.compute.emulated != MEASURED
     samples = min(FEW, run.micro_batch_size) if described else run.micro_batch_size
     pauses = all_gather_object(

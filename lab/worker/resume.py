@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch import distributed as dist
 
 from lab.config.run import Run
+from lab.config.strategies import STRATEGIES
 from lab.worker import checkpoint, context
 from lab.worker.checkpoint import Checkpoint
 from lab.worker.context import Progress, RankContext
@@ -21,7 +22,6 @@ from lab.worker.measure.clock import synchronize
 
 PACE_STEPS = 3  # after the warm-up, from which the interval in steps is taken
 MIN_MEASURED_STEPS = 5
-RESUMABLE = {"single", "naive_ddp", "ddp", "fsdp", "data_parallel", "vanilla_data_parallel"}
 NOTICE, NOTICE_S = "lab/save-after-step", 2.0
 
 
@@ -181,4 +181,5 @@ def _can_resume(run: Run) -> bool:
     PowerSGD carries the error of its approximation from step to step in a place of its own; ZeRO-1's optimizer, a
     pipeline's stages and shares of matrices lie on the ranks under names of their own; a DataLoader begins at step 0.
     """
-    return run.compression != "powersgd" and run.loader == "fast" and run.strategy in RESUMABLE
+    resumable = STRATEGIES[run.strategy].resumable
+    return resumable and run.compression != "powersgd" and run.loader == "fast"

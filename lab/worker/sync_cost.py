@@ -12,6 +12,7 @@ from torch import distributed as dist
 from torch import nn
 
 from lab.config.run import Run
+from lab.config.strategies import STRATEGIES
 from lab.records.schema import Communication, Gradient, Stat
 from lab.worker import strategies
 from lab.worker.context import Progress, RankContext
@@ -159,7 +160,7 @@ def readiness(
     None on several ranks, where the run is compiled, as the bare model is not, and for a pipeline, whose schedule does
     the backward pass itself. Medians over rounds after training: no step is taken, gradients are dropped.
     """
-    if run.world_size > 1 or run.compile or run.strategy == "pipeline_parallel":
+    if run.world_size > 1 or run.compile or STRATEGIES[run.strategy].splits == "layers":
         return None
     model, clock = training.model, training.clock
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]

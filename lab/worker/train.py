@@ -15,6 +15,7 @@ from torch import distributed as dist
 from torch import nn
 
 from lab.config.run import Run
+from lab.config.strategies import STRATEGIES
 from lab.errors import LabError
 from lab.machine import age
 from lab.worker import environment, models, strategies
@@ -96,7 +97,8 @@ def train(
     losses = torch.zeros(run.steps, run.grad_accum, device=device)
     norms = torch.zeros(run.steps, device=device)
     # On a GPU the host would wait for it; the first stage of a pipeline never sees it, and a sleeper has none.
-    loss_is_near = device.type == "cpu" and run.strategy != "pipeline_parallel" and pauses is None
+    pipelined = STRATEGIES[run.strategy].splits == "layers"
+    loss_is_near = device.type == "cpu" and not pipelined and pauses is None
     rates, cpu_times = [], []
     checkpoints = Checkpoints(
         folder if pauses is None else None,

@@ -14,7 +14,7 @@ import pandas as pd
 from lab.analysis.audit.columns import PHASES
 from lab.analysis.audit.observations import Observations
 from lab.analysis.audit.table import residue
-from lab.config.labels import SETTINGS
+from lab.config.strategies import SETTINGS
 
 BATCHES = ("global_batch_size", "batch", "micro_batch_size")
 CARRIED: tuple[str, ...] = (

@@ -81,12 +81,6 @@ def require_dtensor(device: torch.device) -> None:
         )
 
 
-class Single(Strategy):
-    """The model itself."""
-
-    needs_group = False
-
-
 @torch.no_grad()
 def clip(
     gradients: Sequence[torch.Tensor],

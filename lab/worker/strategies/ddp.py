@@ -132,3 +132,6 @@ def powersgd(state: Any, bucket: GradBucket) -> Sent:
     sent = state.total_numel_after_compression - before
     buffer = bucket.buffer()
     return Sent(future, sent * buffer.itemsize or buffer.nbytes)
+
+
+STRATEGY = Ddp()

@@ -85,3 +85,6 @@ def _mesh(run: Run, device: torch.device) -> DeviceMesh:
     return init_device_mesh(
         device.type, (copies, run.shard_size), mesh_dim_names=("copies", "shards")
     )
+
+
+STRATEGY = Fsdp()

@@ -77,3 +77,6 @@ def replica_of(parallel: nn.Module) -> Replica:
 def _average(tensor: torch.Tensor) -> None:
     tensor.div_(dist.get_world_size())  # before the sum, which might overflow
     dist.all_reduce(tensor)
+
+
+STRATEGY = NaiveDdp()

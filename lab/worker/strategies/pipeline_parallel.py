@@ -190,3 +190,6 @@ class Pipeline(nn.Module):
 def _pipeline(parallel: nn.Module) -> Pipeline:
     assert isinstance(parallel, Pipeline)
     return parallel
+
+
+STRATEGY = PipelineParallelism()

@@ -100,3 +100,6 @@ def _order_by_rank(qkv: nn.Linear, ranks: int) -> None:
     """Bring the rows of queries, keys and values into the order of the ranks that get them."""
     for parameter in (qkv.weight, qkv.bias):
         parameter.copy_(parameter.unflatten(0, (3, ranks, -1)).transpose(0, 1).flatten(0, 2))
+
+
+STRATEGY = TensorParallelism()

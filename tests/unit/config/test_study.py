@@ -142,7 +142,7 @@ BAD = {
     ),
     "unknown strategy": (
         {"base": changed_base(strategy="dpd")},
-        "base.strategy: 'dpd' is not a choice (did you mean 'ddp'?)",
+        "base.strategy: unknown strategy 'dpd' (did you mean 'ddp'?)",
     ),
     "text for a number": (
         {"base": changed_base(steps="many")},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pkgutil
 import threading
 
 import pytest
@@ -10,12 +11,18 @@ from torch import nn
 
 from lab.config import models
 from lab.config.run import Run
+from lab.config.strategies import STRATEGIES
 from lab.errors import InputError
 from lab.launch import bench
 from lab.worker import strategies
 from lab.worker.models.gpt import GPT
 from lab.worker.optim import blocks_of, checkpoint_blocks
-from lab.worker.strategies.data_parallel import DataParallel, parallel_apply, replica, scatter
+from lab.worker.strategies.vanilla_data_parallel import (
+    DataParallel,
+    parallel_apply,
+    replica,
+    scatter,
+)
 
 CPU = torch.device("cpu")
 
@@ -108,9 +115,12 @@ def test_a_model_without_blocks_has_nothing_to_checkpoint() -> None:
         checkpoint_blocks(nn.Linear(2, 2))
 
 
-def test_every_strategy_of_a_run_is_there_and_no_other() -> None:
-    for name in strategies.STRATEGIES:
+def test_every_strategy_of_a_run_has_its_module_and_no_other() -> None:
+    modules = {module.name for module in pkgutil.iter_modules(strategies.__path__)} - {"base"}
+    assert modules == set(STRATEGIES)
+    for name in STRATEGIES:
         assert Run.model_validate({"global_batch_size": 8, "strategy": name}).strategy == name
+        assert type(strategies.get(name)).__module__ == f"lab.worker.strategies.{name}"
     with pytest.raises(InputError, match="did you mean 'fsdp'"):
         strategies.get("fsdpp")
 

@@ -1,0 +1,103 @@
+"""The facts of each strategy, in one table that everything outside `worker/strategies/` reads.
+
+A new strategy is an entry here and a module `worker/strategies/<name>.py`. No fact has a default: whoever adds a
+strategy decides each of them, and a forgotten one is a type error.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator
+
+from lab.errors import nearest
+
+State = Literal["weights", "gradients", "optimizer"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StrategyFacts:
+    """What holds of a strategy, whatever model it trains."""
+
+    label: str
+    splits: Literal["nothing", "samples", "tensors", "layers"]  # what the devices divide up
+    sharded: frozenset[State]  # of which each data-parallel rank keeps a share
+    single_process: bool  # one process drives all devices
+    gpus_only: bool  # several devices must be GPUs
+    partial_gradients: bool  # no rank has all gradients, from which fp16 scales the loss
+    compiles: bool  # calls the result of torch.compile as it calls the model
+    resumable: bool  # a checkpoint of rank 0 holds the state of all ranks
+    emulable: bool  # ranks can sleep for the times of a device instead of computing
+    settings: tuple[str, ...]  # the fields of a run that only this strategy reads
+
+
+# fmt: off
+STRATEGIES: dict[str, StrategyFacts] = {
+    "single": StrategyFacts(
+        label="one device", splits="nothing", sharded=frozenset(),
+        single_process=True, gpus_only=False, partial_gradients=False,
+        compiles=True, resumable=True, emulable=True,
+        settings=(),
+    ),
+    "naive_ddp": StrategyFacts(
+        label="naive DDP", splits="samples", sharded=frozenset(),
+        single_process=False, gpus_only=False, partial_gradients=False,
+        compiles=True, resumable=True, emulable=True,
+        settings=("flat",),
+    ),
+    "ddp": StrategyFacts(
+        label="DDP", splits="samples", sharded=frozenset(),
+        single_process=False, gpus_only=False, partial_gradients=False,
+        compiles=True, resumable=True, emulable=True,
+        settings=("bucket_cap_mb", "gradient_as_bucket_view", "static_graph", "compression"),
+    ),
+    "zero1": StrategyFacts(
+        label="ZeRO-1", splits="samples", sharded=frozenset({"optimizer"}),
+        single_process=False, gpus_only=False, partial_gradients=True,
+        compiles=True, resumable=False, emulable=False,
+        settings=(),
+    ),
+    "fsdp": StrategyFacts(
+        label="FSDP", splits="samples", sharded=frozenset({"weights", "gradients", "optimizer"}),
+        single_process=False, gpus_only=False, partial_gradients=True,
+        compiles=False, resumable=True, emulable=False,
+        settings=("reshard_after_forward", "shard_size"),
+    ),
+    "tensor_parallel": StrategyFacts(
+        label="tensor parallelism", splits="tensors", sharded=frozenset(),
+        single_process=False, gpus_only=False, partial_gradients=True,
+        compiles=False, resumable=False, emulable=False,
+        settings=(),
+    ),
+    "pipeline_parallel": StrategyFacts(
+        label="pipelines", splits="layers", sharded=frozenset(),
+        single_process=False, gpus_only=False, partial_gradients=True,
+        compiles=False, resumable=False, emulable=False,
+        settings=("schedule", "microbatches"),
+    ),
+    "data_parallel": StrategyFacts(
+        label="DataParallel", splits="samples", sharded=frozenset(),
+        single_process=True, gpus_only=True, partial_gradients=False,
+        compiles=False, resumable=True, emulable=False,
+        settings=(),
+    ),
+    "vanilla_data_parallel": StrategyFacts(
+        label="vanilla DataParallel", splits="samples", sharded=frozenset(),
+        single_process=True, gpus_only=False, partial_gradients=False,
+        compiles=False, resumable=True, emulable=False,
+        settings=(),
+    ),
+}
+# fmt: on
+# The strategy that reads each setting.
+SETTINGS = {setting: name for name, facts in STRATEGIES.items() for setting in facts.settings}
+
+
+def _known(name: str) -> str:
+    if name not in STRATEGIES:
+        raise ValueError(f"unknown strategy {name!r} || {nearest(name, STRATEGIES)}")
+    return name
+
+
+Strategy = Annotated[str, AfterValidator(_known)]
