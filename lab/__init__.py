@@ -50,6 +50,8 @@ if TYPE_CHECKING:
     from lab.report.build import report as report
 
 __version__ = "0.1.0"
+# Job scripts that users keep call `python -m lab.rank`, which is found there.
+__path__.append(f"{__path__[0]}/launch/compat")
 
 # Where each public name is defined; a module stands for itself. Nothing is imported before it is used.
 _PUBLIC = {

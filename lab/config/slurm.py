@@ -15,11 +15,6 @@ from lab.errors import Problem
 
 # Options of sbatch that the lab sets itself, with the key of a profile that they follow; `extra` may not hold them.
 _TAKEN = {
-    "partition": "partition",
-    "account": "account",
-    "qos": "qos",
-    "constraint": "constraint",
-    "reservation": "reservation",
     "time": "time_limit_min",
     "nodes": "nodes",
     "ntasks": "nodes and gpus_per_node or cores_per_node",
@@ -70,6 +65,10 @@ Word = Annotated[str, AfterValidator(_word)]
 Command = Annotated[str, AfterValidator(_command)]
 
 
+# A key that is marked so becomes the option of sbatch of the same name.
+SBATCH = Field(json_schema_extra={"sbatch": True})
+
+
 class Layout(NamedTuple):
     """How the ranks of one job lie on nodes."""
 
@@ -80,11 +79,11 @@ class Layout(NamedTuple):
 class SlurmKeys(Frozen):
     """The keys that only Slurm knows. A node is filled before the next one is taken."""
 
-    partition: Word | None = None
-    account: Word | None = None
-    qos: Word | None = None
-    constraint: Word | None = None
-    reservation: Word | None = None
+    partition: Annotated[Word | None, SBATCH] = None
+    account: Annotated[Word | None, SBATCH] = None
+    qos: Annotated[Word | None, SBATCH] = None
+    constraint: Annotated[Word | None, SBATCH] = None
+    reservation: Annotated[Word | None, SBATCH] = None
     nodes: int = Field(default=1, ge=1, le=100_000, description="at most so many in one job")
     gpus_per_node: int = Field(default=0, ge=0, le=1024, description="one rank for each")
     cores_per_node: int = Field(
@@ -117,6 +116,14 @@ class SlurmKeys(Frozen):
     )
 
 
+# The keys so marked, by their option.
+SBATCH_OPTIONS = {
+    key.replace("_", "-"): key
+    for key, field in SlurmKeys.model_fields.items()
+    if field.json_schema_extra == {"sbatch": True}
+}
+
+
 def slurm_problems(asked: SlurmKeys) -> Iterator[Problem]:
     """What does not fit together among the keys of Slurm."""
     if not asked.gpus_per_node and not asked.cores_per_node:
@@ -135,10 +142,8 @@ def slurm_problems(asked: SlurmKeys) -> Iterator[Problem]:
         if not asked.gpus_per_node and getattr(asked, key) is not None:
             yield Problem(key, "there are no GPUs", "set gpus_per_node, or leave it out")
     for key, value in asked.extra.items():
-        if key.replace("_", "-") in _TAKEN:
-            yield Problem(
-                f"extra.{key}", "the lab sets this option", f"use {_TAKEN[key.replace('_', '-')]}"
-            )
+        if taken := (SBATCH_OPTIONS | _TAKEN).get(key.replace("_", "-")):
+            yield Problem(f"extra.{key}", "the lab sets this option", f"use {taken}")
         elif not re.fullmatch(r"[a-z][a-z0-9_-]*", key):
             yield Problem(
                 f"extra.{key}",

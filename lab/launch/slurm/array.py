@@ -47,7 +47,7 @@ class Array:
         return self.folder.name
 
     def submit(
-        self, works: Sequence[JobSpec], parameters: Mapping[str, Any], *, python: str | None = None
+        self, works: Sequence[JobSpec], parameters: Mapping[str, Any], *, python: str
     ) -> str:
         """Hand over one job for each work, and write down the id; raises RefusedError or SlurmSilentError.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -19,7 +20,7 @@ from lab.launch.executor import JobSpec, JobStatus, prepare
 from lab.launch.slurm import controller
 from lab.launch.slurm.array import Array, RefusedError
 from lab.launch.slurm.controller import Controller, JobState, SlurmSilentError, cancel, expand
-from lab.launch.slurm.options import interpreter, parameters
+from lab.launch.slurm.options import interpreter, submitit_parameters
 from lab.launch.slurm.refusals import refused
 from lab.records.schema import Allocation
 
@@ -52,8 +53,11 @@ class SlurmExecutor:
             prepare(work.folder)
             self._intend(work, array, index)
         try:
-            asked = parameters(self._cluster, world_size, array.folder, devices=devices)
-            job_id = array.submit(works, asked, python=interpreter(self._cluster))
+            parameters = submitit_parameters(
+                self._cluster, world_size, array.folder, devices=devices, jobs=len(works)
+            )
+            python = interpreter(self._cluster, shlex.quote(sys.executable))
+            job_id = array.submit(works, parameters, python=python)
         except RefusedError as error:
             raise refused(self._cluster, world_size * devices, error) from None
         except SlurmSilentError as error:

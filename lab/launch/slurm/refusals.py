@@ -11,7 +11,7 @@ from lab.config.cluster import Cluster
 from lab.errors import InputError, LabError, Problem
 from lab.launch.slurm.array import RefusedError, sbatch, script
 from lab.launch.slurm.controller import SlurmSilentError, ask
-from lab.launch.slurm.options import parameters
+from lab.launch.slurm.options import submitit_parameters
 
 # A part of Slurm's complaint, the profile's key, and what to do.
 COMPLAINTS = {
@@ -31,7 +31,10 @@ def refusals(cluster: Cluster, shapes: Sequence[tuple[int, int]]) -> list[Proble
         path = Path(folder) / "submission.sh"
         for world_size, devices in shapes:
             path.write_text(
-                script(Path(folder), parameters(cluster, world_size, Path(folder), devices=devices))
+                script(
+                    Path(folder),
+                    submitit_parameters(cluster, world_size, Path(folder), devices=devices),
+                )
             )
             try:
                 sbatch(["--test-only", str(path)])

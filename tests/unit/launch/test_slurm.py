@@ -20,7 +20,7 @@ from lab.launch.slurm.controller import (
     exit_reason,
     expand,
 )
-from lab.launch.slurm.options import interpreter, parameters
+from lab.launch.slurm.options import interpreter, sbatch_options, submitit_parameters
 from lab.launch.slurm.refusals import _gpus
 
 TASK = Task(Run(global_batch_size=8, world_size=2), 0)
@@ -204,28 +204,21 @@ def test_a_profile_becomes_a_request(tmp_path: Path) -> None:
         partition="p", reservation="r", nodes=2, gpus_per_node=4, gpu_flag="gres", gpu_type="h100", mem_gb=8, cpus_per_gpu=3,
         modules=("cuda",), setup=("true",), array_limit=5, extra={"exclusive": True, "mail_type": "FAIL", "comment": False},
     )  # fmt: skip
-    asked = parameters(site, 8, tmp_path)
-    assert (asked["nodes"], asked["ntasks_per_node"], asked["gres"], asked["mem"]) == (
-        2,
-        4,
-        "gpu:h100:4",
-        "8192M",
-    )
-    assert (asked["partition"], asked["cpus_per_task"], asked["array_parallelism"]) == ("p", 3, 5)
-    assert asked["additional_parameters"] == {
-        "requeue": True,
-        "reservation": "r",
-        "exclusive": True,
-        "mail-type": "FAIL",
-    }
-    assert asked["setup"][:2] == ["module load cuda", "true"] and "gpus_per_node" not in asked
-    assert parameters(site, 2, tmp_path)["mem"] == "4096M"
+    options = sbatch_options(site, 8, jobs=7)
+    names = ("nodes", "ntasks-per-node", "gres", "mem", "partition", "cpus-per-task", "array")
+    assert [options[name] for name in names] == [2, 4, "gpu:h100:4", "8192M", "p", 3, "0-6%5"]
+    assert options["requeue"] is True and options["reservation"] == "r"
+    assert options["exclusive"] is True and options["mail-type"] == "FAIL"
+    assert not {"gpus-per-node", "comment"} & options.keys()
+    assert sbatch_options(site, 2)["mem"] == "4096M"
+    parameters = submitit_parameters(site, 8, tmp_path, jobs=7)
+    assert parameters["setup"][:2] == ["module load cuda", "true"]
+    assert parameters["ntasks_per_node"] == 4
+    assert "ntasks-per-node" not in parameters["additional_parameters"]
 
 
 def test_python_on_the_nodes() -> None:
-    assert interpreter(cluster(cores_per_node=2)) is None
-    assert interpreter(cluster(cores_per_node=2, python="python3.12")) == "python3.12"
-    assert (
-        interpreter(cluster(cores_per_node=2, container="apptainer exec lab.sif"))
-        == "apptainer exec lab.sif python3"
-    )
+    assert interpreter(cluster(cores_per_node=2), "python") == "python"
+    assert interpreter(cluster(cores_per_node=2, python="python3.12"), "python") == "python3.12"
+    container = cluster(cores_per_node=2, container="apptainer exec lab.sif")
+    assert interpreter(container, "python") == "apptainer exec lab.sif python3"

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import re
 import shlex
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+import yaml
 from studies import StudyMaker
+from submitit.slurm.slurm import _make_sbatch_string
 from typer.testing import CliRunner
 
 from lab import cli
@@ -18,6 +23,11 @@ from lab.files import ROOT
 from lab.launch.slurm import options
 
 EXAMPLES = ROOT / "slurm" / "examples"
+SLURM_PROFILES = [
+    cluster
+    for path in sorted((ROOT / "slurm").glob("*.yaml"))
+    if (cluster := Cluster.load(path)).executor == "slurm"
+]
 
 
 def cluster(**keys: object) -> Cluster:
@@ -50,7 +60,7 @@ def test_committed_examples_are_what_the_generator_gives() -> None:
 def test_gpus_are_asked_for_as_the_site_wants(
     keys: dict[str, object], expected: dict[str, str]
 ) -> None:
-    asked = options.options(cluster(**keys), 8)
+    asked = options.sbatch_options(cluster(**keys), 8)
     assert {
         key: value for key, value in asked.items() if "gpu" in str(value) or "gpu" in key
     } == expected
@@ -65,7 +75,7 @@ def test_options_hold_every_key_of_the_profile() -> None:
         "constraint": "a&b",
         "reservation": "course",
     }
-    asked = options.options(
+    asked = options.sbatch_options(
         cluster(
             **named,
             cpus_per_gpu=6,
@@ -82,8 +92,54 @@ def test_options_hold_every_key_of_the_profile() -> None:
         "gpus-per-node": "1",
         "mem": "25600M",
         "time": 7,
+        "signal": "USR2@42",
+        "requeue": True,
+        "open-mode": "append",
     }
     assert asked == named | alone | {"exclusive": True, "nice": 5}
+
+
+CONTAINER = Cluster(
+    name="site",
+    executor="slurm",
+    gpus_per_node=4,
+    time_limit_min=5,
+    modules=("a", "b"),
+    container="apptainer exec 'my image.sif'",
+    extra={"exclusive": False, "mail_type": "FAIL", "nice": 0},
+)
+
+
+def directives(script: str) -> dict[str, str]:
+    """The options in a script's header, less those that name its own job and log."""
+    pairs = re.findall(r"^#SBATCH --([\w-]+)(?:=(.*?))?(?: +#.*)?$", script, re.MULTILINE)
+    return {name: value.strip() for name, value in pairs if name not in {"job-name", "output"}}
+
+
+@pytest.mark.parametrize("profile", [*SLURM_PROFILES, CONTAINER], ids=lambda profile: profile.name)
+def test_scripts_ask_for_what_submitted_jobs_ask_for(
+    profile: Cluster, make_study: StudyMaker, tmp_path: Path
+) -> None:
+    written = tmp_path / "site.yaml"
+    content = profile.model_dump(mode="json", exclude_unset=True, exclude={"name"})
+    written.write_text(yaml.safe_dump(content))
+    study = Study.load(make_study(repeats=3))
+    run = study.runs[-1]
+    script = options.scripts(study, written)[f"study/x{run.world_size}.sbatch"]
+    jobs = sum(task.run.world_size == run.world_size for task in study.tasks)
+    parameters = options.submitit_parameters(profile, run.world_size, tmp_path, jobs=jobs)
+    submitted = _make_sbatch_string("command", tmp_path, map_count=jobs, **parameters)
+    assert directives(script) == directives(submitted)
+    assert {"signal", "requeue", "array", "cpus-per-task"} <= directives(script).keys()
+    if profile.extra.get("exclusive") is False:
+        assert "exclusive" not in directives(script)
+    for line in options.setup_commands(profile):
+        assert f"\n{line}\n" in script and f"\n{line}\n" in submitted
+    assert f"--cpus-per-task={profile.cpus_per_rank}" in submitted
+    python = options.interpreter(profile, "python")
+    assert f"  {python} -m lab.launch.job" in script
+    if profile.container:
+        assert python == options.interpreter(profile, "other") == f"{profile.container} python3"
 
 
 def test_script_readies_the_node_in_order(make_study: StudyMaker, tmp_path: Path) -> None:
@@ -143,7 +199,7 @@ def test_every_task_stands_in_one_array_of_its_world_size(make_study: StudyMaker
 
 def test_what_has_no_script_is_refused(make_study: StudyMaker, tmp_path: Path) -> None:
     study = Study.load(make_study(grid={"global_batch_size": [6], "world_size": [1, 3, 6]}))
-    with pytest.raises(InputError, match="'local' knows no sbatch"):
+    with pytest.raises(InputError, match="executor 'local' has no sbatch"):
         options.scripts(study, "local")
     with pytest.raises(InputError, match="2 problems") as caught:
         options.scripts(study, "slurm")
@@ -171,3 +227,18 @@ def test_command_writes_them(make_study: StudyMaker, tmp_path: Path) -> None:
         str(path.relative_to(tmp_path / "out")) for path in (tmp_path / "out").rglob("*.sbatch")
     }
     assert names == {"x1-batch-4.sbatch", "x2-batch-4.sbatch", "study/x1.sbatch", "study/x2.sbatch"}
+
+
+@pytest.mark.parametrize("module", ["lab.launch.job", "lab.rank"])
+def test_kept_scripts_still_start_a_rank(module: str, make_study: StudyMaker) -> None:
+    study = Study.load(make_study())
+    task = [str(study.folder), study.runs[0].id, "0", "--cluster", "slurm"]
+    environment = {name: value for name, value in os.environ.items() if name != "SLURM_PROCID"}
+    command = [sys.executable, "-m", module, *task]
+    outside = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert outside.returncode == 1
+    assert outside.stderr == "lab: this is one rank of a job: start it by srun, or use `lab run`\n"
+    environment |= {"SLURM_PROCID": "0"}
+    command[4] = "0000000000"
+    inside = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert inside.returncode == 2 and "0000000000" in inside.stderr

@@ -1,0 +1,1 @@
+"""Modules under the names by which users' job scripts call them; `lab/__init__.py` puts this folder on `lab.__path__`."""

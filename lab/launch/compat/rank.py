@@ -1,0 +1,8 @@
+"""`python -m lab.rank` in job scripts of version 0.1.0; scripts of today call `lab.launch.job`."""
+
+import sys
+
+from lab.launch.job import main
+
+if __name__ == "__main__":
+    sys.exit(main())
