@@ -38,9 +38,9 @@ ATTRIBUTES = nh3.ALLOWED_ATTRIBUTES | {
 }
 PROPERTIES = re.compile(
     r"(-webkit-)?(background|background-color|color|font-(size|style|weight|variant|family)"
-    r"|text-(align|decoration|indent|transform)|vertical-align|white-space|(min-|max-)?(width|height)"
-    r"|(padding|border|margin)(-(left|right|top|bottom|color|style|width|collapse|spacing|radius))*"
-    r"|opacity|line-height|float|caption-side)"
+    r"|text-(align|decoration|indent|transform)|vertical-align|white-space|opacity|line-height"
+    r"|float|caption-side|(min-|max-)?(width|height)"
+    r"|(padding|border|margin)(-(left|right|top|bottom|color|style|width|collapse|spacing|radius))*)"
 )
 FUNCTIONS = frozenset({"rgb", "rgba", "hsl", "hsla", "calc", "linear-gradient"})
 
