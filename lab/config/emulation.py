@@ -15,16 +15,8 @@ WAYS: dict[Way, str] = {
     "pacing": "the kernel's pacing of each rank's sockets",
 }
 MEASURED = "measured"
-# What CUDA calls the GPUs that can be described.
-CUDA_NAMES = {
-    "V100": "Tesla V100-SXM2-32GB",
-    "A100": "NVIDIA A100-SXM4-80GB",
-    "H100": "NVIDIA H100 80GB HBM3",
-    "H200": "NVIDIA H200",
-    "B200": "NVIDIA B200",
-    "RTX 3090": "NVIDIA GeForce RTX 3090",
-    "RTX 4090": "NVIDIA GeForce RTX 4090",
-}
+# GPUs whose times ranks can sleep for; their figures are in perfmodel/hardware.py.
+GpuName = Literal["V100", "A100", "H100", "H200", "B200", "RTX 3090", "RTX 4090"]
 
 
 class Link(Frozen):
@@ -55,7 +47,7 @@ class Compute(Frozen):
     They sleep for the times that one rank takes alone, or for those of a described GPU that reaches `mfu` of its peak.
     """
 
-    emulated: Literal["measured", "V100", "A100", "H100", "H200", "B200", "RTX 3090", "RTX 4090"]
+    emulated: Literal["measured", GpuName]
     # 44 to 52 % of an A100's peak were reached in training GPT models (Narayanan et al., 2021, table 1).
     mfu: float = Field(
         default=0.45, gt=0, le=1, description="of the whole step; used for a described GPU"

@@ -1,37 +1,62 @@
-"""Links: what a collective costs by its bytes and ranks; alpha-beta fits, bandwidths, the ring's bound.
+"""Collectives: bytes on the wire, alpha-beta fits of measured times, and what algorithms cost on
+networks with levels.
 
-`bytes` is everywhere the size of the whole tensor: what all-reduce sums, what all-gather puts together, what
-reduce-scatter takes apart, what broadcast sends.
+`bytes` is everywhere the size of the whole tensor: what all-reduce sums, what all-gather puts
+together, what reduce-scatter takes apart, what broadcast sends.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
 Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "broadcast"]
-COLLECTIVES: tuple[Collective, ...] = get_args(Collective)
+
+
+@dataclass(frozen=True)
+class Ring:
+    """A collective as a ring: it goes round `passes` times, by `n - 1` messages each.
+
+    A `split` tensor travels in n parts, of which each rank has one already. `methods` are the names
+    that versions of torch's `ProcessGroup` give it, each with the place of the argument that holds
+    the bytes.
+    """
+
+    passes: int
+    split: bool
+    methods: Mapping[str, int]
+
+
+RINGS: dict[Collective, Ring] = {
+    "all_reduce": Ring(2, True, {"allreduce": 0}),
+    "all_gather": Ring(1, True, {"all_gather_single": 0, "_allgather_base": 0}),
+    "reduce_scatter": Ring(1, True, {"reduce_scatter_single": 1, "_reduce_scatter_base": 1}),
+    "broadcast": Ring(1, False, {"broadcast": 0}),
+}
+COLLECTIVES: tuple[Collective, ...] = tuple(RINGS)
+Algorithm = Literal["ring", "tree", "hierarchical", "fastest"]
+ALGORITHMS: tuple[Algorithm, ...] = get_args(Algorithm)
+# Seconds of a collective on `size` bytes, among the ranks of one group.
+CollectiveSeconds = Callable[[Collective, float], float]
+# Backward takes two matrix products for each one of the forward pass; communication hides behind
+# it.
+BACKWARD_SHARE = 2 / 3
 
 
 def bus_factor(collective: Collective, world_size: int) -> float:
-    """Bytes that cross the busiest link of a ring per byte of the tensor; NCCL's tests call busbw what is scaled so.
+    """Bytes that cross the busiest link of a ring per byte of the tensor, as in NCCL's tests (busbw
+    / algbw).
 
-    Raises ValueError for a collective without such a factor or a world size below 1.
+    Raises ValueError for an unknown collective or a world size below 1.
     """
     if world_size < 1:
-        raise ValueError(f"a world size is at least 1, not {world_size}")
-    share = (world_size - 1) / world_size
-    factors = {
-        "all_reduce": 2 * share,
-        "all_gather": share,
-        "reduce_scatter": share,
-        "broadcast": 1.0,
-    }
-    if collective not in factors:
-        raise ValueError(f"no collective {collective!r} is known, only {', '.join(COLLECTIVES)}")
-    return factors[collective]
+        raise ValueError(f"world size must be at least 1, not {world_size}")
+    if collective not in RINGS:
+        raise ValueError(f"unknown collective {collective!r}; choose one of {', '.join(RINGS)}")
+    ring = RINGS[collective]
+    return ring.passes * ((world_size - 1) / world_size if ring.split else 1.0)
 
 
 def algbw(size: float, seconds: float) -> float:
@@ -40,32 +65,34 @@ def algbw(size: float, seconds: float) -> float:
 
 
 def busbw(collective: Collective, world_size: int, size: float, seconds: float) -> float:
-    """Bus bandwidth in bytes/s: algbw times the bytes that the busiest link carries, comparable over world sizes."""
+    """Bus bandwidth in bytes/s: algbw times the bus factor, comparable over world sizes."""
     return algbw(size, seconds) * bus_factor(collective, world_size)
 
 
-def ring_steps(collective: Collective, world_size: int) -> int:
-    """Messages one after the other in a ring; a broadcast passes through it once."""
-    return (world_size - 1) * (2 if collective == "all_reduce" else 1)
+def of_all_reduce(collective: Collective) -> float:
+    """Cost relative to an all-reduce, for collectives that were not measured themselves."""
+    return RINGS[collective].passes / RINGS["all_reduce"].passes
 
 
-def ring_all_reduce_time(size: float, world_size: int, alpha_s: float, bytes_per_s: float) -> float:
-    """Seconds of a ring all-reduce: `2 (n-1)/n * bytes/B + 2 (n-1) * alpha`, alpha and B of one message on one link.
+def ring_time(
+    collective: Collective, size: float, world_size: int, alpha_s: float, bytes_per_s: float
+) -> float:
+    """Seconds of a collective by a ring; alpha (s) and bytes/s are those of one message on one
+    link.
 
-    Bandwidth-optimal: no all-reduce moves fewer bytes per link (Patarasuk and Yuan 2009).
+    For an all-reduce `2 (n-1)/n * bytes/B + 2 (n-1) * alpha`: no other moves fewer bytes per link
+    (Patarasuk and Yuan 2009).
     """
-    return (
-        bus_factor("all_reduce", world_size) * size / bytes_per_s
-        + ring_steps("all_reduce", world_size) * alpha_s
-    )
+    messages = RINGS[collective].passes * (world_size - 1)
+    return messages * alpha_s + bus_factor(collective, world_size) * size / bytes_per_s
 
 
 @dataclass(frozen=True)
 class LinkFit:
     """A line through times of one collective at one world size: `alpha_s + bytes / bytes_per_s`.
 
-    `largest_relative_error` is that of the fitted times over the sizes from `smallest_bytes` to `largest_bytes`, on
-    which the line was fitted.
+    It was fitted from `smallest_bytes` to `largest_bytes`, with `largest_relative_error` on these
+    times.
     """
 
     alpha_s: float
@@ -75,41 +102,40 @@ class LinkFit:
     largest_bytes: int
 
     def time(self, size: float) -> float:
-        """Seconds for so many bytes."""
+        """Seconds for `size` bytes."""
         return self.alpha_s + size / self.bytes_per_s
 
     def of_one_link(self, collective: Collective, world_size: int) -> tuple[float, float]:
-        """Alpha in s and bytes/s of one message on one link, if the collective is a ring: what other world sizes take.
+        """Alpha in s and bytes/s of one message on one link of a ring, from which other world sizes
+        follow.
 
-        `ring_all_reduce_time` of these gives the line back. Raises ValueError for world sizes below 2.
+        `ring_time` of these gives the line back. Raises ValueError for world sizes below 2.
         """
         if world_size < 2:
-            raise ValueError(f"there is no link between {world_size} ranks")
-        return self.alpha_s / ring_steps(collective, world_size), self.bytes_per_s * bus_factor(
-            collective, world_size
-        )
+            raise ValueError(f"no link between {world_size} ranks")
+        messages = RINGS[collective].passes * (world_size - 1)
+        return self.alpha_s / messages, self.bytes_per_s * bus_factor(collective, world_size)
 
 
 def fit_link(sizes: Sequence[float], seconds: Sequence[float]) -> LinkFit:
-    """Fit alpha and bytes/s to times by size: least squares of the relative errors, with alpha >= 0.
+    """Fit alpha and bytes/s to times by size: least squares of the relative errors, with alpha >=
+    0.
 
-    Absolute errors would let the largest size decide alone and give alphas below zero. Raises ValueError for fewer than
-    two different sizes, for sizes or times that are not positive, and for times that do not grow with the size.
+    Absolute errors would let the largest size decide alone and give negative alphas. Raises
+    ValueError for fewer than two different sizes, for sizes or times that are not positive, and for
+    times that do not grow with the size.
     """
     import numpy as np
     from scipy.optimize import nnls
 
     b, t = np.asarray(sizes, dtype=float), np.asarray(seconds, dtype=float)
-    if (
-        b.shape != t.shape
-        or len(set(b)) < 2
-        or not (np.isfinite(b) & np.isfinite(t) & (b > 0) & (t > 0)).all()
-    ):
+    usable = b.shape == t.shape and len(set(b)) >= 2
+    if not (usable and (np.isfinite(b) & np.isfinite(t) & (b > 0) & (t > 0)).all()):
         raise ValueError("fit_link needs positive times of two or more different sizes")
     columns = np.column_stack([1 / t, b / t])
     scale = np.linalg.norm(columns, axis=0)
-    found, _ = nnls(columns / scale, np.ones(len(t)))
-    alpha, per_byte = (float(value) for value in found / scale)
+    solution, _ = nnls(columns / scale, np.ones(len(t)))
+    alpha, per_byte = (float(value) for value in solution / scale)
     if per_byte <= 1e-12 * float(t.max()) / float(b.max()):
         raise ValueError(
             f"times do not grow from {b.min():.0f} to {b.max():.0f} bytes: measure larger sizes"
@@ -123,9 +149,9 @@ def interpolate(
 ) -> float:
     """Seconds for any size, from measured sizes (ascending) and their fit.
 
-    The ratio of measured to fitted time is interpolated over log(size) and held beyond the ends: exact at the measured
-    sizes, exact between them where the line is, without a jump where the fit takes over. Raises ValueError for a size
-    that is not positive.
+    The ratio of measured to fitted time is interpolated over log(size) and constant beyond the
+    ends: exact at measured sizes, and without a jump where the fit takes over. Raises ValueError
+    for a size that is not positive.
     """
     import numpy as np
 
@@ -135,18 +161,13 @@ def interpolate(
     return float(fit.time(size) * np.exp(np.interp(np.log(size), np.log(sizes), ratios)))
 
 
-Algorithm = Literal["ring", "tree", "hierarchical", "fastest"]
-ALGORITHMS: tuple[Algorithm, ...] = get_args(Algorithm)
-# Seconds of a collective on so many bytes, among the ranks of one group.
-CollectiveSeconds = Callable[[Collective, float], float]
-
-
 @dataclass(frozen=True)
 class Level:
-    """One level of a network: how many parts meet there, s per message, and bytes/s of the link of one part.
+    """One level of a network: how many parts meet there, s per message, and bytes/s of the link of
+    one part.
 
-    A part of the lowest level is a rank; a part of the next one is what the lower level joins, such as a node with all
-    of its network cards.
+    A part of the lowest level is a rank; a part of the next one is what the lower level joins, such
+    as a node with all of its network cards.
     """
 
     parts: int
@@ -157,46 +178,39 @@ class Level:
 def collective_seconds(
     collective: Collective, size: float, levels: Sequence[Level], algorithm: Algorithm = "fastest"
 ) -> float:
-    """Seconds of a collective on a tensor of `size` bytes over all ranks of the levels, the lowest first; 0 on one rank.
+    """Seconds of a collective on `size` bytes over all ranks of the levels, the lowest first; 0 on
+    one rank.
 
-    A ring passes through all ranks and is as fast as its slowest link (Patarasuk and Yuan 2009). A tree takes a number
-    of messages that grows with the logarithm of the ranks; two trees that share the links move an all-reduce's bytes
-    up and down at full rate (Sanders, Speck and Traff 2009). A hierarchy scatters the tensor in the lower level first,
-    so that the parts of an upper level exchange every byte once (Thakur, Rabenseifner and Gropp 2005). Libraries take
-    the fastest by size. Raises ValueError for another algorithm.
+    A ring passes through all ranks and is as fast as its slowest link (Patarasuk and Yuan 2009). A
+    tree takes a number of messages that grows with the logarithm of the ranks; two trees that share
+    the links move an all-reduce's bytes up and down at full rate (Sanders, Speck and Traff 2009). A
+    hierarchy scatters the tensor in the lower level first, so that the parts of an upper level
+    exchange every byte once (Thakur, Rabenseifner and Gropp 2005). Libraries take the fastest by
+    size. Raises ValueError for an unknown algorithm.
     """
-    met = [level for level in levels if level.parts > 1]
-    if not met or size <= 0:
+    levels = [level for level in levels if level.parts > 1]
+    if not levels or size <= 0:
         return 0.0
-    if algorithm == "fastest":
-        return min(_by(collective, size, met, name) for name in ALGORITHMS if name != "fastest")
-    return _by(collective, size, met, algorithm)
-
-
-def _by(
-    collective: Collective, size: float, levels: Sequence[Level], algorithm: Algorithm
-) -> float:
-    if algorithm == "hierarchical":
-        return sum(
-            _ring(collective, size, level.parts, level.alpha_s, level.bytes_per_s)
-            for level in levels
-        )
     ranks = math.prod(level.parts for level in levels)
     alpha, rate = max(level.alpha_s for level in levels), min(level.bytes_per_s for level in levels)
-    if algorithm == "ring":
-        return _ring(collective, size, ranks, alpha, rate)
-    if algorithm == "tree":
-        rounds = math.ceil(math.log2(ranks))
-        if collective == "all_reduce":
-            return 2 * rounds * alpha + 2 * size / rate
-        return (
-            rounds * alpha + bus_factor(collective, ranks) * size / rate
-        )  # halving and doubling; a broadcast in pieces
-    raise ValueError(f"no algorithm {algorithm!r} is known, only {', '.join(ALGORITHMS)}")
-
-
-def _ring(collective: Collective, size: float, ranks: int, alpha: float, rate: float) -> float:
-    return ring_steps(collective, ranks) * alpha + bus_factor(collective, ranks) * size / rate
+    match algorithm:
+        case "fastest":
+            others = (name for name in ALGORITHMS if name != "fastest")
+            return min(collective_seconds(collective, size, levels, name) for name in others)
+        case "hierarchical":
+            return sum(
+                ring_time(collective, size, level.parts, level.alpha_s, level.bytes_per_s)
+                for level in levels
+            )
+        case "ring":
+            return ring_time(collective, size, ranks, alpha, rate)
+        case "tree":
+            # Halving and doubling, or a broadcast in pieces; an all-reduce goes up and down the
+            # trees.
+            rounds = RINGS[collective].passes * math.ceil(math.log2(ranks))
+            factor = 2 if collective == "all_reduce" else bus_factor(collective, ranks)
+            return rounds * alpha + factor * size / rate
+    raise ValueError(f"unknown algorithm {algorithm!r}; choose one of {', '.join(ALGORITHMS)}")
 
 
 def on_levels(levels: Sequence[Level], algorithm: Algorithm = "fastest") -> CollectiveSeconds:
@@ -205,9 +219,9 @@ def on_levels(levels: Sequence[Level], algorithm: Algorithm = "fastest") -> Coll
 
 
 def nodes_of(world_size: int, ranks_per_node: int, inner: Level, outer: Level) -> tuple[Level, ...]:
-    """The two levels of so many ranks; `parts` of the given ones do not matter.
+    """The two levels of `world_size` ranks; `parts` of the given levels do not matter.
 
-    Where ranks do not fill the nodes, the nodes hold equal parts of them as far as that is possible.
+    Where ranks do not fill the nodes, they are spread over these as equally as possible.
     """
     nodes = math.ceil(world_size / max(ranks_per_node, 1))
     inside = math.ceil(world_size / nodes)
@@ -217,31 +231,24 @@ def nodes_of(world_size: int, ranks_per_node: int, inner: Level, outer: Level) -
     )
 
 
-# Backward costs twice the forward pass (two products of matrices for one), so two thirds of compute can hide communication.
-BACKWARD_SHARE = 2 / 3
-
-
 def efficiency_without_overlap(r: float) -> float:
-    """Efficiency where compute and communication take turns: `R / (1 + R)`.
-
-    Raises ValueError for a negative R.
+    """Efficiency where compute and communication take turns: `R / (1 + R)`; ValueError for a
+    negative R.
     """
-    _check(r)
+    if r < 0:
+        raise ValueError(f"R {r} is negative")
     return r / (1 + r)
 
 
 def efficiency_with_overlap(r: float, *, backward_share: float = BACKWARD_SHARE) -> float:
     """Efficiency where communication hides behind the backward pass as far as that reaches.
 
-    The step is `max(T_compute, (1 - backward_share) T_compute + T_communication)`, so the efficiency is
-    `1 / max(1, 1 - backward_share + 1 / R)`. Raises ValueError for a negative R or a share outside [0, 1].
+    The step is `max(T_compute, (1 - backward_share) T_compute + T_communication)`, so the
+    efficiency is `1 / max(1, 1 - backward_share + 1 / R)`. Raises ValueError for a negative R or a
+    share outside [0, 1].
     """
-    _check(r)
+    if r < 0:
+        raise ValueError(f"R {r} is negative")
     if not 0 <= backward_share <= 1:
         raise ValueError(f"backward_share {backward_share} is outside [0, 1]")
     return 0.0 if r == 0 else 1 / max(1.0, 1 - backward_share + 1 / r)
-
-
-def _check(r: float) -> None:
-    if r < 0:
-        raise ValueError(f"R {r} is negative")

@@ -1,4 +1,6 @@
-"""What a model costs: parameters, floating-point operations, and the activations that wait for the backward pass."""
+"""What a model costs: parameters, floating-point operations, and the activations that wait for the
+backward pass.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +16,12 @@ from lab.config.run import Run
 
 @dataclass(frozen=True)
 class ModelCost:
-    """Parameters of the whole model; FLOPs of one sample; bytes that one micro-batch keeps for its backward pass.
+    """Parameters of the whole model; FLOPs of one sample; bytes that one micro-batch keeps for its
+    backward pass.
 
-    What is frozen is not trained, and no gradient goes further back than the first layer that trains. Activations are
-    those of fused attention, parameters and their copies in low precision left out.
+    What is frozen is not trained, and no gradient goes further back than the first layer that
+    trains. Activations are those of fused attention, parameters and their copies in low precision
+    left out.
     """
 
     parameters: int
@@ -58,7 +62,9 @@ def _traced(run: Run, device: Device, frozen: int) -> Trace:
 
 
 def flops_per_sample(run: Run) -> int:
-    """FLOPs of forward and backward of one sample, the numerator of MFU: by the published formula for a GPT, else as counted."""
+    """FLOPs of forward and backward of one sample, the numerator of MFU: by the published formula
+    for a GPT, else as counted.
+    """
     model = run.architecture
     if isinstance(model, GPT):
         return model.block_size * gpt_flops_per_token(model, vocab_size_of(model, run.dataset))
@@ -66,18 +72,25 @@ def flops_per_sample(run: Run) -> int:
     return cost.forward_flops + cost.backward_flops
 
 
+def block_parameters(width: int) -> int:
+    """Parameters of one transformer block: 12 d^2 + 13 d."""
+    return 12 * width**2 + 13 * width
+
+
 def gpt_parameters(config: GPT, vocab_size: int) -> int:
-    """Trainable parameters of a GPT with a tied head: V d + T d + L (12 d^2 + 13 d) + 2 d, T the block size.
+    """Trainable parameters of a GPT with a tied head: V d + T d + L (12 d^2 + 13 d) + 2 d, T the
+    block size.
 
     A vocabulary that the configuration names goes before `vocab_size`, that of the data.
     """
     width, vocabulary = config.width, config.vocab_size or vocab_size
-    block = 12 * width**2 + 13 * width
-    return (vocabulary + config.block_size) * width + config.layers * block + 2 * width
+    blocks = config.layers * block_parameters(width)
+    return (vocabulary + config.block_size) * width + blocks + 2 * width
 
 
 def gpt_flops_per_token(config: GPT, vocab_size: int) -> int:
-    """FLOPs of forward and backward per token: 6 N + 12 L T d, N without position embeddings and with the tied head.
+    """FLOPs of forward and backward per token: 6 N + 12 L T d, N without position embeddings and
+    with the tied head.
 
     Chowdhery et al. (2022), PaLM, appendix B. What is computed twice to save memory does not count.
     """
@@ -93,7 +106,9 @@ FLOAT = 4
 
 @dataclass(eq=False)
 class Value:
-    """A tensor of the forward pass: its shape without the batch, bytes per element, and whether a gradient comes back to it."""
+    """A tensor of the forward pass: its shape without the batch, bytes per element, and whether a
+    gradient comes back to it.
+    """
 
     shape: tuple[int, ...]
     item: int = FLOAT
@@ -107,10 +122,12 @@ class Value:
 
 @dataclass
 class Trace:
-    """Follows one forward pass of a micro-batch; each method is a layer that takes values and gives one.
+    """Follows one forward pass of a micro-batch; each method is a layer that takes values and gives
+    one.
 
-    Only products (linear, convolution, attention) count as operations, a multiplication and an addition as two. The
-    first `frozen` layers with parameters do not train. Under autocast products read and write two bytes an element.
+    Only products (linear, convolution, attention) count as operations, a multiplication and an
+    addition as two. The first `frozen` layers with parameters do not train. Under autocast products
+    read and write two bytes an element.
     """
 
     samples: int = 1
@@ -158,7 +175,8 @@ class Trace:
         window = x.shape[0] * kernel**2
         trains = self._layer((window + bias) * out)
         shape = (out, *(_reach(size, kernel, stride, padding) for size in x.shape[1:]))
-        # Its backward pass is one function of input and weight: it keeps the input also where only that has a gradient.
+        # Its backward pass is one function of input and weight: it keeps the input also where only
+        # that has a gradient.
         return self._product(
             x, shape, 2 * math.prod(shape) * window, trains=trains, keep=trains or x.grad
         )
@@ -171,7 +189,9 @@ class Trace:
         return y
 
     def positions(self, tokens: Value, count: int, width: int, *, made: bool = False) -> Value:
-        """Rows of a table in their order, the same for all samples; keeps the numbers of the rows where they are `made` each time."""
+        """Rows of a table in their order, the same for all samples; keeps the numbers of the rows
+        where they are `made` each time.
+        """
         trains = self._layer(count * width)
         self._kept += tokens.bytes * (trains and made)
         return Value((*tokens.shape, width), grad=trains)
@@ -247,7 +267,8 @@ class Trace:
         return Value((x.shape[0],), x.item, x.grad)
 
     def attention(self, projected: Sequence[Value], heads: int, *, mask: int = 0) -> Value:
-        """Fused self-attention of queries, keys and values, (tokens, width) each or in one: keeps them, the result, a sum per row.
+        """Fused self-attention of queries, keys and values, (tokens, width) each or in one: keeps
+        them, the result, a sum per row.
 
         Where texts are padded it also keeps a mask, of so many elements a sample.
         """
@@ -314,7 +335,8 @@ class Trace:
 
 
 def first_trainable(sizes: Sequence[int], trainable: str | float, *, head: int = 1) -> int:
-    """How many of a network's first layers stay as they are; `sizes` are the parameters of each, `head` its last layers.
+    """How many of a network's first layers stay as they are; `sizes` are the parameters of each,
+    `head` its last layers.
 
     A share is met by the fewest last layers that together hold at least as much of the parameters.
     """

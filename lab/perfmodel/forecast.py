@@ -1,4 +1,6 @@
-"""Predictions of runs from what was measured: steps of one rank, and the calibration of the links between several."""
+"""Predictions of runs from what was measured: steps of one rank, and the calibration of the links
+between several.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,8 @@ from lab.config.strategies import STRATEGIES
 from lab.config.study import Study
 from lab.errors import LabError
 from lab.perfmodel.calibration import Calibration, load_calibration
-from lab.perfmodel.collectives import CollectiveSeconds, ring_all_reduce_time
-from lab.perfmodel.flops import model_cost
+from lab.perfmodel.collectives import Collective, CollectiveSeconds, of_all_reduce, ring_time
+from lab.perfmodel.flops import block_parameters, model_cost
 from lab.perfmodel.layout import SHARINGS, Bucket, Layout, Links, Profile, buckets_of
 from lab.perfmodel.memory import MemoryParts, rank_memory
 from lab.perfmodel.replay import NO_CONTENTION, Contention
@@ -35,13 +37,12 @@ SAME = (
     "loader",
     "loader_workers",
 )
-# What other collectives cost beside an all-reduce, where all of them are rings.
-OF_ALL_REDUCE = {"all_reduce": 1.0, "all_gather": 0.5, "reduce_scatter": 0.5, "broadcast": 0.5}
 
 
 @dataclass(frozen=True)
 class Forecast:
-    """What is expected of a run: its step and the bytes of a rank at its peak, or why nothing can be said.
+    """What is expected of a run: its step and the bytes of a rank at its peak, or why nothing can
+    be said.
 
     `basis` says what it is made from; `extrapolated` names what lies outside of what was measured.
     """
@@ -56,7 +57,9 @@ class Forecast:
 
 @dataclass(frozen=True)
 class Basis:
-    """What predictions are made from: records of one rank, a calibration, and the error of earlier predictions."""
+    """What predictions are made from: records of one rank, a calibration, and the error of earlier
+    predictions.
+    """
 
     records: tuple[Record, ...]
     calibration: Calibration | None
@@ -71,7 +74,9 @@ class Basis:
         profiles: Sequence[Study] = (),
         model_error: float = 0.0,
     ) -> Basis:
-        """What there is of a study and a cluster now; records on one rank are also taken from the studies `profiles`."""
+        """What there is of a study and a cluster now; records on one rank are also taken from the
+        studies `profiles`.
+        """
         found = [
             record
             for place in (study, *profiles)
@@ -105,9 +110,11 @@ class Basis:
         return Forecast(run, prediction, self.memory(run), profile.basis, (*notes, *far))
 
     def profile(self, run: Run) -> tuple[Profile, tuple[str, ...]]:
-        """One device's step at the run's micro-batch: measured, else a line through what was measured at others.
+        """One device's step at the run's micro-batch: measured, else a line through what was
+        measured at others.
 
-        Records of the run's own strategy go before those of others, which have no wrapper or another one.
+        Records of the run's own strategy go before those of others, which have no wrapper or
+        another one.
         """
         same = [record for record in self.records if _alike(record.run, run)]
         held = [record for record in same if record.gradients and record.timing]
@@ -132,7 +139,9 @@ class Basis:
     def links(
         self, world_size: int
     ) -> tuple[CollectiveSeconds, Contention, float, tuple[str, ...]]:
-        """The cost of collectives on so many ranks, contention, the fit's relative error, and what is extrapolated."""
+        """The cost of collectives on so many ranks, contention, the fit's relative error, and what
+        is extrapolated.
+        """
         if world_size == 1:
             return (lambda collective, size: 0.0), NO_CONTENTION, 0.0, ()
         calibration = self.calibration
@@ -157,7 +166,8 @@ class Basis:
         return (
             (
                 lambda collective, size: (
-                    OF_ALL_REDUCE[collective] * ring_all_reduce_time(size, world_size, alpha, rate)
+                    of_all_reduce(collective)
+                    * ring_time("all_reduce", size, world_size, alpha, rate)
                 )
             ),
             contention,
@@ -166,10 +176,12 @@ class Basis:
         )
 
     def memory(self, run: Run) -> float | None:
-        """The peak of the measured run that is nearest by its counted bytes, with the difference that is counted to this run.
+        """The peak of the measured run that is nearest by its counted bytes, with the difference
+        that is counted to this run.
 
-        Runs of the same model go before others, and where they were measured at several micro-batches, a line through
-        these tells what a counted byte takes: an allocator on CPUs leaves holes between tensors.
+        Runs of the same model go before others, and where they were measured at several
+        micro-batches, a line through these tells what a counted byte takes: an allocator on CPUs
+        leaves holes between tensors.
         """
         held = [record for record in self.records if record.memory]
         held = [record for record in held if _alike(record.run, run)] or held
@@ -207,10 +219,10 @@ def _calibrated(calibration: Calibration, world_size: int) -> CollectiveSeconds:
     """The measured cost; of a collective that was not measured, its share of an all-reduce."""
     known = {fit.collective for fit in calibration.fits if fit.world_size == world_size}
 
-    def cost(collective: str, size: float) -> float:
+    def cost(collective: Collective, size: float) -> float:
         if collective in known:
             return calibration.time(collective, world_size, size)
-        return OF_ALL_REDUCE[collective] * calibration.time("all_reduce", world_size, size)
+        return of_all_reduce(collective) * calibration.time("all_reduce", world_size, size)
 
     return cost
 
@@ -248,8 +260,8 @@ def _measured(records: Sequence[Record]) -> Profile:
 def _between(micro_batch: int, sizes: Sequence[int], profiles: Sequence[Profile]) -> Profile:
     """A micro-batch that was not measured: the nearest two on a line, one alone in proportion.
 
-    Outside of what was measured nothing shrinks faster than in proportion, and more samples never take less time: a step
-    holds work that grows with its samples and some that does not.
+    Outside of what was measured nothing shrinks faster than in proportion, and more samples never
+    take less time: a step holds work that grows with its samples and some that does not.
     """
     nearest = sorted(range(len(sizes)), key=lambda nth: abs(sizes[nth] - micro_batch))[:2]
     here = profiles[nearest[0]]
@@ -338,18 +350,16 @@ def messages_of(profile: Profile, run: Run) -> tuple[Bucket, ...]:
 def largest_unit(run: Run) -> int:
     """Bytes of one block of a transformer in fp32, which FSDP gathers as one; 0 for other models."""
     model = run.architecture
-    return (
-        4 * (12 * model.width**2 + 13 * model.width)
-        if isinstance(model, GPT | TextClassifier)
-        else 0
-    )
+    return 4 * block_parameters(model.width) if isinstance(model, GPT | TextClassifier) else 0
 
 
 def memory_of(run: Run) -> MemoryParts:
-    """Bytes of a rank when its backward pass begins, or ends where that holds more: what the process itself needs is left out.
+    """Bytes of a rank when its backward pass begins, or ends where that holds more: what the
+    process itself needs is left out.
 
-    Weights, gradients and AdamW's moments are fp32, also under autocast. Gradients are dropped after each step, so that
-    outside of the buffers of DDP and ZeRO-1 they share their room with the activations that the backward pass lets go.
+    Weights, gradients and AdamW's moments are fp32, also under autocast. Gradients are dropped
+    after each step, so that outside of the buffers of DDP and ZeRO-1 they share their room with the
+    activations that the backward pass lets go.
     """
     weights, trainable, kept = _cost(run)
     parts = rank_memory(

@@ -20,13 +20,10 @@ class StateBytes:
     optimizer: int
 
 
-# AdamW as the lab trains: everything in fp32. In mixed precision with fp32 masters: Rajbhandari et al. (2020), section 3.1.
+# AdamW as the lab trains: everything in fp32. In mixed precision with fp32 masters: Rajbhandari et
+# al. (2020), section 3.1.
 FP32 = StateBytes(4, 4, 8)
 MIXED = StateBytes(2, 2, 12)
-# What a rank keeps only its share of.
-_SHARDED = {name: facts.sharded for name, facts in STRATEGIES.items()} | {
-    "zero2": frozenset({"optimizer", "gradients"})
-}
 
 
 @dataclass(frozen=True)
@@ -48,7 +45,7 @@ class MemoryParts:
 def state_memory(
     parameters: float,
     *,
-    sharing: Sharing | Literal["zero2"] = "ddp",
+    sharing: Sharing = "ddp",
     ranks: int = 1,
     state: StateBytes = MIXED,
 ) -> MemoryParts:
@@ -56,7 +53,7 @@ def state_memory(
 
     ZeRO's stages 1, 2 and 3 (the last is FSDP): Rajbhandari et al. (2020), figure 1.
     """
-    sharded = _SHARDED[sharing]
+    sharded = STRATEGIES[sharing].sharded
     parts = {
         name: parameters * getattr(state, name) / (ranks if name in sharded else 1)
         for name in ("weights", "gradients", "optimizer")
@@ -72,25 +69,24 @@ def transformer_activations(
     heads: int,
     layers: int,
     tensor: int = 1,
-    sequence_parallel: bool = False,
     checkpointing: Checkpointing = "none",
     value_bytes: int = 2,
 ) -> float:
-    """Bytes that transformer layers keep for the backward pass; Korthikanti et al. (2022), equations 1 to 6 and table 2.
+    """Bytes that transformer layers keep for the backward pass; Korthikanti et al. (2022),
+    equations 1 to 6 and table 2.
 
-    `selective` recomputes attention's scores, or never keeps them, as fused attention does; `full` keeps the input of each layer.
-    The formulas count values of two bytes and dropout masks of one; other `value_bytes` scale the values alone.
+    `selective` recomputes attention's scores, or never keeps them, as fused attention does; `full`
+    keeps the input of each layer. The formulas count values of two bytes and dropout masks of one;
+    other `value_bytes` scale the values alone.
     """
     unit = sequence * batch * width
     if checkpointing == "full":
-        return layers * unit * value_bytes / (tensor if sequence_parallel else 1)
+        return layers * unit * value_bytes
     scores = (
         0.0 if checkpointing == "selective" else heads * sequence / width * (2 * value_bytes + 1)
     )
     whole = 4 * value_bytes + 2  # inputs of both norms and of both matrices, and two dropout masks
     split = 12 * value_bytes + scores
-    if sequence_parallel:
-        return layers * unit * (whole + split) / tensor
     return layers * unit * (whole + split / tensor)
 
 
@@ -103,10 +99,12 @@ def rank_memory(
     state: StateBytes = FP32,
     largest_unit: float = 0.0,
 ) -> MemoryParts:
-    """Bytes of a rank of a layout; `activation_bytes` are those of the whole model for one micro-batch on one device.
+    """Bytes of a rank of a layout; `activation_bytes` are those of the whole model for one
+    micro-batch on one device.
 
-    A pipeline's first stage holds the activations of as many micro-batches as there are stages, at most of all
-    (Narayanan et al. 2021). FSDP holds `largest_unit` bytes of gathered weights, twice as it gathers ahead.
+    A pipeline's first stage holds the activations of as many micro-batches as there are stages, at
+    most of all (Narayanan et al. 2021). FSDP holds `largest_unit` bytes of gathered weights, twice
+    as it gathers ahead.
     """
     own = state_memory(
         parameters / (layout.tensor * layout.pipeline),
@@ -125,16 +123,3 @@ def rank_memory(
         activations=activation_bytes * held / layout.tensor,
         gathered=gathered,
     )
-
-
-def bytes_moved(gradient_bytes: float, layout: Layout, *, grad_accum: int = 1) -> float:
-    """Bytes that a rank sends per step among its `data` ranks, by rings.
-
-    All-reduce of gradients for DDP; as much for ZeRO-1, which scatters gradients and gathers parameters; FSDP gathers
-    the weights twice per micro-batch and scatters the gradients once (Rajbhandari et al. 2020, section 7).
-    """
-    if layout.sharing == "single":
-        return 0.0
-    size = gradient_bytes / (layout.tensor * layout.pipeline)
-    passes = 2 * grad_accum + 1 if layout.sharing == "fsdp" else 2
-    return passes * (layout.data - 1) / layout.data * size

@@ -1,4 +1,6 @@
-"""Predict: the step of a run from one device's profile and the costs of its links, with an interval and what limits it."""
+"""Predict: the step of a run from one device's profile and the costs of its links, with an interval
+and what limits it.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,6 @@ from dataclasses import dataclass, field
 
 from lab.perfmodel.layout import Bucket, Layout, Links, Profile, works_of
 from lab.perfmodel.replay import NO_CONTENTION, Contention, Span, alone, covered, replay
-from lab.records.schema import Event
 
 # Half-width of a 95 % interval in standard deviations.
 WIDTH = 1.96
@@ -18,9 +19,11 @@ SHARE = 0.05
 
 @dataclass(frozen=True)
 class Conditions:
-    """What a step meets beside its own work: contention, noise of the ranks, what else each step costs, s.
+    """What a step meets beside its own work: contention, noise of the ranks, what else each step
+    costs, s.
 
-    `link_error` is the relative standard deviation of the links' costs, `model_error` that of earlier predictions.
+    `link_error` is the relative standard deviation of the links' costs, `model_error` that of
+    earlier predictions.
     """
 
     contention: Contention = NO_CONTENTION
@@ -34,10 +37,12 @@ ALONE = Conditions()
 
 @dataclass(frozen=True)
 class Prediction:
-    """A step, in s: its time with a 95 % interval, communication in all and exposed, and where the rest goes.
+    """A step, in s: its time with a 95 % interval, communication in all and exposed, and where the
+    rest goes.
 
-    `parts` hold data, forward, backward, optimizer, exposed_communication, straggler, bubble, stolen_compute, other;
-    they add up to the step. `limit` names the one that costs most of what training itself does not need, or compute.
+    `parts` hold data, forward, backward, optimizer, exposed_communication, straggler, bubble,
+    stolen_compute, other; they add up to the step. `limit` names the one that costs most of what
+    training itself does not need, or compute.
     """
 
     step_s: float
@@ -49,11 +54,6 @@ class Prediction:
     limit: str
     bytes_sent: int
     spans: tuple[Span, ...] = field(repr=False, default=())
-
-    @property
-    def events(self) -> list[Event]:
-        """The step of a rank as the bars of a timeline."""
-        return [_event(span) for span in self.spans if span.end > span.start]
 
 
 def predict(
@@ -67,7 +67,8 @@ def predict(
 ) -> Prediction:
     """Replay the step of a rank and add what the slowest of them costs.
 
-    The interval joins the spread of the profile and the errors of links and of earlier predictions, as independent.
+    The interval joins the spread of the profile and the errors of links and of earlier predictions,
+    as independent.
     """
     if layout.world_size > 1 and conditions.contention.neighbours > 1:
         buckets = tuple(bucket.later(conditions.contention.neighbours) for bucket in buckets)
@@ -130,29 +131,3 @@ def _limit(parts: dict[str, float], step: float) -> str:
     useful = {"forward", "backward"}
     name = max((part for part in parts if part not in useful), key=lambda part: parts[part])
     return name if parts[name] > SHARE * step else "compute"
-
-
-def _event(span: Span) -> Event:
-    ready = span.ready if span.work.where == "link" else None
-    name = (
-        span.work.name
-        if span.work.where == "device"
-        else f"bucket {span.work.name.removeprefix('bucket ')}"
-    )
-    return Event(
-        rank=0, name=name, start=span.start, end=span.end, ready=ready, bytes=span.work.bytes
-    )
-
-
-def ratio(profile: Profile, prediction: Prediction, grad_accum: int = 1) -> float:
-    """R = T_compute / T_communication of a prediction; infinite where nothing is sent."""
-    return (
-        profile.step_s(grad_accum) / prediction.communication_s
-        if prediction.communication_s
-        else math.inf
-    )
-
-
-def absolute_errors(predicted: Sequence[float], measured: Sequence[float]) -> list[float]:
-    """Relative errors without their sign, one per pair."""
-    return [abs(guess / truth - 1) for guess, truth in zip(predicted, measured, strict=True)]

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lab.errors import InputError, Problem
-from lab.perfmodel.collectives import BACKWARD_SHARE, fit_link, interpolate, ring_all_reduce_time
+from lab.perfmodel.collectives import BACKWARD_SHARE, fit_link, interpolate, ring_time
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -121,7 +121,7 @@ def all_reduce_seconds(
     alpha, rate = (alpha_s or 0.0, bytes_per_s or 0.0) if allreduce is None else allreduce
     if problems := _problems(alpha_s=alpha, bytes_per_s=rate):
         raise InputError("predict_step", problems)
-    return ring_all_reduce_time(size, world_size, float(alpha), float(rate))
+    return ring_time("all_reduce", size, world_size, float(alpha), float(rate))
 
 
 @dataclass(frozen=True)

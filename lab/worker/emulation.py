@@ -11,12 +11,12 @@ import numpy as np
 import torch
 from torch import nn
 
-from lab.config.emulation import CUDA_NAMES, MEASURED
+from lab.config.emulation import MEASURED
 from lab.config.run import Run
 from lab.config.strategies import STRATEGIES
 from lab.errors import InputError, Problem
 from lab.perfmodel.flops import flops_per_sample
-from lab.perfmodel.hardware import vendor_peak
+from lab.perfmodel.hardware import emulated_gpu
 from lab.worker import models
 from lab.worker.context import RankContext
 from lab.worker.data.dataset import Dataset
@@ -52,7 +52,7 @@ def pauses_for(
     assert pauses is not None
     if not described:
         return pauses
-    known = vendor_peak(CUDA_NAMES[emulated.compute.emulated], precision=run.precision)
+    known = emulated_gpu(emulated.compute.emulated).peak(run.precision)
     if known is None:
         what = f"no figure of {emulated.compute.emulated} for precision {run.precision}"
         raise InputError(

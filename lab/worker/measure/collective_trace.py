@@ -17,7 +17,7 @@ import torch
 from torch import distributed as dist
 from torch.distributed import _functional_collectives as functional
 
-from lab.perfmodel.collectives import bus_factor
+from lab.perfmodel.collectives import RINGS, bus_factor
 from lab.worker.measure.clock import Clock, FloatArray
 
 IntArray = npt.NDArray[np.int64]
@@ -168,8 +168,8 @@ class CallRecorder:
 
 
 def _factor(call: Call) -> float:
-    if call.operation in {"all_reduce", "all_gather", "reduce_scatter", "broadcast"}:
-        return bus_factor(call.operation, call.members)  # type: ignore[arg-type]
+    if call.operation in RINGS:
+        return bus_factor(call.operation, call.members)
     return 0.0 if call.operation == "receive" else 1.0
 
 
@@ -179,18 +179,10 @@ def _on_main_stream() -> bool:
     )
 
 
-# Methods of a process group by what they do, and which argument holds the tensors that give the bytes. Two names of one
-# collective belong to two versions of torch.
+# Methods of a process group: what they do, and which argument holds the tensors that give the bytes.
 METHODS = {
-    "allreduce": ("all_reduce", 0),
-    "broadcast": ("broadcast", 0),
-    "all_gather_single": ("all_gather", 0),
-    "_allgather_base": ("all_gather", 0),
-    "reduce_scatter_single": ("reduce_scatter", 1),
-    "_reduce_scatter_base": ("reduce_scatter", 1),
-    "send": ("send", 0),
-    "recv": ("receive", 0),
-}
+    method: (name, place) for name, ring in RINGS.items() for method, place in ring.methods.items()
+} | {"send": ("send", 0), "recv": ("receive", 0)}
 _recorder: CallRecorder | None = None
 _installed = False
 

@@ -39,7 +39,7 @@ BAD = {
         ["predict", "quickstart", "--world-size", "8,many"],
         "'many' is no number of ranks",
     ),
-    "no such machine": (["predict", "quickstart", "--machine", "h10x8"], "no such GPU"),
+    "no such machine": (["predict", "quickstart", "--machine", "h10x8"], "unknown GPU"),
     "a machine without --best": (
         ["plan", "quickstart", "--machine", "h100x8"],
         "go with --best alone",

@@ -1,4 +1,6 @@
-"""Calibrations: stored whole, asked for times, drawn, tabled; the driver's choice of what to measure."""
+"""Calibrations: stored whole, asked for times, drawn, tabled; the driver's choice of what to
+measure.
+"""
 
 from __future__ import annotations
 

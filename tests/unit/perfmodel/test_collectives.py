@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lab.perfmodel.collectives import (
     COLLECTIVES,
+    RINGS,
+    Collective,
     algbw,
     bus_factor,
     busbw,
     fit_link,
     interpolate,
-    ring_all_reduce_time,
+    of_all_reduce,
+    ring_time,
 )
 
 SIZES = [4096 * 4**power for power in range(8)]
@@ -34,6 +40,21 @@ def test_bus_bandwidth_by_hand() -> None:
     assert bus_factor("all_reduce", 1) == 0
 
 
+def test_every_collective_has_its_row() -> None:
+    assert set(RINGS) == set(get_args(Collective))
+    assert {name: of_all_reduce(name) for name in COLLECTIVES} == {
+        "all_reduce": 1.0,
+        "all_gather": 0.5,
+        "reduce_scatter": 0.5,
+        "broadcast": 0.5,
+    }
+
+
+def test_torch_knows_every_collective_by_one_of_its_methods() -> None:
+    known = dir(torch.distributed.ProcessGroup)
+    assert all(set(ring.methods) & set(known) for ring in RINGS.values())
+
+
 def test_unknown_collective_and_impossible_world_size() -> None:
     with pytest.raises(ValueError, match="all_reduce, all_gather"):
         bus_factor("all_to_all", 2)  # type: ignore[arg-type]
@@ -43,8 +64,8 @@ def test_unknown_collective_and_impossible_world_size() -> None:
 
 def test_ring_all_reduce_by_hand() -> None:
     # 4 ranks: 6 messages of 2 GB at 1 GB/s, 10 ms each to begin.
-    assert ring_all_reduce_time(8e9, 4, 0.01, 1e9) == pytest.approx(6 * (2 + 0.01))
-    assert ring_all_reduce_time(8e9, 1, 0.01, 1e9) == 0
+    assert ring_time("all_reduce", 8e9, 4, 0.01, 1e9) == pytest.approx(6 * (2 + 0.01))
+    assert ring_time("all_reduce", 8e9, 1, 0.01, 1e9) == 0
 
 
 @settings(deadline=None)  # the first call imports scipy
@@ -76,7 +97,9 @@ def test_noise_of_five_per_cent_leaves_alpha_and_rate_within_fifteen() -> None:
 
 
 def test_small_sizes_count_as_much_as_large_ones() -> None:
-    """One large outlier: plain least squares would give an alpha below zero and be hundreds of per cent off at 4 KiB."""
+    """One large outlier: plain least squares would give an alpha below zero and be hundreds of per
+    cent off at 4 KiB.
+    """
     seconds = [2e-4 + size / 1e9 for size in SIZES]
     seconds[-1] *= 1.3
     line = np.polyfit(SIZES, seconds, 1)
@@ -116,8 +139,8 @@ def test_one_link_of_a_ring_gives_the_line_back(
     alpha: float, rate: float, world_size: int, size: float
 ) -> None:
     fit = fit_link(SIZES, [alpha + size / rate for size in SIZES])
-    assert ring_all_reduce_time(
-        size, world_size, *fit.of_one_link("all_reduce", world_size)
+    assert ring_time(
+        "all_reduce", size, world_size, *fit.of_one_link("all_reduce", world_size)
     ) == pytest.approx(fit.time(size))
 
 

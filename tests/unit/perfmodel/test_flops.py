@@ -1,4 +1,6 @@
-"""Counts of the cost model against the real modules: parameters, torch's own FLOP counter, tensors that autograd saves."""
+"""Counts of the cost model against the real modules: parameters, torch's own FLOP counter, tensors
+that autograd saves.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +67,9 @@ def dataset(run: Run) -> Dataset:
 
 
 def built(run: Run) -> torch.nn.Module:
-    """The model without values: counts need none, and drawing them takes longer than all the rest."""
+    """The model without values: counts need none, and drawing them takes longer than all the
+    rest.
+    """
     with torch.device("meta"):
         model = models.build(run, dataset(run))
     return model.to_empty(device="cpu").train()
@@ -84,7 +88,9 @@ def batch(run: Run) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def saved_bytes(model: torch.nn.Module, run: Run) -> int:
-    """Bytes that autograd keeps for the backward pass, each storage once, those of the model itself left out."""
+    """Bytes that autograd keeps for the backward pass, each storage once, those of the model itself
+    left out.
+    """
     own = {
         tensor.untyped_storage().data_ptr() for tensor in [*model.parameters(), *model.buffers()]
     }

@@ -1,4 +1,6 @@
-"""Predictions of runs from records of one rank and a calibration, frozen beforehand and scored afterwards."""
+"""Predictions of runs from records of one rank and a calibration, frozen beforehand and scored
+afterwards.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,8 @@ def still(one: Record) -> Record:
 
 
 def test_two_ranks_by_hand() -> None:
-    # 8 MB in one bucket behind its 1 MiB first: 2 MB at a quarter of 55 ms (21 ms), 6 MB at its end (61 ms).
+    # 8 MB in one bucket behind its 1 MiB first: 2 MB at a quarter of 55 ms (21 ms), 6 MB at its end
+    # (61 ms).
     found = basis(still(profile(ALONE, phases=QUIET))).forecast(PAIR)
     assert found.prediction is not None and not found.extrapolated
     assert found.prediction.communication_s == pytest.approx(0.082)

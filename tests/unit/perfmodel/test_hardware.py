@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import get_args
 
 import pandas as pd
 import pytest
 
+from lab.config.emulation import Compute, GpuName
 from lab.errors import InputError
-from lab.perfmodel.hardware import GPUS, LINKS, machine
+from lab.perfmodel.hardware import (
+    GPUS,
+    LINKS,
+    emulated_gpu,
+    machine,
+    named_link,
+    vendor_peak,
+)
 from lab.perfmodel.layout import Layout
 
 MEASURED = Path(__file__).parents[2] / "fixtures" / "tables" / "nccl_all_reduce.csv"
@@ -36,7 +45,12 @@ def test_names_and_defaults() -> None:
 
 @pytest.mark.parametrize(
     ("text", "said"),
-    [("h10", "h100"), ("h100:nvlink44", "nvlink4"), ("h100x0", "0 GPUs"), ("a b", "no machine")],
+    [
+        ("h10", "h100"),
+        ("h100:nvlink44", "nvlink4"),
+        ("h100x0", "0 GPUs"),
+        ("a b", "cannot be read"),
+    ],
 )
 def test_what_is_not_known_is_refused(text: str, said: str) -> None:
     with pytest.raises(InputError, match=said):
@@ -59,3 +73,41 @@ def test_nodes_add_a_level() -> None:
     # Replicas of eight tensor parallel ranks meet on the card of each GPU.
     alone = cluster.links(Layout(data=2, tensor=8)).data("all_reduce", 1e9)
     assert alone == pytest.approx(1e9 / 40e9, rel=0.01)
+
+
+def test_every_gpu_that_a_profile_can_emulate_is_in_the_table() -> None:
+    names = set(get_args(Compute.model_fields["emulated"].annotation)) - {"measured"}
+    assert names == set(get_args(GpuName))
+    assert all(emulated_gpu(name).peak("fp32") for name in names)
+    assert emulated_gpu("RTX 4090").peak("bf16")[0] == 165.2e12  # type: ignore[index]
+    assert vendor_peak("Tesla V100-SXM2-32GB", precision="fp16") == emulated_gpu("V100").peak(
+        "fp16"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("NVLink 5", "nvlink5"),
+        ("GB200", "nvlink5"),
+        ("8x H100 SXM", "nvlink4"),
+        ("A100 80GB", "nvlink3"),
+        ("Tesla V100", "nvlink2"),
+        ("PCIe Gen5 x16", "pcie5"),
+        ("PCIe 4.0", "pcie4"),
+        ("PCIe", "pcie3"),
+        ("InfiniBand NDR", "infiniband-ndr"),
+        ("hdr", "infiniband-hdr"),
+    ],
+)
+def test_links_by_the_words_of_tables(text: str, name: str) -> None:
+    link = named_link(text)
+    assert link is not None and link.name == name
+
+
+def test_words_that_name_no_link() -> None:
+    assert named_link("loopback") is None
+
+
+def test_pcie3_has_one_speed() -> None:
+    assert LINKS["pcie3"].bytes_per_s == 15.75e9

@@ -183,7 +183,9 @@ def test_one_rank_and_optional_columns() -> None:
 
 
 def strong_scaling(how: str) -> pd.DataFrame:
-    """Epochs of the published strong scaling on 2 and 4 GPUs; a step stands for an epoch, with half the steps at twice the batch."""
+    """Epochs of the published strong scaling on 2 and 4 GPUs; a step stands for an epoch, with half
+    the steps at twice the batch.
+    """
     table = pd.read_csv(PUBLISHED.with_name("gpt_strong_scaling.csv"), comment="#")
     ranks = table[table["rank"] != "mean"].rename(columns={"global_or_per_gpu_batch": "batch"})
     epochs = ranks.groupby(["batch", "world_size"])["epoch_s"].agg(how)
@@ -208,6 +210,7 @@ def test_published_strong_scaling_is_plausible_by_its_slowest_ranks_alone() -> N
     two = slowest[slowest["world_size"] == 2]
     beyond = fit(two).predict(slowest) / slowest["step_s"] - 1
     assert beyond.abs().max() < 0.14
-    # The means that the table quotes ask for steps shorter than a device's share of the work, and no law gives them.
+    # The means that the table quotes ask for steps shorter than a device's share of the work, and
+    # no law gives them.
     assert (mean["step_s"] < mean["one_device_step_s"]).sum() == 3
     assert fit(mean).largest_relative_error > 0.2

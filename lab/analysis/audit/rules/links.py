@@ -13,27 +13,15 @@ import pandas as pd
 from lab.analysis.audit.observations import Observations, samples_said
 from lab.analysis.audit.rule import Finding, Rule, UncheckedError, found, seconds
 from lab.analysis.audit.series import Line, Point, lines
+from lab.perfmodel.hardware import LINKS, named_link
 
 GRADIENT_BYTES = 4  # per parameter: gradients are reduced in fp32 unless a table says otherwise
-# Links by name, bytes/s in one direction, from the vendors' data sheets. NVLink of Volta, Ampere, Hopper, Blackwell: 150, 300, 450, 900.
-LINKS = (
-    (r"nv_?link.*5|b200|gb200", 900e9),
-    (r"h100|h200|hopper", 450e9),
-    (r"a100|ampere", 300e9),
-    (r"v100|volta", 150e9),
-    (r"pcie.*5", 63e9),
-    (r"pcie.*4", 31.5e9),
-    (r"pcie", 15.8e9),
-    (r"\bndr\b", 50e9),
-    (r"\bhdr\b", 25e9),
-    (r"\bedr\b", 12.5e9),
-)
 # 25 Gbit/s, 100Gb/s, 10GbE; a capital B alone means bytes.
 RATE = re.compile(
     r"(\d+(?:\.\d+)?)\s*([GgMm])(?:(B/s|Bps)|\s*[Bb][Ii][Tt](?:/s|ps)?|[Bb]ps|[Bb]/s|[Bb]?[Ee]\b)"
 )
-FASTEST = 900e9  # NVLink 5, the fastest link that a GPU has
-SINGLE_NODE = 15.8e9  # PCIe 3.0 x16, the slowest that joins the GPUs of one node as a rule
+FASTEST = max(link.bytes_per_s for link in LINKS.values())
+SINGLE_NODE = LINKS["pcie3"].bytes_per_s  # the slowest that joins the GPUs of one node as a rule
 CALIBRATED = 1.25  # a calibration on another day differs by less
 FAR_BELOW = 0.1
 ONE_NODE = r"\b(one|single|1)[- ]node\b"
@@ -122,11 +110,9 @@ def _link(
     if rate:
         value = float(rate[1]) * (1e9 if rate[2].lower() == "g" else 1e6) / (1 if rate[3] else 8)
         return Link(value, True, rate[0] if rate[3] else f"{rate[0]}, {value / 1e9:.3g} GB/s")
-    value = next(
-        (speed for pattern, speed in LINKS if re.search(pattern, names, re.IGNORECASE)), math.nan
-    )
-    if math.isfinite(value):
-        return Link(value, True, f"{names.strip()}, at most {value / 1e9:.3g} GB/s")
+    if named := named_link(names):
+        words = f"{names.strip()}, at most {named.bytes_per_s / 1e9:.3g} GB/s"
+        return Link(named.bytes_per_s, True, words)
     on_cpu = (
         seen.frame["device"].eq("cpu").any()
     )  # gloo over loopback is anywhere from 0.1 to 2 GB/s: calibrate it
