@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from lab.analysis.laws import karp_flatt
-from lab.analysis.lines import curves, link, median, phase, ranks, step, trained
+from lab.analysis.scaling_curves import curves, link, median, phase, ranks, step, trained
 from lab.config.labels import distinct_labels
 from lab.config.run import Run
 from lab.formatting import format_seconds, percent, rounded

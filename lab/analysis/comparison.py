@@ -11,8 +11,8 @@ from typing import Any
 
 import pandas as pd
 
-from lab.analysis.lines import FREE, ranks
 from lab.analysis.scaling import ratio
+from lab.analysis.scaling_curves import FREE, ranks
 from lab.config.study import Study
 from lab.errors import InputError, Problem
 from lab.formatting import format_seconds, percent, rounded, unit_for

@@ -9,7 +9,7 @@ import pandas as pd
 
 from lab.analysis.bottlenecks import limits
 from lab.analysis.laws import fit_amdahl
-from lab.analysis.lines import curves, ranks
+from lab.analysis.scaling_curves import curves, ranks
 from lab.config.run import Run
 from lab.config.study import Study
 from lab.formatting import format_seconds, percent, rounded

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from lab.analysis.lines import ranks
+from lab.analysis.scaling_curves import ranks
 from lab.config.run import Run
 from lab.config.study import Study
 from lab.formatting import format_seconds, percent, rounded

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from lab.analysis.laws import AmdahlFit, amdahl_speedup, fit_amdahl, gustafson_speedup, karp_flatt
-from lab.analysis.lines import (
+from lab.analysis.scaling_curves import (
     FIELDS,
     FREE,
     WORK,

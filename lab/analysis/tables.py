@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from lab.analysis.lines import (
+from lab.analysis.scaling_curves import (
     Curve,
     baseline_name,
     curves,

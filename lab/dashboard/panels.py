@@ -27,7 +27,7 @@ from lab.report import blocks, sections
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from lab.analysis.lines import Curve
+    from lab.analysis.scaling_curves import Curve
 
 
 LIMITS = {

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.text import Annotation, Text
 from matplotlib.transforms import Bbox
 
-from lab.analysis.lines import Curve, ranks
+from lab.analysis.scaling_curves import Curve, ranks
 from lab.figures.labels import measure
 from lab.figures.style import wrapped
 from lab.formatting import Unit, format_seconds, unit_for

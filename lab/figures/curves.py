@@ -11,7 +11,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedFormatter, FixedLocator, MaxNLocator, NullLocator
 
-from lab.analysis.lines import Curve, ranks
+from lab.analysis.scaling_curves import Curve, ranks
 from lab.figures.data import PlotData
 from lab.figures.labels import Label, place
 from lab.figures.style import COLORS, IDEAL, MARKERS, SIZE, WIDE, ink, line_looks, plain_log, style

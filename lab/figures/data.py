@@ -11,8 +11,8 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from lab.analysis.comparison import Comparison
-from lab.analysis.lines import Curve, Scaling, curves
 from lab.analysis.scaling import summary
+from lab.analysis.scaling_curves import Curve, Scaling, curves
 from lab.config.replay import NOTICE
 from lab.config.study import Study
 from lab.figures.labels import Label

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Unpack
 
-from lab.analysis.lines import baseline_name, ranks
+from lab.analysis.scaling_curves import baseline_name, ranks
 from lab.errors import InputError, Problem, nearest
 from lab.figures import breakdown, data
 from lab.figures.data import Against, PlotData, Source, plot_data

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
 
-    from lab.analysis.lines import Curve
+    from lab.analysis.scaling_curves import Curve
 
     Mark = Callable[[Axes, list[Curve]], None]
 

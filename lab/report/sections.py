@@ -95,7 +95,7 @@ def communication(study: Study) -> Table:
     """Total and exposed communication, its causes, the independent estimate and the bytes of each configuration."""
     import pandas as pd
 
-    from lab.analysis.lines import curves, ranks
+    from lab.analysis.scaling_curves import curves, ranks
     from lab.formatting import format_seconds, unit_for
 
     found = _summary(study)

@@ -10,8 +10,8 @@ import pytest
 from studies import StudyMaker
 
 import lab
-from lab.analysis.lines import curves
 from lab.analysis.scaling import summary
+from lab.analysis.scaling_curves import curves
 from lab.config.cluster import Cluster
 from lab.config.emulation import Link
 from lab.config.study import Study

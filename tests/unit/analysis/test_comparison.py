@@ -50,7 +50,7 @@ def test_no_curve_joins_two_machines(both: Comparison) -> None:
     assert any("Slow CPU" in label for label in labels) and any(
         "Fast CPU" in label for label in labels
     )
-    from lab.analysis.lines import curves
+    from lab.analysis.scaling_curves import curves
 
     assert [set(points["machine"]) for _, points in curves(both.summary)] == [
         {"Slow CPU"},

@@ -9,7 +9,7 @@ import pytest
 from factories import record, run, stat, study
 
 from lab.analysis.bottlenecks import cause_rows, cause_sentences, causes
-from lab.analysis.lines import epoch_means, epochs
+from lab.analysis.scaling_curves import epoch_means, epochs
 from lab.analysis.tables import image_rows, strategy_rows, strategy_sentences
 from lab.records.schema import Communication, Memory, Quality
 from lab.records.store import Record, Store, write_record

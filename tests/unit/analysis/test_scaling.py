@@ -11,8 +11,8 @@ from scipy import optimize
 
 from lab import InputError
 from lab.analysis.laws import amdahl_speedup, fit_amdahl, gustafson_speedup, karp_flatt
-from lab.analysis.lines import baseline_name, curves, ranks
 from lab.analysis.scaling import summary
+from lab.analysis.scaling_curves import baseline_name, curves, ranks
 from lab.formatting import Unit, format_seconds, percent, rounded, unit_for
 from lab.records.store import Record
 from lab.records.table import table

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from factories import record
 
-from lab.analysis.lines import curves
 from lab.analysis.scaling import summary
+from lab.analysis.scaling_curves import curves
 from lab.config.labels import WORDS, setting_label
 from lab.config.run import Run
 from lab.records.table import table

@@ -12,8 +12,8 @@ import lab
 from lab import figures
 from lab.analysis import comparison
 from lab.analysis.findings import answer, findings
-from lab.analysis.lines import curves
 from lab.analysis.scaling import summary
+from lab.analysis.scaling_curves import curves
 from lab.analysis.tables import classical_tables
 from lab.config.cluster import Cluster
 from lab.config.emulation import Compute, Emulated, Link, Way
