@@ -6,16 +6,14 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import yaml
-from pydantic import BaseModel, ValidationError
 from yaml.events import AliasEvent
 from yaml.nodes import MappingNode, Node
 
-from lab.errors import InputError, Problem, nearest
+from lab.errors import InputError, Problem
 
 
 def write_atomically(path: Path, content: bytes, *, durable: bool = True) -> None:
@@ -158,76 +156,6 @@ def _yaml_problem(error: yaml.YAMLError) -> Problem:
     where = f"line {mark.line + 1}, column {mark.column + 1}" if mark else "file"
     what = getattr(error, "problem", None) or str(error).splitlines()[0]
     return Problem(where, str(what), "mend the YAML here")
-
-
-def unknown_keys(
-    given: Mapping[str, Any], allowed: Iterable[str], where: str = ""
-) -> list[Problem]:
-    """One problem for each key that is not allowed, with the nearest key that is."""
-    names = set(allowed)
-    return [
-        Problem(f"{where}{key}", "unknown key", nearest(key, names))
-        for key in given
-        if key not in names
-    ]
-
-
-def problems_of(
-    error: ValidationError, model: type[BaseModel], tags: Mapping[str, type[BaseModel] | None]
-) -> list[tuple[str, Problem]]:
-    """Pydantic's errors as (top-level field, Problem with its path).
-
-    `tags` are the union tags that pydantic puts into the path, each with the model that it stands for.
-    """
-    found = []
-    for item in error.errors(include_url=False):
-        beside = next(
-            (
-                tags[part]
-                for part in reversed(item["loc"][:-1])
-                if isinstance(part, str) and tags.get(part)
-            ),
-            None,
-        )
-        loc = [part for part in item["loc"] if part not in tags]
-        path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in loc).lstrip(
-            "."
-        )
-        found.append(
-            (str(loc[0]) if loc else "", _problem(path, item, beside or _inner(model, item["loc"])))
-        )
-    return found
-
-
-def _inner(model: type[BaseModel], path: Sequence[int | str]) -> type[BaseModel]:
-    """The model whose field a path ends at: one inside the other, as far as fields hold one model each."""
-    for part in path[:-1]:
-        kind = model.model_fields[part].annotation if part in model.model_fields else None
-        held = [
-            one
-            for one in (kind, *get_args(kind))
-            if isinstance(one, type) and issubclass(one, BaseModel)
-        ]
-        model = held[0] if len(held) == 1 else model
-    return model
-
-
-def _problem(path: str, item: Any, beside: type[BaseModel]) -> Problem:
-    kind, value, context = item["type"], item.get("input"), item.get("ctx", {})
-    if kind == "extra_forbidden":
-        return Problem(path, "unknown key", nearest(path.rsplit(".", 1)[-1], beside.model_fields))
-    if kind == "missing":
-        return Problem(path, "missing", "give it a value")
-    if kind in {"literal_error", "union_tag_invalid"}:
-        expected = re.findall(
-            r"'([^']*)'", str(context.get("expected", context.get("expected_tags", "")))
-        )
-        expected = [name for name in expected if name != "name"]
-        return Problem(path, f"{value!r} is not a choice", nearest(str(value), expected))
-    if kind == "value_error":
-        what, _, advice = str(context["error"]).partition(" || ")
-        return Problem(path, what, advice)
-    return Problem(path, f"{item['msg'][0].lower()}{item['msg'][1:]}, found {value!r}")
 
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -9,11 +9,12 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, ValidationError
 
 from lab import machine
+from lab.config.base import InvalidValueError, problems_of, unknown_keys
 from lab.config.emulation import Compute, Emulated, Link
 from lab.config.replay import Published
 from lab.config.slurm import Layout, SlurmKeys, Word, lay_out, slurm_problems
 from lab.errors import InputError, Problem, nearest
-from lab.files import ROOT, problems_of, read_yaml, unknown_keys
+from lab.files import ROOT, read_yaml
 
 MOST_SLEEPING = (
     16  # ranks whose compute is emulated: each still holds a model, and moves its gradients
@@ -22,7 +23,9 @@ MOST_SLEEPING = (
 
 def _variable(name: str) -> str:
     if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
-        raise ValueError(f"{name!r} is no name of a variable || letters, digits and _ are possible")
+        raise InvalidValueError(
+            f"{name!r} cannot name an environment variable", "use letters, digits and _"
+        )
     return name
 
 
@@ -76,20 +79,8 @@ class Cluster(SlurmKeys):
         try:
             cluster = cls.model_validate(known | {"name": path.stem})
         except ValidationError as error:
-            # Pydantic puts the members of a union and the marks of a mapping's key into its paths.
-            tags = dict.fromkeys(
-                (
-                    "int",
-                    "str",
-                    "bool",
-                    "[key]",
-                    "function-after[_word(), str]",
-                    "function-after[_command(), str]",
-                )
-            )
-            raise InputError(
-                str(path), problems + [p for _, p in problems_of(error, cls, tags)]
-            ) from None
+            problems += [problem for _, problem in problems_of(error, cls, known)]
+            raise InputError(str(path), problems) from None
         problems += cluster._misplaced()
         if cluster.executor == "replay":
             told = "missing: the table that is replayed"

@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
-from lab.config.base import Frozen
+from lab.config.base import Frozen, InvalidValueError
 from lab.errors import nearest
 
 Task = Literal["language modelling", "text classification", "image classification"]
@@ -32,8 +32,8 @@ def _trainable(value: str | float) -> str | float:
             if isinstance(value, str)
             else "use 'all' for the whole model"
         )
-        raise ValueError(
-            f"{value!r} is neither 'all', 'head' nor a share between 0 and 1 || {advice}"
+        raise InvalidValueError(
+            f"{value!r} is neither 'all', 'head' nor a share between 0 and 1", advice
         )
     return value
 
@@ -51,7 +51,7 @@ class _Transformer(Frozen):
     @model_validator(mode="after")
     def _heads_divide_width(self) -> Self:
         if self.width % self.heads:
-            raise ValueError(f"width {self.width} is not divisible by heads {self.heads}")
+            raise InvalidValueError(f"width {self.width} is not divisible by heads {self.heads}")
         return self
 
 
@@ -145,8 +145,9 @@ class DistilBERT(_Transformer):
     @model_validator(mode="after")
     def _fits_positions(self) -> Self:
         if self.block_size > self.positions:
-            raise ValueError(
-                f"block_size {self.block_size} is more than the {self.positions} positions || at most {self.positions}"
+            raise InvalidValueError(
+                f"block_size {self.block_size} is more than the {self.positions} positions",
+                f"at most {self.positions}",
             )
         return self
 
@@ -195,13 +196,16 @@ class CNN(Frozen):
     def _consistent(self) -> Self:
         least = SMALLEST_IMAGE[self.network]
         if self.image_size < least:
-            raise ValueError(
-                f"image_size {self.image_size} leaves nothing to pool in {self.network} || at least {least}"
+            raise InvalidValueError(
+                f"image_size {self.image_size} leaves nothing to pool in {self.network}",
+                f"at least {least}",
             )
         if self.batch_norm != "batch" and self.network not in WITH_BATCH_NORM:
-            raise ValueError(f"{self.network} has no batch norm to freeze || leave batch_norm out")
+            raise InvalidValueError(
+                f"{self.network} has no batch norm to freeze", "leave batch_norm out"
+            )
         if self.dropout and self.network not in WITH_DROPOUT:
-            raise ValueError(f"{self.network} has no dropout || leave it out")
+            raise InvalidValueError(f"{self.network} has no dropout", "leave it out")
         return self
 
     @property
@@ -247,12 +251,6 @@ def _from(weights: str | None) -> list[str]:
 
 
 Model = GPT | TextClassifier | DistilBERT | CNN
-KINDS: dict[str, type[Model]] = {
-    "gpt": GPT,
-    "text-classifier": TextClassifier,
-    "distilbert": DistilBERT,
-    "cnn": CNN,
-}
 _GPT2_VOCABULARY = 50257
 MODELS: dict[str, Model] = {
     "gpt-nano": GPT(layers=4, heads=4, width=128, block_size=128),

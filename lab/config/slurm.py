@@ -10,7 +10,7 @@ from typing import Annotated, Literal, NamedTuple
 
 from pydantic import AfterValidator, Field
 
-from lab.config.base import Frozen
+from lab.config.base import Frozen, InvalidValueError
 from lab.errors import Problem
 
 # Options of sbatch that the lab sets itself, with the key of a profile that they follow; `extra` may not hold them.
@@ -40,8 +40,9 @@ _TAKEN = {
 def _word(value: str) -> str:
     """A value of an option of sbatch: it stands in a script's header, where nothing can be quoted."""
     if not re.fullmatch(r"[\w.,:@+&|*()\[\]/%=-]+", value) or value.startswith("-"):
-        raise ValueError(
-            f"{value!r} is no plain word || letters, digits and . , : @ + & | * ( ) [ ] / % = - are possible"
+        raise InvalidValueError(
+            f"{value!r} is not a plain word",
+            "use letters, digits and . , : @ + & | * ( ) [ ] / % = -",
         )
     return value
 
@@ -51,12 +52,11 @@ def _command(value: str) -> str:
     try:
         words = shlex.split(value)
     except ValueError as error:
-        raise ValueError(
-            f"{value!r} is no command: {str(error).lower()} || close the quotes"
-        ) from None
+        what = f"{value!r} is not a command: {str(error).lower()}"
+        raise InvalidValueError(what, "close the quotes") from None
     if not words or "\n" in value:
-        raise ValueError(
-            f"{value!r} is no command || give one line, such as 'apptainer exec --nv lab.sif'"
+        raise InvalidValueError(
+            f"{value!r} is not a command", "give one line, such as 'apptainer exec --nv lab.sif'"
         )
     return value
 

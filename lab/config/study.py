@@ -9,11 +9,10 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Discriminator, Field, Tag, ValidationError
 
-from lab.config import datasets
-from lab.config.base import Frozen
+from lab.config.base import Frozen, problems_of, unknown_keys
 from lab.config.run import Run
 from lab.errors import InputError, Problem, nearest
-from lab.files import ROOT, problems_of, read_yaml, unknown_keys
+from lab.files import ROOT, read_yaml
 
 
 class Task(NamedTuple):
@@ -149,17 +148,13 @@ def read_study(folder: Path, *, quick: bool = False) -> Study:
     problems = unknown_keys(content, StudyFile.model_fields)
     known = {key: value for key, value in content.items() if key in StudyFile.model_fields}
     problems += _quick_problems(known.get("quick", {}), quick)
+    if quick and not problems:
+        known = _with_quick(known)
     try:
-        spec = StudyFile.model_validate(_with_quick(known) if quick and not problems else known)
+        spec = StudyFile.model_validate(known)
     except ValidationError as error:
-        raise InputError(
-            source,
-            problems
-            + [
-                problem
-                for _, problem in problems_of(error, StudyFile, {"one": None, "several": None})
-            ],
-        ) from None
+        problems += [problem for _, problem in problems_of(error, StudyFile, known)]
+        raise InputError(source, problems) from None
     runs, run_problems = _multiply_out(spec)
     problems += run_problems + _study_problems(spec, runs)
     if problems:
@@ -273,7 +268,7 @@ def _validate(
     try:
         return Run.model_validate(content), []
     except ValidationError as error:
-        found = problems_of(error, Run, datasets.TAGS)
+        found = problems_of(error, Run, content)
     point = ", ".join(f"{key}={content[key]!r}" for key in chosen)
     located = []
     for field, problem in found:

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from lab import machine
-from lab.config.labels import label_parts
 from lab.config.models import GPT, MODELS
 from lab.config.run import Run
 from lab.config.strategies import STRATEGIES
@@ -271,7 +270,7 @@ class HeldOut:
         )
         rows = scores_table(list(self.scores)).to_dict("records")
         return [
-            {"model": label_parts(score.frozen.run)[0], "batch": score.frozen.run.global_batch_size}
+            {"model": score.frozen.run.label_parts[0], "batch": score.frozen.run.global_batch_size}
             | {"buckets": f"{score.frozen.run.bucket_cap_mb:g} MiB"}
             | {name: row[name] for name in kept}
             | {"foreign CPU": f"{self.foreign.get(score.frozen.run_id, 0.0):.2f}"}

@@ -13,7 +13,6 @@ import pandas as pd
 
 from lab.analysis.audit import columns
 from lab.analysis.audit.columns import NUMERIC, TEXT
-from lab.config.labels import names
 from lab.config.run import Run
 from lab.perfmodel.collectives import bus_factor
 from lab.records.inference import ClassificationPoint, Point
@@ -162,7 +161,7 @@ def _common(record: Record) -> dict[str, Any]:
     row |= {
         f"key:{name}": str(getattr(run, name)) for name in Run.model_fields if name not in NO_KEYS
     }
-    row |= {f"key:{name}": called for name, called in names(run).items()}
+    row |= {f"key:{name}": called for name, called in run.names.items()}
     return row | (_facts(record.environment, run) if record.environment else {})
 
 
