@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from datetime import datetime
+from functools import lru_cache
 from pathlib import Path
 from typing import Literal
 
@@ -151,9 +152,16 @@ def read_record(path: Path) -> Record | None:
     Raises LabError for a record of a newer schema than this library knows.
     """
     try:
-        content = path.read_bytes()
+        stat = path.stat()
+        return _validated(path, stat.st_ino, stat.st_mtime_ns, stat.st_size)
     except (FileNotFoundError, NotADirectoryError):
         return None
+
+
+@lru_cache(maxsize=1024)  # the driver and `lab status` poll all records of a study
+def _validated(path: Path, inode: int, mtime_ns: int, size: int) -> Record | None:
+    """The record in a file that stays the same as long as its key does: files are replaced, never edited."""
+    content = path.read_bytes()
     try:
         return Record.model_validate_json(content)
     except ValidationError:
