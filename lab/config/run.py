@@ -288,156 +288,112 @@ def conflicts(run: Run) -> Conflicts:
 
 
 def _work(run: Run) -> Conflicts:
-    unit = run.grad_accum * run.data_parallel_size
-    whole = run.global_batch_size
+    whole, unit = run.global_batch_size, run.grad_accum * run.data_parallel_size
     if run.micro_batch_size * unit != whole:
+        divisor = f"world_size {run.world_size}"
+        if run.data_parallel_size != run.world_size:
+            divisor = f"1, as all ranks of '{run.strategy}' see the same samples"
+        factors = f"micro_batch_size x grad_accum {run.grad_accum} x {divisor}"
         fits = sorted({max(whole // unit, 1) * unit, math.ceil(whole / unit) * unit})
-        divisor = (
-            f"world_size {run.world_size}"
-            if run.data_parallel_size == run.world_size
-            else f"1, as all ranks of '{run.strategy}' see the same samples"
-        )
-        yield (
-            f"global_batch_size {whole} is not micro_batch_size x grad_accum {run.grad_accum} x {divisor}",
-            f"nearest that divides: {' or '.join(map(str, fits))}",
-        )
+        advice = f"nearest that divides: {' or '.join(map(str, fits))}"
+        yield f"global_batch_size {whole} is not {factors}", advice
     if misfit := datasets.misfit(run.architecture, run.dataset):
         yield misfit
     if run.loader_workers and run.loader == "fast":
-        yield (
-            f"loader_workers {run.loader_workers}: the fast loader has none",
-            "leave it out, or use loader 'classic'",
-        )
+        what = f"loader_workers {run.loader_workers}: the fast loader has none"
+        yield what, "leave it out, or use loader 'classic'"
     if run.warmup_steps >= run.steps:
-        yield (
-            f"warmup_steps {run.warmup_steps} leaves nothing of steps {run.steps}",
-            "measure at least one step",
-        )
+        what = f"warmup_steps {run.warmup_steps} leaves nothing of steps {run.steps}"
+        yield what, "measure at least one step"
 
 
 def _strategy(run: Run) -> Conflicts:
-    facts = STRATEGIES[run.strategy]
+    name, facts = f"strategy '{run.strategy}'", STRATEGIES[run.strategy]
     if facts.splits == "nothing" and run.world_size != 1:
-        yield (
-            f"strategy '{run.strategy}' has one rank, world_size is {run.world_size}",
-            "use 'ddp' or world_size 1",
-        )
+        yield f"{name} has one rank, world_size is {run.world_size}", "use 'ddp' or world_size 1"
     for owner, owned in STRATEGIES.items():
-        for name in owned.settings:
-            if run.strategy != owner and not run.has_default(name):
-                yield (
-                    f"{name} is a setting of {owned.label}, strategy '{run.strategy}' has none",
-                    f"leave it out, or use '{owner}'",
-                )
+        for setting in owned.settings if owner != run.strategy else ():
+            if not run.has_default(setting):
+                what = f"{setting} is a setting of {owned.label}, {name} has none"
+                yield what, f"leave it out, or use '{owner}'"
     if run.precision == "fp16" and facts.partial_gradients:
-        yield (
-            f"precision fp16 scales the loss by all gradients, a rank of '{run.strategy}' sees a part of them",
-            "use bf16",
-        )
+        what = "precision fp16 scales the loss by all gradients"
+        yield f"{what}, a rank of '{run.strategy}' has only some of them", "use bf16"
     if run.compile and not facts.compiles:
-        yield (
-            f"compile with strategy '{run.strategy}', which works between the modules of the model",
-            "compile: false",
-        )
+        yield f"compile with {name}, which works between the modules of a model", "compile: false"
     if run.keep_model and run.data_parallel_size != run.world_size:
-        yield (
-            f"keep_model: no rank of {run.strategy} has the whole model",
-            "leave it out, or use another strategy",
-        )
+        what = f"keep_model: no rank of {run.strategy} has the whole model"
+        yield what, "leave it out, or use another strategy"
     if run.shard_size is not None and run.world_size % run.shard_size:
-        yield (
-            f"shard_size {run.shard_size} does not divide world_size {run.world_size}",
-            "one that does, or leave it out",
-        )
+        what = f"shard_size {run.shard_size} does not divide world_size {run.world_size}"
+        yield what, "use one that does, or leave it out"
 
 
 def _ddp(run: Run) -> Conflicts:
     if run.static_graph and run.grad_accum > 1:
-        yield (
-            f"static_graph with grad_accum {run.grad_accum}: DDP learns the graph in a backward pass "
-            "that sends gradients, and the first one sends none",
-            "grad_accum 1, or static_graph: false",
+        # DDP learns the graph in the first backward pass, which only adds up gradients.
+        what = (
+            f"static_graph with grad_accum {run.grad_accum}: the first backward pass sends nothing"
         )
+        yield what, "grad_accum 1, or static_graph: false"
     if run.powersgd_rank != 1 and run.compression != "powersgd":
-        yield (
-            f"powersgd_rank {run.powersgd_rank} without PowerSGD (compression '{run.compression}')",
-            "leave it out",
-        )
+        what = f"powersgd_rank {run.powersgd_rank} without PowerSGD"
+        yield f"{what} (compression '{run.compression}')", "leave it out"
     if run.compression == "powersgd" and run.warmup_steps < POWERSGD_FIRST_STEP:
-        yield (
-            f"PowerSGD compresses from step {POWERSGD_FIRST_STEP} on, warmup_steps is {run.warmup_steps}: "
-            "steps without it would be measured",
-            f"warmup_steps {POWERSGD_FIRST_STEP} or more",
-        )
+        what = f"PowerSGD compresses from step {POWERSGD_FIRST_STEP} on"
+        what += f", warmup_steps is {run.warmup_steps}: steps without it would be measured"
+        yield what, f"warmup_steps {POWERSGD_FIRST_STEP} or more"
 
 
 def _model_parts(run: Run) -> Conflicts:
-    splits, model = STRATEGIES[run.strategy].splits, run.architecture
+    splits, model, ranks = STRATEGIES[run.strategy].splits, run.architecture, run.world_size
     if splits not in _MODEL_PARTS:
         return
     if model.kind != "gpt":
-        yield (
-            f"strategy '{run.strategy}' knows how to divide a GPT, the model is of kind '{model.kind}'",
-            "use 'ddp' or 'fsdp'",
+        what = (
+            f"strategy '{run.strategy}' can only split a GPT, the model is of kind '{model.kind}'"
         )
-    elif splits == "layers":
-        yield from _pipeline(run, layers=model.layers)
-    elif model.heads % run.world_size:
-        yield (
-            f"world_size {run.world_size} does not divide the {model.heads} heads of the model",
-            "give each rank equally many",
-        )
-
-
-def _pipeline(run: Run, *, layers: int) -> Conflicts:
-    stages, parts = run.world_size, run.microbatches or run.world_size
-    if layers < stages:
-        yield (
-            f"a pipeline of {stages} stages needs as many layers, the model has {layers}",
-            "a smaller world_size",
-        )
+        yield what, "use 'ddp' or 'fsdp'"
+        return
+    if splits == "tensors":
+        if model.heads % ranks:
+            what = f"world_size {ranks} does not divide the {model.heads} heads of the model"
+            yield what, "give each rank equally many"
+        return
+    parts = run.microbatches or ranks
+    if model.layers < ranks:
+        what = f"a pipeline of {ranks} stages needs as many layers, the model has {model.layers}"
+        yield what, "use a smaller world_size"
     if run.grad_accum > 1:
-        yield (
-            f"grad_accum {run.grad_accum}: a pipeline adds up gradients over its microbatches",
-            "grad_accum 1 and more microbatches",
-        )
+        what = f"grad_accum {run.grad_accum}: a pipeline adds up gradients over its microbatches"
+        yield what, "grad_accum 1 and more microbatches"
     if run.micro_batch_size % parts:
-        yield (
-            f"micro_batch_size {run.micro_batch_size} cannot be cut into {parts} equal microbatches",
-            "a number that divides it",
-        )
-    if run.schedule == "1f1b" and parts < stages:
-        yield (
-            f"schedule '1f1b' needs a microbatch for each of {stages} stages, microbatches is {parts}",
-            f"at least {stages}",
-        )
+        what = f"micro_batch_size {run.micro_batch_size} cannot be cut into {parts}"
+        yield f"{what} equal microbatches", "use a number that divides it"
+    if run.schedule == "1f1b" and parts < ranks:
+        what = f"schedule '1f1b' needs a microbatch for each of {ranks} stages"
+        yield f"{what}, microbatches is {parts}", f"at least {ranks}"
 
 
 def _inference(run: Run) -> Conflicts:
     if run.task == "train":
         if run.quantization != "none":
-            yield (
-                "quantization is a setting of inference, this run trains",
-                "leave it out, or use task: inference",
-            )
+            what = "quantization is a setting of inference, this run trains"
+            yield what, "leave it out, or use task: inference"
         return
     model, longest = run.architecture, max(run.prompt_tokens) + run.new_tokens
     if not isinstance(model, models.GPT):
         for name in ("prompt_tokens", "new_tokens"):
             if not run.has_default(name):
-                yield (
-                    f"{name} is a setting of generated text, {model.label} classifies",
-                    "leave it out, or choose a gpt",
-                )
+                what = f"{name} is a setting of generated text, {model.label} classifies"
+                yield what, "leave it out, or choose a gpt"
     elif longest > model.block_size:
-        yield (
-            f"prompt_tokens {max(run.prompt_tokens)} and new_tokens {run.new_tokens} are {longest}, "
-            f"the model has positions for {model.block_size}",
-            "fewer tokens, or a model with a larger block_size",
+        what = (
+            f"prompt_tokens {max(run.prompt_tokens)} and new_tokens {run.new_tokens} are {longest}"
         )
+        what += f", the model has positions for {model.block_size}"
+        yield what, "fewer tokens, or a model with a larger block_size"
     for size in run.batch_sizes:
         if size % run.world_size:
-            yield (
-                f"batch_sizes {size} is not divisible by world_size {run.world_size}",
-                f"a multiple of {run.world_size}",
-            )
+            what = f"batch_sizes {size} is not divisible by world_size {run.world_size}"
+            yield what, f"a multiple of {run.world_size}"
