@@ -106,7 +106,7 @@ class Synthetic(_DataSet):
 
     tasks: ClassVar = (*_CONTINUED, *_LABELLED, *_IMAGES)
     kind: Literal["synthetic"] = "synthetic"
-    samples: int = Field(default=4096, ge=20, le=100_000_000, description="a tenth is held out")
+    samples: int = Field(default=4096, ge=20, le=100_000_000)  # a tenth is held out
     vocab_size: int = Field(default=4096, ge=16, le=65536)
     classes: int = Field(default=10, ge=2, le=65536)
     channels: int = Field(default=3, ge=1, le=64)

@@ -46,7 +46,7 @@ class _Transformer(Frozen):
     layers: int = Field(ge=1, le=1000)
     heads: int = Field(ge=1, le=1024)
     width: int = Field(ge=1, le=65536)
-    block_size: int = Field(ge=2, le=1_048_576, description="tokens per sample")
+    block_size: int = Field(ge=2, le=1_048_576)  # tokens per sample
 
     @model_validator(mode="after")
     def _heads_divide_width(self) -> Self:
@@ -94,9 +94,8 @@ class TextClassifier(_Transformer):
 
     task: ClassVar[Task] = "text classification"
     kind: Literal["text-classifier"] = "text-classifier"
-    block_size: int = Field(
-        default=128, ge=2, le=1_048_576, description="tokens per sample; longer texts are cut"
-    )
+    # Tokens per sample; longer texts are cut.
+    block_size: int = Field(default=128, ge=2, le=1_048_576)
     dropout: float = Field(default=0.0, ge=0.0, lt=1.0)
 
     @property
@@ -130,15 +129,10 @@ class DistilBERT(_Transformer):
     heads: int = Field(default=12, ge=1, le=1024)
     width: int = Field(default=768, ge=1, le=65536)
     vocab_size: int = Field(default=30522, ge=2, le=10_000_000)
-    positions: int = Field(
-        default=512,
-        ge=2,
-        le=1_048_576,
-        description="learned positions, of which block_size are used",
-    )
-    block_size: int = Field(
-        default=128, ge=2, le=1_048_576, description="tokens per sample; longer texts are cut"
-    )
+    # Learned positions, of which block_size are used.
+    positions: int = Field(default=512, ge=2, le=1_048_576)
+    # Tokens per sample; longer texts are cut.
+    block_size: int = Field(default=128, ge=2, le=1_048_576)
     dropout: float | None = Field(default=None, ge=0.0, lt=1.0)
     trainable: Trainable = "all"
 
@@ -187,7 +181,7 @@ class CNN(Frozen):
     task: ClassVar[Task] = "image classification"
     kind: Literal["cnn"] = "cnn"
     network: Network
-    image_size: int = Field(default=64, ge=1, le=4096, description="pixels a side")
+    image_size: int = Field(default=64, ge=1, le=4096)  # pixels a side
     trainable: Trainable = "all"
     dropout: float | None = Field(default=None, ge=0.0, lt=1.0)
     batch_norm: Literal["batch", "frozen"] = "batch"

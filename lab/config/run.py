@@ -43,16 +43,12 @@ class InferenceSettings(Frozen):
     """
 
     task: Literal["train", "inference"] = "train"
-    needs_device: Literal["any", "cpu", "cuda"] = Field(
-        default="any", description="skipped where the cluster has none"
-    )
-    quantization: Quantization = Field(
-        default="none", description="of the copy that is compared with the base"
-    )
+    needs_device: Literal["any", "cpu", "cuda"] = "any"  # skipped where the cluster has none
+    quantization: Quantization = "none"  # of the copy that is compared with the base
     prompt_tokens: Counts = (64,)
     batch_sizes: Counts = (1, 8)
-    new_tokens: int = Field(default=32, ge=2, le=1_000_000, description="generated per sequence")
-    rounds: int = Field(default=7, ge=5, le=10_000, description="of base and copy in turn")
+    new_tokens: int = Field(default=32, ge=2, le=1_000_000)  # generated per sequence
+    rounds: int = Field(default=7, ge=5, le=10_000)  # of base and copy in turn
 
 
 class Run(InferenceSettings):
@@ -86,57 +82,40 @@ class Run(InferenceSettings):
     grad_clip: Annotated[float, Words("clipping at {}", last=True)] = Field(default=1.0, gt=0)
     compile: Annotated[bool, Words("compiled")] = False
     seed: Annotated[int, Words("seed {}", last=True)] = Field(default=1337, ge=0, le=2**31)
-    eval_batches: int = Field(default=4, ge=1, description="global batches of held-out samples")
+    eval_batches: int = Field(default=4, ge=1)  # global batches of held-out samples
+    # MiB of gradients that DDP sends at a time; at the default its first bucket holds 1 MiB.
     bucket_cap_mb: Annotated[float, Words("buckets of {} MiB")] = Field(
-        default=DEFAULT_BUCKET_CAP_MB,
-        gt=0,
-        le=1_000_000,
-        description="MiB of gradients that DDP sends at a time; at the default its first bucket holds 1 MiB",
+        default=DEFAULT_BUCKET_CAP_MB, gt=0, le=1_000_000
     )
-    gradient_as_bucket_view: Annotated[bool, Words("gradients beside the buckets")] = Field(
-        default=True, description="gradients live in DDP's buckets, not beside them"
-    )
-    static_graph: Annotated[bool, Words("static graph")] = Field(
-        default=False, description="promises DDP that every step uses the same parameters"
-    )
+    # Gradients live in DDP's buckets, not beside them.
+    gradient_as_bucket_view: Annotated[bool, Words("gradients beside the buckets")] = True
+    # Promises DDP that every step uses the same parameters.
+    static_graph: Annotated[bool, Words("static graph")] = False
+    # Of gradients on the link.
     compression: Annotated[Literal["none", "bf16", "fp16", "powersgd"], Words("{} on the link")] = (
-        Field(default="none", description="of gradients on the link")
+        "none"
     )
+    # Rank of PowerSGD's approximation.
     powersgd_rank: Annotated[int, Words("approximation of rank {}")] = Field(
-        default=1, ge=1, le=1024, description="rank of PowerSGD's approximation"
+        default=1, ge=1, le=1024
     )
-    flat: Annotated[bool, Words("flat")] = Field(
-        default=False, description="naive_ddp sends all gradients in one all-reduce, not one by one"
-    )
-    reshard_after_forward: Annotated[bool, Words("no resharding")] = Field(
-        default=True, description="fsdp frees gathered parameters until the backward pass"
-    )
-    shard_size: Annotated[int | None, Words("shards on {} ranks")] = Field(
-        default=None,
-        ge=2,
-        description="ranks that share one copy of the model in fsdp; None: all of them",
-    )
-    schedule: Annotated[Literal["gpipe", "1f1b"], Words("{}")] = Field(
-        default="gpipe", description="order of passes in a pipeline"
-    )
-    microbatches: Annotated[int | None, Words("{} microbatches")] = Field(
-        default=None,
-        ge=1,
-        description="parts of a micro-batch in a pipeline; None: as many as it has stages",
-    )
-    activation_checkpointing: Annotated[bool, Words("checkpointing")] = Field(
-        default=False, description="blocks keep their inputs alone and compute the rest again"
-    )
-    loader: Annotated[Literal["fast", "classic"], Words("{} loader")] = Field(
-        default="fast",
-        description="fast: slices of tokens made once; classic: a DataLoader that makes each sample on request",
-    )
-    loader_workers: Annotated[int, Words("{} workers")] = Field(
-        default=0, ge=0, le=256, description="processes of the classic loader on each rank"
-    )
-    keep_model: bool = Field(
-        default=False, description="whether the trained model is kept; changes no measurement"
-    )
+    # Naive_ddp sends all gradients in one all-reduce, not one by one.
+    flat: Annotated[bool, Words("flat")] = False
+    # Fsdp frees gathered parameters until the backward pass.
+    reshard_after_forward: Annotated[bool, Words("no resharding")] = True
+    # Ranks that share one copy of the model in fsdp; None: all of them.
+    shard_size: Annotated[int | None, Words("shards on {} ranks")] = Field(default=None, ge=2)
+    # Order of passes in a pipeline.
+    schedule: Annotated[Literal["gpipe", "1f1b"], Words("{}")] = "gpipe"
+    # Parts of a micro-batch in a pipeline; None: as many as it has stages.
+    microbatches: Annotated[int | None, Words("{} microbatches")] = Field(default=None, ge=1)
+    # Blocks keep their inputs alone and compute the rest again.
+    activation_checkpointing: Annotated[bool, Words("checkpointing")] = False
+    # Fast: slices of tokens made once; classic: a DataLoader that makes each sample on request.
+    loader: Annotated[Literal["fast", "classic"], Words("{} loader")] = "fast"
+    # Processes of the classic loader on each rank.
+    loader_workers: Annotated[int, Words("{} workers")] = Field(default=0, ge=0, le=256)
+    keep_model: bool = False  # whether the trained model is kept; changes no measurement
 
     @model_validator(mode="before")
     @classmethod

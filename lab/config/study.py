@@ -36,7 +36,7 @@ class Study(Frozen):
     question: str
     scaling: Literal["strong", "weak", "none"]
     runs: tuple[Run, ...]
-    axes: tuple[str, ...] = Field(description="the keys of the grid")
+    axes: tuple[str, ...]  # the keys of the grid
     repeats: int
     baseline: dict[str, Any]
     quick: bool = False

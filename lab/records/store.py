@@ -9,7 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, ValidationError
+from pydantic import ValidationError
 
 from lab.config.run import Run
 from lab.config.study import Study, Task, find_folder
@@ -71,23 +71,20 @@ class Record(Section):
     run: Run
     status: Status
     error: Failure | None = None
-    started_at: str | None = Field(default=None, description="ISO 8601, UTC")
+    started_at: str | None = None  # ISO 8601, UTC
     finished_at: str
     allocation: Allocation | None = None
     environment: Environment | None = None
     timing: Timing | None = None
     communication: Communication | None = None
-    gradients: list[Gradient] | None = Field(
-        default=None, description="of one rank alone, in the order of their readiness"
-    )
+    gradients: list[Gradient] | None = None  # of one rank alone, in the order of their readiness
     memory: Memory | None = None
     quality: Quality | None = None
     inference: Inference | None = None
     checks: dict[str, bool] = {}
-    disturbed: float | None = Field(
-        default=None,
-        description="foreign_cpu of an earlier measurement of this repeat, which was disturbed and is kept beside it",
-    )
+    # Foreign_cpu of an earlier measurement of this repeat, which was disturbed and is kept beside
+    # it.
+    disturbed: float | None = None
 
     @property
     def completed(self) -> bool:
