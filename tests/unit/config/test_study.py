@@ -115,6 +115,12 @@ def test_quick_overrides_base_grid_and_repeats(make_study: StudyMaker) -> None:
     assert quick.repeats == 2 and quick.quick and not Study.load(folder).quick
 
 
+def test_a_quick_section_leaves_what_it_does_not_name(make_study: StudyMaker) -> None:
+    folder = make_study(quick={"base": {"steps": 3}}, repeats=2)
+    assert Study.load(folder, quick=True).repeats == 2
+    assert Study.load(folder, quick=True).axes == Study.load(folder).axes
+
+
 def test_what_each_quick_grid_varies_is_not_taken_from_base(make_study: StudyMaker) -> None:
     grids = [
         {"global_batch_size": [2], "world_size": [size], "steps": [steps]}
