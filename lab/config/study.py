@@ -165,7 +165,7 @@ def _quick_problems(section: Any, wanted: bool) -> list[Problem]:
 
 def _with_quick(content: dict[str, Any]) -> dict[str, Any]:
     """The study with its `quick:` section laid over base key by key, and over grid and repeats."""
-    section = content["quick"]
+    section: dict[str, Any] = content["quick"]
     own = section.get("base", {})
     base = dict(content.get("base", {})) | own
     grid = section.get("grid", content.get("grid", {}))
@@ -242,10 +242,10 @@ def _validate(
     sizes = ("global_batch_size", "micro_batch_size")
     missing = {Problem(f"base.{size}", "missing", "give it a value") for size in sizes}
     problems = [problem for problem in located if problem not in missing]
-    if len(problems) < len(located) and not faulty & set(sizes):
-        if not any(problem.where == "base" for problem in problems):
-            what = f"neither {sizes[0]} nor {sizes[1]}"
-            problems.append(Problem("base", what, "give one of them"))
+    elsewhere = faulty & set(sizes) or any(problem.where == "base" for problem in problems)
+    if len(problems) < len(located) and not elsewhere:
+        what = f"neither {sizes[0]} nor {sizes[1]}"
+        problems.append(Problem("base", what, "give one of them"))
     return None, list(dict.fromkeys(problems))
 
 
