@@ -78,7 +78,7 @@ def overhead(*, world_size: int = 2, rounds: int = 200, quick: bool = False) -> 
     }
     run = Run.model_validate(asked)
     done = subprocess.run(
-        [sys.executable, "-m", "lab.worker.selftest", run.model_dump_json()],
+        [sys.executable, "-m", "lab.worker.selftest", "overhead", run.model_dump_json()],
         capture_output=True,
         text=True,
         check=False,
@@ -176,7 +176,7 @@ def equal_losses(*, quick: bool = False) -> list[EqualLoss]:
         for name, changes in cases(sorted({1, min(most, 2)}), quick=quick).items()
     }
     done = subprocess.run(
-        [sys.executable, "-m", "lab.worker.losses", device, json.dumps(asked)],
+        [sys.executable, "-m", "lab.worker.selftest", "losses", json.dumps(asked), device],
         capture_output=True,
         text=True,
         check=False,
