@@ -19,7 +19,7 @@ from lab.perfmodel import hardware, simulate
 from lab.perfmodel.forecast import Forecast, layout_of, messages_of
 from lab.perfmodel.frozen import Score, basis_of, mean_absolute_error, scores
 from lab.perfmodel.hardware import FLOPS_REACHED, Described, Machine
-from lab.perfmodel.layout import Candidate
+from lab.perfmodel.layout import Candidate, Checkpointing
 from lab.perfmodel.simulate import Conditions
 from lab.records.store import load_records
 
@@ -173,7 +173,7 @@ def on_described(run: Run, place: Machine) -> Forecast:
         costing, layout = Described.of(run, place), layout_of(run)
     except LabError as error:
         return Forecast(run, missing=str(error))
-    checkpointing = "full" if run.activation_checkpointing else "selective"
+    checkpointing: Checkpointing = "full" if run.activation_checkpointing else "selective"
     candidate = Candidate(
         layout, run.micro_batch_size, run.grad_accum, checkpointing, run.precision
     )
