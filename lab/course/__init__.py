@@ -1,4 +1,4 @@
-"""The course: checks that answer a student's exercise at once, and the student's version of the lessons."""
+"""The course: judges of the exercises, one module per lesson, and the release for students."""
 
 from lab.course.check import check
 from lab.course.lesson02_collectives import Ring

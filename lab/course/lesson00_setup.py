@@ -7,19 +7,21 @@ from lab.course.check import exercise, judge, number, require
 from lab.launch.plan import BYTES_PER_PARAMETER, TRAINING_BYTES_PER_PARAMETER
 
 
-@exercise(
-    "00.ranks",
-    "Each rank needs a device of its own: a GPU, or a core. Read the line that describes the cluster.",
-)
+@exercise("00.ranks")
 def ranks(answer: object, *, capacity: int) -> str:
-    """How many ranks a cluster runs at once."""
+    """Each rank needs a device of its own: a GPU, or a core. Read the line that describes the
+    cluster.
+    """
     judge(answer, capacity, within=0)
-    return f"This cluster runs {capacity} rank{'s' * (capacity != 1)} at once; a larger world size is refused before any job starts."
+    return (
+        f"This cluster runs {capacity} rank{'s' * (capacity != 1)} at once; a larger world "
+        "size is refused before any job starts."
+    )
 
 
-@exercise("00.jobs", "Every combination of the grid's values is a run, and every run is repeated.")
+@exercise("00.jobs")
 def jobs(answer: object, *, study: Study) -> str:
-    """How many jobs a study starts."""
+    """Every combination of the grid's values is a run, and every run is repeated."""
     runs = len(study.runs)
     judge(
         answer,
@@ -30,12 +32,9 @@ def jobs(answer: object, *, study: Study) -> str:
     return f"{runs} runs, {study.repeats} times each: {len(study.tasks)} jobs, one after the other."
 
 
-@exercise(
-    "00.micro-batch",
-    "global_batch_size = micro_batch_size * grad_accum * world_size: divide by what is known.",
-)
+@exercise("00.micro-batch")
 def micro_batch(answer: object, *, global_batch_size: int, world_size: int, grad_accum: int) -> str:
-    """Samples of one forward pass on one rank."""
+    """global_batch_size = micro_batch_size * grad_accum * world_size: divide by what is known."""
     mistakes = {
         "Every rank gets its share of the batch: divide by the world size too.": global_batch_size
         / grad_accum,
@@ -48,19 +47,19 @@ def micro_batch(answer: object, *, global_batch_size: int, world_size: int, grad
     return f"{value:.0f} samples are in memory at a time, on each of {world_size} ranks."
 
 
-@exercise(
-    "00.largest-model",
-    "A parameter takes 4 bytes for itself, 4 for its gradient and 8 for AdamW's two moments.",
-)
+@exercise("00.largest-model")
 def largest_model(answer: object, *, memory_bytes: float) -> str:
-    """Parameters whose training state fills a rank's memory."""
+    """A parameter takes 4 bytes for itself, 4 for its gradient and 8 for AdamW's two moments."""
     most = memory_bytes / (BYTES_PER_PARAMETER + TRAINING_BYTES_PER_PARAMETER)
     mistakes = {
-        "That many weights fit, but training keeps a gradient and two moments for each of them.": memory_bytes
+        "That many weights fit; training keeps a gradient and two moments of each.": memory_bytes
         / 4,
         "Weights and gradients fit; where do AdamW's two moments go?": memory_bytes / 8,
         "MB and GB: parameters are a plain count here, memory is in bytes.": most / 1e9,
     }
     require(number(answer) > 0, "A positive number of parameters is wanted.")
     judge(answer, most, mistakes=mistakes)
-    return f"At most {most / 1e6:,.0f} million parameters, and no byte is left for activations: the real limit is lower."
+    return (
+        f"At most {most / 1e6:,.0f} million parameters, and no byte is left for activations: "
+        "the real limit is lower."
+    )

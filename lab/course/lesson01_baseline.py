@@ -16,23 +16,22 @@ from lab.records.store import Record
 NORMAL = 1.96  # standard deviations that hold 95 % of a normal distribution
 
 
-@exercise(
-    "01.prediction",
-    "Write down what you expect, as a number above 0; it need not be right, it must be yours.",
-)
+@exercise("01.prediction")
 def prediction(answer: object, *, measured: float) -> str:
-    """What a student expected, beside what was measured."""
+    """Write down what you expect, as a number above 0; it need not be right, it must be yours."""
     expected = number(answer)
     require(expected > 0)
-    return f"You expected {expected:.3g}, measured is {measured:.3g}: a factor of {max(expected / measured, measured / expected):.2f} apart."
+    return (
+        f"You expected {expected:.3g}, measured is {measured:.3g}: a factor of "
+        f"{max(expected / measured, measured / expected):.2f} apart."
+    )
 
 
-@exercise(
-    "01.parameters",
-    "Add the two embeddings, 12 d^2 + 13 d for each layer, and 2 d for the last layer norm; the head is the embedding.",
-)
+@exercise("01.parameters")
 def parameters(answer: object, *, run: Run) -> str:
-    """Trainable parameters of a GPT."""
+    """Add the two embeddings, 12 d^2 + 13 d for each layer, and 2 d for the last layer norm; the
+    head is the embedding.
+    """
     model, vocabulary = _gpt(run)
     right = gpt_parameters(model, vocabulary)
     mistakes = {
@@ -47,15 +46,17 @@ def parameters(answer: object, *, run: Run) -> str:
         ),
     }
     judge(answer, right, mistakes=mistakes, within=0.001)
-    return f"{right:,} parameters, {4 * right / 1e6:.1f} MB in fp32: so much is sent in every step once there are two ranks."
+    return (
+        f"{right:,} parameters, {4 * right / 1e6:.1f} MB in fp32: so much is sent in every "
+        "step once there are two ranks."
+    )
 
 
-@exercise(
-    "01.flops",
-    "6 FLOPs for each parameter that multiplies (not the position embedding), and 12 L T d for attention.",
-)
+@exercise("01.flops")
 def flops(answer: object, *, run: Run) -> str:
-    """Model FLOPs per token, forward and backward."""
+    """6 FLOPs for each parameter that multiplies (not the position embedding), and 12 L T d for
+    attention.
+    """
     model, vocabulary = _gpt(run)
     right = gpt_flops_per_token(model, vocabulary)
     mistakes = {
@@ -68,12 +69,11 @@ def flops(answer: object, *, run: Run) -> str:
     return f"{right / 1e6:.2f} million FLOPs per token."
 
 
-@exercise(
-    "01.mfu",
-    "FLOPs per token times tokens per second is what the model needs per second; divide it by the device's peak.",
-)
+@exercise("01.mfu")
 def mfu(answer: object, *, record: Record, peak: float) -> str:
-    """Model FLOPs utilization of one run."""
+    """FLOPs per token times tokens per second is what the model needs per second; divide it by the
+    device's peak.
+    """
     assert record.timing is not None
     right = record.timing.flops_per_second / (peak * record.run.world_size)
     mistakes = {
@@ -85,30 +85,23 @@ def mfu(answer: object, *, record: Record, peak: float) -> str:
     return f"The device spends {right:.1%} of its peak on the model's own arithmetic."
 
 
-@exercise("01.noise", "Standard deviation of the repeats (with n - 1) over their mean.")
+@exercise("01.noise")
 def noise(answer: object, *, step_s: Sequence[float]) -> str:
-    """Coefficient of variation of step times over repeats."""
-    right = statistics.stdev(step_s) / statistics.fmean(step_s)
+    """Standard deviation of the repeats (with n - 1) over their mean."""
+    mean, deviation = statistics.fmean(step_s), statistics.stdev(step_s)
+    right = deviation / mean
     mistakes = {
-        "Divide by n - 1, not by n: the mean was estimated from the same repeats.": statistics.pstdev(
-            step_s
-        )
-        / statistics.fmean(step_s),
+        "Divide by n - 1: the mean is of the same repeats.": statistics.pstdev(step_s) / mean,
         "A fraction is wanted, not per cent.": 100 * right,
-        "This is the standard deviation in seconds; divide it by the mean.": statistics.stdev(
-            step_s
-        ),
+        "This is the standard deviation in seconds; divide it by the mean.": deviation,
     }
     judge(answer, right, mistakes=mistakes)
     return f"Repeats of the same job differ by {right:.1%} (standard deviation)."
 
 
-@exercise(
-    "01.repeats",
-    "n = 2 (1.96 cv / d)^2, rounded up: two means are compared, and each has its own noise.",
-)
+@exercise("01.repeats")
 def repeats(answer: object, *, step_s: Sequence[float], difference: float) -> str:
-    """Repeats of each of two configurations that show a relative difference at 95 %."""
+    """n = 2 (1.96 cv / d)^2, rounded up: two means are compared, and each has its own noise."""
     exact = (NORMAL * statistics.stdev(step_s) / statistics.fmean(step_s) / difference) ** 2
     right = max(1, math.ceil(2 * exact))
     mistakes = {
@@ -117,7 +110,10 @@ def repeats(answer: object, *, step_s: Sequence[float], difference: float) -> st
         )
     }
     judge(answer, right, mistakes=mistakes, within=0)
-    return f"{right} repeats of each tell a difference of {difference:.0%} from chance on this machine, as quiet as it was; never take fewer than 3."
+    return (
+        f"{right} repeats of each tell a difference of {difference:.0%} from chance on this "
+        "machine, as quiet as it was; never take fewer than 3."
+    )
 
 
 def _gpt(run: Run) -> tuple[GPT, int]:

@@ -14,16 +14,18 @@ from lab.perfmodel.collectives import fit_link
 SIZES = (2, 3, 5)
 
 
-@exercise(
-    "02.ring",
-    "n - 1 rounds that add, then n - 1 rounds that copy; in each, every rank sends one chunk to the next rank.",
-)
+@exercise("02.ring")
 def ring(answer: object, *, sizes: Sequence[int] = SIZES) -> str:
-    """A ring all-reduce, tried on several numbers of ranks."""
+    """n - 1 rounds that add, then n - 1 rounds that copy; in each, every rank sends one chunk to
+    the next rank.
+    """
     require(callable(answer), "The function itself is wanted: all_reduce, without parentheses.")
     for n in sizes:
         _try_ring(answer, n)  # type: ignore[arg-type]
-    return "Every rank holds the sum, after 2 (n - 1) rounds in which each link carried one chunk: no all-reduce sends less."
+    return (
+        "Every rank holds the sum, after 2 (n - 1) rounds in which each link carried one "
+        "chunk: no all-reduce sends less."
+    )
 
 
 def _try_ring(all_reduce: Callable[[Ring], object], n: int) -> None:
@@ -45,11 +47,13 @@ def _try_ring(all_reduce: Callable[[Ring], object], n: int) -> None:
     if wrong and len(whole) == n:
         require(
             False,
-            f"With {n} ranks every chunk is summed somewhere, but rank {wrong[0]} does not hold all: pass the sums on.",
+            f"With {n} ranks every chunk is summed somewhere, but rank {wrong[0]} does not hold "
+            "all: pass the sums on.",
         )
     require(
         not wrong,
-        f"With {n} ranks, rank {wrong[0] if wrong else 0} does not end with the sum: which chunk does it send in which round?",
+        f"With {n} ranks, rank {wrong[0] if wrong else 0} does not end with the sum: which chunk "
+        "does it send in which round?",
     )
     require(
         tried.busiest <= 1,
@@ -62,11 +66,9 @@ def _try_ring(all_reduce: Callable[[Ring], object], n: int) -> None:
     )
 
 
-@exercise(
-    "02.bytes", "A chunk is 1/n of the tensor, and each rank sends one in each of 2 (n - 1) rounds."
-)
+@exercise("02.bytes")
 def sent(answer: object, *, size: float, ranks: int) -> str:
-    """Bytes that one rank sends in a ring all-reduce."""
+    """A chunk is 1/n of the tensor, and each rank sends one in each of 2 (n - 1) rounds."""
     right = 2 * (ranks - 1) / ranks * size
     mistakes = {
         "That is reduce-scatter alone; the sums must travel back too.": right / 2,
@@ -75,12 +77,15 @@ def sent(answer: object, *, size: float, ranks: int) -> str:
         * size,
     }
     judge(answer, right, mistakes=mistakes, within=0.005)
-    return f"{right / 1e6:.2f} MB; with ever more ranks it comes near {2 * size / 1e6:.2f} MB and never exceeds it."
+    return (
+        f"{right / 1e6:.2f} MB; with ever more ranks it comes near {2 * size / 1e6:.2f} MB "
+        "and never exceeds it."
+    )
 
 
-@exercise("02.busbw", "algbw is bytes over time; for all-reduce, busbw is algbw times 2 (n - 1)/n.")
+@exercise("02.busbw")
 def busbw(answer: object, *, size: float, seconds: float, ranks: int) -> str:
-    """Bus bandwidth of an all-reduce in bytes/s."""
+    """algbw is bytes over time; for all-reduce, busbw is algbw times 2 (n - 1)/n."""
     right = bus_bandwidth("all_reduce", ranks, size, seconds)
     mistakes = {
         "This is algbw: what the caller sees. A link carries 2 (n - 1)/n times as much.": size
@@ -89,15 +94,15 @@ def busbw(answer: object, *, size: float, seconds: float, ranks: int) -> str:
         "The factor (n - 1)/n is that of all-gather; all-reduce passes the ring twice.": right / 2,
     }
     judge(answer, right, mistakes=mistakes, within=0.01)
-    return f"{right / 1e9:.1f} GB/s on the busiest link: comparable over any number of ranks, and with the data sheet."
+    return (
+        f"{right / 1e9:.1f} GB/s on the busiest link: comparable over any number of ranks, "
+        "and with the data sheet."
+    )
 
 
-@exercise(
-    "02.alpha-beta",
-    "Two equations t = alpha + bytes/B: subtract them to get B, then put it into one of them.",
-)
+@exercise("02.alpha-beta")
 def alpha_beta(answer: object, *, sizes: Sequence[float], seconds: Sequence[float]) -> str:
-    """Alpha in s and B in bytes/s of a line through two times."""
+    """Two equations t = alpha + bytes/B: subtract them to get B, then put it into one of them."""
     require(
         isinstance(answer, tuple | list) and len(answer) == 2,
         "Two numbers are wanted: (alpha in s, B in bytes/s).",
@@ -115,21 +120,28 @@ def alpha_beta(answer: object, *, sizes: Sequence[float], seconds: Sequence[floa
         "B is right; alpha is what remains of a time after bytes/B.",
     )
     fit = fit_link(sizes, seconds)
-    return f"alpha is {expected * 1e6:.0f} µs and B is {right / 1e9:.2f} GB/s; the lab's fit of these two times says {fit.bytes_per_s / 1e9:.2f} GB/s."
+    return (
+        f"alpha is {expected * 1e6:.0f} µs and B is {right / 1e9:.2f} GB/s; the lab's fit of "
+        f"these two times says {fit.bytes_per_s / 1e9:.2f} GB/s."
+    )
 
 
-@exercise("02.half", "Latency and transfer are equal where alpha = bytes/B.")
+@exercise("02.half")
 def half(answer: object, *, alpha_s: float, bytes_per_s: float) -> str:
-    """The size at which half of the time is latency."""
+    """Latency and transfer are equal where alpha = bytes/B."""
     right = judge(answer, alpha_s * bytes_per_s, within=0.05)
-    return f"Below {right / 1e3:.0f} kB a message pays mostly for being sent at all: that is why gradients travel in buckets."
+    return (
+        f"Below {right / 1e3:.0f} kB a message pays mostly for being sent at all: that is why "
+        "gradients travel in buckets."
+    )
 
 
 class Ring:
-    """`n` ranks in a ring, each with a tensor cut into `n` chunks; a rank can send only to the next one, (rank + 1) % n.
+    """`n` ranks in a ring, each with a tensor of `n` chunks; a rank sends only to the next one.
 
-    `chunks[rank][chunk]` is what a rank holds. What is sent in a round arrives when the round ends, so that all ranks
-    send at the same time. Raises ValueError for tensors that are not cut into as many chunks as there are ranks.
+    `chunks[rank][chunk]` is what a rank holds. What is sent in a round arrives when the round ends,
+    so that all ranks send at the same time. Raises ValueError for a tensor of another number of
+    chunks than there are ranks.
     """
 
     def __init__(self, chunks: Sequence[Sequence[Any]]) -> None:
@@ -143,15 +155,9 @@ class Ring:
         self._waiting: list[tuple[int, int, Any, bool]] = []
 
     def send(self, rank: int, chunk: int, *, add: bool) -> None:
-        """Send one chunk to the next rank, which adds it to its own or, without `add`, keeps it in its place."""
-        self._waiting.append(
-            (
-                (rank + 1) % self.n,
-                chunk % self.n,
-                self.chunks[rank % self.n][chunk % self.n].copy(),
-                add,
-            )
-        )
+        """Send a chunk to the next rank, which adds it to its own or, without `add`, keeps it."""
+        value = self.chunks[rank % self.n][chunk % self.n].copy()
+        self._waiting.append(((rank + 1) % self.n, chunk % self.n, value, add))
         self.sent[rank % self.n] += 1
 
     def end_round(self) -> None:

@@ -9,12 +9,9 @@ import numpy as np
 from lab.course.check import close, exercise, judge, number, require
 
 
-@exercise(
-    "03.average",
-    "Each rank's mean stands for as many samples as the rank had: weigh the means by the batches.",
-)
+@exercise("03.average")
 def average(answer: object, *, gradients: Sequence[float], samples: Sequence[int]) -> str:
-    """The gradient of the whole batch from the mean gradients of unequal parts."""
+    """A rank's mean stands for as many samples as the rank had: weigh the means by the batches."""
     right = float(np.average(gradients, weights=samples))
     plain = float(np.mean(gradients))
     mistakes = {
@@ -22,15 +19,17 @@ def average(answer: object, *, gradients: Sequence[float], samples: Sequence[int
         "That is the sum.": sum(gradients),
     }
     judge(answer, right, mistakes=mistakes, within=0.001)
-    return "DDP takes the plain mean: that is why every rank must have equally many samples, and why a last odd batch is left out."
+    return (
+        "DDP takes the plain mean: that is why every rank must have equally many samples, and "
+        "why a last odd batch is left out."
+    )
 
 
-@exercise(
-    "03.tensors",
-    "Count 12 tensors in a layer (two norms, four matrices, each with a bias), two embeddings and a last norm.",
-)
+@exercise("03.tensors")
 def tensors(answer: object, *, layers: int) -> str:
-    """Parameter tensors of a GPT with a tied head, each one call of naive DDP."""
+    """Count 12 tensors in a layer (two norms, four matrices, each with a bias), two embeddings and
+    a last norm.
+    """
     right = 12 * layers + 4
     mistakes = {
         "Embeddings (2) and the last norm (weight and bias) are tensors too.": 12 * layers,
@@ -42,9 +41,9 @@ def tensors(answer: object, *, layers: int) -> str:
     return f"{right} calls in every step, most of them for a few hundred bytes."
 
 
-@exercise("03.bytes", "Every parameter has one gradient, of 4 bytes in fp32.")
+@exercise("03.bytes")
 def gradient_bytes(answer: object, *, parameters: int) -> str:
-    """Bytes of all gradients in fp32."""
+    """Every parameter has one gradient, of 4 bytes in fp32."""
     right = 4.0 * parameters
     mistakes = {
         "A gradient has 4 bytes.": right / 4,
@@ -54,12 +53,11 @@ def gradient_bytes(answer: object, *, parameters: int) -> str:
     return f"{right / 1e6:.2f} MB in every step, for any batch size."
 
 
-@exercise(
-    "03.latency",
-    "Every call costs alpha once, whatever it carries; flat makes one call instead of one per tensor.",
-)
+@exercise("03.latency")
 def latency(answer: object, *, calls: int, alpha_s: float) -> str:
-    """Seconds of latency that one call saves over one for each tensor."""
+    """Every call costs alpha once, whatever it carries; flat makes one call instead of one per
+    tensor.
+    """
     right = (calls - 1) * alpha_s
     judge(
         answer,
@@ -70,23 +68,24 @@ def latency(answer: object, *, calls: int, alpha_s: float) -> str:
     return f"{right * 1e3:.1f} ms a step for nothing but asking."
 
 
-@exercise("03.losses", "max over the steps of |a/b - 1|, for two lists of equal length.")
+@exercise("03.losses")
 def losses(answer: object, *, curves: Sequence[Sequence[float]], tolerance: float = 2e-4) -> str:
-    """The largest relative difference between the loss of the first curve and of any other, over all steps."""
+    """max over the steps of |a/b - 1|, for two lists of equal length."""
     reference = np.array(curves[0])
     right = max(float(np.abs(np.array(curve) / reference - 1).max()) for curve in curves[1:])
     value = number(answer)
     require(abs(value - right) <= 0.02 * right + 1e-9)
     require(
         right < tolerance,
-        f"You computed it right, but {right:.1e} is too much: these runs do not train the same model.",
+        f"You computed it right, but {right:.1e} is too much: these runs do not train the same "
+        "model.",
     )
     return f"{right:.1e}, nothing but rounding: the same SGD, so only times need comparing."
 
 
-@exercise("03.hidden", "What is hidden is total less exposed; divide it by the total.")
+@exercise("03.hidden")
 def hidden(answer: object, *, total_s: float, exposed_s: float) -> str:
-    """The share of communication behind which the backward pass went on."""
+    """What is hidden is total less exposed; divide it by the total."""
     right = max(total_s - exposed_s, 0.0) / total_s
     value = number(answer)
     require(

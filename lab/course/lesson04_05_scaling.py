@@ -11,20 +11,20 @@ from lab.course.check import exercise, judge, number, require
 TURNED = "The other way round: above 1 means that more ranks are faster."
 
 
-@exercise(
-    "04.prediction",
-    "Write down the speedup that you expect, above 0; it need not be right, it must be yours.",
-)
+@exercise("04.prediction")
 def strong_prediction(answer: object, *, measured: float) -> str:
-    """The speedup that a student expected, beside the measured one."""
+    """Write down the speedup that you expect, above 0; it need not be right, it must be yours."""
     expected = number(answer)
     require(expected > 0)
-    return f"You expected {expected:.2f}, measured is {measured:.2f}. Before you go on: what explains the difference?"
+    return (
+        f"You expected {expected:.2f}, measured is {measured:.2f}. Before you go on: what "
+        "explains the difference?"
+    )
 
 
-@exercise("04.speedup", "T(1) / T(N): by how many times a step is faster than on one rank.")
+@exercise("04.speedup")
 def speedup(answer: object, *, step_s: Mapping[int, float], ranks: int) -> str:
-    """Strong-scaling speedup."""
+    """T(1) / T(N): by how many times a step is faster than on one rank."""
     right = step_s[1] / step_s[ranks]
     judge(
         answer,
@@ -37,11 +37,9 @@ def speedup(answer: object, *, step_s: Mapping[int, float], ranks: int) -> str:
     return f"A step is {right:.2f} times as fast on {ranks} ranks as on one."
 
 
-@exercise(
-    "04.efficiency", "The speedup over the speedup that N ranks would ideally give, which is N."
-)
+@exercise("04.efficiency")
 def efficiency(answer: object, *, step_s: Mapping[int, float], ranks: int) -> str:
-    """Strong-scaling efficiency as a fraction."""
+    """The speedup over the speedup that N ranks would ideally give, which is N."""
     right = step_s[1] / step_s[ranks] / ranks
     judge(
         answer,
@@ -51,29 +49,35 @@ def efficiency(answer: object, *, step_s: Mapping[int, float], ranks: int) -> st
             "Divide the speedup by N.": right * ranks,
         },
     )
-    return f"{right:.0%}: of each rank's time so much went into work that one rank would have had to do too."
+    return (
+        f"{right:.0%}: of each rank's time so much went into work that one rank would have "
+        "had to do too."
+    )
 
 
-@exercise(
-    "04.slowest",
-    "A synchronous step ends when the last rank has ended: take the slowest rank at each world size.",
-)
+@exercise("04.slowest")
 def slowest(answer: object, *, one_s: float, ranks_s: Sequence[float]) -> str:
-    """A speedup from the times of each rank."""
+    """A synchronous step ends when the last rank has ended: take the slowest rank at each world
+    size.
+    """
     right = one_s / max(ranks_s)
     mean = one_s / (sum(ranks_s) / len(ranks_s))
     mistakes = {
-        f"{mean:.2f} is the speedup of the mean over ranks, which is what was published; who waits for whom?": mean,
+        f"{mean:.2f} is the speedup of the mean over ranks, which is what was published; who "
+        "waits for whom?": mean,
         "That is the fastest rank; the others have not ended yet.": one_s / min(ranks_s),
         TURNED: 1 / right,
     }
     judge(answer, right, mistakes=mistakes, within=0.005)
-    return f"{right:.2f} instead of {mean:.2f}: the mean over ranks made {mean / right - 1:.0%} out of nothing."
+    return (
+        f"{right:.2f} instead of {mean:.2f}: the mean over ranks made {mean / right - 1:.0%} "
+        "out of nothing."
+    )
 
 
-@exercise("04.karp-flatt", "f = (1/S - 1/N) / (1 - 1/N), with the measured speedup S on N ranks.")
+@exercise("04.karp-flatt")
 def karp_flatt(answer: object, *, speedup: float, ranks: int) -> str:
-    """The serial fraction that a measured speedup implies."""
+    """f = (1/S - 1/N) / (1 - 1/N), with the measured speedup S on N ranks."""
     right = serial_fraction(speedup, ranks)
     mistakes = {
         "The denominator is missing: divide by 1 - 1/N.": 1 / speedup - 1 / ranks,
@@ -81,20 +85,26 @@ def karp_flatt(answer: object, *, speedup: float, ranks: int) -> str:
     }
     judge(answer, right, mistakes=mistakes)
     if right < 0:
-        return f"{right:.1%}: a negative serial fraction means a speedup above N. Noise, or a weakened baseline: measure again."
+        return (
+            f"{right:.1%}: a negative serial fraction means a speedup above N. Noise, or a "
+            "weakened baseline: measure again."
+        )
     return f"A serial fraction of {right:.1%} would explain this speedup."
 
 
-@exercise("04.limit", "Let N grow in S = 1 / (f + (1 - f)/N): what remains?")
+@exercise("04.limit")
 def limit(answer: object, *, fraction: float) -> str:
-    """The largest speedup that Amdahl's law allows."""
+    """Let N grow in S = 1 / (f + (1 - f)/N): what remains?"""
     judge(answer, 1 / fraction)
-    return f"With a serial fraction of {fraction:.1%} no number of ranks gives more than {1 / fraction:.1f} times."
+    return (
+        f"With a serial fraction of {fraction:.1%} no number of ranks gives more than "
+        f"{1 / fraction:.1f} times."
+    )
 
 
-@exercise("04.amdahl", "S = 1 / (f + (1 - f)/N).")
+@exercise("04.amdahl")
 def amdahl(answer: object, *, fraction: float, ranks: int) -> str:
-    """Amdahl's speedup at a larger world size."""
+    """S = 1 / (f + (1 - f)/N)."""
     right = amdahl_speedup(ranks, fraction)
     scaled = gustafson_speedup(ranks, fraction)
     judge(
@@ -105,15 +115,15 @@ def amdahl(answer: object, *, fraction: float, ranks: int) -> str:
             TURNED: 1 / right,
         },
     )
-    return f"{right:.1f} on {ranks} ranks, an efficiency of {right / ranks:.0%}, if nothing but the serial fraction grows."
+    return (
+        f"{right:.1f} on {ranks} ranks, an efficiency of {right / ranks:.0%}, if nothing but "
+        "the serial fraction grows."
+    )
 
 
-@exercise(
-    "05.efficiency",
-    "The work per rank is the same, so an ideal step takes as long as on one rank: T(1) / T(N).",
-)
+@exercise("05.efficiency")
 def weak_efficiency(answer: object, *, step_s: Mapping[int, float], ranks: int) -> str:
-    """Weak-scaling efficiency as a fraction."""
+    """The work per rank is the same, so an ideal step takes as long as on one rank: T(1) / T(N)."""
     right = step_s[1] / step_s[ranks]
     mistakes = {
         "Do not divide by N: each rank's work did not shrink.": right / ranks,
@@ -126,9 +136,9 @@ def weak_efficiency(answer: object, *, step_s: Mapping[int, float], ranks: int) 
     )
 
 
-@exercise("05.throughput", "Samples per second on N ranks over samples per second on one.")
+@exercise("05.throughput")
 def scaled_speedup(answer: object, *, step_s: Mapping[int, float], ranks: int) -> str:
-    """Weak-scaling speedup, the ratio of throughputs."""
+    """Samples per second on N ranks over samples per second on one."""
     right = ranks * step_s[1] / step_s[ranks]
     mistakes = {
         "N ranks do N times the samples in a step: this is the ratio of step times alone.": right
@@ -139,23 +149,23 @@ def scaled_speedup(answer: object, *, step_s: Mapping[int, float], ranks: int) -
     return f"{ranks} ranks train {right:.2f} times as many samples per second."
 
 
-@exercise(
-    "05.gustafson",
-    "S = f + (1 - f) N: in the time of the parallel part, N ranks do N times as much.",
-)
+@exercise("05.gustafson")
 def gustafson(answer: object, *, fraction: float, ranks: int) -> str:
-    """Gustafson's scaled speedup."""
+    """S = f + (1 - f) N: in the time of the parallel part, N ranks do N times as much."""
     right = gustafson_speedup(ranks, fraction)
     mistakes = {
         "This is Amdahl's law, where the work stays the same.": amdahl_speedup(ranks, fraction)
     }
     judge(answer, right, mistakes=mistakes, within=0.01)
-    return f"{right:.1f}, where Amdahl allows {amdahl_speedup(ranks, fraction):.1f} for a fixed amount of work."
+    return (
+        f"{right:.1f}, where Amdahl allows {amdahl_speedup(ranks, fraction):.1f} for a fixed "
+        "amount of work."
+    )
 
 
-@exercise("05.steps", "Each step consumes the global batch; an epoch consumes all samples once.")
+@exercise("05.steps")
 def steps(answer: object, *, samples: int, batch_per_rank: int, ranks: int) -> str:
-    """Optimizer steps in an epoch of weak scaling."""
+    """Each step consumes the global batch; an epoch consumes all samples once."""
     right = samples / (batch_per_rank * ranks)
     judge(
         answer,
@@ -163,14 +173,15 @@ def steps(answer: object, *, samples: int, batch_per_rank: int, ranks: int) -> s
         mistakes={"The global batch is N times the batch per rank.": samples / batch_per_rank},
         within=0.01,
     )
-    return f"{right:,.0f} updates of the model instead of {samples / batch_per_rank:,.0f}: each must do the work of {ranks}."
+    return (
+        f"{right:,.0f} updates of the model instead of {samples / batch_per_rank:,.0f}: each "
+        f"must do the work of {ranks}."
+    )
 
 
-@exercise(
-    "05.learning", "Compare after equal samples: the larger batch has made fewer steps by then."
-)
+@exercise("05.learning")
 def learning(answer: object, *, small: Sequence[float], large: Sequence[float], factor: int) -> str:
-    """How much higher the loss is with the larger batch, after equal samples; the losses are those of each step."""
+    """Compare after equal samples: the larger batch has made fewer steps by then."""
     steps = min(len(small) // factor, len(large))
     right = large[steps - 1] - small[steps * factor - 1]
     mistakes = {
@@ -179,7 +190,10 @@ def learning(answer: object, *, small: Sequence[float], large: Sequence[float], 
     }
     value = number(answer)
     require(abs(value - right) <= 0.005 + 0.02 * abs(right) or _none_of(value, mistakes))
-    return f"After {steps * factor} small or {steps} large steps the loss of the large batch is {abs(right):.3f} {'higher' if right > 0 else 'lower'}."
+    return (
+        f"After {steps * factor} small or {steps} large steps the loss of the large batch is "
+        f"{abs(right):.3f} {'higher' if right > 0 else 'lower'}."
+    )
 
 
 def _none_of(value: float, mistakes: Mapping[str, float]) -> bool:

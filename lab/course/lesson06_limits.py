@@ -14,9 +14,9 @@ from lab.perfmodel.collectives import (
 GRADIENT_BYTES = 4  # of a parameter in fp32
 
 
-@exercise("06.ratio", "R = T_compute / T_communication, both of one step on one rank.")
+@exercise("06.ratio")
 def ratio(answer: object, *, compute_s: float, communication_s: float) -> str:
-    """R of one configuration."""
+    """R = T_compute / T_communication, both of one step on one rank."""
     right = compute_s / communication_s
     judge(
         answer,
@@ -26,12 +26,11 @@ def ratio(answer: object, *, compute_s: float, communication_s: float) -> str:
     return f"A rank computes {right:.1f} times as long as gradients are on the link."
 
 
-@exercise(
-    "06.band",
-    "Without overlap the two times add up; with it, 2/3 of compute can hide communication: (lower, upper).",
-)
+@exercise("06.band")
 def band(answer: object, *, r: float) -> str:
-    """Efficiency without overlap and with perfect overlap, as fractions."""
+    """Without overlap the two times add up; with it, 2/3 of compute can hide communication:
+    (lower, upper).
+    """
     require(
         isinstance(answer, tuple | list) and len(answer) == 2,
         "Two fractions are wanted: (without overlap, with overlap).",
@@ -48,52 +47,56 @@ def band(answer: object, *, r: float) -> str:
     )
     require(
         close(high, most),
-        "With overlap a step takes max(T_compute, T_compute/3 + T_communication): divide T_compute by it.",
+        "With overlap a step takes max(T_compute, T_compute/3 + T_communication): divide "
+        "T_compute by it.",
     )
     return f"Between {least:.0%} and {most:.0%}, by how well communication hides."
 
 
-@exercise("06.required-ratio", "Solve R / (1 + R) = E for R.")
+@exercise("06.required-ratio")
 def required_ratio(answer: object, *, efficiency: float) -> str:
-    """R that gives an efficiency without overlap."""
+    """Solve R / (1 + R) = E for R."""
     right = judge(answer, efficiency / (1 - efficiency))
-    return f"R of {right:.1f} for {efficiency:.0%}. A rule of thumb like 'R must be 3' is one point of the band, not a law."
+    return (
+        f"R of {right:.1f} for {efficiency:.0%}. A rule of thumb like 'R must be 3' is one "
+        "point of the band, not a law."
+    )
 
 
-@exercise("06.break-even", "Set T(1) = T(1)/N + 2 (N - 1)/N * bytes/B and solve for B; N cancels.")
+@exercise("06.break-even")
 def break_even(answer: object, *, gradient_bytes: float, step_s: float) -> str:
-    """Bytes/s of a link below which more ranks are slower than one, without overlap and latency."""
+    """Set T(1) = T(1)/N + 2 (N - 1)/N * bytes/B and solve for B; N cancels."""
     right = 2 * gradient_bytes / step_s
     mistakes = {
-        "A rank sends 2 (N - 1)/N times the gradients; and it gains only (N - 1)/N of a step.": gradient_bytes
-        / step_s,
+        "A rank sends 2 (N - 1)/N times the gradients; it gains only (N - 1)/N of a step.": right
+        / 2,
         "Bytes per second are wanted, not bits.": 8 * right,
     }
     judge(answer, right, mistakes=mistakes)
-    return f"Below {right / 1e6:,.1f} MB/s ({8 * right / 1e9:.3g} Gbit/s) no number of ranks is faster than one: N is not in the formula."
+    return (
+        f"Below {right / 1e6:,.1f} MB/s ({8 * right / 1e9:.3g} Gbit/s) no number of ranks is "
+        "faster than one: N is not in the formula."
+    )
 
 
-@exercise(
-    "06.step",
-    "Samples over global batch are the steps of an epoch; an epoch's time over its steps is a step's.",
-)
+@exercise("06.step")
 def step(answer: object, *, epoch_s: float, samples: int, batch_per_rank: int, ranks: int) -> str:
-    """Step time in s from an epoch's time."""
+    """Samples over global batch are the steps of an epoch; an epoch's time over its steps is a
+    step's.
+    """
     right = epoch_s * batch_per_rank * ranks / samples
     mistakes = {
-        "The batch is per rank: the global batch is N times as large, and there are N times fewer steps.": right
-        / ranks,
+        "The batch is per rank: the global batch is N times as large, and there are N times "
+        "fewer steps.": right / ranks,
         "Seconds are wanted, not ms.": 1e3 * right,
     }
     judge(answer, right, mistakes=mistakes)
     return f"{right * 1e3:.1f} ms for a step."
 
 
-@exercise(
-    "06.transfer", "2 (N - 1)/N times 4 bytes for each parameter, over the bandwidth of the link."
-)
+@exercise("06.transfer")
 def transfer(answer: object, *, parameters: float, ranks: int, bytes_per_s: float) -> str:
-    """Seconds of a ring all-reduce of fp32 gradients, without latency."""
+    """2 (N - 1)/N times 4 bytes for each parameter, over the bandwidth of the link."""
     right = bus_factor("all_reduce", ranks) * GRADIENT_BYTES * parameters / bytes_per_s
     mistakes = {
         "A parameter has 4 bytes in fp32.": right / GRADIENT_BYTES,
@@ -104,16 +107,16 @@ def transfer(answer: object, *, parameters: float, ranks: int, bytes_per_s: floa
     return f"{right * 1e3:.2f} ms on this link."
 
 
-@exercise(
-    "06.culprit",
-    "Compare the time that gradients need with the time that a step became longer, then read what the audit says of CPUs.",
-)
+@exercise("06.culprit")
 def culprit(answer: object, *, rules: Sequence[str]) -> str:
-    """The audit's rule that names the cause of a negative scaling."""
+    """Compare the time that gradients need with the time that a step became longer, then read what
+    the audit says of CPUs.
+    """
     require(isinstance(answer, str), "The name of a rule is wanted, as text.")
     require(
         answer in rules,
-        f"The audit found {', '.join(dict.fromkeys(rules))} in this table: which of them is a cause?",
+        f"The audit found {', '.join(dict.fromkeys(rules))} in this table: which of them is a "
+        "cause?",
     )
     require(
         answer != "plausible-bandwidth", "This rule says that the link is not to blame. What is?"
@@ -123,16 +126,22 @@ def culprit(answer: object, *, rules: Sequence[str]) -> str:
         "Unequal work makes the comparison unfair, but 8 times longer steps need another reason.",
     )
     require(answer == "data-stall")
-    return "Loader processes outnumber the CPUs, so every rank waits for data; communication was blamed and is innocent."
+    return (
+        "Loader processes outnumber the CPUs, so every rank waits for data; communication was "
+        "blamed and is innocent."
+    )
 
 
-@exercise("06.stall", "Time that a step waits for data over the time of the step.")
+@exercise("06.stall")
 def stall(answer: object, *, data_s: float, step_s: float) -> str:
-    """The share of a step that waits for data."""
+    """Time that a step waits for data over the time of the step."""
     right = data_s / step_s
     judge(
         answer,
         right,
         mistakes={"Turn it over.": 1 / right, "A fraction is wanted, not per cent.": 100 * right},
     )
-    return f"{right:.0%} of a step pass before anything is computed, and no link in the world will shorten that."
+    return (
+        f"{right:.0%} of a step pass before anything is computed, and no link in the world "
+        "will shorten that."
+    )

@@ -11,12 +11,9 @@ WEIGHT, GRADIENT, OPTIMIZER = 2, 2, 12
 STATE = WEIGHT + GRADIENT + OPTIMIZER
 
 
-@exercise(
-    "07.state",
-    "2 bytes for the weight, 2 for the gradient, and 12 for AdamW: an fp32 copy and two moments.",
-)
+@exercise("07.state")
 def state(answer: object, *, parameters: float) -> str:
-    """Bytes of the training state in mixed precision."""
+    """2 bytes for a weight, 2 for its gradient, 12 for AdamW: an fp32 copy and two moments."""
     right = STATE * parameters
     mistakes = {
         "Those are the weights alone.": 2 * parameters,
@@ -27,12 +24,11 @@ def state(answer: object, *, parameters: float) -> str:
     return f"{right / 1e9:.0f} GB before the first activation."
 
 
-@exercise(
-    "07.zero",
-    "Each stage divides one more part by N: the optimizer, then the gradients too, then the weights too.",
-)
+@exercise("07.zero")
 def zero(answer: object, *, parameters: float, ranks: int) -> str:
-    """Bytes on each rank with ZeRO's stages 1, 2 and 3."""
+    """Each stage divides one more part by N: the optimizer, then the gradients too, then the
+    weights too.
+    """
     require(
         isinstance(answer, tuple | list) and len(answer) == 3,
         "Three numbers are wanted: (stage 1, stage 2, stage 3).",
@@ -47,15 +43,17 @@ def zero(answer: object, *, parameters: float, ranks: int) -> str:
             close(number(value), expected),
             f"Stage {stage} is not right: which parts does it divide by N, and which not?",
         )
-    return f"{', '.join(f'{part / 1e9:.1f}' for part in right)} GB: the last one goes to zero with more ranks, the first does not."
+    return (
+        f"{', '.join(f'{part / 1e9:.1f}' for part in right)} GB: the last one goes to zero "
+        "with more ranks, the first does not."
+    )
 
 
-@exercise(
-    "07.sent",
-    "DDP: reduce-scatter and all-gather of gradients. FSDP: all-gather weights for forward, again for backward, reduce-scatter gradients.",
-)
+@exercise("07.sent")
 def sent(answer: object) -> str:
-    """Bytes that FSDP sends over those of DDP."""
+    """DDP: reduce-scatter and all-gather of gradients. FSDP: all-gather weights for forward, again
+    for backward, reduce-scatter gradients.
+    """
     mistakes = {
         "Weights are gathered twice: forward frees them again.": 1.0,
         "An all-reduce is two passes of the ring, a gather is one.": 3.0,
@@ -66,21 +64,18 @@ def sent(answer: object) -> str:
     )
 
 
-@exercise("07.ranks", "The whole state over what a rank has for it, rounded up.")
+@exercise("07.ranks")
 def ranks(answer: object, *, parameters: float, bytes_per_rank: float) -> str:
-    """The fewest ranks whose memory holds the state, all of it sharded."""
+    """The whole state over what a rank has for it, rounded up."""
     right = math.ceil(STATE * parameters / bytes_per_rank)
     mistakes = {"Round up: a part of a device cannot be had.": float(right - 1)}
     judge(answer, right, mistakes=mistakes, within=0)
     return f"{right} ranks, and not one activation more than planned."
 
 
-@exercise(
-    "07.optimizer",
-    "Bytes of the optimizer's state on a rank of ZeRO-1 over those on a rank of DDP.",
-)
+@exercise("07.optimizer")
 def optimizer(answer: object, *, sharded: float, whole: float) -> str:
-    """The measured share of the optimizer that a rank keeps."""
+    """Bytes of the optimizer's state on a rank of ZeRO-1 over those on a rank of DDP."""
     right = sharded / whole
     judge(
         answer, right, mistakes={"Turn it over.": 1 / right} if not close(right, 1 / right) else {}

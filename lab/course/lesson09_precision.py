@@ -13,29 +13,33 @@ from lab.course.check import exercise, judge, number, require
 LARGEST = 127  # of a signed byte, the same on both sides of zero
 
 
-@exercise("09.epsilon", "bf16 keeps 7 bits behind the point: the next number above 1 is 1 + 2**-7.")
+@exercise("09.epsilon")
 def epsilon(answer: object) -> str:
-    """The step from 1 to the next bf16 number."""
+    """bf16 keeps 7 bits behind the point: the next number above 1 is 1 + 2**-7."""
     mistakes = {
         "That is fp16, which keeps 10 bits.": 2.0**-10,
         "That is fp32, which keeps 23 bits.": 2.0**-23,
         "8 bits are the exponent's.": 2.0**-8,
     }
     judge(answer, 2.0**-7, mistakes=mistakes, within=0.001)
-    return "An update of less than half of that, 0.4 % of a weight, changes nothing: masters stay in fp32."
+    return (
+        "An update of less than half of that, 0.4 % of a weight, changes nothing: masters "
+        "stay in fp32."
+    )
 
 
-@exercise("09.speedup", "The step in fp32 over the step in bf16.")
+@exercise("09.speedup")
 def speedup(answer: object, *, fp32_s: float, bf16_s: float) -> str:
-    """By how many times a step in bf16 is faster than one in fp32."""
+    """The step in fp32 over the step in bf16."""
     right = fp32_s / bf16_s
     judge(answer, right, mistakes={"Turn it over: above 1 means that bf16 is faster.": 1 / right})
-    return f"{right:.2f} times as fast: {'the device multiplies bf16 faster' if right > 1 else 'this device gains nothing from fewer bits'}."
+    gain = "multiplies bf16 faster" if right > 1 else "gains nothing from fewer bits"
+    return f"{right:.2f} times as fast: this device {gain}."
 
 
-@exercise("09.quantize", "scale = max |row| / 127, and the integers are row / scale, rounded.")
+@exercise("09.quantize")
 def quantize(answer: object) -> str:
-    """A symmetric 8-bit quantization of a row, tried on several."""
+    """scale = max |row| / 127, and the integers are row / scale, rounded."""
     require(callable(answer), "The function itself is wanted, without parentheses.")
     draw = np.random.default_rng(9)
     for row in (
@@ -45,7 +49,10 @@ def quantize(answer: object) -> str:
         np.array([3.0, -1.0]),
     ):
         _try(answer, row)  # type: ignore[arg-type]
-    return "No value is off by more than half a scale. One outlier makes the scale of its whole row coarse."
+    return (
+        "No value is off by more than half a scale. One outlier makes the scale of its whole "
+        "row coarse."
+    )
 
 
 def _try(quantized: Callable[[object], Any], row: object) -> None:
@@ -73,12 +80,11 @@ def _try(quantized: Callable[[object], Any], row: object) -> None:
     )
 
 
-@exercise(
-    "09.size",
-    "A byte for each weight, and 4 bytes for the scale of each row; fp32 takes 4 bytes for each weight.",
-)
+@exercise("09.size")
 def size(answer: object, *, rows: int, columns: int) -> str:
-    """How many times smaller a matrix is in int8 with a scale per row than in fp32."""
+    """A byte for each weight, and 4 bytes for the scale of each row; fp32 takes 4 bytes for each
+    weight.
+    """
     right = 4 * rows * columns / (rows * columns + 4 * rows)
     judge(
         answer,
@@ -89,11 +95,9 @@ def size(answer: object, *, rows: int, columns: int) -> str:
     return f"{right:.2f} times smaller."
 
 
-@exercise(
-    "09.decode", "Every weight is read once for a token: bandwidth over the bytes of all weights."
-)
+@exercise("09.decode")
 def decode(answer: object, *, parameters: float, bytes_per_weight: float, bandwidth: float) -> str:
-    """Tokens per second that memory bandwidth allows for one sequence."""
+    """Every weight is read once for a token: bandwidth over the bytes of all weights."""
     right = bandwidth / (parameters * bytes_per_weight)
     mistakes = {
         "How many bytes has a weight?": bandwidth / parameters,
@@ -103,9 +107,12 @@ def decode(answer: object, *, parameters: float, bytes_per_weight: float, bandwi
     return f"At most {right:.0f} tokens/s for one sequence, however fast the arithmetic is."
 
 
-@exercise("09.perplexity", "Perplexity of the quantized model over that of the base.")
+@exercise("09.perplexity")
 def perplexity(answer: object, *, base: float, quantized: float) -> str:
-    """The measured ratio of perplexities."""
+    """Perplexity of the quantized model over that of the base."""
     right = quantized / base
     judge(answer, right, within=0.0005)
-    return f"{right:.4f}: {'worse' if right > 1 else 'not worse'} by {abs(right - 1):.2%} on held-out text. Read its interval before you call it free."
+    return (
+        f"{right:.4f}: {'worse' if right > 1 else 'not worse'} by {abs(right - 1):.2%} on "
+        "held-out text. Read its interval before you call it free."
+    )

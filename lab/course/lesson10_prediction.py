@@ -11,9 +11,9 @@ from lab.course.check import exercise, judge
 Phases = Mapping[str, float]  # seconds of each phase of a step on one rank
 
 
-@exercise("10.compute", "Forward and backward are shared by the ranks; data and optimizer are not.")
+@exercise("10.compute")
 def compute(answer: object, *, phases: Phases, ranks: int) -> str:
-    """Seconds that a rank computes in a strong-scaling step, from the phases on one rank."""
+    """Forward and backward are shared by the ranks; data and optimizer are not."""
     shared = phases["forward"] + phases["backward"]
     right = _compute(phases, ranks)
     mistakes = {
@@ -34,18 +34,16 @@ def compute(answer: object, *, phases: Phases, ranks: int) -> str:
     return f"{right * 1e3:.2f} ms before anything is sent."
 
 
-@exercise("10.turns", "Without overlap the all-reduce is added to the compute time.")
+@exercise("10.turns")
 def turns(answer: object, *, phases: Phases, ranks: int, all_reduce_s: float) -> str:
-    """The step without overlap."""
+    """Without overlap the all-reduce is added to the compute time."""
     right = judge(answer, _compute(phases, ranks) + all_reduce_s)
     return f"{right * 1e3:.2f} ms if compute and communication take turns."
 
 
-@exercise(
-    "10.hidden", "Forward, then the longer of backward and communication, then the optimizer."
-)
+@exercise("10.hidden")
 def hidden(answer: object, *, phases: Phases, ranks: int, all_reduce_s: float) -> str:
-    """The step with perfect overlap behind the backward pass."""
+    """Forward, then the longer of backward and communication, then the optimizer."""
     right = (
         phases["forward"] / ranks
         + max(phases["backward"] / ranks, all_reduce_s)
@@ -53,16 +51,17 @@ def hidden(answer: object, *, phases: Phases, ranks: int, all_reduce_s: float) -
         + phases["data"]
     )
     judge(answer, right)
-    return f"{right * 1e3:.2f} ms if communication hides as well as it can. A measured step should lie between the two."
+    return (
+        f"{right * 1e3:.2f} ms if communication hides as well as it can. A measured step "
+        "should lie between the two."
+    )
 
 
-@exercise(
-    "10.error", "|predicted / measured - 1|, with the step of exercise 10.2 as the prediction."
-)
+@exercise("10.error")
 def error(
     answer: object, *, phases: Phases, ranks: int, all_reduce_s: float, measured: float
 ) -> str:
-    """The relative error of the prediction without overlap."""
+    """|predicted / measured - 1|, with the step of exercise 10.2 as the prediction."""
     predicted = _compute(phases, ranks) + all_reduce_s
     right = abs(predicted / measured - 1)
     mistakes = {
@@ -83,12 +82,11 @@ def _compute(phases: Phases, ranks: int) -> float:
     return (phases["forward"] + phases["backward"]) / ranks + phases["optimizer"] + phases["data"]
 
 
-@exercise(
-    "10.bandwidth",
-    "What two GPUs take longer is the all-reduce; a rank sends 2 (N - 1)/N times the gradients in it.",
-)
+@exercise("10.bandwidth")
 def bandwidth(answer: object, *, one_s: float, two_s: float, gradient_bytes: float) -> str:
-    """Bytes/s of a link from weak-scaling steps on one and two devices."""
+    """What two GPUs take longer is the all-reduce; a rank sends 2 (N - 1)/N times the gradients in
+    it.
+    """
     right = gradient_bytes / (two_s - one_s)
     mistakes = {
         "With two ranks 2 (N - 1)/N is 1, not 2.": 2 * right,
@@ -98,9 +96,12 @@ def bandwidth(answer: object, *, one_s: float, two_s: float, gradient_bytes: flo
     return f"{right / 1e9:.1f} GB/s, if nothing hides: PCIe without a direct path between the GPUs."
 
 
-@exercise("10.score", "The mean over the rows of |predicted / measured - 1|.")
+@exercise("10.score")
 def score(answer: object, *, predicted: Sequence[float], measured: Sequence[float]) -> str:
-    """The mean absolute relative error of predictions."""
+    """The mean over the rows of |predicted / measured - 1|."""
     right = float(np.mean(np.abs(np.array(predicted) / np.array(measured) - 1)))
     judge(answer, right, mistakes={"A fraction is wanted, not per cent.": 100 * right})
-    return f"{right:.1%} on rows that the fit never saw: that is the number to state with every prediction of it."
+    return (
+        f"{right:.1%} on rows that the fit never saw: that is the number to state with every "
+        "prediction of it."
+    )

@@ -10,9 +10,9 @@ from lab.course.check import exercise, judge, require
 SECONDS_PER_HOUR = 3600
 
 
-@exercise("11.report", "lab.report(study) returns where the report lies: give its html.")
+@exercise("11.report")
 def report(answer: object, *, study: Path) -> str:
-    """The path of a report that is there and belongs to the study."""
+    """lab.report(study) returns where the report lies: give its html."""
     require(isinstance(answer, str | Path), "A path is wanted.")
     path = Path(str(answer)).resolve()
     require(path.is_file(), f"There is no file {path.name}.")
@@ -20,11 +20,9 @@ def report(answer: object, *, study: Path) -> str:
     return f"{path.name}, {path.stat().st_size / 1e3:.0f} kB: one file that opens anywhere."
 
 
-@exercise(
-    "11.stop", "The largest world size whose efficiency T(1) / (N T(N)) is at least the threshold."
-)
+@exercise("11.stop")
 def stop(answer: object, *, epoch_s: Mapping[int, float], threshold: float) -> str:
-    """The largest world size that is efficient enough."""
+    """The largest world size whose efficiency T(1) / (N T(N)) is at least the threshold."""
     right = _stop(epoch_s, threshold)
     fastest = min(epoch_s, key=lambda n: epoch_s[n])
     mistakes = (
@@ -33,17 +31,19 @@ def stop(answer: object, *, epoch_s: Mapping[int, float], threshold: float) -> s
         else {"The fastest is not the most economical: look at the efficiency.": float(fastest)}
     )
     judge(answer, right, mistakes=mistakes, within=0)
-    return f"At {right} rank{'s' * (right != 1)} the efficiency is {epoch_s[1] / right / epoch_s[right]:.0%}; that is where to stop for {threshold:.0%}."
+    return (
+        f"At {right} rank{'s' * (right != 1)} the efficiency is "
+        f"{epoch_s[1] / right / epoch_s[right]:.0%}; that is where to stop for {threshold:.0%}."
+    )
 
 
-@exercise(
-    "11.device-hours",
-    "An epoch's seconds times the epochs are the wall time; each of N devices is occupied for it; 3600 s are an hour.",
-)
+@exercise("11.device-hours")
 def device_hours(
     answer: object, *, epoch_s: Mapping[int, float], epochs: int, threshold: float
 ) -> str:
-    """Device-hours of a training run on as many devices as are efficient enough."""
+    """An epoch's seconds times the epochs are the wall time; each of N devices is occupied for it;
+    3600 s are an hour.
+    """
     ranks = _stop(epoch_s, threshold)
     right = epoch_s[ranks] * epochs * ranks / SECONDS_PER_HOUR
     mistakes = {
@@ -54,9 +54,9 @@ def device_hours(
     return f"{right:,.2f} device-hours."
 
 
-@exercise("11.price", "Device-hours at N over device-hours at 1: the inverse of the efficiency.")
+@exercise("11.price")
 def price(answer: object, *, epoch_s: Mapping[int, float], threshold: float) -> str:
-    """How many times the device-hours of one device the same training needs on as many as are efficient enough."""
+    """Device-hours at N over device-hours at 1: the inverse of the efficiency."""
     ranks = _stop(epoch_s, threshold)
     right = ranks * epoch_s[ranks] / epoch_s[1]
     mistakes = {
@@ -64,7 +64,10 @@ def price(answer: object, *, epoch_s: Mapping[int, float], threshold: float) -> 
         "Each of N devices is charged.": right / ranks,
     }
     judge(answer, right, mistakes=mistakes)
-    return f"The same training costs {right:.2f} times the device-hours, and is done {epoch_s[1] / epoch_s[ranks]:.2f} times as fast."
+    return (
+        f"The same training costs {right:.2f} times the device-hours, and is done "
+        f"{epoch_s[1] / epoch_s[ranks]:.2f} times as fast."
+    )
 
 
 def _stop(epoch_s: Mapping[int, float], threshold: float) -> int:

@@ -1,4 +1,4 @@
-"""The student's version of the lessons: a course folder for nbgrader, with every solution taken out."""
+"""The students' version of the lessons: a course folder for nbgrader, without solutions."""
 
 from __future__ import annotations
 
@@ -18,32 +18,34 @@ NEEDED = ("studies", "tables")
 
 
 def release(folder: Path, *, lessons: Path = LESSONS, names: tuple[str, ...] = ()) -> list[Path]:
-    """Make `source/` and `release/` below a course folder, an assignment per lesson; returns the released notebooks.
+    """Make `source/` and `release/` in a course folder; returns the released notebooks.
 
-    `names` limits it to some of the `lessons`; all where none are given. A course folder that is there is brought up to
-    date: its gradebook and what students handed in stay. Raises InputError for a lesson that does not exist, LabError
-    where nbgrader is missing or refuses one.
+    Each of the `lessons` is an assignment, or each of `names` where some are given. An existing
+    course folder is updated: its gradebook and what students handed in stay. Raises InputError for
+    an unknown lesson, LabError where nbgrader is missing or refuses one.
     """
-    found = {path.stem: path for path in sorted(lessons.glob("*.ipynb"))}
+    notebooks = {path.stem: path for path in sorted(lessons.glob("*.ipynb"))}
     if unknown := [
-        Problem(name, "no such lesson", nearest(name, found)) for name in names if name not in found
+        Problem(name, "no such lesson", nearest(name, notebooks))
+        for name in names
+        if name not in notebooks
     ]:
         raise InputError(str(lessons), unknown)
     folder.mkdir(parents=True, exist_ok=True)
     shutil.copy(lessons / SETTINGS, folder / SETTINGS)
     nbgrader = course(folder)
-    return [_release(found[name], folder, nbgrader) for name in names or found]
+    return [_release(notebooks[name], folder, nbgrader) for name in names or notebooks]
 
 
 def course(folder: Path) -> Any:
-    """nbgrader's interface to a course folder, with the settings that lie in it; raises LabError where nbgrader is missing."""
+    """nbgrader's interface to a course folder; raises LabError where nbgrader is missing."""
     try:
         from nbgrader.apps import NbGraderAPI
     except ImportError:
         raise LabError("nbgrader is missing: pip install 'scaling-lab[course]'") from None
     from traitlets.config.loader import PyFileConfigLoader
 
-    # nbgrader calls alembic by its name; it lies beside this interpreter, also where no environment is activated.
+    # nbgrader calls alembic by its name, which lies beside this interpreter, activated or not.
     os.environ["PATH"] = os.pathsep.join(
         [str(Path(sys.executable).parent), os.environ.get("PATH", "")]
     )
