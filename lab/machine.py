@@ -1,4 +1,4 @@
-"""This machine without torch: the cores that may be used, memory, GPUs, and which processes run."""
+"""What this machine has: cores that may be used, memory, GPUs; found out without torch."""
 
 from __future__ import annotations
 
@@ -32,24 +32,25 @@ def allowed_cpus() -> tuple[int, ...]:
 
 
 def cores() -> tuple[int, ...]:
-    """One logical CPU of each physical core that this process may use, at most as many as its quota.
+    """One logical CPU for each physical core that this process may use, at most as many as its CPU quota pays for.
 
     Two ranks on the two threads of one core would slow each other and look like bad scaling.
     """
-    by_core: dict[frozenset[int], int] = {}
+    chosen: dict[frozenset[int], int] = {}
     for cpu in allowed_cpus():
-        by_core.setdefault(_siblings(cpu), cpu)
+        chosen.setdefault(_siblings(cpu), cpu)
     quota = _cpu_quota()
-    return tuple(by_core.values())[: max(int(quota), 1) if quota else None]
+    return tuple(chosen.values())[: max(int(quota), 1) if quota else None]
 
 
 def _siblings(cpu: int) -> frozenset[int]:
     path = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
     try:
-        ranges = [part.split("-") for part in path.read_text().strip().split(",")]
+        text = path.read_text()
     except OSError:
         return frozenset({cpu})
-    return frozenset(cpu for ends in ranges for cpu in range(int(ends[0]), int(ends[-1]) + 1))
+    ranges = [part.split("-") for part in text.strip().split(",")]
+    return frozenset(cpu for part in ranges for cpu in range(int(part[0]), int(part[-1]) + 1))
 
 
 def _cpu_quota() -> float | None:
@@ -89,27 +90,32 @@ def gpus() -> tuple[Gpu, ...]:
     program = shutil.which("nvidia-smi")
     if program is None:
         return ()
-    fields = "--query-gpu=name,driver_version,memory.total"
-    query = [program, fields, "--format=csv,noheader,nounits"]
+    query = [
+        program,
+        "--query-gpu=name,driver_version,memory.total",
+        "--format=csv,noheader,nounits",
+    ]
     try:
-        output = subprocess.run(
+        answer = subprocess.run(
             query, capture_output=True, text=True, timeout=20, check=True
         ).stdout
     except (OSError, subprocess.SubprocessError):
         return ()
-    rows = [map(str.strip, line.split(",")) for line in output.splitlines() if line.strip()]
-    devices = tuple(Gpu(name, driver, int(float(mib)) * 2**20) for name, driver, mib in rows)
+    rows = [
+        [field.strip() for field in line.split(",")] for line in answer.splitlines() if line.strip()
+    ]
+    found = [Gpu(name, driver, int(float(memory)) * 2**20) for name, driver, memory in rows]
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
-        return devices
-    return devices[: len([index for index in visible.split(",") if index.strip()])]
+        return tuple(found)
+    return tuple(found[: len([index for index in visible.split(",") if index.strip()])])
 
 
 def began(pid: int) -> float:
     """When a process began, in s of a clock of this machine; tells it from a later one with its id.
 
-    On Linux since the last boot, which does not change when the time of day is set (proc(5)).
-    Raises psutil.NoSuchProcess.
+    On Linux that is since the last boot, which does not change when the time of day is set (proc(5)). Raises
+    psutil.NoSuchProcess where there is none.
     """
     if sys.platform != "linux":
         return float(psutil.Process(pid).create_time())
@@ -117,7 +123,7 @@ def began(pid: int) -> float:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
         raise psutil.NoSuchProcess(pid) from None
-    # The second field, the name in brackets, may hold brackets itself; `starttime` is the 22nd.
+    # The name stands in brackets and may hold any of them; after it begins the third field, of which we want the 22nd.
     return int(stat.rpartition(")")[2].split()[19]) / os.sysconf("SC_CLK_TCK")
 
 
@@ -130,7 +136,8 @@ def age() -> float:
 def is_running(pid: int, since: float) -> bool:
     """Whether the process that had this id and beginning still runs; a zombie does not."""
     try:
-        zombie = psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
-        return abs(began(pid) - since) < 0.05 and not zombie
+        return (
+            abs(began(pid) - since) < 0.05 and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+        )
     except psutil.Error:
         return False

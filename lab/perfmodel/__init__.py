@@ -1,3 +1,1 @@
-"""The performance model: FLOPs, memory, collectives, hardware, step times, forecasts, the
-planner.
-"""
+"""The performance model: FLOPs, memory, collectives, hardware, step times, forecasts, the planner."""

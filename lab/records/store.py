@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from datetime import datetime
-from functools import lru_cache
 from pathlib import Path
 from typing import Literal
 
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from lab.config.run import Run
 from lab.config.study import Study, Task, find_folder
@@ -71,20 +70,23 @@ class Record(Section):
     run: Run
     status: Status
     error: Failure | None = None
-    started_at: str | None = None  # ISO 8601, UTC
+    started_at: str | None = Field(default=None, description="ISO 8601, UTC")
     finished_at: str
     allocation: Allocation | None = None
     environment: Environment | None = None
     timing: Timing | None = None
     communication: Communication | None = None
-    gradients: list[Gradient] | None = None  # of one rank alone, in the order of their readiness
+    gradients: list[Gradient] | None = Field(
+        default=None, description="of one rank alone, in the order of their readiness"
+    )
     memory: Memory | None = None
     quality: Quality | None = None
     inference: Inference | None = None
     checks: dict[str, bool] = {}
-    # Foreign_cpu of an earlier measurement of this repeat, which was disturbed and is kept beside
-    # it.
-    disturbed: float | None = None
+    disturbed: float | None = Field(
+        default=None,
+        description="foreign_cpu of an earlier measurement of this repeat, which was disturbed and is kept beside it",
+    )
 
     @property
     def completed(self) -> bool:
@@ -149,16 +151,9 @@ def read_record(path: Path) -> Record | None:
     Raises LabError for a record of a newer schema than this library knows.
     """
     try:
-        stat = path.stat()
-        return _validated(path, stat.st_ino, stat.st_mtime_ns, stat.st_size)
+        content = path.read_bytes()
     except (FileNotFoundError, NotADirectoryError):
         return None
-
-
-@lru_cache(maxsize=1024)  # the driver and `lab status` poll all records of a study
-def _validated(path: Path, inode: int, mtime_ns: int, size: int) -> Record | None:
-    """The record in a file that stays the same as long as its key does: files are replaced, never edited."""
-    content = path.read_bytes()
     try:
         return Record.model_validate_json(content)
     except ValidationError:

@@ -1,4 +1,4 @@
-"""What a column of a table is, guessed from its name: a canonical quantity, its unit, and what statistic of it."""
+"""What a column of a table holds, guessed from its name: a canonical quantity, its unit, and which statistic of it."""
 
 from __future__ import annotations
 
@@ -7,177 +7,159 @@ from typing import NamedTuple
 
 from lab.analysis.audit.values import BYTE_UNITS, COUNT_UNITS, TIME_UNITS
 
-TIMES = (
-    "time",
-    "data",
-    "h2d",
-    "forward",
-    "backward",
-    "compute",
-    "optimizer",
-    "communication",
-    "exposed",
-    "other",
+THINGS = (
+    "samples?|images?|imgs?|tokens?|examples?|sequences?|seqs?|items?|records?|sentences?|words?"
+    "|frames?"
 )
-PHASES = TIMES[1:]
-NUMERIC = (
-    *TIMES,
-    *(
-        "world_size",
-        "nodes",
-        "per_node",
-        "global_batch_size",
-        "micro_batch_size",
-        "batch",
-        "grad_accum",
-        "samples",
-        "steps",
-        "warmup",
-    ),
-    *(
-        "rate",
-        "speedup",
-        "efficiency",
-        "bytes",
-        "parameters",
-        "algbw",
-        "busbw",
-        "loader_workers",
-        "cpus",
-        "accuracy",
-        "loss",
-    ),
-    *("epoch", "step", "repeats", "std", "low", "high", "time_mean", "communication_mean"),
-)
-ENVIRONMENT = ("host", "version", "commit", "threads", "clock", "driver", "gpu", "cpu")
-TEXT = (
-    *(
-        "rank",
-        "repeat",
-        "seed",
-        "model",
-        "strategy",
-        "precision",
-        "dataset",
-        "compile",
-        "link",
-        "device",
-        "emulated",
-    ),
-    *ENVIRONMENT,
-)
-CANONICAL = (*NUMERIC, *TEXT)
-MEANS, SPREADS, MOSTS = (
-    {"mean", "avg", "average"},
-    {"std", "stdev", "stddev", "sd", "stderr", "sem"},
-    {"max", "slowest"},
-)
-STATISTICS = MEANS | SPREADS | MOSTS | {"median"}
-BANDWIDTHS = {
-    "gb_per_s": 1e9,
-    "gbs": 1e9,
-    "mb_per_s": 1e6,
-    "gib_per_s": 2.0**30,
-    "gbps": 1e9 / 8,
-    "gbit_per_s": 1e9 / 8,
-}
-THINGS = "samples?|images?|imgs?|tokens?|examples?|sequences?|seqs?|items?|records?|sentences?|words?|frames?"
-
-# Names that are no time, by the whole stem, in this order.
-PLAIN = (
-    (
-        "rank",
+# The canonical columns: what each holds, and the names that mean it, the first match in this order.
+# A "number" or "text" must match in full, a "part" of a step (in s) anywhere in the name of a time;
+# a "time" (in s) follows from the other words of its name.
+COLUMNS: dict[str, tuple[str, str]] = {
+    "time": ("time", ""),
+    "exposed": ("part", "exposed|non_?overlap|unoverlapped"),
+    "compute": ("part", r"comput|calc|kernel|(fwd|forward)_?(and_)?(bwd|backward)"),
+    "communication": ("part", "comm|all_?reduce|nccl|sync|allgather|reduce_scatter|mpi"),
+    "h2d": ("part", "h2d|h_2_d|host_to|memcpy|copy|to_gpu|to_device|transfer"),
+    "data": ("part", "data|load|input|(^|_)io(_|$)|fetch|batch_wait"),
+    "forward": ("part", "forward|fwd"),
+    "backward": ("part", "backward|bwd"),
+    "optimizer": ("part", "optim|(^|_)opt(_|$)|update"),
+    "other": ("part", "other|misc|idle|overhead"),
+    "time_mean": ("time", ""),
+    "communication_mean": ("time", ""),
+    "std": ("time", ""),
+    "rank": (
+        "text",
         r"(global_)?rank(_id)?|gpu_(id|index)|proc(ess)?(_id)?|device_(id|index)|worker_id|pe",
     ),
-    (
-        "per_node",
-        r"((n|num|number_of)_?)?(gpus?|ranks?|proc(esse)?s?|tasks?|devices?|accelerators?|cards?)_per_(node|host|machine|server)|ppn|gpn",
+    "per_node": (
+        "number",
+        r"((n|num|number_of)_?)?(gpus?|ranks?|proc(esse)?s?|tasks?|devices?|accelerators?|cards?)"
+        r"_per_(node|host|machine|server)|ppn|gpn",
     ),
-    (
-        "world_size",
-        r"world(_?size)?|((n|num|nr|no|number_of|total|count_of)_?)?(gpus|ranks|procs|processes|devices|accelerators|tasks|cards)"
-        r"(_(total|count))?|(n|num)_?(gpu|proc|rank)|(gpu|rank|process|device)_count|nprocs?|np|n|p|gpu|workers|mpi_(ranks|size)"
-        r"|parallelism_degree|dp(_size|_degree)",
+    "world_size": (
+        "number",
+        r"world(_?size)?|((n|num|nr|no|number_of|total|count_of)_?)?"
+        r"(gpus|ranks|procs|processes|devices|accelerators|tasks|cards)(_(total|count))?"
+        r"|(n|num)_?(gpu|proc|rank)|(gpu|rank|process|device)_count|nprocs?|np|n|p|gpu|workers"
+        r"|mpi_(ranks|size)|parallelism_degree|dp(_size|_degree)",
     ),
-    ("nodes", r"((n|num|number_of)_?)?(nodes)|nnodes|node_count"),
-    ("global_batch_size", r"(global|total|effective|overall)_(mini_?)?(batch(_?size)?|bs)|gbs"),
-    (
-        "micro_batch_size",
-        r"((per|local|micro|device|gpu|rank)_)+(device_|gpu_|rank_|worker_)?(train_)?(batch(_?size)?|bs)|micro_?batch(_?size)?|mbs"
+    "nodes": ("number", r"((n|num|number_of)_?)?(nodes)|nnodes|node_count"),
+    "global_batch_size": (
+        "number",
+        r"(global|total|effective|overall)_(mini_?)?(batch(_?size)?|bs)|gbs",
+    ),
+    "micro_batch_size": (
+        "number",
+        r"((per|local|micro|device|gpu|rank)_)+(device_|gpu_|rank_|worker_)?(train_)?"
+        r"(batch(_?size)?|bs)|micro_?batch(_?size)?|mbs"
         r"|(batch(_?size)?|bs)_(per|on_each|local)(_[a-z]+)?|microbatch",
     ),
-    ("batch", r"(mini_?|train_?)?batch(_?size)?|bs|(.*_)?batch(_size)?"),
-    ("grad_accum", r"(grad(ient)?_)?accum(ulation)?(_steps)?|ga"),
-    ("samples", r"((n|num|total|train|training)_)*samples|dataset_size|(n|num)_examples"),
-    ("steps", r"((n|num|total|optimizer)_)*(steps|iterations|iters)"),
-    ("warmup", r"warm_?up(_(steps|iters|iterations|epochs))?"),
-    ("speedup", r"(.*_)?speed_?up(_.*)?|scaling_factor"),
-    ("efficiency", r"(.*_)?(efficiency|eff)"),
-    ("rate", rf"(.*_)?({THINGS})_per_(s|sec|second)|(.*_)?throughput(_.*)?|ips|qps|tps"),
-    ("algbw", r"(alg|algorithm)_?(bw|bandwidth)"),
-    ("busbw", r"(bus_?(bw|bandwidth))|bandwidth|bw"),
-    (
-        "loader_workers",
-        r"(data_?)?(loader|load)_?(workers|processes)(_per_[a-z]+)?|num_workers(_per_[a-z]+)?|n_workers",
+    "batch": ("number", r"(mini_?|train_?)?batch(_?size)?|bs|(.*_)?batch(_size)?"),
+    "grad_accum": ("number", r"(grad(ient)?_)?accum(ulation)?(_steps)?|ga"),
+    "samples": (
+        "number",
+        r"((n|num|total|train|training)_)*samples|dataset_size|(n|num)_examples",
     ),
-    ("cpus", r"((n|num)_)?(cpus|cpu_cores|cores)(_per_[a-z]+)?|cpu_count|cpus_granted"),
-    ("parameters", r"((n|num|total|model|trainable)_)*(params?|parameters)|model_size"),
-    (
-        "bytes",
-        r"(message|msg|grad(ient)?s?|comm(unication)?|bucket|payload|transfer|buffer)(_(size|volume|bytes))?|bytes|size",
+    "steps": ("number", r"((n|num|total|optimizer)_)*(steps|iterations|iters)"),
+    "warmup": ("number", r"warm_?up(_(steps|iters|iterations|epochs))?"),
+    "speedup": ("number", r"(.*_)?speed_?up(_.*)?|scaling_factor"),
+    "efficiency": ("number", r"(.*_)?(efficiency|eff)"),
+    "rate": (
+        "number",
+        rf"(.*_)?({THINGS})_per_(s|sec|second)|(.*_)?throughput(_.*)?|ips|qps|tps",
     ),
-    ("accuracy", r"(.*_)?(acc|accuracy|top_?1|f1)(_.*)?"),
-    ("loss", r"(.*_)?loss(_.*)?"),
-    ("epoch", r"epochs?|epoch_(id|index|number)"),
-    ("step", r"(global_)?(step|iter|iteration)(_(id|index|number))?|it"),
-    (
-        "repeats",
-        r"(n|num|number_of)_(runs|repeats|trials|repetitions)|repeats|runs|trials|repetitions",
+    "algbw": ("number", r"(alg|algorithm)_?(bw|bandwidth)"),
+    "busbw": ("number", r"(bus_?(bw|bandwidth))|bandwidth|bw"),
+    "loader_workers": (
+        "number",
+        r"(data_?)?(loader|load)_?(workers|processes)(_per_[a-z]+)?"
+        r"|num_workers(_per_[a-z]+)?|n_workers",
     ),
-    (
-        "repeat",
+    "cpus": ("number", r"((n|num)_)?(cpus|cpu_cores|cores)(_per_[a-z]+)?|cpu_count|cpus_granted"),
+    "parameters": ("number", r"((n|num|total|model|trainable)_)*(params?|parameters)|model_size"),
+    "bytes": (
+        "number",
+        r"(message|msg|grad(ient)?s?|comm(unication)?|bucket|payload|transfer|buffer)"
+        r"(_(size|volume|bytes))?|bytes|size",
+    ),
+    "accuracy": ("number", r"(.*_)?(acc|accuracy|top_?1|f1)(_.*)?"),
+    "loss": ("number", r"(.*_)?loss(_.*)?"),
+    "epoch": ("number", r"epochs?|epoch_(id|index|number)"),
+    "step": ("number", r"(global_)?(step|iter|iteration)(_(id|index|number))?|it"),
+    "repeats": (
+        "number",
+        r"(n|num|number_of)_(runs|repeats|trials|repetitions)"
+        r"|repeats|runs|trials|repetitions",
+    ),
+    "repeat": (
+        "text",
         r"(repeat|run|trial|rep|replicate|repetition|job|job_id)(_?(id|idx|index|no|number))?",
     ),
-    ("seed", r"(random_)?seed"),
-    ("host", r"host(_?name)?s?|node(_?(name|list))?|machine|server"),
-    ("version", r"(py)?torch(_version)?|(.*_)?version|commit_date"),
-    ("commit", r"(git_?)?(commit|sha|hash|rev|revision)|git"),
-    ("threads", r"(omp_)?(num_)?threads(_per_[a-z]+)?"),
-    ("clock", r"(gpu_|sm_|cpu_)?(clock|freq|frequency)(_m?g?hz)?|mhz|ghz"),
-    ("driver", r"(cuda_|gpu_)?driver"),
-    ("gpu", r"gpu(_?(model|name|type))|gpu|accelerator|device_name"),
-    ("cpu", r"cpu(_?(model|name|type))?|processor"),
-    ("device", r"device(_type)?|platform|hardware"),
-    ("emulated", r"(is_)?emulat(ed|ion)(_.*)?"),
-    ("link", r"link|network|interconnect|nic|fabric"),
-    ("model", r"model(_?name)?|arch|architecture|net"),
-    (
-        "strategy",
-        r"strategy|method|mode|stage|variant|impl|implementation|parallel(ism)?|config(uration)?|setup|setting|approach|backend",
+    "seed": ("text", r"(random_)?seed"),
+    "host": ("text", r"host(_?name)?s?|node(_?(name|list))?|machine|server"),
+    "version": ("text", r"(py)?torch(_version)?|(.*_)?version|commit_date"),
+    "commit": ("text", r"(git_?)?(commit|sha|hash|rev|revision)|git"),
+    "threads": ("text", r"(omp_)?(num_)?threads(_per_[a-z]+)?"),
+    "clock": ("text", r"(gpu_|sm_|cpu_)?(clock|freq|frequency)(_m?g?hz)?|mhz|ghz"),
+    "driver": ("text", r"(cuda_|gpu_)?driver"),
+    "gpu": ("text", r"gpu(_?(model|name|type))|gpu|accelerator|device_name"),
+    "cpu": ("text", r"cpu(_?(model|name|type))?|processor"),
+    "device": ("text", r"device(_type)?|platform|hardware"),
+    "emulated": ("text", r"(is_)?emulat(ed|ion)(_.*)?"),
+    "link": ("text", "link|network|interconnect|nic|fabric"),
+    "model": ("text", r"model(_?name)?|arch|architecture|net"),
+    "strategy": (
+        "text",
+        r"strategy|method|mode|stage|variant|impl|implementation|parallel(ism)?"
+        r"|config(uration)?|setup|setting|approach|backend",
     ),
-    ("precision", r"precision|dtype|amp|data_?type"),
-    ("dataset", r"data_?set|data|task|corpus"),
-    ("compile", r"compiled?|torch_compile"),
-    ("low", r"(ci_?)?(low|lower)(_bound)?|ci_?l"),
-    ("high", r"(ci_?)?(high|upper)(_bound)?|ci_?u"),
+    "precision": ("text", r"precision|dtype|amp|data_?type"),
+    "dataset": ("text", r"data_?set|data|task|corpus"),
+    "compile": ("text", r"compiled?|torch_compile"),
+    "low": ("number", r"(ci_?)?(low|lower)(_bound)?|ci_?l"),
+    "high": ("number", r"(ci_?)?(high|upper)(_bound)?|ci_?u"),
+}
+NUMERIC = tuple(name for name, (kind, _) in COLUMNS.items() if kind != "text")
+TEXT = tuple(name for name, (kind, _) in COLUMNS.items() if kind == "text")
+PHASES = tuple(name for name, (kind, _) in COLUMNS.items() if kind == "part")
+TIMES = ("time", *PHASES)
+
+MEANS = {"mean", "avg", "average"}
+SPREADS = {"std", "stdev", "stddev", "sd", "stderr", "sem"}
+MAXIMA = {"max", "slowest"}
+STATISTICS = MEANS | SPREADS | MAXIMA | {"median"}
+BANDWIDTHS = {"gb_per_s": 1e9, "gbs": 1e9, "mb_per_s": 1e6, "gib_per_s": 2.0**30} | dict.fromkeys(
+    ("gbps", "gbit_per_s"), 1e9 / 8
 )
-# Parts of a step, by a word in the stem of a name that speaks of a time.
-PARTS = (
-    ("exposed", r"exposed|non_?overlap|unoverlapped"),
-    ("compute", r"comput|calc|kernel|(fwd|forward)_?(and_)?(bwd|backward)"),
-    ("communication", r"comm|all_?reduce|nccl|sync|allgather|reduce_scatter|mpi"),
-    ("h2d", r"h2d|h_2_d|host_to|memcpy|copy|to_gpu|to_device|transfer"),
-    ("data", r"data|load|input|(^|_)io(_|$)|fetch|batch_wait"),
-    ("forward", r"forward|fwd"),
-    ("backward", r"backward|bwd"),
-    ("optimizer", r"optim|(^|_)opt(_|$)|update"),
-    ("other", r"other|misc|idle|overhead"),
+UNITS = {
+    "time": TIME_UNITS,
+    "bytes": BYTE_UNITS,
+    "count": COUNT_UNITS,
+    "percent": {"percent": 0.01, "pct": 0.01},
+}
+NOT_TRAINING = (
+    r"inference|eval|valid|(^|_)val(_|$)|test|setup|warm|checkpoint|save|start|compil|timestamp"
+    r"|generat"
 )
-NOT_TRAINING = r"inference|eval|valid|(^|_)val(_|$)|test|setup|warm|checkpoint|save|start|compil|timestamp|generat"
-BARE = r"(t|comm|communication|compute|computation|forward|fwd|backward|bwd|optimi[sz]er|h2d|data_?load(ing)?|all_?reduce|exposed_.*)"
+# Times without a word for time, and what a whole time may be called.
+BARE = (
+    r"(t|comm|communication|compute|computation|forward|fwd|backward|bwd|optimi[sz]er|h2d"
+    r"|data_?load(ing)?|all_?reduce|exposed_.*)"
+)
+PER = {"epoch": "epoch", "step": "step|iter|batch|^it_"}
 CLOCKED = r"time|duration|latency|runtime|elapsed|wall|seconds|makespan"
-GOALS = "time_to_(train|solution|accuracy|target)"
-WHOLE = rf"({GOALS}|total|train|training|run|exec|execution|fit|job|wall|clock|t|end_to_end|{CLOCKED})(_(time|duration|clock|runtime|total|s))*"
+WHOLE = (
+    r"(time_to_(train|solution|accuracy|target)|total|train|training|run|exec|execution|fit|job"
+    rf"|wall|clock|t|end_to_end|{CLOCKED})(_(time|duration|clock|runtime|total|s))*"
+)
+
+# Ranks in the words of column names and strategies.
+WORDS = {"one": 1, "single": 1, "two": 2, "three": 3, "four": 4, "eight": 8, "sixteen": 16}
+PARALLEL = r"dp|ddp|fsdp\d?|zero\d?|deepspeed|horovod|mpi|tp|pp|parallel|multi|openmp|omp|multigpu"
+SERIAL = r"serial|single|sequential|one"
+NO_VARIANT = {"gpu", "gpus", "gpu_s", "baseline", "no", "s", "with", "without", *WORDS}
+TOKEN = re.compile(r"[^a-z0-9]+")
 
 
 class Name(NamedTuple):
@@ -190,7 +172,8 @@ class Name(NamedTuple):
 
 
 class Guess(NamedTuple):
-    """What a column holds: canonical name, factor to base units (None: no unit named), `per` of a time (step, epoch, total)."""
+    """What a column holds: the canonical name, the factor to base units (None: no unit is named)
+    and what a time is `per` (step, epoch or total)."""
 
     canonical: str
     factor: float | None
@@ -199,95 +182,72 @@ class Guess(NamedTuple):
 
 def normal(name: str) -> str:
     """A name in lower snake case, `#` as n, `/` as per, `%` as percent."""
-    text = (
-        re.sub(r"(?<=[a-z])(?=[A-Z])", "_", str(name).strip())
-        .lower()
-        .replace("µ", "u")
-        .replace("μ", "u")
-    )
-    text = re.sub(
-        r"[\[(]\s*min\.?\s*[\])]$", " minutes", text
-    )  # without its brackets it may be the least
+    text = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", str(name).strip()).lower()
+    text = text.replace("µ", "u").replace("μ", "u")
+    # Without its brackets, "min" would be the minimum.
+    text = re.sub(r"[\[(]\s*min\.?\s*[\])]$", " minutes", text)
     text = text.replace("%", " percent ").replace("#", " n ").replace("/", " per ")
-    return re.sub(r"[^a-z0-9]+", "_", text).strip("_")
+    return TOKEN.sub("_", text).strip("_")
 
 
-def take_apart(name: str) -> Name:
+def parse_name(name: str) -> Name:
     """Stem, unit and statistic of a column's name."""
     text = normal(name)
     for unit, factor in BANDWIDTHS.items():
         if text.endswith(unit) and re.search(r"bw|bandwidth", text):
             return Name(text.removesuffix(unit).strip("_"), "bandwidth", factor)
-    found = re.fullmatch(r"(?P<unit>[a-z]+)_per_(?P<what>step|iter|iteration|it|epoch|batch)", text)
-    if found and found["unit"] in TIME_UNITS:
-        return Name(f"{found['what']}_time", "time", TIME_UNITS[found["unit"]])
+    ratio = re.fullmatch(r"([a-z]+)_per_(step|iter|iteration|it|epoch|batch)", text)
+    if ratio and ratio[1] in TIME_UNITS:
+        return Name(f"{ratio[2]}_time", "time", TIME_UNITS[ratio[1]])
     words = text.split("_")
-    statistic = next(
-        (
-            word
-            for word in (words[0], words[-1], words[-2] if len(words) > 1 else "")
-            if word in STATISTICS
-        ),
-        None,
-    )
+    statistic = next((word for word in (words[0], *words[:-3:-1]) if word in STATISTICS), None)
     words = [word for word in words if word != statistic]
     family, factor = None, 1.0
-    if words and (len(words) < 2 or words[-2] != "per"):
-        for kind, units in (
-            ("time", TIME_UNITS),
-            ("bytes", BYTE_UNITS),
-            ("count", COUNT_UNITS),
-            ("percent", {"percent": 0.01, "pct": 0.01}),
-        ):
-            if words[-1] in units and not (
-                kind == "bytes" and words[-1] in {"bytes", "b"} and len(words) == 1
-            ):
-                family, factor = kind, units[words.pop()]
-                break
+    # After "per" a unit is that of a rate, and "bytes" alone is the quantity.
+    if words and (len(words) < 2 or words[-2] != "per") and words not in (["bytes"], ["b"]):
+        family = next((family for family, units in UNITS.items() if words[-1] in units), None)
+        factor = UNITS[family][words.pop()] if family else 1.0
     return Name("_".join(words), family, factor, statistic)
 
 
 def guess(name: str) -> Guess | None:
-    """The canonical quantity that a column's name stands for; None where it says nothing known."""
+    """What a column's name stands for; None where it says nothing known."""
     if normal(name) in {"s", "h", "b", "k", "m"}:
         return None  # a letter alone is a symbol, such as S for the speedup, and no unit
-    whole = take_apart(name)
-    stem = whole.stem
-    timely = (
-        whole.family == "time" or re.search(CLOCKED, stem) is not None or whole.statistic in SPREADS
-    )
-    if timely or re.fullmatch(BARE, stem):
-        found = _time(whole)
-        if found:
-            return found
-    for canonical, pattern in PLAIN:
-        if re.fullmatch(pattern, stem) and not (
-            canonical in {"batch", "epoch", "step"} and whole.family == "time"
-        ):
-            if whole.statistic in SPREADS:
-                return None
-            known = whole.family is not None or canonical not in {"algbw", "busbw", "bytes"}
-            return Guess(canonical, whole.factor if known else None)
+    stem, family, factor, statistic = parsed = parse_name(name)
+    if family == "time" or re.search(rf"{CLOCKED}|^{BARE}$", stem) or statistic in SPREADS:
+        time = _time(parsed)
+        if time:
+            return time
+    for canonical, (kind, pattern) in COLUMNS.items():
+        if kind not in {"number", "text"} or not re.fullmatch(pattern, stem):
+            continue
+        if canonical in {"batch", "epoch", "step"} and family == "time":
+            continue
+        if statistic in SPREADS:
+            return None
+        known = family is not None or canonical not in {"algbw", "busbw", "bytes"}
+        return Guess(canonical, factor if known else None)
     return None
 
 
 def _time(name: Name) -> Guess | None:
     stem, factor = name.stem, name.factor if name.family == "time" else None
-    if re.search(NOT_TRAINING, stem) or re.search(r"_per_(s|sec|second)$|bandwidth|bw$", stem):
+    if re.search(rf"{NOT_TRAINING}|_per_(s|sec|second)$|bandwidth|bw$", stem):
         return None
-    part = next((canonical for canonical, pattern in PARTS if re.search(pattern, stem)), None)
-    per = next(
-        (
-            per
-            for per, pattern in (("epoch", "epoch"), ("step", "step|iter|batch|^it_"))
-            if re.search(pattern, stem)
-        ),
-        None,
-    )
-    if part is not None:
-        return Guess(part, factor, per) if name.statistic not in SPREADS else None
+    per = next((per for per, word in PER.items() if re.search(word, stem)), None)
+    for part in PHASES:
+        if re.search(COLUMNS[part][1], stem):
+            return Guess(part, factor, per) if name.statistic not in SPREADS else None
     if per is None and stem and not re.fullmatch(WHOLE, stem):
         return None
     if name.statistic in SPREADS:
         return Guess("std", factor, per)
     return Guess("time", factor, per or "total")
+
+
+def residue(strategy: str) -> frozenset[str]:
+    """The words of a strategy that say what it runs on: not parallel, serial or numbers of ranks."""
+    tokens = {token for token in TOKEN.split(strategy.lower()) if token}
+    ranks = {token for token in tokens if re.fullmatch(rf"\d+|x\d+|{PARALLEL}|{SERIAL}", token)}
+    return frozenset(tokens - ranks - NO_VARIANT)

@@ -1,4 +1,4 @@
-"""Anybody's results in one form: canonical columns in base units, one row per rank or configuration, and what was assumed."""
+"""Anybody's results in one form: canonical columns, and curves of time over the number of ranks."""
 
 from __future__ import annotations
 
@@ -9,263 +9,321 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
+import numpy as np
 import pandas as pd
 
-from lab.analysis.audit import columns
-from lab.analysis.audit.columns import NUMERIC, TEXT
-from lab.config.run import Run
-from lab.perfmodel.collectives import bus_factor
-from lab.records.inference import ClassificationPoint, Point
-from lab.records.schema import Communication, Environment, Timing
-from lab.records.store import Record
+from lab.analysis.audit.columns import NUMERIC, residue
+from lab.config.strategies import SETTINGS
 
-Kind = Literal["records", "table", "collectives"]
+# How ranks work together: on one rank it means nothing, so that all its values share a baseline.
+STRATEGY_KEYS = ("key:strategy", *(f"key:{name}" for name in SETTINGS))
+BATCHES = {"global_batch_size": "batch", "batch": "batch", "micro_batch_size": "batch per rank"}
+CARRIED = (*NUMERIC, "total_steps")  # from rows to points
+FEW_EPOCHS = 3  # fewer, and the first counts too
+ROUNDING = 0.03  # rates, times and ratios of a table are rounded, each by itself
 
 
 @dataclass(frozen=True)
 class Observations:
     """Measurements in canonical columns.
 
-    `frame` has the columns of `lab.analysis.audit.columns.CANONICAL`, NaN where unknown, times in s, sizes in bytes; `label` names
-    a row, `aggregate` says that it stands for all ranks of others; columns that start with `key:` tell configurations
-    apart. `given` are the names of the table's own columns by canonical name, `derived` what followed from others, `calibrated` bus
-    bandwidths in bytes/s by world size.
+    `frame` has the columns of `lab.analysis.audit.columns.COLUMNS`, NaN where unknown, times in s,
+    sizes in bytes. `label` names a row, `aggregate` says that it stands for all ranks of others,
+    columns that start with `key:` tell configurations apart. `given` are the names of the table's
+    own columns by canonical name, `derived` columns that follow from others, `calibrated` bus
+    bandwidths in bytes/s by world size, `per` what a time is of. `summarised` rows may stand for
+    several repeats.
     """
 
     frame: pd.DataFrame
-    kind: Kind
+    kind: Literal["records", "table", "collectives"]
     per: Literal["step", "epoch", "total"] = "step"
     scaling: Literal["strong", "weak", "none"] | None = None
     baseline: Mapping[str, object] = field(default_factory=dict)
     calibrated: Mapping[int, float] = field(default_factory=dict)
     given: Mapping[str, str] = field(default_factory=dict)
     derived: frozenset[str] = frozenset()
-    assumptions: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
+    assumptions: Sequence[str] = ()
+    notes: Sequence[str] = ()
     summarised: bool = False
-    memo: dict[str, Any] = field(
-        default_factory=dict, compare=False, repr=False
-    )  # what several rules compute
 
     @cached_property
-    def known(self) -> frozenset[str]:
+    def known(self) -> set[str]:
         """Canonical columns that hold at least one value."""
-        return frozenset(
-            str(column) for column in self.frame.columns if self.frame[column].notna().any()
-        )
+        return set(self.frame.columns[self.frame.notna().any()])
 
     @property
     def keys(self) -> list[str]:
         """Columns that tell configurations apart, world size and batch aside."""
-        return [str(column) for column in self.frame.columns if str(column).startswith("key:")]
+        return [name for name in self.frame.columns if name.startswith("key:")]
 
-    def said(self, pattern: str) -> re.Match[str] | None:
-        """The first match in what the table's notes say: a hint, never a measurement."""
-        return next(
-            (found for note in self.notes if (found := re.search(pattern, note, re.IGNORECASE))),
-            None,
-        )
+    @property
+    def runs(self) -> pd.DataFrame:
+        """Rows that stand for whole runs: of records those over all ranks, of a table every row."""
+        return self.frame[self.frame["aggregate"]] if self.kind == "records" else self.frame
 
+    def noted(self, pattern: str) -> re.Match[str] | None:
+        """The first match of a pattern in the notes: a hint, never a measurement."""
+        matches = (re.search(pattern, note, re.IGNORECASE) for note in self.notes)
+        return next((match for match in matches if match), None)
 
-# Fields of a run that follow from the world size or that a rule compares by itself.
-NO_KEYS = {
-    "world_size",
-    "global_batch_size",
-    "micro_batch_size",
-    "grad_accum",
-    "steps",
-    "warmup_steps",
-    "lr_warmup_steps",
-    "eval_batches",
-}
-EXTRA_NUMERIC = ("total_steps", "phase_sum", "p10", "p90", "median_low", "median_high")
-EXTRA = (*EXTRA_NUMERIC, "depends_on_split", "run_id", "phases_checked", "loss_curve", "status")
-FACTS = (
-    "device",
-    "cpu",
-    "gpu",
-    "backend_versions",
-    "threads",
-    "commit",
-    "driver",
-    "host",
-    "data_sha256",
-    "dirty",
-    "foreign_cpu",
-    "cluster",
-    "emulated",
-)
+    @property
+    def noted_samples(self) -> float:
+        """Samples of an epoch by the notes, NaN where they name none."""
+        what = r"(\d[\d,]*)\s+(?:training\s+|train\s+)?(?:samples|examples|images|sequences)"
+        match = self.noted(what)
+        return float(match[1].replace(",", "")) if match else math.nan
 
-
-def from_records(
-    records: Sequence[Record],
-    *,
-    scaling: Literal["strong", "weak", "none"] | None = None,
-    baseline: Mapping[str, object] | None = None,
-) -> Observations:
-    """Completed records as observations, times per step in s; what a failed run did not measure is not there."""
-    rows: list[dict[str, Any]] = []
-    for record in records:
-        if record.completed and record.timing is not None:
-            common = _common(record)
-            rows.append(
-                common
-                | _quoted(record.timing, record.communication, record.run.world_size)
-                | {"aggregate": True}
+    @cached_property
+    def curves(self) -> list[Curve]:
+        """The rows by configuration, as points over the world size; none of collectives."""
+        rows = self.frame[self.frame["world_size"].notna()]
+        if rows.empty or self.kind == "collectives":
+            return []
+        keys = [key for key in self.keys if key not in STRATEGY_KEYS]
+        batch = _batch_key(self, rows, keys)
+        names = [*keys, batch] if batch else keys
+        varied = [name for name in names if rows[name].nunique(dropna=False) > 1]
+        return [
+            Curve(
+                label=_label(group.iloc[0], varied),
+                points=tuple(sorted(_points(group, self), key=lambda point: point.world_size)),
+                batch=batch,
+                per=self.per,
+                weak=self.scaling == "weak",
             )
-            rows += [common | row for row in _ranks(record.timing, common["label"])]
-        elif record.completed and record.inference is not None:
-            common = _common(record)
-            points: list[Point | ClassificationPoint] = [
-                *record.inference.points,
-                *record.inference.classifications,
-            ]
-            rows += [common | _inferred(point, record.run_id) for point in points]
-    numeric, rest = list(NUMERIC), [*TEXT, *EXTRA, *FACTS]
-    keys = sorted({name for row in rows for name in row if name.startswith("key:")})
-    columns = list(dict.fromkeys([*numeric, *rest, "rank", "aggregate", "label", *keys]))
-    frame = pd.DataFrame(rows, columns=columns)
-    for name in (*numeric, *EXTRA_NUMERIC, "rank", "foreign_cpu"):
-        frame[name] = pd.to_numeric(frame[name], errors="coerce").astype(float)
-    return Observations(
-        frame=frame,
-        kind="records",
-        per="step",
-        scaling=scaling,
-        baseline=baseline or {},
-        derived=frozenset({"micro_batch_size"}),
+            for _, group in rows.groupby(_joined(rows, names), sort=False)
+        ]
+
+
+def _joined(rows: pd.DataFrame, names: Sequence[str]) -> pd.Series:
+    """The values of some columns as one text for each row."""
+    joined = pd.Series("", index=rows.index)
+    for name in names:
+        joined = joined + "\x1f" + rows[name].map(str)
+    return joined
+
+
+def _label(row: pd.Series, names: Sequence[str]) -> str:
+    parts = []
+    for name in names:
+        value = row[name]
+        if value != value or value == "":
+            continue
+        if name in BATCHES:
+            parts.append(f"{BATCHES[name]} {value:g}")
+        elif re.fullmatch(r"[-+.\de]+|true|false|yes|no|none", value, re.IGNORECASE):
+            parts.append(f"{name.removeprefix('key:')} {value}")
+        else:
+            parts.append(value)
+    return ", ".join(parts)
+
+
+def _batch_key(observations: Observations, rows: pd.DataFrame, keys: Sequence[str]) -> str | None:
+    """The batch that is constant over world sizes in most rows; given ones before derived."""
+    if observations.scaling is not None:
+        return "micro_batch_size" if observations.scaling == "weak" else "global_batch_size"
+    best, most = None, 0.5
+    known = [name for name in BATCHES if rows[name].notna().any()]
+    for name in sorted(known, key=lambda name: name in observations.derived):
+        sizes = rows["world_size"].groupby(_joined(rows, [*keys, name]))
+        several = sizes.transform("nunique") > 1
+        score = float((several & (sizes.transform("min") == rows["world_size"].min())).mean())
+        if score > most:
+            best, most = name, score
+    return best
+
+
+def _points(group: pd.DataFrame, observations: Observations) -> list[Point]:
+    """A point for each world size and strategy with those of its settings that differ."""
+    no_strategy = pd.Series("", index=group.index)
+    strategies = group.get("key:strategy", no_strategy)
+    for key in STRATEGY_KEYS[1:]:
+        if key in group and group[key].nunique() > 1:
+            strategies = strategies + f", {key.removeprefix('key:')} " + group[key]
+    points = group.groupby([group["world_size"], strategies.str.removeprefix(", ")], sort=False)
+    return [
+        _point(float(str(size)), str(strategy), rows, observations)
+        for (size, strategy), rows in points
+    ]
+
+
+def measurements(rows: pd.DataFrame) -> pd.Series:
+    """What is equal in rows of one measurement on all ranks: the repeat, epoch and step, or the
+    number among equal rows."""
+    index = _joined(
+        rows, [name for name in ("repeat", "epoch", "step") if rows[name].notna().any()]
+    )
+    again = rows.groupby([index, rows["rank"].fillna(-1), rows["aggregate"]]).cumcount()
+    return index + "\x1f" + again.astype(str)
+
+
+def largest(rows: pd.DataFrame, values: pd.Series) -> Any:
+    """The row with the largest of some values."""
+    place: Any = values[rows.index].fillna(-math.inf).idxmax()
+    return rows.loc[place]
+
+
+def _point(size: float, strategy: str, rows: pd.DataFrame, observations: Observations) -> Point:
+    rows = rows.assign(_measurement=measurements(rows), _repeat=rows["repeat"].fillna(""))
+    if not rows[["repeat", "epoch", "step"]].notna().any(axis=None):
+        rows["_repeat"] = rows["_measurement"]
+    own, means = rows, rows["time_mean"]
+    if observations.kind != "records" and not rows["aggregate"].all():
+        own = rows[~rows["aggregate"]]
+        if observations.kind == "table" and rows["aggregate"].any():
+            means = rows[rows["aggregate"]]["time"]
+    values = rows[[name for name in CARRIED if name in rows]].median()
+    if len(own) <= 2 or (own["rank"].notna().any() and own["repeat"].nunique() <= 1):
+        slowest = largest(own, own["time"])
+        values = slowest[values.index].astype(float).fillna(values)
+    return Point(
+        world_size=size,
+        strategy=strategy,
+        times=_per_repeat(own, own["time"]),
+        means=_per_repeat(rows.loc[means.index], means),
+        values={str(name): value for name, value in values.items()},
+        labels=tuple(rows["label"]),
     )
 
 
-def _common(record: Record) -> dict[str, Any]:
-    run, quality = record.run, record.quality
-    row: dict[str, Any] = {
-        "label": f"{record.run_id}/{record.repeat}",
-        "run_id": record.run_id,
-        "repeat": str(record.repeat),
-        "world_size": run.world_size,
-        "global_batch_size": run.global_batch_size,
-        "micro_batch_size": run.micro_batch_size * run.grad_accum,
-        "total_steps": run.steps,
-        "warmup": run.warmup_steps,
-        "compile": str(run.compile),
-        "precision": run.precision,
-        "strategy": run.strategy,
-        "phases_checked": record.checks.get("phases_close"),
-        "loss_curve": quality.loss if quality else None,
-        "loss": quality.loss[-1] if quality and quality.loss else None,
-        "accuracy": quality.accuracy if quality else None,
-        "depends_on_split": quality.depends_on_split if quality else None,
-        "loader_workers": run.loader_workers if run.loader == "classic" else None,
-    }
-    row |= {
-        f"key:{name}": str(getattr(run, name)) for name in Run.model_fields if name not in NO_KEYS
-    }
-    row |= {f"key:{name}": called for name, called in run.names.items()}
-    return row | (_facts(record.environment, run) if record.environment else {})
+def _per_repeat(rows: pd.DataFrame, times: pd.Series) -> tuple[float, ...]:
+    """The slowest rank of each measurement, then the median over epochs or steps of a repeat."""
+    names = [rows["_repeat"], rows["_measurement"]]
+    slowest = times.groupby(names, sort=False).max().dropna()
+    return tuple(
+        # The first epoch pays for caches and compilation.
+        float((part.iloc[1:] if len(part) >= FEW_EPOCHS else part).median())
+        for _, part in slowest.groupby(level=0, sort=False)
+    )
 
 
-def _facts(environment: Environment, run: Run) -> dict[str, Any]:
-    return {
-        "device": environment.device,
-        "key:device": environment.device,
-        "cpu": environment.cpu,
-        "gpu": environment.gpu,
-        "version": ", ".join(
-            f"{name} {version}" for name, version in sorted(environment.versions.items())
-        ),
-        "threads": str(environment.threads_per_rank),
-        "commit": environment.git_commit,
-        "dirty": environment.git_dirty,
-        "driver": environment.driver,
-        "host": ", ".join(sorted(set(environment.hosts))),
-        "nodes": len(set(environment.hosts)) or None,
-        "data_sha256": environment.data_sha256,
-        "cluster": environment.cluster,
-        "emulated": environment.emulated.label if environment.emulated else "no",
-        "link": environment.emulated.link.label
-        if environment.emulated and environment.emulated.link
-        else None,
-        "key:emulated": environment.emulated.label if environment.emulated else "",
-        "foreign_cpu": environment.foreign_cpu,
-        "parameters": environment.parameters,
-        "cpus": len({core for cores in environment.cpus_granted for core in cores}) or None
-        if len(set(environment.hosts)) == 1
-        else None,
-    }
+def _median(values: Sequence[float]) -> float:
+    return float(np.median(values)) if values else math.nan
 
 
-def _inferred(point: Point | ClassificationPoint, run_id: str) -> dict[str, Any]:
-    """One point of an inference record: the time for one batch with the quantized model."""
-    if isinstance(point, Point):
-        total, prompt, name = (
-            point.quantized.total,
-            str(point.prompt_tokens),
-            f"{run_id}, prompt {point.prompt_tokens}",
-        )
-    else:
-        total, prompt, name = point.quantized, "", run_id
-    return {
-        "run_id": f"{name}, batch {point.batch_size}",
-        "time": total.median,
-        "p10": total.p10,
-        "p90": total.p90,
-        "global_batch_size": point.batch_size,
-        "micro_batch_size": None,
-        "total_steps": None,
-        "aggregate": True,
-        "key:prompt": prompt,
-    }
+@dataclass(frozen=True)
+class Point:
+    """One configuration at one world size, its medians in `values`, NaN where unknown.
+
+    `times` has the slowest rank's time in s for each repeat, `means` those quoted as means over
+    ranks.
+    """
+
+    world_size: float
+    strategy: str
+    times: tuple[float, ...]
+    means: tuple[float, ...]
+    values: dict[str, float]
+    labels: tuple[str, ...]
+
+    @property
+    def time(self) -> float:
+        """Median over repeats of the slowest rank's time."""
+        return _median(self.times)
+
+    @property
+    def mean(self) -> float:
+        """Median over repeats of the quoted mean over ranks."""
+        return _median(self.means)
+
+    @property
+    def bounds(self) -> tuple[float, float] | None:
+        """Where the time may lie: the range of repeats, or what the table gives; None if unknown."""
+        if len(self.times) > 1:
+            return min(self.times), max(self.times)
+        if self.low <= self.time <= self.high:
+            return self.low, self.high
+        # Two standard deviations hold 95 % of a normal spread.
+        return (self.time - 2 * self.std, self.time + 2 * self.std) if self.std > 0 else None
+
+    def __getattr__(self, name: str) -> float:
+        values = self.__dict__.get("values")
+        if values is None or name.startswith("__"):
+            raise AttributeError(name)
+        return float(values.get(name, math.nan))
 
 
-def _quoted(timing: Timing, communication: Communication | None, world_size: int) -> dict[str, Any]:
-    phases = {name: stat.median for name, stat in timing.phases.items()}
-    row: dict[str, Any] = {
-        "time": timing.step.median,
-        "p10": timing.step.p10,
-        "p90": timing.step.p90,
-        "rate": timing.samples_per_second,
-        "phase_sum": math.fsum(phases.values()),
-        **_parts(phases),
-    }
-    if communication is not None:
-        row["communication"] = communication.total.median if communication.total else None
-        row["exposed"] = communication.exposed.median if communication.exposed else None
-        row["bytes"] = _as_all_reduce(communication, world_size) or None
-    return row
+@dataclass(frozen=True)
+class Curve:
+    """Points in ascending world size, and the column that holds their batch constant.
 
+    `per` is what a time is of (step, epoch, total); `weak` that its work grows with the ranks.
+    """
 
-def _as_all_reduce(communication: Communication, world_size: int) -> float | None:
-    """The bytes whose all-reduce would move as many: rules of bandwidth know no other collective."""
-    if communication.bytes_moved is None or world_size == 1:
-        return communication.bytes
-    return communication.bytes_moved / bus_factor("all_reduce", world_size)
+    label: str
+    points: tuple[Point, ...]
+    batch: str | None
+    per: str
+    weak: bool = False
 
+    @property
+    def where(self) -> str:
+        """The label within a sentence."""
+        return f" at {self.label}" if self.label else ""
 
-def _ranks(timing: Timing, label: str) -> list[dict[str, Any]]:
-    steps = timing.per_rank.get("step", [])
-    low, high = timing.step.interval or (None, None)
-    rows = []
-    for rank, step in enumerate(steps):
-        phases = {
-            name: values[rank]
-            for name, values in timing.per_rank.items()
-            if name != "step" and rank < len(values)
-        }
-        known = {name: value for name, value in phases.items() if name in timing.phases}
-        about = {"rank": rank, "aggregate": False, "label": f"{label} rank {rank}"}
-        rows.append(about | {"time": step, "median_low": low, "median_high": high} | _parts(known))
-    return rows
+    @property
+    def compared(self) -> list[tuple[Point, Point]]:
+        """Each point that has a baseline, with it."""
+        pairs = [(point, self.base(point)) for point in self.points]
+        return [(point, base) for point, base in pairs if base is not None]
 
+    def base(self, point: Point) -> Point | None:
+        """The point of the smallest world size to compare with, None where none or several fit."""
+        least = self.points[0].world_size
+        if point.world_size == least:
+            return None
+        smallest = [other for other in self.points if other.world_size == least]
+        kind = residue(point.strategy)
+        for fits in (
+            [other for other in smallest if other.strategy == point.strategy],
+            [other for other in smallest if residue(other.strategy) == kind],
+            [other for other in smallest if not residue(other.strategy)],
+            smallest,
+        ):
+            if len(fits) == 1:
+                return fits[0]
+        return None
 
-def _parts(phases: Mapping[str, float]) -> dict[str, float]:
-    return {name: value for name, value in phases.items() if name in columns.PHASES}
+    def gain(self, point: Point, *, means: bool = False) -> float:
+        """Work per time over that of the baseline, NaN if unknown; with `means` by the means over
+        ranks."""
+        base = self.base(point)
+        if base is None:
+            return math.nan
+        here, there = point.time, base.time
+        if means:
+            here, there = point.mean, base.time if math.isnan(base.mean) else base.mean
+        if math.isfinite(here) and math.isfinite(there) and here > 0:
+            return there / here * self.work(point, base)
+        return point.rate / base.rate if base.rate > 0 and not means else math.nan
 
+    def work(self, point: Point, base: Point) -> float:
+        """How many times the baseline's samples the time of this point stands for.
 
-SAMPLES = r"(\d[\d,]*)\s+(?:training\s+|train\s+)?(?:samples|examples|images|sequences)"
+        Those of a step are its batch. An epoch or a total has the same samples, except in weak
+        scaling, which is declared or follows from rates times times.
+        """
+        if self.per == "step":
+            ratio = point.global_batch_size / (base.global_batch_size or math.nan)
+            return ratio if math.isfinite(ratio) else 1.0
+        ranks = point.world_size / base.world_size
+        done = base.rate * base.time
+        ratio = point.rate * point.time / done if done > 0 else math.nan
+        if abs(ratio / ranks - 1) < ROUNDING:
+            return ratio
+        return ranks if self.weak else 1.0
 
+    def bounds(self, point: Point) -> tuple[float, float] | None:
+        """Where the gain may lie by the ranges of both times; None where one is unknown."""
+        base = self.base(point)
+        here, there = point.bounds, base.bounds if base else None
+        if base is None or here is None or there is None or min(here[0], there[0]) <= 0:
+            return None
+        work = self.work(point, base)
+        return there[0] / here[1] * work, there[1] / here[0] * work
 
-def samples_said(seen: Observations) -> float:
-    """Samples of an epoch by the table's notes, NaN where they name none."""
-    told = seen.said(SAMPLES)
-    return float(told[1].replace(",", "")) if told else math.nan
+    def ideal(self, point: Point) -> float:
+        """The gain that the number of ranks allows: N over the baseline's."""
+        base = self.base(point)
+        return point.world_size / base.world_size if base is not None else 1.0

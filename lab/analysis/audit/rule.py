@@ -1,10 +1,12 @@
-"""What a rule of the audit is, and what it says."""
+"""What a rule of the audit is, and what it finds."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+import numpy as np
 from pydantic import BaseModel, ConfigDict
 
 from lab.analysis.audit.observations import Observations
@@ -14,7 +16,10 @@ MOST_RECORDS = 50
 
 
 class Finding(BaseModel):
-    """A fault: which rule, how grave (error: wrong; warning: not to be trusted as it stands; note: worth knowing), where, why."""
+    """A fault: which rule, where, why, and what to do.
+
+    An error is wrong, a warning not to be trusted as it stands, a note worth knowing.
+    """
 
     model_config = ConfigDict(frozen=True)
 
@@ -25,40 +30,68 @@ class Finding(BaseModel):
     advice: str
 
 
-class Rule(NamedTuple):
-    """A rule by its name: what it needs (of each group one column) and what it says about observations."""
+class Fault(NamedTuple):
+    """What a check yields: labels of rows, and what differs from its rule's advice and severity."""
 
-    name: str
-    needs: tuple[tuple[str, ...], ...]
-    check: Callable[[Observations], Iterator[Finding]]
+    records: Iterable[object]
+    evidence: str
+    advice: str = ""
+    severity: Severity | None = None
 
 
 class UncheckedError(Exception):
-    """A rule cannot be applied; `lacks` says what is missing."""
-
-    def __init__(self, *lacks: str) -> None:
-        self.lacks = lacks
-        super().__init__(", ".join(lacks))
+    """A rule cannot be applied for lack of `args`."""
 
 
-def found(
-    rule: str, severity: Severity, records: Iterable[object], evidence: str, advice: str
-) -> Finding:
-    """A finding; of many records the first MOST_RECORDS are named."""
-    names = tuple(dict.fromkeys(str(record) for record in records))
-    if len(names) > MOST_RECORDS:
-        names = (*names[:MOST_RECORDS], f"and {len(names) - MOST_RECORDS} more")
-    return Finding(rule=rule, severity=severity, records=names, evidence=evidence, advice=advice)
+@dataclass(frozen=True)
+class Rule:
+    """A rule: what it needs (columns, alternatives joined by " or "), and how it checks."""
+
+    name: str
+    needs: tuple[str, ...]
+    severity: Severity
+    advice: str
+    check: Callable[[Observations], Iterator[Fault]]
+
+    def apply(self, observations: Observations) -> list[Finding]:
+        """What the rule finds. Raises UncheckedError with what is lacking where it cannot say."""
+        lacks = [need for need in self.needs if not observations.known & set(need.split(" or "))]
+        if lacks:
+            raise UncheckedError(*lacks)
+        findings: list[Finding] = []
+        try:
+            # What overflows is not a number and takes part in no comparison.
+            with np.errstate(all="ignore"):
+                findings.extend(map(self._finding, self.check(observations)))
+        except UncheckedError:
+            if not findings:
+                raise
+        return findings
+
+    def _finding(self, fault: Fault) -> Finding:
+        records = tuple(dict.fromkeys(str(record) for record in fault.records))
+        if len(records) > MOST_RECORDS:
+            records = (*records[:MOST_RECORDS], f"and {len(records) - MOST_RECORDS} more")
+        return Finding(
+            rule=self.name,
+            severity=fault.severity or self.severity,
+            records=records,
+            evidence=fault.evidence,
+            advice=fault.advice or self.advice,
+        )
 
 
-def fixed(value: float) -> str:
-    """A number for a sentence: enough digits to find it again in the table."""
-    return f"{value:.2f}" if 0.1 <= abs(value) < 1e6 else f"{value:.3g}"
+def rule(
+    name: str, *needs: str, severity: Severity = "warning", advice: str = ""
+) -> Callable[[Callable[[Observations], Iterator[Fault]]], Rule]:
+    """Make a check the rule `name`; `severity` and `advice` are of faults that have no other."""
+    return lambda check: Rule(name, needs, severity, advice, check)
 
 
 def seconds(value: float) -> str:
-    """A time for a sentence, in s, ms or µs."""
-    for unit, scale in (("s", 1.0), ("ms", 1e3)):
-        if abs(value) * scale >= 0.1:
-            return f"{fixed(value * scale)} {unit}"
-    return f"{fixed(value * 1e6)} µs" if value else "0 s"
+    """A time for a sentence, in s, ms or µs, with digits enough to find it again in the table."""
+    for unit, scale in (("s", 1.0), ("ms", 1e3), ("µs", 1e6)):
+        amount = value * scale
+        if abs(amount) >= 0.1 or (unit == "µs" and value):
+            return f"{amount:.2f} {unit}" if 0.1 <= abs(amount) < 1e6 else f"{amount:.3g} {unit}"
+    return "0 s"

@@ -1,113 +1,109 @@
-"""Anybody's table as observations: what its columns hold is guessed from their names, and what was assumed is told."""
+"""Anybody's table as observations: what its columns hold is guessed from their names, and every assumption is listed."""
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 import pandas as pd
 
-from lab.analysis.audit import columns, reshape
-from lab.analysis.audit.columns import CANONICAL
+from lab.analysis.audit import reshape
+from lab.analysis.audit.columns import (
+    COLUMNS,
+    MAXIMA,
+    MEANS,
+    NUMERIC,
+    PARALLEL,
+    PHASES,
+    TEXT,
+    TIMES,
+    TOKEN,
+    Guess,
+    guess,
+    parse_name,
+)
 from lab.analysis.audit.observations import Observations
-from lab.analysis.audit.reshape import PARALLEL, SERIAL, WORDS
 from lab.analysis.audit.values import BYTE_UNITS, COUNT_UNITS, TIME_UNITS, numbers, spread
 from lab.errors import InputError, Problem, nearest
 
+# What a rank may be called in rows that are statistics over ranks; only means are of use.
 AGGREGATES = {"mean", "avg", "average", "all", "mean over ranks", "overall"}
 OTHER_STATISTICS = {"std", "stdev", "sd", "min", "median", "sum", "total"}
-ALWAYS_KEYS = (
-    "model",
-    "dataset",
-    "precision",
-    "compile",
-    "seed",
-    "link",
-    "device",
-    "emulated",
-    "strategy",
+KEYS = (
+    *("model", "dataset", "precision", "compile", "seed"),
+    *("link", "device", "emulated", "strategy"),
 )
 # What nobody writes beside the time of a collective.
 TRAINING = {
-    *(
-        "step",
-        "epoch",
-        "parameters",
-        "global_batch_size",
-        "micro_batch_size",
-        "batch",
-        "loss",
-        "accuracy",
-    ),
-    *columns.PHASES,
+    *("step", "epoch", "parameters", "loss", "accuracy"),
+    *("global_batch_size", "micro_batch_size", "batch"),
+    *PHASES,
 } - {"other"}
+POSITIVE = (
+    *("world_size", "nodes", "time", "rate", "global_batch_size", "micro_batch_size"),
+    *("batch", "speedup", "parameters", "bytes"),
+)
+PERCENT_FROM = {"efficiency": 4, "accuracy": 1.5}  # larger values are per cent without saying so
 MOST_KEY_VALUES = 200
 MOST_ROWS = 2_000_000
-WEAK = r"weak[ _-]?scal"
-SPOKEN_UNITS = ((r"microseconds|\bus\b|µs", 1e-6), (r"milliseconds|\bms\b", 1e-3))
+WEAK = re.compile("weak[ _-]?scal", re.IGNORECASE)
+NOTED_UNITS = {
+    "microseconds": (re.compile(r"microseconds|\bus\b|µs", re.IGNORECASE), 1e-6),
+    "milliseconds": (re.compile(r"milliseconds|\bms\b", re.IGNORECASE), 1e-3),
+}
 
 
 def from_table(
     frame: pd.DataFrame, *, columns: Mapping[str, str] | None = None, source: str = "table"
 ) -> Observations:
-    """A table in whatever columns it has as observations; `columns` is {canonical name: column}, the rest is guessed.
+    """A table as observations; `columns` is {canonical name: column}, the rest is guessed.
 
-    Raises InputError for a table without rows or with a column twice, and for a mapping that names what is not there or
-    a column without numbers where numbers are needed.
+    Raises InputError for a table without rows or with a column twice, and for a mapping that names
+    what is not there or a column without numbers where numbers are needed.
     """
-    notes = tuple(str(note) for note in frame.attrs.get("notes", ()))
+    notes = [str(note) for note in frame.attrs.get("notes", ())]
     name = str(frame.attrs.get("name", source))
     _check(frame, columns or {}, source)
     frame = frame.reset_index(drop=True)
     frame.columns = pd.Index([str(column) for column in frame.columns])
-    guessed = (
-        {}
-        if columns is None
-        else {column: _mapped(canonical, column) for canonical, column in columns.items()}
-    )
+    mapped = {column: _mapped(canonical, column) for canonical, column in (columns or {}).items()}
     assumptions: list[str] = []
     hint = reshape.hinted_ranks(name, notes)
-    summarised = False
-    split = reshape.by_batch(frame, mapped=guessed)
-    if split is not None:
-        frame, said = split
-        assumptions.append(said)
-    if not any(found.canonical == "world_size" for found in _guesses(frame, guessed).values()):
-        long = reshape.lengthened(frame, hint, mapped=guessed)
-        if long is not None:
-            frame, said = long
-            assumptions.append(said)
-            summarised = True
-    guesses = _guesses(frame, guessed)
-    tidy, given = _tidy(frame, guesses, guessed, notes, assumptions, source)
-    per = next(
-        (
-            found.per
-            for column, found in guesses.items()
-            if found.canonical == "time" and column in given.values()
-        ),
-        None,
-    )
+    long = reshape.by_batch(frame, mapped)
+    if long is not None:
+        frame, assumption = long
+        assumptions.append(assumption)
+    meanings = _meanings(frame, mapped)
+    sized = any(meaning.canonical == "world_size" for meaning in meanings.values())
+    wide = None if sized else reshape.by_world_size(frame, hint, mapped)
+    if wide is not None:
+        frame, assumption = wide
+        assumptions.append(assumption)
+        meanings = _meanings(frame, mapped)
+    tidy, given = _tidy(frame, meanings, mapped, notes, assumptions, source)
     if "world_size" not in given:
-        assumptions += of_nodes(tidy) or place(tidy, hint) or of_ranks(tidy)
+        tidy["world_size"], assumption = _world_size(tidy, hint)
+        assumptions += [assumption] if assumption else []
     collective = {"bytes", "time"} <= set(given) and not TRAINING & set(given)
-    _add_keys(tidy, frame, set(given.values()), collective=collective)
-    _derive(tidy)
-    _label(tidy)
+    _add_keys(tidy, frame, given.values(), collective=collective)
+    ranks = tidy["world_size"] * tidy["grad_accum"].fillna(1.0)
+    for batch, derived in (
+        ("global_batch_size", tidy["micro_batch_size"] * ranks),
+        ("micro_batch_size", tidy["global_batch_size"] / ranks),
+    ):
+        tidy[batch] = tidy[batch].fillna(derived)
+    tidy["label"] = _labels(tidy)
     return Observations(
         frame=tidy,
         kind="collectives" if collective else "table",
-        per=per or "total",  # type: ignore[arg-type]
-        scaling="weak"
-        if any(re.search(WEAK, text, re.IGNORECASE) for text in (name, *notes))
-        else None,
+        per=meanings[given["time"]].per or "total" if "time" in given else "total",  # type: ignore[arg-type]
+        scaling="weak" if any(WEAK.search(text) for text in (name, *notes)) else None,
         given=given,
         derived=frozenset({"global_batch_size", "micro_batch_size"} - set(given)),
-        assumptions=tuple(assumptions),
+        assumptions=assumptions,
         notes=notes,
-        summarised=summarised,
+        summarised=wide is not None,
     )
 
 
@@ -115,323 +111,198 @@ def _check(frame: pd.DataFrame, columns: Mapping[str, str], source: str) -> None
     names = [str(column) for column in frame.columns]
     problems = [
         Problem(f"column {name!r}", "is there more than once", "rename one")
-        for name in sorted({n for n in names if names.count(n) > 1})
+        for name in sorted({name for name in names if names.count(name) > 1})
     ]
     if not len(frame) or not names:
         problems.append(Problem("table", "it has no rows", "a table needs measurements"))
     if len(frame) > MOST_ROWS:
-        problems.append(
-            Problem(
-                "table", f"more than {MOST_ROWS} rows", "give one row per epoch or configuration"
-            )
-        )
+        advice = "give one row per epoch or configuration"
+        problems.append(Problem("table", f"more than {MOST_ROWS} rows", advice))
     for canonical, column in columns.items():
-        if canonical not in CANONICAL:
-            problems.append(
-                Problem(
-                    f"columns.{canonical}", "unknown quantity", nearest(str(canonical), CANONICAL)
-                )
-            )
+        where = f"columns.{canonical}"
+        if canonical not in COLUMNS:
+            problems.append(Problem(where, "unknown quantity", nearest(str(canonical), COLUMNS)))
         if column not in names:
-            problems.append(
-                Problem(
-                    f"columns.{canonical}", f"no column {column!r}", nearest(str(column), names)
-                )
-            )
+            problems.append(Problem(where, f"no column {column!r}", nearest(str(column), names)))
     if problems:
         raise InputError(source, problems)
 
 
-def _mapped(canonical: str, column: str) -> columns.Guess:
-    told = columns.take_apart(column)
-    per = (
-        "epoch"
-        if "epoch" in told.stem
-        else "step"
-        if re.search("step|iter", told.stem)
-        else "total"
-    )
-    return columns.Guess(
-        canonical, told.factor if told.family else None, per if canonical == "time" else None
-    )
+def _mapped(canonical: str, column: str) -> Guess:
+    stem, family, factor, _ = parse_name(column)
+    step = "step" if re.search("step|iter", stem) else "total"
+    per = "epoch" if "epoch" in stem else step
+    return Guess(canonical, factor if family else None, per if canonical == "time" else None)
 
 
-def _guesses(frame: pd.DataFrame, mapped: Mapping[str, columns.Guess]) -> dict[str, columns.Guess]:
-    taken = {found.canonical for found in mapped.values()}
-    guesses = dict(mapped)
+def _meanings(frame: pd.DataFrame, mapped: Mapping[str, Guess]) -> dict[str, Guess]:
+    taken = {meaning.canonical for meaning in mapped.values()}
+    meanings = dict(mapped)
     for column in frame.columns:
-        found = None if column in mapped else columns.guess(column)
-        if found is not None and found.canonical not in taken:
-            guesses[column] = found
-    return guesses
+        meaning = None if column in mapped else guess(column)
+        if meaning is not None and meaning.canonical not in taken:
+            meanings[column] = meaning
+    return meanings
 
 
 def _tidy(
     frame: pd.DataFrame,
-    guesses: Mapping[str, columns.Guess],
-    mapped: Mapping[str, columns.Guess],
+    meanings: Mapping[str, Guess],
+    mapped: Collection[str],
     notes: Sequence[str],
     assumptions: list[str],
     source: str,
 ) -> tuple[pd.DataFrame, dict[str, str]]:
-    """Canonical columns with numbers in base units, and which column of the table each comes from."""
-    tidy = pd.DataFrame({canonical: np.full(len(frame), np.nan) for canonical in columns.NUMERIC})
-    for canonical in columns.TEXT:
-        tidy[canonical] = pd.Series([None] * len(frame), dtype="object")
+    """Canonical columns with numbers in base units, and which column of the table each is from."""
+    tidy = pd.DataFrame({name: np.full(len(frame), np.nan) for name in NUMERIC})
+    tidy[list(TEXT)] = pd.DataFrame(None, tidy.index, TEXT, dtype="object")
     given: dict[str, str] = {}
-    for column, found in guesses.items():
-        canonical = found.canonical
-        told = columns.take_apart(column)
-        if (
-            told.statistic in columns.MEANS
-            and canonical in {"time", "communication"}
-            and _has_most(frame, guesses, canonical, column)
-        ):
+    for column, meaning in meanings.items():
+        canonical = meaning.canonical
+        if canonical in {"time", "communication"} and _is_mean(column, meanings):
             canonical = f"{canonical}_mean"
         if canonical in given:
             continue
-        if canonical in columns.TEXT:
-            cells = frame[column].map(_text)
-        else:
-            factor = _factor(canonical, found, notes, column, assumptions)
-            units = (
-                TIME_UNITS
-                if canonical in columns.TIMES
-                else BYTE_UNITS
-                if canonical == "bytes"
-                else COUNT_UNITS
-            )
-            cells = numbers(frame[column], units=units, factor=factor)
+        cells = frame[column].map(_text)
+        if canonical not in TEXT:
+            units = BYTE_UNITS if canonical == "bytes" else COUNT_UNITS
+            units = TIME_UNITS if canonical in TIMES else units
+            factor = _factor(canonical, meaning, notes, column, assumptions)
+            values = numbers(frame[column], units=units, factor=factor)
             if canonical == "time":
-                tidy["std"] = tidy["std"].fillna(
-                    frame[column].map(lambda cell, by=factor: spread(cell, factor=by)).astype(float)
-                )
-        if not cells.notna().any():
-            if column in mapped:
-                raise InputError(
-                    source,
-                    [
-                        Problem(
-                            f"columns.{canonical}",
-                            f"column {column!r} holds no value that can be read",
-                        )
-                    ],
-                )
-            if (
-                canonical == "world_size"
-                and "gpu" not in given
-                and frame[column].map(_text).notna().any()
-            ):
-                tidy["gpu"], given["gpu"] = (
-                    frame[column].map(_text),
-                    column,
-                )  # `gpu` may be its name
-            continue
-        tidy[canonical] = cells
-        given[canonical] = column
+                spreads = frame[column].map(lambda cell, by=factor: spread(cell, factor=by))
+                tidy["std"] = tidy["std"].fillna(spreads.astype(float))
+            named = canonical == "world_size" and not values.notna().any()
+            if named and "gpu" not in given and column not in mapped:
+                canonical = "gpu"  # a column `gpu` without numbers is its name
+            else:
+                cells = values
+        if cells.notna().any():
+            tidy[canonical], given[canonical] = cells, column
+        elif column in mapped:
+            problem = f"column {column!r} holds no value that can be read"
+            raise InputError(source, [Problem(f"columns.{meaning.canonical}", problem)])
     return _clean(tidy, assumptions), given
 
 
-def _has_most(
-    frame: pd.DataFrame, guesses: Mapping[str, columns.Guess], canonical: str, column: str
-) -> bool:
-    """Whether another column holds the slowest of the same quantity, so that this one is the mean over ranks."""
-    others = (
-        other
-        for other, found in guesses.items()
-        if found.canonical == canonical and other != column
+def _is_mean(column: str, meanings: Mapping[str, Guess]) -> bool:
+    """Whether a column is a mean over ranks: another one holds the slowest of the same quantity."""
+    canonical = meanings[column].canonical
+    return parse_name(column).statistic in MEANS and any(
+        parse_name(other).statistic in MAXIMA
+        for other, meaning in meanings.items()
+        if meaning.canonical == canonical
     )
-    return any(columns.take_apart(other).statistic in columns.MOSTS for other in others)
 
 
 def _factor(
-    canonical: str, found: columns.Guess, notes: Sequence[str], column: str, assumptions: list[str]
+    canonical: str, meaning: Guess, notes: Sequence[str], column: str, assumptions: list[str]
 ) -> float:
-    if found.factor is not None:
-        return found.factor
-    if canonical in columns.TIMES:
-        spoken = next(
-            (
-                scale
-                for pattern, scale in SPOKEN_UNITS
-                for note in notes
-                if re.search(pattern, note, re.IGNORECASE)
-            ),
-            None,
-        )
-        unit = {
-            1e-6: "microseconds by its notes",
-            1e-3: "milliseconds by its notes",
-            None: "seconds",
-        }[spoken]
-        assumptions.append(f"{column!r} names no unit and is read as {unit}")
-        return spoken or 1.0
-    return 1e9 if canonical in {"algbw", "busbw"} else 1.0
+    if meaning.factor is not None:
+        return meaning.factor
+    if canonical not in TIMES:
+        return 1e9 if canonical in {"algbw", "busbw"} else 1.0
+    for unit, (pattern, factor) in NOTED_UNITS.items():
+        if any(pattern.search(note) for note in notes):
+            assumptions.append(f"{column!r} names no unit and is read as {unit} by its notes")
+            return factor
+    assumptions.append(f"{column!r} names no unit and is read as seconds")
+    return 1.0
 
 
 def _text(cell: object) -> str | None:
-    text = str(cell).strip() if cell is not None else ""
-    return (
-        text.removesuffix(".0")
-        if text.lower() not in {"", "na", "n/a", "nan", "none", "-", "null", "<na>"}
-        else None
-    )
+    text = "" if cell is None else str(cell).strip()
+    missing = text.lower() in {"", "na", "n/a", "nan", "none", "-", "null", "<na>"}
+    return None if missing else text.removesuffix(".0")
 
 
 def _clean(tidy: pd.DataFrame, assumptions: list[str]) -> pd.DataFrame:
-    """Rank labels, rows that are statistics of others, and values that no measurement can have."""
-    ranks = tidy["rank"].map(lambda text: str(text).lower() if text is not None else None)
+    """Without rows that are other statistics of ranks, and values that no measurement can have."""
+    ranks = tidy["rank"].str.lower()
     tidy["aggregate"] = ranks.isin(AGGREGATES)
-    drop = ranks.isin(OTHER_STATISTICS)
-    digits = ranks.map(lambda text: re.search(r"(\d{1,7})$", text) if text else None)
-    tidy["rank"] = digits.map(lambda match: float(match[1]) if match else math.nan).astype(float)
-    tidy = tidy[~drop].copy()
-    tidy.loc[tidy["efficiency"] > 4, "efficiency"] /= 100  # per cent without saying so
-    tidy.loc[tidy["accuracy"] > 1.5, "accuracy"] /= 100
-    for column in (
-        "world_size",
-        "nodes",
-        "time",
-        "rate",
-        "global_batch_size",
-        "micro_batch_size",
-        "batch",
-        "speedup",
-        "parameters",
-        "bytes",
-    ):
+    tidy["rank"] = ranks.str.extract(r"(\d{1,7})$", expand=False).astype(float)
+    tidy = tidy[~ranks.isin(OTHER_STATISTICS)].copy()
+    for column, least in PERCENT_FROM.items():
+        tidy.loc[tidy[column] > least, column] /= 100
+    for column in POSITIVE:
         wrong = tidy[column] <= 0
         if wrong.any():
-            assumptions.append(
-                f"{int(wrong.sum())} values of {column} are not positive and left out"
-            )
+            assumption = f"{int(wrong.sum())} values of {column} are not positive and left out"
+            assumptions.append(assumption)
             tidy.loc[wrong, column] = np.nan
     return tidy
 
 
-def _add_keys(tidy: pd.DataFrame, frame: pd.DataFrame, used: set[str], *, collective: bool) -> None:
-    """Columns that tell configurations apart: the known ones, and others whose values meet more than one world size."""
-    keys = {f"key:{name}": tidy[name] for name in ALWAYS_KEYS if tidy[name].notna().any()}
+def _world_size(tidy: pd.DataFrame, hint: tuple[int, str] | None) -> tuple[pd.Series | float, str]:
+    """World sizes by nodes, strategies or ranks, and what that assumes; NaN and "" if unknown."""
+    if tidy["per_node"].notna().any():
+        ranks = tidy["nodes"].fillna(1.0) * tidy["per_node"]
+        return ranks, "the ranks are the nodes times those on each"
+    if tidy["nodes"].nunique() > 1:
+        return tidy["nodes"], "the table does not give the ranks per node, and a node counts as one"
+    names = tidy["strategy"].fillna("").str.lower()
+    parallel = names.map(lambda name: any(re.fullmatch(PARALLEL, t) for t in TOKEN.split(name)))
+    if parallel.any() and not parallel.all():
+        number = r"(\d{1,6})\s*x?\s*[-_ ]?(?:gpus?|ranks?|procs?|process|x)|x(\d{1,6})"
+        counts = names.str.extract(number).bfill(axis=1)[0].astype(float)
+        counts = counts.where(counts > 0, hint[0] if hint else np.nan)
+        many = ", ".join(repr(name) for name in names[parallel].unique())
+        number = f"{hint[0]} ranks by {hint[1]}" if hint else "an unknown number of ranks"
+        return counts.where(parallel, 1.0), f"{many} ran on {number}, the others on 1"
+    count = tidy["rank"].nunique()
+    if count > 1:
+        return float(count), f"the {count} ranks that have rows are all of them"
+    return np.nan, ""
+
+
+def _add_keys(
+    tidy: pd.DataFrame, frame: pd.DataFrame, used: Collection[str], *, collective: bool
+) -> None:
+    """Columns that tell configurations apart: KEYS, and others with values at several world sizes."""
+    keys = {f"key:{name}": tidy[name] for name in KEYS if tidy[name].notna().any()}
     if collective:
         keys["key:bytes"] = tidy["bytes"].map(_size)
     for column in frame.columns:
-        if column not in used and columns.guess(column) is None:
+        if column not in used and guess(column) is None:
             cells = frame[column].map(_text).loc[tidy.index]
-            if _tells_apart(cells, tidy["world_size"]):
+            if _is_key(cells, tidy["world_size"]):
                 keys[f"key:{column}"] = cells
     for name, cells in keys.items():
         tidy[name] = cells.map(lambda cell: "" if cell is None or cell != cell else str(cell))
 
 
 def _size(size: float) -> str:
-    unit, scale = next(
-        ((unit, scale) for unit, scale in (("MiB", 2**20), ("KiB", 2**10)) if size >= scale),
-        ("B", 1),
-    )
-    return f"{size / scale:g} {unit}" if size == size else ""
+    for unit, scale in (("MiB", 2**20), ("KiB", 2**10), ("B", 0)):
+        if size >= scale:
+            return f"{size / max(scale, 1):g} {unit}"
+    return ""
 
 
-def _tells_apart(cells: pd.Series, sizes: pd.Series) -> bool:
+def _is_key(cells: pd.Series, sizes: pd.Series) -> bool:
     values = cells.dropna()
     if not 1 < values.nunique() <= min(MOST_KEY_VALUES, max(len(values) - 1, 1)):
         return False
     as_numbers = pd.to_numeric(values, errors="coerce")
     if as_numbers.notna().all() and (as_numbers % 1 != 0).any():
         return False  # fractions are measurements
-    meets = sizes.loc[values.index].groupby(values).nunique()
-    return bool((meets > 1).mean() > 0.5)
+    sizes_of_value = sizes.loc[values.index].groupby(values).nunique()
+    return bool((sizes_of_value > 1).mean() > 0.5)
 
 
-def _derive(tidy: pd.DataFrame) -> None:
-    accum = tidy["grad_accum"].fillna(1.0)
-    tidy["global_batch_size"] = tidy["global_batch_size"].fillna(
-        tidy["micro_batch_size"] * accum * tidy["world_size"]
-    )
-    tidy["micro_batch_size"] = tidy["micro_batch_size"].fillna(
-        tidy["global_batch_size"] / (accum * tidy["world_size"])
-    )
-
-
-def _label(tidy: pd.DataFrame) -> None:
-    """A name for each row: what it says of itself, and its number in the table from 1."""
+def _labels(tidy: pd.DataFrame) -> list[str]:
+    """A name for each row: its number in the table from 1, and what tells it apart."""
+    keys = [name for name in tidy.columns if name.startswith("key:") and tidy[name].nunique() > 1]
+    batches = tidy["batch"].fillna(tidy["global_batch_size"])
+    rows = tidy[[*keys, "world_size", "rank", "aggregate"]].to_dict("records")
     labels = []
-    columns = [
-        name for name in tidy.columns if str(name).startswith("key:") and tidy[name].nunique() > 1
-    ]
-    parts = tidy[
-        [*columns, "world_size", "rank", "aggregate", "batch", "global_batch_size"]
-    ].to_dict("records")
-    for number, row in enumerate(parts, start=1):
-        told = [str(row[name]) for name in columns if row[name]]
-        batch = row["batch"] if row["batch"] == row["batch"] else row["global_batch_size"]
-        told += [f"batch {batch:g}"] if batch == batch else []
-        told += (
-            [f"world size {row['world_size']:g}"] if row["world_size"] == row["world_size"] else []
-        )
-        told += (
-            ["mean over ranks"]
-            if row["aggregate"]
-            else [f"rank {row['rank']:g}"]
-            if row["rank"] == row["rank"]
-            else []
-        )
-        labels.append(f"row {number}" + (f" ({', '.join(told)})" if told else ""))
-    tidy["label"] = labels
-
-
-TOKEN = re.compile(r"[^a-z0-9]+")
-
-
-def of_nodes(tidy: pd.DataFrame) -> list[str]:
-    """Fill `world_size` from the nodes and the ranks on each, in place; what was assumed, empty where nodes tell nothing."""
-    if tidy["per_node"].notna().any():
-        tidy["world_size"] = tidy["nodes"].fillna(1.0) * tidy["per_node"]
-        return ["the ranks are the nodes times those on each"]
-    if tidy["nodes"].nunique() < 2:
-        return []
-    tidy["world_size"] = tidy["nodes"]
-    return ["how many ranks a node has is not said, and a node counts as one"]
-
-
-def of_ranks(tidy: pd.DataFrame) -> list[str]:
-    """Fill `world_size` with the number of ranks that have rows, in place; what was assumed, empty where there is one at most."""
-    ranks = tidy["rank"].dropna().nunique()
-    if ranks < 2:
-        return []
-    tidy["world_size"] = float(ranks)
-    return [f"the {ranks} ranks that have rows are all of them"]
-
-
-def place(tidy: pd.DataFrame, hint: tuple[int, str] | None) -> list[str]:
-    """Fill `world_size` from the words of `strategy`, in place; what was assumed, empty where the words do not tell."""
-    names = [str(name).lower() if name is not None else "" for name in tidy["strategy"]]
-    parallel = [any(re.fullmatch(PARALLEL, token) for token in TOKEN.split(name)) for name in names]
-    if not any(parallel) or all(parallel):
-        return []
-    sizes = [
-        float(_number(name) or (hint[0] if hint else 0)) if many else 1.0
-        for name, many in zip(names, parallel, strict=True)
-    ]
-    tidy["world_size"] = [size if size else float("nan") for size in sizes]
-    told = f"{hint[0]} ranks by {hint[1]}" if hint else "an unknown number of ranks"
-    many = ", ".join(
-        dict.fromkeys(repr(name) for name, flag in zip(names, parallel, strict=True) if flag)
-    )
-    return [f"{many} ran on {told}, the others on 1"]
-
-
-def residue(strategy: str) -> frozenset[str]:
-    """The words of a strategy that say what it runs on: without those for parallel, serial and counts of ranks."""
-    words = {
-        token
-        for token in TOKEN.split(strategy.lower())
-        if token and not re.fullmatch(rf"\d+|x\d+|{PARALLEL}|{SERIAL}", token)
-    }
-    return frozenset(
-        words - {"gpu", "gpus", "gpu_s", "baseline", "no", "s", "with", "without", *WORDS}
-    )
-
-
-def _number(name: str) -> int | None:
-    found = re.search(r"(\d{1,6})\s*x?\s*[-_ ]?(?:gpus?|ranks?|procs?|process|x)|x(\d{1,6})", name)
-    return int(found[1] or found[2]) if found else None
+    for number, (row, batch) in enumerate(zip(rows, batches, strict=True), start=1):
+        size, rank = row["world_size"], row["rank"]
+        parts = [row[name] for name in keys if row[name]]
+        parts += [f"batch {batch:g}"] if batch == batch else []
+        parts += [f"world size {size:g}"] if size == size else []
+        if row["aggregate"]:
+            parts.append("mean over ranks")
+        elif rank == rank:
+            parts.append(f"rank {rank:g}")
+        labels.append(f"row {number}" + (f" ({', '.join(parts)})" if parts else ""))
+    return labels

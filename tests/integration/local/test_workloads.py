@@ -14,7 +14,7 @@ import pretrained_folders
 import pytest
 
 from lab.analysis.audit import apply_rules
-from lab.analysis.audit.observations import from_records
+from lab.analysis.audit.records import from_records
 from lab.config.run import Run
 from lab.records.store import Record
 from lab.worker import calibrate

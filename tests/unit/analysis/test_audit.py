@@ -626,7 +626,7 @@ def test_a_source_that_is_nothing() -> None:
         audit("no-such-study-anywhere")
     with pytest.raises(InputError, match="No such file"):
         audit("missing.csv")
-    with pytest.raises(InputError, match="is no record"):
+    with pytest.raises(InputError, match="expected a record, not 'int'"):
         audit([1])  # type: ignore[list-item]
 
 

@@ -10,10 +10,9 @@ import pytest
 from factories import record, run
 
 from lab.analysis.audit import apply_rules
-from lab.analysis.audit.columns import Guess, guess
-from lab.analysis.audit.observations import from_records
-from lab.analysis.audit.series import lines
-from lab.analysis.audit.table import from_table, residue
+from lab.analysis.audit.columns import Guess, guess, residue
+from lab.analysis.audit.records import from_records
+from lab.analysis.audit.table import from_table
 from lab.analysis.audit.text_table import read_table
 from lab.analysis.audit.values import BYTE_UNITS, TIME_UNITS, number, numbers, spread
 from lab.errors import InputError
@@ -152,22 +151,22 @@ def test_what_a_name_does_not_say(name: str) -> None:
 
 
 def test_means_among_ranks() -> None:
-    seen = from_table(read_table(TABLES / "gpt_strong_scaling.csv"))
-    assert int(seen.frame["aggregate"].sum()) == 4 and seen.per == "epoch"
-    two = {line.label: {point.world_size: point for point in line.points} for line in lines(seen)}[
+    observations = from_table(read_table(TABLES / "gpt_strong_scaling.csv"))
+    assert int(observations.frame["aggregate"].sum()) == 4 and observations.per == "epoch"
+    two = {curve.label: {point.world_size: point for point in curve.points} for curve in observations.curves}[
         "batch 128"
     ]
     assert (two[4].time, two[4].mean) == (706.41, 489.62)
 
 
 def test_wide_strategies_become_rows() -> None:
-    seen = from_table(read_table(TABLES / "gpt2_ddp_2x3090.csv"))
-    assert len(seen.frame) == 20 and set(seen.frame["world_size"]) == {1, 2}
-    assert seen.frame["parameters"].max() == pytest.approx(354.8e6)
-    assert any("2 ranks by the name of the table" in said for said in seen.assumptions)
-    line = next(line for line in lines(seen) if line.label == "gpt2, block 128")
+    observations = from_table(read_table(TABLES / "gpt2_ddp_2x3090.csv"))
+    assert len(observations.frame) == 20 and set(observations.frame["world_size"]) == {1, 2}
+    assert observations.frame["parameters"].max() == pytest.approx(354.8e6)
+    assert any("2 ranks by the name of the table" in said for said in observations.assumptions)
+    curve = next(curve for curve in observations.curves if curve.label == "gpt2, block 128")
     gains = {
-        point.strategy: round(line.gain(point), 2) for point in line.points if point.world_size == 2
+        point.strategy: round(curve.gain(point), 2) for point in curve.points if point.world_size == 2
     }
     assert gains == {"dp": 1.18, "ddp_nvlink": 1.45, "ddp_no_nvlink": 0.65}
 
@@ -182,25 +181,25 @@ def test_wide_strategies_become_rows() -> None:
     ],
 )
 def test_columns_for_batches_become_rows(columns: tuple[str, str]) -> None:
-    seen = from_table(pd.DataFrame({"GPUs": [1, 2], columns[0]: [100, 55], columns[1]: [190, 99]}))
-    assert seen.frame["batch"].tolist() == [64, 64, 128, 128] and seen.frame["time"].tolist() == [
+    observations = from_table(pd.DataFrame({"GPUs": [1, 2], columns[0]: [100, 55], columns[1]: [190, 99]}))
+    assert observations.frame["batch"].tolist() == [64, 64, 128, 128] and observations.frame["time"].tolist() == [
         100,
         55,
         190,
         99,
     ]
-    assert any("the batches are read from the column names" in said for said in seen.assumptions)
-    assert len(lines(seen)) == 2
+    assert any("the batches are read from the column names" in said for said in observations.assumptions)
+    assert len(observations.curves) == 2
 
 
 def test_columns_for_batches_and_ranks_become_rows() -> None:
-    seen = from_table(
+    observations = from_table(
         pd.DataFrame(
             [[40, 22, 70, 36]],
             columns=[f"{n} GPU, batch {b} (ms)" for b in (8, 16) for n in (1, 2)],
         )
     )
-    rows = seen.frame[["world_size", "batch", "time"]].sort_values(["world_size", "batch"])
+    rows = observations.frame[["world_size", "batch", "time"]].sort_values(["world_size", "batch"])
     assert rows.to_numpy().ravel() == pytest.approx(
         [1, 8, 0.04, 1, 16, 0.07, 2, 8, 0.022, 2, 16, 0.036]
     )
@@ -210,18 +209,18 @@ def test_columns_for_batches_and_ranks_become_rows() -> None:
     "columns", [("b1", "b2"), ("batch 8", "batch 16", "time"), ("batch 8", "bs 8", "bs 16")]
 )
 def test_columns_that_are_no_batches_stay(columns: tuple[str, ...]) -> None:
-    seen = from_table(pd.DataFrame([[1.0] * (len(columns) + 1)], columns=["gpus", *columns]))
-    assert len(seen.frame) == 1 and not any("batches" in said for said in seen.assumptions)
+    observations = from_table(pd.DataFrame([[1.0] * (len(columns) + 1)], columns=["gpus", *columns]))
+    assert len(observations.frame) == 1 and not any("batches" in said for said in observations.assumptions)
 
 
 @pytest.mark.parametrize(
     ("column", "other"), [("1 GPU (s)", "2 GPU (s)"), ("time_b64 (s)", "time_b128 (s)")]
 )
 def test_a_mapped_column_of_a_wide_table_stays(column: str, other: str) -> None:
-    seen = from_table(
+    observations = from_table(
         pd.DataFrame({"batch": [8, 16], column: [3, 4], other: [2, 3]}), columns={"time": column}
     )
-    assert seen.frame["time"].tolist() == [3, 4]
+    assert observations.frame["time"].tolist() == [3, 4]
 
 
 def test_weak_scaling_is_seen_from_rates_and_read_from_a_name() -> None:
@@ -230,33 +229,33 @@ def test_weak_scaling_is_seen_from_rates_and_read_from_a_name() -> None:
     named = pd.DataFrame(content)
     named.attrs["name"] = "weak_scaling"
     for frame, gain in ((rates, 1695 / 495), (named, 4 * 101 / 118)):
-        seen = from_table(frame)
-        (line,) = lines(seen)
-        assert line.gain(line.points[-1]) == pytest.approx(gain, rel=1e-3)
-        assert {finding.rule for finding in apply_rules(seen).findings} == {"repeats"}
+        observations = from_table(frame)
+        (curve,) = observations.curves
+        assert curve.gain(curve.points[-1]) == pytest.approx(gain, rel=1e-3)
+        assert {finding.rule for finding in apply_rules(observations).findings} == {"repeats"}
     assert "equal-work" in {
         finding.rule for finding in apply_rules(from_table(pd.DataFrame(content))).findings
     }
 
 
 def test_ranks_of_a_log_are_all_of_its_run() -> None:
-    seen = from_table(
+    observations = from_table(
         pd.DataFrame({"rank": [0, 1, 0, 1], "epoch": [1, 1, 2, 2], "epoch_s": [30, 45, 30, 45]})
     )
     assert (
-        set(seen.frame["world_size"]) == {2}
-        and "the 2 ranks that have rows are all of them" in seen.assumptions
+        set(observations.frame["world_size"]) == {2}
+        and "the 2 ranks that have rows are all of them" in observations.assumptions
     )
-    assert {finding.rule for finding in apply_rules(seen).findings} == {"rank-imbalance", "repeats"}
+    assert {finding.rule for finding in apply_rules(observations).findings} == {"rank-imbalance", "repeats"}
 
 
 def test_wide_collectives_in_the_unit_of_the_notes() -> None:
-    seen = from_table(read_table(TABLES / "nccl_all_reduce.csv"))
-    assert seen.kind == "collectives" and len(seen.frame) == 30
-    row = seen.frame[
-        (seen.frame["world_size"] == 8)
-        & (seen.frame["bytes"] == 2**30)
-        & (seen.frame["key:strategy"] == "a100")
+    observations = from_table(read_table(TABLES / "nccl_all_reduce.csv"))
+    assert observations.kind == "collectives" and len(observations.frame) == 30
+    row = observations.frame[
+        (observations.frame["world_size"] == 8)
+        & (observations.frame["bytes"] == 2**30)
+        & (observations.frame["key:strategy"] == "a100")
     ]
     assert row["time"].tolist() == pytest.approx([8193.0e-6])
 
@@ -266,32 +265,32 @@ def test_stages_and_what_they_run_on() -> None:
         residue("mpi+cuda") == residue("cuda") == {"cuda"}
         and residue("serial") == residue("mpi") == frozenset()
     )
-    (line,) = lines(from_table(read_table(TABLES / "gpt2_stages.csv")))
+    (curve,) = from_table(read_table(TABLES / "gpt2_stages.csv")).curves
     gains = {
-        point.strategy: round(line.gain(point), 1) for point in line.points if point.world_size > 1
+        point.strategy: round(curve.gain(point), 1) for point in curve.points if point.world_size > 1
     }
     assert gains == {"mpi": 11.9, "mpi+cuda": 1.9}
 
 
-def test_a_weak_line_counts_work_and_a_strong_one_time() -> None:
+def test_a_weak_curve_counts_work_and_a_strong_one_time() -> None:
     weak = from_table(
         pd.DataFrame({"gpus": [1, 2], "per_gpu_batch": [8, 8], "step_ms": [100, 110]})
     )
     strong = from_table(
         pd.DataFrame({"gpus": [1, 2], "global_batch": [8, 8], "step_ms": [100, 55]})
     )
-    gains = [line.gain(line.points[-1]) for seen in (weak, strong) for line in lines(seen)]
+    gains = [curve.gain(curve.points[-1]) for observations in (weak, strong) for curve in observations.curves]
     assert gains == pytest.approx([2 * 100 / 110, 100 / 55])
 
 
 def test_mean_of_epochs_leaves_the_first_out() -> None:
     table = pd.DataFrame({"gpus": [2] * 4, "epoch": range(4), "epoch_s": [30, 10, 11, 12]})
-    assert lines(from_table(table))[0].points[0].times == (11.0,)
+    assert from_table(table).curves[0].points[0].times == (11.0,)
 
 
 def test_values_that_cannot_be_are_left_out_and_said() -> None:
-    seen = from_table(pd.DataFrame({"gpus": [1, 2], "time_s": [-3, 5]}))
-    assert any("not positive" in said for said in seen.assumptions) and seen.frame[
+    observations = from_table(pd.DataFrame({"gpus": [1, 2], "time_s": [-3, 5]}))
+    assert any("not positive" in said for said in observations.assumptions) and observations.frame[
         "time"
     ].isna().tolist() == [True, False]
 
@@ -306,11 +305,11 @@ def test_unusable_tables() -> None:
 
 
 def test_records_have_a_quoted_row_and_one_per_rank() -> None:
-    seen = from_records(
+    observations = from_records(
         [record(run(2), communication=(0.01, 0.004)), record(run(1), 1, status="failed")]
     )
-    assert seen.frame["aggregate"].tolist() == [True, False, False]
+    assert observations.frame["aggregate"].tolist() == [True, False, False]
     assert (
-        seen.frame["communication"].tolist()[0] == 0.01
-        and seen.frame["micro_batch_size"].tolist() == [32.0] * 3
+        observations.frame["communication"].tolist()[0] == 0.01
+        and observations.frame["micro_batch_size"].tolist() == [32.0] * 3
     )

@@ -1,23 +1,15 @@
-"""The rules of the audit, by group; each is one small function over observations."""
+"""The rules of the audit: every `Rule` in a module of this package."""
 
-from lab.analysis.audit.rules.environment import ENVIRONMENT_RULES as ENVIRONMENT
-from lab.analysis.audit.rules.environment import LEARNING_RULES as LEARNING
-from lab.analysis.audit.rules.links import LINKS_RULES as LINKS
-from lab.analysis.audit.rules.repeats import REGULARITY_RULES as REGULARITY
-from lab.analysis.audit.rules.repeats import REPETITION_RULES as REPETITION
-from lab.analysis.audit.rules.speedup import SPEEDUPS_RULES as SPEEDUPS
-from lab.analysis.audit.rules.speedup import WORK_RULES as WORK
-from lab.analysis.audit.rules.timing import PHASES_RULES as PHASES
-from lab.analysis.audit.rules.timing import RANKS_RULES as RANKS
+from __future__ import annotations
 
-RULES = (
-    *RANKS,
-    *SPEEDUPS,
-    *WORK,
-    *REPETITION,
-    *PHASES,
-    *LINKS,
-    *ENVIRONMENT,
-    *LEARNING,
-    *REGULARITY,
+import pkgutil
+from importlib import import_module
+
+from lab.analysis.audit.rule import Rule
+
+RULES = tuple(
+    value
+    for module in pkgutil.iter_modules(__path__)
+    for value in vars(import_module(f"{__name__}.{module.name}")).values()
+    if isinstance(value, Rule)
 )

@@ -1,4 +1,4 @@
-"""Rules about the surroundings of a study: one machine, one code, one set of versions; what was real and what emulated."""
+"""Rules about surroundings (one machine, one code, one set of versions; nothing emulated) and about what was learned."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from lab.analysis.audit.observations import Observations
-from lab.analysis.audit.rule import Finding, Rule, Severity, UncheckedError, found
+from lab.analysis.audit.rule import Fault, UncheckedError, rule
 from lab.records.schema import FOREIGN_CPU
 
 # What must not differ inside one study, in the words of a sentence.
@@ -23,214 +23,187 @@ SAME = {
     "data_sha256": "data sets",
     "cluster": "clusters",
 }
-# How tables say that nothing was emulated.
-REAL = {"", "no", "none", "nothing", "false", "0", "nan"}
+NOT_EMULATED = {"", "no", "none", "nothing", "false", "0", "nan"}  # in tables
+NAMED = 4  # values in a sentence
+# Sums in another order change the last digits; over a short training they stay far below this
+# share of the loss. Reduced precision rounds more.
+LOSS_TOLERANCE = 0.02
+REDUCED_TOLERANCE = 0.05
+ACCURACY_TOLERANCE = 0.01  # about what seeds differ by in fine-tuning
+QUARTERS = 4
+SAME_LEARNING = {"key:strategy", "key:compile", "key:precision"}  # whatever their values
 
 
-def mixed_environment(seen: Observations) -> Iterator[Finding]:
+@rule(
+    "mixed-environment",
+    f"host or {' or '.join(SAME)}",
+    advice="Compare only runs of one environment, or run the others again.",
+)
+def mixed_environment(observations: Observations) -> Iterator[Fault]:
     """Hosts, code, versions, threads or clocks that differ inside one study."""
-    rows = seen.frame[seen.frame["aggregate"]] if seen.kind == "records" else seen.frame
-    unlike = False
-    for name, words in SAME.items():
-        if name not in rows:
-            continue
-        # A data set that is a key of the study is asked for; what differs within a configuration is not.
-        values = rows[name].dropna().astype(str)
-        if values.nunique() > 1 and not (name == "data_sha256" and _follows(seen, name)):
-            unlike = True
-            named = ", ".join(repr(value) for value in list(dict.fromkeys(values))[:4])
-            rare = rows.loc[values.index[values != values.mode().iloc[0]], "label"]
-            evidence = f"{values.nunique()} different {words} were used: {named}."
-            yield found(
-                "mixed-environment",
-                "warning",
-                rare,
-                evidence,
-                "Compare only runs of one environment, or run the others again.",
+    rows = observations.runs
+    differs = False
+    for name, what in SAME.items():
+        values = rows[name].dropna().astype(str) if name in rows else pd.Series(dtype=str)
+        # Where a study varies the data on purpose, data sets differ between configurations.
+        if values.nunique() > 1 and not (name == "data_sha256" and _by_data(observations, name)):
+            differs = True
+            yield Fault(
+                rows.loc[values.index[values != values.mode().iloc[0]], "label"],
+                f"{values.nunique()} different {what} were used: {_listed(values)}.",
             )
-    yield from _hosts(seen, unlike=unlike)
-    if "dirty" in rows and rows["dirty"].eq(True).any():
-        dirty = rows[rows["dirty"].eq(True)]
-        evidence = (
-            f"{len(dirty)} of {len(rows)} repeats ran code with changes that no commit holds."
-        )
-        yield found(
-            "mixed-environment", "note", dirty["label"], evidence, "Commit before measuring."
-        )
-    if "foreign_cpu" in rows and (rows["foreign_cpu"] > FOREIGN_CPU).any():
-        disturbed = rows[rows["foreign_cpu"] > FOREIGN_CPU]
-        evidence = f"In {len(disturbed)} of {len(rows)} repeats other processes took up to {disturbed['foreign_cpu'].max():.2f} of the ranks' cores."
-        yield found(
-            "mixed-environment",
+    yield from _hosts(observations, differs=differs)
+    dirty = rows[rows["dirty"].eq(True)] if "dirty" in rows else rows[:0]
+    if len(dirty):
+        yield Fault(
+            dirty["label"],
+            f"{len(dirty)} of {len(rows)} repeats ran code with changes that no commit holds.",
+            "Commit before measuring.",
             "note",
+        )
+    disturbed = rows[rows["foreign_cpu"] > FOREIGN_CPU] if "foreign_cpu" in rows else rows[:0]
+    if len(disturbed):
+        yield Fault(
             disturbed["label"],
-            evidence,
+            f"In {len(disturbed)} of {len(rows)} repeats other processes took up to "
+            f"{disturbed['foreign_cpu'].max():.2f} of the ranks' cores.",
             "Measure again on an idle machine.",
+            "note",
         )
 
 
-def _follows(seen: Observations, name: str) -> bool:
-    """Whether each configuration has one value, so that the study varies it on purpose."""
-    data = [key for key in seen.keys if key in {"key:data", "key:dataset"}]
-    return bool(data) and bool((seen.frame.groupby(data)[name].nunique() <= 1).all())
+def _listed(values: pd.Series) -> str:
+    return ", ".join(repr(value) for value in values.unique()[:NAMED])
 
 
-def _hosts(seen: Observations, *, unlike: bool) -> Iterator[Finding]:
-    rows = seen.frame[seen.frame["host"].notna()]
+def _by_data(observations: Observations, name: str) -> bool:
+    """Whether all runs on the same data agree on a column."""
+    data = [key for key in observations.keys if key in {"key:data", "key:dataset"}]
+    return bool(data) and bool((observations.frame.groupby(data)[name].nunique() <= 1).all())
+
+
+def _hosts(observations: Observations, *, differs: bool) -> Iterator[Fault]:
+    rows = observations.frame[observations.frame["host"].notna()]
+    # Ranks of one run may be on many hosts; runs on one node each should share theirs.
     single = rows[rows["nodes"].isna() | (rows["nodes"] == 1)]
-    # Ranks of one run may lie on many hosts; runs of one node each should share theirs.
     runs = single.groupby([single["world_size"], single["repeat"].fillna("")], sort=False)["host"]
-    different = {frozenset(hosts) for _, hosts in runs}
-    if len(different) > 1:
-        named = ", ".join(sorted({host for hosts in different for host in hosts})[:4])
-        severity = "warning" if seen.kind != "records" or unlike else "note"
-        evidence = (
-            f"The runs of this study were on {len(different)} different sets of hosts: {named}."
+    sets = {frozenset(hosts) for _, hosts in runs}
+    if len(sets) > 1:
+        named = ", ".join(sorted(frozenset().union(*sets))[:NAMED])
+        yield Fault(
+            single["label"],
+            f"The runs of this study were on {len(sets)} different sets of hosts: {named}.",
+            "Equal models of machines differ too: pin the study to one host, or repeat the "
+            "baseline on each.",
+            "warning" if observations.kind != "records" or differs else "note",
         )
-        advice = "Equal models of machines differ too: pin the study to one host, or repeat the baseline on each."
-        yield found("mixed-environment", severity, single["label"], evidence, advice)  # type: ignore[arg-type]
 
 
-def emulated(seen: Observations) -> Iterator[Finding]:
-    """Emulated results among measured ones, or of several emulations; and where all are emulated, that they are."""
-    rows = seen.frame[seen.frame["aggregate"]] if seen.kind == "records" else seen.frame
-    kinds = rows["emulated"].map(
-        lambda cell: "" if cell is None or str(cell).strip().lower() in REAL else str(cell)
-    )
-    named = ", ".join(
-        repr(kind) for kind in list(dict.fromkeys(kind for kind in kinds if kind))[:4]
-    )
-    unreal = rows[kinds != ""]
-    if 0 < len(unreal) < len(rows):
-        evidence = (
-            f"{len(unreal)} of {len(rows)} results are emulated ({named}), the others are measured."
+@rule("emulated", "emulated")
+def emulated(observations: Observations) -> Iterator[Fault]:
+    """Emulated results among measured ones, several emulations, or only emulated results."""
+    rows = observations.runs
+    kinds = rows["emulated"].fillna("").astype(str).str.strip()
+    kinds = kinds.mask(kinds.str.lower().isin(NOT_EMULATED), "")
+    emulations, named = rows[kinds != ""], _listed(kinds[kinds != ""])
+    if 0 < len(emulations) < len(rows):
+        yield Fault(
+            emulations["label"],
+            f"{len(emulations)} of {len(rows)} results are emulated ({named}), the others are "
+            "measured.",
+            "Never compute or draw one from the other: keep emulated results in a study of their "
+            "own.",
+            "error",
         )
-        advice = "Never compute or draw one from the other: keep emulated results in a study of their own."
-        yield found("emulated", "error", unreal["label"], evidence, advice)
     elif kinds.nunique() > 1:
-        evidence = f"The results are of {kinds.nunique()} different emulations: {named}."
-        yield found(
-            "emulated",
-            "warning",
+        yield Fault(
             rows["label"],
-            evidence,
+            f"The results are of {kinds.nunique()} different emulations: {named}.",
             "Keep a study for each, and set them side by side.",
         )
-    elif len(unreal):
-        evidence = f"All {len(rows)} results are emulated: {named}."
-        yield found(
-            "emulated",
-            "note",
-            unreal["label"],
-            evidence,
+    elif len(emulations):
+        yield Fault(
+            emulations["label"],
+            f"All {len(rows)} results are emulated: {named}.",
             "Say so wherever one of their numbers is shown.",
+            "note",
         )
 
 
-ENVIRONMENT_RULES = (
-    Rule("mixed-environment", (("host", *SAME),), mixed_environment),
-    Rule("emulated", (("emulated",),), emulated),
+@rule(
+    "same-learning",
+    "loss or accuracy",
+    advice="Runs that learn differently do different work: look for unequal data, averaging that is "
+    "missing, or other seeds.",
 )
-# Sums in another order change the last digits; over a short training they stay far below this share of the loss.
-LOSS = 0.02
-# Reduced precision rounds more.
-REDUCED = 0.05
-# Of the accuracy: about what seeds differ by in fine-tuning.
-POINTS = 0.01
-QUARTERS = 4
-
-
-def same_learning(seen: Observations) -> Iterator[Finding]:
+def same_learning(observations: Observations) -> Iterator[Fault]:
     """Loss curves that disagree beyond tolerance at equal global batch and seed."""
-    rows = (
-        seen.frame[seen.frame["aggregate"]]
-        if seen.kind == "records"
-        else seen.frame[~seen.frame["aggregate"]]
-    )
-    batch = next(
-        (name for name in ("global_batch_size", "batch") if rows[name].notna().any()), None
-    )
+    frame, records = observations.frame, observations.kind == "records"
+    rows = frame[frame["aggregate"] == records]
     rows = rows[rows["loss"].notna() | rows["accuracy"].notna()]
-    rows = rows[rows[batch].notna()] if batch else rows
-    keys = [key for key in seen.keys if key not in {"key:strategy", "key:compile", "key:precision"}]
-    compared = False
-    names = [
-        *keys,
-        *([batch] if batch else []),
-        *(["total_steps"] if seen.kind == "records" else []),
-    ]
-    for _, group in rows.groupby(names, sort=False, dropna=False) if names else [("", rows)]:
-        if len(group) < 2:
-            continue
-        compared = True
-        if seen.kind == "records":
-            yield from _curves(group)
-        elif group["world_size"].nunique() > 1:
-            yield from _ends(group, batch)
-    if not compared:
-        raise UncheckedError("two runs of equal global batch with a loss or accuracy")
-
-
-def _curves(group: pd.DataFrame) -> Iterator[Finding]:
-    known = group[[isinstance(curve, list) and len(curve) > 0 for curve in group["loss_curve"]]]
-    # Where the loss depends on how ranks share the batch by the model's nature, only equal ways to share it are compared.
-    depends = known["depends_on_split"].notna()
-    shared = [known["world_size"].where(depends, 0.0), known["strategy"].where(depends, "")]
-    for _, alike in known.groupby(shared, sort=False):
-        yield from _apart(alike)
-
-
-def _apart(known: pd.DataFrame) -> Iterator[Finding]:
-    if len(known) < 2:
-        return
-    first = known.iloc[0]
-    reduced = known["precision"].isin(["bf16", "fp16"]).any()
-    for _, other in known.iloc[1:].iterrows():
-        length = min(len(first["loss_curve"]), len(other["loss_curve"]))
-        pair = [np.asarray(row["loss_curve"][:length], dtype=float) for row in (first, other)]
-        quarters = [
-            np.array([part.mean() for part in np.array_split(curve, min(QUARTERS, length))])
-            for curve in pair
-        ]
-        with np.errstate(all="ignore"):
-            apart = np.abs(quarters[1] - quarters[0]) / np.abs(quarters[0])
-        if np.nanmax(apart, initial=0.0) > (REDUCED if reduced else LOSS):
-            place = int(np.nanargmax(apart))
-            evidence = (
-                f"At equal batch and seed the mean loss of quarter {place + 1} of the training is {quarters[0][place]:.4g} at world size "
-                f"{first['world_size']:g} and {quarters[1][place]:.4g} at {other['world_size']:g}, {100 * apart[place]:.1f} % apart."
-            )
-            yield _finding([first["label"], other["label"]], evidence)
-
-
-def _ends(group: pd.DataFrame, batch: str | None) -> Iterator[Finding]:
-    order = (
-        "epoch" if group["epoch"].notna().any() else "step" if group["step"].notna().any() else None
+    names = [name for name in observations.keys if name not in SAME_LEARNING]
+    names += ["total_steps"] if records else []
+    batches = (name for name in ("global_batch_size", "batch") if frame[name].notna().any())
+    batch = next(batches, None)
+    if batch:
+        names.append(batch)
+        rows = rows[rows[batch].notna()]
+    groups = (
+        [group for _, group in rows.groupby(names, sort=False, dropna=False)] if names else [rows]
     )
-    last = group[group[order] == group[order].max()] if order else group
-    for name, tolerance, relative in (("loss", LOSS, True), ("accuracy", POINTS, False)):
-        ends = {
-            float(str(size)): float(end)
-            for size, end in last.groupby("world_size")[name].median().dropna().items()
-        }
-        if len(ends) < 2:
-            continue
-        low, high = min(ends, key=lambda size: ends[size]), max(ends, key=lambda size: ends[size])
-        gap = (ends[high] - ends[low]) / (abs(ends[low]) if relative and ends[low] else 1.0)
-        if gap > tolerance:
-            at = (
-                f"at {batch.replace('_', ' ')} {last[batch].iloc[0]:g}"
-                if batch
-                else "at batches that the table does not tell"
+    groups = [group for group in groups if len(group) > 1]
+    if not groups:
+        raise UncheckedError("two runs of equal global batch with a loss or accuracy")
+    for group in groups:
+        yield from _loss_curves(group) if records else _last_values(group, batch)
+
+
+def _loss_curves(group: pd.DataFrame) -> Iterator[Fault]:
+    known = group[[isinstance(curve, list) and len(curve) > 0 for curve in group["loss_curve"]]]
+    # Where the loss depends on how ranks share the batch, only equal ways to share it compare.
+    depends = known["depends_on_split"].notna()
+    split = [known["world_size"].where(depends, 0.0), known["strategy"].where(depends, "")]
+    for _, alike in known.groupby(split, sort=False):
+        first = alike.iloc[0]
+        reduced = alike["precision"].isin(["bf16", "fp16"]).any()
+        tolerance = REDUCED_TOLERANCE if reduced else LOSS_TOLERANCE
+        for _, other in alike.iloc[1:].iterrows():
+            length = min(len(first["loss_curve"]), len(other["loss_curve"]))
+            here, there = (
+                np.array([part.mean() for part in np.array_split(curve, min(QUARTERS, length))])
+                for curve in (first["loss_curve"][:length], other["loss_curve"][:length])
             )
-            what = f"{100 * gap:.1f} {'%' if relative else 'points'} apart {at}"
-            evidence = f"The {name} ends at {ends[low]:.4g} with {low:g} ranks and {ends[high]:.4g} with {high:g}, {what}."
-            yield _finding(list(last["label"]), evidence, "warning" if batch else "note")
+            gaps = np.abs(there - here) / np.abs(here)
+            if np.nanmax(gaps, initial=0.0) > tolerance:
+                worst = int(np.nanargmax(gaps))
+                yield Fault(
+                    [first["label"], other["label"]],
+                    f"At equal batch and seed the mean loss of quarter {worst + 1} of the training "
+                    f"is {here[worst]:.4g} at world size {first['world_size']:g} and "
+                    f"{there[worst]:.4g} at {other['world_size']:g}, {100 * gaps[worst]:.1f} % "
+                    "apart.",
+                )
 
 
-def _finding(labels: list[str], evidence: str, severity: Severity = "warning") -> Finding:
-    advice = "Runs that learn differently do different work: look for unequal data, averaging that is missing, or other seeds."
-    return found("same-learning", severity, labels, evidence, advice)
-
-
-LEARNING_RULES = (Rule("same-learning", (("loss", "accuracy"),), same_learning),)
+def _last_values(group: pd.DataFrame, batch: str | None) -> Iterator[Fault]:
+    order = next((name for name in ("epoch", "step") if group[name].notna().any()), None)
+    last = group[group[order] == group[order].max()] if order else group
+    medians = last.groupby("world_size")[["loss", "accuracy"]].median()
+    for name, tolerance in (("loss", LOSS_TOLERANCE), ("accuracy", ACCURACY_TOLERANCE)):
+        ends = medians[name].dropna()
+        if len(ends) < 2 or group["world_size"].nunique() < 2:
+            continue
+        low, high = float(ends.idxmin()), float(ends.idxmax())  # type: ignore[arg-type]
+        gap, unit = ends[high] - ends[low], "points"
+        if name == "loss":
+            gap, unit = gap / (abs(ends[low]) or 1.0), "%"
+        if gap > tolerance:
+            where = "at batches that the table does not give"
+            if batch:
+                where = f"at {batch.replace('_', ' ')} {last[batch].iloc[0]:g}"
+            yield Fault(
+                last["label"],
+                f"The {name} ends at {ends[low]:.4g} with {low:g} ranks and {ends[high]:.4g} with "
+                f"{high:g}, {100 * gap:.1f} {unit} apart {where}.",
+                severity="warning" if batch else "note",
+            )

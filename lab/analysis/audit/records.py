@@ -1,0 +1,170 @@
+"""Records of this lab as observations: one row for each repeat over all ranks, and one per rank."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import pandas as pd
+
+from lab.analysis.audit.columns import COLUMNS, NUMERIC, PHASES
+from lab.analysis.audit.observations import Observations
+from lab.config.labels import names
+from lab.config.run import Run
+from lab.perfmodel.collectives import bus_factor
+from lab.records.inference import ClassificationPoint, Point
+from lab.records.schema import Communication, Environment, Timing
+from lab.records.store import Record
+
+# Settings of a run that follow from the world size or that a rule compares by itself.
+NO_KEYS = {
+    *("world_size", "global_batch_size", "micro_batch_size", "grad_accum"),
+    *("steps", "warmup_steps", "lr_warmup_steps", "eval_batches"),
+}
+# Numbers that only records have.
+RECORD_NUMBERS = ("total_steps", "phase_sum", "median_low", "median_high", "foreign_cpu")
+
+
+def from_records(
+    records: Sequence[Record],
+    *,
+    scaling: Literal["strong", "weak", "none"] | None = None,
+    baseline: Mapping[str, object] | None = None,
+) -> Observations:
+    """Completed records as observations, times per step in s."""
+    rows: list[dict[str, Any]] = []
+    for record in records:
+        if record.completed and record.timing is not None:
+            common = _common(record)
+            quoted = _quoted(record.timing, record.communication, record.run.world_size)
+            rows.append(common | quoted | {"aggregate": True})
+            rows += [common | row for row in _ranks(record.timing, common["label"])]
+        elif record.completed and record.inference is not None:
+            common = _common(record)
+            points: list[Point | ClassificationPoint] = [*record.inference.points]
+            points += record.inference.classifications
+            rows += [common | _inference(point, record.run_id) for point in points]
+    frame = pd.DataFrame(rows)
+    frame = frame.reindex(columns=list(dict.fromkeys([*COLUMNS, *RECORD_NUMBERS, *frame.columns])))
+    for name in (*NUMERIC, *RECORD_NUMBERS, "rank"):
+        frame[name] = pd.to_numeric(frame[name], errors="coerce").astype(float)
+    return Observations(
+        frame=frame,
+        kind="records",
+        scaling=scaling,
+        baseline=baseline or {},
+        derived=frozenset({"micro_batch_size"}),
+    )
+
+
+def _common(record: Record) -> dict[str, Any]:
+    run, quality = record.run, record.quality
+    row: dict[str, Any] = {
+        "label": f"{record.run_id}/{record.repeat}",
+        "run_id": record.run_id,
+        "repeat": str(record.repeat),
+        "world_size": run.world_size,
+        "global_batch_size": run.global_batch_size,
+        "micro_batch_size": run.micro_batch_size * run.grad_accum,
+        "total_steps": run.steps,
+        "warmup": run.warmup_steps,
+        "compile": str(run.compile),
+        "precision": run.precision,
+        "strategy": run.strategy,
+        "phases_checked": record.checks.get("phases_close"),
+        "loss_curve": quality.loss if quality else None,
+        "loss": quality.loss[-1] if quality and quality.loss else None,
+        "accuracy": quality.accuracy if quality else None,
+        "depends_on_split": quality.depends_on_split if quality else None,
+        "loader_workers": run.loader_workers if run.loader == "classic" else None,
+    }
+    settings = {name: str(getattr(run, name)) for name in Run.model_fields if name not in NO_KEYS}
+    row |= {f"key:{name}": value for name, value in (settings | names(run)).items()}
+    return row | (_environment(record.environment) if record.environment else {})
+
+
+def _environment(environment: Environment) -> dict[str, Any]:
+    hosts = sorted(set(environment.hosts))
+    cores = {core for cores in environment.cpus_granted for core in cores}
+    emulated = environment.emulated
+    versions = sorted(environment.versions.items())
+    return {
+        "device": environment.device,
+        "key:device": environment.device,
+        "cpu": environment.cpu,
+        "gpu": environment.gpu,
+        "version": ", ".join(f"{name} {version}" for name, version in versions),
+        "threads": str(environment.threads_per_rank),
+        "commit": environment.git_commit,
+        "dirty": environment.git_dirty,
+        "driver": environment.driver,
+        "host": ", ".join(hosts),
+        "nodes": len(hosts) or None,
+        "data_sha256": environment.data_sha256,
+        "cluster": environment.cluster,
+        "emulated": emulated.label if emulated else "no",
+        "link": emulated.link.label if emulated and emulated.link else None,
+        "key:emulated": emulated.label if emulated else "",
+        "foreign_cpu": environment.foreign_cpu,
+        "parameters": environment.parameters,
+        "cpus": len(cores) or None if len(hosts) == 1 else None,
+    }
+
+
+def _inference(point: Point | ClassificationPoint, run_id: str) -> dict[str, Any]:
+    """One point of an inference record: the time for one batch with the quantized model."""
+    if isinstance(point, Point):
+        total, prompt = point.quantized.total, str(point.prompt_tokens)
+        name = f"{run_id}, prompt {prompt}"
+    else:
+        total, prompt, name = point.quantized, "", run_id
+    return {
+        "run_id": f"{name}, batch {point.batch_size}",
+        "time": total.median,
+        "global_batch_size": point.batch_size,
+        "micro_batch_size": None,
+        "total_steps": None,
+        "aggregate": True,
+        "key:prompt": prompt,
+    }
+
+
+def _quoted(timing: Timing, communication: Communication | None, world_size: int) -> dict[str, Any]:
+    phases = {name: stat.median for name, stat in timing.phases.items()}
+    row: dict[str, Any] = {
+        "time": timing.step.median,
+        "rate": timing.samples_per_second,
+        "phase_sum": math.fsum(phases.values()),
+        **_canonical(phases),
+    }
+    if communication is not None:
+        total, exposed = communication.total, communication.exposed
+        size: float | None = communication.bytes
+        if communication.bytes_moved is not None and world_size > 1:
+            # Rules of bandwidth assume an all-reduce: the size of one that moves as much.
+            size = communication.bytes_moved / bus_factor("all_reduce", world_size)
+        row["communication"] = total.median if total else None
+        row["exposed"] = exposed.median if exposed else None
+        row["bytes"] = size or None
+    return row
+
+
+def _ranks(timing: Timing, label: str) -> list[dict[str, Any]]:
+    low, high = timing.step.interval or (None, None)
+    rows = []
+    for rank, step in enumerate(timing.per_rank.get("step", [])):
+        phases = {
+            name: values[rank]
+            for name, values in timing.per_rank.items()
+            if name in timing.phases and rank < len(values)
+        }
+        row = {"rank": rank, "aggregate": False, "label": f"{label} rank {rank}"}
+        rows.append(
+            row | {"time": step, "median_low": low, "median_high": high} | _canonical(phases)
+        )
+    return rows
+
+
+def _canonical(phases: Mapping[str, float]) -> dict[str, float]:
+    return {name: value for name, value in phases.items() if name in PHASES}
