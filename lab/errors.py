@@ -36,10 +36,8 @@ class InputError(LabError):
         super().__init__(str(self))
 
     def __reduce__(self) -> tuple[type[InputError], tuple[str, tuple[Problem, ...]]]:
-        return type(self), (
-            self.source,
-            self.problems,
-        )  # so that it crosses from one process to another
+        # So that it can be pickled, from one process to another.
+        return type(self), (self.source, self.problems)
 
     def __str__(self) -> str:
         if len(self.problems) == 1:
@@ -54,4 +52,4 @@ def nearest(word: str, choices: Iterable[str]) -> str:
     close = difflib.get_close_matches(str(word), names, n=1, cutoff=0.6)
     if close:
         return f"did you mean {close[0]!r}?"
-    return "choose one of: " + ", ".join(names) if names else "there is no choice here yet"
+    return "choose one of: " + ", ".join(names) if names else "there are no choices yet"

@@ -24,8 +24,8 @@ UNITS = (Unit("s", 1.0), Unit("ms", 1e3), Unit("µs", 1e6))
 def rounded(value: float | None, low: float | None = None, high: float | None = None) -> str:
     """A value and its interval as text, such as `1.84 [1.80, 1.90]`; `not measured` for None and NaN.
 
-    The last digit shown is the first one of half the interval's width, of three digits without an interval, and never
-    more than four significant ones. The value keeps at least one.
+    The last digit shown is the first one of half the interval's width, or the third significant one
+    without an interval; never more than four significant digits, and at least one of the value.
     """
     if not _known(value):
         return NOT_MEASURED
@@ -50,7 +50,7 @@ def format_seconds(
     *,
     unit: Unit | None = None,
 ) -> str:
-    """A duration in s and its interval, in the given unit or the one that suits the value, such as `153 [150, 157] ms`."""
+    """A duration in s and its interval, such as `153 [150, 157] ms`; by default in the unit that suits it."""
     return _scaled(value, low, high, unit or unit_for([value]))
 
 
@@ -74,7 +74,7 @@ def _known(value: float | None) -> TypeGuard[float]:
 
 
 def _leading(value: float) -> int:
-    """The power of ten of a number's first digit; a hair above, so that 0.1 computed as 0.0999... counts as 0.1."""
+    """The power of ten of a number's first digit; 0.1 computed as 0.0999... counts as 0.1."""
     return math.floor(math.log10(abs(value)) + 1e-9) if value else 0
 
 

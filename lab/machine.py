@@ -1,4 +1,4 @@
-"""What this machine has: cores that may be used, memory, GPUs; found out without torch."""
+"""This machine without torch: the cores that may be used, memory, GPUs, and which processes run."""
 
 from __future__ import annotations
 
@@ -32,25 +32,24 @@ def allowed_cpus() -> tuple[int, ...]:
 
 
 def cores() -> tuple[int, ...]:
-    """One logical CPU for each physical core that this process may use, at most as many as its CPU quota pays for.
+    """One logical CPU of each physical core that this process may use, at most as many as its quota.
 
     Two ranks on the two threads of one core would slow each other and look like bad scaling.
     """
-    chosen: dict[frozenset[int], int] = {}
+    by_core: dict[frozenset[int], int] = {}
     for cpu in allowed_cpus():
-        chosen.setdefault(_siblings(cpu), cpu)
+        by_core.setdefault(_siblings(cpu), cpu)
     quota = _cpu_quota()
-    return tuple(chosen.values())[: max(int(quota), 1) if quota else None]
+    return tuple(by_core.values())[: max(int(quota), 1) if quota else None]
 
 
 def _siblings(cpu: int) -> frozenset[int]:
     path = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
     try:
-        text = path.read_text()
+        ranges = [part.split("-") for part in path.read_text().strip().split(",")]
     except OSError:
         return frozenset({cpu})
-    ranges = [part.split("-") for part in text.strip().split(",")]
-    return frozenset(cpu for part in ranges for cpu in range(int(part[0]), int(part[-1]) + 1))
+    return frozenset(cpu for ends in ranges for cpu in range(int(ends[0]), int(ends[-1]) + 1))
 
 
 def _cpu_quota() -> float | None:
@@ -90,32 +89,27 @@ def gpus() -> tuple[Gpu, ...]:
     program = shutil.which("nvidia-smi")
     if program is None:
         return ()
-    query = [
-        program,
-        "--query-gpu=name,driver_version,memory.total",
-        "--format=csv,noheader,nounits",
-    ]
+    fields = "--query-gpu=name,driver_version,memory.total"
+    query = [program, fields, "--format=csv,noheader,nounits"]
     try:
-        answer = subprocess.run(
+        output = subprocess.run(
             query, capture_output=True, text=True, timeout=20, check=True
         ).stdout
     except (OSError, subprocess.SubprocessError):
         return ()
-    rows = [
-        [field.strip() for field in line.split(",")] for line in answer.splitlines() if line.strip()
-    ]
-    found = [Gpu(name, driver, int(float(memory)) * 2**20) for name, driver, memory in rows]
+    rows = [map(str.strip, line.split(",")) for line in output.splitlines() if line.strip()]
+    devices = tuple(Gpu(name, driver, int(float(mib)) * 2**20) for name, driver, mib in rows)
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
-        return tuple(found)
-    return tuple(found[: len([index for index in visible.split(",") if index.strip()])])
+        return devices
+    return devices[: len([index for index in visible.split(",") if index.strip()])]
 
 
 def began(pid: int) -> float:
     """When a process began, in s of a clock of this machine; tells it from a later one with its id.
 
-    On Linux that is since the last boot, which does not change when the time of day is set (proc(5)). Raises
-    psutil.NoSuchProcess where there is none.
+    On Linux since the last boot, which does not change when the time of day is set (proc(5)).
+    Raises psutil.NoSuchProcess.
     """
     if sys.platform != "linux":
         return float(psutil.Process(pid).create_time())
@@ -123,7 +117,7 @@ def began(pid: int) -> float:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
         raise psutil.NoSuchProcess(pid) from None
-    # The name stands in brackets and may hold any of them; after it begins the third field, of which we want the 22nd.
+    # The second field, the name in brackets, may hold brackets itself; `starttime` is the 22nd.
     return int(stat.rpartition(")")[2].split()[19]) / os.sysconf("SC_CLK_TCK")
 
 
@@ -136,8 +130,7 @@ def age() -> float:
 def is_running(pid: int, since: float) -> bool:
     """Whether the process that had this id and beginning still runs; a zombie does not."""
     try:
-        return (
-            abs(began(pid) - since) < 0.05 and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-        )
+        zombie = psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+        return abs(began(pid) - since) < 0.05 and not zombie
     except psutil.Error:
         return False

@@ -1,72 +1,170 @@
-"""What inference records say: quantized against base, over repeats, as rows and as sentences."""
+"""Quantized models against their fp32 base, over repeats: rows and sentences of an inference report.
+
+Language models are timed by prompt length and batch size, classifiers by batch size: the same tables, with
+the columns of GENERATION or CLASSIFICATION.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from lab.analysis.scaling_curves import ranks
-from lab.config.run import Run
-from lab.config.study import Study
-from lab.formatting import format_seconds, percent, rounded
-from lab.records.inference import ClassificationPoint, Inference
+from lab.formatting import NOT_MEASURED, format_seconds, percent, rounded
+from lab.records.inference import Inference, Point, Share
 from lab.records.schema import Stat
 from lab.records.store import Record
 
-SMALL_GROWTH = (
-    1.5  # of the time between tokens over the batch sizes: below it the calls count, not their work
-)
+# Growth of the time between tokens over the batch sizes, below which calls cost more than their work.
+SMALL_GROWTH = 1.5
 NEAR_ROOFLINE = 0.5
 
 
 class Estimate(NamedTuple):
-    """A median over repeats; the interval spans those of all repeats, so that it is too wide rather than too narrow."""
+    """A median over repeats; the interval spans those of all repeats, so it is rather too wide than too narrow."""
 
     value: float
-    low: float | None
-    high: float | None
+    low: float | None = None
+    high: float | None = None
 
 
-class Compared(NamedTuple):
-    """The repeats of one configuration that measured one prompt length and batch size."""
+def estimate(stats: Sequence[Stat]) -> Estimate:
+    """The estimate from one statistic per repeat."""
+    value = float(np.median([stat.median for stat in stats]))
+    intervals = [stat.interval for stat in stats if stat.interval is not None]
+    if not intervals:
+        return Estimate(value)
+    lows, highs = zip(*intervals, strict=True)
+    return Estimate(value, min(lows), max(highs))
+
+
+class Measurement(NamedTuple):
+    """One configuration at one batch size, and prompt length if it generates: a point of each repeat.
+
+    Quantities are named by their path in Point or ClassificationPoint, such as `quantized.p50`.
+    """
 
     record: Record
-    prompt_tokens: int
-    batch_size: int
     points: list[Any]
 
     @property
-    def name(self) -> str:
-        """Quantization and where it ran, for people."""
-        return f"{self.record.run.quantization} on {place(self.record)}"
+    def results(self) -> Inference:
+        """What the first repeat measured."""
+        return inference_of(self.record)
 
-    def ratio(self, which: str) -> Estimate:
-        """Quantized over base: `first_token`, `inter_token` or `total`; below 1 is faster."""
-        return over([getattr(point, f"{which}_ratio") for point in self.points])
+    @property
+    def label(self) -> str:
+        """Quantization, where it ran, prompt length and batch size, for people."""
+        point = self.points[0]
+        prompt = f", prompt {point.prompt_tokens}" if isinstance(point, Point) else ""
+        return (
+            f"{self.results.quantization} on {place(self.record)}{prompt}, batch {point.batch_size}"
+        )
 
-    def latency(self, model: str, which: str) -> Estimate:
-        """Seconds of `base` or `quantized`: `first_token`, `inter_token` or `total`."""
-        return over([getattr(getattr(point, model), which) for point in self.points])
+    def estimate(self, path: str) -> Estimate:
+        """The estimate of a Stat."""
+        return estimate([attrgetter(path)(point) for point in self.points])
 
-    def median(self, model: str, which: str) -> float:
-        """A plain number of a Latency, the median over repeats."""
-        return float(np.median([getattr(getattr(point, model), which) for point in self.points]))
+    def median(self, path: str) -> float:
+        """The median over repeats of a number."""
+        return float(np.median([attrgetter(path)(point) for point in self.points]))
 
 
-def over(stats: Sequence[Stat]) -> Estimate:
-    """The estimate from one statistic per repeat."""
-    bounds = [stat.interval for stat in stats if stat.interval is not None]
-    low, high = (
-        (min(low for low, _ in bounds), max(high for _, high in bounds)) if bounds else (None, None)
-    )
-    return Estimate(float(np.median([stat.median for stat in stats])), low, high)
+class Kind(NamedTuple):
+    """What is measured of one kind of model, and the columns of its tables.
+
+    `points` and `quality` are fields of Inference (without the quality there is no row), `ratio` one of its points.
+    """
+
+    points: str
+    quality: str
+    ratio: str
+    time: str
+    verb: str
+    speed_columns: dict[str, Callable[[Measurement], Any]]
+    quality_columns: dict[str, Callable[[Inference], Any]]
+    summary: Callable[[Inference], str]
+
+
+def _estimate(path: str, text: Callable[..., str] = rounded) -> Callable[[Measurement], str]:
+    return lambda row: text(*row.estimate(path))
+
+
+def _rate(path: str) -> Callable[[Measurement], str]:
+    return lambda row: f"{row.median(path):.0f}"
+
+
+def _share(
+    share: Share | None, text: Callable[..., str], factor: float = 1, less: float = 0
+) -> str:
+    ends = (share.value, share.low, share.high) if share else (None, None, None)
+    return text(*(None if end is None else factor * (end - less) for end in ends))
+
+
+GENERATION = Kind(
+    points="points",
+    quality="perplexity_ratio",
+    ratio="inter_token_ratio",
+    time="time between tokens",
+    verb="decode",
+    speed_columns={
+        "prompt": lambda row: row.points[0].prompt_tokens,
+        "batch": lambda row: row.points[0].batch_size,
+        "first token": _estimate("first_token_ratio"),
+        "between tokens": _estimate("inter_token_ratio"),
+        "whole generation": _estimate("total_ratio"),
+        "tokens/s": _rate("quantized.decode_tokens_per_second"),
+        "base tokens/s": _rate("base.decode_tokens_per_second"),
+    },
+    quality_columns={
+        "perplexity": lambda results: rounded(results.perplexity),
+        "change": lambda results: _share(results.perplexity_ratio, percent, less=1),
+        "same likeliest token": lambda results: _share(results.same_tokens, percent),
+        "same generated tokens": lambda results: percent(results.generated_alike),
+    },
+    summary=lambda results: (
+        f"{_share(results.perplexity_ratio, lambda value, *_: rounded(value))} of its perplexity"
+    ),
+)
+CLASSIFICATION = Kind(
+    points="classifications",
+    quality="accuracy_change",
+    ratio="ratio",
+    time="time for a batch",
+    verb="classify",
+    speed_columns={
+        "batch": lambda row: row.points[0].batch_size,
+        "time of a batch, over base": _estimate("ratio"),
+        "time of a batch": _estimate("quantized", format_seconds),
+        "base time": _estimate("base", format_seconds),
+        "samples/s": _rate("samples_per_second"),
+        "base samples/s": _rate("base_samples_per_second"),
+    },
+    quality_columns={
+        "accuracy": lambda results: percent(results.accuracy),
+        "base accuracy": lambda results: percent(results.base_accuracy),
+        "change (points)": lambda results: _share(results.accuracy_change, rounded, factor=100),
+        "same class": lambda results: _share(results.same_classes, percent),
+        "samples": lambda results: results.held_out_samples,
+    },
+    summary=lambda results: (
+        f"an accuracy of {percent(results.accuracy)}, the base's is {percent(results.base_accuracy)}"
+    ),
+)
 
 
 def place(record: Record) -> str:
     """Where a record was measured, such as `2 CPU processes`."""
     return ranks(record.environment.device if record.environment else None, record.run.world_size)
+
+
+def inference_of(record: Record) -> Inference:
+    """What a completed inference record measured."""
+    assert record.inference is not None
+    return record.inference
 
 
 def by_run(records: Sequence[Record]) -> list[list[Record]]:
@@ -78,418 +176,178 @@ def by_run(records: Sequence[Record]) -> list[list[Record]]:
     return list(runs.values())
 
 
-def compared(records: Sequence[Record]) -> list[Compared]:
+def measurements(records: Sequence[Record], kind: Kind) -> list[Measurement]:
     """Every configuration at every point that was timed."""
-    found = []
+    rows = []
     for repeats in by_run(records):
-        keys = [
-            (point.prompt_tokens, point.batch_size) for point in inference_of(repeats[0]).points
-        ]
-        for number, (length, size) in enumerate(keys):
-            points = [
-                inference_of(record).points[number]
-                for record in repeats
-                if len(inference_of(record).points) > number
-            ]
-            found.append(Compared(repeats[0], length, size, points))
-    return found
+        points = [getattr(inference_of(record), kind.points) for record in repeats]
+        for number in range(len(points[0])):
+            measured = [of_repeat[number] for of_repeat in points if len(of_repeat) > number]
+            rows.append(Measurement(repeats[0], measured))
+    return rows
 
 
-def inference_of(record: Record) -> Inference:
-    """What a completed inference record measured."""
-    assert record.inference is not None
-    return record.inference
+def _quantized(records: Sequence[Record], kind: Kind) -> list[Measurement]:
+    return [row for row in measurements(records, kind) if row.results.quantization != "none"]
 
 
-def speed_rows(records: Sequence[Record]) -> list[dict[str, Any]]:
-    """Ratios of time, quantized over base, a row per configuration and point."""
+def speed_rows(records: Sequence[Record], kind: Kind) -> list[dict[str, Any]]:
+    """Times and rates of the quantized model and its base, a row per configuration and point."""
     return [
-        {
-            "quantization": row.record.run.quantization,
-            "on": place(row.record),
-            "prompt": row.prompt_tokens,
-            "batch": row.batch_size,
-            "first token": rounded(*row.ratio("first_token")),
-            "between tokens": rounded(*row.ratio("inter_token")),
-            "whole generation": rounded(*row.ratio("total")),
-            "tokens/s": f"{row.median('quantized', 'decode_tokens_per_second'):.0f}",
-            "base tokens/s": f"{row.median('base', 'decode_tokens_per_second'):.0f}",
-        }
-        for row in compared(records)
+        {"quantization": row.results.quantization, "on": place(row.record)}
+        | {column: text(row) for column, text in kind.speed_columns.items()}
+        for row in measurements(records, kind)
     ]
 
 
 def latency_rows(records: Sequence[Record]) -> list[dict[str, Any]]:
-    """Prefill and decode apart, a row per model and point; base rows come from the runs of each quantization."""
+    """Prefill and decode apart, a row per language model and point; the base's are from runs without quantization."""
     rows = []
-    for found in compared(records):
-        roofline = inference_of(found.record).memory_bytes_per_second
-        for model in ("base", "quantized"):
-            if model == "base" and found.record.run.quantization != "none":
-                continue
-            bandwidth = found.median(model, "bytes_per_second")
+    for row in measurements(records, GENERATION):
+        quantization, roofline = row.results.quantization, row.results.memory_bytes_per_second
+        for model in ("base", "quantized") if quantization == "none" else ("quantized",):
+            bandwidth = row.median(f"{model}.bytes_per_second")
             rows.append(
                 {
-                    "model": "base (fp32)" if model == "base" else found.record.run.quantization,
-                    "on": place(found.record),
-                    "prompt": found.prompt_tokens,
-                    "batch": found.batch_size,
-                    "first token": format_seconds(*found.latency(model, "first_token")),
-                    "prefill tokens/s": f"{found.median(model, 'prefill_tokens_per_second'):.0f}",
+                    "model": "base (fp32)" if model == "base" else quantization,
+                    "on": place(row.record),
+                    "prompt": row.points[0].prompt_tokens,
+                    "batch": row.points[0].batch_size,
+                    "first token": format_seconds(*row.estimate(f"{model}.first_token")),
+                    "prefill tokens/s": _rate(f"{model}.prefill_tokens_per_second")(row),
                     **{
-                        f"between tokens, {name}": format_seconds(found.median(model, name))
-                        for name in ("p50", "p90", "p99")
+                        f"between tokens, {quantile}": format_seconds(
+                            row.median(f"{model}.{quantile}")
+                        )
+                        for quantile in ("p50", "p90", "p99")
                     },
-                    "tokens/s": f"{found.median(model, 'decode_tokens_per_second'):.0f}",
+                    "tokens/s": _rate(f"{model}.decode_tokens_per_second")(row),
                     "GB/s": f"{bandwidth / 1e9:.2f}",
                     "of memory bandwidth": percent(bandwidth / roofline)
                     if roofline
-                    else "not measured",
+                    else NOT_MEASURED,
                 }
             )
     return rows
 
 
-def size_cells(repeats: Sequence[Record]) -> dict[str, Any]:
-    """How large the quantized model is, in MB and over the base, and how long it took to make."""
-    found = inference_of(repeats[0])
-    assert found.size is not None
-    took = [
-        seconds for record in repeats if (seconds := inference_of(record).quantize_time) is not None
-    ]
-    return {
-        "quantization": found.quantization,
-        "on disk (MB)": f"{found.size.disk / 1e6:.2f}",
-        "in memory (MB)": f"{found.size.memory / 1e6:.2f}",
-        "of the base": percent(found.size.memory / found.base_size.memory),
-        "time to quantize": format_seconds(float(np.median(took))) if took else "not measured",
-    }
-
-
-def output_cells(found: Inference) -> dict[str, Any]:
-    """How far its logits are from the base's, and by which method it was made."""
-    return {
-        "largest error of logits": f"{max(found.output_errors.values()):.1e}",
-        "method": found.method,
-    }
-
-
-def quality_rows(records: Sequence[Record]) -> list[dict[str, Any]]:
-    """Sizes, perplexity and agreement, a row per quantization: they do not depend on the number of ranks."""
+def quality_rows(records: Sequence[Record], kind: Kind) -> list[dict[str, Any]]:
+    """Sizes, quality and agreement, a row per quantization: they do not depend on the number of ranks."""
     rows: dict[str, dict[str, Any]] = {}
     for repeats in by_run(records):
-        found = inference_of(repeats[0])
-        if (
-            found.unavailable
-            or found.size is None
-            or found.perplexity_ratio is None
-            or found.same_tokens is None
-        ):
+        results = inference_of(repeats[0])
+        if results.unavailable or results.size is None or getattr(results, kind.quality) is None:
             continue
-        change = [None if part is None else part - 1 for part in _bounds(found.perplexity_ratio)]
-        rows[found.quantization] = {
-            **size_cells(repeats),
-            "perplexity": rounded(found.perplexity),
-            "change": percent(*change) if change[0] else "0 %",
-            "same likeliest token": percent(*_bounds(found.same_tokens)),
-            "same generated tokens": percent(found.generated_alike),
-            **output_cells(found),
+        times = [
+            time for record in repeats if (time := inference_of(record).quantize_time) is not None
+        ]
+        rows[results.quantization] = {
+            "quantization": results.quantization,
+            "on disk (MB)": f"{results.size.disk / 1e6:.2f}",
+            "in memory (MB)": f"{results.size.memory / 1e6:.2f}",
+            "of the base": percent(_memory_share(results)),
+            "time to quantize": format_seconds(float(np.median(times)) if times else None),
+            **{column: text(results) for column, text in kind.quality_columns.items()},
+            "largest error of logits": f"{max(results.output_errors.values()):.1e}",
+            "method": results.method,
         }
     return list(rows.values())
 
 
-def _bounds(share: Any) -> tuple[float, float | None, float | None]:
-    return share.value, share.low, share.high
+def _memory_share(results: Inference) -> float:
+    return results.size.memory / results.base_size.memory if results.size else 1.0
+
+
+def best(records: Sequence[Record]) -> list[str]:
+    """The quantized model that gains the most time and the smallest one, of each kind that was measured."""
+    return [text for kind in (GENERATION, CLASSIFICATION) for text in _best(records, kind)]
+
+
+def _best(records: Sequence[Record], kind: Kind) -> Iterator[str]:
+    rows = _quantized(records, kind)
+    if faster := [row for row in rows if (row.estimate(kind.ratio).high or 1.0) < 1.0]:
+        fastest = min(faster, key=lambda row: row.estimate(kind.ratio).value)
+        ratio = rounded(*fastest.estimate(kind.ratio))
+        yield f"{fastest.label}, gains the most time: {ratio} of the fp32 base's {kind.time}."
+    elif rows:
+        yield f"No quantization is shown to {kind.verb} faster than the fp32 base here."
+    if smaller := [row.results for row in rows if _memory_share(row.results) < 1.0]:
+        smallest = min(smaller, key=_memory_share)
+        yield (
+            f"The smallest is {smallest.quantization}, with {percent(_memory_share(smallest))} "
+            f"of the base's bytes and {kind.summary(smallest)}."
+        )
+
+
+def sentences(records: Sequence[Record]) -> list[str]:
+    """What each quantization gains or costs, as far as the intervals show it, and why where it costs time."""
+    generated, classified = (_quantized(records, kind) for kind in (GENERATION, CLASSIFICATION))
+    accuracies = {row.results.quantization: _accuracy(row.results) for row in classified}
+    return [
+        *(_speed(row, GENERATION, f"Why: {_why_slow(row, generated)}") for row in generated),
+        *(_speed(row, CLASSIFICATION, f"It ran {_method(row)}") for row in classified),
+        *accuracies.values(),
+    ]
+
+
+def _speed(row: Measurement, kind: Kind, why_slow: str) -> str:
+    ratio = row.estimate(kind.ratio)
+    share = f"{rounded(*ratio)} of the base's {kind.time}"
+    if ratio.low is None or ratio.high is None or ratio.low <= 1 <= ratio.high:
+        return f"{row.label}: {share}: no difference is shown."
+    if ratio.value < 1:
+        return f"{row.label}: faster, {share}."
+    return f"{row.label}: slower, {share}. {why_slow}."
+
+
+def _method(row: Measurement) -> str:
+    threads = row.record.environment.threads_per_rank if row.record.environment else None
+    with_threads = f" with {threads} thread{'s' * (threads > 1)} per rank" if threads else ""
+    return (
+        f"{row.results.method}, on {row.results.arithmetic or 'unknown arithmetic'}{with_threads}"
+    )
+
+
+def _why_slow(row: Measurement, rows: Sequence[Measurement]) -> str:
+    reasons = []
+    if row.results.memory_bytes_per_second:
+        share = row.median("base.bytes_per_second") / row.results.memory_bytes_per_second
+        small, large = "reading fewer bytes helps little", "other work outweighs the fewer bytes"
+        reasons.append(
+            f"the base reads {percent(share)} of the memory bandwidth of a rank in decoding, "
+            f"so {small if share < NEAR_ROOFLINE else large}"
+        )
+    times = {
+        other.points[0].batch_size: other.median("quantized.p50")
+        for other in rows
+        if other.record.run_id == row.record.run_id
+        and other.points[0].prompt_tokens == row.points[0].prompt_tokens
+    }
+    least, most = min(times), max(times)
+    if most > least:
+        growth = times[most] / times[least]
+        small, large = "dispatching the calls counts for more than their work", "their work counts"
+        reasons.append(
+            f"its own time between tokens grows {growth:.1f} times from batch {least} to {most}, "
+            f"so {small if growth < SMALL_GROWTH else large}"
+        )
+    return "; ".join([*reasons, _method(row)])
+
+
+def _accuracy(results: Inference) -> str:
+    change = results.accuracy_change
+    assert change is not None
+    accuracy = (
+        f"{results.quantization}: accuracy {percent(results.accuracy)}, "
+        f"the base's {percent(results.base_accuracy)}"
+    )
+    if change.low is None or change.high is None or change.low <= 0 <= change.high:
+        return f"{accuracy}: no difference is shown on {results.held_out_samples} samples."
+    direction = "lower" if change.value < 0 else "higher"
+    return f"{accuracy}: {direction}, a change of {_share(change, rounded, factor=100)} points."
 
 
 def missing(records: Sequence[Record]) -> list[str]:
     """What could not be measured on this machine, each with its reason."""
-    told = {
-        f"{inference_of(record).quantization}: {inference_of(record).unavailable}."
-        for repeats in by_run(records)
-        for record in repeats[:1]
-    }
-    return sorted(sentence for sentence in told if not sentence.endswith(": ."))
-
-
-def sentences(records: Sequence[Record]) -> list[str]:
-    """What quantization gains or costs at each point where the interval says so, and why where it costs."""
-    return [
-        _sentence(row, compared(records))
-        for row in compared(records)
-        if row.record.run.quantization != "none"
-    ]
-
-
-def _sentence(row: Compared, others: Sequence[Compared]) -> str:
-    ratio = row.ratio("inter_token")
-    where = f"{row.name}, prompt {row.prompt_tokens}, batch {row.batch_size}"
-    told = f"{rounded(*ratio)} of the base's time between tokens"
-    if ratio.low is None or ratio.high is None or ratio.low <= 1 <= ratio.high:
-        return f"{where}: {told}: no difference is shown."
-    if ratio.value < 1:
-        return f"{where}: faster, {told}."
-    return f"{where}: slower, {told}. Why: {'; '.join(_reasons(row, others))}."
-
-
-def _reasons(row: Compared, others: Sequence[Compared]) -> Iterator[str]:
-    found = inference_of(row.record)
-    bandwidth = row.median("base", "bytes_per_second")
-    if found.memory_bytes_per_second:
-        share = bandwidth / found.memory_bytes_per_second
-        limited = (
-            "so reading fewer bytes helps little"
-            if share < NEAR_ROOFLINE
-            else "so fewer bytes could help, and other work outweighs it"
-        )
-        yield f"the base reads {percent(share)} of the memory bandwidth of a rank in decoding, {limited}"
-    alike = [
-        other
-        for other in others
-        if (other.record.run_id, other.prompt_tokens) == (row.record.run_id, row.prompt_tokens)
-    ]
-    least, most = (choose(alike, key=lambda other: other.batch_size) for choose in (min, max))
-    growth = most.median("quantized", "p50") / least.median("quantized", "p50")
-    if most.batch_size > least.batch_size:
-        calls = (
-            "so dispatching the calls counts for more than their work"
-            if growth < SMALL_GROWTH
-            else "so their work counts"
-        )
-        yield f"its own time between tokens grows {growth:.1f} times from batch {least.batch_size} to {most.batch_size}, {calls}"
-    threads = row.record.environment.threads_per_rank if row.record.environment else None
-    yield f"{found.method}, on {found.arithmetic or 'unknown arithmetic'}" + (
-        f" with {threads} thread(s) per rank" if threads else ""
-    )
-
-
-class Classified(NamedTuple):
-    """The repeats of one configuration that measured one batch size."""
-
-    record: Record
-    batch_size: int
-    points: list[ClassificationPoint]
-
-    @property
-    def ratio(self) -> Estimate:
-        """Time for a batch, quantized over base; below 1 is faster."""
-        return over([point.ratio for point in self.points])
-
-    def rate(self, which: str) -> float:
-        """Samples/s, `samples_per_second` or `base_samples_per_second`, the median over repeats."""
-        return float(np.median([getattr(point, which) for point in self.points]))
-
-    @property
-    def told(self) -> str:
-        """What it is, for people."""
-        return f"{self.record.run.quantization} on {place(self.record)}, batch {self.batch_size}"
-
-
-def classified(records: Sequence[Record]) -> list[Classified]:
-    """Every configuration at every batch size that was timed."""
-    found = []
-    for repeats in by_run(records):
-        for number, point in enumerate(inference_of(repeats[0]).classifications):
-            points = [
-                inference_of(record).classifications[number]
-                for record in repeats
-                if len(inference_of(record).classifications) > number
-            ]
-            found.append(Classified(repeats[0], point.batch_size, points))
-    return found
-
-
-def classifier_speed_rows(records: Sequence[Record]) -> list[dict[str, Any]]:
-    """Times and their ratios, quantized over base, a row per configuration and batch size."""
-    return [
-        {
-            "quantization": row.record.run.quantization,
-            "on": place(row.record),
-            "batch": row.batch_size,
-            "time of a batch, over base": rounded(*row.ratio),
-            "time of a batch": format_seconds(*over([point.quantized for point in row.points])),
-            "base time": format_seconds(*over([point.base for point in row.points])),
-            "samples/s": f"{row.rate('samples_per_second'):.0f}",
-            "base samples/s": f"{row.rate('base_samples_per_second'):.0f}",
-        }
-        for row in classified(records)
-    ]
-
-
-def classifier_quality_rows(records: Sequence[Record]) -> list[dict[str, Any]]:
-    """Sizes, accuracy and agreement, a row per quantization: they do not depend on the number of ranks."""
-    rows: dict[str, dict[str, Any]] = {}
-    for repeats in by_run(records):
-        found = inference_of(repeats[0])
-        if (
-            found.unavailable
-            or found.size is None
-            or found.accuracy_change is None
-            or found.same_classes is None
-        ):
-            continue
-        rows[found.quantization] = {
-            **size_cells(repeats),
-            "accuracy": percent(found.accuracy),
-            "base accuracy": percent(found.base_accuracy),
-            "change (points)": _points(found),
-            "same class": percent(
-                found.same_classes.value, found.same_classes.low, found.same_classes.high
-            ),
-            "samples": found.held_out_samples,
-            **output_cells(found),
-        }
-    return list(rows.values())
-
-
-def _points(found: Inference) -> str:
-    """The change of accuracy in percentage points."""
-    change = found.accuracy_change
-    assert change is not None
-    return rounded(
-        *(None if part is None else 100 * part for part in (change.value, change.low, change.high))
-    )
-
-
-def classifier_sentences(records: Sequence[Record]) -> list[str]:
-    """What quantization gains or costs a classifier, claimed where the interval says so."""
-    rows = [row for row in classified(records) if row.record.run.quantization != "none"]
-    costs = {row.record.run.quantization: _cost(inference_of(row.record)) for row in rows}
-    return [*map(_speed, rows), *costs.values()]
-
-
-def _speed(row: Classified) -> str:
-    ratio = row.ratio
-    told = f"{rounded(*ratio)} of the base's time for a batch"
-    if ratio.low is None or ratio.high is None or ratio.low <= 1 <= ratio.high:
-        return f"{row.told}: {told}: no difference is shown."
-    if ratio.value < 1:
-        return f"{row.told}: faster, {told}."
-    found = inference_of(row.record)
-    return f"{row.told}: slower, {told}. It ran {found.method}, on {found.arithmetic or 'unknown arithmetic'}."
-
-
-def _cost(found: Inference) -> str:
-    change = found.accuracy_change
-    assert change is not None
-    told = f"{found.quantization}: accuracy {percent(found.accuracy)}, the base's {percent(found.base_accuracy)}"
-    if change.low is None or change.high is None or change.low <= 0 <= change.high:
-        return f"{told}: no difference is shown on {found.held_out_samples} samples."
-    return (
-        f"{told}: {'lower' if change.value < 0 else 'higher'}, a change of {_points(found)} points."
-    )
-
-
-def best_classifiers(records: Sequence[Record]) -> list[str]:
-    """The fastest and the smallest quantized classifier, a sentence each."""
-    found = [row for row in classified(records) if row.record.run.quantization != "none"]
-    if not found:
-        return []
-    faster = [row for row in found if (row.ratio.high or 1.0) < 1.0]
-    told = ["No quantization is shown to classify faster than the fp32 base here."]
-    if faster:
-        fastest = min(faster, key=lambda row: row.ratio.value)
-        told = [
-            f"{fastest.told}, gains the most time: {rounded(*fastest.ratio)} of the fp32 base's time for a batch."
-        ]
-    smallest = min((inference_of(row.record) for row in found), key=_memory_share)
-    told.append(
-        f"The smallest is {smallest.quantization}, with {percent(_memory_share(smallest))} of the base's bytes and an accuracy of "
-        f"{percent(smallest.accuracy)}, the base's is {percent(smallest.base_accuracy)}."
-    )
-    return told
-
-
-def _memory_share(found: Inference) -> float:
-    return found.size.memory / found.base_size.memory if found.size else 1.0
-
-
-STAGES = ("serial", "CPU processes", "CUDA", "several GPUs")
-# Seconds of training and of inference by stage: a GPT-2 like model in C++ (block 256, 6 layers, 6 heads, width 384,
-# batch 16, 50 epochs of 52,600 tokens); its MPI stages ran 4 processes a node on a 4-core i7-7820HQ, two nodes with CUDA.
-PUBLISHED = {
-    "serial": (15264.0, 113.0),
-    "CPU processes": (1287.0, 112.0),
-    "CUDA": (429.0, 8.0),
-    "several GPUs": (226.0, 7.8),
-}
-CITATION = 'presentation "Distributed GPT2 Model Project"; MPI is shown as CPU processes, MPI with CUDA as several GPUs'
-TASKS = ("train", "inference")
-
-
-class Stage(NamedTuple):
-    """One stage and task: times in s of one step or one generation, speedup over serial, or why it was not run."""
-
-    name: str
-    task: str
-    on: str
-    seconds: Estimate | None
-    speedup: Estimate | None
-    published: float
-    reason: str
-
-
-def stage_of(device: str | None, world_size: int) -> str:
-    """The stage of a device and a number of ranks."""
-    return STAGES[2 * (device == "cuda") + (world_size > 1)]
-
-
-def stages(study: Study, records: Sequence[Record]) -> list[Stage]:
-    """Every stage of both tasks, in the order of STAGES; empty where the study has not both tasks."""
-    if {run.task for run in study.runs} != set(TASKS):
-        return []
-    found: list[Stage] = []
-    for column, task in enumerate(TASKS):
-        times: dict[str, tuple[Estimate, str]] = {}
-        for run in (run for run in study.runs if run.task == task):
-            done = [record for record in records if record.run_id == run.id and record.completed]
-            seconds = _seconds(done)
-            if seconds is not None and done[0].environment is not None:
-                device = done[0].environment.device
-                times[stage_of(device, run.world_size)] = seconds, ranks(device, run.world_size)
-        serial = times.get("serial")
-        for name in STAGES:
-            published = PUBLISHED["serial"][column] / PUBLISHED[name][column]
-            if name in times:
-                seconds, on = times[name]
-                ratio = (
-                    None if serial is None else _ratio(serial[0], seconds, same=name == "serial")
-                )
-                found.append(Stage(name, task, on, seconds, ratio, published, ""))
-            else:
-                found.append(
-                    Stage(name, task, "", None, None, published, _reason(name, task, study.runs))
-                )
-    return found
-
-
-def _seconds(records: Sequence[Record]) -> Estimate | None:
-    """Of an optimizer step, or of one batch with the fp32 base."""
-    steps = [record.timing.step for record in records if record.timing is not None]
-    inferred = [record.inference for record in records if record.inference]
-    batches = [found.points[-1].base.total for found in inferred if found.points]
-    batches += [found.classifications[-1].base for found in inferred if found.classifications]
-    return over(steps or batches) if steps or batches else None
-
-
-def _ratio(serial: Estimate, stage: Estimate, *, same: bool) -> Estimate:
-    if same:
-        return Estimate(1.0, None, None)
-    bounds = [None, None]
-    if None not in (serial.low, serial.high, stage.low, stage.high):
-        bounds = [serial.low / stage.high, serial.high / stage.low]  # type: ignore[operator, list-item]
-    return Estimate(float(np.divide(serial.value, stage.value)), bounds[0], bounds[1])
-
-
-def _reason(name: str, task: str, runs: Sequence[Run]) -> str:
-    asked = [
-        run
-        for run in runs
-        if run.task == task and (run.needs_device == "cuda") == (name in STAGES[2:])
-    ]
-    asked = [run for run in asked if (run.world_size > 1) == (name in STAGES[1::2])]
-    if not asked:
-        return "not part of this study in this form"
-    if name in STAGES[2:]:
-        return f"not run: it needs {ranks('cuda', asked[0].world_size)}, and there is no record of a cluster with them"
-    return "not run yet"
+    first = [inference_of(repeats[0]) for repeats in by_run(records)]
+    return sorted({f"{one.quantization}: {one.unavailable}." for one in first if one.unavailable})

@@ -8,8 +8,7 @@ from typing import Any, Literal, NamedTuple
 
 import pandas as pd
 
-from lab.config.labels import setting_label
-from lab.config.run import Run
+from lab.config.run import Run, setting_label
 from lab.records.store import Record
 
 Scaling = Literal["strong", "weak", "none"]

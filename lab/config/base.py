@@ -1,10 +1,14 @@
-"""What all configurations have in common."""
+"""What all configurations have in common: strict immutable models, and their errors as problems for people."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+import re
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+
+from lab.errors import Problem, nearest
 
 Quantization = Literal[
     "none", "bf16", "int8_dynamic", "int8_weight_only", "int4_weight_only", "fp8"
@@ -19,3 +23,100 @@ class Frozen(BaseModel):
     """A strict, immutable configuration without unknown keys."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class InvalidValueError(ValueError):
+    """Raised by validators: what is wrong with a value, and what to do about it."""
+
+    def __init__(self, what: str, advice: str = "") -> None:
+        super().__init__(f"{what} ({advice})" if advice else what)
+        self.what, self.advice = what, advice
+
+
+def one_of(noun: str, choices: Mapping[str, Any]) -> AfterValidator:
+    """A validator of names: `unknown strategy 'dpd' (did you mean 'ddp'?)`."""
+
+    def check(name: str) -> str:
+        if name not in choices:
+            raise InvalidValueError(f"unknown {noun} {name!r}", nearest(name, choices))
+        return name
+
+    return AfterValidator(check)
+
+
+def unknown_keys(
+    content: Mapping[str, Any], allowed: Iterable[str], where: str = ""
+) -> list[Problem]:
+    """One problem for each key that is not allowed, with the nearest key that is."""
+    names = set(allowed)
+    unknown = [key for key in content if key not in names]
+    return [Problem(f"{where}{key}", "unknown key", nearest(key, names)) for key in unknown]
+
+
+def problems_of(
+    error: ValidationError, model: type[BaseModel], content: Any
+) -> list[tuple[str, Problem]]:
+    """Pydantic's errors about `content` as (top-level field, Problem with its path in the content)."""
+    problems = []
+    for item in error.errors(include_url=False):
+        path, owner = _locate(item["loc"], item["type"], model, content)
+        where = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)
+        problem = _problem(where.removeprefix("."), item, owner)
+        problems.append((str(path[0]) if path else "", problem))
+    return problems
+
+
+def _locate(
+    loc: tuple[int | str, ...], kind: str, model: type[BaseModel], content: Any
+) -> tuple[list[int | str], type[BaseModel]]:
+    """The path in the content without the tags that pydantic puts between, and the model that it ends in."""
+    path: list[int | str] = []
+    inside = [model]
+    for place, part in enumerate(loc):
+        last = place == len(loc) - 1
+        keys = content if isinstance(content, dict) else {}
+        field = inside[0].model_fields.get(str(part))
+        if part in keys or field is not None or (kind == "missing" and last):
+            path.append(part)
+            content = keys.get(part)
+            if field is not None and not last:
+                inside = _models_in(field.annotation) or inside
+        elif isinstance(part, int):
+            path.append(part)
+            content = content[part] if isinstance(content, list | tuple) else None
+        else:  # a tag: the kind of one of several models
+            inside = [one for one in inside if _kind(one) == part] or inside
+    return path, inside[0]
+
+
+def _models_in(annotation: Any) -> list[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [model for part in get_args(annotation) for model in _models_in(part)]
+
+
+def _kind(model: type[BaseModel]) -> Any:
+    return model.model_fields["kind"].default if "kind" in model.model_fields else None
+
+
+def _problem(path: str, item: Any, owner: type[BaseModel]) -> Problem:
+    kind, value, context = item["type"], item.get("input"), item.get("ctx", {})
+    match kind:
+        case "extra_forbidden":
+            return Problem(path, "unknown key", nearest(path.split(".")[-1], owner.model_fields))
+        case "missing":
+            return Problem(path, "missing", "give it a value")
+        case "union_tag_not_found":
+            return Problem(f"{path}.kind", "missing", "give it a value")
+        case "literal_error":
+            choices = re.findall(r"'([^']*)'", context["expected"])
+            return Problem(path, f"unknown value {value!r}", nearest(str(value), choices))
+        case "union_tag_invalid":
+            choices = re.findall(r"'([^']*)'", context["expected_tags"])
+            what = f"unknown kind {context['tag']!r}"
+            return Problem(f"{path}.kind", what, nearest(context["tag"], choices))
+        case "value_error" if isinstance(context["error"], InvalidValueError):
+            return Problem(path, context["error"].what, context["error"].advice)
+        case "value_error":
+            return Problem(path, str(context["error"]))
+    return Problem(path, f"{item['msg'][0].lower()}{item['msg'][1:]}, found {value!r}")

@@ -3,72 +3,59 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, ValidationError
 
 from lab import machine
+from lab.config.base import InvalidValueError, problems_of, unknown_keys
 from lab.config.emulation import Compute, Emulated, Link
 from lab.config.replay import Published
-from lab.config.slurm import Layout, SlurmKeys, Word, lay_out, slurm_problems
+from lab.config.slurm import Layout, SlurmKeys, Word, slurm_problems
 from lab.errors import InputError, Problem, nearest
-from lab.files import ROOT, problems_of, read_yaml, unknown_keys
+from lab.files import ROOT, read_yaml
 
-MOST_SLEEPING = (
-    16  # ranks whose compute is emulated: each still holds a model, and moves its gradients
-)
+MOST_SLEEPING = 16  # emulated ranks: each still holds a model and sends its gradients
 
 
 def _variable(name: str) -> str:
     if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
-        raise ValueError(f"{name!r} is no name of a variable || letters, digits and _ are possible")
+        what = f"{name!r} cannot name an environment variable"
+        raise InvalidValueError(what, "use letters, digits and _")
     return name
 
 
 class Cluster(SlurmKeys):
     """A profile: the executor and what it gives to each rank.
 
-    `device: auto` takes GPUs where there are any, else CPU cores. Locally `devices` is how many ranks run at once: GPUs,
-    or groups of `cores_per_rank` physical cores.
+    `device: auto` takes GPUs where there are any, else CPU cores. Locally `devices` is how many
+    ranks run at once: GPUs, or groups of `cores_per_rank` physical cores.
     """
 
     name: str
     executor: Literal["local", "slurm", "replay"] = "local"
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    backend: Literal["auto", "gloo", "nccl"] = Field(
-        default="auto", description="auto: nccl on GPUs, else gloo"
-    )
-    devices: int | Literal["auto"] = Field(default="auto")
+    backend: Literal["auto", "gloo", "nccl"] = "auto"  # auto: nccl on GPUs, else gloo
+    devices: int | Literal["auto"] = "auto"
     cores_per_rank: int = Field(default=1, ge=1, le=1024)
-    time_limit_min: int = Field(default=120, ge=1, description="a run that takes longer is ended")
-    hang_timeout_s: int = Field(
-        default=300, ge=5, description="a run without progress for so long is ended"
-    )
-    checkpoint_every_min: float = Field(
-        default=10.0, gt=0, description="how much of a long run its sudden end may cost"
-    )
-    repeat_disturbed: bool = Field(
-        default=False,
-        description="a repeat during which other processes took the ranks' cores is measured once more",
-    )
-    environment: dict[Annotated[str, AfterValidator(_variable)], str] = Field(
-        default={}, description="variables set for every rank"
-    )
-    published: Published | None = Field(
-        default=None, description="the table that executor: replay shows"
-    )
-    network_interface: Word | None = Field(
-        default=None, description="over which gloo and NCCL talk, such as ib0"
-    )
-    link: Link | None = Field(default=None, description="emulated, between ranks of one machine")
-    compute: Compute | None = Field(
-        default=None, description="emulated: ranks sleep, and may outnumber the cores"
-    )
+    time_limit_min: int = Field(default=120, ge=1)  # a run that takes longer is ended
+    hang_timeout_s: int = Field(default=300, ge=5)  # a run without progress for so long is ended
+    # How much of a long run its sudden end may cost.
+    checkpoint_every_min: float = Field(default=10.0, gt=0)
+    # A repeat during which other processes took the ranks' cores is measured once more.
+    repeat_disturbed: bool = False
+    # Variables set for every rank.
+    environment: dict[Annotated[str, AfterValidator(_variable)], str] = {}
+    published: Published | None = None  # the table that executor: replay shows
+    network_interface: Word | None = None  # over which gloo and NCCL talk, such as ib0
+    link: Link | None = None  # emulated, between ranks of one machine
+    compute: Compute | None = None  # emulated: ranks sleep, and may outnumber the cores
 
     @classmethod
     def load(cls, profile: str | Path = "local") -> Cluster:
-        """Read a profile by its name under `slurm/` or by its path; raises InputError with every problem at once."""
+        """Read a profile by its name or path as `find_profile` does; raises InputError with all problems."""
         path = find_profile(profile)
         content = read_yaml(path)
         problems = unknown_keys(content, set(cls.model_fields) - {"name"})
@@ -76,85 +63,47 @@ class Cluster(SlurmKeys):
         try:
             cluster = cls.model_validate(known | {"name": path.stem})
         except ValidationError as error:
-            # Pydantic puts the members of a union and the marks of a mapping's key into its paths.
-            tags = dict.fromkeys(
-                (
-                    "int",
-                    "str",
-                    "bool",
-                    "[key]",
-                    "function-after[_word(), str]",
-                    "function-after[_command(), str]",
-                )
-            )
-            raise InputError(
-                str(path), problems + [p for _, p in problems_of(error, cls, tags)]
-            ) from None
-        problems += cluster._misplaced()
-        if cluster.executor == "replay":
-            told = "missing: the table that is replayed"
-            problems += (
-                []
-                if cluster.published
-                else [Problem("published", told, "give its source, gpu and rows")]
-            )
-        else:
-            problems += (
-                cluster._problems_here() if cluster.executor == "local" else slurm_problems(cluster)
-            )
-        if cluster.backend == "nccl" and cluster.device_kind == "cpu":
-            problems.append(
-                Problem("backend", "'nccl', and ranks compute on CPUs", "set backend: gloo or auto")
-            )
-        if problems:
+            problems += [problem for _, problem in problems_of(error, cls, known)]
+            raise InputError(str(path), problems) from None
+        if problems := [*problems, *cluster._problems()]:
             raise InputError(str(path), problems)
         return cluster
 
-    def _misplaced(self) -> list[Problem]:
+    def _problems(self) -> Iterator[Problem]:
         emulation = {"devices", "link", "compute"}
         own = {"slurm": set(SlurmKeys.model_fields), "local": emulation, "replay": {"published"}}
-        return [
-            Problem(key, f"a key of executor: {other}", f"leave it out, or set executor: {other}")
-            for other, keys in own.items()
-            if other != self.executor
-            for key in sorted(keys & self.model_fields_set)
-        ]
+        for other, keys in own.items():
+            for key in sorted(keys & self.model_fields_set) if other != self.executor else ():
+                advice = f"leave it out, or set executor: {other}"
+                yield Problem(key, f"a key of executor: {other}", advice)
+        if self.executor == "slurm":
+            yield from slurm_problems(self)
+        elif self.executor == "local":
+            yield from self._problems_here()
+        elif not self.published:
+            what = "missing: the table that is replayed"
+            yield Problem("published", what, "give its source, gpu and rows")
+        if self.backend == "nccl" and self.device_kind == "cpu":
+            what = "'nccl', and ranks compute on CPUs"
+            yield Problem("backend", what, "set backend: gloo or auto")
 
-    def _problems_here(self) -> list[Problem]:
+    def _problems_here(self) -> Iterator[Problem]:
         if self.emulates and self.device == "cuda":
-            return [
-                Problem(
-                    "device",
-                    "'cuda', and links and compute are emulated for CPU ranks",
-                    "set device: cpu",
-                )
-            ]
-        if self.device == "cuda" and not machine.gpus():
-            return [
-                Problem(
-                    "device",
-                    "'cuda', and no GPU is visible here",
-                    "set device: auto, or see `lab doctor`",
-                )
-            ]
-        if self.devices != "auto" and not 1 <= self.devices <= self._devices_here():
-            return [
-                Problem(
-                    "devices",
-                    f"{self.devices}, and there are {self._devices_here()} here",
-                    "set devices: auto",
-                )
-            ]
-        return []
+            what = "'cuda', and links and compute are emulated for CPU ranks"
+            yield Problem("device", what, "set device: cpu")
+        elif self.device == "cuda" and not machine.gpus():
+            what = "'cuda', and no GPU is visible here"
+            yield Problem("device", what, "set device: auto, or see `lab doctor`")
+        elif self.devices != "auto" and not 1 <= self.devices <= self._devices_here():
+            what = f"{self.devices}, and there are {self._devices_here()} here"
+            yield Problem("devices", what, "set devices: auto")
 
     def _devices_here(self) -> int:
         if self.compute is not None:
             return MOST_SLEEPING
-        return (
-            len(machine.gpus())
-            if self.device_kind == "cuda"
-            else len(machine.cores()) // self.cores_per_rank
-        )
+        if self.device_kind == "cuda":
+            return len(machine.gpus())
+        return len(machine.cores()) // self.cores_per_rank
 
     @property
     def emulates(self) -> bool:
@@ -166,23 +115,18 @@ class Cluster(SlurmKeys):
         """What a rank computes on."""
         if self.emulates:
             return "cpu"
-        if self.device == "auto":
-            return (
-                "cuda"
-                if (self.gpus_per_node if self.executor == "slurm" else machine.gpus())
-                else "cpu"
-            )
-        return self.device
+        if self.device != "auto":
+            return self.device
+        gpus = self.gpus_per_node if self.executor == "slurm" else machine.gpus()
+        return "cuda" if gpus else "cpu"
 
     def on(self, device: Literal["any", "cpu", "cuda"]) -> Cluster | None:
         """The same for runs that need this kind of device; None where the cluster has none."""
         if device in {"any", self.device_kind}:
             return self
-        return (
-            self.model_copy(update={"device": "cpu", "devices": "auto"})
-            if device == "cpu"
-            else None
-        )
+        if device == "cuda":
+            return None
+        return self.model_copy(update={"device": "cpu", "devices": "auto"})
 
     @property
     def ranks_per_node(self) -> int:
@@ -199,20 +143,27 @@ class Cluster(SlurmKeys):
         return self.ranks_per_node * self.nodes
 
     def layout(self, ranks: int, *, devices: int = 1) -> Layout:
-        """Nodes and ranks on each of them, where each rank drives so many devices.
+        """Nodes and ranks on each of them, where each rank drives `devices` devices.
 
-        Raises InputError where the ranks do not fit, leave nodes half empty, or would have devices on several nodes.
+        A node is filled before the next one is taken. Raises InputError where the ranks do not fit,
+        would leave nodes half empty, or would have devices on several nodes.
         """
-        found = lay_out(ranks * devices, slots=self.ranks_per_node, nodes=self.nodes)
-        if isinstance(found, Layout) and devices > found.ranks_per_node:
-            found = Problem(
-                "world_size",
-                f"one process cannot drive {devices} devices on {found.nodes} nodes",
-                f"at most {self.ranks_per_node}",
-            )
-        if isinstance(found, Problem):
-            raise InputError(self.name, [found])
-        return Layout(found.nodes, found.ranks_per_node // devices)
+        total, slots = ranks * devices, self.ranks_per_node
+        if total > self.capacity:
+            what = f"{total} ranks do not fit on {self.nodes} nodes of {slots}"
+            advice = f"{self.capacity} at most"
+        elif total <= slots:
+            return Layout(1, ranks)
+        elif total % slots:
+            below = total // slots * slots
+            what = f"{total} ranks do not fill nodes of {slots}"
+            advice = f"nearest that do: {below} or {below + slots}"
+        elif devices > slots:
+            what = f"one process cannot drive {devices} devices on {total // slots} nodes"
+            advice = f"at most {slots}"
+        else:
+            return Layout(total // slots, slots // devices)
+        raise InputError(self.name, [Problem("world_size", what, advice)])
 
     @property
     def cpus_per_rank(self) -> int:
@@ -220,37 +171,29 @@ class Cluster(SlurmKeys):
         return self.cpus_per_gpu or self.cores_per_rank
 
     def memory_mb(self, ranks_on_node: int) -> int | None:
-        """The share of a node's memory that so many ranks get, in MiB; None where the profile leaves it to the site."""
-        return (
-            None
-            if self.mem_gb is None
-            else max(int(self.mem_gb * 1024 * ranks_on_node / self.ranks_per_node), 1)
-        )
+        """These ranks' share of a node's memory, in MiB; None where the site decides."""
+        if self.mem_gb is None:
+            return None
+        return max(int(self.mem_gb * 1024 * ranks_on_node / self.ranks_per_node), 1)
 
     @property
     def variables(self) -> dict[str, str]:
-        """Environment of every rank: the profile's own variables and what its other keys stand for."""
-        interface = self.network_interface
-        chosen = (
-            {}
-            if interface is None
-            else {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface}
-        )
-        return chosen | self.environment
+        """Environment of every rank: the profile's own variables, and those of its other keys."""
+        if self.network_interface is None:
+            return dict(self.environment)
+        names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+        return dict.fromkeys(names, self.network_interface) | self.environment
 
     def cores_of(self, local_rank: int) -> tuple[int, ...]:
-        """The cores of one rank: as many at every world size, so that the baseline is not a stronger machine.
+        """The cores of one rank; on Slurm those of the job, as binding ranks to cores is the site's.
 
-        On Slurm they are those that the job may use: binding ranks to cores is the site's.
+        As many at every world size, so that the baseline is not measured on a stronger machine.
         """
         cores = machine.cores()
         if self.executor == "slurm":
             return cores
-        share = (
-            self.cores_per_rank
-            if self.device_kind == "cpu"
-            else max(len(cores) // self.capacity, 1)
-        )
+        on_gpus = self.device_kind == "cuda"
+        share = max(len(cores) // self.capacity, 1) if on_gpus else self.cores_per_rank
         first = local_rank * share % len(cores)
         return cores[first : first + share]
 
@@ -261,12 +204,12 @@ class Cluster(SlurmKeys):
 
     @property
     def memory_bytes_per_rank(self) -> int | None:
-        """Memory of one rank: its GPU's, or its share of main memory when all ranks run; None where it is not known here."""
+        """Memory of a rank: its GPU's, or its share of main memory; None where unknown."""
         if self.executor == "replay":
             return None
         if self.executor == "slurm":
-            known = self.memory_mb(1) if self.device_kind == "cpu" else None
-            return None if known is None else known * 2**20
+            mib = self.memory_mb(1) if self.device_kind == "cpu" else None
+            return None if mib is None else mib * 2**20
         if self.device_kind == "cuda":
             return min(gpu.memory for gpu in machine.gpus())
         return machine.memory_bytes() // max(self.capacity, 1)
@@ -275,22 +218,23 @@ class Cluster(SlurmKeys):
     def description(self) -> str:
         """One line for people."""
         if self.published is not None:
-            return f"{self.name}: a replay of {self.published.source}, up to {self.capacity} ranks of {self.published.gpu}"
-        unit = "GPU" if self.device_kind == "cuda" else "CPU rank"
-        spread = f" on {self.nodes} nodes" if self.nodes > 1 else ""
-        line = f"{self.name}: {self.capacity} {unit}{'s' if self.capacity != 1 else ''}{spread}, {self.executor} executor"
-        if not self.emulates:
-            return line
-        return f"{line}, emulated: {Emulated(link=self.link, compute=self.compute).label}"
+            ranks = f"up to {self.capacity} ranks of {self.published.gpu}"
+            return f"{self.name}: a replay of {self.published.source}, {ranks}"
+        units = "GPU" if self.device_kind == "cuda" else "CPU rank"
+        units += "s" if self.capacity != 1 else ""
+        units += f" on {self.nodes} nodes" if self.nodes > 1 else ""
+        line = f"{self.name}: {self.capacity} {units}, {self.executor} executor"
+        if self.emulates:
+            line += f", emulated: {Emulated(link=self.link, compute=self.compute).label}"
+        return line
 
 
 def find_profile(profile: str | Path) -> Path:
-    """The file of a profile, by its name under `slurm/` or by its path; raises InputError with the nearest name."""
-    named = [Path(folder) / f"{profile}.yaml" for folder in ("slurm", ROOT / "slurm")]
-    for path in [Path(profile), *named]:
+    """The file of a profile, by its path or its name under `slurm/`; raises InputError."""
+    folders = (Path("slurm"), ROOT / "slurm")
+    for path in (Path(profile), *(folder / f"{profile}.yaml" for folder in folders)):
         if path.suffix in {".yaml", ".yml"} and path.is_file():
             return path
-    names = {path.stem for root in (Path("slurm"), ROOT / "slurm") for path in root.glob("*.yaml")}
-    raise InputError(
-        str(profile), [Problem("cluster", "no such profile", nearest(Path(profile).stem, names))]
-    )
+    names = {path.stem for folder in folders for path in folder.glob("*.yaml")}
+    problem = Problem("cluster", "no such profile", nearest(Path(profile).stem, names))
+    raise InputError(str(profile), [problem])

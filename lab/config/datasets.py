@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, Discriminator, Field, Tag
+from pydantic import BeforeValidator, Discriminator, Field, Tag
 
-from lab.config.base import Frozen
-from lab.config.models import CNN, GPT, KINDS, MODELS, DistilBERT, Model, Task, TextClassifier
+from lab.config.base import Frozen, InvalidValueError, one_of
+from lab.config.models import CNN, GPT, MODELS, DistilBERT, Model, Task
 from lab.errors import nearest
 
 _CONTINUED: tuple[Task, ...] = ("language modelling",)
@@ -107,7 +106,7 @@ class Synthetic(_DataSet):
 
     tasks: ClassVar = (*_CONTINUED, *_LABELLED, *_IMAGES)
     kind: Literal["synthetic"] = "synthetic"
-    samples: int = Field(default=4096, ge=20, le=100_000_000, description="a tenth is held out")
+    samples: int = Field(default=4096, ge=20, le=100_000_000)  # a tenth is held out
     vocab_size: int = Field(default=4096, ge=16, le=65536)
     classes: int = Field(default=10, ge=2, le=65536)
     channels: int = Field(default=3, ge=1, le=64)
@@ -119,38 +118,20 @@ Data = Stdlib | Text | Shakespeare | AGNews | IMDB | Topics | MNIST | Digits | S
 Corpora = Stdlib | Text | Shakespeare
 LabelledTexts = AGNews | IMDB | Topics
 Images = MNIST | Digits
-DATA_KINDS: dict[str, type[Data]] = {
-    "stdlib": Stdlib,
-    "text": Text,
-    "shakespeare": Shakespeare,
-    "ag_news": AGNews,
-    "imdb": IMDB,
-    "topics": Topics,
-    "mnist": MNIST,
-    "digits": Digits,
-    "synthetic": Synthetic,
-}
-# Text needs a path and has no preset.
+# By their names; Text needs a path and has none.
 DATASETS: dict[str, Data] = {
-    "stdlib": Stdlib(),
-    "shakespeare": Shakespeare(),
-    "ag_news": AGNews(),
-    "imdb": IMDB(),
-    "topics": Topics(),
-    "mnist": MNIST(),
-    "digits": Digits(),
-    "synthetic": Synthetic(),
+    data.kind: data
+    for data in (
+        Stdlib(),
+        Shakespeare(),
+        AGNews(),
+        IMDB(),
+        Topics(),
+        MNIST(),
+        Digits(),
+        Synthetic(),
+    )
 }
-TAGS: dict[str, type[BaseModel] | None] = {"name": None, **KINDS, **DATA_KINDS}
-
-
-def _one_of(names: Mapping[str, Any], what: str) -> AfterValidator:
-    def check(name: str) -> str:
-        if name not in names:
-            raise ValueError(f"{name!r} is no {what} || {nearest(name, names)}")
-        return name
-
-    return AfterValidator(check)
 
 
 def _from_preset(given: Any) -> Any:
@@ -159,51 +140,23 @@ def _from_preset(given: Any) -> Any:
         return given
     changes = {key: value for key, value in given.items() if key != "preset"}
     if given["preset"] not in MODELS:
-        raise ValueError(
-            f"{given['preset']!r} is no model preset || {nearest(str(given['preset']), MODELS)}"
-        )
+        preset = given["preset"]
+        raise InvalidValueError(f"unknown model preset {preset!r}", nearest(str(preset), MODELS))
     return MODELS[given["preset"]].model_dump() | changes
 
 
-def _tag(value: Any) -> str | None:
-    if isinstance(value, str):
-        return "name"
-    kind = value.get("kind") if isinstance(value, dict) else getattr(value, "kind", None)
-    return str(kind) if kind is not None else None
-
-
+_named = Discriminator(lambda value: "a name" if isinstance(value, str) else "one of the kinds")
 ModelField = Annotated[
-    Annotated[str, _one_of(MODELS, "model preset"), Tag("name")]
-    | Annotated[GPT, Tag("gpt")]
-    | Annotated[TextClassifier, Tag("text-classifier")]
-    | Annotated[DistilBERT, Tag("distilbert")]
-    | Annotated[CNN, Tag("cnn")],
-    Discriminator(_tag),
+    Annotated[str, one_of("model preset", MODELS), Tag("a name")]
+    | Annotated[Annotated[Model, Field(discriminator="kind")], Tag("one of the kinds")],
+    _named,
     BeforeValidator(_from_preset),
 ]
 DataField = Annotated[
-    Annotated[str, _one_of(DATASETS, "data set"), Tag("name")]
-    | Annotated[Stdlib, Tag("stdlib")]
-    | Annotated[Text, Tag("text")]
-    | Annotated[Shakespeare, Tag("shakespeare")]
-    | Annotated[AGNews, Tag("ag_news")]
-    | Annotated[IMDB, Tag("imdb")]
-    | Annotated[Topics, Tag("topics")]
-    | Annotated[MNIST, Tag("mnist")]
-    | Annotated[Digits, Tag("digits")]
-    | Annotated[Synthetic, Tag("synthetic")],
-    Discriminator(_tag),
+    Annotated[str, one_of("data set", DATASETS), Tag("a name")]
+    | Annotated[Annotated[Data, Field(discriminator="kind")], Tag("one of the kinds")],
+    _named,
 ]
-
-
-def model_of(model: str | Model) -> Model:
-    """The configuration behind a preset's name, or the configuration itself."""
-    return MODELS[model] if isinstance(model, str) else model
-
-
-def data_of(data: str | Data) -> Data:
-    """The configuration behind a data set's name, or the configuration itself."""
-    return DATASETS[data] if isinstance(data, str) else data
 
 
 def vocab_size_of(model: Model, data: Data) -> int:
@@ -214,13 +167,13 @@ def vocab_size_of(model: Model, data: Data) -> int:
     return own or int(getattr(data, "vocab_size", 0))
 
 
-def misfit(model: Model, data: Data) -> str:
-    """Why a model cannot be trained on a data set, with what fits; empty where it can."""
+def misfit(model: Model, data: Data) -> tuple[str, str] | None:
+    """Why a model cannot be trained on a data set, and what fits; None where it can."""
     if model.task in data.tasks:
-        return ""
+        return None
     others = [name for name, other in DATASETS.items() if model.task in other.tasks]
     models = [name for name, other in MODELS.items() if other.task in data.tasks]
     return (
-        f"{model.label} does {model.task}, and data '{data.kind}' is for {' or '.join(data.tasks)} "
-        f"|| data that fits: {', '.join(others)}; models that fit: {', '.join(models)}"
+        f"{model.label} does {model.task}, and data '{data.kind}' is for {' or '.join(data.tasks)}",
+        f"data that fits: {', '.join(others)}; models that fit: {', '.join(models)}",
     )

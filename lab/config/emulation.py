@@ -22,7 +22,7 @@ GpuName = Literal["V100", "A100", "H100", "H200", "B200", "RTX 3090", "RTX 4090"
 class Link(Frozen):
     """What lies between each rank and the others: bandwidth in each direction, and one-way latency between two ranks."""
 
-    bandwidth_gbit: float = Field(gt=0, le=100, description="Gbit/s, 1e9 bits per second")
+    bandwidth_gbit: float = Field(gt=0, le=100)  # Gbit/s, 1e9 bits per second
     latency_ms: float = Field(default=0.0, ge=0, le=1000)
 
     @property
@@ -49,9 +49,7 @@ class Compute(Frozen):
 
     emulated: Literal["measured", GpuName]
     # 44 to 52 % of an A100's peak were reached in training GPT models (Narayanan et al., 2021, table 1).
-    mfu: float = Field(
-        default=0.45, gt=0, le=1, description="of the whole step; used for a described GPU"
-    )
+    mfu: float = Field(default=0.45, gt=0, le=1)  # of the whole step; used for a described GPU
 
     @property
     def label(self) -> str:
@@ -76,11 +74,9 @@ class Emulated(Frozen):
     """What was emulated where a record was measured, and how; what is None was real."""
 
     link: Link | None = None
-    way: Way | None = Field(default=None, description="how the link was emulated")
-    compute: Compute | None = Field(default=None, description="whose times the ranks slept for")
-    step: dict[str, float] = Field(
-        default={}, description="s of forward, backward and optimizer for which a rank slept"
-    )
+    way: Way | None = None  # how the link was emulated
+    compute: Compute | None = None  # whose times the ranks slept for
+    step: dict[str, float] = {}  # s of forward, backward and optimizer for which a rank slept
 
     @property
     def label(self) -> str:

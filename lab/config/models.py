@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
-from lab.config.base import Frozen
+from lab.config.base import Frozen, InvalidValueError
 from lab.errors import nearest
 
 Task = Literal["language modelling", "text classification", "image classification"]
@@ -32,8 +32,8 @@ def _trainable(value: str | float) -> str | float:
             if isinstance(value, str)
             else "use 'all' for the whole model"
         )
-        raise ValueError(
-            f"{value!r} is neither 'all', 'head' nor a share between 0 and 1 || {advice}"
+        raise InvalidValueError(
+            f"{value!r} is neither 'all', 'head' nor a share between 0 and 1", advice
         )
     return value
 
@@ -46,12 +46,12 @@ class _Transformer(Frozen):
     layers: int = Field(ge=1, le=1000)
     heads: int = Field(ge=1, le=1024)
     width: int = Field(ge=1, le=65536)
-    block_size: int = Field(ge=2, le=1_048_576, description="tokens per sample")
+    block_size: int = Field(ge=2, le=1_048_576)  # tokens per sample
 
     @model_validator(mode="after")
     def _heads_divide_width(self) -> Self:
         if self.width % self.heads:
-            raise ValueError(f"width {self.width} is not divisible by heads {self.heads}")
+            raise InvalidValueError(f"width {self.width} is not divisible by heads {self.heads}")
         return self
 
 
@@ -94,9 +94,8 @@ class TextClassifier(_Transformer):
 
     task: ClassVar[Task] = "text classification"
     kind: Literal["text-classifier"] = "text-classifier"
-    block_size: int = Field(
-        default=128, ge=2, le=1_048_576, description="tokens per sample; longer texts are cut"
-    )
+    # Tokens per sample; longer texts are cut.
+    block_size: int = Field(default=128, ge=2, le=1_048_576)
     dropout: float = Field(default=0.0, ge=0.0, lt=1.0)
 
     @property
@@ -130,23 +129,19 @@ class DistilBERT(_Transformer):
     heads: int = Field(default=12, ge=1, le=1024)
     width: int = Field(default=768, ge=1, le=65536)
     vocab_size: int = Field(default=30522, ge=2, le=10_000_000)
-    positions: int = Field(
-        default=512,
-        ge=2,
-        le=1_048_576,
-        description="learned positions, of which block_size are used",
-    )
-    block_size: int = Field(
-        default=128, ge=2, le=1_048_576, description="tokens per sample; longer texts are cut"
-    )
+    # Learned positions, of which block_size are used.
+    positions: int = Field(default=512, ge=2, le=1_048_576)
+    # Tokens per sample; longer texts are cut.
+    block_size: int = Field(default=128, ge=2, le=1_048_576)
     dropout: float | None = Field(default=None, ge=0.0, lt=1.0)
     trainable: Trainable = "all"
 
     @model_validator(mode="after")
     def _fits_positions(self) -> Self:
         if self.block_size > self.positions:
-            raise ValueError(
-                f"block_size {self.block_size} is more than the {self.positions} positions || at most {self.positions}"
+            raise InvalidValueError(
+                f"block_size {self.block_size} is more than the {self.positions} positions",
+                f"at most {self.positions}",
             )
         return self
 
@@ -186,7 +181,7 @@ class CNN(Frozen):
     task: ClassVar[Task] = "image classification"
     kind: Literal["cnn"] = "cnn"
     network: Network
-    image_size: int = Field(default=64, ge=1, le=4096, description="pixels a side")
+    image_size: int = Field(default=64, ge=1, le=4096)  # pixels a side
     trainable: Trainable = "all"
     dropout: float | None = Field(default=None, ge=0.0, lt=1.0)
     batch_norm: Literal["batch", "frozen"] = "batch"
@@ -195,13 +190,16 @@ class CNN(Frozen):
     def _consistent(self) -> Self:
         least = SMALLEST_IMAGE[self.network]
         if self.image_size < least:
-            raise ValueError(
-                f"image_size {self.image_size} leaves nothing to pool in {self.network} || at least {least}"
+            raise InvalidValueError(
+                f"image_size {self.image_size} leaves nothing to pool in {self.network}",
+                f"at least {least}",
             )
         if self.batch_norm != "batch" and self.network not in WITH_BATCH_NORM:
-            raise ValueError(f"{self.network} has no batch norm to freeze || leave batch_norm out")
+            raise InvalidValueError(
+                f"{self.network} has no batch norm to freeze", "leave batch_norm out"
+            )
         if self.dropout and self.network not in WITH_DROPOUT:
-            raise ValueError(f"{self.network} has no dropout || leave it out")
+            raise InvalidValueError(f"{self.network} has no dropout", "leave it out")
         return self
 
     @property
@@ -247,12 +245,6 @@ def _from(weights: str | None) -> list[str]:
 
 
 Model = GPT | TextClassifier | DistilBERT | CNN
-KINDS: dict[str, type[Model]] = {
-    "gpt": GPT,
-    "text-classifier": TextClassifier,
-    "distilbert": DistilBERT,
-    "cnn": CNN,
-}
 _GPT2_VOCABULARY = 50257
 MODELS: dict[str, Model] = {
     "gpt-nano": GPT(layers=4, heads=4, width=128, block_size=128),

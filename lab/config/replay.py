@@ -18,7 +18,7 @@ class Row(BaseModel):
     model_config = ConfigDict(frozen=True, extra="allow", strict=True)
 
     world_size: int = Field(ge=1)
-    steps: int = Field(ge=1, description="over which the table's time was taken")
+    steps: int = Field(ge=1)  # over which the table's time was taken
     step_s: float | list[float]
 
     @property

@@ -1,142 +1,133 @@
-"""What is asked for: Run (one configuration) and Study (a grid of them)."""
+"""Run: one configuration of training or inference, its id, its label, and which settings go together."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import math
-from collections.abc import Iterator
-from typing import Any, Literal, Self
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from lab.config import datasets, labels, models
-from lab.config.base import Counts, Frozen, Quantization
-from lab.config.labels import is_default
+from lab.config import datasets, models
+from lab.config.base import Counts, Frozen, InvalidValueError, Quantization
 from lab.config.strategies import STRATEGIES, Strategy
+
+DEFAULT_BUCKET_CAP_MB = 25.0
+POWERSGD_FIRST_STEP = 2  # before it, DDP may still change its buckets
+# Settings that a training run ignores.
+INFERENCE_ONLY = {"quantization", "prompt_tokens", "batch_sizes", "new_tokens", "rounds"}
+# Parts of a model: ranks that hold them see the same samples.
+_MODEL_PARTS = {"tensors", "layers"}
+_NAMES = {"powersgd": "PowerSGD", "gpipe": "GPipe", "1f1b": "1F1B"}
+
+
+@dataclass(frozen=True)
+class Words:
+    """How a label tells of a setting that is not at its default; `last` ones follow all others."""
+
+    text: str
+    last: bool = False
 
 
 class InferenceSettings(Frozen):
     """The fields of a Run that inference needs.
 
     An inference run is a training run and what is done with its model: the model is trained as the other fields say,
-    on one process, unless it is there already; then a quantized copy works in turn with the fp32 base. A language model
-    generates, at every pair of a prompt length and a batch size; a classifier classifies batches of each size. Batch
-    sizes are samples over all ranks.
+    on one process, unless it is there already; then a quantized copy works in turn with the fp32 base. A language
+    model generates, at every pair of a prompt length and a batch size; a classifier classifies batches of each size.
+    Batch sizes are samples over all ranks.
     """
 
     task: Literal["train", "inference"] = "train"
-    needs_device: Literal["any", "cpu", "cuda"] = Field(
-        default="any", description="skipped where the cluster has none"
-    )
-    quantization: Quantization = Field(
-        default="none", description="of the copy that is compared with the base"
-    )
+    needs_device: Literal["any", "cpu", "cuda"] = "any"  # skipped where the cluster has none
+    quantization: Quantization = "none"  # of the copy that is compared with the base
     prompt_tokens: Counts = (64,)
     batch_sizes: Counts = (1, 8)
-    new_tokens: int = Field(default=32, ge=2, le=1_000_000, description="generated per sequence")
-    rounds: int = Field(default=7, ge=5, le=10_000, description="of base and copy in turn")
-
-
-INFERENCE_ONLY = {"quantization", "prompt_tokens", "batch_sizes", "new_tokens", "rounds"}
-# The parts of a model among ranks that all see the same samples.
-_MODEL_PARTS = {"tensors", "layers"}
-DEFAULT_BUCKET_CAP_MB = 25.0
+    new_tokens: int = Field(default=32, ge=2, le=1_000_000)  # generated per sequence
+    rounds: int = Field(default=7, ge=5, le=10_000)  # of base and copy in turn
 
 
 class Run(InferenceSettings):
     """One configuration: everything that changes the measurement, and nothing about where it runs.
 
     `world_size` counts the devices that share the work. Batches are in samples:
-    `global_batch_size = micro_batch_size * grad_accum * data_parallel_size`, the last being the world size but where
-    ranks share out the model and not the samples; what is not given of `global_batch_size`, `micro_batch_size` and
+    `global_batch_size = micro_batch_size * grad_accum * data_parallel_size`, the last being the world size except where
+    ranks split the model and see the same samples; what is not given of `global_batch_size`, `micro_batch_size` and
     `grad_accum` follows from the others. `steps` counts optimizer steps; the first `warmup_steps` of them are left out
     of every measure.
     """
 
     model: datasets.ModelField = "gpt-nano"
-    data: datasets.DataField = "stdlib"
+    data: Annotated[datasets.DataField, Words("{}")] = "stdlib"
     strategy: Strategy = "ddp"
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     world_size: int = Field(default=1, ge=1, le=1_000_000)
     global_batch_size: int = Field(ge=1)
     micro_batch_size: int = Field(ge=1)
-    grad_accum: int = Field(default=1, ge=1)
+    grad_accum: Annotated[int, Words("accumulation {}")] = Field(default=1, ge=1)
     steps: int = Field(default=60, ge=2, le=100_000_000)
     warmup_steps: int = Field(default=10, ge=0)
-    learning_rate: float = Field(default=1e-3, gt=0, le=10)
-    min_learning_rate: float = Field(default=1e-4, ge=0, le=10)
+    learning_rate: Annotated[float, Words("learning rate {}", last=True)] = Field(
+        default=1e-3, gt=0, le=10
+    )
+    min_learning_rate: Annotated[float, Words("least learning rate {}", last=True)] = Field(
+        default=1e-4, ge=0, le=10
+    )
     lr_warmup_steps: int = Field(default=10, ge=0)
-    weight_decay: float = Field(default=0.1, ge=0)
-    grad_clip: float = Field(default=1.0, gt=0)
-    compile: bool = False
-    seed: int = Field(default=1337, ge=0, le=2**31)
-    eval_batches: int = Field(default=4, ge=1, description="global batches of held-out samples")
-    bucket_cap_mb: float = Field(
-        default=DEFAULT_BUCKET_CAP_MB,
-        gt=0,
-        le=1_000_000,
-        description="MiB of gradients that DDP sends at a time; at the default the first bucket holds 1 MiB, as in DDP",
+    weight_decay: Annotated[float, Words("weight decay {}", last=True)] = Field(default=0.1, ge=0)
+    grad_clip: Annotated[float, Words("clipping at {}", last=True)] = Field(default=1.0, gt=0)
+    compile: Annotated[bool, Words("compiled")] = False
+    seed: Annotated[int, Words("seed {}", last=True)] = Field(default=1337, ge=0, le=2**31)
+    eval_batches: int = Field(default=4, ge=1)  # global batches of held-out samples
+    # MiB of gradients that DDP sends at a time; at the default its first bucket holds 1 MiB.
+    bucket_cap_mb: Annotated[float, Words("buckets of {} MiB")] = Field(
+        default=DEFAULT_BUCKET_CAP_MB, gt=0, le=1_000_000
     )
-    gradient_as_bucket_view: bool = Field(
-        default=True, description="gradients live in DDP's buckets, not beside them"
+    # Gradients live in DDP's buckets, not beside them.
+    gradient_as_bucket_view: Annotated[bool, Words("gradients beside the buckets")] = True
+    # Promises DDP that every step uses the same parameters.
+    static_graph: Annotated[bool, Words("static graph")] = False
+    # Of gradients on the link.
+    compression: Annotated[Literal["none", "bf16", "fp16", "powersgd"], Words("{} on the link")] = (
+        "none"
     )
-    static_graph: bool = Field(
-        default=False, description="promises DDP that every step uses the same parameters"
+    # Rank of PowerSGD's approximation.
+    powersgd_rank: Annotated[int, Words("approximation of rank {}")] = Field(
+        default=1, ge=1, le=1024
     )
-    compression: Literal["none", "bf16", "fp16", "powersgd"] = Field(
-        default="none", description="of gradients on the link"
-    )
-    powersgd_rank: int = Field(
-        default=1, ge=1, le=1024, description="rank of PowerSGD's approximation"
-    )
-    flat: bool = Field(
-        default=False, description="naive_ddp sends all gradients in one all-reduce, not one by one"
-    )
-    reshard_after_forward: bool = Field(
-        default=True, description="fsdp frees gathered parameters until the backward pass"
-    )
-    shard_size: int | None = Field(
-        default=None,
-        ge=2,
-        description="ranks that share one copy of the model in fsdp; None: all of them",
-    )
-    schedule: Literal["gpipe", "1f1b"] = Field(
-        default="gpipe", description="order of passes in a pipeline"
-    )
-    microbatches: int | None = Field(
-        default=None,
-        ge=1,
-        description="parts of a micro-batch in a pipeline; None: as many as it has stages",
-    )
-    activation_checkpointing: bool = Field(
-        default=False, description="blocks keep their inputs alone and compute the rest again"
-    )
-    loader: Literal["fast", "classic"] = Field(
-        default="fast",
-        description="fast: slices of tokens made once; classic: a DataLoader that makes each sample when asked",
-    )
-    loader_workers: int = Field(
-        default=0, ge=0, le=256, description="processes of the classic loader on each rank"
-    )
-    keep_model: bool = Field(
-        default=False, description="whether the trained model is kept; changes no measurement"
-    )
+    # Naive_ddp sends all gradients in one all-reduce, not one by one.
+    flat: Annotated[bool, Words("flat")] = False
+    # Fsdp frees gathered parameters until the backward pass.
+    reshard_after_forward: Annotated[bool, Words("no resharding")] = True
+    # Ranks that share one copy of the model in fsdp; None: all of them.
+    shard_size: Annotated[int | None, Words("shards on {} ranks")] = Field(default=None, ge=2)
+    # Order of passes in a pipeline.
+    schedule: Annotated[Literal["gpipe", "1f1b"], Words("{}")] = "gpipe"
+    # Parts of a micro-batch in a pipeline; None: as many as it has stages.
+    microbatches: Annotated[int | None, Words("{} microbatches")] = Field(default=None, ge=1)
+    # Blocks keep their inputs alone and compute the rest again.
+    activation_checkpointing: Annotated[bool, Words("checkpointing")] = False
+    # Fast: slices of tokens made once; classic: a DataLoader that makes each sample on request.
+    loader: Annotated[Literal["fast", "classic"], Words("{} loader")] = "fast"
+    # Processes of the classic loader on each rank.
+    loader_workers: Annotated[int, Words("{} workers")] = Field(default=0, ge=0, le=256)
+    keep_model: bool = False  # whether the trained model is kept; changes no measurement
 
     @model_validator(mode="before")
     @classmethod
     def _complete_batch(cls, given: Any) -> Any:
         if not isinstance(given, dict):
             return given
-        whole, micro, accum = (
-            given.get(key) for key in ("global_batch_size", "micro_batch_size", "grad_accum")
-        )
+        names = ("global_batch_size", "micro_batch_size", "grad_accum")
+        whole, micro, accum = (given.get(name) for name in names)
         facts = STRATEGIES.get(str(given.get("strategy")))
         world = 1 if facts and facts.splits in _MODEL_PARTS else given.get("world_size", 1)
-        if not all(
-            value is None or (type(value) is int and value > 0)
-            for value in (whole, micro, accum, world)
-        ):
+        sizes = [size for size in (whole, micro, accum, world) if size is not None]
+        if not all(type(size) is int and size > 0 for size in sizes):
             return given
         if whole and micro and not accum and whole % (micro * world) == 0:
             accum = whole // (micro * world)
@@ -147,13 +138,35 @@ class Run(InferenceSettings):
             whole = micro * accum * world
         if whole is None:
             return given
-        return given | {"global_batch_size": whole, "micro_batch_size": micro, "grad_accum": accum}
+        return given | dict(zip(names, (whole, micro, accum), strict=True))
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        for message in conflicts(self):
-            raise ValueError(message)
+        for what, advice in conflicts(self):
+            raise InvalidValueError(what, advice)
         return self
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """A copy with changed fields and an id of its own; the changes are not validated."""
+        copy = super().model_copy(update=update, deep=deep)
+        copy.__dict__.pop("id", None)
+        return copy
+
+    @cached_property
+    def id(self) -> str:
+        """Ten hexadecimal digits of the SHA-256 of all that changes the measurement.
+
+        Presets count by what they stand for; fields at their defaults are left out, so that a field added later
+        does not rename the runs of today.
+        """
+        unused = {"model", "data", "keep_model"}
+        if self.task == "train":
+            unused |= INFERENCE_ONLY
+        content = self.model_dump(mode="json", exclude_defaults=True, exclude=unused)
+        content["model"] = self.architecture.model_dump(mode="json")
+        content["data"] = self.dataset.model_dump(mode="json")
+        canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(canonical.encode()).hexdigest()[:10]
 
     @property
     def data_parallel_size(self) -> int:
@@ -172,161 +185,194 @@ class Run(InferenceSettings):
 
     @property
     def device_needed(self) -> Literal["any", "cpu", "cuda"]:
-        """The kind of device without which it cannot run: torch's DataParallel divides its work among GPUs only."""
+        """The kind of device without which it cannot run."""
         gpus_only = STRATEGIES[self.strategy].gpus_only and self.world_size > 1
         return "cuda" if gpus_only else self.needs_device
 
     @property
     def architecture(self) -> models.Model:
         """The model's configuration, looked up where a preset is named."""
-        return datasets.model_of(self.model)
+        return models.MODELS[self.model] if isinstance(self.model, str) else self.model
 
     @property
     def dataset(self) -> datasets.Data:
         """The data set's configuration, looked up where it is named."""
-        return datasets.data_of(self.data)
+        return datasets.DATASETS[self.data] if isinstance(self.data, str) else self.data
 
     @property
-    def id(self) -> str:
-        """Ten hexadecimal digits of the SHA-256 of all that changes the measurement.
-
-        Presets count by what they stand for; fields at their defaults are left out, so that a field added later
-        does not rename the runs of today.
-        """
-        unused = {"model", "data", "keep_model"} | (
-            set() if self.task == "inference" else INFERENCE_ONLY
-        )
-        content = self.model_dump(mode="json", exclude_defaults=True, exclude=unused)
-        content["model"] = self.architecture.model_dump(mode="json")
-        content["data"] = self.dataset.model_dump(mode="json")
-        canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
-        return hashlib.sha256(canonical.encode()).hexdigest()[:10]
+    def names(self) -> dict[str, str]:
+        """What model and data set are called: their names, or all that tells them from others of their kind."""
+        parts = {"model": self.model, "data": self.data}
+        return {key: part if isinstance(part, str) else part.label for key, part in parts.items()}
 
     @property
     def label(self) -> str:
-        """A short name for people: model, strategy, world size, batch, precision, and what is not at its default."""
-        return labels.run_label(self)
+        """A short name: model, strategy, world size, batch, precision, and the settings that differ from the defaults.
+
+        How long is trained and evaluated is left out.
+        """
+        parts = self.label_parts
+        return ", ".join([" ".join(parts[:3]), *parts[3:]])
+
+    @property
+    def label_parts(self) -> list[str]:
+        """The words of its label: model, what is done with it, on how many devices, and all that follows."""
+        model, *sizes = self.names["model"].split(", ")
+        place = f"x{self.world_size}"
+        if self.needs_device != "any":
+            place += f" on {self.needs_device.upper()}"
+        values = {name: self.names.get(name, getattr(self, name)) for name in _WORDS}
+        settings = [
+            setting_label(name, value)
+            for name, value in values.items()
+            if not self.has_default(name)
+        ]
+        if self.task == "inference":
+            return [model, "inference", place, self.quantization, *sizes, *settings]
+        batch = f"batch {self.global_batch_size}"
+        return [model, self.strategy, place, batch, self.precision, *sizes, *settings]
+
+    def has_default(self, name: str) -> bool:
+        """Whether a setting has the value that it has where nobody gives one."""
+        return bool(getattr(self, name) == type(self).model_fields[name].default)
 
 
-POWERSGD_FIRST_STEP = 2  # before it, DDP may still change its buckets
+_WORDS = {
+    name: words.text
+    for last in (False, True)
+    for name, field in Run.model_fields.items()
+    for words in field.metadata
+    if isinstance(words, Words) and words.last == last
+}
 
 
-def conflicts(run: Run) -> Iterator[str]:
-    """Every conflict between the fields of a run."""
+def setting_label(setting: str, value: Any) -> str:
+    """A setting with its value in a few words: `flat`, `bf16 on the link`, `buckets of 100 MiB`."""
+    words = _WORDS.get(setting, f"{setting.replace('_', ' ')} {{}}")
+    if isinstance(value, float):
+        value = f"{value:g}"
+    return words.format(_NAMES.get(value, value) if isinstance(value, str) else value)
+
+
+Conflicts = Iterator[tuple[str, str]]
+
+
+def conflicts(run: Run) -> Conflicts:
+    """Every conflict between the fields of a run: what is wrong, and what to do about it."""
     yield from _work(run)
-    yield from _foreign_settings(run)
+    yield from _strategy(run)
     yield from _ddp(run)
-    yield from _numbers(run)
-    yield from _shares_of_the_model(run)
-    yield from _kept_model(run)
+    yield from _model_parts(run)
     yield from _inference(run)
 
 
-def _work(run: Run) -> Iterator[str]:
-    parts = run.micro_batch_size * run.grad_accum * run.data_parallel_size
-    if parts != run.global_batch_size:
-        unit = run.grad_accum * run.data_parallel_size
-        fits = sorted(
-            {
-                max(run.global_batch_size // unit, 1) * unit,
-                math.ceil(run.global_batch_size / unit) * unit,
-            }
-        )
-        yield (
-            f"global_batch_size {run.global_batch_size} is not micro_batch_size x grad_accum {run.grad_accum} x "
-            f"{_divisor(run)} || nearest that divides: {' or '.join(map(str, fits))}"
-        )
-    if unfit := datasets.misfit(run.architecture, run.dataset):
-        yield unfit
+def _work(run: Run) -> Conflicts:
+    whole, unit = run.global_batch_size, run.grad_accum * run.data_parallel_size
+    if run.micro_batch_size * unit != whole:
+        divisor = f"world_size {run.world_size}"
+        if run.data_parallel_size != run.world_size:
+            divisor = f"1, as all ranks of '{run.strategy}' see the same samples"
+        factors = f"micro_batch_size x grad_accum {run.grad_accum} x {divisor}"
+        fits = sorted({max(whole // unit, 1) * unit, math.ceil(whole / unit) * unit})
+        advice = f"nearest that divides: {' or '.join(map(str, fits))}"
+        yield f"global_batch_size {whole} is not {factors}", advice
+    if misfit := datasets.misfit(run.architecture, run.dataset):
+        yield misfit
     if run.loader_workers and run.loader == "fast":
-        yield f"loader_workers {run.loader_workers}: the fast loader has none || leave it out, or use loader 'classic'"
+        what = f"loader_workers {run.loader_workers}: the fast loader has none"
+        yield what, "leave it out, or use loader 'classic'"
     if run.warmup_steps >= run.steps:
-        yield f"warmup_steps {run.warmup_steps} leaves nothing of steps {run.steps} || measure at least one step"
+        what = f"warmup_steps {run.warmup_steps} leaves nothing of steps {run.steps}"
+        yield what, "measure at least one step"
 
 
-def _divisor(run: Run) -> str:
-    if run.data_parallel_size == run.world_size:
-        return f"world_size {run.world_size}"
-    return f"1, as all ranks of '{run.strategy}' see the same samples"
-
-
-def _foreign_settings(run: Run) -> Iterator[str]:
-    if STRATEGIES[run.strategy].splits == "nothing" and run.world_size != 1:
-        yield f"strategy '{run.strategy}' has one rank, world_size is {run.world_size} || use 'ddp' or world_size 1"
-    for owner, facts in STRATEGIES.items():
-        for name in facts.settings:
-            if run.strategy != owner and not is_default(run, name):
-                yield f"{name} is a setting of {facts.label}, strategy '{run.strategy}' has none || leave it out, or use '{owner}'"
-
-
-def _ddp(run: Run) -> Iterator[str]:
-    if run.static_graph and run.grad_accum > 1:
-        yield (
-            f"static_graph with grad_accum {run.grad_accum}: DDP learns the graph in a backward pass that sends gradients, "
-            "and the first one sends none || grad_accum 1, or static_graph: false"
-        )
-    if run.powersgd_rank != 1 and run.compression != "powersgd":
-        yield f"powersgd_rank {run.powersgd_rank} without PowerSGD (compression '{run.compression}') || leave it out"
-    if run.compression == "powersgd" and run.warmup_steps < POWERSGD_FIRST_STEP:
-        yield (
-            f"PowerSGD compresses from step {POWERSGD_FIRST_STEP} on, warmup_steps is {run.warmup_steps}: "
-            f"steps without it would be measured || warmup_steps {POWERSGD_FIRST_STEP} or more"
-        )
-
-
-def _numbers(run: Run) -> Iterator[str]:
-    if run.precision == "fp16" and STRATEGIES[run.strategy].partial_gradients:
-        yield f"precision fp16 scales the loss by all gradients, a rank of '{run.strategy}' sees a part of them || use bf16"
-    if run.compile and not STRATEGIES[run.strategy].compiles:
-        yield f"compile with strategy '{run.strategy}', which works between the modules of the model || compile: false"
-
-
-def _shares_of_the_model(run: Run) -> Iterator[str]:
+def _strategy(run: Run) -> Conflicts:
+    name, facts = f"strategy '{run.strategy}'", STRATEGIES[run.strategy]
+    if facts.splits == "nothing" and run.world_size != 1:
+        yield f"{name} has one rank, world_size is {run.world_size}", "use 'ddp' or world_size 1"
+    for owner, owned in STRATEGIES.items():
+        for setting in owned.settings if owner != run.strategy else ():
+            if not run.has_default(setting):
+                what = f"{setting} is a setting of {owned.label}, {name} has none"
+                yield what, f"leave it out, or use '{owner}'"
+    if run.precision == "fp16" and facts.partial_gradients:
+        what = "precision fp16 scales the loss by all gradients"
+        yield f"{what}, a rank of '{run.strategy}' has only some of them", "use bf16"
+    if run.compile and not facts.compiles:
+        yield f"compile with {name}, which works between the modules of a model", "compile: false"
+    if run.keep_model and run.data_parallel_size != run.world_size:
+        what = f"keep_model: no rank of {run.strategy} has the whole model"
+        yield what, "leave it out, or use another strategy"
     if run.shard_size is not None and run.world_size % run.shard_size:
-        yield f"shard_size {run.shard_size} does not divide world_size {run.world_size} || one that does, or leave it out"
-    splits, model = STRATEGIES[run.strategy].splits, run.architecture
+        what = f"shard_size {run.shard_size} does not divide world_size {run.world_size}"
+        yield what, "use one that does, or leave it out"
+
+
+def _ddp(run: Run) -> Conflicts:
+    if run.static_graph and run.grad_accum > 1:
+        # DDP learns the graph in the first backward pass, which only adds up gradients.
+        what = (
+            f"static_graph with grad_accum {run.grad_accum}: the first backward pass sends nothing"
+        )
+        yield what, "grad_accum 1, or static_graph: false"
+    if run.powersgd_rank != 1 and run.compression != "powersgd":
+        what = f"powersgd_rank {run.powersgd_rank} without PowerSGD"
+        yield f"{what} (compression '{run.compression}')", "leave it out"
+    if run.compression == "powersgd" and run.warmup_steps < POWERSGD_FIRST_STEP:
+        what = f"PowerSGD compresses from step {POWERSGD_FIRST_STEP} on"
+        what += f", warmup_steps is {run.warmup_steps}: steps without it would be measured"
+        yield what, f"warmup_steps {POWERSGD_FIRST_STEP} or more"
+
+
+def _model_parts(run: Run) -> Conflicts:
+    splits, model, ranks = STRATEGIES[run.strategy].splits, run.architecture, run.world_size
     if splits not in _MODEL_PARTS:
         return
     if model.kind != "gpt":
-        yield f"strategy '{run.strategy}' knows how to divide a GPT, the model is of kind '{model.kind}' || use 'ddp' or 'fsdp'"
-    elif splits == "tensors" and model.heads % run.world_size:
-        yield f"world_size {run.world_size} does not divide the {model.heads} heads of the model || give each rank equally many"
-    elif splits == "layers":
-        yield from _pipeline(run, layers=model.layers)
-
-
-def _pipeline(run: Run, *, layers: int) -> Iterator[str]:
-    stages, parts = run.world_size, run.microbatches or run.world_size
-    if layers < stages:
-        yield f"a pipeline of {stages} stages needs as many layers, the model has {layers} || a smaller world_size"
+        what = (
+            f"strategy '{run.strategy}' can only split a GPT, the model is of kind '{model.kind}'"
+        )
+        yield what, "use 'ddp' or 'fsdp'"
+        return
+    if splits == "tensors":
+        if model.heads % ranks:
+            what = f"world_size {ranks} does not divide the {model.heads} heads of the model"
+            yield what, "give each rank equally many"
+        return
+    parts = run.microbatches or ranks
+    if model.layers < ranks:
+        what = f"a pipeline of {ranks} stages needs as many layers, the model has {model.layers}"
+        yield what, "use a smaller world_size"
     if run.grad_accum > 1:
-        yield f"grad_accum {run.grad_accum}: a pipeline adds up gradients over its microbatches || grad_accum 1 and more microbatches"
+        what = f"grad_accum {run.grad_accum}: a pipeline adds up gradients over its microbatches"
+        yield what, "grad_accum 1 and more microbatches"
     if run.micro_batch_size % parts:
-        yield f"micro_batch_size {run.micro_batch_size} cannot be cut into {parts} equal microbatches || a number that divides it"
-    if run.schedule == "1f1b" and parts < stages:
-        yield f"schedule '1f1b' needs a microbatch for each of {stages} stages, microbatches is {parts} || at least {stages}"
+        what = f"micro_batch_size {run.micro_batch_size} cannot be cut into {parts}"
+        yield f"{what} equal microbatches", "use a number that divides it"
+    if run.schedule == "1f1b" and parts < ranks:
+        what = f"schedule '1f1b' needs a microbatch for each of {ranks} stages"
+        yield f"{what}, microbatches is {parts}", f"at least {ranks}"
 
 
-def _kept_model(run: Run) -> Iterator[str]:
-    if run.keep_model and run.data_parallel_size != run.world_size:
-        yield f"keep_model: no rank of {run.strategy} has the whole model || leave it out, or use another strategy"
-
-
-def _inference(run: Run) -> Iterator[str]:
+def _inference(run: Run) -> Conflicts:
     if run.task == "train":
         if run.quantization != "none":
-            yield "quantization is a setting of inference, this run trains || leave it out, or use task: inference"
+            what = "quantization is a setting of inference, this run trains"
+            yield what, "leave it out, or use task: inference"
         return
-    longest = max(run.prompt_tokens) + run.new_tokens
-    if not isinstance(run.architecture, models.GPT):
+    model, longest = run.architecture, max(run.prompt_tokens) + run.new_tokens
+    if not isinstance(model, models.GPT):
         for name in ("prompt_tokens", "new_tokens"):
-            if not is_default(run, name):
-                yield f"{name} is a setting of generated text, {run.architecture.label} classifies || leave it out, or choose a gpt"
-    elif longest > run.architecture.block_size:
-        yield (
-            f"prompt_tokens {max(run.prompt_tokens)} and new_tokens {run.new_tokens} are {longest}, the model has "
-            f"positions for {run.architecture.block_size} || fewer tokens, or a model with a larger block_size"
+            if not run.has_default(name):
+                what = f"{name} is a setting of generated text, {model.label} classifies"
+                yield what, "leave it out, or choose a gpt"
+    elif longest > model.block_size:
+        what = (
+            f"prompt_tokens {max(run.prompt_tokens)} and new_tokens {run.new_tokens} are {longest}"
         )
+        what += f", the model has positions for {model.block_size}"
+        yield what, "fewer tokens, or a model with a larger block_size"
     for size in run.batch_sizes:
         if size % run.world_size:
-            yield f"batch_sizes {size} is not divisible by world_size {run.world_size} || a multiple of {run.world_size}"
+            what = f"batch_sizes {size} is not divisible by world_size {run.world_size}"
+            yield what, f"a multiple of {run.world_size}"

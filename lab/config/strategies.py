@@ -9,9 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator
-
-from lab.errors import nearest
+from lab.config.base import one_of
 
 State = Literal["weights", "gradients", "optimizer"]
 
@@ -92,12 +90,4 @@ STRATEGIES: dict[str, StrategyFacts] = {
 # fmt: on
 # The strategy that reads each setting.
 SETTINGS = {setting: name for name, facts in STRATEGIES.items() for setting in facts.settings}
-
-
-def _known(name: str) -> str:
-    if name not in STRATEGIES:
-        raise ValueError(f"unknown strategy {name!r} || {nearest(name, STRATEGIES)}")
-    return name
-
-
-Strategy = Annotated[str, AfterValidator(_known)]
+Strategy = Annotated[str, one_of("strategy", STRATEGIES)]

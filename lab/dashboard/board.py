@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from lab.config import datasets
+from lab.config.base import problems_of
 from lab.config.cluster import Cluster
 from lab.config.run import Run
 from lab.config.study import Study
@@ -20,7 +20,6 @@ from lab.dashboard.form import NAMES, OF_RUN, controls, in_words, networks
 from lab.dashboard.panels import history, outlook, panel, results
 from lab.dashboard.store import Bench
 from lab.errors import LabError
-from lab.files import problems_of
 from lab.launch.launcher import Jobs, launch
 from lab.launch.plan import obstacle
 from lab.launch.status import UNDER_WAY, TaskState, clock, status
@@ -99,7 +98,10 @@ class Dashboard:
 
     def asked(self) -> Run:
         """The configuration in the form; raises pydantic's ValidationError where it is none."""
-        return Run.model_validate({name: self.fields[name].value for name in OF_RUN})
+        return Run.model_validate(self._content())
+
+    def _content(self) -> dict[str, Any]:
+        return {name: self.fields[name].value for name in OF_RUN}
 
     def _cluster(self) -> Cluster:
         """The chosen one; raises LabError where it cannot be served from here."""
@@ -133,7 +135,7 @@ class Dashboard:
         except ValidationError as error:
             problems = [
                 problem
-                for field, problem in problems_of(error, Run, datasets.TAGS)
+                for field, problem in problems_of(error, Run, self._content())
                 if field != "micro_batch_size"
             ]
             forbidden = "; ".join(map(in_words, problems))

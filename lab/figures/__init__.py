@@ -15,8 +15,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator
 
-from lab.analysis.inference import stages
 from lab.analysis.scaling_curves import baseline_name, device_of, ranks
+from lab.analysis.stages import stages
 from lab.config.study import Study
 from lab.figures import breakdown, curves, data, inference
 from lab.figures import curves as band

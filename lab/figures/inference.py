@@ -9,7 +9,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedFormatter, FixedLocator
 
-from lab.analysis.inference import STAGES, Compared, Stage, by_run, compared, place
+from lab.analysis.inference import GENERATION, Measurement, by_run, measurements, place
+from lab.analysis.stages import STAGES, Stage
 from lab.figures.labels import Label
 from lab.figures.labels import place as place_labels
 from lab.figures.style import COLORS, IDEAL, ink, line_looks, plain_log
@@ -42,20 +43,22 @@ def latency_throughput(ax: Axes, records: Sequence[Record]) -> bool:
 
 def _lines(records: Sequence[Record]) -> dict[str, list[tuple[int, float, float]]]:
     """By model and place: batch size, seconds between tokens, tokens/s, at the longest prompt."""
-    found = compared(records)
-    longest = max((row.prompt_tokens for row in found), default=0)
+    rows = measurements(records, GENERATION)
+    longest = max((row.points[0].prompt_tokens for row in rows), default=0)
+    places = {place(row.record) for row in rows}
     lines: dict[str, list[tuple[int, float, float]]] = {}
-    for row in (row for row in found if row.prompt_tokens == longest):
-        model = "base" if row.record.run.quantization == "none" else "quantized"
-        name: str = "fp32" if model == "base" else row.record.run.quantization
-        if len({place(other.record) for other in found}) > 1:
+    for row in (row for row in rows if row.points[0].prompt_tokens == longest):
+        model = "base" if row.results.quantization == "none" else "quantized"
+        name: str = "fp32" if model == "base" else row.results.quantization
+        if len(places) > 1:
             name = f"{name}, {place(row.record)}"
         lines.setdefault(name, []).append(_point(row, model))
     return {name: sorted(points) for name, points in lines.items()}
 
 
-def _point(row: Compared, model: str) -> tuple[int, float, float]:
-    return row.batch_size, row.median(model, "p50"), row.median(model, "decode_tokens_per_second")
+def _point(row: Measurement, model: str) -> tuple[int, float, float]:
+    rate = row.median(f"{model}.decode_tokens_per_second")
+    return row.points[0].batch_size, row.median(f"{model}.p50"), rate
 
 
 def latency_throughput_alt(records: Sequence[Record]) -> str:

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from lab import machine
-from lab.config.labels import label_parts
 from lab.config.models import GPT, MODELS
 from lab.config.run import Run
 from lab.config.strategies import STRATEGIES
@@ -79,7 +78,7 @@ def overhead(*, world_size: int = 2, rounds: int = 200, quick: bool = False) -> 
     }
     run = Run.model_validate(asked)
     done = subprocess.run(
-        [sys.executable, "-m", "lab.worker.selftest", run.model_dump_json()],
+        [sys.executable, "-m", "lab.worker.selftest", "overhead", run.model_dump_json()],
         capture_output=True,
         text=True,
         check=False,
@@ -177,7 +176,7 @@ def equal_losses(*, quick: bool = False) -> list[EqualLoss]:
         for name, changes in cases(sorted({1, min(most, 2)}), quick=quick).items()
     }
     done = subprocess.run(
-        [sys.executable, "-m", "lab.worker.losses", device, json.dumps(asked)],
+        [sys.executable, "-m", "lab.worker.selftest", "losses", json.dumps(asked), device],
         capture_output=True,
         text=True,
         check=False,
@@ -271,7 +270,7 @@ class HeldOut:
         )
         rows = scores_table(list(self.scores)).to_dict("records")
         return [
-            {"model": label_parts(score.frozen.run)[0], "batch": score.frozen.run.global_batch_size}
+            {"model": score.frozen.run.label_parts[0], "batch": score.frozen.run.global_batch_size}
             | {"buckets": f"{score.frozen.run.bucket_cap_mb:g} MiB"}
             | {name: row[name] for name in kept}
             | {"foreign CPU": f"{self.foreign.get(score.frozen.run_id, 0.0):.2f}"}

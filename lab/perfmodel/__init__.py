@@ -1,1 +1,3 @@
-"""The performance model: FLOPs, memory, collectives, hardware, step times, forecasts, the planner."""
+"""The performance model: FLOPs, memory, collectives, hardware, step times, forecasts, the
+planner.
+"""

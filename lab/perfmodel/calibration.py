@@ -1,4 +1,6 @@
-"""Calibration: what a cluster's links and devices can do, measured once and stored beside its profile."""
+"""Calibration: what a cluster's links and devices can do, measured once and stored beside its
+profile.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,8 @@ from lab.perfmodel.collectives import (
 from lab.records.schema import Environment
 
 SCHEMA_VERSION = 1
-# Gradient buckets lie above it, and below it other costs than alpha and beta rule; times there are interpolated.
+# Gradient buckets lie above it, and below it other costs than alpha and beta rule; times there are
+# interpolated.
 FIT_FROM_BYTES = 64 * 2**10
 QUIET = 0.12  # cores' worth of others that still leave a measurement as it is
 
@@ -37,7 +40,9 @@ class _Stored(BaseModel):
 
 
 class CollectiveTime(_Stored):
-    """Time in s of one collective by the slowest rank: median over `calls` calls with its 95 % interval."""
+    """Time in s of one collective by the slowest rank: median over `calls` calls with its 95 %
+    interval.
+    """
 
     collective: Collective
     world_size: int = Field(ge=2)
@@ -82,7 +87,8 @@ class MemoryBandwidth(_Stored):
 
 
 class ContentionTime(_Stored):
-    """How many times longer matrix products and all-reduces of so many bytes take while the other goes on beside them.
+    """How many times longer matrix products and all-reduces of so many bytes take while the other
+    goes on beside them.
 
     `neighbours` is how many times longer training takes on a rank while the other ranks train too.
     """
@@ -95,7 +101,9 @@ class ContentionTime(_Stored):
 
 
 class Part(_Stored):
-    """What was measured at one world size: collectives from 2 ranks on, the device by itself on one."""
+    """What was measured at one world size: collectives from 2 ranks on, the device by itself on
+    one.
+    """
 
     world_size: int = Field(ge=1)
     quick: bool
@@ -180,7 +188,9 @@ class Calibration(_Stored):
         return nearest.contention if nearest else None
 
     def fit(self, collective: Collective, world_size: int) -> LinkFit:
-        """The fit of a collective; raises LabError where it was not measured or cannot be fitted."""
+        """The fit of a collective; raises LabError where it was not measured or cannot be
+        fitted.
+        """
         for found in self.fits:
             if (found.collective, found.world_size) == (collective, world_size):
                 return found.fit
@@ -195,9 +205,11 @@ class Calibration(_Stored):
         )
 
     def time(self, collective: Collective, world_size: int, size: float) -> float:
-        """Seconds of a collective on so many bytes: between measured sizes interpolated, by the fit beyond; 0 on one rank.
+        """Seconds of a collective on so many bytes: between measured sizes interpolated, by the fit
+        beyond; 0 on one rank.
 
-        Raises LabError for a collective or world size that was not measured, ValueError where bytes are not positive.
+        Raises LabError for a collective or world size that was not measured, ValueError where bytes
+        are not positive.
         """
         if world_size == 1:
             return 0.0
@@ -221,13 +233,16 @@ class Calibration(_Stored):
 
 
 def calibration_path(cluster: str | Path | Cluster = "local") -> Path:
-    """Where a profile's calibration lies: `calibration/<profile>.json` beside the profile's file; raises InputError for none."""
+    """Where a profile's calibration lies: `calibration/<profile>.json` beside the profile's file;
+    raises InputError for none.
+    """
     profile = find_profile(cluster.name if isinstance(cluster, Cluster) else cluster)
     return profile.parent / "calibration" / f"{profile.stem}.json"
 
 
 def load_calibration(cluster: str | Path | Cluster = "local") -> Calibration | None:
-    """The calibration of a profile (its name, its path or itself); None where there is none that this lab can read.
+    """The calibration of a profile (its name, its path or itself); None where there is none that
+    this lab can read.
 
     Raises InputError for an unknown profile, LabError for a calibration of a newer lab.
     """
@@ -294,7 +309,9 @@ def calibration_of(cluster: Cluster) -> Calibration | None:
 
 
 def published_environment(cluster: Cluster, published: Published, ranks: int) -> Environment:
-    """The environment of published numbers: what their source tells, and nothing of this machine."""
+    """The environment of published numbers: what their source tells, and nothing of this
+    machine.
+    """
     return Environment(
         cluster=cluster.name,
         hosts=["unknown"],

@@ -1,4 +1,6 @@
-"""Frozen predictions: written before the runs they speak of, never again, and scored when those are measured."""
+"""Frozen predictions: written before the runs they speak of, never again, and scored when those are
+measured.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ if TYPE_CHECKING:
 
 
 class Frozen(BaseModel):
-    """A prediction as it was written down; times in s, memory in bytes. `sha256` is that of all the rest."""
+    """A prediction as it was written down; times in s, memory in bytes. `sha256` is that of all the
+    rest.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -59,7 +63,9 @@ class Frozen(BaseModel):
 
 
 class Score(BaseModel):
-    """A frozen prediction beside the median of the repeats that were measured after it; `error` is relative and signed."""
+    """A frozen prediction beside the median of the repeats that were measured after it; `error` is
+    relative and signed.
+    """
 
     model_config = ConfigDict(frozen=True)
 
@@ -92,11 +98,13 @@ def freeze(
     runs: Iterable[Run] | None = None,
     basis: Basis | None = None,
 ) -> list[Frozen]:
-    """Write down what is expected of the runs that are not measured, and can be predicted, before they are.
+    """Write down what is expected of the runs that are not measured, and can be predicted, before
+    they are.
 
-    Of all runs of the study, or of some. Files are `out/predictions/<run id>-<time>.json`; one that is there is never
-    changed, and a run that is predicted is not predicted again until it is measured. Runs on one rank are what
-    predictions are made from, and have none, but where the `basis` is given and can be another than the study's.
+    Of all runs of the study, or of some. Files are `out/predictions/<run id>-<time>.json`; one that
+    is there is never changed, and a run that is predicted is not predicted again until it is
+    measured. Runs on one rank are what predictions are made from, and have none, but where the
+    `basis` is given and can be another than the study's.
     """
     chosen = dict.fromkeys(study.runs if runs is None else runs)
     asked = [run for run in chosen if (run.world_size > 1 or basis) and run.task == "train"]
@@ -131,7 +139,9 @@ def archive_replaced(study: Study, run_ids: Iterable[str], target: Path) -> None
 
 
 def predictions(study: Study, run: Run | None = None) -> list[Frozen]:
-    """What was frozen of a run, or of all, the oldest first; files that are not whole or were changed are left out."""
+    """What was frozen of a run, or of all, the oldest first; files that are not whole or were
+    changed are left out.
+    """
     found = []
     for path in sorted((study.out / "predictions").glob(f"{run.id if run else '*'}-*.json")):
         try:
@@ -144,7 +154,9 @@ def predictions(study: Study, run: Run | None = None) -> list[Frozen]:
 
 
 def scores(study: Study) -> list[Score]:
-    """Each run's last prediction from before its first repeat began, beside what was measured since."""
+    """Each run's last prediction from before its first repeat began, beside what was measured
+    since.
+    """
     found, measured = (
         [],
         [record for record in load_records(study) if record.completed and record.timing],
@@ -162,7 +174,9 @@ def scores(study: Study) -> list[Score]:
 
 
 def error_so_far(*studies: Study) -> float:
-    """Root mean square of the relative errors of the studies' scored predictions; 0 where none is scored."""
+    """Root mean square of the relative errors of the studies' scored predictions; 0 where none is
+    scored.
+    """
     errors = [score.error for study in studies for score in scores(study)]
     return statistics.fmean(error**2 for error in errors) ** 0.5 if errors else 0.0
 

@@ -11,12 +11,14 @@ import re
 from dataclasses import dataclass
 from functools import cache
 
+from lab.config.datasets import vocab_size_of
 from lab.config.models import GPT
-from lab.errors import InputError, Problem, nearest
+from lab.config.run import Run
+from lab.errors import InputError, LabError, Problem, nearest
 from lab.perfmodel.collectives import Level, nodes_of, on_levels
 from lab.perfmodel.flops import block_parameters, gpt_flops_per_token, gpt_parameters
-from lab.perfmodel.layout import Bucket, Layout, Links, Profile
-from lab.perfmodel.memory import FP32, MIXED, Checkpointing, rank_memory, transformer_activations
+from lab.perfmodel.layout import Bucket, Candidate, Layout, Links, Profile
+from lab.perfmodel.memory import FP32, MIXED, rank_memory, transformer_activations
 
 # Share of the peak that training reaches where nothing was measured: GPT models of 1.7 B to 1 T
 # parameters reached 44 to 52 % of an A100's (Narayanan et al. 2021, table 1).
@@ -241,78 +243,64 @@ class Described:
     vocab_size: int
     machine: Machine
 
+    @classmethod
+    def of(cls, run: Run, machine: Machine) -> Described:
+        """A run's model there; raises LabError for models other than GPT."""
+        if not isinstance(run.architecture, GPT):
+            kind = run.architecture.kind
+            raise LabError(f"a described machine trains models of kind gpt, not {kind}")
+        return cls(run.architecture, vocab_size_of(run.architecture, run.dataset), machine)
+
     @property
     def parameters(self) -> int:
         """Trainable parameters."""
         return gpt_parameters(self.model, self.vocab_size)
 
-    def profile(
-        self, *, micro_batch: int, precision: str = "bf16", checkpointing: Checkpointing = "none"
-    ) -> Profile:
+    def profile(self, candidate: Candidate) -> Profile:
         """One device's step: arithmetic at the share of the peak that training reaches.
 
         The optimizer runs at memory's speed. Backward takes twice the forward pass, and the forward
         pass again where all activations are recomputed. The gradients of the layers are ready at
         even distances, those of the tied embedding at the end.
         """
-        tokens = micro_batch * self.model.block_size
-        rate = self.machine.gpu.flops[precision] * FLOPS_REACHED
+        tokens = candidate.micro_batch * self.model.block_size
+        rate = self.machine.gpu.flops[candidate.precision] * FLOPS_REACHED
         forward = gpt_flops_per_token(self.model, self.vocab_size) * tokens / 3 / rate
-        backward = forward * (3 if checkpointing == "full" else 2)
+        backward = forward * (3 if candidate.checkpointing == "full" else 2)
         layers, layer = self.model.layers, block_parameters(self.model.width)
-        value = 4 if precision == "fp32" else 2
+        value = 4 if candidate.precision == "fp32" else 2
         gradients = [
             Bucket(backward * (nth + 1) / (layers + 1), layer * value) for nth in range(layers)
         ]
         gradients.append(Bucket(backward, (self.parameters - layers * layer) * value))
-        return Profile(
-            forward,
-            backward,
-            OPTIMIZER_BYTES * self.parameters / self.machine.gpu.memory_bytes_per_s,
-            tuple(gradients),
-            basis=f"{FLOPS_REACHED:.0%} of the peak of the {self.machine.gpu.name}",
-        )
+        optimizer = OPTIMIZER_BYTES * self.parameters / self.machine.gpu.memory_bytes_per_s
+        basis = f"{FLOPS_REACHED:.0%} of the peak of the {self.machine.gpu.name}"
+        return Profile(forward, backward, optimizer, tuple(gradients), basis=basis)
 
-    def activation_bytes(
-        self, *, micro_batch: int, precision: str, checkpointing: Checkpointing
-    ) -> float:
-        """Bytes that one micro-batch keeps: those of the layers, the fp32 logits, their gradients.
+    def memory(self, candidate: Candidate) -> float:
+        """Bytes of a rank at its peak: state, activations of the layers, fp32 logits and gradients.
 
         Layers by Korthikanti et al. (2022).
         """
-        model = self.model
+        model, single = self.model, candidate.precision == "fp32"
         layers = transformer_activations(
-            batch=micro_batch,
+            batch=candidate.micro_batch,
             sequence=model.block_size,
             width=model.width,
             heads=model.heads,
             layers=model.layers,
-            checkpointing=checkpointing,
-            value_bytes=4 if precision == "fp32" else 2,
+            checkpointing=candidate.checkpointing,
+            value_bytes=4 if single else 2,
         )
         vocabulary = model.vocab_size or self.vocab_size
-        return layers + 2 * 4 * micro_batch * model.block_size * vocabulary
-
-    def memory(
-        self,
-        layout: Layout,
-        *,
-        micro_batch: int,
-        grad_accum: int,
-        precision: str,
-        checkpointing: Checkpointing,
-    ) -> float:
-        """Bytes of a rank at its peak."""
-        state = FP32 if precision == "fp32" else MIXED
+        state = FP32 if single else MIXED
         return rank_memory(
             self.parameters,
-            layout,
-            activation_bytes=self.activation_bytes(
-                micro_batch=micro_batch, precision=precision, checkpointing=checkpointing
-            ),
-            grad_accum=grad_accum,
+            candidate.layout,
+            activation_bytes=layers + 8 * candidate.micro_batch * model.block_size * vocabulary,
+            grad_accum=candidate.grad_accum,
             state=state,
-            largest_unit=block_parameters(self.model.width) * state.weights,
+            largest_unit=block_parameters(model.width) * state.weights,
         ).total
 
     def links(self, layout: Layout) -> Links:

@@ -1,4 +1,6 @@
-"""Layouts: how the ranks share a model's training, and the work that each step then is for one of them."""
+"""Layouts: how the ranks share a model's training, and the work that a step then is for one of
+them.
+"""
 
 from __future__ import annotations
 
@@ -7,32 +9,38 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
+from lab.config.strategies import STRATEGIES
 from lab.perfmodel.collectives import Collective, CollectiveSeconds
-from lab.perfmodel.replay import Work
+from lab.perfmodel.replay import Where, Work
 
+# The strategies whose ranks hold whole layers: one device, replicas, shards.
 Sharing = Literal["single", "naive_ddp", "ddp", "zero1", "fsdp"]
-# The strategies that split samples alone and whose step is known.
 SHARINGS: dict[str, Sharing] = {sharing: sharing for sharing in get_args(Sharing)}
+Checkpointing = Literal["none", "selective", "full"]
+# The times of a profile: those of each micro-batch, then those of each step.
+MICRO_BATCH, STEP = ("data_s", "forward_s", "backward_s"), ("optimizer_s", "other_s")
 
 
 @dataclass(frozen=True)
 class Bucket:
-    """Gradients that are sent together: their bytes, and how far into the backward pass (s) the last one is ready."""
+    """Gradients that are sent together, and how far into the backward pass (s) the last is
+    ready.
+    """
 
     ready_s: float
     bytes: int
     messages: int = 1
 
     def later(self, factor: float) -> Bucket:
-        """The same in a backward pass that takes so many times as long."""
+        """The same in a backward pass that takes `factor` times as long."""
         return replace(self, ready_s=self.ready_s * factor)
 
 
 @dataclass(frozen=True)
 class Profile:
-    """One device's step by itself: s of each part for one micro-batch, and the gradients in the order of their readiness.
+    """One device's step by itself: s of each part of a micro-batch, gradients as they get ready.
 
-    `spread` is the relative standard deviation of its steps. `basis` says where the numbers come from.
+    `spread` is the relative standard deviation of its steps, `basis` where the numbers come from.
     """
 
     forward_s: float
@@ -51,55 +59,47 @@ class Profile:
 
     def step_s(self, grad_accum: int = 1) -> float:
         """Seconds of a step on one device."""
-        return (
-            grad_accum * (self.data_s + self.forward_s + self.backward_s)
-            + self.optimizer_s
-            + self.other_s
-        )
+        micro_batch_s = self.data_s + self.forward_s + self.backward_s
+        return grad_accum * micro_batch_s + self.optimizer_s + self.other_s
 
     def with_backward(self, seconds: float) -> Profile:
-        """The same with a backward pass of so many s, its gradients ready at the same shares of it."""
+        """The same with another backward pass, its gradients ready at the same shares of it."""
         factor = seconds / self.backward_s
         gradients = tuple(bucket.later(factor) for bucket in self.gradients)
         return replace(self, backward_s=seconds, gradients=gradients)
 
-    def slower(self, factor: float) -> Profile:
-        """The same on a device that is so many times slower."""
-        return replace(
-            self,
-            **{
-                name: getattr(self, name) * factor
-                for name in ("forward_s", "backward_s", "optimizer_s", "data_s", "other_s")
-            },
-            gradients=tuple(bucket.later(factor) for bucket in self.gradients),
-        )
+    def scaled(self, factor: float, names: Sequence[str] = MICRO_BATCH + STEP) -> Profile:
+        """The same with these times, the backward pass among them, multiplied by `factor`."""
+        times = {name: getattr(self, name) * factor for name in names}
+        return replace(self.with_backward(times.pop("backward_s")), **times)
 
 
 def buckets_of(
     gradients: Sequence[Bucket], cap_bytes: float, *, first_bytes: float | None = None
 ) -> tuple[Bucket, ...]:
-    """Gradients put together as DDP does (Li et al. 2020): in their order, until a bucket holds the cap or more.
+    """Gradients put together as DDP does (Li et al. 2020): in order, until a bucket holds the cap.
 
     `first_bytes` is the smaller cap of the first bucket.
     """
-    found: list[Bucket] = []
-    held = 0
+    buckets: list[Bucket] = []
+    size = 0
     for gradient in gradients:
-        held += gradient.bytes
-        if held >= (first_bytes if first_bytes is not None and not found else cap_bytes):
-            found.append(Bucket(gradient.ready_s, held))
-            held = 0
-    if held:
-        found.append(Bucket(gradients[-1].ready_s, held))
-    return tuple(found)
+        size += gradient.bytes
+        if size >= (first_bytes if first_bytes is not None and not buckets else cap_bytes):
+            buckets.append(Bucket(gradient.ready_s, size))
+            size = 0
+    if size:
+        buckets.append(Bucket(gradients[-1].ready_s, size))
+    return tuple(buckets)
 
 
 @dataclass(frozen=True)
 class Layout:
-    """How many ranks share what: `data` replicas or shards, each of `tensor` times `pipeline` ranks.
+    """How many ranks share what: `data` replicas or shards, each of `tensor` times `pipeline`
+    ranks.
 
-    `activation_bytes` are those that one layer's border hands on per micro-batch, `layers` the borders that tensor
-    parallelism must sum twice in each direction (Shoeybi et al. 2019).
+    `activation_bytes` are those that a layer hands on per micro-batch, `layers` the layers whose
+    activations tensor parallelism sums twice in each direction (Shoeybi et al. 2019).
     """
 
     sharing: Sharing = "ddp"
@@ -120,6 +120,34 @@ class Layout:
 
 
 @dataclass(frozen=True)
+class Candidate:
+    """One way to train: `bucket_mb` in MiB, None where gradients are not sent in DDP's buckets."""
+
+    layout: Layout
+    micro_batch: int
+    grad_accum: int = 1
+    checkpointing: Checkpointing = "none"
+    precision: str = "bf16"
+    bucket_mb: float | None = None
+
+    @property
+    def label(self) -> str:
+        """For people."""
+        layout = self.layout
+        parts = {
+            f"{layout.sharing} x{layout.data}": True,
+            f"tensor x{layout.tensor}": layout.tensor > 1,
+            f"pipeline x{layout.pipeline}": layout.pipeline > 1,
+            f"micro-batch {self.micro_batch}": True,
+            f"accumulation {self.grad_accum}": self.grad_accum > 1,
+            f"{self.checkpointing} checkpointing": self.checkpointing != "none",
+            self.precision: True,
+            f"buckets {self.bucket_mb or 0:g} MiB": bool(self.bucket_mb),
+        }
+        return ", ".join(part for part, shown in parts.items() if shown)
+
+
+@dataclass(frozen=True)
 class Links:
     """The cost of collectives among the ranks that share each part of the work."""
 
@@ -136,40 +164,41 @@ def works_of(
     *,
     grad_accum: int = 1,
 ) -> list[Work]:
-    """The step of one rank as work on its device and its link, in order; replaying it gives the time.
+    """The step of one rank as work on its device and its link, in order; replaying it gives the
+    time.
 
-    `buckets` are what is sent at a time: DDP's buckets, the tensors of naive DDP, the flat buffers of ZeRO-1, the units
-    of FSDP.
+    `buckets` are what is sent at a time: DDP's buckets, the tensors of naive DDP, the flat buffers
+    of ZeRO-1, the units of FSDP.
     """
     step = _Step(links, layout)
     share = layout.tensor * layout.pipeline
-    if layout.sharing == "fsdp" and layout.data > 1:
-        for times, last in (
-            (grad_accum - 1, False),
-            (1, True),
-        ):  # all but the last micro-batch are alike: replayed as one
-            if times:
-                step.device("data", times * profile.data_s)
-                _sharded_pass(step, profile, buckets, share, times=times, reduce=last)
-                for _ in range(2):
-                    step.tensor_sums(times)
-        step.device("optimizer", profile.optimizer_s / layout.world_size, after=step.sent())
-    else:
-        forward, backward = profile.forward_s / share, profile.backward_s / share
-        step.micro_batches(grad_accum - 1, profile.data_s, forward, backward)
-        step.device("data", profile.data_s)
-        step.device("forward", forward)
-        step.tensor_sums()
-        _backward(step, profile, buckets, share)
-        step.tensor_sums()
-        step.device("bubble", layout.bubble(grad_accum) * grad_accum * (forward + backward))
-        step.hand_on(grad_accum)
-        own = share * (layout.data if layout.sharing == "zero1" else 1)
-        step.device("optimizer", profile.optimizer_s / own, after=step.sent())
-        if layout.sharing == "zero1" and layout.data > 1:
-            size = profile.gradient_bytes // share
-            step.link("parameters", links.data("all_gather", size), size, after=step.last_device())
-    step.device("other", profile.other_s, after=step.sent())
+    forward, backward = profile.forward_s / share, profile.backward_s / share
+    # All micro-batches but the last are alike, and send no gradients: replayed as one.
+    for times, last in ((grad_accum - 1, False), (1, True)):
+        if not times:
+            continue
+        step.device("data", times * profile.data_s)
+        if layout.sharing == "fsdp" and layout.data > 1:
+            _sharded_pass(step, profile, buckets, share, times=times, reduce=last)
+            step.tensor_sums(2 * times)
+            continue
+        step.device("forward", times * forward)
+        if last:
+            step.tensor_sums()
+            _backward(step, profile, buckets, share)
+            step.tensor_sums()
+        else:
+            step.device("backward", times * backward)
+            step.tensor_sums(2 * times)
+    step.device("bubble", layout.bubble(grad_accum) * grad_accum * (forward + backward))
+    step.hand_on(grad_accum)
+    sharded = "optimizer" in STRATEGIES[layout.sharing].sharded
+    own_s = profile.optimizer_s / (share * layout.data if sharded else share)
+    step.device("optimizer", own_s, after=step.last("link"))
+    if layout.sharing == "zero1" and layout.data > 1:
+        size = profile.gradient_bytes // share
+        step.link("parameters", links.data("all_gather", size), size, after=step.last("device"))
+    step.device("other", profile.other_s, after=step.last("link"))
     return step.works
 
 
@@ -191,62 +220,33 @@ class _Step:
         self.works.append(Work(name, "link", seconds, after, int(size)))
         return len(self.works) - 1
 
-    def last_device(self) -> tuple[int, ...]:
-        """The place of the device's last work."""
-        return next(
-            (
-                (place,)
-                for place in range(len(self.works) - 1, -1, -1)
-                if self.works[place].where == "device"
-            ),
-            (),
-        )
+    def last(self, where: Where) -> tuple[int, ...]:
+        """The place of the last work there, if any: both do theirs in order."""
+        places = reversed(range(len(self.works)))
+        return next(((place,) for place in places if self.works[place].where == where), ())
 
-    def sent(self) -> tuple[int, ...]:
-        """The place of the link's last work: it does its own in order."""
-        return next(
-            (
-                (place,)
-                for place in range(len(self.works) - 1, -1, -1)
-                if self.works[place].where == "link"
-            ),
-            (),
-        )
-
-    def micro_batches(self, count: int, data: float, forward: float, backward: float) -> None:
-        """Add micro-batches that send no gradients, as one."""
-        if count:
-            self.device("data", count * data)
-            self.device("forward", count * forward)
-            self.device("backward", count * backward)
-            for _ in range(2):
-                self.tensor_sums(count)
-
-    def tensor_sums(self, count: int = 1) -> None:
-        """Add the sums over activations that tensor parallelism waits for: two per layer and direction."""
+    def tensor_sums(self, passes: int = 1) -> None:
+        """Add the sums of activations that tensor parallelism waits for: two per layer and pass."""
         if self.layout.tensor > 1:
-            layers = 2 * -(-self.layout.layers // self.layout.pipeline) * count
-            size = self.layout.activation_bytes
-            place = self.link(
-                "activations",
-                layers * self.links.tensor("all_reduce", size),
-                layers * size,
-                after=self.last_device(),
-            )
-            self.device("", 0.0, after=(place,))
+            sums = 2 * -(-self.layout.layers // self.layout.pipeline) * passes
+            seconds = self.links.tensor("all_reduce", self.layout.activation_bytes)
+            self._wait_for("activations", sums, seconds)
 
     def hand_on(self, micro_batches: int) -> None:
-        """Add what the last micro-batch waits for on its way through the stages, forward and back."""
+        """Add the last micro-batch's way through the stages, forward and back."""
         if self.layout.pipeline > 1:
             hops = 2 * (micro_batches + self.layout.pipeline - 2)
-            size = self.layout.activation_bytes
-            seconds = hops * self.links.pipeline("broadcast", size)
-            place = self.link("stages", seconds, hops * size, after=self.last_device())
-            self.device("", 0.0, after=(place,))
+            seconds = self.links.pipeline("broadcast", self.layout.activation_bytes)
+            self._wait_for("stages", hops, seconds)
+
+    def _wait_for(self, name: str, messages: int, seconds: float) -> None:
+        size = messages * self.layout.activation_bytes
+        place = self.link(name, messages * seconds, size, after=self.last("device"))
+        self.device("", 0.0, after=(place,))
 
 
 def _backward(step: _Step, profile: Profile, buckets: Sequence[Bucket], share: int) -> None:
-    """The backward pass with its gradients: DDP sends each bucket when it is ready, the others all of them at the end."""
+    """The backward pass: DDP sends each bucket when it is ready, the others all at the end."""
     exchanged = buckets if step.layout.data > 1 and step.layout.sharing != "single" else ()
     overlapped = step.layout.sharing == "ddp"
     collective: Collective = "reduce_scatter" if step.layout.sharing == "zero1" else "all_reduce"
@@ -259,37 +259,38 @@ def _backward(step: _Step, profile: Profile, buckets: Sequence[Bucket], share: i
     for number, bucket in enumerate(exchanged if overlapped else ()):
         step.device("backward", (bucket.ready_s - done) / share)
         done = max(done, bucket.ready_s)
-        step.link(f"bucket {number}", seconds[number], sizes[number], after=step.last_device())
+        step.link(f"bucket {number}", seconds[number], sizes[number], after=step.last("device"))
     step.device("backward", (profile.backward_s - done) / share)
     if exchanged and not overlapped:
-        step.link("gradients", sum(seconds), sum(sizes), after=step.last_device())
+        step.link("gradients", sum(seconds), sum(sizes), after=step.last("device"))
 
 
 def _sharded_pass(
     step: _Step, profile: Profile, units: Sequence[Bucket], share: int, *, times: int, reduce: bool
 ) -> None:
-    """FSDP's passes (Zhao et al. 2023): weights are gathered a unit ahead, gradients scattered when they are ready."""
+    """FSDP (Zhao et al. 2023): weights are gathered a unit ahead, gradients scattered when
+    ready.
+    """
+
+    def seconds(collective: Collective, unit: int) -> float:
+        messages = units[unit].messages
+        return messages * step.links.data(collective, sizes[unit] / messages)
+
     sizes = [unit.bytes / share for unit in units]
-    gather = [
-        times * unit.messages * step.links.data("all_gather", unit.bytes / share / unit.messages)
-        for unit in units
-    ]
-    whole = sum(sizes) or 1.0
-    ends = [unit.ready_s for unit in units[:-1]] + [profile.backward_s]
-    held: tuple[int, ...] = ()
+    gather = [times * seconds("all_gather", unit) for unit in range(len(units))]
+    forward = times * profile.forward_s / share / (sum(sizes) or 1.0)
+    previous: tuple[int, ...] = ()
     gathered = 0
     # The first unit that needs weights is the last whose gradients are ready.
     for unit in range(len(units) - 1, -1, -1):
-        gathered = step.link(f"gather {unit}", gather[unit], times * sizes[unit], after=held)
-        held = step.last_device()  # at most one unit is gathered ahead
-        step.device(
-            "forward", times * profile.forward_s / share * sizes[unit] / whole, after=(gathered,)
-        )
-    for unit, (begin, end) in enumerate(itertools.pairwise([0.0, *ends])):
+        gathered = step.link(f"gather {unit}", gather[unit], times * sizes[unit], after=previous)
+        previous = step.last("device")  # at most one unit is gathered ahead
+        step.device("forward", forward * sizes[unit], after=(gathered,))
+    ends = [0.0, *(unit.ready_s for unit in units[:-1]), profile.backward_s]
+    for unit, (begin, end) in enumerate(itertools.pairwise(ends)):
         computed = step.device("backward", times * (end - begin) / share, after=(gathered,))
         if unit + 1 < len(units):
             gathered = step.link(f"gather {unit + 1}", gather[unit + 1], times * sizes[unit + 1])
         if reduce:
-            messages = units[unit].messages
-            seconds = messages * step.links.data("reduce_scatter", sizes[unit] / messages)
-            step.link(f"bucket {unit}", seconds, sizes[unit], after=(computed,))
+            scatter = seconds("reduce_scatter", unit)
+            step.link(f"bucket {unit}", scatter, sizes[unit], after=(computed,))

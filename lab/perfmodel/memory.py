@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
 
-from lab.config.strategies import STRATEGIES
-from lab.perfmodel.layout import Layout, Sharing
-
-Checkpointing = Literal["none", "selective", "full"]
+from lab.config.strategies import STRATEGIES, State
+from lab.perfmodel.layout import Checkpointing, Layout, Sharing
 
 
 @dataclass(frozen=True)
@@ -43,22 +40,19 @@ class MemoryParts:
 
 
 def state_memory(
-    parameters: float,
-    *,
-    sharing: Sharing = "ddp",
-    ranks: int = 1,
-    state: StateBytes = MIXED,
+    parameters: float, *, sharing: Sharing = "ddp", ranks: int = 1, state: StateBytes = MIXED
 ) -> MemoryParts:
-    """Weights, gradients and optimizer of a rank; `ranks` share what their way of sharing splits.
+    """Weights, gradients and optimizer of a rank, each divided by `ranks` if the strategy shards
+    it.
 
-    ZeRO's stages 1, 2 and 3 (the last is FSDP): Rajbhandari et al. (2020), figure 1.
+    ZeRO's stages 1 and 3 (FSDP): Rajbhandari et al. (2020), figure 1.
     """
-    sharded = STRATEGIES[sharing].sharded
-    parts = {
-        name: parameters * getattr(state, name) / (ranks if name in sharded else 1)
-        for name in ("weights", "gradients", "optimizer")
-    }
-    return MemoryParts(**parts)
+
+    def part(name: State) -> float:
+        sharded = name in STRATEGIES[sharing].sharded
+        return parameters * float(getattr(state, name)) / (ranks if sharded else 1)
+
+    return MemoryParts(part("weights"), part("gradients"), part("optimizer"))
 
 
 def transformer_activations(
@@ -72,21 +66,19 @@ def transformer_activations(
     checkpointing: Checkpointing = "none",
     value_bytes: int = 2,
 ) -> float:
-    """Bytes that transformer layers keep for the backward pass; Korthikanti et al. (2022),
-    equations 1 to 6 and table 2.
+    """Bytes that transformer layers keep for the backward pass.
 
-    `selective` recomputes attention's scores, or never keeps them, as fused attention does; `full`
-    keeps the input of each layer. The formulas count values of two bytes and dropout masks of one;
-    other `value_bytes` scale the values alone.
+    Korthikanti et al. (2022), equations 1 and 2, table 2. `selective` recomputes attention's
+    scores, or never keeps them, as fused attention does; `full` keeps the input of each layer. The
+    formulas count values of two bytes and dropout masks of one; other `value_bytes` scale the
+    values alone.
     """
     unit = sequence * batch * width
     if checkpointing == "full":
         return layers * unit * value_bytes
-    scores = (
-        0.0 if checkpointing == "selective" else heads * sequence / width * (2 * value_bytes + 1)
-    )
+    scores = heads * sequence / width * (2 * value_bytes + 1)
     whole = 4 * value_bytes + 2  # inputs of both norms and of both matrices, and two dropout masks
-    split = 12 * value_bytes + scores
+    split = 12 * value_bytes + (0.0 if checkpointing == "selective" else scores)
     return layers * unit * (whole + split / tensor)
 
 
@@ -99,27 +91,18 @@ def rank_memory(
     state: StateBytes = FP32,
     largest_unit: float = 0.0,
 ) -> MemoryParts:
-    """Bytes of a rank of a layout; `activation_bytes` are those of the whole model for one
-    micro-batch on one device.
+    """Bytes of a rank of a layout; `activation_bytes` are a micro-batch's in the whole model.
 
     A pipeline's first stage holds the activations of as many micro-batches as there are stages, at
     most of all (Narayanan et al. 2021). FSDP holds `largest_unit` bytes of gathered weights, twice
     as it gathers ahead.
     """
-    own = state_memory(
-        parameters / (layout.tensor * layout.pipeline),
-        sharing=layout.sharing,
-        ranks=layout.data,
-        state=state,
-    )
-    held = min(layout.pipeline, grad_accum) / layout.pipeline
-    gathered = (
-        2 * largest_unit / layout.tensor if layout.sharing == "fsdp" and layout.data > 1 else 0.0
-    )
-    return MemoryParts(
-        own.weights,
-        own.gradients,
-        own.optimizer,
-        activations=activation_bytes * held / layout.tensor,
-        gathered=gathered,
+    share = parameters / (layout.tensor * layout.pipeline)
+    own = state_memory(share, sharing=layout.sharing, ranks=layout.data, state=state)
+    gathers = layout.sharing == "fsdp" and layout.data > 1
+    micro_batches = min(layout.pipeline, grad_accum) / layout.pipeline
+    return replace(
+        own,
+        activations=activation_bytes * micro_batches / layout.tensor,
+        gathered=2 * largest_unit / layout.tensor if gathers else 0.0,
     )

@@ -1,4 +1,6 @@
-"""Replay of a step: work on a device and on its link, event by event, each slowing the other where they share cores."""
+"""Replay of a step: work on a device and on its link, event by event, each slowing the other where
+they share cores.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ WHERE: tuple[Where, Where] = ("device", "link")
 
 @dataclass(frozen=True)
 class Work:
-    """Something that takes `seconds` by itself; it starts when all of `after` (places in the list) and its queue are done."""
+    """Something that takes `seconds` by itself; it starts when all of `after` (places in the list)
+    and its queue are done.
+    """
 
     name: str
     where: Where
@@ -23,7 +27,9 @@ class Work:
 
 @dataclass(frozen=True)
 class Span:
-    """When a piece of work ran, in s from the start of the step; `ready` is when nothing but its queue held it back."""
+    """When a piece of work ran, in s from the start of the step; `ready` is when nothing but its
+    queue held it back.
+    """
 
     work: Work
     ready: float
@@ -33,7 +39,8 @@ class Span:
 
 @dataclass(frozen=True)
 class Contention:
-    """How many times longer the device and the link take while the other one works too; 1 where they share nothing.
+    """How many times longer the device and the link take while the other one works too; 1 where
+    they share nothing.
 
     `neighbours` is how many times longer the device takes while those of the other ranks work too.
     """
@@ -57,7 +64,8 @@ def replay(works: Sequence[Work], contention: Contention = NO_CONTENTION) -> lis
     slow = {"device": contention.device, "link": contention.link}
     ends: list[float | None] = [None] * len(works)
     spans: list[Span | None] = [None] * len(works)
-    # Of each queue: how far it is, the ready time and the start of what runs, and what is left of it.
+    # Of each queue: how far it is, the ready time and the start of what runs, and what is left of
+    # it.
     ready, began, left = (dict.fromkeys(WHERE, 0.0) for _ in range(3))
     at = dict.fromkeys(WHERE, 0)
     runs = dict.fromkeys(WHERE, False)

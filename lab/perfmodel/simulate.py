@@ -72,7 +72,7 @@ def predict(
     """
     if layout.world_size > 1 and conditions.contention.neighbours > 1:
         buckets = tuple(bucket.later(conditions.contention.neighbours) for bucket in buckets)
-        profile = profile.slower(conditions.contention.neighbours)
+        profile = profile.scaled(conditions.contention.neighbours)
     works = works_of(profile, buckets, layout, links, grad_accum=grad_accum)
     spans = replay(works, conditions.contention)
     end = max((span.end for span in spans), default=0.0)

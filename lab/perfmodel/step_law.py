@@ -1,4 +1,6 @@
-"""The law of a data-parallel step on bare numbers: what it predicts, and how its unknowns follow from rows of any table."""
+"""The law of a data-parallel step on bare numbers: what it predicts, and how its unknowns follow
+from rows of any table.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,8 @@ FloatArray = npt.NDArray[np.float64]
 REQUIRED = ("one_device_step_s", "gradient_bytes", "world_size", "step_s")
 OPTIONAL = ("backward_s", "messages", "step_std_s")
 
-# What is expected of the unknowns before a row is seen, each with its spread; rows that tell them apart overrule it.
+# What is expected of the unknowns before a row is seen, each with its spread; rows that tell them
+# apart overrule it.
 FIXED_SHARE, FIXED_SPREAD = (
     0.2,
     0.15,
@@ -45,13 +48,15 @@ def predict_step(
     fixed_overhead_s: float = 0.0,
     backward_s: float | None = None,
 ) -> float:
-    """Seconds of a data-parallel step: one device's step, the fixed overhead, and the all-reduce that does not hide.
+    """Seconds of a data-parallel step: one device's step, the fixed overhead, and the all-reduce
+    that does not hide.
 
-    The link is `alpha_s` (s per message, 0 where it is not given) and `bytes_per_s` of a ring, or `allreduce`: the same
-    two numbers as a pair, or a table of the whole all-reduce on these ranks: pairs of bytes and seconds, a mapping of
-    bytes to seconds, or a DataFrame with columns `bytes` and `seconds`. Of the communication the share `overlap` hides,
-    as far as `backward_s` reaches (two thirds of the one-device step where it is not given). On one rank nothing is
-    sent and the step is that of one device. Raises InputError for values that no step can have.
+    The link is `alpha_s` (s per message, 0 where it is not given) and `bytes_per_s` of a ring, or
+    `allreduce`: the same two numbers as a pair, or a table of the whole all-reduce on these ranks:
+    pairs of bytes and seconds, a mapping of bytes to seconds, or a DataFrame with columns `bytes`
+    and `seconds`. Of the communication the share `overlap` hides, as far as `backward_s` reaches
+    (two thirds of the one-device step where it is not given). On one rank nothing is sent and the
+    step is that of one device. Raises InputError for values that no step can have.
     """
     problems = _problems(
         one_device_step_s=one_device_step_s,
@@ -92,7 +97,9 @@ def all_reduce_seconds(
     bytes_per_s: float | None = None,
     allreduce: Any = None,
 ) -> float:
-    """Seconds of an all-reduce by a ring of alpha and beta or by a table, as `predict_step` takes them; raises InputError."""
+    """Seconds of an all-reduce by a ring of alpha and beta or by a table, as `predict_step` takes
+    them; raises InputError.
+    """
     if (allreduce is None) == (bytes_per_s is None):
         raise InputError(
             "predict_step",
@@ -126,10 +133,11 @@ def all_reduce_seconds(
 
 @dataclass(frozen=True)
 class StepLaw:
-    """The unknowns of a table's steps: seconds per message, bytes/s of one link, share that hides, s that each step adds.
+    """The unknowns of a table's steps: seconds per message, bytes/s of one link, share that hides,
+    s that each step adds.
 
-    `largest_relative_error` is that over the rows of the fit. `undetermined` names the unknowns that those rows cannot
-    tell from others; their values are the simplest that explain the rows.
+    `largest_relative_error` is that over the rows of the fit. `undetermined` names the unknowns
+    that those rows cannot tell from others; their values are the simplest that explain the rows.
     """
 
     alpha_s: float
@@ -141,7 +149,9 @@ class StepLaw:
     undetermined: tuple[str, ...] = field(default=())
 
     def predict(self, rows: pd.DataFrame) -> FloatArray:
-        """Seconds of a step for each row, in order; columns as in `fit`, without `step_s`. Raises InputError."""
+        """Seconds of a step for each row, in order; columns as in `fit`, without `step_s`. Raises
+        InputError.
+        """
         columns = _columns(rows, needed=REQUIRED[:-1])
         return _law(
             columns, self.alpha_s, 1 / self.bytes_per_s, self.overlap, self.fixed_overhead_s
@@ -149,13 +159,15 @@ class StepLaw:
 
 
 def fit(rows: pd.DataFrame) -> StepLaw:
-    """Find alpha, bandwidth, overlap and fixed overhead that explain the steps of a table; two rows are enough to start.
+    """Find alpha, bandwidth, overlap and fixed overhead that explain the steps of a table; two rows
+    are enough to start.
 
-    Needed columns: `one_device_step_s`, `gradient_bytes`, `world_size`, `step_s`. Optional ones refine it: `backward_s`
-    (s of one device's backward pass, behind which communication hides), `messages` (all-reduces of a step, 1 where it
-    is not given), `step_std_s` (how far each time is to be believed). Relative errors are squared and summed, with the
-    expectations above for what the rows leave open (a maximum of the posterior). Raises InputError for a missing
-    column, values that no step can have, and tables without a row on several ranks.
+    Needed columns: `one_device_step_s`, `gradient_bytes`, `world_size`, `step_s`. Optional ones
+    refine it: `backward_s` (s of one device's backward pass, behind which communication hides),
+    `messages` (all-reduces of a step, 1 where it is not given), `step_std_s` (how far each time is
+    to be believed). Relative errors are squared and summed, with the expectations above for what
+    the rows leave open (a maximum of the posterior). Raises InputError for a missing column, values
+    that no step can have, and tables without a row on several ranks.
     """
     columns = _columns(rows, needed=REQUIRED)
     several = columns["world_size"] > 1
@@ -256,7 +268,9 @@ def _step(
 
 
 def _undetermined(columns: Mapping[str, FloatArray]) -> tuple[str, ...]:
-    """By the rank of the rows' own equations; overlap shows only where rows differ in what they can hide behind."""
+    """By the rank of the rows' own equations; overlap shows only where rows differ in what they can
+    hide behind.
+    """
     messages = 2 * (columns["world_size"] - 1) * columns["messages"]
     names = {
         "bytes_per_s": _sent(columns),
@@ -277,7 +291,9 @@ def _undetermined(columns: Mapping[str, FloatArray]) -> tuple[str, ...]:
 
 
 def _columns(rows: pd.DataFrame, *, needed: Sequence[str]) -> dict[str, FloatArray]:
-    """The columns as numbers with defaults for optional ones; raises InputError with all that is wrong."""
+    """The columns as numbers with defaults for optional ones; raises InputError with all that is
+    wrong.
+    """
     missing = [name for name in needed if name not in rows]
     if missing:
         raise InputError(

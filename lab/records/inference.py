@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pydantic import Field
-
 from lab.config.base import Quantization
 from lab.records.schema import Section, Stat
 
@@ -19,20 +17,18 @@ class Share(Section):
 class Latency(Section):
     """How fast one model generates at one point; times in s, of the slowest rank, over rounds."""
 
-    first_token: Stat = Field(description="prefill: from the prompt to the first token")
-    inter_token: Stat = Field(description="decode: the median time between tokens of each round")
-    p50: float = Field(description="of the time between two tokens, over all rounds")
+    first_token: Stat  # prefill: from the prompt to the first token
+    inter_token: Stat  # decode: the median time between tokens of each round
+    p50: float  # of the time between two tokens, over all rounds
     p90: float
     p99: float
-    total: Stat = Field(description="from the prompt to the last token")
+    total: Stat  # from the prompt to the last token
     prefill_tokens_per_second: float
-    decode_tokens_per_second: float = Field(description="of all sequences on all ranks")
-    bytes_per_token: int = Field(
-        description="weights and cache that a rank reads for one token, in the middle of decoding"
-    )
-    bytes_per_second: float = Field(
-        description="of one rank in decoding: bytes_per_token over the median inter-token time"
-    )
+    decode_tokens_per_second: float  # of all sequences on all ranks
+    # Weights and cache that a rank reads for one token, in the middle of decoding.
+    bytes_per_token: int
+    # Of one rank in decoding: bytes_per_token over the median inter-token time.
+    bytes_per_second: float
 
 
 class Point(Section):
@@ -53,7 +49,7 @@ class ClassificationPoint(Section):
     batch_size: int
     base: Stat
     quantized: Stat
-    ratio: Stat = Field(description="round by round: below 1 is faster")
+    ratio: Stat  # round by round: below 1 is faster
     base_samples_per_second: float
     samples_per_second: float
 
@@ -70,46 +66,24 @@ class Inference(Section):
 
     quantization: Quantization
     method: str = ""
-    unavailable: str = Field(
-        default="", description="why this machine cannot, or why no time was taken"
-    )
-    quantize_time: float | None = Field(default=None, description="s")
+    unavailable: str = ""  # why this machine cannot, or why no time was taken
+    quantize_time: float | None = None  # s
     base_size: Size
     size: Size | None = None
-    output_errors: dict[str, float] = Field(
-        default={}, description="of logits, relative to the base, by shape of the input"
-    )
-    base_perplexity: float | None = Field(default=None, description="on held-out samples")
+    output_errors: dict[str, float] = {}  # of logits, relative to the base, by shape of the input
+    base_perplexity: float | None = None  # on held-out samples
     perplexity: float | None = None
-    perplexity_ratio: Share | None = Field(
-        default=None, description="quantized over base, paired by sample"
-    )
-    same_tokens: Share | None = Field(
-        default=None, description="share of held-out positions with the same likeliest token"
-    )
-    generated_alike: float | None = Field(
-        default=None, description="share of greedily generated tokens that are the same"
-    )
-    held_out_samples: int | None = Field(
-        default=None, description="that both classifiers classified"
-    )
-    base_accuracy: float | None = Field(
-        default=None, description="share of held-out samples that are classified right"
-    )
+    perplexity_ratio: Share | None = None  # quantized over base, paired by sample
+    same_tokens: Share | None = None  # share of held-out positions with the same likeliest token
+    generated_alike: float | None = None  # share of greedily generated tokens that are the same
+    held_out_samples: int | None = None  # that both classifiers classified
+    base_accuracy: float | None = None  # share of held-out samples that are classified right
     accuracy: float | None = None
-    accuracy_change: Share | None = Field(
-        default=None, description="quantized less base, paired by sample"
-    )
-    same_classes: Share | None = Field(
-        default=None, description="share of held-out samples that both put into one class"
-    )
+    accuracy_change: Share | None = None  # quantized less base, paired by sample
+    same_classes: Share | None = None  # share of held-out samples that both put into one class
     points: list[Point] = []
     classifications: list[ClassificationPoint] = []
-    memory_bytes_per_second: float | None = Field(
-        default=None, description="of a rank, measured in the job by copying"
-    )
-    arithmetic: str = Field(
-        default="", description="vector instructions of a CPU, or the GPU's name"
-    )
-    model_sha256: str = Field(default="", description="of the base model's file")
+    memory_bytes_per_second: float | None = None  # of a rank, measured in the job by copying
+    arithmetic: str = ""  # vector instructions of a CPU, or the GPU's name
+    model_sha256: str = ""  # of the base model's file
     trained_steps: int = 0

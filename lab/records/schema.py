@@ -21,7 +21,7 @@ class Stat(Section):
     median: float
     p10: float
     p90: float
-    interval: tuple[float, float] | None = Field(description="None where there are too few for one")
+    interval: tuple[float, float] | None  # None where there are too few for one
 
 
 # The parts of a step, in the order in which they happen; all in seconds.
@@ -40,25 +40,17 @@ class Timing(Section):
     step: Stat
     phases: dict[str, Stat]
     per_rank: dict[str, list[float]]
-    slowest_rank: int = Field(description="the rank that was the slowest most often")
+    slowest_rank: int  # the rank that was the slowest most often
     measured_steps: int
     warmup_steps: int
-    setup_time: float | None = Field(
-        description="s, from the start of rank 0 to its first step, imports included"
-    )
-    train_time: float = Field(description="s, wall time of the measured steps on the slowest rank")
+    setup_time: float | None  # s, from the start of rank 0 to its first step, imports included
+    train_time: float  # s, wall time of the measured steps on the slowest rank
     samples_per_second: float
     tokens_per_second: float | None = None
-    flops_per_second: float = Field(description="model FLOP/s of all ranks together")
-    mfu: float | None = Field(
-        description="flops_per_second over peak_flops_per_second of all ranks"
-    )
-    peak_flops_per_second: float | None = Field(
-        description="of one rank, dense, in the run's precision"
-    )
-    peak_source: str | None = Field(
-        description="vendor figure with its source, or how it was measured"
-    )
+    flops_per_second: float  # model FLOP/s of all ranks together
+    mfu: float | None  # flops_per_second over peak_flops_per_second of all ranks
+    peak_flops_per_second: float | None  # of one rank, dense, in the run's precision
+    peak_source: str | None  # vendor figure with its source, or how it was measured
 
 
 class Event(Section):
@@ -72,10 +64,8 @@ class Event(Section):
     name: str
     start: float
     end: float
-    ready: float | None = Field(
-        default=None, description="when the gradients of a bucket were complete"
-    )
-    bytes: int | None = Field(default=None, description="of what goes over the link")
+    ready: float | None = None  # when the gradients of a bucket were complete
+    bytes: int | None = None  # of what goes over the link
 
 
 class Operation(Section):
@@ -101,36 +91,18 @@ class Communication(Section):
     straggler: Stat | None = None
     transfer: Stat | None = None
     overlap: Stat | None = None
-    exposed_in: dict[str, float] = Field(
-        default={}, description="medians of the exposed part by phase of the step"
-    )
+    exposed_in: dict[str, float] = {}  # medians of the exposed part by phase of the step
     bytes: int | None = None
     bytes_moved: int | None = None
-    calls: int | None = Field(
-        default=None, description="collectives and messages of a step on one rank"
-    )
-    operations: dict[str, Operation] = Field(
-        default={}, description="the calls by what they do, of rank 0"
-    )
-    buckets: list[int] | None = Field(
-        default=None, description="bytes of each bucket of DDP on the link, in order"
-    )
-    per_rank: dict[str, list[float]] = Field(
-        default={}, description="medians by rank of total, exposed, straggler"
-    )
-    sync_cost: Stat | None = Field(
-        default=None, description="slowest rank with synchronisation, less without; over rounds"
-    )
-    sync_exposed: Stat | None = Field(
-        default=None, description="exposed in the same rounds, on the rank that others wait for"
-    )
-    stolen_compute: Stat | None = Field(
-        default=None, description="sync_cost - sync_exposed, round by round"
-    )
-    ddp_overhead_time: Stat | None = Field(
-        default=None, description="DDP's wrapper less the bare module, at world size 1"
-    )
-    timeline: list[Event] = Field(default=[], description="the median measured step on all ranks")
+    calls: int | None = None  # collectives and messages of a step on one rank
+    operations: dict[str, Operation] = {}  # the calls by what they do, of rank 0
+    buckets: list[int] | None = None  # bytes of each bucket of DDP on the link, in order
+    per_rank: dict[str, list[float]] = {}  # medians by rank of total, exposed, straggler
+    sync_cost: Stat | None = None  # slowest rank with synchronisation, less without; over rounds
+    sync_exposed: Stat | None = None  # exposed in the same rounds, on the rank that others wait for
+    stolen_compute: Stat | None = None  # sync_cost - sync_exposed, round by round
+    ddp_overhead_time: Stat | None = None  # DDP's wrapper less the bare module, at world size 1
+    timeline: list[Event] = []  # the median measured step on all ranks
 
 
 class Gradient(Section):
@@ -147,10 +119,8 @@ class Memory(Section):
 
     kind: Literal["resident", "cuda_allocated"]
     peak: list[int]
-    parameters: int = Field(description="bytes of the parameters on one rank")
-    optimizer: int | None = Field(
-        default=None, description="bytes of the optimizer's state on one rank"
-    )
+    parameters: int  # bytes of the parameters on one rank
+    optimizer: int | None = None  # bytes of the optimizer's state on one rank
 
 
 class Quality(Section):
@@ -158,13 +128,9 @@ class Quality(Section):
 
     loss: list[float]
     validation_loss: float | None = None
-    accuracy: float | None = Field(
-        default=None, description="share of held-out samples whose class is found; of classifiers"
-    )
-    depends_on_split: str | None = Field(
-        default=None,
-        description="why the loss curve depends on how ranks share the batch; None where it must not",
-    )
+    accuracy: float | None = None  # share of held-out samples whose class is found; of classifiers
+    # Why the loss curve depends on how ranks share the batch; None where it must not.
+    depends_on_split: str | None = None
 
 
 class Failure(Section):
@@ -174,9 +140,7 @@ class Failure(Section):
     message: str
     rank: int | None = None
     traceback: str = ""
-    log: str = Field(
-        default="", description="the last lines of the log of the rank that failed first"
-    )
+    log: str = ""  # the last lines of the log of the rank that failed first
 
 
 class Environment(Section):
@@ -184,11 +148,11 @@ class Environment(Section):
 
     cluster: str
     hosts: list[str]
-    device: str = Field(description="cpu or cuda")
-    backend: str | None = Field(description="gloo or nccl; None at world size 1")
+    device: str  # cpu or cuda
+    backend: str | None  # gloo or nccl; None at world size 1
     cpu: str
     cpu_count: int
-    cpus_granted: list[list[int]] = Field(description="the cores of each rank")
+    cpus_granted: list[list[int]]  # the cores of each rank
     threads_per_rank: int
     gpu: str | None = None
     gpu_count: int = 0
@@ -198,26 +162,15 @@ class Environment(Section):
     git_dirty: bool | None = None
     slurm_job_id: str | None = None
     job_id: str | None = None
-    data_sha256: str | None = Field(
-        default=None, description="content hash of the samples that were trained on"
-    )
+    data_sha256: str | None = None  # content hash of the samples that were trained on
     data_description: str | None = None
-    train_samples: int | None = Field(
-        default=None, description="of an epoch; None where samples overlap, as windows of a text"
-    )
-    parameters: int | None = Field(
-        default=None, description="trainable parameters of the whole model"
-    )
-    emulated: Emulated | None = Field(
-        default=None, description="what was not real, and how it was emulated"
-    )
-    foreign_cpu: float | None = Field(
-        default=None,
-        description="cores' worth of other processes on the ranks' cores while measuring",
-    )
-    replay: str | None = Field(
-        default=None, description="the source of a published row that this repeats; None: measured"
-    )
+    # Of an epoch; None where samples overlap, as windows of a text.
+    train_samples: int | None = None
+    parameters: int | None = None  # trainable parameters of the whole model
+    emulated: Emulated | None = None  # what was not real, and how it was emulated
+    # Cores' worth of other processes on the ranks' cores while measuring.
+    foreign_cpu: float | None = None
+    replay: str | None = None  # the source of a published row that this repeats; None: measured
 
     @property
     def disturbed(self) -> bool:
@@ -228,17 +181,10 @@ class Environment(Section):
 class Allocation(Section):
     """What a scheduler gave to the job that left a record, as far as it is known."""
 
-    job_id: str = Field(description="Slurm's, with the index of the array's task: 17_3")
+    job_id: str  # Slurm's, with the index of the array's task: 17_3
     nodes: list[str]
-    gpus: list[str] = Field(
-        default=[],
-        description="numbers of the GPUs on the first node, as the scheduler counts them",
-    )
-    cpus: int | None = Field(default=None, description="of all nodes together")
-    queue_time: float | None = Field(
-        default=None, description="s, from the submission to the job's last start"
-    )
-    requeues: int = Field(
-        default=0,
-        description="how often the job was put back into the queue, and went on from a checkpoint",
-    )
+    gpus: list[str] = []  # numbers of the GPUs on the first node, as the scheduler counts them
+    cpus: int | None = None  # of all nodes together
+    queue_time: float | None = None  # s, from the submission to the job's last start
+    # How often the job was put back into the queue, and went on from a checkpoint.
+    requeues: int = 0

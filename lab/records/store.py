@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from datetime import datetime
+from functools import lru_cache
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, ValidationError
+from pydantic import ValidationError
 
 from lab.config.run import Run
 from lab.config.study import Study, Task, find_folder
@@ -70,23 +71,20 @@ class Record(Section):
     run: Run
     status: Status
     error: Failure | None = None
-    started_at: str | None = Field(default=None, description="ISO 8601, UTC")
+    started_at: str | None = None  # ISO 8601, UTC
     finished_at: str
     allocation: Allocation | None = None
     environment: Environment | None = None
     timing: Timing | None = None
     communication: Communication | None = None
-    gradients: list[Gradient] | None = Field(
-        default=None, description="of one rank alone, in the order of their readiness"
-    )
+    gradients: list[Gradient] | None = None  # of one rank alone, in the order of their readiness
     memory: Memory | None = None
     quality: Quality | None = None
     inference: Inference | None = None
     checks: dict[str, bool] = {}
-    disturbed: float | None = Field(
-        default=None,
-        description="foreign_cpu of an earlier measurement of this repeat, which was disturbed and is kept beside it",
-    )
+    # Foreign_cpu of an earlier measurement of this repeat, which was disturbed and is kept beside
+    # it.
+    disturbed: float | None = None
 
     @property
     def completed(self) -> bool:
@@ -151,9 +149,16 @@ def read_record(path: Path) -> Record | None:
     Raises LabError for a record of a newer schema than this library knows.
     """
     try:
-        content = path.read_bytes()
+        stat = path.stat()
+        return _validated(path, stat.st_ino, stat.st_mtime_ns, stat.st_size)
     except (FileNotFoundError, NotADirectoryError):
         return None
+
+
+@lru_cache(maxsize=1024)  # the driver and `lab status` poll all records of a study
+def _validated(path: Path, inode: int, mtime_ns: int, size: int) -> Record | None:
+    """The record in a file that stays the same as long as its key does: files are replaced, never edited."""
+    content = path.read_bytes()
     try:
         return Record.model_validate_json(content)
     except ValidationError:

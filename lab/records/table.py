@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from lab.config.labels import names
 from lab.config.run import InferenceSettings, Run
 from lab.records.schema import PHASES, Communication, Stat
 from lab.records.store import OneStudy, Record, load_records
@@ -36,7 +35,7 @@ def row(record: Record) -> dict[str, Any]:
         "run_id": record.run_id,
         "repeat": record.repeat,
         "status": record.status,
-        **names(run),
+        **run.names,
         **{key: getattr(run, key) for key in _FIELDS},
         "nodes": _nodes(record),
         "device": record.environment.device if record.environment else None,

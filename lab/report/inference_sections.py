@@ -12,7 +12,7 @@ from lab.report.blocks import Figure, Markdown, Table, drawn
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from lab.analysis.inference import Compared
+    from lab.analysis.inference import Kind
     from lab.config.models import Task
 
 NOTHING = "No inference run has completed yet."
@@ -20,44 +20,15 @@ NOTHING = "No inference run has completed yet."
 
 def answer(study: Study) -> Markdown:
     """The answer to the study's question in one sentence: the fastest and the smallest of what was compared."""
-    from lab.analysis.inference import best_classifiers, compared
-    from lab.formatting import percent, rounded
+    from lab.analysis.inference import best
 
-    records = load_records(study)
-    found = [row for row in compared(records) if row.record.run.quantization != "none"]
-    told = [*stage_sentences(study), *best_classifiers(records)]
-    faster = [row for row in found if (row.ratio("inter_token").high or 1.0) < 1.0]
-    if faster:
-        best = min(faster, key=lambda row: row.ratio("inter_token").value)
-        told.append(
-            f"{best.name}, prompt {best.prompt_tokens}, batch {best.batch_size}, gains the most time: "
-            f"{rounded(*best.ratio('inter_token'))} of the fp32 base's time between tokens."
-        )
-    elif found:
-        told.append("No quantization is shown to decode faster than the fp32 base here.")
-    sized = [row for row in found if _memory_share(row) < 1.0]
-    if sized:
-        smallest = min(sized, key=_memory_share)
-        told.append(
-            f"The smallest is {smallest.record.run.quantization}, with {percent(_memory_share(smallest))} of the base's bytes and "
-            f"{rounded(_perplexity_ratio(smallest))} of its perplexity."
-        )
-    return Markdown.of(*(told or [NOTHING]), strong=True)
-
-
-def _memory_share(row: Compared) -> float:
-    found = row.record.inference
-    return found.size.memory / found.base_size.memory if found and found.size else 1.0
-
-
-def _perplexity_ratio(row: Compared) -> float | None:
-    found = row.record.inference
-    return found.perplexity_ratio.value if found and found.perplexity_ratio else None
+    sentences = [*stage_sentences(study), *best(load_records(study))]
+    return Markdown.of(*(sentences or [NOTHING]), strong=True)
 
 
 def stage_sentences(study: Study) -> list[str]:
     """One sentence per task on the stages that were run."""
-    from lab.analysis.inference import stages
+    from lab.analysis.stages import stages
     from lab.formatting import rounded
 
     words = {"train": "Training", "inference": "Inference"}
@@ -72,8 +43,8 @@ def stages(study: Study) -> list[Markdown | Table | Figure]:
     """The ladder of stages beside the published one; nothing where the study has not both tasks."""
     import pandas as pd
 
-    from lab.analysis.inference import CITATION
-    from lab.analysis.inference import stages as stages_of
+    from lab.analysis.stages import CITATION
+    from lab.analysis.stages import stages as stages_of
     from lab.figures import inference
     from lab.formatting import format_seconds, rounded
 
@@ -181,26 +152,28 @@ def quality(study: Study) -> list[Table]:
 
 
 def _tables(study: Study, rows: str, generated: str, classified: str) -> list[Table]:
-    of_generation = [_table(study, rows, generated)] if _generates(study) else []
-    return of_generation + (
-        [_table(study, f"classifier_{rows}", classified)] if _classifies(study) else []
+    from lab.analysis.inference import CLASSIFICATION, GENERATION
+
+    tables = [_table(study, rows, generated, GENERATION)] if _generates(study) else []
+    return tables + (
+        [_table(study, rows, classified, CLASSIFICATION)] if _classifies(study) else []
     )
 
 
-def _table(study: Study, rows: str, caption: str) -> Table:
+def _table(study: Study, rows: str, caption: str, *kind: Kind) -> Table:
     import pandas as pd
 
     from lab.analysis import inference
 
-    return Table(caption, pd.DataFrame(getattr(inference, rows)(load_records(study))), index=False)
+    frame = pd.DataFrame(getattr(inference, rows)(load_records(study), *kind))
+    return Table(caption, frame, index=False)
 
 
 def findings(study: Study) -> Markdown:
     """What quantization gains or costs, and why where it costs."""
     from lab.analysis import inference
 
-    records = load_records(study)
-    found = [*inference.sentences(records), *inference.classifier_sentences(records)]
+    found = inference.sentences(load_records(study))
     return (
         Markdown.of(*found, bullets=True)
         if found

@@ -303,7 +303,6 @@ def _inference_outcome(record: Record) -> Markdown:
     told = [
         *inference.missing([record]),
         *inference.sentences([record]),
-        *inference.classifier_sentences([record]),
     ]
     return Markdown.of(
         *(told or ["Two copies of the base were timed against each other."]), bullets=True

@@ -1,4 +1,4 @@
-"""What a calibration job runs on each rank: collectives where there are several, the device by itself where there is one."""
+"""What a calibration job runs on each rank: collectives, or on a single rank its device."""
 
 from __future__ import annotations
 
@@ -6,19 +6,14 @@ import socket
 import time
 from contextlib import nullcontext
 from datetime import UTC, datetime
+from typing import Any
 
 import psutil
 import torch
 
 from lab.config.cluster import Cluster
 from lab.machine import cpu_model
-from lab.perfmodel.calibration import (
-    CollectiveTime,
-    ContentionTime,
-    MatrixProduct,
-    MemoryBandwidth,
-    Part,
-)
+from lab.perfmodel.calibration import MatrixProduct, MemoryBandwidth, Part
 from lab.perfmodel.hardware import vendor_peak
 from lab.worker.collectives import MIB, SIZES, measure_collectives, measure_contention
 from lab.worker.context import Progress, RankContext
@@ -29,6 +24,10 @@ from lab.worker.optim import DTYPES
 
 BUDGET_S, QUICK_BUDGET_S = 25.0, 4.0
 QUICK_LARGEST = 4 * MIB
+COPY_BYTES = {"cpu": 2**28, "cuda": 2**30}  # far above the last cache
+COPY_S = 1.5
+PEAK_BUDGET_S = 0.6
+PEAK_SIZES = {"cpu": (128, 256, 512, 1024, 2048), "cuda": (1024, 2048, 4096, 8192)}
 
 
 def measure(
@@ -40,27 +39,24 @@ def measure(
     """
     torch.set_num_threads(place.threads)
     device = device_of(place)
-    times: list[CollectiveTime] = []
-    products: list[MatrixProduct] = []
-    memory: MemoryBandwidth | None = None
-    contention: ContentionTime | None = None
+    fields: dict[str, Any] = {}
     before = cpu_use(place.cores)
     with process_group(place, device=device) if place.world_size > 1 else nullcontext():
         if place.world_size > 1:
             sizes = [size for size in SIZES[device.type] if size <= QUICK_LARGEST or not quick]
             budget = QUICK_BUDGET_S if quick else BUDGET_S
-            times, missing = measure_collectives(
-                device=device, sizes=sizes, budget_s=budget, progress=progress
+            fields["times"], fields["missing"] = measure_collectives(
+                device, sizes, budget_s=budget, progress=progress
             )
             if cluster.compute is None:  # ranks that sleep leave the cores to others
-                contention = measure_contention(device=device, quick=quick, progress=progress)
+                fields["contention"] = measure_contention(device, quick=quick, progress=progress)
         else:
             progress("matrix products", 0, 2)
-            products, missing = matrix_products(device)
+            fields["matrix_products"], fields["missing"] = matrix_products(device)
             progress("memory", 1, 2)
-            memory = memory_bandwidth(device)
-        told = gather((socket.gethostname(), place.cores, cpu_use(place.cores).since(before)))
-    if told is None:
+            fields["memory"] = memory_bandwidth(device)
+        ranks = gather((socket.gethostname(), place.cores, cpu_use(place.cores).since(before)))
+    if ranks is None:
         return None
     return Part(
         world_size=place.world_size,
@@ -70,47 +66,34 @@ def measure(
         environment=environment(
             place,
             device=device,
-            hosts=[host for host, _, _ in told],
-            cores=[cores for _, cores, _ in told],
-            foreign_cpu=background_cpu((host, use) for host, _, use in told),
+            hosts=[host for host, _, _ in ranks],
+            cores=[cores for _, cores, _ in ranks],
+            foreign_cpu=background_cpu((host, use) for host, _, use in ranks),
         ),
-        times=tuple(times),
-        matrix_products=tuple(products),
-        memory=memory,
-        contention=contention,
-        missing=missing,
+        **fields,
     )
-
-
-COPY_BYTES = {"cpu": 2**28, "cuda": 2**30}  # far above the last cache
-COPY_S = 1.5
 
 
 def matrix_products(device: torch.device) -> tuple[list[MatrixProduct], dict[str, str]]:
     """The best square matrix product of each dtype, and why some are missing."""
-    found, missing = [], {}
+    products, missing = [], {}
     for name, dtype in DTYPES.items():
         try:
             flops, size = measured_peak(device, dtype=dtype)
-        except (RuntimeError, NotImplementedError) as error:
+        except RuntimeError as error:  # a dtype that this device or build lacks
             missing[name] = str(error).strip().splitlines()[0]
         else:
-            found.append(MatrixProduct(dtype=name, flops_per_s=flops, size=size))
-    return found, missing
+            products.append(MatrixProduct(dtype=name, flops_per_s=flops, size=size))
+    return products, missing
 
 
 def memory_bandwidth(
     device: torch.device, *, copy_bytes: int | None = None, seconds: float = COPY_S
 ) -> MemoryBandwidth:
-    """Bytes/s of the fastest copy of a large tensor, read and written bytes counted (as STREAM does, McCalpin 1995).
-
-    The tensor is made smaller where memory is short: two of them take a quarter of what is free at most.
-    """
-    free = (
-        torch.cuda.mem_get_info(device)[0]
-        if device.type == "cuda"
-        else psutil.virtual_memory().available
-    )
+    """Bytes/s of the fastest copy of a large tensor, reads and writes counted (as STREAM does)."""
+    cuda = device.type == "cuda"
+    free = torch.cuda.mem_get_info(device)[0] if cuda else psutil.virtual_memory().available
+    # If memory is short, the two tensors take a quarter of what is free, or the job would swap.
     size = min(copy_bytes or COPY_BYTES[device.type], free // 8)
     source = torch.ones(size // 4, device=device)
     target = torch.empty_like(source)
@@ -122,45 +105,41 @@ def memory_bandwidth(
         begin = time.perf_counter()
         target.copy_(source)
         synchronize(device)
+        # The fastest: whatever else runs on the machine can only slow a copy down.
         best = min(best, time.perf_counter() - begin)
     return MemoryBandwidth(bytes_per_s=2 * source.nbytes / best, bytes=source.nbytes)
-
-
-PEAK_BUDGET_S = 0.6
-_SIZES = {"cpu": (128, 256, 512, 1024, 2048), "cuda": (1024, 2048, 4096, 8192)}
 
 
 def peak_flops(device: torch.device, *, precision: str) -> tuple[float, str]:
     """FLOP/s of one rank's device in the run's precision, and where the figure comes from.
 
-    The vendor's figure where the device is known, else the best matrix product with this rank's threads in under a second.
+    The vendor's for a known GPU, else that of the best matrix product in under a second.
     """
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_model()
-    # Where TF32 stands in for fp32, the figure without it would be the wrong one.
+    cuda = device.type == "cuda"
+    name = torch.cuda.get_device_name(device) if cuda else cpu_model()
+    # With TF32 in place of fp32, the figure without it would be the wrong one.
     plain = precision != "fp32" or torch.get_float32_matmul_precision() == "highest"
-    known = vendor_peak(name, precision=precision) if device.type == "cuda" and plain else None
-    if known is not None:
-        return known
+    if cuda and plain and (peak := vendor_peak(name, precision=precision)):
+        return peak
     flops, size = measured_peak(device, dtype=DTYPES[precision])
-    with_threads = f" with {torch.get_num_threads()} thread(s)" if device.type == "cpu" else ""
-    return (
-        flops,
-        f"measured on {name}: the best {precision} matrix product ({size} x {size}) of a rank{with_threads}",
-    )
+    rank = "a rank" if cuda else f"a rank with {torch.get_num_threads()} thread(s)"
+    product = f"the best {precision} matrix product ({size} x {size})"
+    return flops, f"measured on {name}: {product} of {rank}"
 
 
 def measured_peak(device: torch.device, *, dtype: torch.dtype) -> tuple[float, int]:
-    """The FLOP/s of the fastest square matrix product found within BUDGET_S, and its size."""
+    """The FLOP/s of the fastest square matrix product within PEAK_BUDGET_S, and its size."""
+    sizes = PEAK_SIZES[device.type]
     end = time.perf_counter() + PEAK_BUDGET_S
     best, best_size = 0.0, 0
-    for size in _SIZES[device.type]:
+    for size in sizes:
         flops = 2 * size**3
-        # Three products at the best rate so far must still fit: where a precision is emulated, large ones take minutes.
+        # Three products must still fit: if a precision is emulated, large ones take minutes.
         if best and time.perf_counter() + 3 * flops / best > end:
             break
         a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
-        out = a @ b
-        stop = min(time.perf_counter() + PEAK_BUDGET_S / len(_SIZES[device.type]), end)
+        out = a @ b  # the first product chooses a kernel and allocates
+        stop = min(time.perf_counter() + PEAK_BUDGET_S / len(sizes), end)
         while True:
             synchronize(device)
             begin = time.perf_counter()

@@ -1,4 +1,4 @@
-"""Checkpoints: a training's state as safetensors and JSON, in a folder that is there whole or not at all."""
+"""Checkpoints: a training's state as safetensors and JSON, in a folder that is whole or absent."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -31,17 +31,21 @@ FORMAT = 1
 FINAL = "final"
 MODEL, OPTIMIZER, HISTORY = "model.safetensors", "optimizer.safetensors", "history.safetensors"
 RUN, TOKENIZER, META = "run.json", "tokenizer.json", "checkpoint.json"
+# On the CPU: a second copy of a sharded model would not fit on the GPU.
+_GATHERED = StateDictOptions(full_state_dict=True, cpu_offload=True)
+_FULL = StateDictOptions(full_state_dict=True)
 
 Tensors = Mapping[str, Tensor]
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint on disk: what `checkpoint.json` and `run.json` in its folder say; tensors are read when asked for.
+    """A checkpoint on disk: what `checkpoint.json` and `run.json` in its folder say.
 
-    `model.safetensors` holds the whole model under the names of the unwrapped module, however it was trained. One from
-    which training can go on has `optimizer.safetensors` (`<parameter>/<state>`) and `history.safetensors` (`loss` of
-    each step, the state of each rank's random generators) beside it.
+    `model.safetensors` holds the whole model under the names of the unwrapped module, however it
+    was trained. One from which training can go on has `optimizer.safetensors`
+    (`<parameter>/<state>`) and `history.safetensors` (`loss` of each step, states of each rank's
+    random generators) beside it.
     """
 
     folder: Path
@@ -58,12 +62,12 @@ class Checkpoint:
         return self.folder / TOKENIZER
 
     def tensors(self, name: str) -> dict[str, Tensor]:
-        """One of MODEL, OPTIMIZER, HISTORY on the CPU; raises OSError where the checkpoint has none."""
+        """One of MODEL, OPTIMIZER, HISTORY, read onto the CPU; raises OSError if it is missing."""
         return load_file(self.folder / name)
 
 
 def read(folder: Path) -> Checkpoint | None:
-    """The checkpoint in a folder; None where there is none of a format that this lab knows."""
+    """The checkpoint in a folder, None without one of a known format."""
     meta = read_json(folder / META)
     if meta is None or meta.get("format") != FORMAT:
         return None
@@ -71,123 +75,95 @@ def read(folder: Path) -> Checkpoint | None:
         run = Run.model_validate_json((folder / RUN).read_bytes())
     except (OSError, ValidationError):
         return None
-    return Checkpoint(
-        folder,
-        run,
-        meta["step"],
-        meta["vocab_size"],
-        meta["data_sha256"],
-        meta["scaler"],
-        meta["groups"],
-    )
+    names = ("step", "vocab_size", "data_sha256", "scaler", "groups")
+    return Checkpoint(folder, run, **{name: meta[name] for name in names})
 
 
 def newest(root: Path) -> Checkpoint | None:
-    """The latest checkpoint below `root` from which training can go on; None where there is none."""
-    found = (read(folder) for folder in sorted(root.glob("[0-9]*"), reverse=True))
-    return next((checkpoint for checkpoint in found if checkpoint is not None), None)
+    """The latest checkpoint below `root` from which training can go on."""
+    folders = sorted(root.glob("[0-9]*"), reverse=True)  # names have leading zeros
+    return next(filter(None, map(read, folders)), None)
 
 
 def kept_model(repeat: Path) -> Checkpoint | None:
-    """The trained model of a completed repeat, in the repeat's folder; None where the run did not keep it."""
+    """The trained model in a repeat's folder, None unless the run completed and kept it."""
     return read(repeat / "checkpoint" / FINAL)
 
 
-def describe(
-    run: Run,
-    *,
-    step: int,
-    vocab_size: int,
-    data_sha256: str,
-    tokenizer: Path | None,
-    scaler: Mapping[str, Any],
-    groups: Any,
-) -> dict[str, bytes]:
-    """The files of a checkpoint that hold no tensors."""
-    meta = {
-        "format": FORMAT,
-        "step": step,
-        "vocab_size": vocab_size,
-        "data_sha256": data_sha256,
-        "torch": str(torch.__version__),
-    }
-    meta |= {"scaler": dict(scaler), "groups": groups}
+def describe(run: Run, *, tokenizer: Path | None, **meta: Any) -> dict[str, bytes]:
+    """The files of a checkpoint that hold no tensors; `meta` are the other fields of Checkpoint."""
+    meta |= {"format": FORMAT, "torch": str(torch.__version__)}
     files = {RUN: run.model_dump_json(indent=1).encode(), META: json.dumps(meta, indent=1).encode()}
     return files if tokenizer is None else files | {TOKENIZER: tokenizer.read_bytes()}
 
 
 def write(folder: Path, files: Mapping[str, bytes | Tensors]) -> None:
-    """Write a checkpoint's files so that at every moment `folder` is there whole or not at all; raises OSError.
-
-    What was there before under this name, and what a killed process left of it unfinished, is removed.
-    """
+    """Write a checkpoint so that at every moment `folder` is there whole or not at all."""
     folder.parent.mkdir(parents=True, exist_ok=True)
-    for leftover in folder.parent.glob(f".{folder.name}.*"):
+    for leftover in folder.parent.glob(f".{folder.name}.*"):  # of a process that was killed
         shutil.rmtree(leftover, ignore_errors=True)
     building = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
     for name, content in files.items():
         if isinstance(content, bytes):
             (building / name).write_bytes(content)
         else:
-            save_file(_apart(content), building / name)
-        _to_disk(building / name)
-    _to_disk(building)
+            save_file(_unshared(content), building / name)
+        _flush(building / name)
+    # Contents reach the disk before the name: after a power cut the name never stands for less.
+    _flush(building)
+    replaced = folder.with_name(f".{folder.name}.old")
     if folder.exists():  # a folder cannot replace another in one step
-        folder.rename(folder.with_name(f".{folder.name}.old"))
+        folder.rename(replaced)
     building.rename(folder)
-    _to_disk(folder.parent)
-    shutil.rmtree(folder.with_name(f".{folder.name}.old"), ignore_errors=True)
+    _flush(folder.parent)
+    shutil.rmtree(replaced, ignore_errors=True)
 
 
-def copy(found: Checkpoint, folder: Path) -> None:
+def copy(checkpoint: Checkpoint, folder: Path) -> None:
     """Write the same checkpoint to another folder."""
-    write(folder, {path.name: path.read_bytes() for path in found.folder.iterdir()})
+    write(folder, {path.name: path.read_bytes() for path in checkpoint.folder.iterdir()})
 
 
-def _apart(tensors: Tensors) -> dict[str, Tensor]:
-    """Contiguous tensors of which no two share memory, as safetensors wants them."""
-    seen: set[int] = set()
-    apart = {}
+def _unshared(tensors: Tensors) -> dict[str, Tensor]:
+    """Contiguous tensors; safetensors refuses two that share memory, as tied weights do."""
+    storages: set[int] = set()
+    unshared = {}
     for name, tensor in tensors.items():
-        whole = tensor.detach().contiguous()
-        place = whole.untyped_storage().data_ptr()
-        apart[name] = whole.clone() if place in seen else whole
-        seen.add(place)
-    return apart
+        contiguous = tensor.detach().contiguous()
+        storage = contiguous.untyped_storage().data_ptr()
+        unshared[name] = contiguous.clone() if storage in storages else contiguous
+        storages.add(storage)
+    return unshared
 
 
-def _to_disk(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
+def _flush(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(handle)
+        os.fsync(descriptor)
     finally:
-        os.close(handle)
+        os.close(descriptor)
 
 
 def full_model(model: nn.Module) -> dict[str, Tensor]:
-    """The whole model on rank 0's CPU, gathered where it is sharded; empty on the others. All ranks must call it."""
-    return cast(dict[str, Tensor], get_model_state_dict(model, options=_FULL))
+    """The whole model on rank 0's CPU, empty on the others; all ranks must call it."""
+    return cast(dict[str, Tensor], get_model_state_dict(model, options=_GATHERED))
 
 
 def full_optimizer(
     model: nn.Module, optimizer: torch.optim.Optimizer
 ) -> tuple[dict[str, Tensor], list[dict[str, Any]]]:
-    """The optimizer's tensors as `<parameter>/<state>` and its groups, as `full_model` gives the model."""
-    found: dict[str, Any] = get_optimizer_state_dict(model, optimizer, options=_FULL)
-    states = found.get("state", {})
+    """The optimizer's tensors as `<parameter>/<state>` and its groups, on rank 0 as the model."""
+    content: dict[str, Any] = get_optimizer_state_dict(model, optimizer, options=_GATHERED)
+    states = content.get("state", {})
     tensors = {
         f"{name}/{key}": value for name, state in states.items() for key, value in state.items()
     }
-    return tensors, found.get("param_groups", [])
-
-
-_FULL = StateDictOptions(full_state_dict=True, cpu_offload=True)
+    return tensors, content.get("param_groups", [])
 
 
 def load_model(model: nn.Module, checkpoint: Checkpoint) -> None:
     """Give a model, sharded or not, the checkpoint's weights; all ranks must call it."""
-    weights: dict[str, Any] = {**checkpoint.tensors(MODEL)}
-    set_model_state_dict(model, weights, options=StateDictOptions(full_state_dict=True))
+    set_model_state_dict(model, {**checkpoint.tensors(MODEL)}, options=_FULL)
 
 
 def load_optimizer(
@@ -196,29 +172,27 @@ def load_optimizer(
     """Give an optimizer, sharded or not, the checkpoint's state; all ranks must call it."""
     states: dict[str, dict[str, Tensor]] = {}
     for name, tensor in checkpoint.tensors(OPTIMIZER).items():
-        parameter, _, key = name.rpartition("/")
+        parameter, _, key = name.rpartition("/")  # safetensors holds no nested mappings
         states.setdefault(parameter, {})[key] = tensor
     content: dict[str, Any] = {"state": states, "param_groups": checkpoint.groups}
-    set_optimizer_state_dict(
-        model, optimizer, content, options=StateDictOptions(full_state_dict=True)
-    )
+    set_optimizer_state_dict(model, optimizer, content, options=_FULL)
 
 
 def random_states(device: torch.device) -> dict[str, Tensor]:
-    """The states of all ranks' generators on rank 0, as `<kind of device>/<rank>`; empty on the others."""
-    mine = {"cpu": torch.get_rng_state()}
+    """The states of all ranks' generators on rank 0, as `<kind of device>/<rank>`."""
+    states = {"cpu": torch.get_rng_state()}
     if device.type == "cuda":
-        mine["cuda"] = torch.cuda.get_rng_state(device)
-    ranks: Sequence[dict[str, Tensor]] = gather(mine) or ()
+        states["cuda"] = torch.cuda.get_rng_state(device)
     return {
         f"{kind}/{rank}": state
-        for rank, states in enumerate(ranks)
-        for kind, state in states.items()
+        for rank, of_rank in enumerate(gather(states) or ())
+        for kind, state in of_rank.items()
     }
 
 
 def restore_random_states(history: Tensors, *, rank: int, device: torch.device) -> None:
     """Set this rank's generators as they were."""
+    # Dropout goes on as it would have done.
     torch.set_rng_state(history[f"cpu/{rank}"])
     if device.type == "cuda" and f"cuda/{rank}" in history:
         torch.cuda.set_rng_state(history[f"cuda/{rank}"], device)

@@ -1,4 +1,4 @@
-"""Going on with a training that was interrupted: when its state is saved, and how it is taken up again."""
+"""Interrupted trainings: when their state is saved, and how they are taken up again."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from torch import distributed as dist
 from lab.config.run import Run
 from lab.config.strategies import STRATEGIES
 from lab.worker import checkpoint, context
-from lab.worker.checkpoint import Checkpoint
 from lab.worker.context import Progress, RankContext
 from lab.worker.data.dataset import Dataset
 from lab.worker.distributed import all_gather_object, mean_over_ranks
@@ -26,10 +25,10 @@ NOTICE, NOTICE_S = "lab/save-after-step", 2.0
 
 
 class Checkpoints:
-    """The checkpoints of one repeat, saved by all ranks together between the steps of its training loop.
+    """The checkpoints of one repeat, saved by all ranks together between the steps of training.
 
-    `losses` is (steps, grad_accum), this rank's, and grows while training. A resumed training measures only its own
-    steps, after a warm-up of its own: so none is saved where too few steps would be left for that.
+    `losses` is (steps, grad_accum), this rank's, and is filled while training. A resumed training
+    measures only its own steps, after a warm-up of its own: none is saved if too few would be left.
     """
 
     def __init__(
@@ -47,9 +46,9 @@ class Checkpoints:
         progress: Progress,
     ) -> None:
         self.root = None if repeat is None else repeat / "checkpoint"
-        self.run, self.place, self.device, self.dataset = run, place, device, dataset
+        self.run, self.place = run, place
+        self.device, self.dataset, self.progress = device, dataset, progress
         self.model, self.optimizer, self.scaler, self.losses = model, optimizer, scaler, losses
-        self.progress = progress
         self._first = 0
         self._pace_from = 0.0
         self._every: int | None = None  # steps; None until the pace is known
@@ -57,46 +56,45 @@ class Checkpoints:
         self._saved_on_notice = False
 
     def resume(self) -> int:
-        """Take up the newest checkpoint of this run on this data; the number of steps that are done. All ranks must call it."""
-        found = None if self.root is None else checkpoint.newest(self.root)
-        fits = found is not None and (found.run.id, found.data_sha256) == (
-            self.run.id,
-            self.dataset.sha256,
-        )
+        """Take up the newest checkpoint of this run and data; returns the steps that are done."""
+        saved = None if self.root is None else checkpoint.newest(self.root)
+        if saved and (saved.run.id, saved.data_sha256) != (self.run.id, self.dataset.sha256):
+            saved = None
         self._pace_from = self._now()
-        # A rank on a slow file system may see less than the others.
-        steps = set(all_gather_object(found.step if found is not None and fits else 0))
-        if found is None or len(steps) > 1 or steps == {0}:
+        # A rank on a slow file system may not see it yet: then all start anew.
+        steps = set(all_gather_object(saved.step if saved else 0))
+        if saved is None or len(steps) > 1:
             return 0
-        checkpoint.load_model(self.model, found)
-        checkpoint.load_optimizer(self.model, self.optimizer, found)
-        history = found.tensors(checkpoint.HISTORY)
+        checkpoint.load_model(self.model, saved)
+        checkpoint.load_optimizer(self.model, self.optimizer, saved)
+        history = saved.tensors(checkpoint.HISTORY)
         checkpoint.restore_random_states(history, rank=self.place.rank, device=self.device)
-        self.losses[: found.step] = history["loss"].to(self.losses)[:, None]
-        if found.scaler:
-            self.scaler.load_state_dict(found.scaler)
-        self._first = found.step
-        return found.step
+        # The mean over all ranks, taken up as each rank's own: its mean stays the same.
+        self.losses[: saved.step] = history["loss"].to(self.losses)[:, None]
+        if saved.scaler:
+            self.scaler.load_state_dict(saved.scaler)
+        self._first = saved.step
+        return saved.step
 
     def after(self, done: int) -> None:
         """Save after this many steps if it is time to; all ranks must call it after each step."""
-        if self.root is None or self.place.checkpoint_every_s is None or not _can_resume(self.run):
+        every_s = self.place.checkpoint_every_s
+        if self.root is None or every_s is None or not _can_resume(self.run):
             return
         paced = self._first + self.run.warmup_steps
         if done == paced:
             self._pace_from = self._now()
-        elif done == paced + PACE_STEPS:
-            self._every = self._interval(self.place.checkpoint_every_s)
+        elif done == paced + PACE_STEPS:  # the warm-up's steps are slower than the others
+            self._pace_s = (self._now() - self._pace_from) / PACE_STEPS
+            # Rank 0's: ranks that saved after different steps would wait for each other.
+            self._every = all_gather_object(max(round(every_s / self._pace_s), 1))[0]
         left = self.run.steps - done
-        timely = self._every is not None and (done - paced) % self._every == 0
-        if (timely or self._on_notice(done)) and left >= self.run.warmup_steps + MIN_MEASURED_STEPS:
+        due = self._every is not None and (done - paced) % self._every == 0
+        if (due or self._on_notice(done)) and left >= self.run.warmup_steps + MIN_MEASURED_STEPS:
             self._save(done)
 
     def _on_notice(self, done: int) -> bool:
-        """Whether to save after this step because the job is to be ended: at a step that rank 0 names to all who are told.
-
-        It lies a few seconds ahead, since not all ranks are told at once.
-        """
+        """Whether to save after this step because the job is about to be ended."""
         if not context.preemption_noticed() or self._every is None or self._saved_on_notice:
             return False
         if not dist.is_initialized():
@@ -104,46 +102,48 @@ class Checkpoints:
             return True
         store = dist.distributed_c10d._get_default_store()
         if self.place.rank == 0 and not store.check([NOTICE]):
+            # A step for all, a few seconds ahead: the notice does not reach all ranks at once.
             store.set(NOTICE, str(done + max(math.ceil(NOTICE_S / self._pace_s), 2)))
-        named = int(store.get(NOTICE)) if store.check([NOTICE]) else None
-        self._saved_on_notice = named == done
+        step = int(store.get(NOTICE)) if store.check([NOTICE]) else None
+        self._saved_on_notice = step == done
         return self._saved_on_notice
 
     def finish(self) -> None:
-        """Keep the trained model where the run asks for it. All ranks must call it."""
+        """Keep the trained model if the run asks for it. All ranks must call it."""
         if self.root is not None and self.run.keep_model:
             model = checkpoint.full_model(self.model)
-            if self.place.rank == 0:
-                checkpoint.write(
-                    self.root / checkpoint.FINAL,
-                    {**self._described(self.run.steps, []), checkpoint.MODEL: model},
-                )
+            self._write(checkpoint.FINAL, self.run.steps, [], {checkpoint.MODEL: model})
 
     def _save(self, done: int) -> None:
         assert self.root is not None
         self.progress("checkpoint", done, self.run.steps)
         model = checkpoint.full_model(self.model)
         optimizer, groups = checkpoint.full_optimizer(self.model, self.optimizer)
-        loss = mean_over_ranks(
-            self.losses[:done].double().mean(dim=1).cpu().numpy(), device=self.device
-        )
-        history = {"loss": torch.from_numpy(loss)} | checkpoint.random_states(self.device)
+        losses = self.losses[:done].double().mean(dim=1).cpu().numpy()
+        loss = torch.from_numpy(mean_over_ranks(losses, device=self.device))
+        tensors = {
+            checkpoint.MODEL: model,
+            checkpoint.OPTIMIZER: optimizer,
+            checkpoint.HISTORY: {"loss": loss} | checkpoint.random_states(self.device),
+        }
+        self._write(f"{done:09d}", done, groups, tensors)
         if self.place.rank == 0:
-            tensors = {
-                checkpoint.MODEL: model,
-                checkpoint.OPTIMIZER: optimizer,
-                checkpoint.HISTORY: history,
-            }
-            checkpoint.write(
-                self.root / f"{done:09d}", {**self._described(done, groups), **tensors}
-            )
             forget(self.root, keep=f"{done:09d}")
         if dist.is_initialized():
             dist.barrier()  # else the next step of the others would wait for rank 0
         self.progress("measuring", done, self.run.steps)
 
-    def _described(self, step: int, groups: list[dict[str, object]]) -> dict[str, bytes]:
-        return checkpoint.describe(
+    def _write(
+        self,
+        name: str,
+        step: int,
+        groups: list[dict[str, object]],
+        tensors: dict[str, dict[str, Tensor]],
+    ) -> None:
+        if self.place.rank != 0:  # the tensors of all ranks were gathered on rank 0
+            return
+        assert self.root is not None
+        described = checkpoint.describe(
             self.run,
             step=step,
             vocab_size=self.dataset.vocab_size,
@@ -152,11 +152,7 @@ class Checkpoints:
             scaler=self.scaler.state_dict(),
             groups=groups,
         )
-
-    def _interval(self, seconds: float) -> int:
-        """Steps in about so many seconds, by the pace of rank 0: the same on each rank."""
-        self._pace_s = (self._now() - self._pace_from) / PACE_STEPS
-        return all_gather_object(max(round(seconds / self._pace_s), 1))[0]
+        checkpoint.write(self.root / name, {**described, **tensors})
 
     def _now(self) -> float:
         synchronize(self.device)
@@ -170,16 +166,12 @@ def forget(root: Path, *, keep: str = "") -> None:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def latest(repeat: Path) -> Checkpoint | None:
-    """The checkpoint from which a repeat would go on, by its folder; None where it would start anew."""
-    return checkpoint.newest(repeat / "checkpoint")
-
-
 def _can_resume(run: Run) -> bool:
     """Whether rank 0 can gather all that the training's next step depends on.
 
-    PowerSGD carries the error of its approximation from step to step in a place of its own; ZeRO-1's optimizer, a
-    pipeline's stages and shares of matrices lie on the ranks under names of their own; a DataLoader begins at step 0.
+    PowerSGD carries the error of its approximation from step to step in a place of its own;
+    ZeRO-1's optimizer, a pipeline's stages and shares of matrices lie on the ranks under names of
+    their own; a DataLoader begins at step 0.
     """
     resumable = STRATEGIES[run.strategy].resumable
     return resumable and run.compression != "powersgd" and run.loader == "fast"

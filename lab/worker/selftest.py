@@ -1,4 +1,8 @@
-"""What measuring costs: the lab's training loop against a plain one, step by step in turn, in one job."""
+"""The lab's tests of itself on the ranks: what measuring costs, and what each strategy learns.
+
+`python -m lab.worker.selftest overhead RUN` takes a run, `losses RUNS DEVICE` runs by name, as
+JSON; both print JSON.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +11,9 @@ import os
 import sys
 import tempfile
 import time
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,11 +23,13 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from lab.config.run import Run
-from lab.worker import data, models
-from lab.worker.context import RankContext
+from lab.errors import InputError
+from lab.worker import calibrate, data, models
+from lab.worker.context import Measurement, RankContext
 from lab.worker.data.dataset import Dataset
 from lab.worker.data.loader import FastLoader
-from lab.worker.distributed import all_gather_object, gather, process_group
+from lab.worker.distributed import all_gather_object, gather, leave_group, process_group
+from lab.worker.main import measure
 from lab.worker.measure.clock import FloatArray, stat, synchronize
 from lab.worker.optim import autocast, learning_rate, optimizer_for
 from lab.worker.train import train
@@ -31,15 +38,15 @@ PLAIN, CONTROL, INSTRUMENTED = "plain", "control", "instrumented"
 
 
 class PlainLoop:
-    """The training that `train` does, without its clock, its hook and its notes: what a user would write."""
+    """The training that `train` does without its measuring: what a user would write."""
 
     def __init__(
         self, run: Run, place: RankContext, *, device: torch.device, dataset: Dataset
     ) -> None:
-        torch.manual_seed(run.seed)
+        torch.manual_seed(run.seed)  # as `train` does: the losses of both must agree
         self.run, self.device, self.step = run, device, 0
         self.model = models.build(run, dataset).to(device)
-        torch.manual_seed(run.seed + 1 + place.rank)
+        torch.manual_seed(run.seed + 1 + place.rank)  # dropout differs between ranks
         device_ids = [device.index] if device.type == "cuda" else None
         self.parallel = DistributedDataParallel(
             self.model, device_ids=device_ids, gradient_as_bucket_view=True
@@ -59,69 +66,67 @@ class PlainLoop:
         nn.utils.clip_grad_norm_(self.model.parameters(), self.run.grad_clip)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        self.losses.append(loss.detach())
+        self.losses.append(loss.detach())  # read at the end: a GPU would have to be waited for
         self.step += 1
 
 
-@dataclass
 class Turns:
-    """Takes the place of the progress display: between two instrumented steps, each plain loop does one."""
+    """In place of a progress display: between two instrumented steps, each plain loop does one."""
 
-    plain: dict[str, PlainLoop]
-    device: torch.device
-    orders: np.random.Generator
-    wall: dict[str, list[float]] = field(default_factory=dict)
-    cpu: dict[str, list[float]] = field(default_factory=dict)
-    _begin: tuple[float, float] | None = None
+    def __init__(self, plain: dict[str, PlainLoop], device: torch.device, *, seed: int) -> None:
+        self.plain, self.device = plain, device
+        self.orders = np.random.default_rng(seed)  # the same on all ranks: they meet in each step
+        self.wall: dict[str, list[float]] = {name: [] for name in (*plain, INSTRUMENTED)}
+        self.cpu: dict[str, list[float]] = {name: [] for name in (*plain, INSTRUMENTED)}
+        self._begin: tuple[float, float] | None = None
 
     def __call__(self, phase: str, step: int, steps: int, loss: float | None = None, /) -> None:
         """End an instrumented step, let the plain loops do theirs, begin the next."""
         if self._begin is not None:
-            self._note(INSTRUMENTED, self._begin)
+            self._end(INSTRUMENTED, self._begin)
         for name in self.orders.permutation(list(self.plain)).tolist():
-            begin = self._meet()
+            begin = self._start()
             self.plain[name].advance()
-            self._note(name, begin)
-        self._begin = self._meet()
+            self._end(name, begin)
+        self._begin = self._start()
 
-    def _meet(self) -> tuple[float, float]:
+    def _start(self) -> tuple[float, float]:
+        # Ranks that began apart would wait for each other in the step's all-reduce.
         dist.barrier()
         synchronize(self.device)
         return time.perf_counter(), time.process_time()
 
-    def _note(self, name: str, begin: tuple[float, float]) -> None:
+    def _end(self, name: str, begin: tuple[float, float]) -> None:
         synchronize(self.device)
-        self.wall.setdefault(name, []).append(time.perf_counter() - begin[0])
-        self.cpu.setdefault(name, []).append(time.process_time() - begin[1])
+        self.wall[name].append(time.perf_counter() - begin[0])
+        self.cpu[name].append(time.process_time() - begin[1])
 
 
 def measure_overhead(
     run: Run, place: RankContext, *, device: torch.device, dataset: Dataset
 ) -> dict[str, object] | None:
-    """Ratios of step times to the plain loop's in the same round, the slowest rank's; on rank 0, None on the others.
+    """Ratios of the slowest rank's step times to the plain loop's; rank 0 gets them.
 
-    A round is one step of the instrumented loop and one of each of two equal plain ones, these in an order that is
-    random and the same on all ranks, with a barrier before each. The first `warmup_steps` rounds do not count.
-    `control` is the ratio of the two plain loops: what this machine makes of no difference at all. `cpu_ratio` compares
-    the CPU time of all ranks, which the load of others hardly touches.
+    A round, in which they are compared, is one step of the instrumented loop and one of each of two
+    equal plain ones, these in random order, with a barrier before each; the first `warmup_steps` do
+    not count. `control` is the ratio of the two plain loops: what this machine makes of no
+    difference at all. `cpu_ratio` compares the CPU time of all ranks, which the load of others
+    hardly touches.
     """
     plain = {
         name: PlainLoop(run, place, device=device, dataset=dataset) for name in (PLAIN, CONTROL)
     }
-    turns = Turns(plain, device, np.random.default_rng(run.seed))
+    turns = Turns(plain, device, seed=run.seed)
     training = train(run, place, device=device, dataset=dataset, progress=turns)
-    losses = np.stack(
-        all_gather_object(np.array([float(loss) for loss in plain[PLAIN].losses]))
-    ).mean(axis=0)
+    losses = all_gather_object([float(loss) for loss in plain[PLAIN].losses])
     ranks = gather((turns.wall, turns.cpu))
     if ranks is None:
         return None
     # An instrumented step ends when the next round begins: there is one less of them.
     rounds = len(turns.wall[INSTRUMENTED]) - run.warmup_steps
-    wall = {
-        name: np.max([walls[name][-rounds:] for walls, _ in ranks], axis=0) for name in turns.wall
-    }
-    cpu = {name: np.sum([cpus[name][-rounds:] for _, cpus in ranks], axis=0) for name in turns.cpu}
+    walls, cpus = zip(*ranks, strict=True)
+    wall = {name: np.max([rank[name][-rounds:] for rank in walls], axis=0) for name in turns.wall}
+    cpu = {name: np.sum([rank[name][-rounds:] for rank in cpus], axis=0) for name in turns.cpu}
     return {
         "world_size": place.world_size,
         "rounds": rounds,
@@ -130,51 +135,93 @@ def measure_overhead(
         "cpu_ratio": _ratio(cpu, INSTRUMENTED),
         "cpu_control": _ratio(cpu, CONTROL),
         "step_s": {name: float(np.median(values)) for name, values in wall.items()},
-        "largest_loss_difference": float(np.abs(training.loss - losses).max()),
+        "largest_loss_difference": float(np.abs(training.loss - np.mean(losses, axis=0)).max()),
     }
 
 
-def _ratio(seconds: dict[str, FloatArray], name: str) -> dict[str, object]:
-    """To the plain loop. Round `k` of the plain loops comes after instrumented step `k`, and before the next."""
+def _ratio(seconds: Mapping[str, FloatArray], name: str) -> dict[str, object]:
+    # Round `k` of the plain loops comes after instrumented step `k`, and before the next.
     return stat(seconds[name] / seconds[PLAIN]).model_dump(mode="json")
 
 
-def _rank(rank: int, run_json: str, folder: str) -> None:
-    run = Run.model_validate_json(run_json)
-    cores = (
-        sorted(os.sched_getaffinity(0))
-        if hasattr(os, "sched_getaffinity")
-        else list(range(os.cpu_count() or 1))
-    )
-    core = cores[rank % len(cores)]
-    if hasattr(os, "sched_setaffinity"):
+def _overhead_rank(rank: int, content: str, folder: str) -> None:
+    run = Run.model_validate_json(content)
+    core = rank
+    # Ranks that share a core, or move between cores, would disturb each other by more than 1 %.
+    if hasattr(os, "sched_setaffinity"):  # not on macOS
+        cores = sorted(os.sched_getaffinity(0))
+        core = cores[rank % len(cores)]
         os.sched_setaffinity(0, (core,))
     torch.set_num_threads(1)
-    place = RankContext(
-        rank=rank,
-        world_size=run.world_size,
-        local_rank=rank,
-        device="cpu",
-        cores=(core,),
-        threads=1,
-        cluster="local",
-        rendezvous=Path(folder) / "address",
-    )
     device = torch.device("cpu")
+    place = _place(rank, run, "cpu", Path(folder), cores=(core,))
     dataset = data.prepare(run, data_root=Path(folder), progress=lambda *_: None)
     with process_group(place, device=device):
-        found = measure_overhead(run, place, device=device, dataset=dataset)
-    if found is not None:
-        (Path(folder) / "overhead.json").write_text(json.dumps(found))
+        overhead = measure_overhead(run, place, device=device, dataset=dataset)
+    if overhead is not None:
+        (Path(folder) / "answer.json").write_text(json.dumps(overhead))
+
+
+def _losses_rank(rank: int, content: str, folder: str, device: str) -> None:
+    calibrate.PEAK_BUDGET_S = 0.02  # nobody reads the rates
+    runs = {name: Run.model_validate(fields) for name, fields in json.loads(content).items()}
+    results = measure_all(rank, runs, device=device, root=Path(folder))
+    answers: dict[str, dict[str, Any]] = {}
+    for name, result in results.items():
+        answers[name] = {"reason": str(result)}
+        if isinstance(result, Measurement) and result.quality is not None:
+            answers[name] = result.quality.model_dump(include={"loss", "validation_loss"})
+    if rank == 0:
+        (Path(folder) / "answer.json").write_text(json.dumps(answers))
+
+
+def measure_all(
+    rank: int, runs: dict[str, Run], *, device: str, root: Path
+) -> dict[str, Measurement | InputError | None]:
+    """Take part as one rank in each of the runs that has so many; an InputError is a result too."""
+    results: dict[str, Measurement | InputError | None] = {}
+    for name, run in runs.items():
+        if rank >= run.processes:
+            continue
+        folder = root / name
+        folder.mkdir(exist_ok=True)
+        place = _place(rank, run, device, folder, cores=(rank,))
+        try:
+            results[name] = measure(
+                run, place, data_root=root, folder=folder, progress=lambda *_: None
+            )
+        except InputError as error:
+            results[name] = error
+            if dist.is_initialized():  # the next run forms a group of its own
+                leave_group()
+    return results
+
+
+def _place(rank: int, run: Run, device: str, folder: Path, *, cores: tuple[int]) -> RankContext:
+    return RankContext(
+        rank=rank,
+        world_size=run.processes,
+        local_rank=rank,
+        device=device,
+        cores=cores,
+        threads=1,
+        cluster="local",
+        rendezvous=folder / "address",
+        timeout_s=120.0,
+    )
 
 
 def main() -> None:
-    """Measure the run that is given as JSON in the first argument, on CPU ranks of one core each; prints JSON."""
-    run = Run.model_validate_json(sys.argv[1])
-    os.environ["OMP_NUM_THREADS"] = "1"
+    """Run one of the two on ranks of this machine."""
+    benchmark, content, *device = sys.argv[1:]
+    fields = json.loads(content)
+    runs = [fields] if benchmark == "overhead" else fields.values()
+    ranks = max(Run.model_validate(run).processes for run in runs)
+    rank = {"overhead": _overhead_rank, "losses": _losses_rank}[benchmark]
+    os.environ["OMP_NUM_THREADS"] = "1"  # read when a rank imports torch
     with tempfile.TemporaryDirectory() as folder:
-        mp.spawn(_rank, (run.model_dump_json(), folder), nprocs=run.world_size)  # type: ignore[attr-defined, no-untyped-call]
-        sys.stdout.write((Path(folder) / "overhead.json").read_text())
+        mp.spawn(rank, (content, folder, *device), nprocs=ranks)  # type: ignore[attr-defined, no-untyped-call]
+        sys.stdout.write((Path(folder) / "answer.json").read_text())
 
 
 if __name__ == "__main__":

@@ -1,43 +1,25 @@
-"""The sources of the running interpreter's standard library."""
+"""Language modelling: running text, tokenized into one stream of which every window is a sample."""
 
 from __future__ import annotations
 
 import platform
 import sysconfig
+from collections.abc import Callable
 from pathlib import Path
 
+from lab.config import datasets
+from lab.config.models import CNN
 from lab.config.paths import read_texts
+from lab.config.run import Run
+from lab.errors import InputError, Problem
 from lab.worker.context import Progress
 from lab.worker.data.cache import Download, fetch
-from lab.worker.data.tokenizer import Corpus
+from lab.worker.data.dataset import Dataset, Windows
+from lab.worker.data.tokenizer import Corpus, tokenize
 
 LEFT_OUT = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
 MAX_BYTES = 6_000_000  # enough for models of this size, and tokenized in seconds
-
-
-def read_stdlib() -> Corpus:
-    """Every n-th Python file in the order of their paths, n so that about MAX_BYTES are left; tests are left out."""
-    root = Path(sysconfig.get_path("stdlib"))
-    files = [
-        path
-        for path in sorted(root.rglob("*.py"))
-        if not LEFT_OUT.intersection(path.relative_to(root).parts)
-    ]
-    stride = max(round(sum(path.stat().st_size for path in files) / MAX_BYTES), 1)
-    documents = [path.read_text(encoding="utf-8", errors="replace") for path in files[::stride]]
-    return Corpus(
-        documents,
-        f"{len(documents)} files of the standard library of Python {platform.python_version()}",
-    )
-
-
-def read_text(path: str, *, data_root: Path) -> Corpus:
-    """The texts at `path`, as lab.config.paths allows; raises InputError."""
-    texts = read_texts(path, data_root)
-    return Corpus(texts, f"{len(texts)} text {'file' if len(texts) == 1 else 'files'} of {path}")
-
-
-TEXT = Download(
+SHAKESPEARE = Download(
     name="Tiny Shakespeare",
     url="https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt",
     file="tinyshakespeare.txt",
@@ -46,8 +28,64 @@ TEXT = Download(
 )
 
 
-def read_shakespeare(*, progress: Progress) -> Corpus:
-    """The text, downloaded once; raises LabError where it cannot be had or is not what was published."""
-    return Corpus(
-        [fetch(TEXT, instead="stdlib", progress=progress).read_text(encoding="utf-8")], TEXT.name
+def prepare(run: Run, *, pretrained: Path | None, data_root: Path, progress: Progress) -> Dataset:
+    """Windows of the corpus; raises InputError if a part of it is shorter than one."""
+    config, model = run.dataset, run.architecture
+    assert isinstance(config, datasets.Corpora) and not isinstance(model, CNN)
+    # A pretrained model keeps its own vocabulary and tokenizer.
+    corpus = SOURCES[config.kind](config, data_root, progress)
+    tokens = tokenize(
+        corpus,
+        vocab_size=datasets.vocab_size_of(model, config) if pretrained else config.vocab_size,
+        progress=progress,
+        tokenizer=pretrained / "tokenizer.json" if pretrained else None,
     )
+    needed = model.block_size + 1  # the targets are the inputs moved by one
+    for name, part in (("to train on", tokens.train), ("held out", tokens.held_out)):
+        if len(part) < needed:
+            what = f"{len(part)} tokens {name}, a sample of this model needs {needed}"
+            advice = "give it more text, or the model a smaller block_size"
+            raise InputError("data", [Problem(config.kind, what, advice)])
+    return Dataset(
+        train=Windows(tokens.train, block_size=model.block_size),
+        held_out=Windows(tokens.held_out, block_size=model.block_size),
+        sha256=tokens.sha256,
+        description=tokens.description,
+        tokens_per_sample=model.block_size,
+        vocab_size=tokens.vocab_size,
+        tokenizer=tokens.tokenizer,
+    )
+
+
+def read_stdlib(config: object, data_root: Path, progress: Progress) -> Corpus:
+    """Source files of the interpreter's standard library at equal steps, without tests."""
+    root = Path(sysconfig.get_path("stdlib"))
+    files = [
+        path
+        for path in sorted(root.rglob("*.py"))  # the file system's order differs between nodes
+        if not LEFT_OUT.intersection(path.relative_to(root).parts)
+    ]
+    stride = max(round(sum(path.stat().st_size for path in files) / MAX_BYTES), 1)
+    documents = [path.read_text(encoding="utf-8", errors="replace") for path in files[::stride]]
+    library = f"the standard library of Python {platform.python_version()}"
+    return Corpus(documents, f"{len(documents)} files of {library}")
+
+
+def read_text(config: datasets.Text, data_root: Path, progress: Progress) -> Corpus:
+    """The texts at the configured path, as `lab.config.paths` allows; raises InputError."""
+    texts = read_texts(config.path, data_root)
+    files = "1 text file" if len(texts) == 1 else f"{len(texts)} text files"
+    return Corpus(texts, f"{files} of {config.path}")
+
+
+def read_shakespeare(config: object, data_root: Path, progress: Progress) -> Corpus:
+    """Tiny Shakespeare, downloaded once; raises LabError as `fetch` does."""
+    path = fetch(SHAKESPEARE, instead="stdlib", progress=progress)
+    return Corpus([path.read_text(encoding="utf-8")], SHAKESPEARE.name)
+
+
+SOURCES: dict[str, Callable[..., Corpus]] = {
+    "stdlib": read_stdlib,
+    "text": read_text,
+    "shakespeare": read_shakespeare,
+}

@@ -1,10 +1,9 @@
-"""Labelled texts as tokens of a fixed length, made once and mapped into memory."""
+"""Text classification: labelled texts as tokens of a fixed length, mapped into memory."""
 
 from __future__ import annotations
 
 import csv
 import hashlib
-import os
 import platform
 import re
 import sysconfig
@@ -16,20 +15,55 @@ from typing import Any
 
 import numpy as np
 
+from lab.config.datasets import LabelledTexts
+from lab.config.models import CNN
+from lab.config.run import Run
 from lab.errors import LabError
 from lab.worker.context import Progress
-from lab.worker.data import tokenizer
-from lab.worker.data.cache import Array, Download, fetch, stored
+from lab.worker.data.cache import Array, Download, cached_arrays, fetch, file_sha256
 from lab.worker.data.corpora import LEFT_OUT
 from lab.worker.data.dataset import Dataset, Labelled
-from lab.worker.data.tokenizer import load_tokenizer, train_tokenizer
+from lab.worker.data.tokenizer import END_OF_TEXT, load_tokenizer, train_tokenizer
 
 BATCH = 2000  # texts that are encoded at a time
-PADDING = (
-    "[PAD]",
-    "<pad>",
-    tokenizer.END_OF_TEXT,
-)  # the tokens that pad texts, in the order in which they are looked for
+PADDING = ("[PAD]", "<pad>", END_OF_TEXT)  # the first of them that the tokenizer knows pads
+
+_AG_NEWS = "https://raw.githubusercontent.com/mhjabreel/CharCnn_Keras/master/data/ag_news_csv"
+AG_NEWS_TRAIN = Download(
+    name="AG News (train)",
+    url=f"{_AG_NEWS}/train.csv",
+    file="ag_news_train.csv",
+    size=29_470_338,
+    sha256="76a0a2d2f92b286371fe4d4044640910a04a803fdd2538e0f3f29a5c6f6b672e",
+)
+AG_NEWS_TEST = Download(
+    name="AG News (test)",
+    url=f"{_AG_NEWS}/test.csv",
+    file="ag_news_test.csv",
+    size=1_857_427,
+    sha256="521465c2428ed7f02f8d6db6ffdd4b5447c1c701962353eb2c40d548c3c85699",
+)
+IMDB = Download(
+    name="IMDB",
+    url="https://ai.stanford.edu/~amaas/data/sentiment/aclImdb_v1.tar.gz",
+    file="aclImdb_v1.tar.gz",
+    size=84_125_825,
+    sha256="c40f74a18d3b61f90feba1e17730e0d38e8b97c05fde7008942e91923d1658fe",
+)
+IMDB_CLASSES = ("neg", "pos")
+# Modules that every build has; those that a version lacks are passed over.
+TOPICS = {
+    "network": "http email urllib xmlrpc wsgiref smtplib ftplib imaplib poplib socketserver "
+    "socket ssl ipaddress mailbox nntplib",
+    "concurrency": "asyncio concurrent multiprocessing threading subprocess queue selectors "
+    "sched signal contextvars _pyio",
+    "language": "importlib ast dis inspect tokenize pickle pickletools typing dataclasses "
+    "traceback pdb bdb doctest enum functools",
+    "files and formats": "tarfile zipfile gzip bz2 lzma shutil pathlib json csv configparser "
+    "plistlib xml html tempfile sqlite3",
+}
+PIECE = 480  # characters of a text, or a little more
+HELD_OUT_EVERY = 10
 
 
 @dataclass(frozen=True)
@@ -42,7 +76,7 @@ class Texts:
 
 @dataclass(frozen=True)
 class Source:
-    """Where labelled texts come from: read only where their tokens are not in the cache, or are to be made again."""
+    """Where labelled texts come from; they are read only if the cache lacks their tokens."""
 
     fingerprint: str  # changes with the content
     description: str
@@ -52,19 +86,31 @@ class Source:
 
 @dataclass(frozen=True)
 class Encoder:
-    """Makes the tokens of one text again, as a loader does that tokenizes in `__getitem__`."""
+    """Tokenizes single texts, as a loader does in `__getitem__`."""
 
     texts: Sequence[str]
     tokenizer: Any
     block_size: int
-    pad: int
 
     def __call__(self, index: int) -> Array:
         """Tokens (block_size,), int64."""
-        tokens: Array = _fixed(
-            [self.tokenizer.encode(self.texts[index]).ids], self.block_size, self.pad, np.int64
-        )[0]
+        ids = self.tokenizer.encode(self.texts[index]).ids
+        tokens: Array = _padded([ids], self.block_size, _pad(self.tokenizer), np.int64)[0]
         return tokens
+
+
+def prepare(run: Run, *, pretrained: Path | None, data_root: Path, progress: Progress) -> Dataset:
+    """The texts as tokens (samples, block_size), int64; raises LabError as `fetch` does."""
+    config, model = run.dataset, run.architecture
+    assert isinstance(config, LabelledTexts) and not isinstance(model, CNN)
+    return tokenized(
+        SOURCES[config.kind](progress),
+        block_size=model.block_size,
+        vocab_size=config.vocab_size,
+        progress=progress,
+        pretrained=pretrained,
+        keep_texts=run.loader == "classic",
+    )
 
 
 def tokenized(
@@ -74,13 +120,14 @@ def tokenized(
     vocab_size: int,
     progress: Progress,
     pretrained: Path | None = None,
-    again: bool = False,
+    keep_texts: bool = False,
 ) -> Dataset:
     """The texts as tokens (samples, block_size), cut or padded; from the cache or built into it.
 
-    The tokenizer is trained on the texts, or is that of the folder `pretrained`. With `again` the samples also know how
-    to be made from their texts.
+    The tokenizer is trained on the texts, or is that of the folder `pretrained`. With `keep_texts`
+    a sample can also be made anew from its text.
     """
+    # A pretrained model knows only the tokens that it was trained with.
     file = pretrained / "tokenizer.json" if pretrained else None
 
     def build(folder: Path) -> dict[str, Array]:
@@ -88,34 +135,31 @@ def tokenized(
         progress("data", 0, len(train.texts))
         tokenizer = load_tokenizer(file) if file else train_tokenizer(train.texts, vocab_size)
         tokenizer.save(str(folder / "tokenizer.json"))
+        _set_length(tokenizer, block_size)
         arrays: dict[str, Array] = {}
         for name, part in (("train", train), ("held_out", held_out)):
-            arrays[f"{name}_tokens"] = _encode(
-                _plain(tokenizer, block_size), part.texts, block_size, progress
-            )
+            arrays[f"{name}_tokens"] = _encode(tokenizer, part.texts, block_size, progress)
             arrays[f"{name}_labels"] = np.asarray(part.labels, dtype=np.uint16)
         return arrays
 
-    by = hashlib.sha256(file.read_bytes()).hexdigest() if file else f"own {vocab_size}"
-    found = stored("texts", f"{source.fingerprint} {block_size} {by}", build, progress=progress)
-    tokenizer = load_tokenizer(found.folder / "tokenizer.json")
+    key = f"{source.fingerprint} {block_size} {file_sha256(file) if file else f'own {vocab_size}'}"
+    cached = cached_arrays("texts", key, build, progress=progress)
+    tokenizer = load_tokenizer(cached.folder / "tokenizer.json")
+    _set_length(tokenizer, block_size)
     encoders: list[Encoder | None] = [None, None]
-    if again:
-        parts = source.read()
-        encoders = [
-            Encoder(part.texts, _plain(tokenizer, block_size), block_size, _pad(tokenizer))
-            for part in parts
-        ]
+    if keep_texts:
+        encoders = [Encoder(part.texts, tokenizer, block_size) for part in source.read()]
     train, held_out = (
-        Labelled(found.arrays[f"{name}_tokens"], found.arrays[f"{name}_labels"], encoder)
+        Labelled(cached.arrays[f"{name}_tokens"], cached.arrays[f"{name}_labels"], encoder)
         for name, encoder in zip(("train", "held_out"), encoders, strict=True)
     )
     vocabulary = tokenizer.get_vocab_size() if file else vocab_size
+    texts = f"{len(train)} texts and {len(held_out)} held out"
     return Dataset(
-        train=train,
-        held_out=held_out,
-        sha256=found.sha256,
-        description=f"{source.description}, {len(train)} texts and {len(held_out)} held out, vocabulary {vocabulary}",
+        train,
+        held_out,
+        sha256=cached.sha256,
+        description=f"{source.description}, {texts}, vocabulary {vocabulary}",
         tokens_per_sample=block_size,
         vocab_size=vocabulary,
         classes=source.classes,
@@ -123,184 +167,132 @@ def tokenized(
     )
 
 
-def _plain(tokenizer: Any, block_size: int) -> Any:
-    """The tokenizer set to cut, so that what closes a text stays when the text is cut, and to leave padding to us."""
+def _set_length(tokenizer: Any, block_size: int) -> None:
+    # The tokenizer cuts, so that what closes a text ([SEP]) stays; `_padded` pads.
     tokenizer.enable_truncation(block_size)
     tokenizer.no_padding()
-    return tokenizer
 
 
 def _pad(tokenizer: Any) -> int:
-    found = [number for token in PADDING if (number := tokenizer.token_to_id(token)) is not None]
-    return int(found[0]) if found else 0
+    ids = (tokenizer.token_to_id(token) for token in PADDING)
+    return next((int(number) for number in ids if number is not None), 0)
 
 
 def _encode(tokenizer: Any, texts: Sequence[str], block_size: int, progress: Progress) -> Array:
-    pad = _pad(tokenizer)
+    # The smallest type that holds the vocabulary: loaders read these arrays from the disk.
     dtype = np.uint16 if tokenizer.get_vocab_size() <= 2**16 else np.uint32
     tokens = np.empty((len(texts), block_size), dtype=dtype)
     for first in range(0, len(texts), BATCH):
         encodings = tokenizer.encode_batch(list(texts[first : first + BATCH]))
-        tokens[first : first + BATCH] = _fixed(
-            [encoding.ids for encoding in encodings], block_size, pad, dtype
-        )
+        rows = [encoding.ids for encoding in encodings]
+        tokens[first : first + BATCH] = _padded(rows, block_size, _pad(tokenizer), dtype)
         progress("data", first, len(texts))
     return tokens
 
 
-def _fixed(rows: Sequence[Sequence[int]], block_size: int, pad: int, dtype: Any) -> Array:
+def _padded(rows: Sequence[Sequence[int]], block_size: int, pad: int, dtype: Any) -> Array:
     tokens = np.full((len(rows), block_size), pad, dtype=dtype)
     for row, ids in zip(tokens, rows, strict=True):
-        row[: len(ids)] = ids[:block_size]
+        row[: len(ids)] = ids
     return tokens
 
 
-def quiet_in_workers(worker: int) -> None:
-    """For a process of a DataLoader: the tokenizer's own threads would not survive its fork, and warn of it."""
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"
-
-
-_ROOT = "https://raw.githubusercontent.com/mhjabreel/CharCnn_Keras/master/data/ag_news_csv"
-TRAIN = Download(
-    name="AG News (train)",
-    url=f"{_ROOT}/train.csv",
-    file="ag_news_train.csv",
-    size=29_470_338,
-    sha256="76a0a2d2f92b286371fe4d4044640910a04a803fdd2538e0f3f29a5c6f6b672e",
-)
-TEST = Download(
-    name="AG News (test)",
-    url=f"{_ROOT}/test.csv",
-    file="ag_news_test.csv",
-    size=1_857_427,
-    sha256="521465c2428ed7f02f8d6db6ffdd4b5447c1c701962353eb2c40d548c3c85699",
-)
-AG_NEWS_CLASSES = ("world", "sports", "business", "science and technology")
-
-
-def ag_news_source(*, progress: Progress) -> Source:
-    """The news items; raises LabError where they cannot be had or are not what was published."""
-    train, test = (fetch(part, instead="topics", progress=progress) for part in (TRAIN, TEST))
+def ag_news(progress: Progress) -> Source:
+    """News items by topic."""
+    downloads = AG_NEWS_TRAIN, AG_NEWS_TEST
+    train, test = (fetch(part, instead="topics", progress=progress) for part in downloads)
     return Source(
-        fingerprint=f"ag_news {TRAIN.sha256} {TEST.sha256}",
+        fingerprint=f"ag_news {AG_NEWS_TRAIN.sha256} {AG_NEWS_TEST.sha256}",
         description="AG News",
-        classes=len(AG_NEWS_CLASSES),
+        classes=4,
         read=lambda: (_read_ag_news(train), _read_ag_news(test)),
     )
 
 
 def _read_ag_news(path: Path) -> Texts:
-    """Rows of class (from 1), title, description; raises LabError for a row that is none."""
+    """Rows of class (from 1), title and description; raises LabError for any other row."""
     texts, labels = [], []
     with path.open(encoding="utf-8", newline="") as stream:
         for number, row in enumerate(csv.reader(stream), start=1):
             if len(row) != 3 or row[0] not in {"1", "2", "3", "4"}:
-                raise LabError(
-                    f"{path}: row {number} is not a class from 1 to 4, a title and a description"
-                )
+                expected = "a class from 1 to 4, a title and a description"
+                raise LabError(f"{path}: row {number} is not {expected}")
             labels.append(int(row[0]) - 1)
+            # A backslash stands where the published text broke a line.
             texts.append(f"{row[1]} {row[2]}".replace("\\", " "))
     return Texts(texts, labels)
 
 
-ARCHIVE = Download(
-    name="IMDB",
-    url="https://ai.stanford.edu/~amaas/data/sentiment/aclImdb_v1.tar.gz",
-    file="aclImdb_v1.tar.gz",
-    size=84_125_825,
-    sha256="c40f74a18d3b61f90feba1e17730e0d38e8b97c05fde7008942e91923d1658fe",
-)
-IMDB_CLASSES = ("neg", "pos")
-_REVIEW = re.compile(r"aclImdb/(train|test)/(neg|pos)/[^/]+\.txt")
-
-
-def imdb_source(*, progress: Progress) -> Source:
-    """The reviews; raises LabError where they cannot be had or are not what was published."""
-    path = fetch(ARCHIVE, instead="topics", progress=progress)
-    return Source(f"imdb {ARCHIVE.sha256}", "IMDB", len(IMDB_CLASSES), lambda: _read_imdb(path))
+def imdb(progress: Progress) -> Source:
+    """Film reviews, negative and positive."""
+    path = fetch(IMDB, instead="topics", progress=progress)
+    return Source(f"imdb {IMDB.sha256}", "IMDB", len(IMDB_CLASSES), lambda: _read_imdb(path))
 
 
 def _read_imdb(path: Path) -> tuple[Texts, Texts]:
-    """The labelled reviews of the archive in the order of their names; nothing of it is written to disk."""
-    found: dict[str, list[tuple[str, str, int]]] = {"train": [], "test": []}
+    """The labelled reviews of the archive in the order of their names."""
+    reviews: dict[str, list[tuple[str, str, int]]] = {"train": [], "test": []}
+    # Never extracted: a name in an archive may point to another folder.
     with tarfile.open(path, "r:gz") as archive:
         for member in archive:
-            place = _REVIEW.fullmatch(member.name)
-            content = archive.extractfile(member) if place and member.isfile() else None
-            if place and content:
+            name = re.fullmatch(r"aclImdb/(train|test)/(neg|pos)/[^/]+\.txt", member.name)
+            content = archive.extractfile(member) if name and member.isfile() else None
+            if name and content:
+                # The reviews were taken from web pages, line breaks and all.
                 text = content.read().decode("utf-8").replace("<br />", " ")
-                found[place[1]].append((member.name, text, IMDB_CLASSES.index(place[2])))
-    if not all(found.values()):
-        raise LabError(
-            f"{path} holds no reviews where they should be: aclImdb/train/pos and the like"
-        )
+                reviews[name[1]].append((member.name, text, IMDB_CLASSES.index(name[2])))
+    if not all(reviews.values()):
+        raise LabError(f"{path} lacks reviews under aclImdb/train and aclImdb/test, neg and pos")
+    # By name: an archive's order is that of its packing.
     train, test = (
         Texts([text for _, text, _ in rows], [label for *_, label in rows])
-        for rows in map(sorted, found.values())
+        for rows in map(sorted, reviews.values())
     )
     return train, test
 
 
-# Modules that every build has; those that a version lacks are passed over.
-TOPICS = {
-    "network": "http email urllib xmlrpc wsgiref smtplib ftplib imaplib poplib socketserver socket ssl ipaddress mailbox nntplib",
-    "concurrency": "asyncio concurrent multiprocessing threading subprocess queue selectors sched signal contextvars _pyio",
-    "language": "importlib ast dis inspect tokenize pickle pickletools typing dataclasses traceback pdb bdb doctest enum functools",
-    "files and formats": "tarfile zipfile gzip bz2 lzma shutil pathlib json csv configparser plistlib xml html tempfile sqlite3",
-}
-PIECE = 480  # characters, or a little more
-HELD_OUT_EVERY = 10
-
-
-def topics_source(*, progress: Progress) -> Source:
-    """The pieces, as many of each topic: those that the smallest topic has."""
-    pieces = [
-        list(_pieces(Path(sysconfig.get_path("stdlib")), modules.split()))
-        for modules in TOPICS.values()
-    ]
-    count = min(map(len, pieces))
-    even = [
-        [of_topic[index * len(of_topic) // count] for index in range(count)] for of_topic in pieces
-    ]
-    content = hashlib.sha256(
-        "\0".join(piece for of_topic in even for piece in of_topic).encode()
-    ).hexdigest()
+def topics(progress: Progress) -> Source:
+    """Pieces of the standard library's sources by what their module is about."""
+    root = Path(sysconfig.get_path("stdlib"))
+    pieces = [list(_pieces(root, modules.split())) for modules in TOPICS.values()]
+    count = min(map(len, pieces))  # equal classes, so that guessing is right 1 time in 4
+    # At equal steps, so that a topic's pieces come from all of its modules.
+    even = [[own[index * len(own) // count] for index in range(count)] for own in pieces]
+    content = "\0".join(piece for own in even for piece in own)
     progress("data", 1, 1)
 
     def part(held_out: bool) -> Texts:
-        chosen = [
-            index
-            for index in range(count)
-            if (index % HELD_OUT_EVERY == HELD_OUT_EVERY - 1) == held_out
-        ]
-        rows = [(of_topic[index], label) for label, of_topic in enumerate(even) for index in chosen]
+        last = HELD_OUT_EVERY - 1
+        chosen = [n for n in range(count) if (n % HELD_OUT_EVERY == last) == held_out]
+        rows = [(own[index], label) for label, own in enumerate(even) for index in chosen]
         return Texts([text for text, _ in rows], [label for _, label in rows])
 
+    library = f"the standard library of Python {platform.python_version()}"
     return Source(
-        fingerprint=f"topics {content}",
-        description=f"{len(TOPICS)} topics of the standard library of Python {platform.python_version()}",
+        fingerprint=f"topics {hashlib.sha256(content.encode()).hexdigest()}",
+        description=f"{len(TOPICS)} topics of {library}",
         classes=len(TOPICS),
         read=lambda: (part(False), part(True)),
     )
 
 
 def _pieces(root: Path, modules: list[str]) -> Iterator[str]:
+    """Whole lines up to PIECE characters of the modules' files."""
     for module in modules:
-        files = (
-            [root / f"{module}.py"]
-            if (root / f"{module}.py").is_file()
-            else sorted((root / module).rglob("*.py"))
-        )
-        for file in files:
-            if not LEFT_OUT.intersection(file.relative_to(root).parts):
-                yield from _cut(file.read_text(encoding="utf-8", errors="replace"))
+        file = root / f"{module}.py"
+        for path in [file] if file.is_file() else sorted((root / module).rglob("*.py")):
+            if LEFT_OUT.intersection(path.relative_to(root).parts):
+                continue
+            piece = ""  # what is left of it at the end of a file is too short to tell the topic
+            for line in path.read_text(encoding="utf-8", errors="replace").splitlines(True):
+                piece += line
+                if len(piece) >= PIECE:
+                    yield piece
+                    piece = ""
 
 
-def _cut(text: str) -> Iterator[str]:
-    """Whole lines up to PIECE characters; what is left at the end of a file is too little to tell."""
-    piece = ""
-    for line in text.splitlines(keepends=True):
-        piece += line
-        if len(piece) >= PIECE:
-            yield piece
-            piece = ""
+SOURCES: dict[str, Callable[[Progress], Source]] = {
+    "ag_news": ag_news,
+    "imdb": imdb,
+    "topics": topics,
+}

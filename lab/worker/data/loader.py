@@ -1,9 +1,11 @@
-"""Micro-batches as tensors: slices of what was prepared, or sample by sample as a DataLoader does."""
+"""Micro-batches as tensors: slices of what was prepared, or sample by sample by a DataLoader."""
 
 from __future__ import annotations
 
+import itertools
+import os
 from collections.abc import Iterator
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, cast
 
 import torch
 from torch.utils.data import DataLoader
@@ -11,7 +13,6 @@ from torch.utils.data import Dataset as TorchDataset
 
 from lab.config.run import Run
 from lab.worker.data.dataset import Array, Dataset, Sampler, Samples
-from lab.worker.data.labelled import quiet_in_workers
 
 
 class Batch(NamedTuple):
@@ -21,31 +22,19 @@ class Batch(NamedTuple):
     targets: torch.Tensor
 
     def pin_memory(self) -> Batch:
-        """The same in memory that a GPU can read by itself."""
+        """The same in page-locked memory, which a GPU reads by itself."""
         return Batch(self.inputs.pin_memory(), self.targets.pin_memory())
 
     def to(self, device: torch.device) -> Batch:
-        """The same on a device, without waiting for the copy."""
-        return Batch(
-            self.inputs.to(device, non_blocking=True), self.targets.to(device, non_blocking=True)
-        )
+        """The same on a device."""
+        # The host goes on to launch work while pinned memory is copied.
+        return Batch(*(tensor.to(device, non_blocking=True) for tensor in self))
 
 
-class Loader(Protocol):
-    """What the training loop asks for its data."""
-
-    def micro_batch(self, step: int, micro: int) -> Batch:
-        """The rank's `micro`-th micro-batch of a step; steps and micro-batches are asked for in their order."""
-
-    def close(self) -> None:
-        """End what works in the background."""
-
-
-def loader_for(dataset: Dataset, *, run: Run, rank: int) -> Loader:
-    """The loader that the run names, over the samples to train on; both give the same samples in the same order."""
-    if run.loader == "classic":
-        return ClassicLoader(dataset.train, run=run, rank=rank)
-    return FastLoader(dataset.train, run=run, rank=rank)
+def loader_for(dataset: Dataset, *, run: Run, rank: int) -> FastLoader | ClassicLoader:
+    """The loader that the run names, over the samples to train on; both give the same batches."""
+    loader = ClassicLoader if run.loader == "classic" else FastLoader
+    return loader(dataset.train, run=run, rank=rank)
 
 
 class FastLoader:
@@ -56,70 +45,50 @@ class FastLoader:
         self.sampler = Sampler(len(samples), run=run, rank=rank, epochs=samples.epochs)
 
     def micro_batch(self, step: int, micro: int) -> Batch:
-        """As Loader."""
-        return _batch(*self.samples.take(self.sampler.micro_batch(step, micro)))
+        """The rank's `micro`-th micro-batch of a step."""
+        return self._batch(self.sampler.micro_batch(step, micro))
 
     def evaluation(self) -> Iterator[Batch]:
         """The rank's share of the samples that the model is evaluated on."""
-        return (_batch(*self.samples.take(indices)) for indices in self.sampler.evaluation())
+        return map(self._batch, self.sampler.evaluation())  # one at a time in memory
+
+    def _batch(self, indices: Array) -> Batch:
+        return Batch(*map(torch.from_numpy, self.samples.take(indices)))
 
     def close(self) -> None:
         """Nothing works in the background."""
 
 
 class ClassicLoader:
-    """torch's DataLoader over samples that are made one by one when they are asked for: for text, tokenized in `__getitem__`.
+    """torch's DataLoader over samples that are made one by one: text is tokenized in `__getitem__`.
 
     `loader_workers` processes make them ahead, on the cores of their rank.
     """
 
     def __init__(self, samples: Samples, *, run: Run, rank: int) -> None:
-        self._batches: Iterator[list[torch.Tensor]] | None = iter(
-            DataLoader(
-                _OneByOne(samples),
-                batch_sampler=_InOrder(
-                    Sampler(len(samples), run=run, rank=rank, epochs=samples.epochs)
-                ),
-                num_workers=run.loader_workers,
-                worker_init_fn=quiet_in_workers,
-            )
+        sampler = Sampler(len(samples), run=run, rank=rank, epochs=samples.epochs)
+        order = itertools.product(range(run.steps), range(run.grad_accum))
+        batches = DataLoader(
+            cast("TorchDataset[tuple[Array, Array]]", samples),
+            batch_sampler=(sampler.micro_batch(*place).tolist() for place in order),
+            num_workers=run.loader_workers,
+            worker_init_fn=_silence_tokenizers,
         )
-        self._next = (0, 0)
-        self._grad_accum = run.grad_accum
+        self._batches: Iterator[list[torch.Tensor]] | None = iter(batches)
+        self._order = itertools.product(range(run.steps), range(run.grad_accum))
 
     def micro_batch(self, step: int, micro: int) -> Batch:
-        """As Loader."""
-        assert self._batches is not None and self._next == (step, micro), (
-            "micro-batches come in order"
-        )
-        self._next = (step, micro + 1) if micro + 1 < self._grad_accum else (step + 1, 0)
+        """The rank's `micro`-th micro-batch of a step; steps and micro-batches in their order."""
+        expected = next(self._order)
+        # A DataLoader cannot skip or go back.
+        assert self._batches is not None and expected == (step, micro)
         return Batch(*next(self._batches))
 
     def close(self) -> None:
         """End the worker processes."""
-        self._batches = None
+        self._batches = None  # a DataLoader's iterator stops its workers when it is freed
 
 
-class _OneByOne(TorchDataset[tuple[Array, Array]]):
-    def __init__(self, samples: Samples) -> None:
-        self.samples = samples
-
-    def __getitem__(self, index: int) -> tuple[Array, Array]:
-        return self.samples.make(index)
-
-
-class _InOrder:
-    """The indices of a rank's micro-batches, one after the other."""
-
-    def __init__(self, sampler: Sampler) -> None:
-        self.sampler = sampler
-
-    def __iter__(self) -> Iterator[list[int]]:
-        run = self.sampler.run
-        for step in range(run.steps):
-            for micro in range(run.grad_accum):
-                yield self.sampler.micro_batch(step, micro).tolist()
-
-
-def _batch(inputs: Any, targets: Any) -> Batch:
-    return Batch(torch.from_numpy(inputs), torch.from_numpy(targets))
+def _silence_tokenizers(worker: int) -> None:
+    # A tokenizer's own threads do not survive the fork of a DataLoader's worker: it would warn.
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"

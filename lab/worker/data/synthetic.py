@@ -1,4 +1,4 @@
-"""Random samples of any size for each kind of model, made from a seed, with something to learn in them."""
+"""Random samples of any size for each kind of model, from a seed, with something to learn."""
 
 from __future__ import annotations
 
@@ -7,68 +7,58 @@ from pathlib import Path
 import numpy as np
 
 from lab.config.datasets import Synthetic
-from lab.config.models import CNN, GPT, Model
+from lab.config.models import CNN, GPT
+from lab.config.run import Run
 from lab.worker.context import Progress
-from lab.worker.data.cache import Array, stored
-from lab.worker.data.dataset import Dataset, Labelled, Windows
+from lab.worker.data.cache import Array, cached_arrays
+from lab.worker.data.dataset import Dataset, Labelled, Samples, Windows
 
-HELD_OUT = 10  # one in so many
+HELD_OUT_EVERY = 10  # one in ten samples; there are 20 at least
 TOPIC_TOKENS = 0.2  # of a labelled text's tokens are those of its class
 NOISE = 48  # standard deviation of the noise on an image, of 255 levels
 
 
-def dataset(config: Synthetic, model: Model, *, progress: Progress) -> Dataset:
+def prepare(run: Run, *, pretrained: Path | None, data_root: Path, progress: Progress) -> Dataset:
     """Samples of the form that the model takes.
 
-    Tokens follow Zipf's law; a fifth of those of a labelled text come from its class's own part of the vocabulary; an
-    image is its class's pattern under noise.
+    Tokens follow Zipf's law; a fifth of those of a labelled text come from its class's own part of
+    the vocabulary; an image is its class's pattern under noise.
     """
+    config, model = run.dataset, run.architecture
+    assert isinstance(config, Synthetic)
     block_size = 0 if isinstance(model, CNN) else model.block_size
-    key = f"{config.model_dump_json()} {model.task} {block_size}"
-    build = _images if isinstance(model, CNN) else _stream if isinstance(model, GPT) else _texts
+    count = config.samples // HELD_OUT_EVERY
+    make = _images if isinstance(model, CNN) else _stream if isinstance(model, GPT) else _texts
 
-    def make(folder: Path) -> dict[str, Array]:
+    def build(folder: Path) -> dict[str, Array]:
         progress("data", 0, 1)
-        return build(config, block_size, np.random.Generator(np.random.Philox(config.seed)))
+        return make(config, block_size, np.random.Generator(np.random.Philox(config.seed)))
 
-    found = stored("synthetic", key, make, progress=progress)
-    inputs, held = found.arrays["inputs"], max(config.samples // HELD_OUT, 1)
-    what = f"synthetic, seed {config.seed}, {config.samples} samples"
+    key = f"{config.model_dump_json()} {model.task} {block_size}"
+    cached = cached_arrays("synthetic", key, build, progress=progress)
+    inputs = cached.arrays["inputs"]
+    train: Samples
+    held_out: Samples
     if isinstance(model, GPT):
-        cut = len(inputs) - held * block_size - 1
-        parts = (
-            Windows(inputs[:cut], block_size=block_size),
-            Windows(inputs[cut:], block_size=block_size),
-        )
-        return Dataset(
-            *parts,
-            found.sha256,
-            f"{what} of {block_size} tokens",
-            tokens_per_sample=block_size,
-            vocab_size=config.vocab_size,
-        )
-    labels = found.arrays["labels"]
-    train, held_out = (
-        Labelled(inputs[:-held], labels[:-held]),
-        Labelled(inputs[-held:], labels[-held:]),
-    )
-    common = {"classes": config.classes, "sha256": found.sha256}
-    if isinstance(model, CNN):
-        size = f"{config.channels} x {config.image_size} x {config.image_size}"
-        return Dataset(
-            train,
-            held_out,
-            description=f"{what} of {size} bytes",
-            channels=config.channels,
-            **common,
-        )  # type: ignore[arg-type]
+        # No window reaches from one part into the other.
+        split = len(inputs) - count * block_size - 1
+        train = Windows(inputs[:split], block_size=block_size)
+        held_out = Windows(inputs[split:], block_size=block_size)
+    else:
+        labels = cached.arrays["labels"]
+        train = Labelled(inputs[:-count], labels[:-count])
+        held_out = Labelled(inputs[-count:], labels[-count:])
+    image = f"{config.channels} x {config.image_size} x {config.image_size} bytes"
+    size = image if isinstance(model, CNN) else f"{block_size} tokens"
     return Dataset(
         train,
         held_out,
-        description=f"{what} of {block_size} tokens",
-        tokens_per_sample=block_size,
-        vocab_size=config.vocab_size,
-        **common,  # type: ignore[arg-type]
+        sha256=cached.sha256,
+        description=f"synthetic, seed {config.seed}, {config.samples} samples of {size}",
+        tokens_per_sample=block_size or None,
+        vocab_size=0 if isinstance(model, CNN) else config.vocab_size,
+        classes=0 if isinstance(model, GPT) else config.classes,
+        channels=config.channels if isinstance(model, CNN) else 0,
     )
 
 
@@ -79,27 +69,19 @@ def _zipf(count: int, vocab_size: int, draw: np.random.Generator) -> Array:
 
 
 def _stream(config: Synthetic, block_size: int, draw: np.random.Generator) -> dict[str, Array]:
-    held = max(config.samples // HELD_OUT, 1)
-    return {
-        "inputs": _zipf(max(config.samples, held + 2) * block_size + 2, config.vocab_size, draw)
-    }
+    # Each of the two parts needs one token more than its windows: the last target.
+    return {"inputs": _zipf(config.samples * block_size + 2, config.vocab_size, draw)}
 
 
 def _texts(config: Synthetic, block_size: int, draw: np.random.Generator) -> dict[str, Array]:
     labels = draw.integers(0, config.classes, config.samples).astype(np.uint16)
-    tokens = _zipf(config.samples * block_size, config.vocab_size, draw).reshape(
-        config.samples, block_size
-    )
-    own = max((config.vocab_size - 1) // config.classes, 1)
-    of_class = 1 + (labels[:, None] * own + draw.integers(0, own, tokens.shape)) % (
-        config.vocab_size - 1
-    )
-    return {
-        "inputs": np.where(draw.random(tokens.shape) < TOPIC_TOKENS, of_class, tokens).astype(
-            np.uint16
-        ),
-        "labels": labels,
-    }
+    shape, others = (config.samples, block_size), config.vocab_size - 1
+    tokens = _zipf(config.samples * block_size, config.vocab_size, draw).reshape(shape)
+    own = max(others // config.classes, 1)
+    # With more classes than tokens their parts of the vocabulary overlap.
+    of_class = 1 + (labels[:, None] * own + draw.integers(0, own, shape)) % others
+    inputs = np.where(draw.random(shape) < TOPIC_TOKENS, of_class, tokens).astype(np.uint16)
+    return {"inputs": inputs, "labels": labels}
 
 
 def _images(config: Synthetic, block_size: int, draw: np.random.Generator) -> dict[str, Array]:
@@ -107,8 +89,7 @@ def _images(config: Synthetic, block_size: int, draw: np.random.Generator) -> di
     patterns = draw.integers(64, 192, (config.classes, *shape)).astype(np.float32)
     labels = draw.integers(0, config.classes, config.samples).astype(np.uint16)
     images = np.empty((config.samples, *shape), dtype=np.uint8)
-    for index, label in enumerate(
-        labels
-    ):  # one by one: the noise of all at once would need eight times their memory
+    # One by one: the noise of all at once would need eight times their memory.
+    for index, label in enumerate(labels):
         images[index] = np.clip(patterns[label] + draw.normal(0, NOISE, shape), 0, 255)
     return {"inputs": images, "labels": labels}

@@ -1,10 +1,11 @@
-"""Byte-pair encoding that is trained on the text itself."""
+"""Byte-pair encoding trained on the text itself, and texts as streams of its tokens."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,58 +13,10 @@ import numpy as np
 import numpy.typing as npt
 
 from lab.worker.context import Progress
-from lab.worker.data.cache import Array, stored
+from lab.worker.data.cache import Array, cached_arrays
 
 TRAINING_TEXT = 3_000_000  # characters that the tokenizer is trained on
-END_OF_TEXT = "<|endoftext|>"
-END_OF_TEXT_ID = 0  # the first token that a tokenizer of ours learns; it pads short texts too
-
-
-def train_tokenizer(documents: Sequence[str], vocab_size: int) -> Any:
-    """A byte-level BPE tokenizer as in GPT-2, on pieces spread evenly over the text where there is much of it."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        special_tokens=[END_OF_TEXT],
-        show_progress=False,
-    )
-    stride = -(-sum(map(len, documents)) // TRAINING_TEXT)
-    tokenizer.train_from_iterator(
-        (piece for document in documents for piece in split_pieces(document, 10_000)[::stride]),
-        trainer,
-    )
-    return tokenizer
-
-
-def load_tokenizer(path: Path) -> Any:
-    """A tokenizer from its file tokenizer.json; raises OSError or ValueError where it is none."""
-    from tokenizers import Tokenizer
-
-    try:
-        return Tokenizer.from_str(path.read_text(encoding="utf-8"))
-    except OSError:
-        raise
-    except Exception as error:  # noqa: BLE001  (the library raises no narrower one)
-        raise ValueError(f"{path} is no tokenizer: {error}") from None
-
-
-def split_pieces(text: str, size: int) -> list[str]:
-    """The text cut before words, every `size` characters or a little later."""
-    found, start = [], 0
-    while len(text) - start > size:
-        cut = text.find(" ", start + size)
-        if cut < 0 or cut > start + 2 * size:
-            cut = start + size
-        found.append(text[start:cut])
-        start = cut
-    return [*found, text[start:]]
-
-
+END_OF_TEXT = "<|endoftext|>"  # token 0 of a tokenizer trained here, after each document
 HELD_OUT = 0.1
 PIECE = 500_000  # characters that are encoded at a time
 
@@ -82,37 +35,77 @@ class Tokens:
 
     train: npt.NDArray[np.unsignedinteger[Any]]
     held_out: npt.NDArray[np.unsignedinteger[Any]]
-    vocab_size: int  # as asked for; a small text may have used less of it
+    vocab_size: int  # as configured; a small text may use less of it
     sha256: str  # of all tokens and of where they are split
     description: str
-    tokenizer: Path | None = None  # its file in the cache
+    tokenizer: Path  # its file in the cache
+
+
+def train_tokenizer(documents: Sequence[str], vocab_size: int) -> Any:
+    """A byte-level BPE tokenizer as in GPT-2, trained on pieces from all over the text."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),  # any text can be encoded
+        special_tokens=[END_OF_TEXT],
+        show_progress=False,
+    )
+    stride = -(-sum(map(len, documents)) // TRAINING_TEXT)
+    pieces = (piece for text in documents for piece in split_pieces(text, 10_000)[::stride])
+    tokenizer.train_from_iterator(pieces, trainer)
+    return tokenizer
+
+
+def load_tokenizer(path: Path) -> Any:
+    """A tokenizer from its file tokenizer.json; raises OSError or ValueError."""
+    from tokenizers import Tokenizer
+
+    text = path.read_text(encoding="utf-8")
+    try:
+        return Tokenizer.from_str(text)
+    except Exception as error:  # noqa: BLE001  (the library raises no narrower one)
+        raise ValueError(f"{path} is not a tokenizer: {error}") from None
+
+
+def split_pieces(text: str, size: int) -> list[str]:
+    """The text cut before words, every `size` characters or a little later."""
+    pieces, start = [], 0
+    while len(text) - start > size:
+        cut = text.find(" ", start + size)
+        if cut < 0 or cut > start + 2 * size:  # a text may have no spaces
+            cut = start + size
+        pieces.append(text[start:cut])
+        start = cut
+    return [*pieces, text[start:]]
 
 
 def tokenize(
     corpus: Corpus, *, vocab_size: int, progress: Progress, tokenizer: Path | None = None
 ) -> Tokens:
-    """The corpus as tokens, from the cache or built into it, by a tokenizer of its own or that of a file."""
+    """The corpus as tokens, from the cache or built into it, by its own tokenizer or a file's."""
 
     def build(folder: Path) -> dict[str, Array]:
         progress("data", 0, len(corpus.documents))
-        encoder = (
-            train_tokenizer(corpus.documents, vocab_size)
-            if tokenizer is None
-            else load_tokenizer(tokenizer)
-        )
+        trained = partial(train_tokenizer, corpus.documents, vocab_size)
+        encoder = load_tokenizer(tokenizer) if tokenizer else trained()
         encoder.save(str(folder / "tokenizer.json"))
-        tokens, ends = _encode(
-            encoder, corpus, np.uint16 if vocab_size <= 2**16 else np.uint32, progress
-        )
+        # The smallest type that holds the vocabulary: loaders read these arrays from the disk.
+        dtype = np.uint16 if vocab_size <= 2**16 else np.uint32
+        tokens, ends = _encode(encoder, corpus.documents, dtype, progress)
         split = _split(ends, len(tokens))
         return {"train": tokens[:split], "held_out": tokens[split:]}
 
-    found = stored("tokens", _key(corpus, vocab_size, tokenizer), build, progress=progress)
-    train, held_out = found.arrays["train"], found.arrays["held_out"]
-    description = f"{corpus.description}, {(len(train) + len(held_out)) / 1e6:.2f}M tokens, vocabulary {vocab_size}"
-    return Tokens(
-        train, held_out, vocab_size, found.sha256, description, found.folder / "tokenizer.json"
-    )
+    key = _key(corpus, vocab_size, tokenizer)
+    cached = cached_arrays("tokens", key, build, progress=progress)
+    train, held_out = cached.arrays["train"], cached.arrays["held_out"]
+    count = f"{(len(train) + len(held_out)) / 1e6:.2f}M tokens"
+    description = f"{corpus.description}, {count}, vocabulary {vocab_size}"
+    file = cached.folder / "tokenizer.json"
+    return Tokens(train, held_out, vocab_size, cached.sha256, description, file)
 
 
 def _key(corpus: Corpus, vocab_size: int, tokenizer: Path | None) -> str:
@@ -121,24 +114,22 @@ def _key(corpus: Corpus, vocab_size: int, tokenizer: Path | None) -> str:
         digest.update(tokenizer.read_bytes())
     for document in corpus.documents:
         content = document.encode()
+        # The length keeps texts apart that differ only in where a document ends.
         digest.update(len(content).to_bytes(8, "little") + content)
     return digest.hexdigest()
 
 
 def _encode(
-    tokenizer: Any, corpus: Corpus, dtype: type, progress: Progress
-) -> tuple[npt.NDArray[Any], list[int]]:
-    """All documents, each followed by the end-of-text token, and the position after each of them."""
+    tokenizer: Any, documents: Sequence[str], dtype: type, progress: Progress
+) -> tuple[Array, list[int]]:
+    """All documents, each followed by the end-of-text token, and where each of them ends."""
     end_of_text = tokenizer.token_to_id(END_OF_TEXT)
-    parts: list[npt.NDArray[Any]] = []
+    parts: list[Array] = []
     ends: list[int] = []
     length = 0
-    for number, batch in enumerate(_batches(corpus.documents)):
-        for encoding, is_last in zip(
-            tokenizer.encode_batch([piece for piece, _ in batch]),
-            (last for _, last in batch),
-            strict=True,
-        ):
+    for number, batch in enumerate(_batches(documents)):
+        encodings = tokenizer.encode_batch([piece for piece, _ in batch])
+        for encoding, (_, is_last) in zip(encodings, batch, strict=True):
             ids = encoding.ids + [end_of_text] * is_last
             parts.append(np.asarray(ids, dtype=dtype))
             length += len(ids)
@@ -149,7 +140,7 @@ def _encode(
 
 
 def _batches(documents: Sequence[str]) -> Iterator[list[tuple[str, bool]]]:
-    """Pieces of documents in groups of about PIECE characters, each with whether it ends its document."""
+    """Pieces of about PIECE characters in all, each with whether it ends its document."""
     batch: list[tuple[str, bool]] = []
     size = 0
     for document in documents:
@@ -165,7 +156,8 @@ def _batches(documents: Sequence[str]) -> Iterator[list[tuple[str, bool]]]:
 
 
 def _split(ends: Sequence[int], length: int) -> int:
-    """Where the held-out part begins: the end of a document near nine tenths, or just there where none is near."""
+    """Where the held-out part begins: at the end of a document if one is near nine tenths."""
     wanted = round(length * (1 - HELD_OUT))
+    # A document that was cut in two would let a model know the beginning of what it is tested on.
     nearest = min(ends, key=lambda end: abs(end - wanted))
     return nearest if abs(nearest - wanted) < 0.02 * length else wanted

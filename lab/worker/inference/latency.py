@@ -1,10 +1,10 @@
-"""Two models timed in turn: time to first token, time between tokens and bandwidth, or time to classify a batch."""
+"""Two models timed in turn: to the first token, between tokens, or to classify a batch."""
 
 from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -22,38 +22,50 @@ from lab.worker.models.classifier import Classifier
 from lab.worker.models.gpt import GPT, Cache
 
 
-class Asked(NamedTuple):
-    """One point to measure: the batch over all ranks, and this rank's prompts (sequences, tokens)."""
+class PromptBatch(NamedTuple):
+    """Prompts of one length: how many over all ranks, and this rank's share (sequences, tokens)."""
 
     prompt_tokens: int
     batch_size: int
     prompts: Tensor
 
 
-def measure_points(
+def time_generation(
     base: GPT,
     quantized: GPT,
-    points: Sequence[Asked],
+    batches: Sequence[PromptBatch],
     *,
     new_tokens: int,
     rounds: int,
     progress: Progress,
 ) -> list[Point]:
-    """Time both models generating at each point; all ranks must call it."""
+    """Time both models generating from each batch; all ranks must call it."""
 
-    def generated(point: int, which: int) -> FloatArray:
-        prompts = points[point].prompts
-        return _laps(
-            stream((base, quantized)[which], prompts, new_tokens=new_tokens), prompts.device
+    def generate(batch: int, model: int) -> FloatArray:
+        prompts = batches[batch].prompts
+        tokens = stream((base, quantized)[model], prompts, new_tokens=new_tokens)
+        return _laps(tokens, prompts.device)
+
+    seconds = _in_turn(generate, len(batches), rounds=rounds, progress=progress)
+    points = []
+    for number, batch in enumerate(batches):
+        of_base, of_quantized = seconds[:, number, 0], seconds[:, number, 1]
+        # The median of each round: a single late token tells nothing about the model.
+        inter = [np.median(times[:, 1:], axis=1) for times in (of_base, of_quantized)]
+        point = Point(
+            prompt_tokens=batch.prompt_tokens,
+            batch_size=batch.batch_size,
+            base=_latency(of_base, batch, base),
+            quantized=_latency(of_quantized, batch, quantized),
+            first_token_ratio=stat(of_quantized[:, 0] / of_base[:, 0]),
+            inter_token_ratio=stat(inter[1] / inter[0]),
+            total_ratio=stat(of_quantized.sum(axis=1) / of_base.sum(axis=1)),
         )
-
-    seconds = _in_turn(generated, len(points), rounds=rounds, progress=progress)
-    return [
-        _point(asked, seconds[:, number], base, quantized) for number, asked in enumerate(points)
-    ]
+        points.append(point)
+    return points
 
 
-def measure_classifications(
+def time_classification(
     base: Classifier,
     quantized: Classifier,
     batches: Mapping[int, Tensor],
@@ -61,94 +73,72 @@ def measure_classifications(
     rounds: int,
     progress: Progress,
 ) -> list[ClassificationPoint]:
-    """Time both models on a batch of each size over all ranks, of which this rank has the share given; all ranks must call it."""
+    """Time both models on this rank's shares of batches, by batch size; all ranks must call it."""
     shares = list(batches.values())
 
-    def classified(point: int, which: int) -> FloatArray:
-        samples = shares[point]
-        return _laps(((base, quantized)[which].logits(part) for part in (samples,)), samples.device)
+    def classify(batch: int, model: int) -> FloatArray:
+        logits = (base, quantized)[model].logits
+        return _laps(map(logits, [shares[batch]]), shares[batch].device)
 
-    seconds = _in_turn(classified, len(shares), rounds=rounds, progress=progress)[..., 0]
-    return [_classification(size, *seconds[:, number].T) for number, size in enumerate(batches)]
+    seconds = _in_turn(classify, len(shares), rounds=rounds, progress=progress)[..., 0]
+    points = []
+    for number, size in enumerate(batches):
+        of_base, of_quantized = stat(seconds[:, number, 0]), stat(seconds[:, number, 1])
+        point = ClassificationPoint(
+            batch_size=size,
+            base=of_base,
+            quantized=of_quantized,
+            ratio=stat(seconds[:, number, 1] / seconds[:, number, 0]),
+            base_samples_per_second=size / of_base.median,
+            samples_per_second=size / of_quantized.median,
+        )
+        points.append(point)
+    return points
 
 
 def _in_turn(
-    work: Callable[[int, int], FloatArray], points: int, *, rounds: int, progress: Progress
+    work: Callable[[int, int], FloatArray], batches: int, *, rounds: int, progress: Progress
 ) -> FloatArray:
-    """Seconds (rounds, points, models, laps) of `work` by point and model; in each round all of them once, in an order of its own.
-
-    The order is the same on all ranks. A round's time is that of the rank which took the longest in all: ranks work on
-    their own and only start together. Each model goes through each point once before anything is timed.
-    """
-    turns = list(itertools.product(range(points), range(2)))
+    """Seconds (rounds, batches, models, laps) of `work(batch, model)`, each once in a round."""
+    turns = list(itertools.product(range(batches), range(2)))
+    # Kernels are chosen and memory is allocated before anything counts.
     for number, turn in enumerate(turns):
         work(*turn)
         progress("warm-up", number + 1, len(turns))
     seconds: list[list[FloatArray]] = []
     for number in range(rounds):
+        # Anew in each round, so that no turn always follows the same one; alike on all ranks.
         order = np.random.default_rng(number).permutation(len(turns)).tolist()
-        timed = {turn: work(*turns[turn]) for turn in order}
-        seconds.append([timed[turn] for turn in range(len(turns))])
+        times = {turn: work(*turns[turn]) for turn in order}
+        seconds.append([times[turn] for turn in range(len(turns))])
         progress("measuring", number + 1, rounds)
-    mine = np.array(seconds).reshape(rounds, points, 2, -1)
-    return _of_slowest(np.stack(all_gather_object(mine)))
+    # A round takes as long as its slowest rank: ranks work on their own and only start together.
+    ranks = np.stack(all_gather_object(np.array(seconds).reshape(rounds, batches, 2, -1)))
+    slowest = ranks.sum(axis=-1).argmax(axis=0)
+    laps: FloatArray = np.take_along_axis(ranks, slowest[None, ..., None], axis=0)[0]
+    return laps
 
 
 @torch.inference_mode()
-def _laps(results: Iterator[Tensor], device: torch.device) -> FloatArray:
+def _laps(results: Iterable[Tensor], device: torch.device) -> FloatArray:
     """Seconds to the first result and between all others, begun when all ranks are there."""
     if dist.is_initialized():
         dist.barrier()
     synchronize(device)
     stamps = [time.perf_counter()]
     for _ in results:
-        synchronize(device)  # a result is there when it can be shown
+        synchronize(device)  # a token is there when it can be shown
         stamps.append(time.perf_counter())
     return np.diff(stamps)
 
 
-def _of_slowest(ranks: FloatArray) -> FloatArray:
-    """From (ranks, rounds, points, 2, laps) the laps of the rank with the longest total of each turn."""
-    slowest = ranks.sum(axis=-1).argmax(axis=0)
-    chosen: FloatArray = np.take_along_axis(ranks, slowest[None, ..., None], axis=0)[0]
-    return chosen
-
-
-def _point(asked: Asked, seconds: FloatArray, base: GPT, quantized: GPT) -> Point:
-    of_base, of_quantized = seconds[:, 0], seconds[:, 1]
-    between = [np.median(times[:, 1:], axis=1) for times in (of_base, of_quantized)]
-    return Point(
-        prompt_tokens=asked.prompt_tokens,
-        batch_size=asked.batch_size,
-        base=latency(of_base, asked, base),
-        quantized=latency(of_quantized, asked, quantized),
-        first_token_ratio=stat(of_quantized[:, 0] / of_base[:, 0]),
-        inter_token_ratio=stat(between[1] / between[0]),
-        total_ratio=stat(of_quantized.sum(axis=1) / of_base.sum(axis=1)),
-    )
-
-
-def _classification(
-    batch_size: int, base: FloatArray, quantized: FloatArray
-) -> ClassificationPoint:
-    of_base, of_quantized = stat(base), stat(quantized)
-    return ClassificationPoint(
-        batch_size=batch_size,
-        base=of_base,
-        quantized=of_quantized,
-        ratio=stat(quantized / base),
-        base_samples_per_second=batch_size / of_base.median,
-        samples_per_second=batch_size / of_quantized.median,
-    )
-
-
-def latency(seconds: FloatArray, asked: Asked, model: GPT) -> Latency:
-    """What the times of one model at one point say; `seconds` is (rounds, tokens)."""
+def _latency(seconds: FloatArray, batch: PromptBatch, model: GPT) -> Latency:
+    """One model's latencies from the seconds (rounds, tokens) of a batch."""
     first, inter = stat(seconds[:, 0]), stat(np.median(seconds[:, 1:], axis=1))
     p50, p90, p99 = (float(value) for value in np.percentile(seconds[:, 1:], [50, 90, 99]))
-    read = bytes_per_token(
-        model, sequences=len(asked.prompts), kept_tokens=asked.prompt_tokens + seconds.shape[1] / 2
-    )
+    cached = batch.prompt_tokens + seconds.shape[1] / 2  # half of the new tokens, on average
+    # Decoding is bound by what it reads: the rate compares it with the memory's bandwidth.
+    read = bytes_per_token(model, sequences=len(batch.prompts), cached_tokens=cached)
     return Latency(
         first_token=first,
         inter_token=inter,
@@ -156,20 +146,18 @@ def latency(seconds: FloatArray, asked: Asked, model: GPT) -> Latency:
         p90=p90,
         p99=p99,
         total=stat(seconds.sum(axis=1)),
-        prefill_tokens_per_second=asked.batch_size * asked.prompt_tokens / first.median,
-        decode_tokens_per_second=asked.batch_size / inter.median,
+        prefill_tokens_per_second=batch.batch_size * batch.prompt_tokens / first.median,
+        decode_tokens_per_second=batch.batch_size / inter.median,
         bytes_per_token=read,
         bytes_per_second=read / inter.median,
     )
 
 
-def bytes_per_token(model: GPT, *, sequences: int, kept_tokens: float) -> int:
-    """Bytes that one step of decoding must read: each weight once for all sequences, and the cache of each of them.
-
-    The embedding counts as the head's weight; of the position embeddings only one row is read.
-    """
+def bytes_per_token(model: GPT, *, sequences: int, cached_tokens: float) -> int:
+    """Bytes that a step of decoding must read: each weight once, and the cache of each sequence."""
+    # The embedding counts as the head's weight; of the position embeddings only one row is read.
     weights = bytes_in_memory(model) - model.positions.weight.nbytes
-    of_cache = Cache.bytes_per_token(
+    per_token = Cache.bytes_per_token(
         len(model.blocks), model.embedding.embedding_dim, model.norm.weight.dtype
     )
-    return round(weights + sequences * kept_tokens * of_cache)
+    return round(weights + sequences * cached_tokens * per_token)

@@ -1,130 +1,96 @@
-"""The trained model that inference starts from: trained once as the run says, and kept in the cache."""
+"""The model that inference starts from: trained once as the run says, and kept in the cache."""
 
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 from collections.abc import Sequence
-from pathlib import Path
 
 import torch
 from torch import nn
 
 from lab.config import models
 from lab.config.run import Run
-from lab.errors import InputError, LabError, Problem
+from lab.errors import InputError, Problem
 from lab.worker import checkpoint
 from lab.worker.checkpoint import Checkpoint
 from lab.worker.context import Progress, RankContext
-from lab.worker.data.cache import cache_folder, locked
+from lab.worker.data.cache import cache_folder, load_or_build
 from lab.worker.data.dataset import Dataset
+from lab.worker.data.tokenizer import load_tokenizer
 from lab.worker.inference.generate import Sampling, by_length, generate
 from lab.worker.models import build
 from lab.worker.models.gpt import GPT
 from lab.worker.train import train
 
-# What of an inference run says how its model is trained.
-RECIPE = (
-    *(
-        "model",
-        "data",
-        "precision",
-        "global_batch_size",
-        "grad_accum",
-        "steps",
-        "warmup_steps",
-        "learning_rate",
-    ),
-    *("min_learning_rate", "lr_warmup_steps", "weight_decay", "grad_clip", "seed", "eval_batches"),
-)
+# The fields of an inference run that say how its model is trained.
+TRAINING_FIELDS = {
+    *("model", "data", "precision", "global_batch_size", "grad_accum", "seed", "eval_batches"),
+    *("steps", "warmup_steps", "lr_warmup_steps", "learning_rate", "min_learning_rate"),
+    *("weight_decay", "grad_clip"),
+}
 
 
-def recipe_of(run: Run) -> Run:
+def training_run(run: Run) -> Run:
     """The training on one process that makes the model of an inference run."""
-    return Run.model_validate(
-        {name: getattr(run, name) for name in RECIPE} | {"strategy": "single", "keep_model": True}
-    )
+    fields = {name: getattr(run, name) for name in TRAINING_FIELDS}
+    return Run.model_validate(fields | {"strategy": "single", "keep_model": True})
 
 
 def trained_model(
     run: Run, place: RankContext, *, device: torch.device, dataset: Dataset, progress: Progress
 ) -> Checkpoint:
-    """The checkpoint of the run's model, from the cache or trained into it.
-
-    Safe beside other ranks and jobs that want the same: one trains under a lock, the others wait. Call it outside of a
-    process group. Raises what training raises.
-    """
-    recipe = recipe_of(run)
-    folder = (
-        cache_folder("models")
-        / f"{recipe.id}-{dataset.sha256[:16]}-{torch.__version__}-{device.type}"
+    """The checkpoint of the run's model, from the cache or trained now; raises as `train` does."""
+    training = training_run(run)
+    # Other data, another torch or another kind of device train another model.
+    name = f"{training.id}-{dataset.sha256[:16]}-{torch.__version__}-{device.type}"
+    folder = cache_folder("models") / name
+    # One process trains while the others wait for the lock: a process group would time out.
+    alone = dataclasses.replace(place, rank=0, world_size=1)
+    return load_or_build(
+        folder,
+        lambda: checkpoint.kept_model(folder),
+        lambda: train(
+            training, alone, device=device, dataset=dataset, progress=progress, folder=folder
+        ),
+        waiting=lambda: progress("training", 0, training.steps),
     )
-    found = checkpoint.kept_model(folder)
-    if found is None:
-        with locked(
-            folder.with_name(f"{folder.name}.lock"),
-            waiting=lambda: progress("training", 0, recipe.steps),
-        ):
-            found = checkpoint.kept_model(folder)
-            if found is None:
-                alone = dataclasses.replace(place, rank=0, world_size=1)
-                train(
-                    recipe, alone, device=device, dataset=dataset, progress=progress, folder=folder
-                )
-                found = checkpoint.kept_model(folder)
-    if found is None:
-        raise LabError(f"{folder}: written just now and not readable: is the disk full?")
-    return found
 
 
-def rebuilt(found: Checkpoint, dataset: Dataset, *, device: torch.device) -> nn.Module:
-    """A checkpoint's model of any kind on a device, in evaluation mode; raises what building it raises."""
-    model = build(found.run, dataset)
-    checkpoint.load_model(model, found)
+def load_model(trained: Checkpoint, dataset: Dataset, *, device: torch.device) -> nn.Module:
+    """A checkpoint's model on a device, in evaluation mode; raises as `build` does."""
+    model = build(trained.run, dataset)
+    checkpoint.load_model(model, trained)
     return model.to(device).eval()
-
-
-def load(found: Checkpoint, *, device: torch.device) -> GPT:
-    """A checkpoint's language model on a device, ready to generate; raises InputError for a model of another kind."""
-    config = found.run.architecture
-    if not isinstance(config, models.GPT):
-        what = f"{found.run.label} is no language model"
-        raise InputError("inference", [Problem("model", what, "choose a gpt")])
-    model = GPT(config, vocab_size=found.vocab_size)
-    checkpoint.load_model(model, found)
-    return model.to(device).eval()
-
-
-def sha256(path: Path) -> str:
-    """The hash of a file's content."""
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def complete(
-    found: Checkpoint, prompts: Sequence[str], *, new_tokens: int, sampling: Sampling
+    trained: Checkpoint, prompts: Sequence[str], *, new_tokens: int, sampling: Sampling
 ) -> list[str]:
-    """What the model writes after each prompt, on a GPU where there is one; prompts of one length in tokens share a batch.
+    """What a language model writes after each prompt, on a GPU if there is one.
 
-    Raises InputError for a prompt that is empty or too long for the model.
+    Raises InputError for a model of another kind, and for a prompt that is empty or too long.
     """
-    from tokenizers import Tokenizer
-
-    tokenizer = Tokenizer.from_file(str(found.tokenizer))
-    encoded = [tokenizer.encode(prompt).ids for prompt in prompts]
-    empty = [
+    config = trained.run.architecture
+    if not isinstance(config, models.GPT):
+        what = f"{trained.run.label} is not a language model"
+        raise InputError("inference", [Problem("model", what, "choose a gpt")])
+    tokenizer = load_tokenizer(trained.tokenizer)
+    tokens = [tokenizer.encode(prompt).ids for prompt in prompts]
+    problems = [
         Problem("prompt", f"{prompt!r} has no tokens")
-        for prompt, ids in zip(prompts, encoded, strict=True)
+        for prompt, ids in zip(prompts, tokens, strict=True)
         if not ids
     ]
-    if empty:
-        raise InputError("generate", empty)
+    if problems:
+        raise InputError("generate", problems)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    model = load(found, device=device)
+    model = GPT(config, vocab_size=trained.vocab_size)  # without its data, which may be elsewhere
+    checkpoint.load_model(model, trained)
+    model.to(device).eval()
     texts = [""] * len(prompts)
-    for numbers in by_length(encoded):
-        batch = torch.tensor([encoded[number] for number in numbers], device=device)
-        made = generate(model, batch, new_tokens=new_tokens, sampling=sampling, first=numbers[0])
-        for number, ids in zip(numbers, made.tolist(), strict=True):
+    for numbers in by_length(tokens):
+        batch = torch.tensor([tokens[number] for number in numbers], device=device)
+        new = generate(model, batch, new_tokens=new_tokens, sampling=sampling, first=numbers[0])
+        for number, ids in zip(numbers, new.tolist(), strict=True):
             texts[number] = tokenizer.decode(ids)
     return texts

@@ -1,4 +1,4 @@
-"""Smaller and perhaps faster copies of a trained model: what there is on this device, and how large it is."""
+"""Smaller and perhaps faster copies of a trained model, and how large they are."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FP8_CAPABILITY = (8, 9)  # NVIDIA Ada and Hopper were the first with fp8 tensor 
 
 
 class UnavailableError(LabError):
-    """A way to quantize that this machine has not; the message is the reason."""
+    """A method of quantization that this machine lacks; the message is the reason."""
 
 
 @dataclass(frozen=True)
@@ -33,88 +33,61 @@ class Quantized:
 
 
 def quantize(model: nn.Module, name: str) -> Quantized:
-    """A copy of a trained fp32 model, quantized where the model is; the model itself stays as it is.
+    """A quantized copy of a trained fp32 model, on its device.
 
-    The method says of which layers the weights are quantized, the others stay as they are. Raises UnavailableError where
-    device or packages cannot, and where the model has no layer for it.
+    Raises UnavailableError if device or packages cannot, or no layer of the model can be quantized.
     """
     device = next(model.parameters()).device
-    copied = copy.deepcopy(model).eval()
+    quantized = copy.deepcopy(model).eval()  # torchao works in place
     begin = time.perf_counter()
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore"
-            )  # of deprecation: what is deprecated still works in the pinned version
-            made, method = _WAYS[name](copied, device)
-    except (
-        RuntimeError,
-        NotImplementedError,
-        ImportError,
-        AssertionError,
-        ValueError,
-        AttributeError,
-    ) as error:
-        told = str(error).strip().splitlines()
-        raise UnavailableError(told[0] if told else type(error).__name__) from error
-    synchronize(device)
+            warnings.simplefilter("ignore")  # what is deprecated works in the pinned version
+            quantized, method = METHODS[name](quantized, device)
+    # Packages refuse a device, a dtype or a shape with any of these.
+    except (RuntimeError, ImportError, AssertionError, ValueError, AttributeError) as error:
+        message = str(error).strip().splitlines()
+        raise UnavailableError(message[0] if message else type(error).__name__) from error
+    synchronize(device)  # else the launch of the conversion would be all that is timed
     seconds = time.perf_counter() - begin
-    return Quantized(
-        made, method if name in _WHOLE else f"{method}: {_layers(model, made)}", seconds
-    )
+    if name not in {"none", "bf16"}:  # those do the same with every layer
+        method = f"{method}: {_count_layers(model, quantized)}"
+    return Quantized(quantized, method, seconds)
 
 
-def _layers(model: nn.Module, made: nn.Module) -> str:
+def _count_layers(model: nn.Module, quantized: nn.Module) -> str:
     """How many layers of each kind are quantized: `9 of 9 linear layers, 0 of 20 convolutions`."""
-    pairs = [(layer, made.get_submodule(name)) for name, layer in model.named_modules()]
-    kinds = {"linear layers": nn.Linear, "convolutions": nn.Conv2d}
-    quantized = {
-        kind: [_is_quantized(now) for was, now in pairs if isinstance(was, of)]
-        for kind, of in kinds.items()
-    }
-    if not any(map(any, quantized.values())):
+    counts = {}
+    for kind, of in (("linear layers", nn.Linear), ("convolutions", nn.Conv2d)):
+        names = [name for name, layer in model.named_modules() if isinstance(layer, of)]
+        counts[kind] = [_is_quantized(quantized.get_submodule(name)) for name in names]
+    if not any(map(any, counts.values())):
         raise UnavailableError("none of the model's layers can be quantized so")
-    return ", ".join(f"{sum(own)} of {len(own)} {kind}" for kind, own in quantized.items() if own)
+    return ", ".join(f"{sum(own)} of {len(own)} {kind}" for kind, own in counts.items() if own)
 
 
 def _is_quantized(layer: nn.Module) -> bool:
-    # torch's own is another class, with a method in place of the weight; torchao's keeps the class and has another weight.
+    # torch's own class has a method in place of the weight; torchao's keeps nn.Linear's class.
     weight = layer.weight
     return not isinstance(weight, Tensor) or type(weight.data) is not Tensor
 
 
-def _none(model: nn.Module, device: torch.device) -> tuple[nn.Module, str]:
-    return model, "fp32, a second copy of the base: what differs is noise"
-
-
-def _bf16(model: nn.Module, device: torch.device) -> tuple[nn.Module, str]:
-    return model.to(torch.bfloat16), "all weights and activations in bf16"
-
-
 def _int8_dynamic(model: nn.Module, device: torch.device) -> tuple[nn.Module, str]:
     if device.type == "cuda":
-        from torchao.quantization import Int8DynamicActivationInt8WeightConfig
+        from torchao.quantization import Int8DynamicActivationInt8WeightConfig as Config
 
-        told = "int8 weights and activations in bf16"
-        return _torchao(
-            model.to(torch.bfloat16),
-            Int8DynamicActivationInt8WeightConfig(),
-            told,
-            multiple_of=(16, 16),
-        )
-    made = torch.ao.quantization.quantize_dynamic(model, {nn.Linear}, dtype=torch.qint8)
+        return _torchao(model, Config(), "int8 weights and activations in bf16", (16, 16))
+    # On a CPU torch's own is faster than torchao's.
+    model = torch.ao.quantization.quantize_dynamic(model, {nn.Linear}, dtype=torch.qint8)
     engine = torch.backends.quantized.engine
-    return made, f"torch's dynamic int8 linear layers, engine {engine}; the rest in fp32"
+    return model, f"torch's dynamic int8 linear layers, engine {engine}; the rest in fp32"
 
 
 def _int8_weight_only(model: nn.Module, device: torch.device) -> tuple[nn.Module, str]:
     from torchao.quantization import Int8WeightOnlyConfig
 
-    return _torchao(
-        model.to(torch.bfloat16),
-        Int8WeightOnlyConfig(),
-        "int8 weights of linear layers, computed in bf16",
-    )
+    method = "int8 weights of linear layers, computed in bf16"
+    return _torchao(model, Int8WeightOnlyConfig(), method)
 
 
 def _int4_weight_only(model: nn.Module, device: torch.device) -> tuple[nn.Module, str]:
@@ -122,51 +95,44 @@ def _int4_weight_only(model: nn.Module, device: torch.device) -> tuple[nn.Module
         from torchao.quantization import Int4WeightOnlyConfig as Config
     else:  # the plain one fails on CPU in each of its formats
         from torchao.prototype.quantization.int4 import PrototypeInt4WeightOnlyConfig as Config
-    told = "int4 weights of linear layers in groups of 32, in bf16"
-    return _torchao(model.to(torch.bfloat16), Config(group_size=32), told, multiple_of=(32, 16))
+    method = "int4 weights of linear layers in groups of 32, in bf16"
+    return _torchao(model, Config(group_size=32), method, (32, 16))
 
 
 def _fp8(model: nn.Module, device: torch.device) -> tuple[nn.Module, str]:
     if device.type != "cuda":
-        raise NotImplementedError(
+        raise UnavailableError(
             "fp8 matrix products need a GPU with fp8 tensor cores, here is a CPU"
         )
     capability = torch.cuda.get_device_capability(device)
     if capability < FP8_CAPABILITY:
-        name = torch.cuda.get_device_name(device)
-        raise NotImplementedError(
-            f"{name} has compute capability {capability[0]}.{capability[1]}, fp8 needs 8.9"
-        )
-    from torchao.quantization import Float8DynamicActivationFloat8WeightConfig
+        gpu = torch.cuda.get_device_name(device)
+        has = f"{capability[0]}.{capability[1]}"
+        raise UnavailableError(f"{gpu} has compute capability {has}, fp8 needs 8.9")
+    from torchao.quantization import Float8DynamicActivationFloat8WeightConfig as Config
 
-    told = "fp8 weights and activations, in bf16"
-    return _torchao(
-        model.to(torch.bfloat16),
-        Float8DynamicActivationFloat8WeightConfig(),
-        told,
-        multiple_of=(16, 16),
-    )
+    return _torchao(model, Config(), "fp8 weights and activations, in bf16", (16, 16))
 
 
 def _torchao(
-    model: nn.Module, config: Any, method: str, *, multiple_of: tuple[int, int] = (1, 1)
+    model: nn.Module, config: Any, method: str, multiple_of: tuple[int, int] = (1, 1)
 ) -> tuple[nn.Module, str]:
-    """Quantize the linear layers whose inputs and outputs are multiples of what the kernels take."""
+    """Quantize the linear layers whose sizes the kernels take, in place; the rest in bf16."""
     import torchao
 
-    def takes(layer: nn.Module, _: str) -> bool:
+    def fits(layer: nn.Module, _: str) -> bool:
         if not isinstance(layer, nn.Linear):
             return False
         return layer.in_features % multiple_of[0] == 0 and layer.out_features % multiple_of[1] == 0
 
-    torchao.quantize_(model, config, filter_fn=takes)
+    model = model.to(torch.bfloat16)
+    torchao.quantize_(model, config, filter_fn=fits)
     return model, f"torchao {torchao.__version__}: {method}"
 
 
-_WHOLE = {"none", "bf16"}  # that do the same with every layer
-_WAYS: dict[str, Callable[[nn.Module, torch.device], tuple[nn.Module, str]]] = {
-    "none": _none,
-    "bf16": _bf16,
+METHODS: dict[str, Callable[[nn.Module, torch.device], tuple[nn.Module, str]]] = {
+    "none": lambda model, _: (model, "fp32, a second copy of the base: what differs is noise"),
+    "bf16": lambda model, _: (model.to(torch.bfloat16), "all weights and activations in bf16"),
     "int8_dynamic": _int8_dynamic,
     "int8_weight_only": _int8_weight_only,
     "int4_weight_only": _int4_weight_only,
@@ -182,20 +148,17 @@ def bytes_on_disk(model: nn.Module) -> int:
 
 
 def bytes_in_memory(module: nn.Module) -> int:
-    """Bytes of all weights as they lie in memory, scales and zero points included, each counted once."""
-    weights = list(
-        _weights(module)
-    )  # all at once: a tensor that is freed would leave its address to the next one
-    found = {place: size for tensor in weights for place, size in _storages(tensor)}
-    return sum(found.values())
+    """Bytes of all weights in memory, scales and zero points included, each counted once."""
+    # All at once: a tensor that is freed would leave its address to the next one.
+    weights = list(_weights(module))
+    return sum(dict(storage for tensor in weights for storage in _storages(tensor)).values())
 
 
 def _weights(module: nn.Module) -> Iterator[Tensor]:
     for part in module.modules():
         packed = getattr(part, "_packed_params", None)
-        if isinstance(
-            packed, nn.Module
-        ):  # torch's own quantized layer keeps its weight out of sight
+        # torch's own quantized layer keeps its weight out of sight.
+        if isinstance(packed, nn.Module):
             weight, bias = cast(Any, packed)._weight_bias()
             yield weight
             if bias is not None:
@@ -207,7 +170,7 @@ def _weights(module: nn.Module) -> Iterator[Tensor]:
 
 
 def _storages(tensor: Tensor) -> Iterator[tuple[object, int]]:
-    """Storages of a tensor, or of the tensors that a quantized one is made of, with their bytes."""
+    """Storages and bytes of a tensor, or of the tensors that a quantized one consists of."""
     if type(tensor) in (Tensor, nn.Parameter) or not hasattr(tensor, "__tensor_flatten__"):
         storage = None if tensor.is_quantized else tensor.untyped_storage().data_ptr()
         yield storage or id(tensor), tensor.numel() * tensor.element_size()

@@ -23,7 +23,6 @@ from lab.worker import calibrate, checkpoint, data, models
 from lab.worker.context import RankContext
 from lab.worker.distributed import leave_group
 from lab.worker.main import measure
-from lab.worker.resume import latest
 from lab.worker.train import evaluate
 
 # The same sums in the same order: only the loss curve passes through fp32 once more.
@@ -94,7 +93,7 @@ def train_all(rank: int, root: str) -> dict[int, tuple[list[float], float | None
         except KeyboardInterrupt:
             if torch.distributed.is_initialized():
                 leave_group()
-        left = latest(broken)
+        left = checkpoint.newest(broken / "checkpoint")
         again = measure(run, second, data_root=Path(root), folder=broken, progress=quiet)
         if measured is not None and again is not None:
             assert left is not None

@@ -20,7 +20,7 @@ from lab.records.schema import Communication
 from lab.records.store import Record
 from lab.worker import calibrate
 from lab.worker.context import Measurement
-from lab.worker.losses import measure_all
+from lab.worker.selftest import measure_all
 
 BASE: dict[str, Any] = bench.BASE | {
     "model": {"kind": "gpt", "layers": 2, "heads": 2, "width": 32, "block_size": 32},

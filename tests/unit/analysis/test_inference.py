@@ -11,7 +11,8 @@ from factories import environment, record, run, stat, study
 import lab
 from lab import figures
 from lab.analysis import inference
-from lab.analysis.inference import over
+from lab.analysis.inference import GENERATION, estimate
+from lab.analysis.stages import PUBLISHED, stages
 from lab.config.run import Run
 from lab.figures.inference import latency_throughput_alt, pareto, size_perplexity_alt
 from lab.records.inference import Inference, Latency, Point, Share, Size
@@ -91,8 +92,8 @@ def asked(quantization: str = "bf16", world_size: int = 1, **fields: Any) -> Run
 
 
 def test_the_interval_spans_those_of_all_repeats() -> None:
-    assert over([stat(1.0), stat(2.0), stat(4.0)]) == (2.0, 0.99, 4.0 * 1.01)
-    assert over([stat(1.0).model_copy(update={"interval": None})]) == (1.0, None, None)
+    assert estimate([stat(1.0), stat(2.0), stat(4.0)]) == (2.0, 0.99, 4.0 * 1.01)
+    assert estimate([stat(1.0).model_copy(update={"interval": None})]) == (1.0, None, None)
 
 
 def test_slower_is_said_with_reasons_and_noise_is_not_called_a_difference() -> None:
@@ -115,7 +116,9 @@ def test_rows_of_speed_latency_and_quality() -> None:
         inferred(asked("none"), [point(2, 1e-3, 1e-3)]),
         inferred(asked(), [point(2, 1e-3, 2e-3)]),
     ]
-    assert [row["between tokens"].split()[0] for row in inference.speed_rows(records)] == [
+    assert [
+        row["between tokens"].split()[0] for row in inference.speed_rows(records, GENERATION)
+    ] == [
         "1.00",
         "2.0",
     ]
@@ -125,14 +128,15 @@ def test_rows_of_speed_latency_and_quality() -> None:
         "bf16",
     ]
     assert inference.latency_rows(records)[0]["of memory bandwidth"] == "25.0 %"
-    [_, bf16] = inference.quality_rows(records)
+    [_, bf16] = inference.quality_rows(records, GENERATION)
     assert (bf16["of the base"], bf16["change"]) == ("50.0 %", "1.0 [0.5, 1.5] %")
 
 
 def test_what_is_unavailable_has_its_reason_and_no_row() -> None:
     gone = inferred(asked("fp8"), [], unavailable="no fp8 here", size=None)
     assert inference.missing([gone]) == ["fp8: no fp8 here."]
-    assert inference.quality_rows([gone]) == inference.speed_rows([gone]) == []
+    assert inference.quality_rows([gone], GENERATION) == []
+    assert inference.speed_rows([gone], GENERATION) == []
 
 
 def test_the_pareto_front() -> None:
@@ -161,7 +165,7 @@ def test_stages_are_ratios_to_serial_and_say_what_was_not_run(ladder_study) -> N
         inferred(own, [point(16, time, time)])
         for own, time in zip(infers, (2e-3, 1e-3), strict=True)
     ]
-    found = {(stage.task, stage.name): stage for stage in inference.stages(ladder_study, records)}
+    found = {(stage.task, stage.name): stage for stage in stages(ladder_study, records)}
     assert len(found) == 8
     two = found["train", "CPU processes"].speedup
     assert two is not None and two == pytest.approx((1.6, 1.6 * 0.99 / 1.01, 1.6 * 1.01 / 0.99))
@@ -177,7 +181,7 @@ def test_stages_are_ratios_to_serial_and_say_what_was_not_run(ladder_study) -> N
 
 
 def test_a_study_of_one_task_has_no_stages(tmp_path) -> None:
-    assert inference.stages(study(tmp_path, [run(1)]), []) == []
+    assert stages(study(tmp_path, [run(1)]), []) == []
 
 
 def test_the_published_ladder_is_that_of_its_table() -> None:
@@ -194,7 +198,7 @@ def test_the_published_ladder_is_that_of_its_table() -> None:
         for row in csv.DictReader(lines)
     }
     names = {"serial": "serial", "mpi": "CPU processes", "cuda": "CUDA", "mpi+cuda": "several GPUs"}
-    assert {names[stage]: times for stage, times in rows.items()} == inference.PUBLISHED
+    assert {names[stage]: times for stage, times in rows.items()} == PUBLISHED
 
 
 def test_figures_and_their_sentences(ladder_study) -> None:

@@ -9,7 +9,8 @@ from factories import environment, record, run, stat, study
 
 import lab
 from lab.analysis import inference
-from lab.analysis.inference import stages
+from lab.analysis.inference import CLASSIFICATION, GENERATION
+from lab.analysis.stages import stages
 from lab.config.run import Run
 from lab.records.inference import ClassificationPoint, Inference, Share, Size
 from lab.records.schema import Stat
@@ -76,7 +77,7 @@ WORSE, EVEN = Share(value=-0.02, low=-0.03, high=-0.01), Share(value=-0.002, low
 def test_speed_and_accuracy_are_claimed_where_their_intervals_say_so() -> None:
     slow = classified(asked("bf16"), [point(1, 1e-3, 2e-3), point(8, 4e-3, 4.04e-3)], EVEN)
     fast = classified(asked("int8_dynamic"), [point(1, 1e-3, 0.5e-3)], WORSE)
-    first, second, third, *costs = inference.classifier_sentences([slow, fast])
+    first, second, third, *costs = inference.sentences([slow, fast])
     assert first.startswith(
         "bf16 on 1 CPU process, batch 1: slower, 2.0 [1.9, 2.1] of the base's time for a batch."
     )
@@ -95,21 +96,18 @@ def test_rows_of_speed_and_quality_and_none_for_language_models() -> None:
         for name in ("none", "bf16")
         for repeat in range(2)
     ]
-    [none, bf16] = inference.classifier_speed_rows(records)
+    [none, bf16] = inference.speed_rows(records, CLASSIFICATION)
     assert (bf16["samples/s"], bf16["base samples/s"], none["batch"]) == ("4000", "2000", 8)
-    [_, row] = inference.classifier_quality_rows(records)
+    [_, row] = inference.quality_rows(records, CLASSIFICATION)
     assert (row["accuracy"], row["base accuracy"], row["change (points)"]) == (
         "88.0 %",
         "90.0 %",
         "-2 [-3, -1]",
     )
     assert (row["of the base"], row["samples"]) == ("25.0 %", 500)
-    assert (
-        inference.speed_rows(records)
-        == inference.quality_rows(records)
-        == inference.sentences(records)
-        == []
-    )
+    assert inference.speed_rows(records, GENERATION) == inference.latency_rows(records) == []
+    assert inference.quality_rows(records, GENERATION) == []
+    assert not any("token" in sentence for sentence in inference.sentences(records))
 
 
 def test_the_page_of_a_classifier_says_nothing_of_tokens(tmp_path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 
 import pytest
@@ -80,6 +81,17 @@ def test_id_looks_behind_names_and_defaults() -> None:
     assert len(nano.id) == 10 and nano.id == Run.model_validate_json(nano.model_dump_json()).id
 
 
+def test_an_id_is_computed_once_for_each_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    digests: list[bytes] = []
+    sha256 = hashlib.sha256
+    monkeypatch.setattr(hashlib, "sha256", lambda data: digests.append(data) or sha256(data))
+    run = Run(**BASE)
+    assert len({run.id for _ in range(3)}) == len(digests) == 1
+    other = run.model_copy(update={"seed": 1})
+    assert other.id == Run(**BASE, seed=1).id != run.id
+    assert run == Run(**BASE) and "id" not in run.model_dump()
+
+
 def test_tasks_interleave_repeats_over_the_grid(make_study: StudyMaker) -> None:
     study = Study.load(make_study(repeats=2))
     assert [(task.repeat, task.run.world_size) for task in study.tasks] == [
@@ -101,6 +113,12 @@ def test_quick_overrides_base_grid_and_repeats(make_study: StudyMaker) -> None:
     quick = Study.load(folder, quick=True)
     assert [(run.steps, run.global_batch_size) for run in quick.runs] == [(3, 2)]
     assert quick.repeats == 2 and quick.quick and not Study.load(folder).quick
+
+
+def test_a_quick_section_leaves_what_it_does_not_name(make_study: StudyMaker) -> None:
+    folder = make_study(quick={"base": {"steps": 3}}, repeats=2)
+    assert Study.load(folder, quick=True).repeats == 2
+    assert Study.load(folder, quick=True).axes == Study.load(folder).axes
 
 
 def test_what_each_quick_grid_varies_is_not_taken_from_base(make_study: StudyMaker) -> None:
@@ -126,7 +144,7 @@ BAD = {
     "unknown key": ({"scalling": "strong"}, "scalling: unknown key (did you mean 'scaling'?)"),
     "misspelt value": (
         {"scaling": "strnog"},
-        "scaling: 'strnog' is not a choice (did you mean 'strong'?)",
+        "scaling: unknown value 'strnog' (did you mean 'strong'?)",
     ),
     "unknown key in base": (
         {"base": changed_base(stpes=3)},
@@ -134,11 +152,11 @@ BAD = {
     ),
     "misspelt preset": (
         {"base": changed_base(model="gpt-mni")},
-        "base.model: 'gpt-mni' is no model preset (did you mean 'gpt-mini'?)",
+        "base.model: unknown model preset 'gpt-mni' (did you mean 'gpt-mini'?)",
     ),
     "unknown data": (
         {"base": changed_base(data="stdlibb")},
-        "base.data: 'stdlibb' is no data set (did you mean 'stdlib'?)",
+        "base.data: unknown data set 'stdlibb' (did you mean 'stdlib'?)",
     ),
     "unknown strategy": (
         {"base": changed_base(strategy="dpd")},
@@ -204,6 +222,18 @@ BAD = {
         "strong scaling holds global_batch_size fixed",
     ),
     "not weak": ({"scaling": "weak"}, "weak scaling holds micro_batch_size fixed"),
+    "unknown kind of model": (
+        {"base": changed_base(model={"kind": "cnnn"})},
+        "base.model.kind: unknown kind 'cnnn' (did you mean 'cnn'?)",
+    ),
+    "model without a kind": (
+        {"base": changed_base(model={"width": 8})},
+        "base.model.kind: missing",
+    ),
+    "unknown key beside a preset": (
+        {"base": changed_base(model={"preset": "gpt-nano", "widht": 8})},
+        "base.model.widht: unknown key (did you mean 'width'?)",
+    ),
     "unknown key in the model": (
         {
             "base": changed_base(

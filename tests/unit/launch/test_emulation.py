@@ -293,7 +293,7 @@ def test_the_profiles_that_come_with_the_lab_are_valid(name: str) -> None:
         ),
         (
             "compute: {emulated: A1000}",
-            "compute.emulated: 'A1000' is not a choice (did you mean 'A100'?)",
+            "compute.emulated: unknown value 'A1000' (did you mean 'A100'?)",
         ),
         (
             "compute: {emulated: A100, mfu: 2}",

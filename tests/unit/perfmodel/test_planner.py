@@ -6,7 +6,7 @@ import pytest
 
 from lab.config.models import GPT
 from lab.perfmodel.hardware import Described, machine
-from lab.perfmodel.layout import Bucket
+from lab.perfmodel.layout import Bucket, Candidate, Layout
 from lab.perfmodel.planner import Plan, Space, best, merged
 from lab.perfmodel.simulate import Conditions
 
@@ -81,7 +81,7 @@ def test_merged_buckets_keep_bytes_and_messages() -> None:
 @pytest.mark.parametrize("precision", ["bf16", "fp32"])
 def test_a_described_profile_reaches_its_share_of_the_peak(precision: str) -> None:
     described = Described(SMALL, 50257, machine("a100"))
-    profile = described.profile(micro_batch=8, precision=precision)
+    profile = described.profile(Candidate(Layout(), 8, precision=precision))
     flops = 8 * 1024 * (6 * 123_653_376 + 12 * 12 * 1024 * 768)
     assert flops / (profile.forward_s + profile.backward_s) == pytest.approx(
         0.45 * described.machine.gpu.flops[precision]

@@ -7,8 +7,8 @@ from factories import run
 
 from lab.errors import LabError
 from lab.perfmodel.flops import model_cost
-from lab.perfmodel.forecast import in_passes, layout_of, memory_of, messages_of
-from lab.perfmodel.layout import Bucket, Profile
+from lab.perfmodel.forecast import layout_of, memory_of, messages_of
+from lab.perfmodel.layout import MICRO_BATCH, Bucket, Profile
 
 MINI = {"model": "gpt-mini"}
 SIZE = model_cost(run(1, 8, **MINI)).parameters
@@ -71,7 +71,7 @@ def test_layouts_of_split_models() -> None:
         1,
         2,
     ) and pipeline.activation_bytes == tensor.activation_bytes / 2
-    assert in_passes(PROFILE, 4).step_s(4) == pytest.approx(PROFILE.step_s())
+    assert PROFILE.scaled(1 / 4, MICRO_BATCH).step_s(4) == pytest.approx(PROFILE.step_s())
 
 
 @pytest.mark.parametrize(

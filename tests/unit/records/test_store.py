@@ -16,7 +16,7 @@ from lab.config.study import Study, Task
 from lab.errors import LabError
 from lab.files import write_atomically
 from lab.records.schema import Failure
-from lab.records.store import Store, read_record, write_record
+from lab.records.store import Record, Store, read_record, write_record
 
 RUN = Run(global_batch_size=8)
 
@@ -39,6 +39,37 @@ def test_a_newer_schema_is_not_guessed_at(tmp_path: Path) -> None:
     (tmp_path / "record.json").write_text(json.dumps(content))
     with pytest.raises(LabError, match="newer lab"):
         read_record(tmp_path / "record.json")
+
+
+def test_a_record_is_validated_again_only_when_its_file_is_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    validated: list[bytes] = []
+    validate = Record.model_validate_json
+    monkeypatch.setattr(
+        Record,
+        "model_validate_json",
+        lambda content: validated.append(content) or validate(content),
+    )
+    path = write_record(record(RUN, step_time=0.1), tmp_path)
+    assert {read_record(path).status for _ in range(5)} == {"completed"}  # type: ignore[union-attr]
+    assert len(validated) == 1
+    write_record(record(RUN, step_time=0.1).model_copy(update={"status": "failed"}), tmp_path)
+    assert [read_record(path).status for _ in range(5)] == ["failed"] * 5  # type: ignore[union-attr]
+    assert len(validated) == 2
+    path.unlink()
+    assert read_record(path) is None
+
+
+def test_the_states_of_a_study_are_polled_without_validating_again(
+    make_study: StudyMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study = Study.load(make_study(repeats=2))
+    for task in study.tasks:
+        write_record(record(task.run, task.repeat), Store(study.out).folder(task))
+    lab.status(study)
+    monkeypatch.setattr(Record, "model_validate_json", lambda content: pytest.fail("validated"))
+    assert [state.state for state in lab.status(study)] == ["completed"] * 4
 
 
 def test_store_lies_where_the_contract_says(make_study: StudyMaker) -> None:

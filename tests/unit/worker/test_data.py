@@ -5,7 +5,10 @@ from __future__ import annotations
 import csv
 import gzip
 import hashlib
+import importlib
 import io
+import subprocess
+import sys
 import tarfile
 import threading
 from collections.abc import Iterator
@@ -13,13 +16,14 @@ from dataclasses import replace
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pretrained_folders
 import pytest
 from sklearn.datasets import load_digits
 
+from lab.config.datasets import Data
 from lab.config.run import Run
 from lab.errors import LabError
 from lab.worker import data
@@ -90,9 +94,37 @@ def _rows(count: int) -> bytes:
     return stream.getvalue().encode()
 
 
+def test_every_kind_of_data_has_a_reader() -> None:
+    readers = {
+        kind
+        for family in ("corpora", "labelled", "images")
+        for kind in importlib.import_module(f"lab.worker.data.{family}").SOURCES
+    }
+    kinds = {config.model_fields["kind"].default: config for config in get_args(Data)}
+    assert readers | {"synthetic"} == set(kinds)
+    for kind, config in kinds.items():
+        module = data.module_of(config)
+        assert kind == "synthetic" or kind in module.SOURCES
+
+
+def test_only_the_module_of_the_data_is_imported() -> None:
+    code = """
+import sys
+from lab.config.datasets import Stdlib
+from lab.worker import data
+data.module_of(Stdlib())
+print(*sorted(name for name in sys.modules if name.startswith("lab.worker.data.")))
+"""
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    modules = {name.rpartition(".")[2] for name in result.stdout.split()}
+    assert modules == {"cache", "corpora", "dataset", "tokenizer"}
+
+
 def test_ag_news_as_published(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(labelled, "TRAIN", site.publish(labelled.TRAIN, _rows(80)))
-    monkeypatch.setattr(labelled, "TEST", site.publish(labelled.TEST, _rows(12)))
+    monkeypatch.setattr(labelled, "AG_NEWS_TRAIN", site.publish(labelled.AG_NEWS_TRAIN, _rows(80)))
+    monkeypatch.setattr(labelled, "AG_NEWS_TEST", site.publish(labelled.AG_NEWS_TEST, _rows(12)))
     found = prepare(CLASSIFIER, {"kind": "ag_news", "vocab_size": 300})
     assert (len(found.train), len(found.held_out), found.classes, found.tokens_per_sample) == (
         80,
@@ -102,15 +134,17 @@ def test_ag_news_as_published(site: Site, monkeypatch: pytest.MonkeyPatch) -> No
     )
     assert found.train.take(np.arange(8))[1].tolist() == [0, 1, 2, 3, 0, 1, 2, 3]
     assert found.description == "AG News, 80 texts and 12 held out, vocabulary 300"
-    (site.folder / labelled.TRAIN.file).unlink()  # the network is not asked twice
+    (site.folder / labelled.AG_NEWS_TRAIN.file).unlink()  # the network is not asked twice
     assert prepare(CLASSIFIER, {"kind": "ag_news", "vocab_size": 300}).sha256 == found.sha256
 
 
 def test_a_row_that_is_no_news_item_is_named(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        labelled, "TRAIN", site.publish(labelled.TRAIN, b'"1","a","b"\n"5","c","d"\n')
+        labelled,
+        "AG_NEWS_TRAIN",
+        site.publish(labelled.AG_NEWS_TRAIN, b'"1","a","b"\n"5","c","d"\n'),
     )
-    monkeypatch.setattr(labelled, "TEST", site.publish(labelled.TEST, _rows(4)))
+    monkeypatch.setattr(labelled, "AG_NEWS_TEST", site.publish(labelled.AG_NEWS_TEST, _rows(4)))
     with pytest.raises(LabError, match="row 2 is not a class from 1 to 4"):
         prepare(CLASSIFIER, "ag_news")
 
@@ -129,8 +163,8 @@ def test_imdb_as_published(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
             member.size = len(content)
             archive.addfile(member, io.BytesIO(content))
         archive.addfile(tarfile.TarInfo("../../train/pos/evil.txt"))
-    monkeypatch.setattr(labelled, "ARCHIVE", site.publish(labelled.ARCHIVE, stream.getvalue()))
-    train, test = labelled.imdb_source(progress=quiet).read()
+    monkeypatch.setattr(labelled, "IMDB", site.publish(labelled.IMDB, stream.getvalue()))
+    train, test = labelled.imdb(quiet).read()
     assert (list(train.texts), list(train.labels)) == (
         ["a neg film  number 0", "a pos film  number 1"],
         [0, 1],
@@ -170,8 +204,8 @@ def test_mnist_as_published(site: Site, monkeypatch: pytest.MonkeyPatch) -> None
 def test_what_is_no_idx_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "short.gz").write_bytes(_idx(np.zeros((3, 4)))[:-30] + gzip.compress(b""))
     (tmp_path / "other.gz").write_bytes(gzip.compress(b"something else"))
-    with pytest.raises(LabError, match="is no IDX file"):
-        images._idx(tmp_path / "other.gz")
+    with pytest.raises(LabError, match="is not an IDX file"):
+        images._read_idx(tmp_path / "other.gz")
 
 
 @pytest.mark.parametrize(
@@ -186,15 +220,15 @@ def test_without_a_network_nothing_takes_its_place(
     monkeypatch: pytest.MonkeyPatch, model: Any, name: str, instead: str
 ) -> None:
     gone = "http://127.0.0.1:9/gone"
-    monkeypatch.setattr(labelled, "TRAIN", replace(labelled.TRAIN, url=gone))
-    monkeypatch.setattr(labelled, "ARCHIVE", replace(labelled.ARCHIVE, url=gone))
+    monkeypatch.setattr(labelled, "AG_NEWS_TRAIN", replace(labelled.AG_NEWS_TRAIN, url=gone))
+    monkeypatch.setattr(labelled, "IMDB", replace(labelled.IMDB, url=gone))
     monkeypatch.setattr(images, "MNIST", tuple(replace(file, url=gone) for file in images.MNIST))
     with pytest.raises(LabError, match=rf"cannot be downloaded.*put it at.*data: {instead}"):
         prepare(model, name)
 
 
 def test_topics_are_balanced_and_parts_share_no_piece() -> None:
-    train, held_out = labelled.topics_source(progress=quiet).read()
+    train, held_out = labelled.topics(quiet).read()
     for part in (train, held_out):
         assert len(set(np.bincount(part.labels))) == 1 and set(part.labels) == {0, 1, 2, 3}
     assert len(held_out.texts) / len(train.texts) == pytest.approx(1 / 9, rel=0.05)
@@ -282,7 +316,7 @@ def test_texts_in_the_cache_are_not_read_again() -> None:
 def test_both_loaders_give_the_same_samples_in_the_same_order(
     workers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = tokenized(_source(), block_size=8, vocab_size=300, progress=quiet, again=True)
+    found = tokenized(_source(), block_size=8, vocab_size=300, progress=quiet, keep_texts=True)
     fields = {
         "loader": "classic",
         "loader_workers": workers,
@@ -307,7 +341,7 @@ def test_both_loaders_give_the_same_samples_in_the_same_order(
 
 
 def test_the_classic_loader_tokenizes_when_it_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = tokenized(_source(), block_size=8, vocab_size=300, progress=quiet, again=True)
+    found = tokenized(_source(), block_size=8, vocab_size=300, progress=quiet, keep_texts=True)
     asked: list[int] = []
     monkeypatch.setattr(
         labelled.Encoder,

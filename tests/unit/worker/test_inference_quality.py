@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from lab.worker.data.loader import Batch
-from lab.worker.inference.latency import measure_classifications
-from lab.worker.inference.quality import agreement, output_errors
+from lab.worker.inference.latency import time_classification
+from lab.worker.inference.quality import compare_classifiers, output_errors
 from lab.worker.models.classifier import Classifier
 
 CPU = torch.device("cpu")
@@ -37,20 +37,28 @@ BATCHES = [
 
 
 def test_accuracies_and_their_paired_change() -> None:
-    found = agreement(BASE, OTHER, BATCHES, device=CPU)
-    assert (found.samples, found.base_accuracy, found.accuracy) == (10, 0.8, 0.7)
-    assert found.change.value == pytest.approx(-0.1) and found.same_classes.value == pytest.approx(
-        0.7
+    fields = compare_classifiers(BASE, OTHER, BATCHES, device=CPU)
+    assert (fields["held_out_samples"], fields["base_accuracy"], fields["accuracy"]) == (
+        10,
+        0.8,
+        0.7,
     )
+    assert fields["accuracy_change"].value == pytest.approx(-0.1) and fields[
+        "same_classes"
+    ].value == pytest.approx(0.7)
     # Of ten draws with chances 0.2 for -1 and 0.1 for +1: the mean is -0.1, its standard deviation sqrt(0.29 / 10).
-    assert found.change.low == pytest.approx(-0.1 - 1.96 * 0.17, abs=0.08)
-    assert found.change.high == pytest.approx(-0.1 + 1.96 * 0.17, abs=0.08)
+    assert fields["accuracy_change"].low == pytest.approx(-0.1 - 1.96 * 0.17, abs=0.08)
+    assert fields["accuracy_change"].high == pytest.approx(-0.1 + 1.96 * 0.17, abs=0.08)
 
 
 def test_pairs_are_kept_together() -> None:
-    found = agreement(BASE, BASE, BATCHES, device=CPU)
-    assert (found.change.value, found.change.low, found.change.high) == (0.0, 0.0, 0.0)
-    assert found.same_classes.value == 1.0 and found.accuracy == 0.8
+    fields = compare_classifiers(BASE, BASE, BATCHES, device=CPU)
+    assert (
+        fields["accuracy_change"].value,
+        fields["accuracy_change"].low,
+        fields["accuracy_change"].high,
+    ) == (0.0, 0.0, 0.0)
+    assert fields["same_classes"].value == 1.0 and fields["accuracy"] == 0.8
 
 
 def test_errors_of_a_classifiers_logits_by_shape() -> None:
@@ -64,8 +72,8 @@ def test_errors_of_a_classifiers_logits_by_shape() -> None:
 
 def test_both_classifiers_are_timed_at_every_batch_size() -> None:
     batches = {1: torch.arange(1), 4: torch.arange(4)}
-    found = measure_classifications(BASE, OTHER, batches, rounds=5, progress=lambda *_: None)
-    assert [point.batch_size for point in found] == [1, 4]
-    for point in found:
+    points = time_classification(BASE, OTHER, batches, rounds=5, progress=lambda *_: None)
+    assert [point.batch_size for point in points] == [1, 4]
+    for point in points:
         assert point.ratio.interval is not None and point.base.median > 0
         assert point.samples_per_second == pytest.approx(point.batch_size / point.quantized.median)

@@ -80,7 +80,7 @@ def test_a_sample_is_consecutive_tokens_from_anywhere() -> None:
     assert inputs.shape == targets.shape == (3200, 8) and inputs.dtype == targets.dtype == np.int64
     assert (targets - inputs == 1).all() and (np.diff(inputs, axis=1) == 1).all()
     assert inputs.min() == 0 and targets.max() == 499
-    one, taken = samples.make(7), samples.take(np.array([7]))
+    one, taken = samples[7], samples.take(np.array([7]))
     assert np.array_equal(one[0], taken[0][0]) and np.array_equal(one[1], taken[1][0])
 
 

@@ -30,23 +30,28 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Threadin
     threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     url = f"http://127.0.0.1:{server.server_port}/input.txt"
     published = replace(
-        corpora.TEXT, url=url, size=len(TEXT), sha256=hashlib.sha256(TEXT.encode()).hexdigest()
+        corpora.SHAKESPEARE,
+        url=url,
+        size=len(TEXT),
+        sha256=hashlib.sha256(TEXT.encode()).hexdigest(),
     )
-    monkeypatch.setattr(corpora, "TEXT", published)
+    monkeypatch.setattr(corpora, "SHAKESPEARE", published)
     yield server
     server.shutdown()
     server.server_close()
 
 
 def read() -> list[str]:
-    return list(corpora.read_shakespeare(progress=lambda *_: None).documents)
+    return list(corpora.read_shakespeare(None, Path(), lambda *_: None).documents)
 
 
 def test_it_is_downloaded_once(
     server: ThreadingHTTPServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert read() == [TEXT]
-    monkeypatch.setattr(corpora, "TEXT", replace(corpora.TEXT, url="http://127.0.0.1:9/gone"))
+    monkeypatch.setattr(
+        corpora, "SHAKESPEARE", replace(corpora.SHAKESPEARE, url="http://127.0.0.1:9/gone")
+    )
     assert read() == [TEXT]
 
 
@@ -65,7 +70,9 @@ def test_without_a_network_it_says_where_to_put_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LAB_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(corpora, "TEXT", replace(corpora.TEXT, url="http://127.0.0.1:9/input.txt"))
+    monkeypatch.setattr(
+        corpora, "SHAKESPEARE", replace(corpora.SHAKESPEARE, url="http://127.0.0.1:9/input.txt")
+    )
     with pytest.raises(
         LabError, match=r"cannot be downloaded.*downloads/tinyshakespeare\.txt.*data: stdlib"
     ):

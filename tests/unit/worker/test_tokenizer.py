@@ -149,7 +149,7 @@ def test_pieces_make_up_the_text(text: str, size: int) -> None:
 
 
 def test_the_standard_library_is_real_text_without_tests() -> None:
-    corpus = corpora.read_stdlib()
+    corpus = corpora.read_stdlib(None, Path(), quiet)
     assert 2e6 < sum(map(len, corpus.documents)) < 2e7
     assert not any("class TestCase_" in document for document in corpus.documents)
     assert corpus.description.startswith(

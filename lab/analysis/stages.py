@@ -1,0 +1,101 @@
+"""The stages of parallel hardware, from one CPU process to several GPUs, each against serial and beside published times."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from lab.analysis.inference import Estimate, estimate
+from lab.analysis.scaling_curves import ranks
+from lab.config.run import Run
+from lab.config.study import Study
+from lab.records.store import Record
+
+STAGES = ("serial", "CPU processes", "CUDA", "several GPUs")
+TASKS = ("train", "inference")
+# Seconds of training and of inference: a GPT-2 like model in C++ (block 256, 6 layers, 6 heads, width 384, batch 16,
+# 50 epochs of 52,600 tokens); MPI ran 4 processes a node on a 4-core i7-7820HQ, on two nodes with CUDA.
+PUBLISHED = {
+    "serial": (15264.0, 113.0),
+    "CPU processes": (1287.0, 112.0),
+    "CUDA": (429.0, 8.0),
+    "several GPUs": (226.0, 7.8),
+}
+CITATION = (
+    'presentation "Distributed GPT2 Model Project"; '
+    "MPI is shown as CPU processes, MPI with CUDA as several GPUs"
+)
+
+
+class Stage(NamedTuple):
+    """A stage of a task: seconds of a step or a generation and speedup over serial, or why it was not run."""
+
+    name: str
+    task: str
+    published: float
+    on: str = ""
+    seconds: Estimate | None = None
+    speedup: Estimate | None = None
+    reason: str = ""
+
+
+def stages(study: Study, records: Sequence[Record]) -> list[Stage]:
+    """Every stage of both tasks, in the order of STAGES; empty where the study does not have both tasks."""
+    if {run.task for run in study.runs} != set(TASKS):
+        return []
+    return [stage for task in TASKS for stage in _of_task(task, study, records)]
+
+
+def _of_task(task: str, study: Study, records: Sequence[Record]) -> list[Stage]:
+    runs = [run for run in study.runs if run.task == task]
+    times: dict[str, tuple[Estimate, str]] = {}
+    for run in runs:
+        done = [record for record in records if record.run_id == run.id and record.completed]
+        seconds = _seconds(done)
+        if seconds is not None and done[0].environment is not None:
+            device = done[0].environment.device
+            times[_stage_of(device, run.world_size)] = seconds, ranks(device, run.world_size)
+    serial, _ = times.get("serial", (None, ""))
+    found = []
+    for name in STAGES:
+        column = TASKS.index(task)
+        published = PUBLISHED["serial"][column] / PUBLISHED[name][column]
+        if name not in times:
+            found.append(Stage(name, task, published, reason=_why_not_run(name, runs)))
+            continue
+        seconds, on = times[name]
+        speedup = None if serial is None else _speedup(serial, seconds)
+        found.append(Stage(name, task, published, on, seconds, speedup))
+    return found
+
+
+def _stage_of(device: str | None, world_size: int) -> str:
+    return STAGES[2 * (device == "cuda") + (world_size > 1)]
+
+
+def _seconds(records: Sequence[Record]) -> Estimate | None:
+    """Of an optimizer step, or of one batch with the fp32 base."""
+    stats = [record.timing.step for record in records if record.timing is not None]
+    if not stats:
+        results = [record.inference for record in records if record.inference]
+        stats = [one.points[-1].base.total for one in results if one.points]
+        stats += [one.classifications[-1].base for one in results if one.classifications]
+    return estimate(stats) if stats else None
+
+
+def _speedup(serial: Estimate, stage: Estimate) -> Estimate:
+    if stage is serial:
+        return Estimate(1.0)
+    if serial.low is None or serial.high is None or stage.low is None or stage.high is None:
+        return Estimate(serial.value / stage.value)
+    return Estimate(serial.value / stage.value, serial.low / stage.high, serial.high / stage.low)
+
+
+def _why_not_run(name: str, runs: Sequence[Run]) -> str:
+    wanted = [run for run in runs if _stage_of(run.needs_device, run.world_size) == name]
+    if not wanted:
+        return "not part of this study in this form"
+    if wanted[0].needs_device == "cuda":
+        gpus = ranks("cuda", wanted[0].world_size)
+        return f"not run: it needs {gpus}, and there is no record of a cluster with them"
+    return "not run yet"
