@@ -1,4 +1,4 @@
-"""Where one rank of a job runs: all that the worker is told about the machine."""
+"""Where one rank of a job runs, and what it gives back; importable before torch, whose threads and cores it decides."""
 
 from __future__ import annotations
 
@@ -14,12 +14,10 @@ from lab.records.schema import Communication, Environment, Gradient, Memory, Qua
 
 
 class Progress(Protocol):
-    """What the worker tells from time to time: a phase ("data", "warm-up", "measuring", "checkpoint", "evaluating"), steps
-    done, steps in all, and while it trains this rank's loss, where that costs nothing to know.
-    """
+    """Called with a phase ("data", "warm-up", "measuring", ...), steps done, steps in all, and this rank's loss if known."""
 
     def __call__(self, phase: str, step: int, steps: int, loss: float | None = None, /) -> None:
-        """Tell it."""
+        """Report progress."""
 
 
 @dataclass(frozen=True)
@@ -30,45 +28,42 @@ class RankContext:
     world_size: int
     local_rank: int
     device: str  # "cpu" or "cuda"
-    cores: tuple[int, ...]  # the cores that this rank may use; its affinity is already set to them
+    cores: tuple[int, ...]  # its affinity is set to them already
     threads: int  # intra-op threads of torch
     cluster: str  # the profile's name
-    rendezvous: Path  # a file that does not exist yet; rank 0 publishes its address there, the others wait for it
+    rendezvous: Path  # rank 0 writes its address into this new file, for which the others wait
     host: str = "127.0.0.1"  # the address under which the others reach rank 0
     timeout_s: float = 300.0  # a collective that takes longer is a hang
     job_id: str | None = None
     emulated: Emulated | None = None  # what of this rank is not real
     backend: str = "auto"  # "gloo", "nccl", or what fits the device
-    checkpoint_every_s: float | None = (
-        None  # how often the training's state is saved; None for never
-    )
+    checkpoint_every_s: float | None = None  # None for never
 
     @property
     def start_timeout_s(self) -> float:
-        """Patience until the first step, in s: torch may come from a slow file system, and ranks do not start together."""
+        """Patience until the first step, in s: a shared file system may take minutes to load torch."""
         return max(self.timeout_s, 600.0)
 
 
-_given = False
+_preemption_noticed = False
 
 
 def listen_for_preemption() -> None:
-    """Take the signals by which Slurm gives notice; whoever saves its state does so then, and works on until it is killed.
-
-    A job that ended by itself would count as one that failed, and not be put back into the queue.
-    """
+    """Note the signals by which Slurm announces the end of a job, and work on until it is killed."""
+    # A job that ended by itself would count as failed, and not be put back into the queue.
     for number in (signal.SIGUSR2, signal.SIGTERM):
         signal.signal(number, _note)
 
 
 def preemption_noticed() -> bool:
-    """Whether notice was given."""
-    return _given
+    """Whether such a signal came."""
+    return _preemption_noticed
 
 
 def _note(signum: int, frame: FrameType | None) -> None:
-    global _given
-    _given = True
+    # Nothing else: a handler may interrupt any line, and state is saved between steps, by all ranks together.
+    global _preemption_noticed
+    _preemption_noticed = True
 
 
 @dataclass(frozen=True)

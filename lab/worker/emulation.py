@@ -1,10 +1,13 @@
-"""Emulated compute: for how long ranks sleep, measured on one of them or that of a described GPU."""
+"""Emulated compute: ranks that sleep for measured times, so that a network can be tried with more ranks than cores.
+
+DDP, its buckets and the network stay real. How long a step takes is measured on rank 0, or that of a described GPU.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -28,112 +31,22 @@ from lab.worker.optim import autocast, checkpoint_blocks, optimizer_for
 WARMUP, ROUNDS, BUDGET_S = 2, 7, 60.0
 # Samples that are enough to see in which order and in what proportion of time gradients come.
 FEW = 2
-# Gradients that were complete within this time of each other, in s, come together: a sleep is not much finer.
+# Gradients within this time of each other, in s, come together: a sleep is not much finer.
 GRAIN = 2e-4
 
-
-def pauses_for(
-    run: Run, place: RankContext, *, device: torch.device, dataset: Dataset
-) -> Pauses | None:
-    """What each rank sleeps for: rank 0 measures it while the others wait; None where compute is real.
-
-    A described GPU takes the model's FLOPs over its peak and the profile's `mfu`, gradients in the measured order.
-    Raises InputError for a precision of which the GPU's peak is not known.
-    """
-    emulated = place.emulated
-    if emulated is None or emulated.compute is None:
-        return None
-    assert STRATEGIES[run.strategy].emulable, "launch refuses others"
-    described = emulated.compute.emulated != MEASURED
-    samples = min(FEW, run.micro_batch_size) if described else run.micro_batch_size
-    pauses = all_gather_object(
-        _measured(run, device=device, dataset=dataset, samples=samples) if place.rank == 0 else None
-    )[0]
-    assert pauses is not None
-    if not described:
-        return pauses
-    known = emulated_gpu(emulated.compute.emulated).peak(run.precision)
-    if known is None:
-        what = f"no figure of {emulated.compute.emulated} for precision {run.precision}"
-        raise InputError(
-            "run", [Problem("precision", what, "choose another precision or another GPU")]
-        )
-    return pauses.lasting(
-        flops_per_sample(run) * run.micro_batch_size / (known[0] * emulated.compute.mfu)
-    )
-
-
-def told(place: RankContext, pauses: Pauses | None) -> RankContext:
-    """The place with what its ranks sleep for, for the record."""
-    if pauses is None or place.emulated is None:
-        return place
-    return replace(place, emulated=place.emulated.model_copy(update={"step": pauses.totals}))
-
-
-def _measured(run: Run, *, device: torch.device, dataset: Dataset, samples: int) -> Pauses:
-    """Medians over up to ROUNDS steps of the real model on this rank alone, as many as there is time for."""
-    torch.manual_seed(run.seed)
-    model = models.build(run, dataset).to(device)
-    if run.activation_checkpointing:
-        checkpoint_blocks(model)
-    forward = torch.compile(model) if run.compile else model
-    optimizer = optimizer_for(model, run)
-    inputs, targets = FastLoader(dataset.train, run=run, rank=0).micro_batch(0, 0).to(device)
-    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    ready = np.zeros(len(parameters))
-    for place, parameter in enumerate(parameters):
-        parameter.register_post_accumulate_grad_hook(_stamp(ready, place))
-    seen: list[list[float]] = []
-    end = time.monotonic() + BUDGET_S
-    while len(seen) <= WARMUP or (len(seen) < WARMUP + ROUNDS and time.monotonic() < end):
-        marks = [time.perf_counter()]
-        with autocast(run, device):
-            loss = forward(inputs[:samples], targets[:samples])
-        marks.append(time.perf_counter())
-        loss.backward()
-        marks.append(time.perf_counter())
-        nn.utils.clip_grad_norm_(parameters, run.grad_clip)
-        optimizer.step()
-        marks.append(time.perf_counter())
-        optimizer.zero_grad(set_to_none=True)
-        seen.append([*np.diff(marks), *(ready - marks[1])])
-    forward_s, backward_s, optimizer_s, *moments = np.median(seen[WARMUP:], axis=0).tolist()
-    stages = _stages(np.array(moments))
-    rest = max(backward_s - sum(seconds for seconds, _ in stages), 0.0)
-    return Pauses(forward_s, stages, rest, optimizer_s)
-
-
-def _stamp(ready: FloatArray, place: int) -> Callable[[torch.Tensor], None]:
-    def stamp(_: torch.Tensor) -> None:
-        ready[place] = time.perf_counter()
-
-    return stamp
-
-
-def _stages(moments: FloatArray) -> tuple[tuple[float, tuple[int, ...]], ...]:
-    """Parameters by the moment of their gradient, those together that lie within GRAIN."""
-    order = np.argsort(moments, kind="stable")
-    begins = [0]
-    for position in range(1, len(order)):
-        if moments[order[position]] - moments[order[begins[-1]]] > GRAIN:
-            begins.append(position)
-    groups = np.split(order, begins[1:])
-    ends = [float(moments[group[-1]]) for group in groups]
-    return tuple(
-        (max(end - before, 0.0), tuple(map(int, group)))
-        for end, before, group in zip(ends, [0.0, *ends], groups, strict=False)
-    )
+Stage = tuple[float, tuple[int, ...]]
 
 
 @dataclass(frozen=True)
 class Pauses:
-    """A rank's step on one micro-batch, in s: each stage of the backward pass ends with the gradients of some parameters.
+    """A rank's step on one micro-batch, in s.
 
-    `stages` holds how long each took and the places of its parameters among those that train; `rest` comes after the last.
+    `stages` divide the backward pass: the time of each, and the indices of the trainable parameters whose gradients are
+    complete at its end; `rest` comes after the last.
     """
 
     forward: float
-    stages: tuple[tuple[float, tuple[int, ...]], ...]
+    stages: tuple[Stage, ...]
     rest: float
     optimizer: float
 
@@ -144,24 +57,109 @@ class Pauses:
 
     @property
     def totals(self) -> dict[str, float]:
-        """What the record tells of it."""
+        """For the record."""
         return {"forward": self.forward, "backward": self.backward, "optimizer": self.optimizer}
 
     def lasting(self, seconds: float) -> Pauses:
-        """The same order of gradients in a step of this length: a third of it forward, the rest backward (Kaplan et al., 2020)."""
+        """The same order of gradients in a step of this length, two thirds of it backward (Kaplan et al., 2020)."""
         factor = 2 / 3 * seconds / self.backward
-        stages = tuple((factor * took, which) for took, which in self.stages)
+        stages = tuple((factor * duration, indices) for duration, indices in self.stages)
         return Pauses(seconds / 3, stages, factor * self.rest, 0.0)
 
 
+def pauses_for(
+    run: Run, context: RankContext, *, device: torch.device, dataset: Dataset
+) -> Pauses | None:
+    """What each rank sleeps for; None where compute is real.
+
+    A described GPU takes the model's FLOPs over its peak and the profile's `mfu`, gradients in the measured order.
+    Raises InputError for a precision without a known peak of the GPU.
+    """
+    emulated = context.emulated
+    if emulated is None or emulated.compute is None:
+        return None
+    assert STRATEGIES[run.strategy].emulable, "the launcher refuses others"
+    described = emulated.compute.emulated != MEASURED
+    samples = min(FEW, run.micro_batch_size) if described else run.micro_batch_size
+    # Rank 0 alone measures, while the others wait in the collective: beside them it would be slowed.
+    mine = _measured(run, device, dataset, samples) if context.rank == 0 else None
+    pauses = all_gather_object(mine)[0]
+    assert pauses is not None
+    if not described:
+        return pauses
+    peak = emulated_gpu(emulated.compute.emulated).peak(run.precision)
+    if peak is None:
+        what = f"the peak of {emulated.compute.emulated} in {run.precision} is unknown"
+        advice = "choose another precision or another GPU"
+        raise InputError("run", [Problem("precision", what, advice)])
+    flops = flops_per_sample(run) * run.micro_batch_size
+    return pauses.lasting(flops / (peak[0] * emulated.compute.mfu))
+
+
+def _measured(run: Run, device: torch.device, dataset: Dataset, samples: int) -> Pauses:
+    """Medians over up to ROUNDS steps of the real model on this rank, as BUDGET_S allows."""
+    torch.manual_seed(run.seed)
+    model = models.build(run, dataset).to(device)
+    if run.activation_checkpointing:
+        checkpoint_blocks(model)
+    forward = torch.compile(model) if run.compile else model
+    optimizer = optimizer_for(model, run)
+    inputs, targets = FastLoader(dataset.train, run=run, rank=0).micro_batch(0, 0).to(device)
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    ready = np.zeros(len(parameters))
+
+    def stamp_when_ready(index: int, parameter: nn.Parameter) -> None:
+        def stamp(_: torch.Tensor) -> None:
+            ready[index] = time.perf_counter()
+
+        parameter.register_post_accumulate_grad_hook(stamp)
+
+    for index, parameter in enumerate(parameters):
+        stamp_when_ready(index, parameter)
+    rounds: list[list[float]] = []
+    end = time.monotonic() + BUDGET_S
+    while len(rounds) <= WARMUP or (len(rounds) < WARMUP + ROUNDS and time.monotonic() < end):
+        marks = [time.perf_counter()]
+        with autocast(run, device):
+            loss = forward(inputs[:samples], targets[:samples])
+        marks.append(time.perf_counter())
+        loss.backward()
+        marks.append(time.perf_counter())
+        nn.utils.clip_grad_norm_(parameters, run.grad_clip)
+        optimizer.step()
+        marks.append(time.perf_counter())
+        optimizer.zero_grad(set_to_none=True)
+        rounds.append([*np.diff(marks), *(ready - marks[1])])
+    forward_s, backward_s, optimizer_s, *moments = np.median(rounds[WARMUP:], axis=0).tolist()
+    stages = _stages(np.array(moments))
+    # What the backward pass does after the last gradient.
+    rest = max(backward_s - sum(seconds for seconds, _ in stages), 0.0)
+    return Pauses(forward_s, stages, rest, optimizer_s)
+
+
+def _stages(moments: FloatArray) -> tuple[Stage, ...]:
+    """Parameters by the moment of their gradient, those within GRAIN of each other together."""
+    order = np.argsort(moments, kind="stable")
+    begins = [0]
+    for position in range(1, len(order)):
+        if moments[order[position]] - moments[order[begins[-1]]] > GRAIN:
+            begins.append(position)
+    groups = np.split(order, begins[1:])
+    ends = np.array([moments[group[-1]] for group in groups])
+    seconds = np.maximum(np.diff(ends, prepend=0.0), 0.0).tolist()
+    return tuple(
+        (duration, tuple(group.tolist())) for duration, group in zip(seconds, groups, strict=True)
+    )
+
+
 class Sleep:
-    """Sleeps on average as long as it is asked to: what one sleep took too long, the next ones leave out."""
+    """Sleeps as long as asked to on average: the system wakes it late, and the next sleeps make up for it."""
 
     def __init__(self) -> None:
         self._late = 0.0
 
     def __call__(self, seconds: float) -> None:
-        """Sleep for so long, less what earlier sleeps took too long."""
+        """Sleep, less what earlier sleeps took too long."""
         begin = time.perf_counter()
         if seconds > self._late:
             time.sleep(seconds - self._late)
@@ -176,24 +174,24 @@ class Sleeper(nn.Module):
         self.model, self.pauses, self.sleep = model, pauses, Sleep()
 
     def forward(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Zero, after the time of a forward pass; at once where the model is evaluated."""
+        """Zero, after the time of a forward pass; at once in evaluation mode."""
         loss: torch.Tensor = torch.zeros((), requires_grad=self.training)
         if not self.training:
             return loss
         self.sleep(self.pauses.forward)
         parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
-        loss = _Stage.apply(loss, self.sleep, self.pauses.rest)  # type: ignore[no-untyped-call]
-        for seconds, which in reversed(self.pauses.stages):
-            loss = _Stage.apply(loss, self.sleep, seconds, *(parameters[place] for place in which))  # type: ignore[no-untyped-call]
+        # The backward pass goes through the graph in reverse: what is done last comes first here.
+        for seconds, indices in [(self.pauses.rest, ()), *reversed(self.pauses.stages)]:
+            loss = _Stage.apply(loss, self.sleep, seconds, *(parameters[i] for i in indices))  # type: ignore[no-untyped-call]
         return loss
 
     def optimizer(self) -> SleepingOptimizer:
-        """What takes the time of the model's optimizer."""
+        """One that takes the time of the model's optimizer."""
         return SleepingOptimizer(self.parameters(), self.sleep, self.pauses.optimizer)
 
 
 class _Stage(torch.autograd.Function):
-    """The identity; backward it sleeps, then hands out zero gradients."""
+    """The identity, whose backward pass sleeps and then hands out zero gradients."""
 
     @staticmethod
     def forward(
@@ -205,6 +203,7 @@ class _Stage(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> tuple[torch.Tensor | None, ...]:
         ctx.sleep(ctx.seconds)
+        # One zero seen in the parameter's shape: filling a whole tensor would take time of its own.
         zeros = (parameter.new_zeros(()).expand_as(parameter) for parameter in ctx.parameters)
         return gradients[0], None, None, *zeros
 

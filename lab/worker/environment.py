@@ -1,4 +1,4 @@
-"""Where and with what a run was measured, read inside the job."""
+"""Where a run was measured, with what, and what else used the machine: read inside the job, on each rank."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from lab.worker.data.dataset import Dataset
 
 
 def environment(
-    place: RankContext,
+    context: RankContext,
     *,
     device: torch.device,
     hosts: Sequence[str],
@@ -41,50 +41,47 @@ def environment(
 ) -> Environment:
     """The environment as rank 0 sees it, with the hosts and the cores of all ranks.
 
-    `devices` are those of the whole run, one per rank where it is None; data and parameters are given where there are any.
+    `devices` are those of the whole run, one per rank if None; there need be no data and no parameters.
     """
     cuda = device.type == "cuda"
     commit, dirty = git_state()
     return Environment(
-        cluster=place.cluster,
+        cluster=context.cluster,
         hosts=list(hosts),
         device=device.type,
-        backend=None if place.world_size == 1 else backend(place),
+        backend=None if context.world_size == 1 else backend(context),
         cpu=cpu_model(),
         cpu_count=os.cpu_count() or 1,
         cpus_granted=[list(granted) for granted in cores],
         threads_per_rank=torch.get_num_threads(),
         gpu=torch.cuda.get_device_name(device) if cuda else None,
-        gpu_count=(devices or place.world_size) if cuda else 0,
+        gpu_count=(devices or context.world_size) if cuda else 0,
         driver=next((gpu.driver for gpu in gpus()), None) if cuda else None,
         versions=versions_of(cuda=cuda),
         git_commit=commit,
         git_dirty=dirty,
         slurm_job_id=os.environ.get("SLURM_JOB_ID"),
-        job_id=place.job_id,
+        job_id=context.job_id,
         data_sha256=dataset.sha256 if dataset else None,
         data_description=dataset.description if dataset else None,
         train_samples=len(dataset.train) if dataset and dataset.train.epochs else None,
         parameters=parameters,
         foreign_cpu=foreign_cpu,
-        emulated=place.emulated,
+        emulated=context.emulated,
     )
 
 
-def backend(place: RankContext) -> str:
-    """What carries the collectives of this rank: the profile's choice, else what fits its device."""
-    if place.backend == "auto":
-        return "nccl" if place.device == "cuda" else "gloo"
-    return place.backend
+def backend(context: RankContext) -> str:
+    """The back end of this rank's collectives: the profile's choice, else what fits its device."""
+    if context.backend == "auto":
+        return "nccl" if context.device == "cuda" else "gloo"
+    return context.backend
 
 
 def versions_of(*, cuda: bool) -> dict[str, str]:
     """Versions of what a measurement depends on, by name."""
-    versions = {
-        "python": platform.python_version(),
-        "torch": str(torch.__version__),
-        "numpy": np.__version__,
-    }
+    versions = {"python": platform.python_version(), "torch": str(torch.__version__)}
+    versions["numpy"] = np.__version__
     try:
         versions["lab"] = importlib.metadata.version("scaling-lab")
     except importlib.metadata.PackageNotFoundError:
@@ -102,39 +99,35 @@ class StateBytes(NamedTuple):
     optimizer: int  # its state
 
 
+def state_bytes(model: nn.Module, optimizer: torch.optim.Optimizer) -> StateBytes:
+    """This rank's bytes of parameters and optimizer state: its shards where they are sharded."""
+    values = (value for state in optimizer.state.values() for value in state.values())
+    tensors = [value for value in values if isinstance(value, torch.Tensor)]
+    return StateBytes(sum(map(_bytes, model.parameters())), sum(map(_bytes, tensors)))
+
+
+def _bytes(tensor: torch.Tensor) -> int:
+    return int(tensor.to_local().nbytes if isinstance(tensor, DTensor) else tensor.nbytes)
+
+
 def reset_peak(device: torch.device) -> None:
-    """Forget earlier peaks, such as that of building a tokenizer, where the system lets us."""
+    """Forget earlier peaks of memory, such as that of building a tokenizer, where the system lets us."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).malloc_trim(0)  # gives freed memory back to the system
-        Path("/proc/self/clear_refs").write_text(
-            "5"
-        )  # proc(5): resets the peak of the resident set
+        # First the allocator's free pages go back to the system: else they would count as resident.
+        ctypes.CDLL(None).malloc_trim(0)
+        # proc(5): "5" resets the peak of the resident set.
+        Path("/proc/self/clear_refs").write_text("5")
 
 
 def peak_memory(device: torch.device, devices: int = 1) -> list[int]:
-    """Bytes: the allocator's peak on CUDA, on each device where the process drives several; the resident set's on CPU."""
+    """Peak bytes: on CUDA the allocator's on each of the process's devices, on CPU the resident set's."""
     if device.type == "cuda":
         numbers = [device.index] if devices == 1 else range(devices)
         return [int(torch.cuda.max_memory_allocated(number)) for number in numbers]
     unit = 1 if sys.platform == "darwin" else 1024  # getrusage(2)
     return [resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit]
-
-
-def state_bytes(model: nn.Module, optimizer: torch.optim.Optimizer) -> StateBytes:
-    """What this rank holds of the parameters and of the optimizer's state, its shares where they are divided."""
-    state = [
-        value
-        for values in optimizer.state.values()
-        for value in values.values()
-        if isinstance(value, torch.Tensor)
-    ]
-    return StateBytes(sum(map(_bytes, model.parameters())), sum(map(_bytes, state)))
-
-
-def _bytes(tensor: torch.Tensor) -> int:
-    return int(tensor.to_local().nbytes if isinstance(tensor, DTensor) else tensor.nbytes)
 
 
 @dataclass(frozen=True)
@@ -143,7 +136,7 @@ class CpuUse:
 
     wall: float
     own: float
-    busy: dict[int, float]  # empty where the system does not tell
+    busy: dict[int, float]  # empty where the system keeps no such count
 
     def since(self, earlier: CpuUse) -> CpuUse:
         """What was used since `earlier`."""
@@ -157,18 +150,16 @@ class CpuUse:
 
 def cpu_use(cores: Sequence[int]) -> CpuUse:
     """Readings as of now, each since a moment of its own: only differences mean anything."""
-    own = os.times()
-    return CpuUse(
-        time.perf_counter(),
-        own.user + own.system + own.children_user + own.children_system,
-        _busy(cores),
-    )
+    times = os.times()
+    # A data loader's workers are the run's own, though the system counts them only when they have ended.
+    own = times.user + times.system + times.children_user + times.children_system
+    return CpuUse(time.perf_counter(), own, _busy(cores))
 
 
 def background_cpu(uses: Iterable[tuple[str, CpuUse]]) -> float | None:
-    """Cores' worth of others: busy time of the ranks' cores less the ranks' own, over wall time; None where not known.
+    """Cores taken by other processes, from each rank's host and use: busy less own time, over wall time.
 
-    Takes each rank's host and use. A core that several ranks share counts once.
+    None where the system does not count. A disturbed repeat is found by this: steal time does not show other processes.
     """
     uses = list(uses)
     if not all(use.busy and use.wall > 0 for _, use in uses):
@@ -177,24 +168,24 @@ def background_cpu(uses: Iterable[tuple[str, CpuUse]]) -> float | None:
     for host, use in uses:
         for core, seconds in use.busy.items():
             readings.setdefault((host, core), []).append(seconds)
+    # A core that several ranks share was read by each of them, and counts once.
     busy = sum(fmean(seconds) for seconds in readings.values())
     own = sum(use.own for _, use in uses)
+    # Ticks of 10 ms round the busy time, so that on idle cores the difference may fall below zero.
     return max(busy - own, 0.0) / fmean(use.wall for _, use in uses)
 
 
 def _busy(cores: Sequence[int]) -> dict[int, float]:
-    """Seconds that each core was not idle, proc(5); guests are part of user time already."""
+    """Seconds that each core was not idle, proc(5)."""
     try:
         lines = Path("/proc/stat").read_text().splitlines()
     except OSError:
         return {}
     tick = os.sysconf("SC_CLK_TCK")
-    found = {}
-    for line in lines:
-        name, *fields = line.split()
+    busy = {}
+    for name, *fields in map(str.split, lines):
         if name.startswith("cpu") and name[3:].isdigit() and int(name[3:]) in cores:
-            user, nice, system, _idle, _iowait, irq, softirq, steal = (
-                int(field) for field in fields[:8]
-            )
-            found[int(name[3:])] = (user + nice + system + irq + softirq + steal) / tick
-    return found
+            # Guests, which come after these eight, are part of user time already.
+            user, nice, system, _idle, _iowait, irq, softirq, steal = map(int, fields[:8])
+            busy[int(name[3:])] = (user + nice + system + irq + softirq + steal) / tick
+    return busy

@@ -1,4 +1,4 @@
-"""The optimizer of every run: AdamW that decays matrices and leaves biases and norms alone."""
+"""The optimizer, learning rate and precision of every run: AdamW, which decays matrices but no biases and norms."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 def decayed_and_not(
     parameters: Iterable[nn.Parameter],
 ) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
-    """Those that train, divided into matrices and the others."""
+    """Trainable parameters, divided into matrices and the others."""
     trained = [parameter for parameter in parameters if parameter.requires_grad]
     return [p for p in trained if p.dim() >= 2], [p for p in trained if p.dim() < 2]
 
@@ -30,6 +30,7 @@ def adamw(
     """AdamW over groups of parameters of one kind each, the first of them with the run's weight decay."""
     groups = [{"params": list(group), "weight_decay": run.weight_decay} for group in decayed]
     groups += [{"params": list(group), "weight_decay": 0.0} for group in others]
+    # Fused: a step over 10.8M parameters on CPU took 8 ms instead of 20.
     return torch.optim.AdamW(groups, lr=run.learning_rate, betas=(0.9, 0.95), fused=True)
 
 
@@ -40,24 +41,23 @@ def optimizer_for(model: nn.Module, run: Run) -> torch.optim.Optimizer:
 
 
 def blocks_of(model: nn.Module) -> list[nn.Module]:
-    """The equal blocks of a model, which it keeps in a list of this name; none where it has no such list."""
+    """The model's equal blocks, a ModuleList called `blocks`; none without it."""
     blocks = getattr(model, "blocks", None)
     return list(blocks) if isinstance(blocks, nn.ModuleList) else []
 
 
 def checkpoint_blocks(model: nn.Module) -> None:
-    """Let every block keep its inputs alone for the backward pass, and there compute the rest again (Chen et al., 2016).
+    """Make every block save only its inputs for the backward pass, and recompute the rest there (Chen et al., 2016).
 
-    Modules and the names of their parameters stay as they are. Raises InputError where the model has no blocks.
+    Raises InputError for a model without blocks.
     """
     blocks = blocks_of(model)
     if not blocks:
-        what = "this model is no list of equal blocks"
-        raise InputError(
-            "run",
-            [Problem("activation_checkpointing", what, "leave it out, or train a transformer")],
-        )
+        what = "this model has no list of equal blocks"
+        advice = "leave it out, or train a transformer"
+        raise InputError("run", [Problem("activation_checkpointing", what, advice)])
     for block in blocks:
+        # A wrapping module would change the names of parameters, by which checkpoints know them.
         block.forward = partial(checkpoint, block.forward, use_reentrant=False)
 
 
@@ -66,9 +66,8 @@ def learning_rate(run: Run, step: int) -> float:
     if step < run.lr_warmup_steps:
         return run.learning_rate * (step + 1) / run.lr_warmup_steps
     done = (step - run.lr_warmup_steps) / max(run.steps - 1 - run.lr_warmup_steps, 1)
-    return run.min_learning_rate + 0.5 * (1 + math.cos(math.pi * done)) * (
-        run.learning_rate - run.min_learning_rate
-    )
+    above = 0.5 * (1 + math.cos(math.pi * done)) * (run.learning_rate - run.min_learning_rate)
+    return run.min_learning_rate + above
 
 
 def autocast(run: Run, device: torch.device) -> torch.autocast:

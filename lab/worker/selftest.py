@@ -32,7 +32,7 @@ from lab.worker.distributed import all_gather_object, gather, leave_group, proce
 from lab.worker.main import measure
 from lab.worker.measure.clock import FloatArray, stat, synchronize
 from lab.worker.optim import autocast, learning_rate, optimizer_for
-from lab.worker.train import train
+from lab.worker.train import RankJob, train
 
 PLAIN, CONTROL, INSTRUMENTED = "plain", "control", "instrumented"
 
@@ -117,7 +117,7 @@ def measure_overhead(
         name: PlainLoop(run, place, device=device, dataset=dataset) for name in (PLAIN, CONTROL)
     }
     turns = Turns(plain, device, seed=run.seed)
-    training = train(run, place, device=device, dataset=dataset, progress=turns)
+    training = train(RankJob(run, place, device, dataset, turns))
     losses = all_gather_object([float(loss) for loss in plain[PLAIN].losses])
     ranks = gather((turns.wall, turns.cpu))
     if ranks is None:

@@ -1,135 +1,125 @@
-"""The cost of synchronising gradients by another method: forward and backward with and without it, in turn."""
+"""A second measure of communication, and when gradients are ready: extra passes after training.
+
+The cost of synchronising is the time of a forward and backward pass with the exchange less that without it, in turn. It
+holds the exposed wait and the compute that communication slowed, so that their difference is the stolen compute.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
 from torch import distributed as dist
 from torch import nn
 
-from lab.config.run import Run
 from lab.config.strategies import STRATEGIES
 from lab.records.schema import Communication, Gradient, Stat
 from lab.worker import strategies
-from lab.worker.context import Progress, RankContext
-from lab.worker.data.dataset import Dataset
-from lab.worker.data.loader import Batch, FastLoader
+from lab.worker.data.loader import FastLoader
 from lab.worker.measure.clock import FloatArray, stat, synchronize
 from lab.worker.measure.ddp_hook import BucketRecorder, Buckets
 from lab.worker.measure.overlap import Exposure
 from lab.worker.optim import autocast
-from lab.worker.train import Training
+from lab.worker.train import RankJob, Training
 
 # With fewer rounds a median has no interval; more would tell little more of one job.
 ROUNDS = (5, 12)
 SHARE_OF_RUN = 0.25
+READY_ROUNDS = 7
 
 
 @dataclass(frozen=True)
 class Probe:
-    """Rounds of two ways to do forward and backward, on one rank: `spans` is (rounds, 2 ways, begin and end) in s."""
+    """Rounds of forward and backward with and without the exchange on one rank.
+
+    `spans` is (rounds, with and without, begin and end) in s.
+    """
 
     spans: FloatArray
-    buckets: Buckets | None  # of the first way, where ranks exchange anything
+    buckets: Buckets | None  # of the passes with the exchange, on several ranks
 
-    def moved(self, shift: Callable[[FloatArray], FloatArray]) -> Probe:
+    def shifted(self, shift: Callable[[FloatArray], FloatArray]) -> Probe:
         """The same on another clock."""
         return Probe(shift(self.spans), self.buckets.shifted(shift) if self.buckets else None)
 
 
-def probe(
-    training: Training,
-    run: Run,
-    place: RankContext,
-    *,
-    device: torch.device,
-    dataset: Dataset,
-    progress: Progress,
-) -> Probe | None:
-    """Time rounds of the wrapped model against the same without its exchange; None where there is nothing to compare.
+def probe(training: Training, job: RankJob) -> Probe | None:
+    """Time rounds of the wrapped model against the same without its exchange; None where nothing can be compared.
 
-    On several ranks the second way is the wrapped model that does not synchronise, on one it is the bare model: hooks
-    that DDP left at its parameters return at once. The order in a round is random and equal on all ranks, which meet
-    before each part. No step is taken, gradients are dropped, and the model must not be used to train afterwards.
+    On several ranks the second way is the wrapped model without synchronisation, on one it is the bare model. No step is
+    taken, gradients are dropped, and the model must not be used to train afterwards.
     """
-    strategy = strategies.get(run.strategy)
+    run, strategy = job.run, strategies.get(job.run.strategy)
     if not strategy.comparable or (run.world_size == 1 and run.compile):
         return None  # the bare model would have to be compiled first
-    batch = FastLoader(dataset.train, run=run, rank=place.rank).micro_batch(0, 0).to(device)
+    forward_backward = partial(_forward_backward, job, _first_batch(job))
 
-    def pass_through(model: Callable[..., torch.Tensor]) -> None:
-        with autocast(run, device):
-            loss = model(*batch)
-        loss.backward()
-
-    def without() -> None:
+    def without_exchange() -> None:
         if run.world_size == 1:
-            return pass_through(training.model)
-        with strategy.no_sync(training.parallel):
-            return pass_through(training.forward)
+            # Hooks that DDP left at the model's parameters return at once.
+            forward_backward(training.model)
+        else:
+            with strategy.no_sync(training.parallel):
+                forward_backward(training.forward)
 
     training.model.train()
-    ways = (lambda: pass_through(training.forward), without)
-    # A round costs two micro-batches, a step grad_accum of them; one more round warms up after the evaluation.
-    rounds = int(np.clip(SHARE_OF_RUN * run.steps * run.grad_accum / 2, *ROUNDS)) + 1
-    spans = _rounds(
-        ways, rounds, seed=run.seed, training=training, device=device, progress=progress
-    )
-    recorder = training.recorder
-    return Probe(
-        spans[1:], recorder.take().after(1) if isinstance(recorder, BucketRecorder) else None
-    )
-
-
-def _rounds(
-    ways: Sequence[Callable[[], None]],
-    rounds: int,
-    *,
-    seed: int,
-    training: Training,
-    device: torch.device,
-    progress: Progress,
-) -> FloatArray:
-    orders = np.random.default_rng(seed).permuted(
-        np.tile(np.arange(len(ways)), (rounds, 1)), axis=1
-    )
+    ways = (lambda: forward_backward(training.forward), without_exchange)
+    # A round costs two micro-batches, a step grad_accum of them. One more round warms up after the evaluation.
+    rounds = 1 + int(np.clip(SHARE_OF_RUN * run.steps * run.grad_accum / 2, *ROUNDS))
+    # Random, so that no periodic load favours a way, and from the seed, so that all ranks do the same.
+    orders = np.random.default_rng(run.seed).permuted(np.tile([0, 1], (rounds, 1)), axis=1)
     marks = []
     for number, order in enumerate(orders):
         for way in order:
-            _drop_gradients(training)
-            synchronize(device)
+            _drop_gradients(training.model)
+            # Each pass begins with an idle device and when all ranks are there: a rank that is behind would make
+            # its wait a cost of the exchange.
+            synchronize(job.device)
             dist.barrier()
             begin = training.clock.now()
             ways[way]()
             marks += [begin, training.clock.now()]
-        progress("comparing", number + 1, rounds)
-    _drop_gradients(training)
+        job.progress("comparing", number + 1, rounds)
+    _drop_gradients(training.model)
     in_time = training.clock.seconds(marks).reshape(rounds, len(ways), 2)
-    return np.take_along_axis(in_time, np.argsort(orders, axis=1)[:, :, None], axis=1)
+    spans = np.take_along_axis(in_time, np.argsort(orders, axis=1)[:, :, None], axis=1)
+    recorder = training.recorder
+    buckets = recorder.take().after(1) if isinstance(recorder, BucketRecorder) else None
+    return Probe(spans[1:], buckets)
 
 
-def _drop_gradients(training: Training) -> None:
-    for parameter in training.model.parameters():
+def _first_batch(job: RankJob) -> Any:
+    loader = FastLoader(job.dataset.train, run=job.run, rank=job.context.rank)
+    return loader.micro_batch(0, 0).to(job.device)
+
+
+def _forward_backward(job: RankJob, batch: Any, model: Callable[..., torch.Tensor]) -> None:
+    with autocast(job.run, job.device):
+        loss = model(*batch)
+    loss.backward()
+
+
+def _drop_gradients(model: nn.Module) -> None:
+    for parameter in model.parameters():
         parameter.grad = None
 
 
 def costs(probes: Sequence[Probe]) -> dict[str, Stat]:
-    """Fields of Communication from the rounds of all ranks on one clock.
-
-    A part of a round lasts from when the last rank began to when the last one ended. Its exposed communication is
-    that of the rank whose gradients came last: the waits of the others for it are no cost of the exchange.
-    """
+    """Fields of Communication from the rounds of all ranks on one clock."""
     spans = np.stack([probe.spans for probe in probes])
+    # A pass lasts from when the last rank began to when the last one ended.
     lasted = spans[..., 1].max(axis=0) - spans[..., 0].max(axis=0)
+    # Paired by round: what disturbs both ways of a round cancels, which blocks one after the other would not.
     difference = lasted[:, 0] - lasted[:, 1]
     buckets = [probe.buckets for probe in probes if probe.buckets is not None]
     if not buckets:
         return {"ddp_overhead_time": stat(difference)}
     exposure = Exposure.from_buckets(buckets)
+    # Of the rank whose gradients came last: the waits of the others for it are no cost of the exchange.
     exposed = exposure.exposed[exposure.ready.argmax(axis=0), np.arange(len(difference))]
     return {
         "sync_cost": stat(difference),
@@ -139,78 +129,54 @@ def costs(probes: Sequence[Probe]) -> dict[str, Stat]:
 
 
 def methods_agree(communication: Communication) -> bool | None:
-    """The check of the same name: what was exposed is no more than what synchronising cost, within their intervals.
-
-    The cost may be larger: it holds the compute that communication slowed. None where there are no intervals.
-    """
+    """Whether exposed communication is at most the cost of synchronising, within their intervals; None without these."""
     cost, exposed = communication.sync_cost, communication.sync_exposed
     if cost is None or exposed is None or cost.interval is None or exposed.interval is None:
         return None
+    # One-sided, as the cost also holds the compute that communication slowed.
     return exposed.interval[0] <= cost.interval[1]
 
 
-READY_ROUNDS = 7
+def readiness(training: Training, job: RankJob) -> list[Gradient] | None:
+    """The gradients of a backward pass in the order of their readiness, each with the share of the pass over by then.
 
-
-def readiness(
-    training: Training, run: Run, place: RankContext, *, device: torch.device, dataset: Dataset
-) -> list[Gradient] | None:
-    """The gradients of a backward pass in the order in which they are ready, each by its share of the pass that is over then.
-
-    None on several ranks, where the run is compiled, as the bare model is not, and for a pipeline, whose schedule does
-    the backward pass itself. Medians over rounds after training: no step is taken, gradients are dropped.
+    Medians over rounds after training: no step is taken, gradients are dropped. None on several ranks, of a compiled
+    run, whose bare model is not, and of a pipeline, whose schedule does the backward pass itself.
     """
+    run, model, clock = job.run, training.model, training.clock
     if run.world_size > 1 or run.compile or STRATEGIES[run.strategy].splits == "layers":
         return None
-    model, clock = training.model, training.clock
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    batch = FastLoader(dataset.train, run=run, rank=place.rank).micro_batch(0, 0).to(device)
-    marks: list[object] = [None] * len(parameters)
+    batch = _first_batch(job)
+    marks: list[Any] = [None] * len(parameters)
 
-    def stamp(place: int, _: torch.Tensor) -> None:
-        marks[place] = clock.now()
+    def stamp(index: int, _: torch.Tensor) -> None:
+        marks[index] = clock.now()
 
     hooks = [
-        parameter.register_post_accumulate_grad_hook(partial(stamp, nth))
-        for nth, parameter in enumerate(parameters)
+        parameter.register_post_accumulate_grad_hook(partial(stamp, index))
+        for index, parameter in enumerate(parameters)
     ]
     model.train()
+    rounds = []
     try:
-        shares = [
-            _round(model, batch, run, device, now=clock.now, marks=marks, seconds=clock.seconds)
-            for _ in range(READY_ROUNDS + 1)
-        ]
+        for _ in range(1 + READY_ROUNDS):
+            _drop_gradients(model)
+            with autocast(run, job.device):
+                loss = model(*batch)
+            marks[:] = [None] * len(marks)
+            begin = clock.now()
+            loss.backward()
+            end = clock.now()
+            stamped = [index for index, mark in enumerate(marks) if mark is not None]
+            times = clock.seconds([begin, *(marks[index] for index in stamped), end])
+            shares = np.ones(len(marks))  # for gradients that never come, the end
+            shares[stamped] = np.clip((times[1:-1] - times[0]) / (times[-1] - times[0]), 0.0, 1.0)
+            rounds.append(shares)
     finally:
         for hook in hooks:
             hook.remove()
-        for parameter in parameters:
-            parameter.grad = None
-    ready = np.median(shares[1:], axis=0)
+        _drop_gradients(model)
+    ready = np.median(rounds[1:], axis=0)  # the first round warms up
     order = np.argsort(ready, kind="stable")
-    return [Gradient(ready=float(ready[nth]), bytes=parameters[nth].nbytes) for nth in order]
-
-
-def _round(
-    model: nn.Module,
-    batch: Batch,
-    run: Run,
-    device: torch.device,
-    *,
-    now: Callable[[], object],
-    marks: list[object],
-    seconds: Callable[[list[object]], np.ndarray],
-) -> np.ndarray:
-    """Of each parameter the share of one backward pass after which its gradient was there; 1 where none came."""
-    for parameter in model.parameters():
-        parameter.grad = None
-    with autocast(run, device):
-        loss = model(*batch)
-    marks[:] = [None] * len(marks)
-    begin = now()
-    loss.backward()
-    end = now()
-    came = [nth for nth, mark in enumerate(marks) if mark is not None]
-    found = np.ones(len(marks))
-    times = seconds([begin, *(marks[nth] for nth in came), end])
-    found[came] = np.clip((times[1:-1] - times[0]) / (times[-1] - times[0]), 0.0, 1.0)
-    return found
+    return [Gradient(ready=float(ready[index]), bytes=parameters[index].nbytes) for index in order]

@@ -1,4 +1,4 @@
-"""The one training loop; how ranks work together is a strategy, a field of the Run."""
+"""The training loop, one for every strategy; how ranks work together is the strategy's part."""
 
 from __future__ import annotations
 
@@ -24,17 +24,29 @@ from lab.worker.data.dataset import Dataset
 from lab.worker.data.loader import FastLoader, loader_for
 from lab.worker.distributed import mean_over_ranks
 from lab.worker.emulation import Pauses, Sleeper
-from lab.worker.environment import CpuUse, cpu_use
-from lab.worker.measure.clock import Clock, FloatArray, clock_for
+from lab.worker.environment import CpuUse, StateBytes, cpu_use
+from lab.worker.measure.clock import Clock, CudaClock, FloatArray, HostClock
 from lab.worker.measure.collective_trace import CallRecorder, Calls
 from lab.worker.measure.ddp_hook import BucketRecorder, Buckets
 from lab.worker.optim import autocast, checkpoint_blocks, learning_rate
 from lab.worker.resume import Checkpoints
+from lab.worker.strategies.base import Setup
+
+
+@dataclass(frozen=True)
+class RankJob:
+    """One rank's part of a run, as every stage of the job needs it."""
+
+    run: Run
+    context: RankContext
+    device: torch.device
+    dataset: Dataset
+    progress: Progress
 
 
 @dataclass(frozen=True)
 class Training:
-    """What one rank saw while it trained; arrays but `loss` are by step from `first_step` on, times in seconds."""
+    """What one rank measured while it trained; arrays but `loss` are by step from `first_step` on, times in s."""
 
     model: nn.Module
     parallel: nn.Module  # the model as its strategy wraps it
@@ -44,7 +56,7 @@ class Training:
     laps: dict[str, FloatArray]
     sent: Buckets | Calls | None  # None where nothing is sent
     cpu_time: FloatArray
-    first_step: int  # 0, or from where an interrupted training went on
+    first_step: int  # 0, or that from which an interrupted training went on
     rank_loss: FloatArray  # mean over this rank's samples
     loss: FloatArray  # of every step, mean over the global batch
     learning_rate: FloatArray
@@ -52,60 +64,56 @@ class Training:
     setup_time: float  # s, from the start of this process to its first step
     use: CpuUse  # over the measured steps
     peak_memory: list[int]  # of each device
-    held: environment.StateBytes
+    state: StateBytes
     parameters: int  # of the whole model
 
 
-def train(
-    run: Run,
-    place: RankContext,
-    *,
-    device: torch.device,
-    dataset: Dataset,
-    progress: Progress,
-    folder: Path | None = None,
-    pauses: Pauses | None = None,
-) -> Training:
-    """Train this rank's share of the run; raises LabError that names the first step whose loss is not finite.
+def train(job: RankJob, *, folder: Path | None = None, pauses: Pauses | None = None) -> Training:
+    """Train this rank's part of the run; raises LabError with the first step whose loss is not finite.
 
-    Checkpoints lie in the repeat's `folder`; training goes on from the newest of them, and what is measured by step is
-    measured from there on, with a warm-up of its own. With `pauses` the model sleeps instead of computing, and leaves none.
+    Checkpoints are kept in the repeat's `folder`. Training goes on from the newest of them, and what is measured by step
+    is measured from there on, after a warm-up of its own. With `pauses` the model sleeps instead of computing, and
+    leaves no checkpoint.
     """
+    run, context, device, progress = job.run, job.context, job.device, job.progress
     torch.manual_seed(run.seed)
-    model = models.build(run, dataset).to(device)
-    parameters = sum(
-        parameter.numel() for parameter in model.parameters() if parameter.requires_grad
-    )
+    model = models.build(run, job.dataset).to(device)
+    # Before the strategy shards it.
+    parameters = sum(p.numel() for p in model.parameters() if p.requires_grad)
     # The same weights everywhere, but the same dropout only where ranks see the same samples.
-    torch.manual_seed(run.seed + 1 + place.rank % run.data_parallel_size)
+    torch.manual_seed(run.seed + 1 + context.rank % run.data_parallel_size)
     if run.activation_checkpointing:
         checkpoint_blocks(model)
     if pauses is not None:
         model = Sleeper(model, pauses)
-    clock = clock_for(device)
+    clock = CudaClock() if device.type == "cuda" else HostClock()
     strategy = strategies.get(run.strategy)
     recorder = strategy.recorder(clock, world_size=run.world_size)
-    parallel = strategy.wrap(model, run=run, device=device, clock=clock, recorder=recorder)
-    model = strategy.unwrap(parallel)  # of a pipeline, this rank's part
+    parallel = strategy.wrap(model, Setup(run, device, clock, recorder))
+    model = strategy.unwrap(parallel)  # of a pipeline, this rank's stage
+    # After wrapping: torch splits the graph of a DDP module at its buckets, which keeps the overlap.
     forward = torch.compile(parallel) if run.compile and pauses is None else parallel
+    # After wrapping, as sharding replaces parameters.
     optimizer = (
         model.optimizer() if isinstance(model, Sleeper) else strategy.optimizer(parallel, run)
     )
+    # Gradients below fp16's smallest number would be lost; without fp16 the scaler passes everything through.
     scaler = torch.amp.GradScaler(device.type, enabled=run.precision == "fp16")
-    loader = loader_for(dataset, run=run, rank=place.rank)
-    # Room made at once: small tensors kept from each step would split the heap and let the resident memory grow.
+    loader = loader_for(job.dataset, run=run, rank=context.rank)
+    # Room made at once: small tensors kept from each step would split the heap and let resident memory grow.
     losses = torch.zeros(run.steps, run.grad_accum, device=device)
     norms = torch.zeros(run.steps, device=device)
-    # On a GPU the host would wait for it; the first stage of a pipeline never sees it, and a sleeper has none.
+    # Reading the loss for the display must cost nothing: on a GPU the host would wait for it, the first stage of a
+    # pipeline never gets it, and a sleeper has none.
     pipelined = STRATEGIES[run.strategy].splits == "layers"
     loss_is_near = device.type == "cpu" and not pipelined and pauses is None
     rates, cpu_times = [], []
     checkpoints = Checkpoints(
         folder if pauses is None else None,
         run=run,
-        place=place,
+        place=context,
         device=device,
-        dataset=dataset,
+        dataset=job.dataset,
         model=model,
         optimizer=optimizer,
         scaler=scaler,
@@ -114,12 +122,15 @@ def train(
     )
     first = checkpoints.resume()
     measured_from = first + run.warmup_steps
+    # Last before the first step: what preparing took is no part of the training's peak.
     environment.reset_peak(device)
-    setup_time, before = age(), cpu_use(place.cores)
+    setup_time, use_before = age(), cpu_use(context.cores)
 
     for step in range(first, run.steps):
         if step == measured_from:
-            before = cpu_use(place.cores)
+            # What other processes take is judged over the measured steps only.
+            use_before = cpu_use(context.cores)
+        # No barrier: a user's loop has none, and it would hide the wait for stragglers from the clock.
         cpu_start = time.process_time()
         clock.start()
         rate = learning_rate(run, step)
@@ -129,39 +140,47 @@ def train(
         for micro in range(run.grad_accum):
             batch = loader.micro_batch(step, micro)
             if device.type == "cuda":
-                batch = batch.pin_memory()
+                batch = batch.pin_memory()  # from pageable memory the host would wait for the copy
             clock.lap("data")
             batch = batch.to(device)
             clock.lap("h2d")
-            # Gradients meet once per step, in the backward pass of its last micro-batch.
-            with nullcontext() if micro == run.grad_accum - 1 else strategy.no_sync(parallel):
+            # Gradients meet once per step, in the backward pass of its last micro-batch. DDP reads this when the
+            # forward pass begins, FSDP in the backward pass: both stand inside.
+            last = micro == run.grad_accum - 1
+            with nullcontext() if last else strategy.no_sync(parallel):
                 with autocast(run, device):
                     loss = forward(*batch)
                 clock.lap("forward")
+                # Divided here, so that accumulated gradients are those of the whole batch.
                 scaler.scale(loss / run.grad_accum).backward()
                 clock.lap("backward")
-            losses[step, micro] = (
-                loss.detach()
-            )  # stays on the device: reading it here would make the host wait
+            # It stays on the device: reading it would make the host wait, and stop it from launching ahead.
+            losses[step, micro] = loss.detach()
+        # What is exchanged after the backward pass counts as backward, as DDP's exchange does.
         strategy.synchronize(parallel)
         clock.lap("backward")
-        scaler.unscale_(optimizer)
-        # The time that clipping takes is part of the optimizer's pause.
+        scaler.unscale_(optimizer)  # before clipping, whose norm is that of true gradients
+        # A sleeper's pause for the optimizer holds the time that clipping takes.
         norms[step] = strategy.clip(parallel, run.grad_clip) if pauses is None else math.nan
         scaler.step(optimizer)
         scaler.update()
-        optimizer.zero_grad(set_to_none=True)
+        optimizer.zero_grad(
+            set_to_none=True
+        )  # frees them, and saves the next backward pass an addition
+        # The last lap ends the step: notes, display and checkpoints are not timed.
         clock.lap("optimizer")
         rates.append(rate)
         cpu_times.append(time.process_time() - cpu_start)
-        seen = float(losses[step].mean()) if loss_is_near else None
-        progress("measuring" if step >= measured_from else "warm-up", step + 1, run.steps, seen)
+        shown = float(losses[step].mean()) if loss_is_near else None
+        progress("measuring" if step >= measured_from else "warm-up", step + 1, run.steps, shown)
         checkpoints.after(step + 1)
 
     loader.close()
+    # Only now are marks read: on CUDA that waits for the device.
     laps = clock.read()
     sent = recorder.take() if recorder else None
-    use = cpu_use(place.cores).since(before)
+    use = cpu_use(context.cores).since(use_before)
+    # Before anything else allocates: evaluation and checks have peaks of their own.
     peak_memory = environment.peak_memory(device, run.devices)
     rank_loss = _values(strategy.all_losses(losses)).mean(axis=1)
     mean_loss = mean_over_ranks(rank_loss, device=device)
@@ -184,41 +203,32 @@ def train(
         setup_time=setup_time,
         use=use,
         peak_memory=peak_memory,
-        held=environment.state_bytes(model, optimizer),
+        state=environment.state_bytes(model, optimizer),
         parameters=parameters,
     )
 
 
-def evaluate(
-    model: nn.Module,
-    run: Run,
-    place: RankContext,
-    *,
-    device: torch.device,
-    dataset: Dataset,
-    progress: Progress,
-) -> tuple[float, float | None]:
-    """Mean loss on `eval_batches` global batches of held-out samples, split over the ranks; the same on each rank.
+def evaluate(model: nn.Module, job: RankJob) -> tuple[float, float | None]:
+    """Mean loss on `eval_batches` global batches of held-out samples, split over the ranks, and a classifier's accuracy.
 
-    Of a classifier also the share of samples whose class it finds, else None.
+    The same on each rank.
     """
-    batches = list(FastLoader(dataset.held_out, run=run, rank=place.rank).evaluation())
+    batches = list(
+        FastLoader(job.dataset.held_out, run=job.run, rank=job.context.rank).evaluation()
+    )
     scores = []
     model.eval()
-    _share_buffers(model)
-    with torch.no_grad(), autocast(run, device):
-        for number, batch in enumerate(batches, start=1):
-            scores.append(torch.stack(models.score(model, *batch.to(device))))
-            progress("evaluating", number, len(batches))
-    loss, accuracy = mean_over_ranks(_values(torch.stack(scores)), device=device).mean(axis=0)
-    return float(loss), None if np.isnan(accuracy) else float(accuracy)
-
-
-def _share_buffers(model: nn.Module) -> None:
-    """Give all ranks the running statistics of rank 0: each has its own since the last step, and one model is evaluated."""
     if dist.is_initialized():
+        # Running statistics differ by rank since the last step: all ranks evaluate one model, rank 0's.
         for buffer in model.buffers():
             dist.broadcast(buffer, src=0)
+    with torch.no_grad(), autocast(job.run, job.device):
+        for number, batch in enumerate(batches, start=1):
+            scores.append(torch.stack(models.score(model, *batch.to(job.device))))
+            job.progress("evaluating", number, len(batches))
+    means = mean_over_ranks(_values(torch.stack(scores)), device=job.device)
+    loss, accuracy = means.mean(axis=0).tolist()
+    return loss, None if math.isnan(accuracy) else accuracy
 
 
 def _values(tensor: torch.Tensor) -> FloatArray:
@@ -231,6 +241,7 @@ def _require_finite(loss: FloatArray, run: Run) -> None:
     if len(wrong):
         step = int(wrong[0])
         raise LabError(
-            f"the loss is {loss[step]} at step {step} of {run.steps} (precision {run.precision}, learning_rate {run.learning_rate}): "
+            f"the loss is {loss[step]} at step {step} of {run.steps} (precision {run.precision}, "
+            f"learning_rate {run.learning_rate}): "
             "try a lower learning_rate, more lr_warmup_steps, or precision fp32"
         )

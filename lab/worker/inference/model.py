@@ -20,7 +20,7 @@ from lab.worker.data.tokenizer import load_tokenizer
 from lab.worker.inference.generate import Sampling, by_length, generate
 from lab.worker.models import build
 from lab.worker.models.gpt import GPT
-from lab.worker.train import train
+from lab.worker.train import RankJob, train
 
 # The fields of an inference run that say how its model is trained.
 TRAINING_FIELDS = {
@@ -49,9 +49,7 @@ def trained_model(
     return load_or_build(
         folder,
         lambda: checkpoint.kept_model(folder),
-        lambda: train(
-            training, alone, device=device, dataset=dataset, progress=progress, folder=folder
-        ),
+        lambda: train(RankJob(training, alone, device, dataset, progress), folder=folder),
         waiting=lambda: progress("training", 0, training.steps),
     )
 

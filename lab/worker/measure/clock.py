@@ -1,11 +1,16 @@
-"""The clock of a step, and what its readings on all ranks say about the run."""
+"""The clock of a training step, and the statistics of its phases over all ranks.
+
+A clock must not change what it measures. It only takes marks while the model trains: the host's time on CPU, events on
+the current stream on CUDA, where waiting for the device at every phase would forbid the overlap that is to be seen.
+The arithmetic is done when training is over.
+"""
 
 from __future__ import annotations
 
 import itertools
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +20,6 @@ from lab.records.schema import PHASES, Stat, Timing
 from lab.records.statistics import bootstrap_interval
 
 FloatArray = npt.NDArray[np.float64]
-Mark = TypeVar("Mark")
 
 PHASES_TOLERANCE = 0.02
 MIN_STEPS_FOR_INTERVAL = 5
@@ -24,162 +28,131 @@ _LARGEST_RESAMPLING = 20_000_000  # numbers drawn for one interval at most
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait until a GPU has done all that was launched on it; on CPU each call returns when its work is done."""
+    """Wait until a GPU has done all that was launched on it; a CPU has when a call returns."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
-class Clock(Protocol):
-    """Splits each step into phases without waiting for anything."""
+class Clock:
+    """Splits each step into phases without waiting for anything; the kind of mark is the subclass's own."""
 
-    def start(self) -> None:
-        """Begin a step."""
-
-    def lap(self, phase: str) -> None:
-        """Count what passed since the last mark of this step as `phase`; a step ends with its last lap."""
-
-    def read(self) -> dict[str, FloatArray]:
-        """Seconds by step for each phase, `step_time`, and `start` as seen from the first step's start."""
+    def __init__(self) -> None:
+        self._steps: list[list[tuple[str, Any]]] = []  # of each step its start and its laps
 
     def now(self) -> Any:
-        """A mark of this moment in the work of the device, to be read with `seconds` when training is over."""
+        """A mark of this moment in the work of the device, for `seconds` to read after training."""
+        raise NotImplementedError
 
     def seconds(self, marks: Sequence[Any]) -> FloatArray:
         """Marks, each near the one before it, as seconds of this host's `perf_counter`."""
+        raise NotImplementedError
 
-    def phases(self, step: int) -> list[tuple[str, float, float]]:
-        """The laps of one step with begin and end in seconds of this host's `perf_counter`."""
+    def _between(self, begin: Any, end: Any) -> float:
+        raise NotImplementedError
+
+    def start(self) -> None:
+        """Begin a step."""
+        self._steps.append([("", self.now())])
+
+    def lap(self, phase: str) -> None:
+        """Count the time since the last mark of this step as `phase`; a step ends with its last lap."""
+        self._steps[-1].append((phase, self.now()))
 
     def position(self) -> tuple[int, int]:
-        """The step and the lap of it that are under way; a step of -1 before the first."""
-
-    def phase_of(self, position: tuple[int, int]) -> str:
-        """What a lap was counted as, now that it is over."""
-
-
-class _MarkingClock(Generic[Mark]):
-    """Keeps marks in time while training and does the arithmetic afterwards."""
-
-    def __init__(self) -> None:
-        self._steps: list[list[tuple[str, Mark]]] = []
-
-    def _now(self) -> Mark:
-        raise NotImplementedError
-
-    def _seconds(self, begin: Mark, end: Mark) -> float:
-        raise NotImplementedError
-
-    def now(self) -> Mark:
-        return self._now()
-
-    def seconds(self, marks: Sequence[Mark]) -> FloatArray:
-        raise NotImplementedError
-
-    def phases(self, step: int) -> list[tuple[str, float, float]]:
-        marks = self._steps[step]
-        # Over the starts of all steps before it, for the sake of CUDA's 32-bit milliseconds.
-        times = self.seconds(
-            [*(earlier[0][1] for earlier in self._steps[:step]), *(mark for _, mark in marks)]
-        )[step:].tolist()
-        return [
-            (phase, begin, end)
-            for (phase, _), (begin, end) in zip(marks[1:], itertools.pairwise(times), strict=True)
-        ]
-
-    def position(self) -> tuple[int, int]:
+        """The numbers of the step and of its lap under way; step -1 before the first."""
         return len(self._steps) - 1, len(self._steps[-1]) if self._steps else 0
 
     def phase_of(self, position: tuple[int, int]) -> str:
+        """The phase of a lap that is over: its name is known only at its end."""
         step, lap = position
         return self._steps[step][lap][0]
 
-    def start(self) -> None:
-        self._steps.append([("", self._now())])
-
-    def lap(self, phase: str) -> None:
-        self._steps[-1].append((phase, self._now()))
+    def phases(self, step: int) -> list[tuple[str, float, float]]:
+        """The laps of a step: phase, begin and end in seconds of this host's `perf_counter`."""
+        marks = [mark for _, mark in self._steps[step]]
+        # From start to start: an event's 32-bit milliseconds lose digits over a long distance.
+        starts = [laps[0][1] for laps in self._steps[:step]]
+        times = self.seconds([*starts, *marks])[step:].tolist()
+        names = [phase for phase, _ in self._steps[step][1:]]
+        return [(name, *ends) for name, ends in zip(names, itertools.pairwise(times), strict=True)]
 
     def read(self) -> dict[str, FloatArray]:
+        """Seconds by step: each phase, `step_time`, and `start` since the start of the first step."""
         laps = {name: np.zeros(len(self._steps)) for name in (*PHASES, "step_time", "start")}
-        for number, marks in enumerate(self._steps):
+        for step, marks in enumerate(self._steps):
             for (_, begin), (phase, end) in itertools.pairwise(marks):
-                laps[phase][number] += self._seconds(begin, end)
-            laps["step_time"][number] = self._seconds(marks[0][1], marks[-1][1])
-            if number:
-                # From step to step: the distance to the first would lose digits in CUDA's 32-bit milliseconds.
-                last = self._steps[number - 1]
-                gap = self._seconds(last[-1][1], marks[0][1])
-                laps["start"][number] = (
-                    laps["start"][number - 1] + laps["step_time"][number - 1] + gap
-                )
+                laps[phase][step] += self._between(begin, end)
+            laps["step_time"][step] = self._between(marks[0][1], marks[-1][1])
+            if step:
+                # From step to step, for the sake of 32-bit milliseconds as above.
+                gap = self._between(self._steps[step - 1][-1][1], marks[0][1])
+                end_of_last = laps["start"][step - 1] + laps["step_time"][step - 1]
+                laps["start"][step] = end_of_last + gap
+        # By difference, so that the phases of a step add up to it exactly.
         laps["other"] = laps["step_time"] - sum(laps[phase] for phase in PHASES if phase != "other")
         return laps
 
 
-class HostClock(_MarkingClock[float]):
-    """The clock for CPU ranks, where each call returns when its work is done."""
+class HostClock(Clock):
+    """The clock of CPU ranks, where a call returns when its work is done; marks are `perf_counter`."""
 
-    def _now(self) -> float:
+    def now(self) -> float:
+        """The time of the host."""
         return time.perf_counter()
-
-    def _seconds(self, begin: float, end: float) -> float:
-        return end - begin
 
     def seconds(self, marks: Sequence[float]) -> FloatArray:
         """The marks as they are: `perf_counter` is one clock for all processes of a host."""
         return np.asarray(marks, dtype=np.float64)
 
+    def _between(self, begin: float, end: float) -> float:
+        return end - begin
 
-class CudaClock(_MarkingClock[torch.cuda.Event]):
-    """The clock for CUDA ranks: events on the current stream, read when training is over.
 
-    A phase is the time that it takes on the device, with waits for the host: `data` is what the device waits for
-    a batch, and nothing where the host is ahead of it. Host and device meet in two anchors, when the clock is made
-    and when marks are read.
+class CudaClock(Clock):
+    """The clock of CUDA ranks: events on the current stream.
+
+    A phase is its time on the device, waits for the host included: `data` is what the device waits for a batch, and
+    nothing where the host runs ahead of it. Two anchors, taken when the clock is made and when marks are read, tie the
+    device's time to the host's.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self._begin = self._anchor()
 
-    def _anchor(self) -> tuple[torch.cuda.Event, float]:
-        torch.cuda.synchronize()
-        event = self._now()
-        event.synchronize()
-        return event, time.perf_counter()
-
-    def _now(self) -> torch.cuda.Event:
+    def now(self) -> torch.cuda.Event:
+        """An event on the current stream, which the host does not wait for."""
         event = torch.cuda.Event(enable_timing=True)
         event.record()
         return event
 
-    def _seconds(self, begin: torch.cuda.Event, end: torch.cuda.Event) -> float:
-        return float(begin.elapsed_time(end)) / 1e3
-
     def read(self) -> dict[str, FloatArray]:
-        """Wait for the device, then as the other clocks."""
+        """As the base class, once the device has passed all events."""
         torch.cuda.synchronize()
         return super().read()
 
     def seconds(self, marks: Sequence[torch.cuda.Event]) -> FloatArray:
-        """Wait for the device, then sum the distances from mark to mark, at the rate of the two clocks between the anchors."""
+        """The sum of the distances from mark to mark; waits for the device."""
         event, host = self._begin
         last_event, last_host = self._anchor()
-        rate = (last_host - host) / self._seconds(event, last_event)
-        distances = [
-            self._seconds(begin, end) for begin, end in itertools.pairwise([event, *marks])
-        ]
-        times: FloatArray = host + rate * np.cumsum(distances)
-        return times
+        # The device's oscillator is not the host's: their rate is taken as even between the anchors.
+        rate = (last_host - host) / self._between(event, last_event)
+        pairs = itertools.pairwise([event, *marks])
+        return host + rate * np.cumsum([self._between(begin, end) for begin, end in pairs])
 
+    def _between(self, begin: torch.cuda.Event, end: torch.cuda.Event) -> float:
+        return float(begin.elapsed_time(end)) / 1e3  # from ms
 
-def clock_for(device: torch.device) -> Clock:
-    """The clock that is honest on this device."""
-    return CudaClock() if device.type == "cuda" else HostClock()
+    def _anchor(self) -> tuple[torch.cuda.Event, float]:
+        # With an idle device the event passes at once, so that both clocks speak of one moment.
+        torch.cuda.synchronize()
+        event = self.now()
+        event.synchronize()
+        return event, time.perf_counter()
 
 
 def stat(values: FloatArray) -> Stat:
-    """Median, percentiles and the percentile-bootstrap interval of the median (Efron, 1979); the interval's seed is fixed."""
+    """Median, percentiles and the bootstrap interval of the median, None for too few values."""
     p10, median, p90 = (float(value) for value in np.percentile(values, [10, 50, 90]))
     interval = None
     if len(values) >= MIN_STEPS_FOR_INTERVAL:
@@ -201,14 +174,16 @@ def timing(
     peak_source: str | None,
     devices: int | None = None,
 ) -> Timing:
-    """What all ranks' readings say together; each array is (ranks, steps), in seconds, warm-up included.
+    """The record's timing from all ranks' clocks; `laps` are (ranks, steps) in s, with warm-up.
 
     A synchronous step ends with its slowest rank, so a step's time and phases are those of that rank. Rates are per
-    median step. `peak_flops` is that of one device; there are as many as ranks where `devices` does not say otherwise.
+    median step. `peak_flops` is that of one device; there are as many as ranks unless `devices` says otherwise.
     """
+    # Warm-up steps compile, allocate, rebuild DDP's buckets and fill caches: none is like the others.
     measured = {name: values[:, warmup_steps:] for name, values in laps.items()}
     ranks, steps = measured["step_time"].shape
     slowest = measured["step_time"].argmax(axis=0)
+    # All phases from one rank: each phase's own maximum would add up to more than the step.
     of_slowest = {name: values[slowest, np.arange(steps)] for name, values in measured.items()}
     step = stat(of_slowest["step_time"])
     wall = measured["start"][:, -1] + measured["step_time"][:, -1] - measured["start"][:, 0]
@@ -236,8 +211,6 @@ def timing(
 
 
 def phases_close(timing: Timing) -> bool:
-    """The check of the same name: the named phases explain the step, what is left to `other` is 2 % of it at most.
-
-    Step by step the phases and `other` add up exactly; their medians need not, least where other load disturbs steps.
-    """
+    """Whether the named phases explain the step: at most 2 % of it are left to `other`."""
+    # Each step adds up exactly, but the medians of its phases need not, where other load disturbs steps.
     return abs(timing.phases["other"].median) <= PHASES_TOLERANCE * timing.step.median

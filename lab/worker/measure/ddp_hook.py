@@ -1,6 +1,10 @@
-"""The gradients of a rank on their way: a DDP hook that stamps each bucket, and what was stamped."""
+"""DDP's communication hook, which stamps when each bucket of gradients is ready, launched and reduced.
 
-# No `from __future__ import annotations` here: DDP compares the annotations of a hook with types, not with their names.
+This is the primary measure of exposed communication: the wait between the last bucket's stamp and the end of the
+backward pass. DDP's own log speaks of the step before, and of "communication" even with one rank.
+"""
+
+# No `from __future__ import annotations`: DDP compares the annotations of a hook with types.
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
@@ -19,7 +23,7 @@ IntArray = npt.NDArray[np.int64]
 
 
 class Sent(NamedTuple):
-    """A bucket that was handed to the link: its average over the ranks in the future, its bytes on the link."""
+    """A bucket handed to the link: the future of its average over the ranks, its bytes on the link."""
 
     future: Future[Any]
     bytes: int
@@ -30,9 +34,9 @@ Exchange = Callable[[GradBucket], Sent]
 
 @dataclass(frozen=True)
 class Buckets:
-    """What one rank sent, in the order of sending; `step` counts backward passes that synchronize, times are in s.
+    """One rank's buckets in the order of sending; `step` counts synchronizing backward passes, times in s.
 
-    A bucket is `ready` when its last gradient is, is handed to the link at `launch`, and holds the average at `finish`.
+    A bucket is `ready` with its last gradient, handed to the link at `launch`, and holds the average at `finish`.
     """
 
     step: IntArray
@@ -44,22 +48,20 @@ class Buckets:
 
     def shifted(self, shift: Callable[[FloatArray], FloatArray]) -> "Buckets":
         """The same on another clock."""
-        return replace(
-            self, ready=shift(self.ready), launch=shift(self.launch), finish=shift(self.finish)
-        )
+        ready, launch, finish = map(shift, (self.ready, self.launch, self.finish))
+        return replace(self, ready=ready, launch=launch, finish=finish)
 
     def after(self, steps: int) -> "Buckets":
         """Without the first steps."""
-        late = self.step >= steps
-        return Buckets(
-            self.step[late] - steps,
-            *(getattr(self, field.name)[late] for field in fields(self)[1:]),
-        )
+        rest = self._where(self.step >= steps)
+        return replace(rest, step=rest.step - steps)
 
     def of(self, step: int) -> "Buckets":
-        """Of one step alone."""
-        its = self.step == step
-        return Buckets(*(getattr(self, field.name)[its] for field in fields(self)))
+        """Of one step."""
+        return self._where(self.step == step)
+
+    def _where(self, rows: npt.NDArray[np.bool_]) -> "Buckets":
+        return Buckets(*(getattr(self, column.name)[rows] for column in fields(self)))
 
 
 class BucketRecorder:
@@ -74,35 +76,32 @@ class BucketRecorder:
     def send(self, bucket: GradBucket) -> Future[torch.Tensor]:
         """Hand a bucket to the exchange, stamped."""
         assert self.exchange is not None
-        now = self.clock.now
-        ready = now()
+        # DDP calls the hook when the bucket's last gradient is there: its backward compute is over.
+        ready = self.clock.now()
         future, size = self.exchange(bucket)
-        launch = now()
+        # What lies between is the hook's own compute, such as a cast: no time on the link.
+        launch = self.clock.now()
         self._buckets.append(bucket.index())
         self._bytes.append(size)
         self._marks += (ready, launch, None)
         return future.then(partial(self._finish, len(self._marks) - 1))
 
-    def _finish(self, place: int, future: Future[Any]) -> torch.Tensor:
-        # Runs in a thread of the back end, on CUDA with a stream current that waits for the exchange.
-        self._marks[place] = self.clock.now()
+    def _finish(self, index: int, future: Future[Any]) -> torch.Tensor:
+        # Runs in a thread of the back end: the time is that of arrival, not of a wait for it. On CUDA the
+        # current stream is one that waits for the exchange, and so does the event.
+        self._marks[index] = self.clock.now()
         return _average(future)
 
     def take(self) -> Buckets:
-        """What was stamped since the last call, in seconds of this host's `perf_counter`; on CUDA it waits for the device."""
+        """The stamps since the last call, in seconds of `perf_counter`; on CUDA it waits for the device."""
         bucket = np.array(self._buckets, dtype=np.int64)
         ready, launch, finish = self.clock.seconds(self._marks).reshape(-1, 3).T
         # DDP sends its buckets in order: number 0 begins a backward pass.
-        found = Buckets(
-            np.cumsum(bucket == 0) - 1,
-            bucket,
-            ready,
-            launch,
-            finish,
-            np.array(self._bytes, dtype=np.int64),
-        )
+        step = np.cumsum(bucket == 0) - 1
+        size = np.array(self._bytes, dtype=np.int64)
+        buckets = Buckets(step, bucket, ready, launch, finish, size)
         self._buckets, self._bytes, self._marks = [], [], []
-        return found
+        return buckets
 
 
 def recorded(recorder: BucketRecorder, bucket: GradBucket) -> Future[torch.Tensor]:
@@ -117,5 +116,6 @@ def unrecorded(exchange: Exchange, bucket: GradBucket) -> Future[torch.Tensor]:
 
 def _average(future: Future[Any]) -> torch.Tensor:
     value = future.value()
+    # A collective's future holds the list of its tensors, one of a hook the tensor.
     average: torch.Tensor = value[0] if isinstance(value, list | tuple) else value
     return average

@@ -1,10 +1,10 @@
-"""Every step and every bucket or call of every rank as Parquet files."""
+"""Every step and every bucket or call of every rank as Parquet files; times in s, `start` as rank 0 reads it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 
@@ -12,91 +12,53 @@ from lab.worker.measure.clock import FloatArray
 from lab.worker.measure.collective_trace import Calls
 from lab.worker.measure.ddp_hook import Buckets
 
-if TYPE_CHECKING:
-    import pandas as pd
-
-# Times in s; `start` as seen from the start of rank 0's first step. Columns that nothing measures hold nulls.
+# Of steps.parquet, zero at the start of rank 0's first step. Columns that nothing measures hold nulls.
 COLUMNS = (
-    "rank",
-    "step",
-    "warmup",
-    "start",
-    "data",
-    "h2d",
-    "forward",
-    "backward",
-    "optimizer",
-    "other",
-    "step_time",
-    "communication_total",
-    "communication_exposed",
-    "communication_straggler",
-    "cpu_time",
-    "loss",
-    "learning_rate",
-    "grad_norm",
+    *("rank", "step", "warmup", "start"),
+    *("data", "h2d", "forward", "backward", "optimizer", "other", "step_time"),
+    *("communication_total", "communication_exposed", "communication_straggler"),
+    *("cpu_time", "loss", "learning_rate", "grad_norm"),
 )
 
 
 def write_steps(
     ranks: Sequence[Mapping[str, FloatArray]], path: Path, *, warmup_steps: int, first_step: int = 0
 ) -> None:
-    """Write COLUMNS, one row per rank and step from `first_step` on, whole or not at all; raises OSError."""
-    import pandas as pd
-
-    tables = []
-    for rank, columns in enumerate(ranks):
-        steps = np.arange(len(columns["step_time"]))
-        tables.append(
-            pd.DataFrame(
-                {
-                    "rank": rank,
-                    "step": first_step + steps,
-                    "warmup": steps < warmup_steps,
-                    **columns,
-                }
-            )
-        )
-    _write(pd.concat(tables, ignore_index=True).reindex(columns=list(COLUMNS)), path)
+    """Write COLUMNS, a row per rank and step from `first_step` on; raises OSError."""
+    steps = np.arange(len(ranks[0]["step_time"]))
+    numbers = {"step": first_step + steps, "warmup": steps < warmup_steps}
+    _write((numbers | dict(columns) for columns in ranks), path, columns=COLUMNS)
 
 
 def write_buckets(
     ranks: Sequence[Buckets], path: Path, *, origin: float, first_step: int = 0
 ) -> None:
-    """Write one row per bucket that a rank sent: rank, step, bucket, ready, launch, finish (s after `origin`), bytes."""
-    import pandas as pd
-
-    tables = []
-    for rank, sent in enumerate(ranks):
-        times = {name: getattr(sent, name) - origin for name in ("ready", "launch", "finish")}
-        tables.append(
-            pd.DataFrame(
-                {
-                    "rank": rank,
-                    "step": first_step + sent.step,
-                    "bucket": sent.bucket,
-                    **times,
-                    "bytes": sent.bytes,
-                }
-            )
-        )
-    _write(pd.concat(tables, ignore_index=True), path)
+    """Write a row per bucket: rank, step, bucket, ready, launch, finish (s after `origin`), bytes."""
+    _write(_rows(ranks, origin, first_step), path)
 
 
 def write_calls(ranks: Sequence[Calls], path: Path, *, origin: float, first_step: int = 0) -> None:
-    """Write one row per call of a rank: rank, step, operation, members, phase, launch, finish and the wait (s after `origin`),
-    bytes, moved.
-    """
+    """Write a row per call: rank, the columns of Calls, its times in s after `origin`."""
+    _write(_rows(ranks, origin, first_step), path)
+
+
+def _rows(
+    ranks: Sequence[Buckets] | Sequence[Calls], origin: float, first_step: int
+) -> Iterable[dict[str, Any]]:
+    for sent in ranks:
+        shifted = vars(sent.shifted(lambda times: times - origin))
+        yield shifted | {"step": first_step + sent.step}
+
+
+def _write(
+    ranks: Iterable[Mapping[str, Any]], path: Path, *, columns: Sequence[str] | None = None
+) -> None:
+    # Only rank 0 gets here, after the measurement: pandas takes a second to import.
     import pandas as pd
 
-    tables = []
-    for rank, calls in enumerate(ranks):
-        columns = vars(calls.shifted(lambda times: times - origin))
-        tables.append(pd.DataFrame({"rank": rank, **columns, "step": first_step + calls.step}))
-    _write(pd.concat(tables, ignore_index=True), path)
-
-
-def _write(table: pd.DataFrame, path: Path) -> None:
+    tables = [pd.DataFrame({"rank": rank, **values}) for rank, values in enumerate(ranks)]
+    table = pd.concat(tables, ignore_index=True)
+    # Renamed when it is whole, so that a job that is killed leaves no half of a file.
     building = path.with_name(f".{path.name}.building")
-    table.to_parquet(building, index=False)
+    table.reindex(columns=list(columns or table)).to_parquet(building, index=False)
     building.replace(path)

@@ -1,4 +1,4 @@
-"""What all classifiers have in common, and which of their parameters train."""
+"""What all classifiers have in common, which of their parameters train, and torchvision's import."""
 
 from __future__ import annotations
 
@@ -13,11 +13,9 @@ from lab.perfmodel.flops import first_trainable
 
 
 class Classifier(nn.Module):
-    """Answers inputs with targets with the mean loss in nats per sample; `right` is the share it had right of its last inputs.
+    """A model of classes; `right` is the share it had right of the inputs it was last evaluated on."""
 
-    That is how a wrapper that only knows how to call a model leaves room for accuracy.
-    """
-
+    # An attribute, as wrappers that only know how to call a model pass on nothing but its loss.
     right: Tensor
 
     def logits(self, inputs: Tensor) -> Tensor:
@@ -25,7 +23,7 @@ class Classifier(nn.Module):
         raise NotImplementedError
 
     def forward(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        """Mean cross-entropy; targets are classes, (samples,)."""
+        """Mean cross-entropy in nats per sample; targets are classes, (samples,)."""
         scores = self.logits(inputs)
         if not self.training:
             self.right = (scores.argmax(dim=1) == targets).float().mean()
@@ -33,35 +31,30 @@ class Classifier(nn.Module):
 
 
 def freeze(network: nn.Module, trainable: str | float, *, head: int = 1) -> None:
-    """Let only a part of the parameters train: all, the `head` last layers, or the last layers that hold at least this share.
+    """Let only a part of the parameters train: all, the `head` last layers, or the last layers with this share of them.
 
     Layers are modules with parameters of their own, in the order in which the network registers them.
     """
-    layers = [
-        layer for layer in network.modules() if any(True for _ in layer.parameters(recurse=False))
-    ]
-    sizes = [
-        sum(parameter.numel() for parameter in layer.parameters(recurse=False)) for layer in layers
-    ]
-    for layer in layers[: first_trainable(sizes, trainable, head=head)]:
-        for parameter in layer.parameters(recurse=False):
+    layers = [list(layer.parameters(recurse=False)) for layer in network.modules()]
+    layers = [parameters for parameters in layers if parameters]
+    sizes = [sum(parameter.numel() for parameter in parameters) for parameters in layers]
+    for parameters in layers[: first_trainable(sizes, trainable, head=head)]:
+        for parameter in parameters:
             parameter.requires_grad_(False)
 
 
-# A library lives as long as this keeps it.
+# Declared operators live as long as their library.
 _stand_ins: list[torch.library.Library] = []
 _BOXES = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
 
 
 def import_torchvision() -> ModuleType:
-    """torchvision with its models.
-
-    Where its compiled library cannot be loaded, as that of a CUDA build beside a CPU-only torch, the import stops at
-    operators on boxes that no model here calls. They are declared then, and the import is tried again.
-    """
+    """torchvision with its models, also where its compiled library cannot be loaded."""
     try:
         import torchvision
     except RuntimeError as error:
+        # A build for CUDA beside a CPU-only torch stops at operators on boxes, which no model here calls: they are
+        # declared without an implementation, and the import is tried again.
         if "torchvision::nms" not in str(error) or _stand_ins:
             raise
         for name in [name for name in sys.modules if name.split(".")[0] == "torchvision"]:

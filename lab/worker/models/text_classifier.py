@@ -1,4 +1,4 @@
-"""A transformer encoder that says what a text is about."""
+"""Transformer encoders that classify texts: one of the lab's own blocks, and DistilBERT from a folder of the user's."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lab.worker.models.gpt import Block, init_weights
 
 
 class TextClassifier(Classifier):
-    """Blocks as in GPT-2 in which each token sees all others, the mean over a text's tokens, a linear head."""
+    """GPT-2's blocks without the causal mask, the mean over a text's tokens, a linear head."""
 
     def __init__(
         self, config: models.TextClassifier, *, vocab_size: int, classes: int, pad: int = 0
@@ -33,24 +33,22 @@ class TextClassifier(Classifier):
 
     def logits(self, inputs: Tensor) -> Tensor:
         """Scores (samples, classes) of tokens (samples, tokens); padding changes nothing."""
-        seen = not_padding(inputs, self.pad)
-        x = self.dropout(
-            self.embedding(inputs)
-            + self.positions(torch.arange(inputs.shape[1], device=inputs.device))
-        )
+        is_text = not_padding(inputs, self.pad)
+        positions = self.positions(torch.arange(inputs.shape[1], device=inputs.device))
+        x = self.dropout(self.embedding(inputs) + positions)
         for block in self.blocks:
-            x = block(x, seen[:, None, None, :])
-        shares = seen / seen.sum(dim=1, keepdim=True)
-        pooled = torch.einsum("st,std->sd", shares.to(x.dtype), self.norm(x))
+            x = block(x, is_text[:, None, None, :])
+        weights = is_text / is_text.sum(dim=1, keepdim=True)
+        pooled = torch.einsum("st,std->sd", weights.to(x.dtype), self.norm(x))
         scores: Tensor = self.head(pooled)
         return scores
 
 
 def not_padding(tokens: Tensor, pad: int) -> Tensor:
-    """True where a token is text, (samples, tokens); the first one always is, so that an empty text has a mean."""
-    seen = tokens != pad
-    seen[:, 0] = True
-    return seen
+    """True where a token is text, (samples, tokens)."""
+    is_text = tokens != pad
+    is_text[:, 0] = True  # so that an empty text has a mean
+    return is_text
 
 
 class DistilBERT(Classifier):
@@ -64,36 +62,33 @@ class DistilBERT(Classifier):
 
     def logits(self, inputs: Tensor) -> Tensor:
         """Scores (samples, classes) of tokens (samples, tokens)."""
-        scores: Tensor = self.network(
-            input_ids=inputs, attention_mask=not_padding(inputs, self.pad)
-        ).logits
+        mask = not_padding(inputs, self.pad)
+        scores: Tensor = self.network(input_ids=inputs, attention_mask=mask).logits
         return scores
 
 
 def _load(folder: Path, classes: int, dropout: float | None) -> nn.Module:
-    import_torchvision()  # a torchvision that cannot be imported would take transformers along
+    # Before transformers, whose own import a broken torchvision would stop.
+    import_torchvision()
     try:
         from transformers import DistilBertForSequenceClassification
     except ImportError as error:
         raise LabError(
             f"DistilBERT needs transformers ({error}): pip install 'scaling-lab[encoders]'"
         ) from None
-    rates: dict[str, Any] = (
-        {}
-        if dropout is None
-        else dict.fromkeys(("dropout", "attention_dropout", "seq_classif_dropout"), dropout)
-    )
+    names = ("dropout", "attention_dropout", "seq_classif_dropout")
+    rates: dict[str, Any] = {} if dropout is None else dict.fromkeys(names, dropout)
     try:
         network: nn.Module = DistilBertForSequenceClassification.from_pretrained(
             folder,
             num_labels=classes,
+            # Nothing is downloaded and nothing of the folder is executed.
             local_files_only=True,
             use_safetensors=True,
             trust_remote_code=False,
             **rates,
         )
     except (OSError, ValueError, RuntimeError) as error:
-        raise InputError(
-            "model", [Problem("weights", f"{folder} cannot be loaded: {error}")]
-        ) from None
+        what = f"{folder} cannot be loaded: {error}"
+        raise InputError("model", [Problem("weights", what)]) from None
     return network

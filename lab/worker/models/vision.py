@@ -13,7 +13,7 @@ from lab.worker.models.classifier import Classifier, freeze, import_torchvision
 
 
 class Vision(Classifier):
-    """A network with random weights whose first layer takes the data's channels and whose last one has its classes."""
+    """A network with random weights, its first layer fitted to the data's channels and its last to its classes."""
 
     def __init__(self, config: models.CNN, *, channels: int, classes: int) -> None:
         super().__init__()
@@ -27,23 +27,19 @@ class Vision(Classifier):
             if isinstance(module, nn.Dropout) and config.dropout is not None:
                 module.p = config.dropout
         freeze(self.network, config.trainable)
-        self.train()  # a new module trains without being told to, its frozen batch norm must be told
+        self.train()  # a new module is in training mode without this call, which freezes its batch norm
 
     def logits(self, inputs: Tensor) -> Tensor:
-        """Scores (samples, classes) of images (samples, channels, rows, columns) of bytes, scaled here on the device."""
+        """Scores (samples, classes) of images (samples, channels, rows, columns) of bytes."""
+        # Scaled here, on the device: bytes are a quarter of what would be copied to it.
         images = inputs.to(torch.get_default_dtype()) / 127.5 - 1
-        if images.shape[2:] != (self.image_size, self.image_size):
-            images = functional.interpolate(
-                images,
-                size=(self.image_size, self.image_size),
-                mode="bilinear",
-                align_corners=False,
-            )
+        size = (self.image_size, self.image_size)
+        if images.shape[2:] != size:
+            images = functional.interpolate(images, size=size, mode="bilinear", align_corners=False)
         first = self.network.get_submodule(self.first_layer)
         assert isinstance(first, nn.Conv2d)
-        scores: Tensor = self.network(
-            images.to(first.weight.dtype)
-        )  # a quantized copy may be in bf16
+        # A quantized copy may be in bf16.
+        scores: Tensor = self.network(images.to(first.weight.dtype))
         return scores
 
     def train(self, mode: bool = True) -> Self:
@@ -57,7 +53,7 @@ class Vision(Classifier):
 
 
 def _take_channels(network: nn.Module, channels: int) -> str:
-    """Replace the first convolution, made for three channels, by one for as many as the data has; answers with its name."""
+    """Replace the first convolution, made for three channels, by one for the data's; returns its name."""
     name, first = next(
         (name, module) for name, module in network.named_modules() if isinstance(module, nn.Conv2d)
     )

@@ -1,9 +1,11 @@
-"""What the training loop asks of a way to train in parallel."""
+"""What the training loop asks of a parallel strategy, and what several strategies have in common."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 import torch
 from torch import distributed as dist
@@ -17,68 +19,97 @@ from lab.worker.measure.collective_trace import CallRecorder
 from lab.worker.measure.ddp_hook import BucketRecorder
 from lab.worker.optim import optimizer_for
 
+Recorder = BucketRecorder | CallRecorder
+Parallel = TypeVar("Parallel", bound=nn.Module)
 
-class Strategy:
-    """One process with the whole model, which sends nothing; other strategies change what they do otherwise.
 
-    A strategy keeps no state: what it needs to know lies in the module that `wrap` makes, which the loop calls like
-    the model and gives back to every other function.
+@dataclass(frozen=True)
+class Setup:
+    """What a strategy wraps a model for."""
+
+    run: Run
+    device: torch.device
+    clock: Clock
+    recorder: Recorder | None
+
+
+class Strategy(Generic[Parallel]):
+    """One process with the whole model, which sends nothing; each strategy overrides what it does otherwise.
+
+    A strategy keeps no state. What it needs to know lies in the module that `wrap` makes, which the loop calls like the
+    model and passes to every other method.
     """
 
     needs_group = True  # whether it works on a process group, at world size 1 too
-    comparable = False  # whether a pass that sends nothing computes the same, so that the probe can set one against the other
+    comparable = False  # whether a pass without the exchange computes the same, as a probe needs
 
-    def recorder(self, clock: Clock, *, world_size: int) -> BucketRecorder | CallRecorder | None:
-        """What stamps the strategy's communication; None where there is none."""
+    def recorder(self, clock: Clock, *, world_size: int) -> Recorder | None:
+        """What stamps the strategy's communication; None without any."""
         return CallRecorder(clock) if world_size > 1 else None
 
-    def wrap(
-        self,
-        model: nn.Module,
-        *,
-        run: Run,
-        device: torch.device,
-        clock: Clock,
-        recorder: BucketRecorder | CallRecorder | None,
-    ) -> nn.Module:
+    def wrap(self, model: nn.Module, setup: Setup) -> Parallel:
         """The model as the loop calls it: with inputs and targets, for the mean loss of this process's samples."""
+        raise NotImplementedError
+
+    def unwrap(self, parallel: Parallel) -> nn.Module:
+        """The model under its wrapper: the same parameters, called in the same way, to evaluate with."""
+        model: nn.Module = getattr(parallel, "module", parallel)
         return model
 
-    def unwrap(self, parallel: nn.Module) -> nn.Module:
-        """The model under its wrapper: the same parameters, called in the same way, to evaluate with."""
-        return parallel
-
-    def no_sync(self, parallel: nn.Module) -> AbstractContextManager[None]:
-        """Where gradients are only added up, for all but the last micro-batch of a step."""
+    def no_sync(self, parallel: Parallel) -> AbstractContextManager[None]:
+        """Where gradients only add up, for all but the last micro-batch of a step."""
         return nullcontext()
 
-    def synchronize(self, parallel: nn.Module) -> None:
+    def synchronize(self, parallel: Parallel) -> None:
         """After the last backward pass of a step: exchange what that pass did not."""
 
-    def optimizer(self, parallel: nn.Module, run: Run) -> torch.optim.Optimizer:
+    def optimizer(self, parallel: Parallel, run: Run) -> torch.optim.Optimizer:
         """The optimizer of what this rank updates."""
         return optimizer_for(parallel, run)
 
-    def clip(self, parallel: nn.Module, max_norm: float) -> torch.Tensor:
-        """Scale gradients to this norm where theirs is larger; the norm before, that of the whole model on each rank."""
+    def clip(self, parallel: Parallel, max_norm: float) -> torch.Tensor:
+        """Scale gradients down to this norm; returns the whole model's norm before, on each rank."""
         return nn.utils.clip_grad_norm_(parallel.parameters(), max_norm)
 
     def all_losses(self, losses: torch.Tensor) -> torch.Tensor:
-        """The losses that this rank noted, from the rank that knows them."""
+        """This rank's losses, from the rank that knows them."""
         return losses
 
-    def replicated(self, parallel: nn.Module) -> Iterable[torch.Tensor]:
+    def replicated(self, parallel: Parallel) -> Iterable[torch.Tensor]:
         """Parameters that must be equal on all ranks, whole; all ranks must go through them together."""
         return parallel.parameters()
 
 
+class Wrapper(nn.Module):
+    """A module called like its model."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.module = model
+
+    def forward(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """The mean loss of the rank's samples."""
+        loss: torch.Tensor = self.module(inputs, targets)
+        return loss
+
+
 def require_dtensor(device: torch.device) -> None:
-    """Raise InputError on a CPU whose torch is too old for DTensor over gloo: 2.6 breaks off in it, or crashes."""
+    """Raise InputError on a CPU whose torch is too old for DTensor."""
+    # torch 2.6 raises in DTensor over gloo, or crashes. It is known by what came later.
     if device.type == "cpu" and not hasattr(torch.cpu.Stream, "record_event"):
-        what = f"torch {torch.__version__} cannot divide the tensors of a model on CPU"
-        raise InputError(
-            "run", [Problem("strategy", what, "a later torch, or strategy ddp or zero1")]
-        )
+        what = f"torch {torch.__version__} cannot shard the tensors of a model on CPU"
+        advice = "a later torch, or strategy ddp or zero1"
+        raise InputError("run", [Problem("strategy", what, advice)])
+
+
+def devices_of(run: Run, device: torch.device) -> list[torch.device]:
+    """The devices of one process that drives all of the run's; raises InputError for too few GPUs."""
+    if device.type == "cpu":
+        return [device] * run.world_size
+    if torch.cuda.device_count() < run.world_size:
+        what = f"{run.world_size} devices for one process, which sees {torch.cuda.device_count()}"
+        raise InputError("run", [Problem("world_size", what, "at most the GPUs of one node")])
+    return [torch.device("cuda", number) for number in range(run.world_size)]
 
 
 @torch.no_grad()
@@ -89,15 +120,17 @@ def clip(
     copies: Sequence[torch.Tensor] = (),
     group: ProcessGroup | None = None,
 ) -> torch.Tensor:
-    """Scale the gradients of all ranks of a group to this norm where theirs together is larger; the norm before.
+    """Scale the gradients of all ranks of a group down to this norm; returns their norm together before.
 
-    `copies` are scaled and not counted: another rank counts them. One all-reduce of a number.
+    `copies` are scaled and not counted, as another rank counts them.
     """
     device = next(iter([*gradients, *copies])).device
     squares = [gradient.float().square().sum() for gradient in gradients]
     total = torch.stack(squares).sum() if squares else torch.zeros((), device=device)
+    # All ranks take part, those without gradients too: the others would wait for them.
     dist.all_reduce(total, group=group)
     norm = total.sqrt()
-    factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)  # as torch.nn.utils.clip_grad_norm_ does it
+    # As torch.nn.utils.clip_grad_norm_; no `if norm > max_norm`, for which the host would wait.
+    factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
     torch._foreach_mul_([*gradients, *copies], factor)
     return norm

@@ -16,38 +16,31 @@ from torch.nn.parallel import DistributedDataParallel
 from lab.config.run import DEFAULT_BUCKET_CAP_MB, POWERSGD_FIRST_STEP, Run
 from lab.errors import InputError, Problem
 from lab.worker.measure.clock import Clock
-from lab.worker.measure.collective_trace import CallRecorder
 from lab.worker.measure.ddp_hook import BucketRecorder, Exchange, Sent, recorded, unrecorded
-from lab.worker.strategies.base import Strategy
+from lab.worker.strategies.base import Recorder, Setup, Strategy
 
 
-class Ddp(Strategy):
+class Ddp(Strategy[DistributedDataParallel]):
     """torch's DDP with a hook that stamps each bucket."""
 
     comparable = True
 
-    def recorder(self, clock: Clock, *, world_size: int) -> BucketRecorder | CallRecorder | None:
+    def recorder(self, clock: Clock, *, world_size: int) -> Recorder | None:
         """The recorder of buckets."""
         return BucketRecorder(clock) if world_size > 1 else None
 
-    def wrap(
-        self,
-        model: nn.Module,
-        *,
-        run: Run,
-        device: torch.device,
-        clock: Clock,
-        recorder: BucketRecorder | CallRecorder | None,
-    ) -> nn.Module:
-        """The model with its parameters broadcast from rank 0, its gradients sent as the run's settings of DDP say.
+    def wrap(self, model: nn.Module, setup: Setup) -> DistributedDataParallel:
+        """The model with its parameters broadcast from rank 0.
 
-        Raises InputError for PowerSGD over gloo in more than one bucket: its collectives would meet in unequal order.
+        Raises InputError for PowerSGD over gloo in more than one bucket.
         """
+        run, device, recorder = setup.run, setup.device, setup.recorder
         _require_one_bucket(model, run)
         parallel = DistributedDataParallel(
             model,
             device_ids=[device.index] if device.type == "cuda" else None,
-            # Only where no size is given does DDP make the first bucket small.
+            # None is DDP's default, which makes the first bucket small so that the link starts early; the same size
+            # given as a number does not.
             bucket_cap_mb=None if run.bucket_cap_mb == DEFAULT_BUCKET_CAP_MB else run.bucket_cap_mb,
             gradient_as_bucket_view=run.gradient_as_bucket_view,
             static_graph=run.static_graph,
@@ -56,40 +49,27 @@ class Ddp(Strategy):
             recorder.exchange = exchange_for(run)
             parallel.register_comm_hook(recorder, recorded)
         elif run.compression != "none":
+            # One rank sends nothing, and rounds its gradients all the same: it learns as many ranks do.
             parallel.register_comm_hook(exchange_for(run), unrecorded)
         return parallel
 
-    def unwrap(self, parallel: nn.Module) -> nn.Module:
-        """The model that DDP wraps."""
-        model: nn.Module = _ddp(parallel).module
-        return model
-
-    def no_sync(self, parallel: nn.Module) -> AbstractContextManager[None]:
-        """No bucket is sent; the next step outside of it sends the sum."""
-        return _ddp(parallel).no_sync()
-
-
-def _ddp(parallel: nn.Module) -> DistributedDataParallel:
-    assert isinstance(parallel, DistributedDataParallel)
-    return parallel
+    def no_sync(self, parallel: DistributedDataParallel) -> AbstractContextManager[None]:
+        """No bucket is sent; the next pass outside of it sends the sum."""
+        return parallel.no_sync()
 
 
 def _require_one_bucket(model: nn.Module, run: Run) -> None:
-    needed = sum(parameter.nbytes for parameter in model.parameters()) / 2**20
+    # Over gloo its collectives of several buckets would meet in unequal order.
     if run.compression != "powersgd" or dist.get_backend() != "gloo":
         return
+    needed = sum(parameter.nbytes for parameter in model.parameters()) / 2**20
     if run.bucket_cap_mb == DEFAULT_BUCKET_CAP_MB or run.bucket_cap_mb < needed:
-        what = f"at {run.bucket_cap_mb:g} MiB DDP splits {needed:.1f} MiB of gradients, and over gloo PowerSGD needs one bucket"
-        raise InputError(
-            "run",
-            [
-                Problem(
-                    "bucket_cap_mb",
-                    what,
-                    f"at least {max(int(needed) + 1, 26)}, or another compression",
-                )
-            ],
+        what = (
+            f"at {run.bucket_cap_mb:g} MiB DDP splits {needed:.1f} MiB of gradients, "
+            "and over gloo PowerSGD needs one bucket"
         )
+        advice = f"at least {max(int(needed) + 1, 26)}, or another compression"
+        raise InputError("run", [Problem("bucket_cap_mb", what, advice)])
 
 
 def exchange_for(run: Run) -> Exchange:
@@ -119,6 +99,7 @@ def all_reduce(bucket: GradBucket) -> Sent:
 
 def cast_all_reduce(bucket: GradBucket, *, dtype: torch.dtype) -> Sent:
     """The mean of the gradients, rounded to `dtype` on the link."""
+    # Written out, as torch's own bf16 hook refuses gloo.
     buffer = bucket.buffer()
     rounded = buffer.to(dtype).div_(dist.get_world_size())
     future = dist.all_reduce(rounded, async_op=True).get_future()
@@ -129,9 +110,10 @@ def powersgd(state: Any, bucket: GradBucket) -> Sent:
     """PowerSGD (Vogels et al., 2019) by torch, with error feedback; plain means before step POWERSGD_FIRST_STEP."""
     before = state.total_numel_after_compression
     future = powerSGD_hook(state, bucket)
-    sent = state.total_numel_after_compression - before
+    elements = state.total_numel_after_compression - before
     buffer = bucket.buffer()
-    return Sent(future, sent * buffer.itemsize or buffer.nbytes)
+    # torch counts nothing in the first steps, which send the whole bucket.
+    return Sent(future, elements * buffer.itemsize or buffer.nbytes)
 
 
 STRATEGY = Ddp()

@@ -1,4 +1,4 @@
-"""Fully sharded data parallelism: each rank keeps a share of every block, and gathers a block while it is computed."""
+"""Fully sharded data parallelism: each rank keeps a shard of every block, and gathers a block while it is computed."""
 
 from __future__ import annotations
 
@@ -12,31 +12,22 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 
 from lab.config.run import Run
-from lab.worker.measure.clock import Clock
-from lab.worker.measure.collective_trace import CallRecorder
-from lab.worker.measure.ddp_hook import BucketRecorder
 from lab.worker.optim import blocks_of
-from lab.worker.strategies.base import Strategy, clip, require_dtensor
+from lab.worker.strategies.base import Setup, Strategy, clip, require_dtensor
 
 
-class Fsdp(Strategy):
-    """torch's fully_shard on each block and on what is left; hybrid where a copy of the model has fewer ranks than there are."""
+class Fsdp(Strategy[nn.Module]):
+    """torch's fully_shard on each block and on what is left; hybrid with `shard_size` below the world size."""
 
-    def wrap(
-        self,
-        model: nn.Module,
-        *,
-        run: Run,
-        device: torch.device,
-        clock: Clock,
-        recorder: BucketRecorder | CallRecorder | None,
-    ) -> nn.Module:
-        """The model itself, its parameters turned into DTensors; raises InputError on CPU where torch is too old for it."""
-        require_dtensor(device)
-        mesh = _mesh(run, device)
+    def wrap(self, model: nn.Module, setup: Setup) -> nn.Module:
+        """The model itself, its parameters turned into DTensors; raises InputError where torch is too old for it."""
+        run = setup.run
+        require_dtensor(setup.device)
+        mesh = _mesh(run, setup.device)
+        # Blocks before the whole: a parameter belongs to the innermost module that is sharded.
         for block in blocks_of(model):
             fully_shard(block, mesh=mesh, reshard_after_forward=run.reshard_after_forward)
-        # What no block holds is needed first in the backward pass: torch keeps it gathered where it is not told.
+        # By default torch keeps the rest gathered, which the backward pass needs first.
         if run.reshard_after_forward:
             fully_shard(model, mesh=mesh)
         else:
@@ -44,30 +35,20 @@ class Fsdp(Strategy):
         return model
 
     def no_sync(self, parallel: nn.Module) -> AbstractContextManager[None]:
-        """Gradients stay whole on each rank and are added up; parameters are gathered all the same."""
+        """Gradients stay whole on each rank and add up; parameters are gathered all the same."""
         return _unsynchronized(parallel)
 
     def clip(self, parallel: nn.Module, max_norm: float) -> torch.Tensor:
-        """By the norm of all shares of one copy of the model."""
-        gradients = [
-            parameter.grad
-            for parameter in parallel.parameters()
-            if isinstance(parameter.grad, DTensor)
-        ]
+        """By the norm of all shards of one copy of the model."""
+        gradients = [p.grad for p in parallel.parameters() if isinstance(p.grad, DTensor)]
         mesh = gradients[0].device_mesh
-        return clip(
-            [gradient.to_local() for gradient in gradients],
-            max_norm,
-            group=mesh.get_group(mesh.ndim - 1),
-        )
+        # The last dimension of the mesh holds the shards: the other copies would count everything again.
+        group = mesh.get_group(mesh.ndim - 1)
+        return clip([gradient.to_local() for gradient in gradients], max_norm, group=group)
 
     def replicated(self, parallel: nn.Module) -> Iterable[torch.Tensor]:
         """Each parameter, gathered."""
-        return (
-            parameter.full_tensor()
-            for parameter in parallel.parameters()
-            if isinstance(parameter, DTensor)
-        )
+        return (p.full_tensor() for p in parallel.parameters() if isinstance(p, DTensor))
 
 
 @contextmanager
@@ -81,10 +62,8 @@ def _unsynchronized(parallel: nn.Module) -> Iterator[None]:
 def _mesh(run: Run, device: torch.device) -> DeviceMesh:
     if run.shard_size is None or run.shard_size == run.world_size:
         return init_device_mesh(device.type, (run.world_size,))
-    copies = run.world_size // run.shard_size
-    return init_device_mesh(
-        device.type, (copies, run.shard_size), mesh_dim_names=("copies", "shards")
-    )
+    shape = (run.world_size // run.shard_size, run.shard_size)
+    return init_device_mesh(device.type, shape, mesh_dim_names=("copies", "shards"))
 
 
 STRATEGY = Fsdp()

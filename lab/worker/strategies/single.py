@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from lab.worker.strategies.base import Strategy
+from torch import nn
+
+from lab.worker.strategies.base import Setup, Strategy
 
 
-class Single(Strategy):
+class Single(Strategy[nn.Module]):
     """The model itself."""
 
     needs_group = False
+
+    def wrap(self, model: nn.Module, setup: Setup) -> nn.Module:
+        """The model as it is."""
+        return model
 
 
 STRATEGY = Single()

@@ -5,79 +5,52 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
-from lab.config.run import Run
-from lab.worker.measure.clock import Clock
 from lab.worker.measure.collective_trace import CallRecorder
-from lab.worker.measure.ddp_hook import BucketRecorder
-from lab.worker.strategies.base import Strategy
-from lab.worker.strategies.data_parallel import devices_of
+from lab.worker.strategies.base import Setup, Strategy, Wrapper, devices_of
 
 
-class VanillaDataParallelism(Strategy):
+class VanillaDataParallelism(Strategy["DataParallel"]):
     """The four steps of DataParallel, each stamped."""
 
     needs_group = False
 
-    def wrap(
-        self,
-        model: nn.Module,
-        *,
-        run: Run,
-        device: torch.device,
-        clock: Clock,
-        recorder: BucketRecorder | CallRecorder | None,
-    ) -> nn.Module:
-        """The model and what spreads its passes; raises InputError where there are fewer GPUs than the run asks for."""
-        devices = devices_of(run, device, strategy="vanilla_data_parallel")
-        return DataParallel(
-            model, devices, recorder=recorder if isinstance(recorder, CallRecorder) else None
-        )
-
-    def unwrap(self, parallel: nn.Module) -> nn.Module:
-        """The model on the first device."""
-        assert isinstance(parallel, DataParallel)
-        return parallel.model
+    def wrap(self, model: nn.Module, setup: Setup) -> DataParallel:
+        """The model, whose passes go over the devices; raises InputError for too few GPUs."""
+        recorder = setup.recorder if isinstance(setup.recorder, CallRecorder) else None
+        return DataParallel(model, devices_of(setup.run, setup.device), recorder=recorder)
 
 
-class DataParallel(nn.Module):
+class DataParallel(Wrapper):
     """One pass of a model over several devices."""
 
     def __init__(
         self, model: nn.Module, devices: Sequence[torch.device], *, recorder: CallRecorder | None
     ) -> None:
-        super().__init__()
-        self.model, self.devices, self.recorder = model, devices, recorder
+        super().__init__(model)
+        self.devices, self.recorder = devices, recorder
 
     def forward(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """The mean loss; inputs and targets are divided evenly along their first dimension."""
-        parameters = dict(self.model.named_parameters())
-        others = len(self.devices) - 1
-        with self._stamped(
-            "replicate", others * sum(parameter.nbytes for parameter in parameters.values())
-        ):
-            copies = _Replicate.apply(self.devices, self._stamped, *parameters.values())  # type: ignore[no-untyped-call]
+        devices, others = self.devices, len(self.devices) - 1
+        parameters = dict(self.module.named_parameters())
+        size = others * sum(parameter.nbytes for parameter in parameters.values())
+        with self._stamped("replicate", size):
+            # In every pass, as the first device's optimizer has changed the parameters since the last one.
+            copies = _Replicate.apply(devices, self._stamped, *parameters.values())  # type: ignore[no-untyped-call]
             replicas = [
-                replica(
-                    self.model,
-                    dict(zip(parameters, copies[number :: len(self.devices)], strict=True)),
-                )
-                for number in range(len(self.devices))
+                replica(self.module, dict(zip(parameters, copies[n :: len(devices)], strict=True)))
+                for n in range(len(devices))
             ]
-        with self._stamped(
-            "scatter", (inputs.nbytes + targets.nbytes) * others // len(self.devices)
-        ):
-            parts = list(
-                zip(scatter(inputs, self.devices), scatter(targets, self.devices), strict=True)
-            )
-        losses = parallel_apply(replicas, parts, self.devices)
+        with self._stamped("scatter", (inputs.nbytes + targets.nbytes) * others // len(devices)):
+            parts = [*zip(scatter(inputs, devices), scatter(targets, devices), strict=True)]
+        losses = parallel_apply(replicas, parts, devices)
         with self._stamped("gather", others * losses[0].nbytes):
-            return torch.stack([loss.to(self.devices[0]) for loss in losses]).mean()
+            return torch.stack([loss.to(devices[0]) for loss in losses]).mean()
 
     def _stamped(self, operation: str, size: int) -> AbstractContextManager[None]:
         if self.recorder is None:
@@ -86,9 +59,9 @@ class DataParallel(nn.Module):
 
 
 class _Replicate(torch.autograd.Function):
-    """Copies of parameters on every device but the first, which uses them as they are; backward adds up their gradients.
+    """Copies of parameters on all devices but the first, which uses them as they are; backward adds up their gradients.
 
-    The answer has the first parameter on each device, then the second on each, and so on.
+    Returns the first parameter on each device, then the second on each, and so on.
     """
 
     @staticmethod
@@ -105,43 +78,32 @@ class _Replicate(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
         count = len(ctx.devices)
-        with ctx.stamped(
-            "reduce", (count - 1) * sum(gradient.nbytes for gradient in gradients[::count])
-        ):
-            return (
-                None,
-                None,
-                *(
-                    _sum(gradients[first : first + count])
-                    for first in range(0, len(gradients), count)
-                ),
-            )
+        size = (count - 1) * sum(gradient.nbytes for gradient in gradients[::count])
+        with ctx.stamped("reduce", size):
+            firsts = range(0, len(gradients), count)
+            return None, None, *(_sum(gradients[first : first + count]) for first in firsts)
 
 
 def replica(model: nn.Module, parameters: dict[str, torch.Tensor]) -> nn.Module:
     """A model of the same modules that computes with these parameters, which need not be leaves; buffers are shared."""
-    twins = {
-        name: module._replicate_for_data_parallel()
-        for name, module in model.named_modules(remove_duplicate=False)
-    }
+    modules = dict(model.named_modules(remove_duplicate=False))
+    twins = {name: module._replicate_for_data_parallel() for name, module in modules.items()}
+    # By identity, as tied parameters have one name in the model and stand in several modules.
     names = {id(parameter): name for name, parameter in model.named_parameters()}
-    for name, module in model.named_modules(remove_duplicate=False):
+    for name, module in modules.items():
         for child in module._modules:
             twins[name]._modules[child] = twins[f"{name}.{child}" if name else child]
         for key, parameter in module._parameters.items():
-            setattr(
-                twins[name], key, None if parameter is None else parameters[names[id(parameter)]]
-            )
+            value = None if parameter is None else parameters[names[id(parameter)]]
+            setattr(twins[name], key, value)
     whole: nn.Module = twins[""]
     return whole
 
 
 def scatter(tensor: torch.Tensor, devices: Sequence[torch.device]) -> list[torch.Tensor]:
     """Equal parts along the first dimension, each on its device."""
-    return [
-        part.to(device, non_blocking=True)
-        for part, device in zip(tensor.chunk(len(devices)), devices, strict=True)
-    ]
+    parts = zip(tensor.chunk(len(devices)), devices, strict=True)
+    return [part.to(device, non_blocking=True) for part, device in parts]
 
 
 def parallel_apply(
@@ -151,29 +113,22 @@ def parallel_apply(
 ) -> list[torch.Tensor]:
     """Call each replica with its inputs in a thread of its own; raises what the first of them raised."""
     kind = devices[0].type
-    # What a thread does not inherit.
-    settings = (
-        torch.is_grad_enabled(),
-        torch.is_autocast_enabled(kind),
-        torch.get_autocast_dtype(kind),
-    )
+    # Read here, as threads do not inherit them.
+    grad, autocast = torch.is_grad_enabled(), torch.is_autocast_enabled(kind)
+    dtype = torch.get_autocast_dtype(kind)
     outputs: dict[int, torch.Tensor] = {}
     errors: dict[int, BaseException] = {}
 
     def apply(number: int) -> None:
-        grad, autocast, dtype = settings
         on_device = torch.cuda.device(devices[number]) if kind == "cuda" else nullcontext()
+        precision = torch.autocast(kind, dtype=dtype, enabled=autocast)
         try:
-            with (
-                on_device,
-                torch.set_grad_enabled(grad),
-                torch.autocast(kind, dtype=dtype, enabled=autocast),
-            ):
+            with on_device, torch.set_grad_enabled(grad), precision:
                 outputs[number] = replicas[number](*inputs[number])
         except BaseException as error:  # noqa: BLE001 raised again in the caller's thread
             errors[number] = error
 
-    threads = [threading.Thread(target=partial(apply, number)) for number in range(len(replicas))]
+    threads = [threading.Thread(target=apply, args=(n,)) for n in range(len(replicas))]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -186,7 +141,7 @@ def parallel_apply(
 def _sum(gradients: Sequence[torch.Tensor]) -> torch.Tensor:
     total = gradients[0]
     for gradient in gradients[1:]:
-        total = total + gradient.to(total.device)
+        total = total + gradient.to(total.device)  # not in place: autograd may still hold the first
     return total
 
 

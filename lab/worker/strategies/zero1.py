@@ -1,6 +1,6 @@
-"""ZeRO stage 1 (Rajbhandari et al., 2020): each rank keeps the optimizer's state of its share of the parameters.
+"""ZeRO stage 1 (Rajbhandari et al., 2020): each rank keeps the optimizer's state of its shard of the parameters.
 
-Gradients are reduced and scattered, so that a rank gets the average of its share; it updates that share, and the
+Gradients are reduced and scattered, so that a rank gets the average of its shard; it updates that shard, and the
 parameters are gathered. Together this moves the bytes of one all-reduce.
 """
 
@@ -13,116 +13,89 @@ from torch import distributed as dist
 from torch import nn
 
 from lab.config.run import Run
-from lab.worker.measure.clock import Clock
-from lab.worker.measure.collective_trace import CallRecorder
-from lab.worker.measure.ddp_hook import BucketRecorder
 from lab.worker.optim import adamw, decayed_and_not
-from lab.worker.strategies.base import Strategy, clip
+from lab.worker.strategies.base import Setup, Strategy, Wrapper, clip
 
 
-class Zero1(Strategy):
+class Zero1(Strategy["Sharded"]):
     """Written out on flat buffers, one for the parameters that are decayed and one for the others."""
 
-    def wrap(
-        self,
-        model: nn.Module,
-        *,
-        run: Run,
-        device: torch.device,
-        clock: Clock,
-        recorder: BucketRecorder | CallRecorder | None,
-    ) -> nn.Module:
+    def wrap(self, model: nn.Module, setup: Setup) -> Sharded:
         """The model with its parameters broadcast from rank 0 and laid out in flat buffers."""
         parallel = Sharded(model)
         for flat in parallel.flats:
             dist.broadcast(flat.values, src=0)
         return parallel
 
-    def unwrap(self, parallel: nn.Module) -> nn.Module:
-        """The model, whole on each rank."""
-        return _sharded(parallel).module
-
-    def synchronize(self, parallel: nn.Module) -> None:
-        """Bring each rank the average gradient of its share."""
-        for flat in _sharded(parallel).flats:
+    def synchronize(self, parallel: Sharded) -> None:
+        """Bring each rank the average gradient of its shard."""
+        for flat in parallel.flats:
             flat.reduce()
 
-    def optimizer(self, parallel: nn.Module, run: Run) -> torch.optim.Optimizer:
-        """AdamW of this rank's share, which gathers the parameters when it has done its step."""
-        flats = _sharded(parallel).flats
-        decayed, others = ([[flat.shard]] for flat in flats)
+    def optimizer(self, parallel: Sharded, run: Run) -> torch.optim.Optimizer:
+        """AdamW of this rank's shard, which gathers the parameters after its step."""
+        decayed, others = ([[flat.shard]] for flat in parallel.flats)
         optimizer = adamw(decayed, others, run)
 
         def gather(*_: Any) -> None:
-            for flat in flats:
+            for flat in parallel.flats:
                 flat.gather()
 
+        # A hook of the step, so that the loop needs not know of it, and its time counts as the optimizer's.
         optimizer.register_step_post_hook(gather)
         return optimizer
 
-    def clip(self, parallel: nn.Module, max_norm: float) -> torch.Tensor:
-        """By the norm of all shares."""
-        return clip(
-            [flat.shard.grad for flat in _sharded(parallel).flats if flat.shard.grad is not None],
-            max_norm,
-        )
+    def clip(self, parallel: Sharded, max_norm: float) -> torch.Tensor:
+        """By the norm of all shards."""
+        gradients = [flat.shard.grad for flat in parallel.flats if flat.shard.grad is not None]
+        return clip(gradients, max_norm)
 
 
-class Sharded(nn.Module):
-    """A model whose parameters are views of flat buffers that the ranks share out."""
+class Sharded(Wrapper):
+    """A model whose parameters are views of flat buffers, which the ranks divide among themselves."""
 
     def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.module = model
+        super().__init__(model)
         self.flats = tuple(Flat(group) for group in decayed_and_not(model.parameters()))
-
-    def forward(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """The mean loss of the rank's samples."""
-        loss: torch.Tensor = self.module(inputs, targets)
-        return loss
 
 
 class Flat:
-    """Parameters one after the other in one buffer, padded so that it divides; `shard` is this rank's part of it."""
+    """Parameters one after the other in one padded buffer; `shard` is this rank's part of it."""
 
     def __init__(self, parameters: list[nn.Parameter]) -> None:
         self.parameters, self.world_size = parameters, dist.get_world_size()
-        self.sizes = [parameter.numel() for parameter in parameters]
-        length = -(-max(sum(self.sizes), 1) // self.world_size) * self.world_size
+        size = sum(parameter.numel() for parameter in parameters)
+        # Collectives on tensors want equal parts: padded to a multiple of the ranks.
+        length = -(-max(size, 1) // self.world_size) * self.world_size
         self.values = torch.zeros(length, device=parameters[0].device if parameters else None)
-        for parameter, part in zip(
-            parameters, self.values.split([*self.sizes, length - sum(self.sizes)]), strict=False
-        ):
+        for parameter, part in zip(parameters, self._parts(self.values), strict=True):
             part.copy_(parameter.detach().flatten())
+            # A view, so that gathering into the buffer updates the model.
             parameter.data = part.view_as(parameter)
         self.shard = nn.Parameter(self.values.chunk(self.world_size)[dist.get_rank()])
 
+    def _parts(self, flat: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        sizes = [parameter.numel() for parameter in self.parameters]
+        parts: tuple[torch.Tensor, ...] = flat[: sum(sizes)].split(sizes)
+        return parts
+
     @torch.no_grad()
     def reduce(self) -> None:
-        """Average the gradients, each rank its share; the whole ones are dropped."""
+        """Average the gradients, each rank its shard; the whole ones are dropped."""
         gradients = torch.zeros_like(self.values)
-        for parameter, part in zip(
-            self.parameters,
-            gradients.split([*self.sizes, len(gradients) - sum(self.sizes)]),
-            strict=False,
-        ):
+        for parameter, part in zip(self.parameters, self._parts(gradients), strict=True):
             if parameter.grad is not None:
                 part.copy_(parameter.grad.flatten())
-                parameter.grad = None
-        gradients /= self.world_size
-        share = torch.empty_like(self.shard)
-        dist.reduce_scatter_tensor(share, gradients)
-        self.shard.grad = share
+                parameter.grad = None  # at once, as the flat copy takes its place
+        gradients /= self.world_size  # before the sum, which might overflow
+        shard = torch.empty_like(self.shard)
+        dist.reduce_scatter_tensor(shard, gradients)
+        self.shard.grad = shard
 
     @torch.no_grad()
     def gather(self) -> None:
-        """Bring every rank the shares of all."""
+        """Bring every rank the shards of all."""
         dist.all_gather_into_tensor(self.values, self.shard.detach())
-
-
-def _sharded(parallel: nn.Module) -> Sharded:
-    assert isinstance(parallel, Sharded)
-    return parallel
 
 
 STRATEGY = Zero1()

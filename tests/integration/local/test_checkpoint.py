@@ -23,7 +23,7 @@ from lab.worker import calibrate, checkpoint, data, models
 from lab.worker.context import RankContext
 from lab.worker.distributed import leave_group
 from lab.worker.main import measure
-from lab.worker.train import evaluate
+from lab.worker.train import RankJob, evaluate
 
 # The same sums in the same order: only the loss curve passes through fp32 once more.
 TOLERANCE = 1e-6
@@ -167,9 +167,7 @@ def test_a_model_of_two_ranks_is_read_by_one_without_pickle(
     model = models.build(run, dataset)
     checkpoint.load_model(model, found)
     here = place(root, rank=0, world_size=1, every_s=None)
-    loss, _ = evaluate(
-        model, run, here, device=torch.device("cpu"), dataset=dataset, progress=quiet
-    )
+    loss, _ = evaluate(model, RankJob(run, here, torch.device("cpu"), dataset, quiet))
     assert loss == pytest.approx(trained[2][1], rel=ACROSS)
     assert json.loads((found.folder / "tokenizer.json").read_text())["model"]["type"] == "BPE"
 

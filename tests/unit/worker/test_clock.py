@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from lab.records.schema import PHASES, Timing
 from lab.worker.measure.clock import CudaClock, FloatArray, HostClock, phases_close, stat, timing
-from lab.worker.measure.overlap import joined
+from lab.worker.measure.overlap import merge_adjacent
 
 
 class Readings(HostClock):
@@ -18,7 +18,7 @@ class Readings(HostClock):
         super().__init__()
         self._times = iter(times)
 
-    def _now(self) -> float:
+    def now(self) -> float:
         return next(self._times)
 
 
@@ -159,4 +159,4 @@ def test_a_backward_pass_and_the_wait_after_it_are_one_bar() -> None:
         ("backward", 4.0, 6.0),
         ("backward", 6.0, 6.5),
     ]
-    assert joined(phases) == [*phases[:3], ("backward", 4.0, 6.5)]
+    assert merge_adjacent(phases) == [*phases[:3], ("backward", 4.0, 6.5)]

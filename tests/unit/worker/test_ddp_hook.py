@@ -203,7 +203,7 @@ class Ticks(HostClock):
 
     ticks = 0
 
-    def _now(self) -> float:
+    def now(self) -> float:
         self.ticks += 1
         return float(self.ticks)
 

@@ -20,6 +20,7 @@ from lab.config.run import Run
 from lab.errors import InputError
 from lab.worker import data, models
 from lab.worker.data.dataset import Dataset, Labelled
+from lab.worker.models.classifier import Classifier
 from lab.worker.models.gpt import GPT
 from lab.worker.models.text_classifier import DistilBERT, TextClassifier
 from lab.worker.models.vision import Vision
@@ -166,7 +167,7 @@ def test_frozen_parameters_and_frozen_batch_norm_stay_as_they_are() -> None:
 
 
 def test_accuracy_is_the_share_of_right_classes() -> None:
-    class Always(models.Classifier):
+    class Always(Classifier):
         def logits(self, inputs: torch.Tensor) -> torch.Tensor:
             return torch.nn.functional.one_hot(inputs, 3).float()
 
