@@ -10,7 +10,6 @@ import pandas as pd
 
 from lab.analysis.audit.columns import COLUMNS, NUMERIC, PHASES
 from lab.analysis.audit.observations import Observations
-from lab.config.labels import names
 from lab.config.run import Run
 from lab.perfmodel.collectives import bus_factor
 from lab.records.inference import ClassificationPoint, Point
@@ -80,7 +79,7 @@ def _common(record: Record) -> dict[str, Any]:
         "loader_workers": run.loader_workers if run.loader == "classic" else None,
     }
     settings = {name: str(getattr(run, name)) for name in Run.model_fields if name not in NO_KEYS}
-    row |= {f"key:{name}": value for name, value in (settings | names(run)).items()}
+    row |= {f"key:{name}": value for name, value in (settings | run.names).items()}
     return row | (_environment(record.environment) if record.environment else {})
 
 
