@@ -1,4 +1,4 @@
-"""The interactive bench: choose a configuration, see what is expected of it, measure it, see it beside the earlier ones."""
+"""The bench of notebooks/explore.ipynb: choose a configuration, see its forecast, measure it."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 
 
 def dashboard(*, folder: str | Path | None = None) -> Dashboard:
-    """The bench as widgets; what it measures is kept as studies below `folder`, by default `reports/bench`."""
-    # Widgets and predictions bring numpy along, which `import lab` does without.
+    """The bench as widgets; its runs become studies in `folder`, by default `reports/bench`."""
+    # Widgets and predictions load numpy, which `import lab` does without.
     from lab.dashboard.board import Dashboard
     from lab.dashboard.store import Bench
 

@@ -1,4 +1,4 @@
-"""The bench as widgets: a form, the outlook, Run and Cancel, progress, results."""
+"""The bench as widgets: the form, the forecast, Run and Cancel, progress, results."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from lab.records.store import Store
 from lab.report.blocks import Figure, Markdown, Table
 
 POLL_S = 0.3
-# What this process drives, by the folder of its task: a dashboard that is shown again can still cancel it.
+TRAINING = ("warm-up", "measuring")
+# Jobs of this process by the folder of their task: a dashboard that is shown again can cancel them.
 _driven: dict[Path, Jobs] = {}
 
 
 class Dashboard:
-    """A form with what is expected of it, Run and Cancel, progress and all results; `fields` are the form's controls by
-    field of Run, and the cluster.
+    """The bench; `fields` holds the form's controls by field of Run, and the cluster.
 
     A thread watches the run, so that other cells can be executed meanwhile.
     """
@@ -66,38 +66,33 @@ class Dashboard:
         row = {"flex_flow": "row wrap", "align_items": "center"}
         # Heights are fixed: a message that comes or goes moves nothing.
         self.verdict = widgets.HTML(layout={"height": "7em", "overflow": "auto"})
-        self.run_button = widgets.Button(
-            description="Run", button_style="primary", tooltip="measure this configuration"
-        )
-        self.cancel_button = widgets.Button(
-            description="Cancel", disabled=True, tooltip="end the run and keep nothing of it"
-        )
+        text = {"flex": "1 1 22em", "height": "3.2em", "overflow": "auto"}
+        self.run_button = widgets.Button(description="Run", tooltip="measure this configuration")
+        self.run_button.button_style = "primary"
+        self.cancel_button = widgets.Button(description="Cancel", disabled=True)
+        self.cancel_button.tooltip = "end the run and keep nothing of it"
         self.bar = widgets.IntProgress(layout={"width": "12em"})
-        self.status = widgets.HTML(
-            layout={"flex": "1 1 22em", "height": "3.2em", "overflow": "auto"}
-        )
-        self.name = widgets.Text(
-            description="Study name", style={"description_width": "12em"}, layout={"width": "40em"}
-        )
-        self.send_button = widgets.Button(
-            description="Send it to a study",
-            tooltip="write this configuration as a study",
-            layout={"width": "14em"},
-        )
-        self.sent = widgets.HTML(layout={"flex": "1 1 22em", "height": "3.2em", "overflow": "auto"})
+        self.status = widgets.HTML(layout=text)
+        self.name = widgets.Text(description="Study name", layout={"width": "40em"})
+        self.name.style = {"description_width": "12em"}
+        self.send_button = widgets.Button(description="Send it to a study")
+        self.send_button.tooltip = "write this configuration as a study"
+        self.send_button.layout = {"width": "14em"}
+        self.sent = widgets.HTML(layout=text)
         self.results = widgets.Output()
-        form = widgets.Box([*self.fields.values()], layout=row)
-        controls = widgets.Box(
-            [self.run_button, self.cancel_button, self.bar, self.status], layout=row
-        )
-        onward = widgets.Box([self.name, self.send_button, self.sent], layout=row)
-        self.view = widgets.VBox([form, self.verdict, controls, onward, self.results])
+        rows = [
+            [*self.fields.values()],
+            [self.run_button, self.cancel_button, self.bar, self.status],
+            [self.name, self.send_button, self.sent],
+        ]
+        form, controls, send = (widgets.Box(row_widgets, layout=row) for row_widgets in rows)
+        self.view = widgets.VBox([form, self.verdict, controls, send, self.results])
 
     def _repr_mimebundle_(self, **how: Any) -> Any:
         return self.view._repr_mimebundle_(**how)
 
-    def asked(self) -> Run:
-        """The configuration in the form; raises pydantic's ValidationError where it is none."""
+    def configuration(self) -> Run:
+        """The configuration in the form; raises pydantic's ValidationError where it is invalid."""
         return Run.model_validate(self._content())
 
     def _content(self) -> dict[str, Any]:
@@ -106,43 +101,37 @@ class Dashboard:
     def _cluster(self) -> Cluster:
         """The chosen one; raises LabError where it cannot be served from here."""
         name = self.fields["cluster"].value or "local"
-        if told := self._obstacles.get(name):
-            raise LabError(f"{name} cannot be served from here: {told}")
+        if obstacle := self._obstacles.get(name):
+            raise LabError(f"{name} cannot be served from here: {obstacle}")
         return Cluster.load(name)
 
     def _basis(self, cluster: Cluster) -> Basis:
-        """What is known for predictions: records as of the last results, the calibration as of now."""
+        """What predictions rest on: records as of the last results, the calibration as of now."""
         if cluster.name not in self._bases:
             self._bases[cluster.name] = self.bench.basis(cluster)
-        held = self._bases[cluster.name]
-        return Basis(held.records, load_calibration(cluster), held.model_error)
+        basis = self._bases[cluster.name]
+        return Basis(basis.records, load_calibration(cluster), basis.model_error)
 
     def _judge(self) -> None:
-        """Say what is wrong with the configuration, or what is expected of it; this starts nothing."""
+        """Show what is wrong with the configuration, or its forecast; starts nothing."""
         self.send_button.disabled = True
         try:
-            run = self.asked()
+            run = self.configuration()
             self.name.placeholder, self.send_button.disabled = store.suggested(run), False
             cluster = self._cluster()
-            self.fields[
-                "world_size"
-            ].description = f"{NAMES['world_size'][0]} (of {cluster.capacity})"
-            found = outlook(run, self._basis(cluster), cluster=cluster)
-            forbidden = obstacle(run, cluster, found.forecast.memory_bytes)
-            told = panel(
-                found, cluster=cluster, history=history(self.bench.study(run, cluster.name))
-            )
+            label = f"{NAMES['world_size'][0]} (of {cluster.capacity})"
+            self.fields["world_size"].description = label
+            forecast = outlook(run, self._basis(cluster), cluster=cluster)
+            forbidden = obstacle(run, cluster, forecast.forecast.memory_bytes)
+            past = history(self.bench.study(run, cluster.name))
+            text = panel(forecast, cluster=cluster, history=past)
         except ValidationError as error:
-            problems = [
-                problem
-                for field, problem in problems_of(error, Run, self._content())
-                if field != "micro_batch_size"
-            ]
-            forbidden = "; ".join(map(in_words, problems))
+            problems = problems_of(error, Run, self._content())
+            forbidden = "; ".join(in_words(it) for key, it in problems if key != "micro_batch_size")
         except LabError as error:
             forbidden = str(error)
         self.verdict.value = message(
-            f"<b>Cannot run:</b> {html.escape(forbidden)}" if forbidden else told
+            f"<b>Cannot run:</b> {html.escape(forbidden)}" if forbidden else text
         )
         self.run_button.disabled = bool(forbidden) or self._going
 
@@ -151,7 +140,7 @@ class Dashboard:
             return
         try:
             cluster = self._cluster()
-            study = self.bench.study(self.asked(), cluster.name)
+            study = self.bench.study(self.configuration(), cluster.name)
             self.bench.keep(study)
             if Store(study.out).completed(study.task()):
                 self._finish(study, "Measured before, and not again")
@@ -162,16 +151,16 @@ class Dashboard:
             self._say(f"Not started: {error}")
 
     def _attach(self) -> None:
-        """Follow a run that still goes: this process's own, one that lost its driver, or another program's."""
+        """Follow a run under way: this process's, one that lost its driver, another program's."""
         try:
             running = [
-                (kept, state)
-                for kept in self.bench.studies()
-                for state in status(kept)
+                (study, state)
+                for study in self.bench.studies()
+                for state in status(study)
                 if state.state in UNDER_WAY
             ]
-            for kept, state in running[:1]:
-                cluster = kept.folder.parent.name
+            for study, state in running[:1]:
+                cluster = study.folder.parent.name
                 study = self.bench.study(state.task.run, cluster)
                 jobs = _driven.get(Store(study.out).folder(state.task))
                 if jobs is None or jobs.done:
@@ -210,15 +199,14 @@ class Dashboard:
         if self._cancelled:
             return
         self.bar.max, self.bar.value = state.task.run.steps, done(state)
-        self._say(told(state, pace, now=time.monotonic(), ours=self._jobs is not None))
+        self._say(progress_line(state, pace, now=time.monotonic(), ours=self._jobs is not None))
 
     def _finish(self, study: Study, how: str = "Done") -> None:
         record, label = Store(study.out).read(study.task()), study.runs[0].label
         if record is None:
             self.bar.value = 0
-            self._say(
-                f"{label}: {'cancelled' if self._cancelled else 'ended'}; nothing of it is kept."
-            )
+            end = "cancelled" if self._cancelled else "ended"
+            self._say(f"{label}: {end}; nothing of it is kept.")
             return
         self.bar.max = self.bar.value = study.runs[0].steps
         self._say(f"{how}: {label}, {record.status} in {clock(record.duration_s or 0.0)}.")
@@ -233,23 +221,18 @@ class Dashboard:
     def _send(self) -> None:
         """Write the configuration as a study beside the bench's folder, and say what measures it."""
         try:
-            run = self.asked()
-            study = store.send(
-                run,
-                name=self.name.value.strip() or store.suggested(run),
-                reports=self.bench.folder.parent,
-            )
-            words = html.escape(store.command(study, self.fields["cluster"].value or "local"))
-            self.sent.value = message(
-                f"Written: {html.escape(study.name)}, {len(study.tasks)} jobs. Measure it: <code>{words}</code>"
-            )
+            run = self.configuration()
+            name = self.name.value.strip() or store.suggested(run)
+            study = store.send(run, name=name, reports=self.bench.folder.parent)
+            command = html.escape(store.command(study, self.fields["cluster"].value or "local"))
+            written = f"Written: {html.escape(study.name)}, {len(study.tasks)} jobs."
+            self.sent.value = message(f"{written} Measure it: <code>{command}</code>")
         except (LabError, OSError, ValidationError) as error:
             self.sent.value = message(html.escape(f"Not sent: {error}"))
 
     def _say(self, text: str) -> None:
-        self.status.value = message(
-            html.escape(text), style="min-height: 3em; display: flex; align-items: center"
-        )
+        style = "min-height: 3em; display: flex; align-items: center"
+        self.status.value = message(html.escape(text), style=style)
 
     def _show_results(self, study: Study | None = None) -> None:
         self._bases.clear()
@@ -261,7 +244,7 @@ class Dashboard:
 
 
 def output(part: Markdown | Table | Figure) -> dict[str, Any]:
-    """A part of a page as an output of Jupyter; figures as images in HTML, because JupyterLab shows no other with their text."""
+    """A part of a page as a Jupyter output; a figure as HTML, or JupyterLab drops its text."""
     from IPython.core.formatters import DisplayFormatter
 
     formatter: Any = DisplayFormatter()
@@ -279,20 +262,17 @@ def message(text: str, *, style: str = "") -> str:
     return f'<div role="status" style="line-height: 1.4; {style}">{text}</div>'
 
 
-TRAINING = ("warm-up", "measuring")
-
-
 class Pace:
-    """How fast steps follow each other, from the steps seen so far."""
+    """How fast steps follow each other."""
 
     def __init__(self) -> None:
-        self._seen: list[tuple[int, float]] = []
+        self._steps: list[tuple[int, float]] = []
 
     def left(self, step: int, steps: int, *, now: float) -> float | None:
-        """Seconds until the last of `steps`, at `now` in s; None until two different steps have been seen."""
-        if not self._seen or step > self._seen[-1][0]:
-            self._seen.append((step, now))
-        (first, began), (last, latest) = self._seen[0], self._seen[-1]
+        """Seconds until the last of `steps`, at `now` in s; None before two different steps."""
+        if not self._steps or step > self._steps[-1][0]:
+            self._steps.append((step, now))
+        (first, began), (last, latest) = self._steps[0], self._steps[-1]
         if first == last:
             return None
         return max((steps - last) * (latest - began) / (last - first) - (now - latest), 0.0)
@@ -300,23 +280,19 @@ class Pace:
 
 def done(state: TaskState) -> int:
     """Steps to show as done."""
-    return (
-        state.step
-        if state.phase in TRAINING
-        else state.task.run.steps * (state.phase == "evaluating")
-    )
+    if state.phase in TRAINING:
+        return state.step
+    return state.task.run.steps if state.phase == "evaluating" else 0
 
 
-def told(state: TaskState, pace: Pace, *, now: float, ours: bool) -> str:
-    """One line: phase, step, time left at `now` in s, loss, and whether another program than this one drives the run."""
+def progress_line(state: TaskState, pace: Pace, *, now: float, ours: bool) -> str:
+    """Phase, step, time left at `now` in s, loss, and whether another program drives the run."""
     run = state.task.run
     words = [f"{run.label}: {state.phase or state.state}"]
     if state.phase in TRAINING:
         left = pace.left(state.step, run.steps, now=now)
-        words += [
-            f"step {state.step} of {run.steps}",
-            "" if left is None else f"about {clock(left)} of steps left",
-        ]
+        words += [f"step {state.step} of {run.steps}"]
+        words += ["" if left is None else f"about {clock(left)} of steps left"]
         words += ["" if state.loss is None else f"loss {state.loss:.3f}"]
     words += ["" if ours else "another program drives it and can cancel it"]
     return ", ".join(filter(None, words))

@@ -1,4 +1,4 @@
-"""What can be chosen on the bench: the form's controls, and the networks that this machine can serve."""
+"""The form of the bench: its controls, and the cluster profiles that this machine can serve."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lab.errors import InputError, LabError, Problem
 from lab.files import ROOT
 from lab.launch.preflight import usable
 
-# What the form starts with, from the quickstart's smallest form: a few seconds of training on one core.
+# The form's first values, of the quickstart's quick form: seconds of training on one core.
 START = {"world_size": 1, "global_batch_size": 8, "grad_accum": 1, "steps": 12, "warmup_steps": 4}
 NAMES = {
     "model": ("Model", "a preset"),
@@ -36,7 +36,7 @@ OF_RUN = tuple(name for name in NAMES if name != "cluster")
 
 @dataclass(frozen=True)
 class Network:
-    """A cluster profile as a choice: what it is called in the list, and what stands against it here, if anything."""
+    """A cluster profile as a choice: its name in the list, and why it cannot be used here."""
 
     name: str
     label: str
@@ -49,62 +49,53 @@ def networks() -> list[Network]:
         path.stem for folder in (Path("slurm"), ROOT / "slurm") for path in folder.glob("*.yaml")
     }
     partitions = _partitions()
-    found = [_network(name, partitions) for name in names]
+    offered = [_network(name, partitions) for name in names]
     return sorted(
-        found,
-        key=lambda network: (
-            bool(network.obstacle),
-            not network.name.startswith("local"),
-            network.name,
-        ),
+        offered, key=lambda it: (bool(it.obstacle), not it.name.startswith("local"), it.name)
     )
 
 
 def _partitions() -> set[str] | str:
-    """Those of a Slurm that answers from here, else what stands against it."""
+    """The partitions of a Slurm that answers, or why none does."""
     try:
-        # A controller that is down would be waited for.
-        told = subprocess.run(
+        # sinfo waits for a controller that is down.
+        answer = subprocess.run(
             ["sinfo", "-h", "-o", "%R"], capture_output=True, text=True, timeout=3, check=True
         )
     except FileNotFoundError:
         return "Slurm's commands are not on this machine"
     except (OSError, subprocess.SubprocessError):
         return "no controller of Slurm answers"
-    return set(told.stdout.split())
+    return set(answer.stdout.split())
 
 
 def _network(name: str, partitions: set[str] | str) -> Network:
     try:
         cluster = usable(name)
+        obstacle = _obstacle(cluster, partitions)
     except InputError as error:
-        return Network(name, f"{name} (not here)", "; ".join(map(in_words, error.problems)))
+        obstacle = "; ".join(map(in_words, error.problems))
     except LabError as error:
-        return Network(name, f"{name} (not here)", str(error))
-    if cluster.executor == "replay":
-        return Network(
-            name,
-            f"{name} (not here)",
-            "it replays a table that others published, and measures nothing",
-        )
-    if cluster.executor == "slurm" and (told := _slurm_obstacle(cluster, partitions)):
-        return Network(
-            name,
-            f"{name} (not here)",
-            f"{told} (send it to a study, and run that where jobs are submitted)",
-        )
+        obstacle = str(error)
+    if obstacle:
+        return Network(name, f"{name} (not here)", obstacle)
     if cluster.emulates:
-        return Network(
-            name, f"{name}: emulated {Emulated(link=cluster.link, compute=cluster.compute).label}"
-        )
+        emulated = Emulated(link=cluster.link, compute=cluster.compute).label
+        return Network(name, f"{name}: emulated {emulated}")
     return Network(name, cluster.description.removesuffix(", local executor"))
 
 
-def _slurm_obstacle(cluster: Cluster, partitions: set[str] | str) -> str:
-    if isinstance(partitions, str):
-        return partitions
-    known = cluster.partition is None or cluster.partition in partitions
-    return "" if known else f"this Slurm has no partition {cluster.partition!r}"
+def _obstacle(cluster: Cluster, partitions: set[str] | str) -> str:
+    """Why nothing can be measured on a cluster from here; empty where it can."""
+    if cluster.executor == "replay":
+        return "it replays a table that others published, and measures nothing"
+    if cluster.executor == "local":
+        return ""
+    if isinstance(partitions, set):
+        if cluster.partition is None or cluster.partition in partitions:
+            return ""
+        partitions = f"this Slurm has no partition {cluster.partition!r}"
+    return f"{partitions} (send it to a study, and run that where jobs are submitted)"
 
 
 def controls(offered: list[Network]) -> dict[str, Any]:
@@ -120,25 +111,23 @@ def controls(offered: list[Network]) -> dict[str, Any]:
     }
     usable = [network.name for network in offered if not network.obstacle]
     first: dict[str, Any] = {name: choices[0] for name, choices in options.items() if choices}
-    first |= {
-        "strategy": "ddp",
-        "cluster": "local" if "local" in usable else next(iter(usable), None),
-    }
-    made: dict[str, Any] = {}
+    local = "local" if "local" in usable else next(iter(usable), None)
+    first |= {"strategy": "ddp", "cluster": local}
+    widgets_by_name: dict[str, Any] = {}
     for name, (label, tip) in NAMES.items():
         # Wide enough for the longest name of its options.
         width = "40em" if name == "cluster" else "22em"
-        look = {
-            "description": label,
-            "tooltip": tip,
-            "style": {"description_width": "12em"},
-            "layout": {"width": width},
-        }
+        style = {"description_width": "12em"}
+        look = {"description": label, "tooltip": tip, "style": style, "layout": {"width": width}}
         if name in options:
-            made[name] = widgets.Dropdown(options=options[name], value=first[name], **look)
+            widgets_by_name[name] = widgets.Dropdown(
+                options=options[name], value=first[name], **look
+            )
         else:
-            made[name] = widgets.IntText(value=START[name], continuous_update=True, **look)
-    return made
+            widgets_by_name[name] = widgets.IntText(
+                value=START[name], continuous_update=True, **look
+            )
+    return widgets_by_name
 
 
 def in_words(problem: Problem) -> str:

@@ -1,4 +1,4 @@
-"""What is expected of a configuration before it runs: step, speedup, memory, what limits, and what this is made from."""
+"""What the bench shows of a configuration: its forecast before it runs, then all results."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ from lab.config.strategies import STRATEGIES
 from lab.config.study import Study
 from lab.dashboard.store import Bench, alone
 from lab.errors import LabError
+from lab.formatting import format_seconds, rounded, unit_for
 from lab.launch.plan import state_bytes
+from lab.launch.status import clock
 from lab.perfmodel.flops import model_cost
 from lab.perfmodel.forecast import Basis, Forecast, layout_of
 from lab.perfmodel.frozen import Score, scores
@@ -29,7 +31,11 @@ if TYPE_CHECKING:
 
     from lab.analysis.scaling_curves import Curve
 
-
+Entry = tuple[Study, Record]
+Key = tuple[str, str, str]
+Part = blocks.Markdown | blocks.Table | blocks.Figure
+FIGURES = ("throughput", "step_breakdown")
+INK = "black"
 LIMITS = {
     "compute": "the forward and backward passes",
     "exposed_communication": "communication beside which nothing is computed",
@@ -44,7 +50,7 @@ LIMITS = {
 
 @dataclass(frozen=True)
 class Outlook:
-    """A forecast with its speedup over the equal run on one rank; `advice` says what would give one where there is none."""
+    """A forecast and its speedup over the equal run on one rank; `advice` how to get one."""
 
     forecast: Forecast
     speedup: float | None = None
@@ -52,7 +58,7 @@ class Outlook:
 
 
 def outlook(run: Run, basis: Basis, *, cluster: Cluster) -> Outlook:
-    """What a bench's basis tells of a run; starts nothing."""
+    """The forecast of a run; starts nothing."""
     forecast = basis.forecast(run)
     if forecast.prediction is None:
         return Outlook(forecast, advice=_advice(forecast, basis, cluster))
@@ -70,84 +76,79 @@ def _advice(forecast: Forecast, basis: Basis, cluster: Cluster) -> str:
         basis.profile(run)
     except LabError:
         if STRATEGIES[run.strategy].splits == "layers":
-            return "Measure it on one rank first, with Strategy ddp: a pipeline of one stage does not tell when gradients are ready."
+            return (
+                "Measure it on one rank first, with Strategy ddp: a pipeline of one stage does not "
+                "tell when gradients are ready."
+            )
         if run.world_size == 1:
-            return "Run measures it on one rank; predictions of other world sizes and batches are made from that."
+            return (
+                "Run measures it on one rank; predictions of other world sizes and batches are "
+                "made from that."
+            )
         return "Measure it on one rank first: set World size to 1, and press Run."
     try:
         basis.links(run.world_size)
     except LabError:
-        return f"The time between ranks is not known: `lab calibrate --cluster {cluster.name}` measures it once."
+        command = f"`lab calibrate --cluster {cluster.name}`"
+        return f"The time between ranks is not known: {command} measures it once."
     return f"{forecast.missing[0].upper()}{forecast.missing[1:]}: measure it."
 
 
-def panel(found: Outlook, *, cluster: Cluster, history: str) -> str:
-    """The outlook as HTML: the numbers or what would give them, then what they are made from and what is known already."""
-    return "<br>".join(
-        [_numbers(found, cluster), *map(html.escape, _made_from(found)), html.escape(history)]
-    )
+def panel(outlook: Outlook, *, cluster: Cluster, history: str) -> str:
+    """The outlook as HTML: numbers or how to get them, what they rest on, and the run's history."""
+    lines = [*_basis(outlook), history]
+    return "<br>".join([_numbers(outlook, cluster), *map(html.escape, lines)])
 
 
-def _numbers(found: Outlook, cluster: Cluster) -> str:
-    from lab.formatting import format_seconds, rounded
-
-    forecast, prediction = found.forecast, found.forecast.prediction
+def _numbers(outlook: Outlook, cluster: Cluster) -> str:
+    forecast, prediction = outlook.forecast, outlook.forecast.prediction
     if prediction is None:
-        return "<b>No prediction yet.</b> " + re.sub(
-            "`([^`]+)`", r"<code>\1</code>", html.escape(found.advice)
-        )
-    useful = prediction.parts["forward"] + prediction.parts["backward"]
-    share = (
-        useful if prediction.limit == "compute" else prediction.parts[prediction.limit]
-    ) / prediction.step_s
+        advice = re.sub("`([^`]+)`", r"<code>\1</code>", html.escape(outlook.advice))
+        return f"<b>No prediction yet.</b> {advice}"
+    parts, limit = prediction.parts, prediction.limit
+    limiting_s = parts["forward"] + parts["backward"] if limit == "compute" else parts[limit]
     room = cluster.memory_bytes_per_rank
+    of_room = f" of {_bytes(room)}" if room and forecast.memory_bytes else ""
     cells = {
         "Predicted step": format_seconds(prediction.step_s, prediction.low_s, prediction.high_s),
-        "Speedup over 1 rank": f"{rounded(found.speedup)}x" if found.speedup else "not known",
-        "Memory of a rank": _bytes(forecast.memory_bytes)
-        + (f" of {_bytes(room)}" if room and forecast.memory_bytes else ""),
-        "Limited by": f"{LIMITS.get(prediction.limit, prediction.limit)}, {share:.0%} of the step",
+        "Speedup over 1 rank": f"{rounded(outlook.speedup)}x" if outlook.speedup else "not known",
+        "Memory of a rank": _bytes(forecast.memory_bytes) + of_room,
+        "Limited by": f"{LIMITS.get(limit, limit)}, {limiting_s / prediction.step_s:.0%} of the "
+        "step",
     }
-    return " · ".join(
-        f"{html.escape(name)} <b>{html.escape(told)}</b>" for name, told in cells.items()
-    )
+    bold = (f"{html.escape(name)} <b>{html.escape(cell)}</b>" for name, cell in cells.items())
+    return " · ".join(bold)
 
 
-def _made_from(found: Outlook) -> list[str]:
-    forecast = found.forecast
+def _basis(outlook: Outlook) -> list[str]:
+    """What a forecast rests on, and what the model takes."""
+    forecast = outlook.forecast
     if forecast.prediction is None:
         return [_cost(forecast.run)]
-    beyond = (
-        f"; beyond what was measured: {'; '.join(forecast.extrapolated)}"
-        if forecast.extrapolated
-        else ""
-    )
+    beyond = "; ".join(forecast.extrapolated)
+    beyond = f"; beyond what was measured: {beyond}" if beyond else ""
     links = "" if forecast.run.world_size == 1 else " and the calibration of the links"
     return [f"From {forecast.basis}{links}{beyond}.", _cost(forecast.run)]
 
 
 def _cost(run: Run) -> str:
     cost = model_cost(run)
-    trained = (
-        ""
-        if cost.trainable == cost.parameters
-        else f", of which {cost.trainable / 1e6:.3g} million train"
-    )
+    part = f", of which {cost.trainable / 1e6:.3g} million train"
     return (
-        f"{cost.parameters / 1e6:.3g} million parameters{trained}; {state_bytes(run) / 1e6:.3g} MB of weights, gradients and "
-        "optimizer state on each rank, and activations on top."
+        f"{cost.parameters / 1e6:.3g} million parameters"
+        f"{part if cost.trainable < cost.parameters else ''}; {state_bytes(run) / 1e6:.3g} MB of "
+        "weights, gradients and optimizer state on each rank, and activations on top."
     )
 
 
 def history(study: Study) -> str:
     """Whether the run of a bench's study was measured before, and what Run does therefore."""
-    from lab.launch.status import clock
-
     record = Store(study.out).read(study.task())
     if record is None:
         return "Not measured yet."
     if record.completed:
-        return f"Measured already, in {clock(record.duration_s or 0.0)}: Run shows it and measures nothing."
+        duration = clock(record.duration_s or 0.0)
+        return f"Measured already, in {duration}: Run shows it and measures nothing."
     return f"Its last run did not complete ({record.status}): Run measures it again."
 
 
@@ -157,15 +158,9 @@ def _bytes(size: float | None) -> str:
     return f"{size / 1e9:.3g} GB" if size >= 1e9 else f"{size / 1e6:.3g} MB"
 
 
-Entry = tuple[Study, Record]
-Key = tuple[str, str, str]
-
-
-def results(
-    bench: Bench, study: Study | None = None
-) -> list[blocks.Markdown | blocks.Table | blocks.Figure]:
-    """What was measured on a bench, as parts of a page: the run of `study`, or else the latest one, beside all others."""
-    measured = [(kept, record) for kept in bench.studies() for record in load_records(kept)]
+def results(bench: Bench, study: Study | None = None) -> list[Part]:
+    """The results of a bench as parts of a page: the run of `study`, else the latest, and all."""
+    measured = [(it, record) for it in bench.studies() for record in load_records(it)]
     ids = {_key(study, run.id) for run in study.runs} if study else set()
     wanted = [entry for entry in measured if not ids or _key_of(entry) in ids]
     if not wanted:
@@ -196,22 +191,21 @@ def _key_of(entry: Entry) -> Key:
 
 def _scores(entries: list[Entry]) -> dict[Key, Score]:
     """What was predicted of the runs before they were measured."""
-    kept = {study.folder: study for study, _ in entries}.values()
-    return {_key(study, one.frozen.run_id): one for study in kept for one in scores(study)}
+    studies = {study.folder: study for study, _ in entries}.values()
+    return {_key(study, it.frozen.run_id): it for study in studies for it in scores(study)}
 
 
 def beside(score: Score | None) -> str:
     """A measurement beside its prediction, in a sentence."""
-    from lab.formatting import format_seconds
-
     if score is None:
         return "It was not predicted: there was nothing yet from which it could be."
     frozen = score.frozen
     expected = format_seconds(frozen.step_s, frozen.low_s, frozen.high_s)
     inside = "inside" if frozen.low_s <= score.measured_s <= frozen.high_s else "outside of"
     return (
-        f"Predicted before the run: {expected}, limited by {frozen.limit.replace('_', ' ')}. Measured: "
-        f"{format_seconds(score.measured_s)}, {inside} the interval; the prediction was off by {100 * score.error:+.1f} %."
+        f"Predicted before the run: {expected}, limited by {frozen.limit.replace('_', ' ')}. "
+        f"Measured: {format_seconds(score.measured_s)}, {inside} the interval; the prediction was "
+        f"off by {100 * score.error:+.1f} %."
     )
 
 
@@ -226,7 +220,10 @@ def _table(entries: list[Entry], marked: Entry, scored: Mapping[Key, Score]) -> 
     ]
     frame = pd.DataFrame(rows)
     constant = ["cluster"] if frame["cluster"].nunique() == 1 else []
-    caption = "All runs of this bench, ▶ the one above: median step of the slowest rank, speedup over the equal run on 1 rank"
+    caption = (
+        "All runs of this bench, ▶ the one above: median step of the slowest rank, speedup over "
+        "the equal run on 1 rank"
+    )
     return blocks.Table(caption, frame.drop(columns=constant), index=False)
 
 
@@ -237,10 +234,10 @@ def _order(entry: Entry) -> tuple[Any, ...]:
 
 
 def _row(record: Record, speedup: float | None, score: Score | None) -> dict[str, str]:
-    from lab.formatting import format_seconds, rounded
-
     run, timing = record.run, record.timing
     accumulation = f", accumulation {run.grad_accum}" if run.grad_accum > 1 else ""
+    gain = "1 rank not measured" if speedup is None else f"{speedup:.3g}"
+    frozen = score.frozen if score else None
     loss = record.quality.loss if record.quality else []
     return {
         "configuration": run.label + accumulation,
@@ -248,15 +245,9 @@ def _row(record: Record, speedup: float | None, score: Score | None) -> dict[str
         "steps": str(run.steps),
         "status": record.status,
         "step time": format_seconds(timing.step.median) if timing else "-",
-        "predicted": format_seconds(score.frozen.step_s, score.frozen.low_s, score.frozen.high_s)
-        if score
-        else "-",
+        "predicted": format_seconds(frozen.step_s, frozen.low_s, frozen.high_s) if frozen else "-",
         "samples/s": rounded(timing.samples_per_second) if timing else "-",
-        "speedup": "-"
-        if timing is None
-        else "1 rank not measured"
-        if speedup is None
-        else f"{speedup:.3g}",
+        "speedup": gain if timing else "-",
         "last loss": f"{loss[-1]:.3f}" if loss else "-",
     }
 
@@ -265,18 +256,16 @@ def _speedups(entries: list[Entry]) -> dict[Key, float]:
     """Speedup over the equal run at world size 1 of the same study, where that was measured."""
     from lab.analysis.scaling import summary
 
-    found = {}
+    speedups = {}
     for study in {study.folder: study for study, _ in entries}.values():
-        lines = summary(table(study), baseline=study.baseline, scaling=study.scaling)
-        for row in lines[lines["speedup"].notna()].to_dict("records"):
-            found[_key(study, row["run_id"])] = float(row["speedup"])
-    return found
+        rows = summary(table(study), baseline=study.baseline, scaling=study.scaling)
+        for row in rows[rows["speedup"].notna()].to_dict("records"):
+            speedups[_key(study, row["run_id"])] = float(row["speedup"])
+    return speedups
 
 
-def _figures(
-    entries: list[Entry], marked: Entry, scored: Mapping[Key, Score]
-) -> list[blocks.Markdown | blocks.Figure]:
-    """Throughput, step breakdown and loss of what can be compared with the marked run: same cluster, model and data."""
+def _figures(entries: list[Entry], marked: Entry, scored: Mapping[Key, Score]) -> list[Part]:
+    """Throughput, step breakdown and loss of the runs on the marked one's cluster, model, data."""
     run = marked[1].run
     near = [
         entry
@@ -290,32 +279,23 @@ def _figures(
     records = [record for _, record in near]
     others = len({record.run_id for record in records}) > 1 and marked[1].completed
     expected = {entry[1].run_id: score for entry in near if (score := scored.get(_key_of(entry)))}
-    note = "Runs of the same model on the same data" + (
-        "; this run is ringed and framed" if others else ""
-    )
-    note += (
-        "; diamonds are predictions from before the runs, with their intervals."
-        if expected
-        else "."
-    )
+    ringed = "; this run is ringed and framed" if others else ""
+    diamonds = "; diamonds are predictions from before the runs, with their intervals"
+    note = f"Runs of the same model on the same data{ringed}{diamonds if expected else ''}."
     drawn = partial(draw, run_id=run.id if others else "", expected=expected)
     figures = [blocks.figure(name, records, mark=partial(drawn, figure=name)) for name in FIGURES]
-    told = in_words(expected)
+    words = in_words(expected)
     return [
         blocks.Markdown.of(note),
-        *(dataclasses.replace(figure, alt=f"{figure.alt} {told}".strip()) for figure in figures),
+        *(dataclasses.replace(figure, alt=f"{figure.alt} {words}".strip()) for figure in figures),
         blocks.figure("loss_by_step", [marked[1]] if marked[1].completed else records),
     ]
-
-
-FIGURES = ("throughput", "step_breakdown")
-INK = "black"
 
 
 def draw(
     ax: Axes, lines: list[Curve], *, figure: str, run_id: str, expected: Mapping[str, Score]
 ) -> None:
-    """Mark the run with this id, and add the predictions by run id, on one of FIGURES; an empty id marks none."""
+    """Mark a run by its id (none if empty) and add the predictions by run id, on one of FIGURES."""
     if figure == "throughput":
         rates(ax, lines, expected)
         ring(ax, lines, run_id)
@@ -326,27 +306,19 @@ def draw(
 
 def in_words(expected: Mapping[str, Score]) -> str:
     """The predictions, for those who do not see the marks."""
-    from lab.formatting import format_seconds
-
-    told = [
+    steps = [
         f"{score.frozen.run.label} a step of {format_seconds(score.frozen.step_s)}"
         for score in expected.values()
     ]
-    return f"Predicted beforehand: {'; '.join(told)}." if told else ""
+    return f"Predicted beforehand: {'; '.join(steps)}." if steps else ""
 
 
 def ring(ax: Axes, lines: list[Curve], run_id: str) -> None:
     """A circle around the run's point."""
     for _, points in lines:
         for row in points[points["run_id"] == run_id].to_dict("records"):
-            ax.plot(
-                row["world_size"],
-                row["samples_per_second"],
-                "o",
-                markersize=11,
-                fillstyle="none",
-                color=INK,
-            )
+            place = row["world_size"], row["samples_per_second"]
+            ax.plot(*place, "o", markersize=11, fillstyle="none", color=INK)
 
 
 def rates(ax: Axes, lines: list[Curve], expected: Mapping[str, Score]) -> None:
@@ -354,26 +326,16 @@ def rates(ax: Axes, lines: list[Curve], expected: Mapping[str, Score]) -> None:
     drawn = {run_id for _, points in lines for run_id in points["run_id"]}
     for run_id in drawn & set(expected):
         frozen = expected[run_id].frozen
-        middle, low, high = (
-            frozen.run.global_batch_size / seconds
-            for seconds in (frozen.step_s, frozen.high_s, _low(frozen))
-        )
-        reach = [[middle - low], [high - middle]]
-        ax.errorbar(
-            frozen.run.world_size,
-            middle,
-            yerr=reach,
-            fmt="D",
-            fillstyle="none",
-            color=INK,
-            capsize=3,
-            label="_predicted",
-        )
+        # An interval that reaches down to nothing would make the rate infinite.
+        low_s = max(frozen.low_s, 0.2 * frozen.step_s)
+        batch = frozen.run.global_batch_size
+        middle, low, high = (batch / seconds for seconds in (frozen.step_s, frozen.high_s, low_s))
+        _diamond(ax, frozen.run.world_size, middle, yerr=[[middle - low], [high - middle]])
 
 
-def _low(frozen: Any) -> float:
-    # An interval that reaches down to nothing would make the rate infinite.
-    return max(float(frozen.low_s), 0.2 * float(frozen.step_s))
+def _diamond(ax: Axes, x: float, y: float, **interval: Any) -> None:
+    style = {"fmt": "D", "fillstyle": "none", "color": INK, "capsize": 3, "label": "_predicted"}
+    ax.errorbar(x, y, **interval, **style)
 
 
 def frame(ax: Axes, lines: list[Curve], run_id: str) -> None:
@@ -391,32 +353,19 @@ def frame(ax: Axes, lines: list[Curve], run_id: str) -> None:
 def steps(ax: Axes, lines: list[Curve], expected: Mapping[str, Score]) -> None:
     """The same below the bar of each run that was predicted, where its step was expected to end."""
     from lab.figures.breakdown import BAR
-    from lab.formatting import unit_for
 
     unit = unit_for([float(step) for _, points in lines for step in points["step_time"]])
     for run_id, y in bars(ax, lines).items():
         if run_id in expected:
             frozen = expected[run_id].frozen
-            middle, low, high = (
-                seconds * unit.per_second
-                for seconds in (frozen.step_s, frozen.low_s, frozen.high_s)
-            )
-            reach = [[middle - low], [high - middle]]
-            ax.errorbar(
-                middle,
-                y + BAR / 2,
-                xerr=reach,
-                fmt="D",
-                fillstyle="none",
-                color=INK,
-                capsize=3,
-                label="_predicted",
-            )
+            times = (frozen.step_s, frozen.low_s, frozen.high_s)
+            middle, low, high = (seconds * unit.per_second for seconds in times)
+            _diamond(ax, middle, y + BAR / 2, xerr=[[middle - low], [high - middle]])
             ax.set_xlim(right=max(ax.get_xlim()[1], 1.04 * high))
 
 
 def bars(ax: Axes, lines: list[Curve]) -> dict[str, float]:
-    """Where the bar of each run lies, in the order of the figure: the line with the longest first bar on top."""
+    """Where the bar of each run lies: the line with the longest first bar is on top."""
     ordered = sorted(lines, key=lambda line: -float(line.points["step_time"].iloc[0]))
     ids = [run_id for _, points in ordered for run_id in points["run_id"]]
     return dict(zip(ids, map(float, ax.get_yticks()), strict=True))

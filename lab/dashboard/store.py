@@ -1,4 +1,4 @@
-"""What was tried by hand: kept as small studies, one for each configuration and all its world sizes."""
+"""The runs of the bench, kept as studies: one per configuration, with all its world sizes."""
 
 from __future__ import annotations
 
@@ -25,16 +25,17 @@ from lab.records.store import Record, Store
 
 TITLE = "Tried on the bench: {run}"
 QUESTION = "How long does a step of this configuration take, and what does a further rank bring?"
+REPEATS = 3  # of a study that a configuration is sent to
 
 
 @dataclass(frozen=True)
 class Bench:
-    """A folder of studies, `<cluster>/<id of the equal run at world size 1>`, that `lab run` and `lab report` read too."""
+    """A folder of studies, `<cluster>/<id of the equal run at world size 1>`."""
 
     folder: Path
 
     def study(self, run: Run, cluster: str) -> Study:
-        """The study that a run belongs to, with this run alone; nothing is written."""
+        """The study that a run belongs to, with this run alone; writes nothing."""
         base = alone(run)
         return Study(
             folder=self.folder.resolve() / cluster / base.id,
@@ -53,7 +54,7 @@ class Bench:
         World size 1 is always in it: the study is complete when its baseline is measured too.
         """
         path, run = study.folder / "study.yaml", study.runs[0]
-        content = read_yaml(path) if path.exists() else _content(study)
+        content = read_yaml(path) if path.exists() else _content(run, study.title, repeats=1)
         grid = content.setdefault("grid", {})
         sizes = sorted({1, run.world_size, *grid.get("world_size", ())})
         if sizes != grid.get("world_size"):
@@ -61,14 +62,14 @@ class Bench:
             write_atomically(path, yaml.safe_dump(content, sort_keys=False).encode())
 
     def studies(self) -> list[Study]:
-        """The kept studies, those of one cluster together; a study file that cannot be read is left out."""
-        found = []
+        """The kept studies, by cluster; a study file that cannot be read is left out."""
+        studies = []
         for path in sorted(self.folder.glob("*/*/study.yaml")):
             try:
-                found.append(Study.load(path.parent))
+                studies.append(Study.load(path.parent))
             except LabError:
                 continue
-        return found
+        return studies
 
     def is_driven(self, study: Study) -> bool:
         """Whether a driver, of this process or another, works on a study now."""
@@ -79,22 +80,24 @@ class Bench:
             return True
 
     def basis(self, cluster: Cluster) -> Basis:
-        """What predictions on a cluster are made from: this bench's runs on one rank, which use no link and so count for
-        every cluster of this machine whose ranks compute alike, the cluster's calibration, and how wrong predictions were.
+        """What predictions on a cluster rest on: runs on one rank, calibration, earlier errors.
+
+        A run on one rank uses no link: it counts for each cluster of this machine whose ranks
+        compute alike.
         """
-        kept = self.studies()
+        studies = self.studies()
         records = [
             record
-            for study in kept
+            for study in studies
             for record in Store(study.out).records()
             if _is_profile(record, cluster, of=study.folder.parent)
         ]
-        own = [study for study in kept if study.folder.parent.name == cluster.name]
+        own = [study for study in studies if study.folder.parent.name == cluster.name]
         return Basis(tuple(records), load_calibration(cluster), error_so_far(*own))
 
 
 def _is_profile(record: Record, cluster: Cluster, *, of: Path) -> bool:
-    """Whether a record is of one rank that computed as the cluster's ranks do; `of` is the folder of its cluster."""
+    """Whether a record's one rank computed as the cluster's do; `of` is its cluster's folder."""
     place, run = record.environment, record.run
     if not (record.completed and run.world_size == 1 and run.task == "train" and place):
         return False
@@ -111,18 +114,13 @@ def alone(run: Run) -> Run:
     return Run.model_validate(run.model_dump(exclude={"micro_batch_size", "world_size"}))
 
 
-def _content(study: Study) -> dict[str, Any]:
-    base = study.runs[0].model_dump(mode="json", exclude={"micro_batch_size", "world_size"})
-    told = {
-        "title": study.title,
-        "question": study.question,
-        "scaling": study.scaling,
-        "base": base,
-    }
-    return told | {"grid": {}, "repeats": study.repeats, "baseline": study.baseline}
-
-
-REPEATS = 3
+def _content(run: Run, title: str, *, repeats: int, **fields: Any) -> dict[str, Any]:
+    """A study file of strong scaling with an empty grid; `fields` limit what is told of the run."""
+    base = run.model_dump(
+        mode="json", **(fields or {"exclude": {"micro_batch_size", "world_size"}})
+    )
+    content = {"title": title, "question": QUESTION, "scaling": "strong", "base": base, "grid": {}}
+    return content | {"repeats": repeats, "baseline": {"world_size": 1}}
 
 
 def suggested(run: Run) -> str:
@@ -131,50 +129,27 @@ def suggested(run: Run) -> str:
 
 
 def send(run: Run, *, name: str, reports: Path) -> Study:
-    """Write `<reports>/<name>/study.yaml`; raises InputError for a name that cannot be a folder's or that is taken."""
+    """Write `<reports>/<name>/study.yaml`; raises InputError for an invalid or taken name."""
     folder = reports.resolve() / name
     if not re.fullmatch(r"[a-z0-9][a-z0-9_-]{0,99}", name):
-        raise InputError(
-            "send",
-            [Problem("name", f"{name!r} is no name of a study", "small letters, digits and -")],
-        )
+        problem = Problem("name", f"invalid study name {name!r}", "small letters, digits and -")
+        raise InputError("send", [problem])
     if folder.exists() and any(folder.iterdir()):
-        raise InputError(
-            "send", [Problem("name", f"{folder.name} is there already", "choose another name")]
-        )
+        problem = Problem("name", f"{folder.name} is there already", "choose another name")
+        raise InputError("send", [problem])
     folder.mkdir(parents=True, exist_ok=True)
-    write_atomically(
-        folder / "study.yaml", yaml.safe_dump(content(run), sort_keys=False, width=120).encode()
-    )
+    fields = set(OF_RUN) - {"world_size"}
+    content = _content(run, f"How {run.label} scales", repeats=REPEATS, include=fields)
+    content["grid"] = {"world_size": world_sizes(run)}
+    text = yaml.safe_dump(content, sort_keys=False, width=120)
+    write_atomically(folder / "study.yaml", text.encode())
     return Study.load(folder)
 
 
-def content(run: Run) -> dict[str, object]:
-    """What study.yaml then says."""
-    base = {
-        name: value
-        for name, value in run.model_dump(mode="json", include=set(OF_RUN)).items()
-        if name != "world_size"
-    }
-    return {
-        "title": f"How {run.label} scales",
-        "question": "How long does a step of this configuration take, and what does a further rank bring?",
-        "scaling": "strong",
-        "base": base,
-        "grid": {"world_size": world_sizes(run)},
-        "repeats": REPEATS,
-        "baseline": {"world_size": 1},
-    }
-
-
 def world_sizes(run: Run) -> list[int]:
-    """1, 2, 4 and so on up to the run's own, those over which its batch can be divided."""
+    """1, 2, 4 and so on up to the run's own, where its batch can be divided."""
     doubling = {2**power for power in range(run.world_size.bit_length())}
-    return [
-        size
-        for size in sorted(doubling | {run.world_size})
-        if size <= run.world_size and _possible(run, size)
-    ]
+    return [size for size in sorted(doubling | {run.world_size}) if _possible(run, size)]
 
 
 def _possible(run: Run, world_size: int) -> bool:
@@ -186,7 +161,7 @@ def _possible(run: Run, world_size: int) -> bool:
 
 
 def command(study: Study, cluster: str) -> str:
-    """What measures it in a terminal."""
+    """The command that measures a study."""
     try:
         named = find_folder(study.name) == study.folder
     except LabError:

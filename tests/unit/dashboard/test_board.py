@@ -77,7 +77,7 @@ def test_configuration_is_sent_to_a_study_beside_the_bench(shown: Dashboard, pla
     study = Study.load("gpt-nano-ddp-x2-batch-8-fp32")
     assert (
         study.folder.parent == place / "reports"
-        and study.runs[-1] == shown.asked()
+        and study.runs[-1] == shown.configuration()
         and len(study.tasks) == 6
     )
     shown.send_button.click()

@@ -26,8 +26,8 @@ def test_a_step_is_told_with_its_loss() -> None:
     pace = Pace()
     pace.left(3, 30, now=0.0)
     state = TaskState(TASK, "running", "measuring", 5, loss=3.4159)
-    told = board.told(state, pace, now=4.0, ours=True)
-    assert told.endswith("measuring, step 5 of 30, about 50 s of steps left, loss 3.416")
+    line = board.progress_line(state, pace, now=4.0, ours=True)
+    assert line.endswith("measuring, step 5 of 30, about 50 s of steps left, loss 3.416")
     assert board.done(state) == 5
 
 
@@ -36,6 +36,6 @@ def test_a_step_is_told_with_its_loss() -> None:
     [(TaskState(TASK, "pending"), "pending"), (TaskState(TASK, "running", "data"), "data")],
 )
 def test_without_steps_neither_step_nor_loss_is_told(state: TaskState, words: str) -> None:
-    told = board.told(state, Pace(), now=0.0, ours=False)
-    assert told == f"{TASK.run.label}: {words}, another program drives it and can cancel it"
+    line = board.progress_line(state, Pace(), now=0.0, ours=False)
+    assert line == f"{TASK.run.label}: {words}, another program drives it and can cancel it"
     assert board.done(state) == 0

@@ -1,4 +1,4 @@
-"""The networks that the bench offers: what can be served from here first, the others with what stands against them."""
+"""The networks that the bench offers: those of this machine first, the others with a reason."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PROFILES = {
 
 @pytest.fixture
 def offered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Network]:
-    """What is offered on a machine of two cores whose links can be slow, but not late, and that has no Slurm."""
+    """The networks of a machine of two cores with slow links, but no late ones, and no Slurm."""
     monkeypatch.setattr("lab.machine.cores", lambda: (0, 1))
     monkeypatch.setattr(netem, "way_for", lambda link: None if link.latency_ms else "pacing")
     monkeypatch.setattr(netem, "ways", lambda link: {"pacing": "paced sockets add no latency"})

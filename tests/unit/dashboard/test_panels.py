@@ -1,4 +1,4 @@
-"""What the bench expects of a configuration: from its own runs on one rank and the calibration, before anything runs."""
+"""The forecast of a configuration: from runs on one rank and the calibration."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_two_ranks_are_predicted_from_one(bench: Bench) -> None:
     measure(bench, here(factories.run(1, 16), step_time=0.2))
     found = look(bench, PAIR)
     assert found.forecast.prediction is not None and found.forecast.memory_bytes is not None
-    # Half the batch halves forward and backward; 6 MB of its gradients wait for the link of 100 MB/s, some 60 ms.
+    # Half the batch halves forward and backward; 6 MB of gradients wait 60 ms for the link.
     assert found.forecast.prediction.step_s == pytest.approx(0.2 - 0.172 / 2 + 0.061, rel=0.05)
     assert found.speedup == pytest.approx(0.2 / found.forecast.prediction.step_s)
     told = panel(found, cluster=Cluster.load("two"), history="Not measured yet.")

@@ -43,7 +43,7 @@ def test_world_sizes_divide_the_batch(changes: dict[str, object], sizes: list[in
 
 @pytest.mark.parametrize("name", ["", "../up", "Big", "a b", ".hidden", "x" * 200])
 def test_names_that_are_no_folder_are_refused(tmp_path: Path, name: str) -> None:
-    with pytest.raises(InputError, match="no name of a study"):
+    with pytest.raises(InputError, match="invalid study name"):
         store.send(factories.run(), name=name, reports=tmp_path / "reports")
     assert not (tmp_path / "reports").exists()
 
