@@ -153,9 +153,10 @@ def test_what_a_name_does_not_say(name: str) -> None:
 def test_means_among_ranks() -> None:
     observations = from_table(read_table(TABLES / "gpt_strong_scaling.csv"))
     assert int(observations.frame["aggregate"].sum()) == 4 and observations.per == "epoch"
-    two = {curve.label: {point.world_size: point for point in curve.points} for curve in observations.curves}[
-        "batch 128"
-    ]
+    two = {
+        curve.label: {point.world_size: point for point in curve.points}
+        for curve in observations.curves
+    }["batch 128"]
     assert (two[4].time, two[4].mean) == (706.41, 489.62)
 
 
@@ -166,7 +167,9 @@ def test_wide_strategies_become_rows() -> None:
     assert any("2 ranks by the name of the table" in said for said in observations.assumptions)
     curve = next(curve for curve in observations.curves if curve.label == "gpt2, block 128")
     gains = {
-        point.strategy: round(curve.gain(point), 2) for point in curve.points if point.world_size == 2
+        point.strategy: round(curve.gain(point), 2)
+        for point in curve.points
+        if point.world_size == 2
     }
     assert gains == {"dp": 1.18, "ddp_nvlink": 1.45, "ddp_no_nvlink": 0.65}
 
@@ -181,14 +184,20 @@ def test_wide_strategies_become_rows() -> None:
     ],
 )
 def test_columns_for_batches_become_rows(columns: tuple[str, str]) -> None:
-    observations = from_table(pd.DataFrame({"GPUs": [1, 2], columns[0]: [100, 55], columns[1]: [190, 99]}))
-    assert observations.frame["batch"].tolist() == [64, 64, 128, 128] and observations.frame["time"].tolist() == [
+    observations = from_table(
+        pd.DataFrame({"GPUs": [1, 2], columns[0]: [100, 55], columns[1]: [190, 99]})
+    )
+    assert observations.frame["batch"].tolist() == [64, 64, 128, 128] and observations.frame[
+        "time"
+    ].tolist() == [
         100,
         55,
         190,
         99,
     ]
-    assert any("the batches are read from the column names" in said for said in observations.assumptions)
+    assert any(
+        "the batches are read from the column names" in said for said in observations.assumptions
+    )
     assert len(observations.curves) == 2
 
 
@@ -209,8 +218,12 @@ def test_columns_for_batches_and_ranks_become_rows() -> None:
     "columns", [("b1", "b2"), ("batch 8", "batch 16", "time"), ("batch 8", "bs 8", "bs 16")]
 )
 def test_columns_that_are_no_batches_stay(columns: tuple[str, ...]) -> None:
-    observations = from_table(pd.DataFrame([[1.0] * (len(columns) + 1)], columns=["gpus", *columns]))
-    assert len(observations.frame) == 1 and not any("batches" in said for said in observations.assumptions)
+    observations = from_table(
+        pd.DataFrame([[1.0] * (len(columns) + 1)], columns=["gpus", *columns])
+    )
+    assert len(observations.frame) == 1 and not any(
+        "batches" in said for said in observations.assumptions
+    )
 
 
 @pytest.mark.parametrize(
@@ -246,7 +259,10 @@ def test_ranks_of_a_log_are_all_of_its_run() -> None:
         set(observations.frame["world_size"]) == {2}
         and "the 2 ranks that have rows are all of them" in observations.assumptions
     )
-    assert {finding.rule for finding in apply_rules(observations).findings} == {"rank-imbalance", "repeats"}
+    assert {finding.rule for finding in apply_rules(observations).findings} == {
+        "rank-imbalance",
+        "repeats",
+    }
 
 
 def test_wide_collectives_in_the_unit_of_the_notes() -> None:
@@ -267,7 +283,9 @@ def test_stages_and_what_they_run_on() -> None:
     )
     (curve,) = from_table(read_table(TABLES / "gpt2_stages.csv")).curves
     gains = {
-        point.strategy: round(curve.gain(point), 1) for point in curve.points if point.world_size > 1
+        point.strategy: round(curve.gain(point), 1)
+        for point in curve.points
+        if point.world_size > 1
     }
     assert gains == {"mpi": 11.9, "mpi+cuda": 1.9}
 
@@ -279,7 +297,11 @@ def test_a_weak_curve_counts_work_and_a_strong_one_time() -> None:
     strong = from_table(
         pd.DataFrame({"gpus": [1, 2], "global_batch": [8, 8], "step_ms": [100, 55]})
     )
-    gains = [curve.gain(curve.points[-1]) for observations in (weak, strong) for curve in observations.curves]
+    gains = [
+        curve.gain(curve.points[-1])
+        for observations in (weak, strong)
+        for curve in observations.curves
+    ]
     assert gains == pytest.approx([2 * 100 / 110, 100 / 55])
 
 

@@ -1,0 +1,89 @@
+"""Each rank imports only what it needs: every module costs start time and memory on all ranks of all jobs."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+# One rank as submitit starts it on this machine; prints the modules that it has imported in the end.
+RANK = """
+import json, os, sys
+from lab.config.cluster import Cluster
+from lab.config.run import Run
+from lab.launch.job import execute
+run = Run.model_validate_json(sys.argv[2])
+cluster = Cluster.load("local").model_dump_json()
+assert execute(run.model_dump_json(), 0, cluster, sys.argv[1], sys.argv[1]) == "done"
+print(json.dumps(sorted(sys.modules)))
+"""
+ENVIRONMENT = {
+    "SUBMITIT_EXECUTOR": "local",
+    "SUBMITIT_LOCAL_JOB_ID": "1",
+    "SUBMITIT_LOCAL_NTASKS": "1",
+    "SUBMITIT_LOCAL_LOCALID": "0",
+    "SUBMITIT_LOCAL_GLOBALID": "0",
+    "SUBMITIT_LOCAL_NODEID": "0",
+    "SUBMITIT_LOCAL_JOB_NUM_NODES": "1",
+}
+SMALL = {"global_batch_size": 4, "steps": 8, "warmup_steps": 2, "eval_batches": 1}
+GPT = {"kind": "gpt", "layers": 1, "heads": 2, "width": 16, "block_size": 16}
+CNN = {"kind": "cnn", "network": "squeezenet1_0", "image_size": 32}
+# Of each run: its fields, and the modules of these packages that it uses.
+RUNS: dict[str, tuple[dict[str, Any], dict[str, set[str]]]] = {
+    "gpt": (
+        {"model": GPT, "data": {"kind": "synthetic", "samples": 64}, "strategy": "single"},
+        {
+            "lab.worker.strategies": {"base", "single"},
+            "lab.worker.models": {"gpt"},
+            "lab.worker.data": {"cache", "dataset", "loader", "synthetic"},
+        },
+    ),
+    "cnn": (
+        {"model": CNN, "data": "digits", "strategy": "ddp"},
+        {
+            "lab.worker.strategies": {"base", "ddp"},
+            "lab.worker.models": {"classifier", "vision"},
+            "lab.worker.data": {"cache", "dataset", "loader", "images"},
+        },
+    ),
+}
+# The job's own parts: it claims its folder, joins an emulated network, watches itself, writes its end.
+LAUNCH = {"attempt", "job", "netem", "outcome", "watchdog"}
+# Packages for notebooks, reports and other models, which take a second or more to import.
+HEAVY = {"IPython", "matplotlib", "nbconvert", "rich", "scipy.stats", "torchao", "transformers"}
+
+
+@pytest.mark.parametrize("name", list(RUNS))
+def test_a_rank_imports_only_what_it_needs(tmp_path: Path, name: str) -> None:
+    fields, used = RUNS[name]
+    folder = tmp_path / "repeat"
+    (folder / "log").mkdir(parents=True)
+    environment = os.environ | ENVIRONMENT | {"SUBMITIT_FOLDER": str(folder / "log")}
+    environment["LAB_CACHE"] = str(tmp_path / "cache")
+    rank = subprocess.run(
+        [sys.executable, "-c", RANK, str(folder), json.dumps(SMALL | fields)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert rank.returncode == 0, rank.stderr
+    assert (folder / "record.json").exists()
+    imported = set(json.loads(rank.stdout.splitlines()[-1]))
+    assert {module.split(".")[1] for module in imported if module.startswith("lab.")} == {
+        *("config", "errors", "files", "launch", "machine", "perfmodel", "records", "worker")
+    }, "a floor that no rank needs"
+    for package, modules in ({"lab.launch": LAUNCH} | used).items():
+        prefix = f"{package}."
+        assert {
+            module.removeprefix(prefix) for module in imported if module.startswith(prefix)
+        } == modules, package
+    assert not {module for module in imported if module.startswith("lab.worker.inference")}
+    # scikit-learn, in whose wheel the digits lie, imports scipy.stats and rich.
+    assert imported & HEAVY <= ({"rich", "scipy.stats"} if name == "cnn" else set())
