@@ -1,7 +1,8 @@
-"""What the ranks of one job and its driver tell each other through files: claim, start, progress, errors."""
+"""The files by which the ranks of one job and its driver talk: claim, start, heartbeat, process ids, errors, logs."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -35,7 +36,7 @@ class RankError:
 
 @dataclass(frozen=True)
 class Attempt:
-    """One start of a job of a task: `folder` is the repeat's folder, `job_id` and `restarts` tell its starts apart."""
+    """One start of a task's job: `folder` is the repeat's, `job_id` and `restarts` tell its starts apart."""
 
     folder: Path
     job_id: str
@@ -44,14 +45,14 @@ class Attempt:
 
     @classmethod
     def latest(cls, folder: Path, job_id: str, output: Path, *, at_least: int = 0) -> Attempt:
-        """The last start of a job of which there is a sign."""
-        signs = (folder / "log").glob(f"{job_id}.r*.rank*.pid")
-        seen = [int(path.name.removeprefix(f"{job_id}.r").split(".")[0]) for path in signs]
-        return cls(folder, job_id, max([at_least, *seen]), output)
+        """The last start of a job of which any rank has registered."""
+        paths = (folder / "log").glob(f"{job_id}.r*.rank*.pid")
+        starts = [int(path.name.removeprefix(f"{job_id}.r").split(".")[0]) for path in paths]
+        return cls(folder, job_id, max([at_least, *starts]), output)
 
     @property
     def name(self) -> str:
-        """What the files of this start begin with."""
+        """The prefix of this start's files."""
         return f"{self.job_id}.r{self.restarts}" if self.restarts else self.job_id
 
     @property
@@ -69,47 +70,55 @@ class Attempt:
         return self.path("rendezvous")
 
     def decide(self, decision: Decision) -> None:
-        """Rank 0 tells the others to run, or that the work is done already."""
+        """As rank 0, tell the others to run, or that the task is measured already."""
         write_atomically(self.path("start"), decision.encode())
 
-    def await_decision(self, *, patience_s: float = 60.0) -> Decision:
-        """Wait for rank 0's word for as long as it shows signs of life; raises TimeoutError when it no longer does."""
-        # Signs are compared with each other and never with a clock: those of the nodes differ, and may jump.
-        sign, seen = self._sign_of_life(), time.monotonic()
+    def wait_for_leader(self, *, patience_s: float = 60.0) -> Decision:
+        """Wait for rank 0's decision; raises TimeoutError when its heartbeat has stopped for `patience_s`."""
+        # Heartbeats are compared with each other and never with a clock: the nodes' clocks differ, and may jump.
+        beat, since = self._last_heartbeat(), time.monotonic()
         while not self.path("start").exists():
-            if (now := self._sign_of_life()) != sign:
-                sign, seen = now, time.monotonic()
-            if time.monotonic() - seen > patience_s:
-                raise TimeoutError(f"rank 0 gave no sign for {patience_s:.0f} s")
+            if (latest := self._last_heartbeat()) != beat:
+                beat, since = latest, time.monotonic()
+            if time.monotonic() - since > patience_s:
+                raise TimeoutError(f"no heartbeat of rank 0 for {patience_s:.0f} s")
             time.sleep(0.05)
         return "skip" if self.path("start").read_text() == "skip" else "run"
 
-    def _sign_of_life(self) -> int | None:
-        try:
+    def _last_heartbeat(self) -> int | None:
+        with contextlib.suppress(OSError):
             return self.path("alive").stat().st_mtime_ns
-        except OSError:
-            return None
+        return None
 
-    def show_life(self) -> None:
-        """Rank 0 tells the others that it still waits for its turn."""
+    def heartbeat(self) -> None:
+        """As rank 0, show the others that it still waits for its claim."""
         self.log.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.path("alive").touch()
 
-    def sign_on(self, rank: int) -> None:
-        """Leave this rank's host and process id, so that its loss can be told from its silence."""
+    def register_rank(self, rank: int) -> None:
+        """Leave this rank's host and process id, so that a lost rank can be told from a silent one."""
         content = {"host": socket.gethostname(), "pid": os.getpid(), "began": began(os.getpid())}
         write_atomically(self.path(f"rank{rank}.pid"), json.dumps(content).encode())
 
-    def signed_on(self) -> bool:
-        """Whether any rank has come to life."""
+    def any_registered(self) -> bool:
+        """Whether any rank has started."""
         return any(self.log.glob(f"{self.name}.rank*.pid"))
+
+    def running_ranks(self) -> list[int]:
+        """Process ids of the ranks that run, all of them on this host."""
+        contents = map(read_json, self.log.glob(f"{self.name}.rank*.pid"))
+        return [
+            content["pid"]
+            for content in contents
+            if content is not None and is_running(content["pid"], content["began"])
+        ]
 
     def lost_ranks(self, world_size: int) -> list[int]:
         """Ranks of this host whose process is gone and left no error."""
-        told = {error.rank for error in self.errors()}
-        return [rank for rank in range(world_size) if rank not in told and self._gone(rank)]
+        failed = {error.rank for error in self.errors()}
+        return [rank for rank in range(world_size) if rank not in failed and self._is_gone(rank)]
 
-    def _gone(self, rank: int) -> bool:
+    def _is_gone(self, rank: int) -> bool:
         content = read_json(self.path(f"rank{rank}.pid"))
         if content is None or content["host"] != socket.gethostname():
             return False
@@ -117,14 +126,13 @@ class Attempt:
 
     def write_error(self, error: RankError) -> None:
         """Leave how a rank ended."""
-        write_atomically(
-            self.path(f"rank{error.rank}.error.json"), json.dumps(asdict(error)).encode()
-        )
+        path = self.path(f"rank{error.rank}.error.json")
+        write_atomically(path, json.dumps(asdict(error)).encode())
 
     def errors(self) -> list[RankError]:
-        """What the ranks said, causes before those that only waited for them, earlier before later."""
-        found = [read_json(path) for path in self.log.glob(f"{self.name}.rank*.error.json")]
-        errors = [RankError(**content) for content in found if content is not None]
+        """Errors of the ranks: causes before those that only waited for them, then by time."""
+        contents = map(read_json, self.log.glob(f"{self.name}.rank*.error.json"))
+        errors = [RankError(**content) for content in contents if content is not None]
         return sorted(errors, key=lambda error: (error.waiting, error.time))
 
     def log_tail(self, rank: int, *, lines: int = 30) -> str:
@@ -139,49 +147,36 @@ class Attempt:
         return "\n".join(text.splitlines()[-lines:])
 
     def last_line(self) -> str:
-        """The last line of the ranks' logs that says something."""
-        lines = [
-            line.strip()
-            for rank in self._logged()
-            for line in self.log_tail(rank).splitlines()
-            if line.strip()
-        ]
-        return lines[-1] if lines else ""
+        """The last line of the ranks' logs that is not empty."""
+        lines = (line.strip() for tail in self._log_tails() for line in tail.splitlines())
+        return next(reversed([line for line in lines if line]), "")
 
-    def says(self, *words: str) -> bool:
-        """Whether the ends of the ranks' logs hold one of these, in lower case."""
-        return any(word in self.log_tail(rank).lower() for rank in self._logged() for word in words)
+    def log_contains(self, *phrases: str) -> bool:
+        """Whether the ends of the ranks' logs contain one of these, in lower case."""
+        return any(phrase in tail.lower() for tail in self._log_tails() for phrase in phrases)
 
-    def _logged(self) -> list[int]:
-        printed = (self.output or self.log).glob(f"{self.job_id}_*_log.out")
-        return sorted(
-            int(path.name.removeprefix(f"{self.job_id}_").split("_")[0]) for path in printed
-        )
+    def _log_tails(self) -> list[str]:
+        paths = (self.output or self.log).glob(f"{self.job_id}_*_log.out")
+        ranks = (path.name.removeprefix(f"{self.job_id}_").split("_")[0] for path in paths)
+        return [self.log_tail(rank) for rank in sorted(map(int, ranks))]
 
 
 @contextmanager
 def claim(folder: Path, attempt: Attempt, *, devices: bool) -> Iterator[None]:
-    """Hold a task and then, where no scheduler shares them out, this machine's `devices`, for as long as this process lives.
+    """Hold a task and then, where no scheduler shares them out, this machine's `devices`.
 
-    The kernel lets go of both when the process dies, however it dies. The order is the same in every job, so that
-    two of them cannot wait for each other.
+    The kernel releases both when the process ends, however it ends. The order is the same in every job, so that two of
+    them cannot deadlock.
     """
-    locks = [FileLock(folder / "lock")] + (
-        [FileLock(_private_folder() / "devices.lock")] if devices else []
-    )
-    for lock in locks:
-        while True:
-            attempt.show_life()
-            try:
-                lock.acquire(timeout=2, poll_interval=0.05)
-                break
-            except Timeout:
-                continue
-    try:
+    paths = [folder / "lock", *([_private_folder() / "devices.lock"] if devices else [])]
+    with contextlib.ExitStack() as stack:
+        for lock in map(FileLock, paths):
+            while not lock.is_locked:
+                attempt.heartbeat()
+                with contextlib.suppress(Timeout):
+                    lock.acquire(timeout=2, poll_interval=0.05)
+            stack.callback(lock.release)
         yield
-    finally:
-        for lock in reversed(locks):
-            lock.release()
 
 
 def _private_folder() -> Path:
@@ -190,6 +185,6 @@ def _private_folder() -> Path:
     folder.mkdir(mode=0o700, exist_ok=True)
     if folder.stat().st_uid != os.getuid():
         raise PermissionError(
-            f"{folder} belongs to somebody else: set TMPDIR to a folder of your own"
+            f"{folder} belongs to another user: set TMPDIR to a folder of your own"
         )
     return folder

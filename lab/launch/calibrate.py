@@ -1,4 +1,4 @@
-"""lab calibrate: measure a cluster's links and devices, one job per world size, and keep what is measured."""
+"""calibrate(): measure a cluster's links and devices, one job per world size, and store what is measured."""
 
 from __future__ import annotations
 
@@ -12,19 +12,16 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 from pydantic import ValidationError
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.text import Text
 
 from lab.config.cluster import Cluster
 from lab.errors import InputError, LabError, Problem
 from lab.files import read_json, write_atomically
 from lab.launch import job
-from lab.launch.attempt import Attempt, claim
 from lab.launch.driver import Driver, executor_for, terminate
 from lab.launch.executor import Handle, JobSpec
-from lab.launch.outcome import rank_error
 from lab.launch.preflight import usable
-from lab.launch.watchdog import Watchdog
+from lab.launch.status import Display, bars, clock
 from lab.perfmodel.calibration import (
     Calibration,
     Part,
@@ -32,9 +29,9 @@ from lab.perfmodel.calibration import (
     read_calibration,
     write_calibration,
 )
-from lab.worker.context import RankContext
 
-KEPT_FOR = timedelta(days=1)
+# A part is measured again when it is older.
+MAX_AGE = timedelta(days=1)
 
 
 class InterruptedCalibrationError(LabError):
@@ -58,31 +55,26 @@ def calibrate(
     """
     profile = usable(cluster)
     path = calibration_path(cluster)
-    wanted = tuple(sorted(set(world_sizes or _doubling(profile.capacity))))
+    doubling = [2**power for power in range(profile.capacity.bit_length())]
+    wanted = tuple(sorted(set(world_sizes or doubling)))
     if wrong := [size for size in wanted if not 1 <= size <= profile.capacity]:
-        raise InputError(
-            profile.name,
-            [
-                Problem("world_sizes", f"{size} ranks; {profile.description}", "leave it out")
-                for size in wrong
-            ],
-        )
+        what = f"; {profile.description}"
+        problems = [Problem("world_sizes", _ranks(n) + what, "leave it out") for n in wrong]
+        raise InputError(profile.name, problems)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(path.with_suffix(".lock"), timeout=0):
-            return _calibrate(profile, path, wanted, quick=quick, fresh=fresh, progress=progress)
+        with (
+            FileLock(path.with_suffix(".lock"), timeout=0),
+            Display(enabled=progress) as display,
+        ):
+            return _calibrate(profile, path, wanted, quick=quick, fresh=fresh, display=display)
     except Timeout:
-        raise LabError(
-            f"another calibration of {profile.name} is under way: wait until it has ended"
-        ) from None
+        message = f"another calibration of {profile.name} is running: wait until it has ended"
+        raise LabError(message) from None
     except OSError as error:
         raise LabError(
             f"{error.filename or path}: {error.strerror}; free or unlock it, then calibrate again"
         ) from None
-
-
-def _doubling(capacity: int) -> list[int]:
-    return [size for power in range(capacity.bit_length()) if (size := 2**power) <= capacity]
 
 
 def _calibrate(
@@ -92,33 +84,32 @@ def _calibrate(
     *,
     quick: bool,
     fresh: bool,
-    progress: bool,
+    display: Display,
 ) -> Calibration:
     stored = read_calibration(path)
-    # What was measured elsewhere or with something else says nothing of this cluster; what is merely old stays until it is replaced.
+    # What was measured elsewhere or with other software says nothing of this cluster; old parts stay until replaced.
     parts = [part for part in stored.parts if _same_conditions(part, profile)] if stored else []
     calibration = Calibration(cluster=profile.name, wanted=wanted, parts=tuple(parts))
-    due = [
-        size
-        for size in wanted
-        if fresh or not any(_reusable(part, size, quick=quick) for part in parts)
-    ]
-    with _Display(enabled=progress) as display:
-        for size in wanted:
-            if size not in due:
-                display.say(f"{_ranks(size)}: measured today already")
-        for done, size in enumerate(due):
-            try:
-                part = _measure(
-                    profile, size, path.with_suffix("") / f"x{size}", quick=quick, display=display
-                )
-            except KeyboardInterrupt:
-                kept = len(wanted) - len(due) + done
-                raise InterruptedCalibrationError(
-                    f"interrupted: {kept} of {len(wanted)} world sizes are kept; the same command goes on from there"
-                ) from None
-            calibration = calibration.with_part(part)
-            write_calibration(calibration, path)
+    recent = {
+        part.world_size
+        for part in parts
+        if datetime.now(UTC) - part.measured_at < MAX_AGE and (quick or not part.quick)
+    }
+    due = [size for size in wanted if fresh or size not in recent]
+    for size in wanted:
+        if size not in due:
+            display.print(f"{_ranks(size)}: measured today already")
+    for number, size in enumerate(due):
+        folder = path.with_suffix("") / f"x{size}"
+        try:
+            part = _measure(profile, size, folder, quick=quick, display=display)
+        except KeyboardInterrupt:
+            done = f"{len(wanted) - len(due) + number} of {len(wanted)}"
+            raise InterruptedCalibrationError(
+                f"interrupted: {done} world sizes are kept; the same command goes on from there"
+            ) from None
+        calibration = calibration.with_part(part)
+        write_calibration(calibration, path)
     if calibration != stored:
         write_calibration(calibration, path)
     shutil.rmtree(path.with_suffix(""), ignore_errors=True)  # logs of jobs that went well
@@ -131,123 +122,72 @@ def _same_conditions(part: Part, profile: Cluster) -> bool:
     return here and part.profile == profile and version == metadata.version("torch").split("+")[0]
 
 
-def _reusable(part: Part, world_size: int, *, quick: bool) -> bool:
-    recent = datetime.now(UTC) - part.measured_at < KEPT_FOR
-    return part.world_size == world_size and recent and (quick or not part.quick)
-
-
 def _measure(
-    profile: Cluster, world_size: int, folder: Path, *, quick: bool, display: _Display
+    profile: Cluster, world_size: int, folder: Path, *, quick: bool, display: Display
 ) -> Part:
     """Run one job to its end and read its part; ends the job where this call is interrupted."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "progress.json").unlink(missing_ok=True)
     began = time.monotonic()
-    work = JobSpec(
-        folder, world_size, execute, (world_size, quick, profile.model_dump_json(), str(folder))
-    )
-    ended: list[Handle] = []
+    arguments = (world_size, quick, profile.model_dump_json(), str(folder))
+    handles: list[Handle] = []
     driver = Driver(
         executor_for(profile, folder),
-        ended=lambda _, handle: ended.append(handle),
-        seen=lambda _: False,
+        on_end=lambda _, handle: handles.append(handle),
+        has_result=lambda _: False,
     )
 
-    def show(wait_s: float) -> bool:
-        told = read_json(folder / "progress.json")
-        phase = told["phase"] if told else "waiting for the machine"
-        display.show(
-            f"{_ranks(world_size)}: {phase}", told["step"] / max(told["steps"], 1) if told else 0.0
-        )
-        time.sleep(wait_s)
+    def wait(seconds: float) -> bool:
+        progress = read_json(folder / "progress.json") or {}
+        phase = progress.get("phase", "waiting for the machine")
+        text = f"{_ranks(world_size)}: {phase}, {clock(time.monotonic() - began)}"
+        steps = max(progress.get("steps", 1), 1)
+        display.show(bars([(Text(text), progress.get("step", 0), steps)]))
+        time.sleep(seconds)
         return False
 
     try:
-        driver.drive([work], adopted={}, stopped=show)
+        driver.drive([JobSpec(folder, world_size, execute, arguments)], adopted={}, wait=wait)
     except BaseException:
         terminate(driver.alive.values())
         raise
-    (handle,) = ended
+    (handle,) = handles
     try:
         part = Part.model_validate_json(handle.attempt.path("part.json").read_bytes())
     except (OSError, ValidationError):
         raise LabError(_cause(handle, world_size)) from None
-    display.say(
-        f"{_ranks(world_size)}: measured in {time.monotonic() - began:.0f} s{_disturbance(part)}"
-    )
+    line = f"{_ranks(world_size)}: measured in {time.monotonic() - began:.0f} s"
+    if part.disturbed:
+        line += (
+            f"; other processes took {part.environment.foreign_cpu:.1f} cores meanwhile: "
+            "calibrate again with --fresh when they are done"
+        )
+    display.print(line)
     return part
 
 
-def _disturbance(part: Part) -> str:
-    if not part.disturbed:
-        return ""
-    return f"; other processes took {part.environment.foreign_cpu:.1f} cores meanwhile: calibrate again with --fresh when they are done"
-
-
 def _cause(handle: Handle, world_size: int) -> str:
-    where = f"calibration on {_ranks(world_size)}"
-    for error in handle.attempt.errors():
-        return f"{where}: rank {error.rank} ended with {error.type}: {error.message}; its log is in {handle.attempt.log}"
-    return f"{where}: {handle.last_words().message}; its log is in {handle.attempt.log}"
+    cause = handle.exit_reason().message
+    for error in handle.attempt.errors()[:1]:
+        cause = f"rank {error.rank} ended with {error.type}: {error.message}"
+    return f"calibration on {_ranks(world_size)}: {cause}; its log is in {handle.attempt.log}"
 
 
 def _ranks(count: int) -> str:
-    return f"{count} rank{'s' if count != 1 else ''}"
-
-
-class _Display:
-    """A bar in a terminal or a notebook; lines for what is done anywhere else."""
-
-    def __init__(self, *, enabled: bool) -> None:
-        self._enabled = enabled
-        self._console = Console()
-        live = enabled and (self._console.is_terminal or self._console.is_jupyter)
-        columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-        self._bar = Progress(*columns, console=self._console, transient=True, disable=not live)
-        self._task = self._bar.add_task("calibrating", total=1.0)
-
-    def __enter__(self) -> _Display:
-        self._bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.stop()
-
-    def show(self, text: str, share: float) -> None:
-        """What goes on, and how much of it is done."""
-        self._bar.update(self._task, description=text, completed=share)
-
-    def say(self, text: str) -> None:
-        """What is done."""
-        if self._enabled:
-            self._console.print(text, highlight=False, soft_wrap=True)
+    return f"{count} rank{'s' * (count != 1)}"
 
 
 def execute(world_size: int, quick: bool, cluster_json: str, folder: str) -> None:
     """Measure one world size on this rank; submitit calls this on every rank, and rank 0 writes the part."""
     cluster = Cluster.model_validate_json(cluster_json)
-    place, attempt = job.sign_on(world_size, cluster, Path(folder))
-    if place.rank != 0:
-        attempt.await_decision()
-        _measure_here(place, cluster, attempt, quick=quick)
-        return
-    with claim(attempt.folder, attempt, devices=cluster.executor == "local"):
-        attempt.decide("run")
-        _measure_here(place, cluster, attempt, quick=quick)
-
-
-def _measure_here(place: RankContext, cluster: Cluster, attempt: Attempt, *, quick: bool) -> None:
-    watchdog = Watchdog(place, attempt, steps=1, given_up=lambda: None)
-    try:
-        place = job.setup_rank(place, cluster, attempt)
-        watchdog.start()
+    context, attempt = job.register(world_size, cluster, Path(folder))
+    with (
+        job.claimed(context, cluster, attempt),
+        job.watched(context, cluster, attempt) as (context, watchdog),
+    ):
         from lab.worker.calibrate import measure
 
-        part = measure(place, cluster, quick=quick, progress=watchdog.progress)
+        part = measure(context, cluster, quick=quick, progress=watchdog.progress)
         watchdog.stop()
-    except Exception as error:
-        watchdog.stop()
-        attempt.write_error(rank_error(place.rank, error, phase=watchdog.phase))
-        raise
-    if part is not None:
-        write_atomically(attempt.path("part.json"), part.model_dump_json().encode())
+        if part is not None:
+            write_atomically(attempt.path("part.json"), part.model_dump_json().encode())

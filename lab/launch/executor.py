@@ -1,4 +1,7 @@
-"""Emulated links and compute: other networks and more ranks than this machine has, and never without saying so."""
+"""What the driver needs of a place where jobs run: a job's specification, its handle, and its executor.
+
+`local`, `slurm` and `replay` implement `Executor`; the first two submit through submitit and return handles.
+"""
 
 from __future__ import annotations
 
@@ -14,33 +17,27 @@ from lab.records.schema import Allocation
 
 @dataclass(frozen=True)
 class JobSpec:
-    """What one job is to do: a function that all its ranks call, and the folder through which they talk."""
+    """One job: a function that each of its ranks calls, and the folder of its files."""
 
     folder: Path
     world_size: int
     function: Callable[..., Any]
     arguments: tuple[Any, ...]
-    code: Path | None = (
-        None  # a folder with the `lab` that the job imports, unless it is the driver's
-    )
+    code: Path | None = None  # a folder with a copy of `lab` to import instead of the driver's
     devices: int = 1  # of each rank
 
     @property
     def variables(self) -> dict[str, str]:
-        """What makes a job import its code and nothing else of that name, also where it starts beside another."""
+        """Environment by which the job imports `code` and no other `lab`, wherever it starts."""
         if self.code is None:
             return {}
-        return {
-            "PYTHONPATH": os.pathsep.join(
-                filter(None, [str(self.code), os.environ.get("PYTHONPATH", "")])
-            ),
-            "PYTHONSAFEPATH": "1",
-        }
+        path = [str(self.code), os.environ.get("PYTHONPATH", "")]
+        return {"PYTHONPATH": os.pathsep.join(filter(None, path)), "PYTHONSAFEPATH": "1"}
 
 
 @dataclass(frozen=True)
 class JobStatus:
-    """Where a job stands, and why it waits where it does."""
+    """The state of a job, and why it waits or where it runs."""
 
     state: Literal["pending", "running", "ended"]
     reason: str = ""
@@ -49,52 +46,48 @@ class JobStatus:
 class Handle(Protocol):
     """A submitted job, of this driver or of an earlier one."""
 
-    # How long a file that the job wrote may take to be seen here, in s.
+    # How long a file that the job wrote may take to appear here, in s.
     lag_s: ClassVar[float]
 
     @property
     def attempt(self) -> Attempt:
-        """The files by which the job talks."""
+        """The files of the job's present start."""
 
-    def stand(self) -> JobStatus:
-        """Where the job stands, as of the last look."""
+    def status(self) -> JobStatus:
+        """The status as of the last poll."""
 
-    def last_words(self) -> RankError:
-        """How the job ended, for a record that it did not write itself."""
+    def exit_reason(self) -> RankError:
+        """Why the job ended, for a record that it did not write itself."""
 
     def allocation(self) -> Allocation | None:
-        """What the scheduler gave to the job; None where there is no scheduler."""
+        """What the scheduler gave to the job; None without a scheduler."""
 
     @classmethod
-    def look(cls, handles: Sequence[Any]) -> float:
-        """Find out how jobs of this kind stand, with one question; returns after how many s to look again."""
+    def poll(cls, handles: Sequence[Any]) -> float:
+        """Update the status of jobs of this kind with one query; returns after how many s to poll again."""
 
     @classmethod
-    def end(cls, handles: Sequence[Any]) -> None:
-        """End jobs of this kind: ask, then kill; returns when they are gone."""
+    def terminate(cls, handles: Sequence[Any]) -> None:
+        """End jobs of this kind, by force where they do not end when asked; returns when they are gone."""
 
 
 class Executor(Protocol):
-    """Where jobs are handed over; one driver at a time uses it."""
+    """Where jobs are submitted; one driver at a time uses it."""
 
-    # Whether jobs are looked after when there is no driver, so that an interrupted driver leaves them.
-    keeps: bool
+    # Whether jobs go on without a driver, so that an interrupted driver leaves them.
+    persistent: bool
 
-    def room(self, running: int) -> int:
-        """How many more jobs may be submitted while so many run."""
+    def free_slots(self, running: int) -> int:
+        """How many more jobs may be submitted while `running` jobs run."""
 
-    def submit(self, works: Sequence[JobSpec]) -> Sequence[Handle]:
-        """Hand over works; a driver that is killed meanwhile leaves nothing that the next one would submit again."""
+    def submit(self, specs: Sequence[JobSpec]) -> Sequence[Handle]:
+        """Submit jobs, so that after a crash in the middle the next driver submits none of them twice."""
 
 
 def prepare(folder: Path) -> None:
-    """Make a job's folder ready: its private log, and nothing left of what earlier jobs told."""
+    """Create a job's folder with its private log, and remove what earlier jobs left for their driver."""
     log = folder / "log"
     log.mkdir(mode=0o700, parents=True, exist_ok=True)
-    for stale in (
-        folder / "progress.json",
-        *log.glob("*.error.json"),
-        *log.glob("*.pid"),
-        *log.glob("*.start"),
-    ):
-        stale.unlink(missing_ok=True)
+    stale = [path for kind in ("error.json", "pid", "start") for path in log.glob(f"*.{kind}")]
+    for path in (folder / "progress.json", *stale):
+        path.unlink(missing_ok=True)

@@ -1,7 +1,8 @@
-"""This machine as a queue: submitit's local executor, one job at a time."""
+"""Jobs on this machine, one at a time, through submitit's local executor."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -15,12 +16,14 @@ from typing import Any, ClassVar
 import psutil
 
 from lab.config.cluster import Cluster
-from lab.files import read_json, write_atomically
+from lab.files import write_atomically
 from lab.launch.attempt import Attempt, RankError
 from lab.launch.executor import JobSpec, JobStatus, prepare
 from lab.machine import began, is_running
 
 POLL_S = 0.1
+# How long a job may take to end once it is interrupted, in s; then it is killed.
+INTERRUPT_S = 5.0
 
 
 class LocalHandle:
@@ -31,102 +34,87 @@ class LocalHandle:
     def __init__(self, attempt: Attempt, pid: int, since: float, submitted: Any = None) -> None:
         self.attempt = attempt
         self._pid, self._since = pid, since
-        self._submitted = (
-            submitted  # submitit's job, which reaps the process; None where the job is adopted
-        )
+        # submitit's job, which reaps the process; None where the job is adopted.
+        self._submitted = submitted
 
     @classmethod
     def of(cls, folder: Path, content: Mapping[str, Any]) -> LocalHandle:
-        """The job that a folder's job.json speaks of."""
+        """The job that a folder's job.json names."""
         return cls(Attempt(folder, content["job_id"]), content["pid"], content["began"])
 
-    def stand(self) -> JobStatus:
-        """Where the job stands; it runs for as long as its controller or one of its ranks lives."""
-        return JobStatus("running" if self._lives() else "ended")
+    def status(self) -> JobStatus:
+        """The job runs for as long as its controller or one of its ranks does."""
+        return JobStatus("running" if self._is_running() else "ended")
+
+    def exit_reason(self) -> RankError:
+        """Why the job ended, for a record that it did not write itself."""
+        process = getattr(self._submitted, "_process", None)
+        code = None if process is None else process.poll()
+        cause = f", its controller with exit code {code}" if code else ": killed from outside?"
+        return RankError(0, "JobLost", f"the job ended without a record{cause}", 0.0)
 
     def allocation(self) -> None:
         """There is no scheduler."""
         return
 
     @classmethod
-    def look(cls, handles: Sequence[LocalHandle]) -> float:
-        """Each looks for itself when it is asked."""
+    def poll(cls, handles: Sequence[LocalHandle]) -> float:
+        """Nothing to do: `status` looks at the processes themselves."""
         return POLL_S
 
     @classmethod
-    def end(cls, handles: Sequence[LocalHandle]) -> None:
-        """End jobs one after the other: ask, then kill; returns when no process of them is left."""
+    def terminate(cls, handles: Sequence[LocalHandle]) -> None:
+        """Interrupt jobs one after the other, then kill; returns when no process of them is left."""
         for handle in handles:
-            handle._end()
+            handle._terminate()
 
-    def _end(self) -> None:
+    def _terminate(self) -> None:
         self._signal([self._pid], signal.SIGINT)
-        deadline = time.monotonic() + 5.0
-        while self._lives() and time.monotonic() < deadline:
+        deadline = time.monotonic() + INTERRUPT_S
+        while self._is_running() and time.monotonic() < deadline:
             time.sleep(0.05)
-        while self._lives():
-            self._signal([self._pid, *self._ranks()], signal.SIGKILL)
+        while self._is_running():
+            self._signal([self._pid, *self.attempt.running_ranks()], signal.SIGKILL)
             time.sleep(0.05)
 
-    def last_words(self) -> RankError:
-        """How the job ended, for a record that it did not write itself."""
-        process = getattr(self._submitted, "_process", None)
-        code = None if process is None else process.poll()
-        ended = f", its controller with exit code {code}" if code else ": killed from outside?"
-        return RankError(0, "JobLost", f"the job ended without a record{ended}", 0.0)
-
-    def _lives(self) -> bool:
+    def _is_running(self) -> bool:
         if self._submitted is not None:
             self._submitted.done()
-        return is_running(self._pid, self._since) or bool(self._ranks())
-
-    def _ranks(self) -> list[int]:
-        found = [
-            read_json(path) for path in self.attempt.log.glob(f"{self.attempt.name}.rank*.pid")
-        ]
-        return [
-            entry["pid"]
-            for entry in found
-            if entry is not None and is_running(entry["pid"], entry["began"])
-        ]
+        return is_running(self._pid, self._since) or bool(self.attempt.running_ranks())
 
     def _signal(self, pids: list[int], number: int) -> None:
         for pid in pids:
             if pid != self._pid or is_running(pid, self._since):
-                try:
+                with contextlib.suppress(psutil.Error):
                     psutil.Process(pid).send_signal(number)
-                except psutil.Error:
-                    continue
 
 
 class LocalExecutor:
-    """Runs share no core and no GPU while they are timed, so the driver starts a job when the one before has ended."""
+    """Runs share no core and no GPU while they are timed, so a job starts when the one before has ended."""
 
-    keeps = False
+    persistent = False
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
 
-    def room(self, running: int) -> int:
-        """Room for one job."""
+    def free_slots(self, running: int) -> int:
+        """One job at a time."""
         return 1 - running
 
-    def submit(self, works: Sequence[JobSpec]) -> list[LocalHandle]:
+    def submit(self, specs: Sequence[JobSpec]) -> list[LocalHandle]:
         """Start jobs on this machine."""
-        return [self._start(work) for work in works]
+        return [self._start(spec) for spec in specs]
 
-    def _start(self, work: JobSpec) -> LocalHandle:
-        """Hand a function to the ranks of one job, and write the job.json that speaks of it."""
-        prepare(work.folder)
-        executor = _executor(work.folder / "log", work.variables)
+    def _start(self, spec: JobSpec) -> LocalHandle:
+        prepare(spec.folder)
+        executor = _submitit_executor(spec.folder / "log", spec.variables)
+        gpus = spec.world_size * spec.devices if self._cluster.device_kind == "cuda" else 0
         executor.update_parameters(
-            tasks_per_node=work.world_size,
-            gpus_per_node=work.world_size * work.devices
-            if self._cluster.device_kind == "cuda"
-            else 0,
+            tasks_per_node=spec.world_size,
+            gpus_per_node=gpus,
             timeout_min=self._cluster.time_limit_min,
         )
-        submitted = executor.submit(work.function, *work.arguments)
+        submitted = executor.submit(spec.function, *spec.arguments)
         pid = int(submitted.job_id)
         try:
             since = began(pid)
@@ -140,55 +128,49 @@ class LocalExecutor:
             "began": since,
             "submitted_at": time.time(),
         }
-        write_atomically(work.folder / "job.json", json.dumps(content).encode())
-        return LocalHandle(Attempt(work.folder, submitted.job_id), pid, since, submitted)
+        write_atomically(spec.folder / "job.json", json.dumps(content).encode())
+        return LocalHandle(Attempt(spec.folder, submitted.job_id), pid, since, submitted)
 
 
-def _executor(log: Path, variables: Mapping[str, str]) -> Any:
-    """submitit's local executor, with a controller that the terminal's Ctrl-C does not reach and that talks to the log.
+def _submitit_executor(log: Path, variables: Mapping[str, str]) -> Any:
+    """submitit's local executor, with a controller in a session of its own, out of reach of the terminal's Ctrl-C.
 
-    The driver alone ends jobs, and in order: a rank that is interrupted on its own would look like a failure.
+    The driver alone ends jobs, and in order: a rank that is interrupted by itself would look like a failure.
     """
     import submitit
     from submitit.local.local import LocalJob
 
     class Executor(submitit.LocalExecutor):
         def _submit_command(self, command: str) -> Any:
-            given = self.parameters
-            gpus = ",".join(map(str, range(given["gpus_per_node"])))
-            environment = (
-                os.environ
-                | variables
-                | {
-                    "SUBMITIT_EXECUTOR": "local",
-                    "SUBMITIT_LOCAL_COMMAND": command,
-                    "SUBMITIT_LOCAL_JOB_NUM_NODES": "1",
-                    "SUBMITIT_LOCAL_NODEID": "0",
-                    "SUBMITIT_LOCAL_NTASKS": str(given["tasks_per_node"]),
-                    "SUBMITIT_LOCAL_SIGNAL_DELAY_S": "30",
-                    "SUBMITIT_LOCAL_TIMEOUT_S": str(int(60 * given["timeout_min"])),
-                    "SUBMITIT_LOCAL_WITH_SHELL": "",
-                    "SUBMITIT_STDERR_TO_STDOUT": "1",
-                    "CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", gpus)
-                    if gpus
-                    else "",
-                }
-            )
-            controller = [sys.executable, "-m", "submitit.local._local", str(self.folder)]
-            with (log / "controller.log").open("ab") as words:
+            ranks, gpus = self.parameters["tasks_per_node"], self.parameters["gpus_per_node"]
+            devices = ",".join(map(str, range(gpus)))
+            environment = {
+                **os.environ,
+                **variables,
+                "SUBMITIT_EXECUTOR": "local",
+                "SUBMITIT_LOCAL_COMMAND": command,
+                "SUBMITIT_LOCAL_JOB_NUM_NODES": "1",
+                "SUBMITIT_LOCAL_NODEID": "0",
+                "SUBMITIT_LOCAL_NTASKS": str(ranks),
+                "SUBMITIT_LOCAL_SIGNAL_DELAY_S": "30",
+                "SUBMITIT_LOCAL_TIMEOUT_S": str(int(60 * self.parameters["timeout_min"])),
+                "SUBMITIT_LOCAL_WITH_SHELL": "",
+                "SUBMITIT_STDERR_TO_STDOUT": "1",
+                "CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", devices)
+                if gpus
+                else "",
+            }
+            with (log / "controller.log").open("ab") as output:
                 process = subprocess.Popen(
-                    controller,
+                    [sys.executable, "-m", "submitit.local._local", str(self.folder)],
                     env=environment,
                     stdin=subprocess.DEVNULL,
-                    stdout=words,
-                    stderr=words,
+                    stdout=output,
+                    stderr=output,
                     start_new_session=True,
                 )
             return LocalJob(
-                folder=self.folder,
-                job_id=str(process.pid),
-                process=process,
-                tasks=range(given["tasks_per_node"]),
+                folder=self.folder, job_id=str(process.pid), process=process, tasks=range(ranks)
             )
 
     return Executor(folder=log)

@@ -1,18 +1,17 @@
-"""Where the runs of a study stand, read from the disk and from the scheduler: the same from any process."""
+"""The state of a study's runs, from disk and scheduler, the same from any process: status, cancel, live display."""
 
 from __future__ import annotations
 
 import statistics
 import time
 import uuid
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from types import TracebackType
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from filelock import FileLock, Timeout
-from rich.console import Console, Group
+from rich.console import Console, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
@@ -27,17 +26,20 @@ from lab.launch.executor import Handle
 from lab.launch.outcome import failed
 from lab.records.store import Record, Store, write_record
 
-# States of what has no record yet: not submitted, in the scheduler's queue, under way.
+# States of a task without a record: not submitted, in the scheduler's queue, running.
 OPEN = ("waiting", "pending", "running")
 # Those of a job that somebody has submitted.
 UNDER_WAY = ("pending", "running")
+# How long a driver may take to notice that its study is cancelled, in s.
+PATIENCE_S = 60.0
+STYLES = {"completed": "green", "running": "cyan", "pending": "yellow", "waiting": "dim"}
 
 
 @dataclass(frozen=True)
 class TaskState:
-    """Where one task stands: `state` is a record's status or one of OPEN; `reason` is why it waits, or how it failed.
+    """The state of one task: `state` is a record's status or one of OPEN; `reason` is why it waits, or how it failed.
 
-    `loss` is that of rank 0's samples in the last step that was told of, None where it is not known while training.
+    `loss` is that of rank 0's samples in the last step that was published, None where no training step was.
     """
 
     task: Task
@@ -56,79 +58,66 @@ class TaskState:
 
 
 def status(study: Study, tasks: Sequence[Task] | None = None) -> list[TaskState]:
-    """Where each task of a study stands; jobs are asked about together, and only those that have left no measurement."""
+    """The state of each task of a study; the scheduler is asked once, about tasks without a measurement only."""
     store = Store(study.out)
-    chosen = list(study.tasks if tasks is None else tasks)
-    records = {task: store.read(task) for task in chosen}
-    unmeasured = [task for task in chosen if not ((record := records[task]) and record.completed)]
-    folders = [store.folder(task) for task in unmeasured]
+    records = {task: store.read(task) for task in (study.tasks if tasks is None else tasks)}
+    open_tasks = [task for task, record in records.items() if not (record and record.completed)]
+    handles: dict[Any, Handle] = {}
+    unknown = ""
     try:
-        handles = driver.handles(folders)
+        handles = dict(driver.handles(map(store.folder, open_tasks)))
     except LabError as error:
-        handles, unknown = {}, str(error)
-    else:
-        unknown = ""
+        unknown = str(error)
     return [
-        _state(store, task, records[task], handles.get(store.folder(task)), unknown)
-        for task in chosen
+        _state(store, task, record, handles.get(store.folder(task)), unknown)
+        for task, record in records.items()
     ]
 
 
 def _state(
     store: Store, task: Task, record: Record | None, handle: Handle | None, unknown: str
 ) -> TaskState:
-    stand = handle.stand() if handle else None
-    if record is not None and (record.completed or stand is None or stand.state == "ended"):
+    job = handle.status() if handle else None
+    job_id = handle.attempt.job_id if handle else ""
+    ended = job is None or job.state == "ended"
+    if record is not None and (record.completed or ended):
         reason = record.error.message if record.error else ""
-        return TaskState(
-            task,
-            record.status,
-            seconds=record.duration_s,
-            reason=reason,
-            job_id=handle.attempt.job_id if handle else "",
-        )
-    if handle is None or stand is None or stand.state == "ended":
-        return TaskState(task, "waiting", reason=unknown or _ended(handle))
+        seconds = record.duration_s
+        return TaskState(task, record.status, seconds=seconds, reason=reason, job_id=job_id)
+    if handle is None or job is None or ended:
+        lost = f"its last job left no record: {handle.exit_reason().message}" if handle else ""
+        return TaskState(task, "waiting", reason=unknown or lost)
     submitted: dict[str, Any] = read_json(store.folder(task) / "job.json") or {}
     seconds = max(time.time() - submitted.get("submitted_at", time.time()), 0.0)
-    known = {"seconds": seconds, "reason": stand.reason, "job_id": handle.attempt.job_id}
-    if stand.state == "pending":
-        return TaskState(task, "pending", **known)
-    told = read_json(store.folder(task) / "progress.json") or {}
-    return TaskState(
-        task,
-        "running",
-        told.get("phase", "starting"),
-        told.get("step", 0),
-        loss=told.get("loss"),
-        **known,
+    state = TaskState(task, job.state, seconds=seconds, reason=job.reason, job_id=job_id)
+    if job.state == "pending":
+        return state
+    progress = read_json(store.folder(task) / "progress.json") or {}
+    return replace(
+        state,
+        phase=progress.get("phase", "starting"),
+        step=progress.get("step", 0),
+        loss=progress.get("loss"),
     )
-
-
-def _ended(handle: Handle | None) -> str:
-    return f"its last job left no record: {handle.last_words().message}" if handle else ""
 
 
 def time_left(states: Sequence[TaskState]) -> float | None:
     """Seconds until the last task ends, from how long the ended ones took; None while none has ended."""
-    took: dict[str, list[float]] = {}
+    durations: dict[str, list[float]] = defaultdict(list)
     for state in states:
         if state.state == "completed" and state.seconds is not None:
-            took.setdefault(state.task.run.id, []).append(state.seconds)
-    if not took:
+            durations[state.task.run.id].append(state.seconds)
+    if not durations:
         return None
-    overall = statistics.median(seconds for values in took.values() for seconds in values)
+    overall = [seconds for values in durations.values() for seconds in values]
     left = 0.0
     for state in states:
-        expected = statistics.median(took.get(state.task.run.id, [overall]))
-        if state.state != "running" and not state.ended:
-            left += expected
-        elif state.state == "running":
+        expected = statistics.median(durations.get(state.task.run.id, overall))
+        if state.state == "running":
             left += max(expected - (state.seconds or 0.0), 0.0)
+        elif not state.ended:
+            left += expected
     return left
-
-
-PATIENCE_S = 60.0
 
 
 class CancelledStudyError(LabError):
@@ -137,13 +126,13 @@ class CancelledStudyError(LabError):
 
 @dataclass(frozen=True)
 class Cancellation:
-    """The wish of one call of `cancel`, told apart from an earlier one that was cut short."""
+    """The request of one call of `cancel`; its token tells it from an earlier one that was cut short."""
 
     token: str
 
     @classmethod
     def of(cls, study: Study) -> Cancellation | None:
-        """The wish that lies in a study's folder."""
+        """The request in a study's folder."""
         try:
             return cls((study.out / "cancel").read_text())
         except OSError:
@@ -158,125 +147,128 @@ def cancel(study: Study) -> int:
     """
     if not study.out.is_dir():
         return 0
-    wish = study.out / "cancel"
-    write_atomically(wish, uuid.uuid4().hex.encode())
+    request = study.out / "cancel"
+    write_atomically(request, uuid.uuid4().hex.encode())
     try:
         with FileLock(study.out / "driver.lock", timeout=PATIENCE_S):
             return _end_jobs(study)
     except Timeout:
         raise LabError(
-            f"a driver of {study.name} is stopped or stuck and cannot be told to end: kill it, then cancel again"
+            f"a driver of {study.name} is stopped or stuck and does not end: kill it, then cancel again"
         ) from None
     finally:
-        wish.unlink(missing_ok=True)
+        request.unlink(missing_ok=True)
 
 
 def _end_jobs(study: Study) -> int:
     store = Store(study.out)
     tasks = {store.folder(task): task for task in study.tasks if not store.completed(task)}
-    alive = {
-        folder: handle
-        for folder, handle in driver.handles(tasks).items()
-        if handle.stand().state != "ended"
-    }
+    handles = driver.handles(tasks)
+    alive = {path: job for path, job in handles.items() if job.status().state != "ended"}
     driver.terminate(alive.values())
     for folder, handle in alive.items():
-        if not store.completed(tasks[folder]):
-            words = RankError(0, "Cancelled", "cancelled by `lab cancel`", 0.0)
-            write_record(
-                failed(
-                    tasks[folder].run,
-                    tasks[folder].repeat,
-                    handle.attempt,
-                    words=words,
-                    allocation=handle.allocation(),
-                ),
-                folder,
+        task = tasks[folder]
+        if not store.completed(task):
+            reason = RankError(0, "Cancelled", "cancelled by `lab cancel`", 0.0)
+            allocation = handle.allocation()
+            record = failed(
+                task.run, task.repeat, handle.attempt, reason=reason, allocation=allocation
             )
+            write_record(record, folder)
     return len(alive)
 
 
-_STYLES = {"completed": "green", "running": "cyan", "pending": "yellow", "waiting": "dim"}
-
-
 class Display:
-    """Shows the states of jobs until they are done; `enabled=False` shows nothing."""
+    """A live view in a terminal or a notebook, lines for what is done anywhere else, nothing unless `enabled`."""
 
-    def __init__(self, states: Callable[[], list[TaskState]], *, enabled: bool = True) -> None:
-        self._states, self._enabled = states, enabled
-        self._console = Console()
-        self._live: Live | None = None
-        self._told: set[int] = set()
+    def __init__(self, *, enabled: bool = True) -> None:
+        self.enabled = enabled
+        self._console = Console(quiet=not enabled)
+        self.is_live = enabled and (self._console.is_terminal or self._console.is_jupyter)
+        self._live = Live(console=self._console, refresh_per_second=5, transient=True)
 
     def __enter__(self) -> Self:
-        if self._enabled and (self._console.is_terminal or self._console.is_jupyter):
-            self._live = Live(console=self._console, refresh_per_second=5, transient=True)
+        if self.is_live:
             self._live.start()
-        elif self._enabled:
-            self._told = {i for i, state in enumerate(self._states()) if state.state == "completed"}
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
+        self._live.stop()
+
+    def show(self, view: RenderableType) -> None:
+        """Replace the live view."""
+        if self.is_live:
+            self._live.update(view)
+
+    def print(self, line: str) -> None:
+        """Add a line that stays."""
+        self._console.print(line, highlight=False, soft_wrap=True)
+
+
+class StudyDisplay(Display):
+    """The states of a study's tasks until they are done."""
+
+    def __init__(self, states: Callable[[], list[TaskState]], *, enabled: bool = True) -> None:
+        super().__init__(enabled=enabled)
+        self._states = states
+        self._reported: set[int] = set()
+        if enabled and not self.is_live:
+            # What was measured before needs no line.
+            self._reported = {i for i, s in enumerate(states()) if s.state == "completed"}
+
+    def __exit__(self, *_: object) -> None:
         self.update()
-        if self._live is not None:
-            self._live.stop()
+        super().__exit__()
 
     def update(self) -> None:
-        """Show the states of now."""
-        if not self._enabled:
+        """Show the present states."""
+        if not self.enabled:
             return
         states = self._states()
-        if self._live is not None:
-            self._live.update(render(states))
-            return
-        for i, state in enumerate(states):
+        self.show(_view(states))
+        for i, state in enumerate([] if self.is_live else states):
             if not state.ended:
-                self._told.discard(i)  # what is measured anew is told anew
-            elif i not in self._told:
-                self._told.add(i)
-                took = f" in {state.seconds:.0f} s" if state.seconds is not None else ""
-                self._console.print(
-                    f"[{len(self._told)}/{len(states)}] {state.task.label}: {state.state}{took}",
-                    highlight=False,
-                    soft_wrap=True,
-                )
+                self._reported.discard(i)  # what is measured again gets another line
+            elif i not in self._reported:
+                self._reported.add(i)
+                duration = f" in {state.seconds:.0f} s" if state.seconds is not None else ""
+                done = f"[{len(self._reported)}/{len(states)}]"
+                self.print(f"{done} {state.task.label}: {state.state}{duration}")
 
 
-def render(states: list[TaskState]) -> Group:
-    """The whole study in two lines: how many runs are where, and what the running ones do."""
-
-    counts = Counter(state.state for state in states)
+def _view(states: list[TaskState]) -> Table:
+    """How many runs are in each state, and a bar for each that runs."""
     ended = sum(state.ended for state in states)
     left = time_left(states)
     summary = Text(f"{ended} of {len(states)} runs", style="bold")
-    for name, count in counts.items():
-        summary.append(f"  {count} {name}", style=_STYLES.get(name, "red"))
-    summary.append(
-        f"  about {clock(left)} left" if left is not None and ended < len(states) else "",
-        style="dim",
-    )
-    rows = Table.grid(padding=(0, 2))
-    rows.add_row(summary, ProgressBar(total=len(states), completed=ended, width=30))
+    for name, count in Counter(state.state for state in states).items():
+        summary.append(f"  {count} {name}", style=STYLES.get(name, "red"))
+    if left is not None and ended < len(states):
+        summary.append(f"  about {clock(left)} left", style="dim")
+    rows = [(summary, ended, len(states))]
     for state in states:
         if state.state == "running":
             steps = state.task.run.steps
-            bar = ProgressBar(total=steps, completed=state.step, width=30)
-            rows.add_row(
-                Text(f"{state.task.label}: {state.phase} {state.step}/{steps}", style="cyan"), bar
-            )
-    return Group(rows)
+            text = f"{state.task.label}: {state.phase} {state.step}/{steps}"
+            rows.append((Text(text, style="cyan"), state.step, steps))
+    return bars(rows)
+
+
+def bars(rows: Sequence[tuple[Text, float, float]]) -> Table:
+    """Progress bars from a text, what is done, and what is to be done."""
+    grid = Table.grid(padding=(0, 2))
+    for text, done, total in rows:
+        grid.add_row(text, ProgressBar(total=total, completed=done, width=30))
+    return grid
 
 
 def clock(seconds: float) -> str:
     """A duration for people: 45 s, 3 min 20 s, 2 h 05 min."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60:02d} s"
-    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+    minutes, rest = divmod(round(seconds), 60)
+    if not minutes:
+        return f"{rest} s"
+    return (
+        f"{minutes} min {rest:02d} s"
+        if minutes < 60
+        else f"{minutes // 60} h {minutes % 60:02d} min"
+    )

@@ -1,10 +1,10 @@
-"""What Slurm would refuse, asked before anything is submitted, and the key of the profile that is to blame."""
+"""What Slurm would refuse, asked by `sbatch --test-only` before anything is submitted, and the profile's key to blame."""
 
 from __future__ import annotations
 
 import re
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from lab.config.cluster import Cluster
@@ -25,17 +25,14 @@ COMPLAINTS = {
 
 
 def refusals(cluster: Cluster, shapes: Sequence[tuple[int, int]]) -> list[Problem]:
-    """The problems of jobs of so many ranks and devices of each on this cluster; raises LabError where Slurm is not there or does not answer."""
-    found: dict[str, Problem] = {}
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "submission.sh"
-        for world_size, devices in shapes:
-            path.write_text(
-                script(
-                    Path(folder),
-                    submitit_parameters(cluster, world_size, Path(folder), devices=devices),
-                )
-            )
+    """The problems of jobs of these shapes, as ranks and devices of each; raises LabError where Slurm does not answer."""
+    problems: dict[str, Problem] = {}
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        path = folder / "submission.sh"
+        for ranks, devices in shapes:
+            parameters = submitit_parameters(cluster, ranks, folder, devices=devices)
+            path.write_text(script(folder, parameters))
             try:
                 sbatch(["--test-only", str(path)])
             except SlurmSilentError as error:
@@ -43,75 +40,58 @@ def refusals(cluster: Cluster, shapes: Sequence[tuple[int, int]]) -> list[Proble
                     f"{cluster.name}: {error}; is this a machine from which jobs are submitted?"
                 ) from None
             except RefusedError as error:
-                if problem := complaint(cluster, world_size * devices, str(error)):
-                    found.setdefault(problem.where, problem)
-    return list(found.values())
+                if problem := complaint(cluster, ranks * devices, str(error)):
+                    problems.setdefault(problem.where, problem)
+    return list(problems.values())
 
 
 def refused(cluster: Cluster, world_size: int, error: RefusedError) -> LabError:
-    """What to say of a job that Slurm did not take."""
-    problem = complaint(cluster, world_size, str(error))
-    return (
-        InputError(cluster.name, [problem])
-        if problem
-        else LabError(f"{cluster.name}: sbatch: {error}")
-    )
+    """The error for a job that Slurm did not take."""
+    if problem := complaint(cluster, world_size, str(error)):
+        return InputError(cluster.name, [problem])
+    return LabError(f"{cluster.name}: sbatch: {error}")
 
 
-def complaint(cluster: Cluster, world_size: int, told: str) -> Problem | None:
-    """What Slurm's complaint is about; None where it is about the present state of the cluster, which may pass."""
-    words = " ".join(told.replace("sbatch: error:", "").replace("allocation failure:", "").split())
-    said = f"Slurm refuses a job of {world_size} rank{'s' * (world_size > 1)}: {words}"
+def complaint(cluster: Cluster, world_size: int, answer: str) -> Problem | None:
+    """What Slurm's answer complains of; None where that is the present state of the cluster, which may pass."""
+    text = " ".join(answer.replace("sbatch: error:", "").replace("allocation failure:", "").split())
+    what = f"Slurm refuses a job of {world_size} rank{'s' * (world_size > 1)}: {text}"
     for part, (key, advice) in COMPLAINTS.items():
-        if part in told.lower():
-            return Problem(key, said, advice)
+        if part in answer.lower():
+            return Problem(key, what, advice)
     # Slurm says the same of nodes that are too small and of nodes that are drained.
-    return _too_much(cluster, world_size, said)
+    return _oversized(cluster, world_size, what)
 
 
-def _too_much(cluster: Cluster, world_size: int, said: str) -> Problem | None:
-    """The key by which a job asks for more than any node has, whatever state the nodes are in."""
-    chosen = [f"--partition={cluster.partition}"] if cluster.partition else []
-    lines = {
-        line
-        for line in ask(
-            "sinfo", "--noheader", "--Node", *chosen, "--format=%N|%c|%m|%G"
-        ).splitlines()
-        if line.strip()
-    }
-    nodes = [line.split("|") for line in lines]
+def _oversized(cluster: Cluster, world_size: int, what: str) -> Problem | None:
+    """The key by which a job requests more than any node has, whatever state the nodes are in."""
+    partition = [f"--partition={cluster.partition}"] if cluster.partition else []
+    lines = ask("sinfo", "--noheader", "--Node", *partition, "--format=%N|%c|%m|%G").splitlines()
+    nodes = {tuple(line.split("|")) for line in lines if line.strip()}
     layout = cluster.layout(world_size)
-    memory = cluster.memory_mb(layout.ranks_per_node) or 0
+    ranks = layout.ranks_per_node
     cpus = "cpus_per_gpu" if cluster.gpus_per_node else "cores_per_node"
-    asked = [
-        ("nodes", layout.nodes, len({name for name, *_ in nodes}), "nodes"),
-        (
-            "gpus_per_node",
-            layout.ranks_per_node if cluster.gpus_per_node else 0,
-            _most(_gpus(node[3]) for node in nodes),
+    needs = {
+        "gpus_per_node": (
+            ranks if cluster.gpus_per_node else 0,
+            [_gpus(n[3]) for n in nodes],
             "GPUs",
         ),
-        (
-            cpus,
-            layout.ranks_per_node * cluster.cpus_per_rank,
-            _most(_number(node[1]) for node in nodes),
-            "CPUs",
-        ),
-        ("mem_gb", memory, _most(_number(node[2]) for node in nodes), "MiB"),
-    ]
-    for key, wanted, there, unit in asked:
-        if wanted > there:
-            place = "in all" if key == "nodes" else "on its largest node"
-            return Problem(
-                key,
-                f"{said}: it asks for {wanted} {unit}, the partition has {there} {place}",
-                "lower it, or `sinfo -N -l`",
+        cpus: (ranks * cluster.cpus_per_rank, [_number(n[1]) for n in nodes], "CPUs"),
+        "mem_gb": (cluster.memory_mb(ranks) or 0, [_number(n[2]) for n in nodes], "MiB"),
+    }
+    available = len({name for name, *_ in nodes})
+    advice = "lower it, or `sinfo -N -l`"
+    if layout.nodes > available:
+        size = f"it requests {layout.nodes} nodes, the partition has {available} in all"
+        return Problem("nodes", f"{what}: {size}", advice)
+    for key, (requested, sizes, unit) in needs.items():
+        if requested > (largest := max(sizes, default=0)):
+            size = (
+                f"it requests {requested} {unit}, the partition has {largest} on its largest node"
             )
+            return Problem(key, f"{what}: {size}", advice)
     return None
-
-
-def _most(numbers: Iterable[int]) -> int:
-    return max(numbers, default=0)
 
 
 def _number(text: str) -> int:

@@ -22,13 +22,13 @@ def attempt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Attempt:
     return Attempt(tmp_path, "17")
 
 
-def sign_on_and_end(attempt: Attempt, rank: int) -> None:
-    attempt.sign_on(rank)
+def register_and_end(attempt: Attempt, rank: int) -> None:
+    attempt.register_rank(rank)
 
 
 def ended_rank(attempt: Attempt, rank: int) -> None:
     process = multiprocessing.get_context("spawn").Process(
-        target=sign_on_and_end, args=(attempt, rank)
+        target=register_and_end, args=(attempt, rank)
     )
     process.start()
     process.join()
@@ -51,7 +51,7 @@ def test_earlier_cause_comes_first(attempt: Attempt) -> None:
 
 
 def test_killed_rank_is_named(attempt: Attempt) -> None:
-    attempt.sign_on(0)
+    attempt.register_rank(0)
     ended_rank(attempt, 1)
     attempt.write_error(
         RankError(0, "RuntimeError", "Connection closed by peer", 1.0, waiting=True)
@@ -61,8 +61,8 @@ def test_killed_rank_is_named(attempt: Attempt) -> None:
 
 
 def test_silent_rank_is_named_when_the_others_waited_for_it(attempt: Attempt) -> None:
-    attempt.sign_on(0)
-    attempt.sign_on(1)  # it lives, and says nothing
+    attempt.register_rank(0)
+    attempt.register_rank(1)  # it lives, and says nothing
     attempt.write_error(RankError(0, "Hang", "no progress for 5 s", 1.0, waiting=True))
     record = failed(RUN, 0, attempt)
     assert record.error is not None and (record.error.rank, record.error.type) == (1, "Hang")
@@ -84,15 +84,15 @@ def test_status_tells_the_ends_apart(attempt: Attempt, name: str, status: str) -
 
 
 def test_job_without_a_word_still_has_a_cause(attempt: Attempt) -> None:
-    error = failed(RUN, 0, attempt, words=RankError(0, "JobLost", "killed", 0.0)).error
+    error = failed(RUN, 0, attempt, reason=RankError(0, "JobLost", "killed", 0.0)).error
     assert error is not None and error.type == "JobLost" and error.message == "killed"
 
 
 def test_ranks_wait_for_the_decision(attempt: Attempt) -> None:
     with pytest.raises(TimeoutError):
-        attempt.await_decision(patience_s=0.1)
+        attempt.wait_for_leader(patience_s=0.1)
     attempt.decide("skip")
-    assert attempt.await_decision() == "skip"
+    assert attempt.wait_for_leader() == "skip"
 
 
 def hold(attempt: Attempt, held: Path) -> None:

@@ -6,7 +6,7 @@ import pytest
 from factories import run
 
 from lab.config.study import Task
-from lab.launch.status import Display, TaskState
+from lab.launch.status import StudyDisplay, TaskState
 
 TASK = Task(run(), 0)
 
@@ -14,7 +14,7 @@ TASK = Task(run(), 0)
 def told(capsys: pytest.CaptureFixture[str], *states: str) -> list[str]:
     """The lines of a display that sees one run in these states, the first when it begins."""
     seen = [[TaskState(TASK, state, seconds=3.0)] for state in states]
-    with Display(lambda: seen[0]) as display:
+    with StudyDisplay(lambda: seen[0]) as display:
         while len(seen) > 1:
             display.update()
             seen.pop(0)

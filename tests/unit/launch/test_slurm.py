@@ -77,7 +77,7 @@ def test_jobs_of_an_array_are_told_apart_and_the_rest_share_one_line(
     lines = "7|0|lab-a|RUNNING|None|n1|2|0|\n7|N/A|lab-a|CANCELLED|Priority||0|0|\n"
     answering(monkeypatch, {"squeue": lines})
     asked = Controller()
-    asked.look({"7_0": "lab-a", "7_1": "lab-a"})
+    asked.poll({"7_0": "lab-a", "7_1": "lab-a"})
     first, second = asked.job("7_0"), asked.job("7_1")
     assert first is not None and (first.state, first.nodes, first.restarts, first.ended) == (
         "RUNNING",
@@ -99,22 +99,22 @@ def test_what_squeue_forgot_is_asked_of_accounting_and_then_no_more(
         },
     )
     slurm = Controller()
-    slurm.look({"7_0": "lab-a", "7_3": "lab-a", "8_0": "lab-b"})
+    slurm.poll({"7_0": "lab-a", "7_3": "lab-a", "8_0": "lab-b"})
     job, waiting = slurm.job("7_0"), slurm.job("7_3")
     assert job is not None and (job.state, job.reason) == ("CANCELLED", "by 1000")
     assert waiting is not None and waiting.pending
     assert slurm.forgotten("8_0") and not slurm.forgotten("7_3")
     before = len(asked)
-    slurm.look({"7_0": "lab-a", "8_0": "lab-b"})
+    slurm.poll({"7_0": "lab-a", "8_0": "lab-b"})
     assert len(asked) == before
 
 
 def test_silence_changes_nothing_that_was_known(monkeypatch: pytest.MonkeyPatch) -> None:
     answering(monkeypatch, {"squeue": "7|0|lab-a|RUNNING|None|n1|0|0|\n"})
     slurm = Controller()
-    slurm.look({"7_0": "lab-a"})
+    slurm.poll({"7_0": "lab-a"})
     answering(monkeypatch, {})
-    slurm.look({"7_0": "lab-a", "8_0": "lab-b"})
+    slurm.poll({"7_0": "lab-a", "8_0": "lab-b"})
     job = slurm.job("7_0")
     assert (
         slurm.silence == "no answer"
@@ -130,7 +130,7 @@ def test_polling_grows_rarer_while_nothing_changes(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("time.monotonic", lambda: now[0])
     pauses = []
     for _ in range(40):
-        pauses.append(slurm.look({"7_0": "lab-a"}))
+        pauses.append(slurm.poll({"7_0": "lab-a"}))
         now[0] += pauses[-1]
     assert pauses == sorted(pauses) and pauses[0] < 1 and pauses[-1] == controller.LAST_S
 
@@ -163,7 +163,7 @@ def test_ends_are_told_apart(attempt: Attempt, state: str, expected: tuple[str, 
 
 
 def test_what_a_scheduler_did_explains_what_the_ranks_then_met(attempt: Attempt) -> None:
-    attempt.sign_on(0)
+    attempt.register_rank(0)
     attempt.write_error(
         RankError(0, "RuntimeError", "Connection closed by peer", 1.0, waiting=True)
     )
@@ -190,7 +190,7 @@ def test_exception_before_the_end_stays_the_cause(attempt: Attempt) -> None:
 def test_starts_of_one_job_have_files_of_their_own(tmp_path: Path) -> None:
     first = Attempt(tmp_path, "7_0", 0, tmp_path)
     first.write_error(RankError(0, "ValueError", "the first time", 1.0))
-    Attempt(tmp_path, "7_0", 1, tmp_path).sign_on(1)
+    Attempt(tmp_path, "7_0", 1, tmp_path).register_rank(1)
     latest = Attempt.latest(tmp_path, "7_0", tmp_path)
     assert latest.restarts == 1 and latest.errors() == [] and first.errors()
 

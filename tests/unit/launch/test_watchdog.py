@@ -20,7 +20,7 @@ from lab.worker.context import RankContext
 @contextmanager
 def watched(folder: Path, *, rank: int = 0) -> Iterator[Watchdog]:
     place = RankContext(rank, 2, rank, "cpu", (0,), 1, "test", folder / "rendezvous")
-    guard = Watchdog(place, Attempt(folder, "17"), steps=30, given_up=lambda: None)
+    guard = Watchdog(place, Attempt(folder, "17"), steps=30, on_hang=lambda: None)
     guard.start()
     yield guard
     guard.stop()
