@@ -55,8 +55,7 @@ def calibrate(
     """
     profile = usable(cluster)
     path = calibration_path(cluster)
-    doubling = [2**power for power in range(profile.capacity.bit_length())]
-    wanted = tuple(sorted(set(world_sizes or doubling)))
+    wanted = tuple(sorted(set(world_sizes or _doubling(profile.capacity))))
     if wrong := [size for size in wanted if not 1 <= size <= profile.capacity]:
         what = f"; {profile.description}"
         problems = [Problem("world_sizes", _ranks(n) + what, "leave it out") for n in wrong]
@@ -90,12 +89,7 @@ def _calibrate(
     # What was measured elsewhere or with other software says nothing of this cluster; old parts stay until replaced.
     parts = [part for part in stored.parts if _same_conditions(part, profile)] if stored else []
     calibration = Calibration(cluster=profile.name, wanted=wanted, parts=tuple(parts))
-    recent = {
-        part.world_size
-        for part in parts
-        if datetime.now(UTC) - part.measured_at < MAX_AGE and (quick or not part.quick)
-    }
-    due = [size for size in wanted if fresh or size not in recent]
+    due = [n for n in wanted if fresh or not any(_reusable(p, n, quick=quick) for p in parts)]
     for size in wanted:
         if size not in due:
             display.print(f"{_ranks(size)}: measured today already")
@@ -114,6 +108,15 @@ def _calibrate(
         write_calibration(calibration, path)
     shutil.rmtree(path.with_suffix(""), ignore_errors=True)  # logs of jobs that went well
     return calibration
+
+
+def _doubling(capacity: int) -> list[int]:
+    return [2**power for power in range(capacity.bit_length())]
+
+
+def _reusable(part: Part, world_size: int, *, quick: bool) -> bool:
+    recent = datetime.now(UTC) - part.measured_at < MAX_AGE
+    return part.world_size == world_size and recent and (quick or not part.quick)
 
 
 def _same_conditions(part: Part, profile: Cluster) -> bool:

@@ -1,9 +1,8 @@
-"""What this machine has, what is missing, and the command that gets it."""
+"""doctor(): what this machine has, what is missing, and the command that gets it."""
 
 from __future__ import annotations
 
 import importlib.metadata
-import importlib.util
 import shutil
 import sys
 from dataclasses import dataclass
@@ -14,10 +13,25 @@ from lab.config.emulation import WAYS, Link
 from lab.files import ROOT
 from lab.launch import netem
 
+PACKAGES = (
+    "torch submitit papermill nbconvert jupyterlab ipywidgets tokenizers pypandoc_binary typst"
+)
+PROGRAMS = {
+    "sbatch": "on a cluster's login node, or practise with slurm/testcluster",
+    "chromium": "only the tests need it: `apt install chromium`",
+    "g++": "only `compile: true` needs it: `apt install g++`",
+    "git": "records then hold the commit of the code: `apt install git`",
+}
+# As the profiles slurm/local-*.yaml emulate them.
+LINKS = {
+    "emulated links": Link(bandwidth_gbit=1.0),
+    "emulated latency": Link(bandwidth_gbit=1.0, latency_ms=1.0),
+}
+
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that was looked at; `needed` ones must be there for the lab to work at all."""
+    """One thing that was looked for; the lab does not work without `needed` ones."""
 
     name: str
     found: str
@@ -27,102 +41,52 @@ class Check:
 
 
 def doctor() -> list[Check]:
-    """Look at everything that the lab uses, without importing torch."""
-    return [*_machine(), *_emulation(), *_packages(), *_programs()]
+    """Look for everything that the lab uses, without importing torch."""
+    return [
+        *_machine(),
+        *(_link(name, link) for name, link in LINKS.items()),
+        *map(_package, PACKAGES.split()),
+        *(_program(name, remedy) for name, remedy in PROGRAMS.items()),
+    ]
 
 
 def _machine() -> list[Check]:
-    cores, gpus = machine.cores(), machine.gpus()
+    gpus = [f"{gpu.name} (driver {gpu.driver})" for gpu in machine.gpus()]
     free = shutil.disk_usage(Path.cwd()).free
-    supported = (3, 11) <= sys.version_info[:2] <= (3, 12)
+    python = (3, 11) <= sys.version_info[:2] <= (3, 12)
+    update = "use Python 3.11 or 3.12: `make env PYTHON=python3.12`"
+    space = "free at least 2 GB for records, caches and reports"
+    driver = "with an NVIDIA card, install its driver so that `nvidia-smi` works"
+    none = "none: runs use CPU processes and gloo"
     return [
-        Check(
-            "python",
-            sys.version.split()[0],
-            supported,
-            remedy="use Python 3.11 or 3.12: `make env PYTHON=python3.12`",
-        ),
-        Check("processor", f"{machine.cpu_model()}, {len(cores)} cores for ranks"),
+        Check("python", sys.version.split()[0], python, remedy=update),
+        Check("processor", f"{machine.cpu_model()}, {len(machine.cores())} cores for ranks"),
         Check("memory", f"{machine.memory_bytes() / 1e9:.0f} GB"),
+        Check("disk", f"{free / 1e9:.0f} GB free", free > 2e9, remedy=space),
         Check(
-            "disk",
-            f"{free / 1e9:.0f} GB free",
-            free > 2e9,
-            remedy="free at least 2 GB for records, caches and reports",
-        ),
-        Check(
-            "gpu",
-            ", ".join(f"{gpu.name} (driver {gpu.driver})" for gpu in gpus)
-            or "none: runs use CPU processes and gloo",
-            bool(gpus),
-            needed=False,
-            remedy=""
-            if gpus
-            else "with an NVIDIA card, install its driver so that `nvidia-smi` works",
+            "gpu", ", ".join(gpus) or none, bool(gpus), needed=False, remedy="" if gpus else driver
         ),
     ]
 
 
-def _emulation() -> list[Check]:
-    """Whether ranks of this machine can be put behind slow links, as the profiles slurm/local-*.yaml do."""
-    links = {
-        "emulated links": Link(bandwidth_gbit=1.0),
-        "emulated latency": Link(bandwidth_gbit=1.0, latency_ms=1.0),
-    }
-    return [_link(name, link) for name, link in links.items()]
-
-
 def _link(name: str, link: Link) -> Check:
+    """Whether ranks of this machine can be put behind such a link."""
     way = netem.way_for(link)
-    if way is None:
-        return Check(
-            name, netem.obstacle(link), present=False, needed=False, remedy=netem.advice(link)
-        )
-    return Check(name, f"by {WAYS[way]}", needed=False)
-
-
-def _packages() -> list[Check]:
-    names = (
-        "torch",
-        "submitit",
-        "papermill",
-        "nbconvert",
-        "jupyterlab",
-        "ipywidgets",
-        "tokenizers",
-        "pypandoc_binary",
-        "typst",
-    )
-    return [_package(name) for name in names]
+    if way is not None:
+        return Check(name, f"by {WAYS[way]}", needed=False)
+    return Check(name, netem.obstacle(link), False, needed=False, remedy=netem.advice(link))
 
 
 def _package(name: str) -> Check:
     try:
         return Check(name, importlib.metadata.version(name))
     except importlib.metadata.PackageNotFoundError:
-        return Check(
-            name,
-            "missing",
-            present=False,
-            remedy=f"`make env` in {ROOT.name}, or `pip install {name}`",
-        )
+        remedy = f"`make env` in {ROOT.name}, or `pip install {name}`"
+        return Check(name, "missing", present=False, remedy=remedy)
 
 
-def _programs() -> list[Check]:
-    programs = {
-        "sbatch": "on a cluster's login node, or practise with slurm/testcluster",
-        "chromium": "only the tests need it: `apt install chromium`",
-        "g++": "only `compile: true` needs it: `apt install g++`",
-        "git": "records then hold the commit of the code: `apt install git`",
-    }
-    found = {name: shutil.which(name) for name in programs}
-    return [
-        Check(
-            name,
-            path or "missing",
-            path is not None,
-            needed=False,
-            remedy="" if path else programs[name],
-        )
-        for name, path in found.items()
-    ]
+def _program(name: str, remedy: str) -> Check:
+    path = shutil.which(name)
+    if path is not None:
+        return Check(name, path, needed=False)
+    return Check(name, "missing", present=False, needed=False, remedy=remedy)

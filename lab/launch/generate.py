@@ -1,4 +1,4 @@
-"""Text from a study's trained model."""
+"""generate(): text from a study's trained model."""
 
 from __future__ import annotations
 
@@ -27,33 +27,27 @@ def generate(
 ) -> list[str]:
     """What the trained model of a run writes after each prompt, in this process, on a GPU where there is one.
 
-    `run_id` is a run that kept its model; where it is empty, the first one that did.
-    Greedy at temperature 0. Raises InputError where there is no model, or a prompt does not fit.
+    `run_id` is a run that kept its model; where it is empty, the first one that did. Greedy at temperature 0. Raises
+    InputError where there is no model, or a prompt does not fit.
     """
     from lab.worker.inference.generate import Sampling
     from lab.worker.inference.model import complete
 
-    asked = study if isinstance(study, Study) else Study.load(study)
+    model = _model(study if isinstance(study, Study) else Study.load(study), run_id)
     sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
-    return complete(_model(asked, run_id), prompts, new_tokens=new_tokens, sampling=sampling)
+    return complete(model, prompts, new_tokens=new_tokens, sampling=sampling)
 
 
 def _model(study: Study, run_id: str) -> Checkpoint:
     from lab.worker.checkpoint import kept_model
 
     store = Store(study.out)
-    wanted = [task for task in study.tasks if not run_id or task.run == study.task(run_id).run]
-    for found in (kept_model(store.folder(task)) for task in wanted if store.completed(task)):
-        if found is not None:
-            return found
+    run = study.task(run_id).run if run_id else None
+    for task in study.tasks:
+        if (run is None or task.run == run) and store.completed(task):
+            model = kept_model(store.folder(task))
+            if model is not None:
+                return model
     what = f"no completed repeat of {run_id or 'this study'} has kept its trained model"
-    raise InputError(
-        study.name,
-        [
-            Problem(
-                "RUN",
-                what,
-                "set `keep_model: true` below `base` in study.yaml, then `lab run STUDY --fresh`",
-            )
-        ],
-    )
+    advice = "set `keep_model: true` below `base` in study.yaml, then `lab run STUDY --fresh`"
+    raise InputError(study.name, [Problem("RUN", what, advice)])

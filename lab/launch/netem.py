@@ -1,11 +1,13 @@
-"""Each rank of one machine behind a link of chosen bandwidth and latency, without root; the way depends on the machine.
+"""Emulated links: each rank of one machine behind a chosen bandwidth and latency, without root.
 
-Namespaces: a bridge joins one network namespace per rank, and a token bucket (tc-tbf) lets out what the link carries.
-Latency is netem's where the kernel has it, else that of a switch in user space. Pacing: see `lab.worker.distributed`.
+Three ways, the best that the machine permits. Namespaces: a bridge joins one network namespace per rank, a token
+bucket (tc-tbf) limits the bandwidth, and netem delays. Switch: as above, with a switch in user space that delays.
+Pacing: the kernel paces each rank's sockets (`lab.worker.distributed`), without latency.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import json
@@ -26,10 +28,11 @@ from lab.worker.context import RankContext
 
 _NEW_USER, _NEW_NET = 0x10000000, 0x40000000
 _SWITCH = Path(__file__).with_name("switch.py")
+_HOLDERS: list[subprocess.Popen[bytes]] = []  # processes whose pipes must stay open
 
 
 def ways(link: Link) -> dict[Way, str]:
-    """The ways to emulate a link, best first, each with what stands against it here: nothing where it works."""
+    """The ways to emulate a link, best first, each with its obstacle here; empty where it works."""
     spaces = _spaces_obstacle()
     delayed = link.latency_ms > 0 and not _has_netem()
     return {
@@ -45,7 +48,7 @@ def way_for(link: Link) -> Way | None:
 
 
 def obstacle(link: Link) -> str:
-    """What stands against a link here, by every way; nothing where one works."""
+    """Why a link cannot be emulated here, by any way; empty where one works."""
     return "" if way_for(link) else "; ".join(dict.fromkeys(filter(None, ways(link).values())))
 
 
@@ -54,35 +57,34 @@ def advice(link: Link) -> str:
     plain = way_for(Link(bandwidth_gbit=link.bandwidth_gbit))
     if plain is not None:
         return f"leave out latency_ms: {link.bandwidth_gbit:g} Gbit/s without it works here, by {WAYS[plain]}"
-    return "use a Linux machine, leave out link and emulate compute alone, or take lesson 6's published tables of slow links"
+    return (
+        "use a Linux machine, leave out link and emulate compute alone, "
+        "or take lesson 6's published tables of slow links"
+    )
 
 
-def join(place: RankContext, link: Link, meeting: Path) -> RankContext:
-    """Put this process behind its link and say where it is then; rank 0 lays the network and tells of it in `meeting`.
+def join(context: RankContext, link: Link, meeting: Path) -> RankContext:
+    """Put this process behind its link; returns its context there. Rank 0 creates the network and announces it in `meeting`.
 
     Must be called before the process starts threads, as one that has them cannot enter a namespace. The network lasts as
-    long as rank 0. Raises LabError where the machine permits no way or rank 0 gives no sign.
+    long as rank 0. Raises LabError where the machine permits no way or rank 0 announces none.
     """
-    if place.rank == 0:
+    if context.rank == 0:
         way = way_for(link)
         if way is None:
             raise LabError(
                 f"a link of {link.label} cannot be emulated here: {obstacle(link)}; {advice(link)}"
             )
-        pid = None if way == "pacing" else _lay(link, place.world_size, way)
+        pid = None if way == "pacing" else _create_network(link, context.world_size, way)
         write_atomically(meeting, json.dumps({"way": way, "pid": pid}).encode())
-    told = _await(meeting, place.start_timeout_s)
-    emulated = replace_link(place.emulated, link, told["way"])
-    if told["pid"] is None:
-        return replace(place, emulated=emulated)
-    _enter(told["pid"], place.rank)
+    network = _wait_for(meeting, context.start_timeout_s)
+    changes = {"link": link, "way": network["way"]}
+    emulated = (context.emulated or Emulated()).model_copy(update=changes)
+    if network["pid"] is None:
+        return replace(context, emulated=emulated)
+    _enter(network["pid"], context.rank)
     os.environ["GLOO_SOCKET_IFNAME"] = "eth0"
-    return replace(place, emulated=emulated, host=address(0))
-
-
-def replace_link(emulated: Emulated | None, link: Link, way: Way) -> Emulated:
-    """What is emulated, with this link."""
-    return (emulated or Emulated()).model_copy(update={"link": link, "way": way})
+    return replace(context, emulated=emulated, host=address(0))
 
 
 def address(rank: int) -> str:
@@ -91,10 +93,8 @@ def address(rank: int) -> str:
 
 
 def script(link: Link, world_size: int, way: Way) -> str:
-    """Shell commands that lay the network, to be run as root of a user namespace with its own network and mounts.
-
-    A bucket lets that much pass at once after a pause, so it holds half a millisecond of the link, within what packets need.
-    """
+    """Shell commands that create the network, as root of a user namespace with its own network and mounts."""
+    # So much passes at once after a pause: half a millisecond of the link, within what packets need.
     burst = int(min(max(link.bytes_per_s * 0.5e-3, 2**14), 2**18))
     packet = min(max(burst // 2, 2**14), 2**16)
     commands = ["set -e", "mount -t tmpfs none /run", "ip link set lo up"]
@@ -118,60 +118,52 @@ def script(link: Link, world_size: int, way: Way) -> str:
     return "\n".join(commands)
 
 
-def _lay(link: Link, world_size: int, way: Way) -> int:
-    """Lay the network in a process that keeps it until this one ends; its process id."""
+def _create_network(link: Link, world_size: int, way: Way) -> int:
+    """Create the network in a process that holds it until this one ends; returns its process id."""
+    hold = "echo ready; exec cat"
     if way == "switch":
-        keep = f"exec {sys.executable} -I {_SWITCH} {world_size} {link.latency_ms / 1e3}"
-    else:
-        keep = "echo ready; exec cat"
-    command = _in_namespaces(f"{script(link, world_size, way)}\n{keep}")
+        hold = f"exec {sys.executable} -I {_SWITCH} {world_size} {link.latency_ms / 1e3}"
     # The pipe to its standard input ends with this process, however it ends, and the network with it.
-    keeper = subprocess.Popen(
-        command,
+    holder = subprocess.Popen(
+        _in_namespaces(f"{script(link, world_size, way)}\n{hold}"),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         start_new_session=True,
     )
-    assert keeper.stdout is not None and keeper.stderr is not None
-    if keeper.stdout.readline().strip() != b"ready":
-        keeper.kill()
-        raise LabError(
-            f"the emulated link could not be laid: {keeper.stderr.read().decode(errors='replace').strip()[-500:]}"
-        )
-    _KEPT.append(keeper)
-    return keeper.pid
+    assert holder.stdout is not None and holder.stderr is not None
+    if holder.stdout.readline().strip() != b"ready":
+        holder.kill()
+        errors = holder.stderr.read().decode(errors="replace").strip()[-500:]
+        raise LabError(f"the emulated link could not be created: {errors}")
+    _HOLDERS.append(holder)
+    return holder.pid
 
 
-_KEPT: list[subprocess.Popen[bytes]] = []  # whose pipes must stay open
-
-
-def _await(meeting: Path, patience_s: float) -> dict[str, Any]:
+def _wait_for(meeting: Path, patience_s: float) -> dict[str, Any]:
     end = time.monotonic() + patience_s
-    while (told := read_json(meeting)) is None:
+    while (network := read_json(meeting)) is None:
         if time.monotonic() > end:
             raise LabError(
                 f"Timed out waiting {patience_s:.0f} s for the network of rank 0: did it start?"
             )
         time.sleep(0.02)
-    return told
+    return network
 
 
 def _enter(pid: int, rank: int) -> None:
-    """Become a member of the keeper's user namespace, then of the rank's network."""
+    """Join the holder's user namespace, then the rank's network namespace (setns(2))."""
     # Submitit loads numpy, whose OpenBLAS starts threads at once; before a fork it ends them, until they are needed.
     if (child := os.fork()) == 0:
         os._exit(0)
     os.waitpid(child, 0)
     libc = ctypes.CDLL(None, use_errno=True)
-    for kind, path in (
-        (_NEW_USER, f"/proc/{pid}/ns/user"),
-        (_NEW_NET, f"/proc/{pid}/root/run/netns/rank{rank}"),
-    ):
-        handle = os.open(path, os.O_RDONLY)
-        if libc.setns(handle, kind):
+    network = f"/proc/{pid}/root/run/netns/rank{rank}"
+    for kind, path in ((_NEW_USER, f"/proc/{pid}/ns/user"), (_NEW_NET, network)):
+        namespace = os.open(path, os.O_RDONLY)
+        if libc.setns(namespace, kind):
             raise LabError(f"rank {rank} cannot enter {path}: {os.strerror(ctypes.get_errno())}")
-        os.close(handle)
+        os.close(namespace)
 
 
 def _in_namespaces(commands: str) -> list[str]:
@@ -180,45 +172,37 @@ def _in_namespaces(commands: str) -> list[str]:
 
 @functools.cache
 def _spaces_obstacle() -> str:
-    """Why there can be no network of namespaces here; nothing where one could be laid a moment ago."""
+    """Why no network of namespaces can be created here; empty where a trial worked."""
     if sys.platform != "linux":
         return "network namespaces are Linux's"
     missing = [name for name in ("unshare", "ip", "tc") if shutil.which(name) is None]
     if missing:
-        return (
-            f"namespaces need the programs {', '.join(missing)} (`apt install iproute2 util-linux`)"
-        )
-    return _tried(script(Link(bandwidth_gbit=1.0), 1, "namespaces"))
+        programs = ", ".join(missing)
+        return f"namespaces need the programs {programs} (`apt install iproute2 util-linux`)"
+    return _trial_failure(script(Link(bandwidth_gbit=1.0), 1, "namespaces"))
 
 
 @functools.cache
 def _has_netem() -> bool:
-    return not _spaces_obstacle() and not _tried(
-        "ip link set lo up && tc qdisc add dev lo root netem delay 1ms"
-    )
+    trial = "ip link set lo up && tc qdisc add dev lo root netem delay 1ms"
+    return not _spaces_obstacle() and not _trial_failure(trial)
 
 
-def _tried(commands: str) -> str:
+def _trial_failure(commands: str) -> str:
+    command = _in_namespaces(commands)
     try:
-        done = subprocess.run(
-            _in_namespaces(commands), capture_output=True, text=True, timeout=20, check=False
-        )
+        process = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
     except (OSError, subprocess.SubprocessError) as error:
         return f"namespaces failed: {error}"
-    told = (done.stderr.strip() or "no reason given").splitlines()[0]
-    return f"namespaces are not permitted ({told})" if done.returncode else ""
+    reason = (process.stderr.strip() or "no reason given").splitlines()[0]
+    return f"namespaces are not permitted ({reason})" if process.returncode else ""
 
 
 @functools.cache
 def _pacing_obstacle() -> str:
-    try:
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE, 10**6)
-            if (
-                sys.platform == "linux"
-                and probe.getsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE) == 10**6
-            ):
-                return ""
-    except OSError:
-        pass
+    option = (socket.SOL_SOCKET, SO_MAX_PACING_RATE)
+    with contextlib.suppress(OSError), socket.socket() as probe:
+        probe.setsockopt(*option, 10**6)
+        if sys.platform == "linux" and probe.getsockopt(*option) == 10**6:
+            return ""
     return "the kernel does not pace sockets"

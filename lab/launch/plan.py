@@ -1,4 +1,4 @@
-"""What a study would do on a cluster: its runs, what is measured already, and what cannot run there."""
+"""plan(): what a study would do on a cluster: its runs, what is measured already, and what cannot run there."""
 
 from __future__ import annotations
 
@@ -31,45 +31,33 @@ def plan(study: Study, cluster: str | Cluster = "local") -> list[dict[str, Any]]
     store, basis = Store(study.out), basis_of(study, cluster)
     rows = []
     for run in study.runs:
-        records = [
-            record
-            for record in store.records(task for task in study.tasks if task.run == run)
-            if record.completed
-        ]
+        records = [r for r in store.records(t for t in study.tasks if t.run == run) if r.completed]
         forecast = basis.forecast(run)
         durations = [record.duration_s for record in records if record.duration_s is not None]
+        peak = forecast.memory_bytes
         rows.append(
             {
                 "run": run.id,
                 "configuration": run.label,
                 "measured": f"{len(records)}/{study.repeats}",
                 "seconds": round(statistics.median(durations), 1) if durations else None,
-                **_expected(forecast, basis.records),
+                **_predicted(forecast, basis.records),
                 "state_mb": round(state_bytes(run) / 1e6, 1),
-                "predicted_mb": None
-                if forecast.memory_bytes is None
-                else round(forecast.memory_bytes / 1e6, 1),
-                "cannot run": obstacle(run, profile, forecast.memory_bytes),
+                "predicted_mb": None if peak is None else round(peak / 1e6, 1),
+                "cannot run": obstacle(run, profile, peak),
             }
         )
     return rows
 
 
-def _expected(forecast: Forecast, measured: Sequence[Record]) -> dict[str, float | None]:
+def _predicted(forecast: Forecast, records: Sequence[Record]) -> dict[str, float | None]:
     """Predicted seconds of a step and of a whole repeat, whose start takes what it took before."""
     if forecast.prediction is None:
         return {"predicted_s": None, "predicted_step_ms": None}
-    starts = [
-        record.timing.setup_time
-        for record in measured
-        if record.timing and record.timing.setup_time is not None
-    ]
+    starts = [r.timing.setup_time for r in records if r.timing and r.timing.setup_time is not None]
     step = forecast.prediction.step_s
-    whole = statistics.median(starts) + step * forecast.run.steps if starts else None
-    return {
-        "predicted_s": None if whole is None else round(whole, 1),
-        "predicted_step_ms": round(step * 1e3, 2),
-    }
+    whole = round(statistics.median(starts) + step * forecast.run.steps, 1) if starts else None
+    return {"predicted_s": whole, "predicted_step_ms": round(step * 1e3, 2)}
 
 
 def state_bytes(run: Run) -> int:
@@ -78,20 +66,23 @@ def state_bytes(run: Run) -> int:
     return BYTES_PER_PARAMETER * cost.parameters + TRAINING_BYTES_PER_PARAMETER * cost.trainable
 
 
-def obstacle(run: Run, cluster: Cluster, predicted: float | None) -> str:
-    """What forbids a run on a cluster, in words, where a rank is `predicted` to take so many bytes; nothing where it can run."""
-    own = cluster.on(run.device_needed)
-    if own is None:
+def obstacle(run: Run, cluster: Cluster, peak_bytes: float | None) -> str:
+    """What forbids a run whose ranks are predicted to take `peak_bytes`; empty where it can run."""
+    profile = cluster.on(run.device_needed)
+    if profile is None:
         return f"left out: it needs {run.device_needed.upper()}, {cluster.name} has none"
-    if run.world_size > own.capacity:
-        return f"needs {run.world_size} ranks, {cluster.name} has {own.capacity}"
+    if run.world_size > profile.capacity:
+        return f"needs {run.world_size} ranks, {cluster.name} has {profile.capacity}"
     try:
-        own.layout(run.processes, devices=run.devices)
+        profile.layout(run.processes, devices=run.devices)
     except InputError as error:
         return f"{error.problems[0].what}: {error.problems[0].advice}"
     available = cluster.memory_bytes_per_rank
-    if available is not None and state_bytes(run) > available:
-        return f"needs {state_bytes(run) / 1e9:.1f} GB for its training state alone, a rank has {available / 1e9:.1f} GB"
-    if available is not None and predicted is not None and predicted > available:
-        return f"predicted to need {predicted / 1e9:.1f} GB at its peak, a rank has {available / 1e9:.1f} GB"
+    if available is None:
+        return ""
+    has = f"a rank has {available / 1e9:.1f} GB"
+    if (state := state_bytes(run)) > available:
+        return f"needs {state / 1e9:.1f} GB for its training state alone, {has}"
+    if peak_bytes is not None and peak_bytes > available:
+        return f"predicted to need {peak_bytes / 1e9:.1f} GB at its peak, {has}"
     return ""

@@ -1,8 +1,7 @@
-"""What is found out before anything is submitted: what the cluster cannot run, and what cannot be read or written."""
+"""What is checked before anything is submitted: runs that the cluster cannot run, files that cannot be read or written."""
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,7 +9,6 @@ from pathlib import Path
 from lab.config import paths
 from lab.config.cluster import Cluster
 from lab.config.emulation import Emulated
-from lab.config.run import Run
 from lab.config.strategies import STRATEGIES
 from lab.config.study import Study, Task
 from lab.errors import InputError, Problem
@@ -32,65 +30,41 @@ def usable(cluster: str | Path | Cluster) -> Cluster:
 
 def check(study: Study, cluster: Cluster, tasks: Sequence[Task], *, fresh: bool) -> None:
     """Raise InputError with all that keeps these tasks from being run on this cluster."""
-    problems = [
-        Problem(
-            "cluster",
-            f"{task.run.label} needs {task.run.world_size} {'ranks' if task.run.processes > 1 else 'devices'}, {cluster.description}",
-            "use a larger cluster, fewer ranks or --quick",
-        )
-        for task in tasks
-        if task.run.world_size > cluster.capacity and task.repeat == 0
-    ]
-    shapes = sorted(
-        {
-            (task.run.processes, task.run.devices)
-            for task in tasks
-            if task.run.world_size <= cluster.capacity
-        }
-    )
-    for ranks, devices in shapes:
+    problems, shapes = [], set()
+    for run in dict.fromkeys(task.run for task in tasks):
+        if run.world_size > cluster.capacity:
+            unit = "ranks" if run.processes > 1 else "devices"
+            what = f"{run.label} needs {run.world_size} {unit}, {cluster.description}"
+            advice = "use a larger cluster, fewer ranks or --quick"
+            problems.append(Problem("cluster", what, advice))
+        else:
+            shapes.add((run.processes, run.devices))
+        paths.resolve_inputs(run, study.folder)
+    for ranks, devices in sorted(shapes):
         try:
             cluster.layout(ranks, devices=devices)
         except InputError as error:
             problems += error.problems
-    runs = {task.run.id: task.run for task in tasks}.values()
-    for run in runs:
-        paths.resolve_inputs(run, study.folder)
     if cluster.compute is not None:
-        problems += [
-            _awake(run, cluster)
-            for run in runs
-            if run.task != "train" or not STRATEGIES[run.strategy].emulable
-        ]
+        emulable = [name for name, facts in STRATEGIES.items() if facts.emulable]
+        advice = f"train with one of {', '.join(emulable)}, or on a cluster without compute"
+        for run in dict.fromkeys(task.run for task in tasks):
+            if run.task != "train" or run.strategy not in emulable:
+                what = f"{run.label}: its compute cannot be emulated, as {cluster.name} does"
+                problems.append(Problem("cluster", what, advice))
     records = Store(study.out).records(study.tasks)
-    elsewhere = {record.environment.cluster for record in records if record.environment} - {
-        cluster.name
-    }
-    if elsewhere and not fresh:
-        problems.append(
-            Problem(
-                "cluster",
-                f"records here were measured on {', '.join(sorted(elsewhere))}",
-                f"name that cluster, or --fresh to measure all on {cluster.name}",
-            )
-        )
+    clusters = {record.environment.cluster for record in records if record.environment}
+    if (others := sorted(clusters - {cluster.name})) and not fresh:
+        what = f"records here were measured on {', '.join(others)}"
+        advice = f"name that cluster, or --fresh to measure all on {cluster.name}"
+        problems.append(Problem("cluster", what, advice))
     problems += _unwritable(study.out)
     if not problems and cluster.executor == "slurm":
         from lab.launch.slurm.refusals import refusals
 
-        problems += refusals(cluster, shapes)
+        problems += refusals(cluster, sorted(shapes))
     if problems:
         raise InputError(study.name, problems)
-
-
-def _awake(run: Run, cluster: Cluster) -> Problem:
-    emulable = ", ".join(name for name, facts in STRATEGIES.items() if facts.emulable)
-    what = f"{run.label}: its compute cannot be emulated, as {cluster.name} does"
-    return Problem(
-        "cluster",
-        what,
-        f"train with one of {emulable}, or on a cluster without compute",
-    )
 
 
 def check_emulation(study: Study, cluster: Cluster) -> None:
@@ -98,37 +72,28 @@ def check_emulation(study: Study, cluster: Cluster) -> None:
 
     They must not stand for each other: where all is measured already, nothing would be run that could tell.
     """
-    places = [
-        record.environment for record in Store(study.out).records(study.tasks) if record.environment
-    ]
-    for place in places:
-        emulated = place.emulated or Emulated()
+    for record in Store(study.out).records(study.tasks):
+        if record.environment is None:
+            continue
+        emulated = record.environment.emulated or Emulated()
         if (emulated.link, emulated.compute) != (cluster.link, cluster.compute):
-            kind = f"emulated: {emulated.label}" if place.emulated else "not emulated"
-            raise InputError(
-                study.name,
-                [
-                    Problem(
-                        "cluster",
-                        f"records here were measured on {place.cluster} ({kind}); {cluster.description}",
-                        "use a copy of the study's folder for each, and `lab compare` for both, or --fresh to measure all again",
-                    )
-                ],
+            kind = f"emulated: {emulated.label}" if record.environment.emulated else "not emulated"
+            measured = f"records here were measured on {record.environment.cluster} ({kind})"
+            advice = (
+                "use a copy of the study's folder for each, and `lab compare` for both, "
+                "or --fresh to measure all again"
             )
+            problem = Problem("cluster", f"{measured}; {cluster.description}", advice)
+            raise InputError(study.name, [problem])
 
 
 def _unwritable(out: Path) -> list[Problem]:
     try:
         out.mkdir(parents=True, exist_ok=True)
         probe = out / f".writable-{os.getpid()}"
-        probe.write_text(json.dumps(0))
+        probe.touch()
         probe.unlink()
     except OSError as error:
-        return [
-            Problem(
-                str(out),
-                f"cannot be written: {error.strerror}",
-                "make the folder writable, or copy the study elsewhere",
-            )
-        ]
+        advice = "make the folder writable, or copy the study elsewhere"
+        return [Problem(str(out), f"cannot be written: {error.strerror}", advice)]
     return []

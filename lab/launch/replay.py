@@ -1,17 +1,17 @@
-"""Replay: records of runs from the rows of a published table; no run is ever executed on such a cluster."""
+"""Replay: records from the rows of a published table; no run is ever executed on such a cluster."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import NoReturn
 
 from lab.config.cluster import Cluster
 from lab.config.replay import Published, Row
 from lab.config.run import Run
 from lab.config.study import Study, Task
 from lab.errors import InputError, LabError, Problem
-from lab.launch.executor import Handle, JobSpec
+from lab.launch.executor import JobSpec
 from lab.perfmodel.calibration import published_environment
 from lab.perfmodel.flops import flops_per_sample
 from lab.records.schema import Stat, Timing
@@ -19,71 +19,56 @@ from lab.records.store import Record, Store, write_record
 
 
 class ReplayExecutor:
-    """A queue that takes no job."""
+    """An executor that takes no job: both methods raise LabError, so that nobody waits for it."""
 
-    keeps = False
+    persistent = False
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
 
-    def room(self, running: int) -> int:
-        """None: raises LabError, so that nobody waits for it."""
-        raise LabError(
-            f"{self._cluster.name} replays a published table: nothing can be run or measured on it"
-        )
-
-    def submit(self, works: Sequence[JobSpec]) -> Sequence[Handle]:
+    def free_slots(self, running: int) -> NoReturn:
         """Raises LabError."""
         raise LabError(
             f"{self._cluster.name} replays a published table: nothing can be run or measured on it"
         )
 
+    def submit(self, specs: Sequence[JobSpec]) -> NoReturn:
+        """Raises LabError."""
+        self.free_slots(0)
+
 
 def replay(study: Study, cluster: Cluster, tasks: Sequence[Task]) -> list[Record]:
-    """Write the published times of these tasks as records; raises InputError, before any, for runs the table does not hold."""
+    """Write the published times of these tasks as records.
+
+    Raises InputError, before any is written, for runs that the table does not hold.
+    """
     assert cluster.published is not None
-    found, problems = [], []
+    records, problems = [], []
     for task in tasks:
-        row = _row_of(task.run, cluster.published)
+        row = next((row for row in cluster.published.rows if _is_of(row, task.run)), None)
         if row is None:
-            known = (
-                "; ".join(dict.fromkeys(_told(row) for row in cluster.published.rows[:6]))
-                or "times of all-reduces alone"
-            )
-            problems.append(
-                Problem(
-                    task.label,
-                    "is no row of the table, and nothing is run on a replay",
-                    f"it holds {known}",
-                )
-            )
+            labels = dict.fromkeys(map(_label, cluster.published.rows[:6]))
+            advice = f"it holds {'; '.join(labels) or 'times of all-reduces alone'}"
+            what = "no row of the table, and nothing is run on a replay"
+            problems.append(Problem(task.label, what, advice))
         elif task.repeat:
             problems.append(Problem("repeats", "a published row is one repeat", "set repeats: 1"))
         else:
-            found.append((task, _record(task, row, cluster, cluster.published)))
+            records.append(_record(task, row, cluster, cluster.published))
     if problems:
         raise InputError(study.name, list(dict.fromkeys(problems)))
-    for task, record in found:
-        write_record(record, Store(study.out).folder(task))
-    return [record for _, record in found]
+    for record in records:
+        write_record(record, Store(study.out).folder(record.task))
+    return records
 
 
-def _row_of(run: Run, published: Published) -> Row | None:
-    return next(
-        (
-            row
-            for row in published.rows
-            if all(_value(run, key) == value for key, value in row.where.items())
-        ),
-        None,
-    )
+def _is_of(row: Row, run: Run) -> bool:
+    values = {key: getattr(run.architecture, key, None) for key in row.where}
+    values |= {key: getattr(run, key) for key in row.where if key in Run.model_fields}
+    return values == row.where
 
 
-def _value(run: Run, key: str) -> Any:
-    return getattr(run, key) if key in Run.model_fields else getattr(run.architecture, key, None)
-
-
-def _told(row: Row) -> str:
+def _label(row: Row) -> str:
     return ", ".join(f"{key} {value}" for key, value in row.where.items())
 
 

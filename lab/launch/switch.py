@@ -19,7 +19,7 @@ _BUFFER = 2**24
 
 
 def open_port(name: str) -> socket.socket:
-    """A raw socket on one port, which gives and takes frames as the kernel holds them, unsegmented and without checksums."""
+    """A raw socket on one port, for frames as the kernel holds them: unsegmented and without checksums."""
     opened = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(_EVERY_PROTOCOL))
     opened.setsockopt(_SOL_PACKET, _VNET_HEADER, 1)
     opened.setsockopt(_SOL_PACKET, _IGNORE_OUTGOING, 1)
@@ -31,7 +31,7 @@ def open_port(name: str) -> socket.socket:
 def carry(ports: list[socket.socket], delay: float, stop: int) -> None:
     """Forward frames by the addresses learned from them, each `delay` seconds after it came, until `stop` can be read."""
     descriptors = {port.fileno(): port for port in ports}
-    places: dict[bytes, socket.socket] = {}
+    ports_by_address: dict[bytes, socket.socket] = {}
     waiting: deque[tuple[float, socket.socket, bytes]] = deque()
     while True:
         left = max(waiting[0][0] - time.monotonic(), 0.0) if waiting else None
@@ -41,12 +41,14 @@ def carry(ports: list[socket.socket], delay: float, stop: int) -> None:
         now = time.monotonic()
         for source in (descriptors[descriptor] for descriptor in ready):
             frame = source.recv(_LARGEST)
-            places[frame[_HEADER + 6 : _HEADER + 12]] = source
+            ports_by_address[frame[_HEADER + 6 : _HEADER + 12]] = source
             waiting.append((now + delay, source, frame))
         while waiting and waiting[0][0] <= now:
             _, source, frame = waiting.popleft()
-            known = places.get(frame[_HEADER : _HEADER + 6])
-            for target in [known] if known else [other for other in ports if other is not source]:
+            target_port = ports_by_address.get(frame[_HEADER : _HEADER + 6])
+            for target in (
+                [target_port] if target_port else [other for other in ports if other is not source]
+            ):
                 target.send(frame)
 
 
