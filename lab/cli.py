@@ -17,47 +17,13 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
+from typer import Argument, Option
 
 import lab
 from lab.errors import InputError, LabError, Problem, nearest
 
-
-def _keep_traceback() -> Path:
-    handle, name = tempfile.mkstemp(prefix="lab-traceback-", suffix=".txt", text=True)
-    with os.fdopen(handle, "w") as stream:
-        stream.write(traceback.format_exc())
-    return Path(name)
-
-
-def main() -> None:
-    """Run the command; exit status 0 done, 1 something failed, 2 unusable input; never a traceback."""
-    errors = Console(stderr=True)
-    try:
-        status = app(standalone_mode=False) or 0
-    except LabError as error:
-        errors.print(f"lab: {error}", highlight=False, markup=False, soft_wrap=True)
-        status = error.exit_status
-    except UsageError as error:
-        errors.print(
-            f"lab: {error.format_message()} See `lab --help`.",
-            highlight=False,
-            markup=False,
-            soft_wrap=True,
-        )
-        status = 2
-    except (KeyboardInterrupt, typer.Abort):
-        errors.print("lab: interrupted; the same command goes on from there")
-        status = 1
-    except BrokenPipeError:
-        status = 1
-    except Exception as error:  # noqa: BLE001 a user is told, and the traceback is kept for whoever mends it
-        errors.print(
-            f"lab: a fault of the lab itself: {type(error).__name__}: {error}\nlab: traceback in {_keep_traceback()}",
-            soft_wrap=True,
-        )
-        status = 1
-    sys.exit(status if isinstance(status, int) else 0)
-
+WIDE = 200  # columns for a file or a pipe, in which nothing need be broken; a terminal has its own
 
 # Typer carries its own click or uses the installed one; this is the right one's error of a wrong command line.
 UsageError: Any = typer.BadParameter.__mro__[1]
@@ -68,25 +34,61 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Scaling Lab: how does training scale here, and why?",
 )
-WIDE = 200  # columns for a file or a pipe, in which nothing need be broken; a terminal says its own
 console = Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else WIDE)
+
 StudyArgument = Annotated[
-    str, typer.Argument(metavar="STUDY", help="A folder under reports/, by name or by path.")
+    str, Argument(metavar="STUDY", help="A folder under reports/, by name or by path.")
 ]
 ClusterOption = Annotated[
-    str,
-    typer.Option("--cluster", metavar="PROFILE", help="A profile of slurm/, by name or by path."),
+    str, Option("--cluster", metavar="PROFILE", help="A profile of slurm/, by name or by path.")
 ]
-QuickOption = Annotated[bool, typer.Option("--quick", help="The study's smallest honest form.")]
-JsonOption = Annotated[bool, typer.Option("--json", help="Answer for programs.")]
+QuickOption = Annotated[bool, Option("--quick", help="The study's smallest honest form.")]
+JsonOption = Annotated[bool, Option("--json", help="Answer for programs.")]
+MachineOption = Annotated[
+    str | None,
+    Option(
+        "--machine",
+        metavar="NAME",
+        help="Ask about a described machine instead, such as h100x8:nvlink4:infiniband-ndr.",
+    ),
+]
 
 
-def answer(as_json: bool, content: Any, text: str | Table) -> None:
-    """Print the content as JSON, or the text for people."""
+def main() -> None:
+    """Run the command; exit status 0 done, 1 something failed, 2 unusable input; never a traceback."""
+    message, status = "", 1
+    try:
+        status = app(standalone_mode=False) or 0
+    except LabError as error:
+        message, status = str(error), error.exit_status
+    except UsageError as error:
+        message, status = f"{error.format_message()} See `lab --help`.", 2
+    except (KeyboardInterrupt, typer.Abort):
+        message = "interrupted; the same command goes on from there"
+    except BrokenPipeError:
+        pass
+    except Exception as error:  # noqa: BLE001 the traceback is kept for whoever mends it
+        fault = f"a fault of the lab itself: {type(error).__name__}: {error}"
+        message = f"{fault}\nlab: traceback in {_write_traceback()}"
+    if message:
+        Console(stderr=True).print(f"lab: {message}", highlight=False, markup=False, soft_wrap=True)
+    sys.exit(status if isinstance(status, int) else 0)
+
+
+def _write_traceback() -> Path:
+    handle, name = tempfile.mkstemp(prefix="lab-traceback-", suffix=".txt", text=True)
+    with os.fdopen(handle, "w") as stream:
+        stream.write(traceback.format_exc())
+    return Path(name)
+
+
+def answer(as_json: bool, content: Any, *views: str | Text | Table) -> None:
+    """Print the content as JSON, or the texts and tables for people."""
     if as_json:
         sys.stdout.write(json.dumps(content, indent=1, default=_plain) + "\n")
-    else:
-        console.print(text, highlight=False, markup=False, soft_wrap=isinstance(text, str))
+        return
+    for view in views:
+        console.print(view, highlight=False, markup=False, soft_wrap=isinstance(view, str))
 
 
 def _plain(value: Any) -> Any:
@@ -95,21 +97,24 @@ def _plain(value: Any) -> Any:
 
 def table_of(rows: Sequence[Mapping[Any, Any]]) -> Table:
     """A table with a column for each key of the first row; numbers stand to the right."""
-    shown = Table(box=None, pad_edge=False, header_style="bold")
+    table = Table(box=None, pad_edge=False, header_style="bold")
     for key in rows[0] if rows else ():
-        numeric = all(
-            row[key] is None or str(row[key]).replace(".", "", 1).strip("% ").isdigit()
-            for row in rows
-        )
-        shown.add_column(str(key), justify="right" if numeric else "left", overflow="fold")
+        cells = [str(row[key]) for row in rows if row[key] is not None]
+        numeric = all(cell.replace(".", "", 1).strip("% ").isdigit() for cell in cells)
+        table.add_column(str(key), justify="right" if numeric else "left", overflow="fold")
     for row in rows:
-        shown.add_row(*("" if value is None else escape(str(value)) for value in row.values()))
-    return shown
+        table.add_row(*("" if value is None else escape(str(value)) for value in row.values()))
+    return table
 
 
-def shown(path: Path) -> str:
-    """A path as seen from here."""
-    return os.path.relpath(path)
+def relative(*paths: Path) -> str:
+    """Paths as seen from here, one per line."""
+    return "\n".join(map(os.path.relpath, paths))
+
+
+def count(number: int, noun: str) -> str:
+    """A number with its noun, such as `1 job` or `2 jobs`."""
+    return f"{number} {noun}{'s' * (number != 1)}"
 
 
 @app.command()
@@ -118,15 +123,13 @@ def run(
     cluster: ClusterOption = "local",
     quick: QuickOption = False,
     fresh: Annotated[
-        bool,
-        typer.Option("--fresh", help="Measure again what is measured; old records are set aside."),
+        bool, Option("--fresh", help="Measure again what is measured; old records are archived.")
     ] = False,
     snapshot: Annotated[
-        bool,
-        typer.Option("--snapshot", help="Jobs run a copy of today's code, however it is edited."),
+        bool, Option("--snapshot", help="Jobs run a copy of today's code, however it is edited.")
     ] = False,
     detach: Annotated[
-        bool, typer.Option("--detach", help="Return at once; `lab status` tells how far it is.")
+        bool, Option("--detach", help="Return at once; `lab status` shows the progress.")
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -134,39 +137,41 @@ def run(
     loaded = lab.Study.load(study, quick=quick)
     if detach:
         pid = lab.detach(loaded, cluster, fresh=fresh, snapshot=snapshot)
-        answer(
-            as_json, {"pid": pid}, f"driver {pid} works on {loaded.name}; see `lab status {study}`"
-        )
-        return
+        text = f"driver {pid} works on {loaded.name}; see `lab status {study}`"
+        return answer(as_json, {"pid": pid}, text)
     jobs = lab.launch(loaded, cluster, fresh=fresh, snapshot=snapshot)
     records = jobs.wait(progress=not as_json)
-    made = lab.report(loaded)
+    report = lab.report(loaded)
     failures = [record for record in records if not record.completed]
     from lab.report.sections import predictions_of
 
-    told = predictions_of(loaded)
+    predictions = predictions_of(loaded)
     content = {
-        "predictions": told,
+        "predictions": predictions,
         "records": len(records),
         "failed": [record.run_id for record in failures],
-        "html": str(made.html),
-        "pdf": str(made.pdf),
+        "html": str(report.html),
+        "pdf": str(report.pdf),
     }
-    ran = f"{len(records) - len(failures)} of {len(records)} runs completed"
-    expected = [told] if loaded.kind == "training" else []
-    answer(as_json, content, "\n".join([ran, *expected, shown(made.html), shown(made.pdf)]))
+    lines = [f"{len(records) - len(failures)} of {len(records)} runs completed"]
+    lines += [predictions] if loaded.kind == "training" else []
+    answer(as_json, content, "\n".join([*lines, relative(report.html, report.pdf)]))
     if failures:
-        raise LabError(
-            "\n".join(
-                f"{record.task.label}: {record.status}: {_cause(record)}" for record in failures
-            )
-        )
+        raise LabError("\n".join(map(_failure, failures)))
+    return None
+
+
+def _failure(record: lab.Record) -> str:
+    cause = "no cause was recorded"
+    if record.error is not None:
+        rank = "" if record.error.rank is None else f" on rank {record.error.rank}"
+        cause = f"{record.error.type}{rank}: {record.error.message}"
+    return f"{record.task.label}: {record.status}: {cause}"
 
 
 @app.command()
 def status(study: StudyArgument, quick: QuickOption = False, as_json: JsonOption = False) -> None:
-    """Show where each run of a study stands, from any terminal."""
-    states = lab.status(lab.Study.load(study, quick=quick))
+    """Show the state of each run of a study, from any terminal."""
     rows = [
         {
             "run": state.task.run.id,
@@ -180,7 +185,7 @@ def status(study: StudyArgument, quick: QuickOption = False, as_json: JsonOption
             "job": state.job_id,
             "reason": state.reason,
         }
-        for state in states
+        for state in lab.status(lab.Study.load(study, quick=quick))
     ]
     answer(as_json, rows, table_of(rows))
 
@@ -189,22 +194,16 @@ def status(study: StudyArgument, quick: QuickOption = False, as_json: JsonOption
 def cancel(study: StudyArgument, quick: QuickOption = False, as_json: JsonOption = False) -> None:
     """End the jobs of a study, waiting or running, from any terminal; what is measured stays."""
     ended = lab.cancel(lab.Study.load(study, quick=quick))
-    answer(
-        as_json,
-        {"ended": ended},
-        f"{ended} job{'s' * (ended != 1)} ended; `lab run` goes on from what is measured",
-    )
+    text = f"{count(ended, 'job')} ended; `lab run` goes on from what is measured"
+    answer(as_json, {"ended": ended}, text)
 
 
 @app.command()
 def report(study: StudyArgument, quick: QuickOption = False, as_json: JsonOption = False) -> None:
     """Make the report again from the records; no job is started."""
     made = lab.report(lab.Study.load(study, quick=quick))
-    answer(
-        as_json,
-        {"html": str(made.html), "pdf": str(made.pdf)},
-        f"{shown(made.html)}\n{shown(made.pdf)}",
-    )
+    content = {"html": str(made.html), "pdf": str(made.pdf)}
+    answer(as_json, content, relative(made.html, made.pdf))
 
 
 @app.command()
@@ -212,36 +211,33 @@ def generate(
     study: StudyArgument,
     run: Annotated[
         str,
-        typer.Argument(
+        Argument(
             metavar="RUN", help="The id of a run that kept its model; else the first that did."
         ),
     ] = "",
     prompt: Annotated[
-        list[str] | None,
-        typer.Option("--prompt", help="What the text begins with; may be repeated."),
+        list[str] | None, Option("--prompt", help="What the text begins with; may be repeated.")
     ] = None,
     new_tokens: Annotated[
-        int, typer.Option("--new-tokens", min=1, help="Tokens that are written.")
+        int, Option("--new-tokens", min=1, help="The number of tokens to write.")
     ] = 64,
     temperature: Annotated[
-        float, typer.Option("--temperature", help="0 takes the likeliest token, more draws.")
+        float, Option("--temperature", help="0 takes the likeliest token, more draws.")
     ] = 0.0,
     top_k: Annotated[
-        int | None, typer.Option("--top-k", help="Draw from so many of the likeliest tokens.")
+        int | None, Option("--top-k", help="Draw from this many of the likeliest tokens.")
     ] = None,
     top_p: Annotated[
-        float | None,
-        typer.Option("--top-p", help="Draw from the fewest that hold this probability."),
+        float | None, Option("--top-p", help="Draw from the fewest that hold this probability.")
     ] = None,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Of what is drawn.")] = 0,
+    seed: Annotated[int, Option("--seed", min=0, help="Of what is drawn.")] = 0,
     quick: QuickOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Let the trained model of a run write on from a prompt."""
     prompts = prompt or ["def "]
-    loaded = lab.Study.load(study, quick=quick)
     texts = lab.generate(
-        loaded,
+        lab.Study.load(study, quick=quick),
         run,
         prompts=prompts,
         new_tokens=new_tokens,
@@ -251,28 +247,8 @@ def generate(
         seed=seed,
     )
     pairs = list(zip(prompts, texts, strict=True))
-    answer(
-        as_json,
-        [{"prompt": given, "text": text} for given, text in pairs],
-        "\n\n".join(map("".join, pairs)),
-    )
-
-
-def _cause(record: lab.Record) -> str:
-    if record.error is None:
-        return "no cause was recorded"
-    rank = "" if record.error.rank is None else f" on rank {record.error.rank}"
-    return f"{record.error.type}{rank}: {record.error.message}"
-
-
-MachineOption = Annotated[
-    str | None,
-    typer.Option(
-        "--machine",
-        metavar="NAME",
-        help="Ask about a described machine instead, such as h100x8:nvlink4:infiniband-ndr.",
-    ),
-]
+    content = [{"prompt": prompt, "text": text} for prompt, text in pairs]
+    answer(as_json, content, "\n\n".join(map("".join, pairs)))
 
 
 @app.command()
@@ -281,7 +257,7 @@ def plan(
     cluster: ClusterOption = "local",
     sbatch: Annotated[
         Path | None,
-        typer.Option(
+        Option(
             "--sbatch",
             metavar="DIR",
             help="Write the study's job scripts there instead.",
@@ -289,11 +265,11 @@ def plan(
         ),
     ] = None,
     best: Annotated[
-        bool, typer.Option("--best", help="Search the fastest way that fits into memory instead.")
+        bool, Option("--best", help="Search the fastest plan that fits into memory instead.")
     ] = False,
     machine: MachineOption = None,
     world_size: Annotated[
-        int | None, typer.Option("--world-size", min=1, help="Ranks to plan for, with --best.")
+        int | None, Option("--world-size", min=1, help="Ranks to plan for, with --best.")
     ] = None,
     quick: QuickOption = False,
     as_json: JsonOption = False,
@@ -301,33 +277,20 @@ def plan(
     """Show the runs of a study: what is measured, what time and memory they will take, what cannot run on this cluster."""
     loaded = lab.Study.load(study, quick=quick)
     if sbatch is not None:
-        written = [str(path) for path in lab.write_scripts(loaded, cluster, sbatch)]
-        answer(as_json, written, "\n".join(written))
-        return
-    if not best:
-        if machine is not None or world_size is not None:
-            raise InputError(
-                "plan",
-                [
-                    Problem(
-                        "--machine, --world-size", "go with --best alone", "see also `lab predict`"
-                    )
-                ],
-            )
-        rows = lab.plan(loaded, cluster)
-        answer(as_json, rows, table_of(rows))
-        return
-    searches = lab.best_plans(loaded, cluster, machine=machine, world_size=world_size)
-    answer(as_json, [search.content() for search in searches], "")
-    for search in () if as_json else searches:
-        console.print(
-            f"{search.work}\nsearched: {search.space}",
-            highlight=False,
-            markup=False,
-            soft_wrap=True,
-        )
-        console.print(table_of(search.table()))
-        console.print(search.summary, highlight=False, markup=False, soft_wrap=True)
+        paths = [str(path) for path in lab.write_scripts(loaded, cluster, sbatch)]
+        return answer(as_json, paths, "\n".join(paths))
+    if best:
+        searches = lab.best_plans(loaded, cluster, machine=machine, world_size=world_size)
+        views: list[str | Table] = []
+        for search in searches:
+            heading = f"{search.work}\nsearched: {search.space}"
+            views += [heading, table_of(search.table()), search.summary]
+        return answer(as_json, [search.content() for search in searches], *views)
+    if machine is not None or world_size is not None:
+        what = "--machine, --world-size"
+        raise InputError("plan", [Problem(what, "go with --best alone", "see also `lab predict`")])
+    rows = lab.plan(loaded, cluster)
+    return answer(as_json, rows, table_of(rows))
 
 
 @app.command()
@@ -336,48 +299,41 @@ def predict(
     cluster: ClusterOption = "local",
     world_size: Annotated[
         str | None,
-        typer.Option(
+        Option(
             "--world-size", metavar="N,...", help="Ranks to predict for, also beyond the machine."
         ),
     ] = None,
     machine: MachineOption = None,
     profile: Annotated[
         list[str] | None,
-        typer.Option(
-            "--profile", metavar="STUDY", help="Take runs on one rank from this study too."
-        ),
+        Option("--profile", metavar="STUDY", help="Take runs on one rank from this study too."),
     ] = None,
     quick: QuickOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Say what the runs of a study will take, on other world sizes too, and how wrong earlier predictions were."""
     began = time.perf_counter()
-    loaded = lab.Study.load(study, quick=quick)
-    profiles = [lab.Study.load(other) for other in profile or ()]
-    found = lab.predict(
-        loaded, cluster, world_sizes=_sizes(world_size), machine=machine, profiles=profiles
+    predictions = lab.predict(
+        lab.Study.load(study, quick=quick),
+        cluster,
+        world_sizes=None if world_size is None else _world_sizes(world_size),
+        machine=machine,
+        profiles=[lab.Study.load(other) for other in profile or ()],
     )
-    answer(as_json, found.content(), table_of(found.table()))
-    if not as_json:
-        told = [
-            *found.notes(),
-            f"{len(found.of)} predictions in {time.perf_counter() - began:.2f} s.",
-        ]
-        console.print("\n".join(told), highlight=False, markup=False, soft_wrap=True)
+    duration = f"{len(predictions.of)} predictions in {time.perf_counter() - began:.2f} s."
+    notes = "\n".join([*predictions.notes(), duration])
+    answer(as_json, predictions.content(), table_of(predictions.table()), notes)
 
 
-def _sizes(text: str | None) -> list[int] | None:
-    if text is None:
-        return None
+def _world_sizes(text: str) -> list[int]:
     parts = [part.strip() for part in text.split(",")]
-    if wrong := [part for part in parts if not part.isdecimal()]:
-        raise InputError(
-            "predict",
-            [
-                Problem("--world-size", f"{part!r} is no number of ranks", "such as 8,64,512")
-                for part in wrong
-            ],
-        )
+    problems = [
+        Problem("--world-size", f"{part!r} is not a number of ranks", "such as 8,64,512")
+        for part in parts
+        if not part.isdecimal()
+    ]
+    if problems:
+        raise InputError("predict", problems)
     return [int(part) for part in parts]
 
 
@@ -385,72 +341,62 @@ def _sizes(text: str | None) -> list[int] | None:
 def audit(
     source: Annotated[
         str,
-        typer.Argument(
+        Argument(
             metavar="STUDY_OR_TABLE",
             help="A study, a CSV of anybody's results, or what nccl-tests printed.",
         ),
     ],
     column: Annotated[
         list[str] | None,
-        typer.Option("--column", metavar="NAME=COLUMN", help="What a column of the table is."),
+        Option("--column", metavar="NAME=COLUMN", help="What a column of the table is."),
     ] = None,
     quick: QuickOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Say what in a study, or in a table of anybody's results, cannot be trusted."""
-    found = lab.audit(
-        lab.Study.load(source, quick=True) if quick else source, columns=_mapping(column or [])
-    )
-    answer(as_json, found.model_dump(mode="json"), str(found))
-    if not found.trustworthy:
-        grave = sum(finding.severity != "note" for finding in found.findings)
+    pairs = column or []
+    problems = [
+        Problem("--column", f"{pair!r} is not NAME=COLUMN", "such as world_size=gpus")
+        for pair in pairs
+        if "=" not in pair
+    ]
+    if problems:
+        raise InputError("audit", problems)
+    columns = dict(pair.split("=", 1) for pair in pairs) or None
+    result = lab.audit(lab.Study.load(source, quick=True) if quick else source, columns=columns)
+    answer(as_json, result.model_dump(mode="json"), str(result))
+    if not result.trustworthy:
+        grave = sum(finding.severity != "note" for finding in result.findings)
         raise LabError(
-            f"{grave} finding{'s' * (grave > 1)} that must be mended before these numbers are believed"
+            f"{count(grave, 'finding')} that must be mended before these numbers are believed"
         )
 
 
 @app.command()
 def compare(
     studies: Annotated[
-        list[str], typer.Argument(metavar="STUDY...", help="Folders of one study, one per machine.")
+        list[str], Argument(metavar="STUDY...", help="Folders of one study, one per machine.")
     ],
     out: Annotated[
         Path | None,
-        typer.Option(
-            "--out", help="Where the comparison goes; the first folder's out/ by default."
-        ),
+        Option("--out", help="Where the comparison goes; the first folder's out/ by default."),
     ] = None,
     quick: QuickOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Set the same study on several machines side by side: tables, and a page in HTML and PDF."""
+    """Compare the same study on several machines: tables, and a page in HTML and PDF."""
     from lab.report.build import report_comparison
 
-    found = lab.compare(studies, quick=quick)
-    made = report_comparison(found, out or next(iter(found.studies.values())).out)
-    tables = dict(found.tables())
-    answer(
-        as_json,
-        {caption: frame.to_dict() for caption, frame in tables.items()}
-        | {"html": str(made.html), "pdf": str(made.pdf)},
-        "",
-    )
-    if not as_json:
-        for caption, frame in tables.items():
-            console.print(caption, style="bold")
-            console.print(table_of(frame.reset_index(names="").to_dict("records")))
-        console.print(f"{shown(made.html)}\n{shown(made.pdf)}", highlight=False, soft_wrap=True)
-
-
-def _mapping(columns: list[str]) -> dict[str, str] | None:
-    wrong = [
-        Problem("--column", f"{pair!r} is no NAME=COLUMN", "such as world_size=gpus")
-        for pair in columns
-        if "=" not in pair
-    ]
-    if wrong:
-        raise InputError("audit", wrong)
-    return dict(pair.split("=", 1) for pair in columns) or None
+    comparison = lab.compare(studies, quick=quick)
+    made = report_comparison(comparison, out or next(iter(comparison.studies.values())).out)
+    frames = dict(comparison.tables())
+    content = {caption: frame.to_dict() for caption, frame in frames.items()}
+    views: list[Text | Table] = []
+    for caption, frame in frames.items():
+        rows = frame.reset_index(names="").to_dict("records")
+        views += [Text(caption, style="bold"), table_of(rows)]
+    paths = {"html": str(made.html), "pdf": str(made.pdf)}
+    answer(as_json, content | paths, *views, relative(made.html, made.pdf))
 
 
 @app.command()
@@ -475,113 +421,105 @@ def doctor(as_json: JsonOption = False) -> None:
 @app.command()
 def calibrate(
     cluster: ClusterOption = "local",
-    quick: Annotated[bool, typer.Option("--quick", help="Fewer sizes.")] = False,
+    quick: Annotated[bool, Option("--quick", help="Fewer sizes.")] = False,
     fresh: Annotated[
-        bool, typer.Option("--fresh", help="Measure again what was measured today.")
+        bool, Option("--fresh", help="Measure again what was measured today.")
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Measure the collectives by size, matrix products and memory of a cluster, and fit alpha and beta."""
-    found = lab.calibrate(cluster, quick=quick, fresh=fresh, progress=not as_json)
-    if as_json:
-        answer(as_json, found.model_dump(mode="json"), "")
-        return
+    calibration = lab.calibrate(cluster, quick=quick, fresh=fresh, progress=not as_json)
     from lab.analysis.tables import fits_table, throughput_table
 
-    for frame in (fits_table(found), throughput_table(found)):
-        console.print(table_of(frame.reset_index(drop=frame.index.name is None).to_dict("records")))
+    frames = [fits_table(calibration), throughput_table(calibration)]
+    rows = [f.reset_index(drop=f.index.name is None).to_dict("records") for f in frames]
+    answer(as_json, calibration.model_dump(mode="json"), *map(table_of, rows))
 
 
 @app.command()
 def bench(
     what: Annotated[
         str,
-        typer.Argument(
+        Argument(
             metavar="overhead|losses|predict|planner",
             help="overhead: what measuring costs a step; losses: whether all strategies learn the same; "
-            "predict: how wrong predictions of two ranks are; planner: how long looking ahead takes.",
+            "predict: how wrong predictions of two ranks are; planner: how long predicting takes.",
         ),
     ],
     quick: Annotated[
-        bool,
-        typer.Option("--quick", help="Fewer rounds, settings of each strategy, steps and repeats."),
+        bool, Option("--quick", help="Fewer rounds, settings of each strategy, steps and repeats.")
     ] = False,
     cluster: ClusterOption = "local",
     fresh: Annotated[
-        bool, typer.Option("--fresh", help="Predict and measure again what is measured.")
+        bool, Option("--fresh", help="Predict and measure again what is measured.")
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Measure the lab itself."""
-    benches = {
-        "overhead": lambda: _measure_overhead(quick=quick, as_json=as_json),
-        "losses": lambda: _compare_losses(quick=quick, as_json=as_json),
-        "predict": lambda: _score_predictions(cluster, quick=quick, fresh=fresh, as_json=as_json),
-        "planner": lambda: _time_planner(as_json=as_json),
+    benchmarks = {
+        "overhead": lambda: _overhead(quick=quick, as_json=as_json),
+        "losses": lambda: _equal_losses(quick=quick, as_json=as_json),
+        "predict": lambda: _held_out(cluster, quick=quick, fresh=fresh, as_json=as_json),
+        "planner": lambda: _planner_speed(as_json=as_json),
     }
-    if what not in benches:
-        raise InputError("bench", [Problem(what, "no such benchmark", nearest(what, benches))])
-    benches[what]()
+    if what not in benchmarks:
+        raise InputError("bench", [Problem(what, "no such benchmark", nearest(what, benchmarks))])
+    benchmarks[what]()
 
 
-def _measure_overhead(*, quick: bool, as_json: bool) -> None:
-    found = lab.benchmarks.overhead(quick=quick)
-    answer(as_json, dataclasses.asdict(found), str(found))
-    if not found.within_limit:
-        limit, noise = lab.benchmarks.LIMIT, abs(found.control.median - 1)
-        noisy = f", but two plain loops differ by {noise:.1%} too: try again when nothing else runs here"
-        raise LabError(
-            f"measuring costs more than the limit of {limit}{noisy if noise > limit - 1 else ''}"
-        )
+def _overhead(*, quick: bool, as_json: bool) -> None:
+    result = lab.benchmarks.overhead(quick=quick)
+    answer(as_json, dataclasses.asdict(result), str(result))
+    if not result.within_limit:
+        limit, noise = lab.benchmarks.LIMIT, abs(result.control.median - 1)
+        message = f"measuring costs more than the limit of {limit}"
+        if noise > limit - 1:
+            message += f", but two plain loops differ by {noise:.1%} too: try again when nothing else runs here"
+        raise LabError(message)
 
 
-def _score_predictions(cluster: str, *, quick: bool, fresh: bool, as_json: bool) -> None:
-    from lab.launch.bench import ERROR_LIMIT, held_out
-
-    found = held_out(cluster, quick=quick, fresh=fresh, progress=not as_json)
-    content = {
-        "error": found.error,
-        "memory_error": found.memory_error,
-        "limit": ERROR_LIMIT,
-        "scores": list(found.scores),
-    }
-    answer(as_json, content, table_of(found.table()))
-    if not as_json:
-        console.print(str(found), highlight=False, markup=False, soft_wrap=True)
-    if not found.within_limit:
-        raise LabError(
-            f"predictions are {100 * found.error:.1f} % off on average, the limit is {100 * ERROR_LIMIT:.0f} %"
-        )
-
-
-def _time_planner(*, as_json: bool) -> None:
-    from lab.launch.bench import planner_speed
-
-    found = planner_speed()
-    answer(as_json, dataclasses.asdict(found), str(found))
-    if not found.within_limit:
-        raise LabError("looking ahead takes longer than its limits")
-
-
-def _compare_losses(*, quick: bool, as_json: bool) -> None:
-    found = lab.equal_losses(quick=quick)
+def _equal_losses(*, quick: bool, as_json: bool) -> None:
+    results = lab.equal_losses(quick=quick)
     verdicts = {True: "yes", False: "NO", None: "not run"}
-    rows = [
-        {
-            "run": row.name,
-            "final loss": None if row.final_loss is None else f"{row.final_loss:.5f}",
-            "validation loss": None
-            if row.validation_loss is None
-            else f"{row.validation_loss:.5f}",
-            "difference": None if row.difference is None else f"{row.difference:.1e}",
-            "tolerance": f"{row.tolerance:.0e}",
-            "equal": verdicts[row.equal] + (f": {row.reason}" if row.reason else ""),
-        }
-        for row in found
-    ]
-    answer(
-        as_json, [dataclasses.asdict(row) | {"equal": row.equal} for row in found], table_of(rows)
-    )
-    unequal = [row.name for row in found if row.equal is False]
+    formats = {
+        "final_loss": ".5f",
+        "validation_loss": ".5f",
+        "difference": ".1e",
+        "tolerance": ".0e",
+    }
+    rows = []
+    for result in results:
+        row: dict[str, str | None] = {"run": result.name}
+        for name, spec in formats.items():
+            value = getattr(result, name)
+            row[name.replace("_", " ")] = None if value is None else format(value, spec)
+        reason = f": {result.reason}" if result.reason else ""
+        rows.append(row | {"equal": verdicts[result.equal] + reason})
+    content = [dataclasses.asdict(result) | {"equal": result.equal} for result in results]
+    answer(as_json, content, table_of(rows))
+    unequal = [result.name for result in results if result.equal is False]
     if unequal:
         raise LabError(f"these do not learn what single does: {', '.join(unequal)}")
+
+
+def _held_out(cluster: str, *, quick: bool, fresh: bool, as_json: bool) -> None:
+    limit = lab.benchmarks.ERROR_LIMIT
+    result = lab.benchmarks.held_out(cluster, quick=quick, fresh=fresh, progress=not as_json)
+    content = {
+        "error": result.error,
+        "memory_error": result.memory_error,
+        "limit": limit,
+        "scores": list(result.scores),
+    }
+    answer(as_json, content, table_of(result.table()), str(result))
+    if not result.within_limit:
+        raise LabError(
+            f"predictions are {100 * result.error:.1f} % off on average, the limit is {100 * limit:.0f} %"
+        )
+
+
+def _planner_speed(*, as_json: bool) -> None:
+    result = lab.benchmarks.planner_speed()
+    answer(as_json, dataclasses.asdict(result), str(result))
+    if not result.within_limit:
+        raise LabError("predicting takes longer than its limits")

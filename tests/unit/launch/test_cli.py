@@ -37,7 +37,7 @@ BAD = {
     "study missing": (["run"], "Missing argument"),
     "no number of ranks": (
         ["predict", "quickstart", "--world-size", "8,many"],
-        "'many' is no number of ranks",
+        "'many' is not a number of ranks",
     ),
     "no such machine": (["predict", "quickstart", "--machine", "h10x8"], "unknown GPU"),
     "a machine without --best": (
