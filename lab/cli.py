@@ -25,7 +25,8 @@ from lab.errors import InputError, LabError, Problem, nearest
 
 WIDE = 200  # columns for a file or a pipe, in which nothing need be broken; a terminal has its own
 
-# Typer carries its own click or uses the installed one; this is the right one's error of a wrong command line.
+# Typer carries its own click or uses the installed one; this is the right one's error of a wrong
+# command line.
 UsageError: Any = typer.BadParameter.__mro__[1]
 app = typer.Typer(
     add_completion=False,
@@ -55,7 +56,7 @@ MachineOption = Annotated[
 
 
 def main() -> None:
-    """Run the command; exit status 0 done, 1 something failed, 2 unusable input; never a traceback."""
+    """Run the command; exit status 0 done, 1 something failed, 2 unusable input."""
     message, status = "", 1
     try:
         status = app(standalone_mode=False) or 0
@@ -274,7 +275,7 @@ def plan(
     quick: QuickOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Show the runs of a study: what is measured, what time and memory they will take, what cannot run on this cluster."""
+    """Show the runs of a study: what is measured, what they will take, what cannot run here."""
     loaded = lab.Study.load(study, quick=quick)
     if sbatch is not None:
         paths = [str(path) for path in lab.write_scripts(loaded, cluster, sbatch)]
@@ -311,7 +312,7 @@ def predict(
     quick: QuickOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Say what the runs of a study will take, on other world sizes too, and how wrong earlier predictions were."""
+    """Predict runs of a study, on other world sizes too, and score earlier predictions."""
     began = time.perf_counter()
     predictions = lab.predict(
         lab.Study.load(study, quick=quick),
@@ -427,7 +428,7 @@ def calibrate(
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Measure the collectives by size, matrix products and memory of a cluster, and fit alpha and beta."""
+    """Measure collectives, matrix products and memory of a cluster; fit alpha and beta."""
     calibration = lab.calibrate(cluster, quick=quick, fresh=fresh, progress=not as_json)
     from lab.analysis.tables import fits_table, throughput_table
 
@@ -442,7 +443,8 @@ def bench(
         str,
         Argument(
             metavar="overhead|losses|predict|planner",
-            help="overhead: what measuring costs a step; losses: whether all strategies learn the same; "
+            help="overhead: what measuring costs a step; "
+            "losses: whether all strategies learn the same; "
             "predict: how wrong predictions of two ranks are; planner: how long predicting takes.",
         ),
     ],
@@ -474,7 +476,9 @@ def _overhead(*, quick: bool, as_json: bool) -> None:
         limit, noise = lab.benchmarks.LIMIT, abs(result.control.median - 1)
         message = f"measuring costs more than the limit of {limit}"
         if noise > limit - 1:
-            message += f", but two plain loops differ by {noise:.1%} too: try again when nothing else runs here"
+            message += (
+                f", but two plain loops differ by {noise:.1%} too: try again on an idle machine"
+            )
         raise LabError(message)
 
 
@@ -514,7 +518,8 @@ def _held_out(cluster: str, *, quick: bool, fresh: bool, as_json: bool) -> None:
     answer(as_json, content, table_of(result.table()), str(result))
     if not result.within_limit:
         raise LabError(
-            f"predictions are {100 * result.error:.1f} % off on average, the limit is {100 * limit:.0f} %"
+            f"predictions are {100 * result.error:.1f} % off on average, "
+            f"the limit is {100 * limit:.0f} %"
         )
 
 

@@ -1,4 +1,4 @@
-"""The files by which the ranks of one job and its driver talk: claim, start, heartbeat, process ids, errors, logs."""
+"""The files by which a job's ranks and its driver talk: claim, heartbeat, pids, errors, logs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Decision = Literal["run", "skip"]
 
 @dataclass(frozen=True)
 class RankError:
-    """How one rank ended: the exception's type and message, when (s since the epoch), and its traceback."""
+    """How one rank ended: the exception, when (s since the epoch), and its traceback."""
 
     rank: int
     type: str
@@ -36,7 +36,7 @@ class RankError:
 
 @dataclass(frozen=True)
 class Attempt:
-    """One start of a task's job: `folder` is the repeat's, `job_id` and `restarts` tell its starts apart."""
+    """One start of the job of the repeat in `folder`; `job_id` and `restarts` identify it."""
 
     folder: Path
     job_id: str
@@ -57,7 +57,7 @@ class Attempt:
 
     @property
     def log(self) -> Path:
-        """The folder of logs, submitit's pickles and the files of this class; private to the user."""
+        """The folder of logs, submitit's pickles and these files; private to the user."""
         return self.folder / "log"
 
     def path(self, name: str) -> Path:
@@ -74,8 +74,9 @@ class Attempt:
         write_atomically(self.path("start"), decision.encode())
 
     def wait_for_leader(self, *, patience_s: float = 60.0) -> Decision:
-        """Wait for rank 0's decision; raises TimeoutError when its heartbeat has stopped for `patience_s`."""
-        # Heartbeats are compared with each other and never with a clock: the nodes' clocks differ, and may jump.
+        """Wait for rank 0's decision; raises TimeoutError `patience_s` after its last heartbeat."""
+        # Heartbeats are compared with each other and never with a clock: the nodes' clocks differ,
+        # and may jump.
         beat, since = self._last_heartbeat(), time.monotonic()
         while not self.path("start").exists():
             if (latest := self._last_heartbeat()) != beat:
@@ -96,7 +97,7 @@ class Attempt:
         self.path("alive").touch()
 
     def register_rank(self, rank: int) -> None:
-        """Leave this rank's host and process id, so that a lost rank can be told from a silent one."""
+        """Leave this rank's host and process id, to tell a lost rank from a silent one."""
         content = {"host": socket.gethostname(), "pid": os.getpid(), "began": began(os.getpid())}
         write_atomically(self.path(f"rank{rank}.pid"), json.dumps(content).encode())
 
@@ -165,8 +166,8 @@ class Attempt:
 def claim(folder: Path, attempt: Attempt, *, devices: bool) -> Iterator[None]:
     """Hold a task and then, where no scheduler shares them out, this machine's `devices`.
 
-    The kernel releases both when the process ends, however it ends. The order is the same in every job, so that two of
-    them cannot deadlock.
+    The kernel releases both when the process ends, however it ends. The order is the same in every
+    job, so that two of them cannot deadlock.
     """
     paths = [folder / "lock", *([_private_folder() / "devices.lock"] if devices else [])]
     with contextlib.ExitStack() as stack:

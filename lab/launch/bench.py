@@ -1,4 +1,4 @@
-"""lab bench: what measuring costs a step, whether all strategies learn the same, how good and fast predictions are."""
+"""lab bench: cost of measuring, equal losses of strategies, error and speed of predictions."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ LIMIT = 1.01  # of the step time with measuring to that without
 WARMUP = 5
 RATIOS = ("ratio", "control", "cpu_ratio", "cpu_control")
 
-# Relative, on the whole curve and the validation loss. Sums in another order round differently, and AdamW amplifies it.
+# Relative, on the whole curve and the validation loss. Sums in another order round differently, and
+# AdamW amplifies it.
 TOLERANCES = {"fp32": 2e-4, "bf16": 2e-2}
 REFERENCE = "single"
 BASE: dict[str, Any] = {
@@ -73,7 +74,7 @@ PREDICTION_LIMIT_S, SEARCH_LIMIT_S = 1.0, 10.0
 
 @dataclass(frozen=True)
 class Overhead:
-    """Step time of the lab's training loop over that of a plain one, round by round; `control` is plain over plain."""
+    """Step time of the lab's training loop over a plain loop's; `control` is plain over plain."""
 
     world_size: int
     rounds: int
@@ -100,7 +101,8 @@ class Overhead:
 
 
 def overhead(*, world_size: int = 2, rounds: int = 200, quick: bool = False) -> Overhead:
-    """Measure what measuring costs a small GPT on CPU ranks of this machine, in `rounds` rounds (`quick`: 40).
+    """Measure what measuring costs a small GPT on CPU ranks of this machine, in `rounds` rounds
+    (`quick`: 40).
 
     Raises LabError where the ranks fail.
     """
@@ -127,7 +129,7 @@ def _selftest(name: str, *arguments: str) -> Any:
 
 @dataclass(frozen=True)
 class EqualLoss:
-    """One run beside `single` in the same precision; the losses are None where it did not run, for `reason`."""
+    """One run beside `single`; the losses are None where it did not run, for `reason`."""
 
     name: str
     strategy: str
@@ -165,7 +167,8 @@ def cases(world_sizes: Sequence[int] = (1, 2), *, quick: bool = False) -> dict[s
 
 
 def equal_losses(*, quick: bool = False) -> list[EqualLoss]:
-    """Train a small GPT by every strategy, on the GPUs of this machine or on two CPU ranks, and compare the losses.
+    """Train a small GPT by every strategy, on the GPUs of this machine or on two CPU ranks, and
+    compare the losses.
 
     Raises LabError where a run fails otherwise than by saying that it cannot be made here.
     """
@@ -202,7 +205,7 @@ def _equal_loss(
 
 @dataclass(frozen=True)
 class HeldOut:
-    """The scored runs of a study; `foreign` is the CPU that others took on the ranks' cores, in cores, by run id."""
+    """The scored runs of a study; `foreign` is the CPU that others took, in cores, by run id."""
 
     study: Study
     scores: tuple[Score, ...]
@@ -256,10 +259,11 @@ class HeldOut:
 def held_out(
     cluster: str = "local", *, quick: bool = False, fresh: bool = False, progress: bool = True
 ) -> HeldOut:
-    """Calibrate, measure every repeat on one rank, freeze predictions of the runs on several, measure those, score.
+    """Calibrate, measure every repeat on one rank, freeze predictions of the runs on several,
+    measure those, score.
 
-    What is measured already is kept unless `fresh`. Raises InputError for a cluster with fewer than two ranks, LabError
-    where runs fail or nothing could be predicted.
+    What is measured already is kept unless `fresh`. Raises InputError for a cluster with fewer than
+    two ranks, LabError where runs fail or nothing could be predicted.
     """
     study = Study.load(STUDY, quick=quick)
     calibrate(cluster, world_sizes=[1, 2], quick=quick, progress=progress)

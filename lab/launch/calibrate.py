@@ -1,4 +1,4 @@
-"""calibrate(): measure a cluster's links and devices, one job per world size, and store what is measured."""
+"""calibrate(): measure a cluster's links and devices, one job per world size."""
 
 from __future__ import annotations
 
@@ -46,12 +46,14 @@ def calibrate(
     fresh: bool = False,
     progress: bool = True,
 ) -> Calibration:
-    """Measure collectives by size and world size, matrix products by dtype and memory bandwidth on a cluster profile.
+    """Measure collectives by size and world size, matrix products by dtype and memory bandwidth on
+    a cluster profile.
 
-    World sizes are 1, 2, 4 and so on up to the cluster's capacity, where none are given. Each is stored when it is
-    measured, and not measured again on the same day with the same profile, host and torch, unless `fresh`. `quick`
-    takes fewer sizes and less time. No study's run is timed meanwhile. Raises InputError for an unknown profile or
-    world sizes that it cannot run, InterruptedCalibrationError on Ctrl-C, LabError where a job fails.
+    World sizes are 1, 2, 4 and so on up to the cluster's capacity, where none are given. Each is
+    stored when it is measured, and not measured again on the same day with the same profile, host
+    and torch, unless `fresh`. `quick` takes fewer sizes and less time. No study's run is timed
+    meanwhile. Raises InputError for an unknown profile or world sizes that it cannot run,
+    InterruptedCalibrationError on Ctrl-C, LabError where a job fails.
     """
     profile = usable(cluster)
     path = calibration_path(cluster)
@@ -86,7 +88,8 @@ def _calibrate(
     display: Display,
 ) -> Calibration:
     stored = read_calibration(path)
-    # What was measured elsewhere or with other software says nothing of this cluster; old parts stay until replaced.
+    # What was measured elsewhere or with other software says nothing of this cluster; old parts
+    # stay until replaced.
     parts = [part for part in stored.parts if _same_conditions(part, profile)] if stored else []
     calibration = Calibration(cluster=profile.name, wanted=wanted, parts=tuple(parts))
     due = [n for n in wanted if fresh or not any(_reusable(p, n, quick=quick) for p in parts)]
@@ -181,7 +184,7 @@ def _ranks(count: int) -> str:
 
 
 def execute(world_size: int, quick: bool, cluster_json: str, folder: str) -> None:
-    """Measure one world size on this rank; submitit calls this on every rank, and rank 0 writes the part."""
+    """Measure one world size on this rank, called by submitit; rank 0 writes the part."""
     cluster = Cluster.model_validate_json(cluster_json)
     context, attempt = job.register(world_size, cluster, Path(folder))
     with (

@@ -21,8 +21,8 @@ GRACE_S = 20.0
 class Driver:
     """The jobs that one driver has under way, by folder.
 
-    `on_end` is called once for each job, when it is over; `has_result` tells whether its result has arrived, which may
-    take as long as files need from the job's node to this one.
+    `on_end` is called once for each job, when it is over; `has_result` tells whether its result has
+    arrived, which may take as long as files need from the job's node to this one.
     """
 
     executor: Executor
@@ -38,7 +38,7 @@ class Driver:
         adopted: Mapping[Path, Handle],
         wait: Callable[[float], bool],
     ) -> None:
-        """Run these jobs and the adopted ones to their ends, or until `wait(s)`, which waits s seconds, returns True."""
+        """Run new and adopted jobs to their ends, or until `wait(seconds)` returns True."""
         waiting = deque(specs)
         self.alive |= adopted
         while waiting or self.alive:
@@ -102,7 +102,7 @@ def handles(folders: Iterable[Path]) -> dict[Path, Handle]:
 
 
 def poll(handles: Iterable[Handle]) -> float:
-    """Update the status of jobs with one query per scheduler; returns after how many s to poll again."""
+    """Update jobs with one query per scheduler; returns after how many s to poll again."""
     return min((kind.poll(jobs) for kind, jobs in _by_kind(handles)), default=0.0)
 
 

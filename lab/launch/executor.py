@@ -1,6 +1,8 @@
-"""What the driver needs of a place where jobs run: a job's specification, its handle, and its executor.
+"""What the driver needs of a place where jobs run: a job's specification, its handle, and its
+executor.
 
-`local`, `slurm` and `replay` implement `Executor`; the first two submit through submitit and return handles.
+`local`, `slurm` and `replay` implement `Executor`; the first two submit through submitit and return
+handles.
 """
 
 from __future__ import annotations
@@ -64,11 +66,11 @@ class Handle(Protocol):
 
     @classmethod
     def poll(cls, handles: Sequence[Any]) -> float:
-        """Update the status of jobs of this kind with one query; returns after how many s to poll again."""
+        """Update jobs of this kind with one query; returns after how many s to poll again."""
 
     @classmethod
     def terminate(cls, handles: Sequence[Any]) -> None:
-        """End jobs of this kind, by force where they do not end when asked; returns when they are gone."""
+        """End jobs of this kind, if need be by force; returns when they are gone."""
 
 
 class Executor(Protocol):
@@ -81,11 +83,11 @@ class Executor(Protocol):
         """How many more jobs may be submitted while `running` jobs run."""
 
     def submit(self, specs: Sequence[JobSpec]) -> Sequence[Handle]:
-        """Submit jobs, so that after a crash in the middle the next driver submits none of them twice."""
+        """Submit jobs; after a crash in the middle the next driver submits none twice."""
 
 
 def prepare(folder: Path) -> None:
-    """Create a job's folder with its private log, and remove what earlier jobs left for their driver."""
+    """Create a job's folder and private log, less what earlier jobs left for their driver."""
     log = folder / "log"
     log.mkdir(mode=0o700, parents=True, exist_ok=True)
     stale = [path for kind in ("error.json", "pid", "start") for path in log.glob(f"*.{kind}")]

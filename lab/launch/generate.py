@@ -25,10 +25,11 @@ def generate(
     top_p: float | None = None,
     seed: int = 0,
 ) -> list[str]:
-    """What the trained model of a run writes after each prompt, in this process, on a GPU where there is one.
+    """What the trained model of a run writes after each prompt, in this process, on a GPU where
+    there is one.
 
-    `run_id` is a run that kept its model; where it is empty, the first one that did. Greedy at temperature 0. Raises
-    InputError where there is no model, or a prompt does not fit.
+    `run_id` is a run that kept its model; where it is empty, the first one that did. Greedy at
+    temperature 0. Raises InputError where there is no model, or a prompt does not fit.
     """
     from lab.worker.inference.generate import Sampling
     from lab.worker.inference.model import complete

@@ -1,6 +1,7 @@
 """What runs on each rank of a job: claim the task, measure, and make a record of every end.
 
-`python -m lab.launch.job STUDY RUN REPEAT --cluster PROFILE` is the same under srun, for job scripts.
+`python -m lab.launch.job STUDY RUN REPEAT --cluster PROFILE` is the same under srun, for job
+scripts.
 """
 
 from __future__ import annotations
@@ -38,14 +39,16 @@ def execute(
 ) -> Literal["done", "skipped"]:
     """Measure one repeat of one run on this rank; submitit calls this on every rank.
 
-    Rank 0 writes the record, however the job ends. A job whose task another job has measured meanwhile skips it.
+    Rank 0 writes the record, however the job ends. A job whose task another job has measured
+    meanwhile skips it.
     """
     run, cluster = Run.model_validate_json(run_json), Cluster.model_validate_json(cluster_json)
     cluster = cluster.on(run.needs_device) or cluster
     context, attempt = register(run.processes, cluster, Path(folder), devices=run.devices)
 
     def leave_failure() -> None:
-        # Once the scheduler has told the job to end, that is the cause, and what the ranks then meet a consequence.
+        # Once the scheduler has told the job to end, that is the cause, and what the ranks then
+        # meet a consequence.
         if context.rank == 0 and not preemption_noticed():
             time.sleep(1.0)  # the rank that failed first may still be writing its error
             allocation = _allocation(attempt)
@@ -100,7 +103,7 @@ def _decide(folder: Path) -> Decision:
 def register(
     world_size: int, cluster: Cluster, folder: Path, *, devices: int = 1
 ) -> tuple[RankContext, Attempt]:
-    """This process's place in a job, with the cores of `devices` devices, and the job's files; leaves its process id."""
+    """Register this rank, which drives `devices` devices; returns its context and files."""
     import submitit
 
     if cluster.executor == "slurm":
@@ -165,7 +168,7 @@ def watched(
     steps: int = 1,
     on_failure: Callable[[], None] = lambda: None,
 ) -> Iterator[tuple[RankContext, Watchdog]]:
-    """Set this rank up and watch its progress; an error is left for the driver before it is raised."""
+    """Set this rank up and watch it; an error is left for the driver before it is raised."""
     watchdog = Watchdog(context, attempt, steps=steps, on_hang=on_failure)
     try:
         context = setup_rank(context, cluster, attempt)
@@ -179,7 +182,7 @@ def watched(
 
 
 def setup_rank(context: RankContext, cluster: Cluster, attempt: Attempt) -> RankContext:
-    """Take this rank's cores and its emulated link, and set what must be set before torch is imported."""
+    """Take this rank's cores and emulated link, and set what must precede the import of torch."""
     if cluster.executor == "local":
         signal.signal(signal.SIGTERM, _interrupt)
     os.environ.update(cluster.variables)

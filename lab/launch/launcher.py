@@ -1,4 +1,4 @@
-"""launch(): a study's missing runs become jobs, and their ends become records; goes on after any interruption."""
+"""launch(): missing runs become jobs, their ends records; goes on after any interruption."""
 
 from __future__ import annotations
 
@@ -40,9 +40,10 @@ def launch(
 ) -> Jobs:
     """Start what is missing of a study and return at once; finished runs are reused.
 
-    `tasks` limits it to some of the study's tasks; `fresh` archives their records and measures again; with `snapshot`
-    jobs run a copy of the code as it is now. On a replay published rows become records, and no job starts. Raises
-    InputError, before anything is submitted, where the cluster cannot run the study.
+    `tasks` limits it to some of the study's tasks; `fresh` archives their records and measures
+    again; with `snapshot` jobs run a copy of the code as it is now. On a replay published rows
+    become records, and no job starts. Raises InputError, before anything is submitted, where the
+    cluster cannot run the study.
     """
     profile = usable(cluster)
     # What needs a kind of device that is not there is left out: the report says so.
@@ -64,10 +65,11 @@ def launch(
 
 
 class Jobs:
-    """The jobs of a study; can be asked, waited for and cancelled like a future of concurrent.futures.
+    """The jobs of a study; can be asked, waited for and cancelled like a future of
+    concurrent.futures.
 
-    A thread drives them. One driver at a time works on a study: a second one watches, and takes over when the first
-    ends. Ended drivers leave running jobs behind; the next driver adopts them.
+    A thread drives them. One driver at a time works on a study: a second one watches, and takes
+    over when the first ends. Ended drivers leave running jobs behind; the next driver adopts them.
     """
 
     def __init__(
@@ -87,7 +89,8 @@ class Jobs:
         self._executor = driver.executor_for(cluster, study.out)
         self._driver = Driver(self._executor, self._on_end, self._has_record)
         self._fresh, self._code = fresh, code
-        # Failures from before this call are run again; those of a driver that works meanwhile are not.
+        # Failures from before this call are run again; those of a driver that works meanwhile are
+        # not.
         self._failures = {
             task: record.finished_at for task in self.tasks if (record := self._store.read(task))
         }
@@ -96,7 +99,8 @@ class Jobs:
         self._cancellation = Cancellation.of(study)
         self._stop = threading.Event()
         self._failure: BaseException | None = None
-        # Not Thread.join: an interrupt in it can make Python take a running thread for an ended one.
+        # Not Thread.join: an interrupt in it can make Python take a running thread for an ended
+        # one.
         self._ended = threading.Event()
         if fresh or not all(map(self._store.completed, self.tasks)):
             threading.Thread(target=self._drive, name="driver", daemon=True).start()
@@ -115,8 +119,8 @@ class Jobs:
     def wait(self, *, progress: bool = True) -> list[Record]:
         """Wait for all tasks, with a progress display; returns their records, failed ones too.
 
-        Raises InterruptedStudyError on Ctrl-C (this machine's running job has been ended then, a scheduler's go on),
-        and CancelledStudyError where another process has cancelled the study.
+        Raises InterruptedStudyError on Ctrl-C (this machine's running job has been ended then, a
+        scheduler's go on), and CancelledStudyError where another process has cancelled the study.
         """
         try:
             with StudyDisplay(self.states, enabled=progress and not self.done) as display:
@@ -171,13 +175,12 @@ class Jobs:
                 return
 
     def _wait(self, seconds: float) -> bool:
-        """Wait, and return whether to stop; raises CancelledStudyError where another process cancelled the study."""
+        """Wait, and return whether to stop; raises CancelledStudyError after `lab cancel`."""
         if self._stop.wait(seconds):
             return True
         if Cancellation.of(self.study) not in {None, self._cancellation}:
-            raise CancelledStudyError(
-                f"{self.study.name} was cancelled by `lab cancel`; `lab run` goes on from what is measured"
-            )
+            message = f"{self.study.name} was cancelled by `lab cancel`"
+            raise CancelledStudyError(f"{message}; `lab run` goes on from what is measured")
         return False
 
     def _run_jobs(self) -> None:
@@ -208,8 +211,8 @@ class Jobs:
     def _predict(self) -> None:
         """Freeze predictions once the first repeats on one rank are measured.
 
-        Locally that is before any other run starts, on a scheduler before others have left its queue; a prediction
-        that came too late is never scored.
+        Locally that is before any other run starts, on a scheduler before others have left its
+        queue; a prediction that came too late is never scored.
         """
         if not self._awaited:
             freeze(self.study, self._calibrated, runs=[task.run for task in self.tasks])
@@ -232,7 +235,7 @@ class Jobs:
         return specs
 
     def _is_due(self, task: Task) -> bool:
-        """Whether a task must be run: it has no record, or one of a failure from before this call."""
+        """Whether a task has no record, or that of a failure from before this call."""
         record = self._store.read(task)
         if record is None:
             return True
@@ -270,7 +273,7 @@ class Jobs:
 
 
 def detach(study: Study, cluster: str, *, fresh: bool = False, snapshot: bool = False) -> int:
-    """Start a driver that outlives this process and writes to `out/driver.log`; returns its process id."""
+    """Start a driver that outlives this process, with its log in `out/`; returns its process id."""
     check(study, usable(cluster), study.tasks, fresh=fresh)
     command = [sys.executable, "-m", "lab", "run", str(study.folder), "--cluster", cluster]
     command += ["--fresh"] * fresh + ["--snapshot"] * snapshot + ["--quick"] * study.quick

@@ -64,7 +64,7 @@ class LocalHandle:
 
     @classmethod
     def terminate(cls, handles: Sequence[LocalHandle]) -> None:
-        """Interrupt jobs one after the other, then kill; returns when no process of them is left."""
+        """Interrupt jobs in turn, then kill; returns when no process of them is left."""
         for handle in handles:
             handle._terminate()
 
@@ -90,7 +90,7 @@ class LocalHandle:
 
 
 class LocalExecutor:
-    """Runs share no core and no GPU while they are timed, so a job starts when the one before has ended."""
+    """One job at a time: runs share no core and no GPU while they are timed."""
 
     persistent = False
 
@@ -133,9 +133,11 @@ class LocalExecutor:
 
 
 def _submitit_executor(log: Path, variables: Mapping[str, str]) -> Any:
-    """submitit's local executor, with a controller in a session of its own, out of reach of the terminal's Ctrl-C.
+    """submitit's local executor, with a controller in a session of its own, out of reach of the
+    terminal's Ctrl-C.
 
-    The driver alone ends jobs, and in order: a rank that is interrupted by itself would look like a failure.
+    The driver alone ends jobs, and in order: a rank that is interrupted by itself would look like a
+    failure.
     """
     import submitit
     from submitit.local.local import LocalJob

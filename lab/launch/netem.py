@@ -1,8 +1,9 @@
 """Emulated links: each rank of one machine behind a chosen bandwidth and latency, without root.
 
-Three ways, the best that the machine permits. Namespaces: a bridge joins one network namespace per rank, a token
-bucket (tc-tbf) limits the bandwidth, and netem delays. Switch: as above, with a switch in user space that delays.
-Pacing: the kernel paces each rank's sockets (`lab.worker.distributed`), without latency.
+Three ways, the best that the machine permits. Namespaces: a bridge joins one network namespace per
+rank, a token bucket (tc-tbf) limits the bandwidth, and netem delays. Switch: as above, with a
+switch in user space that delays. Pacing: the kernel paces each rank's sockets
+(`lab.worker.distributed`), without latency.
 """
 
 from __future__ import annotations
@@ -56,7 +57,8 @@ def advice(link: Link) -> str:
     """What to do where a link cannot be emulated: the next best that works here."""
     plain = way_for(Link(bandwidth_gbit=link.bandwidth_gbit))
     if plain is not None:
-        return f"leave out latency_ms: {link.bandwidth_gbit:g} Gbit/s without it works here, by {WAYS[plain]}"
+        works = f"{link.bandwidth_gbit:g} Gbit/s without it works here, by {WAYS[plain]}"
+        return f"leave out latency_ms: {works}"
     return (
         "use a Linux machine, leave out link and emulate compute alone, "
         "or take lesson 6's published tables of slow links"
@@ -64,10 +66,12 @@ def advice(link: Link) -> str:
 
 
 def join(context: RankContext, link: Link, meeting: Path) -> RankContext:
-    """Put this process behind its link; returns its context there. Rank 0 creates the network and announces it in `meeting`.
+    """Put this process behind its link; returns its context there. Rank 0 creates the network and
+    announces it in `meeting`.
 
-    Must be called before the process starts threads, as one that has them cannot enter a namespace. The network lasts as
-    long as rank 0. Raises LabError where the machine permits no way or rank 0 announces none.
+    Must be called before the process starts threads, as one that has them cannot enter a namespace.
+    The network lasts as long as rank 0. Raises LabError where the machine permits no way or rank 0
+    announces none.
     """
     if context.rank == 0:
         way = way_for(link)
@@ -93,13 +97,15 @@ def address(rank: int) -> str:
 
 
 def script(link: Link, world_size: int, way: Way) -> str:
-    """Shell commands that create the network, as root of a user namespace with its own network and mounts."""
-    # So much passes at once after a pause: half a millisecond of the link, within what packets need.
+    """Shell commands that create the network, as root of a namespace of users, network, mounts."""
+    # So much passes at once after a pause: half a millisecond of the link, within what packets
+    # need.
     burst = int(min(max(link.bytes_per_s * 0.5e-3, 2**14), 2**18))
     packet = min(max(burst // 2, 2**14), 2**16)
     commands = ["set -e", "mount -t tmpfs none /run", "ip link set lo up"]
     if way == "namespaces":
         commands += ["ip link add hub type bridge", "ip link set hub up"]
+    rate = f"{link.bandwidth_gbit * 1e9:.0f}bit burst {burst} latency 50ms"
     for rank in range(world_size):
         inside, port = f"-n rank{rank}", f"port{rank}"
         commands += [
@@ -109,12 +115,11 @@ def script(link: Link, world_size: int, way: Way) -> str:
             f"ip {inside} link set lo up",
             f"ip {inside} link set eth0 gso_max_size {packet} up",
             f"ip {inside} address add {address(rank)}/16 dev eth0",
-            f"tc {inside} qdisc add dev eth0 root tbf rate {link.bandwidth_gbit * 1e9:.0f}bit burst {burst} latency 50ms",
+            f"tc {inside} qdisc add dev eth0 root tbf rate {rate}",
         ]
         if way == "namespaces" and link.latency_ms:
-            commands.append(
-                f"tc qdisc add dev {port} root netem delay {link.latency_ms * 1e3:.0f}us limit 100000"
-            )
+            delay = f"{link.latency_ms * 1e3:.0f}us limit 100000"
+            commands.append(f"tc qdisc add dev {port} root netem delay {delay}")
     return "\n".join(commands)
 
 
@@ -123,7 +128,8 @@ def _create_network(link: Link, world_size: int, way: Way) -> int:
     hold = "echo ready; exec cat"
     if way == "switch":
         hold = f"exec {sys.executable} -I {_SWITCH} {world_size} {link.latency_ms / 1e3}"
-    # The pipe to its standard input ends with this process, however it ends, and the network with it.
+    # The pipe to its standard input ends with this process, however it ends, and the network with
+    # it.
     holder = subprocess.Popen(
         _in_namespaces(f"{script(link, world_size, way)}\n{hold}"),
         stdin=subprocess.PIPE,
@@ -153,7 +159,8 @@ def _wait_for(meeting: Path, patience_s: float) -> dict[str, Any]:
 
 def _enter(pid: int, rank: int) -> None:
     """Join the holder's user namespace, then the rank's network namespace (setns(2))."""
-    # Submitit loads numpy, whose OpenBLAS starts threads at once; before a fork it ends them, until they are needed.
+    # Submitit loads numpy, whose OpenBLAS starts threads at once; before a fork it ends them, until
+    # they are needed.
     if (child := os.fork()) == 0:
         os._exit(0)
     os.waitpid(child, 0)

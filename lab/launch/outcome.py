@@ -37,7 +37,7 @@ PEER_LOST = ("Connection closed by peer", "Connection reset by peer", "Timed out
 
 
 def rank_error(rank: int, error: Exception, *, phase: str = "") -> RankError:
-    """How a rank ended, and whether it only lost a peer; a node where torch cannot be loaded is a bad one."""
+    """How a rank ended, and whether it only lost a peer; where torch cannot load is a bad node."""
     name, message = type(error).__name__, str(error).strip()
     if phase == "loading torch" and isinstance(error, ImportError | OSError):
         host = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
@@ -55,7 +55,7 @@ def failed(
     reason: RankError | None = None,
     allocation: Allocation | None = None,
 ) -> Record:
-    """The record of a run that did not complete, with its first cause; `reason` is the scheduler's exit reason."""
+    """The record of a run that did not complete; `reason` is why the scheduler ended it."""
     first = _first_cause(run, attempt, reason)
     return Record(
         run_id=run.id,
@@ -86,7 +86,7 @@ def _first_cause(run: Run, attempt: Attempt, reason: RankError | None) -> RankEr
 
 
 def _silent_rank(attempt: Attempt, world_size: int, errors: list[RankError]) -> RankError | None:
-    """The rank for which the others waited: one that is gone, or one that lives and left no error."""
+    """The rank for which the others waited: one that is gone, or alive without an error."""
     lost = attempt.lost_ranks(world_size)
     silent = sorted(set(range(world_size)) - {error.rank for error in errors})
     # From another node a lost rank cannot be seen, but the end of its connections can.
@@ -110,7 +110,7 @@ def conclude(
     *,
     allocation: Allocation | None = None,
 ) -> Record | None:
-    """The record that an ended job lacks: it left none, or one that guesses at what its scheduler knows."""
+    """The record that an ended job lacks: it left none, or only a guess at the cause."""
     if record is not None:
         guess = record.error is not None and record.error.type in INFERRED
         if not guess or reason.type not in JOB_WIDE:
@@ -122,7 +122,7 @@ def conclude(
 
 
 def archive_failed(folder: Path) -> None:
-    """Keep the record of an earlier failure beside the logs, so that it is not taken for the next one."""
+    """Move the record of an earlier failure to the logs, so that it is not taken for the next."""
     path = folder / "record.json"
     if path.exists():
         (folder / "log").mkdir(mode=0o700, exist_ok=True)
@@ -130,7 +130,7 @@ def archive_failed(folder: Path) -> None:
 
 
 def archive_noisy(folder: Path) -> None:
-    """Keep a disturbed measurement in a folder of its own; it stays whole where it was until its record moves."""
+    """Move a disturbed measurement aside; it stays whole where it was until its record moves."""
     archive = folder / DISTURBED
     archive.mkdir(exist_ok=True)
     for path in folder.glob("*.parquet"):

@@ -1,4 +1,4 @@
-"""What is checked before anything is submitted: runs that the cluster cannot run, files that cannot be read or written."""
+"""Checks before anything is submitted: does the cluster fit, are files readable and writable?"""
 
 from __future__ import annotations
 
@@ -68,9 +68,11 @@ def check(study: Study, cluster: Cluster, tasks: Sequence[Task], *, fresh: bool)
 
 
 def check_emulation(study: Study, cluster: Cluster) -> None:
-    """Raise InputError where the records of a study are of another link or compute than this cluster's.
+    """Raise InputError where the records of a study are of another link or compute than this
+    cluster's.
 
-    They must not stand for each other: where all is measured already, nothing would be run that could tell.
+    They must not stand for each other: where all is measured already, nothing would be run that
+    could tell.
     """
     for record in Store(study.out).records(study.tasks):
         if record.environment is None:

@@ -1,4 +1,4 @@
-"""The state of a study's runs, from disk and scheduler, the same from any process: status, cancel, live display."""
+"""Status, cancellation and live display of a study's runs, the same from any process."""
 
 from __future__ import annotations
 
@@ -37,9 +37,11 @@ STYLES = {"completed": "green", "running": "cyan", "pending": "yellow", "waiting
 
 @dataclass(frozen=True)
 class TaskState:
-    """The state of one task: `state` is a record's status or one of OPEN; `reason` is why it waits, or how it failed.
+    """The state of one task: `state` is a record's status or one of OPEN; `reason` is why it waits,
+    or how it failed.
 
-    `loss` is that of rank 0's samples in the last step that was published, None where no training step was.
+    `loss` is that of rank 0's samples in the last step that was published, None where no training
+    step was.
     """
 
     task: Task
@@ -58,7 +60,7 @@ class TaskState:
 
 
 def status(study: Study, tasks: Sequence[Task] | None = None) -> list[TaskState]:
-    """The state of each task of a study; the scheduler is asked once, about tasks without a measurement only."""
+    """The state of each task of a study; one query to the scheduler, for unmeasured tasks."""
     store = Store(study.out)
     records = {task: store.read(task) for task in (study.tasks if tasks is None else tasks)}
     open_tasks = [task for task, record in records.items() if not (record and record.completed)]
@@ -102,7 +104,7 @@ def _state(
 
 
 def time_left(states: Sequence[TaskState]) -> float | None:
-    """Seconds until the last task ends, from how long the ended ones took; None while none has ended."""
+    """Seconds until the last task ends, from the durations of ended ones; None without any."""
     durations: dict[str, list[float]] = defaultdict(list)
     for state in states:
         if state.state == "completed" and state.seconds is not None:
@@ -126,7 +128,7 @@ class CancelledStudyError(LabError):
 
 @dataclass(frozen=True)
 class Cancellation:
-    """The request of one call of `cancel`; its token tells it from an earlier one that was cut short."""
+    """The request of one call of `cancel`; its token differs from one that was cut short."""
 
     token: str
 
@@ -142,8 +144,8 @@ class Cancellation:
 def cancel(study: Study) -> int:
     """End all jobs of a study, waiting or running, and its drivers; returns how many jobs it ended.
 
-    Each leaves a record of status cancelled; what is measured stays, and the next launch goes on from there. Raises
-    LabError where a driver or Slurm does not answer.
+    Each leaves a record of status cancelled; what is measured stays, and the next launch goes on
+    from there. Raises LabError where a driver or Slurm does not answer.
     """
     if not study.out.is_dir():
         return 0
@@ -153,9 +155,8 @@ def cancel(study: Study) -> int:
         with FileLock(study.out / "driver.lock", timeout=PATIENCE_S):
             return _end_jobs(study)
     except Timeout:
-        raise LabError(
-            f"a driver of {study.name} is stopped or stuck and does not end: kill it, then cancel again"
-        ) from None
+        message = f"a driver of {study.name} is stopped or stuck: kill it, then cancel again"
+        raise LabError(message) from None
     finally:
         request.unlink(missing_ok=True)
 
@@ -179,7 +180,7 @@ def _end_jobs(study: Study) -> int:
 
 
 class Display:
-    """A live view in a terminal or a notebook, lines for what is done anywhere else, nothing unless `enabled`."""
+    """A live view in a terminal or a notebook, lines elsewhere, nothing unless `enabled`."""
 
     def __init__(self, *, enabled: bool = True) -> None:
         self.enabled = enabled

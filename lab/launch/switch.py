@@ -1,6 +1,7 @@
 """A switch in user space that holds each frame for a while: latency where the kernel has no netem.
 
-Run as a program inside the namespace of the ports: `switch.py PORTS SECONDS`. It ends when its standard input does.
+Run as a program inside the namespace of the ports: `switch.py PORTS SECONDS`. It ends when its
+standard input does.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ _BUFFER = 2**24
 
 
 def open_port(name: str) -> socket.socket:
-    """A raw socket on one port, for frames as the kernel holds them: unsegmented and without checksums."""
+    """A raw socket on one port, for the kernel's frames: unsegmented, without checksums."""
     opened = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(_EVERY_PROTOCOL))
     opened.setsockopt(_SOL_PACKET, _VNET_HEADER, 1)
     opened.setsockopt(_SOL_PACKET, _IGNORE_OUTGOING, 1)
@@ -29,7 +30,7 @@ def open_port(name: str) -> socket.socket:
 
 
 def carry(ports: list[socket.socket], delay: float, stop: int) -> None:
-    """Forward frames by the addresses learned from them, each `delay` seconds after it came, until `stop` can be read."""
+    """Forward frames by learned addresses, each after `delay` s, until `stop` is readable."""
     descriptors = {port.fileno(): port for port in ports}
     ports_by_address: dict[bytes, socket.socket] = {}
     waiting: deque[tuple[float, socket.socket, bytes]] = deque()

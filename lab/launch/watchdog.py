@@ -1,4 +1,4 @@
-"""A rank's progress, published for the driver; and the end of a rank that makes none for too long."""
+"""Publishes a rank's progress for the driver, and ends a rank that makes none for too long."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ COLLECTIVE_FRAMES = {
     *("all_gather", "gather_object", "broadcast"),
 }
 PUBLISH_S = 0.5
-# Phases in which every rank makes progress at each step, so that the collective's own timeout applies.
+# Phases in which every rank makes progress at each step, so that the collective's own timeout
+# applies.
 STEPPING = ("warm-up", "measuring", "evaluating", "comparing")
 
 
@@ -70,7 +71,8 @@ class Watchdog:
                 self._give_up(limit)
 
     def _publish(self) -> None:
-        # Not in the training's thread: a busy disk would make this rank late, and the others wait for it.
+        # Not in the training's thread: a busy disk would make this rank late, and the others wait
+        # for it.
         path, published = self._attempt.folder / "progress.json", None
         while not self._stopped.wait(PUBLISH_S if published else 0.0):
             if published is self._progress:

@@ -1,1 +1,1 @@
-"""Modules under the names by which users' job scripts call them; `lab/__init__.py` puts this folder on `lab.__path__`."""
+"""Modules that users' job scripts call as `lab.NAME`: this folder is on `lab.__path__`."""

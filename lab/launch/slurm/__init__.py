@@ -1,1 +1,1 @@
-"""Slurm as a queue: arrays of jobs through submitit, and how they stand, with or without accounting."""
+"""The Slurm executor: job arrays through submitit, and their states, with or without accounting."""

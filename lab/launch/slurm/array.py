@@ -1,4 +1,4 @@
-"""One job array: written down before it is submitted, so that nobody submits it twice or loses it."""
+"""One job array, written down before it is submitted: never submitted twice, never lost."""
 
 from __future__ import annotations
 
@@ -17,10 +17,14 @@ from lab.files import write_atomically
 from lab.launch.executor import JobSpec
 from lab.launch.slurm.controller import TIMEOUT_S, SlurmSilentError, accounted, queued
 
-# All that a job which submits jobs hands on; the other variables are the size and place of its own allocation.
+# All that a job which submits jobs hands on; the other variables are the size and place of its own
+# allocation.
 INHERITED = ("SLURM_CONF", "SLURM_CLUSTERS")
 # Each job puts its pickle where submitit looks for it, since only the job knows its id for certain.
-TAKE_WORK = 'ln -sf "${SLURM_ARRAY_TASK_ID}.pkl" %s/"${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}_submitted.pkl"'
+TAKE_WORK = (
+    'ln -sf "${SLURM_ARRAY_TASK_ID}.pkl" '
+    '%s/"${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}_submitted.pkl"'
+)
 # Stands in place of the id of an array that never came to Slurm.
 NEVER = "none"
 
@@ -49,7 +53,8 @@ class Array:
         return self.folder.name
 
     def submit(self, specs: Sequence[JobSpec], parameters: Mapping[str, Any], python: str) -> str:
-        """Submit one job for each spec, and write down the array's id; raises RefusedError or SlurmSilentError.
+        """Submit one job for each spec, and write down the array's id; raises RefusedError or
+        SlurmSilentError.
 
         The folder stays locked until sbatch has ended, even where this process is killed.
         """
@@ -73,8 +78,8 @@ class Array:
     def job_id(self) -> str | None:
         """The array's id; None where it was never submitted.
 
-        Where a driver was killed before it could write the id down, Slurm is asked for the name; raises
-        SlurmSilentError where it does not answer.
+        Where a driver was killed before it could write the id down, Slurm is asked for the name;
+        raises SlurmSilentError where it does not answer.
         """
         if not self.folder.is_dir():
             return None
@@ -114,7 +119,7 @@ def _submitit_executor(
     variables: Mapping[str, str] = MappingProxyType({}),
     python: str | None = None,
 ) -> Any:
-    """submitit's Slurm executor, whose pickles are written before sbatch is called, and whose sbatch holds the lock."""
+    """submitit's Slurm executor; pickles precede sbatch, and sbatch holds the lock."""
     import submitit
 
     class Executor(submitit.SlurmExecutor):

@@ -1,4 +1,4 @@
-"""What Slurm says of jobs: one squeue for all of them, sacct for those that squeue has forgotten."""
+"""Slurm's answers about jobs: one squeue for all, sacct for those that squeue has forgotten."""
 
 from __future__ import annotations
 
@@ -19,9 +19,11 @@ from lab.launch.attempt import Attempt, RankError
 from lab.records.schema import Allocation
 
 TIMEOUT_S = 30.0
-# In place of an index: the jobs of an array that Slurm has not split yet, and never will if they are cancelled.
+# In place of an index: the jobs of an array that Slurm has not split yet, and never will if they
+# are cancelled.
 REST = "rest"
-# The controller is asked again after FIRST_S where something changed, ever more rarely up to LAST_S where nothing does.
+# The controller is asked again after FIRST_S where something changed, ever more rarely up to LAST_S
+# where nothing does.
 FIRST_S, LAST_S, GROWTH = 0.7, 10.0, 1.15
 COLUMNS = "ArrayJobID:|,ArrayTaskID:|,Name:|,State:|,Reason:|,NodeList:|,RestartCnt:|,exit_code:|"
 PENDING = {"PENDING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD", "REQUEUE_FED"}
@@ -40,7 +42,7 @@ RESUMES = "the next `lab run` goes on from its last checkpoint"
 ENDS = {
     "OUT_OF_MEMORY": (
         "MemoryLimit",
-        "killed because it needed more memory than it was given: raise mem, or make the run smaller",
+        "killed because it needed more memory than it had: raise mem, or make the run smaller",
     ),
     "TIMEOUT": ("TimeLimit", f"its time limit was over: raise time_limit_min; {RESUMES}"),
     "PREEMPTED": ("Preempted", f"a job of higher priority took its nodes; {RESUMES}"),
@@ -82,7 +84,7 @@ class JobState:
 
 
 def ask(*command: str) -> str:
-    """What a command of Slurm prints; raises SlurmSilentError where it fails or does not answer in time."""
+    """The output of a command of Slurm; raises SlurmSilentError where it fails or is too slow."""
     try:
         process = subprocess.run(
             command,
@@ -103,7 +105,7 @@ def ask(*command: str) -> str:
 
 
 def queued(names: Iterable[str]) -> dict[str, JobState]:
-    """The jobs of these names that squeue knows, by id; ended ones too, for as long as Slurm remembers them."""
+    """The jobs of these names that squeue knows, by id; ended ones too, for a while."""
     selected = [f"--user={getpass.getuser()}", f"--name={','.join(names)}", f"--Format={COLUMNS}"]
     jobs = {}
     for line in ask("squeue", "--noheader", "--array", "--states=all", *selected).splitlines():
@@ -154,7 +156,8 @@ class Controller:
         self.silence = ""  # why there was no answer the last time
 
     def poll(self, jobs: Mapping[str, str]) -> float:
-        """Ask about jobs, given as names by id, where that is due; returns after how many s to ask again.
+        """Ask about jobs, given as names by id, where that is due; returns after how many s to ask
+        again.
 
         Where there is no answer, what was known stays. What has ended is not asked about again.
         """
@@ -219,7 +222,8 @@ def exit_reason(job: JobState | None, attempt: Attempt) -> RankError:
         kind, meaning = ENDS[job.state]
         detail = f" ({job.reason})" if job.state != "TIMEOUT" and job.reason else ""
         message = f"{ended}: {meaning}{detail}"
-    # Sites without control groups kill the processes and leave the job's state to what these then return.
+    # Sites without control groups kill the processes and leave the job's state to what these then
+    # return.
     elif attempt.log_contains(*MEMORY_PHRASES):
         kind, message = "MemoryLimit", f"{ended}: {ENDS['OUT_OF_MEMORY'][1]}"
     elif not attempt.any_registered():

@@ -1,4 +1,4 @@
-"""A study's jobs in Slurm's queue: one array for each shape, all submitted before the first is waited for."""
+"""A study's jobs on Slurm: one array for each shape, all submitted before any is awaited."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from lab.records.schema import Allocation
 
 
 class SlurmExecutor:
-    """Slurm keeps runs apart, each in an allocation of its own, so that all may be submitted at once."""
+    """Slurm gives each run an allocation of its own, so all may be submitted at once."""
 
     persistent = True
 
@@ -38,7 +38,7 @@ class SlurmExecutor:
         return sys.maxsize
 
     def submit(self, specs: Sequence[JobSpec]) -> list[SlurmHandle]:
-        """Submit jobs as arrays; raises InputError where Slurm refuses one, LabError where it does not answer."""
+        """Submit arrays; raises InputError where Slurm refuses one, LabError without an answer."""
         handles: dict[Path, SlurmHandle] = {}
         for shape in dict.fromkeys((spec.world_size, spec.devices) for spec in specs):
             alike = [spec for spec in specs if (spec.world_size, spec.devices) == shape]
@@ -50,7 +50,8 @@ class SlurmExecutor:
         array = Array.new(self._home / "arrays", label)
         for index, spec in enumerate(specs):
             prepare(spec.folder)
-            # Before there is a job, so that a driver which finds this knows for which array to look.
+            # Before there is a job, so that a driver which finds this knows for which array to
+            # look.
             content = {
                 "executor": "slurm",
                 "cluster": cluster.name,

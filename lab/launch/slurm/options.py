@@ -1,7 +1,7 @@
 """What a job asks of Slurm: one translation of a profile to sbatch options, and two printers of it.
 
-One printer gives submitit's parameters, by which `lab run` submits; the other writes scripts for people who submit by
-hand. A new plain option of sbatch is a key of `lab.config.slurm` alone.
+One printer gives submitit's parameters, by which `lab run` submits; the other writes scripts for
+people who submit by hand. A new plain option of sbatch is a key of `lab.config.slurm` alone.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ Options = dict[str, str | int | bool]
 def sbatch_options(
     cluster: Cluster, ranks: int, *, devices: int = 1, jobs: int | None = None
 ) -> Options:
-    """sbatch options of a job of `ranks` ranks with `devices` GPUs each, or of an array of `jobs` such jobs.
+    """sbatch options of a job of `ranks` ranks with `devices` GPUs each, or of an array of `jobs`
+    such jobs.
 
     True stands for an option without a value. Raises InputError where the ranks do not fit.
     """
@@ -78,7 +79,7 @@ def setup_commands(cluster: Cluster) -> list[str]:
 
 
 def interpreter(cluster: Cluster, default: str) -> str:
-    """The shell command that runs Python on a node; `default` where the profile names none and uses no container."""
+    """The shell command of Python on a node; `default` without a container and a profile's own."""
     if cluster.container is None:
         return cluster.python or default
     return f"{cluster.container} {cluster.python or 'python3'}"
@@ -87,9 +88,10 @@ def interpreter(cluster: Cluster, default: str) -> str:
 def submitit_parameters(
     cluster: Cluster, ranks: int, folder: Path, *, devices: int = 1, jobs: int | None = None
 ) -> dict[str, Any]:
-    """The same as parameters of submitit's Slurm executor, for an array whose files lie in `folder`."""
+    """The same as parameters of submitit's Slurm executor, for an array in `folder`."""
     options = sbatch_options(cluster, ranks, devices=devices, jobs=jobs)
-    # srun takes the number of CPUs from its own command line, not from sbatch (Slurm 22.05 and later).
+    # srun takes the number of CPUs from its own command line, not from sbatch (Slurm 22.05 and
+    # later).
     srun = [f"--cpus-per-task={options['cpus-per-task']}"]
     # submitit computes with these three; it writes the others as they are.
     own = {
@@ -157,7 +159,7 @@ def _check_layout(study: Study, cluster: Cluster) -> None:
 
 
 def _names(study: Study) -> dict[Run, str]:
-    """A file name for each configuration, from what the grid varies; its id where that is no plain value."""
+    """A file name for each configuration: from the grid's axes, or its id."""
     names: dict[Run, str] = {}
     for run in study.runs:
         axes = [axis for axis in study.axes if axis != "world_size"]
@@ -181,7 +183,7 @@ def _script(study: Study, cluster: Cluster, profile: Path, what: str, tasks: Seq
     lines = [
         "#!/bin/bash",
         f"# {_one_line(study.title)}: {what}.",
-        "# Submit it in the lab's folder: sbatch FILE. `lab report` reads the records that it leaves.",
+        "# Submit it in the lab's folder: sbatch FILE. `lab report` reads the records it leaves.",
         _directive("job-name", f"{slug}-x{run.world_size}"),
         *(_directive(name, value) for name, value in options.items()),
         _directive("output", "%x-%A_%a.log"),
@@ -193,7 +195,7 @@ def _script(study: Study, cluster: Cluster, profile: Path, what: str, tasks: Seq
         "",
         *([*setup, ""] if setup else []),
         "# Where ranks meet: torchrun and scripts with init_method='env://' read these two.",
-        "# The lab's rank 0 takes a free port instead, and publishes it in a file beside the record.",
+        "# The lab's rank 0 takes a free port, and publishes it in a file beside the record.",
         'MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
         "MASTER_PORT=$((20000 + SLURM_JOB_ID % 20000))",
         "export MASTER_ADDR MASTER_PORT",

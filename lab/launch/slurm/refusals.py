@@ -1,4 +1,4 @@
-"""What Slurm would refuse, asked by `sbatch --test-only` before anything is submitted, and the profile's key to blame."""
+"""What Slurm would refuse, by `sbatch --test-only`, and the key of the profile to blame."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ COMPLAINTS = {
 
 
 def refusals(cluster: Cluster, shapes: Sequence[tuple[int, int]]) -> list[Problem]:
-    """The problems of jobs of these shapes, as ranks and devices of each; raises LabError where Slurm does not answer."""
+    """Problems of jobs with these ranks and devices each; raises LabError without an answer."""
     problems: dict[str, Problem] = {}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -53,7 +53,7 @@ def refused(cluster: Cluster, world_size: int, error: RefusedError) -> LabError:
 
 
 def complaint(cluster: Cluster, world_size: int, answer: str) -> Problem | None:
-    """What Slurm's answer complains of; None where that is the present state of the cluster, which may pass."""
+    """What Slurm complains of; None for the present state of the cluster, which may pass."""
     text = " ".join(answer.replace("sbatch: error:", "").replace("allocation failure:", "").split())
     what = f"Slurm refuses a job of {world_size} rank{'s' * (world_size > 1)}: {text}"
     for part, (key, advice) in COMPLAINTS.items():

@@ -32,18 +32,24 @@ LABEL = "emulated link 100 Mbit/s"
 
 
 def records(*, emulated: Emulated | None, two: float = 0.15) -> list[Record]:
-    """One and two ranks, three repeats each; on two, a step takes `two` s, of which 0.1 s is exposed communication."""
+    """Three repeats of one and two ranks; a step of two takes `two` s, 0.1 s of it exposed."""
     cluster = "local-100m" if emulated else "local"
     noise = (-0.001, 0.0, 0.001)
     return [
         *repeats(run(1), [0.1 + late for late in noise], emulated=emulated, cluster=cluster),
         *(
             record(
-                run(2), repeat, step_time=two + late, phases={"backward": 0.12}, communication=(0.11, 0.1), emulated=emulated, cluster=cluster
+                run(2),
+                repeat,
+                step_time=two + late,
+                phases={"backward": 0.12},
+                communication=(0.11, 0.1),
+                emulated=emulated,
+                cluster=cluster,
             )
             for repeat, late in enumerate(noise)
         ),
-    ]  # fmt: skip
+    ]
 
 
 def stored(folder: Path, found: list[Record]) -> Study:
@@ -257,7 +263,8 @@ def test_the_next_way_is_taken_and_named(monkeypatch: pytest.MonkeyPatch, tmp_pa
     )
     with pytest.raises(
         InputError,
-        match=r"not permitted.*paced sockets add no latency.*leave out latency_ms: 1 Gbit/s without it works",
+        match=r"not permitted.*paced sockets add no latency"
+        r".*leave out latency_ms: 1 Gbit/s without it works",
     ):
         preflight.usable(tmp_path / "late.yaml")
     found = {check.name: check for check in doctor()}

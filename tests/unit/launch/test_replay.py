@@ -1,4 +1,4 @@
-"""Published tables as clusters: their rows become records that say what they are, and nothing is ever run on them."""
+"""Published tables as clusters: rows become records that say so, and nothing is ever run."""
 
 from __future__ import annotations
 
@@ -131,7 +131,8 @@ def test_a_replay_without_a_table_and_a_table_without_a_replay_are_refused(tmp_p
     with pytest.raises(InputError, match="a key of executor: replay"):
         Cluster.load(path)
     path.write_text(
-        "executor: replay\npublished: {source: a paper, gpu: a GPU, rows: [{world_size: 2, steps: 5}]}\n"
+        "executor: replay\n"
+        "published: {source: a paper, gpu: a GPU, rows: [{world_size: 2, steps: 5}]}\n"
     )
     with pytest.raises(InputError, match="step_s"):
         Cluster.load(path)

@@ -1,4 +1,4 @@
-"""What Slurm says, understood: states, ends, lists of nodes, and how a profile becomes a request."""
+"""Slurm's answers: states, ends, lists of nodes; and how a profile becomes a request."""
 
 from __future__ import annotations
 
@@ -95,7 +95,8 @@ def test_what_squeue_forgot_is_asked_of_accounting_and_then_no_more(
         monkeypatch,
         {
             "squeue": "",
-            "sacct": "7_0|lab-a|CANCELLED by 1000|None|n1|0:15\n7_[1-3%2]|lab-a|PENDING|Priority||0:0\n",
+            "sacct": "7_0|lab-a|CANCELLED by 1000|None|n1|0:15\n"
+            "7_[1-3%2]|lab-a|PENDING|Priority||0:0\n",
         },
     )
     slurm = Controller()
@@ -201,9 +202,19 @@ def cluster(**keys: object) -> Cluster:
 
 def test_a_profile_becomes_a_request(tmp_path: Path) -> None:
     site = cluster(
-        partition="p", reservation="r", nodes=2, gpus_per_node=4, gpu_flag="gres", gpu_type="h100", mem_gb=8, cpus_per_gpu=3,
-        modules=("cuda",), setup=("true",), array_limit=5, extra={"exclusive": True, "mail_type": "FAIL", "comment": False},
-    )  # fmt: skip
+        partition="p",
+        reservation="r",
+        nodes=2,
+        array_limit=5,
+        gpus_per_node=4,
+        gpu_flag="gres",
+        gpu_type="h100",
+        cpus_per_gpu=3,
+        mem_gb=8,
+        modules=("cuda",),
+        setup=("true",),
+        extra={"exclusive": True, "mail_type": "FAIL", "comment": False},
+    )
     options = sbatch_options(site, 8, jobs=7)
     names = ("nodes", "ntasks-per-node", "gres", "mem", "partition", "cpus-per-task", "array")
     assert [options[name] for name in names] == [2, 4, "gpu:h100:4", "8192M", "p", 3, "0-6%5"]

@@ -145,8 +145,10 @@ def test_scripts_ask_for_what_submitted_jobs_ask_for(
 def test_script_readies_the_node_in_order(make_study: StudyMaker, tmp_path: Path) -> None:
     profile = tmp_path / "site.yaml"
     profile.write_text(
-        "executor: slurm\ngpus_per_node: 2\nmodules: [cuda/12]\nsetup: ['. ~/env']\ncontainer: apptainer exec 'my image.sif'\n"
-        "python: python3.12\nenvironment: {GREETING: \"it's $HOME; `ls`\"}\nextra: {comment: 'a b', exclusive: true}\n"
+        "executor: slurm\ngpus_per_node: 2\nmodules: [cuda/12]\nsetup: ['. ~/env']\n"
+        "container: apptainer exec 'my image.sif'\npython: python3.12\n"
+        'environment: {GREETING: "it\'s $HOME; `ls`"}\n'
+        "extra: {comment: 'a b', exclusive: true}\n"
     )
     text = options.scripts(Study.load(make_study()), profile)["x2-batch-4.sbatch"]
     parts = [
