@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
@@ -27,26 +28,35 @@ DROPOUT_BY_RANK = "dropout is drawn by each rank"
 
 def _trainable(value: str | float) -> str | float:
     if value not in ("all", "head") and (isinstance(value, str) or not 0 < value < 1):
-        advice = (
-            nearest(value, ["all", "head"])
-            if isinstance(value, str)
-            else "use 'all' for the whole model"
-        )
-        raise InvalidValueError(
-            f"{value!r} is neither 'all', 'head' nor a share between 0 and 1", advice
-        )
+        advice = "use 'all' for the whole model"
+        if isinstance(value, str):
+            advice = nearest(value, ["all", "head"])
+        what = f"{value!r} is neither 'all', 'head' nor a share between 0 and 1"
+        raise InvalidValueError(what, advice)
     return value
 
 
-# Everything, the last layer, or the last layers that together hold at least this share of the parameters.
+# Everything, the last layer, or the last layers with at least this share of the parameters.
 Trainable = Annotated[str | float, AfterValidator(_trainable)]
+Tokens = Annotated[int, Field(ge=2, le=1_048_576)]
 
 
-class _Transformer(Frozen):
+class _Model(Frozen):
+    @property
+    def label(self) -> str:
+        """A short name for people."""
+        return ", ".join(part for part in self._label_parts() if part)
+
+    def _label_parts(self) -> Iterable[str]:
+        raise NotImplementedError
+
+
+class _Transformer(_Model):
     layers: int = Field(ge=1, le=1000)
     heads: int = Field(ge=1, le=1024)
     width: int = Field(ge=1, le=65536)
-    block_size: int = Field(ge=2, le=1_048_576)  # tokens per sample
+    block_size: Tokens  # of a sample; longer texts are cut
+    dropout: float | None
 
     @model_validator(mode="after")
     def _heads_divide_width(self) -> Self:
@@ -54,12 +64,17 @@ class _Transformer(Frozen):
             raise InvalidValueError(f"width {self.width} is not divisible by heads {self.heads}")
         return self
 
+    @property
+    def depends_on_split(self) -> str:
+        """Why the loss curve depends on how ranks share the batch; empty where it must not."""
+        return "" if self.dropout == 0 else DROPOUT_BY_RANK
+
 
 class GPT(_Transformer):
     """A decoder-only transformer; `vocab_size` follows the data's tokenizer where it is not given.
 
-    `weights` is a folder with GPT-2 as published on Hugging Face (config.json, model.safetensors, tokenizer.json), where
-    text may lie too; positions after `block_size` are left out.
+    `weights` is a folder with GPT-2 as published on Hugging Face (config.json, model.safetensors,
+    tokenizer.json), where text may lie too; positions after `block_size` are left out.
     """
 
     task: ClassVar[Task] = "language modelling"
@@ -69,24 +84,11 @@ class GPT(_Transformer):
     # Left out of dumps where there is none: runs from before it keep their id.
     weights: str | None = Field(default=None, min_length=1, exclude_if=lambda path: path is None)
 
-    @property
-    def label(self) -> str:
-        """A short name for people."""
-        more = [f"vocabulary {self.vocab_size}"] if self.vocab_size else []
-        return ", ".join(
-            [
-                f"gpt {self.layers}x{self.width}",
-                *_size(self),
-                *more,
-                *_rate(self.dropout, usual=0.0),
-                *_from(self.weights),
-            ]
-        )
-
-    @property
-    def depends_on_split(self) -> str:
-        """Why the loss curve depends on how ranks share the batch; empty where it must not."""
-        return DROPOUT_BY_RANK if self.dropout else ""
+    def _label_parts(self) -> Iterable[str]:
+        yield from (f"gpt {self.layers}x{self.width}", *_sizes(self))
+        yield f"vocabulary {self.vocab_size}" if self.vocab_size else ""
+        yield _dropout(self.dropout or None)
+        yield f"weights of {self.weights}" if self.weights else ""
 
 
 class TextClassifier(_Transformer):
@@ -94,32 +96,19 @@ class TextClassifier(_Transformer):
 
     task: ClassVar[Task] = "text classification"
     kind: Literal["text-classifier"] = "text-classifier"
-    # Tokens per sample; longer texts are cut.
-    block_size: int = Field(default=128, ge=2, le=1_048_576)
+    block_size: Tokens = 128
     dropout: float = Field(default=0.0, ge=0.0, lt=1.0)
 
-    @property
-    def label(self) -> str:
-        """A short name for people."""
-        return ", ".join(
-            [
-                f"text-classifier {self.layers}x{self.width}",
-                *_size(self),
-                *_rate(self.dropout, usual=0.0),
-            ]
-        )
-
-    @property
-    def depends_on_split(self) -> str:
-        """Why the loss curve depends on how ranks share the batch; empty where it must not."""
-        return DROPOUT_BY_RANK if self.dropout else ""
+    def _label_parts(self) -> Iterable[str]:
+        yield from (f"text-classifier {self.layers}x{self.width}", *_sizes(self))
+        yield _dropout(self.dropout or None)
 
 
 class DistilBERT(_Transformer):
     """DistilBERT (Sanh et al., 2019) with a classification head, from a folder in Hugging Face's layout.
 
-    The sizes are those of distilbert-base-uncased; where the folder holds others they must be given. `dropout` replaces
-    the rates that the folder names.
+    The sizes are those of distilbert-base-uncased; where the folder holds others they must be given.
+    `dropout` replaces the rates that the folder names.
     """
 
     task: ClassVar[Task] = "text classification"
@@ -129,53 +118,36 @@ class DistilBERT(_Transformer):
     heads: int = Field(default=12, ge=1, le=1024)
     width: int = Field(default=768, ge=1, le=65536)
     vocab_size: int = Field(default=30522, ge=2, le=10_000_000)
-    # Learned positions, of which block_size are used.
-    positions: int = Field(default=512, ge=2, le=1_048_576)
-    # Tokens per sample; longer texts are cut.
-    block_size: int = Field(default=128, ge=2, le=1_048_576)
+    positions: Tokens = 512  # learned, of which block_size are used
+    block_size: Tokens = 128
     dropout: float | None = Field(default=None, ge=0.0, lt=1.0)
     trainable: Trainable = "all"
 
     @model_validator(mode="after")
     def _fits_positions(self) -> Self:
         if self.block_size > self.positions:
-            raise InvalidValueError(
-                f"block_size {self.block_size} is more than the {self.positions} positions",
-                f"at most {self.positions}",
-            )
+            what = f"block_size {self.block_size} is more than the {self.positions} positions"
+            raise InvalidValueError(what, f"at most {self.positions}")
         return self
 
-    @property
-    def label(self) -> str:
-        """A short name for people."""
-        more = [
-            f"vocabulary {self.vocab_size}",
-            f"{self.positions} positions",
-            *_from(self.weights),
-        ]
-        usual = (
-            type(self)(trainable=self.trainable, dropout=self.dropout, block_size=self.block_size)
-            == self
+    def _label_parts(self) -> Iterable[str]:
+        usual = DistilBERT(
+            trainable=self.trainable, dropout=self.dropout, block_size=self.block_size
         )
-        parts = [
-            *_part(self.trainable),
-            *_size(self),
-            *([] if usual else more),
-            *_rate(self.dropout, usual=None),
-        ]
-        return ", ".join([f"distilbert {self.layers}x{self.width}", *parts])
-
-    @property
-    def depends_on_split(self) -> str:
-        """Why the loss curve depends on how ranks share the batch; empty where it must not."""
-        return "" if self.dropout == 0 else DROPOUT_BY_RANK
+        yield f"distilbert {self.layers}x{self.width}"
+        yield from (_part(self.trainable), *_sizes(self))
+        if self != usual:
+            yield from (f"vocabulary {self.vocab_size}", f"{self.positions} positions")
+            yield f"weights of {self.weights}"
+        yield _dropout(self.dropout)
 
 
-class CNN(Frozen):
+class CNN(_Model):
     """One of torchvision's convolutional networks, with as many input channels and classes as the data has.
 
-    Images are scaled to `image_size`. `dropout` replaces the published rate. Batch norm that is `frozen` normalizes with
-    its running statistics and leaves them alone: only then is the loss the same however ranks share the batch.
+    Images are scaled to `image_size`. `dropout` replaces the published rate. Batch norm that is
+    `frozen` normalizes with its running statistics and leaves them alone: only then is the loss the
+    same however ranks share the batch.
     """
 
     task: ClassVar[Task] = "image classification"
@@ -190,30 +162,19 @@ class CNN(Frozen):
     def _consistent(self) -> Self:
         least = SMALLEST_IMAGE[self.network]
         if self.image_size < least:
-            raise InvalidValueError(
-                f"image_size {self.image_size} leaves nothing to pool in {self.network}",
-                f"at least {least}",
-            )
+            what = f"image_size {self.image_size} leaves nothing to pool in {self.network}"
+            raise InvalidValueError(what, f"at least {least}")
         if self.batch_norm != "batch" and self.network not in WITH_BATCH_NORM:
-            raise InvalidValueError(
-                f"{self.network} has no batch norm to freeze", "leave batch_norm out"
-            )
+            what = f"{self.network} has no batch norm to freeze"
+            raise InvalidValueError(what, "leave batch_norm out")
         if self.dropout and self.network not in WITH_DROPOUT:
             raise InvalidValueError(f"{self.network} has no dropout", "leave it out")
         return self
 
-    @property
-    def label(self) -> str:
-        """A short name for people."""
-        frozen = ["batch norm frozen"] if self.batch_norm == "frozen" else []
-        return ", ".join(
-            [
-                f"{self.network} {self.image_size}px",
-                *_part(self.trainable),
-                *_rate(self.dropout, usual=None),
-                *frozen,
-            ]
-        )
+    def _label_parts(self) -> Iterable[str]:
+        yield from (f"{self.network} {self.image_size}px", _part(self.trainable))
+        yield _dropout(self.dropout)
+        yield "batch norm frozen" if self.batch_norm == "frozen" else ""
 
     @property
     def depends_on_split(self) -> str:
@@ -226,38 +187,33 @@ class CNN(Frozen):
         return ", and ".join(reasons)
 
 
-def _size(model: _Transformer) -> list[str]:
-    return [f"{model.heads} heads", f"{model.block_size} tokens"]
+def _sizes(model: _Transformer) -> tuple[str, str]:
+    return f"{model.heads} heads", f"{model.block_size} tokens"
 
 
-def _part(trainable: str | float) -> list[str]:
-    if trainable == "all":
-        return []
-    return ["head only" if trainable == "head" else f"last {100 * float(trainable):g} %"]
+def _part(trainable: str | float) -> str:
+    if isinstance(trainable, str):
+        return "head only" if trainable == "head" else ""
+    return f"last {100 * trainable:g} %"
 
 
-def _rate(dropout: float | None, *, usual: float | None) -> list[str]:
-    return [] if dropout is None or dropout == usual else [f"dropout {dropout:g}"]
+def _dropout(rate: float | None) -> str:
+    return "" if rate is None else f"dropout {rate:g}"
 
 
-def _from(weights: str | None) -> list[str]:
-    return [f"weights of {weights}"] if weights else []
+def _gpt2(layers: int, heads: int, width: int) -> GPT:
+    return GPT(layers=layers, heads=heads, width=width, block_size=1024, vocab_size=50257)
 
 
 Model = GPT | TextClassifier | DistilBERT | CNN
-_GPT2_VOCABULARY = 50257
 MODELS: dict[str, Model] = {
     "gpt-nano": GPT(layers=4, heads=4, width=128, block_size=128),
     "gpt-mini": GPT(layers=6, heads=6, width=384, block_size=256),
     # Radford et al. (2019), table 2; 124M, 355M, 774M and 1558M parameters with the tied embedding.
-    "gpt2-small": GPT(layers=12, heads=12, width=768, block_size=1024, vocab_size=_GPT2_VOCABULARY),
-    "gpt2-medium": GPT(
-        layers=24, heads=16, width=1024, block_size=1024, vocab_size=_GPT2_VOCABULARY
-    ),
-    "gpt2-large": GPT(
-        layers=36, heads=20, width=1280, block_size=1024, vocab_size=_GPT2_VOCABULARY
-    ),
-    "gpt2-xl": GPT(layers=48, heads=25, width=1600, block_size=1024, vocab_size=_GPT2_VOCABULARY),
+    "gpt2-small": _gpt2(12, 12, 768),
+    "gpt2-medium": _gpt2(24, 16, 1024),
+    "gpt2-large": _gpt2(36, 20, 1280),
+    "gpt2-xl": _gpt2(48, 25, 1600),
     "agnews-small": TextClassifier(layers=2, heads=4, width=128),
     "agnews-large": TextClassifier(layers=4, heads=8, width=256),
     "distilbert": DistilBERT(),
