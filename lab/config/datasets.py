@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 
@@ -10,6 +10,7 @@ from lab.config.base import Frozen, InvalidValueError, one_of
 from lab.config.models import CNN, GPT, MODELS, DistilBERT, Model, Task
 from lab.errors import nearest
 
+VocabSize = Annotated[int, Field(ge=300, le=65536)]
 _CONTINUED: tuple[Task, ...] = ("language modelling",)
 _LABELLED: tuple[Task, ...] = ("text classification",)
 _IMAGES: tuple[Task, ...] = ("image classification",)
@@ -18,14 +19,10 @@ _IMAGES: tuple[Task, ...] = ("image classification",)
 class _DataSet(Frozen):
     @property
     def label(self) -> str:
-        """A short name for people, with all that is not at its default: `synthetic, samples 512`."""
+        """A short name with all that is not at its default: `synthetic, samples 512`."""
         given = self.model_dump(exclude_defaults=True)
-        return ", ".join(
-            [
-                str(getattr(self, "kind", "")),
-                *(f"{key.replace('_', ' ')} {value}" for key, value in given.items()),
-            ]
-        )
+        settings = [f"{key.replace('_', ' ')} {value}" for key, value in given.items()]
+        return ", ".join([getattr(self, "kind", ""), *settings])
 
 
 class Stdlib(_DataSet):
@@ -33,16 +30,16 @@ class Stdlib(_DataSet):
 
     tasks: ClassVar = _CONTINUED
     kind: Literal["stdlib"] = "stdlib"
-    vocab_size: int = Field(default=4096, ge=300, le=65536)
+    vocab_size: VocabSize = 4096
 
 
 class Text(_DataSet):
-    """The text files below a path: inside the study's folder, or below a folder named in LAB_DATA_PATH."""
+    """The text files below a path, in the study's folder or one named in LAB_DATA_PATH."""
 
     tasks: ClassVar = _CONTINUED
     kind: Literal["text"] = "text"
     path: str = Field(min_length=1)
-    vocab_size: int = Field(default=4096, ge=300, le=65536)
+    vocab_size: VocabSize = 4096
 
 
 class Shakespeare(_DataSet):
@@ -50,38 +47,38 @@ class Shakespeare(_DataSet):
 
     tasks: ClassVar = _CONTINUED
     kind: Literal["shakespeare"] = "shakespeare"
-    vocab_size: int = Field(default=1024, ge=300, le=65536)
+    vocab_size: VocabSize = 1024
 
 
 class AGNews(_DataSet):
-    """AG's news (Zhang et al., 2015): 120000 news items of 4 topics, 7600 held out; downloaded once, checked, cached."""
+    """AG's news (Zhang et al., 2015): 120000 items of 4 topics, 7600 held out; downloaded once, cached."""
 
     tasks: ClassVar = _LABELLED
     classes: ClassVar = 4
     kind: Literal["ag_news"] = "ag_news"
-    vocab_size: int = Field(default=8192, ge=300, le=65536)
+    vocab_size: VocabSize = 8192
 
 
 class IMDB(_DataSet):
-    """Film reviews (Maas et al., 2011): 25000, good or bad, and as many held out; downloaded once, checked, cached."""
+    """Film reviews (Maas et al., 2011): 25000, and as many held out; downloaded once, cached."""
 
     tasks: ClassVar = _LABELLED
     classes: ClassVar = 2
     kind: Literal["imdb"] = "imdb"
-    vocab_size: int = Field(default=8192, ge=300, le=65536)
+    vocab_size: VocabSize = 8192
 
 
 class Topics(_DataSet):
-    """Pieces of the interpreter's own sources; the class is what their module is about. Needs no download."""
+    """Pieces of the interpreter's own sources, classified by the topic of their module; no download."""
 
     tasks: ClassVar = _LABELLED
     classes: ClassVar = 4
     kind: Literal["topics"] = "topics"
-    vocab_size: int = Field(default=4096, ge=300, le=65536)
+    vocab_size: VocabSize = 4096
 
 
 class MNIST(_DataSet):
-    """Handwritten digits (LeCun et al., 1998): 60000 of 28 x 28, 10000 held out; downloaded once, checked, cached."""
+    """Handwritten digits (LeCun et al., 1998): 60000 of 28 x 28, 10000 held out; downloaded once, cached."""
 
     tasks: ClassVar = _IMAGES
     classes: ClassVar = 10
@@ -99,9 +96,9 @@ class Digits(_DataSet):
 
 
 class Synthetic(_DataSet):
-    """Random samples for any model, of any size: made from the seed, with something in each class that can be learned.
+    """Random samples for any model, made from the seed, with something to learn in each class.
 
-    `vocab_size` counts for text, `channels` and `image_size` for images, `classes` for both where they are labelled.
+    `vocab_size` counts for text, `channels` and `image_size` for images, `classes` for labelled ones.
     """
 
     tasks: ClassVar = (*_CONTINUED, *_LABELLED, *_IMAGES)
@@ -117,20 +114,9 @@ class Synthetic(_DataSet):
 Data = Stdlib | Text | Shakespeare | AGNews | IMDB | Topics | MNIST | Digits | Synthetic
 Corpora = Stdlib | Text | Shakespeare
 LabelledTexts = AGNews | IMDB | Topics
-Images = MNIST | Digits
 # By their names; Text needs a path and has none.
 DATASETS: dict[str, Data] = {
-    data.kind: data
-    for data in (
-        Stdlib(),
-        Shakespeare(),
-        AGNews(),
-        IMDB(),
-        Topics(),
-        MNIST(),
-        Digits(),
-        Synthetic(),
-    )
+    kind.model_fields["kind"].default: kind() for kind in get_args(Data) if kind is not Text
 }
 
 
@@ -138,11 +124,11 @@ def _from_preset(given: Any) -> Any:
     """A mapping with `preset: NAME` is that preset with the other keys changed."""
     if not isinstance(given, dict) or "preset" not in given:
         return given
-    changes = {key: value for key, value in given.items() if key != "preset"}
-    if given["preset"] not in MODELS:
-        preset = given["preset"]
+    preset = given["preset"]
+    if str(preset) not in MODELS:
         raise InvalidValueError(f"unknown model preset {preset!r}", nearest(str(preset), MODELS))
-    return MODELS[given["preset"]].model_dump() | changes
+    changes = {key: value for key, value in given.items() if key != "preset"}
+    return MODELS[preset].model_dump() | changes
 
 
 _named = Discriminator(lambda value: "a name" if isinstance(value, str) else "one of the kinds")

@@ -11,16 +11,18 @@ from lab.config.base import Frozen
 Way = Literal["namespaces", "switch", "pacing"]
 WAYS: dict[Way, str] = {
     "namespaces": "a network namespace per rank behind a token bucket",
-    "switch": "a network namespace per rank behind a token bucket, and a switch in user space that delays",
+    "switch": "a network namespace per rank behind a token bucket, and a switch in user space that "
+    "delays",
     "pacing": "the kernel's pacing of each rank's sockets",
 }
 MEASURED = "measured"
+SO_MAX_PACING_RATE = 47  # socket(7); Python has no name for it
 # GPUs whose times ranks can sleep for; their figures are in perfmodel/hardware.py.
 GpuName = Literal["V100", "A100", "H100", "H200", "B200", "RTX 3090", "RTX 4090"]
 
 
 class Link(Frozen):
-    """What lies between each rank and the others: bandwidth in each direction, and one-way latency between two ranks."""
+    """The link between each rank and the others: bandwidth in each direction, one-way latency."""
 
     bandwidth_gbit: float = Field(gt=0, le=100)  # Gbit/s, 1e9 bits per second
     latency_ms: float = Field(default=0.0, ge=0, le=1000)
@@ -33,41 +35,36 @@ class Link(Frozen):
     @property
     def label(self) -> str:
         """A short name for people."""
-        rate = (
-            f"{self.bandwidth_gbit:g} Gbit/s"
-            if self.bandwidth_gbit >= 1
-            else f"{self.bandwidth_gbit * 1e3:g} Mbit/s"
-        )
+        slow = self.bandwidth_gbit < 1
+        rate = f"{self.bandwidth_gbit * (1e3 if slow else 1):g} {'Mbit/s' if slow else 'Gbit/s'}"
         return f"{rate}, {self.latency_ms:g} ms" if self.latency_ms else rate
 
 
 class Compute(Frozen):
     """Ranks that sleep instead of computing, so that there can be more of them than cores.
 
-    They sleep for the times that one rank takes alone, or for those of a described GPU that reaches `mfu` of its peak.
+    They sleep for the times that one rank takes alone, or for those of a described GPU that reaches
+    `mfu` of its peak.
     """
 
-    emulated: Literal["measured", GpuName]
-    # 44 to 52 % of an A100's peak were reached in training GPT models (Narayanan et al., 2021, table 1).
-    mfu: float = Field(default=0.45, gt=0, le=1)  # of the whole step; used for a described GPU
+    emulated: Literal["measured", "V100", "A100", "H100", "H200", "B200", "RTX 3090", "RTX 4090"]
+    # Of the whole step, for a described GPU. 44 to 52 % of an A100's peak were reached in training
+    # GPT models (Narayanan et al., 2021, table 1).
+    mfu: float = Field(default=0.45, gt=0, le=1)
 
     @property
     def label(self) -> str:
         """A short name for people."""
-        return (
-            "times of one rank"
-            if self.emulated == MEASURED
-            else f"{self.emulated} at {self.mfu:.0%} of its peak"
-        )
+        if self.emulated == MEASURED:
+            return "times of one rank"
+        return f"{self.emulated} at {self.mfu:.0%} of its peak"
 
     @property
     def description(self) -> str:
         """What the ranks sleep for, after "the"."""
-        return (
-            "times that one of them took alone"
-            if self.emulated == MEASURED
-            else f"times of an {self.label}"
-        )
+        if self.emulated == MEASURED:
+            return "times that one of them took alone"
+        return f"times of an {self.label}"
 
 
 class Emulated(Frozen):
@@ -88,15 +85,9 @@ class Emulated(Frozen):
     @property
     def description(self) -> str:
         """The label, and how it was done."""
-        parts = (
-            [f"link {self.link.label}" + (f", by {WAYS[self.way]}" if self.way else "")]
-            if self.link
-            else []
-        )
-        parts += (
-            [f"compute: ranks slept for the {self.compute.description}"] if self.compute else []
-        )
+        parts = []
+        if self.link:
+            parts.append(f"link {self.link.label}" + (f", by {WAYS[self.way]}" if self.way else ""))
+        if self.compute:
+            parts.append(f"compute: ranks slept for the {self.compute.description}")
         return "; ".join(parts)
-
-
-SO_MAX_PACING_RATE = 47  # socket(7); Python has no name for it

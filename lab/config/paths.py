@@ -1,4 +1,4 @@
-"""Which files of the user's a study may read: those of its own folder, and those that LAB_DATA_PATH names."""
+"""Which files a study may read: those of its own folder, and of the folders in LAB_DATA_PATH."""
 
 from __future__ import annotations
 
@@ -15,21 +15,22 @@ MAX_BYTES = 2**30
 
 def text_roots(data_root: Path) -> list[Path]:
     """The folders under which text may lie: the study's own, then those of LAB_DATA_PATH in their order."""
-    named = os.environ.get("LAB_DATA_PATH", "").split(os.pathsep)
-    return [data_root.resolve(), *(Path(name).resolve() for name in named if name)]
+    folders = os.environ.get("LAB_DATA_PATH", "").split(os.pathsep)
+    return [data_root.resolve(), *(Path(folder).resolve() for folder in folders if folder)]
 
 
 def resolve_text(path: str, data_root: Path) -> Path:
-    """The file or folder of texts that `path` names, absolute or as seen from the study's folder or one of LAB_DATA_PATH.
+    """The file or folder of texts at `path`, absolute or below one of `text_roots`.
 
-    Links are followed first, so that none leads outside. Raises InputError where it is outside, missing or unreadable.
+    Links are followed first, so that none leads outside. Raises InputError where it is outside,
+    missing or unreadable.
     """
-    return _resolve(path, data_root, source="data", key="path", what="text")
+    return _resolve(path, data_root, source="data", key="path", noun="text")
 
 
 def resolve_weights(path: str, data_root: Path) -> Path:
-    """The folder of a model's weights that `path` names, under the same rules."""
-    return _resolve(path, data_root, source="model", key="weights", what="folder")
+    """The folder of a model's weights at `path`, under the same rules."""
+    return _resolve(path, data_root, source="model", key="weights", noun="folder")
 
 
 def resolve_inputs(run: Run, data_root: Path) -> None:
@@ -41,43 +42,33 @@ def resolve_inputs(run: Run, data_root: Path) -> None:
         resolve_weights(weights, data_root)
 
 
-def _resolve(path: str, data_root: Path, *, source: str, key: str, what: str) -> Path:
+def _resolve(path: str, data_root: Path, *, source: str, key: str, noun: str) -> Path:
     roots = text_roots(data_root)
+    what = f"{path!r} lies outside the study's folder"
+    variable = "the environment variable LAB_DATA_PATH"
+    advice = f"move the {noun} below {roots[0]}, or name its folder in {variable}"
     try:
         places = [(root / path).resolve() for root in roots]
         inside = [place for place in places if _is_inside(place, roots)]
-        found = next((place for place in inside if place.exists()), None)
+        existing = [place for place in inside if place.exists()]
+        if existing and os.access(existing[0], os.R_OK):
+            return existing[0]
+        if existing:
+            what, advice = f"{path!r} may not be read", "change its permissions"
+        elif inside:
+            names = [entry.name for entry in inside[0].parent.glob("*")]
+            what = f"{path!r}: no such file or folder"
+            advice = nearest(inside[0].name, names)
     except (OSError, RuntimeError, ValueError) as error:
-        raise InputError(
-            source, [Problem(key, f"{path!r} cannot be read: {error}", "name a file or folder")]
-        ) from None
-    if not inside:
-        advice = f"move the {what} below {roots[0]}, or name its folder in the environment variable LAB_DATA_PATH"
-        raise InputError(
-            source, [Problem(key, f"{path!r} lies outside the study's folder", advice)]
-        )
-    if found is None:
-        siblings = (
-            [entry.name for entry in inside[0].parent.iterdir()]
-            if inside[0].parent.is_dir()
-            else []
-        )
-        raise InputError(
-            source,
-            [Problem(key, f"{path!r}: no such file or folder", nearest(inside[0].name, siblings))],
-        )
-    if not os.access(found, os.R_OK):
-        raise InputError(
-            source, [Problem(key, f"{path!r} may not be read", "change its permissions")]
-        )
-    return found
+        what, advice = f"{path!r} cannot be read: {error}", "name a file or folder"
+    raise InputError(source, [Problem(key, what, advice)])
 
 
 def read_texts(path: str, data_root: Path) -> list[str]:
     """The UTF-8 texts of a file, or of all files below a folder in the order of their paths.
 
-    Left out are hidden entries, the study's own output, binary files, and links that lead outside the allowed folders.
-    Raises InputError where nothing is left, or more than MAX_BYTES.
+    Left out are hidden entries, the study's own output, binary files, and links that lead outside
+    the allowed folders. Raises InputError where nothing is left, or more than MAX_BYTES.
     """
     place = resolve_text(path, data_root)
     roots = text_roots(data_root)
@@ -88,22 +79,12 @@ def read_texts(path: str, data_root: Path) -> list[str]:
     ]
     size = sum(file.stat().st_size for file in files)
     if size > MAX_BYTES:
-        raise InputError(
-            "data",
-            [
-                Problem(
-                    "path",
-                    f"{path!r} holds {size / 1e9:.1f} GB of files",
-                    f"at most {MAX_BYTES / 1e9:.1f} GB",
-                )
-            ],
-        )
+        what = f"{path!r} holds {size / 1e9:.1f} GB of files"
+        raise InputError("data", [Problem("path", what, f"at most {MAX_BYTES / 1e9:.1f} GB")])
     texts = [text for text in map(_text, files) if text]
     if not texts:
-        raise InputError(
-            "data",
-            [Problem("path", f"{path!r} holds no UTF-8 text", "name a folder with text files")],
-        )
+        problem = Problem("path", f"{path!r} holds no UTF-8 text", "name a folder with text files")
+        raise InputError("data", [problem])
     return texts
 
 

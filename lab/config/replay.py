@@ -6,13 +6,16 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from lab.config.base import Frozen
+
 NOTICE = "Replay of published numbers: nothing was measured here"
 
 
 class Row(BaseModel):
-    """One published time: `step_s` of the step in s, a list where each rank has its own; other keys say of which runs.
+    """One published time: `step_s` of the step in s, a list where each rank has its own.
 
-    Such a key is a field of a run, or of its model, and the run must have that value: `{layers: 12, world_size: 2}`.
+    Any other key is a field of a run or of its model, and the run must have that value:
+    `{layers: 12, world_size: 2}`.
     """
 
     model_config = ConfigDict(frozen=True, extra="allow", strict=True)
@@ -23,7 +26,7 @@ class Row(BaseModel):
 
     @property
     def times(self) -> list[float]:
-        """By rank; the same for all where the table tells but one."""
+        """By rank, in s; the same for all where the table has only one."""
         return self.step_s if isinstance(self.step_s, list) else [self.step_s] * self.world_size
 
     @property
@@ -32,20 +35,16 @@ class Row(BaseModel):
         return {"world_size": self.world_size, **(self.model_extra or {})}
 
 
-class AllReduce(BaseModel):
-    """A published time of an all-reduce of so many bytes, in s."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+class AllReduce(Frozen):
+    """A published time of an all-reduce, in s."""
 
     world_size: int = Field(ge=2)
     bytes: int = Field(gt=0)
     seconds: float = Field(gt=0)
 
 
-class Published(BaseModel):
+class Published(Frozen):
     """A published table: its source, the device, what must be known to read it, its rows."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     source: str = Field(min_length=1, max_length=500)
     gpu: str = Field(min_length=1, max_length=100)
@@ -56,7 +55,5 @@ class Published(BaseModel):
     @property
     def largest(self) -> int:
         """The most ranks of any row."""
-        return max(
-            [row.world_size for row in self.rows] + [row.world_size for row in self.all_reduce],
-            default=1,
-        )
+        rows: list[Row | AllReduce] = [*self.rows, *self.all_reduce]
+        return max((row.world_size for row in rows), default=1)
