@@ -29,16 +29,16 @@ def score(
 
 
 def test_errors_are_absolute_and_their_mean_is_held_to_the_limit(tmp_path: Path) -> None:
-    asked = study(tmp_path, [run(2, 16)])
+    two_ranks = study(tmp_path, [run(2, 16)])
     good = HeldOut(
-        asked, (score(0.102, 0.1, memory=1.1e9), score(0.094, 0.1, bucket_cap_mb=1.0)), {}
+        two_ranks, (score(0.102, 0.1, memory=1.1e9), score(0.094, 0.1, bucket_cap_mb=1.0)), {}
     )
     assert (
         good.error == pytest.approx(0.04)
         and good.within_limit
         and good.memory_error == pytest.approx(0.1)
     )
-    assert not HeldOut(asked, (score(0.12, 0.1),), {}).within_limit
+    assert not HeldOut(two_ranks, (score(0.12, 0.1),), {}).within_limit
     first, second = good.table()
     assert (
         first["error"] == "+2.0 %"
@@ -54,13 +54,15 @@ def test_errors_are_absolute_and_their_mean_is_held_to_the_limit(tmp_path: Path)
 
 
 def test_the_study_holds_out_twelve_runs_of_different_model_batch_and_buckets() -> None:
-    asked = Study.load(STUDY)
-    pairs = [run for run in asked.runs if run.world_size > 1]
+    committed = Study.load(STUDY)
+    pairs = [run for run in committed.runs if run.world_size > 1]
     assert len(pairs) >= 12
     assert all(
         len({str(getattr(run, name)) for run in pairs}) > 1
         for name in ("model", "micro_batch_size", "bucket_cap_mb")
     )
-    profiled = {(str(run.model), run.micro_batch_size) for run in asked.runs if run.world_size == 1}
+    profiled = {
+        (str(run.model), run.micro_batch_size) for run in committed.runs if run.world_size == 1
+    }
     assert profiled == {(str(run.model), run.micro_batch_size) for run in pairs}
     assert bench.ERROR_LIMIT == 0.05

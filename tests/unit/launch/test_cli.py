@@ -17,10 +17,10 @@ from lab.records.store import Store, write_record
 
 
 def run(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *words: object
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *arguments: object
 ) -> tuple[int, str, str]:
     """Exit status, output and errors of `lab WORDS`."""
-    monkeypatch.setattr(sys, "argv", ["lab", *map(str, words)])
+    monkeypatch.setattr(sys, "argv", ["lab", *map(str, arguments)])
     with pytest.raises(SystemExit) as ended:
         cli.main()
     answer = capsys.readouterr()
@@ -49,15 +49,15 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize(("words", "message"), BAD.values(), ids=BAD.keys())
+@pytest.mark.parametrize(("arguments", "message"), BAD.values(), ids=BAD.keys())
 def test_bad_arguments_end_with_two_and_say_what_to_do(
-    words: list[str],
+    arguments: list[str],
     message: str,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(Path(__file__).parents[2])
-    status, _, errors = run(capsys, monkeypatch, *words)
+    status, _, errors = run(capsys, monkeypatch, *arguments)
     assert status == 2 and message in errors and "Traceback" not in errors
 
 
@@ -139,17 +139,17 @@ def test_plan_and_status_tell_what_is_measured(
 def test_described_machines_are_predicted_and_planned(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = ("quickstart", "--machine", "h100x8", "--world-size")
-    status, answer, _ = run(capsys, monkeypatch, "predict", *asked, "8,4096", "--json")
+    options = ("quickstart", "--machine", "h100x8", "--world-size")
+    status, answer, _ = run(capsys, monkeypatch, "predict", *options, "8,4096", "--json")
     rows = json.loads(answer)["runs"]
     assert status == 0 and {row["world_size"] for row in rows} == {8, 4096}
     assert all(
         (row["step_s"] is None) == (row["world_size"] == 4096) == bool(row["missing"])
         for row in rows
     )
-    status, answer, _ = run(capsys, monkeypatch, "predict", *asked, "8")
+    status, answer, _ = run(capsys, monkeypatch, "predict", *options, "8")
     assert status == 0 and "datasheet" in answer and "2 predictions in" in answer
-    status, answer, _ = run(capsys, monkeypatch, "plan", *asked, "8", "--best")
+    status, answer, _ = run(capsys, monkeypatch, "plan", *options, "8", "--best")
     assert (
         status == 0
         and "searched: ddp, zero1, fsdp" in answer

@@ -52,10 +52,10 @@ def records(*, emulated: Emulated | None, two: float = 0.15) -> list[Record]:
     ]
 
 
-def stored(folder: Path, found: list[Record]) -> Study:
+def stored(folder: Path, measured: list[Record]) -> Study:
     made = study(folder, [run(1), run(2)])
-    for item in found:
-        write_record(item, made.out / "runs" / item.run_id / str(item.repeat))
+    for one in measured:
+        write_record(one, made.out / "runs" / one.run_id / str(one.repeat))
     return made
 
 
@@ -77,10 +77,10 @@ def test_labels(emulated: Emulated, label: str) -> None:
 
 def test_the_way_is_told_and_belongs_not_to_the_label() -> None:
     ways: tuple[Way, ...] = ("namespaces", "switch", "pacing")
-    told = [SLOW.model_copy(update={"way": way}) for way in ways]
+    emulations = [SLOW.model_copy(update={"way": way}) for way in ways]
     assert (
-        len({place.description for place in told}) == 3
-        and len({place.label for place in told}) == 1
+        len({emulation.description for emulation in emulations}) == 3
+        and len({emulation.label for emulation in emulations}) == 1
     )
 
 
@@ -90,31 +90,31 @@ def test_the_table_says_it_and_holds_nothing_where_all_was_real() -> None:
 
 
 def test_measured_and_emulated_points_are_never_on_one_curve() -> None:
-    found = summary(
+    points = summary(
         lab.table(records(emulated=None, two=0.06) + records(emulated=SLOW)),
         baseline={"world_size": 1},
         scaling="strong",
     )
-    lines = curves(found)
+    lines = curves(points)
     assert [line.label for line in lines] == ["batch 64", f"batch 64, {LABEL}"]
     assert [line.points["speedup"].round(2).tolist() for line in lines] == [
         [1.0, 1.67],
         [1.0, 0.67],
     ]
-    assert found["repeats"].tolist() == [3, 3, 3, 3]
+    assert points["repeats"].tolist() == [3, 3, 3, 3]
 
 
 def test_figures_and_tables_carry_the_label() -> None:
-    found = records(emulated=SLOW)
+    emulated = records(emulated=SLOW)
     for name, draw in figures.FIGURES.items():
-        assert draw(found).get_title(loc="left") == LABEL
-        assert LABEL in alt_text(name, found)
-    both = figures.speedup(records(emulated=None) + found)
+        assert draw(emulated).get_title(loc="left") == LABEL
+        assert LABEL in alt_text(name, emulated)
+    both = figures.speedup(records(emulated=None) + emulated)
     assert not both.get_title(loc="left") and any(
         LABEL in " ".join(text.get_text().split()) for text in both.texts
     )
     for _, frame in classical_tables(
-        summary(lab.table(found), baseline={"world_size": 1}, scaling="strong")
+        summary(lab.table(emulated), baseline={"world_size": 1}, scaling="strong")
     ):
         assert LABEL in frame.to_string()
 
@@ -134,26 +134,26 @@ def test_the_report_says_it_in_its_sentences_and_tables(tmp_path: Path) -> None:
 
 
 def test_findings_name_communication_as_the_cause() -> None:
-    found = records(emulated=SLOW)
-    told = findings(
+    emulated = records(emulated=SLOW)
+    sentences = findings(
         study(Path(), [run(1), run(2)]),
-        summary(lab.table(found), baseline={"world_size": 1}, scaling="strong"),
-        found,
+        summary(lab.table(emulated), baseline={"world_size": 1}, scaling="strong"),
+        emulated,
     )
-    assert any("a loss that the interval supports" in sentence for sentence in told)
-    assert any("100 ms, is spent in exposed communication" in sentence for sentence in told)
+    assert any("a loss that the interval supports" in sentence for sentence in sentences)
+    assert any("100 ms, is spent in exposed communication" in sentence for sentence in sentences)
 
 
 def test_an_answer_from_both_is_that_of_the_measured() -> None:
-    found = records(emulated=None, two=0.06) + records(emulated=SLOW, two=0.01)
-    both = summary(lab.table(found), baseline={"world_size": 1}, scaling="strong")
-    assert "emulated" not in answer(study(Path(), [run(1), run(2)]), both, found)
+    mixed = records(emulated=None, two=0.06) + records(emulated=SLOW, two=0.01)
+    both = summary(lab.table(mixed), baseline={"world_size": 1}, scaling="strong")
+    assert "emulated" not in answer(study(Path(), [run(1), run(2)]), both, mixed)
 
 
 def test_machines_are_named_by_what_was_emulated(tmp_path: Path) -> None:
     made = [
-        stored(tmp_path / name, records(emulated=place))
-        for name, place in (("slow", SLOW), ("real", None))
+        stored(tmp_path / name, records(emulated=emulation))
+        for name, emulation in (("slow", SLOW), ("real", None))
     ]
     compared = comparison.compare(made)
     assert list(compared.studies) == [LABEL, "Model CPU"]
@@ -200,15 +200,15 @@ def test_only_ranks_with_the_whole_model_can_sleep(tmp_path: Path) -> None:
 def test_sleeping_ranks_do_not_share_cores() -> None:
     crowded = {"cpus_granted": [[0], [0]], "threads_per_rank": 1}
     asleep = Emulated(compute=Compute(emulated="measured"))
-    told = [
+    both = [
         findings(
             study(Path(), [run(2)]),
-            summary(lab.table(found), baseline={"world_size": 2}, scaling="strong"),
-            found,
+            summary(lab.table(crowd), baseline={"world_size": 2}, scaling="strong"),
+            crowd,
         )
-        for found in ([record(run(2), **crowded)], [record(run(2), emulated=asleep, **crowded)])
+        for crowd in ([record(run(2), **crowded)], [record(run(2), emulated=asleep, **crowded)])
     ]
-    assert [any("between them" in sentence for sentence in sentences) for sentences in told] == [
+    assert [any("between them" in sentence for sentence in sentences) for sentences in both] == [
         True,
         False,
     ]
@@ -221,9 +221,9 @@ def test_a_table_that_mixes_both_is_found_by_the_audit() -> None:
     text = pd.read_csv(
         pd.io.common.StringIO(frame.to_csv(index=False)), dtype=str, keep_default_na=False
     )
-    found = [finding for finding in lab.audit(text).findings if finding.rule == "emulated"]
-    assert [finding.severity for finding in found] == ["error"]
-    assert "6 of 12 results are emulated ('link 100 Mbit/s')" in found[0].evidence
+    emulated = [finding for finding in lab.audit(text).findings if finding.rule == "emulated"]
+    assert [finding.severity for finding in emulated] == ["error"]
+    assert "6 of 12 results are emulated ('link 100 Mbit/s')" in emulated[0].evidence
 
 
 def test_a_network_of_two_ranks_in_commands() -> None:
@@ -242,8 +242,10 @@ def test_a_network_of_two_ranks_in_commands() -> None:
 
 
 def test_addresses_of_many_ranks_differ_and_are_hosts() -> None:
-    found = [netem.address(rank) for rank in range(600)]
-    assert len(set(found)) == 600 and found[0] == "10.77.0.1" and found[255] == "10.77.1.0"
+    addresses = [netem.address(rank) for rank in range(600)]
+    assert (
+        len(set(addresses)) == 600 and addresses[0] == "10.77.0.1" and addresses[255] == "10.77.1.0"
+    )
 
 
 @pytest.fixture
@@ -267,9 +269,9 @@ def test_the_next_way_is_taken_and_named(monkeypatch: pytest.MonkeyPatch, tmp_pa
         r".*leave out latency_ms: 1 Gbit/s without it works",
     ):
         preflight.usable(tmp_path / "late.yaml")
-    found = {check.name: check for check in doctor()}
-    assert found["emulated links"].present and "pacing" in found["emulated links"].found
-    assert not found["emulated latency"].present and not found["emulated latency"].needed
+    checks = {check.name: check for check in doctor()}
+    assert checks["emulated links"].present and "pacing" in checks["emulated links"].found
+    assert not checks["emulated latency"].present and not checks["emulated latency"].needed
     monkeypatch.setattr(netem, "_pacing_obstacle", lambda: "the kernel does not pace sockets")
     assert (
         "published tables" in netem.advice(plain)

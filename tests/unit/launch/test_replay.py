@@ -32,9 +32,9 @@ def replayed(name: str, cluster: str, tmp_path: Path, *, quick: bool = False) ->
     folder = tmp_path / name
     folder.mkdir()
     (folder / "study.yaml").write_bytes((ROOT / "reports" / name / "study.yaml").read_bytes())
-    found = Study.load(folder, quick=quick)
-    assert all(record.completed for record in lab.launch(found, cluster).wait(progress=False))
-    return found
+    committed = Study.load(folder, quick=quick)
+    assert all(record.completed for record in lab.launch(committed, cluster).wait(progress=False))
+    return committed
 
 
 @pytest.mark.parametrize("name", PROFILES)
@@ -57,43 +57,47 @@ def test_every_replay_loads_and_names_its_source(name: str) -> None:
 def test_times_are_those_of_the_published_table(
     cluster: str, column: str, quick: bool, tmp_path: Path
 ) -> None:
-    found = lab.table(replayed("replay-gpt2", cluster, tmp_path, quick=quick))
-    found = found[(found["world_size"] == 2) & (found["strategy"] == "ddp")]
+    rows = lab.table(replayed("replay-gpt2", cluster, tmp_path, quick=quick))
+    rows = rows[(rows["world_size"] == 2) & (rows["strategy"] == "ddp")]
     published = pd.read_csv(TABLES / "gpt2_ddp_2x3090.csv", comment="#")
-    assert found["step_time"].tolist() == pytest.approx((published[column] / 200).tolist())
-    assert found["replay"].str.contains("issue 9371").all() and found["forward_time"].isna().all()
+    assert rows["step_time"].tolist() == pytest.approx((published[column] / 200).tolist())
+    assert rows["replay"].str.contains("issue 9371").all() and rows["forward_time"].isna().all()
 
 
 def test_the_slowest_rank_counts_and_everything_says_what_it_is(tmp_path: Path) -> None:
-    found = replayed("replay-gpt-strong", "replay-gpt-4gpu", tmp_path)
-    told = sections.answer(found).markdown
-    assert NOTICE in told and "2\\.95 times as fast" in told
-    axes = lab.figures.speedup(found)
-    assert axes.get_title(loc="left") == NOTICE and NOTICE in lab.figures.alt_text("speedup", found)
-    assert "no phases" in lab.figures.step_breakdown(found).texts[0].get_text()
+    replay = replayed("replay-gpt-strong", "replay-gpt-4gpu", tmp_path)
+    answer = sections.answer(replay).markdown
+    assert NOTICE in answer and "2\\.95 times as fast" in answer
+    axes = lab.figures.speedup(replay)
+    assert axes.get_title(loc="left") == NOTICE and NOTICE in lab.figures.alt_text(
+        "speedup", replay
+    )
+    assert "no phases" in lab.figures.step_breakdown(replay).texts[0].get_text()
     plt.close("all")
-    rows = dict(study_sections.environment(found).frame.to_numpy().tolist())
+    rows = dict(study_sections.environment(replay).frame.to_numpy().tolist())
     assert "results log" in rows["replay of"] and "hosts" not in rows
     assert "slowest-rank" not in {
-        finding.rule for finding in lab.audit(found).findings if finding.severity == "error"
+        finding.rule for finding in lab.audit(replay).findings if finding.severity == "error"
     }
 
 
 def test_every_section_of_the_report_stands_on_published_numbers(tmp_path: Path) -> None:
-    found = replayed("replay-agnews", "replay-agnews-4gpu", tmp_path)
+    replay = replayed("replay-agnews", "replay-agnews-4gpu", tmp_path)
     (
-        sections.result_tables(found),
-        sections.communication(found),
-        sections.every_repeat(found),
-        sections.reproduce(found),
+        sections.result_tables(replay),
+        sections.communication(replay),
+        sections.every_repeat(replay),
+        sections.reproduce(replay),
     )
-    assert "not measured" in sections.learning(found).frame.to_string()
-    assert "0\\.461 times" in sections.answer(found).markdown
-    assert sections.findings(found).markdown and sections.holes(found).markdown and section(found)
-    assert any("not calibrated" in part.markdown for part in study_sections.calibration(found))
-    assert phases(lab.load_records(found)).frame["phase"].tolist() == ["step"] * 4
+    assert "not measured" in sections.learning(replay).frame.to_string()
+    assert "0\\.461 times" in sections.answer(replay).markdown
+    assert (
+        sections.findings(replay).markdown and sections.holes(replay).markdown and section(replay)
+    )
+    assert any("not calibrated" in part.markdown for part in study_sections.calibration(replay))
+    assert phases(lab.load_records(replay)).frame["phase"].tolist() == ["step"] * 4
     for name in lab.figures.FIGURES:
-        getattr(lab.figures, name)(found)
+        getattr(lab.figures, name)(replay)
         plt.close("all")
 
 
@@ -113,10 +117,10 @@ def test_what_the_table_does_not_hold_is_refused_and_nothing_is_run(tmp_path: Pa
 
 
 def test_published_all_reduces_are_a_calibration() -> None:
-    found = load_calibration("replay-a100")
-    assert found and found.wanted == (2, 4, 8)
-    assert found.time("all_reduce", 8, 2**30) == pytest.approx(8193.0e-6)
-    assert found.fit("all_reduce", 8).of_one_link("all_reduce", 8)[1] == pytest.approx(
+    calibration = load_calibration("replay-a100")
+    assert calibration and calibration.wanted == (2, 4, 8)
+    assert calibration.time("all_reduce", 8, 2**30) == pytest.approx(8193.0e-6)
+    assert calibration.fit("all_reduce", 8).of_one_link("all_reduce", 8)[1] == pytest.approx(
         229e9, rel=0.05
     )
     assert load_calibration("replay-gpt-4gpu") is None

@@ -58,17 +58,17 @@ def test_gpus_of_a_node_are_counted(text: str, count: int) -> None:
 
 def answering(monkeypatch: pytest.MonkeyPatch, answers: dict[str, str]) -> list[str]:
     """Slurm's commands answer so; which were asked."""
-    asked: list[str] = []
+    commands: list[str] = []
 
     def ask(*command: str) -> str:
-        asked.append(command[0])
+        commands.append(command[0])
         if command[0] not in answers:
             raise SlurmSilentError("no answer")
         return answers[command[0]]
 
     monkeypatch.setattr(controller, "ask", ask)
     monkeypatch.setattr("shutil.which", lambda program: program)
-    return asked
+    return commands
 
 
 def test_jobs_of_an_array_are_told_apart_and_the_rest_share_one_line(
@@ -76,9 +76,9 @@ def test_jobs_of_an_array_are_told_apart_and_the_rest_share_one_line(
 ) -> None:
     lines = "7|0|lab-a|RUNNING|None|n1|2|0|\n7|N/A|lab-a|CANCELLED|Priority||0|0|\n"
     answering(monkeypatch, {"squeue": lines})
-    asked = Controller()
-    asked.poll({"7_0": "lab-a", "7_1": "lab-a"})
-    first, second = asked.job("7_0"), asked.job("7_1")
+    slurm = Controller()
+    slurm.poll({"7_0": "lab-a", "7_1": "lab-a"})
+    first, second = slurm.job("7_0"), slurm.job("7_1")
     assert first is not None and (first.state, first.nodes, first.restarts, first.ended) == (
         "RUNNING",
         "n1",
@@ -91,7 +91,7 @@ def test_jobs_of_an_array_are_told_apart_and_the_rest_share_one_line(
 def test_what_squeue_forgot_is_asked_of_accounting_and_then_no_more(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    asked = answering(
+    commands = answering(
         monkeypatch,
         {
             "squeue": "",
@@ -105,9 +105,9 @@ def test_what_squeue_forgot_is_asked_of_accounting_and_then_no_more(
     assert job is not None and (job.state, job.reason) == ("CANCELLED", "by 1000")
     assert waiting is not None and waiting.pending
     assert slurm.forgotten("8_0") and not slurm.forgotten("7_3")
-    before = len(asked)
+    before = len(commands)
     slurm.poll({"7_0": "lab-a", "8_0": "lab-b"})
-    assert len(asked) == before
+    assert len(commands) == before
 
 
 def test_silence_changes_nothing_that_was_known(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,8 +154,8 @@ ENDS = {
 
 @pytest.mark.parametrize(("state", "expected"), ENDS.items())
 def test_ends_are_told_apart(attempt: Attempt, state: str, expected: tuple[str, str]) -> None:
-    words = exit_reason(JobState("7_0", "lab-a", state, nodes="n1"), attempt)
-    record = conclude(TASK, attempt, None, words)
+    reason = exit_reason(JobState("7_0", "lab-a", state, nodes="n1"), attempt)
+    record = conclude(TASK, attempt, None, reason)
     assert (
         record is not None
         and record.error is not None
@@ -170,10 +170,10 @@ def test_what_a_scheduler_did_explains_what_the_ranks_then_met(attempt: Attempt)
     )
     guessed = conclude(TASK, attempt, None, RankError(0, "JobLost", "no record", 0.0))
     assert guessed is not None and guessed.error is not None and guessed.error.type == "RankLost"
-    words = exit_reason(JobState("7_0", "lab-a", "OUT_OF_MEMORY", nodes="n1"), attempt)
-    known = conclude(TASK, attempt, guessed, words)
-    assert known is not None and known.status == "oom"
-    assert conclude(TASK, attempt, known, words) is None, "a known cause is not written again"
+    reason = exit_reason(JobState("7_0", "lab-a", "OUT_OF_MEMORY", nodes="n1"), attempt)
+    better = conclude(TASK, attempt, guessed, reason)
+    assert better is not None and better.status == "oom"
+    assert conclude(TASK, attempt, better, reason) is None, "a better cause is not written again"
 
 
 def test_exception_before_the_end_stays_the_cause(attempt: Attempt) -> None:

@@ -19,14 +19,14 @@ from lab.worker.context import RankContext
 
 @contextmanager
 def watched(folder: Path, *, rank: int = 0) -> Iterator[Watchdog]:
-    place = RankContext(rank, 2, rank, "cpu", (0,), 1, "test", folder / "rendezvous")
-    guard = Watchdog(place, Attempt(folder, "17"), steps=30, on_hang=lambda: None)
+    context = RankContext(rank, 2, rank, "cpu", (0,), 1, "test", folder / "rendezvous")
+    guard = Watchdog(context, Attempt(folder, "17"), steps=30, on_hang=lambda: None)
     guard.start()
     yield guard
     guard.stop()
 
 
-def told(folder: Path, phase: str) -> dict[str, object]:
+def published(folder: Path, phase: str) -> dict[str, object]:
     """The progress in a folder, when it is of that phase."""
     deadline = time.monotonic() + 20
     while time.monotonic() < deadline:
@@ -34,15 +34,15 @@ def told(folder: Path, phase: str) -> dict[str, object]:
         if content and content["phase"] == phase:
             return content
         time.sleep(0.01)
-    raise AssertionError(f"{phase} was never told")
+    raise AssertionError(f"{phase} was never published")
 
 
 def test_progress_is_told_by_rank_0(tmp_path: Path) -> None:
     with watched(tmp_path / "0") as guard, watched(tmp_path / "1", rank=1) as other:
-        told(tmp_path / "0", "loading torch")
+        published(tmp_path / "0", "loading torch")
         for each in (guard, other):
             each.progress("measuring", 3, 30, 2.5)
-        content = told(tmp_path / "0", "measuring")
+        content = published(tmp_path / "0", "measuring")
         assert (content["step"], content["steps"], content["loss"]) == (3, 30, 2.5)
         assert guard.phase == other.phase == "measuring"
     assert not (tmp_path / "1").exists()

@@ -60,11 +60,11 @@ def test_committed_examples_are_what_the_generator_gives() -> None:
 def test_gpus_are_asked_for_as_the_site_wants(
     keys: dict[str, object], expected: dict[str, str]
 ) -> None:
-    asked = options.sbatch_options(cluster(**keys), 8)
+    requested = options.sbatch_options(cluster(**keys), 8)
     assert {
-        key: value for key, value in asked.items() if "gpu" in str(value) or "gpu" in key
+        key: value for key, value in requested.items() if "gpu" in str(value) or "gpu" in key
     } == expected
-    assert (asked["nodes"], asked["ntasks-per-node"]) == (2, 4)
+    assert (requested["nodes"], requested["ntasks-per-node"]) == (2, 4)
 
 
 def test_options_hold_every_key_of_the_profile() -> None:
@@ -75,7 +75,7 @@ def test_options_hold_every_key_of_the_profile() -> None:
         "constraint": "a&b",
         "reservation": "course",
     }
-    asked = options.sbatch_options(
+    requested = options.sbatch_options(
         cluster(
             **named,
             cpus_per_gpu=6,
@@ -96,7 +96,7 @@ def test_options_hold_every_key_of_the_profile() -> None:
         "requeue": True,
         "open-mode": "append",
     }
-    assert asked == named | alone | {"exclusive": True, "nice": 5}
+    assert requested == named | alone | {"exclusive": True, "nice": 5}
 
 
 CONTAINER = Cluster(
@@ -212,7 +212,7 @@ def test_what_has_no_script_is_refused(make_study: StudyMaker, tmp_path: Path) -
 
 
 def test_command_writes_them(make_study: StudyMaker, tmp_path: Path) -> None:
-    told = CliRunner().invoke(
+    result = CliRunner().invoke(
         cli.app,
         [
             "plan",
@@ -224,7 +224,7 @@ def test_command_writes_them(make_study: StudyMaker, tmp_path: Path) -> None:
             "--json",
         ],
     )
-    assert told.exit_code == 0
+    assert result.exit_code == 0
     names = {
         str(path.relative_to(tmp_path / "out")) for path in (tmp_path / "out").rglob("*.sbatch")
     }
