@@ -93,6 +93,8 @@ def answer(as_json: bool, content: Any, *views: str | Text | Table) -> None:
 
 
 def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return dataclasses.asdict(value)
     return value.model_dump(mode="json") if hasattr(value, "model_dump") else str(value)
 
 
@@ -151,8 +153,8 @@ def run(
         "predictions": predictions,
         "records": len(records),
         "failed": [record.run_id for record in failures],
-        "html": str(report.html),
-        "pdf": str(report.pdf),
+        "html": report.html,
+        "pdf": report.pdf,
     }
     lines = [f"{len(records) - len(failures)} of {len(records)} runs completed"]
     lines += [predictions] if loaded.kind == "training" else []
@@ -203,8 +205,7 @@ def cancel(study: StudyArgument, quick: QuickOption = False, as_json: JsonOption
 def report(study: StudyArgument, quick: QuickOption = False, as_json: JsonOption = False) -> None:
     """Make the report again from the records; no job is started."""
     made = lab.report(lab.Study.load(study, quick=quick))
-    content = {"html": str(made.html), "pdf": str(made.pdf)}
-    answer(as_json, content, relative(made.html, made.pdf))
+    answer(as_json, {"html": made.html, "pdf": made.pdf}, relative(made.html, made.pdf))
 
 
 @app.command()
@@ -365,7 +366,7 @@ def audit(
         raise InputError("audit", problems)
     columns = dict(pair.split("=", 1) for pair in pairs) or None
     result = lab.audit(lab.Study.load(source, quick=True) if quick else source, columns=columns)
-    answer(as_json, result.model_dump(mode="json"), str(result))
+    answer(as_json, result, str(result))
     if not result.trustworthy:
         grave = sum(finding.severity != "note" for finding in result.findings)
         raise LabError(
@@ -396,7 +397,7 @@ def compare(
     for caption, frame in frames.items():
         rows = frame.reset_index(names="").to_dict("records")
         views += [Text(caption, style="bold"), table_of(rows)]
-    paths = {"html": str(made.html), "pdf": str(made.pdf)}
+    paths = {"html": made.html, "pdf": made.pdf}
     answer(as_json, content | paths, *views, relative(made.html, made.pdf))
 
 
@@ -413,7 +414,7 @@ def doctor(as_json: JsonOption = False) -> None:
         }
         for check in checks
     ]
-    answer(as_json, [vars(check) for check in checks], table_of(rows))
+    answer(as_json, checks, table_of(rows))
     missing = [check.name for check in checks if check.needed and not check.present]
     if missing:
         raise LabError(f"missing: {', '.join(missing)}")
@@ -434,7 +435,7 @@ def calibrate(
 
     frames = [fits_table(calibration), throughput_table(calibration)]
     rows = [f.reset_index(drop=f.index.name is None).to_dict("records") for f in frames]
-    answer(as_json, calibration.model_dump(mode="json"), *map(table_of, rows))
+    answer(as_json, calibration, *map(table_of, rows))
 
 
 @app.command()
@@ -458,32 +459,35 @@ def bench(
     as_json: JsonOption = False,
 ) -> None:
     """Measure the lab itself."""
+    progress = not as_json
     benchmarks = {
-        "overhead": lambda: _overhead(quick=quick, as_json=as_json),
-        "losses": lambda: _equal_losses(quick=quick, as_json=as_json),
-        "predict": lambda: _held_out(cluster, quick=quick, fresh=fresh, as_json=as_json),
-        "planner": lambda: _planner_speed(as_json=as_json),
+        "overhead": lambda: _overhead(lab.benchmarks.overhead(quick=quick)),
+        "losses": lambda: _equal_losses(lab.equal_losses(quick=quick)),
+        "predict": lambda: _held_out(
+            lab.benchmarks.held_out(cluster, quick=quick, fresh=fresh, progress=progress)
+        ),
+        "planner": lambda: _planner_speed(lab.benchmarks.planner_speed()),
     }
     if what not in benchmarks:
         raise InputError("bench", [Problem(what, "no such benchmark", nearest(what, benchmarks))])
-    benchmarks[what]()
+    content, views, failure = benchmarks[what]()
+    answer(as_json, content, *views)
+    if failure:
+        raise LabError(failure)
 
 
-def _overhead(*, quick: bool, as_json: bool) -> None:
-    result = lab.benchmarks.overhead(quick=quick)
-    answer(as_json, dataclasses.asdict(result), str(result))
-    if not result.within_limit:
-        limit, noise = lab.benchmarks.LIMIT, abs(result.control.median - 1)
-        message = f"measuring costs more than the limit of {limit}"
-        if noise > limit - 1:
-            message += (
-                f", but two plain loops differ by {noise:.1%} too: try again on an idle machine"
-            )
-        raise LabError(message)
+Verdict = tuple[Any, list[str | Table], str]  # content, views, and why it is not good enough
 
 
-def _equal_losses(*, quick: bool, as_json: bool) -> None:
-    results = lab.equal_losses(quick=quick)
+def _overhead(result: lab.benchmarks.Overhead) -> Verdict:
+    limit, noise = lab.benchmarks.LIMIT, abs(result.control.median - 1)
+    failure = f"measuring costs more than the limit of {limit}"
+    if noise > limit - 1:
+        failure += f", but two plain loops differ by {noise:.1%} too: try again on an idle machine"
+    return result, [str(result)], "" if result.within_limit else failure
+
+
+def _equal_losses(results: list[lab.benchmarks.EqualLoss]) -> Verdict:
     verdicts = {True: "yes", False: "NO", None: "not run"}
     formats = {
         "final_loss": ".5f",
@@ -500,31 +504,19 @@ def _equal_losses(*, quick: bool, as_json: bool) -> None:
         reason = f": {result.reason}" if result.reason else ""
         rows.append(row | {"equal": verdicts[result.equal] + reason})
     content = [dataclasses.asdict(result) | {"equal": result.equal} for result in results]
-    answer(as_json, content, table_of(rows))
     unequal = [result.name for result in results if result.equal is False]
-    if unequal:
-        raise LabError(f"these do not learn what single does: {', '.join(unequal)}")
+    failure = f"these do not learn what single does: {', '.join(unequal)}" if unequal else ""
+    return content, [table_of(rows)], failure
 
 
-def _held_out(cluster: str, *, quick: bool, fresh: bool, as_json: bool) -> None:
+def _held_out(result: lab.benchmarks.HeldOut) -> Verdict:
     limit = lab.benchmarks.ERROR_LIMIT
-    result = lab.benchmarks.held_out(cluster, quick=quick, fresh=fresh, progress=not as_json)
-    content = {
-        "error": result.error,
-        "memory_error": result.memory_error,
-        "limit": limit,
-        "scores": list(result.scores),
-    }
-    answer(as_json, content, table_of(result.table()), str(result))
-    if not result.within_limit:
-        raise LabError(
-            f"predictions are {100 * result.error:.1f} % off on average, "
-            f"the limit is {100 * limit:.0f} %"
-        )
+    content = {"error": result.error, "memory_error": result.memory_error, "limit": limit}
+    error = f"predictions are {100 * result.error:.1f} % off on average"
+    failure = "" if result.within_limit else f"{error}, the limit is {100 * limit:.0f} %"
+    return content | {"scores": result.scores}, [table_of(result.table()), str(result)], failure
 
 
-def _planner_speed(*, as_json: bool) -> None:
-    result = lab.benchmarks.planner_speed()
-    answer(as_json, dataclasses.asdict(result), str(result))
-    if not result.within_limit:
-        raise LabError("predicting takes longer than its limits")
+def _planner_speed(result: lab.benchmarks.Speed) -> Verdict:
+    failure = "" if result.within_limit else "predicting takes longer than its limits"
+    return result, [str(result)], failure
