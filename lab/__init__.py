@@ -53,7 +53,7 @@ __version__ = "0.1.0"
 # Job scripts that users keep call `python -m lab.rank`, which is found there.
 __path__.append(f"{__path__[0]}/launch/compat")
 
-# Where each public name is defined; a module stands for itself. Nothing is imported before it is used.
+# Where each public name is defined. Nothing is imported before it is used.
 _PUBLIC = {
     "Cluster": "lab.config.cluster",
     "InputError": "lab.errors",
@@ -104,7 +104,7 @@ def __getattr__(name: str) -> Any:
 
 
 class _Package(ModuleType):
-    """Keeps `lab.launch`, `lab.report` and `lab.dashboard` functions though packages bear the same names."""
+    """Keeps `lab.launch`, `lab.report` and `lab.dashboard` functions beside packages of the same names."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         # The import system binds each imported subpackage as an attribute of its parent.

@@ -21,7 +21,7 @@ MAX_DEPTH = 20
 
 
 def write_atomically(path: Path, content: bytes, *, durable: bool = True) -> None:
-    """Replace a file's content in one step; raises OSError and leaves the old content where it fails.
+    """Replace a file's content in one step, or raise OSError and leave the old content.
 
     `durable` waits until it is on the disk, so that it survives a power cut, not only the process.
     """
@@ -83,7 +83,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 class _StrictLoader(yaml.SafeLoader):
-    """Safe YAML without aliases (they can explode) and repeated keys, with booleans and floats of YAML 1.2."""
+    """Safe YAML 1.2 without repeated keys, and without aliases, which can expand to any size."""
 
     depth = 0
 

@@ -22,7 +22,7 @@ UNITS = (Unit("s", 1.0), Unit("ms", 1e3), Unit("µs", 1e6))
 
 
 def rounded(value: float | None, low: float | None = None, high: float | None = None) -> str:
-    """A value and its interval as text, such as `1.84 [1.80, 1.90]`; `not measured` for None and NaN.
+    """A value and its interval, such as `1.84 [1.80, 1.90]`; `not measured` for None and NaN.
 
     The last digit shown is the first one of half the interval's width, or the third significant one
     without an interval; never more than four significant digits, and at least one of the value.
@@ -50,12 +50,12 @@ def format_seconds(
     *,
     unit: Unit | None = None,
 ) -> str:
-    """A duration in s and its interval, such as `153 [150, 157] ms`; by default in the unit that suits it."""
+    """A duration in s and its interval, such as `153 [150, 157] ms`; the unit fits the value."""
     return _scaled(value, low, high, unit or unit_for([value]))
 
 
 def unit_for(values: Iterable[float | None]) -> Unit:
-    """The unit in which the largest of these durations (s) is at least 1; milliseconds where there is none."""
+    """The unit in which the largest of these durations (s) is at least 1; ms where all are 0."""
     largest = max((abs(value) for value in values if _known(value)), default=0.0)
     if not largest:
         return UNITS[1]

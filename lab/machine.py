@@ -32,7 +32,7 @@ def allowed_cpus() -> tuple[int, ...]:
 
 
 def cores() -> tuple[int, ...]:
-    """One logical CPU of each physical core that this process may use, at most as many as its quota.
+    """One logical CPU of each physical core that this process may use, up to its CPU quota.
 
     Two ranks on the two threads of one core would slow each other and look like bad scaling.
     """
@@ -53,7 +53,7 @@ def _siblings(cpu: int) -> frozenset[int]:
 
 
 def _cpu_quota() -> float | None:
-    """CPUs that the control group may use at once (cgroup v2, then v1); None where there is no limit."""
+    """CPUs that the control group may use at once (cgroup v2, then v1); None without a limit."""
     try:
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
     except (OSError, ValueError):

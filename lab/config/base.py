@@ -1,4 +1,4 @@
-"""What all configurations have in common: strict immutable models, and their errors as problems for people."""
+"""What all configurations share: strict immutable models, and errors that people can read."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def unknown_keys(
 def problems_of(
     error: ValidationError, model: type[BaseModel], content: Any
 ) -> list[tuple[str, Problem]]:
-    """Pydantic's errors about `content` as (top-level field, Problem with its path in the content)."""
+    """Pydantic's errors about `content`: the top-level field, and the problem with its path."""
     problems = []
     for item in error.errors(include_url=False):
         path, owner = _locate(item["loc"], item["type"], model, content)
@@ -69,7 +69,7 @@ def problems_of(
 def _locate(
     loc: tuple[int | str, ...], kind: str, model: type[BaseModel], content: Any
 ) -> tuple[list[int | str], type[BaseModel]]:
-    """The path in the content without the tags that pydantic puts between, and the model that it ends in."""
+    """The path in the content, without the tags of unions, and the model that it ends in."""
     path: list[int | str] = []
     inside = [model]
     for place, part in enumerate(loc):

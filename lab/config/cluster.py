@@ -55,7 +55,7 @@ class Cluster(SlurmKeys):
 
     @classmethod
     def load(cls, profile: str | Path = "local") -> Cluster:
-        """Read a profile by its name or path as `find_profile` does; raises InputError with all problems."""
+        """Read a profile by its name or path; raises InputError with all its problems."""
         path = find_profile(profile)
         content = read_yaml(path)
         problems = unknown_keys(content, set(cls.model_fields) - {"name"})
@@ -185,7 +185,7 @@ class Cluster(SlurmKeys):
         return dict.fromkeys(names, self.network_interface) | self.environment
 
     def cores_of(self, local_rank: int) -> tuple[int, ...]:
-        """The cores of one rank; on Slurm those of the job, as binding ranks to cores is the site's.
+        """The cores of one rank; on Slurm those of its job, as the site binds ranks to cores.
 
         As many at every world size, so that the baseline is not measured on a stronger machine.
         """

@@ -51,7 +51,7 @@ class Shakespeare(_DataSet):
 
 
 class AGNews(_DataSet):
-    """AG's news (Zhang et al., 2015): 120000 items of 4 topics, 7600 held out; downloaded once, cached."""
+    """AG's news (Zhang et al., 2015): 120000 of 4 topics, 7600 held out; downloaded once."""
 
     tasks: ClassVar = _LABELLED
     classes: ClassVar = 4
@@ -60,7 +60,7 @@ class AGNews(_DataSet):
 
 
 class IMDB(_DataSet):
-    """Film reviews (Maas et al., 2011): 25000, and as many held out; downloaded once, cached."""
+    """Film reviews (Maas et al., 2011): 25000, and as many held out; downloaded once."""
 
     tasks: ClassVar = _LABELLED
     classes: ClassVar = 2
@@ -69,7 +69,7 @@ class IMDB(_DataSet):
 
 
 class Topics(_DataSet):
-    """Pieces of the interpreter's own sources, classified by the topic of their module; no download."""
+    """Pieces of the interpreter's sources, each of its module's topic; no download."""
 
     tasks: ClassVar = _LABELLED
     classes: ClassVar = 4
@@ -78,7 +78,7 @@ class Topics(_DataSet):
 
 
 class MNIST(_DataSet):
-    """Handwritten digits (LeCun et al., 1998): 60000 of 28 x 28, 10000 held out; downloaded once, cached."""
+    """Handwritten digits (LeCun et al., 1998): 60000 of 28 x 28, 10000 held out; downloaded."""
 
     tasks: ClassVar = _IMAGES
     classes: ClassVar = 10
@@ -87,7 +87,7 @@ class MNIST(_DataSet):
 
 
 class Digits(_DataSet):
-    """scikit-learn's handwritten digits: 1797 of 8 x 8, a tenth held out. Not MNIST; needs no download."""
+    """scikit-learn's handwritten digits, not MNIST: 1797 of 8 x 8, a tenth held out."""
 
     tasks: ClassVar = _IMAGES
     classes: ClassVar = 10
@@ -98,7 +98,8 @@ class Digits(_DataSet):
 class Synthetic(_DataSet):
     """Random samples for any model, made from the seed, with something to learn in each class.
 
-    `vocab_size` counts for text, `channels` and `image_size` for images, `classes` for labelled ones.
+    `vocab_size` counts for text, `channels` and `image_size` for images, `classes` for labelled
+    ones.
     """
 
     tasks: ClassVar = (*_CONTINUED, *_LABELLED, *_IMAGES)
@@ -146,7 +147,7 @@ DataField = Annotated[
 
 
 def vocab_size_of(model: Model, data: Data) -> int:
-    """Tokens that the model knows: its own vocabulary where it has one, else the data's; 0 for images."""
+    """The size of the model's own vocabulary where it has one, else of the data's; 0 for images."""
     if isinstance(model, CNN):
         return 0
     own = model.vocab_size if isinstance(model, GPT | DistilBERT) else None

@@ -8,7 +8,7 @@ from lab.config.run import Run
 
 
 def distinct_labels(runs: Sequence[Run]) -> tuple[dict[Run, str], str]:
-    """Labels without the words that all runs share, and those words; sizes of models stay only where needed."""
+    """Labels without the words that all share, and these; sizes of models where needed."""
     parts = {run: run.label_parts for run in runs}
     shared = set.intersection(*map(set, parts.values())) if len(parts) > 1 else set()
     common = _joined(next(iter(parts.values())), shared) if shared else ""

@@ -92,7 +92,7 @@ class GPT(_Transformer):
 
 
 class TextClassifier(_Transformer):
-    """A transformer encoder with learned positions, the mean over a text's tokens, and a linear head."""
+    """A transformer encoder with learned positions, a mean over the tokens, and a linear head."""
 
     task: ClassVar[Task] = "text classification"
     kind: Literal["text-classifier"] = "text-classifier"
@@ -105,10 +105,10 @@ class TextClassifier(_Transformer):
 
 
 class DistilBERT(_Transformer):
-    """DistilBERT (Sanh et al., 2019) with a classification head, from a folder in Hugging Face's layout.
+    """DistilBERT (Sanh et al., 2019) with a classification head, from a Hugging Face folder.
 
-    The sizes are those of distilbert-base-uncased; where the folder holds others they must be given.
-    `dropout` replaces the rates that the folder names.
+    The sizes are those of distilbert-base-uncased; where the folder holds others they must be
+    given. `dropout` replaces the rates that the folder names.
     """
 
     task: ClassVar[Task] = "text classification"
@@ -143,7 +143,7 @@ class DistilBERT(_Transformer):
 
 
 class CNN(_Model):
-    """One of torchvision's convolutional networks, with as many input channels and classes as the data has.
+    """One of torchvision's convolutional networks, with the data's channels and classes.
 
     Images are scaled to `image_size`. `dropout` replaces the published rate. Batch norm that is
     `frozen` normalizes with its running statistics and leaves them alone: only then is the loss the

@@ -14,7 +14,7 @@ MAX_BYTES = 2**30
 
 
 def text_roots(data_root: Path) -> list[Path]:
-    """The folders under which text may lie: the study's own, then those of LAB_DATA_PATH in their order."""
+    """The folders that may hold text: the study's own, then those of LAB_DATA_PATH in order."""
     folders = os.environ.get("LAB_DATA_PATH", "").split(os.pathsep)
     return [data_root.resolve(), *(Path(folder).resolve() for folder in folders if folder)]
 

@@ -1,4 +1,4 @@
-"""What a profile with `executor: replay` holds: rows of a published table, in place of a machine."""
+"""What a profile with `executor: replay` holds: rows of a published table, not a machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Run: one configuration of training or inference, its id, its label, and which settings go together."""
+"""Run: one configuration of training or inference, its id and label, and what goes together."""
 
 from __future__ import annotations
 
@@ -36,10 +36,11 @@ class Words:
 class InferenceSettings(Frozen):
     """The fields of a Run that inference needs.
 
-    An inference run is a training run and what is done with its model: the model is trained as the other fields say,
-    on one process, unless it is there already; then a quantized copy works in turn with the fp32 base. A language
-    model generates, at every pair of a prompt length and a batch size; a classifier classifies batches of each size.
-    Batch sizes are samples over all ranks.
+    An inference run is a training run and what is done with its model: the model is trained as the
+    other fields say, on one process, unless it is there already; then a quantized copy works in
+    turn with the fp32 base. A language model generates, at every pair of a prompt length and a
+    batch size; a classifier classifies batches of each size. Batch sizes are samples over all
+    ranks.
     """
 
     task: Literal["train", "inference"] = "train"
@@ -54,11 +55,11 @@ class InferenceSettings(Frozen):
 class Run(InferenceSettings):
     """One configuration: everything that changes the measurement, and nothing about where it runs.
 
-    `world_size` counts the devices that share the work. Batches are in samples:
-    `global_batch_size = micro_batch_size * grad_accum * data_parallel_size`, the last being the world size except where
-    ranks split the model and see the same samples; what is not given of `global_batch_size`, `micro_batch_size` and
-    `grad_accum` follows from the others. `steps` counts optimizer steps; the first `warmup_steps` of them are left out
-    of every measure.
+    `world_size` counts the devices that share the work. Batches are in samples: `global_batch_size
+    = micro_batch_size * grad_accum * data_parallel_size`, the last being the world size except
+    where ranks split the model and see the same samples; what is not given of `global_batch_size`,
+    `micro_batch_size` and `grad_accum` follows from the others. `steps` counts optimizer steps; the
+    first `warmup_steps` of them are left out of every measure.
     """
 
     model: datasets.ModelField = "gpt-nano"
@@ -91,7 +92,7 @@ class Run(InferenceSettings):
     gradient_as_bucket_view: Annotated[bool, Words("gradients beside the buckets")] = True
     # Promises DDP that every step uses the same parameters.
     static_graph: Annotated[bool, Words("static graph")] = False
-    # Of gradients on the link.
+    # Of the gradients on the link.
     compression: Annotated[Literal["none", "bf16", "fp16", "powersgd"], Words("{} on the link")] = (
         "none"
     )
@@ -99,9 +100,9 @@ class Run(InferenceSettings):
     powersgd_rank: Annotated[int, Words("approximation of rank {}")] = Field(
         default=1, ge=1, le=1024
     )
-    # Naive_ddp sends all gradients in one all-reduce, not one by one.
+    # naive_ddp sends all gradients in one all-reduce, not one by one.
     flat: Annotated[bool, Words("flat")] = False
-    # Fsdp frees gathered parameters until the backward pass.
+    # fsdp frees gathered parameters until the backward pass.
     reshard_after_forward: Annotated[bool, Words("no resharding")] = True
     # Ranks that share one copy of the model in fsdp; None: all of them.
     shard_size: Annotated[int | None, Words("shards on {} ranks")] = Field(default=None, ge=2)
@@ -156,8 +157,8 @@ class Run(InferenceSettings):
     def id(self) -> str:
         """Ten hexadecimal digits of the SHA-256 of all that changes the measurement.
 
-        Presets count by what they stand for; fields at their defaults are left out, so that a field added later
-        does not rename the runs of today.
+        Presets count by what they stand for; fields at their defaults are left out, so that a field
+        added later does not rename the runs of today.
         """
         unused = {"model", "data", "keep_model"}
         if self.task == "train":
@@ -201,22 +202,22 @@ class Run(InferenceSettings):
 
     @property
     def names(self) -> dict[str, str]:
-        """What model and data set are called: their names, or all that tells them from others of their kind."""
+        """What model and data set are called: their names, or their labels where they have none."""
         parts = {"model": self.model, "data": self.data}
         return {key: part if isinstance(part, str) else part.label for key, part in parts.items()}
 
     @property
     def label(self) -> str:
-        """A short name: model, strategy, world size, batch, precision, and the settings that differ from the defaults.
+        """A short name: model, strategy, world size, batch, precision, unusual settings.
 
-        How long is trained and evaluated is left out.
+        How long it trains and evaluates is left out.
         """
         parts = self.label_parts
         return ", ".join([" ".join(parts[:3]), *parts[3:]])
 
     @property
     def label_parts(self) -> list[str]:
-        """The words of its label: model, what is done with it, on how many devices, and all that follows."""
+        """The words of its label: model, strategy or task, number of devices, the rest."""
         model, *sizes = self.names["model"].split(", ")
         place = f"x{self.world_size}"
         if self.needs_device != "any":

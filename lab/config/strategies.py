@@ -1,7 +1,7 @@
 """The facts of each strategy, in one table that everything outside `worker/strategies/` reads.
 
-A new strategy is an entry here and a module `worker/strategies/<name>.py`. No fact has a default: whoever adds a
-strategy decides each of them, and a forgotten one is a type error.
+A new strategy is an entry here and a module `worker/strategies/<name>.py`. No fact has a default:
+whoever adds a strategy decides each of them, and a forgotten one is a type error.
 """
 
 from __future__ import annotations

@@ -216,8 +216,8 @@ def _validate(
 ) -> tuple[Run | None, list[Problem]]:
     """One run of the grid at `path`, or its problems; `chosen` is the index of each grid value.
 
-    Fields with a wrong value are set aside and the rest is checked again, so that one fault does not
-    hide another.
+    Fields with a wrong value are set aside and the rest is checked again, so that one fault does
+    not hide another.
     """
     try:
         return Run.model_validate(content), []

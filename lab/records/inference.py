@@ -32,7 +32,7 @@ class Latency(Section):
 
 
 class Point(Section):
-    """One prompt length and batch size; ratios are quantized over base, round by round: below 1 is faster."""
+    """One prompt length and batch size; ratios are quantized over base: below 1 is faster."""
 
     prompt_tokens: int
     batch_size: int
@@ -44,7 +44,7 @@ class Point(Section):
 
 
 class ClassificationPoint(Section):
-    """One batch size of a classifier: seconds for a batch on the slowest rank, over rounds; the ratio is quantized over base."""
+    """One batch size of a classifier: s for a batch on the slowest rank, over rounds."""
 
     batch_size: int
     base: Stat
@@ -62,7 +62,7 @@ class Size(Section):
 
 
 class Inference(Section):
-    """What an inference run measured; without points where the quantization is not there, or its outputs are wrong."""
+    """What an inference run measured; no points where the quantization is unavailable or wrong."""
 
     quantization: Quantization
     method: str = ""

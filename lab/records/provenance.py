@@ -11,20 +11,19 @@ from pathlib import Path
 
 from lab.files import ROOT, read_json
 
-KEPT_STATE = "code.json"
+GIT_STATE = "code.json"  # in a copy of the code, which has no repository
 
 
 def keep_code(out: Path) -> Path:
-    """Copy the `lab` package to `out`/code/<hash of its content>, if it is not there yet; returns that folder."""
+    """Copy the `lab` package to `out`/code/<hash of its content> once; returns that folder."""
     package = ROOT / "lab"
     files = sorted(
         path for path in package.rglob("*") if path.is_file() and "__pycache__" not in path.parts
     )
     digest = hashlib.sha256()
     for path in files:
-        digest.update(
-            f"{path.relative_to(package)}\0{path.stat().st_size}\0".encode() + path.read_bytes()
-        )
+        header = f"{path.relative_to(package)}\0{path.stat().st_size}\0"
+        digest.update(header.encode() + path.read_bytes())
     folder = out / "code" / digest.hexdigest()[:12]
     if folder.is_dir():
         return folder
@@ -32,7 +31,7 @@ def keep_code(out: Path) -> Path:
     building = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".building-"))
     shutil.copytree(package, building / "lab", ignore=shutil.ignore_patterns("__pycache__"))
     commit, dirty = git_state()
-    (building / KEPT_STATE).write_text(json.dumps({"commit": commit, "dirty": dirty}))
+    (building / GIT_STATE).write_text(json.dumps({"commit": commit, "dirty": dirty}))
     try:
         building.rename(folder)
     except OSError:  # another driver was faster
@@ -41,9 +40,9 @@ def keep_code(out: Path) -> Path:
 
 
 def git_state() -> tuple[str | None, bool | None]:
-    """The commit of the lab's own repository and whether files differ from it; None where there is no repository or no git."""
-    if (kept := read_json(ROOT / KEPT_STATE)) is not None:
-        return kept["commit"], kept["dirty"]
+    """The commit of the lab's repository and whether files differ from it; None without git."""
+    if (state := read_json(ROOT / GIT_STATE)) is not None:
+        return state["commit"], state["dirty"]
     git = shutil.which("git")
     if git is None or not (ROOT / ".git").exists():
         return None, None
@@ -54,9 +53,8 @@ def git_state() -> tuple[str | None, bool | None]:
 
 def _output(program: str, *arguments: str) -> str | None:
     try:
-        done = subprocess.run(
+        return subprocess.run(
             [program, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=10, check=True
-        )
+        ).stdout.strip()
     except (OSError, subprocess.SubprocessError):
         return None
-    return done.stdout.strip()

@@ -10,13 +10,13 @@ from lab.config.emulation import Emulated
 
 
 class Section(BaseModel):
-    """A part of a record; unknown keys are refused so that a typing error cannot hide a measurement."""
+    """A part of a record; unknown keys are refused, so that a typing error hides no measurement."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="null")
 
 
 class Stat(Section):
-    """A distribution over steps or rounds: median, 10th and 90th percentile, bootstrap 95 % interval of the median."""
+    """Steps or rounds: median, 10th and 90th percentile, bootstrap 95 % interval of the median."""
 
     median: float
     p10: float
@@ -33,8 +33,9 @@ FOREIGN_CPU = 0.12
 class Timing(Section):
     """Where the time of a step went, in seconds; warm-up, compilation and evaluation are outside.
 
-    `step` is that of the slowest rank of each step, `phases` are those of the same rank in the same step and hold
-    the keys of PHASES; `per_rank` holds medians by rank of the step and of each phase.
+    `step` is that of the slowest rank of each step, `phases` are those of the same rank in the same
+    step and hold the keys of PHASES; `per_rank` holds medians by rank of the step and of each
+    phase.
     """
 
     step: Stat
@@ -56,8 +57,8 @@ class Timing(Section):
 class Event(Section):
     """One bar of a timeline, in seconds from the earliest start of its step on any rank.
 
-    `name` is forward, backward, optimizer, "bucket k" of DDP, or an operation such as all_reduce; what goes over the link
-    has `bytes`, and starts when it is handed to it.
+    `name` is forward, backward, optimizer, "bucket k" of DDP, or an operation such as all_reduce;
+    what goes over the link has `bytes`, and starts when it is handed to it.
     """
 
     rank: int
@@ -78,11 +79,12 @@ class Operation(Section):
 class Communication(Section):
     """What went over the links, per step: seconds of the slowest rank of each step, bytes per rank.
 
-    None where not measured; at world size 1 nothing is sent, and only `ddp_overhead_time` can be there.
-    `total` is the union of the times on the link of buckets, collectives and messages, `exposed` what a rank did nothing
-    but wait for them (with DDP from its last gradient on), `overlap` the rest; `straggler` is the part of `exposed` that
-    waited for ranks which came later, `transfer` the rest. `bytes` are those of the tensors that were reduced, gathered,
-    scattered or sent; `bytes_moved` what a rank sends for them where the ranks form a ring. `sync_cost` comes
+    None where not measured; at world size 1 nothing is sent, and only `ddp_overhead_time` can be
+    there. `total` is the union of the times on the link of buckets, collectives and messages,
+    `exposed` what a rank did nothing but wait for them (with DDP from its last gradient on),
+    `overlap` the rest; `straggler` is the part of `exposed` that waited for ranks which came later,
+    `transfer` the rest. `bytes` are those of the tensors that were reduced, gathered, scattered or
+    sent; `bytes_moved` what a rank sends for them where the ranks form a ring. `sync_cost` comes
     from another method: rounds of forward and backward with and without synchronisation, in turn.
     """
 
@@ -106,15 +108,16 @@ class Communication(Section):
 
 
 class Gradient(Section):
-    """A gradient of one rank's backward pass: its bytes, and the share of the pass that is over when it is ready."""
+    """A gradient: its bytes, and the share of the backward pass after which it is ready."""
 
     ready: float = Field(ge=0, le=1)
     bytes: int
 
 
 class Memory(Section):
-    """Peak memory in bytes by rank (by device where one process has several), and of what kind: resident set on CPU,
-    allocator's peak on CUDA; and what of it is there at every moment of a step, on the rank that has most of it.
+    """Peak memory by rank, in bytes; by device where one process has several.
+
+    `kind` is the resident set on CPUs, the allocator's peak on CUDA.
     """
 
     kind: Literal["resident", "cuda_allocated"]
@@ -124,7 +127,7 @@ class Memory(Section):
 
 
 class Quality(Section):
-    """What the model learned: training loss of each step (mean over the global batch), loss and accuracy on held-out data."""
+    """What the model learned; `loss` is the training loss of each step over the global batch."""
 
     loss: list[float]
     validation_loss: float | None = None
@@ -174,7 +177,7 @@ class Environment(Section):
 
     @property
     def disturbed(self) -> bool:
-        """Whether other processes took so much of the ranks' cores that times of it are not believed."""
+        """Whether other processes took too much of the ranks' cores to believe the times."""
         return self.foreign_cpu is not None and self.foreign_cpu > FOREIGN_CPU
 
 

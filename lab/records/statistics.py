@@ -17,7 +17,7 @@ def bootstrap_interval(
     resamples: int,
     seed: int = 0,
 ) -> tuple[Any, Any]:
-    """Both ends of the 95 % percentile-bootstrap interval (Efron 1979) of a statistic along the last axis.
+    """Both ends of a statistic's 95 % percentile-bootstrap interval (Efron 1979), on the last axis.
 
     Several samples are resampled independently. `statistic(*samples, axis=-1)` must be vectorized;
     each sample needs at least two values. The seed is fixed, so that the same values always have

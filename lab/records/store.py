@@ -1,4 +1,4 @@
-"""Record (what one run measured) and the store of them on disk; table() makes a DataFrame of them."""
+"""Record: what one repeat of a run measured; and the store of a study's records on disk."""
 
 from __future__ import annotations
 
@@ -82,8 +82,7 @@ class Record(Section):
     quality: Quality | None = None
     inference: Inference | None = None
     checks: dict[str, bool] = {}
-    # Foreign_cpu of an earlier measurement of this repeat, which was disturbed and is kept beside
-    # it.
+    # `foreign_cpu` of a disturbed earlier measurement of this repeat, which is kept beside it.
     disturbed: float | None = None
 
     @property
@@ -94,11 +93,8 @@ class Record(Section):
     @property
     def emulation(self) -> str:
         """What was emulated; nothing where all was real."""
-        return (
-            self.environment.emulated.label
-            if self.environment and self.environment.emulated
-            else ""
-        )
+        emulated = self.environment and self.environment.emulated
+        return emulated.label if emulated else ""
 
     @property
     def task(self) -> Task:
@@ -107,7 +103,7 @@ class Record(Section):
 
     @property
     def duration_s(self) -> float | None:
-        """Wall time of the job from its start to its record, in s; 0 where the clock was set back meanwhile."""
+        """Wall time of the job until its record, in s; 0 where the clock was set back meanwhile."""
         if self.started_at is None:
             return None
         passed = datetime.fromisoformat(self.finished_at) - datetime.fromisoformat(self.started_at)
@@ -115,7 +111,7 @@ class Record(Section):
 
 
 class Store:
-    """The records of one study on disk: `out/runs/<run id>/<repeat>/{record.json, steps.parquet, run.ipynb, log/}`."""
+    """A study's records, `out/runs/<run id>/<repeat>/record.json`, beside their steps and logs."""
 
     def __init__(self, out: Path) -> None:
         self.out = out
@@ -126,7 +122,7 @@ class Store:
         return self.runs / task.run.id / str(task.repeat)
 
     def read(self, task: Task) -> Record | None:
-        """The record of a task; None where there is none, or one that cannot be read and must be measured again."""
+        """The record of a task; None where it is missing or not whole, and is to be measured."""
         return read_record(self.folder(task) / "record.json")
 
     def completed(self, task: Task) -> bool:
@@ -137,10 +133,10 @@ class Store:
     def records(self, tasks: Iterable[Task] | None = None) -> list[Record]:
         """The records of these tasks, or all that are there, in a stable order."""
         if tasks is not None:
-            found = [self.read(task) for task in tasks]
+            records = [self.read(task) for task in tasks]
         else:
-            found = [read_record(path) for path in sorted(self.runs.glob("*/*/record.json"))]
-        return [record for record in found if record is not None]
+            records = [read_record(path) for path in sorted(self.runs.glob("*/*/record.json"))]
+        return [record for record in records if record is not None]
 
 
 def read_record(path: Path) -> Record | None:
@@ -157,16 +153,15 @@ def read_record(path: Path) -> Record | None:
 
 @lru_cache(maxsize=1024)  # the driver and `lab status` poll all records of a study
 def _validated(path: Path, inode: int, mtime_ns: int, size: int) -> Record | None:
-    """The record in a file that stays the same as long as its key does: files are replaced, never edited."""
+    """The record in a file, which is replaced and never edited: its inode, time and size tell."""
     content = path.read_bytes()
     try:
         return Record.model_validate_json(content)
     except ValidationError:
         version = _schema_version(content)
         if version is not None and version > SCHEMA_VERSION:
-            raise LabError(
-                f"{path}: written by a newer lab (schema {version}, this one reads {SCHEMA_VERSION}): update"
-            ) from None
+            schemas = f"schema {version}, this one reads {SCHEMA_VERSION}"
+            raise LabError(f"{path}: written by a newer lab ({schemas}): update") from None
         return None
 
 
@@ -189,7 +184,7 @@ OneStudy = Study | str | Path | Sequence[Record]
 
 
 def load_records(source: OneStudy, *, tasks: Sequence[Task] | None = None) -> list[Record]:
-    """Records of a study's present grid or of some of its `tasks`, of all that lies in a folder, or as they are given."""
+    """Records of a study's grid or of `tasks` of it, of all in a folder, or as they are given."""
     if isinstance(source, Study):
         return Store(source.out).records(source.tasks if tasks is None else tasks)
     if isinstance(source, str | Path):

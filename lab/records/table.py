@@ -1,21 +1,17 @@
-"""A record as a row of the table: what each column holds."""
+"""The table of records: one row for each repeat, one column for each quantity."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from lab.config.run import InferenceSettings, Run
-from lab.records.schema import PHASES, Communication, Stat
+from lab.records.schema import PHASES
 from lab.records.store import OneStudy, Record, load_records
 
 if TYPE_CHECKING:
     import pandas as pd
-
-# What every run is asked for comes first, what only inference is asked for last.
-_FIELDS = [
-    key for key in Run.model_fields if key not in {"model", "data", *InferenceSettings.model_fields}
-]
-_FIELDS += list(InferenceSettings.model_fields)
 
 
 def table(source: OneStudy) -> pd.DataFrame:
@@ -30,45 +26,25 @@ def table(source: OneStudy) -> pd.DataFrame:
 
 def row(record: Record) -> dict[str, Any]:
     """One repeat as columns, in the order of the table."""
-    run, timing = record.run, record.timing
     return {
         "run_id": record.run_id,
         "repeat": record.repeat,
         "status": record.status,
-        **run.names,
-        **{key: getattr(run, key) for key in _FIELDS},
-        "nodes": _nodes(record),
-        "device": record.environment.device if record.environment else None,
-        "cluster": record.environment.cluster if record.environment else None,
-        "replay": record.environment.replay if record.environment else None,
-        "emulated": record.environment.emulated.label
-        if record.environment and record.environment.emulated
-        else None,
-        "step_time": timing.step.median if timing else None,
-        "step_time_p10": timing.step.p10 if timing else None,
-        "step_time_p90": timing.step.p90 if timing else None,
+        **record.run.names,
+        **{key: getattr(record.run, key) for key in _SETTINGS},
         **{
-            f"{phase}_time": _median(timing.phases.get(phase)) if timing else None
-            for phase in PHASES
+            column: _at(record, source) if isinstance(source, str) else source(record)
+            for column, source in _COLUMNS.items()
         },
-        **_communication_columns(record.communication),
-        "samples_per_second": timing.samples_per_second if timing else None,
-        "tokens_per_second": timing.tokens_per_second if timing else None,
-        "mfu": timing.mfu if timing else None,
-        "queue_time": record.allocation.queue_time if record.allocation else None,
-        "requeues": record.allocation.requeues if record.allocation else None,
-        "setup_time": timing.setup_time if timing else None,
-        "train_time": timing.train_time if timing else None,
-        "peak_memory": max(record.memory.peak) if record.memory else None,
-        "final_loss": record.quality.loss[-1] if record.quality and record.quality.loss else None,
-        "accuracy": record.quality.accuracy if record.quality else None,
-        "validation_loss": record.quality.validation_loss if record.quality else None,
-        "error": f"{record.error.type}: {record.error.message}" if record.error else None,
     }
 
 
-def _median(stat: Stat | None) -> float | None:
-    return stat.median if stat else None
+def _at(value: Any, path: str) -> Any:
+    """The value at a path of fields and keys; None where one of them was not measured."""
+    for name in path.split("."):
+        if value is not None:
+            value = value.get(name) if isinstance(value, dict) else getattr(value, name)
+    return value
 
 
 def _nodes(record: Record) -> int | None:
@@ -77,35 +53,65 @@ def _nodes(record: Record) -> int | None:
     return len(set(record.environment.hosts)) if record.environment else None
 
 
-def _communication_columns(communication: Communication | None) -> dict[str, float | None]:
-    columns = {
-        "communication_time": "total",
-        "exposed_communication_time": "exposed",
-        "straggler_time": "straggler",
-        "transfer_time": "transfer",
-        "overlap_time": "overlap",
-        "sync_cost_time": "sync_cost",
-        "stolen_compute_time": "stolen_compute",
-        "ddp_overhead_time": "ddp_overhead_time",
-    }
-    stats = {
-        column: getattr(communication, field) if communication else None
-        for column, field in columns.items()
-    }
-    waits = {
-        f"exposed_{phase}_time": _exposed_in(communication, phase)
-        for phase in ("forward", "backward", "optimizer")
-    }
-    sent = {
-        "communication_bytes": communication.bytes if communication else None,
-        "bytes_moved": communication.bytes_moved if communication else None,
-        "communication_calls": communication.calls if communication else None,
-    }
-    return {column: stat.median if stat else None for column, stat in stats.items()} | waits | sent
-
-
-def _exposed_in(communication: Communication | None, phase: str) -> float | None:
+def _exposed_in(record: Record, *, phase: str) -> float | None:
+    communication = record.communication
     if communication is None or communication.exposed is None:
         return None
-    # Records from before there was a choice are DDP's, which waits at the end of its backward pass.
+    # Records without phases are DDP's, which waits at the end of its backward pass.
     return (communication.exposed_in or {"backward": communication.exposed.median}).get(phase, 0.0)
+
+
+def _peak_memory(record: Record) -> int | None:
+    return max(record.memory.peak) if record.memory else None
+
+
+def _final_loss(record: Record) -> float | None:
+    return record.quality.loss[-1] if record.quality and record.quality.loss else None
+
+
+def _error(record: Record) -> str | None:
+    return f"{record.error.type}: {record.error.message}" if record.error else None
+
+
+# The settings of every run come first, those of inference alone last.
+_INFERENCE = tuple(InferenceSettings.model_fields)
+_TRAINING = [key for key in Run.model_fields if key not in {"model", "data", *_INFERENCE}]
+_SETTINGS = (*_TRAINING, *_INFERENCE)
+_COLUMNS: dict[str, str | Callable[[Record], Any]] = {
+    "nodes": _nodes,
+    "device": "environment.device",
+    "cluster": "environment.cluster",
+    "replay": "environment.replay",
+    "emulated": "environment.emulated.label",
+    "step_time": "timing.step.median",
+    "step_time_p10": "timing.step.p10",
+    "step_time_p90": "timing.step.p90",
+    **{f"{phase}_time": f"timing.phases.{phase}.median" for phase in PHASES},
+    "communication_time": "communication.total.median",
+    "exposed_communication_time": "communication.exposed.median",
+    "straggler_time": "communication.straggler.median",
+    "transfer_time": "communication.transfer.median",
+    "overlap_time": "communication.overlap.median",
+    "sync_cost_time": "communication.sync_cost.median",
+    "stolen_compute_time": "communication.stolen_compute.median",
+    "ddp_overhead_time": "communication.ddp_overhead_time.median",
+    **{
+        f"exposed_{phase}_time": partial(_exposed_in, phase=phase)
+        for phase in ("forward", "backward", "optimizer")
+    },
+    "communication_bytes": "communication.bytes",
+    "bytes_moved": "communication.bytes_moved",
+    "communication_calls": "communication.calls",
+    "samples_per_second": "timing.samples_per_second",
+    "tokens_per_second": "timing.tokens_per_second",
+    "mfu": "timing.mfu",
+    "queue_time": "allocation.queue_time",
+    "requeues": "allocation.requeues",
+    "setup_time": "timing.setup_time",
+    "train_time": "timing.train_time",
+    "peak_memory": _peak_memory,
+    "final_loss": _final_loss,
+    "accuracy": "quality.accuracy",
+    "validation_loss": "quality.validation_loss",
+    "error": _error,
+}

@@ -28,7 +28,7 @@ CLUSTERS = {"emulated": "link", "published": "table", "queue": "site"}
 
 
 def changes(old: Any, new: Any, where: str = "") -> list[str]:
-    """What of the old JSON is missing or different in the new; what the new has more does not count."""
+    """What of the old JSON is missing or different in the new; additions do not count."""
     if isinstance(old, dict) and isinstance(new, dict):
         lost = [f"{where}.{key}: missing" for key in old if key not in new]
         both = [key for key in old if key in new]
@@ -43,7 +43,7 @@ def changes(old: Any, new: Any, where: str = "") -> list[str]:
 
 @pytest.fixture(scope="module", autouse=True)
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The old studies, profiles and calibrations in a folder of their own, in which everything happens."""
+    """The old studies, profiles and calibrations in a working directory of their own."""
     folder = tmp_path_factory.mktemp("old")
     for path in (path for path in OLD.rglob("*") if path.is_file() and path.suffix != ".py"):
         target = folder / path.relative_to(OLD)
@@ -56,7 +56,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 def cluster_of(name: str) -> str:
-    """The profile on which an old study was measured; skips where this machine cannot emulate it."""
+    """The profile of an old study's measurements; skips where this machine cannot emulate it."""
     cluster = CLUSTERS.get(name, "node")
     try:
         lab.Cluster.load(cluster)
@@ -205,7 +205,7 @@ def test_runs_keep_their_ids(group: str) -> None:
 
 @pytest.mark.parametrize("name", PROFILES)
 def test_profiles_are_read_as_before(name: str) -> None:
-    """Calibrations and jobs in a queue hold a profile as it was dumped: it must be read, and be the same."""
+    """Calibrations and queued jobs hold a dumped profile: it must be read, and be the same."""
     path = ROOT / "slurm" / f"{name}.yaml"
     before = lab.Cluster.model_validate(PROFILES[name])
     try:

@@ -31,7 +31,7 @@ def test_every_caller_has_its_interval_from_there() -> None:
     assert stat(VALUES).interval == pytest.approx(by_hand(VALUES, np.median, resamples=2000))
     share = _mean(VALUES)
     assert (share.low, share.high) == pytest.approx(by_hand(VALUES, np.mean, resamples=2000))
-    # The ratio to a constant is that of the median alone: the first sample is drawn before the second.
+    # The ratio to a constant is that of the median alone: the first sample is drawn first.
     ends = ratio(VALUES, np.ones(2))[1:]
     assert ends == pytest.approx(by_hand(VALUES, np.median, resamples=RESAMPLES, seed=SEED))
 
