@@ -1,4 +1,4 @@
-"""Calibration: what a cluster's links and devices can do, measured once and stored beside its
+"""Calibration: what a cluster's links and devices can do, measured once, stored beside its
 profile.
 """
 
@@ -19,7 +19,6 @@ from lab.perfmodel.collectives import (
     COLLECTIVES,
     Collective,
     LinkFit,
-    algbw,
     busbw,
     fit_link,
     interpolate,
@@ -30,19 +29,16 @@ SCHEMA_VERSION = 1
 # Gradient buckets lie above it, and below it other costs than alpha and beta rule; times there are
 # interpolated.
 FIT_FROM_BYTES = 64 * 2**10
-QUIET = 0.12  # cores' worth of others that still leave a measurement as it is
 
 
 class _Stored(BaseModel):
-    """A part of a calibration; what is not a number cannot be stored."""
+    """A part of a calibration; NaN and infinities cannot be stored."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class CollectiveTime(_Stored):
-    """Time in s of one collective by the slowest rank: median over `calls` calls with its 95 %
-    interval.
-    """
+    """Time in s of a collective by the slowest rank: median over `calls` with its 95 % interval."""
 
     collective: Collective
     world_size: int = Field(ge=2)
@@ -55,7 +51,7 @@ class CollectiveTime(_Stored):
     @property
     def algbw(self) -> float:
         """Bytes/s of the tensor."""
-        return algbw(self.bytes, self.seconds)
+        return self.bytes / self.seconds
 
     @property
     def busbw(self) -> float:
@@ -80,15 +76,14 @@ class MatrixProduct(_Stored):
 
 
 class MemoryBandwidth(_Stored):
-    """Bytes/s, read and written, of the fastest copy of a tensor of so many bytes on one rank."""
+    """Bytes/s, read and written, of the fastest copy of a tensor of `bytes` on one rank."""
 
     bytes_per_s: float = Field(gt=0)
     bytes: int
 
 
 class ContentionTime(_Stored):
-    """How many times longer matrix products and all-reduces of so many bytes take while the other
-    goes on beside them.
+    """How many times longer matrix products and all-reduces of `bytes` take beside each other.
 
     `neighbours` is how many times longer training takes on a rank while the other ranks train too.
     """
@@ -101,9 +96,7 @@ class ContentionTime(_Stored):
 
 
 class Part(_Stored):
-    """What was measured at one world size: collectives from 2 ranks on, the device by itself on
-    one.
-    """
+    """What was measured at one world size: collectives from 2 ranks on, the device alone on one."""
 
     world_size: int = Field(ge=1)
     quick: bool
@@ -120,22 +113,22 @@ class Part(_Stored):
 
     @property
     def disturbed(self) -> bool:
-        """Whether other processes took more than QUIET cores on the ranks' cores meanwhile."""
-        return (self.environment.foreign_cpu or 0.0) > QUIET
+        """Whether other processes took a noticeable share of the ranks' cores meanwhile."""
+        return self.environment.disturbed
 
     @cached_property
     def fits(self) -> tuple[CollectiveFit, ...]:
         """One per collective whose times grow over two sizes or more from FIT_FROM_BYTES on."""
-        found = []
+        fits = []
         for name in COLLECTIVES:
             rows = [row for row in self.times if row.collective == name]
-            chosen = [row for row in rows if row.bytes >= FIT_FROM_BYTES]
+            rows = [row for row in rows if row.bytes >= FIT_FROM_BYTES]
             try:
-                fit = fit_link([row.bytes for row in chosen], [row.seconds for row in chosen])
+                fit = fit_link([row.bytes for row in rows], [row.seconds for row in rows])
             except ValueError:
                 continue
-            found.append(CollectiveFit(collective=name, world_size=self.world_size, fit=fit))
-        return tuple(found)
+            fits.append(CollectiveFit(collective=name, world_size=self.world_size, fit=fit))
+        return tuple(fits)
 
 
 class Calibration(_Stored):
@@ -182,31 +175,26 @@ class Calibration(_Stored):
         return min((part.measured_at for part in self.parts), default=None)
 
     def contention(self, world_size: int) -> ContentionTime | None:
-        """That of a world size, else of the nearest one that was measured; None where none was."""
-        held = [part for part in self.parts if part.contention]
-        nearest = min(held, key=lambda part: abs(part.world_size - world_size), default=None)
+        """That of a world size, else of the nearest measured one; None where none was."""
+        parts = [part for part in self.parts if part.contention]
+        nearest = min(parts, key=lambda part: abs(part.world_size - world_size), default=None)
         return nearest.contention if nearest else None
 
     def fit(self, collective: Collective, world_size: int) -> LinkFit:
         """The fit of a collective; raises LabError where it was not measured or cannot be
         fitted.
         """
-        for found in self.fits:
-            if (found.collective, found.world_size) == (collective, world_size):
-                return found.fit
-        sizes = sorted({found.world_size for found in self.fits if found.collective == collective})
-        known = (
-            f"its fits are for {', '.join(map(str, sizes))} ranks"
-            if sizes
-            else "no world size of it is fitted"
-        )
-        raise LabError(
-            f"calibration of {self.cluster}: {collective} on {world_size} ranks is not there ({known})"
-        )
+        fits = {fit.world_size: fit.fit for fit in self.fits if fit.collective == collective}
+        if world_size in fits:
+            return fits[world_size]
+        known = "no world size of it is fitted"
+        if fits:
+            known = f"its fits are for {', '.join(map(str, sorted(fits)))} ranks"
+        missing = f"{collective} on {world_size} ranks is not there"
+        raise LabError(f"calibration of {self.cluster}: {missing} ({known})")
 
     def time(self, collective: Collective, world_size: int, size: float) -> float:
-        """Seconds of a collective on so many bytes: between measured sizes interpolated, by the fit
-        beyond; 0 on one rank.
+        """Seconds of a collective on `size` bytes: interpolated, by the fit beyond; 0 on one rank.
 
         Raises LabError for a collective or world size that was not measured, ValueError where bytes
         are not positive.
@@ -214,45 +202,37 @@ class Calibration(_Stored):
         if world_size == 1:
             return 0.0
         fit = self.fit(collective, world_size)
-        rows = sorted(
-            (
-                row
-                for row in self.rows
-                if (row.collective, row.world_size) == (collective, world_size)
-            ),
-            key=lambda row: row.bytes,
-        )
-        return interpolate(size, [row.bytes for row in rows], [row.seconds for row in rows], fit)
+        times = {
+            row.bytes: row.seconds
+            for row in sorted(self.rows, key=lambda row: row.bytes)
+            if (row.collective, row.world_size) == (collective, world_size)
+        }
+        return interpolate(size, list(times), list(times.values()), fit)
 
     def with_part(self, part: Part) -> Calibration:
         """The same with one part added, in place of an earlier one of its world size."""
-        parts = [other for other in self.parts if other.world_size != part.world_size]
-        return self.model_copy(
-            update={"parts": tuple(sorted([*parts, part], key=lambda part: part.world_size))}
-        )
+        parts = {one.world_size: one for one in (*self.parts, part)}
+        return self.model_copy(update={"parts": tuple(parts[size] for size in sorted(parts))})
 
 
 def calibration_path(cluster: str | Path | Cluster = "local") -> Path:
-    """Where a profile's calibration lies: `calibration/<profile>.json` beside the profile's file;
-    raises InputError for none.
-    """
+    """`calibration/<profile>.json` beside the profile's file; raises InputError for no profile."""
     profile = find_profile(cluster.name if isinstance(cluster, Cluster) else cluster)
     return profile.parent / "calibration" / f"{profile.stem}.json"
 
 
 def load_calibration(cluster: str | Path | Cluster = "local") -> Calibration | None:
-    """The calibration of a profile (its name, its path or itself); None where there is none that
-    this lab can read.
+    """The calibration of a profile (its name, path or itself); None where no readable one exists.
 
     Raises InputError for an unknown profile, LabError for a calibration of a newer lab.
     """
     if isinstance(cluster, Cluster) and cluster.published is not None:
-        return calibration_of(cluster)
+        return published_calibration(cluster)
     try:
         path = calibration_path(cluster)
         profile = find_profile(cluster.name if isinstance(cluster, Cluster) else cluster)
         if read_yaml(profile).get("executor") == "replay":
-            return calibration_of(Cluster.load(profile))
+            return published_calibration(Cluster.load(profile))
     except InputError:
         if isinstance(cluster, Cluster):  # one that was made without a file
             return None
@@ -262,14 +242,10 @@ def load_calibration(cluster: str | Path | Cluster = "local") -> Calibration | N
 
 def read_calibration(path: Path) -> Calibration | None:
     """Read one file; None where it is missing or not whole. Raises LabError for a newer schema."""
-    content = read_json(path)
-    if content is None:
-        return None
-    version = content.get("schema_version")
+    version = (read_json(path) or {}).get("schema_version")
     if isinstance(version, int) and version > SCHEMA_VERSION:
-        raise LabError(
-            f"{path}: written by a newer lab (schema {version}, this one reads {SCHEMA_VERSION}): update"
-        )
+        schemas = f"schema {version}, this one reads {SCHEMA_VERSION}"
+        raise LabError(f"{path}: written by a newer lab ({schemas}): update")
     try:
         return Calibration.model_validate_json(path.read_bytes())
     except (OSError, ValidationError):
@@ -281,37 +257,32 @@ def write_calibration(calibration: Calibration, path: Path) -> None:
     write_atomically(path, calibration.model_dump_json(indent=1).encode())
 
 
-def calibration_of(cluster: Cluster) -> Calibration | None:
+def published_calibration(cluster: Cluster) -> Calibration | None:
     """The published all-reduces as a calibration; None where the table holds none."""
     assert cluster.published is not None
-    rows = cluster.published.all_reduce
-    sizes = sorted({row.world_size for row in rows})
-    parts = [
+    times: dict[int, list[CollectiveTime]] = {}
+    for row in cluster.published.all_reduce:
+        time = CollectiveTime(collective="all_reduce", **row.model_dump(), calls=1)
+        times.setdefault(row.world_size, []).append(time)
+    if not times:
+        return None
+    parts = tuple(
         Part(
             world_size=size,
             quick=False,
             measured_at=datetime.now(UTC),
             profile=cluster,
             environment=published_environment(cluster, cluster.published, size),
-            times=tuple(
-                CollectiveTime(collective="all_reduce", **row.model_dump(), calls=1)
-                for row in rows
-                if row.world_size == size
-            ),
+            times=tuple(times[size]),
         )
-        for size in sizes
-    ]
-    return (
-        Calibration(cluster=cluster.name, wanted=tuple(sizes), parts=tuple(parts))
-        if parts
-        else None
+        for size in sorted(times)
     )
+    return Calibration(cluster=cluster.name, wanted=tuple(sorted(times)), parts=parts)
 
 
 def published_environment(cluster: Cluster, published: Published, ranks: int) -> Environment:
-    """The environment of published numbers: what their source tells, and nothing of this
-    machine.
-    """
+    """The environment of published numbers: what their source says, nothing of this machine."""
+    gpus = cluster.device_kind == "cuda"
     return Environment(
         cluster=cluster.name,
         hosts=["unknown"],
@@ -321,8 +292,8 @@ def published_environment(cluster: Cluster, published: Published, ranks: int) ->
         cpu_count=0,
         cpus_granted=[[]] * ranks,
         threads_per_rank=0,
-        gpu=published.gpu if cluster.device_kind == "cuda" else None,
-        gpu_count=ranks if cluster.device_kind == "cuda" else 0,
+        gpu=published.gpu if gpus else None,
+        gpu_count=ranks if gpus else 0,
         versions={},
         replay=f"{published.source}{'. ' + published.note if published.note else ''}",
     )

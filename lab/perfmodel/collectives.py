@@ -59,14 +59,11 @@ def bus_factor(collective: Collective, world_size: int) -> float:
     return ring.passes * ((world_size - 1) / world_size if ring.split else 1.0)
 
 
-def algbw(size: float, seconds: float) -> float:
-    """Algorithm bandwidth in bytes/s: the bytes of the tensor over the time of the collective."""
-    return size / seconds
-
-
 def busbw(collective: Collective, world_size: int, size: float, seconds: float) -> float:
-    """Bus bandwidth in bytes/s: algbw times the bus factor, comparable over world sizes."""
-    return algbw(size, seconds) * bus_factor(collective, world_size)
+    """Bus bandwidth in bytes/s, comparable over world sizes: algbw (bytes over s) by the bus
+    factor.
+    """
+    return size / seconds * bus_factor(collective, world_size)
 
 
 def of_all_reduce(collective: Collective) -> float:

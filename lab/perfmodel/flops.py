@@ -1,5 +1,7 @@
-"""What a model costs: parameters, floating-point operations, and the activations that wait for the
-backward pass.
+"""What a model costs: parameters, FLOPs, and the activations that wait for the backward pass.
+
+Counted layer by layer without torch, for any image size, batch and precision. The tests hold the
+counts to the real modules, to torch's own FLOP counter and to the tensors that autograd saves.
 """
 
 from __future__ import annotations
@@ -7,21 +9,29 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, assert_never
 
 from lab.config.datasets import vocab_size_of
-from lab.config.models import CNN, GPT, DistilBERT, TextClassifier
+from lab.config.models import CNN, GPT, DistilBERT, Network, TextClassifier
 from lab.config.run import Run
+
+Precision = Literal["fp32", "bf16", "fp16"]
+Device = Literal["cpu", "cuda"]
+INDEX = 8  # bytes of a token, a class, a place in a pooling window: int64
+FLOAT = 4
+CHUNK_LOGITS = 2**24  # 64 MiB in fp32; the head of a GPT never keeps more than twice as many
+DROPOUT = 0.5  # as published for AlexNet, VGG and SqueezeNet
+DISTILBERT_DROPOUT, DISTILBERT_HEAD_DROPOUT = 0.1, 0.2
+DISTILBERT_HEAD = 2  # layers that transformers adds to the encoder
 
 
 @dataclass(frozen=True)
 class ModelCost:
-    """Parameters of the whole model; FLOPs of one sample; bytes that one micro-batch keeps for its
-    backward pass.
+    """Parameters of a model, FLOPs of one sample, bytes that one micro-batch keeps for backward.
 
     What is frozen is not trained, and no gradient goes further back than the first layer that
-    trains. Activations are those of fused attention, parameters and their copies in low precision
-    left out.
+    trains. Activations are those of fused attention, without parameters and their copies in low
+    precision.
     """
 
     parameters: int
@@ -35,35 +45,17 @@ def model_cost(run: Run, *, device: Device = "cpu") -> ModelCost:
     """The cost of a run's model on its data, counted layer by layer."""
     trainable = getattr(run.architecture, "trainable", "all")
     head = DISTILBERT_HEAD if isinstance(run.architecture, DistilBERT) else 1
-    sizes = _traced(run, device, frozen=0).sizes
+    sizes = _trace(run, device, frozen=0).sizes
     frozen = first_trainable(sizes, trainable, head=head)
-    trace = _traced(run, device, frozen=frozen)
-    return ModelCost(
-        sum(sizes), sum(sizes[frozen:]), trace.forward, trace.backward, trace.activation_bytes
-    )
-
-
-def _traced(run: Run, device: Device, frozen: int) -> Trace:
-    trace = Trace(
-        samples=run.micro_batch_size, precision=run.precision, device=device, frozen=frozen
-    )
-    model, data = run.architecture, run.dataset
-    classes, vocab_size = int(getattr(data, "classes", 0)), vocab_size_of(model, data)
-    match model:
-        case GPT():
-            gpt(trace, model, vocab_size)
-        case TextClassifier():
-            text_classifier(trace, model, vocab_size, classes)
-        case DistilBERT():
-            distilbert(trace, model, classes)
-        case CNN():
-            cnn(trace, model, int(getattr(data, "channels", 0)), classes)
-    return trace
+    trace = _trace(run, device, frozen=frozen)
+    kept = trace.kept + sum(trace.saved.values())
+    return ModelCost(sum(sizes), sum(sizes[frozen:]), trace.forward, trace.backward, kept)
 
 
 def flops_per_sample(run: Run) -> int:
-    """FLOPs of forward and backward of one sample, the numerator of MFU: by the published formula
-    for a GPT, else as counted.
+    """FLOPs of forward and backward of one sample, the numerator of MFU.
+
+    By the published formula for a GPT, else as counted.
     """
     model = run.architecture
     if isinstance(model, GPT):
@@ -78,10 +70,9 @@ def block_parameters(width: int) -> int:
 
 
 def gpt_parameters(config: GPT, vocab_size: int) -> int:
-    """Trainable parameters of a GPT with a tied head: V d + T d + L (12 d^2 + 13 d) + 2 d, T the
-    block size.
+    """Trainable parameters of a GPT with a tied head: V d + T d + L (12 d^2 + 13 d) + 2 d.
 
-    A vocabulary that the configuration names goes before `vocab_size`, that of the data.
+    T is the block size. A vocabulary in the configuration goes before `vocab_size`, the data's.
     """
     width, vocabulary = config.width, config.vocab_size or vocab_size
     blocks = config.layers * block_parameters(width)
@@ -89,8 +80,7 @@ def gpt_parameters(config: GPT, vocab_size: int) -> int:
 
 
 def gpt_flops_per_token(config: GPT, vocab_size: int) -> int:
-    """FLOPs of forward and backward per token: 6 N + 12 L T d, N without position embeddings and
-    with the tied head.
+    """FLOPs of forward and backward per token: 6 N + 12 L T d, N without position embeddings.
 
     Chowdhery et al. (2022), PaLM, appendix B. What is computed twice to save memory does not count.
     """
@@ -98,118 +88,134 @@ def gpt_flops_per_token(config: GPT, vocab_size: int) -> int:
     return 6 * active + 12 * config.layers * config.block_size * config.width
 
 
-Precision = Literal["fp32", "bf16", "fp16"]
-Device = Literal["cpu", "cuda"]
-INDEX = 8  # bytes of a token, a class, a place in a pooling window: int64
-FLOAT = 4
+def first_trainable(sizes: Sequence[int], trainable: str | float, *, head: int = 1) -> int:
+    """How many first layers stay frozen; `sizes` are each layer's parameters, the last `head` its
+    head.
+
+    A share is met by the fewest last layers that together hold at least as much of the parameters.
+    """
+    if trainable == "all":
+        return 0
+    if trainable == "head":
+        return len(sizes) - head
+    wanted, last = float(trainable) * sum(sizes), 0
+    for place in reversed(range(len(sizes))):
+        last += sizes[place]
+        if last >= wanted:
+            return place
+    return 0
 
 
 @dataclass(eq=False)
 class Value:
-    """A tensor of the forward pass: its shape without the batch, bytes per element, and whether a
-    gradient comes back to it.
-    """
+    """A tensor: its shape without the batch, bytes per element, whether it gets a gradient."""
 
     shape: tuple[int, ...]
     item: int = FLOAT
     grad: bool = False
 
-    @property
-    def bytes(self) -> int:
-        """Of one sample."""
-        return math.prod(self.shape) * self.item
+    def like(self, *shape: int) -> Value:
+        """Another of the same kind, of this shape or its own."""
+        return Value(shape or self.shape, self.item, self.grad)
 
 
 @dataclass
 class Trace:
-    """Follows one forward pass of a micro-batch; each method is a layer that takes values and gives
-    one.
+    """Follows one forward pass of a micro-batch; each method is a layer, from values to a value.
 
     Only products (linear, convolution, attention) count as operations, a multiplication and an
     addition as two. The first `frozen` layers with parameters do not train. Under autocast products
     read and write two bytes an element.
     """
 
-    samples: int = 1
-    precision: Precision = "fp32"
-    device: Device = "cpu"
-    frozen: int = 0
-    sizes: list[int] = field(
-        default_factory=list
-    )  # parameters of each layer that has any, in order
+    samples: int
+    precision: Precision
+    device: Device
+    frozen: int
+    sizes: list[int] = field(default_factory=list)  # parameters of each layer that has any
     forward: int = 0  # FLOPs of one sample
     backward: int = 0
-    _saved: dict[Value, int] = field(default_factory=dict)
-    _views: dict[Value, Value] = field(default_factory=dict)
-    _kept: int = 0
+    saved: dict[Value, int] = field(default_factory=dict)  # bytes; what several layers keep is one
+    kept: int = 0  # bytes that no other layer keeps
+    views: dict[Value, Value] = field(default_factory=dict)
 
     @property
-    def activation_bytes(self) -> int:
-        """What one micro-batch keeps for its backward pass, parameters left out."""
-        return self._kept + sum(self._saved.values())
+    def item(self) -> int:
+        """Bytes of an element that a product reads and writes."""
+        return FLOAT if self.precision == "fp32" else 2
 
     def save(self, *values: Value) -> None:
-        """Keep values for the backward pass; what several layers keep is there once."""
+        """Keep values for the backward pass."""
         for value in values:
-            whole = self._views.get(value, value)
-            self._saved[whole] = self.samples * whole.bytes
+            whole = self.views.get(value, value)
+            self.saved[whole] = self.samples * math.prod(whole.shape) * whole.item
 
-    def linear(self, x: Value, out: int, *, bias: bool = True) -> Value:
+    def layer(self, parameters: int) -> bool:
+        """Begin a layer with parameters; whether it trains."""
+        self.sizes.append(parameters)
+        return len(self.sizes) > self.frozen
+
+    def low(self, x: Value) -> Value:
+        """Under autocast a copy in fewer bytes, unless it is one."""
+        return x if x.item == self.item else Value(x.shape, self.item, x.grad)
+
+    def linear(self, x: Value, out: int) -> Value:
         """(..., in) to (..., out)."""
-        trains = self._layer((x.shape[-1] + bias) * out)
-        return self._product(
-            x, (*x.shape[:-1], out), 2 * math.prod(x.shape) * out, trains=trains, keep=trains
-        )
+        trains = self.layer((x.shape[-1] + 1) * out)
+        flops = 2 * math.prod(x.shape) * out
+        return self._product(x, (*x.shape[:-1], out), flops, trains=trains, keep=trains)
 
     def conv(
-        self,
-        x: Value,
-        out: int,
-        kernel: int,
-        *,
-        stride: int = 1,
-        padding: int = 0,
-        bias: bool = True,
+        self, x: Value, out: int, kernel: int, stride: int = 1, padding: int = 0, bias: bool = True
     ) -> Value:
         """(channels, rows, columns) by square kernels."""
         window = x.shape[0] * kernel**2
-        trains = self._layer((window + bias) * out)
-        shape = (out, *(_reach(size, kernel, stride, padding) for size in x.shape[1:]))
-        # Its backward pass is one function of input and weight: it keeps the input also where only
-        # that has a gradient.
-        return self._product(
-            x, shape, 2 * math.prod(shape) * window, trains=trains, keep=trains or x.grad
-        )
+        trains = self.layer((window + bias) * out)
+        shape = (out, *(_windows(size, kernel, stride, padding) for size in x.shape[1:]))
+        flops = 2 * math.prod(shape) * window
+        # Backward is one function of input and weight: it keeps the input also for either alone.
+        return self._product(x, shape, flops, trains=trains, keep=trains or x.grad)
 
-    def embedding(self, tokens: Value, vocab_size: int, width: int) -> Value:
+    def _product(
+        self, x: Value, shape: tuple[int, ...], flops: int, *, trains: bool, keep: bool
+    ) -> Value:
+        x = self.low(x)
+        self.forward += flops
+        self.backward += flops * (trains + x.grad)
+        if keep:
+            self.save(x)
+        return Value(shape, self.item, trains or x.grad)
+
+    def embedding(self, tokens: Value, rows: int, width: int) -> Value:
         """Rows of a table; keeps the tokens."""
-        y = self.positions(tokens, vocab_size, width)
-        if y.grad:
+        trains = self.layer(rows * width)
+        if trains:
             self.save(tokens)
-        return y
+        return Value((*tokens.shape, width), grad=trains)
 
-    def positions(self, tokens: Value, count: int, width: int, *, made: bool = False) -> Value:
-        """Rows of a table in their order, the same for all samples; keeps the numbers of the rows
-        where they are `made` each time.
+    def positions(self, tokens: Value, rows: int, width: int, *, made: bool = False) -> Value:
+        """Rows in their order for all samples; keeps their numbers if these are `made` each
+        time.
         """
-        trains = self._layer(count * width)
-        self._kept += tokens.bytes * (trains and made)
+        trains = self.layer(rows * width)
+        self.kept += INDEX * math.prod(tokens.shape) * (trains and made)
         return Value((*tokens.shape, width), grad=trains)
 
     def layer_norm(self, x: Value) -> Value:
         """Normalize the last axis; keeps its input, and the mean and deviation of each row."""
-        y = Value(x.shape, x.item, grad=self._layer(2 * x.shape[-1]) or x.grad)
-        if y.grad:
-            self.save(x)
-            self._kept += 2 * FLOAT * self.samples * math.prod(x.shape[:-1])
-        return y
+        return self._norm(x, x.shape[-1], self.samples * math.prod(x.shape[:-1]))
 
-    def batch_norm(self, x: Value, *, frozen: bool = False) -> Value:
-        """Normalize channels, by running statistics where they are `frozen`."""
-        y = Value(x.shape, x.item, grad=self._layer(2 * x.shape[0]) or x.grad)
+    def batch_norm(self, x: Value, config: CNN) -> Value:
+        """Normalize channels; keeps their mean and deviation, unless these are running
+        statistics.
+        """
+        return self._norm(x, x.shape[0], 0 if config.batch_norm == "frozen" else x.shape[0])
+
+    def _norm(self, x: Value, width: int, rows: int) -> Value:
+        y = Value(x.shape, x.item, self.layer(2 * width) or x.grad)
         if y.grad:
             self.save(x)
-            self._kept += 0 if frozen else 2 * FLOAT * x.shape[0]
+            self.kept += 2 * FLOAT * rows
         return y
 
     def relu(self, x: Value) -> Value:
@@ -220,221 +226,149 @@ class Trace:
 
     def gelu(self, x: Value) -> Value:
         """Keeps its input."""
-        if x.grad:
-            self.save(x)
-        return Value(x.shape, x.item, x.grad)
+        return self.relu(x).like()
 
     def dropout(self, x: Value, rate: float) -> Value:
         """Keeps its mask: bytes on CUDA, factors on CPU."""
         if not rate:
             return x
-        if x.grad:
-            self._kept += self.samples * (math.prod(x.shape) if self.device == "cuda" else x.bytes)
-        return Value(x.shape, x.item, x.grad)
+        item = 1 if self.device == "cuda" else x.item
+        self.kept += self.samples * math.prod(x.shape) * item * x.grad
+        return x.like()
 
     def add(self, x: Value, y: Value) -> Value:
-        """A sum of its own; keeps nothing."""
+        """A new sum; keeps nothing."""
         return Value(x.shape, max(x.item, y.item), x.grad or y.grad)
 
     def concatenate(self, values: Sequence[Value]) -> Value:
         """Channels of several values one after the other."""
-        channels = sum(value.shape[0] for value in values)
-        return Value(
-            (channels, *values[0].shape[1:]), values[0].item, any(value.grad for value in values)
-        )
+        channels, grad = sum(x.shape[0] for x in values), any(x.grad for x in values)
+        return Value((channels, *values[0].shape[1:]), values[0].item, grad)
 
     def max_pool(
         self, x: Value, kernel: int, stride: int, *, padding: int = 0, ceil: bool = False
     ) -> Value:
         """Keeps its input and the place of each maximum."""
-        shape = (
-            x.shape[0],
-            *(_reach(size, kernel, stride, padding, ceil=ceil) for size in x.shape[1:]),
-        )
-        if x.grad:
-            self.save(x)
-            self._kept += self.samples * INDEX * math.prod(shape)
-        return Value(shape, x.item, x.grad)
+        sides = (_windows(size, kernel, stride, padding, ceil=ceil) for size in x.shape[1:])
+        y = self.relu(x).like(x.shape[0], *sides)
+        self.kept += self.samples * INDEX * math.prod(y.shape) * x.grad
+        return y
 
     def average_pool(self, x: Value, size: int) -> Value:
         """To `size` rows and columns; keeps its input."""
-        if x.grad:
-            self.save(x)
-        return Value((x.shape[0], size, size), x.item, x.grad)
-
-    def mean_of_places(self, x: Value) -> Value:
-        """One value per channel; keeps nothing."""
-        return Value((x.shape[0],), x.item, x.grad)
+        return self.relu(x).like(x.shape[0], size, size)
 
     def attention(self, projected: Sequence[Value], heads: int, *, mask: int = 0) -> Value:
-        """Fused self-attention of queries, keys and values, (tokens, width) each or in one: keeps
-        them, the result, a sum per row.
+        """Fused self-attention of queries, keys and values, (tokens, width) each or in one.
 
-        Where texts are padded it also keeps a mask, of so many elements a sample.
+        Keeps them, the result and a sum per row; for padded texts also a mask of `mask` elements.
         """
-        tokens = projected[0].shape[0]
-        width = sum(value.shape[1] for value in projected) // 3
-        y = Value((tokens, width), projected[0].item, any(value.grad for value in projected))
+        tokens, width = projected[0].shape[0], sum(x.shape[1] for x in projected) // 3
+        y = Value((tokens, width), projected[0].item, any(x.grad for x in projected))
         flops = 4 * tokens**2 * width
         self.forward += flops
         if y.grad:
             self.backward += 2 * flops
             self.save(*projected, y)
-            self._kept += FLOAT * self.samples * (tokens * heads + mask)
+            self.kept += FLOAT * self.samples * (tokens * heads + mask)
         return y
 
     def first(self, x: Value) -> Value:
         """The first token: a view, so that whoever keeps it keeps all of them."""
-        y = Value(x.shape[1:], x.item, x.grad)
-        self._views[y] = x
+        y = x.like(*x.shape[1:])
+        self.views[y] = x
         return y
 
     def mean_of_tokens(self, x: Value) -> Value:
         """A weighted mean as a product of the weights of the tokens and the tokens."""
-        x = self._low(x)
-        tokens, width = x.shape
-        self.forward += 2 * tokens * width
-        self.backward += 2 * tokens * width * x.grad
-        if x.grad:
-            self._kept += self.samples * tokens * self._item
-        return Value((width,), self._item, x.grad)
+        x = self.low(x)
+        flops = 2 * math.prod(x.shape)
+        self.forward += flops
+        self.backward += flops * x.grad
+        self.kept += self.samples * x.shape[0] * self.item * x.grad
+        return x.like(x.shape[1])
 
     def cross_entropy(self, logits: Value) -> None:
         """Keeps the logarithms of the shares, and the targets."""
         if logits.grad:
             rows = math.prod(logits.shape[:-1])
-            self._kept += self.samples * (FLOAT * math.prod(logits.shape) + INDEX * rows) + FLOAT
-
-    def product(self, x: Value, flops: int) -> None:
-        """A product with a weight that trains and counts elsewhere."""
-        self.forward += flops
-        self.backward += 2 * flops
-        self.save(x)
-
-    @property
-    def _item(self) -> int:
-        return FLOAT if self.precision == "fp32" else 2
-
-    def _low(self, x: Value) -> Value:
-        """Under autocast a copy in fewer bytes, unless it is one."""
-        return x if x.item == self._item else Value(x.shape, self._item, x.grad)
-
-    def _layer(self, parameters: int) -> bool:
-        self.sizes.append(parameters)
-        return len(self.sizes) > self.frozen
-
-    def _product(
-        self, x: Value, shape: tuple[int, ...], flops: int, *, trains: bool, keep: bool
-    ) -> Value:
-        x = self._low(x)
-        self.forward += flops
-        self.backward += flops * (trains + x.grad)
-        if keep:
-            self.save(x)
-        return Value(shape, self._item, trains or x.grad)
+            self.kept += self.samples * (FLOAT * math.prod(logits.shape) + INDEX * rows) + FLOAT
 
 
-def first_trainable(sizes: Sequence[int], trainable: str | float, *, head: int = 1) -> int:
-    """How many of a network's first layers stay as they are; `sizes` are the parameters of each,
-    `head` its last layers.
-
-    A share is met by the fewest last layers that together hold at least as much of the parameters.
-    """
-    if trainable == "all":
-        return 0
-    if trainable == "head":
-        return len(sizes) - head
-    wanted, held = float(trainable) * sum(sizes), 0
-    for place in reversed(range(len(sizes))):
-        held += sizes[place]
-        if held >= wanted:
-            return place
-    return 0
-
-
-def _reach(size: int, kernel: int, stride: int, padding: int, *, ceil: bool = False) -> int:
+def _windows(size: int, kernel: int, stride: int, padding: int, *, ceil: bool = False) -> int:
     """Places of a window along an axis."""
     steps = (size + 2 * padding - kernel) / stride
     return (math.ceil(steps) if ceil else math.floor(steps)) + 1
 
 
-CHUNK_LOGITS = (
-    2**24
-)  # 64 MiB in fp32; the head of a language model never keeps more than twice as many
-DROPOUT = 0.5  # as published for AlexNet, VGG and SqueezeNet
-DISTILBERT_DROPOUT, DISTILBERT_HEAD_DROPOUT = 0.1, 0.2
-DISTILBERT_HEAD = 2  # layers that transformers adds to the encoder
+def _trace(run: Run, device: Device, frozen: int) -> Trace:
+    """The run's model up to its loss."""
+    trace = Trace(run.micro_batch_size, run.precision, device, frozen)
+    model, data = run.architecture, run.dataset
+    classes = int(getattr(data, "classes", 0))
+    match model:
+        case GPT():
+            _gpt(trace, model, vocab_size_of(model, data))
+        case TextClassifier():
+            x = trace.layer_norm(_blocks(trace, model, vocab_size_of(model, data)))
+            trace.cross_entropy(trace.linear(trace.mean_of_tokens(x), classes))
+        case DistilBERT():
+            trace.cross_entropy(trace.linear(_distilbert(trace, model), classes))
+        case CNN():
+            image = Value((int(getattr(data, "channels", 0)), model.image_size, model.image_size))
+            trace.cross_entropy(_NETWORKS[model.network](trace, image, model, classes))
+        case _:
+            assert_never(model)
+    return trace
 
 
-def gpt(trace: Trace, config: GPT, vocab_size: int) -> None:
-    """GPT-2 with a tied head, up to the loss."""
-    x = _embedded(trace, config, vocab_size)
-    for _ in range(config.layers):
-        x = _block(trace, x, config)
-    hidden = trace.layer_norm(x)
+def _gpt(trace: Trace, config: GPT, vocab_size: int) -> None:
+    """GPT-2 with a tied head."""
+    hidden = trace.layer_norm(_blocks(trace, config, vocab_size))
     tokens, width = hidden.shape
-    low = hidden if trace.precision == "fp32" else Value(hidden.shape, 2, hidden.grad)
-    logits = tokens * vocab_size
-    if trace.samples * logits <= 2 * CHUNK_LOGITS:
-        trace.product(low, 2 * logits * width)
-        trace.cross_entropy(Value((tokens, vocab_size), low.item, grad=True))
+    flops = 2 * tokens * vocab_size * width
+    # The head's weight is the embedding's: it trains, and its parameters count there.
+    trace.forward += flops
+    trace.backward += 2 * flops
+    if trace.samples * tokens * vocab_size <= 2 * CHUNK_LOGITS:
+        hidden = trace.low(hidden)
+        trace.cross_entropy(Value((tokens, vocab_size), hidden.item, grad=True))
     else:
-        trace.product(hidden, 2 * logits * width)
         trace.save(Value((tokens,), INDEX))
+    trace.save(hidden)
 
 
-def text_classifier(trace: Trace, config: TextClassifier, vocab_size: int, classes: int) -> None:
-    """The encoder with its head, up to the loss."""
-    x = _embedded(trace, config, vocab_size)
-    for _ in range(config.layers):
-        x = _block(trace, x, config)
-    trace.cross_entropy(trace.linear(trace.mean_of_tokens(trace.layer_norm(x)), classes))
-
-
-def distilbert(trace: Trace, config: DistilBERT, classes: int) -> None:
-    """The encoder of Sanh et al. (2019) with transformers' head, up to the loss."""
-    rate = DISTILBERT_DROPOUT if config.dropout is None else config.dropout
-    tokens = Value((config.block_size,), INDEX)
-    words = trace.embedding(tokens, config.vocab_size, config.width)
-    places = trace.positions(tokens, config.positions, config.width)
-    x = trace.dropout(trace.layer_norm(trace.add(words, places)), rate)
-    for _ in range(config.layers):
-        mixed = trace.attention(
-            [trace.linear(x, config.width) for _ in range(3)],
-            config.heads,
-            mask=config.block_size**2,
-        )
-        x = trace.layer_norm(trace.add(trace.linear(mixed, config.width), x))
-        hidden = trace.gelu(trace.linear(x, 4 * config.width))
-        x = trace.layer_norm(trace.add(trace.dropout(trace.linear(hidden, config.width), rate), x))
-    first = trace.relu(trace.linear(trace.first(x), config.width))
-    first = trace.dropout(
-        first, DISTILBERT_HEAD_DROPOUT if config.dropout is None else config.dropout
-    )
-    trace.cross_entropy(trace.linear(first, classes))
-
-
-def cnn(trace: Trace, config: CNN, channels: int, classes: int) -> None:
-    """A network of torchvision, up to the loss."""
-    image = Value((channels, config.image_size, config.image_size), FLOAT)
-    trace.cross_entropy(_NETWORKS[config.network](trace, image, config, classes))
-
-
-def _embedded(trace: Trace, config: GPT | TextClassifier, vocab_size: int) -> Value:
+def _blocks(trace: Trace, config: GPT | TextClassifier, vocab_size: int) -> Value:
+    mask = config.block_size if isinstance(config, TextClassifier) else 0
     tokens = Value((config.block_size,), INDEX)
     words = trace.embedding(tokens, vocab_size, config.width)
     places = trace.positions(tokens, config.block_size, config.width, made=True)
-    return trace.dropout(trace.add(words, places), config.dropout)
+    x = trace.dropout(trace.add(words, places), config.dropout)
+    for _ in range(config.layers):
+        projected = trace.linear(trace.layer_norm(x), 3 * config.width)
+        mixed = trace.attention([projected], config.heads, mask=mask)
+        x = trace.add(x, trace.dropout(trace.linear(mixed, config.width), config.dropout))
+        hidden = trace.gelu(trace.linear(trace.layer_norm(x), 4 * config.width))
+        x = trace.add(x, trace.dropout(trace.linear(hidden, config.width), config.dropout))
+    return x
 
 
-def _block(trace: Trace, x: Value, config: GPT | TextClassifier) -> Value:
-    mask = config.block_size if isinstance(config, TextClassifier) else 0
-    mixed = trace.attention(
-        [trace.linear(trace.layer_norm(x), 3 * config.width)], config.heads, mask=mask
-    )
-    x = trace.add(x, trace.dropout(trace.linear(mixed, config.width), config.dropout))
-    hidden = trace.gelu(trace.linear(trace.layer_norm(x), 4 * config.width))
-    return trace.add(x, trace.dropout(trace.linear(hidden, config.width), config.dropout))
+def _distilbert(trace: Trace, config: DistilBERT) -> Value:
+    """The encoder of Sanh et al. (2019), and transformers' head up to the last layer."""
+    rate = DISTILBERT_DROPOUT if config.dropout is None else config.dropout
+    width, mask = config.width, config.block_size**2
+    tokens = Value((config.block_size,), INDEX)
+    words = trace.embedding(tokens, config.vocab_size, width)
+    places = trace.positions(tokens, config.positions, width)
+    x = trace.dropout(trace.layer_norm(trace.add(words, places)), rate)
+    for _ in range(config.layers):
+        projected = [trace.linear(x, width) for _ in range(3)]
+        mixed = trace.linear(trace.attention(projected, config.heads, mask=mask), width)
+        x = trace.layer_norm(trace.add(mixed, x))
+        hidden = trace.linear(trace.gelu(trace.linear(x, 4 * width)), width)
+        x = trace.layer_norm(trace.add(trace.dropout(hidden, rate), x))
+    first = trace.relu(trace.linear(trace.first(x), width))
+    return trace.dropout(first, DISTILBERT_HEAD_DROPOUT if config.dropout is None else rate)
 
 
 def _rate(config: CNN) -> float:
@@ -465,72 +399,60 @@ def _vgg16(trace: Trace, x: Value, config: CNN, classes: int) -> Value:
 
 
 def _squeezenet(trace: Trace, x: Value, config: CNN, classes: int) -> Value:
-    def fire(x: Value, squeeze: int, expand: int) -> Value:
-        x = trace.relu(trace.conv(x, squeeze, 1))
-        return trace.concatenate(
-            [trace.relu(trace.conv(x, expand, kernel, padding=kernel // 2)) for kernel in (1, 3)]
-        )
-
     x = trace.relu(trace.conv(x, 96, 7, stride=2))
-    for fires in (
-        ((16, 64), (16, 64), (32, 128)),
-        ((32, 128), (48, 192), (48, 192), (64, 256)),
-        ((64, 256),),
-    ):
-        x = trace.max_pool(x, 3, 2, ceil=True)
-        for squeeze, expand in fires:
-            x = fire(x, squeeze, expand)
+    for number, squeeze in enumerate((16, 16, 32, 32, 48, 48, 64, 64)):
+        if number in {0, 3, 7}:
+            x = trace.max_pool(x, 3, 2, ceil=True)
+        x = trace.relu(trace.conv(x, squeeze, 1))
+        pair = [trace.conv(x, 4 * squeeze, kernel, padding=kernel // 2) for kernel in (1, 3)]
+        x = trace.concatenate([trace.relu(half) for half in pair])
     x = trace.relu(trace.conv(trace.dropout(x, _rate(config)), classes, 1))
-    return trace.mean_of_places(x)
+    return x.like(x.shape[0])  # the mean of the places
 
 
 def _resnet18(trace: Trace, x: Value, config: CNN, classes: int) -> Value:
-    def norm(x: Value) -> Value:
-        return trace.batch_norm(x, frozen=config.batch_norm == "frozen")
+    def conv_norm(x: Value, channels: int, kernel: int, stride: int = 1) -> Value:
+        y = trace.conv(x, channels, kernel, stride, padding=kernel // 2, bias=False)
+        return trace.batch_norm(y, config)
 
-    x = trace.relu(norm(trace.conv(x, 64, 7, stride=2, padding=3, bias=False)))
-    x = trace.max_pool(x, 3, 2, padding=1)
+    x = trace.max_pool(trace.relu(conv_norm(x, 64, 7, 2)), 3, 2, padding=1)
     for channels, strides in ((64, (1, 1)), (128, (2, 1)), (256, (2, 1)), (512, (2, 1))):
         for stride in strides:
-            y = trace.relu(norm(trace.conv(x, channels, 3, stride=stride, padding=1, bias=False)))
-            y = norm(trace.conv(y, channels, 3, padding=1, bias=False))
-            short = (
-                x if stride == 1 else norm(trace.conv(x, channels, 1, stride=stride, bias=False))
-            )
+            y = trace.relu(conv_norm(x, channels, 3, stride))
+            y = conv_norm(y, channels, 3)
+            short = x if stride == 1 else conv_norm(x, channels, 1, stride)
             y.grad = y.grad or short.grad
             x = trace.relu(y)  # the sum is made in place
-    return trace.linear(trace.mean_of_places(x), classes)
+    return trace.linear(x.like(x.shape[0]), classes)
 
 
 def _densenet121(trace: Trace, x: Value, config: CNN, classes: int) -> Value:
     def norm(x: Value) -> Value:
-        return trace.relu(trace.batch_norm(x, frozen=config.batch_norm == "frozen"))
+        return trace.relu(trace.batch_norm(x, config))
 
-    growth = 32
-    x = trace.max_pool(
-        norm(trace.conv(x, 2 * growth, 7, stride=2, padding=3, bias=False)), 3, 2, padding=1
-    )
-    blocks = (6, 12, 24, 16)
+    growth, blocks = 32, (6, 12, 24, 16)
+    x = norm(trace.conv(x, 2 * growth, 7, stride=2, padding=3, bias=False))
+    x = trace.max_pool(x, 3, 2, padding=1)
     for number, layers in enumerate(blocks, start=1):
-        features: Sequence[Value] = [x]
+        features = [x]
         for _ in range(layers):
             y = trace.conv(norm(trace.concatenate(features)), 4 * growth, 1, bias=False)
-            features = [*features, trace.conv(norm(y), growth, 3, padding=1, bias=False)]
+            features.append(trace.conv(norm(y), growth, 3, padding=1, bias=False))
         x = trace.concatenate(features)
         if number < len(blocks):
             x = trace.conv(norm(x), x.shape[0] // 2, 1, bias=False)
             x = trace.average_pool(x, x.shape[1] // 2)
-    return trace.linear(trace.mean_of_places(norm(x)), classes)
+    x = norm(x)
+    return trace.linear(x.like(x.shape[0]), classes)
 
 
 def _flat(x: Value) -> Value:
     """The same storage as one axis."""
-    channels, rows, columns = x.shape
-    x.shape = (channels * rows * columns,)
+    x.shape = (math.prod(x.shape),)
     return x
 
 
-_NETWORKS: dict[str, Callable[[Trace, Value, CNN, int], Value]] = {
+_NETWORKS: dict[Network, Callable[[Trace, Value, CNN, int], Value]] = {
     "alexnet": _alexnet,
     "vgg16": _vgg16,
     "squeezenet1_0": _squeezenet,

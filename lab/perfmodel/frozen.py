@@ -1,6 +1,4 @@
-"""Frozen predictions: written before the runs they speak of, never again, and scored when those are
-measured.
-"""
+"""Frozen predictions: written before the runs they speak of, never again, scored once these ran."""
 
 from __future__ import annotations
 
@@ -10,14 +8,15 @@ import statistics
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from lab.config.cluster import Cluster
 from lab.config.run import Run
-from lab.config.study import Study, Task
+from lab.config.study import Study
 from lab.files import write_atomically
+from lab.formatting import format_seconds
 from lab.perfmodel.forecast import Basis, Forecast
 from lab.records.store import Record, Store, load_records
 
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Frozen(BaseModel):
-    """A prediction as it was written down; times in s, memory in bytes. `sha256` is that of all the
+    """A prediction as it was written down; times in s, memory in bytes; `sha256` of all the
     rest.
     """
 
@@ -52,9 +51,8 @@ class Frozen(BaseModel):
     def digest(self) -> str:
         """SHA-256 of the prediction in canonical JSON."""
         content = self.model_dump(mode="json", exclude={"sha256"})
-        return hashlib.sha256(
-            json.dumps(content, sort_keys=True, separators=(",", ":")).encode()
-        ).hexdigest()
+        canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(canonical.encode()).hexdigest()
 
     @property
     def genuine(self) -> bool:
@@ -63,9 +61,7 @@ class Frozen(BaseModel):
 
 
 class Score(BaseModel):
-    """A frozen prediction beside the median of the repeats that were measured after it; `error` is
-    relative and signed.
-    """
+    """A frozen prediction beside the median of its repeats; `error` is relative and signed."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -98,36 +94,55 @@ def freeze(
     runs: Iterable[Run] | None = None,
     basis: Basis | None = None,
 ) -> list[Frozen]:
-    """Write down what is expected of the runs that are not measured, and can be predicted, before
-    they are.
+    """Write down what is expected of runs that can be predicted, before they are measured.
 
     Of all runs of the study, or of some. Files are `out/predictions/<run id>-<time>.json`; one that
     is there is never changed, and a run that is predicted is not predicted again until it is
-    measured. Runs on one rank are what predictions are made from, and have none, but where the
-    `basis` is given and can be another than the study's.
+    measured. Runs on one rank are what predictions are made from, and have none, unless a `basis`
+    is given, which can be another than the study's.
     """
-    chosen = dict.fromkeys(study.runs if runs is None else runs)
-    asked = [run for run in chosen if (run.world_size > 1 or basis) and run.task == "train"]
+    store = Store(study.out)
+    runs = dict.fromkeys(study.runs if runs is None else runs)
     due = [
         run
-        for run in asked
-        if not predictions(study, run)
-        and not any(map(Store(study.out).completed, _tasks(study, run)))
+        for run in runs
+        if (run.world_size > 1 or basis)
+        and run.task == "train"
+        and not predictions(study, run)
+        and not any(store.completed(task) for task in study.tasks if task.run == run)
     ]
     if not due:
         return []
-    basis, name = (
-        basis or basis_of(study, cluster),
-        Path(cluster).stem if isinstance(cluster, str) else cluster.name,
+    basis = basis or basis_of(study, cluster)
+    name = Path(cluster).stem if isinstance(cluster, str) else cluster.name
+    frozen = [one for run in due if (one := _frozen(basis.forecast(run), name))]
+    for one in frozen:
+        path = study.out / "predictions" / f"{one.run_id}-{one.frozen_at:%Y%m%dT%H%M%S.%f}.json"
+        write_atomically(path, one.model_dump_json(indent=1).encode())
+    return frozen
+
+
+def _frozen(forecast: Forecast, cluster: str) -> Frozen | None:
+    prediction = forecast.prediction
+    if prediction is None:
+        return None
+    frozen = Frozen(
+        run_id=forecast.run.id,
+        run=forecast.run,
+        frozen_at=datetime.now(UTC),
+        cluster=cluster,
+        step_s=prediction.step_s,
+        low_s=prediction.low_s,
+        high_s=prediction.high_s,
+        communication_s=prediction.communication_s,
+        exposed_s=prediction.exposed_s,
+        parts=prediction.parts,
+        limit=prediction.limit,
+        memory_bytes=forecast.memory_bytes,
+        basis=forecast.basis,
+        extrapolated=forecast.extrapolated,
     )
-    made = [frozen for run in due if (frozen := _frozen(basis.forecast(run), name))]
-    for frozen in made:
-        stamp = frozen.frozen_at.strftime("%Y%m%dT%H%M%S.%f")
-        write_atomically(
-            study.out / "predictions" / f"{frozen.run_id}-{stamp}.json",
-            frozen.model_dump_json(indent=1).encode(),
-        )
-    return made
+    return frozen.model_copy(update={"sha256": frozen.digest})
 
 
 def archive_replaced(study: Study, run_ids: Iterable[str], target: Path) -> None:
@@ -139,85 +154,36 @@ def archive_replaced(study: Study, run_ids: Iterable[str], target: Path) -> None
 
 
 def predictions(study: Study, run: Run | None = None) -> list[Frozen]:
-    """What was frozen of a run, or of all, the oldest first; files that are not whole or were
-    changed are left out.
-    """
-    found = []
+    """What was frozen of a run, or of all, oldest first; without broken and changed files."""
+    frozen = []
     for path in sorted((study.out / "predictions").glob(f"{run.id if run else '*'}-*.json")):
         try:
-            frozen = Frozen.model_validate_json(path.read_bytes())
+            frozen.append(Frozen.model_validate_json(path.read_bytes()))
         except (OSError, ValidationError):
             continue
-        if frozen.genuine:
-            found.append(frozen)
-    return sorted(found, key=lambda frozen: frozen.frozen_at)
+    return sorted((one for one in frozen if one.genuine), key=lambda one: one.frozen_at)
 
 
 def scores(study: Study) -> list[Score]:
     """Each run's last prediction from before its first repeat began, beside what was measured
     since.
     """
-    found, measured = (
-        [],
-        [record for record in load_records(study) if record.completed and record.timing],
-    )
+    measured: dict[str, list[Record]] = {}
+    for record in load_records(study):
+        if record.completed and record.timing:
+            measured.setdefault(record.run_id, []).append(record)
+    scored = []
     for run in study.runs:
-        records = [record for record in measured if record.run_id == run.id]
-        earlier = [
-            frozen
-            for frozen in predictions(study, run)
-            if records and frozen.frozen_at < _first(records)
-        ]
+        if not (records := measured.get(run.id)):
+            continue
+        first = min(datetime.fromisoformat(one.started_at or one.finished_at) for one in records)
+        earlier = [frozen for frozen in predictions(study, run) if frozen.frozen_at < first]
         if earlier:
-            found.append(_score(earlier[-1], records))
-    return found
+            scored.append(_score(earlier[-1], records))
+    return scored
 
 
-def error_so_far(*studies: Study) -> float:
-    """Root mean square of the relative errors of the studies' scored predictions; 0 where none is
-    scored.
-    """
-    errors = [score.error for study in studies for score in scores(study)]
-    return statistics.fmean(error**2 for error in errors) ** 0.5 if errors else 0.0
-
-
-def mean_absolute_error(found: list[Score]) -> float | None:
-    """Mean of the relative errors without their sign; None without a score."""
-    return statistics.fmean(abs(score.error) for score in found) if found else None
-
-
-def scores_table(found: list[Score]) -> pd.DataFrame:
-    """One row per scored run: predicted with its interval, measured, error, for people."""
-    import pandas as pd
-
-    from lab.formatting import format_seconds
-
-    rows = [
-        {
-            "configuration": score.frozen.run.label,
-            "predicted": format_seconds(
-                score.frozen.step_s, score.frozen.low_s, score.frozen.high_s
-            ),
-            "measured": format_seconds(score.measured_s),
-            "error": f"{100 * score.error:+.1f} %",
-            "inside the interval": "yes"
-            if score.frozen.low_s <= score.measured_s <= score.frozen.high_s
-            else "no",
-            "exposed, predicted": format_seconds(score.frozen.exposed_s),
-            "exposed, measured": "-"
-            if score.exposed_measured_s is None
-            else format_seconds(score.exposed_measured_s),
-            "memory error": "-"
-            if score.memory_error is None
-            else f"{100 * score.memory_error:+.1f} %",
-            "frozen": f"{score.frozen.frozen_at:%Y-%m-%d %H:%M:%S} UTC, {score.frozen.sha256[:8]}",
-        }
-        for score in found
-    ]
-    return pd.DataFrame(rows)
-
-
-def _score(frozen: Frozen, records: list[Record]) -> Score:
+def _score(frozen: Frozen, records: Sequence[Record]) -> Score:
     measured = statistics.median(record.timing.step.median for record in records if record.timing)
     exposed = [
         record.communication.exposed.median
@@ -235,29 +201,37 @@ def _score(frozen: Frozen, records: list[Record]) -> Score:
     )
 
 
-def _frozen(forecast: Forecast, cluster: str) -> Frozen | None:
-    prediction = forecast.prediction
-    if prediction is None:
-        return None
-    content: dict[str, Any] = {
-        "run_id": forecast.run.id,
-        "run": forecast.run,
-        "frozen_at": datetime.now(UTC),
-        "cluster": cluster,
-        "memory_bytes": forecast.memory_bytes,
-        "basis": forecast.basis,
-        "extrapolated": forecast.extrapolated,
-    }
-    names = ("step_s", "low_s", "high_s", "communication_s", "exposed_s", "parts", "limit")
-    frozen = Frozen(**content, **{name: getattr(prediction, name) for name in names})
-    return frozen.model_copy(update={"sha256": frozen.digest})
+def error_so_far(*studies: Study) -> float:
+    """Root mean square of the relative errors of the studies' scored predictions; 0 without one."""
+    errors = [score.error for study in studies for score in scores(study)]
+    return statistics.fmean(error**2 for error in errors) ** 0.5 if errors else 0.0
 
 
-def _tasks(study: Study, run: Run) -> list[Task]:
-    return [task for task in study.tasks if task.run == run]
+def mean_absolute_error(scored: Sequence[Score]) -> float | None:
+    """Mean of the relative errors without their sign; None without a score."""
+    return statistics.fmean(abs(score.error) for score in scored) if scored else None
 
 
-def _first(records: list[Record]) -> datetime:
-    return min(
-        datetime.fromisoformat(record.started_at or record.finished_at) for record in records
-    )
+def scores_table(scored: Sequence[Score]) -> pd.DataFrame:
+    """One row per scored run: predicted with its interval, measured, error, for people."""
+    import pandas as pd
+
+    def percent(error: float | None) -> str:
+        return "-" if error is None else f"{100 * error:+.1f} %"
+
+    def row(score: Score) -> dict[str, str]:
+        frozen, exposed_s = score.frozen, score.exposed_measured_s
+        inside = frozen.low_s <= score.measured_s <= frozen.high_s
+        return {
+            "configuration": frozen.run.label,
+            "predicted": format_seconds(frozen.step_s, frozen.low_s, frozen.high_s),
+            "measured": format_seconds(score.measured_s),
+            "error": percent(score.error),
+            "inside the interval": "yes" if inside else "no",
+            "exposed, predicted": format_seconds(frozen.exposed_s),
+            "exposed, measured": "-" if exposed_s is None else format_seconds(exposed_s),
+            "memory error": percent(score.memory_error),
+            "frozen": f"{frozen.frozen_at:%Y-%m-%d %H:%M:%S} UTC, {frozen.sha256[:8]}",
+        }
+
+    return pd.DataFrame([row(score) for score in scored])

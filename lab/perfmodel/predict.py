@@ -100,7 +100,7 @@ class Expectations:
     @property
     def error(self) -> float | None:
         """Mean absolute relative error of the scored predictions; None without one."""
-        return mean_absolute_error(list(self.scored))
+        return mean_absolute_error(self.scored)
 
     def table(self) -> list[dict[str, Any]]:
         """One row per run, for people."""

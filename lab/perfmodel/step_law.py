@@ -1,5 +1,7 @@
-"""The law of a data-parallel step on bare numbers: what it predicts, and how its unknowns follow
-from rows of any table.
+"""The law of a data-parallel step on bare numbers: its prediction, and its fit to rows of a table.
+
+A step on several ranks is one device's step, a fixed overhead, and a ring all-reduce of the
+gradients, of which a share hides behind the backward pass.
 """
 
 from __future__ import annotations
@@ -21,14 +23,13 @@ if TYPE_CHECKING:
 FloatArray = npt.NDArray[np.float64]
 REQUIRED = ("one_device_step_s", "gradient_bytes", "world_size", "step_s")
 OPTIONAL = ("backward_s", "messages", "step_std_s")
+MAY_BE_ZERO = {"gradient_bytes", "fixed_overhead_s", "alpha_s", "backward_s", "step_std_s"}
 
 # What is expected of the unknowns before a row is seen, each with its spread; rows that tell them
-# apart overrule it.
-FIXED_SHARE, FIXED_SPREAD = (
-    0.2,
-    0.15,
-)  # of what a distributed step adds: wrapper, launches and skew do not grow with the bytes
-OVERLAP_SPREAD = 0.1  # around none: an overlap is claimed only where the rows need one
+# apart overrule it. The fixed share is that of what a distributed step adds: wrapper, launches and
+# skew do not grow with the bytes. An overlap is claimed only where the rows need one.
+FIXED_SHARE, FIXED_SPREAD = 0.2, 0.15
+OVERLAP_SPREAD = 0.1  # around none
 ALPHA_SPREAD_S = 1e-4  # around none
 ROW_ERROR = 0.005  # relative, of a published time; fewer rows than unknowns cannot tell it
 _TINY = 1e-5
@@ -48,45 +49,34 @@ def predict_step(
     fixed_overhead_s: float = 0.0,
     backward_s: float | None = None,
 ) -> float:
-    """Seconds of a data-parallel step: one device's step, the fixed overhead, and the all-reduce
-    that does not hide.
+    """Seconds of a data-parallel step: one device's step, the fixed overhead, the exposed
+    all-reduce.
 
-    The link is `alpha_s` (s per message, 0 where it is not given) and `bytes_per_s` of a ring, or
-    `allreduce`: the same two numbers as a pair, or a table of the whole all-reduce on these ranks:
-    pairs of bytes and seconds, a mapping of bytes to seconds, or a DataFrame with columns `bytes`
-    and `seconds`. Of the communication the share `overlap` hides, as far as `backward_s` reaches
-    (two thirds of the one-device step where it is not given). On one rank nothing is sent and the
-    step is that of one device. Raises InputError for values that no step can have.
+    The link is `alpha_s` (s per message, 0 by default) and `bytes_per_s` of a ring, or `allreduce`:
+    the same two numbers as a pair, or a table of the whole all-reduce on these ranks: pairs of
+    bytes and seconds, a mapping of bytes to seconds, or a DataFrame with columns `bytes` and
+    `seconds`. Of the communication the share `overlap` hides, as far as `backward_s` reaches (by
+    default two thirds of the one-device step). On one rank the step is that of one device. Raises
+    InputError for values that no step can have.
     """
+    quantities = {
+        "one_device_step_s": one_device_step_s,
+        "gradient_bytes": gradient_bytes,
+        "world_size": world_size,
+        "fixed_overhead_s": fixed_overhead_s,
+    }
     problems = _problems(
-        one_device_step_s=one_device_step_s,
-        gradient_bytes=gradient_bytes,
-        world_size=world_size,
-        fixed_overhead_s=fixed_overhead_s,
+        quantities if backward_s is None else {**quantities, "backward_s": backward_s}
     )
-    problems += (
-        []
-        if 0 <= overlap <= 1
-        else [Problem("overlap", f"{overlap} is no share", "between 0 and 1")]
-    )
-    if backward_s is not None:
-        problems += _problems(backward_s=backward_s)
+    if not 0 <= overlap <= 1:
+        problems.append(Problem("overlap", f"{overlap} is not a share", "between 0 and 1"))
     if problems:
         raise InputError("predict_step", problems)
     whole = all_reduce_seconds(
         gradient_bytes, world_size, alpha_s=alpha_s, bytes_per_s=bytes_per_s, allreduce=allreduce
     )
     cover = BACKWARD_SHARE * one_device_step_s if backward_s is None else backward_s
-    return float(
-        _step(
-            np.array(one_device_step_s),
-            np.array(whole),
-            np.array(world_size),
-            overlap,
-            fixed_overhead_s,
-            np.array(cover),
-        )
-    )
+    return float(_step(one_device_step_s, whole, world_size, overlap, fixed_overhead_s, cover))
 
 
 def all_reduce_seconds(
@@ -97,22 +87,12 @@ def all_reduce_seconds(
     bytes_per_s: float | None = None,
     allreduce: Any = None,
 ) -> float:
-    """Seconds of an all-reduce by a ring of alpha and beta or by a table, as `predict_step` takes
-    them; raises InputError.
-    """
+    """Seconds of an all-reduce by a ring or a table, as `predict_step` takes them; InputError."""
     if (allreduce is None) == (bytes_per_s is None):
-        raise InputError(
-            "predict_step",
-            [
-                Problem(
-                    "allreduce", "give either it or bytes_per_s", "such as allreduce=(20e-6, 6e9)"
-                )
-            ],
-        )
+        advice = "such as allreduce=(20e-6, 6e9)"
+        raise _refused("allreduce", "give either it or bytes_per_s", advice)
     if allreduce is not None and alpha_s is not None:
-        raise InputError(
-            "predict_step", [Problem("alpha_s", "allreduce holds it already", "leave it out")]
-        )
+        raise _refused("alpha_s", "allreduce holds it already", "leave it out")
     if allreduce is not None and not _is_pair(allreduce):
         sizes, seconds = _table(allreduce)
         if world_size == 1 or size == 0:
@@ -122,19 +102,16 @@ def all_reduce_seconds(
         try:
             return interpolate(size, sizes, seconds, fit_link(sizes, seconds))
         except ValueError as error:
-            raise InputError(
-                "predict_step", [Problem("allreduce", str(error), "pairs of bytes and seconds")]
-            ) from None
+            raise _refused("allreduce", str(error), "pairs of bytes and seconds") from None
     alpha, rate = (alpha_s or 0.0, bytes_per_s or 0.0) if allreduce is None else allreduce
-    if problems := _problems(alpha_s=alpha, bytes_per_s=rate):
+    if problems := _problems({"alpha_s": alpha, "bytes_per_s": rate}):
         raise InputError("predict_step", problems)
     return ring_time("all_reduce", size, world_size, float(alpha), float(rate))
 
 
 @dataclass(frozen=True)
 class StepLaw:
-    """The unknowns of a table's steps: seconds per message, bytes/s of one link, share that hides,
-    s that each step adds.
+    """The unknowns of a table's steps: s per message, bytes/s of a link, share hidden, s added.
 
     `largest_relative_error` is that over the rows of the fit. `undetermined` names the unknowns
     that those rows cannot tell from others; their values are the simplest that explain the rows.
@@ -149,51 +126,44 @@ class StepLaw:
     undetermined: tuple[str, ...] = field(default=())
 
     def predict(self, rows: pd.DataFrame) -> FloatArray:
-        """Seconds of a step for each row, in order; columns as in `fit`, without `step_s`. Raises
-        InputError.
-        """
-        columns = _columns(rows, needed=REQUIRED[:-1])
-        return _law(
-            columns, self.alpha_s, 1 / self.bytes_per_s, self.overlap, self.fixed_overhead_s
-        )
+        """Seconds of a step for each row; columns as in `fit`, without `step_s`. InputError."""
+        unknowns = (self.alpha_s, 1 / self.bytes_per_s, self.overlap, self.fixed_overhead_s)
+        return _law(_columns(rows, needed=REQUIRED[:-1]), *unknowns)
 
 
 def fit(rows: pd.DataFrame) -> StepLaw:
-    """Find alpha, bandwidth, overlap and fixed overhead that explain the steps of a table; two rows
-    are enough to start.
+    """Find alpha, bandwidth, overlap and fixed overhead that explain a table's steps, from two rows
+    on.
 
     Needed columns: `one_device_step_s`, `gradient_bytes`, `world_size`, `step_s`. Optional ones
     refine it: `backward_s` (s of one device's backward pass, behind which communication hides),
-    `messages` (all-reduces of a step, 1 where it is not given), `step_std_s` (how far each time is
-    to be believed). Relative errors are squared and summed, with the expectations above for what
-    the rows leave open (a maximum of the posterior). Raises InputError for a missing column, values
-    that no step can have, and tables without a row on several ranks.
+    `messages` (all-reduces of a step, 1 by default), `step_std_s` (how far each time is to be
+    believed). Relative errors are squared and summed, with the expectations above for what the rows
+    leave open (a maximum of the posterior). Raises InputError for a missing column, values that no
+    step can have, and tables without a row on several ranks.
     """
     columns = _columns(rows, needed=REQUIRED)
     several = columns["world_size"] > 1
     if not several.any():
-        raise InputError(
-            "fit",
-            [Problem("world_size", "no row has more than one rank", "nothing is sent on one")],
-        )
+        advice = "nothing is sent on one"
+        raise InputError("fit", [Problem("world_size", "no row has more than one rank", advice)])
     columns = {name: values[several] for name, values in columns.items()}
     scaled = _solve(columns, error=ROW_ERROR)
     spare = len(columns["step_s"]) - 3
     if spare > 0:  # these rows tell by themselves how far they are to be believed
         closest = _solve(columns, error=_TINY, start=scaled)
         residuals = np.log(_law(columns, *_natural(closest, columns)) / columns["step_s"])
-        scaled = _solve(
-            columns, error=max(float(np.sqrt(np.sum(residuals**2) / spare)), _TINY), start=closest
-        )
+        error = max(float(np.sqrt(np.sum(residuals**2) / spare)), _TINY)
+        scaled = _solve(columns, error=error, start=closest)
     alpha, per_byte, overlap, fixed = _natural(scaled, columns)
-    found = _law(columns, alpha, per_byte, overlap, fixed)
+    explained = _law(columns, alpha, per_byte, overlap, fixed)
     return StepLaw(
         alpha_s=alpha,
         bytes_per_s=1 / per_byte,
         overlap=overlap,
         fixed_overhead_s=fixed,
-        rows=len(found),
-        largest_relative_error=float(np.abs(found / columns["step_s"] - 1).max()),
+        rows=len(explained),
+        largest_relative_error=float(np.abs(explained / columns["step_s"] - 1).max()),
         undetermined=_undetermined(columns),
     )
 
@@ -211,13 +181,12 @@ def _solve(
         expected = [scaled[0], scaled[2] / OVERLAP_SPREAD, (scaled[3] - FIXED_SHARE) / FIXED_SPREAD]
         return np.concatenate([rows, expected])
 
-    starts = [*_STARTS, *([] if start is None else [start])]
     bounds = ([0.0, 1e-4, 0.0, 0.0], [np.inf, np.inf, 1.0, np.inf])
-    found = [
+    solutions = [
         least_squares(residuals, np.clip(np.asarray(each), 1e-3, _LARGEST), bounds=bounds)
-        for each in starts
+        for each in [*_STARTS, *([] if start is None else [start])]
     ]
-    best: FloatArray = min(found, key=lambda result: float(result.cost)).x
+    best: FloatArray = min(solutions, key=lambda solution: float(solution.cost)).x
     return best
 
 
@@ -225,12 +194,11 @@ def _natural(
     scaled: FloatArray, columns: Mapping[str, FloatArray]
 ) -> tuple[float, float, float, float]:
     """From units of what the rows themselves add per step and byte to s, s/byte, a share and s."""
-    added = np.median(
-        np.maximum(columns["step_s"] - columns["one_device_step_s"], 1e-3 * columns["step_s"])
-    )
-    sent = np.median(_sent(columns)) or 1.0
+    steps = columns["step_s"]
+    added = float(np.median(np.maximum(steps - columns["one_device_step_s"], 1e-3 * steps)))
+    sent = float(np.median(_sent(columns))) or 1.0
     alpha, per_byte, overlap, fixed = (float(value) for value in scaled)
-    return alpha * ALPHA_SPREAD_S, per_byte * float(added / sent), overlap, fixed * float(added)
+    return alpha * ALPHA_SPREAD_S, per_byte * (added / sent), overlap, fixed * added
 
 
 def _sent(columns: Mapping[str, FloatArray]) -> FloatArray:
@@ -238,150 +206,126 @@ def _sent(columns: Mapping[str, FloatArray]) -> FloatArray:
     return np.asarray(2 * (world - 1) / world * columns["gradient_bytes"])
 
 
+def _messages(columns: Mapping[str, FloatArray]) -> FloatArray:
+    return np.asarray(2 * (columns["world_size"] - 1) * columns["messages"])
+
+
 def _law(
     columns: Mapping[str, FloatArray], alpha: float, per_byte: float, overlap: float, fixed: float
 ) -> FloatArray:
-    whole = (
-        2 * (columns["world_size"] - 1) * columns["messages"] * alpha + _sent(columns) * per_byte
-    )
-    return _step(
-        columns["one_device_step_s"],
-        whole,
-        columns["world_size"],
-        overlap,
-        fixed,
-        columns["backward_s"],
-    )
+    whole = _messages(columns) * alpha + _sent(columns) * per_byte
+    one, world = columns["one_device_step_s"], columns["world_size"]
+    return _step(one, whole, world, overlap, fixed, columns["backward_s"])
 
 
 def _step(
-    one: FloatArray,
-    whole: FloatArray,
-    world: FloatArray,
+    one: FloatArray | float,
+    whole: FloatArray | float,
+    world: FloatArray | float,
     overlap: float,
     fixed: float,
-    cover: FloatArray,
+    cover: FloatArray | float,
 ) -> FloatArray:
-    return np.asarray(
-        one + np.where(world > 1, fixed + whole - np.minimum(overlap * whole, cover), 0.0)
-    )
+    exposed = whole - np.minimum(overlap * np.asarray(whole), cover)
+    return np.asarray(one + np.where(np.asarray(world) > 1, fixed + exposed, 0.0))
 
 
 def _undetermined(columns: Mapping[str, FloatArray]) -> tuple[str, ...]:
-    """By the rank of the rows' own equations; overlap shows only where rows differ in what they can
-    hide behind.
-    """
-    messages = 2 * (columns["world_size"] - 1) * columns["messages"]
-    names = {
+    """Unknowns whose column is a combination of the others'; the overlap where rows are too few."""
+    unknowns = {
         "bytes_per_s": _sent(columns),
-        "fixed_overhead_s": np.ones_like(messages),
-        "alpha_s": messages,
+        "fixed_overhead_s": np.ones_like(columns["step_s"]),
+        "alpha_s": _messages(columns),
     }
-    kept: list[FloatArray] = []
-    open_ones = []
-    for name, column in names.items():
+    independent: list[FloatArray] = []
+    undetermined = []
+    for name, column in unknowns.items():
         scaled = column / np.abs(column).max() if column.any() else column
-        if np.linalg.matrix_rank(np.column_stack([*kept, scaled]), tol=1e-6) > len(kept):
-            kept.append(scaled)
+        matrix = np.column_stack([*independent, scaled])
+        if np.linalg.matrix_rank(matrix, tol=1e-6) > len(independent):
+            independent.append(scaled)
         else:
-            open_ones.append(name)
-    if len(columns["step_s"]) <= len(kept):
-        open_ones.append("overlap")
-    return tuple(open_ones)
+            undetermined.append(name)
+    if len(columns["step_s"]) <= len(independent):
+        undetermined.append("overlap")
+    return tuple(undetermined)
 
 
 def _columns(rows: pd.DataFrame, *, needed: Sequence[str]) -> dict[str, FloatArray]:
-    """The columns as numbers with defaults for optional ones; raises InputError with all that is
+    """The columns as numbers, with defaults for optional ones; InputError with all that is
     wrong.
     """
-    missing = [name for name in needed if name not in rows]
-    if missing:
-        raise InputError(
-            "rows",
-            [
-                Problem(name, "this column is missing", f"needed: {', '.join(needed)}")
-                for name in missing
-            ],
-        )
-    if not len(rows):
-        raise InputError("rows", [Problem("rows", "there are none", "give at least one")])
-    found: dict[str, FloatArray] = {}
-    problems: list[Problem] = []
+    advice = f"needed: {', '.join(needed)}"
+    problems = [
+        Problem(name, "this column is missing", advice) for name in needed if name not in rows
+    ]
+    if not problems and not len(rows):
+        problems = [Problem("rows", "there are none", "give at least one")]
+    if problems:
+        raise InputError("rows", problems)
+    columns: dict[str, FloatArray] = {}
     for name in (*needed, *(name for name in OPTIONAL if name in rows)):
         try:
-            found[name] = np.asarray(rows[name], dtype=np.float64)
+            columns[name] = np.asarray(rows[name], dtype=np.float64)
         except (TypeError, ValueError):
-            problems.append(Problem(name, "holds what is no number", "numbers only"))
+            problems.append(Problem(name, "not all values are numbers", "numbers only"))
             continue
-        for place, value in enumerate(found[name].tolist()):
-            problems += [
-                Problem(f"row {place}, {found_.where}", found_.what, found_.advice)
-                for found_ in _problems(**{name: value})
-            ]
+        for place, value in enumerate(columns[name].tolist()):
+            problems += _problems({name: value}, where=f"row {place}, ")
     if problems:
         raise InputError("rows", problems[:20])
-    one = found["one_device_step_s"]
-    found.setdefault("backward_s", BACKWARD_SHARE * one)
-    found.setdefault("messages", np.ones_like(one))
-    steps = found.get("step_s", one)
-    found["relative_std"] = found.pop("step_std_s", np.zeros_like(one)) / steps
-    return found
+    one = columns["one_device_step_s"]
+    columns.setdefault("backward_s", BACKWARD_SHARE * one)
+    columns.setdefault("messages", np.ones_like(one))
+    steps = columns.get("step_s", one)
+    columns["relative_std"] = columns.pop("step_std_s", np.zeros_like(one)) / steps
+    return columns
 
 
-def _problems(**values: Any) -> list[Problem]:
-    """What is wrong with quantities by their names: no number, not finite, out of range."""
-    zero_allowed = {"gradient_bytes", "fixed_overhead_s", "alpha_s", "backward_s", "step_std_s"}
-    found = []
-    for name, value in values.items():
+def _problems(quantities: Mapping[str, Any], *, where: str = "") -> list[Problem]:
+    """What is wrong with quantities by their names: not a number, not finite, out of range."""
+    problems = []
+    for name, value in quantities.items():
+        advice = "zero or more" if name in MAY_BE_ZERO else "a positive number"
         try:
             number = float(value)
         except (TypeError, ValueError):
-            found.append(Problem(name, f"{value!r} is no number", "a positive number"))
+            problems.append(Problem(where + name, f"{value!r} is not a number", advice))
             continue
-        if not math.isfinite(number) or number < 0 or (number == 0 and name not in zero_allowed):
-            found.append(
-                Problem(
-                    name,
-                    f"{number:g} cannot be",
-                    "zero or more" if name in zero_allowed else "a positive number",
-                )
-            )
+        if not math.isfinite(number) or number < 0 or (number == 0 and name not in MAY_BE_ZERO):
+            problems.append(Problem(where + name, f"{number:g} is impossible", advice))
         elif name == "world_size" and number != round(number):
-            found.append(Problem(name, f"{number:g} is no number of ranks", "a whole number"))
-    return found
+            what = f"{number:g} is not a number of ranks"
+            problems.append(Problem(where + name, what, "a whole number"))
+    return problems
+
+
+def _refused(where: str, what: str, advice: str) -> InputError:
+    return InputError("predict_step", [Problem(where, what, advice)])
 
 
 def _is_pair(given: Any) -> bool:
-    return (
-        isinstance(given, Sequence)
-        and len(given) == 2
-        and all(np.ndim(value) == 0 for value in given)
-    )
+    numbers = isinstance(given, Sequence) and all(np.ndim(value) == 0 for value in given)
+    return numbers and len(given) == 2
 
 
 def _table(given: Any) -> tuple[list[float], list[float]]:
     """Sizes, ascending, and their seconds."""
     if hasattr(given, "columns"):
-        if missing := [name for name in ("bytes", "seconds") if name not in given]:
-            raise InputError(
-                "allreduce",
-                [Problem(name, "this column is missing", "bytes and seconds") for name in missing],
-            )
-        pairs = list(zip(given["bytes"], given["seconds"], strict=True))
-    else:
-        pairs = list(given.items()) if isinstance(given, Mapping) else list(given)
+        needed = "bytes and seconds"
+        missing = [name for name in ("bytes", "seconds") if name not in given]
+        if problems := [Problem(name, "this column is missing", needed) for name in missing]:
+            raise InputError("allreduce", problems)
+        given = zip(given["bytes"], given["seconds"], strict=True)
     try:
-        pairs = sorted((float(size), float(seconds)) for size, seconds in pairs)
+        items = given.items() if isinstance(given, Mapping) else given
+        pairs = sorted((float(size), float(seconds)) for size, seconds in items)
     except (TypeError, ValueError):
-        raise InputError(
-            "allreduce",
-            [Problem("allreduce", "not pairs of bytes and seconds", "such as [(1e6, 1e-3)]")],
-        ) from None
+        advice = "such as [(1e6, 1e-3)]"
+        raise _refused("allreduce", "not pairs of bytes and seconds", advice) from None
     if not pairs or any(
         not (math.isfinite(size * seconds) and size > 0 and seconds > 0) for size, seconds in pairs
     ):
-        raise InputError(
-            "allreduce",
-            [Problem("allreduce", "holds no or impossible times", "positive bytes and seconds")],
-        )
+        advice = "positive bytes and seconds"
+        raise _refused("allreduce", "holds no or impossible times", advice)
     return [size for size, _ in pairs], [seconds for _, seconds in pairs]

@@ -127,6 +127,13 @@ def test_time_of_any_size(calibration: Calibration) -> None:
         calibration.time("all_reduce", 2, 0)
 
 
+def test_bandwidths_by_hand() -> None:
+    time = CollectiveTime(
+        collective="all_reduce", world_size=4, bytes=8 * 10**9, seconds=2.0, calls=1
+    )
+    assert (time.algbw, time.busbw) == (4e9, pytest.approx(6e9))
+
+
 def test_parts_make_it_complete(calibration: Calibration) -> None:
     half = calibration.model_copy(update={"parts": (part(2),)})
     assert calibration.complete and not half.complete

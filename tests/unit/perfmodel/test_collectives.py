@@ -14,7 +14,6 @@ from lab.perfmodel.collectives import (
     COLLECTIVES,
     RINGS,
     Collective,
-    algbw,
     bus_factor,
     busbw,
     fit_link,
@@ -29,7 +28,6 @@ rates = st.floats(1e6, 1e12)
 
 
 def test_bus_bandwidth_by_hand() -> None:
-    assert algbw(8e9, 2.0) == 4e9
     assert busbw("all_reduce", 4, 8e9, 2.0) == pytest.approx(6e9)
     assert (
         busbw("all_gather", 4, 8e9, 2.0)

@@ -103,7 +103,7 @@ def test_tables_that_cannot_be_fitted_are_refused() -> None:
         fit(rows.drop(columns="step_s"))
     with pytest.raises(InputError, match="row 0, step_s: nan"):
         fit(rows.assign(step_s=[np.nan] + [1.0] * (len(rows) - 1)))
-    with pytest.raises(InputError, match="holds what is no number"):
+    with pytest.raises(InputError, match="not all values are numbers"):
         fit(rows.assign(step_s="fast"))
     with pytest.raises(InputError, match="no row has more than one rank"):
         fit(rows.assign(world_size=1))
