@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from lab.records.table import table as table
     from lab.report.build import report as report
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 # Job scripts that users keep call `python -m lab.rank`, which is found there.
 __path__.append(f"{__path__[0]}/launch/compat")
 
