@@ -15,48 +15,18 @@ from lab.config.run import Run
 from lab.config.study import Study, Task, find_folder
 from lab.errors import LabError
 from lab.files import write_atomically
-from lab.records.inference import ClassificationPoint, Inference, Point
+from lab.records.inference import Inference
 from lab.records.schema import (
-    FOREIGN_CPU,
-    PHASES,
     Allocation,
     Communication,
     Environment,
-    Event,
     Failure,
     Gradient,
     Memory,
-    Operation,
     Quality,
     Section,
-    Stat,
     Timing,
 )
-
-__all__ = [
-    "FOREIGN_CPU",
-    "PHASES",
-    "ClassificationPoint",
-    "Communication",
-    "Environment",
-    "Event",
-    "Failure",
-    "Gradient",
-    "Inference",
-    "Memory",
-    "OneStudy",
-    "Operation",
-    "Point",
-    "Quality",
-    "Record",
-    "Stat",
-    "Status",
-    "Store",
-    "Timing",
-    "load_records",
-    "read_record",
-    "write_record",
-]
 
 SCHEMA_VERSION = 1
 Status = Literal["completed", "failed", "oom", "timeout", "preempted", "cancelled"]
