@@ -25,8 +25,7 @@ from lab.errors import InputError, LabError, Problem, nearest
 
 WIDE = 200  # columns for a file or a pipe, in which nothing need be broken; a terminal has its own
 
-# Typer carries its own click or uses the installed one; this is the right one's error of a wrong
-# command line.
+# The error of a wrong command line, of the click that typer carries or of the installed one.
 UsageError: Any = typer.BadParameter.__mro__[1]
 app = typer.Typer(
     add_completion=False,
@@ -125,15 +124,9 @@ def run(
     study: StudyArgument,
     cluster: ClusterOption = "local",
     quick: QuickOption = False,
-    fresh: Annotated[
-        bool, Option("--fresh", help="Measure again what is measured; old records are archived.")
-    ] = False,
-    snapshot: Annotated[
-        bool, Option("--snapshot", help="Jobs run a copy of today's code, however it is edited.")
-    ] = False,
-    detach: Annotated[
-        bool, Option("--detach", help="Return at once; `lab status` shows the progress.")
-    ] = False,
+    fresh: Annotated[bool, Option("--fresh", help="Archive records, and measure again.")] = False,
+    snapshot: Annotated[bool, Option("--snapshot", help="Run a copy of today's code.")] = False,
+    detach: Annotated[bool, Option("--detach", help="Return at once; see `lab status`.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Measure what is missing of a study, then make its notebooks and its report."""
@@ -220,15 +213,9 @@ def generate(
     prompt: Annotated[
         list[str] | None, Option("--prompt", help="What the text begins with; may be repeated.")
     ] = None,
-    new_tokens: Annotated[
-        int, Option("--new-tokens", min=1, help="The number of tokens to write.")
-    ] = 64,
-    temperature: Annotated[
-        float, Option("--temperature", help="0 takes the likeliest token, more draws.")
-    ] = 0.0,
-    top_k: Annotated[
-        int | None, Option("--top-k", help="Draw from this many of the likeliest tokens.")
-    ] = None,
+    new_tokens: Annotated[int, Option("--new-tokens", min=1, help="Tokens to write.")] = 64,
+    temperature: Annotated[float, Option("--temperature", help="0 is greedy, more draws.")] = 0.0,
+    top_k: Annotated[int | None, Option("--top-k", help="Draw from the k likeliest.")] = None,
     top_p: Annotated[
         float | None, Option("--top-p", help="Draw from the fewest that hold this probability.")
     ] = None,
@@ -259,16 +246,9 @@ def plan(
     cluster: ClusterOption = "local",
     sbatch: Annotated[
         Path | None,
-        Option(
-            "--sbatch",
-            metavar="DIR",
-            help="Write the study's job scripts there instead.",
-            show_default=False,
-        ),
+        Option("--sbatch", metavar="DIR", help="Write the study's job scripts there instead."),
     ] = None,
-    best: Annotated[
-        bool, Option("--best", help="Search the fastest plan that fits into memory instead.")
-    ] = False,
+    best: Annotated[bool, Option("--best", help="Search the fastest that fits instead.")] = False,
     machine: MachineOption = None,
     world_size: Annotated[
         int | None, Option("--world-size", min=1, help="Ranks to plan for, with --best.")
@@ -424,9 +404,7 @@ def doctor(as_json: JsonOption = False) -> None:
 def calibrate(
     cluster: ClusterOption = "local",
     quick: Annotated[bool, Option("--quick", help="Fewer sizes.")] = False,
-    fresh: Annotated[
-        bool, Option("--fresh", help="Measure again what was measured today.")
-    ] = False,
+    fresh: Annotated[bool, Option("--fresh", help="Measure again what is of today.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Measure collectives, matrix products and memory of a cluster; fit alpha and beta."""
@@ -449,13 +427,9 @@ def bench(
             "predict: how wrong predictions of two ranks are; planner: how long predicting takes.",
         ),
     ],
-    quick: Annotated[
-        bool, Option("--quick", help="Fewer rounds, settings of each strategy, steps and repeats.")
-    ] = False,
+    quick: Annotated[bool, Option("--quick", help="Fewer rounds, settings and steps.")] = False,
     cluster: ClusterOption = "local",
-    fresh: Annotated[
-        bool, Option("--fresh", help="Predict and measure again what is measured.")
-    ] = False,
+    fresh: Annotated[bool, Option("--fresh", help="Predict and measure again.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Measure the lab itself."""

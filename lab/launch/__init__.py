@@ -1,5 +1,4 @@
-"""Everything that runs a study: local and Slurm executors, the driver of its jobs, their outcomes,
-and benchmarks.
+"""Runs studies: local and Slurm executors, the driver of their jobs, outcomes, benchmarks.
 
 `launcher` drives a study's jobs through an `executor` (local or Slurm, both by submitit); `job` is
 what each rank runs. Ranks and driver talk through small JSON files beside the record (`attempt`),

@@ -64,19 +64,13 @@ class Attempt:
         """A file of this start alone."""
         return self.log / f"{self.name}.{name}"
 
-    @property
-    def rendezvous(self) -> Path:
-        """Where rank 0 publishes its address."""
-        return self.path("rendezvous")
-
     def decide(self, decision: Decision) -> None:
         """As rank 0, tell the others to run, or that the task is measured already."""
         write_atomically(self.path("start"), decision.encode())
 
     def wait_for_leader(self, *, patience_s: float = 60.0) -> Decision:
         """Wait for rank 0's decision; raises TimeoutError `patience_s` after its last heartbeat."""
-        # Heartbeats are compared with each other and never with a clock: the nodes' clocks differ,
-        # and may jump.
+        # Compared with each other, never with a clock: the nodes' clocks differ, and may jump.
         beat, since = self._last_heartbeat(), time.monotonic()
         while not self.path("start").exists():
             if (latest := self._last_heartbeat()) != beat:

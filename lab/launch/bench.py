@@ -34,8 +34,7 @@ LIMIT = 1.01  # of the step time with measuring to that without
 WARMUP = 5
 RATIOS = ("ratio", "control", "cpu_ratio", "cpu_control")
 
-# Relative, on the whole curve and the validation loss. Sums in another order round differently, and
-# AdamW amplifies it.
+# Relative. Sums in another order round differently, and AdamW amplifies it.
 TOLERANCES = {"fp32": 2e-4, "bf16": 2e-2}
 REFERENCE = "single"
 BASE: dict[str, Any] = {
@@ -167,8 +166,7 @@ def cases(world_sizes: Sequence[int] = (1, 2), *, quick: bool = False) -> dict[s
 
 
 def equal_losses(*, quick: bool = False) -> list[EqualLoss]:
-    """Train a small GPT by every strategy, on the GPUs of this machine or on two CPU ranks, and
-    compare the losses.
+    """Compare the losses of a small GPT trained by every strategy, on GPUs or two CPU ranks.
 
     Raises LabError where a run fails otherwise than by saying that it cannot be made here.
     """
@@ -259,8 +257,7 @@ class HeldOut:
 def held_out(
     cluster: str = "local", *, quick: bool = False, fresh: bool = False, progress: bool = True
 ) -> HeldOut:
-    """Calibrate, measure every repeat on one rank, freeze predictions of the runs on several,
-    measure those, score.
+    """Calibrate, measure runs on one rank, freeze predictions of those on several, measure, score.
 
     What is measured already is kept unless `fresh`. Raises InputError for a cluster with fewer than
     two ranks, LabError where runs fail or nothing could be predicted.

@@ -46,8 +46,7 @@ def calibrate(
     fresh: bool = False,
     progress: bool = True,
 ) -> Calibration:
-    """Measure collectives by size and world size, matrix products by dtype and memory bandwidth on
-    a cluster profile.
+    """Measure collectives by size, matrix products by dtype and memory bandwidth on a cluster.
 
     World sizes are 1, 2, 4 and so on up to the cluster's capacity, where none are given. Each is
     stored when it is measured, and not measured again on the same day with the same profile, host
@@ -88,8 +87,7 @@ def _calibrate(
     display: Display,
 ) -> Calibration:
     stored = read_calibration(path)
-    # What was measured elsewhere or with other software says nothing of this cluster; old parts
-    # stay until replaced.
+    # Parts measured elsewhere or with other software are dropped; old ones stay until replaced.
     parts = [part for part in stored.parts if _same_conditions(part, profile)] if stored else []
     calibration = Calibration(cluster=profile.name, wanted=wanted, parts=tuple(parts))
     due = [n for n in wanted if fresh or not any(_reusable(p, n, quick=quick) for p in parts)]

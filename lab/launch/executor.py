@@ -1,8 +1,6 @@
-"""What the driver needs of a place where jobs run: a job's specification, its handle, and its
-executor.
+"""What the driver needs of a place where jobs run: job specification, handle, executor.
 
-`local`, `slurm` and `replay` implement `Executor`; the first two submit through submitit and return
-handles.
+`local`, `slurm` and `replay` implement `Executor`; the first two through submitit, with handles.
 """
 
 from __future__ import annotations

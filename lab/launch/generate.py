@@ -25,8 +25,7 @@ def generate(
     top_p: float | None = None,
     seed: int = 0,
 ) -> list[str]:
-    """What the trained model of a run writes after each prompt, in this process, on a GPU where
-    there is one.
+    """What the trained model of a run writes after each prompt, in this process.
 
     `run_id` is a run that kept its model; where it is empty, the first one that did. Greedy at
     temperature 0. Raises InputError where there is no model, or a prompt does not fit.

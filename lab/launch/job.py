@@ -1,7 +1,6 @@
 """What runs on each rank of a job: claim the task, measure, and make a record of every end.
 
-`python -m lab.launch.job STUDY RUN REPEAT --cluster PROFILE` is the same under srun, for job
-scripts.
+Job scripts call `python -m lab.launch.job STUDY RUN REPEAT --cluster PROFILE` under srun.
 """
 
 from __future__ import annotations
@@ -39,16 +38,14 @@ def execute(
 ) -> Literal["done", "skipped"]:
     """Measure one repeat of one run on this rank; submitit calls this on every rank.
 
-    Rank 0 writes the record, however the job ends. A job whose task another job has measured
-    meanwhile skips it.
+    Rank 0 writes the record, however the job ends. A task measured meanwhile is skipped.
     """
     run, cluster = Run.model_validate_json(run_json), Cluster.model_validate_json(cluster_json)
     cluster = cluster.on(run.needs_device) or cluster
     context, attempt = register(run.processes, cluster, Path(folder), devices=run.devices)
 
     def leave_failure() -> None:
-        # Once the scheduler has told the job to end, that is the cause, and what the ranks then
-        # meet a consequence.
+        # After a warning by the scheduler, that is the cause, and the ranks' errors follow from it.
         if context.rank == 0 and not preemption_noticed():
             time.sleep(1.0)  # the rank that failed first may still be writing its error
             allocation = _allocation(attempt)
@@ -123,7 +120,7 @@ def register(
         ),
         threads=cluster.threads_per_rank,
         cluster=cluster.name,
-        rendezvous=attempt.rendezvous,
+        rendezvous=attempt.path("rendezvous"),
         timeout_s=cluster.hang_timeout_s,
         job_id=attempt.job_id,
         emulated=Emulated(compute=cluster.compute) if cluster.compute else None,

@@ -65,8 +65,7 @@ def launch(
 
 
 class Jobs:
-    """The jobs of a study; can be asked, waited for and cancelled like a future of
-    concurrent.futures.
+    """The jobs of a study, in the manner of a concurrent.futures.Future.
 
     A thread drives them. One driver at a time works on a study: a second one watches, and takes
     over when the first ends. Ended drivers leave running jobs behind; the next driver adopts them.
@@ -89,8 +88,7 @@ class Jobs:
         self._executor = driver.executor_for(cluster, study.out)
         self._driver = Driver(self._executor, self._on_end, self._has_record)
         self._fresh, self._code = fresh, code
-        # Failures from before this call are run again; those of a driver that works meanwhile are
-        # not.
+        # Failures from before this call are run again; those of a concurrent driver are not.
         self._failures = {
             task: record.finished_at for task in self.tasks if (record := self._store.read(task))
         }
@@ -99,8 +97,7 @@ class Jobs:
         self._cancellation = Cancellation.of(study)
         self._stop = threading.Event()
         self._failure: BaseException | None = None
-        # Not Thread.join: an interrupt in it can make Python take a running thread for an ended
-        # one.
+        # Not Thread.join: after an interrupt in it Python may take a running thread for ended.
         self._ended = threading.Event()
         if fresh or not all(map(self._store.completed, self.tasks)):
             threading.Thread(target=self._drive, name="driver", daemon=True).start()

@@ -133,11 +133,9 @@ class LocalExecutor:
 
 
 def _submitit_executor(log: Path, variables: Mapping[str, str]) -> Any:
-    """submitit's local executor, with a controller in a session of its own, out of reach of the
-    terminal's Ctrl-C.
+    """submitit's local executor, with a controller out of reach of the terminal's Ctrl-C.
 
-    The driver alone ends jobs, and in order: a rank that is interrupted by itself would look like a
-    failure.
+    The driver alone ends jobs: a rank that is interrupted by itself would look like a failure.
     """
     import submitit
     from submitit.local.local import LocalJob

@@ -70,8 +70,7 @@ def join(context: RankContext, link: Link, meeting: Path) -> RankContext:
     announces it in `meeting`.
 
     Must be called before the process starts threads, as one that has them cannot enter a namespace.
-    The network lasts as long as rank 0. Raises LabError where the machine permits no way or rank 0
-    announces none.
+    The network lasts as long as rank 0. Raises LabError where no way is permitted or announced.
     """
     if context.rank == 0:
         way = way_for(link)
@@ -98,8 +97,7 @@ def address(rank: int) -> str:
 
 def script(link: Link, world_size: int, way: Way) -> str:
     """Shell commands that create the network, as root of a namespace of users, network, mounts."""
-    # So much passes at once after a pause: half a millisecond of the link, within what packets
-    # need.
+    # What may pass at once after a pause: half a millisecond of the link, within bounds.
     burst = int(min(max(link.bytes_per_s * 0.5e-3, 2**14), 2**18))
     packet = min(max(burst // 2, 2**14), 2**16)
     commands = ["set -e", "mount -t tmpfs none /run", "ip link set lo up"]
@@ -128,8 +126,7 @@ def _create_network(link: Link, world_size: int, way: Way) -> int:
     hold = "echo ready; exec cat"
     if way == "switch":
         hold = f"exec {sys.executable} -I {_SWITCH} {world_size} {link.latency_ms / 1e3}"
-    # The pipe to its standard input ends with this process, however it ends, and the network with
-    # it.
+    # Its standard input ends with this process, however that ends, and the network with it.
     holder = subprocess.Popen(
         _in_namespaces(f"{script(link, world_size, way)}\n{hold}"),
         stdin=subprocess.PIPE,
@@ -159,8 +156,7 @@ def _wait_for(meeting: Path, patience_s: float) -> dict[str, Any]:
 
 def _enter(pid: int, rank: int) -> None:
     """Join the holder's user namespace, then the rank's network namespace (setns(2))."""
-    # Submitit loads numpy, whose OpenBLAS starts threads at once; before a fork it ends them, until
-    # they are needed.
+    # numpy's OpenBLAS starts threads when submitit loads it, and ends them before a fork.
     if (child := os.fork()) == 0:
         os._exit(0)
     os.waitpid(child, 0)

@@ -16,14 +16,12 @@ from lab.perfmodel.forecast import Forecast
 from lab.perfmodel.frozen import basis_of
 from lab.records.store import Record, Store
 
-# All in fp32, as the training loop keeps them: weights, and of those that train gradients and
-# AdamW's two moments.
+# All in fp32: weights, and of those that train gradients and AdamW's two moments.
 BYTES_PER_PARAMETER, TRAINING_BYTES_PER_PARAMETER = 4, 12
 
 
 def plan(study: Study, cluster: str | Cluster = "local") -> list[dict[str, Any]]:
-    """One row per run: how many repeats are measured, how long one takes, what is predicted, what
-    forbids it.
+    """One row per run: measured repeats, their duration, what is predicted, what forbids it.
 
     `seconds` is the median duration of the repeats that are measured, None where there are none;
     `predicted_s` the same as predicted, and `predicted_step_ms` one step of it. `state_mb` (MB, 1e6

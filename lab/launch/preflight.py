@@ -68,11 +68,9 @@ def check(study: Study, cluster: Cluster, tasks: Sequence[Task], *, fresh: bool)
 
 
 def check_emulation(study: Study, cluster: Cluster) -> None:
-    """Raise InputError where the records of a study are of another link or compute than this
-    cluster's.
+    """Raise InputError where records of a study are of another link or compute than the cluster's.
 
-    They must not stand for each other: where all is measured already, nothing would be run that
-    could tell.
+    Where all is measured already, no run would show that they are not of this cluster.
     """
     for record in Store(study.out).records(study.tasks):
         if record.environment is None:

@@ -37,11 +37,9 @@ STYLES = {"completed": "green", "running": "cyan", "pending": "yellow", "waiting
 
 @dataclass(frozen=True)
 class TaskState:
-    """The state of one task: `state` is a record's status or one of OPEN; `reason` is why it waits,
-    or how it failed.
+    """The state of one task: a record's status or one of OPEN; `reason` is why it waits or failed.
 
-    `loss` is that of rank 0's samples in the last step that was published, None where no training
-    step was.
+    `loss` is that of rank 0's samples in the last published training step.
     """
 
     task: Task

@@ -1,7 +1,6 @@
 """A switch in user space that holds each frame for a while: latency where the kernel has no netem.
 
-Run as a program inside the namespace of the ports: `switch.py PORTS SECONDS`. It ends when its
-standard input does.
+Run inside the namespace of the ports: `switch.py PORTS SECONDS`. It ends with its standard input.
 """
 
 from __future__ import annotations

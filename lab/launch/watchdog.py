@@ -22,8 +22,7 @@ COLLECTIVE_FRAMES = {
     *("all_gather", "gather_object", "broadcast"),
 }
 PUBLISH_S = 0.5
-# Phases in which every rank makes progress at each step, so that the collective's own timeout
-# applies.
+# Phases in which every rank makes progress at each step: the shorter timeout applies.
 STEPPING = ("warm-up", "measuring", "evaluating", "comparing")
 
 
@@ -71,8 +70,7 @@ class Watchdog:
                 self._give_up(limit)
 
     def _publish(self) -> None:
-        # Not in the training's thread: a busy disk would make this rank late, and the others wait
-        # for it.
+        # Not in the training's thread: a busy disk would make this rank late for the others.
         path, published = self._attempt.folder / "progress.json", None
         while not self._stopped.wait(PUBLISH_S if published else 0.0):
             if published is self._progress:

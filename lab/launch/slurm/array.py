@@ -17,8 +17,7 @@ from lab.files import write_atomically
 from lab.launch.executor import JobSpec
 from lab.launch.slurm.controller import TIMEOUT_S, SlurmSilentError, accounted, queued
 
-# All that a job which submits jobs hands on; the other variables are the size and place of its own
-# allocation.
+# What a job that submits jobs hands on; the other variables describe its own allocation.
 INHERITED = ("SLURM_CONF", "SLURM_CLUSTERS")
 # Each job puts its pickle where submitit looks for it, since only the job knows its id for certain.
 TAKE_WORK = (
@@ -53,8 +52,7 @@ class Array:
         return self.folder.name
 
     def submit(self, specs: Sequence[JobSpec], parameters: Mapping[str, Any], python: str) -> str:
-        """Submit one job for each spec, and write down the array's id; raises RefusedError or
-        SlurmSilentError.
+        """Submit one job per spec and keep the array's id; raises RefusedError, SlurmSilentError.
 
         The folder stays locked until sbatch has ended, even where this process is killed.
         """

@@ -19,11 +19,9 @@ from lab.launch.attempt import Attempt, RankError
 from lab.records.schema import Allocation
 
 TIMEOUT_S = 30.0
-# In place of an index: the jobs of an array that Slurm has not split yet, and never will if they
-# are cancelled.
+# In place of an index: the jobs of an array that Slurm has not split yet.
 REST = "rest"
-# The controller is asked again after FIRST_S where something changed, ever more rarely up to LAST_S
-# where nothing does.
+# The pause between two queries: FIRST_S after a change, growing up to LAST_S without one.
 FIRST_S, LAST_S, GROWTH = 0.7, 10.0, 1.15
 COLUMNS = "ArrayJobID:|,ArrayTaskID:|,Name:|,State:|,Reason:|,NodeList:|,RestartCnt:|,exit_code:|"
 PENDING = {"PENDING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD", "REQUEUE_FED"}
@@ -156,8 +154,7 @@ class Controller:
         self.silence = ""  # why there was no answer the last time
 
     def poll(self, jobs: Mapping[str, str]) -> float:
-        """Ask about jobs, given as names by id, where that is due; returns after how many s to ask
-        again.
+        """Ask about jobs, given as names by id, if due; returns after how many s to ask again.
 
         Where there is no answer, what was known stays. What has ended is not asked about again.
         """
@@ -222,8 +219,7 @@ def exit_reason(job: JobState | None, attempt: Attempt) -> RankError:
         kind, meaning = ENDS[job.state]
         detail = f" ({job.reason})" if job.state != "TIMEOUT" and job.reason else ""
         message = f"{ended}: {meaning}{detail}"
-    # Sites without control groups kill the processes and leave the job's state to what these then
-    # return.
+    # Sites without control groups kill the processes, whose exit code then sets the job's state.
     elif attempt.log_contains(*MEMORY_PHRASES):
         kind, message = "MemoryLimit", f"{ended}: {ENDS['OUT_OF_MEMORY'][1]}"
     elif not attempt.any_registered():

@@ -50,8 +50,7 @@ class SlurmExecutor:
         array = Array.new(self._home / "arrays", label)
         for index, spec in enumerate(specs):
             prepare(spec.folder)
-            # Before there is a job, so that a driver which finds this knows for which array to
-            # look.
+            # Before there is a job: the next driver then knows for which array to look.
             content = {
                 "executor": "slurm",
                 "cluster": cluster.name,

@@ -27,7 +27,7 @@ COMMENTS = {
     "cpus-per-task": "for each rank",
     "mem": "of each node: the ranks' share",
     "time": "minutes",
-    "signal": "training saves its state so many seconds before the limit",
+    "signal": "a warning, in seconds before the limit: training saves its state",
     "requeue": "after a preemption or a node's failure it starts again",
     "open-mode": "and writes on in the same log",
     "array": "a job for each line of `tasks`; after %, how many run at once",
@@ -39,14 +39,14 @@ Options = dict[str, str | int | bool]
 def sbatch_options(
     cluster: Cluster, ranks: int, *, devices: int = 1, jobs: int | None = None
 ) -> Options:
-    """sbatch options of a job of `ranks` ranks with `devices` GPUs each, or of an array of `jobs`
-    such jobs.
+    """sbatch options of a job of `ranks` ranks with `devices` GPUs each, or of an array of them.
 
-    True stands for an option without a value. Raises InputError where the ranks do not fit.
+    True is an option without a value. Raises InputError where the ranks do not fit.
     """
     nodes, ranks_per_node = cluster.layout(ranks, devices=devices)
     slots = ranks_per_node * devices
     gpus = f"{cluster.gpu_type}:{slots}" if cluster.gpu_type else str(slots)
+    gpus = f"gpu:{gpus}" if cluster.gpu_flag == "gres" else gpus
     memory = cluster.memory_mb(slots)
     limit = f"%{cluster.array_limit}" if cluster.array_limit else ""
     options = {
@@ -54,8 +54,7 @@ def sbatch_options(
         "nodes": nodes,
         "ntasks-per-node": ranks_per_node,
         "cpus-per-task": cluster.cpus_per_rank * devices,
-        "gpus-per-node": gpus if cluster.gpu_flag == "gpus-per-node" else None,
-        "gres": f"gpu:{gpus}" if cluster.gpu_flag == "gres" else None,
+        cluster.gpu_flag: gpus if cluster.gpus_per_node else None,
         "mem": None if memory is None else f"{memory}M",
         "time": cluster.time_limit_min,
         # A tenth of the time limit where that is short.
@@ -66,11 +65,8 @@ def sbatch_options(
         "array": None if jobs is None else f"0-{jobs - 1}{limit}",
         **{key.replace("_", "-"): value for key, value in cluster.extra.items()},
     }
-    if not cluster.gpus_per_node:
-        options |= {"gpus-per-node": None, "gres": None}
-    return {
-        name: value for name, value in options.items() if value is not None and value is not False
-    }
+    # Not by equality: 0 is a value.
+    return {name: value for name, value in options.items() if not (value is None or value is False)}
 
 
 def setup_commands(cluster: Cluster) -> list[str]:
@@ -90,8 +86,7 @@ def submitit_parameters(
 ) -> dict[str, Any]:
     """The same as parameters of submitit's Slurm executor, for an array in `folder`."""
     options = sbatch_options(cluster, ranks, devices=devices, jobs=jobs)
-    # srun takes the number of CPUs from its own command line, not from sbatch (Slurm 22.05 and
-    # later).
+    # From Slurm 22.05 on srun does not take the number of CPUs from sbatch.
     srun = [f"--cpus-per-task={options['cpus-per-task']}"]
     # submitit computes with these three; it writes the others as they are.
     own = {
@@ -123,11 +118,9 @@ def scripts(study: Study, profile: str | Path) -> dict[str, str]:
         for run, name in _names(study).items()
     }
     for ranks, devices in dict.fromkeys((run.processes, run.devices) for run in study.runs):
-        shape = (
-            f"{ranks} rank{'s' * (ranks > 1)}"
-            if devices == 1
-            else f"one process with {devices} devices"
-        )
+        shape = f"{ranks} rank{'s' * (ranks > 1)}"
+        if devices > 1:
+            shape = f"one process with {devices} devices"
         name = f"study/x{ranks * devices}{'-one-process' * (devices > 1)}.sbatch"
         tasks = [t for t in study.tasks if (t.run.processes, t.run.devices) == (ranks, devices)]
         groups[name] = (f"all runs of {shape}", tasks)
