@@ -139,9 +139,10 @@ def run(
     records = jobs.wait(progress=not as_json)
     report = lab.report(loaded)
     failures = [record for record in records if not record.completed]
-    from lab.report.sections import predictions_of
+    from lab.figures import StudyResults
+    from lab.report.sections import prediction_summary
 
-    predictions = predictions_of(loaded)
+    predictions = prediction_summary(StudyResults(loaded))
     content = {
         "predictions": predictions,
         "records": len(records),

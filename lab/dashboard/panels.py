@@ -16,6 +16,7 @@ from lab.config.strategies import STRATEGIES
 from lab.config.study import Study
 from lab.dashboard.store import Bench, alone
 from lab.errors import LabError
+from lab.figures.data import StudyResults
 from lab.formatting import format_seconds, rounded, unit_for
 from lab.launch.plan import state_bytes
 from lab.launch.status import clock
@@ -171,7 +172,7 @@ def results(bench: Bench, study: Study | None = None) -> list[Part]:
     place = f"bench/{home.folder.parent.name}/{home.folder.name}"
     return [
         blocks.Markdown.of(record.run.label, heading=4),
-        sections.outcome([record]),
+        sections.outcome(StudyResults([record])),
         *([blocks.Markdown.of(beside(scored.get(_key_of(marked))))] if record.completed else []),
         _table(measured, marked, scored),
         *_figures(measured, marked, scored),

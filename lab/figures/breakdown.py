@@ -1,24 +1,30 @@
-"""Bars of the phases of a step, with their names and times written on them."""
+"""Where the time of a step goes: bars of its phases, and the timeline of one step rank by rank."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any
 
+import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.text import Annotation, Text
 from matplotlib.transforms import Bbox
+from scipy.optimize import isotonic_regression
 
 from lab.analysis.scaling_curves import Curve, ranks
+from lab.figures.data import StudyResults
+from lab.figures.figure import figure, no_runs
 from lab.figures.labels import measure
 from lab.figures.style import wrapped
 from lab.formatting import Unit, format_seconds, unit_for
 from lab.records.schema import PHASES, Event
 from lab.records.store import Record
 
-# Okabe and Ito (2008), each with the text colour that can be read on it.
+__all__ = ["step_breakdown", "step_timeline"]
+
 EXPOSED = "exposed communication"
+# Okabe and Ito (2008), each with the text colour that can be read on it.
 COLORS = {
     "data": ("#E69F00", "black"),
     "h2d": ("#F0E442", "black"),
@@ -28,51 +34,77 @@ COLORS = {
     "optimizer": ("#009E73", "black"),
     "other": ("#BBBBBB", "black"),
 }
+LINK = ("#CC79A7", "black")
 BAR = 0.76  # of the distance between bars
-BETWEEN = 0.7  # extra distance between lines
+BETWEEN = 0.7  # extra distance between curves
 NAME = 42  # characters of a name in one line
 HEADER = 0.95  # distance of the phase names from the first bar
+LANE = 0.36  # height of a lane of the timeline
+NO_PHASES = "no phases of a step are known"
+NO_COMMUNICATION = "no communication was measured: it takes a completed run on two ranks"
 
 
-def phases_height(lines: Sequence[Curve]) -> float:
-    """Inches that these bars need to be readable."""
-    return 1.1 + 0.25 * (sum(len(line.points) for line in lines) + BETWEEN * len(lines))
+def _no_phases(results: StudyResults) -> str:
+    known = results.summary["forward_time"].notna().any()
+    return no_runs(results) or ("" if known else NO_PHASES)
 
 
-def draw_phases(ax: Axes, lines: Sequence[Curve]) -> None:
-    """Draw a bar per configuration, the line with the longest first bar on top; times in s become ms or s on the axis."""
-    lines = sorted(lines, key=lambda line: -float(line.points["step_time"].iloc[0]))
-    steps = pd.concat([line.points for line in lines])
+def _breakdown_height(results: StudyResults) -> float:
+    bars = sum(len(curve.points) for curve in results.curves)
+    return 1.1 + 0.25 * (bars + BETWEEN * len(results.curves))
+
+
+def _describe_breakdown(results: StudyResults) -> str:
+    parts = []
+    for label, points in results.curves:
+        row = points.iloc[-1]
+        times = {phase: row[f"{phase}_time"] for phase in PHASES if row[f"{phase}_time"] > 0}
+        longest = sorted(times, key=lambda phase: (times[phase], phase), reverse=True)[:3]
+        listed = ", ".join(f"{phase} {format_seconds(times[phase])}" for phase in longest)
+        workers = ranks(row["device"], row["world_size"])
+        parts.append(f"{label} on {workers}, {format_seconds(row['step_time'])} with {listed}")
+    return f"Bars of the time of a step by its longest phases: {'; '.join(parts)}."
+
+
+@figure(describe=_describe_breakdown, missing=_no_phases, height=_breakdown_height)
+def step_breakdown(ax: Axes, results: StudyResults) -> None:
+    """Where the time of a step goes: a bar per configuration, a part per phase.
+
+    Times are medians over repeats. Phases that took no time anywhere are left out. Exposed
+    communication, where it was measured, is a part of its own, and taken from the phases that wait.
+    """
+    curves = in_order(results.curves)
+    steps = pd.concat([curve.points for curve in curves])
     unit = unit_for(steps["step_time"])
-    parts = [_parts(row, unit) for row in steps.to_dict("records")]
-    shown = [name for name in COLORS if any(bar.get(name, 0.0) > 0 for bar in parts)]
-    bars = iter(parts)
-    places: dict[float, str] = {}
-    y = 0.0
-    for label, points in lines:
+    bars = [_parts(row, unit) for row in steps.to_dict("records")]
+    shown = [name for name in COLORS if any(bar.get(name, 0.0) > 0 for bar in bars)]
+    names: dict[float, str] = {}
+    y, remaining = 0.0, iter(bars)
+    for label, points in curves:
         for nth, row in enumerate(points.to_dict("records")):
             workers = ranks(row["device"], row["world_size"])
-            places[y] = wrapped(f"{label}:  {workers}", width=NAME) if nth == 0 else workers
-            _bar(ax, y, next(bars), shown, row["step_time"])
+            names[y] = workers if nth else wrapped(f"{label}:  {workers}", width=NAME)
+            _bar(ax, y, next(remaining), shown, format_seconds(row["step_time"]))
             y += 1
         y += BETWEEN
     longest = float(steps["step_time"].max()) * unit.per_second
-    ax.set(
-        yticks=list(places),
-        yticklabels=list(places.values()),
-        xlabel=f"time of a step ({unit.name})",
-        xlim=(0, 1.14 * longest),
-    )
-    ax.set_ylim(max(places) + 0.6, -HEADER - 0.5)
+    ax.set(yticks=list(names), yticklabels=list(names.values()), xlim=(0, 1.14 * longest))
+    ax.set_xlabel(f"time of a step ({unit.name})")
+    ax.set_ylim(max(names) + 0.6, -HEADER - 0.5)
     ax.tick_params(axis="y", length=0)
     ax.grid(visible=False)
     ax.spines["left"].set_visible(False)
     _make_room(ax, longest)
-    _name_phases(ax, parts[0], shown)
-    hide_wide(ax)
+    _name_phases(ax, bars[0], shown)
+    _hide_wide(ax)
 
 
-def _parts(row: dict[Any, Any], unit: Unit) -> dict[str, float]:
+def in_order(curves: Sequence[Curve]) -> list[Curve]:
+    """Curves from top to bottom: the one with the longest first bar on top."""
+    return sorted(curves, key=lambda curve: -float(curve.points["step_time"].iloc[0]))
+
+
+def _parts(row: Mapping[Any, Any], unit: Unit) -> dict[str, float]:
     """Times by part; what is not known is left out."""
     times = {phase: row[f"{phase}_time"] for phase in PHASES}
     if pd.notna(row["exposed_communication_time"]):
@@ -82,84 +114,53 @@ def _parts(row: dict[Any, Any], unit: Unit) -> dict[str, float]:
     return {name: float(time) * unit.per_second for name, time in times.items() if pd.notna(time)}
 
 
-def _bar(ax: Axes, y: float, parts: dict[str, float], shown: Sequence[str], step: float) -> None:
+def _bar(ax: Axes, y: float, parts: Mapping[str, float], shown: Sequence[str], end: str) -> None:
     left = 0.0
     for name in shown:
         width = parts.get(name, 0.0)
         color, ink = COLORS[name]
-        ax.barh(
-            y,
-            width,
-            left=left,
-            height=BAR,
-            color=color,
-            edgecolor="white",
-            linewidth=0.6,
-            label=name if y == 0 else "",
-        )
-        ax.text(
-            left + width / 2,
-            y,
-            f"{width:.3g}",
-            ha="center",
-            va="center_baseline",
-            color=ink,
-            fontsize=8.5,
-            gid="inside",
-        )
+        look: dict[str, Any] = {"color": color, "edgecolor": "white", "linewidth": 0.6}
+        ax.barh(y, width, left=left, height=BAR, label=name if y == 0 else "", **look)
+        _write_inside(ax, left + width / 2, y, f"{width:.3g}", ink, 8.5, va="center_baseline")
         left += width
-    ax.annotate(
-        format_seconds(step),
-        (left, y),
-        xytext=(5, 0),
-        textcoords="offset points",
-        va="center_baseline",
-        fontweight="bold",
-    )
+    beside: dict[str, Any] = {"xytext": (5, 0), "textcoords": "offset points"}
+    ax.annotate(end, (left, y), va="center_baseline", fontweight="bold", **beside)
+
+
+def _write_inside(
+    ax: Axes, x: float, y: float, text: str, color: str, size: float, va: str = "center"
+) -> None:
+    """Text in the middle of a bar; `_hide_wide` finds it by its gid."""
+    ax.text(x, y, text, ha="center", va=va, color=color, fontsize=size, gid="inside")
 
 
 def _make_room(ax: Axes, longest: float) -> None:
     """End the axis where the text beside the longest bar ends."""
     scale = measure(ax).dpi / 72
-    widest = max(
-        text.get_window_extent().width for text in ax.texts if isinstance(text, Annotation)
-    )
+    ends = [text for text in ax.texts if isinstance(text, Annotation)]
+    widest = max(text.get_window_extent().width for text in ends)
     ax.set_xlim(0, longest * ax.bbox.width / (ax.bbox.width - widest - 8 * scale))
 
 
-def _name_phases(ax: Axes, parts: dict[str, float], shown: Sequence[str]) -> None:
-    """Names in their colours above the first bar, each as near to its part as its neighbours allow."""
-    centers, left = [], 0.0
-    for name in shown:
-        centers.append(left + parts.get(name, 0.0) / 2)
-        left += parts.get(name, 0.0)
+def _name_phases(ax: Axes, parts: Mapping[str, float], shown: Sequence[str]) -> None:
+    """Names in their colours above the first bar, each as near to its part as others allow."""
+    widths = np.array([parts.get(name, 0.0) for name in shown])
+    centers = np.cumsum(widths) - widths / 2
     chips = []
     for name, center in zip(shown, centers, strict=True):
         color, ink = COLORS[name]
-        chip = {"facecolor": color, "edgecolor": "none", "boxstyle": "round,pad=0.2"}
-        chips.append(
-            ax.text(
-                center,
-                -HEADER,
-                name,
-                ha="center",
-                va="center",
-                color=ink,
-                fontsize=8.5,
-                bbox=chip,
-                gid="phase",
-            )
-        )
-        chips[-1].set_in_layout(
-            False
-        )  # they may lie above the labels of the bars, and must not shrink the axes
-    pixels_per_point = measure(ax).dpi / 72
-    widths = [chip.get_window_extent().width + 9 * pixels_per_point for chip in chips]
+        box = {"facecolor": color, "edgecolor": "none", "boxstyle": "round,pad=0.2"}
+        chip = ax.text(center, -HEADER, name, color=ink, fontsize=8.5, bbox=box, gid="phase")
+        chip.set(ha="center", va="center")
+        chip.set_in_layout(False)  # it may lie above bars' names, and must not shrink the axes
+        chips.append(chip)
+    sheet = measure(ax)
+    sizes = [chip.get_window_extent().width + 9 * sheet.dpi / 72 for chip in chips]
     pixels = [float(ax.transData.transform((center, 0))[0]) for center in centers]
     # Where they do not fit above the bars, they begin above the names of these.
-    low = ax.bbox.x0 if sum(widths) <= ax.bbox.width else 0.02 * measure(ax).bbox.width
-    for text, pixel in zip(chips, spread(pixels, widths, low=low, high=ax.bbox.x1), strict=True):
-        text.set_x(float(ax.transData.inverted().transform((pixel, 0))[0]))
+    low = ax.bbox.x0 if sum(sizes) <= ax.bbox.width else 0.02 * sheet.bbox.width
+    for chip, pixel in zip(chips, spread(pixels, sizes, low=low, high=ax.bbox.x1), strict=True):
+        chip.set_x(float(ax.transData.inverted().transform((pixel, 0))[0]))
 
 
 def spread(
@@ -168,119 +169,91 @@ def spread(
     """Move intervals of these widths, in order, as little as needed so that none overlaps another.
 
     They stay between `low` and `high` where all fit there, and begin at `low` where they do not.
+    Least squares: with the widths before each taken off, the centers need only not decrease.
     """
-    groups: list[_Group] = []
-    for center, width in zip(centers, widths, strict=True):
-        groups.append(_Group([width], [center - width / 2]))
-        while len(groups) > 1 and groups[-2].start(low, high) + groups[-2].width > groups[-1].start(
-            low, high
-        ):
-            last = groups.pop()
-            groups[-1] = groups[-1].joined(last)
-    moved = []
-    for group in groups:
-        start = group.start(low, high)
-        for width in group.widths:
-            moved.append(start + width / 2)
-            start += width
-    return moved
+    offsets = np.cumsum(widths) - np.asarray(widths) / 2
+    starts = isotonic_regression(np.subtract(centers, offsets)).x
+    moved = np.clip(starts, low, max(low, high - sum(widths))) + offsets
+    return [float(center) for center in moved]
 
 
-class _Group(NamedTuple):
-    """Intervals that touch; each wish is where the group would begin if this member lay where it wants to."""
-
-    widths: list[float]
-    wishes: list[float]
-
-    @property
-    def width(self) -> float:
-        return sum(self.widths)
-
-    def start(self, low: float, high: float) -> float:
-        return max(min(sum(self.wishes) / len(self.wishes), high - self.width), low)
-
-    def joined(self, other: _Group) -> _Group:
-        return _Group(
-            self.widths + other.widths, self.wishes + [wish - self.width for wish in other.wishes]
-        )
-
-
-def hide_wide(ax: Axes) -> None:
-    """Hide the texts with gid "inside", one for each bar in their order, that do not fit into their bar or lie upon another."""
+def _hide_wide(ax: Axes) -> None:
+    """Hide texts inside bars, one per bar in order, that are too wide or lie upon another one."""
     inside: list[Text] = [text for text in ax.texts if text.get_gid() == "inside"]
-    kept: list[Bbox] = []
+    visible: list[Bbox] = []
     for text, patch in zip(inside, ax.patches, strict=True):
         box = text.get_window_extent()
-        if box.width > 0.92 * patch.get_window_extent().width or any(map(box.overlaps, kept)):
+        if box.width > 0.92 * patch.get_window_extent().width or any(map(box.overlaps, visible)):
             text.set_visible(False)
         else:
-            kept.append(box)
+            visible.append(box)
 
 
-LINK = ("#CC79A7", "black")
-HEIGHT = 0.36
-
-
-def events(records: Sequence[Record]) -> list[Event]:
+def _events(records: Sequence[Record]) -> list[Event]:
     """The timeline of the record on the most ranks; of several, the one of the median step time."""
-    held = [
-        record
+    steps = [
+        (record.run.world_size, record.timing.step.median, record.communication.timeline)
         for record in records
         if record.timing and record.communication and record.communication.timeline
     ]
-    if not held:
-        return []
-    most = max(record.run.world_size for record in held)
-    widest = sorted(
-        (r for r in held if r.run.world_size == most),
-        key=lambda r: r.timing.step.median if r.timing else 0.0,
+    most = max((world_size for world_size, _, _ in steps), default=0)
+    widest = sorted(((time, nth) for nth, (size, time, _) in enumerate(steps) if size == most))
+    return steps[widest[len(widest) // 2][1]][2] if widest else []
+
+
+def _no_timeline(results: StudyResults) -> str:
+    return no_runs(results) or ("" if _events(results.records) else NO_COMMUNICATION)
+
+
+def _timeline_height(results: StudyResults) -> float:
+    return 1.3 + 0.75 * len({event.rank for event in _events(results.records)})
+
+
+def _describe_timeline(results: StudyResults) -> str:
+    events = _events(results.records)
+    workers = len({event.rank for event in events})
+    buckets = sum(event.name.startswith("bucket") for event in events) // workers
+    time = format_seconds(max(event.end for event in events))
+    return (
+        f"One step of {workers} ranks in {time}, with {buckets} buckets on the link of each rank."
     )
-    chosen = widest[len(widest) // 2].communication
-    return chosen.timeline if chosen else []
 
 
-def timeline_height(events: Sequence[Event]) -> float:
-    """Inches that these ranks need to be readable."""
-    return 1.3 + 0.75 * len({event.rank for event in events})
+@figure(describe=_describe_timeline, missing=_no_timeline, height=_timeline_height)
+def step_timeline(ax: Axes, results: StudyResults) -> None:
+    """The median step of the record on the most ranks: compute and the link, rank by rank.
 
-
-def draw_timeline(ax: Axes, events: Sequence[Event]) -> None:
-    """Draw the events of one step; a bucket has a tick where its gradients were ready, and a bar while it is on the link."""
+    A bucket has a tick where its gradients were ready, and a bar while it is on the link.
+    """
+    events = _events(results.records)
     last = max(event.end for event in events)
     unit = unit_for([last])
-    ranks = sorted({event.rank for event in events})
+    numbers = sorted({event.rank for event in events})
+
+    def height_of(rank: int, lane: int) -> float:
+        nth = numbers.index(rank)
+        return (2 * nth + lane) * (LANE + 0.06) + nth * 0.25
+
     for event in sorted(events, key=lambda event: event.start):
         on_link = event.bytes is not None or event.name.startswith("bucket")
-        row = 2 * ranks.index(event.rank) + on_link
-        y = row * (HEIGHT + 0.06) + ranks.index(event.rank) * 0.25
+        y = height_of(event.rank, on_link)
         start, width = event.start * unit.per_second, (event.end - event.start) * unit.per_second
         color, ink = LINK if on_link else COLORS.get(event.name, COLORS["other"])
-        ax.barh(y, width, left=start, height=HEIGHT, color=color, edgecolor="white", linewidth=0.8)
+        ax.barh(y, width, left=start, height=LANE, color=color, edgecolor="white", linewidth=0.8)
         if event.ready is not None:
             ready = event.ready * unit.per_second
-            ax.plot([ready, ready], [y - HEIGHT / 2, y + HEIGHT / 2], color="black", linewidth=1)
-        ax.text(
-            start + width / 2,
-            y,
-            event.name.removeprefix("bucket "),
-            ha="center",
-            va="center",
-            color=ink,
-            fontsize=8,
-            gid="inside",
-        )
-    rows = [
-        (2 * nth + part) * (HEIGHT + 0.06) + nth * 0.25
-        for nth in range(len(ranks))
-        for part in (0, 1)
+            ax.plot([ready, ready], [y - LANE / 2, y + LANE / 2], color="black", linewidth=1)
+        _write_inside(ax, start + width / 2, y, event.name.removeprefix("bucket "), ink, 8)
+    lanes = [
+        (height_of(rank, lane), f"rank {rank} {name}")
+        for rank in numbers
+        for lane, name in enumerate(("compute", "link"))
     ]
-    ax.set_yticks(rows, [f"rank {rank}{part}" for rank in ranks for part in (" compute", " link")])
-    ax.set(
-        xlabel=f"time since the start of the step ({unit.name})",
-        xlim=(0, last * unit.per_second * 1.02),
-    )
-    ax.set_ylim(rows[-1] + HEIGHT, rows[0] - HEIGHT)
+    ax.set_yticks(*zip(*lanes, strict=True))
+    ax.set_xlabel(f"time since the start of the step ({unit.name})")
+    ax.set_xlim(0, last * unit.per_second * 1.02)
+    ax.set_ylim(lanes[-1][0] + LANE, lanes[0][0] - LANE)
     ax.tick_params(axis="y", length=0)
     ax.grid(visible=False)
     measure(ax)
-    hide_wide(ax)
+    _hide_wide(ax)

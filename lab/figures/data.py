@@ -1,129 +1,151 @@
-"""What figures and their alternative texts are made from: the records, their summary, lines and losses."""
+"""Results of a study for figures and report sections: each part is computed once, on first use."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple, TypedDict
+from typing import Any
 
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
 
 from lab.analysis.comparison import Comparison
 from lab.analysis.scaling import summary
 from lab.analysis.scaling_curves import Curve, Scaling, curves
 from lab.config.replay import NOTICE
 from lab.config.study import Study
-from lab.figures.labels import Label
-from lab.perfmodel.frozen import Frozen, scores
+from lab.errors import LabError
+from lab.perfmodel.frozen import Frozen, Score, scores
 from lab.records.store import Record, load_records
 from lab.records.table import table
 
-Source = Study | str | Path | Sequence[Record] | Comparison
+Losses = np.ndarray[Any, np.dtype[np.float64]]
 
 
-class Against(TypedDict, total=False):
-    """What speedups are over, where it is not the study's: values of the baseline's fields, and the kind of scaling."""
+class StudyResults:
+    """Records with what is derived from them: table, summary, curves, losses, scored predictions.
 
-    baseline: Mapping[str, Any]
-    scaling: Scaling
-
-
-class PlotData(NamedTuple):
-    """Records with their summary and its lines; by run id `losses`, the median over repeats of the loss of each step, and
-    what was `predicted` before the runs.
-
-    `emulated` is what was emulated in all of them, which the names of the lines then do not repeat.
+    Made of a Study, its name or folder, a list of records, or a Comparison, whose machines have
+    curves of their own. Speedups are over the study's baseline in the study's scaling, where
+    `baseline` (fields of a run with their values) and `scaling` name no other; for a list of
+    records they are over one rank, and scaling is strong.
     """
 
-    summary: pd.DataFrame
-    lines: list[Curve]
-    losses: dict[str, np.ndarray[Any, np.dtype[np.float64]]]
-    records: Sequence[Record]
-    predicted: Mapping[str, Frozen] = {}
-    emulated: str = ""
+    def __init__(
+        self,
+        source: Study | str | Path | Sequence[Record] | Comparison,
+        *,
+        baseline: Mapping[str, Any] | None = None,
+        scaling: Scaling | None = None,
+    ) -> None:
+        self.source = source
+        self._study = source if isinstance(source, Study) else None
+        if isinstance(source, str | Path):
+            self._study = Study.load(source)
+        default = self._study.baseline if self._study else {"world_size": 1}
+        self.baseline = default if baseline is None else baseline
+        self.scaling = scaling or (self._study.scaling if self._study else "strong")
+
+    @classmethod
+    def of(
+        cls,
+        source: Source,
+        *,
+        baseline: Mapping[str, Any] | None = None,
+        scaling: Scaling | None = None,
+    ) -> StudyResults:
+        """`source` itself where it is results already, unless another baseline or scaling is named."""
+        if not isinstance(source, StudyResults):
+            return cls(source, baseline=baseline, scaling=scaling)
+        if baseline is None and scaling is None:
+            return source
+        other = cls(source.source, baseline=baseline, scaling=scaling)
+        other.records = source.records  # they do not depend on either
+        return other
+
+    @property
+    def has_study(self) -> bool:
+        """Whether these are the results of one study."""
+        return self._study is not None
+
+    @property
+    def study(self) -> Study:
+        """The study. Raises LabError for records and comparisons, which have none."""
+        if self._study is None:
+            raise LabError("these results are of no study: make them of a Study, or of its name")
+        return self._study
+
+    @cached_property
+    def records(self) -> list[Record]:
+        """The records, of all machines where several are compared."""
+        if isinstance(self.source, Comparison):
+            return self.source.records
+        return load_records(self.source)
+
+    @cached_property
+    def table(self) -> pd.DataFrame:
+        """One row per repeat, as of `lab.table`."""
+        return self.source.table if isinstance(self.source, Comparison) else table(self.records)
+
+    @cached_property
+    def summary(self) -> pd.DataFrame:
+        """One row per configuration, as of `lab.analysis.scaling.summary`."""
+        if isinstance(self.source, Comparison):
+            return self.source.summary
+        return summary(self.table, baseline=self.baseline, scaling=self.scaling)
+
+    @cached_property
+    def curves(self) -> list[Curve]:
+        """The lines of a figure; their labels leave out what was emulated in all of them."""
+        return [
+            Curve(label.removesuffix(f", {self.emulated}"), points)
+            for label, points in curves(self.summary)
+        ]
+
+    @cached_property
+    def losses(self) -> dict[str, Losses]:
+        """Training loss of each step by run id, the median over repeats."""
+        repeats: dict[str, list[list[float]]] = {}
+        for record in self.records:
+            if record.completed and record.timing and record.quality and record.quality.loss:
+                repeats.setdefault(record.run_id, []).append(record.quality.loss)
+        return {
+            run_id: np.median([loss[: min(map(len, losses))] for loss in losses], axis=0)
+            for run_id, losses in repeats.items()
+        }
+
+    @cached_property
+    def scores(self) -> list[Score]:
+        """Predictions of the study's runs beside what was measured since; none without a study."""
+        return scores(self._study, self.records) if self._study else []
+
+    @cached_property
+    def predicted(self) -> dict[str, Frozen]:
+        """What was predicted of each run that has been measured since, by run id."""
+        return {score.frozen.run_id: score.frozen for score in self.scores}
+
+    @cached_property
+    def emulated(self) -> str:
+        """What was emulated in all of them, such as `emulated 1 Gbit/s`; empty of a comparison."""
+        kinds = set() if isinstance(self.source, Comparison) else set(self.summary["emulated"])
+        return f"emulated {kind}" if len(kinds) == 1 and (kind := kinds.pop()) else ""
+
+    @cached_property
+    def clusters(self) -> list[str]:
+        """Names of the cluster profiles that the records are from."""
+        return sorted({r.environment.cluster for r in self.records if r.environment})
+
+    @cached_property
+    def citations(self) -> list[str]:
+        """Where the numbers were published that others measured."""
+        places = (record.environment for record in self.records)
+        return sorted({place.replay for place in places if place and place.replay})
 
     @property
     def notice(self) -> str:
-        """What must stand on a figure of numbers that others published; empty where the lab measured."""
-        return (
-            NOTICE
-            if any(record.environment and record.environment.replay for record in self.records)
-            else ""
-        )
+        """What must stand on figures of numbers that others published; else empty."""
+        return NOTICE if self.citations else ""
 
 
-def plot_data(
-    source: Source, *, baseline: Mapping[str, Any] | None = None, scaling: Scaling | None = None
-) -> PlotData:
-    """Read records of a study (or its name or folder) with its baseline and scaling; of a list: one rank and strong.
-
-    Of a comparison each machine has its own lines.
-    """
-    if isinstance(source, Comparison):
-        return PlotData(source.summary, curves(source.summary), {}, source.records)
-    study = (
-        source
-        if isinstance(source, Study)
-        else Study.load(source)
-        if isinstance(source, str | Path)
-        else None
-    )
-    records = load_records(source)
-    over = baseline if baseline is not None else study.baseline if study else {"world_size": 1}
-    found = summary(
-        table(records), baseline=over, scaling=scaling or (study.scaling if study else "strong")
-    )
-    kinds = set(found["emulated"])
-    emulated = f"emulated {kind}" if len(kinds) == 1 and (kind := kinds.pop()) else ""
-    lines = [Curve(label.removesuffix(f", {emulated}"), points) for label, points in curves(found)]
-    predicted = {score.frozen.run_id: score.frozen for score in scores(study)} if study else {}
-    return PlotData(found, lines, _losses(records), records, predicted, emulated)
-
-
-def _losses(records: Sequence[Record]) -> dict[str, np.ndarray[Any, np.dtype[np.float64]]]:
-    found: dict[str, list[list[float]]] = {}
-    for record in records:
-        if record.completed and record.timing and record.quality and record.quality.loss:
-            found.setdefault(record.run_id, []).append(record.quality.loss)
-    return {
-        run_id: np.median([loss[: min(map(len, losses))] for loss in losses], axis=0)
-        for run_id, losses in found.items()
-    }
-
-
-def predicted_speedups(seen: PlotData, points: pd.DataFrame) -> list[dict[str, Any]]:
-    """World size and predicted speedup of the points of a line that were predicted, over the measured baseline."""
-    rows = [
-        row
-        for row in points.to_dict("records")
-        if row["run_id"] in seen.predicted and pd.notna(row["speedup"])
-    ]
-    return [
-        {
-            "world_size": row["world_size"],
-            "speedup": row["speedup"] * row["step_time"] / seen.predicted[row["run_id"]].step_s,
-        }
-        for row in rows
-    ]
-
-
-def draw_predictions(ax: Axes, seen: PlotData, points: pd.DataFrame, *, color: str) -> list[Label]:
-    """Hollow diamonds, and the label that says what they are."""
-    found = predicted_speedups(seen, points)
-    if not found:
-        return []
-    sizes, values = zip(*((row["world_size"], row["speedup"]) for row in found), strict=True)
-    ax.plot(
-        sizes,
-        values,
-        "D",
-        markersize=9,
-        fillstyle="none",
-        color=color,
-        markeredgewidth=1.4,
-        label="_predicted",
-        zorder=4,
-    )
-    return [Label(sizes[-1], values[-1], "predicted beforehand", color)]
+Source = StudyResults | Study | str | Path | Sequence[Record] | Comparison

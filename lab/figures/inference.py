@@ -1,4 +1,4 @@
-"""What quantization trades: latency against throughput, size against perplexity; and the ladder of stages."""
+"""What quantization trades: latency for throughput, size for quality; and the ladder of stages."""
 
 from __future__ import annotations
 
@@ -9,101 +9,107 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedFormatter, FixedLocator
 
-from lab.analysis.inference import GENERATION, Measurement, by_run, measurements, place
-from lab.analysis.stages import STAGES, Stage
-from lab.figures.labels import Label
-from lab.figures.labels import place as place_labels
+from lab.analysis import inference
+from lab.analysis.inference import GENERATION, by_run, measurements
+from lab.analysis.stages import STAGES, TASKS, Stage, stages
+from lab.figures.data import StudyResults
+from lab.figures.figure import NO_RUNS, figure
+from lab.figures.labels import Label, place
 from lab.figures.style import COLORS, IDEAL, ink, line_looks, plain_log
 from lab.formatting import format_seconds, rounded
-from lab.records.store import Record
+
+__all__ = ["latency_throughput", "size_perplexity", "stage_ratios"]
+
+NO_INFERENCE = "no inference run has completed yet"
 
 
-def latency_throughput(ax: Axes, records: Sequence[Record]) -> bool:
-    """Time between tokens against tokens/s, a line over the batch sizes of each model; whether there is anything."""
-    lines = _lines(records)
+def _latencies(results: StudyResults) -> dict[str, list[tuple[int, float, float]]]:
+    """By model and place: batch size, seconds between tokens, tokens/s, at the longest prompt."""
+    rows = measurements(results.records, GENERATION)
+    longest = max((row.points[0].prompt_tokens for row in rows), default=0)
+    several = len({inference.place(row.record) for row in rows}) > 1
+    models: dict[str, list[tuple[int, float, float]]] = {}
+    for row in (row for row in rows if row.points[0].prompt_tokens == longest):
+        is_base = row.results.quantization == "none"
+        model, name = ("base", "fp32") if is_base else ("quantized", row.results.quantization)
+        name += f", {inference.place(row.record)}" if several else ""
+        seconds, rate = (row.median(f"{model}.{of}") for of in ("p50", "decode_tokens_per_second"))
+        models.setdefault(name, []).append((row.points[0].batch_size, seconds, rate))
+    return {name: sorted(points) for name, points in models.items()}
+
+
+def _describe_latencies(results: StudyResults) -> str:
+    parts = [
+        f"{name}, {format_seconds(seconds)} and {rounded(rate)} tokens/s at batch {batch_size}"
+        for name, points in _latencies(results).items()
+        for batch_size, seconds, rate in points[-1:]
+    ]
+    return f"Time between tokens against throughput: {'; '.join(parts)}."
+
+
+@figure(
+    describe=_describe_latencies,
+    missing=lambda results: "" if _latencies(results) else NO_INFERENCE,
+    height=lambda _: 4.0,
+)
+def latency_throughput(ax: Axes, results: StudyResults) -> None:
+    """Time between tokens against tokens/s of base and quantized models, over batch sizes."""
+    models = _latencies(results)
     labels = []
-    for (name, points), (color, marker) in zip(lines.items(), line_looks(len(lines)), strict=True):
-        milliseconds, rates = zip(
-            *((1e3 * seconds, rate) for _, seconds, rate in points), strict=True
-        )
+    for (name, points), (color, marker) in zip(
+        models.items(), line_looks(len(models)), strict=True
+    ):
+        sizes, seconds, rates = zip(*points, strict=True)
+        milliseconds = [1e3 * time for time in seconds]
         ax.plot(rates, milliseconds, color=color, marker=marker, label=name)
-        labels.append(
-            Label(rates[-1], milliseconds[-1], f"{name}, batch {points[-1][0]}", ink(color))
-        )
-    if not lines:
-        return False
-    ax.set_xscale("log")
-    ax.set_yscale("log")
+        labels.append(Label(rates[-1], milliseconds[-1], f"{name}, batch {sizes[-1]}", ink(color)))
+    ax.set(xscale="log", yscale="log", xlabel="throughput in decoding (tokens/s)")
+    ax.set_ylabel("median time between tokens (ms)")
     plain_log(ax.xaxis)
     plain_log(ax.yaxis)
-    ax.set(xlabel="throughput in decoding (tokens/s)", ylabel="median time between tokens (ms)")
-    place_labels(ax, labels)
-    return True
+    place(ax, labels)
 
 
-def _lines(records: Sequence[Record]) -> dict[str, list[tuple[int, float, float]]]:
-    """By model and place: batch size, seconds between tokens, tokens/s, at the longest prompt."""
-    rows = measurements(records, GENERATION)
-    longest = max((row.points[0].prompt_tokens for row in rows), default=0)
-    places = {place(row.record) for row in rows}
-    lines: dict[str, list[tuple[int, float, float]]] = {}
-    for row in (row for row in rows if row.points[0].prompt_tokens == longest):
-        model = "base" if row.results.quantization == "none" else "quantized"
-        name: str = "fp32" if model == "base" else row.results.quantization
-        if len(places) > 1:
-            name = f"{name}, {place(row.record)}"
-        lines.setdefault(name, []).append(_point(row, model))
-    return {name: sorted(points) for name, points in lines.items()}
+def _sizes(results: StudyResults) -> dict[str, tuple[float, float]]:
+    """MB in memory and perplexity by quantization."""
+    points: dict[str, tuple[float, float]] = {}
+    for repeats in by_run(results.records):
+        measured = repeats[0].inference
+        if measured and measured.size is not None and measured.perplexity is not None:
+            name = "fp32" if measured.quantization == "none" else measured.quantization
+            points[name] = measured.size.memory / 1e6, measured.perplexity
+    return points
 
 
-def _point(row: Measurement, model: str) -> tuple[int, float, float]:
-    rate = row.median(f"{model}.decode_tokens_per_second")
-    return row.points[0].batch_size, row.median(f"{model}.p50"), rate
-
-
-def latency_throughput_alt(records: Sequence[Record]) -> str:
-    """The same in one sentence."""
+def _describe_sizes(results: StudyResults) -> str:
     parts = [
-        f"{name}, {format_seconds(points[-1][1])} and {rounded(points[-1][2])} tokens/s at batch {points[-1][0]}"
-        for name, points in _lines(records).items()
+        f"{name}, {size:.2f} MB and {rounded(perplexity)}"
+        for name, (size, perplexity) in _sizes(results).items()
     ]
-    return (
-        f"Time between tokens against throughput: {'; '.join(parts)}."
-        if parts
-        else "An empty figure: nothing was timed."
-    )
+    return f"Perplexity against size: {'; '.join(parts)}."
 
 
-def size_perplexity(ax: Axes, records: Sequence[Record]) -> bool:
-    """Perplexity against MB in memory, with the line of models that none beats in both; whether there is anything."""
-    points = _sizes(records)
-    if not points:
-        return False
-    for (name, (size, perplexity)), (color, marker) in zip(
+@figure(
+    describe=_describe_sizes,
+    missing=lambda results: "" if _sizes(results) else NO_INFERENCE,
+    height=lambda _: 4.0,
+)
+def size_perplexity(ax: Axes, results: StudyResults) -> None:
+    """Perplexity against size in memory, with the line of models that none beats in both."""
+    points = _sizes(results)
+    labels = []
+    for (name, (x, y)), (color, marker) in zip(
         points.items(), line_looks(len(points)), strict=True
     ):
-        ax.plot([size], [perplexity], color=color, marker=marker, linestyle="None", label=name)
+        ax.plot([x], [y], color=color, marker=marker, linestyle="None", label=name)
+        labels.append(Label(x, y, name, ink(color)))
+    steps: dict[str, Any] = {"linestyle": (0, (4, 3)), "drawstyle": "steps-post"}
     best = pareto(list(points.values()))
-    ax.plot(
-        *zip(*best, strict=True),
-        color=IDEAL,
-        linestyle=(0, (4, 3)),
-        linewidth=1.0,
-        drawstyle="steps-post",
-        zorder=1,
-    )
+    ax.plot(*zip(*best, strict=True), color=IDEAL, linewidth=1.0, zorder=1, **steps)
     ax.set(xlabel="weights in memory (MB)", ylabel="perplexity on held-out text")
     ax.set_xlim(left=0)
     ax.ticklabel_format(axis="y", useOffset=False)
-    colors = [ink(color) for color, _ in line_looks(len(points))]
-    place_labels(
-        ax,
-        [
-            Label(x, y, name, color)
-            for (name, (x, y)), color in zip(points.items(), colors, strict=True)
-        ],
-    )
-    return True
+    place(ax, labels)
 
 
 def pareto(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
@@ -115,56 +121,46 @@ def pareto(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
     return best
 
 
-def _sizes(records: Sequence[Record]) -> dict[str, tuple[float, float]]:
-    points: dict[str, tuple[float, float]] = {}
-    for repeats in by_run(records):
-        found = repeats[0].inference
-        if found is not None and found.size is not None and found.perplexity is not None:
-            name = "fp32" if found.quantization == "none" else found.quantization
-            points[name] = found.size.memory / 1e6, found.perplexity
-    return points
+def _stages(results: StudyResults) -> list[Stage]:
+    return stages(results.study, results.records) if results.has_study else []
 
 
-def size_perplexity_alt(records: Sequence[Record]) -> str:
-    """The same in one sentence."""
+def _describe_stages(results: StudyResults) -> str:
     parts = [
-        f"{name}, {size:.2f} MB and {rounded(perplexity)}"
-        for name, (size, perplexity) in _sizes(records).items()
+        f"{stage.task} on {stage.name} "
+        f"{rounded(stage.speedup.value) if stage.speedup else 'not run'} "
+        f"(published {rounded(stage.published)})"
+        for stage in _stages(results)
     ]
-    return (
-        f"Perplexity against size: {'; '.join(parts)}."
-        if parts
-        else "An empty figure: nothing was measured."
-    )
+    return f"Speedup over serial by stage: {'; '.join(parts)}."
 
 
-def stage_ratios(ax: Axes, found: Sequence[Stage]) -> None:
-    """Speedups over serial by stage, measured and published, training and inference; what was not run is named so."""
-    kinds = [(task, source) for task in ("train", "inference") for source in ("here", "published")]
+@figure(
+    describe=_describe_stages,
+    missing=lambda results: "" if _stages(results) else NO_RUNS,
+    height=lambda _: 4.2,
+)
+def stage_ratios(ax: Axes, results: StudyResults) -> None:
+    """Speedup over serial of each stage of a study, beside the published ladder.
+
+    Training and inference have bars of their own; what was not run is named so.
+    """
+    kinds = [(task, source) for task in TASKS for source in ("here", "published")]
     width = 0.8 / len(kinds)
     for number, (task, source) in enumerate(kinds):
         color = COLORS[0] if task == "train" else COLORS[1]
-        for x, stage in enumerate(_in_order(found, task)):
-            here = stage.speedup.value if stage.speedup else np.nan
-            value = here if source == "here" else stage.published
+        here: dict[str, Any] = {"color": color}
+        look = here if source == "here" else {"facecolor": "none", "edgecolor": color}
+        legend = f"{'training' if task == 'train' else 'inference'}, {source}"
+        of_task = [stage for stage in _stages(results) if stage.task == task]
+        for x, stage in enumerate(of_task):
+            measured = stage.speedup.value if stage.speedup else np.nan
+            value = measured if source == "here" else stage.published
             left = x - 0.4 + (number + 0.5) * width
-            look: dict[str, Any] = (
-                {"color": color} if source == "here" else {"facecolor": "none", "edgecolor": color}
-            )
-            label = (
-                f"{'training' if task == 'train' else 'inference'}, {source}" if x == 0 else None
-            )
-            ax.bar(left, value, width=0.9 * width, label=label, **look)
-            text = "not run" if np.isnan(value) else f"{value:.3g}×"
-            ax.annotate(
-                text,
-                (left, 1.0 if np.isnan(value) else value),
-                xytext=(0, 2),
-                textcoords="offset points",
-                ha="center",
-                fontsize=7,
-                rotation=90,
-            )
+            ax.bar(left, value, width=0.9 * width, label=None if x else legend, **look)
+            text, y = ("not run", 1.0) if np.isnan(value) else (f"{value:.3g}×", value)
+            above: dict[str, Any] = {"xytext": (0, 2), "textcoords": "offset points"}
+            ax.annotate(text, (left, y), ha="center", fontsize=7, rotation=90, **above)
     ax.set_yscale("log")
     plain_log(ax.yaxis)
     ax.set_ylim(0.5, 300)
@@ -172,16 +168,3 @@ def stage_ratios(ax: Axes, found: Sequence[Stage]) -> None:
     ax.xaxis.set_major_formatter(FixedFormatter(list(STAGES)))
     ax.set(ylabel="speedup over serial")
     ax.legend(frameon=False, loc="upper left", fontsize=8)
-
-
-def _in_order(found: Sequence[Stage], task: str) -> list[Stage]:
-    return [stage for name in STAGES for stage in found if (stage.name, stage.task) == (name, task)]
-
-
-def stage_ratios_alt(found: Sequence[Stage]) -> str:
-    """The same in one sentence."""
-    parts = [
-        f"{stage.task} on {stage.name} {rounded(stage.speedup.value) if stage.speedup else 'not run'} (published {rounded(stage.published)})"
-        for stage in found
-    ]
-    return f"Speedup over serial by stage: {'; '.join(parts)}."

@@ -1,4 +1,4 @@
-"""The look of all figures: sizes, colours, markers, and how times are ticked. Colours are those of Okabe and Ito (2008)."""
+"""The look of all figures: sizes, colours, markers, and how times are ticked."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from matplotlib.colors import to_hex, to_rgb
 from matplotlib.ticker import FixedLocator, LogLocator, NullLocator, StrMethodFormatter
 
 SIZE = (6.4, 3.6)  # inches
-# Okabe and Ito (2008), colour-blind safe; without black, which is the ideal's, and the yellow, which is faint on white.
+# Okabe and Ito (2008), safe for colour-blind readers; without black, which is the ideal's, and
+# yellow, which is faint on white.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 MARKERS = ("o", "s", "^", "D", "v")
 IDEAL = "#595959"
-WIDE = 8  # from this ratio of the longest to the shortest time an axis of time is logarithmic
+WIDE = 8  # from this ratio of the longest to the shortest on, times have a logarithmic axis
 MOST_TICKS = 9  # of a logarithmic axis
 STYLE: dict[str, Any] = {
     "figure.figsize": SIZE,
@@ -42,23 +43,26 @@ STYLE: dict[str, Any] = {
 
 
 def style() -> AbstractContextManager[None]:
-    """The look of all figures as a context; save within it, with metadata={"Date": None}, for the same SVG each time."""
+    """The look of all figures as a context.
+
+    Save within it, with metadata={"Date": None}, for the same SVG each time.
+    """
     return mpl.rc_context(STYLE)  # type: ignore[arg-type]
 
 
 def line_looks(count: int) -> Iterator[tuple[str, str]]:
-    """A colour and a marker for each line."""
+    """A colour and a marker for each curve."""
     return ((COLORS[i % len(COLORS)], MARKERS[i % len(MARKERS)]) for i in range(count))
 
 
 def ink(color: str) -> str:
-    """A line's colour for text: darker, for contrast on white."""
+    """A curve's colour for text: darker, for contrast on white."""
     red, green, blue = (0.65 * part for part in to_rgb(color))
     return to_hex((red, green, blue))
 
 
 def wrapped(label: str, width: int = 40) -> str:
-    """A name in lines of about so many characters, broken after commas alone."""
+    """A name in lines of about `width` characters, broken after commas alone."""
     lines = [""]
     for part in label.replace(", ", ",\0").split("\0"):
         if lines[-1] and len(lines[-1]) + len(part) > width:
@@ -68,17 +72,20 @@ def wrapped(label: str, width: int = 40) -> str:
 
 
 def plain_log(axis: Axis, *, ends: tuple[float, float] | None = None) -> None:
-    """Ticks at 1, 2 and 5 of each power of ten, as plain numbers; with `ends` from the one to the other, at 1 alone where many."""
+    """Ticks at 1, 2 and 5 of each power of ten, as plain numbers; between `ends`, where given.
+
+    Where more than MOST_TICKS lie between the ends, they are at 1 alone.
+    """
     axis.set_major_locator(FixedLocator(_ticks(*ends)) if ends else LogLocator(subs=(1, 2, 5)))
     axis.set_major_formatter(StrMethodFormatter("{x:g}"))
     axis.set_minor_locator(NullLocator())
 
 
 def _ticks(low: float, high: float) -> list[float]:
-    powers = [
-        10.0**power for power in range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    ]
-    ticks = [part * power for power in powers for part in (1, 2, 5) if low <= part * power <= high]
-    return (
-        ticks if len(ticks) <= MOST_TICKS else [power for power in powers if low <= power <= high]
-    )
+    exponents = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    for parts in ((1, 2, 5), (1,)):
+        ticks = [part * 10.0**exponent for exponent in exponents for part in parts]
+        ticks = [tick for tick in ticks if low <= tick <= high]
+        if len(ticks) <= MOST_TICKS:
+            break
+    return ticks

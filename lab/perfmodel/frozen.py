@@ -164,22 +164,23 @@ def predictions(study: Study, run: Run | None = None) -> list[Frozen]:
     return sorted((one for one in frozen if one.genuine), key=lambda one: one.frozen_at)
 
 
-def scores(study: Study) -> list[Score]:
-    """Each run's last prediction from before its first repeat began, beside what was measured
-    since.
+def scores(study: Study, records: Sequence[Record] | None = None) -> list[Score]:
+    """The last prediction from before each run's first repeat, beside what was measured since.
+
+    `records` are those of the study, where they are loaded already.
     """
     measured: dict[str, list[Record]] = {}
-    for record in load_records(study):
+    for record in load_records(study) if records is None else records:
         if record.completed and record.timing:
             measured.setdefault(record.run_id, []).append(record)
     scored = []
     for run in study.runs:
-        if not (records := measured.get(run.id)):
+        if not (repeats := measured.get(run.id)):
             continue
-        first = min(datetime.fromisoformat(one.started_at or one.finished_at) for one in records)
+        first = min(datetime.fromisoformat(one.started_at or one.finished_at) for one in repeats)
         earlier = [frozen for frozen in predictions(study, run) if frozen.frozen_at < first]
         if earlier:
-            scored.append(_score(earlier[-1], records))
+            scored.append(_score(earlier[-1], repeats))
     return scored
 
 

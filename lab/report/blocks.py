@@ -1,29 +1,30 @@
-"""Prose, tables and figures of a page, as objects that Jupyter displays and the exporters keep."""
+"""Markdown, tables and figures of a page: objects that Jupyter displays and exporters keep."""
 
 from __future__ import annotations
 
 import html
 import io
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from lab.config.study import Study
-from lab.records.store import Record
+import pandas as pd
+from matplotlib import figure as canvas
+
+from lab.figures.data import Source, StudyResults
+from lab.figures.figure import figure_named
+from lab.figures.style import SIZE, style
 
 if TYPE_CHECKING:
-    import pandas as pd
     from matplotlib.axes import Axes
 
     from lab.analysis.scaling_curves import Curve
 
-    Mark = Callable[[Axes, list[Curve]], None]
-
 
 @dataclass(frozen=True)
 class Markdown:
-    """Markdown made of sentences; `Prose.of` escapes text that a user wrote."""
+    """Markdown as it is; `of` and `bullets` escape sentences, which a user may have written."""
 
     markdown: str
 
@@ -31,20 +32,22 @@ class Markdown:
         return self.markdown
 
     @classmethod
-    def of(
-        cls, *sentences: str, heading: int = 0, bullets: bool = False, strong: bool = False
-    ) -> Markdown:
-        """Sentences taken literally: as a paragraph, a heading of this level, or a list."""
-        literal = [
-            re.sub(r"([\\`*_{}\[\]()#+\-.!|<>$&~^])", r"\\\1", " ".join(sentence.split()))
-            for sentence in sentences
-        ]
-        if bullets:
-            return cls("\n".join(f"- {sentence}" for sentence in literal))
-        text = " ".join(literal)
-        return cls(
-            f"{'#' * heading} {text}" if heading else f"**{text}**" if strong and text else text
-        )
+    def of(cls, *sentences: str, heading: int = 0, strong: bool = False) -> Markdown:
+        """Sentences taken literally: as a paragraph, or a heading of this level."""
+        text = " ".join(map(_escaped, sentences))
+        if heading:
+            return cls(f"{'#' * heading} {text}")
+        return cls(f"**{text}**" if strong and text else text)
+
+    @classmethod
+    def bullets(cls, sentences: Iterable[str], *, otherwise: str = "") -> Markdown:
+        """Sentences taken literally, as a list; a paragraph of `otherwise` where there are none."""
+        lines = [f"- {_escaped(sentence)}" for sentence in sentences]
+        return cls("\n".join(lines)) if lines else cls.of(otherwise)
+
+
+def _escaped(sentence: str) -> str:
+    return re.sub(r"([\\`*_{}\[\]()#+\-.!|<>$&~^])", r"\\\1", " ".join(sentence.split()))
 
 
 @dataclass(frozen=True)
@@ -55,11 +58,18 @@ class Table:
     frame: pd.DataFrame
     index: bool = True
 
+    @classmethod
+    def of_rows(cls, caption: str, rows: Iterable[Mapping[str, Any]], *, common: str = "") -> Table:
+        """A table of rows by column; what is `common` to all rows ends the caption."""
+        caption = f"{caption}. All: {common}" if common else caption
+        return cls(caption, pd.DataFrame(list(rows)), index=False)
+
     def _repr_html_(self) -> str:
+        caption = html.escape(self.caption)
         if self.frame.empty:
-            return f"<p>{html.escape(self.caption)}: nothing yet.</p>"
+            return f"<p>{caption}: nothing yet.</p>"
         body = self.frame.to_html(index=self.index, border=0, na_rep="not measured", escape=True)
-        return body.replace(">", f"><caption>{html.escape(self.caption)}</caption>", 1)
+        return body.replace(">", f"><caption>{caption}</caption>", 1)
 
     def __repr__(self) -> str:
         return f"{self.caption}\n{self.frame.to_string()}"
@@ -73,46 +83,36 @@ class Figure:
     alt: str
 
     def _repr_mimebundle_(self, **_: Any) -> tuple[dict[str, str], dict[str, dict[str, str]]]:
-        return {"image/svg+xml": self.svg, "text/plain": self.alt}, {
-            "image/svg+xml": {"alt": self.alt}
-        }
+        content = {"image/svg+xml": self.svg, "text/plain": self.alt}
+        return content, {"image/svg+xml": {"alt": self.alt}}
 
 
-def figure(name: str, source: Study | Sequence[Record], *, mark: Mark | None = None) -> Figure:
+def figure(
+    name: str, source: Source, *, mark: Callable[[Axes, list[Curve]], None] | None = None
+) -> Figure:
     """Draw one figure of `lab.figures` by its name; `mark` draws something more upon it.
 
-    It is drawn without pyplot, so that the kernel's own figures and their backend stay as they are.
+    Raises InputError, with the nearest name, where there is no such figure.
     """
-    from lab import figures
-    from lab.figures import alt_text, breakdown
-    from lab.figures.data import plot_data
-    from lab.figures.style import SIZE
-
-    seen = plot_data(source)
-    heights = {
-        "step_breakdown": breakdown.phases_height(seen.lines),
-        "step_timeline": breakdown.timeline_height(breakdown.events(seen.records)),
-    }
+    results, drawing = StudyResults.of(source), figure_named(name)
 
     def draw(axes: Axes) -> None:
-        getattr(figures, name)(source, ax=axes)
+        drawing(results, ax=axes)
         if mark is not None:
-            mark(axes, seen.lines)
+            mark(axes, results.curves)
 
-    return drawn(draw, alt_text(name, source), height=heights.get(name, SIZE[1]))
+    return drawn(draw, drawing.alt_text(results), height=drawing.height(results))
 
 
 def drawn(draw: Callable[[Axes], object], alt: str, *, height: float) -> Figure:
-    """A figure of the usual width and this height in inches, drawn by a function into its axes."""
-    from matplotlib import figure as canvas
+    """A figure of the usual width and this height in inches, drawn by a function into its axes.
 
-    from lab.figures.style import SIZE, style
-
+    It is drawn without pyplot, so that the kernel's own figures and their backend stay as they are.
+    """
     with style(), io.StringIO() as stream:
         sheet = canvas.Figure(figsize=(SIZE[0], height), layout="constrained")
         draw(sheet.subplots())
-        sheet.savefig(
-            stream, format="svg", metadata={"Date": None, "Creator": None}, transparent=True
-        )
+        metadata: dict[str, Any] = {"Date": None, "Creator": None}
+        sheet.savefig(stream, format="svg", metadata=metadata, transparent=True)
         svg = stream.getvalue()
     return Figure(svg[svg.index("<svg") :], alt)

@@ -1,105 +1,76 @@
-"""The sections of the notebooks, each made from records: results, communication, learning, audit, environment."""
+"""Sections of the notebooks, made from results: tables, communication, learning, predictions."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import statistics
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Sequence
 
+from lab.analysis import findings as analysis
+from lab.analysis import inference
+from lab.analysis.audit import Audit
+from lab.analysis.audit import audit as audit_of
+from lab.analysis.scaling_curves import curves, ranks
+from lab.analysis.tables import classical_tables
 from lab.config.labels import distinct_labels
-from lab.config.replay import NOTICE
-from lab.config.run import Run
-from lab.config.study import Study
-from lab.formatting import percent
-from lab.perfmodel.frozen import mean_absolute_error, predictions, scores, scores_table
-from lab.records.schema import PHASES, Communication
-from lab.records.store import Record, load_records
-from lab.records.table import table
+from lab.errors import InputError
+from lab.figures.data import StudyResults
+from lab.formatting import format_seconds, percent, unit_for
+from lab.launch.plan import plan
+from lab.perfmodel import frozen
+from lab.records.schema import PHASES, Communication, Stat
+from lab.records.store import Record
 from lab.report.blocks import Markdown, Table
 
-if TYPE_CHECKING:
-    import pandas as pd
+COMMUNICATION = (
+    "Communication of a step, median over repeats [95 % interval]. Exposed is what the step did "
+    "nothing but wait for, split into waiting for the slowest rank and transfer; the cost of "
+    "synchronising is measured by itself, in rounds with and without it in turn, and exceeds the "
+    "exposed part by the compute that communication slowed"
+)
+PREDICTIONS = (
+    "Step time predicted before the run and as measured, median over repeats; an error above zero "
+    "says that the run was faster than predicted. Frozen tells when the prediction was written, "
+    "and how its SHA-256 begins"
+)
 
 
-def result_tables(study: Study) -> list[Table]:
-    """The classical tables of a study: time, speedup, efficiency, compute and communication."""
-    from lab.analysis.tables import classical_tables
-
-    return [Table(caption, frame) for caption, frame in classical_tables(_summary(study))]
-
-
-def answer(study: Study) -> Markdown:
+def answer(results: StudyResults) -> Markdown:
     """The answer to the study's question in one sentence."""
-    from lab.analysis.findings import answer
-
-    records = load_records(study)
-    sources = sorted(
-        {
-            record.environment.replay
-            for record in records
-            if record.environment and record.environment.replay
-        }
+    notice = (
+        [f"{results.notice}. Source: {'; '.join(results.citations)}."] if results.notice else []
     )
-    told = [f"{NOTICE}. Source: {'; '.join(sources)}."] if sources else []
-    return Markdown.of(*told, answer(study, _summary(study), records), strong=True)
+    sentence = analysis.answer(results.study, results.summary, results.records)
+    return Markdown.of(*notice, sentence, strong=True)
 
 
-def findings(study: Study) -> Markdown:
+def result_tables(results: StudyResults) -> list[Table]:
+    """The classical tables: time, speedup, efficiency, then compute and communication."""
+    return [Table(caption, frame) for caption, frame in classical_tables(results.summary)]
+
+
+def findings(results: StudyResults) -> Markdown:
     """What else the numbers support, as a list."""
-    from lab.analysis.findings import findings
-
-    found = findings(study, _summary(study), load_records(study))
-    return (
-        Markdown.of(*found, bullets=True)
-        if found
-        else Markdown.of("The numbers support no further statement.")
-    )
+    sentences = analysis.findings(results.study, results.summary, results.records)
+    return Markdown.bullets(sentences, otherwise="The numbers support no further statement.")
 
 
-def holes(study: Study) -> Markdown:
-    """What was asked for and is not there, as a list; one sentence where nothing is missing."""
-    from lab.analysis.findings import holes
-
-    missing = holes(study, load_records(study), obstacles=_obstacles(study))
-    if missing:
-        return Markdown.of(*missing, bullets=True)
-    return Markdown.of(
-        f"Nothing: all {len(study.tasks)} repeats of {len(study.runs)} configurations completed."
-    )
-
-
-def _obstacles(study: Study) -> dict[str, str]:
-    """Why runs of a study cannot run where its records are from, by their ids."""
-    from lab.errors import InputError
-    from lab.launch.plan import plan
-
-    clusters = {record.environment.cluster for record in load_records(study) if record.environment}
-    try:
-        return (
-            {row["run"]: row["cannot run"] for row in plan(study, clusters.pop())}
-            if len(clusters) == 1
-            else {}
-        )
-    except InputError:
-        return {}  # the profile is not on this machine
+def holes(results: StudyResults) -> Markdown:
+    """Runs of the study without a measurement, with their reasons, as a list."""
+    study = results.study
+    sentences = analysis.holes(study, results.records)
+    if sentences and len(results.clusters) == 1:
+        with contextlib.suppress(InputError):  # the profile may not be on this machine
+            obstacles = {row["run"]: row["cannot run"] for row in plan(study, results.clusters[0])}
+            sentences = analysis.holes(study, results.records, obstacles=obstacles)
+    complete = f"all {len(study.tasks)} repeats of {len(study.runs)} configurations completed"
+    return Markdown.bullets(sentences, otherwise=f"Nothing: {complete}.")
 
 
-def _summary(study: Study) -> pd.DataFrame:
-    from lab.analysis.scaling import summary
-
-    return summary(table(study), baseline=study.baseline, scaling=study.scaling)
-
-
-def communication(study: Study) -> Table:
-    """Total and exposed communication, its causes, the independent estimate and the bytes of each configuration."""
-    import pandas as pd
-
-    from lab.analysis.scaling_curves import curves, ranks
-    from lab.formatting import format_seconds, unit_for
-
-    found = _summary(study)
-    parts = {
+def communication(results: StudyResults) -> Table:
+    """Total and exposed communication, its causes, the independent estimate and the bytes sent."""
+    columns = {
         "total": "communication_time",
         "exposed": "exposed_communication_time",
         "of it waiting": "straggler_time",
@@ -107,270 +78,197 @@ def communication(study: Study) -> Table:
         "cost of synchronising": "sync_cost_time",
         "stolen compute": "stolen_compute_time",
     }
-    unit = unit_for(found["step_time"])
+    unit = unit_for(results.summary["step_time"])
     sent = {
-        record.run_id: record.communication
-        for record in load_records(study)
-        if record.communication
+        record.run_id: record.communication for record in results.records if record.communication
     }
     rows = []
-    for label, points in curves(found):
+    for label, points in curves(results.summary):
         for row in points[points["world_size"] > 1].to_dict("records"):
             times = {
-                part: [row[column + end] for end in ("", "_low", "_high")]
-                for part, column in parts.items()
+                name: format_seconds(
+                    *(row[column + end] for end in ("", "_low", "_high")), unit=unit
+                )
+                for name, column in columns.items()
             }
-            link = sent.get(row["run_id"])
-            rows.append(
-                {"configuration": f"{ranks(row['device'], row['world_size'])}, {label}"}
-                | {part: format_seconds(*value, unit=unit) for part, value in times.items()}
-                | {"sent by a rank": _sent(link)}
-            )
-    caption = (
-        "Communication of a step, median over repeats [95 % interval]. Exposed is what the step did nothing but wait for, "
-        "split into waiting for the slowest rank and transfer; the cost of synchronising is measured by itself, in rounds with and "
-        "without it in turn, and exceeds the exposed part by the compute that communication slowed"
-    )
-    return Table(caption, pd.DataFrame(rows), index=False)
+            configuration = f"{ranks(row['device'], row['world_size'])}, {label}"
+            sent_by_rank = _sent(sent.get(row["run_id"]))
+            rows.append({"configuration": configuration, **times, "sent by a rank": sent_by_rank})
+    return Table.of_rows(COMMUNICATION, rows)
 
 
-def _sent(link: Communication | None) -> str:
-    if link is None or not link.bytes:
+def _sent(communication: Communication | None) -> str:
+    if communication is None or not communication.bytes:
         return "-"
-    calls = link.calls or len(link.buckets or ())
-    word = "bucket" if link.buckets else "call"
-    return f"{link.bytes / 1e6:.2f} MB" + (
-        f" in {calls} {word}{'s' * (calls > 1)}" if calls else ""
-    )
+    size = f"{communication.bytes / 1e6:.2f} MB"
+    calls = communication.calls or len(communication.buckets or ())
+    word = "bucket" if communication.buckets else "call"
+    return f"{size} in {calls} {word}{'s' * (calls > 1)}" if calls else size
 
 
-def audit(study: Study) -> Any:
-    """What in this study cannot be trusted, by the rules of the audit and the cluster's calibration."""
-    from lab.analysis.audit import audit as audit_of
-
-    return audit_of(study)
+def audit(results: StudyResults) -> Audit:
+    """What in this study cannot be trusted, by the rules of the audit and the calibration."""
+    return audit_of(results.study, records=results.records)
 
 
-def learning(study: Study) -> Table:
-    """Loss after the last step, validation loss and peak memory of each configuration."""
-    import pandas as pd
-
-    labels, common = distinct_labels([run for run in study.runs if run.task == "train"])
-    rows = [
-        {
-            "configuration": labels[run],
-            "last loss": _median(
-                done, lambda record: record.quality.loss[-1] if record.quality else None, "{:.4f}"
-            ),
-            "validation loss": _median(
-                done, lambda record: record.quality and record.quality.validation_loss, "{:.4f}"
-            ),
-            "accuracy": _median(
-                done, lambda record: record.quality and record.quality.accuracy, "{:.1%}"
-            ),
-            "peak memory of a rank (MB)": _median(
-                done,
-                lambda record: max(record.memory.peak) / 1e6 if record.memory else None,
-                "{:.0f}",
-            ),
-            "samples/s": _median(done, lambda record: record.timing.samples_per_second, "{:.1f}"),
-            "MFU": _median(done, lambda record: record.timing.mfu, "{:.1%}"),
-        }
-        for run, done in _by_run(study)
-        if run.task == "train"
-    ]
-    frame = pd.DataFrame(rows)
-    if all(
-        record.quality is None or record.quality.accuracy is None
-        for _, done in _by_run(study)
-        for record in done
-    ):
-        frame = frame.drop(columns="accuracy")  # language models have none
-    reasons = {
-        record.quality.depends_on_split
-        for _, done in _by_run(study)
-        for record in done
-        if record.quality
-    }
-    told = "".join(
+def learning(results: StudyResults) -> Table:
+    """Loss after the last step, validation loss, peak memory and speed of each configuration."""
+    runs = [run for run in results.study.runs if run.task == "train"]
+    done = [record for record in results.records if record.completed]
+    labels, common = distinct_labels(runs)
+    columns = dict(LEARNING)
+    if all(record.quality is None or record.quality.accuracy is None for record in done):
+        del columns["accuracy"]  # language models have none
+    rows = []
+    for run in runs:
+        repeats = [record for record in done if record.run_id == run.id]
+        cells = {name: _median(repeats, *column) for name, column in columns.items()}
+        rows.append({"configuration": labels[run], **cells})
+    notes = "".join(
         f"; loss depends on how ranks share the batch: {reason}"
-        for reason in sorted(filter(None, reasons))
+        for reason in sorted({r.quality.depends_on_split or "" for r in done if r.quality} - {""})
     )
-    kinds = sorted(
-        {record.emulation for _, done in _by_run(study) for record in done if record.emulation}
-    )
-    told += f"; emulated: {', '.join(kinds)}" if kinds else ""
-    every = f". All: {common}" if common else ""
-    return Table(
-        f"What was learned, and at what price: medians over repeats{told}{every}",
-        frame,
-        index=False,
-    )
+    kinds = sorted({record.emulation for record in done} - {""})
+    notes += f"; emulated: {', '.join(kinds)}" if kinds else ""
+    caption = f"What was learned, and at what price: medians over repeats{notes}"
+    return Table.of_rows(caption, rows, common=common)
 
 
-def _median(records: Sequence[Record], quantity: Any, form: str) -> str:
-    values = [value for record in records if (value := quantity(record)) is not None]
+# How each column of the table of learning is read from a record, and shown.
+LEARNING: dict[str, tuple[Callable[[Record], float | None], str]] = {
+    "last loss": (lambda r: r.quality.loss[-1] if r.quality else None, "{:.4f}"),
+    "validation loss": (lambda r: r.quality.validation_loss if r.quality else None, "{:.4f}"),
+    "accuracy": (lambda r: r.quality.accuracy if r.quality else None, "{:.1%}"),
+    "peak memory of a rank (MB)": (
+        lambda r: max(r.memory.peak) / 1e6 if r.memory else None,
+        "{:.0f}",
+    ),
+    "samples/s": (lambda r: r.timing.samples_per_second if r.timing else None, "{:.1f}"),
+    "MFU": (lambda r: r.timing.mfu if r.timing else None, "{:.1%}"),
+}
+
+
+def _median(records: Sequence[Record], read: Callable[[Record], float | None], form: str) -> str:
+    values = [value for record in records if (value := read(record)) is not None]
     return form.format(statistics.median(values)) if values else "not measured"
 
 
-def _by_run(study: Study) -> Iterable[tuple[Run, list[Record]]]:
-    records = [record for record in load_records(study) if record.completed]
-    return [(run, [record for record in records if record.run_id == run.id]) for run in study.runs]
-
-
-def every_repeat(study: Study) -> Table:
+def every_repeat(results: StudyResults) -> Table:
     """One row per repeat, as measured."""
-    import pandas as pd
-
-    records = load_records(study)
+    records = results.records
     labels, common = distinct_labels(list(dict.fromkeys(record.run for record in records)))
     emulating = any(record.emulation for record in records)
-    rows = [
-        {
-            "run": record.run_id,
-            "configuration": labels[record.run],
-            "repeat": record.repeat,
-            "status": record.status,
-        }
-        | ({"emulated": record.emulation} if emulating else {})
-        | {f"{phase} (ms)": _milliseconds(record, phase) for phase in ("step", *PHASES)}
-        | {"foreign CPU (cores)": _foreign(record)}
-        for record in records
-    ]
-    caption = "Every repeat: median step of the slowest rank and its phases"
-    return Table(
-        f"{caption}. All: {common}" if common else caption, pd.DataFrame(rows), index=False
-    )
-
-
-def _milliseconds(record: Record, phase: str) -> str:
-    if record.timing is None:
-        return "-"
-    stat = record.timing.step if phase == "step" else record.timing.phases.get(phase)
-    return "-" if stat is None else f"{stat.median * 1e3:.2f}"
-
-
-def _foreign(record: Record) -> str:
-    cpu = record.environment.foreign_cpu if record.environment else None
-    return "-" if cpu is None else f"{cpu:.2f}"
-
-
-def reproduce(study: Study) -> Markdown:
-    """The commands that repeat this study and this report."""
-    place = os.path.relpath(study.folder)
-    name = place if not place.startswith("..") else study.name
-    flag = " --quick" if study.quick else ""
-    clusters = {
-        record.environment.cluster for record in load_records(study) if record.environment
-    } - {"local"}
-    where = f" --cluster {clusters.pop()}" if len(clusters) == 1 else ""
-    return Markdown(
-        f"```\nlab run {name}{where}{flag} --fresh    # measure again\nlab report {name}{flag}         # this report from the records\n```"
-    )
-
-
-def outcome(records: Sequence[Record]) -> Markdown:
-    """What came of a run: its throughput, or the first cause of its failure with the last lines of the log."""
-    from lab.formatting import format_seconds
-
+    rows = []
     for record in records:
+        cpu = record.environment.foreign_cpu if record.environment else None
+        rows.append(
+            {
+                "run": record.run_id,
+                "configuration": labels[record.run],
+                "repeat": record.repeat,
+                "status": record.status,
+                **({"emulated": record.emulation} if emulating else {}),
+                **dict.fromkeys((f"{name} (ms)" for name in ("step", *PHASES)), "-"),
+                **{f"{name} (ms)": f"{stat.median * 1e3:.2f}" for name, stat in _stats(record)},
+                "foreign CPU (cores)": "-" if cpu is None else f"{cpu:.2f}",
+            }
+        )
+    caption = "Every repeat: median step of the slowest rank and its phases"
+    return Table.of_rows(caption, rows, common=common)
+
+
+def phases(results: StudyResults) -> Table:
+    """Median, 10th and 90th percentile of the step and its phases in ms, and medians by rank."""
+    rows = []
+    for record in results.records:
+        for name, stat in _stats(record):
+            of_ranks = record.timing.per_rank[name] if record.timing else []
+            times = {"median": stat.median, "p10": stat.p10, "p90": stat.p90}
+            times |= {f"rank {rank}": time for rank, time in enumerate(of_ranks)}
+            rows.append(
+                {"phase": name, **{key: f"{time * 1e3:.2f}" for key, time in times.items()}}
+            )
+    caption = "Times in ms: over the steps of the slowest rank, and the median of each rank"
+    return Table.of_rows(caption, rows)
+
+
+def _stats(record: Record) -> Iterator[tuple[str, Stat]]:
+    """The statistics of the step and of each phase that was measured."""
+    if record.timing is not None:
+        yield "step", record.timing.step
+        yield from ((p, record.timing.phases[p]) for p in PHASES if p in record.timing.phases)
+
+
+def reproduce(results: StudyResults) -> Markdown:
+    """The commands that repeat this study and this report."""
+    folder = os.path.relpath(results.study.folder)
+    name = results.study.name if folder.startswith("..") else folder
+    flag = " --quick" if results.study.quick else ""
+    clusters = set(results.clusters) - {"local"}
+    cluster = f" --cluster {clusters.pop()}" if len(clusters) == 1 else ""
+    return Markdown(
+        f"```\nlab run {name}{cluster}{flag} --fresh    # measure again\n"
+        f"lab report {name}{flag}         # this report from the records\n```"
+    )
+
+
+def outcome(results: StudyResults) -> Markdown:
+    """A run's throughput, or the first cause of its failure with the last lines of the log."""
+    for record in results.records:
         if record.error is not None:
             rank = "" if record.error.rank is None else f" on rank {record.error.rank}"
-            told = Markdown.of(
-                f"This run did not complete ({record.status}{rank}): {record.error.type}: {record.error.message}"
+            failure = Markdown.of(
+                f"This run did not complete ({record.status}{rank}): "
+                f"{record.error.type}: {record.error.message}"
             )
-            return Markdown(
-                f"{told.markdown}\n\n~~~text\n{record.error.log.replace('~~~', '~~')}\n~~~"
-                if record.error.log
-                else told.markdown
-            )
+            log = record.error.log.replace("~~~", "~~")
+            return Markdown(f"{failure.markdown}\n\n~~~text\n{log}\n~~~") if log else failure
         if record.timing is not None:
             timing = record.timing
             step = format_seconds(timing.step.median, *(timing.step.interval or (None, None)))
-            opening = f"Emulated {record.emulation}: a" if record.emulation else "A"
+            emulated = f"Emulated {record.emulation}: a" if record.emulation else "A"
             return Markdown.of(
-                f"{opening} step takes {step} (median of {timing.measured_steps} steps after {timing.warmup_steps} of warm-up): "
-                f"{timing.samples_per_second:.1f} samples/s, {timing.flops_per_second / 1e9:.1f} GFLOP/s of the model's own arithmetic."
+                f"{emulated} step takes {step} (median of {timing.measured_steps} steps after "
+                f"{timing.warmup_steps} of warm-up): {timing.samples_per_second:.1f} samples/s, "
+                f"{timing.flops_per_second / 1e9:.1f} GFLOP/s of the model's own arithmetic."
             )
         if record.inference is not None:
-            return _inference_outcome(record)
+            sentences = [
+                *inference.missing([record]),
+                *inference.sentences([record]),
+            ]
+            timed = "Two copies of the base were timed against each other."
+            return Markdown.bullets(sentences or [timed])
     return Markdown.of("There is no record of this run.")
 
 
-def _inference_outcome(record: Record) -> Markdown:
-    from lab.analysis import inference
-
-    told = [
-        *inference.missing([record]),
-        *inference.sentences([record]),
-    ]
-    return Markdown.of(
-        *(told or ["Two copies of the base were timed against each other."]), bullets=True
-    )
+def predictions(results: StudyResults) -> list[Markdown | Table]:
+    """What became of the predictions, with a row per run that was predicted and measured."""
+    summary = Markdown.of(prediction_summary(results))
+    if not results.scores:
+        return [summary]
+    return [summary, Table(PREDICTIONS, frozen.scores_table(results.scores), index=False)]
 
 
-def phases(records: Sequence[Record]) -> Table:
-    """Median, 10th and 90th percentile of the step and its phases in ms, and the medians of each rank."""
-    import pandas as pd
-
-    rows = []
-    for record in records:
-        if record.timing is None:
-            continue
-        for name in ("step", *(phase for phase in PHASES if phase in record.timing.phases)):
-            stat = record.timing.step if name == "step" else record.timing.phases[name]
-            ranks = {
-                f"rank {rank}": f"{time * 1e3:.2f}"
-                for rank, time in enumerate(record.timing.per_rank[name])
-            }
-            quantiles = {"median": stat.median, "p10": stat.p10, "p90": stat.p90}
-            rows.append(
-                {"phase": name}
-                | {key: f"{value * 1e3:.2f}" for key, value in quantiles.items()}
-                | ranks
-            )
-    return Table(
-        "Times in ms: over the steps of the slowest rank, and the median of each rank",
-        pd.DataFrame(rows),
-        index=False,
-    )
-
-
-def predictions_of(study: Study) -> str:
+def prediction_summary(results: StudyResults) -> str:
     """One sentence: how many predictions there are, and what became of them."""
-    frozen, found = predictions(study), scores(study)
-    if found:
-        inside = sum(
-            score.frozen.low_s <= score.measured_s <= score.frozen.high_s for score in found
-        )
-        error = percent(mean_absolute_error(found))
-        worst = max(found, key=lambda score: abs(score.error))
+    scores = results.scores
+    if scores:
+        inside = sum(s.frozen.low_s <= s.measured_s <= s.frozen.high_s for s in scores)
+        error = percent(frozen.mean_absolute_error(scores))
+        worst = max(scores, key=lambda score: abs(score.error))
         return (
-            f"Mean absolute error of the step time over {len(found)} run{'s' * (len(found) > 1)}: {error}, "
-            f"{worst.error:+.1%} at worst ({worst.frozen.run.label}); {inside} of {len(found)} were measured inside their interval."
+            "Mean absolute error of the step time over "
+            f"{len(scores)} run{'s' * (len(scores) > 1)}: {error}, {worst.error:+.1%} at worst ({worst.frozen.run.label}); "
+            f"{inside} of {len(scores)} were measured inside their interval."
         )
-    if frozen:
-        return f"{len(frozen)} predictions are frozen, and none of their runs has completed since."
-    if any(record.environment and record.environment.replay for record in load_records(study)):
+    if waiting := frozen.predictions(results.study):
+        return f"{len(waiting)} predictions are frozen, and none of their runs has completed since."
+    if results.citations:
         return "These times were published by others: nothing was predicted before them."
-    if not any(run.world_size > 1 and run.task == "train" for run in study.runs):
+    if not any(run.world_size > 1 and run.task == "train" for run in results.study.runs):
         return "No run of this study trains on more than one rank: there is nothing to predict."
     return (
-        "No run of this study was predicted before it was measured. That takes its runs on one rank and lab calibrate "
-        "before lab run; lab predict says what is missing."
+        "No run of this study was predicted before it was measured. That takes its runs on one "
+        "rank and lab calibrate before lab run; lab predict says what is missing."
     )
-
-
-def predictions_table(study: Study) -> Table:
-    """One row per run that was predicted and measured."""
-    caption = (
-        "Step time predicted before the run and as measured, median over repeats; an error above zero says that the run "
-        "was faster than predicted. Frozen tells when the prediction was written, and how its SHA-256 begins"
-    )
-    return Table(caption, scores_table(scores(study)), index=False)
-
-
-def section(study: Study) -> list[Markdown | Table]:
-    """The whole section."""
-    told = Markdown.of(predictions_of(study))
-    return [told, predictions_table(study)] if scores(study) else [told]

@@ -1,227 +1,179 @@
-"""Sections that answer questions of some studies only: each is nothing where the study does not ask."""
+"""Sections on what a study compares and where it ran; empty where it does not compare."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from lab.analysis import bottlenecks, tables
 from lab.config.labels import distinct_labels
-from lab.config.study import Study
-from lab.records.store import Record, load_records
+from lab.config.run import Run
+from lab.errors import InputError
+from lab.figures import curves
+from lab.figures.data import StudyResults
+from lab.formatting import format_seconds
+from lab.perfmodel.calibration import Calibration, load_calibration
+from lab.records.store import Record
 from lab.report.blocks import Figure, Markdown, Table, drawn
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from lab.config.run import Run
-    from lab.perfmodel.calibration import Calibration
-
-
-Part = Markdown | Table
+Blocks = list[Markdown | Table]
 CAUSES = (
-    "What a step does but train, with its share of the step, medians over repeats. Launches: forward, backward and the host between "
-    "them at no samples at all, extrapolated from the batches on one rank with the fast loader; they and the optimizer do not "
-    "shrink where ranks share a batch. Waiting for ranks and transfer are the exposed communication"
+    "What a step does but train, with its share of the step, medians over repeats. Launches: "
+    "forward, backward and the host between them at no samples at all, extrapolated from the "
+    "batches on one rank with the fast loader; they and the optimizer do not shrink where ranks "
+    "share a batch. Waiting for ranks and transfer are the exposed communication"
 )
 LOADERS = (
-    "The classic loader is there on purpose: it tokenizes each sample when it is asked for, in processes that outnumber the cores. "
-    "The audit below must warn of it (data-stall); the fast loader, on tokens made once, shows what is left without it."
+    "The classic loader is there on purpose: it tokenizes each sample when it is asked for, in "
+    "processes that outnumber the cores. The audit below must warn of it (data-stall); the fast "
+    "loader, on tokens made once, shows what is left without it."
 )
-WAYS = (
-    "Strategies side by side, medians over repeats. Peak: memory of the rank that has most; weights and optimizer state are what "
-    "is there at every moment of a step. Sent: by one rank for a step, where ranks form a ring"
+STRATEGIES = (
+    "Strategies side by side, medians over repeats. Peak: memory of the rank that has most; "
+    "weights and optimizer state are what is there at every moment of a step. Sent: by one rank "
+    "for a step, where ranks form a ring"
 )
-IMAGES = (
-    "Networks side by side, medians over repeats. Exposed: the part of communication that a step waits for. Sent: by one rank for "
-    "a step. Epochs: the first whose mean training loss is below 0.04, or the lowest mean of those that were trained. torch's "
-    "DataParallel copies within itself, where nothing is measured, and needs GPUs for more than one device"
+NETWORKS = (
+    "Networks side by side, medians over repeats. Exposed: the part of communication that a step "
+    "waits for. Sent: by one rank for a step. Epochs: the first whose mean training loss is below "
+    "0.04, or the lowest mean of those that were trained. torch's DataParallel copies within "
+    "itself, where nothing is measured, and needs GPUs for more than one device"
 )
 
 
-def parts(study: Study) -> list[Part]:
-    """All sections of this kind that the study asks for."""
-    return [*strategies(study), *causes(study), *images(study)]
+def comparisons(results: StudyResults) -> Blocks:
+    """Strategies, loaders and networks side by side, where the study has several of them."""
+    return [*_strategies(results), *_loaders(results), *_networks(results)]
 
 
-def strategies(study: Study) -> list[Part]:
-    """Time, throughput, memory, traffic and loss of each strategy, where the study has several; networks have a table of theirs."""
-    from lab.analysis import tables
-
+def _strategies(results: StudyResults) -> Blocks:
+    """Time, throughput, memory, traffic and loss by strategy; of CNNs there is another table."""
+    study, records = results.study, results.records
     runs = [run for run in study.runs if run.task == "train" and run.architecture.kind != "cnn"]
     if len({run.strategy for run in runs}) < 2:
         return []
-    records = load_records(study)
-    told = tables.strategy_sentences(runs, records, baseline=study.baseline)
-    return [
-        Markdown("## Strategies"),
-        *_bullets(told),
-        _table(WAYS, runs, lambda: tables.strategy_rows(runs, records)),
-    ]
+    sentences = tables.strategy_sentences(runs, records, baseline=study.baseline)
+    table = _table(STRATEGIES, runs, tables.strategy_rows(runs, records))
+    return [Markdown("## Strategies"), *_bullets(sentences), table]
 
 
-def causes(study: Study) -> list[Part]:
-    """What keeps ranks from helping, where the study compares loaders."""
-    from lab.analysis import bottlenecks as found
-
-    runs = [run for run in study.runs if run.task == "train"]
+def _loaders(results: StudyResults) -> Blocks:
+    """What keeps ranks from helping."""
+    runs = [run for run in results.study.runs if run.task == "train"]
     if len({run.loader for run in runs}) < 2:
         return []
-    known = found.causes(runs, load_records(study))
-    shown = [one.run for one in known]
+    causes = bottlenecks.causes(runs, results.records)
     return [
         Markdown("## Data, network or launches"),
         Markdown.of(LOADERS),
-        *_bullets(found.cause_sentences(known)),
-        _table(CAUSES, shown, lambda: found.cause_rows(known)),
+        *_bullets(bottlenecks.cause_sentences(causes)),
+        _table(CAUSES, [cause.run for cause in causes], bottlenecks.cause_rows(causes)),
     ]
 
 
-def images(study: Study) -> list[Part]:
-    """Compute, communication, bytes and epochs of convolutional networks, where there is something to compare."""
-    from lab.analysis.tables import image_rows
-
-    runs = [run for run in study.runs if run.architecture.kind == "cnn"]
+def _networks(results: StudyResults) -> Blocks:
+    """Compute, communication, bytes and epochs of convolutional networks."""
+    runs = [run for run in results.study.runs if run.architecture.kind == "cnn"]
     if len({(str(run.model), run.strategy) for run in runs}) < 2:
         return []
-    records = load_records(study)
-    return [Markdown("## Networks"), _table(IMAGES, runs, lambda: image_rows(runs, records))]
+    rows = tables.image_rows(runs, results.records)
+    return [Markdown("## Networks"), _table(NETWORKS, runs, rows)]
 
 
-def _bullets(sentences: Sequence[str]) -> list[Part]:
-    return [Markdown.of(*sentences, bullets=True)] if sentences else []
+def _bullets(sentences: Sequence[str]) -> Blocks:
+    return [Markdown.bullets(sentences)] if sentences else []
 
 
-def _table(caption: str, runs: Sequence[Run], rows: Callable[[], list[dict[str, str]]]) -> Table:
-    import pandas as pd
-
-    _, common = distinct_labels(runs)
-    return Table(
-        f"{caption}. All: {common}" if common else caption,
-        pd.DataFrame(rows()).fillna("-"),
-        index=False,
-    )
+def _table(caption: str, runs: Sequence[Run], rows: Iterable[Mapping[str, str]]) -> Table:
+    table = Table.of_rows(caption, rows, common=distinct_labels(runs)[1])
+    return Table(table.caption, table.frame.fillna("-"), index=False)
 
 
-def calibration(study: Study) -> list[Markdown | Table | Figure]:
-    """What the links, the arithmetic and the memory of the study's cluster can do, where `lab calibrate` has measured it."""
-    from lab.analysis.tables import fits_table, throughput_table
-    from lab.errors import InputError
-    from lab.perfmodel.calibration import load_calibration
-
-    clusters = {record.environment.cluster for record in load_records(study) if record.environment}
-    parts: list[Markdown | Table | Figure] = []
-    for name in sorted(clusters):
+def calibration(results: StudyResults) -> list[Markdown | Table | Figure]:
+    """What links, arithmetic and memory of the clusters can do, as `lab calibrate` measured."""
+    blocks: list[Markdown | Table | Figure] = []
+    for name in results.clusters:
         try:
-            found = load_calibration(name)
+            measured = load_calibration(name)
         except InputError:
-            found = None
-        if found is None or not found.parts:
-            parts.append(
-                Markdown.of(
-                    f"The cluster {name} is not calibrated; `lab calibrate --cluster {name}` measures its links."
-                )
-            )
+            measured = None
+        if measured is None or not measured.parts:
+            command = f"`lab calibrate --cluster {name}`"
+            missing = f"The cluster {name} is not calibrated; {command} measures its links."
+            blocks.append(Markdown.of(missing))
             continue
-        emulated = found.environment.emulated if found.environment else None
+        emulated = measured.environment.emulated if measured.environment else None
         where = f"cluster {name}" + (f", emulated {emulated.label}" if emulated else "")
-        parts += [
-            links(found),
-            Table(
-                f"Fits of time = alpha + bytes / bandwidth, {where}", fits_table(found), index=False
-            ),
-            Table(
-                f"Arithmetic and memory of a rank, {where}", throughput_table(found), index=False
-            ),
+        fits, rates = tables.fits_table(measured), tables.throughput_table(measured)
+        blocks += [
+            links(measured),
+            Table(f"Fits of time = alpha + bytes / bandwidth, {where}", fits, index=False),
+            Table(f"Arithmetic and memory of a rank, {where}", rates, index=False),
         ]
-    return parts
+    return blocks
 
 
-def links(found: Calibration) -> Figure:
+def links(calibration: Calibration) -> Figure:
     """Times of collectives by bytes, measured and fitted."""
-    from lab.figures import curves
+    alt = curves.links_alt(calibration)
+    return drawn(lambda ax: curves.links(calibration, ax=ax), alt, height=curves.LINKS_HEIGHT)
 
-    return drawn(lambda axes: curves.links(found, ax=axes), curves.alt(found), height=4.5)
 
-
-def environment(source: Study | Sequence[Record]) -> Table:
-    """Where and with what the records were measured; a value that differs between records is listed with all it was."""
-    import pandas as pd
-
-    from lab.formatting import format_seconds
-
-    seen: dict[str, dict[str, None]] = {}
-    records = load_records(source)
-    for record in records:
-        if record.environment is not None:
-            for name, value in [*surroundings(record), *_granted(record)]:
-                seen.setdefault(name, {})[value] = None
+def environment(results: StudyResults) -> Table:
+    """Where and with what was measured; of values that differ between records, all are listed."""
+    values: dict[str, dict[str, None]] = {}
+    for record in results.records:
+        for name, value in [*environment_rows(record), *_allocation_rows(record)]:
+            values.setdefault(name, {})[value] = None
     waits = [
         record.allocation.queue_time
-        for record in records
+        for record in results.records
         if record.allocation and record.allocation.queue_time is not None
     ]
     if waits:
-        seen["in the queue"] = {
-            f"{format_seconds(min(waits))} to {format_seconds(max(waits))}": None
-        }
-    rows = [{"what": name, "value": "; ".join(values)} for name, values in seen.items()]
-    return Table(
-        "Environment, read inside the jobs",
-        pd.DataFrame(rows, columns=["what", "value"]),
-        index=False,
-    )
+        span = f"{format_seconds(min(waits))} to {format_seconds(max(waits))}"
+        values["in the queue"] = {span: None}
+    rows = [{"what": name, "value": "; ".join(listed)} for name, listed in values.items()]
+    return Table.of_rows("Environment, read inside the jobs", rows)
 
 
-def surroundings(record: Record) -> Iterable[tuple[str, str]]:
+def environment_rows(record: Record) -> Iterator[tuple[str, str]]:
     """Names and values of a record's environment for people; none where it has no environment."""
-    place = record.environment
-    if place is None:
+    env = record.environment
+    if env is None:
         return
-    yield "cluster profile", place.cluster
-    if place.replay:
-        yield "replay of", place.replay
-        yield "GPU", f"{place.gpu_count} x {place.gpu}" if place.gpu else "none used"
+    gpus = f"{env.gpu_count} x {env.gpu}" if env.gpu else "none used"
+    yield "cluster profile", env.cluster
+    if env.replay:
+        yield "replay of", env.replay
+        yield "GPU", gpus
         return
-    yield "emulated", place.emulated.description if place.emulated else "nothing"
-    if place.emulated is not None and place.emulated.step:
-        slept = ", ".join(
-            f"{name} {seconds * 1e3:.2f} ms" for name, seconds in place.emulated.step.items()
-        )
-        yield f"a rank's sleep on a micro-batch, world size {record.run.world_size}", slept
-    yield "hosts", ", ".join(sorted(set(place.hosts)))
-    yield "processor", f"{place.cpu}, {place.cpu_count} logical CPUs"
-    yield (
-        "cores per rank",
-        f"{len(place.cpus_granted[0])} with {place.threads_per_rank} thread{'s' * (place.threads_per_rank > 1)}",
-    )
-    yield (
-        "GPU",
-        f"{place.gpu_count} x {place.gpu}, driver {place.driver}" if place.gpu else "none used",
-    )
-    yield "backend", place.backend or "none"
-    yield (
-        "versions",
-        ", ".join(f"{name} {version}" for name, version in sorted(place.versions.items())),
-    )
-    commit = (
-        "unknown"
-        if place.git_commit is None
-        else place.git_commit[:12] + (" with local changes" if place.git_dirty else "")
-    )
-    yield "code", f"commit {commit}"
-    yield "data", f"{place.data_description}; SHA-256 {(place.data_sha256 or 'unknown')[:16]}"
-    yield "parameters", f"{place.parameters:,}" if place.parameters else "unknown"
+    yield "emulated", env.emulated.description if env.emulated else "nothing"
+    if env.emulated is not None and env.emulated.step:
+        sleeps = [f"{name} {seconds * 1e3:.2f} ms" for name, seconds in env.emulated.step.items()]
+        name = f"a rank's sleep on a micro-batch, world size {record.run.world_size}"
+        yield name, ", ".join(sleeps)
+    yield "hosts", ", ".join(sorted(set(env.hosts)))
+    yield "processor", f"{env.cpu}, {env.cpu_count} logical CPUs"
+    threads = f"{env.threads_per_rank} thread{'s' * (env.threads_per_rank > 1)}"
+    yield "cores per rank", f"{len(env.cpus_granted[0])} with {threads}"
+    yield "GPU", f"{gpus}, driver {env.driver}" if env.gpu else gpus
+    yield "backend", env.backend or "none"
+    versions = (f"{name} {version}" for name, version in sorted(env.versions.items()))
+    yield "versions", ", ".join(versions)
+    changes = " with local changes" if env.git_dirty else ""
+    yield "code", f"commit {env.git_commit[:12] + changes if env.git_commit else 'unknown'}"
+    yield "data", f"{env.data_description}; SHA-256 {(env.data_sha256 or 'unknown')[:16]}"
+    yield "parameters", f"{env.parameters:,}" if env.parameters else "unknown"
     if record.timing is not None and record.timing.peak_flops_per_second is not None:
         yield "peak of a rank", f"{record.run.precision}: {record.timing.peak_source}"
 
 
-def _granted(record: Record) -> Iterable[tuple[str, str]]:
-    given = record.allocation
-    if given is None:
+def _allocation_rows(record: Record) -> Iterator[tuple[str, str]]:
+    """What Slurm granted; nothing of a record without an environment, or without Slurm."""
+    slurm = record.allocation
+    if slurm is None or record.environment is None:
         return
-    yield (
-        "Slurm jobs",
-        given.job_id + (f" (put back {given.requeues} times)" if given.requeues else ""),
-    )
-    gpus = f", GPU {', '.join(given.gpus)} of the first" if given.gpus else ""
-    yield "nodes", f"{', '.join(given.nodes)}{gpus}"
+    requeues = f" (put back {slurm.requeues} times)" if slurm.requeues else ""
+    yield "Slurm jobs", f"{slurm.job_id}{requeues}"
+    gpus = f", GPU {', '.join(slurm.gpus)} of the first" if slurm.gpus else ""
+    yield "nodes", f"{', '.join(slurm.nodes)}{gpus}"

@@ -33,25 +33,30 @@ def audit(
     *,
     columns: Mapping[str, str] | None = None,
     calibration: float | Mapping[int, float] | None = None,
+    records: Sequence[Record] | None = None,
 ) -> Audit:
     """What in a study, in records or in a table cannot be trusted.
 
     `source` is a study or its name or folder, records, a DataFrame, or the path of a table;
     `columns` maps canonical names to columns of a table, the rest is guessed; `calibration` is the
-    bus bandwidth of the links in bytes/s, alone or by world size.
+    bus bandwidth of the links in bytes/s, alone or by world size; `records` are those of the study,
+    where they are loaded already.
 
     Raises InputError for a source that cannot be read and for a mapping that does not fit.
     """
-    observations = _observations(source, columns)
-    if calibration is None and isinstance(source, Study):
-        calibration = _calibration(source)
+    if isinstance(source, Study):
+        records = load_records(source) if records is None else records
+        calibration = _calibration(records) if calibration is None else calibration
+    observations = _observations(source, columns, records)
     if calibration:
         by_size = calibration if isinstance(calibration, Mapping) else {0: float(calibration)}
         observations = replace(observations, calibrated=by_size)
     return apply_rules(observations)
 
 
-def _observations(source: Any, columns: Mapping[str, str] | None) -> Observations:
+def _observations(
+    source: Any, columns: Mapping[str, str] | None, loaded: Sequence[Record] | None
+) -> Observations:
     import pandas as pd
 
     from lab.analysis.audit.records import from_records
@@ -68,7 +73,8 @@ def _observations(source: Any, columns: Mapping[str, str] | None) -> Observation
         raise InputError("columns", [problem])
     study = Study.load(source) if isinstance(source, str | Path) else source
     if isinstance(study, Study):
-        return from_records(load_records(study), scaling=study.scaling, baseline=study.baseline)
+        records = load_records(study) if loaded is None else loaded
+        return from_records(records, scaling=study.scaling, baseline=study.baseline)
     for item in source:
         if not isinstance(item, Record):
             what = f"expected a record, not {type(item).__name__!r}"
@@ -77,11 +83,11 @@ def _observations(source: Any, columns: Mapping[str, str] | None) -> Observation
     return from_records(list(source))
 
 
-def _calibration(study: Study) -> dict[int, float]:
+def _calibration(records: Sequence[Record]) -> dict[int, float]:
     """Bus bandwidth in bytes/s of all-reduce by world size, if the study's one cluster has any."""
     from lab.perfmodel.calibration import load_calibration
 
-    clusters = {record.environment.cluster for record in load_records(study) if record.environment}
+    clusters = {record.environment.cluster for record in records if record.environment}
     if len(clusters) != 1:
         return {}
     try:

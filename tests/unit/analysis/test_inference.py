@@ -14,7 +14,8 @@ from lab.analysis import inference
 from lab.analysis.inference import GENERATION, estimate
 from lab.analysis.stages import PUBLISHED, stages
 from lab.config.run import Run
-from lab.figures.inference import latency_throughput_alt, pareto, size_perplexity_alt
+from lab.figures import StudyResults
+from lab.figures.inference import pareto
 from lab.records.inference import Inference, Latency, Point, Share, Size
 from lab.records.schema import Stat
 from lab.records.store import Record, write_record
@@ -208,9 +209,11 @@ def test_figures_and_their_sentences(ladder_study) -> None:
     ]
     assert len(figures.latency_throughput(records).get_lines()) == 2
     assert len(figures.size_perplexity(records).get_lines()) == 3
-    assert "bf16, 2.00 ms and 1000 tokens/s at batch 2" in latency_throughput_alt(records)
+    assert "bf16, 2.00 ms and 1000 tokens/s at batch 2" in figures.alt_text(
+        "latency_throughput", records
+    )
     assert (
-        size_perplexity_alt(records)
+        figures.alt_text("size_perplexity", records)
         == "Perplexity against size: fp32, 2.00 MB and 50.5; bf16, 2.00 MB and 50.5."
     )
     write_record(
@@ -219,7 +222,7 @@ def test_figures_and_their_sentences(ladder_study) -> None:
     words = [text.get_text() for text in figures.stage_ratios(ladder_study).texts]
     assert words.count("not run") == 7 and "35.6×" in words
     assert [text.get_text() for text in figures.latency_throughput([]).texts] == [
-        "no completed run of inference yet"
+        "no inference run has completed yet"
     ]
     mpl.pyplot.close("all")
 
@@ -243,7 +246,7 @@ def test_the_answer_claims_only_what_the_interval_shows(tmp_path) -> None:
         write_record(
             inferred(own, [point(2, 1e-3, ratio * 1e-3)]), made.out / "runs" / own.id / "0"
         )
-        return inference_sections.answer(made).markdown
+        return inference_sections.answer(StudyResults(made)).markdown
 
     assert "No quantization is shown to decode faster" in answer(0.98)
     assert "gains the most time" in answer(0.5)

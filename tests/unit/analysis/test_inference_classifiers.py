@@ -12,6 +12,7 @@ from lab.analysis import inference
 from lab.analysis.inference import CLASSIFICATION, GENERATION
 from lab.analysis.stages import stages
 from lab.config.run import Run
+from lab.figures import StudyResults
 from lab.records.inference import ClassificationPoint, Inference, Share, Size
 from lab.records.schema import Stat
 from lab.records.store import Record, write_record
@@ -117,17 +118,18 @@ def test_the_page_of_a_classifier_says_nothing_of_tokens(tmp_path) -> None:
         write_record(
             classified(one, [point(8, 4e-3, 1e-3)], WORSE), made.out / "runs" / one.id / "0"
         )
+    results = StudyResults(made)
     assert "bf16 on 1 CPU process, batch 8, gains the most time" in inference_sections.answer(
-        made
+        results
     ).markdown.replace("\\", "")
-    [speed], [quality] = inference_sections.speed(made), inference_sections.quality(made)
+    [speed], [quality] = inference_sections.speed(results), inference_sections.quality(results)
     assert len(speed.frame) == len(quality.frame) == 2 and "classifier" in speed.caption
     assert (
-        inference_sections.latencies(made)
-        == inference_sections.tradeoff(made, "size_perplexity")
+        inference_sections.latencies(results)
+        == inference_sections.tradeoff(results, "size_perplexity")
         == []
     )
-    assert "a change of" in inference_sections.findings(made).markdown
+    assert "a change of" in inference_sections.findings(results).markdown
 
 
 def test_the_audit_sees_each_batch_size_once() -> None:

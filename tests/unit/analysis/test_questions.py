@@ -11,6 +11,7 @@ from factories import record, run, stat, study
 from lab.analysis.bottlenecks import cause_rows, cause_sentences, causes
 from lab.analysis.scaling_curves import epoch_means, epochs
 from lab.analysis.tables import image_rows, strategy_rows, strategy_sentences
+from lab.figures import StudyResults
 from lab.records.schema import Communication, Memory, Quality
 from lab.records.store import Record, Store, write_record
 from lab.report import study_sections
@@ -179,16 +180,16 @@ def test_networks_side_by_side() -> None:
 
 def test_sections_are_there_where_the_study_asks(tmp_path: Path) -> None:
     plain = study(tmp_path / "plain", [run(1), run(2)])
-    assert study_sections.parts(plain) == []
+    assert study_sections.comparisons(StudyResults(plain)) == []
     records = list(strategies().values())
     asked = study(tmp_path / "ways", [one.run for one in records], baseline=SINGLE)
     for one in records:
         write_record(one, Store(asked.out).folder(one.task))
-    heading, told, shown = study_sections.parts(asked)
+    heading, told, shown = study_sections.comparisons(StudyResults(asked))
     assert (
         "Strategies" in str(heading)
         and "fsdp" in str(told)
         and "All: gpt-nano, batch 64, fp32" in str(shown)
     )
     loaders = study(tmp_path / "loaders", [text_run(), text_run(loader="classic")])
-    assert "on purpose" in "".join(map(str, study_sections.parts(loaders)))
+    assert "on purpose" in "".join(map(str, study_sections.comparisons(StudyResults(loaders))))

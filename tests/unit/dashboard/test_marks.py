@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 
 import lab
 from lab.dashboard import panels
-from lab.figures.data import plot_data
+from lab.figures import StudyResults
 from lab.perfmodel.frozen import Score
 from lab.records.store import Record
 
@@ -27,7 +27,7 @@ def test_frame_and_ring_mark_the_run_that_is_meant() -> None:
     meant = records[1]
     for name, mark in {"step_breakdown": panels.frame, "throughput": panels.ring}.items():
         ax = getattr(lab.figures, name)(records, ax=Figure(layout="constrained").subplots())
-        mark(ax, plot_data(records).lines, meant.run_id)
+        mark(ax, StudyResults(records).curves, meant.run_id)
         if name == "step_breakdown":
             assert (
                 ax.patches[-1].get_width() == pytest.approx(200.0) and not ax.patches[-1].get_fill()
@@ -47,7 +47,7 @@ def test_predictions_lie_where_they_were_expected() -> None:
     places = {"throughput": (2, 64 / 0.25), "step_breakdown": (250.0, None)}
     for name, (x, y) in places.items():
         ax = getattr(lab.figures, name)(records, ax=Figure(layout="constrained").subplots())
-        panels.draw(ax, plot_data(records).lines, figure=name, run_id="", expected=expected)
+        panels.draw(ax, StudyResults(records).curves, figure=name, run_id="", expected=expected)
         (diamond,) = (line for line in ax.lines if line.get_marker() == "D")
         assert diamond.get_xdata()[0] == pytest.approx(x)
         assert y is None or diamond.get_ydata()[0] == pytest.approx(y)

@@ -19,13 +19,12 @@ from lab.config.cluster import Cluster
 from lab.config.emulation import Compute, Emulated, Link, Way
 from lab.config.study import Study
 from lab.errors import InputError
-from lab.figures import alt_text
+from lab.figures import StudyResults, alt_text
 from lab.launch import netem, preflight
 from lab.launch.doctor import doctor
 from lab.records.store import Record, write_record
 from lab.report import sections
-from lab.report.sections import outcome
-from lab.report.study_sections import surroundings
+from lab.report.study_sections import environment_rows
 
 SLOW = Emulated(link=Link(bandwidth_gbit=0.1), way="namespaces")
 LABEL = "emulated link 100 Mbit/s"
@@ -120,17 +119,17 @@ def test_figures_and_tables_carry_the_label() -> None:
 
 
 def test_the_report_says_it_in_its_sentences_and_tables(tmp_path: Path) -> None:
-    made = stored(tmp_path, records(emulated=SLOW))
-    assert LABEL in sections.answer(made).markdown
+    results = StudyResults(stored(tmp_path, records(emulated=SLOW)))
+    assert LABEL in sections.answer(results).markdown
     assert (
         "results of an emulation and not of a real machine: link 100 Mbit/s, by a network namespace"
-        in sections.findings(made).markdown
+        in sections.findings(results).markdown
     )
-    assert set(sections.every_repeat(made).frame["emulated"]) == {"link 100 Mbit/s"}
-    assert "emulated: link 100 Mbit/s" in sections.learning(made).caption
-    assert "Emulated link 100 Mbit/s: a step takes" in outcome(records(emulated=SLOW)).markdown
-    assert "--cluster local-100m" in sections.reproduce(made).markdown
-    assert dict(surroundings(records(emulated=SLOW)[0]))["emulated"] == SLOW.description
+    assert set(sections.every_repeat(results).frame["emulated"]) == {"link 100 Mbit/s"}
+    assert "emulated: link 100 Mbit/s" in sections.learning(results).caption
+    assert "Emulated link 100 Mbit/s: a step takes" in sections.outcome(results).markdown
+    assert "--cluster local-100m" in sections.reproduce(results).markdown
+    assert dict(environment_rows(records(emulated=SLOW)[0]))["emulated"] == SLOW.description
 
 
 def test_findings_name_communication_as_the_cause() -> None:

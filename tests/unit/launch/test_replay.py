@@ -17,11 +17,11 @@ from lab.config.cluster import Cluster
 from lab.config.replay import NOTICE
 from lab.config.study import Study
 from lab.errors import InputError, LabError
+from lab.figures import StudyResults
 from lab.files import ROOT
 from lab.launch.driver import executor_for
 from lab.perfmodel.calibration import load_calibration
 from lab.report import sections, study_sections
-from lab.report.sections import phases, section
 
 PROFILES = sorted(path.stem for path in (ROOT / "slurm").glob("replay-*.yaml"))
 TABLES = Path(__file__).parents[2] / "fixtures" / "tables"
@@ -66,7 +66,8 @@ def test_times_are_those_of_the_published_table(
 
 def test_the_slowest_rank_counts_and_everything_says_what_it_is(tmp_path: Path) -> None:
     replay = replayed("replay-gpt-strong", "replay-gpt-4gpu", tmp_path)
-    answer = sections.answer(replay).markdown
+    results = StudyResults(replay)
+    answer = sections.answer(results).markdown
     assert NOTICE in answer and "2\\.95 times as fast" in answer
     axes = lab.figures.speedup(replay)
     assert axes.get_title(loc="left") == NOTICE and NOTICE in lab.figures.alt_text(
@@ -74,7 +75,7 @@ def test_the_slowest_rank_counts_and_everything_says_what_it_is(tmp_path: Path) 
     )
     assert "no phases" in lab.figures.step_breakdown(replay).texts[0].get_text()
     plt.close("all")
-    rows = dict(study_sections.environment(replay).frame.to_numpy().tolist())
+    rows = dict(study_sections.environment(results).frame.to_numpy().tolist())
     assert "results log" in rows["replay of"] and "hosts" not in rows
     assert "slowest-rank" not in {
         finding.rule for finding in lab.audit(replay).findings if finding.severity == "error"
@@ -82,22 +83,24 @@ def test_the_slowest_rank_counts_and_everything_says_what_it_is(tmp_path: Path) 
 
 
 def test_every_section_of_the_report_stands_on_published_numbers(tmp_path: Path) -> None:
-    replay = replayed("replay-agnews", "replay-agnews-4gpu", tmp_path)
+    results = StudyResults(replayed("replay-agnews", "replay-agnews-4gpu", tmp_path))
     (
-        sections.result_tables(replay),
-        sections.communication(replay),
-        sections.every_repeat(replay),
-        sections.reproduce(replay),
+        sections.result_tables(results),
+        sections.communication(results),
+        sections.every_repeat(results),
+        sections.reproduce(results),
     )
-    assert "not measured" in sections.learning(replay).frame.to_string()
-    assert "0\\.461 times" in sections.answer(replay).markdown
+    assert "not measured" in sections.learning(results).frame.to_string()
+    assert "0\\.461 times" in sections.answer(results).markdown
     assert (
-        sections.findings(replay).markdown and sections.holes(replay).markdown and section(replay)
+        sections.findings(results).markdown
+        and sections.holes(results).markdown
+        and sections.predictions(results)
     )
-    assert any("not calibrated" in part.markdown for part in study_sections.calibration(replay))
-    assert phases(lab.load_records(replay)).frame["phase"].tolist() == ["step"] * 4
+    assert any("not calibrated" in part.markdown for part in study_sections.calibration(results))
+    assert sections.phases(results).frame["phase"].tolist() == ["step"] * 4
     for name in lab.figures.FIGURES:
-        getattr(lab.figures, name)(replay)
+        getattr(lab.figures, name)(results)
         plt.close("all")
 
 

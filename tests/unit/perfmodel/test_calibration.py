@@ -23,7 +23,7 @@ from torch import distributed as dist
 from lab.analysis import tables
 from lab.config.cluster import Cluster
 from lab.errors import InputError, LabError
-from lab.figures.curves import NOTHING, alt, links
+from lab.figures.curves import NO_COLLECTIVES, links, links_alt
 from lab.launch.calibrate import _doubling, _reusable, _same_conditions, calibrate
 from lab.perfmodel import calibration as stored
 from lab.perfmodel.calibration import (
@@ -159,7 +159,7 @@ def test_times_that_do_not_grow_have_no_fit() -> None:
     assert calibration.fits == ()
     with pytest.raises(LabError, match="no world size of it is fitted"):
         calibration.time("broadcast", 2, 1e6)
-    assert "no fit" in alt(calibration)
+    assert "no fit" in links_alt(calibration)
 
 
 def test_tables(calibration: Calibration) -> None:
@@ -191,7 +191,7 @@ def test_figure_shows_points_lines_and_errors(calibration: Calibration) -> None:
 
 
 def test_alternative_text_has_the_numbers(calibration: Calibration) -> None:
-    told = alt(calibration)
+    told = links_alt(calibration)
     assert (
         "all-reduce on 2 ranks" in told
         and "for 4 KiB" in told
@@ -202,8 +202,8 @@ def test_alternative_text_has_the_numbers(calibration: Calibration) -> None:
 
 def test_empty_figure_says_so() -> None:
     empty = Calibration(cluster="local", wanted=(1,), parts=(part(1),))
-    assert [text.get_text() for text in links(empty).texts] == [NOTHING]
-    assert alt(empty).startswith("An empty figure")
+    assert [text.get_text() for text in links(empty).texts] == [NO_COLLECTIVES]
+    assert links_alt(empty).startswith("An empty figure")
 
 
 def test_what_is_measured_again() -> None:

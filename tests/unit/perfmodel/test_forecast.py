@@ -14,12 +14,14 @@ from factories import calibration, profile, record, run, study
 import lab
 from lab.config.study import Study
 from lab.errors import InputError
+from lab.figures import StudyResults
 from lab.perfmodel import predict
 from lab.perfmodel.flops import model_cost
 from lab.perfmodel.forecast import Basis
 from lab.perfmodel.frozen import archive_replaced, error_so_far, freeze, predictions, scores
 from lab.records.store import Record, Store, write_record
-from lab.report.sections import predictions_of, section
+from lab.report.sections import prediction_summary
+from lab.report.sections import predictions as prediction_section
 
 ALONE, PAIR = run(1, 8), run(2, 16)
 QUIET = {"data": 0.001, "forward": 0.03, "backward": 0.055, "optimizer": 0.012, "other": 0.002}
@@ -156,14 +158,15 @@ def test_predictions_are_frozen_once_and_scored_when_measured(asked: Study) -> N
     assert (
         predictions(asked) == sorted(frozen, key=lambda one: one.frozen_at) and scores(asked) == []
     )
-    assert "none of their runs" in predictions_of(asked)
+    assert "none of their runs" in prediction_summary(StudyResults(asked))
     expected = next(one for one in frozen if one.run_id == PAIR.id).step_s
     measure(asked, 2, expected * 1.25, started=datetime.now(UTC))
     (score,) = scores(asked)
     assert score.error == pytest.approx(-0.2) and error_so_far(asked) == pytest.approx(0.2)
     assert score.memory_error is not None and score.frozen.run_id == PAIR.id
     assert (
-        "over 1 run: 20.0 %, -20.0% at worst" in predictions_of(asked) and len(section(asked)) == 2
+        "over 1 run: 20.0 %, -20.0% at worst" in prediction_summary(StudyResults(asked))
+        and len(prediction_section(StudyResults(asked))) == 2
     )
     assert freeze(asked) == []
 

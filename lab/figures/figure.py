@@ -1,0 +1,129 @@
+"""What a figure is: a function that draws results, its description, its height, and its absence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
+
+from lab.analysis.scaling_curves import Scaling
+from lab.errors import InputError, Problem, nearest
+from lab.figures.data import Source, StudyResults
+from lab.figures.style import IDEAL, SIZE, style
+
+NO_RUNS = "no run has completed yet"
+
+
+class Figure:
+    """A figure of a study: calling it draws it and returns its Axes; it is never shown or saved.
+
+    It takes a Study, its name or folder, a list of records, a comparison, or StudyResults.
+    """
+
+    def __init__(
+        self,
+        draw: Callable[[Axes, StudyResults], None],
+        describe: Callable[[StudyResults], str],
+        missing: Callable[[StudyResults], str],
+        height: Callable[[StudyResults], float],
+    ) -> None:
+        self.name, self.__doc__ = draw.__name__, draw.__doc__
+        self._draw, self._describe, self._missing, self._height = draw, describe, missing, height
+
+    def __call__(
+        self,
+        records: Source,
+        *,
+        ax: Axes | None = None,
+        baseline: Mapping[str, Any] | None = None,
+        scaling: Scaling | None = None,
+    ) -> Axes:
+        """Draw into the given axes, or into a new figure of the usual width.
+
+        Speedups are over the study's `baseline` and `scaling`, where these name no other.
+        """
+        results = StudyResults.of(records, baseline=baseline, scaling=scaling)
+        with style():
+            if ax is None:
+                size = SIZE[0], max(SIZE[1], self.height(results))
+                ax = plt.subplots(figsize=size, layout="constrained")[1]
+            if results.emulated:
+                ax.set_title(results.emulated, loc="left")
+            if reason := self._missing(results):
+                return write_instead(ax, reason)
+            if results.notice:
+                ax.set_title(results.notice, color=IDEAL, fontsize="medium", loc="left")
+            self._draw(ax, results)
+        return ax
+
+    def height(self, results: StudyResults) -> float:
+        """Inches that it needs to be readable."""
+        return self._height(results)
+
+    def alt_text(self, results: StudyResults) -> str:
+        """What it shows, in a sentence or two with numbers, for those who do not see it."""
+        reason = self._missing(results)
+        sentences = [
+            f"{results.notice}." if results.notice else "",
+            f"An empty figure: {reason}." if reason else self._describe(results),
+            f"Everything in it is of an {results.emulated}." if results.emulated else "",
+        ]
+        return " ".join(filter(None, sentences))
+
+
+FIGURES: dict[str, Figure] = {}
+
+
+def figure(
+    *,
+    describe: Callable[[StudyResults], str],
+    missing: Callable[[StudyResults], str],
+    height: Callable[[StudyResults], float] = lambda _: SIZE[1],
+) -> Callable[[Callable[[Axes, StudyResults], None]], Figure]:
+    """Register a function that draws as a figure of its name.
+
+    `describe` makes its alternative text, `missing` says why there is nothing to draw (empty where
+    there is something), `height` how many inches it needs.
+    """
+
+    def register(draw: Callable[[Axes, StudyResults], None]) -> Figure:
+        FIGURES[draw.__name__] = made = Figure(draw, describe, missing, height)
+        return made
+
+    return register
+
+
+def figure_named(name: str) -> Figure:
+    """One of FIGURES; raises InputError, with the nearest name, for a name that is not there."""
+    if name not in FIGURES:
+        raise InputError("figure", [Problem(name, "unknown figure", nearest(name, FIGURES))])
+    return FIGURES[name]
+
+
+def alt_text(
+    name: str,
+    records: Source,
+    *,
+    baseline: Mapping[str, Any] | None = None,
+    scaling: Scaling | None = None,
+) -> str:
+    """What the figure of this name shows of these records, in a sentence or two with numbers.
+
+    Raises InputError, with the nearest name, where there is no such figure.
+    """
+    results = StudyResults.of(records, baseline=baseline, scaling=scaling)
+    return figure_named(name).alt_text(results)
+
+
+def no_runs(results: StudyResults) -> str:
+    """Why a figure of completed training runs is empty; nothing where there are some."""
+    return NO_RUNS if results.summary.empty else ""
+
+
+def write_instead(ax: Axes, sentence: str) -> Axes:
+    """Write in the middle of the axes why nothing is drawn."""
+    ax.set_axis_off()
+    ax.text(0.5, 0.5, sentence, ha="center", va="center", transform=ax.transAxes, color=IDEAL)
+    return ax
