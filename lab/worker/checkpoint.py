@@ -56,11 +56,6 @@ class Checkpoint:
     scaler: dict[str, Any]
     groups: list[dict[str, Any]]  # the optimizer's parameter groups
 
-    @property
-    def tokenizer(self) -> Path:
-        """The tokenizer's file, as the `tokenizers` package reads it."""
-        return self.folder / TOKENIZER
-
     def tensors(self, name: str) -> dict[str, Tensor]:
         """One of MODEL, OPTIMIZER, HISTORY, read onto the CPU; raises OSError if it is missing."""
         return load_file(self.folder / name)
@@ -117,11 +112,6 @@ def write(folder: Path, files: Mapping[str, bytes | Tensors]) -> None:
     building.rename(folder)
     _flush(folder.parent)
     shutil.rmtree(replaced, ignore_errors=True)
-
-
-def copy(checkpoint: Checkpoint, folder: Path) -> None:
-    """Write the same checkpoint to another folder."""
-    write(folder, {path.name: path.read_bytes() for path in checkpoint.folder.iterdir()})
 
 
 def _unshared(tensors: Tensors) -> dict[str, Tensor]:

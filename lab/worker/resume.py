@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import shutil
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -24,40 +25,39 @@ MIN_MEASURED_STEPS = 5
 NOTICE, NOTICE_S = "lab/save-after-step", 2.0
 
 
+@dataclass
 class Checkpoints:
     """The checkpoints of one repeat, saved by all ranks together between the steps of training.
 
-    `losses` is (steps, grad_accum), this rank's, and is filled while training. A resumed training
-    measures only its own steps, after a warm-up of its own: none is saved if too few would be left.
+    A resumed training measures only its own steps, after a warm-up of its own: none is saved if too
+    few would be left.
     """
 
-    def __init__(
-        self,
-        repeat: Path | None,
-        *,
-        run: Run,
-        place: RankContext,
-        device: torch.device,
-        dataset: Dataset,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        scaler: torch.amp.GradScaler,
-        losses: Tensor,
-        progress: Progress,
-    ) -> None:
-        self.root = None if repeat is None else repeat / "checkpoint"
-        self.run, self.place = run, place
-        self.device, self.dataset, self.progress = device, dataset, progress
-        self.model, self.optimizer, self.scaler, self.losses = model, optimizer, scaler, losses
-        self._first = 0
-        self._pace_from = 0.0
-        self._every: int | None = None  # steps; None until the pace is known
-        self._pace_s = 1.0  # of a step
-        self._saved_on_notice = False
+    repeat: Path | None  # its folder; without one nothing is saved
+    run: Run
+    place: RankContext
+    device: torch.device
+    dataset: Dataset
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    scaler: torch.amp.GradScaler
+    losses: Tensor  # of this rank (steps, grad_accum), filled while training
+    progress: Progress
+    _first: int = 0
+    _pace_from: float = 0.0
+    _pace_s: float = 1.0  # of a step
+    _every: int | None = None  # steps; None until the pace is known
+    _saved_on_notice: bool = False
+
+    @property
+    def root(self) -> Path:
+        """The folder that holds one folder for each checkpoint."""
+        assert self.repeat is not None
+        return self.repeat / "checkpoint"
 
     def resume(self) -> int:
         """Take up the newest checkpoint of this run and data; returns the steps that are done."""
-        saved = None if self.root is None else checkpoint.newest(self.root)
+        saved = None if self.repeat is None else checkpoint.newest(self.root)
         if saved and (saved.run.id, saved.data_sha256) != (self.run.id, self.dataset.sha256):
             saved = None
         self._pace_from = self._now()
@@ -79,7 +79,7 @@ class Checkpoints:
     def after(self, done: int) -> None:
         """Save after this many steps if it is time to; all ranks must call it after each step."""
         every_s = self.place.checkpoint_every_s
-        if self.root is None or every_s is None or not _can_resume(self.run):
+        if self.repeat is None or every_s is None or not _can_resume(self.run):
             return
         paced = self._first + self.run.warmup_steps
         if done == paced:
@@ -110,12 +110,11 @@ class Checkpoints:
 
     def finish(self) -> None:
         """Keep the trained model if the run asks for it. All ranks must call it."""
-        if self.root is not None and self.run.keep_model:
+        if self.repeat is not None and self.run.keep_model:
             model = checkpoint.full_model(self.model)
             self._write(checkpoint.FINAL, self.run.steps, [], {checkpoint.MODEL: model})
 
     def _save(self, done: int) -> None:
-        assert self.root is not None
         self.progress("checkpoint", done, self.run.steps)
         model = checkpoint.full_model(self.model)
         optimizer, groups = checkpoint.full_optimizer(self.model, self.optimizer)
@@ -142,7 +141,6 @@ class Checkpoints:
     ) -> None:
         if self.place.rank != 0:  # the tensors of all ranks were gathered on rank 0
             return
-        assert self.root is not None
         described = checkpoint.describe(
             self.run,
             step=step,

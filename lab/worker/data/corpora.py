@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import platform
 import sysconfig
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from lab.config import datasets
 from lab.config.models import CNN
@@ -15,7 +16,7 @@ from lab.errors import InputError, Problem
 from lab.worker.context import Progress
 from lab.worker.data.cache import Download, fetch
 from lab.worker.data.dataset import Dataset, Windows
-from lab.worker.data.tokenizer import Corpus, tokenize
+from lab.worker.data.tokenizer import tokenize
 
 LEFT_OUT = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
 MAX_BYTES = 6_000_000  # enough for models of this size, and tokenized in seconds
@@ -28,32 +29,42 @@ SHAKESPEARE = Download(
 )
 
 
+class Corpus(NamedTuple):
+    """The text of a data set, document by document."""
+
+    documents: Sequence[str]
+    description: str
+
+
 def prepare(run: Run, *, pretrained: Path | None, data_root: Path, progress: Progress) -> Dataset:
     """Windows of the corpus; raises InputError if a part of it is shorter than one."""
     config, model = run.dataset, run.architecture
     assert isinstance(config, datasets.Corpora) and not isinstance(model, CNN)
-    # A pretrained model keeps its own vocabulary and tokenizer.
     corpus = SOURCES[config.kind](config, data_root, progress)
-    tokens = tokenize(
-        corpus,
-        vocab_size=datasets.vocab_size_of(model, config) if pretrained else config.vocab_size,
+    # A pretrained model keeps its own vocabulary and tokenizer.
+    vocab_size = datasets.vocab_size_of(model, config) if pretrained else config.vocab_size
+    cached = tokenize(
+        corpus.documents,
+        vocab_size=vocab_size,
         progress=progress,
         tokenizer=pretrained / "tokenizer.json" if pretrained else None,
     )
+    train, held_out = cached.arrays["train"], cached.arrays["held_out"]
     needed = model.block_size + 1  # the targets are the inputs moved by one
-    for name, part in (("to train on", tokens.train), ("held out", tokens.held_out)):
+    for name, part in (("to train on", train), ("held out", held_out)):
         if len(part) < needed:
             what = f"{len(part)} tokens {name}, a sample of this model needs {needed}"
             advice = "give it more text, or the model a smaller block_size"
             raise InputError("data", [Problem(config.kind, what, advice)])
+    count = f"{(len(train) + len(held_out)) / 1e6:.2f}M tokens"
     return Dataset(
-        train=Windows(tokens.train, block_size=model.block_size),
-        held_out=Windows(tokens.held_out, block_size=model.block_size),
-        sha256=tokens.sha256,
-        description=tokens.description,
+        train=Windows(train, block_size=model.block_size),
+        held_out=Windows(held_out, block_size=model.block_size),
+        sha256=cached.sha256,
+        description=f"{corpus.description}, {count}, vocabulary {vocab_size}",
         tokens_per_sample=model.block_size,
-        vocab_size=tokens.vocab_size,
-        tokenizer=tokens.tokenizer,
+        vocab_size=vocab_size,  # as configured: a small text may use less of it
+        tokenizer=cached.folder / "tokenizer.json",
     )
 
 

@@ -57,8 +57,7 @@ def mnist(progress: Progress) -> CachedArrays:
     files = [fetch(download, instead="digits", progress=progress) for download in MNIST]
 
     def build(folder: Path) -> dict[str, Array]:
-        train, train_labels, test, test_labels = map(_read_idx, files)
-        return _arrays(train, train_labels, test, test_labels)
+        return _arrays(*map(_read_idx, files))
 
     key = " ".join(download.sha256 for download in MNIST)
     return cached_arrays("images", f"mnist {key}", build, progress=progress)
@@ -82,15 +81,11 @@ def digits(progress: Progress) -> CachedArrays:
     return cached_arrays("images", key, build, progress=progress)
 
 
-def _arrays(
-    train: Array, train_labels: Array, held_out: Array, held_out_labels: Array
-) -> dict[str, Array]:
-    return {
-        "train": train[:, None],  # an axis for the one channel
-        "train_labels": train_labels,
-        "held_out": held_out[:, None],
-        "held_out_labels": held_out_labels,
-    }
+def _arrays(*parts: Array) -> dict[str, Array]:
+    names = ("train", "train_labels", "held_out", "held_out_labels")
+    # Images get an axis for their one channel.
+    channels = [part[:, None] if part.ndim == 3 else part for part in parts]
+    return dict(zip(names, channels, strict=True))
 
 
 def _read_idx(path: Path) -> Array:

@@ -90,13 +90,10 @@ class Encoder:
 
     texts: Sequence[str]
     tokenizer: Any
-    block_size: int
 
     def __call__(self, index: int) -> Array:
         """Tokens (block_size,), int64."""
-        ids = self.tokenizer.encode(self.texts[index]).ids
-        tokens: Array = _padded([ids], self.block_size, _pad(self.tokenizer), np.int64)[0]
-        return tokens
+        return np.asarray(self.tokenizer.encode(self.texts[index]).ids)
 
 
 def prepare(run: Run, *, pretrained: Path | None, data_root: Path, progress: Progress) -> Dataset:
@@ -145,10 +142,10 @@ def tokenized(
     key = f"{source.fingerprint} {block_size} {file_sha256(file) if file else f'own {vocab_size}'}"
     cached = cached_arrays("texts", key, build, progress=progress)
     tokenizer = load_tokenizer(cached.folder / "tokenizer.json")
-    _set_length(tokenizer, block_size)
+    pad = _set_length(tokenizer, block_size)
     encoders: list[Encoder | None] = [None, None]
     if keep_texts:
-        encoders = [Encoder(part.texts, tokenizer, block_size) for part in source.read()]
+        encoders = [Encoder(part.texts, tokenizer) for part in source.read()]
     train, held_out = (
         Labelled(cached.arrays[f"{name}_tokens"], cached.arrays[f"{name}_labels"], encoder)
         for name, encoder in zip(("train", "held_out"), encoders, strict=True)
@@ -163,19 +160,17 @@ def tokenized(
         tokens_per_sample=block_size,
         vocab_size=vocabulary,
         classes=source.classes,
-        pad=_pad(tokenizer),
+        pad=pad,
     )
 
 
-def _set_length(tokenizer: Any, block_size: int) -> None:
-    # The tokenizer cuts, so that what closes a text ([SEP]) stays; `_padded` pads.
-    tokenizer.enable_truncation(block_size)
-    tokenizer.no_padding()
-
-
-def _pad(tokenizer: Any) -> int:
+def _set_length(tokenizer: Any, block_size: int) -> int:
+    """Let the tokenizer cut and pad; returns the token that pads."""
     ids = (tokenizer.token_to_id(token) for token in PADDING)
-    return next((int(number) for number in ids if number is not None), 0)
+    pad = next((int(number) for number in ids if number is not None), 0)
+    tokenizer.enable_truncation(block_size)  # what closes a text ([SEP]) stays
+    tokenizer.enable_padding(length=block_size, pad_id=pad)
+    return pad
 
 
 def _encode(tokenizer: Any, texts: Sequence[str], block_size: int, progress: Progress) -> Array:
@@ -184,16 +179,8 @@ def _encode(tokenizer: Any, texts: Sequence[str], block_size: int, progress: Pro
     tokens = np.empty((len(texts), block_size), dtype=dtype)
     for first in range(0, len(texts), BATCH):
         encodings = tokenizer.encode_batch(list(texts[first : first + BATCH]))
-        rows = [encoding.ids for encoding in encodings]
-        tokens[first : first + BATCH] = _padded(rows, block_size, _pad(tokenizer), dtype)
+        tokens[first : first + BATCH] = [encoding.ids for encoding in encodings]
         progress("data", first, len(texts))
-    return tokens
-
-
-def _padded(rows: Sequence[Sequence[int]], block_size: int, pad: int, dtype: Any) -> Array:
-    tokens = np.full((len(rows), block_size), pad, dtype=dtype)
-    for row, ids in zip(tokens, rows, strict=True):
-        row[: len(ids)] = ids
     return tokens
 
 

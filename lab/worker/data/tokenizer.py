@@ -4,41 +4,19 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from lab.worker.context import Progress
-from lab.worker.data.cache import Array, cached_arrays
+from lab.worker.data.cache import Array, CachedArrays, cached_arrays
 
 TRAINING_TEXT = 3_000_000  # characters that the tokenizer is trained on
 END_OF_TEXT = "<|endoftext|>"  # token 0 of a tokenizer trained here, after each document
 HELD_OUT = 0.1
 PIECE = 500_000  # characters that are encoded at a time
-
-
-@dataclass(frozen=True)
-class Corpus:
-    """The text of a data set, document by document."""
-
-    documents: Sequence[str]
-    description: str
-
-
-@dataclass(frozen=True)
-class Tokens:
-    """A tokenized corpus: its first nine tenths to train on, the rest held out."""
-
-    train: npt.NDArray[np.unsignedinteger[Any]]
-    held_out: npt.NDArray[np.unsignedinteger[Any]]
-    vocab_size: int  # as configured; a small text may use less of it
-    sha256: str  # of all tokens and of where they are split
-    description: str
-    tokenizer: Path  # its file in the cache
 
 
 def train_tokenizer(documents: Sequence[str], vocab_size: int) -> Any:
@@ -84,35 +62,37 @@ def split_pieces(text: str, size: int) -> list[str]:
 
 
 def tokenize(
-    corpus: Corpus, *, vocab_size: int, progress: Progress, tokenizer: Path | None = None
-) -> Tokens:
-    """The corpus as tokens, from the cache or built into it, by its own tokenizer or a file's."""
+    documents: Sequence[str],
+    *,
+    vocab_size: int,
+    progress: Progress,
+    tokenizer: Path | None = None,
+) -> CachedArrays:
+    """The documents as tokens: `train` and, the last tenth, `held_out`; cached or built now.
+
+    The tokenizer is their own or that of a file, and lies beside the arrays as `tokenizer.json`.
+    """
 
     def build(folder: Path) -> dict[str, Array]:
-        progress("data", 0, len(corpus.documents))
-        trained = partial(train_tokenizer, corpus.documents, vocab_size)
+        progress("data", 0, len(documents))
+        trained = partial(train_tokenizer, documents, vocab_size)
         encoder = load_tokenizer(tokenizer) if tokenizer else trained()
         encoder.save(str(folder / "tokenizer.json"))
         # The smallest type that holds the vocabulary: loaders read these arrays from the disk.
         dtype = np.uint16 if vocab_size <= 2**16 else np.uint32
-        tokens, ends = _encode(encoder, corpus.documents, dtype, progress)
+        tokens, ends = _encode(encoder, documents, dtype, progress)
         split = _split(ends, len(tokens))
         return {"train": tokens[:split], "held_out": tokens[split:]}
 
-    key = _key(corpus, vocab_size, tokenizer)
-    cached = cached_arrays("tokens", key, build, progress=progress)
-    train, held_out = cached.arrays["train"], cached.arrays["held_out"]
-    count = f"{(len(train) + len(held_out)) / 1e6:.2f}M tokens"
-    description = f"{corpus.description}, {count}, vocabulary {vocab_size}"
-    file = cached.folder / "tokenizer.json"
-    return Tokens(train, held_out, vocab_size, cached.sha256, description, file)
+    key = _key(documents, vocab_size, tokenizer)
+    return cached_arrays("tokens", key, build, progress=progress)
 
 
-def _key(corpus: Corpus, vocab_size: int, tokenizer: Path | None) -> str:
+def _key(documents: Sequence[str], vocab_size: int, tokenizer: Path | None) -> str:
     digest = hashlib.sha256(f"stream {vocab_size}".encode())
     if tokenizer is not None:
         digest.update(tokenizer.read_bytes())
-    for document in corpus.documents:
+    for document in documents:
         content = document.encode()
         # The length keeps texts apart that differ only in where a document ends.
         digest.update(len(content).to_bytes(8, "little") + content)

@@ -136,9 +136,12 @@ def _latency(seconds: FloatArray, batch: PromptBatch, model: GPT) -> Latency:
     """One model's latencies from the seconds (rounds, tokens) of a batch."""
     first, inter = stat(seconds[:, 0]), stat(np.median(seconds[:, 1:], axis=1))
     p50, p90, p99 = (float(value) for value in np.percentile(seconds[:, 1:], [50, 90, 99]))
-    cached = batch.prompt_tokens + seconds.shape[1] / 2  # half of the new tokens, on average
-    # Decoding is bound by what it reads: the rate compares it with the memory's bandwidth.
-    read = bytes_per_token(model, sequences=len(batch.prompts), cached_tokens=cached)
+    # A step reads each weight once for all sequences (the embedding as the head's, of the positions
+    # one row), and of each sequence the cache, with half of the new tokens on average.
+    weights = bytes_in_memory(model) - model.positions.weight.nbytes
+    width, dtype = model.embedding.embedding_dim, model.norm.weight.dtype
+    cached = len(batch.prompts) * (batch.prompt_tokens + seconds.shape[1] / 2)
+    read = round(weights + cached * Cache.bytes_per_token(len(model.blocks), width, dtype))
     return Latency(
         first_token=first,
         inter_token=inter,
@@ -151,13 +154,3 @@ def _latency(seconds: FloatArray, batch: PromptBatch, model: GPT) -> Latency:
         bytes_per_token=read,
         bytes_per_second=read / inter.median,
     )
-
-
-def bytes_per_token(model: GPT, *, sequences: int, cached_tokens: float) -> int:
-    """Bytes that a step of decoding must read: each weight once, and the cache of each sequence."""
-    # The embedding counts as the head's weight; of the position embeddings only one row is read.
-    weights = bytes_in_memory(model) - model.positions.weight.nbytes
-    per_token = Cache.bytes_per_token(
-        len(model.blocks), model.embedding.embedding_dim, model.norm.weight.dtype
-    )
-    return round(weights + sequences * cached_tokens * per_token)

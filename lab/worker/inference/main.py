@@ -54,7 +54,8 @@ def infer(
     if ranks is None:
         return None
     if run.keep_model:
-        checkpoint.copy(trained, folder / "checkpoint" / checkpoint.FINAL)
+        files = {path.name: path.read_bytes() for path in trained.folder.iterdir()}
+        checkpoint.write(folder / "checkpoint" / checkpoint.FINAL, files)
     parameters = list(base.parameters())
     errors = inference.output_errors.values()
     return Measurement(

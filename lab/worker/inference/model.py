@@ -72,7 +72,7 @@ def complete(
     if not isinstance(config, models.GPT):
         what = f"{trained.run.label} is not a language model"
         raise InputError("inference", [Problem("model", what, "choose a gpt")])
-    tokenizer = load_tokenizer(trained.tokenizer)
+    tokenizer = load_tokenizer(trained.folder / checkpoint.TOKENIZER)
     tokens = [tokenizer.encode(prompt).ids for prompt in prompts]
     problems = [
         Problem("prompt", f"{prompt!r} has no tokens")

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from lab.worker.data.tokenizer import Corpus, tokenize
+from lab.worker.data.tokenizer import tokenize
 
 DOCUMENTS = ["x = 1\n    y = 2\n" * 50] * 5
 
@@ -25,7 +25,7 @@ def _build_and_count(results: Any) -> None:
         nonlocal built
         built += steps == len(DOCUMENTS)
 
-    found = tokenize(Corpus(DOCUMENTS, "five texts"), vocab_size=320, progress=count)
+    found = tokenize(DOCUMENTS, vocab_size=320, progress=count)
     results.put((found.sha256, built))
 
 

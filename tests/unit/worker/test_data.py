@@ -1,4 +1,4 @@
-"""Data sets: published files through a server of our own, the offline stand-ins, and loaders that agree."""
+"""Data sets: published files from a local server, the offline ones, and loaders that agree."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LAB_CACHE", str(tmp_path / "cache"))
 
 
-def quiet(*told: object) -> None:
+def quiet(*progress: object) -> None:
     pass
 
 
@@ -125,17 +125,22 @@ print(*sorted(name for name in sys.modules if name.startswith("lab.worker.data."
 def test_ag_news_as_published(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(labelled, "AG_NEWS_TRAIN", site.publish(labelled.AG_NEWS_TRAIN, _rows(80)))
     monkeypatch.setattr(labelled, "AG_NEWS_TEST", site.publish(labelled.AG_NEWS_TEST, _rows(12)))
-    found = prepare(CLASSIFIER, {"kind": "ag_news", "vocab_size": 300})
-    assert (len(found.train), len(found.held_out), found.classes, found.tokens_per_sample) == (
+    dataset = prepare(CLASSIFIER, {"kind": "ag_news", "vocab_size": 300})
+    assert (
+        len(dataset.train),
+        len(dataset.held_out),
+        dataset.classes,
+        dataset.tokens_per_sample,
+    ) == (
         80,
         12,
         4,
         24,
     )
-    assert found.train.take(np.arange(8))[1].tolist() == [0, 1, 2, 3, 0, 1, 2, 3]
-    assert found.description == "AG News, 80 texts and 12 held out, vocabulary 300"
+    assert dataset.train.take(np.arange(8))[1].tolist() == [0, 1, 2, 3, 0, 1, 2, 3]
+    assert dataset.description == "AG News, 80 texts and 12 held out, vocabulary 300"
     (site.folder / labelled.AG_NEWS_TRAIN.file).unlink()  # the network is not asked twice
-    assert prepare(CLASSIFIER, {"kind": "ag_news", "vocab_size": 300}).sha256 == found.sha256
+    assert prepare(CLASSIFIER, {"kind": "ag_news", "vocab_size": 300}).sha256 == dataset.sha256
 
 
 def test_a_row_that_is_no_news_item_is_named(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,15 +195,15 @@ def test_mnist_as_published(site: Site, monkeypatch: pytest.MonkeyPatch) -> None
         site.publish(file, _idx(array)) for file, array in zip(images.MNIST, arrays, strict=True)
     )
     monkeypatch.setattr(images, "MNIST", published)
-    found = prepare("resnet18", "mnist")
-    inputs, labels = found.train.take(np.arange(30))
+    dataset = prepare("resnet18", "mnist")
+    inputs, labels = dataset.train.take(np.arange(30))
     assert (
         np.array_equal(inputs[:, 0], arrays[0])
         and inputs.dtype == np.uint8
         and np.array_equal(labels, arrays[1])
     )
-    assert np.array_equal(found.held_out.take(np.arange(10))[0][:, 0], arrays[2])
-    assert (found.channels, found.classes, found.tokens_per_sample) == (1, 10, None)
+    assert np.array_equal(dataset.held_out.take(np.arange(10))[0][:, 0], arrays[2])
+    assert (dataset.channels, dataset.classes, dataset.tokens_per_sample) == (1, 10, None)
 
 
 def test_what_is_no_idx_file_is_named(tmp_path: Path) -> None:
@@ -238,20 +243,20 @@ def test_topics_are_balanced_and_parts_share_no_piece() -> None:
 
 
 def test_digits_are_scikit_learns() -> None:
-    found = prepare("resnet18", "digits")
-    assert (len(found.train), len(found.held_out), found.channels, found.classes) == (
+    dataset = prepare("resnet18", "digits")
+    assert (len(dataset.train), len(dataset.held_out), dataset.channels, dataset.classes) == (
         1617,
         180,
         1,
         10,
     )
-    assert isinstance(found.train, Labelled) and isinstance(found.held_out, Labelled)
+    assert isinstance(dataset.train, Labelled) and isinstance(dataset.held_out, Labelled)
     reference = load_digits()
-    everything = np.concatenate([found.train.inputs, found.held_out.inputs])
+    everything = np.concatenate([dataset.train.inputs, dataset.held_out.inputs])
     assert (
         everything.max() == 255 and everything.sum() == np.round(reference.images * 255 / 16).sum()
     )
-    assert set(found.held_out.labels) == set(range(10))
+    assert set(dataset.held_out.labels) == set(range(10))
 
 
 def test_synthetic_data_follow_seed_and_sizes() -> None:
@@ -291,32 +296,34 @@ def _source(count: int = 40) -> Source:
 def test_texts_are_cut_and_padded_to_one_length(tmp_path: Path) -> None:
     (tmp_path / "encoder").mkdir()
     pretrained_folders.tokenizer(tmp_path / "encoder", close=True)
-    found = tokenized(
+    dataset = tokenized(
         _source(), block_size=8, vocab_size=300, progress=quiet, pretrained=tmp_path / "encoder"
     )
-    inputs, labels = found.train.take(np.array([0, 29]))
+    inputs, labels = dataset.train.take(np.array([0, 29]))
     words = [[pretrained_folders.WORDS[token] for token in row] for row in inputs]
     assert words[0] == ["[CLS]", "def", "self", "the", "import", "[UNK]", "[SEP]", "[PAD]"]
     assert words[1] == ["[CLS]", "def", "self", "the", "x", "x", "x", "[SEP]"]
-    assert labels.tolist() == [0, 1] and found.pad == 0
+    assert labels.tolist() == [0, 1] and dataset.pad == 0
 
 
 def test_texts_in_the_cache_are_not_read_again() -> None:
-    found = tokenized(_source(), block_size=8, vocab_size=300, progress=quiet)
+    dataset = tokenized(_source(), block_size=8, vocab_size=300, progress=quiet)
 
     def refuse() -> Any:
         raise AssertionError("read again")
 
     again = tokenized(replace(_source(), read=refuse), block_size=8, vocab_size=300, progress=quiet)
-    assert again.sha256 == found.sha256
-    assert tokenized(_source(), block_size=9, vocab_size=300, progress=quiet).sha256 != found.sha256
+    assert again.sha256 == dataset.sha256
+    assert (
+        tokenized(_source(), block_size=9, vocab_size=300, progress=quiet).sha256 != dataset.sha256
+    )
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_both_loaders_give_the_same_samples_in_the_same_order(
     workers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = tokenized(_source(), block_size=8, vocab_size=300, progress=quiet, keep_texts=True)
+    dataset = tokenized(_source(), block_size=8, vocab_size=300, progress=quiet, keep_texts=True)
     fields = {
         "loader": "classic",
         "loader_workers": workers,
@@ -327,7 +334,7 @@ def test_both_loaders_give_the_same_samples_in_the_same_order(
     run = Run(model=CLASSIFIER, data="topics", global_batch_size=8, **fields)
     for rank in range(2):
         fast, classic = (
-            loader(found.train, run=run, rank=rank) for loader in (FastLoader, ClassicLoader)
+            loader(dataset.train, run=run, rank=rank) for loader in (FastLoader, ClassicLoader)
         )
         for step in range(12):  # more than two epochs
             for micro in range(2):
@@ -340,16 +347,16 @@ def test_both_loaders_give_the_same_samples_in_the_same_order(
         classic.close()
 
 
-def test_the_classic_loader_tokenizes_when_it_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = tokenized(_source(), block_size=8, vocab_size=300, progress=quiet, keep_texts=True)
-    asked: list[int] = []
+def test_the_classic_loader_tokenizes_batch_by_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    dataset = tokenized(_source(), block_size=8, vocab_size=300, progress=quiet, keep_texts=True)
+    indices: list[int] = []
     monkeypatch.setattr(
         labelled.Encoder,
         "__call__",
-        lambda self, index: asked.append(index) or np.zeros(8, dtype=np.int64),
+        lambda self, index: indices.append(index) or np.zeros(8, dtype=np.int64),
     )
     run = Run(model=CLASSIFIER, data="topics", global_batch_size=4, loader="classic")
-    ClassicLoader(found.train, run=run, rank=0).micro_batch(0, 0)
-    assert len(asked) == 4
-    FastLoader(found.train, run=run, rank=0).micro_batch(0, 0)
-    assert len(asked) == 4
+    ClassicLoader(dataset.train, run=run, rank=0).micro_batch(0, 0)
+    assert len(indices) == 4
+    FastLoader(dataset.train, run=run, rank=0).micro_batch(0, 0)
+    assert len(indices) == 4

@@ -1,4 +1,4 @@
-"""Generation: the cache changes nothing, and what is drawn follows the asked-for probabilities and the seed alone."""
+"""Generation: the cache changes nothing, and what is drawn follows probabilities and seed alone."""
 
 from __future__ import annotations
 
@@ -58,9 +58,9 @@ def without_cache(
 @pytest.mark.parametrize(("samples", "length"), [(1, 1), (1, 12), (5, 1), (5, 12)])
 def test_the_cache_changes_no_token(model: GPT, samples: int, length: int, how: Sampling) -> None:
     given = prompts(samples, length)
-    kept = generate(model, given, new_tokens=25, sampling=how)
-    assert torch.equal(kept, without_cache(model, given, new_tokens=25, sampling=how))
-    assert len(kept.unique()) > 5  # not one token for ever
+    tokens = generate(model, given, new_tokens=25, sampling=how)
+    assert torch.equal(tokens, without_cache(model, given, new_tokens=25, sampling=how))
+    assert len(tokens.unique()) > 5  # not one token for ever
 
 
 def test_the_cache_gives_the_logits_of_the_whole_sequence(model: GPT) -> None:

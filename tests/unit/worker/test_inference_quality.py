@@ -46,7 +46,7 @@ def test_accuracies_and_their_paired_change() -> None:
     assert fields["accuracy_change"].value == pytest.approx(-0.1) and fields[
         "same_classes"
     ].value == pytest.approx(0.7)
-    # Of ten draws with chances 0.2 for -1 and 0.1 for +1: the mean is -0.1, its standard deviation sqrt(0.29 / 10).
+    # Ten draws with chances 0.2 for -1 and 0.1 for +1: mean -0.1, its deviation sqrt(0.29 / 10).
     assert fields["accuracy_change"].low == pytest.approx(-0.1 - 1.96 * 0.17, abs=0.08)
     assert fields["accuracy_change"].high == pytest.approx(-0.1 + 1.96 * 0.17, abs=0.08)
 

@@ -1,4 +1,4 @@
-"""Quantized copies: near the base in what they say, smaller, and absent with a reason where the machine has none."""
+"""Quantized copies: near the base in their logits, smaller, and missing with a reason."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ def model() -> GPT:
     return GPT(Config(layers=2, heads=2, width=64, block_size=32), vocab_size=300).eval()
 
 
-# Bytes of a weight of a linear layer in each way (int4 with a scale and a zero point per 32), and how far logits may be from fp32.
+# Bytes of a linear layer's weight (int4 with a scale and a zero point per 32), and how far logits
+# may be from fp32.
 WAYS = {
     "none": (4.0, 0.0),
     "bf16": (2.0, 0.02),
@@ -30,17 +31,17 @@ WAYS = {
 @pytest.mark.parametrize("name", WAYS)
 def test_a_quantized_model_is_smaller_and_says_much_the_same(model: GPT, name: str) -> None:
     before = {key: value.clone() for key, value in model.state_dict().items()}
-    made = quantize(model, name)
+    copy = quantize(model, name)
     tokens = torch.randint(300, (2, 20), generator=torch.Generator().manual_seed(0))
     with torch.inference_mode():
-        base, found = model(tokens), made.model(tokens).float()
+        base, logits = model(tokens), copy.model(tokens).float()
     per_weight, tolerance = WAYS[name]
-    assert (found - base).norm() <= tolerance * base.norm()
-    assert made.seconds > 0 and made.method
+    assert (logits - base).norm() <= tolerance * base.norm()
+    assert copy.seconds > 0 and copy.method
     linear = 2 * 12 * 64**2
     others = (300 + 32) * 64 * (4 if name in {"none", "int8_dynamic"} else 2)
-    assert bytes_in_memory(made.model) == pytest.approx(others + linear * per_weight, rel=0.1)
-    assert bytes_on_disk(made.model) == pytest.approx(bytes_in_memory(made.model), rel=0.3)
+    assert bytes_in_memory(copy.model) == pytest.approx(others + linear * per_weight, rel=0.1)
+    assert bytes_on_disk(copy.model) == pytest.approx(bytes_in_memory(copy.model), rel=0.3)
     assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
 
 

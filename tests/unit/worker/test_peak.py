@@ -26,10 +26,10 @@ from lab.worker.optim import DTYPES
 def test_vendor_figures_are_dense_and_name_their_source(
     name: str, precision: str, teraflops: float
 ) -> None:
-    found = vendor_peak(name, precision=precision)
-    assert found is not None
-    assert found[0] == pytest.approx(teraflops * 1e12)
-    assert "dense" in found[1] and "NVIDIA" in found[1]
+    peak = vendor_peak(name, precision=precision)
+    assert peak is not None
+    assert peak[0] == pytest.approx(teraflops * 1e12)
+    assert "dense" in peak[1] and "NVIDIA" in peak[1]
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,8 @@ from lab.config.run import Run
 from lab.errors import InputError
 from lab.worker import data
 from lab.worker.data import corpora, tokenizer
-from lab.worker.data.cache import cache_folder
-from lab.worker.data.tokenizer import Corpus, Tokens, tokenize
+from lab.worker.data.cache import CachedArrays, cache_folder
+from lab.worker.data.tokenizer import tokenize
 
 DOCUMENTS = [
     "The quick brown fox jumps over the lazy dog.\n" * 40,
@@ -24,7 +24,7 @@ DOCUMENTS = [
 ] * 5
 
 
-def quiet(*told: object) -> None:
+def quiet(*progress: object) -> None:
     pass
 
 
@@ -34,8 +34,8 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache"
 
 
-def build(documents: list[str] = DOCUMENTS, vocab_size: int = 320) -> Tokens:
-    return tokenize(Corpus(documents, "three texts"), vocab_size=vocab_size, progress=quiet)
+def build(documents: list[str] = DOCUMENTS, vocab_size: int = 320) -> CachedArrays:
+    return tokenize(documents, vocab_size=vocab_size, progress=quiet)
 
 
 def folder(cache: Path) -> Path:
@@ -47,48 +47,49 @@ def folder(cache: Path) -> Path:
 
 
 def test_tokens_spell_the_text(cache: Path) -> None:
-    found = build()
+    built = build()
     tokenizer = Tokenizer.from_file(str(folder(cache) / "tokenizer.json"))
-    everything = np.concatenate([found.train, found.held_out]).tolist()
+    everything = np.concatenate([built.arrays["train"], built.arrays["held_out"]]).tolist()
     assert tokenizer.decode(everything, skip_special_tokens=False) == "".join(
         text + "<|endoftext|>" for text in DOCUMENTS
     )
     assert max(everything) < 320
-    assert found.train.dtype == np.uint16
-    assert found.description == f"three texts, {len(everything) / 1e6:.2f}M tokens, vocabulary 320"
+    assert built.arrays["train"].dtype == np.uint16
 
 
 def test_documents_longer_than_a_piece_stay_whole(
     cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("lab.worker.data.tokenizer.PIECE", 100)
-    found = build()
+    built = build()
     tokenizer = Tokenizer.from_file(str(folder(cache) / "tokenizer.json"))
-    everything = np.concatenate([found.train, found.held_out]).tolist()
+    everything = np.concatenate([built.arrays["train"], built.arrays["held_out"]]).tolist()
     assert tokenizer.decode(everything, skip_special_tokens=False) == "".join(
         text + "<|endoftext|>" for text in DOCUMENTS
     )
 
 
 def test_a_large_vocabulary_gets_wide_tokens() -> None:
-    assert build(vocab_size=70_000).train.dtype == np.uint32
+    assert build(vocab_size=70_000).arrays["train"].dtype == np.uint32
 
 
 def test_a_tenth_is_held_out_at_the_end_of_a_document(cache: Path) -> None:
-    found = build([f"document {number} with some words\n" * 10 for number in range(50)])
+    built = build([f"document {number} with some words\n" * 10 for number in range(50)])
     end_of_text = Tokenizer.from_file(str(folder(cache) / "tokenizer.json")).token_to_id(
         "<|endoftext|>"
     )
-    assert found.train[-1] == end_of_text
-    share = len(found.held_out) / (len(found.train) + len(found.held_out))
+    assert built.arrays["train"][-1] == end_of_text
+    share = len(built.arrays["held_out"]) / (
+        len(built.arrays["train"]) + len(built.arrays["held_out"])
+    )
     assert share == pytest.approx(0.1, abs=0.02)
 
 
 def test_one_document_is_split_where_it_must_be() -> None:
-    found = build(["all of it in one text, " * 200])
-    assert len(found.held_out) / (len(found.train) + len(found.held_out)) == pytest.approx(
-        0.1, abs=0.001
-    )
+    built = build(["all of it in one text, " * 200])
+    assert len(built.arrays["held_out"]) / (
+        len(built.arrays["train"]) + len(built.arrays["held_out"])
+    ) == pytest.approx(0.1, abs=0.001)
 
 
 def test_the_hash_is_that_of_the_content() -> None:
@@ -114,12 +115,12 @@ def test_the_cache_is_private_and_used_again(cache: Path) -> None:
 @pytest.mark.parametrize("file", ["train.npy", "meta.json"])
 def test_what_is_torn_in_the_cache_is_built_again(cache: Path, file: str) -> None:
     whole = build()
-    train = whole.train.copy()  # a view of the file that is torn now
+    train = whole.arrays["train"].copy()  # a view of the file that is torn now
     path = folder(cache) / file
     path.write_bytes(path.read_bytes()[:-20])
     again = build()
     assert again.sha256 == whole.sha256
-    assert np.array_equal(again.train, train)
+    assert np.array_equal(again.arrays["train"], train)
 
 
 def test_what_a_killed_build_left_is_removed(cache: Path) -> None:
@@ -155,6 +156,15 @@ def test_the_standard_library_is_real_text_without_tests() -> None:
     assert corpus.description.startswith(
         f"{len(corpus.documents)} files of the standard library of Python 3."
     )
+
+
+def test_a_text_is_described_with_its_tokens(tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("".join(DOCUMENTS))
+    run = Run(global_batch_size=1, data={"kind": "text", "path": "text.txt", "vocab_size": 300})
+    dataset = data.prepare(run, data_root=tmp_path, progress=quiet)
+    tokens = len(dataset.train) + len(dataset.held_out) + 2 * run.architecture.block_size
+    count = f"{tokens / 1e6:.2f}M tokens"
+    assert dataset.description == f"1 text file of text.txt, {count}, vocabulary 300"
 
 
 def test_too_little_text_is_a_problem_of_the_input(tmp_path: Path) -> None:
