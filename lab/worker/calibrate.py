@@ -31,18 +31,18 @@ PEAK_SIZES = {"cpu": (128, 256, 512, 1024, 2048), "cuda": (1024, 2048, 4096, 819
 
 
 def measure(
-    place: RankContext, cluster: Cluster, *, quick: bool, progress: Progress
+    context: RankContext, cluster: Cluster, *, quick: bool, progress: Progress
 ) -> Part | None:
     """Measure one world size; rank 0 gets the part, the others None. All ranks must call it.
 
     Raises LabError for a device that is not there and for a collective that gives a wrong result.
     """
-    torch.set_num_threads(place.threads)
-    device = device_of(place)
+    torch.set_num_threads(context.threads)
+    device = device_of(context)
     fields: dict[str, Any] = {}
-    before = cpu_use(place.cores)
-    with process_group(place, device=device) if place.world_size > 1 else nullcontext():
-        if place.world_size > 1:
+    before = cpu_use(context.cores)
+    with process_group(context, device=device) if context.world_size > 1 else nullcontext():
+        if context.world_size > 1:
             sizes = [size for size in SIZES[device.type] if size <= QUICK_LARGEST or not quick]
             budget = QUICK_BUDGET_S if quick else BUDGET_S
             fields["times"], fields["missing"] = measure_collectives(
@@ -55,16 +55,16 @@ def measure(
             fields["matrix_products"], fields["missing"] = matrix_products(device)
             progress("memory", 1, 2)
             fields["memory"] = memory_bandwidth(device)
-        ranks = gather((socket.gethostname(), place.cores, cpu_use(place.cores).since(before)))
+        ranks = gather((socket.gethostname(), context.cores, cpu_use(context.cores).since(before)))
     if ranks is None:
         return None
     return Part(
-        world_size=place.world_size,
+        world_size=context.world_size,
         quick=quick,
         measured_at=datetime.now(UTC),
         profile=cluster,
         environment=environment(
-            place,
+            context,
             device=device,
             hosts=[host for host, _, _ in ranks],
             cores=[cores for _, cores, _ in ranks],
@@ -117,7 +117,7 @@ def peak_flops(device: torch.device, *, precision: str) -> tuple[float, str]:
     """
     cuda = device.type == "cuda"
     name = torch.cuda.get_device_name(device) if cuda else cpu_model()
-    # With TF32 in place of fp32, the figure without it would be the wrong one.
+    # With TF32 in context of fp32, the figure without it would be the wrong one.
     plain = precision != "fp32" or torch.get_float32_matmul_precision() == "highest"
     if cuda and plain and (peak := vendor_peak(name, precision=precision)):
         return peak

@@ -19,9 +19,11 @@ from torch import distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from lab.config.emulation import SO_MAX_PACING_RATE, Emulated
+from lab.config.run import Run
 from lab.errors import LabError
 from lab.files import write_atomically
-from lab.worker.context import RankContext
+from lab.worker.context import Progress, RankContext
+from lab.worker.data.dataset import Dataset
 from lab.worker.environment import backend
 from lab.worker.measure.clock import FloatArray
 
@@ -44,6 +46,17 @@ def device_of(context: RankContext) -> torch.device:
     device = torch.device("cuda", context.local_rank % torch.cuda.device_count())
     torch.cuda.set_device(device)
     return device
+
+
+@dataclass(frozen=True)
+class RankJob:
+    """One rank's part of a run, as every stage of the job needs it."""
+
+    run: Run
+    context: RankContext
+    device: torch.device
+    dataset: Dataset
+    progress: Progress
 
 
 @contextmanager

@@ -21,6 +21,7 @@ from lab.worker.context import Measurement, Progress, RankContext
 from lab.worker.data.dataset import Dataset
 from lab.worker.distributed import (
     ClockOffset,
+    RankJob,
     all_gather_object,
     device_of,
     gather,
@@ -36,7 +37,7 @@ from lab.worker.measure.collective_trace import Calls
 from lab.worker.measure.ddp_hook import Buckets
 from lab.worker.resume import forget
 from lab.worker.sync_cost import Probe, costs, methods_agree, probe, readiness
-from lab.worker.train import RankJob, Training, evaluate, train
+from lab.worker.train import Training, evaluate, train
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,9 @@ from torch import distributed as dist
 
 from lab.config.run import Run
 from lab.config.strategies import STRATEGIES
-from lab.worker import checkpoint, context
-from lab.worker.context import Progress, RankContext
-from lab.worker.data.dataset import Dataset
-from lab.worker.distributed import all_gather_object, mean_over_ranks
+from lab.worker import checkpoint
+from lab.worker.context import preemption_noticed
+from lab.worker.distributed import RankJob, all_gather_object, mean_over_ranks
 from lab.worker.measure.clock import synchronize
 
 PACE_STEPS = 3  # after the warm-up, from which the interval in steps is taken
@@ -33,16 +32,12 @@ class Checkpoints:
     few would be left.
     """
 
+    job: RankJob
     repeat: Path | None  # its folder; without one nothing is saved
-    run: Run
-    place: RankContext
-    device: torch.device
-    dataset: Dataset
     model: nn.Module
     optimizer: torch.optim.Optimizer
     scaler: torch.amp.GradScaler
     losses: Tensor  # of this rank (steps, grad_accum), filled while training
-    progress: Progress
     _first: int = 0
     _pace_from: float = 0.0
     _pace_s: float = 1.0  # of a step
@@ -58,7 +53,10 @@ class Checkpoints:
     def resume(self) -> int:
         """Take up the newest checkpoint of this run and data; returns the steps that are done."""
         saved = None if self.repeat is None else checkpoint.newest(self.root)
-        if saved and (saved.run.id, saved.data_sha256) != (self.run.id, self.dataset.sha256):
+        if saved and (saved.run.id, saved.data_sha256) != (
+            self.job.run.id,
+            self.job.dataset.sha256,
+        ):
             saved = None
         self._pace_from = self._now()
         # A rank on a slow file system may not see it yet: then all start anew.
@@ -68,7 +66,9 @@ class Checkpoints:
         checkpoint.load_model(self.model, saved)
         checkpoint.load_optimizer(self.model, self.optimizer, saved)
         history = saved.tensors(checkpoint.HISTORY)
-        checkpoint.restore_random_states(history, rank=self.place.rank, device=self.device)
+        checkpoint.restore_random_states(
+            history, rank=self.job.context.rank, device=self.job.device
+        )
         # The mean over all ranks, taken up as each rank's own: its mean stays the same.
         self.losses[: saved.step] = history["loss"].to(self.losses)[:, None]
         if saved.scaler:
@@ -78,30 +78,32 @@ class Checkpoints:
 
     def after(self, done: int) -> None:
         """Save after this many steps if it is time to; all ranks must call it after each step."""
-        every_s = self.place.checkpoint_every_s
-        if self.repeat is None or every_s is None or not _can_resume(self.run):
+        every_s = self.job.context.checkpoint_every_s
+        if self.repeat is None or every_s is None or not _can_resume(self.job.run):
             return
-        paced = self._first + self.run.warmup_steps
+        paced = self._first + self.job.run.warmup_steps
         if done == paced:
             self._pace_from = self._now()
         elif done == paced + PACE_STEPS:  # the warm-up's steps are slower than the others
             self._pace_s = (self._now() - self._pace_from) / PACE_STEPS
             # Rank 0's: ranks that saved after different steps would wait for each other.
             self._every = all_gather_object(max(round(every_s / self._pace_s), 1))[0]
-        left = self.run.steps - done
+        left = self.job.run.steps - done
         due = self._every is not None and (done - paced) % self._every == 0
-        if (due or self._on_notice(done)) and left >= self.run.warmup_steps + MIN_MEASURED_STEPS:
+        if (
+            due or self._on_notice(done)
+        ) and left >= self.job.run.warmup_steps + MIN_MEASURED_STEPS:
             self._save(done)
 
     def _on_notice(self, done: int) -> bool:
         """Whether to save after this step because the job is about to be ended."""
-        if not context.preemption_noticed() or self._every is None or self._saved_on_notice:
+        if not preemption_noticed() or self._every is None or self._saved_on_notice:
             return False
         if not dist.is_initialized():
             self._saved_on_notice = True
             return True
         store = dist.distributed_c10d._get_default_store()
-        if self.place.rank == 0 and not store.check([NOTICE]):
+        if self.job.context.rank == 0 and not store.check([NOTICE]):
             # A step for all, a few seconds ahead: the notice does not reach all ranks at once.
             store.set(NOTICE, str(done + max(math.ceil(NOTICE_S / self._pace_s), 2)))
         step = int(store.get(NOTICE)) if store.check([NOTICE]) else None
@@ -110,27 +112,27 @@ class Checkpoints:
 
     def finish(self) -> None:
         """Keep the trained model if the run asks for it. All ranks must call it."""
-        if self.repeat is not None and self.run.keep_model:
+        if self.repeat is not None and self.job.run.keep_model:
             model = checkpoint.full_model(self.model)
-            self._write(checkpoint.FINAL, self.run.steps, [], {checkpoint.MODEL: model})
+            self._write(checkpoint.FINAL, self.job.run.steps, [], {checkpoint.MODEL: model})
 
     def _save(self, done: int) -> None:
-        self.progress("checkpoint", done, self.run.steps)
+        self.job.progress("checkpoint", done, self.job.run.steps)
         model = checkpoint.full_model(self.model)
         optimizer, groups = checkpoint.full_optimizer(self.model, self.optimizer)
         losses = self.losses[:done].double().mean(dim=1).cpu().numpy()
-        loss = torch.from_numpy(mean_over_ranks(losses, device=self.device))
+        loss = torch.from_numpy(mean_over_ranks(losses, device=self.job.device))
         tensors = {
             checkpoint.MODEL: model,
             checkpoint.OPTIMIZER: optimizer,
-            checkpoint.HISTORY: {"loss": loss} | checkpoint.random_states(self.device),
+            checkpoint.HISTORY: {"loss": loss} | checkpoint.random_states(self.job.device),
         }
         self._write(f"{done:09d}", done, groups, tensors)
-        if self.place.rank == 0:
+        if self.job.context.rank == 0:
             forget(self.root, keep=f"{done:09d}")
         if dist.is_initialized():
             dist.barrier()  # else the next step of the others would wait for rank 0
-        self.progress("measuring", done, self.run.steps)
+        self.job.progress("measuring", done, self.job.run.steps)
 
     def _write(
         self,
@@ -139,21 +141,21 @@ class Checkpoints:
         groups: list[dict[str, object]],
         tensors: dict[str, dict[str, Tensor]],
     ) -> None:
-        if self.place.rank != 0:  # the tensors of all ranks were gathered on rank 0
+        if self.job.context.rank != 0:  # the tensors of all ranks were gathered on rank 0
             return
         described = checkpoint.describe(
-            self.run,
+            self.job.run,
             step=step,
-            vocab_size=self.dataset.vocab_size,
-            data_sha256=self.dataset.sha256,
-            tokenizer=self.dataset.tokenizer,
+            vocab_size=self.job.dataset.vocab_size,
+            data_sha256=self.job.dataset.sha256,
+            tokenizer=self.job.dataset.tokenizer,
             scaler=self.scaler.state_dict(),
             groups=groups,
         )
         checkpoint.write(self.root / name, {**described, **tensors})
 
     def _now(self) -> float:
-        synchronize(self.device)
+        synchronize(self.job.device)
         return time.monotonic()
 
 

@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +27,12 @@ from lab.config.run import Run
 from lab.errors import InputError
 from lab.worker import calibrate, data, models
 from lab.worker.context import Measurement, RankContext
-from lab.worker.data.dataset import Dataset
 from lab.worker.data.loader import FastLoader
-from lab.worker.distributed import all_gather_object, gather, leave_group, process_group
+from lab.worker.distributed import RankJob, all_gather_object, gather, leave_group, process_group
 from lab.worker.main import measure
 from lab.worker.measure.clock import FloatArray, stat, synchronize
 from lab.worker.optim import autocast, learning_rate, optimizer_for
-from lab.worker.train import RankJob, train
+from lab.worker.train import train
 
 PLAIN, CONTROL, INSTRUMENTED = "plain", "control", "instrumented"
 
@@ -40,19 +40,17 @@ PLAIN, CONTROL, INSTRUMENTED = "plain", "control", "instrumented"
 class PlainLoop:
     """The training that `train` does without its measuring: what a user would write."""
 
-    def __init__(
-        self, run: Run, place: RankContext, *, device: torch.device, dataset: Dataset
-    ) -> None:
-        torch.manual_seed(run.seed)  # as `train` does: the losses of both must agree
-        self.run, self.device, self.step = run, device, 0
-        self.model = models.build(run, dataset).to(device)
-        torch.manual_seed(run.seed + 1 + place.rank)  # dropout differs between ranks
-        device_ids = [device.index] if device.type == "cuda" else None
+    def __init__(self, job: RankJob) -> None:
+        self.run, self.device, self.step = job.run, job.device, 0
+        torch.manual_seed(self.run.seed)  # as `train` does: the losses of both must agree
+        self.model = models.build(self.run, job.dataset).to(self.device)
+        torch.manual_seed(self.run.seed + 1 + job.context.rank)  # dropout differs between ranks
+        device_ids = [self.device.index] if self.device.type == "cuda" else None
         self.parallel = DistributedDataParallel(
             self.model, device_ids=device_ids, gradient_as_bucket_view=True
         )
-        self.optimizer = optimizer_for(self.model, run)
-        self.loader = FastLoader(dataset.train, run=run, rank=place.rank)
+        self.optimizer = optimizer_for(self.model, self.run)
+        self.loader = FastLoader(job.dataset.train, run=self.run, rank=job.context.rank)
         self.losses: list[torch.Tensor] = []
 
     def advance(self) -> None:
@@ -102,9 +100,7 @@ class Turns:
         self.cpu[name].append(time.process_time() - begin[1])
 
 
-def measure_overhead(
-    run: Run, place: RankContext, *, device: torch.device, dataset: Dataset
-) -> dict[str, object] | None:
+def measure_overhead(job: RankJob) -> dict[str, object] | None:
     """Ratios of the slowest rank's step times to the plain loop's; rank 0 gets them.
 
     A round, in which they are compared, is one step of the instrumented loop and one of each of two
@@ -113,22 +109,20 @@ def measure_overhead(
     difference at all. `cpu_ratio` compares the CPU time of all ranks, which the load of others
     hardly touches.
     """
-    plain = {
-        name: PlainLoop(run, place, device=device, dataset=dataset) for name in (PLAIN, CONTROL)
-    }
-    turns = Turns(plain, device, seed=run.seed)
-    training = train(RankJob(run, place, device, dataset, turns))
+    plain = {name: PlainLoop(job) for name in (PLAIN, CONTROL)}
+    turns = Turns(plain, job.device, seed=job.run.seed)
+    training = train(replace(job, progress=turns))
     losses = all_gather_object([float(loss) for loss in plain[PLAIN].losses])
     ranks = gather((turns.wall, turns.cpu))
     if ranks is None:
         return None
     # An instrumented step ends when the next round begins: there is one less of them.
-    rounds = len(turns.wall[INSTRUMENTED]) - run.warmup_steps
+    rounds = len(turns.wall[INSTRUMENTED]) - job.run.warmup_steps
     walls, cpus = zip(*ranks, strict=True)
     wall = {name: np.max([rank[name][-rounds:] for rank in walls], axis=0) for name in turns.wall}
     cpu = {name: np.sum([rank[name][-rounds:] for rank in cpus], axis=0) for name in turns.cpu}
     return {
-        "world_size": place.world_size,
+        "world_size": job.context.world_size,
         "rounds": rounds,
         "ratio": _ratio(wall, INSTRUMENTED),
         "control": _ratio(wall, CONTROL),
@@ -154,10 +148,10 @@ def _overhead_rank(rank: int, content: str, folder: str) -> None:
         os.sched_setaffinity(0, (core,))
     torch.set_num_threads(1)
     device = torch.device("cpu")
-    place = _place(rank, run, "cpu", Path(folder), cores=(core,))
-    dataset = data.prepare(run, data_root=Path(folder), progress=lambda *_: None)
-    with process_group(place, device=device):
-        overhead = measure_overhead(run, place, device=device, dataset=dataset)
+    context = _context(rank, run, "cpu", Path(folder), cores=(core,))
+    dataset = data.prepare(run, data_root=Path(folder), progress=_silent)
+    with process_group(context, device=device):
+        overhead = measure_overhead(RankJob(run, context, device, dataset, _silent))
     if overhead is not None:
         (Path(folder) / "answer.json").write_text(json.dumps(overhead))
 
@@ -185,11 +179,9 @@ def measure_all(
             continue
         folder = root / name
         folder.mkdir(exist_ok=True)
-        place = _place(rank, run, device, folder, cores=(rank,))
+        context = _context(rank, run, device, folder, cores=(rank,))
         try:
-            results[name] = measure(
-                run, place, data_root=root, folder=folder, progress=lambda *_: None
-            )
+            results[name] = measure(run, context, data_root=root, folder=folder, progress=_silent)
         except InputError as error:
             results[name] = error
             if dist.is_initialized():  # the next run forms a group of its own
@@ -197,7 +189,11 @@ def measure_all(
     return results
 
 
-def _place(rank: int, run: Run, device: str, folder: Path, *, cores: tuple[int]) -> RankContext:
+def _silent(phase: str, step: int, steps: int, loss: float | None = None, /) -> None:
+    pass
+
+
+def _context(rank: int, run: Run, device: str, folder: Path, *, cores: tuple[int]) -> RankContext:
     return RankContext(
         rank=rank,
         world_size=run.processes,

@@ -20,11 +20,12 @@ from lab.config.strategies import STRATEGIES
 from lab.records.schema import Communication, Gradient, Stat
 from lab.worker import strategies
 from lab.worker.data.loader import FastLoader
+from lab.worker.distributed import RankJob
 from lab.worker.measure.clock import FloatArray, stat, synchronize
 from lab.worker.measure.ddp_hook import BucketRecorder, Buckets
 from lab.worker.measure.overlap import Exposure
 from lab.worker.optim import autocast
-from lab.worker.train import RankJob, Training
+from lab.worker.train import Training
 
 # With fewer rounds a median has no interval; more would tell little more of one job.
 ROUNDS = (5, 12)

@@ -19,10 +19,8 @@ from lab.config.strategies import STRATEGIES
 from lab.errors import LabError
 from lab.machine import age
 from lab.worker import environment, models, strategies
-from lab.worker.context import Progress, RankContext
-from lab.worker.data.dataset import Dataset
 from lab.worker.data.loader import FastLoader, loader_for
-from lab.worker.distributed import mean_over_ranks
+from lab.worker.distributed import RankJob, mean_over_ranks
 from lab.worker.emulation import Pauses, Sleeper
 from lab.worker.environment import CpuUse, StateBytes, cpu_use
 from lab.worker.measure.clock import Clock, CudaClock, FloatArray, HostClock
@@ -31,17 +29,6 @@ from lab.worker.measure.ddp_hook import BucketRecorder, Buckets
 from lab.worker.optim import autocast, checkpoint_blocks, learning_rate
 from lab.worker.resume import Checkpoints
 from lab.worker.strategies.base import Setup
-
-
-@dataclass(frozen=True)
-class RankJob:
-    """One rank's part of a run, as every stage of the job needs it."""
-
-    run: Run
-    context: RankContext
-    device: torch.device
-    dataset: Dataset
-    progress: Progress
 
 
 @dataclass(frozen=True)
@@ -108,18 +95,8 @@ def train(job: RankJob, *, folder: Path | None = None, pauses: Pauses | None = N
     pipelined = STRATEGIES[run.strategy].splits == "layers"
     loss_is_near = device.type == "cpu" and not pipelined and pauses is None
     rates, cpu_times = [], []
-    checkpoints = Checkpoints(
-        folder if pauses is None else None,
-        run=run,
-        place=context,
-        device=device,
-        dataset=job.dataset,
-        model=model,
-        optimizer=optimizer,
-        scaler=scaler,
-        losses=losses,
-        progress=progress,
-    )
+    repeat = folder if pauses is None else None
+    checkpoints = Checkpoints(job, repeat, model, optimizer, scaler, losses)
     first = checkpoints.resume()
     measured_from = first + run.warmup_steps
     # Last before the first step: what preparing took is no part of the training's peak.

@@ -19,9 +19,8 @@ from lab.worker.calibrate import memory_bandwidth
 from lab.worker.checkpoint import Checkpoint
 from lab.worker.context import Measurement, Progress, RankContext
 from lab.worker.data.cache import file_sha256
-from lab.worker.data.dataset import Dataset
 from lab.worker.data.loader import Batch, FastLoader
-from lab.worker.distributed import device_of, gather, process_group
+from lab.worker.distributed import RankJob, device_of, gather, process_group
 from lab.worker.environment import background_cpu, cpu_use, environment, peak_memory, reset_peak
 from lab.worker.inference import quality
 from lab.worker.inference.latency import PromptBatch, time_classification, time_generation
@@ -32,25 +31,26 @@ from lab.worker.models.gpt import GPT
 
 
 def infer(
-    run: Run, place: RankContext, *, data_root: Path, folder: Path, progress: Progress
+    run: Run, context: RankContext, *, data_root: Path, folder: Path, progress: Progress
 ) -> Measurement | None:
     """Measure one repeat on this rank; rank 0 gets the measurement, the others None.
 
     All ranks must call it. Raises InputError for data or a model that cannot be used, LabError for
     a device that is not there; torch.OutOfMemoryError passes through.
     """
-    torch.set_num_threads(place.threads)
-    device = device_of(place)
+    torch.set_num_threads(context.threads)
+    device = device_of(context)
     dataset = data.prepare(training_run(run), data_root=data_root, progress=progress)
+    job = RankJob(run, context, device, dataset, progress)
     # Before the group is formed: while one rank trains, the others would run into its timeout.
-    trained = trained_model(run, place, device=device, dataset=dataset, progress=progress)
+    trained = trained_model(job)
     base = load_model(trained, dataset, device=device)
-    with process_group(place, device=device) if place.world_size > 1 else nullcontext():
+    with process_group(context, device=device) if context.world_size > 1 else nullcontext():
         reset_peak(device)  # of the training, if this rank trained
-        before = cpu_use(place.cores)
-        inference = _compare(run, place, base, trained, dataset=dataset, progress=progress)
-        use = cpu_use(place.cores).since(before)
-        ranks = gather((socket.gethostname(), place.cores, use, peak_memory(device)))
+        before = cpu_use(context.cores)
+        inference = _compare(job, base, trained)
+        use = cpu_use(context.cores).since(before)
+        ranks = gather((socket.gethostname(), context.cores, use, peak_memory(device)))
     if ranks is None:
         return None
     if run.keep_model:
@@ -68,7 +68,7 @@ def infer(
         ),
         quality=None,
         environment=environment(
-            place,
+            context,
             device=device,
             dataset=dataset,
             parameters=sum(parameter.numel() for parameter in parameters),
@@ -81,16 +81,8 @@ def infer(
     )
 
 
-def _compare(
-    run: Run,
-    place: RankContext,
-    base: nn.Module,
-    trained: Checkpoint,
-    *,
-    dataset: Dataset,
-    progress: Progress,
-) -> Inference:
-    device = next(base.parameters()).device
+def _compare(job: RankJob, base: nn.Module, trained: Checkpoint) -> Inference:
+    run, device, progress = job.run, job.device, job.progress
     inference = Inference(
         quantization=run.quantization,
         base_size=_size(base),
@@ -104,21 +96,19 @@ def _compare(
     except UnavailableError as error:
         return inference.model_copy(update={"unavailable": str(error)})
     quantized = copy.model
-    held_out = _held_out(run, place, dataset)
+    held_out = _held_out(job)
     prompts: list[PromptBatch] = []
     batches: dict[int, Tensor] = {}
     if isinstance(base, GPT):
         for length in run.prompt_tokens:
             for size in run.batch_sizes:
-                samples = _share(dataset, size, place, device, seed=length)
+                samples = _share(job, size, seed=length)
                 prompts.append(PromptBatch(length, size, samples[:, :length]))
         # Generation calls the model with prompts, with one token of each, and with one of one.
         whole = [batch.prompts for batch in prompts]
         inputs = [part for one in whole for part in (one, one[:, :1], one[:1, :1])]
     else:
-        batches = {
-            size: _share(dataset, size, place, device, seed=size) for size in run.batch_sizes
-        }
+        batches = {size: _share(job, size, seed=size) for size in run.batch_sizes}
         inputs = list(batches.values())
     progress("comparing", 0, run.rounds)
     errors = quality.output_errors(base, quantized, inputs)
@@ -164,25 +154,25 @@ def _size(model: nn.Module) -> Size:
     return Size(memory=bytes_in_memory(model), disk=bytes_on_disk(model))
 
 
-def _share(
-    dataset: Dataset, batch_size: int, place: RankContext, device: torch.device, *, seed: int
-) -> Tensor:
+def _share(job: RankJob, batch_size: int, *, seed: int) -> Tensor:
     """This rank's share of `batch_size` held-out inputs, the same at every world size."""
-    drawn = np.random.default_rng(seed).integers(0, len(dataset.held_out), size=batch_size)
-    inputs, _ = dataset.held_out.take(drawn.reshape(place.world_size, -1)[place.rank])
-    return torch.from_numpy(inputs).to(device)
+    samples, context = job.dataset.held_out, job.context
+    drawn = np.random.default_rng(seed).integers(0, len(samples), size=batch_size)
+    inputs, _ = samples.take(drawn.reshape(context.world_size, -1)[context.rank])
+    return torch.from_numpy(inputs).to(job.device)
 
 
-def _held_out(run: Run, place: RankContext, dataset: Dataset) -> list[Batch]:
+def _held_out(job: RankJob) -> list[Batch]:
     """This rank's share of the batches of an evaluation, each labelled sample once at most."""
-    batches = list(FastLoader(dataset.held_out, run=training_run(run), rank=0).evaluation())
-    if dataset.held_out.epochs:
+    samples = job.dataset.held_out
+    batches = list(FastLoader(samples, run=training_run(job.run), rank=0).evaluation())
+    if samples.epochs:
         # A sample that is there twice would make the bootstrap's intervals too narrow.
         size = len(batches[0].targets)
-        rest = [len(dataset.held_out) - number * size for number in range(len(batches))]
+        rest = [len(samples) - number * size for number in range(len(batches))]
         batches = [
             Batch(batch.inputs[:left], batch.targets[:left])
             for batch, left in zip(batches, rest, strict=True)
             if left > 0
         ]
-    return batches[place.rank :: place.world_size]
+    return batches[job.context.rank :: job.context.world_size]

@@ -13,14 +13,14 @@ from lab.config.run import Run
 from lab.errors import InputError, Problem
 from lab.worker import checkpoint
 from lab.worker.checkpoint import Checkpoint
-from lab.worker.context import Progress, RankContext
 from lab.worker.data.cache import cache_folder, load_or_build
 from lab.worker.data.dataset import Dataset
 from lab.worker.data.tokenizer import load_tokenizer
+from lab.worker.distributed import RankJob
 from lab.worker.inference.generate import Sampling, by_length, generate
 from lab.worker.models import build
 from lab.worker.models.gpt import GPT
-from lab.worker.train import RankJob, train
+from lab.worker.train import train
 
 # The fields of an inference run that say how its model is trained.
 TRAINING_FIELDS = {
@@ -36,21 +36,19 @@ def training_run(run: Run) -> Run:
     return Run.model_validate(fields | {"strategy": "single", "keep_model": True})
 
 
-def trained_model(
-    run: Run, place: RankContext, *, device: torch.device, dataset: Dataset, progress: Progress
-) -> Checkpoint:
+def trained_model(job: RankJob) -> Checkpoint:
     """The checkpoint of the run's model, from the cache or trained now; raises as `train` does."""
-    training = training_run(run)
-    # Other data, another torch or another kind of device train another model.
-    name = f"{training.id}-{dataset.sha256[:16]}-{torch.__version__}-{device.type}"
-    folder = cache_folder("models") / name
     # One process trains while the others wait for the lock: a process group would time out.
-    alone = dataclasses.replace(place, rank=0, world_size=1)
+    alone = dataclasses.replace(job.context, rank=0, world_size=1)
+    training = dataclasses.replace(job, run=training_run(job.run), context=alone)
+    # Other data, another torch or another kind of device train another model.
+    data, device = job.dataset.sha256[:16], job.device.type
+    folder = cache_folder("models") / f"{training.run.id}-{data}-{torch.__version__}-{device}"
     return load_or_build(
         folder,
         lambda: checkpoint.kept_model(folder),
-        lambda: train(RankJob(training, alone, device, dataset, progress), folder=folder),
-        waiting=lambda: progress("training", 0, training.steps),
+        lambda: train(training, folder=folder),
+        waiting=lambda: job.progress("training", 0, training.run.steps),
     )
 
 

@@ -21,9 +21,9 @@ from studies import CORPUS
 from lab.config.run import Run
 from lab.worker import calibrate, checkpoint, data, models
 from lab.worker.context import RankContext
-from lab.worker.distributed import leave_group
+from lab.worker.distributed import RankJob, leave_group
 from lab.worker.main import measure
-from lab.worker.train import RankJob, evaluate
+from lab.worker.train import evaluate
 
 # The same sums in the same order: only the loss curve passes through fp32 once more.
 TOLERANCE = 1e-6

@@ -18,7 +18,13 @@ from lab.errors import InputError
 from lab.records.schema import Communication
 from lab.worker import calibrate, data, distributed
 from lab.worker.context import Measurement, RankContext
-from lab.worker.distributed import ClockOffset, leave_group, process_group, read_clock_offset
+from lab.worker.distributed import (
+    ClockOffset,
+    RankJob,
+    leave_group,
+    process_group,
+    read_clock_offset,
+)
 from lab.worker.main import measure
 from lab.worker.selftest import measure_overhead
 
@@ -86,7 +92,7 @@ def in_one_group(rank: int, root: str) -> tuple[dict[str, Any] | None, ClockOffs
     with process_group(here, device=device):
         distributed.EXCHANGES = 40
         reading = read_clock_offset(f"host {rank}", now=lambda: time.perf_counter() + AHEAD * rank)
-        return measure_overhead(run, here, device=device, dataset=dataset), reading
+        return measure_overhead(RankJob(run, here, device, dataset, quiet)), reading
 
 
 def place(rank: int, run: Run, root: str, name: str) -> RankContext:
