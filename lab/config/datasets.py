@@ -20,8 +20,8 @@ class _DataSet(Frozen):
     @property
     def label(self) -> str:
         """A short name with all that is not at its default: `synthetic, samples 512`."""
-        given = self.model_dump(exclude_defaults=True)
-        settings = [f"{key.replace('_', ' ')} {value}" for key, value in given.items()]
+        changes = self.model_dump(exclude_defaults=True)
+        settings = [f"{key.replace('_', ' ')} {value}" for key, value in changes.items()]
         return ", ".join([getattr(self, "kind", ""), *settings])
 
 
@@ -121,14 +121,14 @@ DATASETS: dict[str, Data] = {
 }
 
 
-def _from_preset(given: Any) -> Any:
+def _from_preset(content: Any) -> Any:
     """A mapping with `preset: NAME` is that preset with the other keys changed."""
-    if not isinstance(given, dict) or "preset" not in given:
-        return given
-    preset = given["preset"]
+    if not isinstance(content, dict) or "preset" not in content:
+        return content
+    preset = content["preset"]
     if str(preset) not in MODELS:
         raise InvalidValueError(f"unknown model preset {preset!r}", nearest(str(preset), MODELS))
-    changes = {key: value for key, value in given.items() if key != "preset"}
+    changes = {key: value for key, value in content.items() if key != "preset"}
     return MODELS[preset].model_dump() | changes
 
 

@@ -1,4 +1,4 @@
-"""Labels of several runs beside each other: what they share is said once."""
+"""Labels of several runs side by side, without what they share."""
 
 from __future__ import annotations
 

@@ -120,16 +120,16 @@ class Run(InferenceSettings):
 
     @model_validator(mode="before")
     @classmethod
-    def _complete_batch(cls, given: Any) -> Any:
-        if not isinstance(given, dict):
-            return given
+    def _complete_batch(cls, content: Any) -> Any:
+        if not isinstance(content, dict):
+            return content
         names = ("global_batch_size", "micro_batch_size", "grad_accum")
-        whole, micro, accum = (given.get(name) for name in names)
-        facts = STRATEGIES.get(str(given.get("strategy")))
-        world = 1 if facts and facts.splits in _MODEL_PARTS else given.get("world_size", 1)
+        whole, micro, accum = (content.get(name) for name in names)
+        facts = STRATEGIES.get(str(content.get("strategy")))
+        world = 1 if facts and facts.splits in _MODEL_PARTS else content.get("world_size", 1)
         sizes = [size for size in (whole, micro, accum, world) if size is not None]
         if not all(type(size) is int and size > 0 for size in sizes):
-            return given
+            return content
         if whole and micro and not accum and whole % (micro * world) == 0:
             accum = whole // (micro * world)
         accum = accum or 1
@@ -138,8 +138,8 @@ class Run(InferenceSettings):
         elif micro and not whole:
             whole = micro * accum * world
         if whole is None:
-            return given
-        return given | dict(zip(names, (whole, micro, accum), strict=True))
+            return content
+        return content | dict(zip(names, (whole, micro, accum), strict=True))
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

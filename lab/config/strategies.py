@@ -35,14 +35,12 @@ STRATEGIES: dict[str, StrategyFacts] = {
     "single": StrategyFacts(
         label="one device", splits="nothing", sharded=frozenset(),
         single_process=True, gpus_only=False, partial_gradients=False,
-        compiles=True, resumable=True, emulable=True,
-        settings=(),
+        compiles=True, resumable=True, emulable=True, settings=(),
     ),
     "naive_ddp": StrategyFacts(
         label="naive DDP", splits="samples", sharded=frozenset(),
         single_process=False, gpus_only=False, partial_gradients=False,
-        compiles=True, resumable=True, emulable=True,
-        settings=("flat",),
+        compiles=True, resumable=True, emulable=True, settings=("flat",),
     ),
     "ddp": StrategyFacts(
         label="DDP", splits="samples", sharded=frozenset(),
@@ -53,8 +51,7 @@ STRATEGIES: dict[str, StrategyFacts] = {
     "zero1": StrategyFacts(
         label="ZeRO-1", splits="samples", sharded=frozenset({"optimizer"}),
         single_process=False, gpus_only=False, partial_gradients=True,
-        compiles=True, resumable=False, emulable=False,
-        settings=(),
+        compiles=True, resumable=False, emulable=False, settings=(),
     ),
     "fsdp": StrategyFacts(
         label="FSDP", splits="samples", sharded=frozenset({"weights", "gradients", "optimizer"}),
@@ -65,26 +62,22 @@ STRATEGIES: dict[str, StrategyFacts] = {
     "tensor_parallel": StrategyFacts(
         label="tensor parallelism", splits="tensors", sharded=frozenset(),
         single_process=False, gpus_only=False, partial_gradients=True,
-        compiles=False, resumable=False, emulable=False,
-        settings=(),
+        compiles=False, resumable=False, emulable=False, settings=(),
     ),
     "pipeline_parallel": StrategyFacts(
         label="pipelines", splits="layers", sharded=frozenset(),
         single_process=False, gpus_only=False, partial_gradients=True,
-        compiles=False, resumable=False, emulable=False,
-        settings=("schedule", "microbatches"),
+        compiles=False, resumable=False, emulable=False, settings=("schedule", "microbatches"),
     ),
     "data_parallel": StrategyFacts(
         label="DataParallel", splits="samples", sharded=frozenset(),
         single_process=True, gpus_only=True, partial_gradients=False,
-        compiles=False, resumable=True, emulable=False,
-        settings=(),
+        compiles=False, resumable=True, emulable=False, settings=(),
     ),
     "vanilla_data_parallel": StrategyFacts(
         label="vanilla DataParallel", splits="samples", sharded=frozenset(),
         single_process=True, gpus_only=False, partial_gradients=False,
-        compiles=False, resumable=True, emulable=False,
-        settings=(),
+        compiles=False, resumable=True, emulable=False, settings=(),
     ),
 }
 # fmt: on

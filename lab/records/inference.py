@@ -1,4 +1,4 @@
-"""Inference: what a run of it is asked for, and what it measures."""
+"""What an inference run measured: times, sizes, and the quality of the quantized model."""
 
 from __future__ import annotations
 

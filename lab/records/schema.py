@@ -1,4 +1,4 @@
-"""What the parts of a record are made of."""
+"""The sections of a record: times, communication, memory, quality, environment."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ Status = Literal["completed", "failed", "oom", "timeout", "preempted", "cancelle
 
 
 class Record(Section):
-    """What one repeat of one run measured, or why it could not (contract 4.2)."""
+    """What one repeat of one run measured, or why it could not."""
 
     schema_version: Literal[1] = 1
     run_id: str

@@ -15,7 +15,7 @@ from lab.records.table import table
 BASE: dict[str, Any] = {"global_batch_size": 8, "world_size": 2}
 CNN = {"kind": "cnn", "network": "vgg16"}
 GPT = {"kind": "gpt", "layers": 2, "heads": 2, "width": 64, "block_size": 64}
-# One change of each setting that a label tells, with what it is told by.
+# One change of each setting in a label, and its words.
 CHANGES = [
     ({"model": "gpt-mini"}, "gpt-mini ddp x2, batch 8, fp32"),
     ({"data": "shakespeare"}, "shakespeare"),
@@ -106,10 +106,10 @@ def test_lines_are_told_apart_by_as_little_as_it_takes() -> None:
         for kind in kinds
         for size in (1, 2)
     ]
-    found = curves(
+    lines = curves(
         summary(table([record(one) for one in runs]), baseline={"world_size": 1}, scaling="strong")
     )
-    assert {line.label for line in found} == {
+    assert {line.label for line in lines} == {
         "batch 8, gpt 2x64",
         "batch 8, gpt 2x64, bf16 on the link",
         "batch 8, gpt 4x64",
@@ -119,25 +119,25 @@ def test_lines_are_told_apart_by_as_little_as_it_takes() -> None:
 
 def test_models_that_differ_in_their_end_are_told_in_full() -> None:
     runs = [run(model=GPT | {"block_size": size}) for size in (32, 64)]
-    found = curves(
+    lines = curves(
         summary(table([record(one) for one in runs]), baseline={"world_size": 1}, scaling="strong")
     )
-    assert {line.label for line in found} == {
+    assert {line.label for line in lines} == {
         f"batch 8, gpt 2x64, 2 heads, {size} tokens" for size in (32, 64)
     }
 
 
 def test_lengths_are_told_where_nothing_else_differs() -> None:
     one, other = run(steps=20), run(steps=40)
-    found = curves(
+    lines = curves(
         summary(table([record(one), record(other)]), baseline={"world_size": 1}, scaling="strong")
     )
-    assert {line.label for line in found} == {"batch 8, steps 20", "batch 8, steps 40"}
-    found = curves(
+    assert {line.label for line in lines} == {"batch 8, steps 20", "batch 8, steps 40"}
+    lines = curves(
         summary(
             table([record(one), record(run(steps=40, compile=True))]),
             baseline={"world_size": 1},
             scaling="strong",
         )
     )
-    assert {line.label for line in found} == {"batch 8", "batch 8, compiled"}
+    assert {line.label for line in lines} == {"batch 8", "batch 8, compiled"}

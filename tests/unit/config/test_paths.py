@@ -1,3 +1,5 @@
+"""Files that a study may read, and those that it may not."""
+
 from __future__ import annotations
 
 from pathlib import Path

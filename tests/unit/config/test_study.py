@@ -1,95 +1,21 @@
-"""Runs, studies, and everything that can be wrong with a study file."""
+"""Studies, and everything that can be wrong with a study file."""
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 
 import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import ValidationError
 from studies import SMALL_STUDY, StudyMaker
 
-from lab.config.models import GPT
-from lab.config.run import Run
 from lab.config.study import Study
 from lab.errors import InputError
-
-BASE = {"global_batch_size": 8}
 
 
 def changed_base(**changes: object) -> dict[str, object]:
     return dict(SMALL_STUDY["base"], **changes)  # type: ignore[call-overload]
-
-
-def test_run_completes_its_batch() -> None:
-    run = Run(global_batch_size=64, world_size=4, grad_accum=2)
-    assert run.micro_batch_size == 8
-    assert Run(micro_batch_size=8, world_size=4, grad_accum=2).global_batch_size == 64
-    assert Run(global_batch_size=64, micro_batch_size=8, world_size=4).grad_accum == 2
-
-
-@given(micro=st.integers(1, 64), accum=st.integers(1, 8), world=st.integers(1, 64))
-def test_batch_arithmetic_holds_however_it_is_given(micro: int, accum: int, world: int) -> None:
-    whole = micro * accum * world
-    given_whole = Run(global_batch_size=whole, grad_accum=accum, world_size=world)
-    given_micro = Run(micro_batch_size=micro, grad_accum=accum, world_size=world)
-    given_both = Run(global_batch_size=whole, micro_batch_size=micro, world_size=world)
-    assert given_whole == given_micro == given_both
-    assert given_whole.id == given_micro.id == given_both.id
-
-
-def test_run_is_frozen_and_hashable() -> None:
-    run = Run(**BASE)
-    with pytest.raises(ValidationError):
-        run.steps = 3  # type: ignore[misc]
-    assert len({run, Run(**BASE)}) == 1
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"model": "gpt-mini"},
-        {"data": "shakespeare"},
-        {"strategy": "single"},
-        {"precision": "bf16"},
-        {"world_size": 2},
-        {"global_batch_size": 16},
-        {"grad_accum": 2},
-        {"steps": 61},
-        {"warmup_steps": 9},
-        {"learning_rate": 2e-3},
-        {"seed": 1},
-        {"compile": True},
-        {"eval_batches": 5},
-        {"grad_clip": 2.0},
-        {"weight_decay": 0.0},
-    ],
-    ids=lambda change: next(iter(change)),
-)
-def test_id_changes_with_everything_that_changes_the_measurement(change: dict[str, object]) -> None:
-    assert Run(**BASE | change).id != Run(**BASE).id
-
-
-def test_id_looks_behind_names_and_defaults() -> None:
-    nano = Run(**BASE)
-    assert (
-        nano.id == Run(**BASE, steps=60, model=GPT(layers=4, heads=4, width=128, block_size=128)).id
-    )
-    assert len(nano.id) == 10 and nano.id == Run.model_validate_json(nano.model_dump_json()).id
-
-
-def test_an_id_is_computed_once_for_each_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    digests: list[bytes] = []
-    sha256 = hashlib.sha256
-    monkeypatch.setattr(hashlib, "sha256", lambda data: digests.append(data) or sha256(data))
-    run = Run(**BASE)
-    assert len({run.id for _ in range(3)}) == len(digests) == 1
-    other = run.model_copy(update={"seed": 1})
-    assert other.id == Run(**BASE, seed=1).id != run.id
-    assert run == Run(**BASE) and "id" not in run.model_dump()
 
 
 def test_tasks_interleave_repeats_over_the_grid(make_study: StudyMaker) -> None:
@@ -276,14 +202,14 @@ def test_all_problems_are_listed_at_once(make_study: StudyMaker) -> None:
     )
     with pytest.raises(InputError) as caught:
         Study.load(folder)
-    found = {problem.where for problem in caught.value.problems}
+    places = {problem.where for problem in caught.value.problems}
     assert {
         "scalling",
         "base.stpes",
         "base.precision",
         "base.learning_rate",
         "grid.world_size[2]",
-    } <= found
+    } <= places
     assert any("nearest that divides" in problem.advice for problem in caught.value.problems)
 
 

@@ -159,8 +159,8 @@ def test_predictions_are_scored_as_they_were_frozen(name: str) -> None:
 def test_predictions_that_were_frozen_count() -> None:
     errors = [score["error"] for score in EXPECTED["training"]["scores"].values()]
     expected = sum(map(abs, errors)) / len(errors)
-    found = lab.predict(lab.Study.load("training"), "node").error
-    assert found is not None and math.isclose(found, expected)
+    error = lab.predict(lab.Study.load("training"), "node").error
+    assert error is not None and math.isclose(error, expected)
 
 
 @pytest.mark.parametrize("path", CALIBRATIONS, ids=lambda path: path.stem)

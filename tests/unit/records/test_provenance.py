@@ -1,3 +1,5 @@
+"""The code that a job runs: its commit, and the copy of it."""
+
 from __future__ import annotations
 
 import shutil
@@ -43,11 +45,11 @@ def test_a_copy_of_the_code_keeps_its_commit_and_is_made_once(
     (tmp_path / "lab" / "__init__.py").write_text("one")
     monkeypatch.setattr(provenance, "ROOT", tmp_path)
     monkeypatch.setattr(provenance, "git_state", lambda: ("abc", True))
-    kept = provenance.keep_code(tmp_path / "out")
-    assert provenance.keep_code(tmp_path / "out") == kept
+    copy = provenance.keep_code(tmp_path / "out")
+    assert provenance.keep_code(tmp_path / "out") == copy
     (tmp_path / "lab" / "__init__.py").write_text("two")
-    assert provenance.keep_code(tmp_path / "out") != kept
-    assert (kept / "lab" / "__init__.py").read_text() == "one"
+    assert provenance.keep_code(tmp_path / "out") != copy
+    assert (copy / "lab" / "__init__.py").read_text() == "one"
     monkeypatch.undo()
-    monkeypatch.setattr(provenance, "ROOT", kept)
+    monkeypatch.setattr(provenance, "ROOT", copy)
     assert provenance.git_state() == ("abc", True)

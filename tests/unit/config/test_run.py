@@ -1,15 +1,89 @@
-"""Strategies and their settings as fields of a run."""
+"""Runs: their batch, their id, and which settings go together."""
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from lab.config.models import GPT
 from lab.config.run import Run
 
-BASE: dict[str, Any] = {"global_batch_size": 8, "world_size": 2}
+ALONE: dict[str, Any] = {"global_batch_size": 8}
+BASE: dict[str, Any] = ALONE | {"world_size": 2}
+
+
+def test_run_completes_its_batch() -> None:
+    run = Run(global_batch_size=64, world_size=4, grad_accum=2)
+    assert run.micro_batch_size == 8
+    assert Run(micro_batch_size=8, world_size=4, grad_accum=2).global_batch_size == 64
+    assert Run(global_batch_size=64, micro_batch_size=8, world_size=4).grad_accum == 2
+
+
+@given(micro=st.integers(1, 64), accum=st.integers(1, 8), world=st.integers(1, 64))
+def test_batch_arithmetic_holds_however_it_is_given(micro: int, accum: int, world: int) -> None:
+    whole = micro * accum * world
+    given_whole = Run(global_batch_size=whole, grad_accum=accum, world_size=world)
+    given_micro = Run(micro_batch_size=micro, grad_accum=accum, world_size=world)
+    given_both = Run(global_batch_size=whole, micro_batch_size=micro, world_size=world)
+    assert given_whole == given_micro == given_both
+    assert given_whole.id == given_micro.id == given_both.id
+
+
+def test_run_is_frozen_and_hashable() -> None:
+    run = Run(**ALONE)
+    with pytest.raises(ValidationError):
+        run.steps = 3  # type: ignore[misc]
+    assert len({run, Run(**ALONE)}) == 1
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"model": "gpt-mini"},
+        {"data": "shakespeare"},
+        {"strategy": "single"},
+        {"precision": "bf16"},
+        {"world_size": 2},
+        {"global_batch_size": 16},
+        {"grad_accum": 2},
+        {"steps": 61},
+        {"warmup_steps": 9},
+        {"learning_rate": 2e-3},
+        {"seed": 1},
+        {"compile": True},
+        {"eval_batches": 5},
+        {"grad_clip": 2.0},
+        {"weight_decay": 0.0},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_id_changes_with_everything_that_changes_the_measurement(change: dict[str, object]) -> None:
+    assert Run(**ALONE | change).id != Run(**ALONE).id
+
+
+def test_id_looks_behind_names_and_defaults() -> None:
+    nano = Run(**ALONE)
+    assert (
+        nano.id
+        == Run(**ALONE, steps=60, model=GPT(layers=4, heads=4, width=128, block_size=128)).id
+    )
+    assert len(nano.id) == 10 and nano.id == Run.model_validate_json(nano.model_dump_json()).id
+
+
+def test_an_id_is_computed_once_for_each_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    digests: list[bytes] = []
+    sha256 = hashlib.sha256
+    monkeypatch.setattr(hashlib, "sha256", lambda data: digests.append(data) or sha256(data))
+    run = Run(**ALONE)
+    assert len({run.id for _ in range(3)}) == len(digests) == 1
+    other = run.model_copy(update={"seed": 1})
+    assert other.id == Run(**ALONE, seed=1).id != run.id
+    assert run == Run(**ALONE) and "id" not in run.model_dump()
 
 
 @pytest.mark.parametrize(
