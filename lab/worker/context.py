@@ -1,4 +1,4 @@
-"""Where one rank of a job runs, and what it gives back; importable before torch, whose threads and cores it decides."""
+"""Where one rank runs and what it gives back; importable before torch, whose threads it decides."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lab.records.schema import Communication, Environment, Gradient, Memory, Qua
 
 
 class Progress(Protocol):
-    """Called with a phase ("data", "warm-up", "measuring", ...), steps done, steps in all, and this rank's loss if known."""
+    """Called with a phase such as "measuring", steps done, all steps, this rank's loss or None."""
 
     def __call__(self, phase: str, step: int, steps: int, loss: float | None = None, /) -> None:
         """Report progress."""
@@ -41,7 +41,7 @@ class RankContext:
 
     @property
     def start_timeout_s(self) -> float:
-        """Patience until the first step, in s: a shared file system may take minutes to load torch."""
+        """Patience until the first step, in s: a shared file system may load torch for minutes."""
         return max(self.timeout_s, 600.0)
 
 
@@ -49,7 +49,7 @@ _preemption_noticed = False
 
 
 def listen_for_preemption() -> None:
-    """Note the signals by which Slurm announces the end of a job, and work on until it is killed."""
+    """Note the signals by which Slurm announces the end of a job, and work on until killed."""
     # A job that ended by itself would count as failed, and not be put back into the queue.
     for number in (signal.SIGUSR2, signal.SIGTERM):
         signal.signal(number, _note)
@@ -61,7 +61,7 @@ def preemption_noticed() -> bool:
 
 
 def _note(signum: int, frame: FrameType | None) -> None:
-    # Nothing else: a handler may interrupt any line, and state is saved between steps, by all ranks together.
+    # Nothing else, as it may interrupt any line: state is saved between steps, by all ranks.
     global _preemption_noticed
     _preemption_noticed = True
 

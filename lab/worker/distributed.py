@@ -1,4 +1,4 @@
-"""The process group of a run's ranks: how it forms and ends, objects and means over ranks, one clock for all hosts."""
+"""The process group of a run's ranks, objects and means over ranks, one clock for all hosts."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _LEFT: list[dist.ProcessGroup] = []  # groups that this process was in
 
 
 def device_of(context: RankContext) -> torch.device:
-    """The device of a rank, a GPU made current; raises LabError where the cluster's device is missing."""
+    """The device of a rank, a GPU made current; raises LabError where CUDA is missing."""
     if context.device == "cpu":
         return torch.device("cpu")
     if not torch.cuda.is_available():
@@ -61,7 +61,7 @@ class RankJob:
 
 @contextmanager
 def process_group(context: RankContext, *, device: torch.device) -> Iterator[None]:
-    """Form the group of all ranks and leave it at the end; raises LabError without rank 0's address in time."""
+    """Form the group of all ranks, and leave it after success; raises LabError without rank 0."""
     if context.host.startswith("127.") and sys.platform == "linux":
         # Else gloo resolves the host's name, which on many laptops leads nowhere.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
@@ -76,15 +76,16 @@ def process_group(context: RankContext, *, device: torch.device) -> Iterator[Non
     # Now, as the connections to pace exist once the group is formed.
     pace_sockets(context.emulated)
     yield
-    # Only after success: after a failure the others may be gone, and waiting for them would hide the cause.
+    # Not after a failure: the others may be gone, and waiting for them would hide the cause.
     dist.barrier()
     leave_group()
 
 
 def leave_group() -> None:
     """Leave the group of all ranks, whether or not the others do."""
-    # Gloo's thread needs the interpreter's lock to drop its last callback, and freeing a group waits for that thread
-    # while holding the lock: seen to hang. So no group is freed before the process ends.
+    # Gloo's thread needs the interpreter's lock to drop its last callback, and freeing a group
+    # waits for that thread while holding the lock: seen to hang. So no group is freed before the
+    # process ends.
     _LEFT.extend(dist.distributed_c10d._world.pg_map)
     dist.destroy_process_group()
 
@@ -153,9 +154,9 @@ def mean_over_ranks(values: FloatArray, *, device: torch.device) -> FloatArray:
 
 
 def pace_sockets(emulated: Emulated | None) -> int:
-    """Limit this process's connections to the emulated link's rate, where that is the way; returns their number.
+    """Limit this process's connections to the emulated link's rate, if so emulated; their number.
 
-    In a ring each rank sends through one connection, so that the rate of a connection is that of the rank's link.
+    In a ring each rank sends through one connection, whose rate is that of the rank's link.
     """
     if emulated is None or emulated.link is None or emulated.way != "pacing":
         return 0
@@ -192,8 +193,8 @@ class ClockOffset:
 def read_clock_offset(host: str, *, now: Callable[[], float] = time.perf_counter) -> ClockOffset:
     """This rank's distance from rank 0; all ranks must call it.
 
-    The first rank of each host exchanges messages with rank 0 over gloo. The exchange with the shortest round trip
-    counts, its answer taken as given half-way (as in NTP, RFC 5905, section 8).
+    The first rank of each host exchanges messages with rank 0 over gloo. The exchange with the
+    shortest round trip counts, its answer taken as given half-way (as in NTP, RFC 5905, section 8).
     """
     if not dist.is_initialized():
         return ClockOffset(now(), 0.0)
@@ -202,7 +203,7 @@ def read_clock_offset(host: str, *, now: Callable[[], float] = time.perf_counter
     leaders = sorted({hosts.index(name) for name in hosts} - {0})
     if not leaders:
         return ClockOffset(now(), 0.0)
-    # Over gloo, whose calls return when the message is there: on NCCL the host would read its clock too early.
+    # Over gloo, whose calls return with the message: on NCCL the clock would be read too early.
     group = dist.new_group(backend="gloo")
     offset = ClockOffset(now(), 0.0)
     # One host after the other, so that rank 0 answers at once.
@@ -232,7 +233,7 @@ def _ask_rank_0(group: dist.ProcessGroup | None, now: Callable[[], float]) -> Cl
 
 
 def on_clock_of_rank_0(times: FloatArray, offsets: Sequence[ClockOffset]) -> FloatArray:
-    """Times of this rank as rank 0 reads them, from its offsets before and after; the drift is taken as even."""
+    """Times of this rank as rank 0 reads them, by offsets before and after; drift taken as even."""
     first, last = offsets
     elapsed = last.here - first.here
     drift = (last.offset - first.offset) / elapsed if elapsed > 0 else 0.0

@@ -1,6 +1,7 @@
-"""Emulated compute: ranks that sleep for measured times, so that a network can be tried with more ranks than cores.
+"""Emulated compute: ranks that sleep for measured times, more of them than there are cores.
 
-DDP, its buckets and the network stay real. How long a step takes is measured on rank 0, or that of a described GPU.
+DDP, its buckets and the network stay real. How long a step takes is measured on rank 0, or that of
+a described GPU.
 """
 
 from __future__ import annotations
@@ -41,8 +42,8 @@ Stage = tuple[float, tuple[int, ...]]
 class Pauses:
     """A rank's step on one micro-batch, in s.
 
-    `stages` divide the backward pass: the time of each, and the indices of the trainable parameters whose gradients are
-    complete at its end; `rest` comes after the last.
+    `stages` divide the backward pass: the time of each, and the indices of the trainable parameters
+    whose gradients are complete at its end; `rest` comes after the last.
     """
 
     forward: float
@@ -61,8 +62,8 @@ class Pauses:
         return {"forward": self.forward, "backward": self.backward, "optimizer": self.optimizer}
 
     def lasting(self, seconds: float) -> Pauses:
-        """The same order of gradients in a step of this length, two thirds of it backward (Kaplan et al., 2020)."""
-        factor = 2 / 3 * seconds / self.backward
+        """The same order of gradients in a step of this length (Kaplan et al., 2020)."""
+        factor = 2 / 3 * seconds / self.backward  # two products of the three are backward
         stages = tuple((factor * duration, indices) for duration, indices in self.stages)
         return Pauses(seconds / 3, stages, factor * self.rest, 0.0)
 
@@ -72,8 +73,8 @@ def pauses_for(
 ) -> Pauses | None:
     """What each rank sleeps for; None where compute is real.
 
-    A described GPU takes the model's FLOPs over its peak and the profile's `mfu`, gradients in the measured order.
-    Raises InputError for a precision without a known peak of the GPU.
+    A described GPU takes the model's FLOPs over its peak and the profile's `mfu`, gradients in the
+    measured order. Raises InputError for a precision without a known peak of the GPU.
     """
     emulated = context.emulated
     if emulated is None or emulated.compute is None:
@@ -81,7 +82,7 @@ def pauses_for(
     assert STRATEGIES[run.strategy].emulable, "the launcher refuses others"
     described = emulated.compute.emulated != MEASURED
     samples = min(FEW, run.micro_batch_size) if described else run.micro_batch_size
-    # Rank 0 alone measures, while the others wait in the collective: beside them it would be slowed.
+    # Rank 0 measures while the others wait in the collective: beside them it would be slowed.
     mine = _measured(run, device, dataset, samples) if context.rank == 0 else None
     pauses = all_gather_object(mine)[0]
     assert pauses is not None
@@ -153,7 +154,7 @@ def _stages(moments: FloatArray) -> tuple[Stage, ...]:
 
 
 class Sleep:
-    """Sleeps as long as asked to on average: the system wakes it late, and the next sleeps make up for it."""
+    """Sleeps as long as asked on average: what the system woke it late, later sleeps leave out."""
 
     def __init__(self) -> None:
         self._late = 0.0
@@ -167,7 +168,7 @@ class Sleep:
 
 
 class Sleeper(nn.Module):
-    """A model whose passes are sleep, and whose gradients, all zero, come when the model's own would."""
+    """A model whose passes are sleep, and whose zero gradients come when the model's own would."""
 
     def __init__(self, model: nn.Module, pauses: Pauses) -> None:
         super().__init__()

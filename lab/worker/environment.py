@@ -1,4 +1,4 @@
-"""Where a run was measured, with what, and what else used the machine: read inside the job, on each rank."""
+"""Where a run was measured, with what, and what else used the machine, read on each rank."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def environment(
 ) -> Environment:
     """The environment as rank 0 sees it, with the hosts and the cores of all ranks.
 
-    `devices` are those of the whole run, one per rank if None; there need be no data and no parameters.
+    `devices` are those of the whole run, one per rank if None.
     """
     cuda = device.type == "cuda"
     commit, dirty = git_state()
@@ -111,7 +111,7 @@ def _bytes(tensor: torch.Tensor) -> int:
 
 
 def reset_peak(device: torch.device) -> None:
-    """Forget earlier peaks of memory, such as that of building a tokenizer, where the system lets us."""
+    """Forget earlier peaks of memory, such as a tokenizer's, where the system lets us."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     with contextlib.suppress(OSError, AttributeError):
@@ -122,7 +122,7 @@ def reset_peak(device: torch.device) -> None:
 
 
 def peak_memory(device: torch.device, devices: int = 1) -> list[int]:
-    """Peak bytes: on CUDA the allocator's on each of the process's devices, on CPU the resident set's."""
+    """Peak bytes: on CUDA the allocator's, by device of the process; on CPU the resident set's."""
     if device.type == "cuda":
         numbers = [device.index] if devices == 1 else range(devices)
         return [int(torch.cuda.max_memory_allocated(number)) for number in numbers]
@@ -132,7 +132,7 @@ def peak_memory(device: torch.device, devices: int = 1) -> list[int]:
 
 @dataclass(frozen=True)
 class CpuUse:
-    """Seconds between two moments: wall clock, CPU time of this process, busy time of each of its cores."""
+    """Seconds between two moments: wall clock, CPU time of this process, busy time of its cores."""
 
     wall: float
     own: float
@@ -151,15 +151,15 @@ class CpuUse:
 def cpu_use(cores: Sequence[int]) -> CpuUse:
     """Readings as of now, each since a moment of its own: only differences mean anything."""
     times = os.times()
-    # A data loader's workers are the run's own, though the system counts them only when they have ended.
+    # A data loader's workers are the run's own; the system counts them when they have ended.
     own = times.user + times.system + times.children_user + times.children_system
     return CpuUse(time.perf_counter(), own, _busy(cores))
 
 
 def background_cpu(uses: Iterable[tuple[str, CpuUse]]) -> float | None:
-    """Cores taken by other processes, from each rank's host and use: busy less own time, over wall time.
+    """Cores taken by other processes: busy less own time of all ranks, over wall time.
 
-    None where the system does not count. A disturbed repeat is found by this: steal time does not show other processes.
+    Takes each rank's host and use; None where the system does not count.
     """
     uses = list(uses)
     if not all(use.busy and use.wall > 0 for _, use in uses):

@@ -1,4 +1,4 @@
-"""What a job runs on each rank: prepare the data, train, evaluate, compare, and bring the ranks' measurements together."""
+"""What a job runs on each rank: prepare, train, evaluate, and bring measurements together."""
 
 from __future__ import annotations
 
@@ -61,11 +61,12 @@ class RankReport:
 def measure(
     run: Run, context: RankContext, *, data_root: Path, folder: Path, progress: Progress
 ) -> Measurement | None:
-    """Measure one repeat of a run, training or inference, on this rank; the measurement on rank 0, None on the others.
+    """Measure one repeat of a run, training or inference; the measurement on rank 0, else None.
 
-    All ranks must call it. Rank 0 writes `folder`/steps.parquet, and where ranks communicate buckets.parquet (DDP) or
-    calls.parquet. Raises InputError for data or a model that cannot be used, LabError for a missing device, ranks with
-    different data, or a loss that is not finite; torch.OutOfMemoryError passes through.
+    All ranks must call it. Rank 0 writes `folder`/steps.parquet, and where ranks communicate
+    buckets.parquet (DDP) or calls.parquet. Raises InputError for data or a model that cannot be
+    used, LabError for a missing device, ranks with different data, or a loss that is not finite;
+    torch.OutOfMemoryError passes through.
     """
     if run.task == "inference":
         from lab.worker.inference.main import infer
@@ -73,7 +74,7 @@ def measure(
         return infer(run, context, data_root=data_root, folder=folder, progress=progress)
     torch.set_num_threads(context.threads)
     device = device_of(context)
-    # Before the group forms, as one rank may build a tokenizer for longer than a collective may take.
+    # Before the group forms: one rank may build a tokenizer longer than a collective may take.
     progress("data", 0, 1)
     dataset = data.prepare(run, data_root=data_root, progress=progress)
     progress("data", 1, 1)
@@ -165,9 +166,10 @@ def _require_same_data(dataset: Dataset) -> None:
     for host, digest in all_gather_object((socket.gethostname(), dataset.sha256)):
         hosts.setdefault(digest, host)
     if len(hosts) > 1:
+        different = " and ".join(sorted(hosts.values()))
         raise LabError(
-            f"ranks on {' and '.join(sorted(hosts.values()))} see different data: give every node the "
-            "same files and the same Python, or one LAB_CACHE that all of them share"
+            f"ranks on {different} see different data: give every node the same files and the "
+            "same Python, or one LAB_CACHE that all of them share"
         )
 
 
@@ -214,7 +216,7 @@ def _report(
 def _communication(
     run: Run, reports: Sequence[RankReport], folder: Path, *, first_step: int
 ) -> Communication | None:
-    """The record's part; puts all ranks' steps on one time axis, and beside each step its communication."""
+    """The record's part; puts all ranks' steps and their communication on one time axis."""
     probes = [report.probe for report in reports if report.probe]
     update: dict[str, object] = dict(costs(probes)) if probes else {}
     origin = reports[0].start
@@ -251,7 +253,7 @@ def _fingerprint(parameters: Iterable[torch.Tensor]) -> tuple[float, float] | No
 
 
 def _same_parameters(reports: Sequence[RankReport]) -> bool:
-    """Whether ranks that train one model end with one model, up to the rounding of unequal CPUs (1e-6)."""
+    """Whether all ranks end with one model, up to the rounding of unequal CPUs (1e-6)."""
     prints = np.array([report.fingerprint for report in reports if report.fingerprint])
     if not len(prints):
         return True  # nothing is replicated, as in a pipeline of one stage

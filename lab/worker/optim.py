@@ -1,4 +1,4 @@
-"""The optimizer, learning rate and precision of every run: AdamW, which decays matrices but no biases and norms."""
+"""Optimizer, learning rate and precision of every run."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def decayed_and_not(
 def adamw(
     decayed: Iterable[Iterable[torch.Tensor]], others: Iterable[Iterable[torch.Tensor]], run: Run
 ) -> torch.optim.AdamW:
-    """AdamW over groups of parameters of one kind each, the first of them with the run's weight decay."""
+    """AdamW over groups of parameters of one kind each, the first with the run's weight decay."""
     groups = [{"params": list(group), "weight_decay": run.weight_decay} for group in decayed]
     groups += [{"params": list(group), "weight_decay": 0.0} for group in others]
     # Fused: a step over 10.8M parameters on CPU took 8 ms instead of 20.
@@ -47,7 +47,7 @@ def blocks_of(model: nn.Module) -> list[nn.Module]:
 
 
 def checkpoint_blocks(model: nn.Module) -> None:
-    """Make every block save only its inputs for the backward pass, and recompute the rest there (Chen et al., 2016).
+    """Make blocks save only their inputs and recompute the rest in backward (Chen et al., 2016).
 
     Raises InputError for a model without blocks.
     """
@@ -62,7 +62,7 @@ def checkpoint_blocks(model: nn.Module) -> None:
 
 
 def learning_rate(run: Run, step: int) -> float:
-    """Linear warm-up over `lr_warmup_steps`, then half a cosine down to `min_learning_rate` at the last step."""
+    """Linear warm-up over `lr_warmup_steps`, then half a cosine down to `min_learning_rate`."""
     if step < run.lr_warmup_steps:
         return run.learning_rate * (step + 1) / run.lr_warmup_steps
     done = (step - run.lr_warmup_steps) / max(run.steps - 1 - run.lr_warmup_steps, 1)

@@ -1,7 +1,8 @@
 """A second measure of communication, and when gradients are ready: extra passes after training.
 
-The cost of synchronising is the time of a forward and backward pass with the exchange less that without it, in turn. It
-holds the exposed wait and the compute that communication slowed, so that their difference is the stolen compute.
+The cost of synchronising is the time of a forward and backward pass with the exchange less that
+without it, in turn. It holds the exposed wait and the compute that communication slowed, so that
+their difference is the stolen compute.
 """
 
 from __future__ import annotations
@@ -49,10 +50,11 @@ class Probe:
 
 
 def probe(training: Training, job: RankJob) -> Probe | None:
-    """Time rounds of the wrapped model against the same without its exchange; None where nothing can be compared.
+    """Time the wrapped model against the same without its exchange; None where it cannot be.
 
-    On several ranks the second way is the wrapped model without synchronisation, on one it is the bare model. No step is
-    taken, gradients are dropped, and the model must not be used to train afterwards.
+    On several ranks the second way is the wrapped model without synchronisation, on one it is the
+    bare model. No step is taken, gradients are dropped, and the model must not be used to train
+    afterwards.
     """
     run, strategy = job.run, strategies.get(job.run.strategy)
     if not strategy.comparable or (run.world_size == 1 and run.compile):
@@ -69,16 +71,16 @@ def probe(training: Training, job: RankJob) -> Probe | None:
 
     training.model.train()
     ways = (lambda: forward_backward(training.forward), without_exchange)
-    # A round costs two micro-batches, a step grad_accum of them. One more round warms up after the evaluation.
+    # A round costs two micro-batches, a step grad_accum of them; one more round warms up.
     rounds = 1 + int(np.clip(SHARE_OF_RUN * run.steps * run.grad_accum / 2, *ROUNDS))
-    # Random, so that no periodic load favours a way, and from the seed, so that all ranks do the same.
+    # Random, so that no periodic load favours a way; seeded, so that all ranks do the same.
     orders = np.random.default_rng(run.seed).permuted(np.tile([0, 1], (rounds, 1)), axis=1)
     marks = []
     for number, order in enumerate(orders):
         for way in order:
             _drop_gradients(training.model)
-            # Each pass begins with an idle device and when all ranks are there: a rank that is behind would make
-            # its wait a cost of the exchange.
+            # Each pass begins with an idle device and when all ranks are there: a rank that is
+            # behind would make its wait a cost of the exchange.
             synchronize(job.device)
             dist.barrier()
             begin = training.clock.now()
@@ -114,13 +116,13 @@ def costs(probes: Sequence[Probe]) -> dict[str, Stat]:
     spans = np.stack([probe.spans for probe in probes])
     # A pass lasts from when the last rank began to when the last one ended.
     lasted = spans[..., 1].max(axis=0) - spans[..., 0].max(axis=0)
-    # Paired by round: what disturbs both ways of a round cancels, which blocks one after the other would not.
+    # Paired by round: what disturbs both ways cancels, which blocks one by one would not.
     difference = lasted[:, 0] - lasted[:, 1]
     buckets = [probe.buckets for probe in probes if probe.buckets is not None]
     if not buckets:
         return {"ddp_overhead_time": stat(difference)}
     exposure = Exposure.from_buckets(buckets)
-    # Of the rank whose gradients came last: the waits of the others for it are no cost of the exchange.
+    # Of the rank whose gradients came last: the others' wait for it is no cost of exchange.
     exposed = exposure.exposed[exposure.ready.argmax(axis=0), np.arange(len(difference))]
     return {
         "sync_cost": stat(difference),
@@ -130,7 +132,7 @@ def costs(probes: Sequence[Probe]) -> dict[str, Stat]:
 
 
 def methods_agree(communication: Communication) -> bool | None:
-    """Whether exposed communication is at most the cost of synchronising, within their intervals; None without these."""
+    """Whether exposed communication is within the cost of synchronising; None without intervals."""
     cost, exposed = communication.sync_cost, communication.sync_exposed
     if cost is None or exposed is None or cost.interval is None or exposed.interval is None:
         return None
@@ -139,10 +141,11 @@ def methods_agree(communication: Communication) -> bool | None:
 
 
 def readiness(training: Training, job: RankJob) -> list[Gradient] | None:
-    """The gradients of a backward pass in the order of their readiness, each with the share of the pass over by then.
+    """Gradients in the order of readiness, each with the share of the backward pass over by then.
 
-    Medians over rounds after training: no step is taken, gradients are dropped. None on several ranks, of a compiled
-    run, whose bare model is not, and of a pipeline, whose schedule does the backward pass itself.
+    Medians over rounds after training: no step is taken, gradients are dropped. None on several
+    ranks, of a compiled run, whose bare model is not, and of a pipeline, whose schedule does the
+    backward pass itself.
     """
     run, model, clock = job.run, training.model, training.clock
     if run.world_size > 1 or run.compile or STRATEGIES[run.strategy].splits == "layers":

@@ -33,7 +33,7 @@ from lab.worker.strategies.base import Setup
 
 @dataclass(frozen=True)
 class Training:
-    """What one rank measured while it trained; arrays but `loss` are by step from `first_step` on, times in s."""
+    """What one rank measured; arrays but `loss` are by step from `first_step` on, times in s."""
 
     model: nn.Module
     parallel: nn.Module  # the model as its strategy wraps it
@@ -56,11 +56,11 @@ class Training:
 
 
 def train(job: RankJob, *, folder: Path | None = None, pauses: Pauses | None = None) -> Training:
-    """Train this rank's part of the run; raises LabError with the first step whose loss is not finite.
+    """Train this rank's part of the run; raises LabError for a loss that is not finite.
 
-    Checkpoints are kept in the repeat's `folder`. Training goes on from the newest of them, and what is measured by step
-    is measured from there on, after a warm-up of its own. With `pauses` the model sleeps instead of computing, and
-    leaves no checkpoint.
+    Checkpoints are kept in the repeat's `folder`. Training goes on from the newest of them, and
+    what is measured by step is measured from there on, after a warm-up of its own. With `pauses`
+    the model sleeps instead of computing, and leaves no checkpoint.
     """
     run, context, device, progress = job.run, job.context, job.device, job.progress
     torch.manual_seed(run.seed)
@@ -78,20 +78,20 @@ def train(job: RankJob, *, folder: Path | None = None, pauses: Pauses | None = N
     recorder = strategy.recorder(clock, world_size=run.world_size)
     parallel = strategy.wrap(model, Setup(run, device, clock, recorder))
     model = strategy.unwrap(parallel)  # of a pipeline, this rank's stage
-    # After wrapping: torch splits the graph of a DDP module at its buckets, which keeps the overlap.
+    # After wrapping: torch splits the graph of DDP at its buckets, which keeps the overlap.
     forward = torch.compile(parallel) if run.compile and pauses is None else parallel
     # After wrapping, as sharding replaces parameters.
     optimizer = (
         model.optimizer() if isinstance(model, Sleeper) else strategy.optimizer(parallel, run)
     )
-    # Gradients below fp16's smallest number would be lost; without fp16 the scaler passes everything through.
+    # Without it fp16 loses small gradients; other precisions pass through.
     scaler = torch.amp.GradScaler(device.type, enabled=run.precision == "fp16")
     loader = loader_for(job.dataset, run=run, rank=context.rank)
-    # Room made at once: small tensors kept from each step would split the heap and let resident memory grow.
+    # Room made at once: small tensors of each step would split the heap, and memory grow.
     losses = torch.zeros(run.steps, run.grad_accum, device=device)
     norms = torch.zeros(run.steps, device=device)
-    # Reading the loss for the display must cost nothing: on a GPU the host would wait for it, the first stage of a
-    # pipeline never gets it, and a sleeper has none.
+    # Reading the loss for the display must cost nothing: on a GPU the host would wait for it, the
+    # first stage of a pipeline never gets it, and a sleeper has none.
     pipelined = STRATEGIES[run.strategy].splits == "layers"
     loss_is_near = device.type == "cpu" and not pipelined and pauses is None
     rates, cpu_times = [], []
@@ -107,7 +107,7 @@ def train(job: RankJob, *, folder: Path | None = None, pauses: Pauses | None = N
         if step == measured_from:
             # What other processes take is judged over the measured steps only.
             use_before = cpu_use(context.cores)
-        # No barrier: a user's loop has none, and it would hide the wait for stragglers from the clock.
+        # No barrier: a user's loop has none, and it would hide waits for stragglers.
         cpu_start = time.process_time()
         clock.start()
         rate = learning_rate(run, step)
@@ -121,8 +121,8 @@ def train(job: RankJob, *, folder: Path | None = None, pauses: Pauses | None = N
             clock.lap("data")
             batch = batch.to(device)
             clock.lap("h2d")
-            # Gradients meet once per step, in the backward pass of its last micro-batch. DDP reads this when the
-            # forward pass begins, FSDP in the backward pass: both stand inside.
+            # Gradients meet once per step, in the backward pass of its last micro-batch. DDP reads
+            # this when the forward pass begins, FSDP in the backward pass: both stand inside.
             last = micro == run.grad_accum - 1
             with nullcontext() if last else strategy.no_sync(parallel):
                 with autocast(run, device):
@@ -131,7 +131,7 @@ def train(job: RankJob, *, folder: Path | None = None, pauses: Pauses | None = N
                 # Divided here, so that accumulated gradients are those of the whole batch.
                 scaler.scale(loss / run.grad_accum).backward()
                 clock.lap("backward")
-            # It stays on the device: reading it would make the host wait, and stop it from launching ahead.
+            # It stays on the device: reading it would stop the host from launching ahead.
             losses[step, micro] = loss.detach()
         # What is exchanged after the backward pass counts as backward, as DDP's exchange does.
         strategy.synchronize(parallel)
@@ -186,7 +186,7 @@ def train(job: RankJob, *, folder: Path | None = None, pauses: Pauses | None = N
 
 
 def evaluate(model: nn.Module, job: RankJob) -> tuple[float, float | None]:
-    """Mean loss on `eval_batches` global batches of held-out samples, split over the ranks, and a classifier's accuracy.
+    """Mean loss on `eval_batches` global batches of held-out samples, and a classifier's accuracy.
 
     The same on each rank.
     """
@@ -196,7 +196,7 @@ def evaluate(model: nn.Module, job: RankJob) -> tuple[float, float | None]:
     scores = []
     model.eval()
     if dist.is_initialized():
-        # Running statistics differ by rank since the last step: all ranks evaluate one model, rank 0's.
+        # Running statistics differ by rank: all ranks evaluate one model, rank 0's.
         for buffer in model.buffers():
             dist.broadcast(buffer, src=0)
     with torch.no_grad(), autocast(job.run, job.device):

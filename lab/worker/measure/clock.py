@@ -1,8 +1,8 @@
 """The clock of a training step, and the statistics of its phases over all ranks.
 
-A clock must not change what it measures. It only takes marks while the model trains: the host's time on CPU, events on
-the current stream on CUDA, where waiting for the device at every phase would forbid the overlap that is to be seen.
-The arithmetic is done when training is over.
+A clock must not change what it measures. It only takes marks while the model trains: the host's
+time on CPU, events on the current stream on CUDA, where waiting for the device at every phase would
+forbid the overlap that is to be seen. The arithmetic is done when training is over.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def synchronize(device: torch.device) -> None:
 
 
 class Clock:
-    """Splits each step into phases without waiting for anything; the kind of mark is the subclass's own."""
+    """Splits each step into phases without waiting for anything; subclasses choose the marks."""
 
     def __init__(self) -> None:
         self._steps: list[list[tuple[str, Any]]] = []  # of each step its start and its laps
@@ -55,7 +55,7 @@ class Clock:
         self._steps.append([("", self.now())])
 
     def lap(self, phase: str) -> None:
-        """Count the time since the last mark of this step as `phase`; a step ends with its last lap."""
+        """Count the time since the step's last mark as `phase`; its last lap ends a step."""
         self._steps[-1].append((phase, self.now()))
 
     def position(self) -> tuple[int, int]:
@@ -77,7 +77,7 @@ class Clock:
         return [(name, *ends) for name, ends in zip(names, itertools.pairwise(times), strict=True)]
 
     def read(self) -> dict[str, FloatArray]:
-        """Seconds by step: each phase, `step_time`, and `start` since the start of the first step."""
+        """Seconds by step: each phase, `step_time`, and `start` after that of the first step."""
         laps = {name: np.zeros(len(self._steps)) for name in (*PHASES, "step_time", "start")}
         for step, marks in enumerate(self._steps):
             for (_, begin), (phase, end) in itertools.pairwise(marks):
@@ -94,7 +94,7 @@ class Clock:
 
 
 class HostClock(Clock):
-    """The clock of CPU ranks, where a call returns when its work is done; marks are `perf_counter`."""
+    """The clock of CPU ranks, where a call returns when its work is done."""
 
     def now(self) -> float:
         """The time of the host."""
@@ -111,9 +111,9 @@ class HostClock(Clock):
 class CudaClock(Clock):
     """The clock of CUDA ranks: events on the current stream.
 
-    A phase is its time on the device, waits for the host included: `data` is what the device waits for a batch, and
-    nothing where the host runs ahead of it. Two anchors, taken when the clock is made and when marks are read, tie the
-    device's time to the host's.
+    A phase is its time on the device, waits for the host included: `data` is what the device waits
+    for a batch, and nothing where the host runs ahead of it. Two anchors, taken when the clock is
+    made and when marks are read, tie the device's time to the host's.
     """
 
     def __init__(self) -> None:
@@ -135,7 +135,7 @@ class CudaClock(Clock):
         """The sum of the distances from mark to mark; waits for the device."""
         event, host = self._begin
         last_event, last_host = self._anchor()
-        # The device's oscillator is not the host's: their rate is taken as even between the anchors.
+        # The device's oscillator is not the host's: their rate is even between the anchors.
         rate = (last_host - host) / self._between(event, last_event)
         pairs = itertools.pairwise([event, *marks])
         return host + rate * np.cumsum([self._between(begin, end) for begin, end in pairs])
@@ -176,10 +176,11 @@ def timing(
 ) -> Timing:
     """The record's timing from all ranks' clocks; `laps` are (ranks, steps) in s, with warm-up.
 
-    A synchronous step ends with its slowest rank, so a step's time and phases are those of that rank. Rates are per
-    median step. `peak_flops` is that of one device; there are as many as ranks unless `devices` says otherwise.
+    A synchronous step ends with its slowest rank, so a step's time and phases are those of that
+    rank. Rates are per median step. `peak_flops` is that of one device; there are as many as ranks
+    unless `devices` says otherwise.
     """
-    # Warm-up steps compile, allocate, rebuild DDP's buckets and fill caches: none is like the others.
+    # Warm-up steps compile, allocate, rebuild DDP's buckets and fill caches.
     measured = {name: values[:, warmup_steps:] for name, values in laps.items()}
     ranks, steps = measured["step_time"].shape
     slowest = measured["step_time"].argmax(axis=0)
@@ -212,5 +213,5 @@ def timing(
 
 def phases_close(timing: Timing) -> bool:
     """Whether the named phases explain the step: at most 2 % of it are left to `other`."""
-    # Each step adds up exactly, but the medians of its phases need not, where other load disturbs steps.
+    # Each step adds up exactly; medians of its phases need not, where other load disturbs steps.
     return abs(timing.phases["other"].median) <= PHASES_TOLERANCE * timing.step.median

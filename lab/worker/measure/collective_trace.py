@@ -1,6 +1,7 @@
-"""Trace of the collectives and messages of every strategy but DDP, whose C++ reducer does not pass through Python.
+"""Trace of the collectives and messages of every strategy but DDP, whose reducer is C++.
 
-Methods of torch's process groups are replaced by ones that stamp the launch of a call, the wait for it and its end.
+Methods of torch's process groups are replaced by ones that stamp the launch of a call, the wait for
+it and its end.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from lab.worker.measure.clock import Clock, FloatArray
 
 IntArray = npt.NDArray[np.int64]
 
-# Methods of a process group: the collective, and the argument that holds the tensors whose bytes count.
+# Methods of a process group: the collective, and the argument whose bytes count.
 METHODS = {
     method: (name, place) for name, ring in RINGS.items() for method, place in ring.methods.items()
 } | {"send": ("send", 0), "recv": ("receive", 0)}
@@ -48,9 +49,10 @@ class Call:
 class Calls:
     """One rank's calls in the order of launches; times in s, NaN where they cannot be known.
 
-    `bytes` are those of the tensor of a message or an all-reduce, of the whole tensor of a gather or scatter; `moved`
-    what a rank sends for it on a ring (`perfmodel.collectives.bus_factor`). `finish` is when the data were there; from
-    `wait_begin` to `wait_end` the rank did nothing but wait for them, in the phase `phase` of its step.
+    `bytes` are those of the tensor of a message or an all-reduce, of the whole tensor of a gather
+    or scatter; `moved` what a rank sends for it on a ring (`perfmodel.collectives.bus_factor`).
+    `finish` is when the data were there; from `wait_begin` to `wait_end` the rank did nothing but
+    wait for them, in the phase `phase` of its step.
     """
 
     step: IntArray
@@ -76,13 +78,13 @@ class Calls:
 
 
 class CallRecorder:
-    """Keeps the stamps of one rank's calls, from its making until they are taken; no stamp waits for anything."""
+    """Keeps the stamps of one rank's calls until they are taken; no stamp waits for anything."""
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
         self.calls: list[Call] = []
-        # By a key of the work or the tensor that is waited for, with what keeps that alive: Python gives the id of a
-        # dead object to the next one.
+        # By a key of the work or the tensor that is waited for, with what keeps that alive: Python
+        # gives the id of a dead object to the next one.
         self.pending: dict[object, tuple[object, Call]] = {}
         trace_calls(self)
 
@@ -131,7 +133,7 @@ class CallRecorder:
             yield
 
     def take(self) -> Calls:
-        """The stamps, in seconds of `perf_counter`, and the end of stamping; on CUDA it waits for the device."""
+        """The stamps, in s of `perf_counter`; ends the trace, and on CUDA waits for the device."""
         trace_calls(None)
         # Calls before the first step prepared it: broadcasts of parameters and the like.
         calls = [call for call in self.calls if call.position[0] >= 0]
@@ -143,8 +145,9 @@ class CallRecorder:
         if known:
             times[known] = self.clock.seconds([marks[number] for number in known])
         launch, begin, end, finish = times.reshape(-1, 4).T
-        # Data that came before the wait were not waited for. Data that came during it are there when the rank goes
-        # on: between their arrival and that, a thread of the back end wakes the rank.
+        # Data that came before the wait were not waited for. Data that came during it are there
+        # when the rank goes on: between their arrival and that, a thread of the back end wakes the
+        # rank.
         wait_end = np.where(finish < begin, begin, end)
         finish = np.where(finish >= begin, end, finish)
         phase_of = self.clock.phase_of
@@ -180,7 +183,7 @@ _installed = False
 
 
 def trace_calls(recorder: CallRecorder | None) -> None:
-    """Stamp every call with this recorder from here on, or none; torch's classes are changed once and stay so."""
+    """Stamp every call with this recorder from here on, or none; torch's classes change once."""
     global _recorder, _installed
     _recorder = recorder
     if _installed:
@@ -206,8 +209,8 @@ def _traced_launch(method: Callable[..., Any], operation: str, argument: int) ->
         tensors = arguments[argument]
         tensors = tensors if isinstance(tensors, list | tuple) else [tensors]
         size = sum(tensor.nbytes for tensor in tensors)
-        # A blocking call may do its work on the caller's own stream, where the wait for it takes no time: it is one
-        # wait from its launch on.
+        # A blocking call may do its work on the caller's own stream, where the wait for it takes no
+        # time: it is one wait from its launch on.
         blocking = getattr(arguments[-1], "asyncOp", True) is False
         call = recorder.launch(operation, size, members=group.size(), blocking=blocking)
         work = method(group, *arguments, **options)
@@ -246,7 +249,7 @@ def _traced_functional(function: Callable[..., Any]) -> Callable[..., Any]:
         if recorder is None:
             return function(tensor, reduceOp, group, tag)
         members = group[0].get_group(group[1]) if isinstance(group, tuple) else group
-        # The same through the traced method, on a copy, as the functional collective leaves its argument alone.
+        # The same through the traced method, on a copy: the functional one keeps its argument.
         reduced = tensor.contiguous().clone()
         operation = getattr(dist.ReduceOp, reduceOp.upper())
         work = dist.all_reduce(reduced, operation, group=members, async_op=True)

@@ -1,7 +1,8 @@
-"""DDP's communication hook, which stamps when each bucket of gradients is ready, launched and reduced.
+"""DDP's communication hook, which stamps when a bucket of gradients is ready, launched, reduced.
 
-This is the primary measure of exposed communication: the wait between the last bucket's stamp and the end of the
-backward pass. DDP's own log speaks of the step before, and of "communication" even with one rank.
+This is the primary measure of exposed communication: the wait between the last bucket's stamp and
+the end of the backward pass. DDP's own log speaks of the step before, and of "communication" even
+with one rank.
 """
 
 # No `from __future__ import annotations`: DDP compares the annotations of a hook with types.
@@ -23,7 +24,7 @@ IntArray = npt.NDArray[np.int64]
 
 
 class Sent(NamedTuple):
-    """A bucket handed to the link: the future of its average over the ranks, its bytes on the link."""
+    """A bucket on the link: the future of its average over the ranks, its bytes on the link."""
 
     future: Future[Any]
     bytes: int
@@ -34,9 +35,10 @@ Exchange = Callable[[GradBucket], Sent]
 
 @dataclass(frozen=True)
 class Buckets:
-    """One rank's buckets in the order of sending; `step` counts synchronizing backward passes, times in s.
+    """One rank's buckets in sending order; `step` counts synchronizing backward passes, times in s.
 
-    A bucket is `ready` with its last gradient, handed to the link at `launch`, and holds the average at `finish`.
+    A bucket is `ready` with its last gradient, handed to the link at `launch`, and holds the
+    average at `finish`.
     """
 
     step: IntArray
@@ -87,13 +89,13 @@ class BucketRecorder:
         return future.then(partial(self._finish, len(self._marks) - 1))
 
     def _finish(self, index: int, future: Future[Any]) -> torch.Tensor:
-        # Runs in a thread of the back end: the time is that of arrival, not of a wait for it. On CUDA the
-        # current stream is one that waits for the exchange, and so does the event.
+        # Runs in a thread of the back end: the time is that of arrival, not of a wait for it. On
+        # CUDA the current stream is one that waits for the exchange, and so does the event.
         self._marks[index] = self.clock.now()
         return _average(future)
 
     def take(self) -> Buckets:
-        """The stamps since the last call, in seconds of `perf_counter`; on CUDA it waits for the device."""
+        """The stamps since the last call, in s of `perf_counter`; on CUDA waits for the device."""
         bucket = np.array(self._buckets, dtype=np.int64)
         ready, launch, finish = self.clock.seconds(self._marks).reshape(-1, 3).T
         # DDP sends its buckets in order: number 0 begins a backward pass.

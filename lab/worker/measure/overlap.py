@@ -1,7 +1,8 @@
-"""Overlap of communication and compute: total and exposed communication of a run, and what the latter waited for.
+"""Overlap of communication and compute: total and exposed communication, and what ranks waited for.
 
-From the buckets or the calls of all ranks, on the clock of rank 0. Total time is a union of intervals: buckets queue
-behind each other on one link, so that the sum of their durations would count its time several times.
+From the buckets or the calls of all ranks, on the clock of rank 0. Total time is a union of
+intervals: buckets queue behind each other on one link, so that the sum of their durations would
+count its time several times.
 """
 
 from __future__ import annotations
@@ -27,10 +28,11 @@ SHOWN = ("forward", "backward", "optimizer")  # of a step's phases, in the timel
 
 @dataclass(frozen=True)
 class Exposure:
-    """Communication by rank and step, each array (ranks, steps); times in s, NaN where they cannot be known.
+    """Communication by rank and step, arrays (ranks, steps); times in s, NaN where unknown.
 
-    `total` is the union of the intervals from launch to finish, `exposed` the time in which the rank only waited for
-    them, `straggler` the part of that which would be gone if every rank had come when this one did.
+    `total` is the union of the intervals from launch to finish, `exposed` the time in which the
+    rank only waited for them, `straggler` the part of that which would be gone if every rank had
+    come when this one did.
     """
 
     ready: FloatArray  # when the rank's last bucket was
@@ -73,8 +75,8 @@ class Exposure:
     def from_calls(cls, ranks: Sequence[Calls], *, steps: int) -> Exposure:
         """From the calls of all ranks on one clock.
 
-        The straggler's part of a wait lasts until the last rank has launched the same call; it is known only where every
-        call is one of all ranks.
+        The straggler's part of a wait lasts until the last rank has launched the same call; it is
+        known only where every call is one of all ranks.
         """
         split = [[calls.of(step) for step in range(steps)] for calls in ranks]
 
@@ -112,7 +114,7 @@ class Exposure:
 
 
 def union(begin: FloatArray, end: FloatArray, *, since: float = -np.inf) -> float:
-    """The time that at least one of the intervals covers, after `since`; NaN where one of them is not known."""
+    """The time that any of the intervals covers, after `since`; NaN where one is unknown."""
     if not len(begin) or np.isnan(begin).any() or np.isnan(end).any():
         return np.nan if len(begin) else 0.0
     begin, end = np.maximum(begin, since), np.maximum(end, since)
@@ -142,10 +144,10 @@ def _by_step(buckets: Buckets) -> list[Buckets]:
 
 
 def _wait_for_later_ranks(step: Buckets, met: FloatArray) -> float:
-    """How much earlier the last bucket would have been there without waiting for ranks that came later, at `met`.
+    """How much earlier the last bucket would have come had no rank come later, at `met`.
 
-    Replays the step on a link that takes buckets in turn: each needs the time that it took once all ranks had brought
-    it and the one before it was through.
+    Replays the step on a link that takes buckets in turn: each needs the time that it took once all
+    ranks had brought it and the one before it was through.
     """
     through = replayed = -np.inf
     for launch, all_there, finish in np.stack([step.launch, met, step.finish]).T.tolist():
@@ -155,9 +157,10 @@ def _wait_for_later_ranks(step: Buckets, met: FloatArray) -> float:
 
 
 def summary(exposure: Exposure, step_time: FloatArray, *, warmup_steps: int) -> Communication:
-    """The record's part: statistics of the slowest rank of each measured step, as in the record's timing.
+    """The record's part: statistics of the slowest rank of each measured step, as in `timing`.
 
-    `step_time` is (ranks, steps) with warm-up, as are the exposures. What is not known of every measured step is None.
+    `step_time` is (ranks, steps) with warm-up, as are the exposures. What is not known of every
+    measured step is None.
     """
     measured = {kind: getattr(exposure, kind)[:, warmup_steps:] for kind in KINDS}
     measured["transfer"] = measured["exposed"] - measured["straggler"]
@@ -179,7 +182,7 @@ def summary(exposure: Exposure, step_time: FloatArray, *, warmup_steps: int) -> 
 
 
 def count_buckets(sent: Buckets, *, operation: str | None) -> dict[str, object]:
-    """Fields of Communication that count the buckets of a step; `operation` is None where each takes several."""
+    """Fields of Communication that count a step's buckets; `operation` is None for several each."""
     # The last step: DDP lays its buckets out anew after the first.
     sizes = sent.of(int(sent.step[-1])).bytes.tolist()
     if operation is None:
@@ -199,7 +202,7 @@ def count_calls(calls: Calls) -> dict[str, object]:
 
 
 def representative_step(step_time: FloatArray, *, warmup_steps: int) -> int:
-    """The measured step whose slowest rank took nearest to the median; `step_time` is (ranks, steps)."""
+    """The measured step whose slowest rank took nearest to the median, of (ranks, steps)."""
     slowest = step_time[:, warmup_steps:].max(axis=0)
     return warmup_steps + int(np.abs(slowest - np.median(slowest)).argmin())
 
@@ -207,7 +210,7 @@ def representative_step(step_time: FloatArray, *, warmup_steps: int) -> int:
 def events(
     rank: int, step: int, *, clock: Clock, sent: Buckets | Calls, shift: Shift
 ) -> tuple[float, list[Event]]:
-    """The start of a rank's step and its bars, in s; `shift` takes times of this host to those of rank 0."""
+    """The start of a rank's step and its bars, in s; `shift` takes times to those of rank 0."""
     phases = merge_adjacent(clock.phases(step))
     times = shift(np.array([ends for _, *ends in phases])).tolist()
     bars = [
@@ -235,7 +238,7 @@ def events(
 
 
 def merge_adjacent(phases: Sequence[tuple[str, float, float]]) -> list[tuple[str, float, float]]:
-    """Phases (name, begin, end) with neighbours of one name as one, such as a backward pass and its wait."""
+    """Phases (name, begin, end), neighbours of one name joined, such as a backward and its wait."""
     runs = [list(run) for _, run in groupby(phases, key=itemgetter(0))]
     return [(run[0][0], run[0][1], run[-1][2]) for run in runs]
 

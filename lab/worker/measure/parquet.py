@@ -1,4 +1,4 @@
-"""Every step and every bucket or call of every rank as Parquet files; times in s, `start` as rank 0 reads it."""
+"""Every step, bucket and call of every rank as Parquet files, with times in s."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lab.worker.measure.clock import FloatArray
 from lab.worker.measure.collective_trace import Calls
 from lab.worker.measure.ddp_hook import Buckets
 
-# Of steps.parquet, zero at the start of rank 0's first step. Columns that nothing measures hold nulls.
+# Of steps.parquet; `start` is after rank 0's first step. Unmeasured columns hold nulls.
 COLUMNS = (
     *("rank", "step", "warmup", "start"),
     *("data", "h2d", "forward", "backward", "optimizer", "other", "step_time"),
@@ -33,7 +33,7 @@ def write_steps(
 def write_buckets(
     ranks: Sequence[Buckets], path: Path, *, origin: float, first_step: int = 0
 ) -> None:
-    """Write a row per bucket: rank, step, bucket, ready, launch, finish (s after `origin`), bytes."""
+    """Write a row per bucket: rank, the columns of Buckets, its times in s after `origin`."""
     _write(_rows(ranks, origin, first_step), path)
 
 

@@ -1,4 +1,4 @@
-"""The models that the lab trains: each is called with inputs and targets and answers with the mean loss."""
+"""The models that the lab trains, called with inputs and targets for the mean loss."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from lab.worker.data.dataset import Dataset
 def build(run: Run, dataset: Dataset) -> nn.Module:
     """The run's model on the CPU, its weights drawn from torch's present seed, or published ones.
 
-    Raises InputError for a vocabulary smaller than the data's or weights that cannot be used, LabError for a missing
-    package.
+    Raises InputError for a vocabulary smaller than the data's or weights that cannot be used,
+    LabError for a missing package.
     """
     # A rank imports the module of its own model only.
     config = run.architecture

@@ -1,4 +1,4 @@
-"""What all classifiers have in common, which of their parameters train, and torchvision's import."""
+"""What all classifiers have in common, which parameters of them train, torchvision's import."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lab.perfmodel.flops import first_trainable
 
 
 class Classifier(nn.Module):
-    """A model of classes; `right` is the share it had right of the inputs it was last evaluated on."""
+    """A model of classes; `right` is the share that it had right when last evaluated."""
 
     # An attribute, as wrappers that only know how to call a model pass on nothing but its loss.
     right: Tensor
@@ -31,9 +31,9 @@ class Classifier(nn.Module):
 
 
 def freeze(network: nn.Module, trainable: str | float, *, head: int = 1) -> None:
-    """Let only a part of the parameters train: all, the `head` last layers, or the last layers with this share of them.
+    """Let only a part train: all, the `head` last layers, or last layers of this share.
 
-    Layers are modules with parameters of their own, in the order in which the network registers them.
+    Layers are modules with parameters of their own, in the order of their registration.
     """
     layers = [list(layer.parameters(recurse=False)) for layer in network.modules()]
     layers = [parameters for parameters in layers if parameters]
@@ -53,8 +53,8 @@ def import_torchvision() -> ModuleType:
     try:
         import torchvision
     except RuntimeError as error:
-        # A build for CUDA beside a CPU-only torch stops at operators on boxes, which no model here calls: they are
-        # declared without an implementation, and the import is tried again.
+        # A build for CUDA beside a CPU-only torch stops at operators on boxes, which no model here
+        # calls: they are declared without an implementation, and the import is tried again.
         if "torchvision::nms" not in str(error) or _stand_ins:
             raise
         for name in [name for name in sys.modules if name.split(".")[0] == "torchvision"]:

@@ -1,4 +1,4 @@
-"""GPT-2: attention, blocks, a loss that never holds all logits, and the cache of keys and values for decoding."""
+"""GPT-2: attention, blocks, a loss without all logits at once, the cache of keys and values."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class Attention(nn.Module):
     def forward(
         self, x: Tensor, mask: Tensor | None = None, cache: LayerCache | None = None
     ) -> Tensor:
-        """Map (samples, tokens, width) to the same shape; `mask` is (samples, 1, 1, tokens), True where to look.
+        """Map (samples, tokens, width) to its shape; `mask` (samples, 1, 1, tokens) is True to see.
 
         With a cache that is not empty, x is the one token after those in it.
         """
-        # The number of heads follows from the width: with tensor parallelism a rank has some of them only.
+        # The number of heads follows from the width: with tensor parallelism a rank has a few.
         q, k, v = (
             part.unflatten(2, (-1, self.head_width)).transpose(1, 2)
             for part in self.qkv(x).chunk(3, dim=2)
@@ -38,7 +38,7 @@ class Attention(nn.Module):
         dropout = self.dropout if self.training else 0.0
         if cache is not None:
             k, v = cache.extend(k, v)
-        # The one token after a cache may look at all of it, where "causal" would let it see the first alone.
+        # The token after a cache may look at all of it; "causal" would let it see the first alone.
         causal = mask is None and k.shape[2] == x.shape[1]
         mixed = functional.scaled_dot_product_attention(
             q, k, v, attn_mask=mask, is_causal=causal, dropout_p=dropout
@@ -62,7 +62,7 @@ class Block(nn.Module):
     def forward(
         self, x: Tensor, mask: Tensor | None = None, cache: LayerCache | None = None
     ) -> Tensor:
-        """Map (samples, tokens, width) to the same shape, with the mask and the cache of Attention."""
+        """Map (samples, tokens, width) to its shape, with the mask and the cache of Attention."""
         x = x + self.dropout(self.attention(self.norm_1(x), mask, cache))
         hidden = functional.gelu(self.up(self.norm_2(x)), approximate="tanh")
         out: Tensor = x + self.dropout(self.down(hidden))
@@ -80,20 +80,20 @@ class GPT(nn.Module):
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
         self.norm = nn.LayerNorm(config.width)
         self.apply(init_weights)
-        # Each block adds twice to the residual stream; GPT-2 keeps its variance independent of the depth.
+        # Each block adds twice to the residual stream, whose variance must not grow with depth.
         for name, parameter in self.named_parameters():
             if name.endswith(("projection.weight", "down.weight")):
                 nn.init.normal_(parameter, std=0.02 / math.sqrt(2 * config.layers))
 
     def forward(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor:
-        """Mean loss in nats per token with targets, else logits; tokens and targets are (samples, tokens)."""
+        """Mean loss in nats per token with targets, else logits; both are (samples, tokens)."""
         x = self._hidden(tokens)
         if targets is None:
             return functional.linear(x, self.embedding.weight)
         return linear_cross_entropy(x.flatten(0, 1), self.embedding.weight, targets.flatten())
 
     def extend(self, tokens: Tensor, cache: Cache) -> Tensor:
-        """Logits (samples, vocabulary) of the next token: a whole prompt into an empty cache, then one at a time."""
+        """Logits (samples, vocabulary) of the next token: first a prompt, then token by token."""
         return functional.linear(self._hidden(tokens, cache)[:, -1], self.embedding.weight)
 
     def _hidden(self, tokens: Tensor, cache: Cache | None = None) -> Tensor:
@@ -115,7 +115,7 @@ def init_weights(module: nn.Module) -> None:
 
 
 def linear_cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
-    """Mean cross-entropy of `hidden @ weight.T`; hidden (tokens, width), weight (vocabulary, width), targets (tokens,)."""
+    """Mean cross-entropy; hidden (tokens, width), weight (vocabulary, width), targets (tokens,)."""
     # With a vocabulary of 50,304, chunks took 299 MB instead of 2.4 GB, and less time.
     if len(targets) * len(weight) <= 2 * CHUNK_LOGITS:
         return functional.cross_entropy(functional.linear(hidden, weight), targets)
@@ -129,7 +129,7 @@ class _Chunked(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, chunk: int) -> Tensor:
-        # Autocast is off in the backward pass: casts are written out, and are the same in both passes.
+        # Autocast is off in the backward pass: casts are written out, the same in both passes.
         device = hidden.device.type
         autocast = torch.is_autocast_enabled(device)
         ctx.dtype = torch.get_autocast_dtype(device) if autocast else hidden.dtype
@@ -171,9 +171,9 @@ class LayerCache:
         self._buffers: tuple[Tensor, Tensor] | None = None
 
     def extend(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Append new tokens, (samples, heads, tokens, head width); returns those of all tokens so far."""
+        """Append new tokens, (samples, heads, tokens, head width); those of all tokens so far."""
         if self._buffers is None:
-            # Room is made once: growing by concatenation would copy the whole cache for every token.
+            # Room is made once: concatenation would copy the whole cache for every token.
             shape = (*keys.shape[:2], self.capacity, keys.shape[3])
             self._buffers = keys.new_empty(shape), keys.new_empty(shape)
         begin, self.length = self.length, self.length + keys.shape[2]

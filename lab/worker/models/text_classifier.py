@@ -1,4 +1,4 @@
-"""Transformer encoders that classify texts: one of the lab's own blocks, and DistilBERT from a folder of the user's."""
+"""Transformer encoders that classify texts: the lab's own, and DistilBERT from a user's folder."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def not_padding(tokens: Tensor, pad: int) -> Tensor:
 
 
 class DistilBERT(Classifier):
-    """The encoder of a folder with transformers' classification head, which starts from random weights."""
+    """A folder's encoder with transformers' classification head, whose weights start random."""
 
     def __init__(self, config: models.DistilBERT, *, folder: Path, classes: int, pad: int) -> None:
         super().__init__()

@@ -13,7 +13,7 @@ from lab.worker.models.classifier import Classifier, freeze, import_torchvision
 
 
 class Vision(Classifier):
-    """A network with random weights, its first layer fitted to the data's channels and its last to its classes."""
+    """A network with random weights, fitted to the data's channels and classes."""
 
     def __init__(self, config: models.CNN, *, channels: int, classes: int) -> None:
         super().__init__()
@@ -27,7 +27,7 @@ class Vision(Classifier):
             if isinstance(module, nn.Dropout) and config.dropout is not None:
                 module.p = config.dropout
         freeze(self.network, config.trainable)
-        self.train()  # a new module is in training mode without this call, which freezes its batch norm
+        self.train()  # a new module is in training mode, but its batch norm is not frozen yet
 
     def logits(self, inputs: Tensor) -> Tensor:
         """Scores (samples, classes) of images (samples, channels, rows, columns) of bytes."""
@@ -53,7 +53,7 @@ class Vision(Classifier):
 
 
 def _take_channels(network: nn.Module, channels: int) -> str:
-    """Replace the first convolution, made for three channels, by one for the data's; returns its name."""
+    """Replace the first convolution, of three channels, by one of the data's; returns its name."""
     name, first = next(
         (name, module) for name, module in network.named_modules() if isinstance(module, nn.Conv2d)
     )

@@ -1,4 +1,4 @@
-"""What the training loop asks of a parallel strategy, and what several strategies have in common."""
+"""What the training loop asks of a parallel strategy, and what several have in common."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ class Setup:
 
 
 class Strategy(Generic[Parallel]):
-    """One process with the whole model, which sends nothing; each strategy overrides what it does otherwise.
+    """One process with the whole model, which sends nothing; subclasses override what they do.
 
-    A strategy keeps no state. What it needs to know lies in the module that `wrap` makes, which the loop calls like the
-    model and passes to every other method.
+    A strategy keeps no state. What it needs to know lies in the module that `wrap` makes, which the
+    loop calls like the model and passes to every other method.
     """
 
     needs_group = True  # whether it works on a process group, at world size 1 too
@@ -48,11 +48,11 @@ class Strategy(Generic[Parallel]):
         return CallRecorder(clock) if world_size > 1 else None
 
     def wrap(self, model: nn.Module, setup: Setup) -> Parallel:
-        """The model as the loop calls it: with inputs and targets, for the mean loss of this process's samples."""
+        """The model as the loop calls it: inputs and targets to the mean loss of this process."""
         raise NotImplementedError
 
     def unwrap(self, parallel: Parallel) -> nn.Module:
-        """The model under its wrapper: the same parameters, called in the same way, to evaluate with."""
+        """The model under its wrapper, called in the same way, to evaluate with."""
         model: nn.Module = getattr(parallel, "module", parallel)
         return model
 
@@ -68,7 +68,7 @@ class Strategy(Generic[Parallel]):
         return optimizer_for(parallel, run)
 
     def clip(self, parallel: Parallel, max_norm: float) -> torch.Tensor:
-        """Scale gradients down to this norm; returns the whole model's norm before, on each rank."""
+        """Scale gradients down to this norm; the whole model's norm before, on each rank."""
         return nn.utils.clip_grad_norm_(parallel.parameters(), max_norm)
 
     def all_losses(self, losses: torch.Tensor) -> torch.Tensor:
@@ -76,7 +76,7 @@ class Strategy(Generic[Parallel]):
         return losses
 
     def replicated(self, parallel: Parallel) -> Iterable[torch.Tensor]:
-        """Parameters that must be equal on all ranks, whole; all ranks must go through them together."""
+        """Parameters that must be equal on all ranks, whole; all ranks go through them together."""
         return parallel.parameters()
 
 
@@ -103,7 +103,7 @@ def require_dtensor(device: torch.device) -> None:
 
 
 def devices_of(run: Run, device: torch.device) -> list[torch.device]:
-    """The devices of one process that drives all of the run's; raises InputError for too few GPUs."""
+    """The run's devices, which one process drives; raises InputError for too few GPUs."""
     if device.type == "cpu":
         return [device] * run.world_size
     if torch.cuda.device_count() < run.world_size:
@@ -120,7 +120,7 @@ def clip(
     copies: Sequence[torch.Tensor] = (),
     group: ProcessGroup | None = None,
 ) -> torch.Tensor:
-    """Scale the gradients of all ranks of a group down to this norm; returns their norm together before.
+    """Scale the gradients of all ranks of a group down to this norm; their norm before.
 
     `copies` are scaled and not counted, as another rank counts them.
     """

@@ -1,6 +1,7 @@
-"""torch's DataParallel: one process drives all GPUs, each of which gets a copy of the model in every pass.
+"""torch's DataParallel: one process drives all GPUs, each with a copy of the model in every pass.
 
-It knows CUDA only: on CPU it hands everything to the model as it is, and more than one device is refused.
+It knows CUDA only: on CPU it hands everything to the model as it is, and more than one device is
+refused.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ class DataParallelism(Strategy["Averaged"]):
         return None
 
     def wrap(self, model: nn.Module, setup: Setup) -> Averaged:
-        """The model in torch's wrapper; raises InputError for several devices on CPU and for too few GPUs."""
+        """The model in torch's wrapper; raises InputError for several CPUs and too few GPUs."""
         devices = devices_of(setup.run, setup.device)
         if setup.device.type == "cpu" and len(devices) > 1:
             what = (

@@ -1,4 +1,4 @@
-"""DistributedDataParallel: each rank holds the model, gradients are averaged in buckets during the backward pass."""
+"""DistributedDataParallel: gradients are averaged in buckets during the backward pass."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ class Ddp(Strategy[DistributedDataParallel]):
         parallel = DistributedDataParallel(
             model,
             device_ids=[device.index] if device.type == "cuda" else None,
-            # None is DDP's default, which makes the first bucket small so that the link starts early; the same size
-            # given as a number does not.
+            # None is DDP's default, which makes the first bucket small so that the link starts
+            # early; the same size given as a number does not.
             bucket_cap_mb=None if run.bucket_cap_mb == DEFAULT_BUCKET_CAP_MB else run.bucket_cap_mb,
             gradient_as_bucket_view=run.gradient_as_bucket_view,
             static_graph=run.static_graph,
@@ -49,7 +49,7 @@ class Ddp(Strategy[DistributedDataParallel]):
             recorder.exchange = exchange_for(run)
             parallel.register_comm_hook(recorder, recorded)
         elif run.compression != "none":
-            # One rank sends nothing, and rounds its gradients all the same: it learns as many ranks do.
+            # One rank sends nothing, and rounds its gradients all the same, as many ranks do.
             parallel.register_comm_hook(exchange_for(run), unrecorded)
         return parallel
 
@@ -107,7 +107,7 @@ def cast_all_reduce(bucket: GradBucket, *, dtype: torch.dtype) -> Sent:
 
 
 def powersgd(state: Any, bucket: GradBucket) -> Sent:
-    """PowerSGD (Vogels et al., 2019) by torch, with error feedback; plain means before step POWERSGD_FIRST_STEP."""
+    """torch's PowerSGD (Vogels et al., 2019) with error feedback; plain means at first."""
     before = state.total_numel_after_compression
     future = powerSGD_hook(state, bucket)
     elements = state.total_numel_after_compression - before

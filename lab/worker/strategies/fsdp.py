@@ -1,4 +1,4 @@
-"""Fully sharded data parallelism: each rank keeps a shard of every block, and gathers a block while it is computed."""
+"""Fully sharded data parallelism: a rank keeps shards, and gathers a block while computing it."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from lab.worker.strategies.base import Setup, Strategy, clip, require_dtensor
 
 
 class Fsdp(Strategy[nn.Module]):
-    """torch's fully_shard on each block and on what is left; hybrid with `shard_size` below the world size."""
+    """torch's fully_shard on each block and on the rest; hybrid by `shard_size`."""
 
     def wrap(self, model: nn.Module, setup: Setup) -> nn.Module:
-        """The model itself, its parameters turned into DTensors; raises InputError where torch is too old for it."""
+        """The model itself with DTensors as parameters; raises InputError for an old torch."""
         run = setup.run
         require_dtensor(setup.device)
         mesh = _mesh(run, setup.device)
@@ -42,7 +42,7 @@ class Fsdp(Strategy[nn.Module]):
         """By the norm of all shards of one copy of the model."""
         gradients = [p.grad for p in parallel.parameters() if isinstance(p.grad, DTensor)]
         mesh = gradients[0].device_mesh
-        # The last dimension of the mesh holds the shards: the other copies would count everything again.
+        # The mesh's last dimension holds the shards: other copies would count everything again.
         group = mesh.get_group(mesh.ndim - 1)
         return clip([gradient.to_local() for gradient in gradients], max_norm, group=group)
 

@@ -1,6 +1,7 @@
-"""Naive DDP: the backward pass first, then the average of every gradient, while nothing else is done.
+"""Naive DDP: the backward pass first, then the average of every gradient, without overlap.
 
-What DDP does better: it sends a gradient while the backward pass computes the next, and many small ones together.
+What DDP does better: it sends a gradient while the backward pass computes the next, and many small
+ones together.
 """
 
 from __future__ import annotations

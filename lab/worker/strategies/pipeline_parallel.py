@@ -1,6 +1,7 @@
-"""Pipeline parallelism: each rank has some of the blocks, and microbatches pass through the ranks one after the other.
+"""Pipeline parallelism: ranks have consecutive blocks, through which microbatches pass.
 
-The head is tied to the embedding: the first and the last rank each hold a copy of it, and add up its gradients.
+The head is tied to the embedding: the first and the last rank each hold a copy of it, and add up
+its gradients.
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ SCHEDULES = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
 
 
 class PipelineParallelism(Strategy["Pipeline"]):
-    """torch's schedules (GPipe: Huang et al., 2019; 1F1B: Narayanan et al., 2019) over the blocks of a GPT."""
+    """torch's GPipe (Huang et al., 2019) and 1F1B (Narayanan et al., 2019) over a GPT's blocks."""
 
     def wrap(self, model: nn.Module, setup: Setup) -> Pipeline:
-        """This rank's stage of the model; the rest of it is let go. Raises InputError where torch is too old for it."""
+        """This rank's stage; the rest is freed. Raises InputError where torch is too old."""
         if "return_outputs" not in inspect.signature(ScheduleGPipe.step).parameters:
             what = (
                 f"the schedules of torch {torch.__version__} fix the shapes of the first batch, "
@@ -64,7 +65,7 @@ class PipelineParallelism(Strategy["Pipeline"]):
 
 
 class Stage(nn.Module):
-    """Consecutive blocks of a GPT, with the embedding before the first of all and the norm behind the last."""
+    """Consecutive blocks of a GPT, the embedding before the first, the norm behind the last."""
 
     def __init__(self, model: GPT, *, stage: int, stages: int) -> None:
         super().__init__()
@@ -85,7 +86,7 @@ class Stage(nn.Module):
         return self.embedding.weight
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Map tokens (samples, tokens) in the first stage, else (samples, tokens, width), to (samples, tokens, width)."""
+        """Map tokens (samples, tokens), or hidden states, to (samples, tokens, width)."""
         if self.first and self.embedding is not None:
             positions = self.positions(torch.arange(x.shape[1], device=x.device))
             x = self.dropout(self.embedding(x) + positions)
@@ -103,7 +104,7 @@ class Stage(nn.Module):
 class TimedStage(PipelineStage):
     """A stage whose passes are laps of the step's clock, each with the wait for its inputs.
 
-    The loop cannot time them: it sees one call, in which forward and backward passes of microbatches alternate.
+    The loop cannot time them: it sees one call, in which microbatches' passes alternate.
     """
 
     clock: Clock
@@ -121,7 +122,7 @@ class TimedStage(PipelineStage):
 
 
 class Pipeline(nn.Module):
-    """A stage and the schedule that it works by. In training, a call does the backward passes too."""
+    """A stage and its schedule; in training, a call does the backward passes too."""
 
     def __init__(self, model: GPT, setup: Setup) -> None:
         super().__init__()
@@ -137,7 +138,7 @@ class Pipeline(nn.Module):
         self.ends = dist.new_group(sorted({0, self.size - 1}))
 
     def forward(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """The mean loss: in training known to the last stage alone, 0 on the others, and its gradients are there already."""
+        """The mean loss, in training 0 but on the last stage, with its gradients there already."""
         if not self.training:
             return self._evaluate(inputs, targets)
         losses: list[torch.Tensor] = []

@@ -1,7 +1,7 @@
-"""Tensor parallelism (Shoeybi et al., 2019): each rank has some heads of every attention and some units of every MLP.
+"""Tensor parallelism (Shoeybi et al., 2019): a rank has some heads and some units of every MLP.
 
-The first layer of each pair is split by columns, the second by rows, so that all that is sent is one all-reduce after
-the pair and one in its backward pass.
+The first layer of each pair is split by columns, the second by rows, so that all that is sent is
+one all-reduce after the pair and one in its backward pass.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class TensorParallelism(Strategy[nn.Module]):
     """torch's DTensor on the linear layers of a GPT's blocks."""
 
     def wrap(self, model: nn.Module, setup: Setup) -> nn.Module:
-        """The model itself, the linear layers of its blocks turned into DTensors; raises InputError as FSDP does."""
+        """The model itself with DTensors in its linear layers; raises InputError as FSDP does."""
         require_dtensor(setup.device)
         world_size = setup.run.world_size
         mesh = init_device_mesh(setup.device.type, (world_size,))
@@ -35,7 +35,7 @@ class TensorParallelism(Strategy[nn.Module]):
             "up": ColwiseParallel(),
             "down": RowwiseParallel(),
         }
-        # Embedding, norms and head stay whole. All ranks see the same samples, and so they stay equal.
+        # Embedding, norms and head stay whole, and equal, as all ranks see the same samples.
         for block in model.modules():
             if isinstance(block, Block):
                 _order_by_rank(block.attention.qkv, world_size)

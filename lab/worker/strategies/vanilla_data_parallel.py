@@ -40,7 +40,7 @@ class DataParallel(Wrapper):
         parameters = dict(self.module.named_parameters())
         size = others * sum(parameter.nbytes for parameter in parameters.values())
         with self._stamped("replicate", size):
-            # In every pass, as the first device's optimizer has changed the parameters since the last one.
+            # In every pass, as the optimizer has changed the first device's parameters.
             copies = _Replicate.apply(devices, self._stamped, *parameters.values())  # type: ignore[no-untyped-call]
             replicas = [
                 replica(self.module, dict(zip(parameters, copies[n :: len(devices)], strict=True)))
@@ -59,7 +59,7 @@ class DataParallel(Wrapper):
 
 
 class _Replicate(torch.autograd.Function):
-    """Copies of parameters on all devices but the first, which uses them as they are; backward adds up their gradients.
+    """Copies of parameters for all devices but the first; backward adds up their gradients.
 
     Returns the first parameter on each device, then the second on each, and so on.
     """
@@ -85,7 +85,7 @@ class _Replicate(torch.autograd.Function):
 
 
 def replica(model: nn.Module, parameters: dict[str, torch.Tensor]) -> nn.Module:
-    """A model of the same modules that computes with these parameters, which need not be leaves; buffers are shared."""
+    """The same modules with these parameters, which need not be leaves; buffers are shared."""
     modules = dict(model.named_modules(remove_duplicate=False))
     twins = {name: module._replicate_for_data_parallel() for name, module in modules.items()}
     # By identity, as tied parameters have one name in the model and stand in several modules.
@@ -111,7 +111,7 @@ def parallel_apply(
     inputs: Sequence[tuple[torch.Tensor, ...]],
     devices: Sequence[torch.device],
 ) -> list[torch.Tensor]:
-    """Call each replica with its inputs in a thread of its own; raises what the first of them raised."""
+    """Call each replica with its inputs in a thread of its own; raises the first error."""
     kind = devices[0].type
     # Read here, as threads do not inherit them.
     grad, autocast = torch.is_grad_enabled(), torch.is_autocast_enabled(kind)

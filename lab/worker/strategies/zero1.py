@@ -1,7 +1,7 @@
-"""ZeRO stage 1 (Rajbhandari et al., 2020): each rank keeps the optimizer's state of its shard of the parameters.
+"""ZeRO stage 1 (Rajbhandari et al., 2020): a rank keeps its shard of the optimizer's state.
 
-Gradients are reduced and scattered, so that a rank gets the average of its shard; it updates that shard, and the
-parameters are gathered. Together this moves the bytes of one all-reduce.
+Gradients are reduced and scattered, so that a rank gets the average of its shard; it updates that
+shard, and the parameters are gathered. Together this moves the bytes of one all-reduce.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from lab.worker.strategies.base import Setup, Strategy, Wrapper, clip
 
 
 class Zero1(Strategy["Sharded"]):
-    """Written out on flat buffers, one for the parameters that are decayed and one for the others."""
+    """Written out on two flat buffers, of the parameters that are decayed and of the others."""
 
     def wrap(self, model: nn.Module, setup: Setup) -> Sharded:
         """The model with its parameters broadcast from rank 0 and laid out in flat buffers."""
@@ -41,7 +41,7 @@ class Zero1(Strategy["Sharded"]):
             for flat in parallel.flats:
                 flat.gather()
 
-        # A hook of the step, so that the loop needs not know of it, and its time counts as the optimizer's.
+        # A hook of the step: the loop need not know it, and its time is the optimizer's.
         optimizer.register_step_post_hook(gather)
         return optimizer
 
@@ -52,7 +52,7 @@ class Zero1(Strategy["Sharded"]):
 
 
 class Sharded(Wrapper):
-    """A model whose parameters are views of flat buffers, which the ranks divide among themselves."""
+    """A model whose parameters are views of flat buffers, which the ranks divide."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__(model)
