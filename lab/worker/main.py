@@ -109,7 +109,7 @@ def measure(
     forget(folder / "checkpoint")  # the repeat is done: nothing is left to go on with
     peaks = [report.peak_flops for report in reports if report.peak_flops is not None]
     timed = timing(
-        {name: np.stack([report.steps[name] for report in reports]) for name in training.laps},
+        {name: np.stack([report.steps[name] for report in reports]) for name in training.steps},
         warmup_steps=run.warmup_steps,
         setup_time=training.setup_time,
         samples_per_step=run.global_batch_size,
@@ -188,19 +188,13 @@ def _report(
     bars = None
     if sent:
         # All ranks must show the same step: that of the slowest rank's median.
-        step_time = np.stack(all_gather_object(training.laps["step_time"]))
+        step_time = np.stack(all_gather_object(training.steps["step_time"]))
         step = overlap.representative_step(step_time, warmup_steps=run.warmup_steps)
         bars = overlap.events(context.rank, step, clock=training.clock, sent=sent, shift=shift)
     return RankReport(
         host=socket.gethostname(),
         cores=context.cores,
-        steps={
-            **training.laps,
-            "cpu_time": training.cpu_time,
-            "loss": training.rank_loss,
-            "learning_rate": training.learning_rate,
-            "grad_norm": training.grad_norm,
-        },
+        steps=training.steps,
         start=float(shift(np.array(training.clock.phases(0)[0][1]))),
         sent=sent.shifted(shift) if sent else None,
         bars=bars,

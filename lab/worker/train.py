@@ -33,21 +33,17 @@ from lab.worker.strategies.base import Setup
 
 @dataclass(frozen=True)
 class Training:
-    """What one rank measured; arrays but `loss` are by step from `first_step` on, times in s."""
+    """What one rank measured while it trained; times in s."""
 
     model: nn.Module
     parallel: nn.Module  # the model as its strategy wraps it
     forward: Callable[..., torch.Tensor]  # the same, compiled where the run asks for it
     clock: Clock
     recorder: BucketRecorder | CallRecorder | None
-    laps: dict[str, FloatArray]
-    sent: Buckets | Calls | None  # None where nothing is sent
-    cpu_time: FloatArray
     first_step: int  # 0, or that from which an interrupted training went on
-    rank_loss: FloatArray  # mean over this rank's samples
+    steps: dict[str, FloatArray]  # the clock's laps and this rank's other columns, from first_step
+    sent: Buckets | Calls | None  # None where nothing is sent
     loss: FloatArray  # of every step, mean over the global batch
-    learning_rate: FloatArray
-    grad_norm: FloatArray
     setup_time: float  # s, from the start of this process to its first step
     use: CpuUse  # over the measured steps
     peak_memory: list[int]  # of each device
@@ -169,14 +165,16 @@ def train(job: RankJob, *, folder: Path | None = None, pauses: Pauses | None = N
         forward=forward,
         clock=clock,
         recorder=recorder,
-        laps=laps,
-        sent=sent,
-        cpu_time=np.array(cpu_times),
         first_step=first,
-        rank_loss=rank_loss[first:],
+        steps=laps
+        | {
+            "cpu_time": np.array(cpu_times),
+            "loss": rank_loss[first:],  # the mean over this rank's samples
+            "learning_rate": np.array(rates),
+            "grad_norm": _values(norms)[first:],
+        },
+        sent=sent,
         loss=mean_loss,
-        learning_rate=np.array(rates),
-        grad_norm=_values(norms)[first:],
         setup_time=setup_time,
         use=use,
         peak_memory=peak_memory,

@@ -99,11 +99,6 @@ class CallRecorder:
         """Know the wait for this call by a key, whose holder is kept alive until then."""
         self.pending[key] = holder, call
 
-    def rename(self, key: object, new: object, holder: object) -> None:
-        """Know the wait for a pending call by another key."""
-        _, call = self.pending.pop(key)
-        self.pending[new] = holder, call
-
     @contextmanager
     def waiting(self, key: object) -> Iterator[None]:
         """Stamp the wait for the pending call of this key, if there is one."""
@@ -254,7 +249,8 @@ def _traced_functional(function: Callable[..., Any]) -> Callable[..., Any]:
         operation = getattr(dist.ReduceOp, reduceOp.upper())
         work = dist.all_reduce(reduced, operation, group=members, async_op=True)
         # torch waits for the tensor, not for the work: the result is known by its memory.
-        recorder.rename(id(work), reduced.data_ptr(), reduced)
+        _, call = recorder.pending.pop(id(work))
+        recorder.expect(call, reduced.data_ptr(), reduced)
         torch._C._distributed_c10d._register_work(reduced, work)
         return functional._maybe_wrap_tensor(reduced)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 
 import torch
 from torch import nn
@@ -34,9 +34,13 @@ class Fsdp(Strategy[nn.Module]):
             fully_shard(model, mesh=mesh, reshard_after_forward=False)
         return model
 
-    def no_sync(self, parallel: nn.Module) -> AbstractContextManager[None]:
+    @contextmanager
+    def no_sync(self, parallel: nn.Module) -> Iterator[None]:
         """Gradients stay whole on each rank and add up; parameters are gathered all the same."""
-        return _unsynchronized(parallel)
+        assert isinstance(parallel, FSDPModule)
+        parallel.set_requires_gradient_sync(False)
+        yield
+        parallel.set_requires_gradient_sync(True)
 
     def clip(self, parallel: nn.Module, max_norm: float) -> torch.Tensor:
         """By the norm of all shards of one copy of the model."""
@@ -49,14 +53,6 @@ class Fsdp(Strategy[nn.Module]):
     def replicated(self, parallel: nn.Module) -> Iterable[torch.Tensor]:
         """Each parameter, gathered."""
         return (p.full_tensor() for p in parallel.parameters() if isinstance(p, DTensor))
-
-
-@contextmanager
-def _unsynchronized(parallel: nn.Module) -> Iterator[None]:
-    assert isinstance(parallel, FSDPModule)
-    parallel.set_requires_gradient_sync(False)
-    yield
-    parallel.set_requires_gradient_sync(True)
 
 
 def _mesh(run: Run, device: torch.device) -> DeviceMesh:
