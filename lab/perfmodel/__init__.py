@@ -1,3 +1,1 @@
-"""The performance model: FLOPs, memory, collectives, hardware, step times, forecasts, the
-planner.
-"""
+"""FLOPs, memory, collectives, hardware, step times, forecasts, the planner."""

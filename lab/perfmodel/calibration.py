@@ -1,6 +1,4 @@
-"""Calibration: what a cluster's links and devices can do, measured once, stored beside its
-profile.
-"""
+"""What a cluster's links and devices can do, measured once and stored beside its profile."""
 
 from __future__ import annotations
 
@@ -15,14 +13,7 @@ from lab.config.cluster import Cluster, find_profile
 from lab.config.replay import Published
 from lab.errors import InputError, LabError
 from lab.files import read_json, read_yaml, write_atomically
-from lab.perfmodel.collectives import (
-    COLLECTIVES,
-    Collective,
-    LinkFit,
-    busbw,
-    fit_link,
-    interpolate,
-)
+from lab.perfmodel.collectives import COLLECTIVES, Collective, LinkFit, busbw, fit_link, interpolate
 from lab.records.schema import Environment
 
 SCHEMA_VERSION = 1
@@ -181,9 +172,7 @@ class Calibration(_Stored):
         return nearest.contention if nearest else None
 
     def fit(self, collective: Collective, world_size: int) -> LinkFit:
-        """The fit of a collective; raises LabError where it was not measured or cannot be
-        fitted.
-        """
+        """The fit of a collective; LabError where it was not measured or cannot be fitted."""
         fits = {fit.world_size: fit.fit for fit in self.fits if fit.collective == collective}
         if world_size in fits:
             return fits[world_size]

@@ -1,5 +1,4 @@
-"""Collectives: bytes on the wire, alpha-beta fits of measured times, and what algorithms cost on
-networks with levels.
+"""Collectives: bytes on links, alpha-beta fits, and the cost of algorithms on networks of levels.
 
 `bytes` is everywhere the size of the whole tensor: what all-reduce sums, what all-gather puts
 together, what reduce-scatter takes apart, what broadcast sends.
@@ -46,8 +45,7 @@ BACKWARD_SHARE = 2 / 3
 
 
 def bus_factor(collective: Collective, world_size: int) -> float:
-    """Bytes that cross the busiest link of a ring per byte of the tensor, as in NCCL's tests (busbw
-    / algbw).
+    """Bytes that cross the busiest link of a ring per byte of the tensor: NCCL's busbw / algbw.
 
     Raises ValueError for an unknown collective or a world size below 1.
     """
@@ -60,9 +58,7 @@ def bus_factor(collective: Collective, world_size: int) -> float:
 
 
 def busbw(collective: Collective, world_size: int, size: float, seconds: float) -> float:
-    """Bus bandwidth in bytes/s, comparable over world sizes: algbw (bytes over s) by the bus
-    factor.
-    """
+    """Bus bandwidth in bytes/s, comparable over world sizes: algbw times the bus factor."""
     return size / seconds * bus_factor(collective, world_size)
 
 
@@ -74,8 +70,7 @@ def of_all_reduce(collective: Collective) -> float:
 def ring_time(
     collective: Collective, size: float, world_size: int, alpha_s: float, bytes_per_s: float
 ) -> float:
-    """Seconds of a collective by a ring; alpha (s) and bytes/s are those of one message on one
-    link.
+    """Seconds of a collective by a ring; alpha (s) and bytes/s are one message's on one link.
 
     For an all-reduce `2 (n-1)/n * bytes/B + 2 (n-1) * alpha`: no other moves fewer bytes per link
     (Patarasuk and Yuan 2009).
@@ -103,8 +98,7 @@ class LinkFit:
         return self.alpha_s + size / self.bytes_per_s
 
     def of_one_link(self, collective: Collective, world_size: int) -> tuple[float, float]:
-        """Alpha in s and bytes/s of one message on one link of a ring, from which other world sizes
-        follow.
+        """Alpha (s) and bytes/s of one message on one link of a ring: other world sizes follow.
 
         `ring_time` of these gives the line back. Raises ValueError for world sizes below 2.
         """
@@ -115,8 +109,7 @@ class LinkFit:
 
 
 def fit_link(sizes: Sequence[float], seconds: Sequence[float]) -> LinkFit:
-    """Fit alpha and bytes/s to times by size: least squares of the relative errors, with alpha >=
-    0.
+    """Fit alpha >= 0 and bytes/s to times by size: least squares of the relative errors.
 
     Absolute errors would let the largest size decide alone and give negative alphas. Raises
     ValueError for fewer than two different sizes, for sizes or times that are not positive, and for
@@ -160,8 +153,7 @@ def interpolate(
 
 @dataclass(frozen=True)
 class Level:
-    """One level of a network: how many parts meet there, s per message, and bytes/s of the link of
-    one part.
+    """One level of a network: how many parts meet there, s per message, bytes/s of a part's link.
 
     A part of the lowest level is a rank; a part of the next one is what the lower level joins, such
     as a node with all of its network cards.
@@ -175,8 +167,7 @@ class Level:
 def collective_seconds(
     collective: Collective, size: float, levels: Sequence[Level], algorithm: Algorithm = "fastest"
 ) -> float:
-    """Seconds of a collective on `size` bytes over all ranks of the levels, the lowest first; 0 on
-    one rank.
+    """Seconds of a collective on `size` bytes over all ranks of the levels, the lowest first.
 
     A ring passes through all ranks and is as fast as its slowest link (Patarasuk and Yuan 2009). A
     tree takes a number of messages that grows with the logarithm of the ranks; two trees that share
@@ -229,9 +220,7 @@ def nodes_of(world_size: int, ranks_per_node: int, inner: Level, outer: Level) -
 
 
 def efficiency_without_overlap(r: float) -> float:
-    """Efficiency where compute and communication take turns: `R / (1 + R)`; ValueError for a
-    negative R.
-    """
+    """Efficiency if compute and communication take turns: `R / (1 + R)`; ValueError for R < 0."""
     if r < 0:
         raise ValueError(f"R {r} is negative")
     return r / (1 + r)

@@ -48,8 +48,8 @@ def model_cost(run: Run, *, device: Device = "cpu") -> ModelCost:
     sizes = _trace(run, device, frozen=0).sizes
     frozen = first_trainable(sizes, trainable, head=head)
     trace = _trace(run, device, frozen=frozen)
-    kept = trace.kept + sum(trace.saved.values())
-    return ModelCost(sum(sizes), sum(sizes[frozen:]), trace.forward, trace.backward, kept)
+    saved = trace.unshared + sum(trace.saved.values())
+    return ModelCost(sum(sizes), sum(sizes[frozen:]), trace.forward, trace.backward, saved)
 
 
 def flops_per_sample(run: Run) -> int:
@@ -89,8 +89,7 @@ def gpt_flops_per_token(config: GPT, vocab_size: int) -> int:
 
 
 def first_trainable(sizes: Sequence[int], trainable: str | float, *, head: int = 1) -> int:
-    """How many first layers stay frozen; `sizes` are each layer's parameters, the last `head` its
-    head.
+    """How many first layers stay frozen, by each layer's parameters; the last `head` are the head.
 
     A share is met by the fewest last layers that together hold at least as much of the parameters.
     """
@@ -136,7 +135,7 @@ class Trace:
     forward: int = 0  # FLOPs of one sample
     backward: int = 0
     saved: dict[Value, int] = field(default_factory=dict)  # bytes; what several layers keep is one
-    kept: int = 0  # bytes that no other layer keeps
+    unshared: int = 0  # bytes that one layer alone keeps
     views: dict[Value, Value] = field(default_factory=dict)
 
     @property
@@ -194,11 +193,9 @@ class Trace:
         return Value((*tokens.shape, width), grad=trains)
 
     def positions(self, tokens: Value, rows: int, width: int, *, made: bool = False) -> Value:
-        """Rows in their order for all samples; keeps their numbers if these are `made` each
-        time.
-        """
+        """Rows in order for all samples; keeps their numbers if these are `made` each time."""
         trains = self.layer(rows * width)
-        self.kept += INDEX * math.prod(tokens.shape) * (trains and made)
+        self.unshared += INDEX * math.prod(tokens.shape) * (trains and made)
         return Value((*tokens.shape, width), grad=trains)
 
     def layer_norm(self, x: Value) -> Value:
@@ -206,16 +203,14 @@ class Trace:
         return self._norm(x, x.shape[-1], self.samples * math.prod(x.shape[:-1]))
 
     def batch_norm(self, x: Value, config: CNN) -> Value:
-        """Normalize channels; keeps their mean and deviation, unless these are running
-        statistics.
-        """
+        """Normalize channels; keeps their mean and deviation, unless frozen."""
         return self._norm(x, x.shape[0], 0 if config.batch_norm == "frozen" else x.shape[0])
 
     def _norm(self, x: Value, width: int, rows: int) -> Value:
         y = Value(x.shape, x.item, self.layer(2 * width) or x.grad)
         if y.grad:
             self.save(x)
-            self.kept += 2 * FLOAT * rows
+            self.unshared += 2 * FLOAT * rows
         return y
 
     def relu(self, x: Value) -> Value:
@@ -233,7 +228,7 @@ class Trace:
         if not rate:
             return x
         item = 1 if self.device == "cuda" else x.item
-        self.kept += self.samples * math.prod(x.shape) * item * x.grad
+        self.unshared += self.samples * math.prod(x.shape) * item * x.grad
         return x.like()
 
     def add(self, x: Value, y: Value) -> Value:
@@ -251,7 +246,7 @@ class Trace:
         """Keeps its input and the place of each maximum."""
         sides = (_windows(size, kernel, stride, padding, ceil=ceil) for size in x.shape[1:])
         y = self.relu(x).like(x.shape[0], *sides)
-        self.kept += self.samples * INDEX * math.prod(y.shape) * x.grad
+        self.unshared += self.samples * INDEX * math.prod(y.shape) * x.grad
         return y
 
     def average_pool(self, x: Value, size: int) -> Value:
@@ -270,7 +265,7 @@ class Trace:
         if y.grad:
             self.backward += 2 * flops
             self.save(*projected, y)
-            self.kept += FLOAT * self.samples * (tokens * heads + mask)
+            self.unshared += FLOAT * self.samples * (tokens * heads + mask)
         return y
 
     def first(self, x: Value) -> Value:
@@ -285,14 +280,14 @@ class Trace:
         flops = 2 * math.prod(x.shape)
         self.forward += flops
         self.backward += flops * x.grad
-        self.kept += self.samples * x.shape[0] * self.item * x.grad
+        self.unshared += self.samples * x.shape[0] * self.item * x.grad
         return x.like(x.shape[1])
 
     def cross_entropy(self, logits: Value) -> None:
         """Keeps the logarithms of the shares, and the targets."""
         if logits.grad:
             rows = math.prod(logits.shape[:-1])
-            self.kept += self.samples * (FLOAT * math.prod(logits.shape) + INDEX * rows) + FLOAT
+            self.unshared += self.samples * (FLOAT * math.prod(logits.shape) + INDEX * rows) + FLOAT
 
 
 def _windows(size: int, kernel: int, stride: int, padding: int, *, ceil: bool = False) -> int:

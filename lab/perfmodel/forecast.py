@@ -21,15 +21,7 @@ from lab.errors import LabError
 from lab.perfmodel.calibration import Calibration, load_calibration
 from lab.perfmodel.collectives import Collective, CollectiveSeconds, of_all_reduce, ring_time
 from lab.perfmodel.flops import block_parameters, model_cost
-from lab.perfmodel.layout import (
-    MICRO_BATCH,
-    SHARINGS,
-    Bucket,
-    Layout,
-    Links,
-    Profile,
-    buckets_of,
-)
+from lab.perfmodel.layout import MICRO_BATCH, SHARINGS, Bucket, Layout, Links, Profile, buckets_of
 from lab.perfmodel.memory import MemoryParts, rank_memory
 from lab.perfmodel.replay import NO_CONTENTION, Contention
 from lab.perfmodel.simulate import Conditions, Prediction, predict
@@ -182,8 +174,7 @@ class Basis:
         return MeasuredLinks(ring, contention, error, (note,))
 
     def memory(self, run: Run) -> float | None:
-        """Peak bytes: of the measured run with the nearest count of bytes, and what counts differ
-        by.
+        """Peak bytes: those of the measured run nearest by count, and what the counts differ by.
 
         Runs of the same model go before others, and where they were measured at several
         micro-batches, a line through these tells what a counted byte takes: an allocator on CPUs

@@ -25,9 +25,7 @@ if TYPE_CHECKING:
 
 
 class Frozen(BaseModel):
-    """A prediction as it was written down; times in s, memory in bytes; `sha256` of all the
-    rest.
-    """
+    """A prediction as it was written down; times in s, memory in bytes, `sha256` of the rest."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 

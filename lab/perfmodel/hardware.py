@@ -1,5 +1,4 @@
-"""Hardware: the one table of GPUs and links by their makers' figures, and clusters described from
-it.
+"""Hardware: the table of GPUs and links by their makers' figures, and clusters described by it.
 
 MFU, emulated compute, the audit's plausible bandwidths, and predictions and plans for machines that
 nobody here has are all computed from these figures.
@@ -96,8 +95,7 @@ GPUS = {
 
 @dataclass(frozen=True)
 class Link:
-    """A link of one GPU, in one direction: peak bytes/s, the share collectives reach, s per
-    message.
+    """A GPU's link in one direction: peak bytes/s, the share collectives reach, s per message.
 
     `pattern` matches the words by which tables of others name it.
     """
@@ -110,29 +108,16 @@ class Link:
     pattern: str = ""
 
 
+_BOTH = "in both directions"
 _IBTA = "InfiniBand Trade Association roadmap, 4x port"
 # Where a text matches several patterns, the first of these is meant.
 LINKS = {
     link.name: link
     for link in (
-        Link(
-            "nvlink5",
-            900e9,
-            *_NVLINK,
-            "NVIDIA B200: 1.8 TB/s in both directions",
-            r"nv_?link.*5|b200",
-        ),
-        Link(
-            "nvlink4",
-            450e9,
-            *_NVLINK,
-            "NVIDIA H100: 900 GB/s in both directions",
-            r"h100|h200|hopper",
-        ),
-        Link(
-            "nvlink3", 300e9, *_NVLINK, "NVIDIA A100: 600 GB/s in both directions", r"a100|ampere"
-        ),
-        Link("nvlink2", 150e9, *_NVLINK, "NVIDIA V100: 300 GB/s in both directions", r"v100|volta"),
+        Link("nvlink5", 900e9, *_NVLINK, f"NVIDIA B200: 1.8 TB/s {_BOTH}", r"nv_?link.*5|b200"),
+        Link("nvlink4", 450e9, *_NVLINK, f"NVIDIA H100: 900 GB/s {_BOTH}", r"h100|h200|hopper"),
+        Link("nvlink3", 300e9, *_NVLINK, f"NVIDIA A100: 600 GB/s {_BOTH}", r"a100|ampere"),
+        Link("nvlink2", 150e9, *_NVLINK, f"NVIDIA V100: 300 GB/s {_BOTH}", r"v100|volta"),
         Link("pcie5", 63e9, *_CARDS, "PCI-SIG, 16 lanes of 32 GT/s", r"pcie.*5"),
         Link("pcie4", 31.5e9, *_CARDS, "PCI-SIG, 16 lanes of 16 GT/s", r"pcie.*4"),
         Link("pcie3", 15.75e9, *_CARDS, "PCI-SIG, 16 lanes of 8 GT/s", r"pcie"),
@@ -167,9 +152,7 @@ def named_link(text: str) -> Link | None:
 
 @dataclass(frozen=True)
 class Machine:
-    """A described cluster: GPUs per node, their link in the node, one card per GPU between
-    nodes.
-    """
+    """A described cluster: GPUs per node, their link there, one card per GPU between nodes."""
 
     gpu: Gpu
     gpus_per_node: int
@@ -177,8 +160,7 @@ class Machine:
     outer: Link
 
     def levels(self, ranks: int, *, stride: int = 1) -> tuple[Level, ...]:
-        """The network among `ranks` ranks that are `stride` places apart; all cards of a node
-        count.
+        """The network among `ranks` ranks `stride` places apart, with all cards of a node.
 
         Ranks that are further apart than a node meet on their own card.
         """
@@ -188,9 +170,7 @@ class Machine:
         return nodes_of(ranks, inside, inner, outer)
 
     def links(self, layout: Layout) -> Links:
-        """Tensor parallel ranks are neighbours, then come the replicas, then a pipeline's
-        stages.
-        """
+        """Tensor parallel ranks are neighbours, then come replicas, then a pipeline's stages."""
         stages, neighbours = min(layout.pipeline, 2), layout.tensor * layout.data
         return Links(
             data=on_levels(self.levels(layout.data, stride=layout.tensor)),

@@ -1,6 +1,4 @@
-"""Layouts: how the ranks share a model's training, and the work that a step then is for one of
-them.
-"""
+"""How the ranks share a model's training, and the work that a step then is for one of them."""
 
 from __future__ import annotations
 
@@ -23,9 +21,7 @@ MICRO_BATCH, STEP = ("data_s", "forward_s", "backward_s"), ("optimizer_s", "othe
 
 @dataclass(frozen=True)
 class Bucket:
-    """Gradients that are sent together, and how far into the backward pass (s) the last is
-    ready.
-    """
+    """Gradients sent together, and how far into the backward pass (s) the last is ready."""
 
     ready_s: float
     bytes: int
@@ -95,8 +91,7 @@ def buckets_of(
 
 @dataclass(frozen=True)
 class Layout:
-    """How many ranks share what: `data` replicas or shards, each of `tensor` times `pipeline`
-    ranks.
+    """Who shares what: `data` replicas or shards, each of `tensor` times `pipeline` ranks.
 
     `activation_bytes` are those that a layer hands on per micro-batch, `layers` the layers whose
     activations tensor parallelism sums twice in each direction (Shoeybi et al. 2019).
@@ -164,8 +159,7 @@ def works_of(
     *,
     grad_accum: int = 1,
 ) -> list[Work]:
-    """The step of one rank as work on its device and its link, in order; replaying it gives the
-    time.
+    """The step of one rank as work on its device and its link, to be replayed in order.
 
     `buckets` are what is sent at a time: DDP's buckets, the tensors of naive DDP, the flat buffers
     of ZeRO-1, the units of FSDP.
@@ -268,9 +262,7 @@ def _backward(step: _Step, profile: Profile, buckets: Sequence[Bucket], share: i
 def _sharded_pass(
     step: _Step, profile: Profile, units: Sequence[Bucket], share: int, *, times: int, reduce: bool
 ) -> None:
-    """FSDP (Zhao et al. 2023): weights are gathered a unit ahead, gradients scattered when
-    ready.
-    """
+    """FSDP (Zhao et al. 2023): weights gathered a unit ahead, gradients scattered when ready."""
 
     def seconds(collective: Collective, unit: int) -> float:
         messages = units[unit].messages

@@ -42,8 +42,7 @@ class MemoryParts:
 def state_memory(
     parameters: float, *, sharing: Sharing = "ddp", ranks: int = 1, state: StateBytes = MIXED
 ) -> MemoryParts:
-    """Weights, gradients and optimizer of a rank, each divided by `ranks` if the strategy shards
-    it.
+    """Weights, gradients and optimizer of a rank, divided by `ranks` if the strategy shards them.
 
     ZeRO's stages 1 and 3 (FSDP): Rajbhandari et al. (2020), figure 1.
     """

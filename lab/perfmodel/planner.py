@@ -1,5 +1,4 @@
-"""The planner: of all ways to train a model on a cluster with a global batch, the fastest that
-fits.
+"""The planner: of all ways to train a model with a global batch, the fastest that fits.
 
 It predicts every candidate of a search space, for a described machine or from what was measured on
 a cluster, and says why the second best is slower.

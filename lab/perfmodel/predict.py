@@ -1,6 +1,4 @@
-"""lab predict: what is expected of a study's runs, here and on other world sizes, beside
-records.
-"""
+"""lab predict: what is expected of a study's runs, here and on other world sizes."""
 
 from __future__ import annotations
 
@@ -194,9 +192,7 @@ def on_described(run: Run, place: Machine) -> Forecast:
 
 
 def at_world_size(run: Run, world_size: int, *, study: Study) -> Run | None:
-    """The run on `world_size` ranks, with the batch of the study's scaling; None if it cannot
-    be.
-    """
+    """The run on `world_size` ranks by the study's scaling; None where the batch forbids it."""
     if run.world_size == world_size:
         return run
     content = run.model_dump() | {"world_size": world_size}

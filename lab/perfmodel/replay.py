@@ -1,6 +1,4 @@
-"""Replay of a step: work on a device and on its link, each slowing the other if they share
-cores.
-"""
+"""Replay of a step: work on a device and its link, each slowing the other on shared cores."""
 
 from __future__ import annotations
 
@@ -15,8 +13,8 @@ WHERE: tuple[Where, Where] = ("device", "link")
 
 @dataclass(frozen=True)
 class Work:
-    """What takes `seconds` by itself, from when all of `after` (places in the list) and its queue
-    are done.
+    """What takes `seconds` alone, once all of `after` (places in the list) and its queue are
+    done.
     """
 
     name: str

@@ -49,8 +49,7 @@ def predict_step(
     fixed_overhead_s: float = 0.0,
     backward_s: float | None = None,
 ) -> float:
-    """Seconds of a data-parallel step: one device's step, the fixed overhead, the exposed
-    all-reduce.
+    """Seconds of a data-parallel step: one device's, the fixed overhead, the exposed all-reduce.
 
     The link is `alpha_s` (s per message, 0 by default) and `bytes_per_s` of a ring, or `allreduce`:
     the same two numbers as a pair, or a table of the whole all-reduce on these ranks: pairs of
@@ -132,8 +131,7 @@ class StepLaw:
 
 
 def fit(rows: pd.DataFrame) -> StepLaw:
-    """Find alpha, bandwidth, overlap and fixed overhead that explain a table's steps, from two rows
-    on.
+    """Find alpha, bandwidth, overlap and fixed overhead that explain the steps of two or more rows.
 
     Needed columns: `one_device_step_s`, `gradient_bytes`, `world_size`, `step_s`. Optional ones
     refine it: `backward_s` (s of one device's backward pass, behind which communication hides),
@@ -252,9 +250,7 @@ def _undetermined(columns: Mapping[str, FloatArray]) -> tuple[str, ...]:
 
 
 def _columns(rows: pd.DataFrame, *, needed: Sequence[str]) -> dict[str, FloatArray]:
-    """The columns as numbers, with defaults for optional ones; InputError with all that is
-    wrong.
-    """
+    """The columns as numbers, with defaults for optional ones; InputError with every fault."""
     advice = f"needed: {', '.join(needed)}"
     problems = [
         Problem(name, "this column is missing", advice) for name in needed if name not in rows

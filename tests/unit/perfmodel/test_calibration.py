@@ -191,12 +191,12 @@ def test_figure_shows_points_lines_and_errors(calibration: Calibration) -> None:
 
 
 def test_alternative_text_has_the_numbers(calibration: Calibration) -> None:
-    told = links_alt(calibration)
+    text = links_alt(calibration)
     assert (
-        "all-reduce on 2 ranks" in told
-        and "for 4 KiB" in told
-        and "for 16 MiB" in told
-        and "fit within" in told
+        "all-reduce on 2 ranks" in text
+        and "for 4 KiB" in text
+        and "for 16 MiB" in text
+        and "fit within" in text
     )
 
 

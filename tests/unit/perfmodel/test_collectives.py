@@ -162,10 +162,10 @@ def test_times_between_and_beyond_measured_sizes(
     fit = fit_link(SIZES, [alpha + at / rate for at in SIZES])
     for at, time in zip(SIZES, seconds, strict=True):
         assert interpolate(at, SIZES, seconds, fit) == pytest.approx(time)
-    found = interpolate(size, SIZES, seconds, fit)
-    assert 0.79 * (alpha + size / rate) <= found <= 1.26 * (alpha + size / rate)
+    between = interpolate(size, SIZES, seconds, fit)
+    assert 0.79 * (alpha + size / rate) <= between <= 1.26 * (alpha + size / rate)
     assert interpolate(size * (1 + 1e-9), SIZES, seconds, fit) == pytest.approx(
-        found, rel=1e-6
+        between, rel=1e-6
     )  # no jump
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pretrained_folders
@@ -15,10 +15,11 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from lab.config.models import CNN, MODELS
+from lab.config.models import CNN, MODELS, Network
 from lab.config.models import GPT as Config
 from lab.config.run import Run
 from lab.perfmodel.flops import (
+    _NETWORKS,
     first_trainable,
     flops_per_sample,
     gpt_flops_per_token,
@@ -252,3 +253,7 @@ def test_the_fewest_last_layers_that_hold_a_share_train(
     trainable: str | float, frozen: int
 ) -> None:
     assert first_trainable([40, 30, 20, 10], trainable) == frozen
+
+
+def test_every_network_is_counted() -> None:
+    assert set(_NETWORKS) == set(SIZES) == set(get_args(Network))

@@ -43,17 +43,17 @@ def still(one: Record) -> Record:
 def test_two_ranks_by_hand() -> None:
     # 8 MB in one bucket behind its 1 MiB first: 2 MB at a quarter of 55 ms (21 ms), 6 MB at its end
     # (61 ms).
-    found = basis(still(profile(ALONE, phases=QUIET))).forecast(PAIR)
-    assert found.prediction is not None and not found.extrapolated
-    assert found.prediction.communication_s == pytest.approx(0.082)
-    assert found.prediction.step_s == pytest.approx(0.1 + 0.061, rel=0.01)
-    assert found.prediction.limit == "exposed_communication"
+    forecast = basis(still(profile(ALONE, phases=QUIET))).forecast(PAIR)
+    assert forecast.prediction is not None and not forecast.extrapolated
+    assert forecast.prediction.communication_s == pytest.approx(0.082)
+    assert forecast.prediction.step_s == pytest.approx(0.1 + 0.061, rel=0.01)
+    assert forecast.prediction.limit == "exposed_communication"
 
 
 def test_buckets_and_compression_change_what_is_sent() -> None:
-    held = basis(still(profile(ALONE, phases=QUIET)))
+    measured = basis(still(profile(ALONE, phases=QUIET)))
     small, halved = (
-        held.forecast(run(2, 16, **more)).prediction
+        measured.forecast(run(2, 16, **more)).prediction
         for more in ({"bucket_cap_mb": 0.5}, {"compression": "bf16"})
     )
     assert small and halved
@@ -63,36 +63,36 @@ def test_buckets_and_compression_change_what_is_sent() -> None:
 
 
 def test_a_micro_batch_between_two_is_on_their_line_and_said() -> None:
-    held = basis(profile(run(1, 4), step_time=0.06), profile(run(1, 12), step_time=0.14))
-    found = held.forecast(ALONE)
-    assert found.prediction is not None and found.extrapolated == (
+    measured = basis(profile(run(1, 4), step_time=0.06), profile(run(1, 12), step_time=0.14))
+    forecast = measured.forecast(ALONE)
+    assert forecast.prediction is not None and forecast.extrapolated == (
         "micro-batch 8, measured at 4, 12",
     )
-    assert found.prediction.step_s == pytest.approx(0.1, rel=0.1)
+    assert forecast.prediction.step_s == pytest.approx(0.1, rel=0.1)
 
 
-@pytest.mark.parametrize(("asked", "least"), [(4, 0.05), (24, 0.3)])
+@pytest.mark.parametrize(("samples", "least"), [(4, 0.05), (24, 0.3)])
 def test_beyond_what_was_measured_times_shrink_at_most_in_proportion(
-    asked: int, least: float
+    samples: int, least: float
 ) -> None:
     # 8 samples take 100 ms and 16 take 300 ms: on that line 4 would take none.
-    held = basis(profile(ALONE, step_time=0.1), profile(run(1, 16), step_time=0.3))
-    found = held.forecast(run(1, asked)).prediction
-    assert found is not None and least * 0.9 <= found.step_s
+    records = basis(profile(ALONE, step_time=0.1), profile(run(1, 16), step_time=0.3))
+    result = records.forecast(run(1, samples)).prediction
+    assert result is not None and least * 0.9 <= result.step_s
 
 
 def test_world_sizes_beyond_the_calibrated_are_a_ring_of_its_links() -> None:
-    found = basis(still(profile(ALONE, phases=QUIET))).forecast(run(8, 64))
+    forecast = basis(still(profile(ALONE, phases=QUIET))).forecast(run(8, 64))
     # Of 1 ms and 100 MB/s between two: messages of half a millisecond, links of 100 MB/s.
     one = 14 * 0.0005 + 2 * 7 / 8 * 6e6 / 1e8
-    assert found.prediction is not None and found.extrapolated == (
+    assert forecast.prediction is not None and forecast.extrapolated == (
         "8 ranks by a ring of the links between 2",
     )
-    assert found.prediction.exposed_s == pytest.approx(one, rel=0.1)
+    assert forecast.prediction.exposed_s == pytest.approx(one, rel=0.1)
 
 
 @pytest.mark.parametrize(
-    ("held", "asked", "missing"),
+    ("measured", "requested", "missing"),
     [
         (basis(), PAIR, "no record on one rank"),
         (basis(record(ALONE)), PAIR, "tell no gradients"),
@@ -105,118 +105,119 @@ def test_world_sizes_beyond_the_calibrated_are_a_ring_of_its_links() -> None:
         ),
     ],
 )
-def test_what_is_missing_is_said(held: Basis, asked: lab.Run, missing: str) -> None:
-    found = held.forecast(asked)
-    assert found.prediction is None and missing in found.missing
+def test_what_is_missing_is_said(measured: Basis, requested: lab.Run, missing: str) -> None:
+    forecast = measured.forecast(requested)
+    assert forecast.prediction is None and missing in forecast.missing
 
 
 @pytest.mark.parametrize(
     "strategy", ["naive_ddp", "zero1", "fsdp", "tensor_parallel", "pipeline_parallel"]
 )
 def test_every_strategy_is_predicted(strategy: str) -> None:
-    found = basis(profile(ALONE)).forecast(run(2, 16, strategy=strategy))
+    forecast = basis(profile(ALONE)).forecast(run(2, 16, strategy=strategy))
     assert (
-        found.prediction is not None
-        and found.prediction.step_s > 0
-        and found.prediction.communication_s > 0
+        forecast.prediction is not None
+        and forecast.prediction.step_s > 0
+        and forecast.prediction.communication_s > 0
     )
-    assert found.memory_bytes is not None
+    assert forecast.memory_bytes is not None
 
 
 def test_memory_is_that_of_a_measured_run_and_the_counted_difference() -> None:
-    held = basis(profile(ALONE))
+    measured = basis(profile(ALONE))
     alone, sharded, larger = (
-        held.memory(asked) for asked in (ALONE, run(2, 16, strategy="zero1"), run(1, 64))
+        measured.memory(one) for one in (ALONE, run(2, 16, strategy="zero1"), run(1, 64))
     )
     assert alone == 400_000_000 and sharded and larger
     assert larger > alone
-    full = held.memory(run(2, 16, strategy="ddp"))
+    full = measured.memory(run(2, 16, strategy="ddp"))
     assert full and full - sharded == pytest.approx(4 * model_cost(ALONE).trainable)
 
 
 @pytest.fixture
-def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Study:
+def planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Study:
     """A study with its runs on one rank measured, on a calibrated cluster."""
     monkeypatch.setattr("lab.perfmodel.forecast.load_calibration", lambda cluster: calibration(2))
-    found = study(tmp_path, [ALONE, run(2, 8), PAIR], repeats=1)
-    write_record(profile(ALONE), Store(found.out).folder(found.tasks[0]))
-    return found
+    planned = study(tmp_path, [ALONE, run(2, 8), PAIR], repeats=1)
+    write_record(profile(ALONE), Store(planned.out).folder(planned.tasks[0]))
+    return planned
 
 
-def measure(asked: Study, nth: int, step_time: float, *, started: datetime) -> None:
+def measure(planned: Study, nth: int, step_time: float, *, started: datetime) -> None:
     """Write the record of a run that started then."""
-    task = asked.tasks[nth]
+    task = planned.tasks[nth]
     done = record(task.run, step_time=step_time).model_copy(
         update={"started_at": started.isoformat()}
     )
-    write_record(done, Store(asked.out).folder(task))
+    write_record(done, Store(planned.out).folder(task))
 
 
-def test_predictions_are_frozen_once_and_scored_when_measured(asked: Study) -> None:
-    frozen = freeze(asked)
-    assert {one.run_id for one in frozen} == {run(2, 8).id, PAIR.id} and freeze(asked) == []
+def test_predictions_are_frozen_once_and_scored_when_measured(planned: Study) -> None:
+    frozen = freeze(planned)
+    assert {one.run_id for one in frozen} == {run(2, 8).id, PAIR.id} and freeze(planned) == []
     assert (
-        predictions(asked) == sorted(frozen, key=lambda one: one.frozen_at) and scores(asked) == []
+        predictions(planned) == sorted(frozen, key=lambda one: one.frozen_at)
+        and scores(planned) == []
     )
-    assert "none of their runs" in prediction_summary(StudyResults(asked))
+    assert "none of their runs" in prediction_summary(StudyResults(planned))
     expected = next(one for one in frozen if one.run_id == PAIR.id).step_s
-    measure(asked, 2, expected * 1.25, started=datetime.now(UTC))
-    (score,) = scores(asked)
-    assert score.error == pytest.approx(-0.2) and error_so_far(asked) == pytest.approx(0.2)
+    measure(planned, 2, expected * 1.25, started=datetime.now(UTC))
+    (score,) = scores(planned)
+    assert score.error == pytest.approx(-0.2) and error_so_far(planned) == pytest.approx(0.2)
     assert score.memory_error is not None and score.frozen.run_id == PAIR.id
     assert (
-        "over 1 run: 20.0 %, -20.0% at worst" in prediction_summary(StudyResults(asked))
-        and len(prediction_section(StudyResults(asked))) == 2
+        "over 1 run: 20.0 %, -20.0% at worst" in prediction_summary(StudyResults(planned))
+        and len(prediction_section(StudyResults(planned))) == 2
     )
-    assert freeze(asked) == []
+    assert freeze(planned) == []
 
 
-def test_late_and_changed_predictions_do_not_count(asked: Study) -> None:
-    freeze(asked)
-    measure(asked, 2, 0.1, started=datetime.now(UTC) - timedelta(hours=1))
-    assert scores(asked) == []
-    path = next(asked.out.glob(f"predictions/{run(2, 8).id}-*.json"))
+def test_late_and_changed_predictions_do_not_count(planned: Study) -> None:
+    freeze(planned)
+    measure(planned, 2, 0.1, started=datetime.now(UTC) - timedelta(hours=1))
+    assert scores(planned) == []
+    path = next(planned.out.glob(f"predictions/{run(2, 8).id}-*.json"))
     path.write_text(json.dumps(json.loads(path.read_text()) | {"step_s": 0.1}))
-    measure(asked, 1, 0.1, started=datetime.now(UTC))
-    assert scores(asked) == [] and [one.run_id for one in predictions(asked)] == [PAIR.id]
+    measure(planned, 1, 0.1, started=datetime.now(UTC))
+    assert scores(planned) == [] and [one.run_id for one in predictions(planned)] == [PAIR.id]
 
 
-def test_measuring_anew_is_predicted_anew(asked: Study) -> None:
-    freeze(asked)
-    archive_replaced(asked, [PAIR.id], asked.out / "replaced")
-    assert len(list((asked.out / "replaced").iterdir())) == 1
-    assert [one.run_id for one in freeze(asked)] == [PAIR.id]
+def test_measuring_anew_is_predicted_anew(planned: Study) -> None:
+    freeze(planned)
+    archive_replaced(planned, [PAIR.id], planned.out / "replaced")
+    assert len(list((planned.out / "replaced").iterdir())) == 1
+    assert [one.run_id for one in freeze(planned)] == [PAIR.id]
 
 
-def test_studies_are_predicted_beyond_the_machine(asked: Study) -> None:
-    found = lab.predict(asked, world_sizes=[1, 2, 4, 16, 4096])
+def test_studies_are_predicted_beyond_the_machine(planned: Study) -> None:
+    expected = lab.predict(planned, world_sizes=[1, 2, 4, 16, 4096])
     sizes = [
         (one.world_size, one.forecast.run.world_size)
-        for one in found.of
+        for one in expected.of
         if one.forecast.run.global_batch_size == 8
     ]
     assert sizes[:3] == [(1, 1), (2, 2), (4, 4)]
     assert all(
-        "cannot be divided" in one.forecast.missing for one in found.of if one.world_size == 4096
+        "cannot be divided" in one.forecast.missing for one in expected.of if one.world_size == 4096
     )
-    alone = found.of[0]
+    alone = expected.of[0]
     assert alone.speedup == 1.0 and alone.measured_s == pytest.approx(0.1)
-    pair = found.of[1]
+    pair = expected.of[1]
     assert pair.forecast.prediction and alone.forecast.prediction
     assert pair.speedup == pytest.approx(
         alone.forecast.prediction.step_s / pair.forecast.prediction.step_s
     )
-    assert len(found.table()) == len(found.of) == len(found.content()["runs"])
+    assert len(expected.table()) == len(expected.of) == len(expected.content()["runs"])
     with pytest.raises(InputError, match="divide"):
-        lab.predict(asked, world_sizes=[3])
+        lab.predict(planned, world_sizes=[3])
     with pytest.raises(InputError, match="0 ranks"):
-        lab.predict(asked, world_sizes=[0])
+        lab.predict(planned, world_sizes=[0])
 
 
 def test_weak_scaling_grows_with_the_ranks(tmp_path: Path) -> None:
     weak = study(tmp_path, [run(1, 8)], scaling="weak")
-    asked = predict.at_world_size(weak.runs[0], 4096, study=weak)
-    assert asked and asked.global_batch_size == 8 * 4096 and asked.micro_batch_size == 8
+    larger = predict.at_world_size(weak.runs[0], 4096, study=weak)
+    assert larger and larger.global_batch_size == 8 * 4096 and larger.micro_batch_size == 8
 
 
 def test_a_described_machine_needs_no_measurement(tmp_path: Path) -> None:
@@ -229,10 +230,10 @@ def test_a_described_machine_needs_no_measurement(tmp_path: Path) -> None:
         "vocab_size": 50257,
     }
     there = study(tmp_path, [run(1, 4096, model=gpt, precision="bf16", grad_accum=256)])
-    found = lab.predict(there, machine="h100x8", world_sizes=[8, 4096])
-    near, far = found.of
+    expected = lab.predict(there, machine="h100x8", world_sizes=[8, 4096])
+    near, far = expected.of
     assert near.forecast.prediction and far.forecast.prediction and near.speedup and far.speedup
     assert far.forecast.prediction.step_s < near.forecast.prediction.step_s and far.speedup < 4096
-    assert "datasheet" in found.notes()[0]
+    assert "datasheet" in expected.notes()[0]
     with pytest.raises(InputError, match="h100"):
         lab.predict(there, machine="h10")

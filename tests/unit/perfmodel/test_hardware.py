@@ -10,22 +10,20 @@ import pytest
 
 from lab.config.emulation import Compute, GpuName
 from lab.errors import InputError
-from lab.perfmodel.hardware import (
-    GPUS,
-    LINKS,
-    emulated_gpu,
-    machine,
-    named_link,
-    vendor_peak,
-)
+from lab.perfmodel.hardware import GPUS, LINKS, emulated_gpu, machine, named_link, vendor_peak
 from lab.perfmodel.layout import Layout
 
 MEASURED = Path(__file__).parents[2] / "fixtures" / "tables" / "nccl_all_reduce.csv"
 
 
 def test_names_and_defaults() -> None:
-    found = machine("h100")
-    assert (found.gpu.name, found.gpus_per_node, found.inner.name, found.outer.name) == (
+    described = machine("h100")
+    assert (
+        described.gpu.name,
+        described.gpus_per_node,
+        described.inner.name,
+        described.outer.name,
+    ) == (
         "h100",
         8,
         "nvlink4",
@@ -44,7 +42,7 @@ def test_names_and_defaults() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("h10", "h100"),
         ("h100:nvlink44", "nvlink4"),
@@ -52,8 +50,8 @@ def test_names_and_defaults() -> None:
         ("a b", "cannot be read"),
     ],
 )
-def test_what_is_not_known_is_refused(text: str, said: str) -> None:
-    with pytest.raises(InputError, match=said):
+def test_what_is_not_known_is_refused(text: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
         machine(text)
 
 

@@ -7,19 +7,14 @@ import pytest
 from lab.config.models import GPT
 from lab.perfmodel.flops import gpt_parameters
 from lab.perfmodel.layout import Layout
-from lab.perfmodel.memory import (
-    FP32,
-    rank_memory,
-    state_memory,
-    transformer_activations,
-)
+from lab.perfmodel.memory import FP32, rank_memory, state_memory, transformer_activations
 
 
 @pytest.mark.parametrize(("sharing", "gigabytes"), [("ddp", 120), ("zero1", 31.4), ("fsdp", 1.9)])
 def test_zero_on_64_ranks(sharing: str, gigabytes: float) -> None:
     """Rajbhandari et al. (2020), figure 1: 7.5 B parameters, 64 ranks."""
-    found = state_memory(7.5e9, sharing=sharing, ranks=64)  # type: ignore[arg-type]
-    assert found.total / 1e9 == pytest.approx(gigabytes, abs=0.06)
+    state = state_memory(7.5e9, sharing=sharing, ranks=64)  # type: ignore[arg-type]
+    assert state.total / 1e9 == pytest.approx(gigabytes, abs=0.06)
 
 
 def test_gpt_parameters_as_published() -> None:

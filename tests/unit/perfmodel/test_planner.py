@@ -58,23 +58,23 @@ def test_plain_ddp_of_gpt3_never_fits() -> None:
 
 def test_the_space_is_searched_whole_and_said() -> None:
     space = Space(12, 2 * 1024 * 768, tensor=(1, 2), precisions=("bf16", "fp32"))
-    found = search(SMALL, "h100x8", 8, 64, tensor=(1, 2), precisions=("bf16", "fp32"))
-    assert found.searched == len(set(space.candidates(8, 64))) == len(list(space.candidates(8, 64)))
+    plan = search(SMALL, "h100x8", 8, 64, tensor=(1, 2), precisions=("bf16", "fp32"))
+    assert plan.searched == len(set(space.candidates(8, 64))) == len(list(space.candidates(8, 64)))
     assert (
         "ddp, zero1, fsdp; tensor x1, x2" in space.description and "bf16, fp32" in space.description
     )
-    assert found.least_bytes <= min(ranked.memory_bytes for ranked in found.ranked)
+    assert plan.least_bytes <= min(ranked.memory_bytes for ranked in plan.ranked)
 
 
 def test_merged_buckets_keep_bytes_and_messages() -> None:
     buckets = [Bucket(float(nth), 10) for nth in range(1, 101)]
-    found = merged(buckets, 16)
+    groups = merged(buckets, 16)
     assert (
-        len(found) == 16
-        and sum(b.bytes for b in found) == 1000
-        and sum(b.messages for b in found) == 100
+        len(groups) == 16
+        and sum(b.bytes for b in groups) == 1000
+        and sum(b.messages for b in groups) == 100
     )
-    assert found[-1].ready_s == 100.0
+    assert groups[-1].ready_s == 100.0
     assert merged(buckets[:3], 16) == tuple(buckets[:3])
 
 

@@ -27,10 +27,10 @@ GPT2 = {
 def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Study:
     """One rank measured at two micro-batches, on a calibrated cluster of two ranks."""
     monkeypatch.setattr("lab.perfmodel.forecast.load_calibration", lambda cluster: calibration(2))
-    found = study(tmp_path, [run(1, 4), run(1, 16), run(2, 16)], repeats=1)
-    for task, step in zip(found.tasks, (0.05, 0.2), strict=False):
-        write_record(profile(task.run, step_time=step), Store(found.out).folder(task))
-    return found
+    planned = study(tmp_path, [run(1, 4), run(1, 16), run(2, 16)], repeats=1)
+    for task, step in zip(planned.tasks, (0.05, 0.2), strict=False):
+        write_record(profile(task.run, step_time=step), Store(planned.out).folder(task))
+    return planned
 
 
 def cluster(devices: int = 2, **fields: object) -> Cluster:
@@ -70,10 +70,10 @@ def test_without_a_profile_or_a_divisible_batch_it_says_so(measured: Study, tmp_
 
 
 def test_described_machines_need_nothing_measured(tmp_path: Path) -> None:
-    asked = study(tmp_path, [run(8, 512, model=GPT2, precision="bf16")])
-    (found,) = lab.best_plans(asked, machine="h100x8")
-    assert found.plan.ranked[0].candidate.layout.world_size == 8
-    assert found.memory_limit == pytest.approx(0.9 * 80e9) and "tensor x1, x2, x4" in found.space
+    described = study(tmp_path, [run(8, 512, model=GPT2, precision="bf16")])
+    (search,) = lab.best_plans(described, machine="h100x8")
+    assert search.plan.ranked[0].candidate.layout.world_size == 8
+    assert search.memory_limit == pytest.approx(0.9 * 80e9) and "tensor x1, x2, x4" in search.space
 
 
 def test_plans_tell_what_is_predicted(measured: Study) -> None:

@@ -39,12 +39,12 @@ def test_gradients_that_come_and_go_share_room_with_activations() -> None:
 def test_activations_follow_the_micro_batch_and_checkpointing_keeps_one_block() -> None:
     one, two = (memory_of(run(1, batch, **MINI)).activations for batch in (4, 8))
     assert two == pytest.approx(2 * one, rel=0.01)
-    kept = memory_of(run(1, 8, activation_checkpointing=True, **MINI)).activations
-    assert 0.15 * two < kept < 0.6 * two
+    checkpointed = memory_of(run(1, 8, activation_checkpointing=True, **MINI)).activations
+    assert 0.15 * two < checkpointed < 0.6 * two
     # Fewer layers keep less where all is kept, hardly less where each keeps its input.
     shallow = {"kind": "gpt", "layers": 3, "heads": 6, "width": 384, "block_size": 256}
     half = memory_of(run(1, 8, model=shallow, activation_checkpointing=True)).activations
-    assert kept - half == pytest.approx(3 * 4 * 8 * 256 * 384, rel=0.2)
+    assert checkpointed - half == pytest.approx(3 * 4 * 8 * 256 * 384, rel=0.2)
 
 
 @pytest.mark.parametrize(

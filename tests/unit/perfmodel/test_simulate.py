@@ -45,31 +45,37 @@ def step(sharing: str, links: Links, data: int = 2, **more: object) -> Predictio
 
 
 def test_one_device_is_its_own_step() -> None:
-    found = step("ddp", flat(1), data=1)
-    assert found.step_s == PROFILE.step_s() == 7.0
-    assert found.communication_s == found.exposed_s == 0 and found.limit == "optimizer"
+    prediction = step("ddp", flat(1), data=1)
+    assert prediction.step_s == PROFILE.step_s() == 7.0
+    assert (
+        prediction.communication_s == prediction.exposed_s == 0 and prediction.limit == "optimizer"
+    )
 
 
 def test_buckets_hide_behind_the_backward_pass() -> None:
     # Ready at 3, 4 and 6; each of the first two takes 1.5: 3 to 4.5, 4.5 to 6, then 6 to 7.5 by
     # itself.
-    found = step("ddp", fixed(1.5))
-    assert found.step_s == pytest.approx(8.5)
-    assert found.communication_s == pytest.approx(4.5) and found.exposed_s == pytest.approx(1.5)
-    assert found.limit == "exposed_communication"
-    links = [span.work.name for span in found.spans if span.work.where == "link"]
+    prediction = step("ddp", fixed(1.5))
+    assert prediction.step_s == pytest.approx(8.5)
+    assert prediction.communication_s == pytest.approx(
+        4.5
+    ) and prediction.exposed_s == pytest.approx(1.5)
+    assert prediction.limit == "exposed_communication"
+    links = [span.work.name for span in prediction.spans if span.work.where == "link"]
     assert links == ["bucket 0", "bucket 1", "bucket 2"]
-    assert sum(found.parts.values()) == pytest.approx(found.step_s)
+    assert sum(prediction.parts.values()) == pytest.approx(prediction.step_s)
 
 
 def test_naive_ddp_hides_nothing() -> None:
-    found = step("naive_ddp", fixed(1.5))
-    assert found.step_s == pytest.approx(7.0 + 3 * 1.5) and found.exposed_s == pytest.approx(4.5)
+    prediction = step("naive_ddp", fixed(1.5))
+    assert prediction.step_s == pytest.approx(
+        7.0 + 3 * 1.5
+    ) and prediction.exposed_s == pytest.approx(4.5)
 
 
 def test_zero1_shares_the_optimizer_and_gathers_its_parameters() -> None:
-    found = step("zero1", fixed(1.5))
-    assert found.step_s == pytest.approx(6.0 + 3 * 1.5 + 0.5 + 1.5)
+    prediction = step("zero1", fixed(1.5))
+    assert prediction.step_s == pytest.approx(6.0 + 3 * 1.5 + 0.5 + 1.5)
 
 
 def test_fsdp_gathers_before_it_computes() -> None:
@@ -82,24 +88,24 @@ def test_fsdp_gathers_before_it_computes() -> None:
 
 def test_pipeline_has_its_bubble() -> None:
     layout = Layout(sharing="single", pipeline=4, activation_bytes=0)
-    found = predict(PROFILE, (), layout, fixed(0.0), grad_accum=8)
+    prediction = predict(PROFILE, (), layout, fixed(0.0), grad_accum=8)
     assert layout.bubble(8) == 3 / 8
-    assert found.step_s == pytest.approx(8 * 6.0 / 4 * (1 + 3 / 8) + 1.0 / 4)
-    assert found.limit == "bubble"
+    assert prediction.step_s == pytest.approx(8 * 6.0 / 4 * (1 + 3 / 8) + 1.0 / 4)
+    assert prediction.limit == "bubble"
 
 
 def test_tensor_parallelism_sums_twice_per_layer_and_direction() -> None:
     layout = Layout(sharing="single", tensor=2, layers=3, activation_bytes=8)
-    found = predict(PROFILE, (), layout, fixed(0.1))
-    assert found.step_s == pytest.approx(7.0 / 2 + 4 * 3 * 0.1)
-    assert found.exposed_s == pytest.approx(1.2)
+    prediction = predict(PROFILE, (), layout, fixed(0.1))
+    assert prediction.step_s == pytest.approx(7.0 / 2 + 4 * 3 * 0.1)
+    assert prediction.exposed_s == pytest.approx(1.2)
 
 
 def test_accumulation_sends_once() -> None:
-    found = step("ddp", fixed(1.5), grad_accum=3)
-    assert found.step_s == pytest.approx(2 * 6.0 + 8.5) and found.communication_s == pytest.approx(
-        4.5
-    )
+    prediction = step("ddp", fixed(1.5), grad_accum=3)
+    assert prediction.step_s == pytest.approx(
+        2 * 6.0 + 8.5
+    ) and prediction.communication_s == pytest.approx(4.5)
 
 
 def test_shared_cores_slow_both() -> None:
@@ -108,9 +114,9 @@ def test_shared_cores_slow_both() -> None:
     )
     assert [span.end for span in spans] == [5.0, 2.0]
     assert covered(spans) == 5.0 and alone(spans) == 0.0
-    found = step("ddp", fixed(1.5), conditions=Conditions(Contention(1.5, 1.2)))
-    assert found.step_s > 8.5 and found.parts["stolen_compute"] > 0
-    assert sum(found.parts.values()) == pytest.approx(found.step_s)
+    prediction = step("ddp", fixed(1.5), conditions=Conditions(Contention(1.5, 1.2)))
+    assert prediction.step_s > 8.5 and prediction.parts["stolen_compute"] > 0
+    assert sum(prediction.parts.values()) == pytest.approx(prediction.step_s)
 
 
 def test_ranks_that_compute_beside_each_other_slow_compute_and_not_the_link() -> None:
@@ -118,8 +124,8 @@ def test_ranks_that_compute_beside_each_other_slow_compute_and_not_the_link() ->
     assert step("ddp", fixed(0.0), conditions=crowded).step_s == pytest.approx(
         1.5 * step("ddp", fixed(0.0)).step_s
     )
-    found = step("naive_ddp", fixed(1.5), conditions=crowded)
-    assert found.exposed_s == pytest.approx(step("naive_ddp", fixed(1.5)).exposed_s)
+    prediction = step("naive_ddp", fixed(1.5), conditions=crowded)
+    assert prediction.exposed_s == pytest.approx(step("naive_ddp", fixed(1.5)).exposed_s)
     assert predict(
         PROFILE, (), Layout(sharing="single"), fixed(0.0), conditions=crowded
     ).step_s == pytest.approx(PROFILE.step_s())
@@ -135,9 +141,9 @@ def test_stragglers_grow_with_the_ranks() -> None:
     assert slowest_of(2) == pytest.approx(0.5642, abs=0.03)  # 1 / sqrt(pi)
     assert slowest_of(100) == pytest.approx(2.5076, abs=0.02)
     noisy = Profile(2.0, 4.0, 1.0, PROFILE.gradients, spread=0.1)
-    found = predict(noisy, noisy.gradients, Layout(data=100), fixed(0.0))
-    assert found.parts["straggler"] == pytest.approx(0.7 * slowest_of(100))
-    assert found.low_s < found.step_s < found.high_s
+    prediction = predict(noisy, noisy.gradients, Layout(data=100), fixed(0.0))
+    assert prediction.parts["straggler"] == pytest.approx(0.7 * slowest_of(100))
+    assert prediction.low_s < prediction.step_s < prediction.high_s
 
 
 def test_buckets_as_ddp_makes_them() -> None:
@@ -198,31 +204,31 @@ def test_any_step_lies_between_its_bounds(
 ) -> None:
     buckets = tuple(Bucket(share * backward, size) for share, size in sorted(gradients))
     profile = Profile(backward / 2, backward, 0.1 * backward, buckets)
-    found = predict(
+    prediction = predict(
         profile,
         buckets,
         Layout(sharing=sharing, data=ranks),
         flat(ranks, rate),
         conditions=Conditions(Contention(slow, slow)),
     )  # type: ignore[arg-type]
-    compute = sum(found.parts[name] for name in ("forward", "backward", "optimizer"))
-    assert found.step_s >= compute * (1 - 1e-9)
-    assert found.step_s <= (compute + found.communication_s) * slow * (1 + 1e-9)
-    assert found.exposed_s <= found.communication_s * (1 + 1e-9)
-    assert sum(found.parts.values()) == pytest.approx(found.step_s)
+    compute = sum(prediction.parts[name] for name in ("forward", "backward", "optimizer"))
+    assert prediction.step_s >= compute * (1 - 1e-9)
+    assert prediction.step_s <= (compute + prediction.communication_s) * slow * (1 + 1e-9)
+    assert prediction.exposed_s <= prediction.communication_s * (1 + 1e-9)
+    assert sum(prediction.parts.values()) == pytest.approx(prediction.step_s)
     quick = predict(profile, buckets, Layout(sharing=sharing, data=ranks), flat(ranks, rate * 2))  # type: ignore[arg-type]
-    assert quick.step_s <= found.step_s * (1 + 1e-9)
+    assert quick.step_s <= prediction.step_s * (1 + 1e-9)
 
 
 def test_replay_agrees_with_the_closed_forms() -> None:
     whole = (Bucket(4.0, 400),)
-    found = predict(PROFILE, whole, Layout(data=2), flat(2))
-    assert found.step_s == pytest.approx(7.0 + ring_time("all_reduce", 400, 2, 0.0, 100.0))
+    prediction = predict(PROFILE, whole, Layout(data=2), flat(2))
+    assert prediction.step_s == pytest.approx(7.0 + ring_time("all_reduce", 400, 2, 0.0, 100.0))
 
 
 def test_thousands_of_ranks_are_one_replay() -> None:
     levels = nodes_of(4096, 8, Level(0, 1e-6, 450e9), Level(0, 5e-6, 400e9))
     cost = on_levels(levels)
     many = tuple(Bucket(4.0 * nth / 1000, 25_000_000) for nth in range(1, 1001))
-    found = predict(PROFILE, many, Layout(data=4096), Links(cost, cost, cost))
-    assert len(found.spans) < 3 * len(many) and found.step_s > PROFILE.step_s()
+    prediction = predict(PROFILE, many, Layout(data=4096), Links(cost, cost, cost))
+    assert len(prediction.spans) < 3 * len(many) and prediction.step_s > PROFILE.step_s()

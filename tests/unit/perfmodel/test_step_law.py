@@ -78,7 +78,7 @@ def test_a_table_is_met_where_it_was_measured(table: object) -> None:
 
 
 def test_impossible_values_are_named() -> None:
-    with pytest.raises(InputError, match="one_device_step_s: -1") as found:
+    with pytest.raises(InputError, match="one_device_step_s: -1") as error:
         predict_step(
             one_device_step_s=-1,
             gradient_bytes=float("nan"),
@@ -86,7 +86,7 @@ def test_impossible_values_are_named() -> None:
             bytes_per_s=1e9,
             overlap=2,
         )  # type: ignore[arg-type]
-    assert len(found.value.problems) == 4
+    assert len(error.value.problems) == 4
     with pytest.raises(InputError, match="either it or bytes_per_s"):
         predict_step(one_device_step_s=1, gradient_bytes=1, world_size=2)
     with pytest.raises(InputError, match="holds it already"):
