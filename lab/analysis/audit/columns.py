@@ -11,133 +11,91 @@ THINGS = (
     "samples?|images?|imgs?|tokens?|examples?|sequences?|seqs?|items?|records?|sentences?|words?"
     "|frames?"
 )
-# The canonical columns: what each holds, and the names that mean it, the first match in this order.
-# A "number" or "text" must match in full, a "part" of a step (in s) anywhere in the name of a time;
-# a "time" (in s) follows from the other words of its name.
-COLUMNS: dict[str, tuple[str, str]] = {
-    "time": ("time", ""),
-    "exposed": ("part", "exposed|non_?overlap|unoverlapped"),
-    "compute": ("part", r"comput|calc|kernel|(fwd|forward)_?(and_)?(bwd|backward)"),
-    "communication": ("part", "comm|all_?reduce|nccl|sync|allgather|reduce_scatter|mpi"),
-    "h2d": ("part", "h2d|h_2_d|host_to|memcpy|copy|to_gpu|to_device|transfer"),
-    "data": ("part", "data|load|input|(^|_)io(_|$)|fetch|batch_wait"),
-    "forward": ("part", "forward|fwd"),
-    "backward": ("part", "backward|bwd"),
-    "optimizer": ("part", "optim|(^|_)opt(_|$)|update"),
-    "other": ("part", "other|misc|idle|overhead"),
-    "time_mean": ("time", ""),
-    "communication_mean": ("time", ""),
-    "std": ("time", ""),
-    "rank": (
-        "text",
-        r"(global_)?rank(_id)?|gpu_(id|index)|proc(ess)?(_id)?|device_(id|index)|worker_id|pe",
-    ),
-    "per_node": (
-        "number",
-        r"((n|num|number_of)_?)?(gpus?|ranks?|proc(esse)?s?|tasks?|devices?|accelerators?|cards?)"
-        r"_per_(node|host|machine|server)|ppn|gpn",
-    ),
-    "world_size": (
-        "number",
-        r"world(_?size)?|((n|num|nr|no|number_of|total|count_of)_?)?"
-        r"(gpus|ranks|procs|processes|devices|accelerators|tasks|cards)(_(total|count))?"
-        r"|(n|num)_?(gpu|proc|rank)|(gpu|rank|process|device)_count|nprocs?|np|n|p|gpu|workers"
-        r"|mpi_(ranks|size)|parallelism_degree|dp(_size|_degree)",
-    ),
-    "nodes": ("number", r"((n|num|number_of)_?)?(nodes)|nnodes|node_count"),
-    "global_batch_size": (
-        "number",
-        r"(global|total|effective|overall)_(mini_?)?(batch(_?size)?|bs)|gbs",
-    ),
-    "micro_batch_size": (
-        "number",
-        r"((per|local|micro|device|gpu|rank)_)+(device_|gpu_|rank_|worker_)?(train_)?"
-        r"(batch(_?size)?|bs)|micro_?batch(_?size)?|mbs"
-        r"|(batch(_?size)?|bs)_(per|on_each|local)(_[a-z]+)?|microbatch",
-    ),
-    "batch": ("number", r"(mini_?|train_?)?batch(_?size)?|bs|(.*_)?batch(_size)?"),
-    "grad_accum": ("number", r"(grad(ient)?_)?accum(ulation)?(_steps)?|ga"),
-    "samples": (
-        "number",
-        r"((n|num|total|train|training)_)*samples|dataset_size|(n|num)_examples",
-    ),
-    "steps": ("number", r"((n|num|total|optimizer)_)*(steps|iterations|iters)"),
-    "warmup": ("number", r"warm_?up(_(steps|iters|iterations|epochs))?"),
-    "speedup": ("number", r"(.*_)?speed_?up(_.*)?|scaling_factor"),
-    "efficiency": ("number", r"(.*_)?(efficiency|eff)"),
-    "rate": (
-        "number",
-        rf"(.*_)?({THINGS})_per_(s|sec|second)|(.*_)?throughput(_.*)?|ips|qps|tps",
-    ),
-    "algbw": ("number", r"(alg|algorithm)_?(bw|bandwidth)"),
-    "busbw": ("number", r"(bus_?(bw|bandwidth))|bandwidth|bw"),
-    "loader_workers": (
-        "number",
-        r"(data_?)?(loader|load)_?(workers|processes)(_per_[a-z]+)?"
-        r"|num_workers(_per_[a-z]+)?|n_workers",
-    ),
-    "cpus": ("number", r"((n|num)_)?(cpus|cpu_cores|cores)(_per_[a-z]+)?|cpu_count|cpus_granted"),
-    "parameters": ("number", r"((n|num|total|model|trainable)_)*(params?|parameters)|model_size"),
-    "bytes": (
-        "number",
-        r"(message|msg|grad(ient)?s?|comm(unication)?|bucket|payload|transfer|buffer)"
-        r"(_(size|volume|bytes))?|bytes|size",
-    ),
-    "accuracy": ("number", r"(.*_)?(acc|accuracy|top_?1|f1)(_.*)?"),
-    "loss": ("number", r"(.*_)?loss(_.*)?"),
-    "epoch": ("number", r"epochs?|epoch_(id|index|number)"),
-    "step": ("number", r"(global_)?(step|iter|iteration)(_(id|index|number))?|it"),
-    "repeats": (
-        "number",
-        r"(n|num|number_of)_(runs|repeats|trials|repetitions)"
-        r"|repeats|runs|trials|repetitions",
-    ),
-    "repeat": (
-        "text",
-        r"(repeat|run|trial|rep|replicate|repetition|job|job_id)(_?(id|idx|index|no|number))?",
-    ),
-    "seed": ("text", r"(random_)?seed"),
-    "host": ("text", r"host(_?name)?s?|node(_?(name|list))?|machine|server"),
-    "version": ("text", r"(py)?torch(_version)?|(.*_)?version|commit_date"),
-    "commit": ("text", r"(git_?)?(commit|sha|hash|rev|revision)|git"),
-    "threads": ("text", r"(omp_)?(num_)?threads(_per_[a-z]+)?"),
-    "clock": ("text", r"(gpu_|sm_|cpu_)?(clock|freq|frequency)(_m?g?hz)?|mhz|ghz"),
-    "driver": ("text", r"(cuda_|gpu_)?driver"),
-    "gpu": ("text", r"gpu(_?(model|name|type))|gpu|accelerator|device_name"),
-    "cpu": ("text", r"cpu(_?(model|name|type))?|processor"),
-    "device": ("text", r"device(_type)?|platform|hardware"),
-    "emulated": ("text", r"(is_)?emulat(ed|ion)(_.*)?"),
-    "link": ("text", "link|network|interconnect|nic|fabric"),
-    "model": ("text", r"model(_?name)?|arch|architecture|net"),
-    "strategy": (
-        "text",
-        r"strategy|method|mode|stage|variant|impl|implementation|parallel(ism)?"
-        r"|config(uration)?|setup|setting|approach|backend",
-    ),
-    "precision": ("text", r"precision|dtype|amp|data_?type"),
-    "dataset": ("text", r"data_?set|data|task|corpus"),
-    "compile": ("text", r"compiled?|torch_compile"),
-    "low": ("number", r"(ci_?)?(low|lower)(_bound)?|ci_?l"),
-    "high": ("number", r"(ci_?)?(high|upper)(_bound)?|ci_?u"),
+# Canonical columns and the names that mean them. NUMBERS and then TEXTS match the whole stem of a
+# name, in this order; PARTS of a step (in s) are found anywhere in the name of a time.
+PARTS = {
+    "exposed": "exposed|non_?overlap|unoverlapped",
+    "compute": r"comput|calc|kernel|(fwd|forward)_?(and_)?(bwd|backward)",
+    "communication": "comm|all_?reduce|nccl|sync|allgather|reduce_scatter|mpi",
+    "h2d": "h2d|h_2_d|host_to|memcpy|copy|to_gpu|to_device|transfer",
+    "data": "data|load|input|(^|_)io(_|$)|fetch|batch_wait",
+    "forward": "forward|fwd",
+    "backward": "backward|bwd",
+    "optimizer": "optim|(^|_)opt(_|$)|update",
+    "other": "other|misc|idle|overhead",
 }
-NUMERIC = tuple(name for name, (kind, _) in COLUMNS.items() if kind != "text")
-TEXT = tuple(name for name, (kind, _) in COLUMNS.items() if kind == "text")
-PHASES = tuple(name for name, (kind, _) in COLUMNS.items() if kind == "part")
+NUMBERS = {
+    "per_node": r"((n|num|number_of)_?)?(gpus?|ranks?|proc(esse)?s?|tasks?|devices?|accelerators?|cards?)"
+    r"_per_(node|host|machine|server)|ppn|gpn",
+    "world_size": r"world(_?size)?|((n|num|nr|no|number_of|total|count_of)_?)?"
+    r"(gpus|ranks|procs|processes|devices|accelerators|tasks|cards)(_(total|count))?"
+    r"|(n|num)_?(gpu|proc|rank)|(gpu|rank|process|device)_count|nprocs?|np|n|p|gpu|workers"
+    r"|mpi_(ranks|size)|parallelism_degree|dp(_size|_degree)",
+    "nodes": r"((n|num|number_of)_?)?(nodes)|nnodes|node_count",
+    "global_batch_size": r"(global|total|effective|overall)_(mini_?)?(batch(_?size)?|bs)|gbs",
+    "micro_batch_size": r"((per|local|micro|device|gpu|rank)_)+(device_|gpu_|rank_|worker_)?(train_)?"
+    r"(batch(_?size)?|bs)|micro_?batch(_?size)?|mbs"
+    r"|(batch(_?size)?|bs)_(per|on_each|local)(_[a-z]+)?|microbatch",
+    "batch": r"(mini_?|train_?)?batch(_?size)?|bs|(.*_)?batch(_size)?",
+    "grad_accum": r"(grad(ient)?_)?accum(ulation)?(_steps)?|ga",
+    "samples": r"((n|num|total|train|training)_)*samples|dataset_size|(n|num)_examples",
+    "steps": r"((n|num|total|optimizer)_)*(steps|iterations|iters)",
+    "warmup": r"warm_?up(_(steps|iters|iterations|epochs))?",
+    "speedup": r"(.*_)?speed_?up(_.*)?|scaling_factor",
+    "efficiency": r"(.*_)?(efficiency|eff)",
+    "rate": rf"(.*_)?({THINGS})_per_(s|sec|second)|(.*_)?throughput(_.*)?|ips|qps|tps",
+    "algbw": r"(alg|algorithm)_?(bw|bandwidth)",
+    "busbw": r"(bus_?(bw|bandwidth))|bandwidth|bw",
+    "loader_workers": r"(data_?)?(loader|load)_?(workers|processes)(_per_[a-z]+)?"
+    r"|num_workers(_per_[a-z]+)?|n_workers",
+    "cpus": r"((n|num)_)?(cpus|cpu_cores|cores)(_per_[a-z]+)?|cpu_count|cpus_granted",
+    "parameters": r"((n|num|total|model|trainable)_)*(params?|parameters)|model_size",
+    "bytes": r"(message|msg|grad(ient)?s?|comm(unication)?|bucket|payload|transfer|buffer)"
+    r"(_(size|volume|bytes))?|bytes|size",
+    "accuracy": r"(.*_)?(acc|accuracy|top_?1|f1)(_.*)?",
+    "loss": r"(.*_)?loss(_.*)?",
+    "epoch": r"epochs?|epoch_(id|index|number)",
+    "step": r"(global_)?(step|iter|iteration)(_(id|index|number))?|it",
+    "repeats": r"(n|num|number_of)_(runs|repeats|trials|repetitions)"
+    r"|repeats|runs|trials|repetitions",
+    "low": r"(ci_?)?(low|lower)(_bound)?|ci_?l",
+    "high": r"(ci_?)?(high|upper)(_bound)?|ci_?u",
+}
+TEXTS = {
+    "rank": r"(global_)?rank(_id)?|gpu_(id|index)|proc(ess)?(_id)?|device_(id|index)|worker_id|pe",
+    "repeat": r"(repeat|run|trial|rep|replicate|repetition|job|job_id)(_?(id|idx|index|no|number))?",
+    "seed": r"(random_)?seed",
+    "host": r"host(_?name)?s?|node(_?(name|list))?|machine|server",
+    "version": r"(py)?torch(_version)?|(.*_)?version|commit_date",
+    "commit": r"(git_?)?(commit|sha|hash|rev|revision)|git",
+    "threads": r"(omp_)?(num_)?threads(_per_[a-z]+)?",
+    "clock": r"(gpu_|sm_|cpu_)?(clock|freq|frequency)(_m?g?hz)?|mhz|ghz",
+    "driver": r"(cuda_|gpu_)?driver",
+    "gpu": r"gpu(_?(model|name|type))|gpu|accelerator|device_name",
+    "cpu": r"cpu(_?(model|name|type))?|processor",
+    "device": r"device(_type)?|platform|hardware",
+    "emulated": r"(is_)?emulat(ed|ion)(_.*)?",
+    "link": "link|network|interconnect|nic|fabric",
+    "model": r"model(_?name)?|arch|architecture|net",
+    "strategy": r"strategy|method|mode|stage|variant|impl|implementation|parallel(ism)?"
+    r"|config(uration)?|setup|setting|approach|backend",
+    "precision": r"precision|dtype|amp|data_?type",
+    "dataset": r"data_?set|data|task|corpus",
+    "compile": r"compiled?|torch_compile",
+}
+PHASES = tuple(PARTS)
 TIMES = ("time", *PHASES)
+NUMERIC = (*TIMES, "time_mean", "communication_mean", "std", *NUMBERS)
+COLUMNS = (*NUMERIC, *TEXTS)
 
 MEANS = {"mean", "avg", "average"}
 SPREADS = {"std", "stdev", "stddev", "sd", "stderr", "sem"}
 MAXIMA = {"max", "slowest"}
 STATISTICS = MEANS | SPREADS | MAXIMA | {"median"}
-BANDWIDTHS = {"gb_per_s": 1e9, "gbs": 1e9, "mb_per_s": 1e6, "gib_per_s": 2.0**30} | dict.fromkeys(
-    ("gbps", "gbit_per_s"), 1e9 / 8
-)
-UNITS = {
-    "time": TIME_UNITS,
-    "bytes": BYTE_UNITS,
-    "count": COUNT_UNITS,
-    "percent": {"percent": 0.01, "pct": 0.01},
-}
+BANDWIDTHS = {"gb_per_s": 1e9, "gbs": 1e9, "mb_per_s": 1e6, "gib_per_s": 2.0**30}
+BANDWIDTHS |= {"gbps": 1e9 / 8, "gbit_per_s": 1e9 / 8}
+PERCENT = {"percent": 0.01, "pct": 0.01}
+UNITS = {"time": TIME_UNITS, "bytes": BYTE_UNITS, "count": COUNT_UNITS, "percent": PERCENT}
 NOT_TRAINING = (
     r"inference|eval|valid|(^|_)val(_|$)|test|setup|warm|checkpoint|save|start|compil|timestamp"
     r"|generat"
@@ -219,15 +177,12 @@ def guess(name: str) -> Guess | None:
         time = _time(parsed)
         if time:
             return time
-    for canonical, (kind, pattern) in COLUMNS.items():
-        if kind not in {"number", "text"} or not re.fullmatch(pattern, stem):
-            continue
-        if canonical in {"batch", "epoch", "step"} and family == "time":
-            continue
-        if statistic in SPREADS:
-            return None
-        known = family is not None or canonical not in {"algbw", "busbw", "bytes"}
-        return Guess(canonical, factor if known else None)
+    for canonical, pattern in (NUMBERS | TEXTS).items():
+        misread = canonical in {"batch", "epoch", "step"} and family == "time"
+        if re.fullmatch(pattern, stem) and not misread:
+            known = family is not None or canonical not in {"algbw", "busbw", "bytes"}
+            named = Guess(canonical, factor if known else None)
+            return None if statistic in SPREADS else named
     return None
 
 
@@ -236,14 +191,19 @@ def _time(name: Name) -> Guess | None:
     if re.search(rf"{NOT_TRAINING}|_per_(s|sec|second)$|bandwidth|bw$", stem):
         return None
     per = next((per for per, word in PER.items() if re.search(word, stem)), None)
-    for part in PHASES:
-        if re.search(COLUMNS[part][1], stem):
+    for part, pattern in PARTS.items():
+        if re.search(pattern, stem):
             return Guess(part, factor, per) if name.statistic not in SPREADS else None
     if per is None and stem and not re.fullmatch(WHOLE, stem):
         return None
     if name.statistic in SPREADS:
         return Guess("std", factor, per)
     return Guess("time", factor, per or "total")
+
+
+def is_parallel(strategy: str) -> bool:
+    """Whether a word of a strategy says that it runs on several ranks."""
+    return any(re.fullmatch(PARALLEL, token) for token in TOKEN.split(strategy))
 
 
 def residue(strategy: str) -> frozenset[str]:

@@ -9,15 +9,7 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from lab.analysis.audit.columns import (
-    NUMERIC,
-    PARALLEL,
-    TIMES,
-    WORDS,
-    guess,
-    normal,
-    parse_name,
-)
+from lab.analysis.audit.columns import NUMERIC, PARALLEL, TIMES, WORDS, guess, normal, parse_name
 from lab.analysis.audit.values import TIME_UNITS, numbers
 
 RANKS = "gpus?|ranks?|procs?|process(?:es)?|devices?|workers?|cards?|cores?|nodes?"
@@ -52,73 +44,59 @@ def hinted_ranks(name: str, notes: Sequence[str]) -> tuple[int, str] | None:
     return None
 
 
-def by_batch(frame: pd.DataFrame, mapped: Collection[str]) -> tuple[pd.DataFrame, str] | None:
-    """A table with columns for several batches as a long one with a column `batch size`, and the
-    assumption made.
-
-    None where there are no such columns, or the batch has a column of its own. Columns that are
-    `mapped` stay.
-    """
+def by_batch(frame: pd.DataFrame, mapped: Collection[str]) -> tuple[pd.DataFrame, list[str]]:
+    """A table with columns for several batches as a long one with a column `batch size`, and what
+    that assumes; other tables as they are. Columns that are `mapped` stay."""
     matches = {
         column: match
         for column in frame.columns
         if (match := BATCH.search(normal(column))) and column not in mapped
     }
     others = [column for column in frame.columns if column not in matches]
-    if len({match["n"] for match in matches.values()}) < 2:
-        return None
-    if any(meaning.canonical in BATCHES for name in others if (meaning := guess(name))):
-        return None
+    given = {meaning.canonical for column in others if (meaning := guess(column))}
+    if len({match["n"] for match in matches.values()}) < 2 or given & BATCHES:
+        return frame, []
     parts: dict[int, pd.DataFrame] = {}
     for column, match in matches.items():
-        size = int(match["n"])
+        size, name = int(match["n"]), _without(match)
         part = parts.setdefault(size, frame[others].assign(**{"batch size": size}))
-        name = _without(match)
         if not name or name in TIME_UNITS:
             name = f"time_{name}".strip("_")
         if name in part:
-            return None  # two columns would be one
+            return frame, []  # two columns would be one
         part[name] = frame[column]
-    long = pd.concat(parts.values(), ignore_index=True)
-    return long, f"the batches are read from the column names {_listed(matches)}"
+    assumption = f"the batches are read from the column names {_listed(matches)}"
+    return pd.concat(parts.values(), ignore_index=True), [assumption]
 
 
 def by_world_size(
     frame: pd.DataFrame, hint: tuple[int, str] | None, mapped: Collection[str]
-) -> tuple[pd.DataFrame, str] | None:
-    """A table with columns for several world sizes as a long one, and the assumption made.
-
-    It has columns `world_size`, `setting` and quantities in base units. None where the table is not
-    wide. Columns that are `mapped` stay.
-    """
-    spreads = [
-        spread for column in frame.columns if column not in mapped and (spread := _spread(column))
-    ]
-    sized = [item for item in spreads if not math.isnan(item.world_size)]
-    if len({item.world_size for item in sized}) < 2 and (not sized or len(spreads) < 2):
-        return None
-    assumption = (
-        f"the world sizes are read from the column names {_listed(i.column for i in spreads)}"
-    )
-    if len(spreads) > len(sized):
+) -> tuple[pd.DataFrame, list[str]]:
+    """A table with columns for several world sizes as a long one with columns `world_size`,
+    `setting` and quantities in base units, and what that assumes; other tables as they are."""
+    columns = [column for column in frame.columns if column not in mapped]
+    spreads = [spread for column in columns if (spread := _spread(column))]
+    sizes = [spread.world_size for spread in spreads if not math.isnan(spread.world_size)]
+    if len(set(sizes)) < 2 and (not sizes or len(spreads) < 2):
+        return frame, []
+    names = _listed(spread.column for spread in spreads)
+    assumption = f"the world sizes are read from the column names {names}"
+    if len(spreads) > len(sizes):
         assumption += f"; {hint[0]} ranks by {hint[1]}" if hint else ", where not all name one"
-    if any(item.factor is None and item.canonical in TIMES for item in spreads):
+    if any(spread.factor is None and spread.canonical in TIMES for spread in spreads):
         assumption += "; no unit is named"
-    rest = frame.drop(columns=[item.column for item in spreads])
+    rest = frame.drop(columns=[spread.column for spread in spreads])
     parts: dict[tuple[float, str], pd.DataFrame] = {}
-    for item in spreads:
-        size = float(hint[0]) if hint and math.isnan(item.world_size) else item.world_size
-        part = parts.setdefault(
-            (size, item.setting), rest.assign(world_size=size, setting=item.setting)
-        )
-        unit = "_s" if item.canonical in TIMES and item.factor is not None else ""
-        part[item.canonical + unit] = numbers(
-            frame[item.column],
-            units=TIME_UNITS if unit else None,
-            factor=1.0 if item.factor is None else item.factor,
-        )
+    for column, size, canonical, factor, setting in spreads:
+        size = float(hint[0]) if hint and math.isnan(size) else size
+        new = rest.assign(world_size=size, setting=setting)
+        part = parts.setdefault((size, setting), new)
+        if canonical in TIMES and factor is not None:
+            part[f"{canonical}_s"] = numbers(frame[column], units=TIME_UNITS, factor=factor)
+        else:
+            part[canonical] = numbers(frame[column], factor=1.0 if factor is None else factor)
     long = pd.concat(parts.values(), ignore_index=True)
-    return long if long["setting"].any() else long.drop(columns="setting"), assumption
+    return long if long["setting"].any() else long.drop(columns="setting"), [assumption]
 
 
 def _listed(columns: Iterable[str]) -> str:

@@ -8,17 +8,13 @@ from collections.abc import Collection, Mapping, Sequence
 import numpy as np
 import pandas as pd
 
-from lab.analysis.audit import reshape
+from lab.analysis.audit import columns, reshape
 from lab.analysis.audit.columns import (
     COLUMNS,
-    MAXIMA,
-    MEANS,
     NUMERIC,
-    PARALLEL,
     PHASES,
-    TEXT,
+    TEXTS,
     TIMES,
-    TOKEN,
     Guess,
     guess,
     parse_name,
@@ -68,18 +64,14 @@ def from_table(
     frame = frame.reset_index(drop=True)
     frame.columns = pd.Index([str(column) for column in frame.columns])
     mapped = {column: _mapped(canonical, column) for canonical, column in (columns or {}).items()}
-    assumptions: list[str] = []
     hint = reshape.hinted_ranks(name, notes)
-    long = reshape.by_batch(frame, mapped)
-    if long is not None:
-        frame, assumption = long
-        assumptions.append(assumption)
+    frame, assumptions = reshape.by_batch(frame, mapped)
     meanings = _meanings(frame, mapped)
-    sized = any(meaning.canonical == "world_size" for meaning in meanings.values())
-    wide = None if sized else reshape.by_world_size(frame, hint, mapped)
-    if wide is not None:
-        frame, assumption = wide
-        assumptions.append(assumption)
+    summarised = False
+    if not any(meaning.canonical == "world_size" for meaning in meanings.values()):
+        frame, world_size_assumptions = reshape.by_world_size(frame, hint, mapped)
+        summarised = bool(world_size_assumptions)
+        assumptions += world_size_assumptions
         meanings = _meanings(frame, mapped)
     tidy, given = _tidy(frame, meanings, mapped, notes, assumptions, source)
     if "world_size" not in given:
@@ -103,7 +95,7 @@ def from_table(
         derived=frozenset({"global_batch_size", "micro_batch_size"} - set(given)),
         assumptions=assumptions,
         notes=notes,
-        summarised=wide is not None,
+        summarised=summarised,
     )
 
 
@@ -155,7 +147,7 @@ def _tidy(
 ) -> tuple[pd.DataFrame, dict[str, str]]:
     """Canonical columns with numbers in base units, and which column of the table each is from."""
     tidy = pd.DataFrame({name: np.full(len(frame), np.nan) for name in NUMERIC})
-    tidy[list(TEXT)] = pd.DataFrame(None, tidy.index, TEXT, dtype="object")
+    tidy[list(TEXTS)] = pd.DataFrame(None, tidy.index, TEXTS, dtype="object")
     given: dict[str, str] = {}
     for column, meaning in meanings.items():
         canonical = meaning.canonical
@@ -164,7 +156,7 @@ def _tidy(
         if canonical in given:
             continue
         cells = frame[column].map(_text)
-        if canonical not in TEXT:
+        if canonical not in TEXTS:
             units = BYTE_UNITS if canonical == "bytes" else COUNT_UNITS
             units = TIME_UNITS if canonical in TIMES else units
             factor = _factor(canonical, meaning, notes, column, assumptions)
@@ -188,8 +180,8 @@ def _tidy(
 def _is_mean(column: str, meanings: Mapping[str, Guess]) -> bool:
     """Whether a column is a mean over ranks: another one holds the slowest of the same quantity."""
     canonical = meanings[column].canonical
-    return parse_name(column).statistic in MEANS and any(
-        parse_name(other).statistic in MAXIMA
+    return parse_name(column).statistic in columns.MEANS and any(
+        parse_name(other).statistic in columns.MAXIMA
         for other, meaning in meanings.items()
         if meaning.canonical == canonical
     )
@@ -241,7 +233,7 @@ def _world_size(tidy: pd.DataFrame, hint: tuple[int, str] | None) -> tuple[pd.Se
     if tidy["nodes"].nunique() > 1:
         return tidy["nodes"], "the table does not give the ranks per node, and a node counts as one"
     names = tidy["strategy"].fillna("").str.lower()
-    parallel = names.map(lambda name: any(re.fullmatch(PARALLEL, t) for t in TOKEN.split(name)))
+    parallel = names.map(columns.is_parallel).astype(bool)
     if parallel.any() and not parallel.all():
         number = r"(\d{1,6})\s*x?\s*[-_ ]?(?:gpus?|ranks?|procs?|process|x)|x(\d{1,6})"
         counts = names.str.extract(number).bfill(axis=1)[0].astype(float)

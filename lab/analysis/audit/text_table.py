@@ -1,7 +1,8 @@
-"""Tables that others wrote: a text file as a DataFrame of text, and words where it cannot be one."""
+"""Text files that others wrote as DataFrames of text: delimited tables, and the output of nccl-tests."""
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import re
@@ -15,88 +16,59 @@ from lab.errors import InputError, Problem, nearest
 if TYPE_CHECKING:
     import pandas as pd
 
-
 MAX_BYTES = 50 * 10**6
-DELIMITERS = (",", ";", "\t", "|")
 MAX_CELL = 1_000_000
+DELIMITERS = (",", ";", "\t", "|")
 SPACES = " "  # where none of these is
 SAMPLE_LINES = 50
 WORD = re.compile(r"[A-Za-z]{2}")
+NCCL_RANK = re.compile(r"#?\s*Rank\s+(\d+)\s.*\son\s+(\S+)\s+device\s+\d+\s+\[\w+\]\s+(.+?)\s*$")
+NCCL_HEADER = re.compile(r"^[#\s]*size\s+count\s+type\b.*\btime\s+algbw\s+busbw\b")
+NCCL_ITERATIONS = re.compile(r"(?<!warmup )\biters:\s*(\d+)")
+NCCL_MEASURED = 4  # time, algbw, busbw, errors
+NCCL_COLUMNS = [
+    *("message_bytes", "variant", "time_us", "algbw_gb_per_s", "busbw_gb_per_s"),
+    *("gpus", "nodes", "gpu_name", "repeats"),
+]
 
 
 def read_table(path: str | Path, mapping: Mapping[str, str] | None = None) -> pd.DataFrame:
-    """A delimited text file (comma, semicolon, tab, bar, else spaces) as a DataFrame of text, empty cells as "".
+    """A delimited text file (comma, semicolon, tab, bar, else spaces), or what nccl-tests print, as
+    a DataFrame of text, empty cells as "".
 
-    What nccl-tests print is such a file too.
+    Lines that start with # are notes, in `frame.attrs["notes"]`, except for column names right above
+    numbers; the file's stem is in `frame.attrs["name"]`. `mapping` is {canonical name: column},
+    checked against the header.
 
-    Lines that start with # are no data, but for one with column names right above numbers; their text is in
-    `frame.attrs["notes"]`, the file's stem in `frame.attrs["name"]`. `mapping` is {canonical name: column}, checked against
-    the header.
-
-    Raises InputError for a file that is missing, larger than 50 MB, not text, without rows, with a column twice, with
-    rows longer than the header, or without a column that the mapping names.
+    Raises InputError for a file that is missing, larger than 50 MB, not text, without rows, with a
+    column twice, with rows longer than the header, or without a column that the mapping names.
     """
     import pandas as pd
 
     path = Path(path)
     lines = _text(path).splitlines()
-    notes = [line.lstrip("# ").rstrip() for line in lines if line.startswith("#")]
-    header, rows = _of_nccl_tests(path, lines) if is_output(lines) else _of_text(path, lines)
-    _check_header(path, header, mapping)
+    is_nccl = any(NCCL_HEADER.match(line) for line in lines)
+    header, rows = (_nccl_tests if is_nccl else _delimited)(path, lines)
+    problems = [
+        Problem(f"column {name!r}", "is there more than once", "rename one of them")
+        for name, count in Counter(header).items()
+        if count > 1
+    ]
+    problems += [
+        Problem(f"columns.{name}", f"no column {column!r}", nearest(str(column), header))
+        for name, column in (mapping or {}).items()
+        if column not in header
+    ]
+    if problems:
+        raise InputError(str(path), problems)
     frame = pd.DataFrame(rows, columns=header, dtype="object")
-    frame.attrs |= {"notes": notes, "name": path.stem}
+    frame.attrs["notes"] = [line.lstrip("# ").rstrip() for line in lines if line.startswith("#")]
+    frame.attrs["name"] = path.stem
     return frame
 
 
-def _of_nccl_tests(path: Path, lines: Sequence[str]) -> tuple[list[str], list[list[str]]]:
-    rows = rows_of(lines)
-    if not rows:
-        raise InputError(
-            str(path), [Problem("file", "nccl-tests printed no sizes", "give all of its output")]
-        )
-    return list(COLUMNS), rows
-
-
-def _of_text(path: Path, lines: Sequence[str]) -> tuple[list[str], list[list[str]]]:
-    # An empty line stays, so that the reader's line numbers are those of the file.
-    content = _with_header(lines, ["" if line.startswith("#") else line for line in lines])
-    sample = [line for line in content if line.strip()][:SAMPLE_LINES]
-    if len(sample) < 2:
-        raise InputError(
-            str(path),
-            [Problem("file", "no header with rows below it", "write a line of column names first")],
-        )
-    delimiter = _delimiter(sample)
-    if delimiter == SPACES:
-        content, delimiter = _tabbed(content), "\t"
-    return _cells(path, content, delimiter)
-
-
-def _with_header(lines: Sequence[str], content: list[str]) -> list[str]:
-    """The content with a commented header uncommented: as many names as there are numbers right below it."""
-    first = next((number for number, line in enumerate(content) if line.strip()), 0)
-    if first == 0 or not lines[first - 1].startswith("#") or WORD.search(content[first]):
-        return content
-    header = lines[first - 1].lstrip("#").strip()
-    if _delimiter([content[first]]) == SPACES:
-        named = len(_names(header, content[first])) == len(content[first].split())
-    else:
-        named = _delimiter([header, content[first]]) == _delimiter([content[first]])
-    return [*content[: first - 1], header, *content[first:]] if named else content
-
-
-def _tabbed(content: Sequence[str]) -> list[str]:
-    """A table in columns of spaces with tabs instead."""
-    header, row = [line for line in content if line.strip()][:2]
-    tabbed = ["\t".join(line.split()) for line in content]
-    tabbed[content.index(header)] = "\t".join(_names(header, row))
-    return tabbed
-
-
-def _names(header: str, row: str) -> list[str]:
-    """The column names above a row of cells without spaces; names that hold spaces are two or more of them apart."""
-    apart = re.split(r"\s{2,}|\t", header.strip())
-    return apart if len(apart) == len(row.split()) else header.split()
+def _error(path: Path, what: str, advice: str, where: str = "file") -> InputError:
+    return InputError(str(path), [Problem(where, what, advice)])
 
 
 def _text(path: Path) -> str:
@@ -105,33 +77,50 @@ def _text(path: Path) -> str:
             raw = stream.read(MAX_BYTES + 1)
     except (OSError, ValueError) as error:
         what = getattr(error, "strerror", None) or str(error)
-        raise InputError(
-            str(path), [Problem("file", what, "check the path and its permissions")]
-        ) from None
+        raise _error(path, what, "check the path and its permissions") from None
     if len(raw) > MAX_BYTES:
-        raise InputError(
-            str(path),
-            [Problem("file", f"larger than {MAX_BYTES // 10**6} MB", "give a table of results")],
-        )
-    if raw.startswith((b"\xff\xfe", b"\xfe\xff")):
-        return _decoded(path, raw, "utf-16")
-    if b"\0" in raw:
-        raise InputError(str(path), [Problem("file", "not text", "save the table as CSV")])
-    try:
-        return raw.decode("utf-8-sig")
-    except UnicodeDecodeError:
-        return _decoded(
-            path, raw, "cp1252"
-        )  # what spreadsheets write where they do not write UTF-8
+        raise _error(path, f"larger than {MAX_BYTES // 10**6} MB", "give a table of results")
+    is_utf16 = raw.startswith((b"\xff\xfe", b"\xfe\xff"))
+    if b"\0" in raw and not is_utf16:
+        raise _error(path, "not text", "save the table as CSV")
+    # Spreadsheets that do not write UTF-8 write cp1252.
+    for encoding in ("utf-16",) if is_utf16 else ("utf-8-sig", "cp1252"):
+        with contextlib.suppress(UnicodeDecodeError):
+            return raw.decode(encoding)
+    raise _error(path, "not UTF-8 text", "save it as CSV in UTF-8")
 
 
-def _decoded(path: Path, raw: bytes, encoding: str) -> str:
-    try:
-        return raw.decode(encoding)
-    except UnicodeDecodeError:
-        raise InputError(
-            str(path), [Problem("file", "not UTF-8 text", "save it as CSV in UTF-8")]
-        ) from None
+def _delimited(path: Path, lines: Sequence[str]) -> tuple[list[str], list[list[str]]]:
+    # An empty line stays, so that the reader's line numbers are those of the file.
+    content = ["" if line.startswith("#") else line for line in lines]
+    first = next((number for number, line in enumerate(content) if line.strip()), 0)
+    if first and lines[first - 1].startswith("#") and not WORD.search(content[first]):
+        header = lines[first - 1].lstrip("#").strip()
+        if _names(header, content[first]):
+            content[first - 1] = header
+    sample = [line for line in content if line.strip()][:SAMPLE_LINES]
+    if len(sample) < 2:
+        advice = "write a line of column names first"
+        raise _error(path, "no header with rows below it", advice)
+    delimiter = _delimiter(sample)
+    if delimiter == SPACES:
+        place = content.index(sample[0])
+        content = ["\t".join(line.split()) for line in content]
+        content[place] = "\t".join(_names(sample[0], sample[1]) or sample[0].split())
+        delimiter = "\t"
+    return _cells(path, content, delimiter)
+
+
+def _names(header: str, row: str) -> list[str] | None:
+    """Column names, one for each cell of the row below; None where their numbers differ.
+
+    In columns of spaces, names that hold spaces are two or more of them apart.
+    """
+    delimiter = _delimiter([row])
+    if delimiter != SPACES:
+        return header.split(delimiter) if _delimiter([header, row]) == delimiter else None
+    splits = (re.split(r"\s{2,}|\t", header.strip()), header.split())
+    return next((names for names in splits if len(names) == len(row.split())), None)
 
 
 def _delimiter(lines: Sequence[str]) -> str:
@@ -156,98 +145,43 @@ def _cells(path: Path, lines: Sequence[str], delimiter: str) -> tuple[list[str],
     try:
         for row in reader:
             cells = [cell.strip() for cell in row]
-            if not any(cells):
-                continue
-            if not header:
-                header = _header(cells)
-                continue
             while len(cells) > len(header) and not cells[-1]:
                 cells.pop()
+            if not any(cells):
+                continue
+            if not header:  # whoever saves a DataFrame leaves the name of its index empty
+                header = [cell or f"unnamed {number}" for number, cell in enumerate(cells, start=1)]
+                continue
             if len(cells) > len(header):
                 what = f"{len(cells)} cells under {len(header)} column names"
-                raise InputError(
-                    str(path),
-                    [
-                        Problem(
-                            f"line {reader.line_num}", what, "quote cells that hold the delimiter"
-                        )
-                    ],
-                )
+                advice = "quote cells that hold the delimiter"
+                raise _error(path, what, advice, f"line {reader.line_num}")
             rows.append(cells + [""] * (len(header) - len(cells)))
     except csv.Error as error:
-        raise InputError(
-            str(path), [Problem(f"line {reader.line_num}", str(error), "mend the quotes here")]
-        ) from None
+        line = f"line {reader.line_num}"
+        raise _error(path, str(error), "mend the quotes here", line) from None
     if not rows:
-        raise InputError(
-            str(path),
-            [Problem("file", "no rows below the column names", "a table needs measurements")],
-        )
+        raise _error(path, "no rows below the column names", "a table needs measurements")
     return header, rows
 
 
-def _header(cells: list[str]) -> list[str]:
-    """Column names; trailing empty ones are dropped, an empty one in front is the index of who saved a DataFrame."""
-    while cells and not cells[-1]:
-        cells.pop()
-    return [cell or f"unnamed {number}" for number, cell in enumerate(cells, start=1)]
-
-
-def _check_header(path: Path, header: Sequence[str], mapping: Mapping[str, str] | None) -> None:
-    twice = [name for name, count in Counter(header).items() if count > 1]
-    problems = [
-        Problem(f"column {name!r}", "is there more than once", "rename one of them")
-        for name in twice
-    ]
-    problems += [
-        Problem(f"columns.{name}", f"no column {column!r}", nearest(str(column), header))
-        for name, column in (mapping or {}).items()
-        if column not in header
-    ]
-    if problems:
-        raise InputError(str(path), problems)
-
-
-RANK = re.compile(r"#?\s*Rank\s+(\d+)\s.*\son\s+(\S+)\s+device\s+\d+\s+\[\w+\]\s+(.+?)\s*$")
-HEADER = re.compile(r"^[#\s]*size\s+count\s+type\b.*\btime\s+algbw\s+busbw\b")
-ITERATIONS = re.compile(r"(?<!warmup )\biters:\s*(\d+)")
-MEASURED = 4  # time, algbw, busbw, errors
-COLUMNS = (
-    "message_bytes",
-    "variant",
-    "time_us",
-    "algbw_gb_per_s",
-    "busbw_gb_per_s",
-    "gpus",
-    "nodes",
-    "gpu_name",
-    "repeats",
-)
-
-
-def is_output(lines: Sequence[str]) -> bool:
-    """Whether lines hold the column names that nccl-tests print."""
-    return any(HEADER.match(line) for line in lines)
-
-
-def rows_of(lines: Sequence[str]) -> list[list[str]]:
-    """Cells of COLUMNS as text; how many ranks and nodes there were, and which GPUs, is read from the list of devices."""
-    devices = [match.groups() for line in lines if (match := RANK.match(line))]
+def _nccl_tests(path: Path, lines: Sequence[str]) -> tuple[list[str], list[list[str]]]:
+    """A row for each size, out of place and in place, with what the list of devices says."""
     # Programs that do not know each other all list a rank 0: they measured one rank each.
-    ranks, hosts, gpus = (
-        (set(column) for column in zip(*devices, strict=True)) if devices else (set(), set(), set())
-    )
-    iterations = next((match[1] for line in lines if (match := ITERATIONS.search(line))), "")
+    devices = [match.groups() for line in lines if (match := NCCL_RANK.match(line))]
+    ranks, hosts, gpus = ({device[place] for device in devices} for place in range(3))
+    iterations = next((match[1] for line in lines if (match := NCCL_ITERATIONS.search(line))), "")
     facts = [str(len(ranks) or ""), str(len(hosts) or ""), ", ".join(sorted(gpus)), iterations]
-    found = []
-    for line in lines:
-        cells = line.split()
-        if not cells or not cells[0].isdigit() or len(cells) < 1 + 2 * MEASURED:
-            continue
-        for variant, measured in (
-            ("out-of-place", cells[-2 * MEASURED : -MEASURED]),
-            ("in-place", cells[-MEASURED:]),
-        ):
-            if measured[0] != "N/A":
-                found.append([cells[0], variant, *measured[:3], *facts])
-    return found
+    rows = []
+    for cells in map(str.split, lines):
+        if cells and cells[0].isdigit() and len(cells) > 2 * NCCL_MEASURED:
+            out_of_place, in_place = (
+                cells[-2 * NCCL_MEASURED : -NCCL_MEASURED],
+                cells[-NCCL_MEASURED:],
+            )
+            for variant, measured in (("out-of-place", out_of_place), ("in-place", in_place)):
+                if measured[0] != "N/A":
+                    rows.append([cells[0], variant, *measured[:3], *facts])
+    if not rows:
+        raise _error(path, "nccl-tests printed no sizes", "give all of its output")
+    return NCCL_COLUMNS, rows
