@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from pydantic import BaseModel, ConfigDict
 
-from lab.analysis.audit.observations import Observations
-from lab.analysis.audit.rule import Finding, Severity, UncheckedError
+from lab.analysis.audit.observations import Observations, UncheckedError
+from lab.analysis.audit.rule import Finding, Severity
 from lab.analysis.audit.rules import RULES
 from lab.analysis.audit.text_table import read_table
 from lab.config.study import Study

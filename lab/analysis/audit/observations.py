@@ -23,6 +23,10 @@ FEW_EPOCHS = 3  # fewer, and the first counts too
 ROUNDING = 0.03  # rates, times and ratios of a table are rounded, each by itself
 
 
+class UncheckedError(Exception):
+    """A rule cannot be applied for lack of `args`."""
+
+
 @dataclass(frozen=True)
 class Observations:
     """Measurements in canonical columns.
@@ -76,24 +80,36 @@ class Observations:
 
     @cached_property
     def curves(self) -> list[Curve]:
-        """The rows by configuration, as points over the world size; none of collectives."""
+        """The rows by configuration, as points over the world size.
+
+        Raises UncheckedError for collectives.
+        """
+        if self.kind == "collectives":
+            raise UncheckedError("training times")
         rows = self.frame[self.frame["world_size"].notna()]
-        if rows.empty or self.kind == "collectives":
-            return []
         keys = [key for key in self.keys if key not in STRATEGY_KEYS]
         batch = _batch_key(self, rows, keys)
         names = [*keys, batch] if batch else keys
         varied = [name for name in names if rows[name].nunique(dropna=False) > 1]
-        return [
-            Curve(
-                label=_label(group.iloc[0], varied),
-                points=tuple(sorted(_points(group, self), key=lambda point: point.world_size)),
-                batch=batch,
-                per=self.per,
-                weak=self.scaling == "weak",
-            )
-            for _, group in rows.groupby(_joined(rows, names), sort=False)
-        ]
+        curves = []
+        for _, group in rows.groupby(_joined(rows, names), sort=False):
+            curve = Curve(_label(group.iloc[0], varied), batch, self.per, self.scaling == "weak")
+            group = group.sort_values("world_size", kind="stable")
+            parts = group.groupby(["world_size", _strategies(group)], sort=False)
+            for (size, strategy), part in parts:
+                curve.points.append(_point(curve, float(str(size)), str(strategy), part, self))
+            curves.append(curve)
+        return curves
+
+    @property
+    def points(self) -> list[Point]:
+        """The points of all curves."""
+        return [point for curve in self.curves for point in curve.points]
+
+    @property
+    def compared(self) -> list[tuple[Point, Point]]:
+        """Each point that has a baseline, with it."""
+        return [(point, point.base) for point in self.points if point.base is not None]
 
 
 def _joined(rows: pd.DataFrame, names: Sequence[str]) -> pd.Series:
@@ -134,26 +150,20 @@ def _batch_key(observations: Observations, rows: pd.DataFrame, keys: Sequence[st
     return best
 
 
-def _points(group: pd.DataFrame, observations: Observations) -> list[Point]:
-    """A point for each world size and strategy with those of its settings that differ."""
-    no_strategy = pd.Series("", index=group.index)
-    strategies = group.get("key:strategy", no_strategy)
+def _strategies(group: pd.DataFrame) -> pd.Series:
+    """The strategy of each row, with those of its settings that differ."""
+    strategies = group.get("key:strategy", pd.Series("", index=group.index))
     for key in STRATEGY_KEYS[1:]:
         if key in group and group[key].nunique() > 1:
             strategies = strategies + f", {key.removeprefix('key:')} " + group[key]
-    points = group.groupby([group["world_size"], strategies.str.removeprefix(", ")], sort=False)
-    return [
-        _point(float(str(size)), str(strategy), rows, observations)
-        for (size, strategy), rows in points
-    ]
+    return strategies.str.removeprefix(", ")
 
 
 def measurements(rows: pd.DataFrame) -> pd.Series:
     """What is equal in rows of one measurement on all ranks: the repeat, epoch and step, or the
     number among equal rows."""
-    index = _joined(
-        rows, [name for name in ("repeat", "epoch", "step") if rows[name].notna().any()]
-    )
+    names = [name for name in ("repeat", "epoch", "step") if rows[name].notna().any()]
+    index = _joined(rows, names)
     again = rows.groupby([index, rows["rank"].fillna(-1), rows["aggregate"]]).cumcount()
     return index + "\x1f" + again.astype(str)
 
@@ -164,7 +174,9 @@ def largest(rows: pd.DataFrame, values: pd.Series) -> Any:
     return rows.loc[place]
 
 
-def _point(size: float, strategy: str, rows: pd.DataFrame, observations: Observations) -> Point:
+def _point(
+    curve: Curve, size: float, strategy: str, rows: pd.DataFrame, observations: Observations
+) -> Point:
     rows = rows.assign(_measurement=measurements(rows), _repeat=rows["repeat"].fillna(""))
     if not rows[["repeat", "epoch", "step"]].notna().any(axis=None):
         rows["_repeat"] = rows["_measurement"]
@@ -178,6 +190,7 @@ def _point(size: float, strategy: str, rows: pd.DataFrame, observations: Observa
         slowest = largest(own, own["time"])
         values = slowest[values.index].astype(float).fillna(values)
     return Point(
+        curve=curve,
         world_size=size,
         strategy=strategy,
         times=_per_repeat(own, own["time"]),
@@ -198,18 +211,28 @@ def _per_repeat(rows: pd.DataFrame, times: pd.Series) -> tuple[float, ...]:
     )
 
 
-def _median(values: Sequence[float]) -> float:
-    return float(np.median(values)) if values else math.nan
+@dataclass(eq=False)
+class Curve:
+    """Points in ascending world size, and the column that holds their batch constant.
 
-
-@dataclass(frozen=True)
-class Point:
-    """One configuration at one world size, its medians in `values`, NaN where unknown.
-
-    `times` has the slowest rank's time in s for each repeat, `means` those quoted as means over
-    ranks.
+    `per` is what a time is of (step, epoch, total); `weak` that its work grows with the ranks.
     """
 
+    label: str
+    batch: str | None
+    per: str
+    weak: bool
+    points: list[Point] = field(default_factory=list)
+
+
+@dataclass(eq=False)
+class Point:
+    """One configuration at one world size; its medians in `values` are attributes, NaN if unknown.
+
+    `times` has the slowest rank's time in s for each repeat, `means` quoted means over ranks.
+    """
+
+    curve: Curve = field(repr=False)
     world_size: float
     strategy: str
     times: tuple[float, ...]
@@ -217,15 +240,28 @@ class Point:
     values: dict[str, float]
     labels: tuple[str, ...]
 
-    @property
-    def time(self) -> float:
-        """Median over repeats of the slowest rank's time."""
-        return _median(self.times)
+    def __getattr__(self, name: str) -> float:
+        values = self.__dict__.get("values")
+        if values is None or name.startswith("__"):
+            raise AttributeError(name)
+        return float(values.get(name, math.nan))
 
     @property
+    def ranks(self) -> str:
+        """The world size and the curve in words."""
+        return f"{self.world_size:g} ranks" + (
+            f" at {self.curve.label}" if self.curve.label else ""
+        )
+
+    @cached_property
+    def time(self) -> float:
+        """Median over repeats of the slowest rank's time."""
+        return float(np.median(self.times)) if self.times else math.nan
+
+    @cached_property
     def mean(self) -> float:
         """Median over repeats of the quoted mean over ranks."""
-        return _median(self.means)
+        return float(np.median(self.means)) if self.means else math.nan
 
     @property
     def bounds(self) -> tuple[float, float] | None:
@@ -237,47 +273,16 @@ class Point:
         # Two standard deviations hold 95 % of a normal spread.
         return (self.time - 2 * self.std, self.time + 2 * self.std) if self.std > 0 else None
 
-    def __getattr__(self, name: str) -> float:
-        values = self.__dict__.get("values")
-        if values is None or name.startswith("__"):
-            raise AttributeError(name)
-        return float(values.get(name, math.nan))
-
-
-@dataclass(frozen=True)
-class Curve:
-    """Points in ascending world size, and the column that holds their batch constant.
-
-    `per` is what a time is of (step, epoch, total); `weak` that its work grows with the ranks.
-    """
-
-    label: str
-    points: tuple[Point, ...]
-    batch: str | None
-    per: str
-    weak: bool = False
-
-    @property
-    def where(self) -> str:
-        """The label within a sentence."""
-        return f" at {self.label}" if self.label else ""
-
-    @property
-    def compared(self) -> list[tuple[Point, Point]]:
-        """Each point that has a baseline, with it."""
-        pairs = [(point, self.base(point)) for point in self.points]
-        return [(point, base) for point, base in pairs if base is not None]
-
-    def base(self, point: Point) -> Point | None:
+    @cached_property
+    def base(self) -> Point | None:
         """The point of the smallest world size to compare with, None where none or several fit."""
-        least = self.points[0].world_size
-        if point.world_size == least:
+        least = self.curve.points[0].world_size
+        if self.world_size == least:
             return None
-        smallest = [other for other in self.points if other.world_size == least]
-        kind = residue(point.strategy)
+        smallest = [other for other in self.curve.points if other.world_size == least]
         for fits in (
-            [other for other in smallest if other.strategy == point.strategy],
-            [other for other in smallest if residue(other.strategy) == kind],
+            [other for other in smallest if other.strategy == self.strategy],
+            [other for other in smallest if residue(other.strategy) == residue(self.strategy)],
             [other for other in smallest if not residue(other.strategy)],
             smallest,
         ):
@@ -285,45 +290,52 @@ class Curve:
                 return fits[0]
         return None
 
-    def gain(self, point: Point, *, means: bool = False) -> float:
-        """Work per time over that of the baseline, NaN if unknown; with `means` by the means over
-        ranks."""
-        base = self.base(point)
-        if base is None:
-            return math.nan
-        here, there = point.time, base.time
-        if means:
-            here, there = point.mean, base.time if math.isnan(base.mean) else base.mean
-        if math.isfinite(here) and math.isfinite(there) and here > 0:
-            return there / here * self.work(point, base)
-        return point.rate / base.rate if base.rate > 0 and not means else math.nan
+    @property
+    def ideal(self) -> float:
+        """The gain that the number of ranks allows: N over the baseline's."""
+        return self.world_size / self.base.world_size if self.base else 1.0
 
-    def work(self, point: Point, base: Point) -> float:
-        """How many times the baseline's samples the time of this point stands for.
+    @property
+    def work(self) -> float:
+        """How many times the baseline's samples its time stands for.
 
         Those of a step are its batch. An epoch or a total has the same samples, except in weak
         scaling, which is declared or follows from rates times times.
         """
-        if self.per == "step":
-            ratio = point.global_batch_size / (base.global_batch_size or math.nan)
+        base, per = self.base, self.curve.per
+        if base is None:
+            return math.nan
+        if per == "step":
+            ratio = self.global_batch_size / (base.global_batch_size or math.nan)
             return ratio if math.isfinite(ratio) else 1.0
-        ranks = point.world_size / base.world_size
         done = base.rate * base.time
-        ratio = point.rate * point.time / done if done > 0 else math.nan
-        if abs(ratio / ranks - 1) < ROUNDING:
+        ratio = self.rate * self.time / done if done > 0 else math.nan
+        if abs(ratio / self.ideal - 1) < ROUNDING:
             return ratio
-        return ranks if self.weak else 1.0
+        return self.ideal if self.curve.weak else 1.0
 
-    def bounds(self, point: Point) -> tuple[float, float] | None:
+    @property
+    def gain(self) -> float:
+        """Work per time over that of the baseline, NaN if unknown."""
+        base = self.base
+        if base is None:
+            return math.nan
+        if math.isfinite(base.time) and self.time > 0:
+            return base.time / self.time * self.work
+        return self.rate / base.rate if base.rate > 0 else math.nan
+
+    @property
+    def gain_of_means(self) -> float:
+        """The gain by means over ranks, NaN if unknown."""
+        if self.base is None or not self.mean > 0:
+            return math.nan
+        quoted = self.base.time if math.isnan(self.base.mean) else self.base.mean
+        return quoted / self.mean * self.work
+
+    @property
+    def gain_bounds(self) -> tuple[float, float] | None:
         """Where the gain may lie by the ranges of both times; None where one is unknown."""
-        base = self.base(point)
-        here, there = point.bounds, base.bounds if base else None
-        if base is None or here is None or there is None or min(here[0], there[0]) <= 0:
+        here, there = self.bounds, self.base.bounds if self.base else None
+        if here is None or there is None or min(here[0], there[0]) <= 0:
             return None
-        work = self.work(point, base)
-        return there[0] / here[1] * work, there[1] / here[0] * work
-
-    def ideal(self, point: Point) -> float:
-        """The gain that the number of ranks allows: N over the baseline's."""
-        base = self.base(point)
-        return point.world_size / base.world_size if base is not None else 1.0
+        return there[0] / here[1] * self.work, there[1] / here[0] * self.work

@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from pydantic import BaseModel, ConfigDict
 
-from lab.analysis.audit.observations import Observations
+from lab.analysis.audit.observations import Observations, UncheckedError
 
 Severity = Literal["error", "warning", "note"]
 MOST_RECORDS = 50
@@ -39,23 +39,20 @@ class Fault(NamedTuple):
     severity: Severity | None = None
 
 
-class UncheckedError(Exception):
-    """A rule cannot be applied for lack of `args`."""
-
-
 @dataclass(frozen=True)
 class Rule:
-    """A rule: what it needs (columns, alternatives joined by " or "), and how it checks."""
+    """A rule: the columns that it `needs`, such as "time or rate, world_size", and its check."""
 
     name: str
-    needs: tuple[str, ...]
+    needs: str
     severity: Severity
     advice: str
     check: Callable[[Observations], Iterator[Fault]]
 
     def apply(self, observations: Observations) -> list[Finding]:
         """What the rule finds. Raises UncheckedError with what is lacking where it cannot say."""
-        lacks = [need for need in self.needs if not observations.known & set(need.split(" or "))]
+        needs = self.needs.split(", ")
+        lacks = [need for need in needs if observations.known.isdisjoint(need.split(" or "))]
         if lacks:
             raise UncheckedError(*lacks)
         findings: list[Finding] = []
@@ -82,7 +79,7 @@ class Rule:
 
 
 def rule(
-    name: str, *needs: str, severity: Severity = "warning", advice: str = ""
+    name: str, needs: str, *, severity: Severity = "warning", advice: str = ""
 ) -> Callable[[Callable[[Observations], Iterator[Fault]]], Rule]:
     """Make a check the rule `name`; `severity` and `advice` are of faults that have no other."""
     return lambda check: Rule(name, needs, severity, advice, check)

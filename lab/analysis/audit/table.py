@@ -147,7 +147,8 @@ def _tidy(
 ) -> tuple[pd.DataFrame, dict[str, str]]:
     """Canonical columns with numbers in base units, and which column of the table each is from."""
     tidy = pd.DataFrame({name: np.full(len(frame), np.nan) for name in NUMERIC})
-    tidy[list(TEXTS)] = pd.DataFrame(None, tidy.index, TEXTS, dtype="object")
+    for name in TEXTS:
+        tidy[name] = pd.Series(index=tidy.index, dtype="object")
     given: dict[str, str] = {}
     for column, meaning in meanings.items():
         canonical = meaning.canonical

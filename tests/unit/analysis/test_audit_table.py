@@ -167,9 +167,7 @@ def test_wide_strategies_become_rows() -> None:
     assert any("2 ranks by the name of the table" in said for said in observations.assumptions)
     curve = next(curve for curve in observations.curves if curve.label == "gpt2, block 128")
     gains = {
-        point.strategy: round(curve.gain(point), 2)
-        for point in curve.points
-        if point.world_size == 2
+        point.strategy: round(point.gain, 2) for point in curve.points if point.world_size == 2
     }
     assert gains == {"dp": 1.18, "ddp_nvlink": 1.45, "ddp_no_nvlink": 0.65}
 
@@ -244,7 +242,7 @@ def test_weak_scaling_is_seen_from_rates_and_read_from_a_name() -> None:
     for frame, gain in ((rates, 1695 / 495), (named, 4 * 101 / 118)):
         observations = from_table(frame)
         (curve,) = observations.curves
-        assert curve.gain(curve.points[-1]) == pytest.approx(gain, rel=1e-3)
+        assert curve.points[-1].gain == pytest.approx(gain, rel=1e-3)
         assert {finding.rule for finding in apply_rules(observations).findings} == {"repeats"}
     assert "equal-work" in {
         finding.rule for finding in apply_rules(from_table(pd.DataFrame(content))).findings
@@ -282,11 +280,7 @@ def test_stages_and_what_they_run_on() -> None:
         and residue("serial") == residue("mpi") == frozenset()
     )
     (curve,) = from_table(read_table(TABLES / "gpt2_stages.csv")).curves
-    gains = {
-        point.strategy: round(curve.gain(point), 1)
-        for point in curve.points
-        if point.world_size > 1
-    }
+    gains = {point.strategy: round(point.gain, 1) for point in curve.points if point.world_size > 1}
     assert gains == {"mpi": 11.9, "mpi+cuda": 1.9}
 
 
@@ -298,9 +292,7 @@ def test_a_weak_curve_counts_work_and_a_strong_one_time() -> None:
         pd.DataFrame({"gpus": [1, 2], "global_batch": [8, 8], "step_ms": [100, 55]})
     )
     gains = [
-        curve.gain(curve.points[-1])
-        for observations in (weak, strong)
-        for curve in observations.curves
+        curve.points[-1].gain for observations in (weak, strong) for curve in observations.curves
     ]
     assert gains == pytest.approx([2 * 100 / 110, 100 / 55])
 

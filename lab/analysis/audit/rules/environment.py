@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import numpy as np
 import pandas as pd
 
-from lab.analysis.audit.observations import Observations
-from lab.analysis.audit.rule import Fault, UncheckedError, rule
+from lab.analysis.audit.observations import Observations, UncheckedError
+from lab.analysis.audit.rule import Fault, rule
 from lab.records.schema import FOREIGN_CPU
 
 # What must not differ inside one study, in the words of a sentence.

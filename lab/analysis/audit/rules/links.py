@@ -10,8 +10,8 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from lab.analysis.audit.observations import Curve, Observations, Point, largest
-from lab.analysis.audit.rule import Fault, UncheckedError, rule, seconds
+from lab.analysis.audit.observations import Observations, Point, UncheckedError, largest
+from lab.analysis.audit.rule import Fault, rule, seconds
 from lab.perfmodel.hardware import LINKS, named_link
 
 GRADIENT_BYTES = 4  # per parameter: gradients are reduced in fp32 unless a table says otherwise
@@ -43,8 +43,7 @@ class Link(NamedTuple):
 
 @rule(
     "plausible-bandwidth",
-    "bytes or parameters or algbw or busbw",
-    "world_size or busbw",
+    "bytes or parameters or algbw or busbw, world_size or busbw",
     severity="error",
 )
 def plausible_bandwidth(observations: Observations) -> Iterator[Fault]:
@@ -55,14 +54,12 @@ def plausible_bandwidth(observations: Observations) -> Iterator[Fault]:
     if observations.kind == "collectives":
         yield from _collectives(observations)
         return
-    for curve in observations.curves:
-        for point in curve.points:
-            size = point.bytes if point.bytes > 0 else GRADIENT_BYTES * point.parameters
-            if point.world_size > 1 and size > 0:
-                transfer = _transfer(curve, point, observations)
-                if transfer is not None:
-                    checked = True
-                    yield from _judged(point, size, transfer, observations)
+    for point in observations.points:
+        size = point.bytes if point.bytes > 0 else GRADIENT_BYTES * point.parameters
+        transfer = _transfer(point, observations)
+        if point.world_size > 1 and size > 0 and transfer is not None:
+            checked = True
+            yield from _judged(point, size, transfer, observations)
     if not checked:
         what = "communication time per step at more than one rank"
         raise UncheckedError("bytes or parameters", what)
@@ -87,13 +84,13 @@ def _steps(point: Point, observations: Observations) -> float:
     return math.ceil(samples / point.global_batch_size) if known else math.nan
 
 
-def _transfer(curve: Curve, point: Point, observations: Observations) -> Transfer | None:
+def _transfer(point: Point, observations: Observations) -> Transfer | None:
     steps = _steps(point, observations)
     if not math.isfinite(steps):
         return None
     if point.communication > 0:
         return Transfer(point.communication / steps)
-    base = curve.base(point)
+    base = point.base
     if base is None or base.world_size != 1 or observations.kind == "records":
         return None
     # With equal work per rank, what a step takes longer on N ranks bounds the communication.

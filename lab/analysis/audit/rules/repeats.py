@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from lab.analysis.audit.observations import Curve, Observations, Point
-from lab.analysis.audit.rule import Fault, UncheckedError, rule, seconds
+from lab.analysis.audit.observations import Curve, Observations, Point, UncheckedError
+from lab.analysis.audit.rule import Fault, rule, seconds
 
 # Ranges of n and n repeats of equal runs lie apart by chance in 2 / binomial(2n, n): in 1 of 3
 # cases for two repeats, in 1 of 10 for three.
@@ -85,10 +85,7 @@ def repeats(observations: Observations) -> Iterator[Fault]:
         yield from _unstated(frame.loc[frame["repeats"].isna(), "label"])
         return
     points = [
-        point
-        for curve in observations.curves
-        for point in curve.points
-        if point.times or point.rate > 0 or point.speedup > 0
+        point for point in observations.points if point.times or point.rate > 0 or point.speedup > 0
     ]
     if not points:
         raise UncheckedError("world_size")
@@ -165,8 +162,7 @@ def _overlaps(curve: Curve, observations: Observations) -> Iterator[Fault]:
 
 @rule(
     "too-regular",
-    "time or rate or speedup",
-    "world_size",
+    "time or rate or speedup, world_size",
     advice="Show the raw measurements: machines vary, formulas and simulators do not.",
 )
 def too_regular(observations: Observations) -> Iterator[Fault]:
@@ -211,11 +207,10 @@ def _on_a_formula(curve: Curve) -> Iterator[Fault]:
     gains: dict[float, float] = {}
     labels: list[str] = []
     for point in curve.points:
-        base, gain = curve.base(point), curve.gain(point)
-        gain = point.speedup if math.isnan(gain) else gain
-        compared = base is not None or point.world_size > 1
+        gain = point.speedup if math.isnan(point.gain) else point.gain
+        compared = point.base is not None or point.world_size > 1
         if math.isfinite(gain) and gain > 0 and compared and point.world_size not in gains:
-            gains[curve.ideal(point) if base is not None else point.world_size] = gain
+            gains[point.ideal if point.base is not None else point.world_size] = gain
             labels += point.labels
     n, speedups = np.array(list(gains)), np.array(list(gains.values()))
     if len(speedups) < 2:

@@ -5,8 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from lab.analysis.audit.observations import ROUNDING, Curve, Observations, Point
-from lab.analysis.audit.rule import Fault, UncheckedError, rule, seconds
+from lab.analysis.audit.observations import (
+    ROUNDING,
+    Curve,
+    Observations,
+    Point,
+    UncheckedError,
+)
+from lab.analysis.audit.rule import Fault, rule, seconds
 
 # Where no interval is known, repeats usually differ by up to this.
 MARGIN = 0.05
@@ -23,24 +29,22 @@ EXPLAINS = 0.5  # communication that is this share of the added time explains it
 NO_PAIR = "times at two world sizes of one configuration"
 
 
-@rule("super-linear", "time or rate or speedup or efficiency", "world_size", severity="error")
+@rule("super-linear", "time or rate or speedup or efficiency, world_size", severity="error")
 def super_linear(observations: Observations) -> Iterator[Fault]:
     """Speedup above N, with what the table says for or against an explanation."""
     checked = False
     assumptions = observations.assumptions if "world_size" not in observations.given else ()
-    for curve in observations.curves:
-        for point in curve.points:
-            quoted = point.world_size > 1 and (point.speedup > 0 or point.efficiency > 0)
-            checked = checked or quoted or math.isfinite(curve.gain(point))
-            yield from _beyond(curve, point, assumptions)
+    for point in observations.points:
+        quoted = point.world_size > 1 and (point.speedup > 0 or point.efficiency > 0)
+        checked = checked or quoted or math.isfinite(point.gain)
+        yield from _beyond(point, assumptions)
     if not checked:
         raise UncheckedError(f"{NO_PAIR}, or a speedup")
 
 
-def _beyond(curve: Curve, point: Point, assumptions: Sequence[str]) -> Iterator[Fault]:
-    n, base, ideal = point.world_size, curve.base(point), curve.ideal(point)
-    gain, by_mean, bounds = curve.gain(point), curve.gain(point, means=True), curve.bounds(point)
-    where = f"{n:g} ranks{curve.where}"
+def _beyond(point: Point, assumptions: Sequence[str]) -> Iterator[Fault]:
+    n, base, ideal, gain = point.world_size, point.base, point.ideal, point.gain
+    by_mean, bounds = point.gain_of_means, point.gain_bounds
     known = [quoted for quoted in (point.speedup, point.efficiency * n) if math.isfinite(quoted)]
     quoted = max(known, default=math.nan)
     if base and gain > ideal * (1 + MARGIN) and (bounds is None or bounds[0] > ideal):
@@ -49,8 +53,8 @@ def _beyond(curve: Curve, point: Point, assumptions: Sequence[str]) -> Iterator[
         assumed = f" ({'; '.join(assumptions)})" if assumptions else ""
         yield Fault(
             base.labels + point.labels,
-            f"The speedup is {gain:.1f}x on {where}{times}, above the {ideal:g}x that the ranks can "
-            f"give; {_explanation(point, base, ideal)}{assumed}.",
+            f"The speedup is {gain:.1f}x on {point.ranks}{times}, above the {ideal:g}x that the ranks can "
+            f"give; {_explanation(point, base)}{assumed}.",
             "Repeat the baseline with the same program and settings, and look for cached data, "
             "other clocks or less work per step.",
             "error" if gain > IMPOSSIBLE * ideal else "warning",
@@ -59,7 +63,7 @@ def _beyond(curve: Curve, point: Point, assumptions: Sequence[str]) -> Iterator[
         verdict = ", so the averaging explains it" if gain <= ideal else " and does not explain it"
         yield Fault(
             point.labels,
-            f"The mean over ranks gives {by_mean:.2f}x on {where}, above N; the slowest rank gives "
+            f"The mean over ranks gives {by_mean:.2f}x on {point.ranks}, above N; the slowest rank gives "
             f"{gain:.2f}x{verdict}.",
             "Quote the time of the slowest rank.",
         )
@@ -68,14 +72,14 @@ def _beyond(curve: Curve, point: Point, assumptions: Sequence[str]) -> Iterator[
     ):
         yield Fault(
             point.labels,
-            f"A speedup of {quoted:.2f}x is quoted on {where}, {100 * (quoted / n - 1):.0f} % "
+            f"A speedup of {quoted:.2f}x is quoted on {point.ranks}, {100 * (quoted / n - 1):.0f} % "
             "above N.",
             "State the baseline and its time; the table holds nothing that explains it.",
             "error" if quoted > IMPOSSIBLE * n else "warning",
         )
 
 
-def _explanation(point: Point, base: Point, ideal: float) -> str:
+def _explanation(point: Point, base: Point) -> str:
     """What the phases say: the part that shrank by more than the ranks allow."""
     if base.strategy != point.strategy:
         programs = f"{base.strategy or 'unnamed'} against {point.strategy}"
@@ -84,9 +88,9 @@ def _explanation(point: Point, base: Point, ideal: float) -> str:
     pairs = {name: (getattr(point, name), getattr(base, name)) for name in phases}
     known = {name: (here, there) for name, (here, there) in pairs.items() if here > 0}
     excess = {
-        name: there - ideal * here
+        name: there - point.ideal * here
         for name, (here, there) in known.items()
-        if there / here > ideal * (1 + MARGIN)
+        if there / here > point.ideal * (1 + MARGIN)
     }
     if excess:
         name = max(excess, key=lambda name: excess[name])
@@ -95,17 +99,16 @@ def _explanation(point: Point, base: Point, ideal: float) -> str:
     return "no phase of it shrinks by more than N" if known else "nothing in the table explains it"
 
 
-@rule("baseline", "time or rate or speedup or efficiency", "world_size")
+@rule("baseline", "time or rate or speedup or efficiency, world_size")
 def baseline(observations: Observations) -> Iterator[Fault]:
     """No run at N = 1, a slower setting or program there, a speedup over something else."""
-    if observations.kind == "collectives":
-        raise UncheckedError("training times")
     for curve in observations.curves:
         yield from _missing(curve, observations)
-        for point, base in curve.compared:
-            yield from _other_program(curve, point, base)
-        for point in curve.points:
-            yield from _misquoted(curve, point)
+    for point, base in observations.compared:
+        if point.gain > IMPOSSIBLE * point.ideal:
+            yield _other_program(point, base)
+    for point in observations.points:
+        yield from _misquoted(point)
     yield from _other_settings(observations)
 
 
@@ -134,26 +137,23 @@ def _missing(curve: Curve, observations: Observations) -> Iterator[Fault]:
     )
 
 
-def _other_program(curve: Curve, point: Point, base: Point) -> Iterator[Fault]:
-    if curve.gain(point) > IMPOSSIBLE * curve.ideal(point):
-        needed = point.time * curve.ideal(point)
-        names = ""
-        if base.strategy != point.strategy:
-            names = f": {base.strategy!r} is weaker than {point.strategy!r} on one rank"
-        yield Fault(
-            base.labels + point.labels,
-            f"{point.world_size:g} ranks in {seconds(point.time)} mean at most {seconds(needed)} on "
-            f"one with the same program, and the baseline takes {seconds(base.time)}, "
-            f"{base.time / needed:.1f} times that{names}.",
-            "Take the parallel program on one rank as the baseline, with the same compiler, "
-            "libraries and threads.",
-        )
+def _other_program(point: Point, base: Point) -> Fault:
+    needed, names = point.time * point.ideal, ""
+    if base.strategy != point.strategy:
+        names = f": {base.strategy!r} is weaker than {point.strategy!r} on one rank"
+    return Fault(
+        base.labels + point.labels,
+        f"{point.world_size:g} ranks in {seconds(point.time)} mean at most {seconds(needed)} on one "
+        f"with the same program, and the baseline takes {seconds(base.time)}, "
+        f"{base.time / needed:.1f} times that{names}.",
+        "Take the parallel program on one rank as the baseline: same compiler, libraries, threads.",
+    )
 
 
-def _misquoted(curve: Curve, point: Point) -> Iterator[Fault]:
+def _misquoted(point: Point) -> Iterator[Fault]:
     """A quoted speedup or efficiency that is not that of the table's own times."""
     n, speedup, efficiency = point.world_size, point.speedup, point.efficiency
-    base, gain = curve.base(point), curve.gain(point)
+    base, gain = point.base, point.gain
     if not point.means and abs(speedup / gain - 1) > MARGIN:
         yield Fault(
             point.labels,
@@ -197,29 +197,21 @@ def _other_settings(observations: Observations) -> Iterator[Fault]:
 
 @rule(
     "equal-work",
-    "world_size",
-    "global_batch_size or micro_batch_size or batch or samples or steps or total_steps",
+    "world_size, global_batch_size or micro_batch_size or batch or samples or steps or total_steps",
 )
 def equal_work(observations: Observations) -> Iterator[Fault]:
     """Batch, samples or steps that differ in strong scaling, work per rank in weak scaling."""
-    if observations.kind == "collectives":
-        raise UncheckedError("training times")
     tables = observations.kind != "records"
     for curve in observations.curves:
         if tables and "batch" in observations.known and curve.batch in {"batch", None}:
             yield from _unclear(curve, observations)
-        for point, base in curve.compared:
-            yield from _batches(curve, point, base, observations)
-        if tables and observations.per == "step":
-            continue  # a step is a step, however many there were
-        for name, what in AMOUNTS.items():
-            for point, base in curve.compared:
-                yield from _amounts(name, what, point, base, observations)
+    for point, base in observations.compared:
+        yield from _batches(point, base, observations)
+        if not tables or observations.per != "step":  # which is one, however many there were
+            yield from _amounts(point, base, observations)
 
 
-def _batches(
-    curve: Curve, point: Point, base: Point, observations: Observations
-) -> Iterator[Fault]:
+def _batches(point: Point, base: Point, observations: Observations) -> Iterator[Fault]:
     before, after = base.global_batch_size, point.global_batch_size
     if not (before > 0 and after > 0) or abs(after / before - 1) < WORK:
         return
@@ -233,7 +225,7 @@ def _batches(
             "Hold the global batch for strong scaling, the batch per rank for weak scaling.",
         )
         return
-    weak = observations.per == "step" or curve.work(point, base) != 1
+    weak = observations.per == "step" or point.work != 1
     if observations.scaling == "weak" or (observations.scaling is None and weak):
         return
     cost = ""
@@ -241,10 +233,8 @@ def _batches(
     if observations.per == "epoch" and samples > 0:
         steps = [math.ceil(samples / batch) for batch in (before, after)]
         times = [seconds(base.time / steps[0]), seconds(point.time / steps[1])]
-        cost = (
-            f": {steps[0]} steps of {times[0]} against {steps[1]} of {times[1]} for {samples:g} "
-            "samples"
-        )
+        cost = f": {steps[0]} steps of {times[0]} against {steps[1]} of {times[1]}"
+        cost += f" for {samples:g} samples"
     elif observations.per != "step":
         cost = f": the same samples take {after / before:.3g} times fewer optimizer steps"
     yield Fault(
@@ -256,26 +246,23 @@ def _batches(
     )
 
 
-AMOUNTS = {"samples": "samples", "total_steps": "optimizer steps", "steps": "optimizer steps"}
-
-
-def _amounts(
-    name: str, what: str, point: Point, base: Point, observations: Observations
-) -> Iterator[Fault]:
-    here, there = getattr(point, name), getattr(base, name)
-    if not (here > 0 and there > 0) or (name == "samples" and observations.scaling == "weak"):
-        return
-    ratio = here / there
+def _amounts(point: Point, base: Point, observations: Observations) -> Iterator[Fault]:
     batches = point.global_batch_size / base.global_batch_size
-    if name == "steps" and math.isfinite(batches):
-        ratio *= batches  # steps of larger batches are more work
-    if abs(ratio - 1) > WORK:
-        yield Fault(
-            base.labels + point.labels,
-            f"{there:g} {what} at world size {base.world_size:g} are compared with {here:g} at "
-            f"{point.world_size:g}.",
-            "Compare times of the same work.",
-        )
+    for name in ("samples", "total_steps", "steps"):
+        here, there = getattr(point, name), getattr(base, name)
+        if not (here > 0 and there > 0):
+            continue
+        ratio = here / there
+        if name == "steps" and math.isfinite(batches):
+            ratio *= batches  # steps of larger batches are more work
+        if abs(ratio - 1) > WORK and not (name == "samples" and observations.scaling == "weak"):
+            what = "samples" if name == "samples" else "optimizer steps"
+            yield Fault(
+                base.labels + point.labels,
+                f"{there:g} {what} at world size {base.world_size:g} are compared with {here:g} "
+                f"at {point.world_size:g}.",
+                "Compare times of the same work.",
+            )
 
 
 def _unclear(curve: Curve, observations: Observations) -> Iterator[Fault]:
@@ -294,31 +281,26 @@ def _unclear(curve: Curve, observations: Observations) -> Iterator[Fault]:
             )
 
 
-@rule("fixed-overhead", "world_size", "time or compute or forward or rate", severity="note")
+@rule("fixed-overhead", "world_size, time or compute or forward or rate", severity="note")
 def fixed_overhead(observations: Observations) -> Iterator[Fault]:
     """A step that hardly shrinks with less work per rank, and ranks that are slower than one."""
-    if observations.kind == "collectives":
-        raise UncheckedError("training times")
     checked = False
-    for curve in observations.curves:
-        for point, base in curve.compared:
-            if math.isfinite(curve.gain(point)):
-                checked = True
-                yield from _hardly_shrinks(curve, point, base, observations)
-                yield from _slower(curve, point, base)
+    for point, base in observations.compared:
+        if math.isfinite(point.gain):
+            checked = True
+            yield from _hardly_shrinks(point, base, observations)
+            yield from _slower(point, base)
     if observations.per == "step":
         yield from _across_batches(observations)
     if not checked:
         raise UncheckedError(NO_PAIR)
 
 
-def _hardly_shrinks(
-    curve: Curve, point: Point, base: Point, observations: Observations
-) -> Iterator[Fault]:
+def _hardly_shrinks(point: Point, base: Point, observations: Observations) -> Iterator[Fault]:
     """Compute of one step or epoch against the share of it that a rank has left."""
     # An epoch is shared in any case, a step only where the global batch is held.
-    share = base.world_size / point.world_size * curve.work(point, base)
-    if share > LESS_WORK or (observations.per == "step" and curve.batch is None):
+    share = point.work / point.ideal
+    if share > LESS_WORK or (observations.per == "step" and point.curve.batch is None):
         return
     for name in ("forward", "compute"):
         here, there = getattr(point, name), getattr(base, name)
@@ -332,17 +314,17 @@ def _hardly_shrinks(
         yield Fault(
             base.labels + point.labels,
             f"{name.capitalize()} takes {seconds(there)} on {base.world_size:g} and {seconds(here)} "
-            f"on {point.world_size:g} ranks{curve.where}, with {share:.2g} of the work per rank: a "
+            f"on {point.ranks}, with {share:.2g} of the work per rank: a "
             "part of it does not depend on the work.",
             "Launch-bound: give each rank more work per step, compile the model or capture it as a "
             "graph; a faster link will not help.",
         )
 
 
-def _slower(curve: Curve, point: Point, base: Point) -> Iterator[Fault]:
-    gain, bounds = curve.gain(point), curve.bounds(point)
+def _slower(point: Point, base: Point) -> Iterator[Fault]:
+    gain, bounds = point.gain, point.gain_bounds
     if gain < 1 and (bounds is None or bounds[1] < 1):
-        names = ", ".join(filter(None, (curve.label, point.strategy)))
+        names = ", ".join(filter(None, (point.curve.label, point.strategy)))
         times = f", {seconds(base.time)} against {seconds(point.time)}"
         yield Fault(
             base.labels + point.labels,
@@ -356,9 +338,8 @@ def _slower(curve: Curve, point: Point, base: Point) -> Iterator[Fault]:
 def _across_batches(observations: Observations) -> Iterator[Fault]:
     """Steps of half the batch that take as long, on one rank."""
     singles = [
-        ((curve.label.split("batch")[0], point.strategy), point)
-        for curve in observations.curves
-        for point in curve.points
+        ((point.curve.label.split("batch")[0], point.strategy), point)
+        for point in observations.points
         if point.world_size == 1 and point.time > 0
     ]
     for name, small in singles:

@@ -7,8 +7,14 @@ from collections.abc import Iterator
 
 import pandas as pd
 
-from lab.analysis.audit.observations import Curve, Observations, Point, largest, measurements
-from lab.analysis.audit.rule import Fault, UncheckedError, rule, seconds
+from lab.analysis.audit.observations import (
+    Observations,
+    Point,
+    UncheckedError,
+    largest,
+    measurements,
+)
+from lab.analysis.audit.rule import Fault, rule, seconds
 
 # Clocks and rounding of a log differ by less; a mean over ranks that are equal passes.
 QUOTED_TOLERANCE = 0.02
@@ -36,8 +42,7 @@ PARTS = ["data", "h2d", "forward", "backward", "compute", "optimizer", "other"]
 
 @rule(
     "slowest-rank",
-    "time or speedup",
-    "world_size",
+    "time or speedup, world_size",
     severity="error",
     advice="Quote the time of the slowest rank: a synchronous step ends with it.",
 )
@@ -48,39 +53,31 @@ def slowest_rank(observations: Observations) -> Iterator[Fault]:
         return
     if not {"rank", "time_mean"} & observations.known:
         raise UncheckedError("rank")
-    for curve in observations.curves:
-        for point in curve.points:
-            if point.mean < point.time * (1 - QUOTED_TOLERANCE):
-                yield _averaged(curve, point)
-        for point in curve.points:
-            gain = curve.gain(point)
-            ranks_known = len(point.labels) > len(point.times) and math.isnan(point.mean)
-            if ranks_known and point.speedup > gain * (1 + QUOTED_TOLERANCE):
-                yield Fault(
-                    point.labels,
-                    f"A speedup of {point.speedup:.2f}x is quoted on {point.world_size:g} ranks, "
-                    f"the slowest rank gives {gain:.2f}x.",
-                    "Compute the speedup from the time of the slowest rank.",
-                )
+    for point in observations.points:
+        if point.mean < point.time * (1 - QUOTED_TOLERANCE):
+            yield _averaged(point)
+        ranks_known = len(point.labels) > len(point.times) and math.isnan(point.mean)
+        if ranks_known and point.speedup > point.gain * (1 + QUOTED_TOLERANCE):
+            yield Fault(
+                point.labels,
+                f"A speedup of {point.speedup:.2f}x is quoted on {point.world_size:g} ranks, the "
+                f"slowest rank gives {point.gain:.2f}x.",
+                "Compute the speedup from the time of the slowest rank.",
+            )
 
 
-def _averaged(curve: Curve, point: Point) -> Fault:
-    by_mean, by_slowest = curve.gain(point, means=True), curve.gain(point)
-    where = f"{point.world_size:g} ranks{curve.where}"
-    evidence = f"On {where} the mean over ranks is quoted"
+def _averaged(point: Point) -> Fault:
+    by_mean, by_slowest = point.gain_of_means, point.gain
+    evidence = f"On {point.ranks} the mean over ranks is quoted"
     if math.isfinite(by_mean) and math.isfinite(by_slowest):
-        evidence = (
-            f"The mean over ranks gives {by_mean:.2f}x on {where}, the slowest rank "
-            f"{by_slowest:.2f}x"
-        )
+        evidence = f"The mean over ranks gives {by_mean:.2f}x on {point.ranks}, the slowest rank "
+        evidence += f"{by_slowest:.2f}x"
     return Fault(point.labels, f"{evidence} ({seconds(point.mean)} against {seconds(point.time)}).")
 
 
 def _quoted_in_records(observations: Observations) -> Iterator[Fault]:
     for (run, repeat), rows in observations.frame.groupby(["run_id", "repeat"], sort=False):
-        quoted, slowest = (
-            rows.loc[rows["aggregate"] == flag, "time"].max() for flag in (True, False)
-        )
+        quoted, slowest = (rows["time"][rows["aggregate"] == over].max() for over in (True, False))
         if quoted < slowest * (1 - QUOTED_TOLERANCE):
             yield Fault(
                 [f"{run}/{repeat}"],
@@ -91,8 +88,7 @@ def _quoted_in_records(observations: Observations) -> Iterator[Fault]:
 
 @rule(
     "communication-alone",
-    "world_size",
-    "communication or exposed",
+    "world_size, communication or exposed",
     severity="error",
     advice="Find out what this number measures; it is in the communication of the other world sizes "
     "too.",
@@ -106,9 +102,8 @@ def communication_alone(observations: Observations) -> Iterator[Fault]:
         raise UncheckedError("rows at world size 1")
     reported = alone[["communication", "exposed"]].max(axis=1)
     wrong = alone[reported > (alone["time"] * ALONE).fillna(0.0)]
-    for label, value, time in zip(
-        wrong["label"], reported[wrong.index], wrong["time"], strict=True
-    ):
+    columns = wrong["label"], reported[wrong.index], wrong["time"]
+    for label, value, time in zip(*columns, strict=True):
         share = f", {100 * value / time:.1f} % of its time" if time > 0 else ""
         yield Fault(
             [label],
@@ -119,9 +114,7 @@ def communication_alone(observations: Observations) -> Iterator[Fault]:
 
 @rule(
     "rank-imbalance",
-    "rank",
-    "time",
-    "world_size",
+    "rank, time, world_size",
     advice="Ranks that synchronise in every step end together: look for unequal data, a shared "
     "device, or clocks that measure different things.",
 )
@@ -167,7 +160,7 @@ def _by_chance(ranks: pd.DataFrame) -> bool:
     )
 
 
-@rule("phases-close", "time or exposed", "compute or forward or phase_sum or exposed")
+@rule("phases-close", "time or exposed, compute or forward or phase_sum or exposed")
 def phases_close(observations: Observations) -> Iterator[Fault]:
     """Phases that do not add up to the step, and exposed communication beyond all of it."""
     yield from _exposed_beyond(observations)
