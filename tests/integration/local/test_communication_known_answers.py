@@ -1,7 +1,8 @@
-"""Communication with known answers: a link, a slow rank and a slow loader that take the times that they are told to.
+"""Communication with known answers: a link, a slow rank and a slow loader that take given times.
 
-Real ranks, real gloo, the real DDP and the real training loop; compute sleeps, and a link of one queue takes a given
-time per byte after the last rank arrived. Sleeps jitter, and a thread of each rank takes the processor at random.
+Real ranks, real gloo, the real DDP and the real training loop; compute sleeps, and a link of one
+queue takes a given time per byte after the last rank arrived. Sleeps jitter, and a thread of each
+rank takes the processor at random.
 """
 
 from __future__ import annotations
@@ -101,7 +102,7 @@ class Emulated(nn.Module):
 
 
 class QueueLink:
-    """An exchange that carries one bucket at a time, each in LINK seconds from when the last rank brought it."""
+    """An exchange of one bucket at a time, each in LINK seconds after the last rank brought it."""
 
     def __init__(self) -> None:
         self.waiting: queue.SimpleQueue[tuple[torch.Tensor, Any]] = queue.SimpleQueue()
@@ -136,7 +137,7 @@ def make_noise(stop: threading.Event) -> None:
 
 
 def run_all(rank: int, root: str) -> dict[str, Measurement | None]:
-    """Take part as one rank in all scenarios, on what the link, the model and the loader are replaced by."""
+    """Take part as one rank in all scenarios, with another link, model and loader."""
     os.environ["OMP_NUM_THREADS"] = "1"
     calibrate.PEAK_BUDGET_S = 0.02
     ddp.exchange_for = lambda run: QueueLink()  # type: ignore[assignment]
@@ -190,7 +191,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def measured(root: Path) -> Iterator[dict[str, Measurement]]:
-    """What rank 0 found; once more where other processes took the cores meanwhile, as in any study."""
+    """Rank 0's measurements, repeated where other processes took the cores, as in any study."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("LAB_CACHE", str(root / "cache"))
         for _ in range(ATTEMPTS):
@@ -215,7 +216,7 @@ def near(seconds: float) -> Any:
     return pytest.approx(seconds, rel=TOLERANCE)
 
 
-# The link is the bottleneck: it begins with the first bucket and carries one after the other, until the last.
+# The link is the bottleneck: it carries one bucket after the other, from the first to the last.
 EVEN_TOTAL = LAYERS * LINK
 EVEN_EXPOSED = BACKWARD + LAYERS * LINK - LAYERS * BACKWARD
 
@@ -280,7 +281,7 @@ def test_phases_are_the_known_ones_and_close(
     assert (compute - expected).groupby(
         table["rank"]
     ).median().abs().max() < TOLERANCE * LAYERS * BACKWARD
-    # Against a clock that knows no phases: from the start of the first step to the start of the last.
+    # Against a clock without phases: from the start of the first step to that of the last.
     for _, rows in table.groupby("rank"):
         steps = rows["start"].iloc[-1] - rows["start"].iloc[0]
         assert rows[list(PHASES)].to_numpy()[:-1].sum() == pytest.approx(steps, rel=0.02)

@@ -1,4 +1,4 @@
-"""DDP as its users tune it: every setting trains, learns alike, and is measured; instruments change no loss."""
+"""DDP's settings: each trains, learns alike and is measured; instruments change no loss."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ from lab.worker.main import measure
 from lab.worker.selftest import measure_overhead
 
 FP32_TOLERANCE = 2e-4  # sums in another order, over eight steps of AdamW
-# Relative, on the whole loss curve. 16 bits round each gradient to 3 or 4 digits; rank 4 keeps the largest directions.
+# Relative, on the whole loss curve. 16 bits round each gradient to 3 or 4 digits; rank 4 keeps the
+# largest directions.
 TOLERANCES = {"bf16": 2e-3, "fp16": 1e-3, "powersgd": 3e-2}
 ONE_BUCKET = 100.0
 AHEAD = 1234.5  # s, of a clock that is wrong on purpose
@@ -84,7 +85,7 @@ def run_all(rank: int, root: str) -> dict[str, Any]:
 
 
 def in_one_group(rank: int, root: str) -> tuple[dict[str, Any] | None, ClockOffset]:
-    """What the plain loop and the instrumented one make of the same steps; a clock as read on another host."""
+    """The plain loop against the instrumented one on the same steps; a clock of another host."""
     run = Run.model_validate(BASE)
     device = torch.device("cpu")
     dataset = data.prepare(run, data_root=Path(root), progress=quiet)

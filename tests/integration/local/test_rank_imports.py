@@ -1,4 +1,4 @@
-"""Each rank imports only what it needs: every module costs start time and memory on all ranks of all jobs."""
+"""Each rank imports only what it needs: modules cost time and memory on all ranks of all jobs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-# One rank as submitit starts it on this machine; prints the modules that it has imported in the end.
+# One rank as submitit starts it on this machine; prints the modules that it has imported.
 RANK = """
 import json, os, sys
 from lab.config.cluster import Cluster
@@ -53,7 +53,7 @@ RUNS: dict[str, tuple[dict[str, Any], dict[str, set[str]]]] = {
         },
     ),
 }
-# The job's own parts: it claims its folder, joins an emulated network, watches itself, writes its end.
+# The job's own parts: it claims its folder, joins an emulated network, watches, writes its end.
 LAUNCH = {"attempt", "job", "netem", "outcome", "watchdog"}
 # Packages for notebooks, reports and other models, which take a second or more to import.
 HEAVY = {"IPython", "matplotlib", "nbconvert", "rich", "scipy.stats", "torchao", "transformers"}

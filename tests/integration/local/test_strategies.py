@@ -1,4 +1,4 @@
-"""Every strategy learns what `single` learns at the same global batch, and says in the same words what that took."""
+"""Every strategy learns what `single` learns, and reports its communication in the same fields."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ BASE: dict[str, Any] = bench.BASE | {
     "model": {"kind": "gpt", "layers": 2, "heads": 2, "width": 32, "block_size": 32},
     "data": {"kind": "text", "path": "corpus.txt", "vocab_size": 300},
 }
-# Of three stages one is in the middle, without embedding or head; a hybrid needs two copies on two ranks each.
+# The middle one of three stages has no embedding or head; a hybrid needs two copies on two ranks.
 WIDER: dict[str, dict[str, Any]] = {
     "fsdp 4 hybrid": {"strategy": "fsdp", "world_size": 4, "shard_size": 2},
     "pipeline_parallel 3": {
@@ -173,7 +173,8 @@ OPERATIONS: dict[str, dict[str, tuple[Callable[[int], bool], Any]]] = {
         "reduce_scatter": (lambda calls: calls == 3, padded(DDP_BYTES)),
         "all_reduce": (lambda calls: calls == 1, 4),
     },
-    # Activations of 8 x 32 tokens x width 32, after each pair of layers in two blocks, forward and backward; the norm.
+    # Activations of 8 x 32 tokens x width 32, after each pair of layers in two blocks, forward and
+    # backward; the norm.
     "tensor_parallel 2": {"all_reduce": (lambda calls: calls == 9, 8 * (8 * 32 * 32 * 4) + 4)},
     # One message per microbatch and direction; the tied matrix and the norm.
     "pipeline_parallel 2": {

@@ -1,4 +1,4 @@
-"""Real training on real process groups: the same samples, the same losses, however the work is split."""
+"""Training on real process groups: the same samples and losses, however the work is split."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def test_the_cuda_clock_sees_what_the_device_does_and_not_what_the_host_queues()
 
 
 def readings(phases: dict[str, list[list[float]]]) -> dict[str, FloatArray]:
-    """Laps of ranks whose steps follow each other without a gap; phases that are not named take no time."""
+    """Laps of ranks whose steps follow without a gap; phases that are not named take no time."""
     shape = np.shape(next(iter(phases.values())))
     laps = {
         phase: np.array(phases.get(phase, np.zeros(shape)), dtype=np.float64) for phase in PHASES
@@ -82,21 +82,21 @@ def test_a_step_is_that_of_its_slowest_rank_and_so_are_its_phases() -> None:
     laps = readings(
         {"forward": [[9, 1, 4, 1], [9, 2, 1, 2]], "backward": [[9, 1, 4, 1], [9, 4, 1, 2]]}
     )
-    found = summary(laps, warmup_steps=1, peak_flops=1400.0)
-    assert found.step.median == 6.0  # of 6 (rank 1), 8 (rank 0), 4 (rank 1)
-    assert found.phases["forward"].median == 2.0
-    assert found.phases["backward"].median == 4.0
-    assert found.phases["data"].median == 0.0
-    assert found.per_rank["step"] == [2.0, 4.0]
-    assert found.per_rank["forward"] == [1.0, 2.0]
-    assert found.slowest_rank == 1
-    assert (found.measured_steps, found.warmup_steps) == (3, 1)
-    assert found.train_time == 12.0  # rank 0: 2 + 8 + 2; rank 1: 6 + 2 + 4
-    assert found.samples_per_second == 2.0
-    assert found.tokens_per_second == 200.0
-    assert found.flops_per_second == 1400.0
-    assert found.mfu == 0.5  # two ranks
-    assert found.step.interval is None  # three steps are too few
+    timing = summary(laps, warmup_steps=1, peak_flops=1400.0)
+    assert timing.step.median == 6.0  # of 6 (rank 1), 8 (rank 0), 4 (rank 1)
+    assert timing.phases["forward"].median == 2.0
+    assert timing.phases["backward"].median == 4.0
+    assert timing.phases["data"].median == 0.0
+    assert timing.per_rank["step"] == [2.0, 4.0]
+    assert timing.per_rank["forward"] == [1.0, 2.0]
+    assert timing.slowest_rank == 1
+    assert (timing.measured_steps, timing.warmup_steps) == (3, 1)
+    assert timing.train_time == 12.0  # rank 0: 2 + 8 + 2; rank 1: 6 + 2 + 4
+    assert timing.samples_per_second == 2.0
+    assert timing.tokens_per_second == 200.0
+    assert timing.flops_per_second == 1400.0
+    assert timing.mfu == 0.5  # two ranks
+    assert timing.step.interval is None  # three steps are too few
 
 
 def test_mfu_is_none_where_the_peak_is_unknown() -> None:
@@ -120,11 +120,11 @@ def test_phases_close_where_they_explain_all_but_two_per_cent() -> None:
 
 def test_intervals_hold_the_median_and_do_not_change_from_call_to_call() -> None:
     values = np.random.default_rng(3).lognormal(size=200)
-    found = stat(values)
-    assert found == stat(values)
-    assert found.interval is not None
-    assert found.interval[0] < found.median < found.interval[1]
-    assert (found.p10, found.p90) == (np.percentile(values, 10), np.percentile(values, 90))
+    spread = stat(values)
+    assert spread == stat(values)
+    assert spread.interval is not None
+    assert spread.interval[0] < spread.median < spread.interval[1]
+    assert (spread.p10, spread.p90) == (np.percentile(values, 10), np.percentile(values, 90))
 
 
 def test_intervals_of_the_median_cover_it_as_often_as_they_say() -> None:
@@ -145,10 +145,10 @@ def test_equal_values_have_an_interval_of_no_width() -> None:
 def test_no_rank_is_slower_than_the_step(ranks: int, steps: int, seed: int) -> None:
     drawn = np.random.default_rng(seed).random((3, ranks, steps))
     laps = readings(dict(zip(("data", "forward", "optimizer"), drawn.tolist(), strict=True)))
-    found = summary(laps)
-    assert found.step.median >= max(found.per_rank["step"]) - 1e-12
-    assert found.samples_per_second * found.step.median == pytest.approx(12)
-    assert found.train_time == pytest.approx(laps["step_time"].sum(axis=1).max())
+    timing = summary(laps)
+    assert timing.step.median >= max(timing.per_rank["step"]) - 1e-12
+    assert timing.samples_per_second * timing.step.median == pytest.approx(12)
+    assert timing.train_time == pytest.approx(laps["step_time"].sum(axis=1).max())
 
 
 def test_a_backward_pass_and_the_wait_after_it_are_one_bar() -> None:

@@ -16,7 +16,7 @@ NAN = float("nan")
 
 
 class Ticks(HostClock):
-    """A clock that reads what it is told to, or 1 more."""
+    """A clock that reads 1 more each time, or what a test sets."""
 
     tick = 0.0
 
@@ -37,15 +37,15 @@ def test_a_call_that_blocks_is_waited_for_from_its_launch_to_its_end() -> None:
     with recorder.blocked("reduce", 100, members=4):
         clock.tick += 10
     clock.lap("backward")
-    found = recorder.take()
-    assert (found.launch.tolist(), found.finish.tolist()) == ([2.0], [13.0])
-    assert (found.wait_begin.tolist(), found.wait_end.tolist()) == ([2.0], [13.0])
-    assert (found.step.tolist(), found.phase.tolist(), found.operation.tolist()) == (
+    trace = recorder.take()
+    assert (trace.launch.tolist(), trace.finish.tolist()) == ([2.0], [13.0])
+    assert (trace.wait_begin.tolist(), trace.wait_end.tolist()) == ([2.0], [13.0])
+    assert (trace.step.tolist(), trace.phase.tolist(), trace.operation.tolist()) == (
         [0],
         ["backward"],
         ["reduce"],
     )
-    assert (found.bytes.tolist(), found.moved.tolist(), found.members.tolist()) == (
+    assert (trace.bytes.tolist(), trace.moved.tolist(), trace.members.tolist()) == (
         [100],
         [100.0],
         [4],
@@ -68,28 +68,28 @@ def asynchronous(*, end_before_wait: bool | None) -> Calls:
 
 
 def test_what_arrived_before_anybody_waited_was_hidden() -> None:
-    found = asynchronous(end_before_wait=True)
-    assert (found.launch[0], found.finish[0]) == (2.0, 3.0)
-    assert found.wait_end[0] == found.wait_begin[0] == 14.0
-    assert found.moved[0] == pytest.approx(150)  # 2 (4 - 1) / 4
+    trace = asynchronous(end_before_wait=True)
+    assert (trace.launch[0], trace.finish[0]) == (2.0, 3.0)
+    assert trace.wait_end[0] == trace.wait_begin[0] == 14.0
+    assert trace.moved[0] == pytest.approx(150)  # 2 (4 - 1) / 4
 
 
 def test_what_arrives_while_the_rank_waits_is_there_when_it_goes_on() -> None:
-    found = asynchronous(end_before_wait=False)
-    assert (found.wait_begin[0], found.wait_end[0], found.finish[0]) == (13.0, 15.0, 15.0)
+    trace = asynchronous(end_before_wait=False)
+    assert (trace.wait_begin[0], trace.wait_end[0], trace.finish[0]) == (13.0, 15.0, 15.0)
 
 
 def test_an_end_that_nobody_saw_is_not_made_up() -> None:
-    found = asynchronous(end_before_wait=None)
-    assert np.isnan(found.finish[0]) and found.wait_end[0] == 14.0
-    exposed = Exposure.from_calls([found], steps=1)
+    trace = asynchronous(end_before_wait=None)
+    assert np.isnan(trace.finish[0]) and trace.wait_end[0] == 14.0
+    exposed = Exposure.from_calls([trace], steps=1)
     assert np.isnan(exposed.total[0, 0]) and exposed.exposed.tolist() == [[1.0]]
-    told = summary(exposed, np.array([[20.0]]), warmup_steps=0)
+    communication = summary(exposed, np.array([[20.0]]), warmup_steps=0)
     assert (
-        told.total is None
-        and told.overlap is None
-        and told.exposed is not None
-        and told.bytes == 100
+        communication.total is None
+        and communication.overlap is None
+        and communication.exposed is not None
+        and communication.bytes == 100
     )
 
 
@@ -127,15 +127,18 @@ def calls(
 def test_waits_until_the_last_rank_came_are_the_stragglers() -> None:
     early = calls((0, "all_reduce", 0, 0, 5, 5), (0, "all_gather", 6, 8, 10, 10))
     late = calls((0, "all_reduce", 3, 3, 5, 5), (0, "all_gather", 7, 7, 10, 10))
-    found = Exposure.from_calls([early, late], steps=1)
-    assert found.total.tolist() == [[9.0], [5.0]]
-    assert found.exposed.tolist() == [[7.0], [5.0]]
-    assert found.straggler.tolist() == [
+    exposure = Exposure.from_calls([early, late], steps=1)
+    assert exposure.total.tolist() == [[9.0], [5.0]]
+    assert exposure.exposed.tolist() == [[7.0], [5.0]]
+    assert exposure.straggler.tolist() == [
         [3.0],
         [0.0],
     ]  # of the second call, both had come before the first rank waited
-    assert found.exposed_in["forward"].tolist() == [[7.0], [5.0]]
-    assert (found.bytes.tolist(), found.moved.tolist()) == ([[200.0], [200.0]], [[100.0], [100.0]])
+    assert exposure.exposed_in["forward"].tolist() == [[7.0], [5.0]]
+    assert (exposure.bytes.tolist(), exposure.moved.tolist()) == (
+        [[200.0], [200.0]],
+        [[100.0], [100.0]],
+    )
 
 
 @pytest.mark.parametrize(
@@ -148,25 +151,25 @@ def test_waits_until_the_last_rank_came_are_the_stragglers() -> None:
     ids=["another operation", "another group", "more calls"],
 )
 def test_where_ranks_do_different_things_nobody_is_the_straggler(other: Calls) -> None:
-    found = Exposure.from_calls([calls((0, "all_reduce", 0, 0, 5, 5)), other], steps=1)
-    assert np.isnan(found.straggler).all() and not np.isnan(found.exposed).any()
-    told = summary(found, np.array([[9.0], [8.0]]), warmup_steps=0)
+    exposure = Exposure.from_calls([calls((0, "all_reduce", 0, 0, 5, 5)), other], steps=1)
+    assert np.isnan(exposure.straggler).all() and not np.isnan(exposure.exposed).any()
+    communication = summary(exposure, np.array([[9.0], [8.0]]), warmup_steps=0)
     assert (
-        told.straggler is None
-        and told.transfer is None
-        and told.exposed is not None
-        and told.exposed.median == 5.0
+        communication.straggler is None
+        and communication.transfer is None
+        and communication.exposed is not None
+        and communication.exposed.median == 5.0
     )
-    assert told.per_rank.keys() == {"total", "exposed"}
+    assert communication.per_rank.keys() == {"total", "exposed"}
 
 
 def test_a_step_without_calls_waits_for_nothing() -> None:
-    found = Exposure.from_calls([calls((1, "all_reduce", 0, 0, 5, 5))], steps=2)
-    assert found.total.tolist() == [[0.0, 5.0]] and found.exposed.tolist() == [[0.0, 5.0]]
+    exposure = Exposure.from_calls([calls((1, "all_reduce", 0, 0, 5, 5))], steps=2)
+    assert exposure.total.tolist() == [[0.0, 5.0]] and exposure.exposed.tolist() == [[0.0, 5.0]]
 
 
 def test_operations_are_counted_on_the_last_step() -> None:
-    told = count_calls(
+    counts = count_calls(
         calls(
             (0, "send", 0, 0, 1, 1),
             (1, "send", 2, 2, 3, 3),
@@ -174,7 +177,7 @@ def test_operations_are_counted_on_the_last_step() -> None:
             (1, "send", 6, 6, 7, 7),
         )
     )
-    assert told == {
+    assert counts == {
         "calls": 3,
         "operations": {
             "send": Operation(calls=2, bytes=200),

@@ -60,30 +60,30 @@ def test_a_union_is_the_seconds_that_any_interval_covers(
 
 def test_total_and_exposed_of_buckets_that_queue() -> None:
     # The third bucket is on the link alone; the gap before it is no communication.
-    found = Exposure.from_buckets(
+    exposure = Exposure.from_buckets(
         [buckets((0, 0, 1, 1, 4), (0, 1, 2, 2, 6), (0, 2, 8, 8, 11), (1, 0, 20, 21, 25))]
     )
-    assert found.total.tolist() == [[8.0, 4.0]]
-    assert found.exposed.tolist() == [
+    assert exposure.total.tolist() == [[8.0, 4.0]]
+    assert exposure.exposed.tolist() == [
         [3.0, 4.0]
     ]  # what is done between ready and launch is compute
-    assert found.bytes.tolist() == [[300.0, 100.0]]
-    assert found.straggler.tolist() == [[0.0, 0.0]]
+    assert exposure.bytes.tolist() == [[300.0, 100.0]]
+    assert exposure.straggler.tolist() == [[0.0, 0.0]]
 
 
 def test_one_bucket_waits_for_the_rank_that_comes_later() -> None:
-    found = Exposure.from_buckets([buckets((0, 0, 1, 1, 9)), buckets((0, 0, 5, 5, 9))])
-    assert found.exposed.tolist() == [[8.0], [4.0]]
-    assert found.straggler.tolist() == [[4.0], [0.0]]
+    exposure = Exposure.from_buckets([buckets((0, 0, 1, 1, 9)), buckets((0, 0, 5, 5, 9))])
+    assert exposure.exposed.tolist() == [[8.0], [4.0]]
+    assert exposure.straggler.tolist() == [[4.0], [0.0]]
 
 
 def test_a_late_first_bucket_pushes_all_others_back() -> None:
-    """Each bucket needs 3 s; rank 1 brings everything 2 s later, while rank 0 is done when the first is on the link."""
+    """Each bucket needs 3 s; rank 1 brings everything 2 s later than rank 0."""
     early = buckets((0, 0, 1, 1, 6), (0, 1, 2, 2, 9), (0, 2, 3, 3, 12))
     late = buckets((0, 0, 3, 3, 6), (0, 1, 4, 4, 9), (0, 2, 5, 5, 12))
-    found = Exposure.from_buckets([early, late])
-    assert found.exposed.tolist() == [[9.0], [7.0]]
-    assert found.straggler.tolist() == [[2.0], [0.0]]
+    exposure = Exposure.from_buckets([early, late])
+    assert exposure.exposed.tolist() == [[9.0], [7.0]]
+    assert exposure.straggler.tolist() == [[2.0], [0.0]]
 
 
 def test_a_late_rank_behind_a_busy_link_costs_nothing() -> None:
@@ -118,14 +118,14 @@ def test_parts_hold_together_on_any_link_of_one_queue(
         )
         for r in range(ranks)
     ]
-    found = Exposure.from_buckets(sent)
-    assert (found.exposed >= 0).all() and (found.exposed <= found.total + 1e-9).all()
-    assert (found.straggler >= 0).all() and (found.straggler <= found.exposed).all()
+    exposure = Exposure.from_buckets(sent)
+    assert (exposure.exposed >= 0).all() and (exposure.exposed <= exposure.total + 1e-9).all()
+    assert (exposure.straggler >= 0).all() and (exposure.straggler <= exposure.exposed).all()
     if ranks == 1:
-        assert found.straggler.max() == pytest.approx(0, abs=1e-9)
+        assert exposure.straggler.max() == pytest.approx(0, abs=1e-9)
     shifted = Exposure.from_buckets([rank.shifted(lambda times: times + moved) for rank in sent])
     for name in ("total", "exposed", "straggler"):
-        assert getattr(shifted, name) == pytest.approx(getattr(found, name), abs=1e-8)
+        assert getattr(shifted, name) == pytest.approx(getattr(exposure, name), abs=1e-8)
 
 
 def test_the_record_speaks_of_the_slowest_rank_of_each_measured_step() -> None:
@@ -133,15 +133,19 @@ def test_the_record_speaks_of_the_slowest_rank_of_each_measured_step() -> None:
     other = buckets((0, 0, 0, 0, 99), (1, 0, 1, 1, 2), (2, 0, 2, 2, 3), (3, 0, 3, 3, 4))
     ranks = [one, other]
     step_time = np.array([[9.0, 2.0, 1.0, 1.0], [9.0, 1.0, 2.0, 2.0]])
-    found = summary(Exposure.from_buckets(ranks), step_time, warmup_steps=1)
-    assert found.exposed is not None and found.exposed.median == 1.0
-    assert found.straggler is not None and found.straggler.median == 0.0
-    assert found.per_rank == {"total": [2.0, 1.0], "exposed": [2.0, 1.0], "straggler": [1.0, 0.0]}
-    assert (found.bytes, found.bytes_moved) == (
+    communication = summary(Exposure.from_buckets(ranks), step_time, warmup_steps=1)
+    assert communication.exposed is not None and communication.exposed.median == 1.0
+    assert communication.straggler is not None and communication.straggler.median == 0.0
+    assert communication.per_rank == {
+        "total": [2.0, 1.0],
+        "exposed": [2.0, 1.0],
+        "straggler": [1.0, 0.0],
+    }
+    assert (communication.bytes, communication.bytes_moved) == (
         100,
         100,
     )  # two ranks: each sends as much as the buckets hold
-    assert found.exposed_in == {"backward": 1.0}
+    assert communication.exposed_in == {"backward": 1.0}
     assert count_buckets(one, operation="all_reduce") == {
         "buckets": [100],
         "calls": 1,
@@ -161,16 +165,19 @@ def test_costs_are_differences_of_the_slowest_rank_round_by_round() -> None:
         rounds(sync, [value - 1 for value in plain]), buckets(*((n, 0, 2, 2, 5) for n in range(6)))
     )
     slow = Probe(rounds(sync, plain), buckets(*((n, 0, 3.5, 3.5, 5) for n in range(6))))
-    found = Communication().model_copy(update=costs([fast, slow]))
-    assert found.sync_cost is not None and (found.sync_cost.median, found.sync_cost.p10) == (
+    communication = Communication().model_copy(update=costs([fast, slow]))
+    assert communication.sync_cost is not None and (
+        communication.sync_cost.median,
+        communication.sync_cost.p10,
+    ) == (
         2.0,
         1.75,
     )
     assert (
-        found.sync_exposed is not None and found.sync_exposed.median == 1.5
+        communication.sync_exposed is not None and communication.sync_exposed.median == 1.5
     )  # of the rank that others wait for
-    assert found.stolen_compute is not None and found.stolen_compute.median == 0.5
-    assert methods_agree(found)
+    assert communication.stolen_compute is not None and communication.stolen_compute.median == 0.5
+    assert methods_agree(communication)
 
 
 def test_methods_disagree_where_more_was_exposed_than_synchronising_cost() -> None:
@@ -182,8 +189,8 @@ def test_methods_disagree_where_more_was_exposed_than_synchronising_cost() -> No
 
 
 def test_one_rank_has_the_overhead_of_its_wrapper_and_nothing_else() -> None:
-    found = costs([Probe(rounds([3.0] * 5, [2.5] * 5), None)])
-    assert set(found) == {"ddp_overhead_time"} and found["ddp_overhead_time"].median == 0.5
+    by_field = costs([Probe(rounds([3.0] * 5, [2.5] * 5), None)])
+    assert set(by_field) == {"ddp_overhead_time"} and by_field["ddp_overhead_time"].median == 0.5
 
 
 @given(st.floats(-1e3, 1e3), st.floats(-1e-4, 1e-4), st.lists(st.floats(0, 1e3), min_size=1))
@@ -228,16 +235,16 @@ def test_a_recorder_keeps_three_stamps_of_each_bucket_in_its_own_place() -> None
     for number in (1, 0, 2):  # they need not finish in order
         futures[number].set_result([torch.tensor(number)])
     assert [int(answer.wait()) for answer in answers] == [0, 1, 2]
-    found = recorder.take()
-    assert (found.step.tolist(), found.bucket.tolist(), found.bytes.tolist()) == (
+    trace = recorder.take()
+    assert (trace.step.tolist(), trace.bucket.tolist(), trace.bytes.tolist()) == (
         [0, 0, 1],
         [0, 1, 0],
         [8, 16, 24],
     )
-    assert (found.ready.tolist(), found.launch.tolist()) == ([1.0, 3.0, 5.0], [2.0, 4.0, 6.0])
-    assert found.finish.tolist() == [8.0, 7.0, 9.0]
+    assert (trace.ready.tolist(), trace.launch.tolist()) == ([1.0, 3.0, 5.0], [2.0, 4.0, 6.0])
+    assert trace.finish.tolist() == [8.0, 7.0, 9.0]
     assert len(recorder.take().step) == 0
-    assert found.after(1).step.tolist() == [0] and found.of(0).bucket.tolist() == [0, 1]
+    assert trace.after(1).step.tolist() == [0] and trace.of(0).bucket.tolist() == [0, 1]
 
 
 def test_the_timeline_begins_where_the_first_rank_does() -> None:

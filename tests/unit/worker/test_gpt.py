@@ -94,14 +94,14 @@ def test_chunks_change_neither_loss_nor_gradients(
         torch.randn(70, 24) * 0.3,
         torch.randint(70, (50,)),
     )
-    found = []
+    pairs = []
     for chunk_logits in (flops.CHUNK_LOGITS, 7 * 70):
         monkeypatch.setattr(gpt, "CHUNK_LOGITS", chunk_logits)
         x, w = hidden.clone().requires_grad_(), weight.clone().requires_grad_()
         with torch.autocast("cpu", dtype=dtype, enabled=dtype != torch.float32):
             loss = gpt.linear_cross_entropy(x, w, targets)
         (3 * loss).backward()
-        found.append((loss.detach(), x.grad, w.grad))
+        pairs.append((loss.detach(), x.grad, w.grad))
     assert "_Chunked" in str(loss.grad_fn)
-    for whole, chunked in zip(*found, strict=True):
+    for whole, chunked in zip(*pairs, strict=True):
         assert (whole - chunked).norm() <= tolerance * whole.norm()

@@ -1,4 +1,4 @@
-"""Models against what they stand for: published weights give published logits, frozen parts stay, padding changes nothing."""
+"""Models: published weights give published logits, frozen parts stay, padding changes nothing."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _one_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Non
     torch.set_num_threads(threads)
 
 
-def quiet(*told: object) -> None:
+def quiet(*progress: object) -> None:
     pass
 
 
@@ -66,8 +66,8 @@ def test_weights_bring_their_tokenizer(tmp_path: Path) -> None:
         data={"kind": "text", "path": "corpus.txt"},
         global_batch_size=2,
     )
-    found = data.prepare(run, data_root=tmp_path, progress=quiet)
-    inputs, _ = found.train.take(np.array([0]))
+    dataset = data.prepare(run, data_root=tmp_path, progress=quiet)
+    inputs, _ = dataset.train.take(np.array([0]))
     assert [pretrained_folders.WORDS[token] for token in inputs[0]] == [
         "def",
         "the",
@@ -78,7 +78,7 @@ def test_weights_bring_their_tokenizer(tmp_path: Path) -> None:
         "x",
         "def",
     ]
-    assert found.vocab_size == 300 and isinstance(models.build(run, found), GPT)
+    assert dataset.vocab_size == 300 and isinstance(models.build(run, dataset), GPT)
 
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
@@ -171,8 +171,10 @@ def test_accuracy_is_the_share_of_right_classes() -> None:
         def logits(self, inputs: torch.Tensor) -> torch.Tensor:
             return torch.nn.functional.one_hot(inputs, 3).float()
 
-    found = models.score(Always().eval(), torch.tensor([0, 1, 2, 2]), torch.tensor([0, 1, 2, 0]))
-    assert found.accuracy.item() == 0.75
+    classified = models.score(
+        Always().eval(), torch.tensor([0, 1, 2, 2]), torch.tensor([0, 1, 2, 0])
+    )
+    assert classified.accuracy.item() == 0.75
     language = GPT(GPTConfig(layers=1, heads=1, width=8, block_size=4), vocab_size=16)
     assert models.score(
         language, torch.zeros(1, 4, dtype=torch.long), torch.zeros(1, 4, dtype=torch.long)
@@ -183,19 +185,19 @@ def test_a_classifier_learns_the_topics_of_synthetic_texts() -> None:
     config = {"kind": "synthetic", "samples": 200, "vocab_size": 300, "classes": 3}
     model = {"kind": "text-classifier", "layers": 1, "heads": 2, "width": 32, "block_size": 32}
     run = Run(model=model, data=config, global_batch_size=64)
-    found = data.prepare(run, data_root=Path(), progress=quiet)
-    network = models.build(run, found)
+    dataset = data.prepare(run, data_root=Path(), progress=quiet)
+    network = models.build(run, dataset)
     assert (
-        isinstance(found, Dataset)
-        and isinstance(found.train, Labelled)
-        and isinstance(found.held_out, Labelled)
+        isinstance(dataset, Dataset)
+        and isinstance(dataset.train, Labelled)
+        and isinstance(dataset.held_out, Labelled)
     )
-    batch = [torch.from_numpy(part) for part in found.train.take(np.arange(180))]
+    batch = [torch.from_numpy(part) for part in dataset.train.take(np.arange(180))]
     optimizer = torch.optim.AdamW(network.parameters(), lr=1e-2)
     for _ in range(30):
         network(*batch).backward()
         optimizer.step()
         optimizer.zero_grad()
     network.eval()
-    held_out = [torch.from_numpy(part) for part in found.held_out.take(np.arange(20))]
+    held_out = [torch.from_numpy(part) for part in dataset.held_out.take(np.arange(20))]
     assert models.score(network, *held_out).accuracy > 0.6

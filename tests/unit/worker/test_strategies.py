@@ -50,8 +50,8 @@ def test_replicas_together_have_the_gradients_of_the_model(devices: int) -> None
     model = gpt()
     parallel = DataParallel(model, [CPU] * devices, recorder=None)
     assert parallel(*samples()).item() == pytest.approx(model(*samples()).item(), rel=1e-6)
-    for found, expected in zip(gradients(model, parallel), gradients(model, model), strict=True):
-        torch.testing.assert_close(found, expected)
+    for actual, expected in zip(gradients(model, parallel), gradients(model, model), strict=True):
+        torch.testing.assert_close(actual, expected)
 
 
 def test_a_replica_computes_with_its_own_parameters_and_keeps_the_tie() -> None:
@@ -86,10 +86,10 @@ class Meeting(nn.Module):
 def test_replicas_run_side_by_side_with_the_settings_of_the_caller() -> None:
     barrier = threading.Barrier(2)
     with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
-        found = parallel_apply(
+        outputs = parallel_apply(
             [Meeting(barrier)] * 2, [(torch.zeros(1),), (torch.ones(1),)], [CPU, CPU]
         )
-    assert [value.item() for value in found] == [1.0, 2.0]
+    assert [value.item() for value in outputs] == [1.0, 2.0]
 
 
 def test_what_a_replica_raises_reaches_the_caller() -> None:
@@ -104,8 +104,8 @@ def test_checkpointed_blocks_compute_the_same_gradients_twice_over() -> None:
     names = list(model.state_dict())
     checkpoint_blocks(model)
     assert len(blocks_of(model)) == 2 and list(model.state_dict()) == names
-    for found, expected in zip(gradients(model, model), gradients(plain, plain), strict=True):
-        torch.testing.assert_close(found, expected)
+    for actual, expected in zip(gradients(model, model), gradients(plain, plain), strict=True):
+        torch.testing.assert_close(actual, expected)
     assert len(passes) == 2
 
 
