@@ -8,22 +8,18 @@ from typing import Any
 import pandas as pd
 
 from lab.analysis.bottlenecks import limits
+from lab.analysis.caveats import caveats, emulations
 from lab.analysis.laws import fit_amdahl
-from lab.analysis.scaling_curves import curves, ranks
+from lab.analysis.scaling import FEWEST_REPEATS
+from lab.analysis.scaling_curves import curves, ranks, with_interval
 from lab.config.run import Run
 from lab.config.study import Study
 from lab.formatting import format_seconds, percent, rounded
-from lab.records.schema import FOREIGN_CPU, PHASES
+from lab.records.schema import PHASES
 from lab.records.store import Record
 
 EXPOSED = "exposed communication"
-STATUS_WORDS = {
-    "failed": "failed",
-    "oom": "out of memory",
-    "timeout": "timed out",
-    "preempted": "preempted",
-    "cancelled": "cancelled",
-}
+STATUS_LABELS = {"oom": "out of memory", "timeout": "timed out"}
 
 
 def answer(study: Study, summary: pd.DataFrame, records: Sequence[Record]) -> str:
@@ -32,17 +28,16 @@ def answer(study: Study, summary: pd.DataFrame, records: Sequence[Record]) -> st
     Where some results are emulated and others measured, it is that of the measured ones.
     """
     if summary.empty:
-        return f"There is no answer yet: no run has completed ({len(study.runs)} asked for, {len(records)} records)."
-    summary = _apart(summary)[0]
-    best = _fastest(summary)
-    labels = _labels(summary)
-    rate = _with_interval(best, "samples_per_second")
+        runs = f"{len(study.runs)} asked for, {len(records)} records"
+        return f"There is no answer yet: no run has completed ({runs})."
+    summary = _by_emulation(summary)[0]
+    best, labels = _fastest(summary), _labels(summary)
+    rate = rounded(*with_interval(best, "samples_per_second"))
     opening = f"The highest throughput measured is {rate} samples/s, on {_place(best, labels)}"
-    beyond = summary[summary["speedup"].notna() & (summary["run_id"] != summary["baseline_run_id"])]
+    beyond = _beyond_baseline(summary)
     if beyond.empty:
         return f"{opening}; no speedup can be stated, because {_why_no_speedup(study, summary)}."
-    widest = beyond[beyond["world_size"] == beyond["world_size"].max()]
-    row = _fastest(widest)
+    row = _fastest(beyond[beyond["world_size"] == beyond["world_size"].max()])
     where = "there" if row["run_id"] == best["run_id"] else f"on {_place(row, labels)}"
     return f"{opening}; {where}, {_speedup(row, summary, labels)}."
 
@@ -51,68 +46,17 @@ def findings(study: Study, summary: pd.DataFrame, records: Sequence[Record]) -> 
     """What else the numbers support, one sentence each, in a stable order."""
     if summary.empty:
         return []
-    return [
-        *emulated(records),
-        *(sentence for part in _apart(summary) for sentence in _of_numbers(study, part)),
-        *few_repeats(summary),
-        *shared_cores(records),
-        *disturbed(records),
-    ]
+    sentences = emulations(records)
+    for part in _by_emulation(summary):
+        sentences += _speedups(part)
+        sentences += _serial_fractions(part) if study.scaling == "strong" else ()
+        sentences += [*_lost_time(part), *limits(part), *_best_batch(part)]
+    return sentences + caveats(summary, records)
 
 
-def _of_numbers(study: Study, summary: pd.DataFrame) -> Iterator[str]:
-    yield from _speedups(summary)
-    yield from _serial_fractions(summary) if study.scaling == "strong" else ()
-    yield from _lost_time(summary)
-    yield from limits(summary)
-    yield from _batches(summary)
-
-
-def _apart(summary: pd.DataFrame) -> list[pd.DataFrame]:
+def _by_emulation(summary: pd.DataFrame) -> list[pd.DataFrame]:
     """Measured results and those of each emulation: nothing is said of one by another."""
     return [part for _, part in summary.groupby("emulated")]
-
-
-def holes(
-    study: Study, records: Sequence[Record], *, obstacles: Mapping[str, str] | None = None
-) -> list[str]:
-    """What was asked for and is not there: one sentence per run and cause, with the repeats that it concerns.
-
-    `obstacles` say by run id why the cluster cannot run it.
-    """
-    found = {(record.run_id, record.repeat): record for record in records}
-    causes: dict[tuple[str, str], list[int]] = {}
-    for task in study.tasks:
-        record = found.get((task.run.id, task.repeat))
-        if record is None or not record.completed:
-            causes.setdefault(
-                (task.run.label, _cause(record, task.run, (obstacles or {}).get(task.run.id))), []
-            ).append(task.repeat)
-    return [
-        f"{label}, {_listed('repeat', which)}: {cause}." for (label, cause), which in causes.items()
-    ]
-
-
-def _cause(record: Record | None, run: Run, obstacle: str | None) -> str:
-    if record is None:
-        needed = (
-            ""
-            if run.device_needed == "any"
-            else f"it needs a cluster with {run.device_needed.upper()}"
-        )
-        reason = needed or (obstacle or "").removeprefix("left out: ")
-        return f"not run: {reason}" if reason else "not run yet"
-    word = STATUS_WORDS[record.status]
-    if record.error is None:
-        return word
-    rank = f" on rank {record.error.rank}" if record.error.rank is not None else ""
-    message = record.error.message.strip().split("\n")[0].rstrip(".")
-    return f"{word}{rank}: {record.error.type}" + (f": {message}" if message else "")
-
-
-def _listed(word: str, numbers: Sequence[int]) -> str:
-    *most, last = [str(number) for number in numbers]
-    return f"{word}s {', '.join(most)} and {last}" if most else f"{word} {last}"
 
 
 def _labels(summary: pd.DataFrame) -> dict[str, str]:
@@ -123,43 +67,42 @@ def _fastest(rows: pd.DataFrame) -> pd.Series[Any]:
     return rows.sort_values("samples_per_second").iloc[-1]
 
 
-def _place(row: Any, labels: dict[str, str]) -> str:
+def _beyond_baseline(rows: pd.DataFrame) -> pd.DataFrame:
+    return rows[rows["speedup"].notna() & (rows["run_id"] != rows["baseline_run_id"])]
+
+
+def _place(row: Any, labels: Mapping[str, str]) -> str:
     return f"{ranks(row['device'], row['world_size'])} at {labels[row['run_id']]}"
 
 
-def _with_interval(row: Any, name: str, text: Any = rounded) -> str:
-    return str(text(row[name], row[f"{name}_low"], row[f"{name}_high"]))
-
-
 def _why_no_speedup(study: Study, summary: pd.DataFrame) -> str:
-    wanted = ", ".join(f"{key} {value}" for key, value in study.baseline.items())
+    baseline = ", ".join(f"{key} {value}" for key, value in study.baseline.items())
     if summary["baseline_run_id"].notna().any():
-        return f"nothing that compares with the baseline ({wanted}) has completed"
-    return f"no run of the baseline ({wanted}) has completed"
+        return f"nothing that compares with the baseline ({baseline}) has completed"
+    return f"no run of the baseline ({baseline}) has completed"
 
 
-def _speedup(row: Any, summary: pd.DataFrame, labels: dict[str, str]) -> str:
+def _speedup(row: Any, summary: pd.DataFrame, labels: Mapping[str, str]) -> str:
     """What one configuration does against its baseline, and whether the intervals support it."""
-    base = summary.set_index("run_id").loc[row["baseline_run_id"]].rename(None)
-    same_line = labels[row["run_id"]] == labels[row["baseline_run_id"]]
-    over = ranks(base["device"], base["world_size"]) + (
-        "" if same_line else f" at {labels[row['baseline_run_id']]}"
-    )
-    what = (
-        "the throughput is {} times that of {}"
+    base = summary.set_index("run_id").loc[row["baseline_run_id"]]
+    base_label = labels[row["baseline_run_id"]]
+    over = ranks(base["device"], base["world_size"])
+    if base_label != labels[row["run_id"]]:
+        over += f" at {base_label}"
+    times, efficiency = rounded(*with_interval(row, "speedup")), with_interval(row, "efficiency")
+    ratio = (
+        f"the throughput is {times} times that of {over}"
         if row["scaling"] == "weak"
-        else "a step is {} times as fast as on {}"
+        else f"a step is {times} times as fast as on {over}"
     )
-    said = what.format(_with_interval(row, "speedup"), over)
-    return (
-        f"{said} (efficiency {_with_interval(row, 'efficiency', percent)}), {_verdict(row, base)}"
-    )
+    verdict = _verdict(row, min(row["repeats"], base["repeats"]))
+    return f"{ratio} (efficiency {percent(*efficiency)}), {verdict}"
 
 
-def _verdict(row: Any, base: Any) -> str:
-    fewest = min(row["repeats"], base["repeats"])
-    if fewest < FEWEST_REPEATS:
-        return f"but {'one repeat is' if fewest == 1 else f'{fewest} repeats are'} too few to tell this from chance"
+def _verdict(row: Any, repeats: int) -> str:
+    if repeats < FEWEST_REPEATS:
+        few = "one repeat is" if repeats == 1 else f"{repeats} repeats are"
+        return f"but {few} too few to tell this from chance"
     if row["speedup_low"] > 1:
         return "a gain that the interval supports"
     if row["speedup_high"] < 1:
@@ -170,7 +113,7 @@ def _verdict(row: Any, base: Any) -> str:
 def _speedups(summary: pd.DataFrame) -> Iterator[str]:
     labels = _labels(summary)
     for _, points in curves(summary):
-        beyond = points[points["speedup"].notna() & (points["run_id"] != points["baseline_run_id"])]
+        beyond = _beyond_baseline(points)
         if len(beyond):
             row = beyond.iloc[-1]
             yield f"On {_place(row, labels)}, {_speedup(row, summary, labels)}."
@@ -182,152 +125,108 @@ def _serial_fractions(summary: pd.DataFrame) -> Iterator[str]:
         known = points[points["speedup"].notna()]
         if len(base) != 1 or set(known["baseline_run_id"]) != set(base["run_id"]):
             continue
-        fit = fit_amdahl(
-            list(known["world_size"] / base["world_size"].iloc[0]), list(known["speedup"])
-        )
+        sizes = known["world_size"] / base["world_size"].iloc[0]
+        fit = fit_amdahl(list(sizes), list(known["speedup"])) if sizes.min() >= 1 else None
         if fit is None or not fit.low or fit.high is None:
             continue
         bound = rounded(1 / fit.serial_fraction, 1 / fit.high, 1 / fit.low)
         yield (
-            f"Amdahl's law with a serial fraction of {percent(fit.serial_fraction, fit.low, fit.high)} meets the speedups of "
-            f"{label} within {100 * fit.largest_error:.1f} %; by it, no number of {ranks(points['device'].iloc[0])} exceeds a "
-            f"speedup of {bound}."
+            f"Amdahl's law with a serial fraction of {percent(fit.serial_fraction, fit.low, fit.high)} "
+            f"meets the speedups of {label} within {100 * fit.largest_error:.1f} %; by it, no number of "
+            f"{ranks(points['device'].iloc[0])} exceeds a speedup of {bound}."
         )
 
 
 def _lost_time(summary: pd.DataFrame) -> Iterator[str]:
-    """The part that keeps the largest configuration of a line furthest from ideal, where intervals lie apart."""
+    """The part that keeps the largest configuration of a curve furthest from ideal, where intervals lie apart."""
     for label, points in curves(summary):
         base, row = points.iloc[0], points.iloc[-1]
-        if row["baseline_run_id"] != base["run_id"] or row["run_id"] == base["run_id"]:
+        repeats = min(row["repeats"], base["repeats"])
+        own = row["run_id"] == base["run_id"]
+        if row["baseline_run_id"] != base["run_id"] or own or repeats < FEWEST_REPEATS:
             continue
         share = 1.0 if row["scaling"] == "weak" else base["world_size"] / row["world_size"]
         lost = _lost(row, base, share)
         phase = max(lost, key=lambda name: lost[name])
-        total = row["step_time"] - share * base["step_time"]
-        ends = ("step", "exposed_communication" if phase == EXPOSED else phase)
-        apart = all(
-            row[f"{name}_time_low"] > share * _or_nothing(base[f"{name}_time_high"])
-            for name in ends
-        )
-        held = (
-            ", waits for communication included"
-            if phase == "backward" and EXPOSED not in lost
-            else ""
-        )
-        if apart and min(row["repeats"], base["repeats"]) >= FEWEST_REPEATS:
+        waits = phase == "backward" and EXPOSED not in lost
+        if all(
+            row[f"{part}_time_low"] > share * _seconds(base, f"{part}_time_high")
+            for part in ("step", phase.replace(" ", "_"))
+        ):
             yield (
-                f"At {label}, a step on {ranks(row['device'], row['world_size'])} takes {format_seconds(total)} longer than "
-                f"ideal; the largest part of it, {format_seconds(lost[phase])}, is spent in {phase}{held}."
+                f"At {label}, a step on {ranks(row['device'], row['world_size'])} takes "
+                f"{format_seconds(row['step_time'] - share * base['step_time'])} longer than ideal; "
+                f"the largest part of it, {format_seconds(lost[phase])}, is spent in {phase}"
+                f"{', waits for communication included' if waits else ''}."
             )
 
 
 def _lost(row: Any, base: Any, share: float) -> dict[str, float]:
-    """Seconds beyond the ideal by phase, and of exposed communication, which is taken from the phases, where it was measured."""
-    lost = {phase: row[f"{phase}_time"] - share * base[f"{phase}_time"] for phase in PHASES}
+    """Seconds beyond the ideal by phase; exposed communication, where measured, is taken from the phases."""
+
+    def beyond(part: str) -> float:
+        return _seconds(row, f"{part}_time") - share * _seconds(base, f"{part}_time")
+
+    lost = {phase: beyond(phase) for phase in PHASES}
     if pd.notna(row["exposed_communication_time"]):
         for phase in ("forward", "backward", "optimizer"):
-            lost[phase] -= _or_nothing(row[f"exposed_{phase}_time"]) - share * _or_nothing(
-                base[f"exposed_{phase}_time"]
-            )
-        lost[EXPOSED] = row["exposed_communication_time"] - share * _or_nothing(
-            base["exposed_communication_time"]
-        )
+            lost[phase] -= beyond(f"exposed_{phase}")
+        lost[EXPOSED] = beyond("exposed_communication")
     return lost
 
 
-def _or_nothing(seconds: float) -> float:
-    return 0.0 if pd.isna(seconds) else seconds
+def _seconds(row: Any, column: str) -> float:
+    return 0.0 if pd.isna(row[column]) else row[column]
 
 
-def _batches(summary: pd.DataFrame) -> Iterator[str]:
+def _best_batch(summary: pd.DataFrame) -> Iterator[str]:
     """Which batch gives the most throughput at the largest world size, where its interval lies above all others."""
-    widest = summary[summary["world_size"] == summary["world_size"].max()].sort_values(
-        "samples_per_second"
-    )
+    widest = summary[summary["world_size"] == summary["world_size"].max()]
+    widest = widest.sort_values("samples_per_second")
     if len(widest) < 2 or widest["repeats"].min() < FEWEST_REPEATS:
         return
-    best, others, labels = widest.iloc[-1], widest.iloc[:-1], _labels(summary)
-    if best["samples_per_second_low"] > others["samples_per_second_high"].max():
-        slowest = others.iloc[0]
+    slowest, best, labels = widest.iloc[0], widest.iloc[-1], _labels(summary)
+    if best["samples_per_second_low"] > widest["samples_per_second_high"].iloc[:-1].max():
         times = rounded(best["samples_per_second"] / slowest["samples_per_second"])
         yield (
-            f"With {ranks(best['device'], best['world_size'])}, {labels[best['run_id']]} gives the most samples per second, "
-            f"{times} times those of {labels[slowest['run_id']]}; the intervals lie apart."
+            f"With {ranks(best['device'], best['world_size'])}, {labels[best['run_id']]} gives the most "
+            f"samples per second, {times} times those of {labels[slowest['run_id']]}; the intervals lie apart."
         )
 
 
-# Ranges of n and n repeats of equal runs lie apart by chance in 2 / binomial(2n, n): 1 in 3 for two repeats, 1 in 10 for three.
-FEWEST_REPEATS = 3
+def holes(
+    study: Study, records: Sequence[Record], *, obstacles: Mapping[str, str] | None = None
+) -> list[str]:
+    """What was asked for and is not there: one sentence per run and cause, with the repeats that it concerns.
 
-
-def emulated(records: Sequence[Record]) -> Iterator[str]:
-    """What was not real."""
-    places = (record.environment for record in records if record.completed)
-    for told in dict.fromkeys(
-        place.emulated.description for place in places if place and place.emulated
-    ):
-        yield f"These are results of an emulation and not of a real machine: {told}."
-
-
-def few_repeats(summary: pd.DataFrame) -> Iterator[str]:
-    """Configurations with too few repeats for any claim."""
-    few = int((summary["repeats"] < FEWEST_REPEATS).sum())
-    if few:
-        verb = "has" if few == 1 else "have"
-        least = f"fewer than {FEWEST_REPEATS} completed repeats"
-        yield f"{few} of {len(summary)} configurations {verb} {least}: no difference is claimed there."
-
-
-def shared_cores(records: Sequence[Record]) -> Iterator[str]:
-    """World sizes at which the threads of CPU ranks outnumber the cores that they were granted on a host."""
-    crowded: dict[int, tuple[int, int]] = {}
-    for record in records:
-        where = record.environment
-        if (
-            not record.completed
-            or where is None
-            or where.device != "cpu"
-            or (where.emulated and where.emulated.compute)
-        ):
-            continue  # what sleeps needs no core
-        hosts = (
-            where.hosts
-            if len(where.hosts) == len(where.cpus_granted)
-            else where.hosts[:1] * len(where.cpus_granted)
-        )
-        for host in set(hosts) if len(set(hosts)) == len(set(where.hosts)) else ():
-            granted = [
-                cores for name, cores in zip(hosts, where.cpus_granted, strict=True) if name == host
-            ]
-            threads, cores = (
-                len(granted) * where.threads_per_rank,
-                len({core for rank in granted for core in rank}),
-            )
-            if threads > cores:
-                crowded[record.run.world_size] = (threads, cores)
-    for world_size, (threads, cores) in sorted(crowded.items()):
-        between = "1 core" if cores == 1 else f"{cores} cores"
-        yield (
-            f"At world size {world_size}, {threads} threads of the ranks had {between} between them: "
-            "its times do not show what a core per thread would give."
-        )
-
-
-def disturbed(records: Sequence[Record]) -> Iterator[str]:
-    """Repeats in which other processes took cores from the ranks."""
-    environments = [
-        record.environment
-        for record in records
-        if record.completed and record.environment is not None
+    `obstacles` say by run id why the cluster cannot run it.
+    """
+    known = {(record.run_id, record.repeat): record for record in records}
+    repeats: dict[tuple[str, str], list[str]] = {}
+    for task in study.tasks:
+        record = known.get((task.run.id, task.repeat))
+        if record is None or not record.completed:
+            cause = _cause(record, task.run, (obstacles or {}).get(task.run.id, ""))
+            repeats.setdefault((task.run.label, cause), []).append(str(task.repeat))
+    return [
+        f"{label}, {_repeats(*numbers)}: {cause}." for (label, cause), numbers in repeats.items()
     ]
-    loads = [where.foreign_cpu for where in environments if where.foreign_cpu is not None]
-    high = [load for load in loads if load > FOREIGN_CPU]
-    again = sum(record.disturbed is not None for record in records)
-    if again:
-        yield f"Disturbed by other processes and measured again, with the first results kept: {again} of {len(loads)} repeats."
-    if high:
-        yield (
-            f"In {len(high)} of {len(loads)} repeats other processes took more than {FOREIGN_CPU} of a core from the ranks, "
-            f"at most {rounded(max(high))} cores: these times may be too long."
-        )
+
+
+def _cause(record: Record | None, run: Run, obstacle: str) -> str:
+    if record is None:
+        reason = obstacle.removeprefix("left out: ")
+        if run.device_needed != "any":
+            reason = f"it needs a cluster with {run.device_needed.upper()}"
+        return f"not run: {reason}" if reason else "not run yet"
+    label = STATUS_LABELS.get(record.status, record.status)
+    if record.error is None:
+        return label
+    rank = f" on rank {record.error.rank}" if record.error.rank is not None else ""
+    message = record.error.message.strip().split("\n")[0].rstrip(".")
+    return f"{label}{rank}: {record.error.type}" + (f": {message}" if message else "")
+
+
+def _repeats(*numbers: str) -> str:
+    *most, last = numbers
+    return f"repeats {', '.join(most)} and {last}" if most else f"repeat {last}"

@@ -27,19 +27,19 @@ def gustafson_speedup(n: float, serial_fraction: float) -> float:
 
 
 def karp_flatt(speedup: float, n: float) -> float:
-    """Serial fraction that a measured speedup on `n` ranks implies: `(1/S - 1/n) / (1 - 1/n)` (Karp and Flatt 1990).
+    """Serial fraction that a speedup on `n` ranks implies: `(1/S - 1/n) / (1 - 1/n)` (Karp and Flatt 1990).
 
     Negative where the speedup is above n. Raises ValueError for n <= 1 or a speedup that is not positive.
     """
     if n <= 1 or speedup <= 0:
         raise ValueError(
-            f"the Karp-Flatt metric needs n > 1 and a positive speedup, not n = {n} and speedup {speedup}"
+            f"Karp-Flatt needs n > 1 and a speedup > 0, not n = {n}, speedup = {speedup}"
         )
     return (1 / speedup - 1 / n) / (1 - 1 / n)
 
 
 class AmdahlFit(NamedTuple):
-    """Serial fraction, its 95 % interval (None from a single point), largest relative error of the fitted speedups."""
+    """Serial fraction, its 95 % interval (None from one point), largest relative error of a fitted speedup."""
 
     serial_fraction: float
     low: float | None
@@ -50,17 +50,15 @@ class AmdahlFit(NamedTuple):
 def fit_amdahl(world_sizes: Sequence[float], speedups: Sequence[float]) -> AmdahlFit | None:
     """Fit Amdahl's law to speedups over one rank; None where there is no point beyond one rank.
 
-    Least squares in the relative time 1/S, where the law is linear in s: `1/S - 1/n = s (1 - 1/n)`. The interval is
-    Student's, from the residuals with one parameter fitted. Both are kept within [0, 1]. Where the baseline has more
-    than one rank, give world sizes as multiples of it.
+    Least squares in the relative time 1/S, where the law is linear in s: `1/S - 1/n = s (1 - 1/n)`. The
+    interval is Student's, from the residuals with one parameter fitted. Both are kept within [0, 1]. Where the
+    baseline has more than one rank, give world sizes as multiples of it.
 
     Raises ValueError where the lengths differ, a world size is below 1 or a speedup is not positive.
     """
     n, speedup = np.asarray(world_sizes, dtype=float), np.asarray(speedups, dtype=float)
     if n.shape != speedup.shape or bool((n < 1).any()) or not bool((speedup > 0).all()):
-        raise ValueError(
-            "fit_amdahl needs as many world sizes (each at least 1) as speedups (each above 0)"
-        )
+        raise ValueError("fit_amdahl needs as many world sizes (each >= 1) as speedups (each > 0)")
     n, speedup = n[n > 1], speedup[n > 1]
     if not n.size:
         return None
@@ -68,9 +66,9 @@ def fit_amdahl(world_sizes: Sequence[float], speedups: Sequence[float]) -> Amdah
     fraction = float(x @ y / (x @ x))
     low = high = None
     if n.size > 1:
-        variance = float(np.sum((y - fraction * x) ** 2)) / (n.size - 1) / float(x @ x)
         from scipy import stats
 
+        variance = float(np.sum((y - fraction * x) ** 2)) / (n.size - 1) / float(x @ x)
         half = float(stats.t.ppf(0.975, n.size - 1)) * variance**0.5
         low, high = (float(np.clip(fraction + side * half, 0, 1)) for side in (-1, 1))
     fraction = float(np.clip(fraction, 0, 1))
@@ -80,6 +78,6 @@ def fit_amdahl(world_sizes: Sequence[float], speedups: Sequence[float]) -> Amdah
 
 def _check(n: float, serial_fraction: float) -> None:
     if n < 1:
-        raise ValueError(f"n is a number of ranks, at least 1, not {n}")
+        raise ValueError(f"n is the number of ranks, at least 1, not {n}")
     if not 0 <= serial_fraction <= 1:
         raise ValueError(f"a serial fraction lies within 0 and 1, not {serial_fraction}")

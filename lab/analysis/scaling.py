@@ -1,4 +1,4 @@
-"""Speedup and efficiency of configurations over repeats, with intervals; lines made of them."""
+"""Speedup and efficiency of configurations over repeats, with intervals."""
 
 from __future__ import annotations
 
@@ -8,43 +8,15 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from lab.analysis.laws import AmdahlFit, amdahl_speedup, fit_amdahl, gustafson_speedup, karp_flatt
-from lab.analysis.scaling_curves import (
-    FIELDS,
-    FREE,
-    WORK,
-    Curve,
-    Scaling,
-    baseline_name,
-    curves,
-    device_of,
-    ranks,
-)
+from lab.analysis.scaling_curves import FIELDS, FREE, WORK, Scaling
 from lab.config.strategies import SETTINGS
 from lab.errors import InputError, Problem, nearest
-from lab.formatting import format_seconds, percent, rounded
 from lab.records.schema import PHASES
 from lab.records.statistics import bootstrap_interval
 
-__all__ = [
-    "AmdahlFit",
-    "Curve",
-    "amdahl_speedup",
-    "baseline_name",
-    "curves",
-    "device_of",
-    "fit_amdahl",
-    "format_seconds",
-    "gustafson_speedup",
-    "karp_flatt",
-    "percent",
-    "ranks",
-    "ratio",
-    "rounded",
-    "summary",
-]
-
-# What is measured per repeat and gets an interval; times in s, compute_time is forward and backward less the communication exposed in them.
+Samples = np.ndarray[Any, np.dtype[np.float64]]
+# What is measured per repeat and gets an interval: times in s; compute_time is forward and backward less the
+# communication exposed in them.
 QUANTITIES = (
     "step_time",
     *(f"{phase}_time" for phase in PHASES),
@@ -62,16 +34,20 @@ QUANTITIES = (
 )
 MEDIANS = ("mfu", "peak_memory", "setup_time", "train_time", "final_loss", "validation_loss")
 RATIOS = ("speedup", "efficiency")
+ENDS = ("", "_low", "_high")
 RESAMPLES = 1999
 SEED = 20250
+# Ranges of n and n repeats of equal runs lie apart by chance in 2 / binomial(2n, n) of all cases: 1 in 3 for two
+# repeats, 1 in 10 for three.
+FEWEST_REPEATS = 3
 
 
 def summary(table: pd.DataFrame, *, baseline: Mapping[str, Any], scaling: Scaling) -> pd.DataFrame:
-    """One row per configuration with completed repeats: medians over repeats, 95 % intervals, speedup and efficiency.
+    """One row per configuration with completed repeats: medians over repeats, 95 % intervals, speedup, efficiency.
 
-    Columns: `run_id`, the fields of Run, `scaling`, `device` ("mixed" where repeats disagree), `repeats`; QUANTITIES and
-    RATIOS each with `_low` and `_high`; MEDIANS; `baseline_run_id`. What is unknown is NaN: an interval from one repeat
-    or of the baseline against itself (1 by definition), a speedup without a measured baseline.
+    Columns: `run_id`, the fields of Run, `scaling`, `device` ("mixed" where repeats disagree), `repeats`; QUANTITIES
+    and RATIOS each with `_low` and `_high`; MEDIANS; `baseline_run_id`. What is unknown is NaN: an interval from one
+    repeat or of the baseline against itself (1 by definition), a speedup without a measured baseline.
 
     The baseline of a run is the one completed run on the same kind of device that has the values of `baseline` and
     equals it in every other field but those that follow from the world size (strong: micro_batch_size and grad_accum;
@@ -80,64 +56,48 @@ def summary(table: pd.DataFrame, *, baseline: Mapping[str, Any], scaling: Scalin
     Work is always equal: strong (and "none") at one global batch, weak at one batch per rank.
 
     With T the median step time and X the median throughput over repeats, N the world size and B the baseline:
-    strong: `speedup = T(B)/T(N)`, `efficiency = speedup N_B/N`; weak: `efficiency = T(B)/T(N)`, `speedup = X(N)/X(B)`.
-    Intervals are percentile bootstraps over repeats (Efron 1979) of the median or of the ratio of two medians, both
-    resampled independently: repeats of one number ran near each other, but a resumed study breaks such pairs, and where
-    they hold the independent interval is the wider one. From two or three repeats it is the whole range: for runs that
-    do not differ, ranges of n and n repeats lie apart by chance in 2 / binomial(2n, n) of all cases (3 repeats: 1 in 10).
+    strong: `speedup = T(B)/T(N)`, `efficiency = speedup N_B/N`; weak: `efficiency = T(B)/T(N)`,
+    `speedup = X(N)/X(B)`. Intervals are percentile bootstraps over repeats (Efron 1979) of the median or of the ratio
+    of two medians, both resampled independently: repeats of one number ran near each other, but a resumed study breaks
+    such pairs, and where they hold the independent interval is the wider one. From two or three repeats it is the
+    whole range.
 
-    A table of several machines names each repeat's in the column `machine`: then a configuration is one on one machine,
-    and so is its baseline. So it is with what was emulated: measured and emulated repeats are never one configuration.
+    A table of several machines names each repeat's in the column `machine`: then a configuration is one on one
+    machine, and so is its baseline. Measured and emulated repeats are never one configuration either.
 
     Raises InputError for a baseline key that is no field of a run.
     """
-    problems = [
-        Problem(f"baseline.{key}", "unknown key", nearest(key, FIELDS))
-        for key in baseline
-        if key not in FIELDS
-    ]
-    if problems:
+    unknown = [key for key in baseline if key not in FIELDS]
+    if unknown:
+        problems = [
+            Problem(f"baseline.{key}", "unknown key", nearest(key, FIELDS)) for key in unknown
+        ]
         raise InputError("baseline", problems)
-    repeats = _completed(table)
-    groups = (
-        [group for _, group in repeats.groupby(_identity(repeats), sort=False)]
-        if len(repeats)
-        else []
-    )
-    rows = [_medians(group) | {"scaling": scaling} for group in groups]
-    samples = {_name(row): group for row, group in zip(rows, groups, strict=True)}
+    repeats, identity = _completed(table), _identity(table)
+    groups = [group for _, group in repeats.groupby(identity, sort=False)] if len(repeats) else []
+    rows = [_medians(group, identity) | {"scaling": scaling} for group in groups]
+    samples = {_key(row): group for row, group in zip(rows, groups, strict=True)}
     bases = [row for row in rows if _has(row, baseline)]
     for row in rows:
-        row |= _against(row, _baseline_of(row, bases, baseline, scaling), samples, scaling)
-    spread = [f"{name}{suffix}" for name in QUANTITIES + RATIOS for suffix in ("", "_low", "_high")]
-    machine = ["machine"] if "machine" in table else []
-    columns = [
-        *machine,
-        "emulated",
-        "run_id",
-        *FIELDS,
-        "scaling",
-        "device",
-        "repeats",
-        *spread,
-        *MEDIANS,
-        "baseline_run_id",
-    ]
-    found = pd.DataFrame(rows, columns=columns)
-    order = [
-        "emulated",
-        *(field for field in FIELDS if field not in FREE[scaling] | {"world_size"}),
-    ]
-    return found.sort_values(
-        [*order, "world_size", *sorted(FREE[scaling])], ignore_index=True, kind="stable"
-    )
+        base = _baseline_of(row, bases, baseline, scaling)
+        row["baseline_run_id"] = base["run_id"] if base else None
+        if base is row:
+            row |= {"speedup": 1.0, "efficiency": 1.0}
+        elif base:
+            row |= _ratios(row, base, samples)
+    columns = [*identity, *FIELDS, "scaling", "device", "repeats"]
+    columns += [f"{name}{end}" for name in QUANTITIES + RATIOS for end in ENDS]
+    frame = pd.DataFrame(rows, columns=[*columns, *MEDIANS, "baseline_run_id"])
+    order = [field for field in FIELDS if field not in FREE[scaling] | {"world_size"}]
+    order = ["emulated", *order, "world_size", *sorted(FREE[scaling])]
+    return frame.sort_values(order, ignore_index=True, kind="stable")
 
 
 def _identity(table: pd.DataFrame) -> list[str]:
     return [*(["machine"] if "machine" in table else []), "emulated", "run_id"]
 
 
-def _name(row: Mapping[str, Any]) -> tuple[Any, ...]:
+def _key(row: Mapping[str, Any]) -> tuple[Any, ...]:
     return row.get("machine"), row["emulated"], row["run_id"]
 
 
@@ -155,56 +115,51 @@ def _completed(table: pd.DataFrame) -> pd.DataFrame:
     return done
 
 
-def _medians(group: pd.DataFrame) -> dict[str, Any]:
+def _medians(group: pd.DataFrame, identity: Sequence[str]) -> dict[str, Any]:
     first = group.to_dict("records")[0]
     devices = {device for device in group["device"] if isinstance(device, str)}
-    row: dict[str, Any] = {str(key): first[key] for key in (*_identity(group), *FIELDS)}
-    row |= {
-        "repeats": len(group),
-        "device": devices.pop() if len(devices) == 1 else "mixed" if devices else None,
-    }
+    row: dict[str, Any] = {str(key): first[key] for key in (*identity, *FIELDS)}
+    row["repeats"] = len(group)
+    row["device"] = devices.pop() if len(devices) == 1 else "mixed" if devices else None
     samples = {name: _values(group, name) for name in QUANTITIES}
     for size in {sample.size for sample in samples.values()}:
         names = [name for name, sample in samples.items() if sample.size == size]
         # Together they take the time of one, and draw what each alone would draw.
-        found = _interval(np.stack([samples[name] for name in names]))
-        for name, ends in zip(names, np.column_stack(found), strict=True):
-            row |= _named(name, ends)
-    return row | {name: _median(_values(group, name)) for name in MEDIANS}
+        intervals = np.column_stack(_interval(np.stack([samples[name] for name in names])))
+        for name, interval in zip(names, intervals, strict=True):
+            row |= _columns(name, interval)
+    for name in MEDIANS:
+        values = _values(group, name)
+        row[name] = float(np.median(values)) if values.size else float("nan")
+    return row
 
 
-def _values(group: pd.DataFrame, name: str) -> np.ndarray[Any, np.dtype[np.float64]]:
+def _values(group: pd.DataFrame, name: str) -> Samples:
     return group[name].dropna().to_numpy(dtype=np.float64)
 
 
-def _median(values: np.ndarray[Any, np.dtype[np.float64]]) -> float:
-    return float(np.median(values)) if values.size else float("nan")
+def _columns(name: str, interval: Sequence[Any], factor: float = 1.0) -> dict[str, float]:
+    return {f"{name}{end}": float(part) * factor for end, part in zip(ENDS, interval, strict=True)}
 
 
 def _ratio_of_medians(top: Any, bottom: Any, axis: int = -1) -> Any:
     return np.median(top, axis=axis) / np.median(bottom, axis=axis)
 
 
-def _interval(*samples: np.ndarray[Any, Any]) -> tuple[Any, Any, Any]:
-    """Along the last axis, the median of one sample or the ratio of the medians of two, and its percentile bootstrap's ends."""
-    if not all(sample.shape[-1] for sample in samples):
-        nothing = np.full(samples[0].shape[:-1], np.nan)
+def _interval(*samples: Samples) -> tuple[Any, Any, Any]:
+    """Along the last axis, the median of one sample or the ratio of the medians of two, with its bootstrap's ends."""
+    fewest = min(sample.shape[-1] for sample in samples)
+    nothing = np.full(samples[0].shape[:-1], np.nan)
+    if not fewest:
         return nothing, nothing, nothing
     statistic: Any = np.median if len(samples) == 1 else _ratio_of_medians
     value = statistic(*samples, axis=-1)
-    if not all(sample.shape[-1] > 1 for sample in samples):
-        return value, np.full_like(value, np.nan), np.full_like(value, np.nan)
+    if fewest == 1:
+        return value, nothing, nothing
     return value, *bootstrap_interval(samples, statistic, resamples=RESAMPLES, seed=SEED)
 
 
-def _named(name: str, interval: Sequence[Any], factor: float = 1.0) -> dict[str, float]:
-    return {
-        f"{name}{end}": float(part) * factor
-        for end, part in zip(("", "_low", "_high"), interval, strict=True)
-    }
-
-
-def ratio(top: np.ndarray[Any, Any], bottom: np.ndarray[Any, Any]) -> tuple[float, float, float]:
+def ratio(top: Samples, bottom: Samples) -> tuple[float, float, float]:
     """The ratio of the medians of two samples over repeats, with the ends of its 95 % interval as in `summary`."""
     value, low, high = map(float, _interval(top, bottom))
     return value, low, high
@@ -222,40 +177,28 @@ def _baseline_of(
 ) -> Mapping[str, Any] | None:
     if _has(row, baseline):
         return row
+    if row["device"] == "mixed":
+        return None
     # On one rank the settings of a strategy mean nothing.
     settings = set(SETTINGS) if "strategy" in baseline or baseline.get("world_size") == 1 else set()
-    differs = FREE[scaling] | (set(baseline) - WORK[scaling]) | settings
-    held = [field for field in FIELDS if field not in differs]
-    found = [
-        base
-        for base in bases
-        if all(base.get(key) == row.get(key) for key in [*held, "device", "machine", "emulated"])
-        and row["device"] != "mixed"
-    ]
+    free = FREE[scaling] | (set(baseline) - WORK[scaling]) | settings
+    equal = {*FIELDS, "device", "machine", "emulated"} - free
+    bases = [base for base in bases if all(base.get(key) == row.get(key) for key in equal)]
     for field in (*SETTINGS, "grad_accum", "micro_batch_size"):
-        if len(found) > 1:
-            found = [base for base in found if base[field] == row[field]] or found
-    return found[0] if len(found) == 1 else None
+        if len(bases) > 1:
+            bases = [base for base in bases if base[field] == row[field]] or bases
+    return bases[0] if len(bases) == 1 else None
 
 
-def _against(
+def _ratios(
     row: Mapping[str, Any],
-    base: Mapping[str, Any] | None,
+    base: Mapping[str, Any],
     samples: Mapping[tuple[Any, ...], pd.DataFrame],
-    scaling: Scaling,
 ) -> dict[str, Any]:
-    """Speedup and efficiency of one configuration against its baseline; nothing where there is none."""
-    if base is None:
-        return {"baseline_run_id": None}
-    if base["run_id"] == row["run_id"]:
-        return {"baseline_run_id": row["run_id"], "speedup": 1.0, "efficiency": 1.0}
-    here, there = samples[_name(row)], samples[_name(base)]
-    times = _values(there, "step_time"), _values(here, "step_time")
-    if scaling == "weak":
+    here, there = samples[_key(row)], samples[_key(base)]
+    faster = _interval(_values(there, "step_time"), _values(here, "step_time"))
+    if row["scaling"] == "weak":
         rates = _values(here, "samples_per_second"), _values(there, "samples_per_second")
-        ratios = _named("efficiency", _interval(*times)) | _named("speedup", _interval(*rates))
-    else:
-        share = base["world_size"] / row["world_size"]
-        gain = _interval(*times)
-        ratios = _named("speedup", gain) | _named("efficiency", gain, factor=share)
-    return {"baseline_run_id": base["run_id"], **ratios}
+        return _columns("efficiency", faster) | _columns("speedup", _interval(*rates))
+    share = base["world_size"] / row["world_size"]
+    return _columns("speedup", faster) | _columns("efficiency", faster, factor=share)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from lab.analysis import bottlenecks, tables
+from lab.analysis import bottlenecks, configurations, tables
 from lab.config.labels import distinct_labels
 from lab.config.run import Run
 from lab.errors import InputError
@@ -51,8 +51,8 @@ def _strategies(results: StudyResults) -> Blocks:
     runs = [run for run in study.runs if run.task == "train" and run.architecture.kind != "cnn"]
     if len({run.strategy for run in runs}) < 2:
         return []
-    sentences = tables.strategy_sentences(runs, records, baseline=study.baseline)
-    table = _table(STRATEGIES, runs, tables.strategy_rows(runs, records))
+    sentences = configurations.strategy_sentences(runs, records, baseline=study.baseline)
+    table = _table(STRATEGIES, runs, configurations.strategy_rows(runs, records))
     return [Markdown("## Strategies"), *_bullets(sentences), table]
 
 
@@ -75,7 +75,7 @@ def _networks(results: StudyResults) -> Blocks:
     runs = [run for run in results.study.runs if run.architecture.kind == "cnn"]
     if len({(str(run.model), run.strategy) for run in runs}) < 2:
         return []
-    rows = tables.image_rows(runs, results.records)
+    rows = configurations.image_rows(runs, results.records)
     return [Markdown("## Networks"), _table(NETWORKS, runs, rows)]
 
 

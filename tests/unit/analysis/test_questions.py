@@ -9,8 +9,13 @@ import pytest
 from factories import record, run, stat, study
 
 from lab.analysis.bottlenecks import cause_rows, cause_sentences, causes
-from lab.analysis.scaling_curves import epoch_means, epochs
-from lab.analysis.tables import image_rows, strategy_rows, strategy_sentences
+from lab.analysis.configurations import (
+    epoch_means,
+    epochs_to_low_loss,
+    image_rows,
+    strategy_rows,
+    strategy_sentences,
+)
 from lab.figures import StudyResults
 from lab.records.schema import Communication, Memory, Quality
 from lab.records.store import Record, Store, write_record
@@ -105,7 +110,7 @@ def test_causes_are_told_apart() -> None:
         loaded(1, 32, data=0.030, loader="classic", loader_workers=3),
     ]
     found = causes([one.run for one in records], records)
-    assert [one.launches for one in found] == pytest.approx([0.010] * 4)
+    assert [one.seconds["launches"] for one in found] == pytest.approx([0.010] * 4)
     assert [one.largest for one in found] == [
         "launches",
         "launches",
@@ -125,7 +130,7 @@ def test_causes_are_told_apart() -> None:
 
 def test_launches_are_not_told_from_one_batch() -> None:
     (only,) = causes([text_run()], [loaded(1, 8)])
-    assert only.launches is None and only.largest == "optimizer"
+    assert only.seconds["launches"] is None and only.largest == "optimizer"
 
 
 def test_epochs_are_whole() -> None:
@@ -139,21 +144,20 @@ def test_epochs_are_whole() -> None:
 
 
 @pytest.mark.parametrize(
-    ("losses", "said"),
+    ("losses", "text"),
     [
         ([2.0, 1.0, 0.03, 0.04], "2"),
         ([2.0, 1.0, 0.5, 0.4], "not reached (0.45)"),
         ([2.0], "not reached (0.5 epochs)"),
     ],
 )
-def test_epochs_until_the_loss_is_low(losses: list[float], said: str) -> None:
+def test_epochs_until_the_loss_is_low(losses: list[float], text: str) -> None:
     made = record(run(1, 4, model=CNN, data="digits"), loss=losses, train_samples=8)
-    found = epochs(made)
-    assert found is not None and found.said == said
+    assert epochs_to_low_loss(made) == text
 
 
 def test_a_text_without_epochs_has_none() -> None:
-    assert epochs(record(run())) is None
+    assert epochs_to_low_loss(record(run())) is None
 
 
 def test_networks_side_by_side() -> None:

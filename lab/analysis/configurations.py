@@ -1,0 +1,182 @@
+"""Configurations side by side: strategies by time, memory and traffic, convolutional networks by compute and communication."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from lab.analysis.repeats import median, trained
+from lab.config.labels import distinct_labels
+from lab.config.run import Run
+from lab.formatting import NOT_MEASURED, format_seconds, percent, rounded
+from lab.records.store import Record
+
+UNKNOWN = "-"
+LOW_LOSS = 0.04
+LEAST_DIFFERENCE = 1e-5  # of two losses: none is given as less
+
+
+def strategy_rows(runs: Sequence[Run], records: Sequence[Record]) -> list[dict[str, str]]:
+    """One row of text per training run: step, throughput, memory of a rank, what it sends for a step, last loss."""
+    return _rows(runs, records, _strategy_cells)
+
+
+def image_rows(runs: Sequence[Run], records: Sequence[Record]) -> list[dict[str, str]]:
+    """One row of text per run of a convolutional network: a step and its parts, bytes, epochs until the loss is low."""
+    return _rows(runs, records, _image_cells)
+
+
+def _rows(
+    runs: Sequence[Run],
+    records: Sequence[Record],
+    cells: Callable[[Run, Sequence[Record]], dict[str, str]],
+) -> list[dict[str, str]]:
+    labels, _ = distinct_labels(runs)
+    return [
+        {"configuration": labels[run]} | (cells(run, done) if done else {"step": "not run"})
+        for run, done in trained(runs, records).items()
+    ]
+
+
+def _strategy_cells(run: Run, done: Sequence[Record]) -> dict[str, str]:
+    loss = median(done, lambda record: _losses(record)[-1] if _losses(record) else None)
+    peak = median(done, lambda record: max(record.memory.peak) if record.memory else None)
+    return {
+        "step": format_seconds(median(done, "timing.step.median")),
+        "samples/s": rounded(median(done, "timing.samples_per_second")),
+        "peak (MB)": _megabytes(peak),
+        "weights (MB)": _megabytes(median(done, "memory.parameters")),
+        "optimizer (MB)": _megabytes(median(done, "memory.optimizer")),
+        "sent (MB)": _megabytes(median(done, "communication.bytes_moved")),
+        "last loss": UNKNOWN if loss is None else f"{loss:.4f}",
+    }
+
+
+def _image_cells(run: Run, done: Sequence[Record]) -> dict[str, str]:
+    parameters, sent = (
+        median(done, "environment.parameters"),
+        median(done, "communication.bytes_moved"),
+    )
+    cells = {
+        "trained": f"{parameters / 1e6:.3g} M" if parameters else UNKNOWN,
+        "step": format_seconds(median(done, "timing.step.median")),
+        "compute": format_seconds(median(done, _compute)),
+        "communication": format_seconds(median(done, "communication.total.median")),
+        "exposed": format_seconds(median(done, "communication.exposed.median")),
+        "sent (MB)": rounded(None if sent is None else sent / 1e6),
+        f"epochs to loss < {LOW_LOSS}": next(
+            filter(None, map(epochs_to_low_loss, done)), NOT_MEASURED
+        ),
+    }
+    alone = ("communication", "exposed", "sent (MB)") if run.world_size == 1 else ()
+    return cells | dict.fromkeys(alone, "none")
+
+
+def _megabytes(size: float | None) -> str:
+    return rounded(size / 1e6) if size else UNKNOWN
+
+
+def _losses(record: Record) -> Sequence[float]:
+    return record.quality.loss if record.quality else ()
+
+
+def _compute(record: Record) -> float:
+    """Forward and backward without the communication exposed in them."""
+    waits = record.communication.exposed_in if record.communication else {}
+    phases = record.timing.phases if record.timing else {}
+    return sum(
+        (phases[name].median if name in phases else 0.0) - waits.get(name, 0.0)
+        for name in ("forward", "backward")
+    )
+
+
+def epochs_to_low_loss(record: Record) -> str | None:
+    """The first epoch, from 1, whose mean training loss is below LOW_LOSS, or what was reached instead.
+
+    None where samples make up no epochs, or nothing is known of them.
+    """
+    samples = record.environment.train_samples if record.environment else None
+    if samples is None or record.quality is None:
+        return None
+    losses, batch = record.quality.loss, record.run.global_batch_size
+    means = epoch_means(losses, samples=samples, batch=batch)
+    reached = [epoch for epoch, mean in enumerate(means, 1) if mean < LOW_LOSS]
+    if reached:
+        return str(reached[0])
+    best = f"{min(means):.2g}" if means else f"{len(losses) * batch / samples:.1f} epochs"
+    return f"not reached ({best})"
+
+
+def epoch_means(losses: Sequence[float], *, samples: int, batch: int) -> list[float]:
+    """The mean loss of each whole epoch; a step belongs to the epoch in which its last sample lies."""
+    means: list[float] = []
+    first = 0
+    while (last := ((len(means) + 1) * samples - 1) // batch) < len(losses):
+        part = losses[min(first, last) : last + 1]  # an epoch may be smaller than a batch
+        means.append(sum(part) / len(part))
+        first = last + 1
+    return means
+
+
+def strategy_sentences(
+    runs: Sequence[Run], records: Sequence[Record], *, baseline: Mapping[str, Any]
+) -> list[str]:
+    """The fastest and the least memory among the strategies of each model; the widest distance from the baseline's loss."""
+    done = {run: repeats for run, repeats in trained(runs, records).items() if repeats}
+    labels, _ = distinct_labels(list(done))
+    sentences: list[str] = []
+    for model in dict.fromkeys(run.model for run in done):
+        of_model = {run: repeats for run, repeats in done.items() if run.model == model}
+        if len({run.strategy for run in of_model}) > 1:
+            sentences += _extremes(of_model, labels)
+    return [*sentences, *_loss_distances(done, baseline, labels)]
+
+
+def _extremes(done: Mapping[Run, list[Record]], labels: Mapping[Run, str]) -> Iterator[str]:
+    steps = {run: median(repeats, "timing.step.median") or 0.0 for run, repeats in done.items()}
+    fastest = min(steps, key=lambda run: steps[run])
+    yield f"The shortest step, {format_seconds(steps[fastest])}, is that of {labels[fastest]}."
+    sizes = {run: size for run, repeats in done.items() if (size := median(repeats, _state))}
+    if sizes and min(sizes.values()) < 0.99 * max(sizes.values()):
+        least = min(sizes, key=lambda run: sizes[run])
+        yield (
+            f"The least weights and optimizer state on a rank, {rounded(sizes[least] / 1e6)} MB, "
+            f"are those of {labels[least]}; the most are {rounded(max(sizes.values()) / 1e6)} MB."
+        )
+
+
+def _state(record: Record) -> float | None:
+    memory = record.memory
+    return memory.parameters + memory.optimizer if memory and memory.optimizer is not None else None
+
+
+def _loss_distances(
+    done: Mapping[Run, list[Record]], baseline: Mapping[str, Any], labels: Mapping[Run, str]
+) -> Iterator[str]:
+    """How far losses lie at most from those of a baseline with equal samples and arithmetic."""
+    distances: dict[Run, float] = {}
+    for base in done:
+        if any(getattr(base, key) != value for key, value in baseline.items()):
+            continue
+        for run in done:
+            if run != base and _comparable(run, base):
+                distance = _distance(done[run][0], done[base][0])
+                distances[run] = max(distance, distances.get(run, 0.0))
+    if distances:
+        farthest = max(distances, key=lambda run: distances[run])
+        yield (
+            f"At equal batch, seed and precision the losses of {len(distances)} configurations stay within "
+            f"{percent(max(distances[farthest], LEAST_DIFFERENCE))} of the baseline's over the whole training; "
+            f"the farthest is {labels[farthest]}."
+        )
+
+
+def _comparable(run: Run, base: Run) -> bool:
+    fields = ("model", "data", "global_batch_size", "seed", "precision", "steps", "learning_rate")
+    alike = all(getattr(run, field) == getattr(base, field) for field in fields)
+    return alike and not run.architecture.depends_on_split
+
+
+def _distance(record: Record, reference: Record) -> float:
+    pairs = zip(_losses(record), _losses(reference), strict=False)
+    return max((abs(loss / known - 1) for loss, known in pairs if known), default=0.0)
