@@ -1,4 +1,4 @@
-"""What limits a configuration, and what to change first; sentences only where the numbers support them."""
+"""What limits a configuration, and what to change first, as far as the numbers support it."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ from lab.perfmodel.collectives import efficiency_with_overlap, efficiency_withou
 from lab.records.store import Record
 
 SHARE = 0.05  # of the step: a part below it limits nothing that is worth a change
-# The parts of a step that do not train: the column of a summary, what it is called, and what to change first.
+# Parts of a step that do not train, by column of a summary: their name and what to change first.
 PARTS = {
     "transfer_time": (
         "moving gradients",
-        "a faster link, fewer bytes (bf16 compression, gradient accumulation) or more work per rank",
+        "a faster link, fewer bytes (bf16 compression, gradient accumulation) "
+        "or more work per rank",
     ),
     "straggler_time": (
         "waiting for the slowest rank",
@@ -31,7 +32,8 @@ PARTS = {
     ),
     "data_time": (
         "waiting for data",
-        "data that is ready before the step: more loader processes within the cores, or a memory map",
+        "data that is ready before the step: more loader processes within the cores, "
+        "or a memory map",
     ),
     "optimizer_time": (
         "the optimizer",
@@ -49,7 +51,7 @@ PARTS = {
 
 
 def limits(summary: pd.DataFrame) -> list[str]:
-    """What takes the time that compute does not, for the configuration on the most ranks of each curve."""
+    """What takes the time that compute does not, on the most ranks of each curve."""
     return [sentence for label, points in curves(summary) for sentence in _limits(label, points)]
 
 
@@ -78,14 +80,15 @@ def _compute_to_communication(row: Mapping[Any, Any]) -> str:
     if pd.notna(row["efficiency"]) and row["baseline_run_id"] != row["run_id"]:
         measured = f"; measured: {percent(*with_interval(row, 'efficiency'))}"
     return (
-        f"R = T_compute / T_communication is {rounded(r)}: efficiency "
-        f"{percent(efficiency_without_overlap(r))} without overlap, "
-        f"{percent(efficiency_with_overlap(r))} with all of the backward pass to hide behind{measured}"
+        f"R = T_compute / T_communication is {rounded(r)}: "
+        f"efficiency {percent(efficiency_without_overlap(r))} without overlap, "
+        f"{percent(efficiency_with_overlap(r))} with all of the backward pass to hide behind"
+        f"{measured}"
     )
 
 
 def _serial_fraction(row: Mapping[Any, Any], points: pd.DataFrame) -> str | None:
-    """Karp and Flatt's, with the interval that the speedup's gives; outside 1 to N a speedup has none."""
+    """By Karp and Flatt, with the ends of the speedup; outside 1 to N a speedup has none."""
     base = points[points["run_id"] == row["baseline_run_id"]]
     own = base.empty or row["run_id"] == row["baseline_run_id"]
     if row["scaling"] != "strong" or own or row["repeats"] < FEWEST_REPEATS:
@@ -120,8 +123,8 @@ class Causes(NamedTuple):
 def causes(runs: Sequence[Run], records: Sequence[Record]) -> list[Causes]:
     """The causes of each completed training run, medians over repeats.
 
-    Launches are what forward, backward and the host between them take at no samples at all: the intercept of a line
-    through their times over the batch of a rank, on one rank with the fast loader. It takes two batches there.
+    Launches are what forward, backward and the host between them take at no samples at all: the
+    intercept of a line through their times over the batch, on one rank with the fast loader.
     """
     done = {run: repeats for run, repeats in trained(runs, records).items() if repeats}
     times: dict[tuple[object, ...], dict[int, float]] = {}
@@ -154,7 +157,7 @@ def _kind(run: Run) -> tuple[object, ...]:
 
 
 def _intercept(times: Mapping[int, float]) -> float | None:
-    """Where a line through times over batches begins, at least 0; None where there are fewer than two batches."""
+    """Of a line through times over batches, at least 0; None from fewer than two batches."""
     if len(times) < 2:
         return None
     return max(float(np.polyfit(list(times), list(times.values()), 1)[1]), 0.0)
@@ -178,7 +181,7 @@ def _with_share(seconds: float | None, row: Causes) -> str:
 
 
 def cause_sentences(rows: Sequence[Causes]) -> list[str]:
-    """How long a step waits for data with each loader, and how much longer it takes with the classic one."""
+    """How long a step waits for data with each loader, and what the classic one costs."""
     labels, _ = distinct_labels([row.run for row in rows])
     return [*_data_waits(rows, labels), *_slowdowns(rows, labels)]
 
@@ -189,8 +192,8 @@ def _data_waits(rows: Sequence[Causes], labels: Mapping[Run, str]) -> Iterator[s
         if shares:
             worst = max(shares, key=lambda run: shares[run])
             yield (
-                f"With the {loader} loader a step waits for data for at most {percent(shares[worst])} "
-                f"of its time ({labels[worst]})."
+                f"With the {loader} loader a step waits for data for at most "
+                f"{percent(shares[worst])} of its time ({labels[worst]})."
             )
 
 

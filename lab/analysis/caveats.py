@@ -1,4 +1,4 @@
-"""What to know before believing the numbers of a study: emulation, few repeats, shared cores, other processes."""
+"""Reasons for doubt in a study's numbers: emulation, few repeats, shared cores, other load."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _few_repeats(summary: pd.DataFrame) -> Iterator[str]:
 
 
 def _shared_cores(records: Sequence[Record]) -> Iterator[str]:
-    """World sizes at which the threads of CPU ranks outnumber the cores that they were granted on a host."""
+    """World sizes at which threads of CPU ranks outnumber their cores on a host."""
     crowded: dict[int, tuple[int, int]] = {}
     for record in records:
         for threads, cores in _threads_and_cores(record.environment):
@@ -46,8 +46,9 @@ def _shared_cores(records: Sequence[Record]) -> Iterator[str]:
                 crowded[record.run.world_size] = (threads, cores)
     for world_size, (threads, cores) in sorted(crowded.items()):
         yield (
-            f"At world size {world_size}, {threads} threads of the ranks had {cores} core{'s' * (cores > 1)} "
-            "between them: its times do not show what a core per thread would give."
+            f"At world size {world_size}, {threads} threads of the ranks had "
+            f"{cores} core{'s' * (cores > 1)} between them: "
+            "its times do not show what a core per thread would give."
         )
 
 
@@ -77,6 +78,7 @@ def _disturbed(records: Sequence[Record]) -> Iterator[str]:
         )
     if high:
         yield (
-            f"In {len(high)} of {len(loads)} repeats other processes took more than {FOREIGN_CPU} of a core "
-            f"from the ranks, at most {rounded(max(high))} cores: these times may be too long."
+            f"In {len(high)} of {len(loads)} repeats other processes took more than {FOREIGN_CPU} "
+            f"of a core from the ranks, at most {rounded(max(high))} cores: "
+            "these times may be too long."
         )

@@ -1,4 +1,4 @@
-"""One study on several machines, side by side: times, throughput, and speedup over each machine's own baseline."""
+"""One study on several machines, side by side, each with its own baseline."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Comparison:
         return summary(self.table, baseline=study.baseline, scaling=study.scaling)
 
     def tables(self) -> list[tuple[str, pd.DataFrame]]:
-        """Captions and tables of text: a row per configuration that several machines ran, a column per machine."""
+        """Captions and tables of text: a row per shared configuration, a column per machine."""
         machines, unit = list(self.studies), unit_for(self.summary["step_time"])
         rows = {(row["machine"], row["run_id"]): row for row in self.summary.to_dict("records")}
         labels = _labels(self.summary[self.summary.duplicated("run_id", keep=False)])
@@ -107,8 +107,8 @@ def _labels(summary: pd.DataFrame) -> dict[Any, str]:
 def compare(studies: Sequence[str | Path | Study], *, quick: bool = False) -> Comparison:
     """The same study as measured on several machines, from one folder of each.
 
-    Raises InputError for fewer than two folders, for one without completed records, and for studies that have no
-    configuration in common.
+    Raises InputError for fewer than two folders, for one without completed records, and for studies
+    that have no configuration in common.
     """
     loaded = [
         study if isinstance(study, Study) else Study.load(study, quick=quick) for study in studies
@@ -132,7 +132,7 @@ def compare(studies: Sequence[str | Path | Study], *, quick: bool = False) -> Co
 
 
 def _names(studies: Sequence[Study], records: Sequence[Sequence[Record]]) -> list[str]:
-    """A machine is called by its device; those of one kind also by their host or cluster, and at last by their folder.
+    """Names of machines: their device, of one kind also their host or cluster, else the folder.
 
     One machine that emulates several is called by what it emulates.
     """

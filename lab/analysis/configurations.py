@@ -1,4 +1,4 @@
-"""Configurations side by side: strategies by time, memory and traffic, convolutional networks by compute and communication."""
+"""Training runs side by side: strategies, and convolutional networks."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ LEAST_DIFFERENCE = 1e-5  # of two losses: none is given as less
 
 
 def strategy_rows(runs: Sequence[Run], records: Sequence[Record]) -> list[dict[str, str]]:
-    """One row of text per training run: step, throughput, memory of a rank, what it sends for a step, last loss."""
+    """A row of text per training run: step, throughput, memory and traffic of a rank, loss."""
     return _rows(runs, records, _strategy_cells)
 
 
 def image_rows(runs: Sequence[Run], records: Sequence[Record]) -> list[dict[str, str]]:
-    """One row of text per run of a convolutional network: a step and its parts, bytes, epochs until the loss is low."""
+    """A row of text per run of a network: a step and its parts, bytes, epochs to a low loss."""
     return _rows(runs, records, _image_cells)
 
 
@@ -91,7 +91,7 @@ def _compute(record: Record) -> float:
 
 
 def epochs_to_low_loss(record: Record) -> str | None:
-    """The first epoch, from 1, whose mean training loss is below LOW_LOSS, or what was reached instead.
+    """The first epoch (from 1) with a mean training loss below LOW_LOSS, or what was reached.
 
     None where samples make up no epochs, or nothing is known of them.
     """
@@ -108,7 +108,7 @@ def epochs_to_low_loss(record: Record) -> str | None:
 
 
 def epoch_means(losses: Sequence[float], *, samples: int, batch: int) -> list[float]:
-    """The mean loss of each whole epoch; a step belongs to the epoch in which its last sample lies."""
+    """The mean loss of each whole epoch; a step belongs to the epoch of its last sample."""
     means: list[float] = []
     first = 0
     while (last := ((len(means) + 1) * samples - 1) // batch) < len(losses):
@@ -121,7 +121,7 @@ def epoch_means(losses: Sequence[float], *, samples: int, batch: int) -> list[fl
 def strategy_sentences(
     runs: Sequence[Run], records: Sequence[Record], *, baseline: Mapping[str, Any]
 ) -> list[str]:
-    """The fastest and the least memory among the strategies of each model; the widest distance from the baseline's loss."""
+    """The fastest and smallest strategy of each model, and how far losses are apart."""
     done = {run: repeats for run, repeats in trained(runs, records).items() if repeats}
     labels, _ = distinct_labels(list(done))
     sentences: list[str] = []
@@ -165,9 +165,9 @@ def _loss_distances(
     if distances:
         farthest = max(distances, key=lambda run: distances[run])
         yield (
-            f"At equal batch, seed and precision the losses of {len(distances)} configurations stay within "
-            f"{percent(max(distances[farthest], LEAST_DIFFERENCE))} of the baseline's over the whole training; "
-            f"the farthest is {labels[farthest]}."
+            f"At equal batch, seed and precision the losses of {len(distances)} configurations "
+            f"stay within {percent(max(distances[farthest], LEAST_DIFFERENCE))} of the baseline's "
+            f"over the whole training; the farthest is {labels[farthest]}."
         )
 
 

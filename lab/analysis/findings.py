@@ -23,7 +23,7 @@ STATUS_LABELS = {"oom": "out of memory", "timeout": "timed out"}
 
 
 def answer(study: Study, summary: pd.DataFrame, records: Sequence[Record]) -> str:
-    """The answer to the study's question in one sentence: the highest throughput, and the speedup at the most ranks.
+    """The answer in one sentence: the highest throughput, and the speedup at the most ranks.
 
     Where some results are emulated and others measured, it is that of the measured ones.
     """
@@ -131,14 +131,15 @@ def _serial_fractions(summary: pd.DataFrame) -> Iterator[str]:
             continue
         bound = rounded(1 / fit.serial_fraction, 1 / fit.high, 1 / fit.low)
         yield (
-            f"Amdahl's law with a serial fraction of {percent(fit.serial_fraction, fit.low, fit.high)} "
-            f"meets the speedups of {label} within {100 * fit.largest_error:.1f} %; by it, no number of "
+            "Amdahl's law with a serial fraction of "
+            f"{percent(fit.serial_fraction, fit.low, fit.high)} meets the speedups of {label} "
+            f"within {100 * fit.largest_error:.1f} %; by it, no number of "
             f"{ranks(points['device'].iloc[0])} exceeds a speedup of {bound}."
         )
 
 
 def _lost_time(summary: pd.DataFrame) -> Iterator[str]:
-    """The part that keeps the largest configuration of a curve furthest from ideal, where intervals lie apart."""
+    """The part that keeps the end of a curve furthest from ideal, where intervals lie apart."""
     for label, points in curves(summary):
         base, row = points.iloc[0], points.iloc[-1]
         repeats = min(row["repeats"], base["repeats"])
@@ -155,14 +156,14 @@ def _lost_time(summary: pd.DataFrame) -> Iterator[str]:
         ):
             yield (
                 f"At {label}, a step on {ranks(row['device'], row['world_size'])} takes "
-                f"{format_seconds(row['step_time'] - share * base['step_time'])} longer than ideal; "
-                f"the largest part of it, {format_seconds(lost[phase])}, is spent in {phase}"
+                f"{format_seconds(row['step_time'] - share * base['step_time'])} longer than "
+                f"ideal; the largest part of it, {format_seconds(lost[phase])}, is spent in {phase}"
                 f"{', waits for communication included' if waits else ''}."
             )
 
 
 def _lost(row: Any, base: Any, share: float) -> dict[str, float]:
-    """Seconds beyond the ideal by phase; exposed communication, where measured, is taken from the phases."""
+    """Seconds beyond the ideal by phase; exposed communication, where measured, is apart."""
 
     def beyond(part: str) -> float:
         return _seconds(row, f"{part}_time") - share * _seconds(base, f"{part}_time")
@@ -180,7 +181,7 @@ def _seconds(row: Any, column: str) -> float:
 
 
 def _best_batch(summary: pd.DataFrame) -> Iterator[str]:
-    """Which batch gives the most throughput at the largest world size, where its interval lies above all others."""
+    """The best batch at the largest world size, where its interval lies above all others."""
     widest = summary[summary["world_size"] == summary["world_size"].max()]
     widest = widest.sort_values("samples_per_second")
     if len(widest) < 2 or widest["repeats"].min() < FEWEST_REPEATS:
@@ -189,15 +190,16 @@ def _best_batch(summary: pd.DataFrame) -> Iterator[str]:
     if best["samples_per_second_low"] > widest["samples_per_second_high"].iloc[:-1].max():
         times = rounded(best["samples_per_second"] / slowest["samples_per_second"])
         yield (
-            f"With {ranks(best['device'], best['world_size'])}, {labels[best['run_id']]} gives the most "
-            f"samples per second, {times} times those of {labels[slowest['run_id']]}; the intervals lie apart."
+            f"With {ranks(best['device'], best['world_size'])}, {labels[best['run_id']]} gives "
+            f"the most samples per second, {times} times those of {labels[slowest['run_id']]}; "
+            "the intervals lie apart."
         )
 
 
 def holes(
     study: Study, records: Sequence[Record], *, obstacles: Mapping[str, str] | None = None
 ) -> list[str]:
-    """What was asked for and is not there: one sentence per run and cause, with the repeats that it concerns.
+    """What was asked for and is missing: a sentence per run and cause, with its repeats.
 
     `obstacles` say by run id why the cluster cannot run it.
     """

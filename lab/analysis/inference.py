@@ -1,7 +1,7 @@
-"""Quantized models against their fp32 base, over repeats: rows and sentences of an inference report.
+"""Quantized models against their fp32 base, over repeats, as rows and sentences.
 
-Language models are timed by prompt length and batch size, classifiers by batch size: the same tables, with
-the columns of GENERATION or CLASSIFICATION.
+Language models are timed by prompt length and batch size, classifiers by batch size: the same
+tables, with the columns of GENERATION or CLASSIFICATION.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from lab.records.inference import Inference, Point, Share
 from lab.records.schema import Stat
 from lab.records.store import Record
 
-# Growth of the time between tokens over the batch sizes, below which calls cost more than their work.
+# Growth of the time between tokens over the batch sizes, below which calls cost the most.
 SMALL_GROWTH = 1.5
 NEAR_ROOFLINE = 0.5
 
 
 class Estimate(NamedTuple):
-    """A median over repeats; the interval spans those of all repeats, so it is rather too wide than too narrow."""
+    """A median over repeats; the interval spans those of all repeats: rather too wide."""
 
     value: float
     low: float | None = None
@@ -42,7 +42,7 @@ def estimate(stats: Sequence[Stat]) -> Estimate:
 
 
 class Measurement(NamedTuple):
-    """One configuration at one batch size, and prompt length if it generates: a point of each repeat.
+    """The points of one configuration at one batch size (and prompt length), one per repeat.
 
     Quantities are named by their path in Point or ClassificationPoint, such as `quantized.p50`.
     """
@@ -76,7 +76,7 @@ class Measurement(NamedTuple):
 class Kind(NamedTuple):
     """What is measured of one kind of model, and the columns of its tables.
 
-    `points` and `quality` are fields of Inference (without the quality there is no row), `ratio` one of its points.
+    `points` and `quality` are fields of Inference, `ratio` is one of its points.
     """
 
     points: str
@@ -151,7 +151,8 @@ CLASSIFICATION = Kind(
         "samples": lambda results: results.held_out_samples,
     },
     summary=lambda results: (
-        f"an accuracy of {percent(results.accuracy)}, the base's is {percent(results.base_accuracy)}"
+        f"an accuracy of {percent(results.accuracy)}, "
+        f"the base's is {percent(results.base_accuracy)}"
     ),
 )
 
@@ -201,7 +202,7 @@ def speed_rows(records: Sequence[Record], kind: Kind) -> list[dict[str, Any]]:
 
 
 def latency_rows(records: Sequence[Record]) -> list[dict[str, Any]]:
-    """Prefill and decode apart, a row per language model and point; the base's are from runs without quantization."""
+    """Prefill and decode apart, a row per model and point; the base's are from runs of `none`."""
     rows = []
     for row in measurements(records, GENERATION):
         quantization, roofline = row.results.quantization, row.results.memory_bytes_per_second
@@ -232,7 +233,7 @@ def latency_rows(records: Sequence[Record]) -> list[dict[str, Any]]:
 
 
 def quality_rows(records: Sequence[Record], kind: Kind) -> list[dict[str, Any]]:
-    """Sizes, quality and agreement, a row per quantization: they do not depend on the number of ranks."""
+    """Sizes, quality and agreement by quantization; they do not depend on the number of ranks."""
     rows: dict[str, dict[str, Any]] = {}
     for repeats in by_run(records):
         results = inference_of(repeats[0])
@@ -259,7 +260,7 @@ def _memory_share(results: Inference) -> float:
 
 
 def best(records: Sequence[Record]) -> list[str]:
-    """The quantized model that gains the most time and the smallest one, of each kind that was measured."""
+    """The quantized model that gains the most time and the smallest one, of each kind."""
     return [text for kind in (GENERATION, CLASSIFICATION) for text in _best(records, kind)]
 
 
@@ -280,7 +281,7 @@ def _best(records: Sequence[Record], kind: Kind) -> Iterator[str]:
 
 
 def sentences(records: Sequence[Record]) -> list[str]:
-    """What each quantization gains or costs, as far as the intervals show it, and why where it costs time."""
+    """What each quantization gains or costs, as far as intervals show it, and why it is slower."""
     generated, classified = (_quantized(records, kind) for kind in (GENERATION, CLASSIFICATION))
     accuracies = {row.results.quantization: _accuracy(row.results) for row in classified}
     return [

@@ -27,9 +27,9 @@ def gustafson_speedup(n: float, serial_fraction: float) -> float:
 
 
 def karp_flatt(speedup: float, n: float) -> float:
-    """Serial fraction that a speedup on `n` ranks implies: `(1/S - 1/n) / (1 - 1/n)` (Karp and Flatt 1990).
+    """Serial fraction of a speedup on `n` ranks: `(1/S - 1/n) / (1 - 1/n)` (Karp and Flatt 1990).
 
-    Negative where the speedup is above n. Raises ValueError for n <= 1 or a speedup that is not positive.
+    Negative where the speedup is above n. Raises ValueError for n <= 1 or a speedup <= 0.
     """
     if n <= 1 or speedup <= 0:
         raise ValueError(
@@ -39,7 +39,7 @@ def karp_flatt(speedup: float, n: float) -> float:
 
 
 class AmdahlFit(NamedTuple):
-    """Serial fraction, its 95 % interval (None from one point), largest relative error of a fitted speedup."""
+    """Serial fraction, 95 % interval (None from one point), largest relative error of a speedup."""
 
     serial_fraction: float
     low: float | None
@@ -50,11 +50,11 @@ class AmdahlFit(NamedTuple):
 def fit_amdahl(world_sizes: Sequence[float], speedups: Sequence[float]) -> AmdahlFit | None:
     """Fit Amdahl's law to speedups over one rank; None where there is no point beyond one rank.
 
-    Least squares in the relative time 1/S, where the law is linear in s: `1/S - 1/n = s (1 - 1/n)`. The
-    interval is Student's, from the residuals with one parameter fitted. Both are kept within [0, 1]. Where the
-    baseline has more than one rank, give world sizes as multiples of it.
+    Least squares in the relative time 1/S, where the law is linear in s: `1/S - 1/n = s (1 - 1/n)`.
+    The interval is Student's, from the residuals with one parameter fitted. Both are kept within
+    [0, 1]. Where the baseline has more than one rank, give world sizes as multiples of it.
 
-    Raises ValueError where the lengths differ, a world size is below 1 or a speedup is not positive.
+    Raises ValueError where the lengths differ, a world size is below 1 or a speedup is <= 0.
     """
     n, speedup = np.asarray(world_sizes, dtype=float), np.asarray(speedups, dtype=float)
     if n.shape != speedup.shape or bool((n < 1).any()) or not bool((speedup > 0).all()):

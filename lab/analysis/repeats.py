@@ -13,7 +13,7 @@ Quantity = str | Callable[[Record], float | None]
 
 
 def trained(runs: Iterable[Run], records: Sequence[Record]) -> dict[Run, list[Record]]:
-    """The completed records of each training run, in the order of the runs; none where none completed."""
+    """The completed records of each training run, in the order of the runs."""
     done = [record for record in records if record.completed and record.timing is not None]
     return {
         run: [record for record in done if record.run_id == run.id]
@@ -23,9 +23,10 @@ def trained(runs: Iterable[Run], records: Sequence[Record]) -> dict[Run, list[Re
 
 
 def median(records: Sequence[Record], quantity: Quantity) -> float | None:
-    """The median over repeats of a quantity, given by its path in a record, such as `timing.step.median`, or a function.
+    """The median over repeats of a quantity; None where no repeat has it.
 
-    None where no repeat has it. Raises AttributeError for a path that a record does not have.
+    A quantity is a function, or a path in a record such as `timing.step.median`.
+    Raises AttributeError for a path that no record has.
     """
     read = quantity if callable(quantity) else lambda record: _value(record, quantity)
     values = [value for record in records if (value := read(record)) is not None]

@@ -15,8 +15,8 @@ from lab.records.schema import PHASES
 from lab.records.statistics import bootstrap_interval
 
 Samples = np.ndarray[Any, np.dtype[np.float64]]
-# What is measured per repeat and gets an interval: times in s; compute_time is forward and backward less the
-# communication exposed in them.
+# What is measured per repeat and gets an interval; times in s. compute_time is forward and backward
+# without the communication exposed in them.
 QUANTITIES = (
     "step_time",
     *(f"{phase}_time" for phase in PHASES),
@@ -37,33 +37,34 @@ RATIOS = ("speedup", "efficiency")
 ENDS = ("", "_low", "_high")
 RESAMPLES = 1999
 SEED = 20250
-# Ranges of n and n repeats of equal runs lie apart by chance in 2 / binomial(2n, n) of all cases: 1 in 3 for two
-# repeats, 1 in 10 for three.
+# Ranges of n and n repeats of equal runs lie apart by chance in 2 / binomial(2n, n) of all cases:
+# 1 in 3 for two repeats, 1 in 10 for three.
 FEWEST_REPEATS = 3
 
 
 def summary(table: pd.DataFrame, *, baseline: Mapping[str, Any], scaling: Scaling) -> pd.DataFrame:
-    """One row per configuration with completed repeats: medians over repeats, 95 % intervals, speedup, efficiency.
+    """One row per configuration with completed repeats: medians with 95 % intervals, and speedups.
 
-    Columns: `run_id`, the fields of Run, `scaling`, `device` ("mixed" where repeats disagree), `repeats`; QUANTITIES
-    and RATIOS each with `_low` and `_high`; MEDIANS; `baseline_run_id`. What is unknown is NaN: an interval from one
-    repeat or of the baseline against itself (1 by definition), a speedup without a measured baseline.
+    Columns: `run_id`, the fields of Run, `scaling`, `device` ("mixed" where repeats disagree),
+    `repeats`; QUANTITIES and RATIOS each with `_low` and `_high`; MEDIANS; `baseline_run_id`. What
+    is unknown is NaN: an interval from one repeat or of the baseline against itself (1 by
+    definition), a speedup without a measured baseline. A table of several machines names them in
+    the column `machine`: a configuration and its baseline are on one machine, and both measured or
+    both emulated.
 
-    The baseline of a run is the one completed run on the same kind of device that has the values of `baseline` and
-    equals it in every other field but those that follow from the world size (strong: micro_batch_size and grad_accum;
-    weak: global_batch_size), and on one rank or where `baseline` names a strategy the settings that single strategies
-    have; of several, the one with equal settings, then grad_accum, then micro_batch_size; else there is none.
-    Work is always equal: strong (and "none") at one global batch, weak at one batch per rank.
+    The baseline of a run is the one completed run on the same kind of device that has the values
+    of `baseline` and equals it in every other field but those that follow from the world size
+    (strong: micro_batch_size and grad_accum; weak: global_batch_size), and on one rank or where
+    `baseline` names a strategy the settings that single strategies have; of several, the one with
+    equal settings, then grad_accum, then micro_batch_size; else there is none. Work is always
+    equal: strong (and "none") at one global batch, weak at one batch per rank.
 
-    With T the median step time and X the median throughput over repeats, N the world size and B the baseline:
-    strong: `speedup = T(B)/T(N)`, `efficiency = speedup N_B/N`; weak: `efficiency = T(B)/T(N)`,
-    `speedup = X(N)/X(B)`. Intervals are percentile bootstraps over repeats (Efron 1979) of the median or of the ratio
-    of two medians, both resampled independently: repeats of one number ran near each other, but a resumed study breaks
-    such pairs, and where they hold the independent interval is the wider one. From two or three repeats it is the
-    whole range.
-
-    A table of several machines names each repeat's in the column `machine`: then a configuration is one on one
-    machine, and so is its baseline. Measured and emulated repeats are never one configuration either.
+    With T the median step time and X the median throughput over repeats, N the world size, B the
+    baseline: strong: `speedup = T(B)/T(N)`, `efficiency = speedup N_B/N`; weak: `efficiency =
+    T(B)/T(N)`, `speedup = X(N)/X(B)`. Intervals are percentile bootstraps over repeats (Efron
+    1979) of the median or of the ratio of two medians, resampled independently: a resumed study
+    breaks pairs of repeats, and where they hold the independent interval is the wider one. From
+    two or three repeats it is the whole range.
 
     Raises InputError for a baseline key that is no field of a run.
     """
@@ -147,7 +148,7 @@ def _ratio_of_medians(top: Any, bottom: Any, axis: int = -1) -> Any:
 
 
 def _interval(*samples: Samples) -> tuple[Any, Any, Any]:
-    """Along the last axis, the median of one sample or the ratio of the medians of two, with its bootstrap's ends."""
+    """The median of one sample or the ratio of two medians, along the last axis, with its ends."""
     fewest = min(sample.shape[-1] for sample in samples)
     nothing = np.full(samples[0].shape[:-1], np.nan)
     if not fewest:
@@ -160,7 +161,7 @@ def _interval(*samples: Samples) -> tuple[Any, Any, Any]:
 
 
 def ratio(top: Samples, bottom: Samples) -> tuple[float, float, float]:
-    """The ratio of the medians of two samples over repeats, with the ends of its 95 % interval as in `summary`."""
+    """The ratio of the medians of two samples, with the ends of its interval as in `summary`."""
     value, low, high = map(float, _interval(top, bottom))
     return value, low, high
 

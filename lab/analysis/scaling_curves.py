@@ -1,4 +1,4 @@
-"""Scaling curves of a study: configurations that differ in their world size alone, and what they are called."""
+"""Scaling curves: configurations that differ in their world size alone, and their labels."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ class Curve(NamedTuple):
 
 
 def curves(summary: pd.DataFrame) -> list[Curve]:
-    """The rows of a summary, grouped by all but the world size and the batch fields that follow from it.
+    """Rows of a summary, by all but the world size and the batch fields that follow from it.
 
-    A label names the batch, what else differs between curves (`batch 64, bf16`), and what was emulated.
+    A label names the batch, what differs between curves (`batch 64, bf16`), and what was emulated.
     """
     if summary.empty:
         return []
@@ -98,7 +98,7 @@ def with_interval(row: Any, quantity: str) -> tuple[float, float, float]:
 
 
 def ranks(device: str | None, count: int | None = None) -> str:
-    """Ranks on a kind of device, for people: `1 GPU`, `4 CPU processes`; the plural alone without a count."""
+    """Ranks on a kind of device, for people: `1 GPU`, `4 CPU processes`, without a count `GPUs`."""
     word = {"cuda": "GPU", "cpu": "CPU process"}.get(str(device), "rank")
     plural = word + ("es" if word.endswith("s") else "s")
     return plural if count is None else f"{count} {word if count == 1 else plural}"
@@ -111,7 +111,7 @@ def device_of(summary: pd.DataFrame) -> str | None:
 
 
 def baseline_name(summary: pd.DataFrame) -> str:
-    """What speedups are over: `1 CPU process` where every curve has its own baseline, else `the baseline`."""
+    """What speedups are over: `1 CPU process` if each curve has its baseline, or `the baseline`."""
     own = all(
         set(points["baseline_run_id"].dropna()) <= set(points["run_id"])
         for _, points in curves(summary)

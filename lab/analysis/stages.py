@@ -1,4 +1,4 @@
-"""The stages of parallel hardware, from one CPU process to several GPUs, each against serial and beside published times."""
+"""Stages of hardware, from one CPU process to several GPUs, against serial and as published."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from lab.records.store import Record
 
 STAGES = ("serial", "CPU processes", "CUDA", "several GPUs")
 TASKS = ("train", "inference")
-# Seconds of training and of inference: a GPT-2 like model in C++ (block 256, 6 layers, 6 heads, width 384, batch 16,
-# 50 epochs of 52,600 tokens); MPI ran 4 processes a node on a 4-core i7-7820HQ, on two nodes with CUDA.
+# Seconds of training and of inference: a GPT-2 like model in C++ (block 256, 6 layers, 6 heads,
+# width 384, batch 16, 50 epochs of 52,600 tokens); MPI ran 4 processes a node on a 4-core
+# i7-7820HQ, on two nodes with CUDA.
 PUBLISHED = {
     "serial": (15264.0, 113.0),
     "CPU processes": (1287.0, 112.0),
@@ -28,7 +29,7 @@ CITATION = (
 
 
 class Stage(NamedTuple):
-    """A stage of a task: seconds of a step or a generation and speedup over serial, or why it was not run."""
+    """A stage of a task: s of a step or a generation and the speedup over serial, or a reason."""
 
     name: str
     task: str
@@ -40,7 +41,7 @@ class Stage(NamedTuple):
 
 
 def stages(study: Study, records: Sequence[Record]) -> list[Stage]:
-    """Every stage of both tasks, in the order of STAGES; empty where the study does not have both tasks."""
+    """Every stage of both tasks, in the order of STAGES; empty where the study lacks one task."""
     if {run.task for run in study.runs} != set(TASKS):
         return []
     return [stage for task in TASKS for stage in _of_task(task, study, records)]

@@ -1,4 +1,4 @@
-"""Tables as text: step time, speedup and efficiency of a scaling study; what a calibration measured."""
+"""Tables of text: step time, speedup and efficiency of a scaling study; a calibration."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ PARTS = {
 def classical_tables(summary: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
     """The tables that a scaling study is expected to show, as captions and DataFrames of text.
 
-    Step time, speedup and efficiency have a row per world size and a column per curve, turned where there are many
-    curves; compute and communication have a row per configuration. Cells read `1.84 [1.80, 1.90]`, or say why there
-    is no number.
+    Step time, speedup and efficiency have a row per world size and a column per curve (turned where
+    curves are many), compute and communication a row per configuration. Cells read
+    `1.84 [1.80, 1.90]`, or say why there is no number.
     """
     lines = curves(summary)
     if not lines:
@@ -88,7 +88,7 @@ def _parts_of_step(lines: Sequence[Curve], unit: Unit) -> pd.DataFrame:
 
 
 def fits_table(calibration: Calibration) -> pd.DataFrame:
-    """One row of text per fit: alpha in µs, bandwidth and busbw in GB/s (1e9), largest error in %, its range."""
+    """A row of text per fit: alpha in µs, bandwidth and busbw in GB/s (1e9), error, range."""
     rows = [
         {
             "collective": row.collective.replace("_", "-"),
@@ -118,7 +118,7 @@ def times_table(calibration: Calibration) -> pd.DataFrame:
 
 
 def throughput_table(calibration: Calibration) -> pd.DataFrame:
-    """One row per dtype and one for memory: what one rank's device does alone, in GFLOP/s and GB/s (1e9)."""
+    """A row per dtype and one for memory: what a rank's device does, in GFLOP/s and GB/s (1e9)."""
     products, memory = calibration.matrix_products, calibration.memory
     rows = [
         (

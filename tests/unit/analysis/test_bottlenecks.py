@@ -1,4 +1,4 @@
-"""What limits a configuration: sentences with the numbers of the records, and none where there are none."""
+"""What limits a configuration: sentences with the numbers of records, none without them."""
 
 from __future__ import annotations
 

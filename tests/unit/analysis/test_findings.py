@@ -23,8 +23,10 @@ def pair(base, wide, size=2, **fields):
 def test_a_gain_that_the_interval_supports(tmp_path):
     said, more, missing = told(tmp_path, pair([0.20, 0.21, 0.19], [0.11, 0.10, 0.12]))
     assert said == (
-        "The highest throughput measured is 580 [530, 640] samples/s, on 2 CPU processes at batch 64; there, a step is "
-        "1.8 [1.6, 2.1] times as fast as on 1 CPU process (efficiency 90 [80, 100] %), a gain that the interval supports."
+        "The highest throughput measured is 580 [530, 640] samples/s, "
+        "on 2 CPU processes at batch 64; "
+        "there, a step is 1.8 [1.6, 2.1] times as fast as on 1 CPU process "
+        "(efficiency 90 [80, 100] %), a gain that the interval supports."
     )
     assert missing == []
     assert more[0].startswith("On 2 CPU processes at batch 64, a step is 1.8")
@@ -85,7 +87,8 @@ def test_holes_name_run_repeats_and_cause(tmp_path):
     ]
     _, _, missing = told(tmp_path, records)
     assert missing == [
-        "gpt-nano ddp x4, batch 64, fp32, repeats 0 and 1: out of memory on rank 1: OutOfMemoryError: CUDA out of memory.",
+        "gpt-nano ddp x4, batch 64, fp32, repeats 0 and 1: "
+        "out of memory on rank 1: OutOfMemoryError: CUDA out of memory.",
         "gpt-nano ddp x4, batch 64, fp32, repeat 2: not run yet.",
     ]
 
@@ -95,7 +98,8 @@ def test_holes_say_what_cannot_run_and_why(tmp_path):
     asked = study(tmp_path, [run(4), gpus, run(2, needs_device="cuda")], repeats=1)
     assert holes(asked, [], obstacles={run(4).id: "needs 4 ranks, local has 2"}) == [
         "gpt-nano ddp x4, batch 64, fp32, repeat 0: not run: needs 4 ranks, local has 2.",
-        "gpt-nano data_parallel x2, batch 4, fp32, repeat 0: not run: it needs a cluster with CUDA.",
+        "gpt-nano data_parallel x2, batch 4, fp32, repeat 0: "
+        "not run: it needs a cluster with CUDA.",
         "gpt-nano ddp x2 on CUDA, batch 64, fp32, repeat 0: not run: it needs a cluster with CUDA.",
     ]
 
@@ -135,7 +139,10 @@ def test_lost_time_names_the_phase_that_lost_it(tmp_path):
     }
     records = repeats(run(1), [0.1] * 3, phases=fixed) + repeats(run(2), [0.06] * 3, phases=wide)
     _, more, _ = told(tmp_path, records)
-    lost = "At batch 64, a step on 2 CPU processes takes 10.0 ms longer than ideal; the largest part of it, 10.0 ms, is spent in optimizer."
+    lost = (
+        "At batch 64, a step on 2 CPU processes takes 10.0 ms longer than ideal; "
+        "the largest part of it, 10.0 ms, is spent in optimizer."
+    )
     assert lost in more
     _, more, _ = told(tmp_path, pair([0.10, 0.10, 0.10], [0.05, 0.05, 0.05]))
     assert not [sentence for sentence in more if "longer than ideal" in sentence]
@@ -165,8 +172,8 @@ def test_shared_cores_only_where_the_record_says_so(tmp_path):
     crowded = repeats(run(4), [0.1] * 3, cpus_granted=[[0, 1]] * 4)
     _, more, _ = told(tmp_path, crowded)
     assert (
-        "At world size 4, 4 threads of the ranks had 2 cores between them: its times do not show what a core per thread would give."
-        in more
+        "At world size 4, 4 threads of the ranks had 2 cores between them: "
+        "its times do not show what a core per thread would give." in more
     )
     for spacious in (
         repeats(run(4), [0.1] * 3),

@@ -1,4 +1,4 @@
-"""What inference records say: ratios with the widest interval, reasons where slower, stages against serial, figures."""
+"""What inference records say: ratios, reasons where slower, stages against serial, figures."""
 
 from __future__ import annotations
 

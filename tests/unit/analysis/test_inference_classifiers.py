@@ -1,4 +1,4 @@
-"""What inference records of classifiers say: rows, claims that intervals support, the page, the audit."""
+"""What inference records of classifiers say: rows, claims that intervals support, the page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tables of particular questions: strategies, causes, networks on images; known answers from records with known numbers."""
+"""Strategies, causes and networks side by side: known answers from records with known numbers."""
 
 from __future__ import annotations
 
