@@ -22,7 +22,7 @@ class Problem:
     advice: str = ""
 
     def __str__(self) -> str:
-        return f"{self.where}: {self.what}" + (f" ({self.advice})" if self.advice else "")
+        return f"{self.where}: {self.what}" + (f"; {self.advice}" if self.advice else "")
 
 
 class InputError(LabError):

@@ -29,12 +29,12 @@ class InvalidValueError(ValueError):
     """Raised by validators: what is wrong with a value, and what to do about it."""
 
     def __init__(self, what: str, advice: str = "") -> None:
-        super().__init__(f"{what} ({advice})" if advice else what)
+        super().__init__(f"{what}; {advice}" if advice else what)
         self.what, self.advice = what, advice
 
 
 def one_of(noun: str, choices: Mapping[str, Any]) -> AfterValidator:
-    """A validator of names: `unknown strategy 'dpd' (did you mean 'ddp'?)`."""
+    """A validator of names: `unknown strategy 'dpd'; did you mean 'ddp'?`."""
 
     def check(name: str) -> str:
         if name not in choices:

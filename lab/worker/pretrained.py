@@ -49,7 +49,7 @@ def folder_of(model: Model, *, data_root: Path) -> Path | None:
     folder = resolve_weights(model.weights, data_root)
     missing = [name for name in FILES if not (folder / name).is_file()]
     if missing:
-        advice = f"a folder with {', '.join(FILES)}, as published on Hugging Face"
+        advice = f"name a folder with {', '.join(FILES)}, as published on Hugging Face"
         raise _unusable(f"{model.weights!r} lacks {', '.join(missing)}", advice)
     kind, sizes = ("gpt2", _GPT2) if isinstance(model, GPT) else ("distilbert", _DISTILBERT)
     config = read_json(folder / "config.json")
@@ -62,7 +62,7 @@ def folder_of(model: Model, *, data_root: Path) -> Path | None:
         size = config.get(published)
         if size != getattr(model, name):
             what = f"{getattr(model, name)}, and the weights have {size}"
-            problems.append(Problem(name, what, f"{name}: {size}"))
+            problems.append(Problem(name, what, f"set {name}: {size}"))
     positions = config.get("n_positions") if isinstance(model, GPT) else model.positions
     if not isinstance(positions, int) or model.block_size > positions:
         what = f"{model.block_size}, and the weights have {positions} positions"

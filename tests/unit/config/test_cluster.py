@@ -44,7 +44,7 @@ def test_gpus_are_the_devices_where_there_are_any(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("exceutor: local\n", "exceutor: unknown key (did you mean 'executor'?)"),
+        ("exceutor: local\n", "exceutor: unknown key; did you mean 'executor'?"),
         ("executor: locall\n", "executor: unknown value 'locall'"),
         ("device: gpu\n", "device: unknown value 'gpu'"),
         ("devices: 100000\n", "devices: 100000, and there are"),
@@ -92,7 +92,7 @@ def slurm(**keys: object) -> Cluster:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("partitions: gpu\n", "partitions: unknown key (did you mean 'partition'?)"),
+        ("partitions: gpu\n", "partitions: unknown key; did you mean 'partition'?"),
         ("partition: gpu debug\n", "partition: 'gpu debug' is not a plain word"),
         ("account: --wrap=x\n", "account: '--wrap=x' is not a plain word"),
         ("nodes: 0\n", "nodes: input should be greater than or equal to 1"),
@@ -106,7 +106,7 @@ def slurm(**keys: object) -> Cluster:
         ("container: ''\n", "container: '' is not a command"),
         ("environment: {A-B: x}\n", "environment.A-B: 'A-B' cannot name an environment variable"),
         ("network_interface: ib0 ib1\n", "network_interface: 'ib0 ib1' is not a plain word"),
-        ("extra: {mem: 10G}\n", "extra.mem: the lab sets this option (use mem_gb)"),
+        ("extra: {mem: 10G}\n", "extra.mem: the lab sets this option; use mem_gb"),
         ("extra: {ntasks_per_node: 1}\n", "extra.ntasks_per_node: the lab sets this option"),
         ("extra: {Nice One: 1}\n", "extra.Nice One: no option of sbatch has such a name"),
         ('extra: {comment: "a\\nb"}\n', "extra.comment: 'a\\nb' is not one line"),

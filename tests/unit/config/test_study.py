@@ -67,26 +67,26 @@ def test_study_is_found_by_name(
 
 
 BAD = {
-    "unknown key": ({"scalling": "strong"}, "scalling: unknown key (did you mean 'scaling'?)"),
+    "unknown key": ({"scalling": "strong"}, "scalling: unknown key; did you mean 'scaling'?"),
     "misspelt value": (
         {"scaling": "strnog"},
-        "scaling: unknown value 'strnog' (did you mean 'strong'?)",
+        "scaling: unknown value 'strnog'; did you mean 'strong'?",
     ),
     "unknown key in base": (
         {"base": changed_base(stpes=3)},
-        "base.stpes: unknown key (did you mean 'steps'?)",
+        "base.stpes: unknown key; did you mean 'steps'?",
     ),
     "misspelt preset": (
         {"base": changed_base(model="gpt-mni")},
-        "base.model: unknown model preset 'gpt-mni' (did you mean 'gpt-mini'?)",
+        "base.model: unknown model preset 'gpt-mni'; did you mean 'gpt-mini'?",
     ),
     "unknown data": (
         {"base": changed_base(data="stdlibb")},
-        "base.data: unknown data set 'stdlibb' (did you mean 'stdlib'?)",
+        "base.data: unknown data set 'stdlibb'; did you mean 'stdlib'?",
     ),
     "unknown strategy": (
         {"base": changed_base(strategy="dpd")},
-        "base.strategy: unknown strategy 'dpd' (did you mean 'ddp'?)",
+        "base.strategy: unknown strategy 'dpd'; did you mean 'ddp'?",
     ),
     "text for a number": (
         {"base": changed_base(steps="many")},
@@ -105,7 +105,7 @@ BAD = {
     ),
     "indivisible batch": (
         {"grid": {"global_batch_size": [9], "world_size": [1, 2]}},
-        "(nearest that divides: 8 or 10)",
+        "; nearest that divides: 8 or 10",
     ),
     "no batch": (
         {"grid": {"world_size": [1, 2]}},
@@ -114,7 +114,7 @@ BAD = {
     "empty grid": ({"grid": {}}, "grid: empty"),
     "empty axis": (
         {"grid": {"global_batch_size": [4], "world_size": []}},
-        "grid.world_size: no values (list at least one)",
+        "grid.world_size: no values; list at least one",
     ),
     "grid of no list": ({"grid": {"world_size": 2}}, "grid.world_size"),
     "duplicate run": (
@@ -133,7 +133,7 @@ BAD = {
     "zero repeats": ({"repeats": 0}, "repeats: input should be greater than or equal to 1"),
     "unknown baseline key": (
         {"baseline": {"wold_size": 1}},
-        "baseline.wold_size: unknown key (did you mean 'world_size'?)",
+        "baseline.wold_size: unknown key; did you mean 'world_size'?",
     ),
     "baseline not in the grid": (
         {"baseline": {"world_size": 8}},
@@ -150,7 +150,7 @@ BAD = {
     "not weak": ({"scaling": "weak"}, "weak scaling holds micro_batch_size fixed"),
     "unknown kind of model": (
         {"base": changed_base(model={"kind": "cnnn"})},
-        "base.model.kind: unknown kind 'cnnn' (did you mean 'cnn'?)",
+        "base.model.kind: unknown kind 'cnnn'; did you mean 'cnn'?",
     ),
     "model without a kind": (
         {"base": changed_base(model={"width": 8})},
@@ -158,7 +158,7 @@ BAD = {
     ),
     "unknown key beside a preset": (
         {"base": changed_base(model={"preset": "gpt-nano", "widht": 8})},
-        "base.model.widht: unknown key (did you mean 'width'?)",
+        "base.model.widht: unknown key; did you mean 'width'?",
     ),
     "unknown key in the model": (
         {
@@ -166,7 +166,7 @@ BAD = {
                 model={"kind": "gpt", "layrs": 1, "heads": 1, "width": 8, "block_size": 8}
             )
         },
-        "base.model.layrs: unknown key (did you mean 'layers'?)",
+        "base.model.layrs: unknown key; did you mean 'layers'?",
     ),
     "heads do not divide": (
         {
@@ -176,7 +176,7 @@ BAD = {
         },
         "base.model: width 8 is not divisible by heads 3",
     ),
-    "unknown quick key": ({"quick": {"bse": {}}}, "quick.bse: unknown key (did you mean 'base'?)"),
+    "unknown quick key": ({"quick": {"bse": {}}}, "quick.bse: unknown key; did you mean 'base'?"),
     "too many runs": (
         {"grid": {"global_batch_size": [4], "seed": list(range(2000))}},
         "grid: more than 1000 runs",
@@ -290,7 +290,7 @@ def test_problems_of_several_grids_say_which(make_study: StudyMaker) -> None:
     with pytest.raises(InputError) as caught:
         Study.load(make_study(grid=grids, base=SMALL_STUDY["base"] | {"global_batch_size": 4}))
     for expected in (
-        "grid[1].world_sise: unknown key (did you mean",
+        "grid[1].world_sise: unknown key; did you mean",
         "grid[2].steps[0]",
         "grid: empty",
     ):

@@ -292,7 +292,7 @@ def test_the_profiles_that_come_with_the_lab_are_valid(name: str) -> None:
     [
         (
             "link: {bandwith_gbit: 1}",
-            "link.bandwith_gbit: unknown key (did you mean 'bandwidth_gbit'?)",
+            "link.bandwith_gbit: unknown key; did you mean 'bandwidth_gbit'?",
         ),
         ("link: {bandwidth_gbit: 0}", "link.bandwidth_gbit: input should be greater than 0"),
         (
@@ -301,7 +301,7 @@ def test_the_profiles_that_come_with_the_lab_are_valid(name: str) -> None:
         ),
         (
             "compute: {emulated: A1000}",
-            "compute.emulated: unknown value 'A1000' (did you mean 'A100'?)",
+            "compute.emulated: unknown value 'A1000'; did you mean 'A100'?",
         ),
         (
             "compute: {emulated: A100, mfu: 2}",

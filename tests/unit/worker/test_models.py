@@ -82,9 +82,9 @@ def test_weights_bring_their_tokenizer(tmp_path: Path) -> None:
 
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
-    "another size": ({"layers": 3}, r"layers: 3, and the weights have 2 \(layers: 2\)"),
+    "another size": ({"layers": 3}, r"layers: 3, and the weights have 2; set layers: 2"),
     "too long": ({"block_size": 64}, "64, and the weights have 32 positions"),
-    "missing": ({"weights": "gpt3"}, r"'gpt3': no such file or folder \(did you mean 'gpt2'\?\)"),
+    "missing": ({"weights": "gpt3"}, r"'gpt3': no such file or folder; did you mean 'gpt2'\?"),
     "outside": ({"weights": "/etc"}, "lies outside the study's folder"),
 }
 
@@ -104,7 +104,7 @@ def test_a_folder_without_its_files_is_named(tmp_path: Path) -> None:
     pretrained_folders.gpt2(tmp_path / "gpt2")
     (tmp_path / "gpt2" / "tokenizer.json").unlink()
     config = GPTConfig(layers=2, heads=2, width=32, block_size=8, vocab_size=300, weights="gpt2")
-    with pytest.raises(InputError, match=r"lacks tokenizer\.json \(a folder with"):
+    with pytest.raises(InputError, match=r"lacks tokenizer\.json; name a folder with"):
         folder_of(config, data_root=tmp_path)
     (tmp_path / "gpt2" / "tokenizer.json").write_text("{}")
     (tmp_path / "gpt2" / "config.json").write_text(json.dumps({"model_type": "bert"}))
