@@ -7,7 +7,6 @@ a described GPU.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,16 +15,13 @@ import torch
 from torch import nn
 
 from lab.config.emulation import MEASURED
-from lab.config.run import Run
 from lab.config.strategies import STRATEGIES
 from lab.errors import InputError, Problem
 from lab.perfmodel.flops import flops_per_sample
 from lab.perfmodel.hardware import emulated_gpu
 from lab.worker import models
-from lab.worker.context import RankContext
-from lab.worker.data.dataset import Dataset
 from lab.worker.data.loader import FastLoader
-from lab.worker.distributed import all_gather_object
+from lab.worker.distributed import RankJob, all_gather_object
 from lab.worker.measure.clock import FloatArray
 from lab.worker.optim import autocast, checkpoint_blocks, optimizer_for
 
@@ -68,22 +64,20 @@ class Pauses:
         return Pauses(seconds / 3, stages, factor * self.rest, 0.0)
 
 
-def pauses_for(
-    run: Run, context: RankContext, *, device: torch.device, dataset: Dataset
-) -> Pauses | None:
+def pauses_for(job: RankJob) -> Pauses | None:
     """What each rank sleeps for; None where compute is real.
 
     A described GPU takes the model's FLOPs over its peak and the profile's `mfu`, gradients in the
     measured order. Raises InputError for a precision without a known peak of the GPU.
     """
-    emulated = context.emulated
+    run, emulated = job.run, job.context.emulated
     if emulated is None or emulated.compute is None:
         return None
     assert STRATEGIES[run.strategy].emulable, "the launcher refuses others"
     described = emulated.compute.emulated != MEASURED
     samples = min(FEW, run.micro_batch_size) if described else run.micro_batch_size
     # Rank 0 measures while the others wait in the collective: beside them it would be slowed.
-    mine = _measured(run, device, dataset, samples) if context.rank == 0 else None
+    mine = _measured(job, samples) if job.context.rank == 0 else None
     pauses = all_gather_object(mine)[0]
     assert pauses is not None
     if not described:
@@ -97,15 +91,16 @@ def pauses_for(
     return pauses.lasting(flops / (peak[0] * emulated.compute.mfu))
 
 
-def _measured(run: Run, device: torch.device, dataset: Dataset, samples: int) -> Pauses:
+def _measured(job: RankJob, samples: int) -> Pauses:
     """Medians over up to ROUNDS steps of the real model on this rank, as BUDGET_S allows."""
+    run, device = job.run, job.device
     torch.manual_seed(run.seed)
-    model = models.build(run, dataset).to(device)
+    model = models.build(run, job.dataset).to(device)
     if run.activation_checkpointing:
         checkpoint_blocks(model)
     forward = torch.compile(model) if run.compile else model
     optimizer = optimizer_for(model, run)
-    inputs, targets = FastLoader(dataset.train, run=run, rank=0).micro_batch(0, 0).to(device)
+    inputs, targets = FastLoader(job.dataset.train, run=run, rank=0).micro_batch(0, 0).to(device)
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     ready = np.zeros(len(parameters))
 
@@ -186,10 +181,6 @@ class Sleeper(nn.Module):
             loss = _Stage.apply(loss, self.sleep, seconds, *(parameters[i] for i in indices))  # type: ignore[no-untyped-call]
         return loss
 
-    def optimizer(self) -> SleepingOptimizer:
-        """One that takes the time of the model's optimizer."""
-        return SleepingOptimizer(self.parameters(), self.sleep, self.pauses.optimizer)
-
 
 class _Stage(torch.autograd.Function):
     """The identity, whose backward pass sleeps and then hands out zero gradients."""
@@ -210,11 +201,11 @@ class _Stage(torch.autograd.Function):
 
 
 class SleepingOptimizer(torch.optim.Optimizer):
-    """Takes the time of a step and changes nothing."""
+    """Takes the time of the model's optimizer and changes nothing."""
 
-    def __init__(self, parameters: Iterable[torch.Tensor], sleep: Sleep, seconds: float) -> None:
-        super().__init__(parameters, {"lr": 0.0})
-        self._sleep, self._seconds = sleep, seconds
+    def __init__(self, model: Sleeper) -> None:
+        super().__init__(model.parameters(), {"lr": 0.0})
+        self._sleep, self._seconds = model.sleep, model.pauses.optimizer
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]  # nothing could be computed again
         """Sleep."""

@@ -82,7 +82,7 @@ def measure(
     grouped = context.world_size > 1 or strategies.get(run.strategy).needs_group
     with process_group(context, device=device) if grouped else nullcontext():
         _require_same_data(dataset)
-        pauses = pauses_for(run, context, device=device, dataset=dataset)
+        pauses = pauses_for(job)
         # What sleeps has no peak.
         peak, peak_source = (
             peak_flops(device, precision=run.precision) if pauses is None else (None, None)

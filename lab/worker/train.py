@@ -21,7 +21,7 @@ from lab.machine import age
 from lab.worker import environment, models, strategies
 from lab.worker.data.loader import FastLoader, loader_for
 from lab.worker.distributed import RankJob, mean_over_ranks
-from lab.worker.emulation import Pauses, Sleeper
+from lab.worker.emulation import Pauses, Sleeper, SleepingOptimizer
 from lab.worker.environment import CpuUse, StateBytes, cpu_use
 from lab.worker.measure.clock import Clock, CudaClock, FloatArray, HostClock
 from lab.worker.measure.collective_trace import CallRecorder, Calls
@@ -78,7 +78,9 @@ def train(job: RankJob, *, folder: Path | None = None, pauses: Pauses | None = N
     forward = torch.compile(parallel) if run.compile and pauses is None else parallel
     # After wrapping, as sharding replaces parameters.
     optimizer = (
-        model.optimizer() if isinstance(model, Sleeper) else strategy.optimizer(parallel, run)
+        SleepingOptimizer(model)
+        if isinstance(model, Sleeper)
+        else strategy.optimizer(parallel, run)
     )
     # Without it fp16 loses small gradients; other precisions pass through.
     scaler = torch.amp.GradScaler(device.type, enabled=run.precision == "fp16")
