@@ -5,12 +5,15 @@
 
 from __future__ import annotations
 
+import json
 import os
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol
 
+from lab.files import write_atomically
 from lab.launch.attempt import Attempt, RankError
 from lab.records.schema import Allocation
 
@@ -91,3 +94,9 @@ def prepare(folder: Path) -> None:
     stale = [path for kind in ("error.json", "pid", "start") for path in log.glob(f"*.{kind}")]
     for path in (folder / "progress.json", *stale):
         path.unlink(missing_ok=True)
+
+
+def write_job(folder: Path, **content: Any) -> None:
+    """Write job.json, by which every later process finds the folder's last job."""
+    text = json.dumps(content | {"submitted_at": time.time()})
+    write_atomically(folder / "job.json", text.encode())

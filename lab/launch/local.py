@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import subprocess
@@ -16,9 +15,8 @@ from typing import Any, ClassVar
 import psutil
 
 from lab.config.cluster import Cluster
-from lab.files import write_atomically
 from lab.launch.attempt import Attempt, RankError
-from lab.launch.executor import JobSpec, JobStatus, prepare
+from lab.launch.executor import JobSpec, JobStatus, prepare, write_job
 from lab.machine import began, is_running
 
 POLL_S = 0.1
@@ -120,16 +118,9 @@ class LocalExecutor:
             since = began(pid)
         except psutil.Error:
             since = 0.0  # it has ended already
-        content = {
-            "executor": "local",
-            "cluster": self._cluster.name,
-            "job_id": submitted.job_id,
-            "pid": pid,
-            "began": since,
-            "submitted_at": time.time(),
-        }
-        write_atomically(spec.folder / "job.json", json.dumps(content).encode())
-        return LocalHandle(Attempt(spec.folder, submitted.job_id), pid, since, submitted)
+        name, job_id = self._cluster.name, submitted.job_id
+        write_job(spec.folder, executor="local", cluster=name, job_id=job_id, pid=pid, began=since)
+        return LocalHandle(Attempt(spec.folder, job_id), pid, since, submitted)
 
 
 def _submitit_executor(log: Path, variables: Mapping[str, str]) -> Any:

@@ -62,12 +62,10 @@ def status(study: Study, tasks: Sequence[Task] | None = None) -> list[TaskState]
     store = Store(study.out)
     records = {task: store.read(task) for task in (study.tasks if tasks is None else tasks)}
     open_tasks = [task for task, record in records.items() if not (record and record.completed)]
-    handles: dict[Any, Handle] = {}
-    unknown = ""
     try:
-        handles = dict(driver.handles(map(store.folder, open_tasks)))
+        handles, unknown = driver.handles(map(store.folder, open_tasks)), ""
     except LabError as error:
-        unknown = str(error)
+        handles, unknown = {}, str(error)
     return [
         _state(store, task, record, handles.get(store.folder(task)), unknown)
         for task, record in records.items()

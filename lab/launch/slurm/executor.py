@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import sys
@@ -14,9 +13,8 @@ from typing import Any, ClassVar
 
 from lab.config.cluster import Cluster
 from lab.errors import LabError
-from lab.files import write_atomically
 from lab.launch.attempt import Attempt, RankError
-from lab.launch.executor import JobSpec, JobStatus, prepare
+from lab.launch.executor import JobSpec, JobStatus, prepare, write_job
 from lab.launch.slurm import controller
 from lab.launch.slurm.array import Array, RefusedError
 from lab.launch.slurm.controller import Controller, JobState, SlurmSilentError
@@ -51,14 +49,8 @@ class SlurmExecutor:
         for index, spec in enumerate(specs):
             prepare(spec.folder)
             # Before there is a job: the next driver then knows for which array to look.
-            content = {
-                "executor": "slurm",
-                "cluster": cluster.name,
-                "array": os.path.relpath(array.folder, spec.folder),
-                "index": index,
-                "submitted_at": time.time(),
-            }
-            write_atomically(spec.folder / "job.json", json.dumps(content).encode())
+            path = os.path.relpath(array.folder, spec.folder)
+            write_job(spec.folder, executor="slurm", cluster=cluster.name, array=path, index=index)
         try:
             parameters = submitit_parameters(
                 cluster, ranks, array.folder, devices=devices, jobs=len(specs)
