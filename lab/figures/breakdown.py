@@ -12,7 +12,7 @@ from matplotlib.text import Annotation, Text
 from matplotlib.transforms import Bbox
 from scipy.optimize import isotonic_regression
 
-from lab.analysis.scaling_curves import Curve, ranks
+from lab.analysis.scaling_curves import ranks
 from lab.figures.data import StudyResults
 from lab.figures.figure import figure, no_runs
 from lab.figures.labels import measure
@@ -73,7 +73,8 @@ def step_breakdown(ax: Axes, results: StudyResults) -> None:
     Times are medians over repeats. Phases that took no time anywhere are left out. Exposed
     communication, where it was measured, is a part of its own, and taken from the phases that wait.
     """
-    curves = in_order(results.curves)
+    # The curve with the longest first bar is on top.
+    curves = sorted(results.curves, key=lambda curve: -curve.points["step_time"].iloc[0])
     steps = pd.concat([curve.points for curve in curves])
     unit = unit_for(steps["step_time"])
     bars = [_parts(row, unit) for row in steps.to_dict("records")]
@@ -97,11 +98,6 @@ def step_breakdown(ax: Axes, results: StudyResults) -> None:
     _make_room(ax, longest)
     _name_phases(ax, bars[0], shown)
     _hide_wide(ax)
-
-
-def in_order(curves: Sequence[Curve]) -> list[Curve]:
-    """Curves from top to bottom: the one with the longest first bar on top."""
-    return sorted(curves, key=lambda curve: -float(curve.points["step_time"].iloc[0]))
 
 
 def _parts(row: Mapping[Any, Any], unit: Unit) -> dict[str, float]:

@@ -55,7 +55,7 @@ class StudyResults:
         baseline: Mapping[str, Any] | None = None,
         scaling: Scaling | None = None,
     ) -> StudyResults:
-        """`source` itself where it is results already, unless another baseline or scaling is named."""
+        """`source` itself if it is results already, unless another baseline or scaling is named."""
         if not isinstance(source, StudyResults):
             return cls(source, baseline=baseline, scaling=scaling)
         if baseline is None and scaling is None:

@@ -1,4 +1,4 @@
-"""The report of a study: papermill executes the notebooks, nbconvert assembles them into HTML and PDF."""
+"""Reports: papermill executes the notebooks, nbconvert turns them into HTML and PDF files."""
 
 from __future__ import annotations
 
@@ -19,24 +19,13 @@ from lab.files import ROOT, write_atomically
 from lab.records.store import Store
 
 
-def report_comparison(comparison: Comparison, out: Path) -> Report:
-    """Execute the notebook that compares machines, and write `compare.{ipynb,html,pdf}` into the folder `out`."""
-    made = Report(*(out / f"compare.{suffix}" for suffix in ("ipynb", "html", "pdf")))
-    studies = list(comparison.studies.values())
-    parameters = {"studies": [str(study.folder) for study in studies], "quick": studies[0].quick}
-    execute(NOTEBOOKS / "compare.ipynb", made.notebook, parameters)
-    for target in (made.html, made.pdf):
-        export(made.notebook, target, title=f"{studies[0].title}: machines compared")
-    return made
-
-
 NOTEBOOKS = ROOT / "notebooks"
 _TEMPLATES = {"training": "report.ipynb", "inference": "inference.ipynb"}
 
 
 @dataclass(frozen=True)
 class Report:
-    """Where the report of a study lies."""
+    """Where the files of a report lie."""
 
     notebook: Path
     html: Path
@@ -49,14 +38,24 @@ def report(study: Study) -> Report:
     Starts no job. Raises LabError where a notebook fails, with the place of the partial one.
     """
     run_notebooks(study)
-    made = Report(study.out / "report.ipynb", study.out / "report.html", study.out / "report.pdf")
-    execute(
-        NOTEBOOKS / _TEMPLATES[study.kind],
-        made.notebook,
-        {"study": str(study.folder), "quick": study.quick},
-    )
-    export(made.notebook, made.html, title=study.title)
-    export(made.notebook, made.pdf, title=study.title)
+    parameters = {"study": str(study.folder), "quick": study.quick}
+    template = _TEMPLATES[study.kind]
+    return _report(template, parameters, study.out / "report", title=study.title)
+
+
+def report_comparison(comparison: Comparison, out: Path) -> Report:
+    """Execute the notebook that compares machines; write `compare.{ipynb,html,pdf}` into `out`."""
+    studies = list(comparison.studies.values())
+    parameters = {"studies": [str(study.folder) for study in studies], "quick": studies[0].quick}
+    title = f"{studies[0].title}: machines compared"
+    return _report("compare.ipynb", parameters, out / "compare", title=title)
+
+
+def _report(template: str, parameters: Mapping[str, Any], stem: Path, *, title: str) -> Report:
+    made = Report(*(stem.with_name(f"{stem.name}.{kind}") for kind in ("ipynb", "html", "pdf")))
+    execute(NOTEBOOKS / template, made.notebook, parameters)
+    for target in (made.html, made.pdf):
+        export(made.notebook, target, title=title)
     return made
 
 
@@ -70,26 +69,21 @@ def run_notebooks(study: Study) -> list[Path]:
 
 def _is_stale(folder: Path) -> bool:
     record, notebook = folder / "record.json", folder / "run.ipynb"
-    return record.exists() and (
-        not notebook.exists() or notebook.stat().st_mtime < record.stat().st_mtime
-    )
+    if not record.exists():
+        return False
+    return not notebook.exists() or notebook.stat().st_mtime < record.stat().st_mtime
 
 
 def _run_notebook(study: Study, task: Task, folder: Path) -> Path:
-    parameters = {
-        "study": str(study.folder),
-        "run_id": task.run.id,
-        "repeat": task.repeat,
-        "quick": study.quick,
-        "measure": False,
-    }
+    parameters = {"study": str(study.folder), "run_id": task.run.id, "repeat": task.repeat}
+    parameters |= {"quick": study.quick, "measure": False}
     return execute(NOTEBOOKS / "run.ipynb", folder / "run.ipynb", parameters)
 
 
 def execute(template: Path, target: Path, parameters: Mapping[str, Any]) -> Path:
-    """Execute a parameterized notebook; a name that the notebook does not declare is an InputError.
+    """Execute a parameterized notebook; a name that it does not declare is an InputError.
 
-    Where a cell fails the partial notebook is kept beside the target, and LabError says which cell and where it lies.
+    Where a cell fails, LabError names it, and the partial notebook that is kept beside the target.
     """
     import papermill
     from nbclient.exceptions import DeadKernelError
@@ -99,7 +93,8 @@ def execute(template: Path, target: Path, parameters: Mapping[str, Any]) -> Path
     partial = target.with_name(f"{target.stem}.partial.ipynb")
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
-        # Sockets in a private folder of each kernel's own: no open ports, and kernels that start together do not collide.
+        # Sockets in a folder of each kernel's own: no open ports, and kernels that start together
+        # do not collide.
         with _quiet(), tempfile.TemporaryDirectory(prefix="lab-kernel-") as sockets:
             papermill.execute_notebook(
                 str(template),
@@ -116,19 +111,16 @@ def execute(template: Path, target: Path, parameters: Mapping[str, Any]) -> Path
                 config=Config({"KernelManager": {"transport": "ipc", "ip": f"{sockets}/kernel"}}),
             )
     except papermill.PapermillExecutionError as error:
-        raise LabError(
-            f"{template.name}, cell {error.exec_count}: {error.ename}: {error.evalue}; partial notebook: {partial}"
-        ) from None
+        reason = f", cell {error.exec_count}: {error.ename}: {error.evalue}"
     except DeadKernelError:
-        raise LabError(
-            f"{template.name}: its kernel died (out of memory?); partial notebook: {partial}"
-        ) from None
+        reason = ": its kernel died (out of memory?)"
     except RuntimeError as error:
-        raise LabError(
-            f"{template.name}: {error}; is the machine overloaded? The same command goes on from here"
-        ) from None
-    partial.replace(target)
-    return target
+        advice = "is the machine overloaded? The same command goes on from here"
+        raise LabError(f"{template.name}: {error}; {advice}") from None
+    else:
+        partial.replace(target)
+        return target
+    raise LabError(f"{template.name}{reason}; partial notebook: {partial}")
 
 
 def _check_parameters(template: Path, parameters: Mapping[str, Any]) -> None:
@@ -137,7 +129,7 @@ def _check_parameters(template: Path, parameters: Mapping[str, Any]) -> None:
     with _quiet():
         declared = papermill.inspect_notebook(str(template))
     unknown = [
-        Problem(name, "the notebook declares no such parameter", nearest(name, declared))
+        Problem(name, "unknown parameter of the notebook", nearest(name, declared))
         for name in parameters
         if name not in declared
     ]
@@ -146,7 +138,7 @@ def _check_parameters(template: Path, parameters: Mapping[str, Any]) -> None:
 
 
 def plain(value: Any) -> Any:
-    """A value as papermill can pass it: numpy scalars, paths and tuples become Python's own numbers, text and lists."""
+    """A value as papermill can pass it: numpy scalars become numbers, paths text, tuples lists."""
     if isinstance(value, Path):
         return str(value)
     if isinstance(value, list | tuple | set):
@@ -173,7 +165,7 @@ def export(notebook: Path, target: Path, *, title: str) -> Path:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep papermill's and its kernel's remarks off the terminal; their errors are raised, not logged."""
+    """Keep remarks of papermill and its kernel off the terminal; errors are raised, not logged."""
     loggers = [logging.getLogger(name) for name in ("papermill", "traitlets", "blib2to3")]
     levels = [logger.level for logger in loggers]
     for logger in loggers:

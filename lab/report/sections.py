@@ -259,7 +259,8 @@ def prediction_summary(results: StudyResults) -> str:
         worst = max(scores, key=lambda score: abs(score.error))
         return (
             "Mean absolute error of the step time over "
-            f"{len(scores)} run{'s' * (len(scores) > 1)}: {error}, {worst.error:+.1%} at worst ({worst.frozen.run.label}); "
+            f"{len(scores)} run{'s' * (len(scores) > 1)}: {error}, {worst.error:+.1%} at worst "
+            f"({worst.frozen.run.label}); "
             f"{inside} of {len(scores)} were measured inside their interval."
         )
     if waiting := frozen.predictions(results.study):

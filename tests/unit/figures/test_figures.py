@@ -295,7 +295,8 @@ def test_alt_text_is_one_sentence_with_numbers(name, few):
 
 def test_alt_text_tells_the_numbers(records):
     assert alt_text("step_time", records[:9]) == (
-        "Step time by world size: batch 64, 200 [194, 208] ms on 1 CPU process and 80 [78, 83] ms on 4 CPU processes."
+        "Step time by world size: batch 64, 200 [194, 208] ms on 1 CPU process and "
+        "80 [78, 83] ms on 4 CPU processes."
     )
     with pytest.raises(InputError, match="speedup"):
         alt_text("speed_up", records)
