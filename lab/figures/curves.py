@@ -16,7 +16,7 @@ from lab.analysis.scaling_curves import ranks
 from lab.figures.data import StudyResults
 from lab.figures.figure import figure, no_runs, write_instead
 from lab.figures.labels import Label, place
-from lab.figures.style import COLORS, IDEAL, MARKERS, SIZE, WIDE, ink, line_looks, plain_log, style
+from lab.figures.style import COLORS, IDEAL, MARKERS, SIZE, WIDE, ink, plain_log, style, styled
 from lab.formatting import format_seconds, percent, rounded, unit_for
 from lab.perfmodel.calibration import Calibration, CollectiveTime
 from lab.perfmodel.collectives import (
@@ -75,8 +75,7 @@ def loss_by_time(ax: Axes, results: StudyResults) -> None:
 def _draw_losses(ax: Axes, results: StudyResults, *, by_time: bool) -> None:
     labels: list[Label] = []
     few = len(results.curves) <= FEW
-    looks = line_looks(len(results.curves))
-    for (label, points), (color, _) in zip(results.curves, looks, strict=True):
+    for (label, points), color, _ in styled(results.curves):
         known = points[points["run_id"].isin(results.losses.keys())]
         ends = []
         for nth, row in enumerate(known.to_dict("records"), 1):
@@ -163,8 +162,7 @@ def _describe_overlap(results: StudyResults) -> str:
 def overlap_band(ax: Axes, results: StudyResults) -> None:
     """Efficiency against R = T_compute / T_communication, between no and perfect overlap."""
     labels = []
-    looks = line_looks(len(results.curves))
-    for (label, points), (color, marker) in zip(results.curves, looks, strict=True):
+    for (label, points), color, marker in styled(results.curves):
         for row in _with_communication(points):
             r, value = row["R"], 100 * row["efficiency"]
             low, high = (100 * row[f"efficiency_{end}"] for end in ("low", "high"))

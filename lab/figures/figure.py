@@ -19,7 +19,8 @@ NO_RUNS = "no run has completed yet"
 class Figure:
     """A figure of a study: calling it draws it and returns its Axes; it is never shown or saved.
 
-    It takes a Study, its name or folder, a list of records, a comparison, or StudyResults.
+    It takes a Study, its name or folder, a list of records, a comparison, or StudyResults. `height`
+    is what it needs to be readable, in inches; `missing` says why it is empty, "" where it is not.
     """
 
     def __init__(
@@ -30,7 +31,7 @@ class Figure:
         height: Callable[[StudyResults], float],
     ) -> None:
         self.name, self.__doc__ = draw.__name__, draw.__doc__
-        self._draw, self._describe, self._missing, self._height = draw, describe, missing, height
+        self.draw, self.describe, self.missing, self.height = draw, describe, missing, height
 
     def __call__(
         self,
@@ -51,23 +52,19 @@ class Figure:
                 ax = plt.subplots(figsize=size, layout="constrained")[1]
             if results.emulated:
                 ax.set_title(results.emulated, loc="left")
-            if reason := self._missing(results):
+            if reason := self.missing(results):
                 return write_instead(ax, reason)
             if results.notice:
                 ax.set_title(results.notice, color=IDEAL, fontsize="medium", loc="left")
-            self._draw(ax, results)
+            self.draw(ax, results)
         return ax
-
-    def height(self, results: StudyResults) -> float:
-        """Inches that it needs to be readable."""
-        return self._height(results)
 
     def alt_text(self, results: StudyResults) -> str:
         """What it shows, in a sentence or two with numbers, for those who do not see it."""
-        reason = self._missing(results)
+        reason = self.missing(results)
         sentences = [
             f"{results.notice}." if results.notice else "",
-            f"An empty figure: {reason}." if reason else self._describe(results),
+            f"An empty figure: {reason}." if reason else self.describe(results),
             f"Everything in it is of an {results.emulated}." if results.emulated else "",
         ]
         return " ".join(filter(None, sentences))

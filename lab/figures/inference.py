@@ -15,7 +15,7 @@ from lab.analysis.stages import STAGES, TASKS, Stage, stages
 from lab.figures.data import StudyResults
 from lab.figures.figure import NO_RUNS, figure
 from lab.figures.labels import Label, place
-from lab.figures.style import COLORS, IDEAL, ink, line_looks, plain_log
+from lab.figures.style import COLORS, IDEAL, ink, plain_log, styled
 from lab.formatting import format_seconds, rounded
 
 __all__ = ["latency_throughput", "size_perplexity", "stage_ratios"]
@@ -54,11 +54,8 @@ def _describe_latencies(results: StudyResults) -> str:
 )
 def latency_throughput(ax: Axes, results: StudyResults) -> None:
     """Time between tokens against tokens/s of base and quantized models, over batch sizes."""
-    models = _latencies(results)
     labels = []
-    for (name, points), (color, marker) in zip(
-        models.items(), line_looks(len(models)), strict=True
-    ):
+    for (name, points), color, marker in styled(_latencies(results).items()):
         sizes, seconds, rates = zip(*points, strict=True)
         milliseconds = [1e3 * time for time in seconds]
         ax.plot(rates, milliseconds, color=color, marker=marker, label=name)
@@ -98,9 +95,7 @@ def size_perplexity(ax: Axes, results: StudyResults) -> None:
     """Perplexity against size in memory, with the line of models that none beats in both."""
     points = _sizes(results)
     labels = []
-    for (name, (x, y)), (color, marker) in zip(
-        points.items(), line_looks(len(points)), strict=True
-    ):
+    for (name, (x, y)), color, marker in styled(points.items()):
         ax.plot([x], [y], color=color, marker=marker, linestyle="None", label=name)
         labels.append(Label(x, y, name, ink(color)))
     steps: dict[str, Any] = {"linestyle": (0, (4, 3)), "drawstyle": "steps-post"}

@@ -15,7 +15,7 @@ from lab.analysis.scaling_curves import baseline_name, device_of, ranks
 from lab.figures.data import StudyResults
 from lab.figures.figure import figure, no_runs
 from lab.figures.labels import Label, place
-from lab.figures.style import IDEAL, WIDE, ink, line_looks, plain_log
+from lab.figures.style import IDEAL, WIDE, ink, plain_log, styled
 from lab.formatting import format_seconds, percent, rounded, unit_for
 
 __all__ = ["efficiency", "speedup", "step_time", "throughput"]
@@ -112,8 +112,7 @@ def _draw(
 ) -> None:
     """A line per curve of values times `factor`, the last of which is written at its end."""
     labels = _ideal(ax, results, column, factor) if column in {"speedup", "efficiency"} else []
-    looks = line_looks(len(results.curves))
-    for (label, points), (color, marker) in zip(results.curves, looks, strict=True):
+    for (label, points), color, marker in styled(results.curves):
         points = points[points[column].notna()]
         if points.empty:
             continue

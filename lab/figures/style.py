@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, TypeVar
 
 import matplotlib as mpl
 from matplotlib.axis import Axis
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.ticker import FixedLocator, LogLocator, NullLocator, StrMethodFormatter
 
+Item = TypeVar("Item")
 SIZE = (6.4, 3.6)  # inches
 # Okabe and Ito (2008), safe for colour-blind readers; without black, which is the ideal's, and
 # yellow, which is faint on white.
@@ -50,9 +51,10 @@ def style() -> AbstractContextManager[None]:
     return mpl.rc_context(STYLE)  # type: ignore[arg-type]
 
 
-def line_looks(count: int) -> Iterator[tuple[str, str]]:
-    """A colour and a marker for each curve."""
-    return ((COLORS[i % len(COLORS)], MARKERS[i % len(MARKERS)]) for i in range(count))
+def styled(curves: Iterable[Item]) -> Iterator[tuple[Item, str, str]]:
+    """Each curve with its colour and its marker."""
+    for nth, curve in enumerate(curves):
+        yield curve, COLORS[nth % len(COLORS)], MARKERS[nth % len(MARKERS)]
 
 
 def ink(color: str) -> str:

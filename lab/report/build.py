@@ -18,7 +18,6 @@ from lab.errors import InputError, LabError, Problem, nearest
 from lab.files import ROOT, write_atomically
 from lab.records.store import Store
 
-
 NOTEBOOKS = ROOT / "notebooks"
 _TEMPLATES = {"training": "report.ipynb", "inference": "inference.ipynb"}
 
