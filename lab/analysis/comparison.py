@@ -57,21 +57,18 @@ class Comparison:
             ),
             "Efficiency": lambda row: percent(*with_interval(row, "efficiency")),
         }
-        return [
-            (
-                f"{quantity}, median over repeats [95 % interval]",
-                pd.DataFrame(
-                    {
-                        machine: {
-                            label: text(rows[machine, run]) if (machine, run) in rows else NOT_RUN
-                            for run, label in labels.items()
-                        }
-                        for machine in machines
-                    }
-                ),
-            )
-            for quantity, text in quantities.items()
-        ]
+        tables = []
+        for quantity, text in quantities.items():
+            columns = {
+                machine: {
+                    label: text(rows[machine, run]) if (machine, run) in rows else NOT_RUN
+                    for run, label in labels.items()
+                }
+                for machine in machines
+            }
+            caption = f"{quantity}, median over repeats [95 % interval]"
+            tables.append((caption, pd.DataFrame(columns)))
+        return tables
 
     def _times(self, row: Mapping[Any, Any], first: str) -> str:
         """Its throughput over that of the first machine."""
@@ -92,16 +89,11 @@ def _labels(summary: pd.DataFrame) -> dict[Any, str]:
     batch = "micro_batch_size" if weak else "global_batch_size"
     settings = ("model", "data", "strategy", "precision", "compile")
     varied = [name for name in settings if rows[name].nunique() > 1]
-    return {
-        row["run_id"]: ", ".join(
-            [
-                ranks(None, row["world_size"]),
-                f"batch {row[batch]}{' per rank' if weak else ''}",
-                *(str(row[name]) for name in varied),
-            ]
-        )
-        for row in rows.to_dict("records")
-    }
+    labels = {}
+    for row in rows.to_dict("records"):
+        work = f"{ranks(None, row['world_size'])}, batch {row[batch]}{' per rank' if weak else ''}"
+        labels[row["run_id"]] = ", ".join([work, *(str(row[name]) for name in varied)])
+    return labels
 
 
 def compare(studies: Sequence[str | Path | Study], *, quick: bool = False) -> Comparison:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lab.analysis.scaling_curves import ranks
-from lab.formatting import NOT_MEASURED, format_seconds, percent, rounded
+from lab.formatting import format_seconds, percent, rounded
 from lab.records.inference import Inference, Point, Share
 from lab.records.schema import Stat
 from lab.records.store import Record
@@ -58,11 +58,9 @@ class Measurement(NamedTuple):
     @property
     def label(self) -> str:
         """Quantization, where it ran, prompt length and batch size, for people."""
-        point = self.points[0]
+        point, model = self.points[0], f"{self.results.quantization} on {place(self.record)}"
         prompt = f", prompt {point.prompt_tokens}" if isinstance(point, Point) else ""
-        return (
-            f"{self.results.quantization} on {place(self.record)}{prompt}, batch {point.batch_size}"
-        )
+        return f"{model}{prompt}, batch {point.batch_size}"
 
     def estimate(self, path: str) -> Estimate:
         """The estimate of a Stat."""
@@ -208,27 +206,21 @@ def latency_rows(records: Sequence[Record]) -> list[dict[str, Any]]:
         quantization, roofline = row.results.quantization, row.results.memory_bytes_per_second
         for model in ("base", "quantized") if quantization == "none" else ("quantized",):
             bandwidth = row.median(f"{model}.bytes_per_second")
-            rows.append(
-                {
-                    "model": "base (fp32)" if model == "base" else quantization,
-                    "on": place(row.record),
-                    "prompt": row.points[0].prompt_tokens,
-                    "batch": row.points[0].batch_size,
-                    "first token": format_seconds(*row.estimate(f"{model}.first_token")),
-                    "prefill tokens/s": _rate(f"{model}.prefill_tokens_per_second")(row),
-                    **{
-                        f"between tokens, {quantile}": format_seconds(
-                            row.median(f"{model}.{quantile}")
-                        )
-                        for quantile in ("p50", "p90", "p99")
-                    },
-                    "tokens/s": _rate(f"{model}.decode_tokens_per_second")(row),
-                    "GB/s": f"{bandwidth / 1e9:.2f}",
-                    "of memory bandwidth": percent(bandwidth / roofline)
-                    if roofline
-                    else NOT_MEASURED,
-                }
-            )
+            share = bandwidth / roofline if roofline else None
+            cells = {
+                "model": "base (fp32)" if model == "base" else quantization,
+                "on": place(row.record),
+                "prompt": row.points[0].prompt_tokens,
+                "batch": row.points[0].batch_size,
+                "first token": _estimate(f"{model}.first_token", format_seconds)(row),
+                "prefill tokens/s": _rate(f"{model}.prefill_tokens_per_second")(row),
+            }
+            for quantile in ("p50", "p90", "p99"):
+                time = format_seconds(row.median(f"{model}.{quantile}"))
+                cells[f"between tokens, {quantile}"] = time
+            cells["tokens/s"] = _rate(f"{model}.decode_tokens_per_second")(row)
+            cells["GB/s"] = f"{bandwidth / 1e9:.2f}"
+            rows.append(cells | {"of memory bandwidth": percent(share)})
     return rows
 
 

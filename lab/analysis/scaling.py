@@ -15,20 +15,15 @@ from lab.records.schema import PHASES
 from lab.records.statistics import bootstrap_interval
 
 Samples = np.ndarray[Any, np.dtype[np.float64]]
+Row = Mapping[str, Any]
 # What is measured per repeat and gets an interval; times in s. compute_time is forward and backward
 # without the communication exposed in them.
+EXPOSED = ("communication", "forward", "backward", "optimizer")
+COSTS = ("straggler", "transfer", "sync_cost", "stolen_compute", "ddp_overhead")
 QUANTITIES = (
-    "step_time",
-    *(f"{phase}_time" for phase in PHASES),
-    "compute_time",
-    "communication_time",
-    "exposed_communication_time",
-    *(f"exposed_{phase}_time" for phase in ("forward", "backward", "optimizer")),
-    "straggler_time",
-    "transfer_time",
-    "sync_cost_time",
-    "stolen_compute_time",
-    "ddp_overhead_time",
+    *(f"{part}_time" for part in ("step", *PHASES, "compute", "communication")),
+    *(f"exposed_{part}_time" for part in EXPOSED),
+    *(f"{cost}_time" for cost in COSTS),
     "samples_per_second",
     "tokens_per_second",
 )
@@ -74,7 +69,8 @@ def summary(table: pd.DataFrame, *, baseline: Mapping[str, Any], scaling: Scalin
             Problem(f"baseline.{key}", "unknown key", nearest(key, FIELDS)) for key in unknown
         ]
         raise InputError("baseline", problems)
-    repeats, identity = _completed(table), _identity(table)
+    identity = [*(["machine"] if "machine" in table else []), "emulated", "run_id"]
+    repeats = _completed(table)
     groups = [group for _, group in repeats.groupby(identity, sort=False)] if len(repeats) else []
     rows = [_medians(group, identity) | {"scaling": scaling} for group in groups]
     samples = {_key(row): group for row, group in zip(rows, groups, strict=True)}
@@ -85,7 +81,7 @@ def summary(table: pd.DataFrame, *, baseline: Mapping[str, Any], scaling: Scalin
         if base is row:
             row |= {"speedup": 1.0, "efficiency": 1.0}
         elif base:
-            row |= _ratios(row, base, samples)
+            row |= _ratios(row, samples[_key(row)], base, samples[_key(base)])
     columns = [*identity, *FIELDS, "scaling", "device", "repeats"]
     columns += [f"{name}{end}" for name in QUANTITIES + RATIOS for end in ENDS]
     frame = pd.DataFrame(rows, columns=[*columns, *MEDIANS, "baseline_run_id"])
@@ -94,11 +90,7 @@ def summary(table: pd.DataFrame, *, baseline: Mapping[str, Any], scaling: Scalin
     return frame.sort_values(order, ignore_index=True, kind="stable")
 
 
-def _identity(table: pd.DataFrame) -> list[str]:
-    return [*(["machine"] if "machine" in table else []), "emulated", "run_id"]
-
-
-def _key(row: Mapping[str, Any]) -> tuple[Any, ...]:
+def _key(row: Row) -> tuple[Any, ...]:
     return row.get("machine"), row["emulated"], row["run_id"]
 
 
@@ -166,16 +158,11 @@ def ratio(top: Samples, bottom: Samples) -> tuple[float, float, float]:
     return value, low, high
 
 
-def _has(row: Mapping[str, Any], baseline: Mapping[str, Any]) -> bool:
+def _has(row: Row, baseline: Row) -> bool:
     return all(row[key] == value for key, value in baseline.items())
 
 
-def _baseline_of(
-    row: Mapping[str, Any],
-    bases: Sequence[Mapping[str, Any]],
-    baseline: Mapping[str, Any],
-    scaling: Scaling,
-) -> Mapping[str, Any] | None:
+def _baseline_of(row: Row, bases: Sequence[Row], baseline: Row, scaling: Scaling) -> Row | None:
     if _has(row, baseline):
         return row
     if row["device"] == "mixed":
@@ -191,12 +178,7 @@ def _baseline_of(
     return bases[0] if len(bases) == 1 else None
 
 
-def _ratios(
-    row: Mapping[str, Any],
-    base: Mapping[str, Any],
-    samples: Mapping[tuple[Any, ...], pd.DataFrame],
-) -> dict[str, Any]:
-    here, there = samples[_key(row)], samples[_key(base)]
+def _ratios(row: Row, here: pd.DataFrame, base: Row, there: pd.DataFrame) -> dict[str, Any]:
     faster = _interval(_values(there, "step_time"), _values(here, "step_time"))
     if row["scaling"] == "weak":
         rates = _values(here, "samples_per_second"), _values(there, "samples_per_second")

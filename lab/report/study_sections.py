@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from lab.analysis import bottlenecks, configurations, tables
+from lab.analysis import configurations, tables
 from lab.config.labels import distinct_labels
 from lab.config.run import Run
 from lab.errors import InputError
@@ -61,12 +61,12 @@ def _loaders(results: StudyResults) -> Blocks:
     runs = [run for run in results.study.runs if run.task == "train"]
     if len({run.loader for run in runs}) < 2:
         return []
-    causes = bottlenecks.causes(runs, results.records)
+    causes = configurations.causes(runs, results.records)
     return [
         Markdown("## Data, network or launches"),
         Markdown.of(LOADERS),
-        *_bullets(bottlenecks.cause_sentences(causes)),
-        _table(CAUSES, [cause.run for cause in causes], bottlenecks.cause_rows(causes)),
+        *_bullets(configurations.cause_sentences(causes)),
+        _table(CAUSES, [cause.run for cause in causes], configurations.cause_rows(causes)),
     ]
 
 

@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 from factories import record, run, stat, study
 
-from lab.analysis.bottlenecks import cause_rows, cause_sentences, causes
 from lab.analysis.configurations import (
+    cause_rows,
+    cause_sentences,
+    causes,
     epoch_means,
     epochs_to_low_loss,
     image_rows,
