@@ -13,11 +13,11 @@ from lab.config.labels import distinct_labels
 from lab.config.run import Run
 from lab.formatting import NOT_MEASURED, format_seconds, percent, rounded
 from lab.records.store import Record
+from lab.records.table import value_at
 
 UNKNOWN = "-"
 LOW_LOSS = 0.04
 LEAST_DIFFERENCE = 1e-5  # of two losses: none is given as less
-Quantity = str | Callable[[Record], float | None]
 Cells = Callable[[Run, Sequence[Record]], dict[str, str]]
 
 
@@ -31,24 +31,14 @@ def trained(runs: Iterable[Run], records: Sequence[Record]) -> dict[Run, list[Re
     }
 
 
-def median(records: Sequence[Record], quantity: Quantity) -> float | None:
-    """The median over repeats of a quantity; None where no repeat has it.
+def median(records: Sequence[Record], quantity: str | Callable[[Record], Any]) -> float | None:
+    """The median over repeats of a quantity, by a path such as `timing.step.median` or a function.
 
-    A quantity is a function, or a path in a record such as `timing.step.median`.
-    Raises AttributeError for a path that no record has.
+    None where no repeat has it.
     """
-    read = quantity if callable(quantity) else lambda record: _value(record, quantity)
+    read = quantity if callable(quantity) else lambda record: value_at(record, quantity)
     values = [value for record in records if (value := read(record)) is not None]
     return statistics.median(values) if values else None
-
-
-def _value(record: Record, path: str) -> Any:
-    value: Any = record
-    for name in path.split("."):
-        if value is None:
-            return None
-        value = value.get(name) if isinstance(value, Mapping) else getattr(value, name)
-    return value
 
 
 def strategy_rows(runs: Sequence[Run], records: Sequence[Record]) -> list[dict[str, str]]:
@@ -70,7 +60,7 @@ def _rows(runs: Sequence[Run], records: Sequence[Record], cells: Cells) -> list[
 
 
 def _strategy_cells(run: Run, done: Sequence[Record]) -> dict[str, str]:
-    loss = median(done, lambda record: _losses(record)[-1] if _losses(record) else None)
+    loss = median(done, lambda record: next(reversed(_losses(record)), None))
     peak = median(done, lambda record: max(record.memory.peak) if record.memory else None)
     return {
         "step": format_seconds(median(done, "timing.step.median")),
@@ -84,10 +74,9 @@ def _strategy_cells(run: Run, done: Sequence[Record]) -> dict[str, str]:
 
 
 def _image_cells(run: Run, done: Sequence[Record]) -> dict[str, str]:
-    parameters, sent = (
-        median(done, "environment.parameters"),
-        median(done, "communication.bytes_moved"),
-    )
+    parameters = median(done, "environment.parameters")
+    sent = median(done, "communication.bytes_moved")
+    epochs = next(filter(None, map(epochs_to_low_loss, done)), NOT_MEASURED)
     cells = {
         "trained": f"{parameters / 1e6:.3g} M" if parameters else UNKNOWN,
         "step": format_seconds(median(done, "timing.step.median")),
@@ -95,9 +84,7 @@ def _image_cells(run: Run, done: Sequence[Record]) -> dict[str, str]:
         "communication": format_seconds(median(done, "communication.total.median")),
         "exposed": format_seconds(median(done, "communication.exposed.median")),
         "sent (MB)": rounded(None if sent is None else sent / 1e6),
-        f"epochs to loss < {LOW_LOSS}": next(
-            filter(None, map(epochs_to_low_loss, done)), NOT_MEASURED
-        ),
+        f"epochs to loss < {LOW_LOSS}": epochs,
     }
     alone = ("communication", "exposed", "sent (MB)") if run.world_size == 1 else ()
     return cells | dict.fromkeys(alone, "none")
@@ -113,12 +100,11 @@ def _losses(record: Record) -> Sequence[float]:
 
 def _compute(record: Record) -> float:
     """Forward and backward without the communication exposed in them."""
-    waits = record.communication.exposed_in if record.communication else {}
-    phases = record.timing.phases if record.timing else {}
-    return sum(
-        (phases[name].median if name in phases else 0.0) - waits.get(name, 0.0)
-        for name in ("forward", "backward")
-    )
+    seconds = 0.0
+    for phase in ("forward", "backward"):
+        seconds += value_at(record, f"timing.phases.{phase}.median") or 0.0
+        seconds -= value_at(record, f"communication.exposed_in.{phase}") or 0.0
+    return seconds
 
 
 def epochs_to_low_loss(record: Record) -> str | None:
@@ -157,13 +143,13 @@ def strategy_sentences(
     labels, _ = distinct_labels(list(done))
     sentences: list[str] = []
     for model in dict.fromkeys(run.model for run in done):
-        of_model = {run: repeats for run, repeats in done.items() if run.model == model}
-        if len({run.strategy for run in of_model}) > 1:
-            sentences += _extremes(of_model, labels)
+        sentences += _extremes({run: done[run] for run in done if run.model == model}, labels)
     return [*sentences, *_loss_distances(done, baseline, labels)]
 
 
 def _extremes(done: Mapping[Run, list[Record]], labels: Mapping[Run, str]) -> Iterator[str]:
+    if len({run.strategy for run in done}) < 2:
+        return
     steps = {run: median(repeats, "timing.step.median") or 0.0 for run, repeats in done.items()}
     fastest = min(steps, key=lambda run: steps[run])
     yield f"The shortest step, {format_seconds(steps[fastest])}, is that of {labels[fastest]}."

@@ -35,7 +35,11 @@ def answer(study: Study, summary: pd.DataFrame, records: Sequence[Record]) -> st
     opening = f"The highest throughput measured is {rate} samples/s, on {_place(best, labels)}"
     beyond = _beyond_baseline(summary)
     if beyond.empty:
-        return f"{opening}; no speedup can be stated, because {_why_no_speedup(study, summary)}."
+        baseline = ", ".join(f"{key} {value}" for key, value in study.baseline.items())
+        measured = summary["baseline_run_id"].notna().any()
+        what = "nothing that compares with" if measured else "no run of"
+        why = f"{what} the baseline ({baseline}) has completed"
+        return f"{opening}; no speedup can be stated, because {why}."
     row = _fastest(beyond[beyond["world_size"] == beyond["world_size"].max()])
     where = "there" if row["run_id"] == best["run_id"] else f"on {_place(row, labels)}"
     return f"{opening}; {where}, {_speedup(row, summary, labels)}."
@@ -45,13 +49,13 @@ def findings(study: Study, summary: pd.DataFrame, records: Sequence[Record]) -> 
     """What else the numbers support, one sentence each, in a stable order."""
     if summary.empty:
         return []
-    sentences = _emulations(records)
+    sentences: list[str] = []
     for part in _by_emulation(summary):
         sentences += _speedups(part)
         sentences += _serial_fractions(part) if study.scaling == "strong" else ()
         sentences += [*_lost_time(part), *limits(part), *_best_batch(part)]
-    sentences += [*_few_repeats(summary), *_shared_cores(records), *_disturbed(records)]
-    return sentences
+    caveats = [*_few_repeats(summary), *_shared_cores(records), *_disturbed(records)]
+    return [*_emulations(records), *sentences, *caveats]
 
 
 def _by_emulation(summary: pd.DataFrame) -> list[pd.DataFrame]:
@@ -73,13 +77,6 @@ def _beyond_baseline(rows: pd.DataFrame) -> pd.DataFrame:
 
 def _place(row: Any, labels: Mapping[str, str]) -> str:
     return f"{ranks(row['device'], row['world_size'])} at {labels[row['run_id']]}"
-
-
-def _why_no_speedup(study: Study, summary: pd.DataFrame) -> str:
-    baseline = ", ".join(f"{key} {value}" for key, value in study.baseline.items())
-    if summary["baseline_run_id"].notna().any():
-        return f"nothing that compares with the baseline ({baseline}) has completed"
-    return f"no run of the baseline ({baseline}) has completed"
 
 
 def _speedup(row: Any, summary: pd.DataFrame, labels: Mapping[str, str]) -> str:
@@ -290,11 +287,8 @@ def _disturbed(records: Sequence[Record]) -> Iterator[str]:
         )
 
 
-def _emulations(records: Sequence[Record]) -> list[str]:
-    """What was not real, a sentence for each emulation."""
+def _emulations(records: Sequence[Record]) -> Iterator[str]:
     places = [record.environment for record in records if record.completed]
     descriptions = [place.emulated.description for place in places if place and place.emulated]
-    return [
-        f"These are results of an emulation and not of a real machine: {description}."
-        for description in dict.fromkeys(descriptions)
-    ]
+    for description in dict.fromkeys(descriptions):
+        yield f"These are results of an emulation and not of a real machine: {description}."

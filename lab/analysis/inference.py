@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from lab.analysis.configurations import median
 from lab.analysis.scaling_curves import ranks
 from lab.formatting import format_seconds, percent, rounded
 from lab.records.inference import Inference, Point, Share
@@ -231,15 +232,12 @@ def quality_rows(records: Sequence[Record], kind: Kind) -> list[dict[str, Any]]:
         results = inference_of(repeats[0])
         if results.unavailable or results.size is None or getattr(results, kind.quality) is None:
             continue
-        times = [
-            time for record in repeats if (time := inference_of(record).quantize_time) is not None
-        ]
         rows[results.quantization] = {
             "quantization": results.quantization,
             "on disk (MB)": f"{results.size.disk / 1e6:.2f}",
             "in memory (MB)": f"{results.size.memory / 1e6:.2f}",
             "of the base": percent(_memory_share(results)),
-            "time to quantize": format_seconds(float(np.median(times)) if times else None),
+            "time to quantize": format_seconds(median(repeats, "inference.quantize_time")),
             **{column: text(results) for column, text in kind.quality_columns.items()},
             "largest error of logits": f"{max(results.output_errors.values()):.1e}",
             "method": results.method,
@@ -294,18 +292,17 @@ def _speed(row: Measurement, kind: Kind, why_slow: str) -> str:
 
 
 def _method(row: Measurement) -> str:
+    method = f"{row.results.method}, on {row.results.arithmetic or 'unknown arithmetic'}"
     threads = row.record.environment.threads_per_rank if row.record.environment else None
-    with_threads = f" with {threads} thread{'s' * (threads > 1)} per rank" if threads else ""
-    return (
-        f"{row.results.method}, on {row.results.arithmetic or 'unknown arithmetic'}{with_threads}"
-    )
+    return f"{method} with {threads} thread{'s' * (threads > 1)} per rank" if threads else method
 
 
 def _why_slow(row: Measurement, rows: Sequence[Measurement]) -> str:
     reasons = []
     if row.results.memory_bytes_per_second:
         share = row.median("base.bytes_per_second") / row.results.memory_bytes_per_second
-        small, large = "reading fewer bytes helps little", "other work outweighs the fewer bytes"
+        small = "reading fewer bytes helps little"
+        large = "fewer bytes could help, and other work outweighs it"
         reasons.append(
             f"the base reads {percent(share)} of the memory bandwidth of a rank in decoding, "
             f"so {small if share < NEAR_ROOFLINE else large}"
@@ -330,10 +327,8 @@ def _why_slow(row: Measurement, rows: Sequence[Measurement]) -> str:
 def _accuracy(results: Inference) -> str:
     change = results.accuracy_change
     assert change is not None
-    accuracy = (
-        f"{results.quantization}: accuracy {percent(results.accuracy)}, "
-        f"the base's {percent(results.base_accuracy)}"
-    )
+    own, base = percent(results.accuracy), percent(results.base_accuracy)
+    accuracy = f"{results.quantization}: accuracy {own}, the base's {base}"
     if change.low is None or change.high is None or change.low <= 0 <= change.high:
         return f"{accuracy}: no difference is shown on {results.held_out_samples} samples."
     direction = "lower" if change.value < 0 else "higher"

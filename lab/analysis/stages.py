@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from lab.analysis.inference import Estimate, estimate
@@ -47,7 +47,7 @@ def stages(study: Study, records: Sequence[Record]) -> list[Stage]:
     return [stage for task in TASKS for stage in _of_task(task, study, records)]
 
 
-def _of_task(task: str, study: Study, records: Sequence[Record]) -> list[Stage]:
+def _of_task(task: str, study: Study, records: Sequence[Record]) -> Iterator[Stage]:
     runs = [run for run in study.runs if run.task == task]
     times: dict[str, tuple[Estimate, str]] = {}
     for run in runs:
@@ -57,17 +57,15 @@ def _of_task(task: str, study: Study, records: Sequence[Record]) -> list[Stage]:
             device = done[0].environment.device
             times[_stage_of(device, run.world_size)] = seconds, ranks(device, run.world_size)
     serial, _ = times.get("serial", (None, ""))
-    found = []
+    column = TASKS.index(task)
     for name in STAGES:
-        column = TASKS.index(task)
         published = PUBLISHED["serial"][column] / PUBLISHED[name][column]
-        if name not in times:
-            found.append(Stage(name, task, published, reason=_why_not_run(name, runs)))
-            continue
-        seconds, on = times[name]
-        speedup = None if serial is None else _speedup(serial, seconds)
-        found.append(Stage(name, task, published, on, seconds, speedup))
-    return found
+        if name in times:
+            seconds, on = times[name]
+            speedup = None if serial is None else _speedup(serial, seconds)
+            yield Stage(name, task, published, on, seconds, speedup)
+        else:
+            yield Stage(name, task, published, reason=_why_not_run(name, runs))
 
 
 def _stage_of(device: str | None, world_size: int) -> str:

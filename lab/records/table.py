@@ -33,13 +33,13 @@ def row(record: Record) -> dict[str, Any]:
         **record.run.names,
         **{key: getattr(record.run, key) for key in _SETTINGS},
         **{
-            column: _at(record, source) if isinstance(source, str) else source(record)
+            column: value_at(record, source) if isinstance(source, str) else source(record)
             for column, source in _COLUMNS.items()
         },
     }
 
 
-def _at(value: Any, path: str) -> Any:
+def value_at(value: Any, path: str) -> Any:
     """The value at a path of fields and keys; None where one of them was not measured."""
     for name in path.split("."):
         if value is not None:
