@@ -31,20 +31,18 @@ class PromptBatch(NamedTuple):
 
 
 def time_generation(
-    base: GPT,
-    quantized: GPT,
+    models: tuple[GPT, GPT],
     batches: Sequence[PromptBatch],
     *,
     new_tokens: int,
     rounds: int,
     progress: Progress,
 ) -> list[Point]:
-    """Time both models generating from each batch; all ranks must call it."""
+    """Time base and quantized model generating from each batch; all ranks must call it."""
 
     def generate(batch: int, model: int) -> FloatArray:
         prompts = batches[batch].prompts
-        tokens = stream((base, quantized)[model], prompts, new_tokens=new_tokens)
-        return _laps(tokens, prompts.device)
+        return _laps(stream(models[model], prompts, new_tokens=new_tokens), prompts.device)
 
     seconds = _in_turn(generate, len(batches), rounds=rounds, progress=progress)
     points = []
@@ -55,8 +53,8 @@ def time_generation(
         point = Point(
             prompt_tokens=batch.prompt_tokens,
             batch_size=batch.batch_size,
-            base=_latency(of_base, batch, base),
-            quantized=_latency(of_quantized, batch, quantized),
+            base=_latency(of_base, batch, models[0]),
+            quantized=_latency(of_quantized, batch, models[1]),
             first_token_ratio=stat(of_quantized[:, 0] / of_base[:, 0]),
             inter_token_ratio=stat(inter[1] / inter[0]),
             total_ratio=stat(of_quantized.sum(axis=1) / of_base.sum(axis=1)),
@@ -66,31 +64,32 @@ def time_generation(
 
 
 def time_classification(
-    base: Classifier,
-    quantized: Classifier,
+    models: tuple[Classifier, Classifier],
     batches: Mapping[int, Tensor],
     *,
     rounds: int,
     progress: Progress,
 ) -> list[ClassificationPoint]:
-    """Time both models on this rank's shares of batches, by batch size; all ranks must call it."""
+    """Time base and quantized model on this rank's shares of batches, by batch size of all ranks.
+
+    All ranks must call it.
+    """
     shares = list(batches.values())
 
     def classify(batch: int, model: int) -> FloatArray:
-        logits = (base, quantized)[model].logits
-        return _laps(map(logits, [shares[batch]]), shares[batch].device)
+        return _laps(map(models[model].logits, [shares[batch]]), shares[batch].device)
 
     seconds = _in_turn(classify, len(shares), rounds=rounds, progress=progress)[..., 0]
     points = []
     for number, size in enumerate(batches):
-        of_base, of_quantized = stat(seconds[:, number, 0]), stat(seconds[:, number, 1])
+        base, quantized = seconds[:, number, 0], seconds[:, number, 1]
         point = ClassificationPoint(
             batch_size=size,
-            base=of_base,
-            quantized=of_quantized,
-            ratio=stat(seconds[:, number, 1] / seconds[:, number, 0]),
-            base_samples_per_second=size / of_base.median,
-            samples_per_second=size / of_quantized.median,
+            base=stat(base),
+            quantized=stat(quantized),
+            ratio=stat(quantized / base),  # round by round, so that a slow phase hits both
+            base_samples_per_second=size / stat(base).median,
+            samples_per_second=size / stat(quantized).median,
         )
         points.append(point)
     return points

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import socket
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -95,15 +96,13 @@ def _compare(job: RankJob, base: nn.Module, trained: Checkpoint) -> Inference:
         copy = quantize(base, run.quantization)
     except UnavailableError as error:
         return inference.model_copy(update={"unavailable": str(error)})
-    quantized = copy.model
-    held_out = _held_out(job)
+    pair = base, copy.model
     prompts: list[PromptBatch] = []
     batches: dict[int, Tensor] = {}
     if isinstance(base, GPT):
-        for length in run.prompt_tokens:
-            for size in run.batch_sizes:
-                samples = _share(job, size, seed=length)
-                prompts.append(PromptBatch(length, size, samples[:, :length]))
+        for length, size in itertools.product(run.prompt_tokens, run.batch_sizes):
+            samples = _share(job, size, seed=length)[:, :length]
+            prompts.append(PromptBatch(length, size, samples))
         # Generation calls the model with prompts, with one token of each, and with one of one.
         whole = [batch.prompts for batch in prompts]
         inputs = [part for one in whole for part in (one, one[:, :1], one[:1, :1])]
@@ -111,11 +110,11 @@ def _compare(job: RankJob, base: nn.Module, trained: Checkpoint) -> Inference:
         batches = {size: _share(job, size, seed=size) for size in run.batch_sizes}
         inputs = list(batches.values())
     progress("comparing", 0, run.rounds)
-    errors = quality.output_errors(base, quantized, inputs)
+    errors = quality.output_errors(pair, inputs)
     fields: dict[str, Any] = {
         "method": copy.method,
         "quantize_time": copy.seconds,
-        "size": _size(quantized),
+        "size": _size(copy.model),
         "output_errors": errors,
     }
     worst = max(errors, key=lambda shape: errors[shape])
@@ -123,22 +122,22 @@ def _compare(job: RankJob, base: nn.Module, trained: Checkpoint) -> Inference:
         # A kernel that computes nonsense may be fast: its time would look like a gain.
         wrong = f"its logits are wrong by {errors[worst]:.2g} of the base's for an input of {worst}"
         fields["unavailable"] = f"{wrong}: no time was taken"
-    elif isinstance(base, GPT) and isinstance(quantized, GPT):
-        fields |= quality.compare_language_models(base, quantized, held_out, device=device)
-        tokens = run.new_tokens
+    elif isinstance(base, GPT):
+        gpts, tokens = cast("tuple[GPT, GPT]", pair), run.new_tokens
+        fields |= quality.compare_language_models(pair, _held_out(job), device=device)
         fields["generated_alike"] = quality.generated_alike(
-            base, quantized, prompts[-1].prompts, new_tokens=tokens
+            gpts, prompts[-1].prompts, new_tokens=tokens
         )
         fields["points"] = time_generation(
-            base, quantized, prompts, new_tokens=tokens, rounds=run.rounds, progress=progress
+            gpts, prompts, new_tokens=tokens, rounds=run.rounds, progress=progress
         )
         # The ceiling of decoding, which reads every weight for each token.
         fields["memory_bytes_per_second"] = memory_bandwidth(device).bytes_per_s
     else:
-        assert isinstance(base, Classifier) and isinstance(quantized, Classifier)
-        fields |= quality.compare_classifiers(base, quantized, held_out, device=device)
+        classifiers = cast("tuple[Classifier, Classifier]", pair)
+        fields |= quality.compare_classifiers(pair, _held_out(job), device=device)
         fields["classifications"] = time_classification(
-            base, quantized, batches, rounds=run.rounds, progress=progress
+            classifiers, batches, rounds=run.rounds, progress=progress
         )
     return inference.model_copy(update=fields)
 

@@ -21,16 +21,15 @@ from lab.worker.models.gpt import GPT
 
 MAX_OUTPUT_ERROR = 0.5  # a relative error of logits that rounding does not explain
 _RESAMPLES = 2000
+Pair = tuple[nn.Module, nn.Module]  # the base and its quantized copy
 
 
 @torch.inference_mode()
-def output_errors(
-    base: nn.Module, quantized: nn.Module, inputs: Sequence[Tensor]
-) -> dict[str, float]:
+def output_errors(models: Pair, inputs: Sequence[Tensor]) -> dict[str, float]:
     """The largest relative error of logits on any rank by shape of the input; all ranks call it."""
     errors: dict[str, float] = {}
     for samples in inputs:  # kernels differ by shape, and some are wrong for one shape alone
-        expected, logits = (_logits(model, samples) for model in (base, quantized))
+        expected, logits = (_logits(model, samples) for model in models)
         error = float((logits - expected).norm() / expected.norm())
         # NaN would pass every comparison with a limit.
         shape = "x".join(map(str, samples.shape))
@@ -45,13 +44,13 @@ def _logits(model: nn.Module, samples: Tensor) -> Tensor:
 
 @torch.inference_mode()
 def compare_language_models(
-    base: GPT, quantized: GPT, batches: Iterable[Batch], *, device: torch.device
+    models: Pair, batches: Iterable[Batch], *, device: torch.device
 ) -> dict[str, Any]:
     """Fields of `Inference` from this rank's held-out batches; all ranks must call it."""
     rows = [np.zeros((0, 3))]  # a rank may have no batch
     for batch in batches:
         inputs, targets = batch.to(device)
-        expected, logits = (_logits(model, inputs) for model in (base, quantized))
+        expected, logits = (_logits(model, inputs) for model in models)
         losses = [
             functional.cross_entropy(of.transpose(1, 2), targets, reduction="none").mean(dim=1)
             for of in (expected, logits)
@@ -72,13 +71,13 @@ def compare_language_models(
 
 @torch.inference_mode()
 def compare_classifiers(
-    base: Classifier, quantized: Classifier, batches: Iterable[Batch], *, device: torch.device
+    models: Pair, batches: Iterable[Batch], *, device: torch.device
 ) -> dict[str, Any]:
     """Fields of `Inference` from this rank's held-out batches; all ranks must call it."""
     rows = [np.zeros((0, 3))]
     for batch in batches:
         inputs, targets = batch.to(device)
-        expected, classes = (_logits(model, inputs).argmax(dim=1) for model in (base, quantized))
+        expected, classes = (_logits(model, inputs).argmax(dim=1) for model in models)
         same = torch.stack([expected == targets, classes == targets, expected == classes], dim=1)
         rows.append(same.double().cpu().numpy())
     of_base, of_quantized, same_classes = _on_all_ranks(rows)
@@ -96,11 +95,9 @@ def _on_all_ranks(rows: Sequence[FloatArray]) -> FloatArray:
     return np.concatenate(all_gather_object(np.concatenate(rows))).T
 
 
-def generated_alike(base: GPT, quantized: GPT, prompts: Tensor, *, new_tokens: int) -> float:
+def generated_alike(models: tuple[GPT, GPT], prompts: Tensor, *, new_tokens: int) -> float:
     """The share of greedily generated tokens that are the same, over all ranks."""
-    expected, tokens = (
-        generate(model, prompts, new_tokens=new_tokens) for model in (base, quantized)
-    )
+    expected, tokens = (generate(model, prompts, new_tokens=new_tokens) for model in models)
     return float(np.mean(all_gather_object(float((expected == tokens).float().mean()))))
 
 

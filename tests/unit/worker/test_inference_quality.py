@@ -37,7 +37,7 @@ BATCHES = [
 
 
 def test_accuracies_and_their_paired_change() -> None:
-    fields = compare_classifiers(BASE, OTHER, BATCHES, device=CPU)
+    fields = compare_classifiers((BASE, OTHER), BATCHES, device=CPU)
     assert (fields["held_out_samples"], fields["base_accuracy"], fields["accuracy"]) == (
         10,
         0.8,
@@ -52,7 +52,7 @@ def test_accuracies_and_their_paired_change() -> None:
 
 
 def test_pairs_are_kept_together() -> None:
-    fields = compare_classifiers(BASE, BASE, BATCHES, device=CPU)
+    fields = compare_classifiers((BASE, BASE), BATCHES, device=CPU)
     assert (
         fields["accuracy_change"].value,
         fields["accuracy_change"].low,
@@ -62,17 +62,14 @@ def test_pairs_are_kept_together() -> None:
 
 
 def test_errors_of_a_classifiers_logits_by_shape() -> None:
-    assert output_errors(
-        BASE, Made([0, 1, 2, 0, 1, 2, 0, 1, 0, 1], scale=1.1), [torch.arange(4), torch.arange(2)]
-    ) == {
-        "4": pytest.approx(0.1),
-        "2": pytest.approx(0.1),
-    }
+    scaled = Made([0, 1, 2, 0, 1, 2, 0, 1, 0, 1], scale=1.1)
+    errors = output_errors((BASE, scaled), [torch.arange(4), torch.arange(2)])
+    assert errors == {"4": pytest.approx(0.1), "2": pytest.approx(0.1)}
 
 
 def test_both_classifiers_are_timed_at_every_batch_size() -> None:
     batches = {1: torch.arange(1), 4: torch.arange(4)}
-    points = time_classification(BASE, OTHER, batches, rounds=5, progress=lambda *_: None)
+    points = time_classification((BASE, OTHER), batches, rounds=5, progress=lambda *_: None)
     assert [point.batch_size for point in points] == [1, 4]
     for point in points:
         assert point.ratio.interval is not None and point.base.median > 0
