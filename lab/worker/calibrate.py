@@ -37,7 +37,7 @@ def measure(
 
     Raises LabError for a device that is not there and for a collective that gives a wrong result.
     """
-    torch.set_num_threads(context.threads)
+    torch.set_num_threads(context.threads)  # as the runs that are predicted from it
     device = device_of(context)
     fields: dict[str, Any] = {}
     before = cpu_use(context.cores)
@@ -143,7 +143,7 @@ def measured_peak(device: torch.device, *, dtype: torch.dtype) -> tuple[float, i
         while True:
             synchronize(device)
             begin = time.perf_counter()
-            torch.matmul(a, b, out=out)
+            torch.matmul(a, b, out=out)  # allocates nothing
             synchronize(device)
             now = time.perf_counter()
             if flops / (now - begin) > best:

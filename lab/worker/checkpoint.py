@@ -97,6 +97,7 @@ def write(folder: Path, files: Mapping[str, bytes | Tensors]) -> None:
     folder.parent.mkdir(parents=True, exist_ok=True)
     for leftover in folder.parent.glob(f".{folder.name}.*"):  # of a process that was killed
         shutil.rmtree(leftover, ignore_errors=True)
+    # Beside it: a folder can be renamed within one file system only.
     building = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
     for name, content in files.items():
         if isinstance(content, bytes):

@@ -12,6 +12,7 @@ from lab.config.paths import resolve_weights
 from lab.errors import InputError, Problem
 from lab.files import read_json
 
+# Weights as safetensors only: reading a pickle can run any code.
 FILES = ("config.json", "model.safetensors", "tokenizer.json")
 # What config.json calls the sizes of a configuration.
 _GPT2 = {"layers": "n_layer", "heads": "n_head", "width": "n_embd", "vocab_size": "vocab_size"}
@@ -57,6 +58,7 @@ def folder_of(model: Model, *, data_root: Path) -> Path | None:
         raise _unusable(f"{folder / 'config.json'} is not a JSON mapping")
     if config.get("model_type") != kind:
         raise _unusable(f"{folder} holds a {config.get('model_type')!r}, not a {kind!r}")
+    # Sizes that differ would fail later too, but by the names of tensors.
     problems = []
     for name, published in sizes.items():
         size = config.get(published)

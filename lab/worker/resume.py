@@ -66,9 +66,8 @@ class Checkpoints:
         checkpoint.load_model(self.model, saved)
         checkpoint.load_optimizer(self.model, self.optimizer, saved)
         history = saved.tensors(checkpoint.HISTORY)
-        checkpoint.restore_random_states(
-            history, rank=self.job.context.rank, device=self.job.device
-        )
+        rank, device = self.job.context.rank, self.job.device
+        checkpoint.restore_random_states(history, rank=rank, device=device)
         # The mean over all ranks, taken up as each rank's own: its mean stays the same.
         self.losses[: saved.step] = history["loss"].to(self.losses)[:, None]
         if saved.scaler:
@@ -88,11 +87,10 @@ class Checkpoints:
             self._pace_s = (self._now() - self._pace_from) / PACE_STEPS
             # Rank 0's: ranks that saved after different steps would wait for each other.
             self._every = all_gather_object(max(round(every_s / self._pace_s), 1))[0]
-        left = self.job.run.steps - done
         due = self._every is not None and (done - paced) % self._every == 0
-        if (
-            due or self._on_notice(done)
-        ) and left >= self.job.run.warmup_steps + MIN_MEASURED_STEPS:
+        # Those that go on from here need steps of their own to measure.
+        needed = self.job.run.warmup_steps + MIN_MEASURED_STEPS
+        if (due or self._on_notice(done)) and self.job.run.steps - done >= needed:
             self._save(done)
 
     def _on_notice(self, done: int) -> bool:

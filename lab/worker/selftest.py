@@ -203,7 +203,7 @@ def _context(rank: int, run: Run, device: str, folder: Path, *, cores: tuple[int
         threads=1,
         cluster="local",
         rendezvous=folder / "address",
-        timeout_s=120.0,
+        timeout_s=120.0,  # all ranks start together
     )
 
 

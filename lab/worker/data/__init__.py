@@ -17,6 +17,7 @@ from lab.worker.context import Progress
 from lab.worker.data.dataset import Dataset
 from lab.worker.pretrained import folder_of
 
+# By the tasks of the configuration: a new kind of a known task needs no entry.
 FAMILIES = {
     ("language modelling",): "corpora",
     ("text classification",): "labelled",
@@ -30,6 +31,7 @@ def prepare(run: Run, *, data_root: Path, progress: Progress) -> Dataset:
 
     Raises InputError for fewer tokens than a sample takes, LabError for an unreadable source.
     """
+    # The tokenizer beside a model's published weights makes its tokens.
     pretrained = folder_of(run.architecture, data_root=data_root)
     dataset: Dataset = module_of(run.dataset).prepare(
         run, pretrained=pretrained, data_root=data_root, progress=progress

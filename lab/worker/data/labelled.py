@@ -199,7 +199,7 @@ def ag_news(progress: Progress) -> Source:
 def _read_ag_news(path: Path) -> Texts:
     """Rows of class (from 1), title and description; raises LabError for any other row."""
     texts, labels = [], []
-    with path.open(encoding="utf-8", newline="") as stream:
+    with path.open(encoding="utf-8", newline="") as stream:  # as the csv module asks
         for number, row in enumerate(csv.reader(stream), start=1):
             if len(row) != 3 or row[0] not in {"1", "2", "3", "4"}:
                 expected = "a class from 1 to 4, a title and a description"

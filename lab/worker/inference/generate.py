@@ -58,7 +58,7 @@ def stream(
     InputError if prompt and new tokens are more than the model's positions.
     """
     samples, length = prompts.shape
-    limit = model.positions.num_embeddings
+    limit = model.positions.num_embeddings  # positions are learned: there are none beyond
     if length < 1 or length + new_tokens > limit:
         what = f"{length} tokens of prompt and {new_tokens} new ones"
         what += f", the model has positions for {limit}"

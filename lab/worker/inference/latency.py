@@ -122,7 +122,7 @@ def _in_turn(
 def _laps(results: Iterable[Tensor], device: torch.device) -> FloatArray:
     """Seconds to the first result and between all others, begun when all ranks are there."""
     if dist.is_initialized():
-        dist.barrier()
+        dist.barrier()  # an idle rank would leave its share of the machine to the others
     synchronize(device)
     stamps = [time.perf_counter()]
     for _ in results:

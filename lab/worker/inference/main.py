@@ -39,7 +39,7 @@ def infer(
     All ranks must call it. Raises InputError for data or a model that cannot be used, LabError for
     a device that is not there; torch.OutOfMemoryError passes through.
     """
-    torch.set_num_threads(context.threads)
+    torch.set_num_threads(context.threads)  # the ranks of a node share its cores
     device = device_of(context)
     dataset = data.prepare(training_run(run), data_root=data_root, progress=progress)
     job = RankJob(run, context, device, dataset, progress)
@@ -48,13 +48,13 @@ def infer(
     base = load_model(trained, dataset, device=device)
     with process_group(context, device=device) if context.world_size > 1 else nullcontext():
         reset_peak(device)  # of the training, if this rank trained
-        before = cpu_use(context.cores)
+        before = cpu_use(context.cores)  # what others take of these cores makes times longer
         inference = _compare(job, base, trained)
         use = cpu_use(context.cores).since(before)
         ranks = gather((socket.gethostname(), context.cores, use, peak_memory(device)))
     if ranks is None:
         return None
-    if run.keep_model:
+    if run.keep_model:  # the cache may be emptied
         files = {path.name: path.read_bytes() for path in trained.folder.iterdir()}
         checkpoint.write(folder / "checkpoint" / checkpoint.FINAL, files)
     parameters = list(base.parameters())
@@ -94,13 +94,14 @@ def _compare(job: RankJob, base: nn.Module, trained: Checkpoint) -> Inference:
     progress("quantizing", 0, run.rounds)
     try:
         copy = quantize(base, run.quantization)
-    except UnavailableError as error:
+    except UnavailableError as error:  # a result too: tables show what a machine lacks, and why
         return inference.model_copy(update={"unavailable": str(error)})
     pair = base, copy.model
     prompts: list[PromptBatch] = []
     batches: dict[int, Tensor] = {}
     if isinstance(base, GPT):
         for length, size in itertools.product(run.prompt_tokens, run.batch_sizes):
+            # The same prompts for every quantization.
             samples = _share(job, size, seed=length)[:, :length]
             prompts.append(PromptBatch(length, size, samples))
         # Generation calls the model with prompts, with one token of each, and with one of one.

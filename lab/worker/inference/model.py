@@ -48,6 +48,7 @@ def trained_model(job: RankJob) -> Checkpoint:
         folder,
         lambda: checkpoint.kept_model(folder),
         lambda: train(training, folder=folder),
+        # A rank that reports nothing would be taken for hanging.
         waiting=lambda: job.progress("training", 0, training.run.steps),
     )
 
@@ -56,7 +57,7 @@ def load_model(trained: Checkpoint, dataset: Dataset, *, device: torch.device) -
     """A checkpoint's model on a device, in evaluation mode; raises as `build` does."""
     model = build(trained.run, dataset)
     checkpoint.load_model(model, trained)
-    return model.to(device).eval()
+    return model.to(device).eval()  # without dropout
 
 
 def complete(

@@ -30,6 +30,7 @@ def output_errors(models: Pair, inputs: Sequence[Tensor]) -> dict[str, float]:
     errors: dict[str, float] = {}
     for samples in inputs:  # kernels differ by shape, and some are wrong for one shape alone
         expected, logits = (_logits(model, samples) for model in models)
+        # Relative to all of them: a single logit may be near zero.
         error = float((logits - expected).norm() / expected.norm())
         # NaN would pass every comparison with a limit.
         shape = "x".join(map(str, samples.shape))
@@ -60,6 +61,7 @@ def compare_language_models(
     of_base, of_quantized, same_tokens = _on_all_ranks(rows)
     # Sample by sample, the difference of two models varies far less than each of them.
     change = _mean(of_quantized - of_base)
+    # The ratio of two perplexities is the exponential of the mean difference of losses.
     low, high = (None if end is None else float(np.exp(end)) for end in (change.low, change.high))
     return {
         "base_perplexity": float(np.exp(of_base.mean())),
