@@ -53,7 +53,7 @@ def environment(
         cpu=cpu_model(),
         cpu_count=os.cpu_count() or 1,
         cpus_granted=[list(granted) for granted in cores],
-        threads_per_rank=torch.get_num_threads(),
+        threads_per_rank=torch.get_num_threads(),  # as torch runs, whatever was asked of it
         gpu=torch.cuda.get_device_name(device) if cuda else None,
         gpu_count=(devices or context.world_size) if cuda else 0,
         driver=next((gpu.driver for gpu in gpus()), None) if cuda else None,

@@ -96,6 +96,7 @@ def measure(
         gradients = readiness(training, job)
         offsets = offset_before, read_clock_offset(socket.gethostname())
         reports = gather(_report(training, probed, job, peak, offsets))
+    # From here on rank 0 alone: no group, so that the others may end.
     if reports is None:
         return None
     first_step = training.first_step
@@ -195,6 +196,7 @@ def _report(
         host=socket.gethostname(),
         cores=context.cores,
         steps=training.steps,
+        # The clock's own starts count from its first step; this places them on one axis.
         start=float(shift(np.array(training.clock.phases(0)[0][1]))),
         sent=sent.shifted(shift) if sent else None,
         bars=bars,

@@ -77,11 +77,11 @@ def train(job: RankJob, *, folder: Path | None = None, pauses: Pauses | None = N
     # After wrapping: torch splits the graph of DDP at its buckets, which keeps the overlap.
     forward = torch.compile(parallel) if run.compile and pauses is None else parallel
     # After wrapping, as sharding replaces parameters.
-    optimizer = (
-        SleepingOptimizer(model)
-        if isinstance(model, Sleeper)
-        else strategy.optimizer(parallel, run)
-    )
+    optimizer: torch.optim.Optimizer
+    if isinstance(model, Sleeper):
+        optimizer = SleepingOptimizer(model)
+    else:
+        optimizer = strategy.optimizer(parallel, run)
     # Without it fp16 loses small gradients; other precisions pass through.
     scaler = torch.amp.GradScaler(device.type, enabled=run.precision == "fp16")
     loader = loader_for(job.dataset, run=run, rank=context.rank)
@@ -139,9 +139,8 @@ def train(job: RankJob, *, folder: Path | None = None, pauses: Pauses | None = N
         norms[step] = strategy.clip(parallel, run.grad_clip) if pauses is None else math.nan
         scaler.step(optimizer)
         scaler.update()
-        optimizer.zero_grad(
-            set_to_none=True
-        )  # frees them, and saves the next backward pass an addition
+        # None instead of zero: the next backward pass writes instead of adding.
+        optimizer.zero_grad(set_to_none=True)
         # The last lap ends the step: notes, display and checkpoints are not timed.
         clock.lap("optimizer")
         rates.append(rate)
@@ -190,9 +189,8 @@ def evaluate(model: nn.Module, job: RankJob) -> tuple[float, float | None]:
 
     The same on each rank.
     """
-    batches = list(
-        FastLoader(job.dataset.held_out, run=job.run, rank=job.context.rank).evaluation()
-    )
+    loader = FastLoader(job.dataset.held_out, run=job.run, rank=job.context.rank)
+    batches = list(loader.evaluation())
     scores = []
     model.eval()
     if dist.is_initialized():

@@ -115,6 +115,7 @@ class Exposure:
 
 def union(begin: FloatArray, end: FloatArray, *, since: float = -np.inf) -> float:
     """The time that any of the intervals covers, after `since`; NaN where one is unknown."""
+    # Leaving out an unknown interval would make the union too small without a word.
     if not len(begin) or np.isnan(begin).any() or np.isnan(end).any():
         return np.nan if len(begin) else 0.0
     begin, end = np.maximum(begin, since), np.maximum(end, since)
@@ -166,6 +167,7 @@ def summary(exposure: Exposure, step_time: FloatArray, *, warmup_steps: int) -> 
     measured["transfer"] = measured["exposed"] - measured["straggler"]
     measured["overlap"] = measured["total"] - measured["exposed"]
     known = {kind: values for kind, values in measured.items() if not np.isnan(values).any()}
+    # As in `timing`, so that a step's phases and its communication are those of one rank.
     slowest = step_time[:, warmup_steps:].argmax(axis=0)
     steps = np.arange(len(slowest))
     exposed_in = {

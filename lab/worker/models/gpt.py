@@ -89,7 +89,7 @@ class GPT(nn.Module):
         """Mean loss in nats per token with targets, else logits; both are (samples, tokens)."""
         x = self._hidden(tokens)
         if targets is None:
-            return functional.linear(x, self.embedding.weight)
+            return functional.linear(x, self.embedding.weight)  # tied: the head is the embedding
         return linear_cross_entropy(x.flatten(0, 1), self.embedding.weight, targets.flatten())
 
     def extend(self, tokens: Tensor, cache: Cache) -> Tensor:

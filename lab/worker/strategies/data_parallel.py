@@ -46,7 +46,7 @@ class Averaged(Wrapper):
     def forward(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """The mean loss."""
         losses: torch.Tensor = self.parallel(inputs, targets)
-        return losses.mean()
+        return losses.mean()  # equal parts of the batch: the mean of means is the batch's
 
 
 class OneLoss(Wrapper):

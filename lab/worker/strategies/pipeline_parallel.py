@@ -70,6 +70,7 @@ class Stage(nn.Module):
     def __init__(self, model: GPT, *, stage: int, stages: int) -> None:
         super().__init__()
         self.first, self.last = stage == 0, stage == stages - 1
+        # What other stages compute is not kept, so that its memory is freed.
         begin, end = (len(model.blocks) * cut // stages for cut in (stage, stage + 1))
         self.blocks = model.blocks[begin:end]
         self.embedding: nn.Embedding | None = model.embedding if self.first or self.last else None
