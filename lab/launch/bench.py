@@ -100,8 +100,7 @@ class Overhead:
 
 
 def overhead(*, world_size: int = 2, rounds: int = 200, quick: bool = False) -> Overhead:
-    """Measure what measuring costs a small GPT on CPU ranks of this machine, in `rounds` rounds
-    (`quick`: 40).
+    """Measure what measuring costs a small GPT on CPU ranks, in `rounds` rounds (`quick`: 40).
 
     Raises LabError where the ranks fail.
     """

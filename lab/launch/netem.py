@@ -66,8 +66,7 @@ def advice(link: Link) -> str:
 
 
 def join(context: RankContext, link: Link, meeting: Path) -> RankContext:
-    """Put this process behind its link; returns its context there. Rank 0 creates the network and
-    announces it in `meeting`.
+    """Put this process behind its link, in the network that rank 0 creates; returns its context.
 
     Must be called before the process starts threads, as one that has them cannot enter a namespace.
     The network lasts as long as rank 0. Raises LabError where no way is permitted or announced.
