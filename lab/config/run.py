@@ -92,11 +92,9 @@ class Run(InferenceSettings):
     gradient_as_bucket_view: Annotated[bool, Words("gradients beside the buckets")] = True
     # Promises DDP that every step uses the same parameters.
     static_graph: Annotated[bool, Words("static graph")] = False
-    # Of the gradients on the link.
     compression: Annotated[Literal["none", "bf16", "fp16", "powersgd"], Words("{} on the link")] = (
         "none"
     )
-    # Rank of PowerSGD's approximation.
     powersgd_rank: Annotated[int, Words("approximation of rank {}")] = Field(
         default=1, ge=1, le=1024
     )
