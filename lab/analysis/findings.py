@@ -201,15 +201,17 @@ def holes(
     `obstacles` say by run id why the cluster cannot run it.
     """
     known = {(record.run_id, record.repeat): record for record in records}
-    repeats: dict[tuple[str, str], list[str]] = {}
+    missing: dict[tuple[str, str], list[str]] = {}
     for task in study.tasks:
         record = known.get((task.run.id, task.repeat))
         if record is None or not record.completed:
             cause = _cause(record, task.run, (obstacles or {}).get(task.run.id, ""))
-            repeats.setdefault((task.run.label, cause), []).append(str(task.repeat))
-    return [
-        f"{label}, {_repeats(*numbers)}: {cause}." for (label, cause), numbers in repeats.items()
-    ]
+            missing.setdefault((task.run.label, cause), []).append(str(task.repeat))
+    sentences = []
+    for (label, cause), (*most, last) in missing.items():
+        repeats = f"repeats {', '.join(most)} and {last}" if most else f"repeat {last}"
+        sentences.append(f"{label}, {repeats}: {cause}.")
+    return sentences
 
 
 def _cause(record: Record | None, run: Run, obstacle: str) -> str:
@@ -224,11 +226,6 @@ def _cause(record: Record | None, run: Run, obstacle: str) -> str:
     rank = f" on rank {record.error.rank}" if record.error.rank is not None else ""
     message = record.error.message.strip().split("\n")[0].rstrip(".")
     return f"{label}{rank}: {record.error.type}" + (f": {message}" if message else "")
-
-
-def _repeats(*numbers: str) -> str:
-    *most, last = numbers
-    return f"repeats {', '.join(most)} and {last}" if most else f"repeat {last}"
 
 
 def _few_repeats(summary: pd.DataFrame) -> Iterator[str]:

@@ -19,14 +19,7 @@ from lab.formatting import NOT_MEASURED, Unit, format_seconds, percent, rounded,
 from lab.perfmodel.calibration import Calibration
 
 MOST_COLUMNS = 4  # more curves than these become rows: a page is higher than it is wide
-PARTS = {
-    "compute": "compute_time",
-    "communication": "communication_time",
-    "exposed communication": "exposed_communication_time",
-    "data": "data_time",
-    "optimizer": "optimizer_time",
-    "other": "other_time",
-}
+PARTS = ("compute", "communication", "exposed communication", "data", "optimizer", "other")
 
 
 def classical_tables(summary: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
@@ -77,10 +70,8 @@ def _parts_of_step(lines: Sequence[Curve], unit: Unit) -> pd.DataFrame:
     rows = {}
     for label, points in lines:
         for row in points.to_dict("records"):
-            cells = {
-                part: format_seconds(*with_interval(row, column), unit=unit)
-                for part, column in PARTS.items()
-            }
+            times = {part: with_interval(row, f"{part.replace(' ', '_')}_time") for part in PARTS}
+            cells = {part: format_seconds(*time, unit=unit) for part, time in times.items()}
             if row["world_size"] == 1:
                 cells |= dict.fromkeys(("communication", "exposed communication"), "none")
             rows[f"{ranks(row['device'], row['world_size'])}, {label}"] = cells

@@ -78,19 +78,19 @@ def study_records(*, exposed: float, straggler: float) -> list[Record]:
     ],
 )
 def test_the_largest_cost_is_named(exposed: float, straggler: float, words: str) -> None:
-    found = limits(
+    sentences = limits(
         summary(
             table(study_records(exposed=exposed, straggler=straggler)),
             baseline={"world_size": 1},
             scaling="strong",
         )
     )
-    assert any(words in sentence for sentence in found), found
-    assert any("R = T_compute / T_communication" in sentence for sentence in found)
+    assert any(words in sentence for sentence in sentences), sentences
+    assert any("R = T_compute / T_communication" in sentence for sentence in sentences)
 
 
 def test_karp_flatt_is_that_of_the_speedup() -> None:
-    found = limits(
+    sentences = limits(
         summary(
             table(study_records(exposed=0.03, straggler=0.0)),
             baseline={"world_size": 1},
@@ -99,14 +99,16 @@ def test_karp_flatt_is_that_of_the_speedup() -> None:
     )
     speedup = 0.201 / 0.131
     expected = 100 * (1 / speedup - 1 / 2) / (1 - 1 / 2)
-    (sentence,) = [sentence for sentence in found if "Karp" in sentence]
+    (sentence,) = [sentence for sentence in sentences if "Karp" in sentence]
     assert f"{expected:.0f}" in sentence
 
 
 def test_without_measured_communication_nothing_is_said_of_it() -> None:
     made = [*repeats(run(1), [0.2, 0.21]), *repeats(run(2), [0.11, 0.12])]
-    found = limits(summary(table(made), baseline={"world_size": 1}, scaling="strong"))
-    assert not any("gradients" in sentence or "T_communication" in sentence for sentence in found)
+    sentences = limits(summary(table(made), baseline={"world_size": 1}, scaling="strong"))
+    assert not any(
+        "gradients" in sentence or "T_communication" in sentence for sentence in sentences
+    )
 
 
 def test_timeline_and_band_draw_what_was_measured() -> None:

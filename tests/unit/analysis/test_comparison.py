@@ -67,8 +67,8 @@ def test_throughput_is_compared_where_both_ran(both: Comparison) -> None:
 
 
 def test_machines_of_one_kind_are_told_apart_by_host(make_study) -> None:
-    found = compare([filled(make_study(name), "Slow CPU", host=name) for name in ("a", "b")])
-    assert list(found.studies) == ["Slow CPU (a)", "Slow CPU (b)"]
+    comparison = compare([filled(make_study(name), "Slow CPU", host=name) for name in ("a", "b")])
+    assert list(comparison.studies) == ["Slow CPU (a)", "Slow CPU (b)"]
 
 
 def test_what_cannot_be_compared_is_refused(make_study) -> None:

@@ -27,8 +27,8 @@ SINGLE = {"strategy": "single", "world_size": 1}
 CNN = {"kind": "cnn", "network": "resnet18", "image_size": 16}
 
 
-def changed(found: Record, **parts: Any) -> Record:
-    return found.model_copy(update=parts)
+def changed(record: Record, **parts: Any) -> Record:
+    return record.model_copy(update=parts)
 
 
 def strategies() -> dict[str, Record]:
@@ -65,11 +65,13 @@ def test_strategies_side_by_side() -> None:
 
 
 def test_the_fastest_the_smallest_and_how_far_the_losses_are() -> None:
-    found = strategies()
-    curve = found["single"].quality.loss  # type: ignore[union-attr]
-    found["fsdp"] = changed(found["fsdp"], quality=Quality(loss=[*curve[:-1], 1.01 * curve[-1]]))
+    records = strategies()
+    curve = records["single"].quality.loss  # type: ignore[union-attr]
+    records["fsdp"] = changed(
+        records["fsdp"], quality=Quality(loss=[*curve[:-1], 1.01 * curve[-1]])
+    )
     fastest, smallest, apart = strategy_sentences(
-        [one.run for one in found.values()], list(found.values()), baseline=SINGLE
+        [one.run for one in records.values()], list(records.values()), baseline=SINGLE
     )
     assert "100 ms, is that of fsdp x2" in fastest
     assert "3.00 MB, are those of fsdp x2" in smallest and "6.00 MB" in smallest
@@ -111,21 +113,21 @@ def test_causes_are_told_apart() -> None:
         loaded(2, 8),
         loaded(1, 32, data=0.030, loader="classic", loader_workers=3),
     ]
-    found = causes([one.run for one in records], records)
-    assert [one.seconds["launches"] for one in found] == pytest.approx([0.010] * 4)
-    assert [one.largest for one in found] == [
+    rows = causes([one.run for one in records], records)
+    assert [one.seconds["launches"] for one in rows] == pytest.approx([0.010] * 4)
+    assert [one.largest for one in rows] == [
         "launches",
         "launches",
         "launches",
         "waiting for data",
     ]
-    rows = cause_rows(found)
+    cells = cause_rows(rows)
     assert (
-        rows[2]["transfer"] == "3.00 ms (14.9 %)"
-        and rows[2]["waiting for ranks"] == "1.00 ms (5.0 %)"
+        cells[2]["transfer"] == "3.00 ms (14.9 %)"
+        and cells[2]["waiting for ranks"] == "1.00 ms (5.0 %)"
     )
-    assert rows[0]["transfer"] == "none"
-    fast, classic, slowed = cause_sentences(found)
+    assert cells[0]["transfer"] == "none"
+    fast, classic, slowed = cause_sentences(rows)
     assert "at most 0.498 %" in fast and "at most 40.5 %" in classic
     assert "classic loader, 3 workers, a step takes 1.68 times" in slowed
 
@@ -188,13 +190,13 @@ def test_sections_are_there_where_the_study_asks(tmp_path: Path) -> None:
     plain = study(tmp_path / "plain", [run(1), run(2)])
     assert study_sections.comparisons(StudyResults(plain)) == []
     records = list(strategies().values())
-    asked = study(tmp_path / "ways", [one.run for one in records], baseline=SINGLE)
+    made = study(tmp_path / "ways", [one.run for one in records], baseline=SINGLE)
     for one in records:
-        write_record(one, Store(asked.out).folder(one.task))
-    heading, told, shown = study_sections.comparisons(StudyResults(asked))
+        write_record(one, Store(made.out).folder(one.task))
+    heading, sentences, shown = study_sections.comparisons(StudyResults(made))
     assert (
         "Strategies" in str(heading)
-        and "fsdp" in str(told)
+        and "fsdp" in str(sentences)
         and "All: gpt-nano, batch 64, fp32" in str(shown)
     )
     loaders = study(tmp_path / "loaders", [text_run(), text_run(loader="classic")])

@@ -9,11 +9,11 @@ from lab.records.schema import Failure
 from lab.records.table import table
 
 
-def told(tmp_path, records, **fields):
+def findings_of(tmp_path, records, **fields):
     """Answer, findings and holes of a study that asked for the runs of these records."""
-    asked = study(tmp_path, list({item.run.id: item.run for item in records}.values()), **fields)
-    found = summary(table(records), baseline=asked.baseline, scaling=asked.scaling)
-    return answer(asked, found, records), findings(asked, found, records), holes(asked, records)
+    made = study(tmp_path, list({item.run.id: item.run for item in records}.values()), **fields)
+    frame = summary(table(records), baseline=made.baseline, scaling=made.scaling)
+    return answer(made, frame, records), findings(made, frame, records), holes(made, records)
 
 
 def pair(base, wide, size=2, **fields):
@@ -21,8 +21,8 @@ def pair(base, wide, size=2, **fields):
 
 
 def test_a_gain_that_the_interval_supports(tmp_path):
-    said, more, missing = told(tmp_path, pair([0.20, 0.21, 0.19], [0.11, 0.10, 0.12]))
-    assert said == (
+    text, more, missing = findings_of(tmp_path, pair([0.20, 0.21, 0.19], [0.11, 0.10, 0.12]))
+    assert text == (
         "The highest throughput measured is 580 [530, 640] samples/s, "
         "on 2 CPU processes at batch 64; "
         "there, a step is 1.8 [1.6, 2.1] times as fast as on 1 CPU process "
@@ -43,37 +43,37 @@ def test_a_gain_that_the_interval_supports(tmp_path):
     ],
 )
 def test_the_verdict_follows_the_interval(tmp_path, wide, verdict):
-    said, _, _ = told(tmp_path, pair([0.19, 0.20, 0.21], wide))
-    assert verdict in said
+    text, _, _ = findings_of(tmp_path, pair([0.19, 0.20, 0.21], wide))
+    assert verdict in text
 
 
 def test_where_more_ranks_are_slower_both_are_named(tmp_path):
-    said, _, _ = told(tmp_path, pair([0.10, 0.11, 0.12], [0.20, 0.21, 0.22]))
+    text, _, _ = findings_of(tmp_path, pair([0.10, 0.11, 0.12], [0.20, 0.21, 0.22]))
     assert (
         "samples/s, on 1 CPU process at batch 64; on 2 CPU processes at batch 64, a step is 0.5"
-        in said
+        in text
     )
 
 
 def test_weak_scaling_speaks_of_throughput(tmp_path):
     batch = {"global_batch_size": None, "micro_batch_size": 16}
     records = repeats(run(1, **batch), [0.1] * 3) + repeats(run(4, **batch), [0.125] * 3)
-    said, _, _ = told(tmp_path, records, scaling="weak")
-    assert "the throughput is 3.200 [3.200, 3.200] times that of 1 CPU process" in said
-    assert "80.00 [80.00, 80.00] %" in said
+    text, _, _ = findings_of(tmp_path, records, scaling="weak")
+    assert "the throughput is 3.200 [3.200, 3.200] times that of 1 CPU process" in text
+    assert "80.00 [80.00, 80.00] %" in text
 
 
 def test_no_answer_and_no_speedup(tmp_path):
-    said, more, missing = told(tmp_path, [record(run(2), status="oom")])
-    assert said.startswith("There is no answer yet")
+    text, more, missing = findings_of(tmp_path, [record(run(2), status="oom")])
+    assert text.startswith("There is no answer yet")
     assert more == []
     assert len(missing) == 2  # one repeat failed, two are missing
-    said, _, _ = told(tmp_path, repeats(run(2), [0.1] * 3))
-    assert said.endswith(
+    text, _, _ = findings_of(tmp_path, repeats(run(2), [0.1] * 3))
+    assert text.endswith(
         "no speedup can be stated, because no run of the baseline (world_size 1) has completed."
     )
-    said, _, _ = told(tmp_path, repeats(run(1), [0.1] * 3))
-    assert said.endswith(
+    text, _, _ = findings_of(tmp_path, repeats(run(1), [0.1] * 3))
+    assert text.endswith(
         "because nothing that compares with the baseline (world_size 1) has completed."
     )
 
@@ -85,7 +85,7 @@ def test_holes_name_run_repeats_and_cause(tmp_path):
         record(run(4), 0, status="oom", error=cause),
         record(run(4), 1, status="oom", error=cause),
     ]
-    _, _, missing = told(tmp_path, records)
+    _, _, missing = findings_of(tmp_path, records)
     assert missing == [
         "gpt-nano ddp x4, batch 64, fp32, repeats 0 and 1: "
         "out of memory on rank 1: OutOfMemoryError: CUDA out of memory.",
@@ -95,8 +95,8 @@ def test_holes_name_run_repeats_and_cause(tmp_path):
 
 def test_holes_say_what_cannot_run_and_why(tmp_path):
     gpus = run(2, 4, strategy="data_parallel")
-    asked = study(tmp_path, [run(4), gpus, run(2, needs_device="cuda")], repeats=1)
-    assert holes(asked, [], obstacles={run(4).id: "needs 4 ranks, local has 2"}) == [
+    made = study(tmp_path, [run(4), gpus, run(2, needs_device="cuda")], repeats=1)
+    assert holes(made, [], obstacles={run(4).id: "needs 4 ranks, local has 2"}) == [
         "gpt-nano ddp x4, batch 64, fp32, repeat 0: not run: needs 4 ranks, local has 2.",
         "gpt-nano data_parallel x2, batch 4, fp32, repeat 0: "
         "not run: it needs a cluster with CUDA.",
@@ -106,7 +106,7 @@ def test_holes_say_what_cannot_run_and_why(tmp_path):
 
 def test_serial_fraction_only_where_its_interval_excludes_none(tmp_path):
     exact = {1: 1.0, 2: 0.6, 4: 0.4, 8: 0.3}  # Amdahl with s = 0.2
-    _, more, _ = told(
+    _, more, _ = findings_of(
         tmp_path, [item for size, time in exact.items() for item in repeats(run(size), [time] * 3)]
     )
     law = [sentence for sentence in more if "Amdahl" in sentence]
@@ -114,7 +114,7 @@ def test_serial_fraction_only_where_its_interval_excludes_none(tmp_path):
     assert "serial fraction of 20" in law[0]
     assert "exceeds a speedup of 5" in law[0]
     wild = {1: 1.0, 2: 0.55, 4: 0.26, 8: 0.4}
-    _, more, _ = told(
+    _, more, _ = findings_of(
         tmp_path, [item for size, time in wild.items() for item in repeats(run(size), [time] * 3)]
     )
     assert not [sentence for sentence in more if "Amdahl" in sentence]
@@ -138,30 +138,30 @@ def test_lost_time_names_the_phase_that_lost_it(tmp_path):
         "other": 0.0,
     }
     records = repeats(run(1), [0.1] * 3, phases=fixed) + repeats(run(2), [0.06] * 3, phases=wide)
-    _, more, _ = told(tmp_path, records)
+    _, more, _ = findings_of(tmp_path, records)
     lost = (
         "At batch 64, a step on 2 CPU processes takes 10.0 ms longer than ideal; "
         "the largest part of it, 10.0 ms, is spent in optimizer."
     )
     assert lost in more
-    _, more, _ = told(tmp_path, pair([0.10, 0.10, 0.10], [0.05, 0.05, 0.05]))
+    _, more, _ = findings_of(tmp_path, pair([0.10, 0.10, 0.10], [0.05, 0.05, 0.05]))
     assert not [sentence for sentence in more if "longer than ideal" in sentence]
 
 
 def test_a_better_batch_is_claimed_only_where_intervals_lie_apart(tmp_path):
     apart = repeats(run(1, 64), [0.10, 0.11, 0.12]) + repeats(run(1, 128), [0.13, 0.14, 0.15])
-    _, more, _ = told(tmp_path, apart)
+    _, more, _ = findings_of(tmp_path, apart)
     assert any(
         "batch 128 gives the most samples per second, 1.57 times those of batch 64" in sentence
         for sentence in more
     )
     near = repeats(run(1, 64), [0.10, 0.11, 0.12]) + repeats(run(1, 128), [0.19, 0.195, 0.22])
-    _, more, _ = told(tmp_path, near)
+    _, more, _ = findings_of(tmp_path, near)
     assert not [sentence for sentence in more if "most samples per second" in sentence]
 
 
-def test_few_repeats_are_said(tmp_path):
-    _, more, _ = told(tmp_path, pair([0.1], [0.05] * 3))
+def test_few_repeats_are_a_caveat(tmp_path):
+    _, more, _ = findings_of(tmp_path, pair([0.1], [0.05] * 3))
     assert (
         "1 of 2 configurations has fewer than 3 completed repeats: no difference is claimed there."
         in more
@@ -170,7 +170,7 @@ def test_few_repeats_are_said(tmp_path):
 
 def test_shared_cores_only_where_the_record_says_so(tmp_path):
     crowded = repeats(run(4), [0.1] * 3, cpus_granted=[[0, 1]] * 4)
-    _, more, _ = told(tmp_path, crowded)
+    _, more, _ = findings_of(tmp_path, crowded)
     assert (
         "At world size 4, 4 threads of the ranks had 2 cores between them: "
         "its times do not show what a core per thread would give." in more
@@ -181,19 +181,19 @@ def test_shared_cores_only_where_the_record_says_so(tmp_path):
         repeats(run(4), [0.1] * 3, cpus_granted=[[0, 1]] * 4, hosts=["a", "a", "b", "b"]),
         repeats(run(4), [0.1] * 3, cpus_granted=[[0]] * 4, device="cuda"),
     ):
-        _, more, _ = told(tmp_path, spacious)
+        _, more, _ = findings_of(tmp_path, spacious)
         assert not [sentence for sentence in more if "threads of the ranks" in sentence]
 
 
-def test_disturbance_is_said(tmp_path):
+def test_other_load_is_a_caveat(tmp_path):
     calm, loud = (
         repeats(run(1), [0.1] * 3),
         [record(run(2), repeat, foreign_cpu=0.8) for repeat in range(3)],
     )
-    _, more, _ = told(tmp_path, calm + loud)
+    _, more, _ = findings_of(tmp_path, calm + loud)
     assert any(
         sentence.startswith("In 3 of 6 repeats other processes took more than 0.12 of a core")
         for sentence in more
     )
-    _, more, _ = told(tmp_path, calm)
+    _, more, _ = findings_of(tmp_path, calm)
     assert not [sentence for sentence in more if "other processes" in sentence]

@@ -59,7 +59,7 @@ def point(batch_size: int, base: float, quantized: float, *, spread: float = 0.0
 def inferred(
     run: Run, points: list[Point], repeat: int = 0, *, device: str = "cpu", **fields: Any
 ) -> Record:
-    found = Inference(
+    results = Inference(
         quantization=run.quantization,
         method="a method",
         base_size=Size(memory=4_000_000, disk=4_100_000),
@@ -82,11 +82,11 @@ def inferred(
         status="completed",
         finished_at="2025-01-01T00:01:00+00:00",
         environment=environment(run.world_size, device=device),
-        inference=found.model_copy(update=fields),
+        inference=results.model_copy(update=fields),
     )
 
 
-def asked(quantization: str = "bf16", world_size: int = 1, **fields: Any) -> Run:
+def inference_run(quantization: str = "bf16", world_size: int = 1, **fields: Any) -> Run:
     return run(
         world_size, task="inference", quantization=quantization, batch_sizes=[2, 8], **fields
     )
@@ -98,9 +98,9 @@ def test_the_interval_spans_those_of_all_repeats() -> None:
 
 
 def test_slower_is_said_with_reasons_and_noise_is_not_called_a_difference() -> None:
-    slow = inferred(asked(), [point(2, 1e-3, 2e-3), point(8, 1.1e-3, 2.2e-3)])
-    even = inferred(asked("int8_dynamic"), [point(2, 1e-3, 1.02e-3)])
-    fast = inferred(asked("int4_weight_only"), [point(2, 1e-3, 0.5e-3)])
+    slow = inferred(inference_run(), [point(2, 1e-3, 2e-3), point(8, 1.1e-3, 2.2e-3)])
+    even = inferred(inference_run("int8_dynamic"), [point(2, 1e-3, 1.02e-3)])
+    fast = inferred(inference_run("int4_weight_only"), [point(2, 1e-3, 0.5e-3)])
     first, _, third, fourth = inference.sentences([slow, even, fast])
     assert first.startswith(
         "bf16 on 1 CPU process, prompt 64, batch 2: slower, 2.0 [1.9, 2.1] of the base's"
@@ -114,8 +114,8 @@ def test_slower_is_said_with_reasons_and_noise_is_not_called_a_difference() -> N
 
 def test_rows_of_speed_latency_and_quality() -> None:
     records = [
-        inferred(asked("none"), [point(2, 1e-3, 1e-3)]),
-        inferred(asked(), [point(2, 1e-3, 2e-3)]),
+        inferred(inference_run("none"), [point(2, 1e-3, 1e-3)]),
+        inferred(inference_run(), [point(2, 1e-3, 2e-3)]),
     ]
     assert [
         row["between tokens"].split()[0] for row in inference.speed_rows(records, GENERATION)
@@ -134,7 +134,7 @@ def test_rows_of_speed_latency_and_quality() -> None:
 
 
 def test_what_is_unavailable_has_its_reason_and_no_row() -> None:
-    gone = inferred(asked("fp8"), [], unavailable="no fp8 here", size=None)
+    gone = inferred(inference_run("fp8"), [], unavailable="no fp8 here", size=None)
     assert inference.missing([gone]) == ["fp8: no fp8 here."]
     assert inference.quality_rows([gone], GENERATION) == []
     assert inference.speed_rows([gone], GENERATION) == []
@@ -166,19 +166,19 @@ def test_stages_are_ratios_to_serial_and_say_what_was_not_run(ladder_study) -> N
         inferred(own, [point(16, time, time)])
         for own, time in zip(infers, (2e-3, 1e-3), strict=True)
     ]
-    found = {(stage.task, stage.name): stage for stage in stages(ladder_study, records)}
-    assert len(found) == 8
-    two = found["train", "CPU processes"].speedup
+    by_name = {(stage.task, stage.name): stage for stage in stages(ladder_study, records)}
+    assert len(by_name) == 8
+    two = by_name["train", "CPU processes"].speedup
     assert two is not None and two == pytest.approx((1.6, 1.6 * 0.99 / 1.01, 1.6 * 1.01 / 0.99))
-    assert found["train", "CPU processes"].published == pytest.approx(11.86, abs=0.01)
-    generation = found["inference", "CPU processes"].speedup
+    assert by_name["train", "CPU processes"].published == pytest.approx(11.86, abs=0.01)
+    generation = by_name["inference", "CPU processes"].speedup
     assert generation is not None and generation.value == pytest.approx(0.072 / 0.041)
     assert (
-        found["inference", "CUDA"].reason
+        by_name["inference", "CUDA"].reason
         == "not run: it needs 1 GPU, and there is no record of a cluster with them"
     )
-    assert found["train", "several GPUs"].reason.startswith("not run: it needs 2 GPUs")
-    assert found["train", "CUDA"].speedup is None
+    assert by_name["train", "several GPUs"].reason.startswith("not run: it needs 2 GPUs")
+    assert by_name["train", "CUDA"].speedup is None
 
 
 def test_a_study_of_one_task_has_no_stages(tmp_path) -> None:
@@ -204,8 +204,8 @@ def test_the_published_ladder_is_that_of_its_table() -> None:
 
 def test_figures_and_their_sentences(ladder_study) -> None:
     records = [
-        inferred(asked("none"), [point(2, 1e-3, 1e-3), point(8, 2e-3, 2e-3)]),
-        inferred(asked(), [point(2, 1e-3, 2e-3)]),
+        inferred(inference_run("none"), [point(2, 1e-3, 1e-3), point(8, 2e-3, 2e-3)]),
+        inferred(inference_run(), [point(2, 1e-3, 2e-3)]),
     ]
     assert len(figures.latency_throughput(records).get_lines()) == 2
     assert len(figures.size_perplexity(records).get_lines()) == 3
@@ -229,7 +229,7 @@ def test_figures_and_their_sentences(ladder_study) -> None:
 
 def test_the_audit_sees_each_point_once(tmp_path) -> None:
     records = [
-        inferred(asked(), [point(2, 1e-3, 2e-3), point(8, 1e-3, 2e-3)], repeat)
+        inferred(inference_run(), [point(2, 1e-3, 2e-3), point(8, 1e-3, 2e-3)], repeat)
         for repeat in range(3)
     ]
     assert not [
@@ -241,7 +241,7 @@ def test_the_audit_sees_each_point_once(tmp_path) -> None:
 
 def test_the_answer_claims_only_what_the_interval_shows(tmp_path) -> None:
     def answer(ratio: float) -> str:
-        own = asked()
+        own = inference_run()
         made = study(tmp_path / str(ratio), [own], kind="inference")
         write_record(
             inferred(own, [point(2, 1e-3, ratio * 1e-3)]), made.out / "runs" / own.id / "0"
@@ -254,7 +254,7 @@ def test_the_answer_claims_only_what_the_interval_shows(tmp_path) -> None:
 
 def test_inference_settings_do_not_rename_training_runs() -> None:
     assert run(1).id == run(1, new_tokens=5, keep_model=True).id
-    assert asked().id != asked(new_tokens=5).id != run(1).id
+    assert inference_run().id != inference_run(new_tokens=5).id != run(1).id
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from lab.records.store import Record, write_record
 from lab.report import inference_sections
 
 
-def asked(quantization: str, **fields: Any) -> Run:
+def inference_run(quantization: str, **fields: Any) -> Run:
     return run(
         1,
         task="inference",
@@ -46,7 +46,7 @@ def point(batch_size: int, base: float, quantized: float) -> ClassificationPoint
 def classified(
     run: Run, points: list[ClassificationPoint], change: Share, repeat: int = 0
 ) -> Record:
-    found = Inference(
+    results = Inference(
         quantization=run.quantization,
         method="a method: 9 of 9 linear layers",
         base_size=Size(memory=4_000_000, disk=4_100_000),
@@ -68,7 +68,7 @@ def classified(
         status="completed",
         finished_at="2025-01-01T00:01:00+00:00",
         environment=environment(1),
-        inference=found,
+        inference=results,
     )
 
 
@@ -76,8 +76,8 @@ WORSE, EVEN = Share(value=-0.02, low=-0.03, high=-0.01), Share(value=-0.002, low
 
 
 def test_speed_and_accuracy_are_claimed_where_their_intervals_say_so() -> None:
-    slow = classified(asked("bf16"), [point(1, 1e-3, 2e-3), point(8, 4e-3, 4.04e-3)], EVEN)
-    fast = classified(asked("int8_dynamic"), [point(1, 1e-3, 0.5e-3)], WORSE)
+    slow = classified(inference_run("bf16"), [point(1, 1e-3, 2e-3), point(8, 4e-3, 4.04e-3)], EVEN)
+    fast = classified(inference_run("int8_dynamic"), [point(1, 1e-3, 0.5e-3)], WORSE)
     first, second, third, *costs = inference.sentences([slow, fast])
     assert first.startswith(
         "bf16 on 1 CPU process, batch 1: slower, 2.0 [1.9, 2.1] of the base's time for a batch."
@@ -93,7 +93,7 @@ def test_speed_and_accuracy_are_claimed_where_their_intervals_say_so() -> None:
 
 def test_rows_of_speed_and_quality_and_none_for_language_models() -> None:
     records = [
-        classified(asked(name), [point(8, 4e-3, 2e-3)], WORSE, repeat)
+        classified(inference_run(name), [point(8, 4e-3, 2e-3)], WORSE, repeat)
         for name in ("none", "bf16")
         for repeat in range(2)
     ]
@@ -112,7 +112,7 @@ def test_rows_of_speed_and_quality_and_none_for_language_models() -> None:
 
 
 def test_the_page_of_a_classifier_says_nothing_of_tokens(tmp_path) -> None:
-    own = [asked("none"), asked("bf16")]
+    own = [inference_run("none"), inference_run("bf16")]
     made = study(tmp_path, own, kind="inference")
     for one in own:
         write_record(
@@ -134,7 +134,9 @@ def test_the_page_of_a_classifier_says_nothing_of_tokens(tmp_path) -> None:
 
 def test_the_audit_sees_each_batch_size_once() -> None:
     records = [
-        classified(asked("bf16"), [point(1, 1e-3, 2e-3), point(8, 4e-3, 5e-3)], EVEN, repeat)
+        classified(
+            inference_run("bf16"), [point(1, 1e-3, 2e-3), point(8, 4e-3, 5e-3)], EVEN, repeat
+        )
         for repeat in range(3)
     ]
     assert not [
@@ -146,10 +148,10 @@ def test_the_audit_sees_each_batch_size_once() -> None:
 
 def test_the_time_of_a_batch_is_that_of_the_stage(tmp_path) -> None:
     train = run(1, model="agnews-small", data="topics", needs_device="cpu")
-    infer = asked("none", needs_device="cpu")
-    found = stages(
+    infer = inference_run("none", needs_device="cpu")
+    results = stages(
         study(tmp_path, [train, infer], kind="inference"),
         [record(train), classified(infer, [point(8, 4e-3, 4e-3)], EVEN)],
     )
-    [serial] = [stage for stage in found if (stage.task, stage.name) == ("inference", "serial")]
+    [serial] = [stage for stage in results if (stage.task, stage.name) == ("inference", "serial")]
     assert serial.seconds is not None and serial.seconds.value == pytest.approx(4e-3)

@@ -36,15 +36,15 @@ def strong() -> list[Record]:
     ]
 
 
-def row_of(found, world_size: int, batch: int = 64):
-    rows = found[(found["world_size"] == world_size) & (found["global_batch_size"] == batch)]
+def row_of(frame, world_size: int, batch: int = 64):
+    rows = frame[(frame["world_size"] == world_size) & (frame["global_batch_size"] == batch)]
     assert len(rows) == 1
     return rows.iloc[0]
 
 
 def test_strong_scaling_known_answer():
-    found = summary(table(strong()), baseline=ONE, scaling="strong")
-    row = row_of(found, 2)
+    frame = summary(table(strong()), baseline=ONE, scaling="strong")
+    row = row_of(frame, 2)
     assert row["repeats"] == 3
     assert row["step_time"] == pytest.approx(0.11)
     assert row["speedup"] == pytest.approx(0.20 / 0.11)
@@ -54,7 +54,7 @@ def test_strong_scaling_known_answer():
     assert (row["step_time_low"], row["step_time_high"]) == pytest.approx((0.10, 0.12))
     assert (row["speedup_low"], row["speedup_high"]) == pytest.approx((0.19 / 0.12, 0.21 / 0.10))
     assert row["baseline_run_id"] == run(1, 64).id
-    assert row_of(found, 4)["speedup"] == pytest.approx(2.5)
+    assert row_of(frame, 4)["speedup"] == pytest.approx(2.5)
 
 
 def test_baseline_is_one_by_definition_and_has_no_interval():
@@ -73,21 +73,21 @@ def test_weak_scaling_known_answer():
 
 
 def test_weak_scaling_never_compares_unlike_work_per_rank():
-    found = summary(
+    frame = summary(
         table(repeats(run(1, 16), [0.1]) + repeats(run(2, 64), [0.1])), baseline=ONE, scaling="weak"
     )
-    assert math.isnan(row_of(found, 2)["speedup"])
+    assert math.isnan(row_of(frame, 2)["speedup"])
 
 
 def test_a_baseline_of_more_than_one_rank():
-    found = summary(
+    frame = summary(
         table(repeats(run(2), [0.2]) + repeats(run(8), [0.1])),
         baseline={"world_size": 2},
         scaling="strong",
     )
-    assert row_of(found, 8)["speedup"] == pytest.approx(2.0)
-    assert row_of(found, 8)["efficiency"] == pytest.approx(0.5)
-    assert baseline_name(found) == "2 CPU processes"
+    assert row_of(frame, 8)["speedup"] == pytest.approx(2.0)
+    assert row_of(frame, 8)["efficiency"] == pytest.approx(0.5)
+    assert baseline_name(frame) == "2 CPU processes"
 
 
 @pytest.mark.parametrize(
@@ -102,12 +102,12 @@ def test_a_baseline_of_more_than_one_rank():
     ],
 )
 def test_no_speedup_is_invented_without_an_equal_baseline(other):
-    found = summary(
+    frame = summary(
         table([record(run(1)), record(run(2, **({"global_batch_size": 64} | other)))]),
         baseline=ONE,
         scaling="strong",
     )
-    row = found[found["world_size"] == 2].iloc[0]
+    row = frame[frame["world_size"] == 2].iloc[0]
     assert math.isnan(row["speedup"])
     assert row["baseline_run_id"] is None or row["baseline_run_id"] != row["baseline_run_id"]
 
@@ -121,9 +121,9 @@ def test_two_unlike_models_each_have_their_own_baseline():
     records = [
         record(run(size, model=models[nth]), step_time=time) for (nth, size), time in times.items()
     ]
-    found = summary(table(records), baseline=ONE, scaling="strong")
-    assert sorted(found["speedup"]) == pytest.approx([1, 1, 4 / 3, 2])
-    assert len({line.label for line in curves(found)}) == 2
+    frame = summary(table(records), baseline=ONE, scaling="strong")
+    assert sorted(frame["speedup"]) == pytest.approx([1, 1, 4 / 3, 2])
+    assert len({line.label for line in curves(frame)}) == 2
 
 
 def test_gradient_accumulation_is_compared_with_its_like():
@@ -131,39 +131,39 @@ def test_gradient_accumulation_is_compared_with_its_like():
     records = [
         record(run(size, grad_accum=accum), step_time=time) for (size, accum), time in times.items()
     ]
-    found = summary(table(records), baseline=ONE, scaling="strong").set_index(
+    frame = summary(table(records), baseline=ONE, scaling="strong").set_index(
         ["world_size", "grad_accum"]
     )
-    assert found.loc[(2, 1), "speedup"] == pytest.approx(2)
-    assert found.loc[(2, 2), "speedup"] == pytest.approx(4)
-    assert [line.label for line in curves(found.reset_index())] == [
+    assert frame.loc[(2, 1), "speedup"] == pytest.approx(2)
+    assert frame.loc[(2, 2), "speedup"] == pytest.approx(4)
+    assert [line.label for line in curves(frame.reset_index())] == [
         "batch 64",
         "batch 64, accumulation 2",
     ]
 
 
 def test_a_baseline_of_another_kind_of_device_does_not_count():
-    found = summary(
+    frame = summary(
         table([record(run(1)), record(run(2), device="cuda")]), baseline=ONE, scaling="strong"
     )
-    assert math.isnan(row_of(found, 2)["speedup"])
+    assert math.isnan(row_of(frame, 2)["speedup"])
 
 
 def test_a_study_of_strategies_compares_at_equal_batch():
     records = [record(run(1, strategy="single"), step_time=0.1), record(run(1), step_time=0.125)]
-    found = summary(table(records), baseline={"strategy": "single"}, scaling="none")
-    assert found.set_index("strategy").loc["ddp", "speedup"] == pytest.approx(0.8)
-    assert baseline_name(found) == "the baseline"
+    frame = summary(table(records), baseline={"strategy": "single"}, scaling="none")
+    assert frame.set_index("strategy").loc["ddp", "speedup"] == pytest.approx(0.8)
+    assert baseline_name(frame) == "the baseline"
 
 
 def test_settings_that_mean_nothing_on_one_rank_share_its_baseline() -> None:
     runs = {run(1): 0.1, run(2, bucket_cap_mb=100.0): 0.0625, run(2, compression="bf16"): 0.05}
-    found = summary(
-        table([record(asked, step_time=time) for asked, time in runs.items()]),
+    frame = summary(
+        table([record(configuration, step_time=time) for configuration, time in runs.items()]),
         baseline=ONE,
         scaling="strong",
     )
-    assert found.set_index("compression")["speedup"].sort_values().round(6).to_list() == [
+    assert frame.set_index("compression")["speedup"].sort_values().round(6).to_list() == [
         1.0,
         1.6,
         2.0,
@@ -173,8 +173,8 @@ def test_settings_that_mean_nothing_on_one_rank_share_its_baseline() -> None:
         *both,
         *(record(run(2, bucket_cap_mb=size), step_time=0.05 * size) for size in (1.0, 4.0)),
     ]
-    found = summary(table(of_each), baseline=ONE, scaling="strong")
-    assert found.loc[found["world_size"] == 2, "speedup"].round(6).to_list() == [2.0, 2.0]
+    frame = summary(table(of_each), baseline=ONE, scaling="strong")
+    assert frame.loc[frame["world_size"] == 2, "speedup"].round(6).to_list() == [2.0, 2.0]
     other = summary(
         table([*both, record(run(2, bucket_cap_mb=9.0), step_time=0.1)]),
         baseline=ONE,
@@ -191,17 +191,17 @@ def test_failed_repeats_do_not_count():
         record(run(1), 2, status="failed"),
         record(run(4), status="oom"),
     ]
-    found = summary(table(records), baseline=ONE, scaling="strong")
-    assert list(found["world_size"]) == [1]
-    assert found["repeats"].iloc[0] == 2
+    frame = summary(table(records), baseline=ONE, scaling="strong")
+    assert list(frame["world_size"]) == [1]
+    assert frame["repeats"].iloc[0] == 2
 
 
 @pytest.mark.parametrize("records", [[], [record(run(4), status="oom")]])
 def test_nothing_completed(records):
-    found = summary(table(records), baseline=ONE, scaling="strong")
-    assert found.empty
-    assert {"run_id", "step_time", "speedup_low", "communication_time"} <= set(found.columns)
-    assert curves(found) == []
+    frame = summary(table(records), baseline=ONE, scaling="strong")
+    assert frame.empty
+    assert {"run_id", "step_time", "speedup_low", "communication_time"} <= set(frame.columns)
+    assert curves(frame) == []
 
 
 def test_an_unknown_baseline_key_is_answered_with_the_nearest():
@@ -246,13 +246,13 @@ def test_intervals_of_many_repeats_are_narrower_than_their_range():
 
 
 def test_measured_communication_leaves_compute():
-    found = summary(
+    frame = summary(
         table([record(run(2), step_time=0.1, communication=(0.03, 0.02))]),
         baseline=ONE,
         scaling="strong",
     )
-    assert found["communication_time"].iloc[0] == pytest.approx(0.03)
-    assert found["compute_time"].iloc[0] == pytest.approx(0.1 * (0.30 + 0.55) - 0.02)
+    assert frame["communication_time"].iloc[0] == pytest.approx(0.03)
+    assert frame["compute_time"].iloc[0] == pytest.approx(0.1 * (0.30 + 0.55) - 0.02)
 
 
 def test_curves_are_sorted_lines_with_short_names():

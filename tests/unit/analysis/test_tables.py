@@ -75,9 +75,9 @@ def test_many_lines_are_rows():
 
 def test_a_baseline_that_names_a_strategy_is_that_of_all_settings_of_strategies():
     flat = run(2, strategy="naive_ddp", flat=True)
-    found = summary(
+    frame = summary(
         table([record(run(1, strategy="single"), step_time=0.2), record(flat, step_time=0.1)]),
         baseline={"strategy": "single", "world_size": 1},
         scaling="none",
     )
-    assert sorted(found["speedup"]) == [1, 2]
+    assert sorted(frame["speedup"]) == [1, 2]
