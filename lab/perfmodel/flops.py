@@ -16,7 +16,6 @@ from lab.config.models import CNN, GPT, DistilBERT, Network, TextClassifier
 from lab.config.run import Run
 
 Precision = Literal["fp32", "bf16", "fp16"]
-Device = Literal["cpu", "cuda"]
 INDEX = 8  # bytes of a token, a class, a place in a pooling window: int64
 FLOAT = 4
 CHUNK_LOGITS = 2**24  # 64 MiB in fp32; the head of a GPT never keeps more than twice as many
@@ -41,13 +40,13 @@ class ModelCost:
     activation_bytes: int
 
 
-def model_cost(run: Run, *, device: Device = "cpu") -> ModelCost:
+def model_cost(run: Run) -> ModelCost:
     """The cost of a run's model on its data, counted layer by layer."""
     trainable = getattr(run.architecture, "trainable", "all")
     head = DISTILBERT_HEAD if isinstance(run.architecture, DistilBERT) else 1
-    sizes = _trace(run, device, frozen=0).sizes
+    sizes = _trace(run, frozen=0).sizes
     frozen = first_trainable(sizes, trainable, head=head)
-    trace = _trace(run, device, frozen=frozen)
+    trace = _trace(run, frozen=frozen)
     saved = trace.unshared + sum(trace.saved.values())
     return ModelCost(sum(sizes), sum(sizes[frozen:]), trace.forward, trace.backward, saved)
 
@@ -129,7 +128,6 @@ class Trace:
 
     samples: int
     precision: Precision
-    device: Device
     frozen: int
     sizes: list[int] = field(default_factory=list)  # parameters of each layer that has any
     forward: int = 0  # FLOPs of one sample
@@ -224,11 +222,10 @@ class Trace:
         return self.relu(x).like()
 
     def dropout(self, x: Value, rate: float) -> Value:
-        """Keeps its mask: bytes on CUDA, factors on CPU."""
+        """Keeps its mask, a factor for each element as on CPUs."""
         if not rate:
             return x
-        item = 1 if self.device == "cuda" else x.item
-        self.unshared += self.samples * math.prod(x.shape) * item * x.grad
+        self.unshared += self.samples * math.prod(x.shape) * x.item * x.grad
         return x.like()
 
     def add(self, x: Value, y: Value) -> Value:
@@ -296,9 +293,9 @@ def _windows(size: int, kernel: int, stride: int, padding: int, *, ceil: bool = 
     return (math.ceil(steps) if ceil else math.floor(steps)) + 1
 
 
-def _trace(run: Run, device: Device, frozen: int) -> Trace:
+def _trace(run: Run, frozen: int) -> Trace:
     """The run's model up to its loss."""
-    trace = Trace(run.micro_batch_size, run.precision, device, frozen)
+    trace = Trace(run.micro_batch_size, run.precision, frozen)
     model, data = run.architecture, run.dataset
     classes = int(getattr(data, "classes", 0))
     match model:

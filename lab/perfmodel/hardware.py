@@ -202,7 +202,8 @@ def machine(text: str) -> Machine:
         raise InputError("machine", [Problem(text, "cannot be read as a machine", advice)])
     gpu, count, inner, outer = match[1], int(match[2] or 8), match[3], match[4] or "infiniband-ndr"
     known = [name for name in GPUS if "bf16" in GPUS[name].flops]  # what is planned for is bf16
-    problems = [] if gpu in known else [Problem(gpu, "unknown GPU", nearest(gpu, known))]
+    reason = "has no bf16" if gpu in GPUS else "unknown GPU"
+    problems = [] if gpu in known else [Problem(gpu, reason, nearest(gpu, known))]
     problems += [
         Problem(name, "unknown link", nearest(name, LINKS))
         for name in (inner, outer)

@@ -39,6 +39,7 @@ from lab.perfmodel.simulate import Conditions, Prediction, predict
 BUCKETS_MB = (5.0, 25.0, 100.0)
 MOST_BUCKETS = 16  # a replay of more tells the planner nothing new
 MOST_TENSOR = 8
+MOST_RANKED = 10
 
 
 @dataclass(frozen=True)
@@ -147,7 +148,6 @@ def best(
     world_size: int,
     global_batch: int,
     conditions: Conditions,
-    keep: int = 10,
 ) -> Plan:
     """Predict every candidate that fits into memory; rank them by step time, then by memory."""
     # Many candidates share what these depend on: the degrees, one device's step, all but the
@@ -169,7 +169,7 @@ def best(
         ranked.append(Ranked(candidate, prediction, memory_bytes))
     ranked.sort(key=lambda way: (way.prediction.step_s, way.memory_bytes))
     reasons = {"does not fit into memory": refused} if refused else {}
-    return Plan(tuple(ranked[:keep]), reasons, searched, least)
+    return Plan(tuple(ranked[:MOST_RANKED]), reasons, searched, least)
 
 
 def _divisors(number: int) -> list[int]:

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 Where = Literal["device", "link"]
-WHERE: tuple[Where, Where] = ("device", "link")
 
 
 @dataclass(frozen=True)
@@ -60,7 +59,7 @@ def replay(works: Sequence[Work], contention: Contention = NO_CONTENTION) -> lis
 
     Raises ValueError where a work waits for one that comes later in its own queue, or for itself.
     """
-    queues: dict[Where, deque[int]] = {where: deque() for where in WHERE}
+    queues: dict[Where, deque[int]] = {"device": deque(), "link": deque()}
     for place, work in enumerate(works):
         queues[work.where].append(place)
     slow = {"device": contention.device, "link": contention.link}

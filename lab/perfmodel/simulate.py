@@ -16,14 +16,13 @@ SHARE = 0.05  # a part of the step below this share limits nothing
 
 @dataclass(frozen=True)
 class Conditions:
-    """What a step meets beside its own work: contention, and what else each step costs, s.
+    """What a step meets beside its own work: contention, and the errors of its basis.
 
     `link_error` is the relative standard deviation of the links' costs, `model_error` that of
     earlier predictions.
     """
 
     contention: Contention = NO_CONTENTION
-    overhead_s: float = 0.0
     link_error: float = 0.0
     model_error: float = 0.0
 
@@ -76,12 +75,10 @@ def predict(
     exposed = alone(spans)
     own_s = profile.step_s(grad_accum) / (layout.tensor * layout.pipeline)
     straggler = profile.spread * own_s * slowest_of(ranks)
-    overhead = conditions.overhead_s if ranks > 1 else 0.0
-    step = end + straggler + overhead
+    step = end + straggler
     parts = dict.fromkeys(("data", "forward", "backward", "optimizer", "bubble", "other"), 0.0)
     for span in device:
         parts[span.work.name] += span.work.seconds
-    parts["other"] += overhead
     parts["stolen_compute"] = sum(span.end - span.start - span.work.seconds for span in device)
     parts["exposed_communication"] = exposed
     parts["straggler"] = straggler

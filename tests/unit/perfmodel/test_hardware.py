@@ -47,6 +47,7 @@ def test_names_and_defaults() -> None:
         ("h10", "h100"),
         ("h100:nvlink44", "nvlink4"),
         ("h100x0", "0 GPUs"),
+        ("v100", "has no bf16"),
         ("a b", "cannot be read"),
     ],
 )
