@@ -335,8 +335,8 @@ def rates(ax: Axes, lines: list[Curve], expected: Mapping[str, Score]) -> None:
 
 
 def _diamond(ax: Axes, x: float, y: float, **interval: Any) -> None:
-    style = {"fmt": "D", "fillstyle": "none", "color": INK, "capsize": 3, "label": "_predicted"}
-    ax.errorbar(x, y, **interval, **style)
+    look: dict[str, Any] = {"fmt": "D", "fillstyle": "none", "color": INK, "capsize": 3}
+    ax.errorbar(x, y, label="_predicted", **interval, **look)
 
 
 def frame(ax: Axes, lines: list[Curve], run_id: str) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import pytest
 import yaml
-from daemons import Slurm
+from daemons import Slurm, wait_until
 from faults import Faults, await_record, await_state, await_steps, state_of
 from studies import CORPUS, LONG, SMALL_STUDY
 
@@ -192,6 +192,9 @@ def test_node_failure(running: Running) -> None:
         "squeue", "-h", "--array", "-t", "running", "-w", node, "-o", "%i"
     ).split()
     running.slurm.ask("scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=test")
+    # Slurm refuses to resume a node that it has not taken down yet.
+    sinfo = ("sinfo", "-h", "-N", "-n", node, "-o", "%T")
+    wait_until(lambda: "down" in running.slurm.ask(*sinfo), what=f"{node} down")
     running.slurm.ask("scontrol", "update", f"NodeName={node}", "State=RESUME")
     assert ended(await_record(running.study, running.tasks["node failure"]))[:2] == (
         "failed",
