@@ -14,7 +14,7 @@ from scipy.optimize import isotonic_regression
 
 from lab.analysis.scaling_curves import ranks
 from lab.figures.data import StudyResults
-from lab.figures.figure import figure, no_runs
+from lab.figures.figure import NO_COMMUNICATION, figure, no_runs
 from lab.figures.labels import measure
 from lab.figures.style import wrapped
 from lab.formatting import Unit, format_seconds, unit_for
@@ -41,7 +41,6 @@ NAME = 42  # characters of a name in one line
 HEADER = 0.95  # distance of the phase names from the first bar
 LANE = 0.36  # height of a lane of the timeline
 NO_PHASES = "no phases of a step are known"
-NO_COMMUNICATION = "no communication was measured: it takes a completed run on two ranks"
 
 
 def _no_phases(results: StudyResults) -> str:

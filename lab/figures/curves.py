@@ -14,7 +14,7 @@ from matplotlib.ticker import FixedFormatter, FixedLocator, MaxNLocator, NullLoc
 
 from lab.analysis.scaling_curves import ranks
 from lab.figures.data import StudyResults
-from lab.figures.figure import figure, no_runs, write_instead
+from lab.figures.figure import NO_COMMUNICATION, figure, no_runs, write_instead
 from lab.figures.labels import Label, place
 from lab.figures.style import COLORS, IDEAL, MARKERS, SIZE, WIDE, ink, plain_log, style, styled
 from lab.formatting import format_seconds, percent, rounded, unit_for
@@ -31,7 +31,6 @@ FEW = 3  # of more curves one end is named, beside the axes
 LINKS_HEIGHT = 4.5  # inches
 ROOM = 0.85  # for labels beside the times of collectives, in widths of the data
 NO_LOSSES = "no loss was recorded"
-NO_COMMUNICATION = "no communication was measured: it takes a completed run on two ranks"
 NO_COLLECTIVES = "no collective is measured here yet"
 
 

@@ -34,6 +34,18 @@ PREDICTIONS = (
     "says that the run was faster than predicted. Frozen tells when the prediction was written, "
     "and how its SHA-256 begins"
 )
+# How each column of the table of learning is read from a record, and shown.
+LEARNING: dict[str, tuple[Callable[[Record], float | None], str]] = {
+    "last loss": (lambda r: r.quality.loss[-1] if r.quality else None, "{:.4f}"),
+    "validation loss": (lambda r: r.quality.validation_loss if r.quality else None, "{:.4f}"),
+    "accuracy": (lambda r: r.quality.accuracy if r.quality else None, "{:.1%}"),
+    "peak memory of a rank (MB)": (
+        lambda r: max(r.memory.peak) / 1e6 if r.memory else None,
+        "{:.0f}",
+    ),
+    "samples/s": (lambda r: r.timing.samples_per_second if r.timing else None, "{:.1f}"),
+    "MFU": (lambda r: r.timing.mfu if r.timing else None, "{:.1%}"),
+}
 
 
 def answer(results: StudyResults) -> Markdown:
@@ -132,20 +144,6 @@ def learning(results: StudyResults) -> Table:
     notes += f"; emulated: {', '.join(kinds)}" if kinds else ""
     caption = f"What was learned, and at what price: medians over repeats{notes}"
     return Table.of_rows(caption, rows, common=common)
-
-
-# How each column of the table of learning is read from a record, and shown.
-LEARNING: dict[str, tuple[Callable[[Record], float | None], str]] = {
-    "last loss": (lambda r: r.quality.loss[-1] if r.quality else None, "{:.4f}"),
-    "validation loss": (lambda r: r.quality.validation_loss if r.quality else None, "{:.4f}"),
-    "accuracy": (lambda r: r.quality.accuracy if r.quality else None, "{:.1%}"),
-    "peak memory of a rank (MB)": (
-        lambda r: max(r.memory.peak) / 1e6 if r.memory else None,
-        "{:.0f}",
-    ),
-    "samples/s": (lambda r: r.timing.samples_per_second if r.timing else None, "{:.1f}"),
-    "MFU": (lambda r: r.timing.mfu if r.timing else None, "{:.1%}"),
-}
 
 
 def _median(records: Sequence[Record], read: Callable[[Record], float | None], form: str) -> str:

@@ -267,17 +267,17 @@ def test_labels_neither_overlap_nor_leave_their_room(name, sizes):
 def test_a_study_brings_its_baseline_and_scaling(tmp_path):
     batch = {"global_batch_size": None, "micro_batch_size": 16}
     runs = [run(2, **batch), run(4, **batch)]
-    asked = study(tmp_path, runs, scaling="weak", baseline={"world_size": 2}, repeats=1)
-    for asked_run, time in zip(runs, (0.1, 0.125), strict=True):
-        task = Task(asked_run, 0)
-        write_record(record(asked_run, step_time=time), Store(asked.out).folder(task))
-    ax = figures.efficiency(asked)
+    scaled = study(tmp_path, runs, scaling="weak", baseline={"world_size": 2}, repeats=1)
+    for wide, time in zip(runs, (0.1, 0.125), strict=True):
+        task = Task(wide, 0)
+        write_record(record(wide, step_time=time), Store(scaled.out).folder(task))
+    ax = figures.efficiency(scaled)
     assert lines(ax)["batch 16 per rank"][1] == pytest.approx([100, 80])
     assert (
-        figures.speedup(asked, baseline={"world_size": 4}).get_ylabel().endswith("4 CPU processes")
+        figures.speedup(scaled, baseline={"world_size": 4}).get_ylabel().endswith("4 CPU processes")
     )
-    assert words(figures.efficiency(asked, scaling="strong")) == ["batch 32: 100 %"]
-    ax = figures.speedup(asked)
+    assert words(figures.efficiency(scaled, scaling="strong")) == ["batch 32: 100 %"]
+    ax = figures.speedup(scaled)
     assert ax.get_ylabel() == "speedup over 2 CPU processes"
     assert lines(ax)["ideal"][1] == pytest.approx([1, 2])
 
