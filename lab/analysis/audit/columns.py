@@ -1,4 +1,4 @@
-"""What a column of a table holds, guessed from its name: a canonical quantity, its unit, and which statistic of it."""
+"""What a column holds, guessed from its name: a canonical quantity, its unit, its statistic."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ PARTS = {
     "other": "other|misc|idle|overhead",
 }
 NUMBERS = {
-    "per_node": r"((n|num|number_of)_?)?(gpus?|ranks?|proc(esse)?s?|tasks?|devices?|accelerators?|cards?)"
+    "per_node": r"((n|num|number_of)_?)?"
+    r"(gpus?|ranks?|proc(esse)?s?|tasks?|devices?|accelerators?|cards?)"
     r"_per_(node|host|machine|server)|ppn|gpn",
     "world_size": r"world(_?size)?|((n|num|nr|no|number_of|total|count_of)_?)?"
     r"(gpus|ranks|procs|processes|devices|accelerators|tasks|cards)(_(total|count))?"
@@ -33,8 +34,8 @@ NUMBERS = {
     r"|mpi_(ranks|size)|parallelism_degree|dp(_size|_degree)",
     "nodes": r"((n|num|number_of)_?)?(nodes)|nnodes|node_count",
     "global_batch_size": r"(global|total|effective|overall)_(mini_?)?(batch(_?size)?|bs)|gbs",
-    "micro_batch_size": r"((per|local|micro|device|gpu|rank)_)+(device_|gpu_|rank_|worker_)?(train_)?"
-    r"(batch(_?size)?|bs)|micro_?batch(_?size)?|mbs"
+    "micro_batch_size": r"((per|local|micro|device|gpu|rank)_)+(device_|gpu_|rank_|worker_)?"
+    r"(train_)?(batch(_?size)?|bs)|micro_?batch(_?size)?|mbs"
     r"|(batch(_?size)?|bs)_(per|on_each|local)(_[a-z]+)?|microbatch",
     "batch": r"(mini_?|train_?)?batch(_?size)?|bs|(.*_)?batch(_size)?",
     "grad_accum": r"(grad(ient)?_)?accum(ulation)?(_steps)?|ga",
@@ -63,7 +64,8 @@ NUMBERS = {
 }
 TEXTS = {
     "rank": r"(global_)?rank(_id)?|gpu_(id|index)|proc(ess)?(_id)?|device_(id|index)|worker_id|pe",
-    "repeat": r"(repeat|run|trial|rep|replicate|repetition|job|job_id)(_?(id|idx|index|no|number))?",
+    "repeat": r"(repeat|run|trial|rep|replicate|repetition|job|job_id)"
+    r"(_?(id|idx|index|no|number))?",
     "seed": r"(random_)?seed",
     "host": r"host(_?name)?s?|node(_?(name|list))?|machine|server",
     "version": r"(py)?torch(_version)?|(.*_)?version|commit_date",
@@ -207,7 +209,7 @@ def is_parallel(strategy: str) -> bool:
 
 
 def residue(strategy: str) -> frozenset[str]:
-    """The words of a strategy that say what it runs on: not parallel, serial or numbers of ranks."""
+    """The words of a strategy that say what it runs on, without how many ranks."""
     tokens = {token for token in TOKEN.split(strategy.lower()) if token}
     ranks = {token for token in tokens if re.fullmatch(rf"\d+|x\d+|{PARALLEL}|{SERIAL}", token)}
     return frozenset(tokens - ranks - NO_VARIANT)

@@ -265,7 +265,7 @@ class Point:
 
     @property
     def bounds(self) -> tuple[float, float] | None:
-        """Where the time may lie: the range of repeats, or what the table gives; None if unknown."""
+        """The range of the time by repeats, or as the table gives it; None if unknown."""
         if len(self.times) > 1:
             return min(self.times), max(self.times)
         if self.low <= self.time <= self.high:

@@ -1,4 +1,4 @@
-"""Wide tables made long: columns such as `time_1gpu` and `ddp_s`, or `time_b64`, become rows with a world size or a batch."""
+"""Wide tables made long: columns such as `time_1gpu`, `ddp_s` or `time_b64` become rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Anybody's table as observations: what its columns hold is guessed from their names, and every assumption is listed."""
+"""Anybody's table as observations: columns are guessed by name, and assumptions listed."""
 
 from __future__ import annotations
 
@@ -77,6 +77,7 @@ def from_table(
     if "world_size" not in given:
         tidy["world_size"], assumption = _world_size(tidy, hint)
         assumptions += [assumption] if assumption else []
+    per = meanings[given["time"]].per if "time" in given else None
     collective = {"bytes", "time"} <= set(given) and not TRAINING & set(given)
     _add_keys(tidy, frame, given.values(), collective=collective)
     ranks = tidy["world_size"] * tidy["grad_accum"].fillna(1.0)
@@ -89,7 +90,7 @@ def from_table(
     return Observations(
         frame=tidy,
         kind="collectives" if collective else "table",
-        per=meanings[given["time"]].per or "total" if "time" in given else "total",  # type: ignore[arg-type]
+        per=per or "total",  # type: ignore[arg-type]
         scaling="weak" if any(WEAK.search(text) for text in (name, *notes)) else None,
         given=given,
         derived=frozenset({"global_batch_size", "micro_batch_size"} - set(given)),
@@ -251,7 +252,7 @@ def _world_size(tidy: pd.DataFrame, hint: tuple[int, str] | None) -> tuple[pd.Se
 def _add_keys(
     tidy: pd.DataFrame, frame: pd.DataFrame, used: Collection[str], *, collective: bool
 ) -> None:
-    """Columns that tell configurations apart: KEYS, and others with values at several world sizes."""
+    """Columns that tell configurations apart: KEYS, and others met at several world sizes."""
     keys = {f"key:{name}": tidy[name] for name in KEYS if tidy[name].notna().any()}
     if collective:
         keys["key:bytes"] = tidy["bytes"].map(_size)

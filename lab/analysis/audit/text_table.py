@@ -1,4 +1,4 @@
-"""Text files that others wrote as DataFrames of text: delimited tables, and the output of nccl-tests."""
+"""Delimited tables, and the output of nccl-tests, as DataFrames of text."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ def read_table(path: str | Path, mapping: Mapping[str, str] | None = None) -> pd
     """A delimited text file (comma, semicolon, tab, bar, else spaces), or what nccl-tests print, as
     a DataFrame of text, empty cells as "".
 
-    Lines that start with # are notes, in `frame.attrs["notes"]`, except for column names right above
-    numbers; the file's stem is in `frame.attrs["name"]`. `mapping` is {canonical name: column},
-    checked against the header.
+    Lines that start with # are notes, in `frame.attrs["notes"]`, except for column names right
+    above numbers; the file's stem is in `frame.attrs["name"]`. The header must have the columns of
+    `mapping`, {canonical name: column}.
 
     Raises InputError for a file that is missing, larger than 50 MB, not text, without rows, with a
     column twice, with rows longer than the header, or without a column that the mapping names.

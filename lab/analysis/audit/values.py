@@ -1,4 +1,4 @@
-"""Cells of tables as numbers: thousands separators, units in the cell, per cent, a spread after ±."""
+"""Cells of tables as numbers: thousands separators, units, per cent, a spread after ±."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ COUNT_UNITS = _by_name({1e3: "k", 1e6: "m million millions", 1e9: "bn billion bi
 
 
 def number(cell: object, *, units: dict[str, float] | None = None, factor: float = 1.0) -> float:
-    """A cell in base units, NaN where it holds no number; its own unit overrides the column's `factor`."""
+    """A cell in base units, NaN if not a number; its own unit overrides the column's `factor`."""
     value = _number(cell, units, factor)
     return value if math.isfinite(value) else math.nan
 
@@ -93,7 +93,7 @@ def spread(cell: object, *, factor: float = 1.0) -> float:
 def numbers(
     column: pd.Series, *, units: dict[str, float] | None = None, factor: float = 1.0
 ) -> pd.Series:
-    """A column of cells as floats in base units; only cells that pandas cannot read are parsed here."""
+    """A column in base units; only cells that pandas cannot read are parsed one by one."""
     values = pd.to_numeric(column, errors="coerce").astype(float) * factor
     unread = values.isna() & column.notna()
     values = values.mask(~np.isfinite(values))

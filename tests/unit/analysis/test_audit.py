@@ -45,16 +45,16 @@ NAMES = {
 }
 
 
-def of(found: Audit, rule: str) -> list[Finding]:
-    return [finding for finding in found.findings if finding.rule == rule]
+def of(result: Audit, rule: str) -> list[Finding]:
+    return [finding for finding in result.findings if finding.rule == rule]
 
 
-def evidence(found: Audit, rule: str) -> str:
-    return "\n".join(finding.evidence for finding in of(found, rule))
+def evidence(result: Audit, rule: str) -> str:
+    return "\n".join(finding.evidence for finding in of(result, rule))
 
 
-def unchecked(found: Audit) -> set[str]:
-    return {entry.rule for entry in found.not_checked}
+def unchecked(result: Audit) -> set[str]:
+    return {entry.rule for entry in result.not_checked}
 
 
 def frame(text: str) -> pd.DataFrame:
@@ -86,14 +86,14 @@ def clean(
                 }
                 phases = {name: share * work for name, share in parts.items()}
                 phases["backward"] += wait
-                told = (0.008 * noise.normal(1, 0.01), wait) if size > 1 else None
+                waits = (0.008 * noise.normal(1, 0.01), wait) if size > 1 else None
                 records.append(
                     record(
                         run(size, batch),
                         repeat,
                         step_time=work + wait,
                         phases=phases,
-                        communication=told,
+                        communication=waits,
                         **fields,
                     )
                 )
@@ -109,9 +109,9 @@ def test_there_is_a_rule_of_every_name() -> None:
 
 
 def test_clean_records_have_no_error_and_no_warning() -> None:
-    found = audit(clean(batches=(32, 64)))
-    assert found.trustworthy and found.findings == ()
-    assert unchecked(found) == set()
+    result = audit(clean(batches=(32, 64)))
+    assert result.trustworthy and result.findings == ()
+    assert unchecked(result) == set()
 
 
 def test_no_records_are_checked_for_nothing() -> None:
@@ -122,82 +122,83 @@ def test_no_records_are_checked_for_nothing() -> None:
 
 
 def test_strong_scaling_of_a_gpt() -> None:
-    found = audit(TABLES / "gpt_strong_scaling.csv")
+    result = audit(TABLES / "gpt_strong_scaling.csv")
     assert "4.25x on 4 ranks at batch 128, the slowest rank 2.95x" in evidence(
-        found, "slowest-rank"
+        result, "slowest-rank"
     )
-    assert {finding.severity for finding in of(found, "slowest-rank")} == {"error"}
-    assert "50.93 s" in evidence(found, "communication-alone") and "25.31 s" in evidence(
-        found, "communication-alone"
+    assert {finding.severity for finding in of(result, "slowest-rank")} == {"error"}
+    assert "50.93 s" in evidence(result, "communication-alone") and "25.31 s" in evidence(
+        result, "communication-alone"
     )
-    assert "1384.64 s against 806.75 s" in evidence(found, "rank-imbalance")
-    assert "706.41 s against 415.71 s" in evidence(found, "rank-imbalance")
-    assert len(of(found, "rank-imbalance")) == 3  # the ranks of batch 64 on 4 agree within 2 %
-    assert "4.25x on 4 ranks" in evidence(found, "super-linear") and "2.21x on 2 ranks" in evidence(
-        found, "super-linear"
-    )
+    assert "1384.64 s against 806.75 s" in evidence(result, "rank-imbalance")
+    assert "706.41 s against 415.71 s" in evidence(result, "rank-imbalance")
+    assert len(of(result, "rank-imbalance")) == 3  # the ranks of batch 64 on 4 agree within 2 %
+    assert "4.25x on 4 ranks" in evidence(
+        result, "super-linear"
+    ) and "2.21x on 2 ranks" in evidence(result, "super-linear")
     assert "unclear whether 'global_or_per_gpu_batch' is global or per rank" in evidence(
-        found, "equal-work"
+        result, "equal-work"
     )
-    assert [finding.severity for finding in of(found, "repeats")] == ["warning"]
-    assert not of(found, "phases-close") and "phases-close" not in unchecked(found)
-    assert {"two-writers", "plausible-bandwidth", "same-learning"} <= unchecked(found)
+    assert [finding.severity for finding in of(result, "repeats")] == ["warning"]
+    assert not of(result, "phases-close") and "phases-close" not in unchecked(result)
+    assert {"two-writers", "plausible-bandwidth", "same-learning"} <= unchecked(result)
 
 
 def test_negative_scaling_on_news() -> None:
-    found = audit(TABLES / "agnews_negative_scaling.csv")
+    result = audit(TABLES / "agnews_negative_scaling.csv")
     assert "from 32 to 128 on 4 ranks: 3750 steps of 5.21 ms against 938 of 45.14 ms" in evidence(
-        found, "equal-work"
+        result, "equal-work"
     )
-    assert "8 on 4, 16 on 4" in evidence(found, "data-stall")
+    assert "8 on 4, 16 on 4" in evidence(result, "data-stall")
     assert "40 MB per step (10,000,000 parameters in fp32)" in evidence(
-        found, "plausible-bandwidth"
+        result, "plausible-bandwidth"
     )
-    assert "speedup 0.46" in evidence(found, "fixed-overhead") and "speedup 0.80" in evidence(
-        found, "fixed-overhead"
+    assert "speedup 0.46" in evidence(result, "fixed-overhead") and "speedup 0.80" in evidence(
+        result, "fixed-overhead"
     )
-    assert not of(found, "super-linear") and "same-learning" in unchecked(found)
+    assert not of(result, "super-linear") and "same-learning" in unchecked(result)
 
 
 def test_stages_of_a_program() -> None:
-    found = audit(TABLES / "gpt2_stages.csv")
-    assert [finding.severity for finding in of(found, "super-linear")] == ["error"]
-    assert "11.9x on 4 ranks (15264.00 s against 1287.00 s)" in evidence(found, "super-linear")
-    assert "'serial' is weaker than 'mpi'" in evidence(found, "baseline")
-    assert of(found, "repeats")
+    result = audit(TABLES / "gpt2_stages.csv")
+    assert [finding.severity for finding in of(result, "super-linear")] == ["error"]
+    assert "11.9x on 4 ranks (15264.00 s against 1287.00 s)" in evidence(result, "super-linear")
+    assert "'serial' is weaker than 'mpi'" in evidence(result, "baseline")
+    assert of(result, "repeats")
 
 
 def test_two_gpus_without_nvlink() -> None:
-    found = audit(TABLES / "gpt2_ddp_2x3090.csv")
-    assert found.trustworthy
+    result = audit(TABLES / "gpt2_ddp_2x3090.csv")
+    assert result.trustworthy
     assert "speedup 0.65 (gpt2, block 128, ddp_no_nvlink), 19.56 s against 30.02 s" in evidence(
-        found, "fixed-overhead"
+        result, "fixed-overhead"
     )
-    assert len(of(found, "repeats")) == 1
+    assert len(of(result, "repeats")) == 1
 
 
 def test_collectives() -> None:
-    found = audit(TABLES / "nccl_all_reduce.csv")
-    assert found.trustworthy and {finding.rule for finding in found.findings} <= {"repeats"}
-    assert "plausible-bandwidth" not in unchecked(found) and "super-linear" in unchecked(found)
+    result = audit(TABLES / "nccl_all_reduce.csv")
+    assert result.trustworthy and {finding.rule for finding in result.findings} <= {"repeats"}
+    assert "plausible-bandwidth" not in unchecked(result) and "super-linear" in unchecked(result)
 
 
 # Tables in other shapes
 
 
 def test_ranks_by_the_nodes_and_what_is_on_each() -> None:
-    found = audit(
+    result = audit(
         frame(
-            "nodes,gpus per node,epoch time,speedup\n1,4,01:12:30,1\n2,4,00:38:10,1.9\n4,4,00:15:02,4.82"
+            "nodes,gpus per node,epoch time,speedup\n"
+            "1,4,01:12:30,1\n2,4,00:38:10,1.9\n4,4,00:15:02,4.82"
         )
     )
     assert "The speedup is 4.8x on 16 ranks (4350.00 s against 902.00 s)" in evidence(
-        found, "super-linear"
+        result, "super-linear"
     )
-    assert "the ranks are the nodes times those on each" in evidence(found, "super-linear")
-    found = audit(frame("nodes,step_s,comm_s\n1,1.0,0.1\n2,0.4,0.1"))
-    assert "a node counts as one" in evidence(found, "super-linear")
-    assert "communication-alone" in unchecked(found), "a node may have several ranks"
+    assert "the ranks are the nodes times those on each" in evidence(result, "super-linear")
+    result = audit(frame("nodes,step_s,comm_s\n1,1.0,0.1\n2,0.4,0.1"))
+    assert "a node counts as one" in evidence(result, "super-linear")
+    assert "communication-alone" in unchecked(result), "a node may have several ranks"
 
 
 CLEAN_TABLE = """
@@ -215,8 +216,8 @@ gpus,global batch,trial,step time (ms),loss
 
 
 def test_a_clean_table_of_other_names_is_trustworthy() -> None:
-    found = audit(frame(CLEAN_TABLE))
-    assert found.findings == ()
+    result = audit(frame(CLEAN_TABLE))
+    assert result.findings == ()
     assert {
         "super-linear",
         "repeats",
@@ -224,14 +225,14 @@ def test_a_clean_table_of_other_names_is_trustworthy() -> None:
         "same-learning",
         "baseline",
         "too-regular",
-    }.isdisjoint(unchecked(found))
+    }.isdisjoint(unchecked(result))
 
 
 def test_a_mapping_names_the_columns() -> None:
     table = frame("a,b,c\n1,0,100\n2,0,51\n2,1,71\n4,0,20\n4,1,20")
-    found = audit(table, columns={"world_size": "a", "rank": "b", "time": "c"})
-    assert "Rank 1 takes 71.00 s against 51.00 s of rank 0" in evidence(found, "rank-imbalance")
-    assert "5.0x on 4 ranks" in evidence(found, "super-linear")
+    result = audit(table, columns={"world_size": "a", "rank": "b", "time": "c"})
+    assert "Rank 1 takes 71.00 s against 51.00 s of rank 0" in evidence(result, "rank-imbalance")
+    assert "5.0x on 4 ranks" in evidence(result, "super-linear")
     with pytest.raises(InputError, match="did you mean 'world_size'"):
         audit(table, columns={"world_sise": "a"})
     with pytest.raises(InputError, match="no column 'z'"):
@@ -239,36 +240,36 @@ def test_a_mapping_names_the_columns() -> None:
 
 
 def test_a_wide_table_in_milliseconds() -> None:
-    found = audit(
+    result = audit(
         frame("model,time_1gpu_ms,time_2gpu_ms,time_4gpu_ms\nsmall,100,52,18\nlarge,900,460,250")
     )
     assert "5.6x on 4 ranks at small (100.00 ms against 18.00 ms)" in evidence(
-        found, "super-linear"
+        result, "super-linear"
     ).replace("0.10 s", "100.00 ms")
-    assert len(of(found, "super-linear")) == 1
+    assert len(of(result, "super-linear")) == 1
 
 
 def test_ranks_without_means_against_a_quoted_speedup() -> None:
-    found = audit(frame("procs,rank,epoch_time,speedup\n1,0,100,1\n2,0,40,2.0\n2,1,60,2.0"))
+    result = audit(frame("procs,rank,epoch_time,speedup\n1,0,100,1\n2,0,40,2.0\n2,1,60,2.0"))
     assert "2.00x is quoted on 2 ranks, the slowest rank gives 1.67x" in evidence(
-        found, "slowest-rank"
+        result, "slowest-rank"
     )
 
 
 def test_mean_and_slowest_as_columns() -> None:
-    found = audit(frame("n_gpus,mean_step_ms,max_step_ms\n1,100,100\n4,25,40"))
-    assert "4.00x on 4 ranks, the slowest rank 2.50x" in evidence(found, "slowest-rank")
+    result = audit(frame("n_gpus,mean_step_ms,max_step_ms\n1,100,100\n4,25,40"))
+    assert "4.00x on 4 ranks, the slowest rank 2.50x" in evidence(result, "slowest-rank")
 
 
 def test_speedups_alone() -> None:
-    found = audit(frame("GPUs,Speedup\n1,1.0\n2,1.9\n4,4.6\n8,7.1"))
-    assert "4.60x is quoted on 4 ranks" in evidence(found, "super-linear")
+    result = audit(frame("GPUs,Speedup\n1,1.0\n2,1.9\n4,4.6\n8,7.1"))
+    assert "4.60x is quoted on 4 ranks" in evidence(result, "super-linear")
     assert not of(audit(frame("GPUs,Speedup\n1,1.0\n2,1.9\n4,3.6\n8,6.5")), "super-linear")
 
 
 def test_throughput_alone() -> None:
-    found = audit(frame("num_gpus,tokens/s\n1,1000\n2,1930\n4,5100"))
-    assert "5.1x on 4 ranks" in evidence(found, "super-linear")
+    result = audit(frame("num_gpus,tokens/s\n1,1000\n2,1930\n4,5100"))
+    assert "5.1x on 4 ranks" in evidence(result, "super-linear")
 
 
 # Rule by rule
@@ -285,7 +286,8 @@ def test_slowest_rank_of_records() -> None:
 def test_imbalance_of_records() -> None:
     item = next(item for item in clean() if item.run.world_size == 2)
     step = item.timing.step.median  # type: ignore[union-attr]
-    skewed = altered(item, "timing", per_rank=item.timing.per_rank | {"step": [step, step * 0.9]})  # type: ignore[union-attr]
+    per_rank = item.timing.per_rank | {"step": [step, step * 0.9]}  # type: ignore[union-attr]
+    skewed = altered(item, "timing", per_rank=per_rank)
     assert [finding.severity for finding in of(audit([skewed]), "rank-imbalance")] == ["warning"]
 
 
@@ -306,7 +308,8 @@ def test_an_imbalance_of_few_steps_may_be_the_skew_at_their_ends(
 ) -> None:
     item = record(run(2, steps=5 + measured), step_time=0.1)
     step = item.timing.step.median  # type: ignore[union-attr]
-    skewed = altered(item, "timing", per_rank=item.timing.per_rank | {"step": [step, step * 1.36]})  # type: ignore[union-attr]
+    per_rank = item.timing.per_rank | {"step": [step, step * 1.36]}  # type: ignore[union-attr]
+    skewed = altered(item, "timing", per_rank=per_rank)
     assert [finding.severity for finding in of(audit([skewed]), "rank-imbalance")] == [severity]
 
 
@@ -340,8 +343,8 @@ def test_two_writers() -> None:
     table = "gpus,epoch,epoch_time,loss\n" + "\n".join(
         f"2,{epoch},{10 + 0.1 * epoch},2" for epoch in (1, 2, 2, 3, 1, 3)
     )
-    found = audit(frame(table))
-    assert [finding.severity for finding in of(found, "two-writers")] == ["error"]
+    result = audit(frame(table))
+    assert [finding.severity for finding in of(result, "two-writers")] == ["error"]
     ordered = audit(
         frame("gpus,epoch,epoch_time\n1,1,10.1\n1,2,10.2\n1,3,10\n2,1,5.5\n2,2,5.6\n2,3,5.4")
     )
@@ -369,7 +372,10 @@ def test_phases_close() -> None:
     assert [item.severity for item in of(audit(frame(table.format("40"))), "phases-close")] == [
         "error"
     ]
-    exposed = "gpus,batch per gpu,step_ms,compute_ms,allreduce_ms,exposed comm (ms),gradient size (MB)\n2,32,231,210,60,21,500\n4,32,235,211,4,24,500"
+    header = (
+        "gpus,batch per gpu,step_ms,compute_ms,allreduce_ms,exposed comm (ms),gradient size (MB)"
+    )
+    exposed = header + "\n2,32,231,210,60,21,500\n4,32,235,211,4,24,500"
     beyond = of(audit(frame(exposed)), "phases-close")
     assert [item.severity for item in beyond] == [
         "error"
@@ -604,10 +610,10 @@ def test_fixed_overhead() -> None:
 
 
 def test_an_audit_reads_well_and_is_data() -> None:
-    found = audit(TABLES / "gpt2_stages.csv")
-    assert str(found).startswith("5 of 17 rules checked: 1 error, 2 warnings.")
-    assert set(found.model_dump(mode="json")) == {"findings", "not_checked"}
-    assert set(found.model_dump(mode="json")["findings"][0]) == {
+    result = audit(TABLES / "gpt2_stages.csv")
+    assert str(result).startswith("5 of 17 rules checked: 1 error, 2 warnings.")
+    assert set(result.model_dump(mode="json")) == {"findings", "not_checked"}
+    assert set(result.model_dump(mode="json")["findings"][0]) == {
         "rule",
         "severity",
         "records",
@@ -615,7 +621,7 @@ def test_an_audit_reads_well_and_is_data() -> None:
         "advice",
     }
     page = Audit(
-        findings=(of(found, "super-linear")[0].model_copy(update={"evidence": "<b>"}),),
+        findings=(of(result, "super-linear")[0].model_copy(update={"evidence": "<b>"}),),
         not_checked=(),
     )._repr_html_()
     assert "&lt;b&gt;" in page and "<b>" not in page
@@ -631,8 +637,9 @@ def test_a_source_that_is_nothing() -> None:
 
 
 COLUMNS = (
-    "gpus rank epoch step batch global_batch_size per_gpu_batch epoch_s step_ms compute_s comm_s exposed_comm_s data_s speedup "
-    "efficiency params bytes busbw loss acc host run std model strategy num_workers cpus nodes 1gpu_s 2gpu_s ddp_s b64_s b128_s warmup x"
+    "gpus rank epoch step batch global_batch_size per_gpu_batch epoch_s step_ms compute_s comm_s "
+    "exposed_comm_s data_s speedup efficiency params bytes busbw loss acc host run std model "
+    "strategy num_workers cpus nodes 1gpu_s 2gpu_s ddp_s b64_s b128_s warmup x"
 )
 HEADERS = st.sampled_from(COLUMNS.split())
 CELLS = st.one_of(
@@ -672,16 +679,16 @@ def test_no_table_breaks_a_rule(data: st.DataObject) -> None:
         st.lists(st.lists(CELLS, min_size=len(headers), max_size=len(headers)), max_size=8)
     )
     try:
-        found = audit(pd.DataFrame(rows, columns=headers))
+        result = audit(pd.DataFrame(rows, columns=headers))
     except InputError:
         return
-    assert {finding.rule for finding in found.findings} | unchecked(found) <= NAMES
+    assert {finding.rule for finding in result.findings} | unchecked(result) <= NAMES
     assert "nan" not in " ".join(
         finding.evidence.lower().replace("'nan'", "")
-        for finding in found.findings
+        for finding in result.findings
         if finding.rule == "slowest-rank"
     )
-    assert str(found) and found._repr_html_()
+    assert str(result) and result._repr_html_()
 
 
 def test_thousands_of_rows_are_no_trouble() -> None:
@@ -694,6 +701,6 @@ def test_thousands_of_rows_are_no_trouble() -> None:
             "step_time_s": 0.1 / sizes**0.9 * noise.normal(1, 0.01, 6000),
         }
     )
-    found = audit(table)
-    assert not of(found, "two-writers") and not of(found, "super-linear")
-    assert all(math.isfinite(len(finding.records)) for finding in found.findings)
+    result = audit(table)
+    assert not of(result, "two-writers") and not of(result, "super-linear")
+    assert all(math.isfinite(len(finding.records)) for finding in result.findings)

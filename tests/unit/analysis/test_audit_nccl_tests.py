@@ -11,14 +11,15 @@ from lab.analysis.audit.text_table import read_table
 from lab.errors import InputError
 
 HEAD = """\
-# nThread 1 nGpus 1 minBytes 1024 maxBytes 67108864 step: 256(factor) warmup iters: 5 iters: 20 agg iters: 1 validation: 1 graph: 0
+# nThread 1 nGpus 1 minBytes 1024 maxBytes 67108864 step: 256(factor) warmup iters: 5 iters: 20 \
+agg iters: 1 validation: 1 graph: 0
 #
 # Using devices
 {devices}
 #
-#                                                              out-of-place                       in-place
-#       size         count      type   redop    root     time   algbw   busbw #wrong     time   algbw   busbw #wrong
-#        (B)    (elements)                               (us)  (GB/s)  (GB/s)            (us)  (GB/s)  (GB/s)
+#                                            out-of-place                  in-place
+#    size     count   type  redop  root   time  algbw  busbw #wrong   time  algbw  busbw #wrong
+#     (B) (elements)                      (us) (GB/s) (GB/s)          (us) (GB/s) (GB/s)
 """
 TAIL = """\
 # Out of bounds values : 0 OK
@@ -29,7 +30,8 @@ TAIL = """\
 
 def written(folder: Path, rows: str, *, nodes: int = 2) -> Path:
     devices = "\n".join(
-        f"#  Rank {rank:2} Group  0 Pid  90{rank} on    node{rank % nodes} device  0 [0x07] NVIDIA T4"
+        f"#  Rank {rank:2} Group  0 Pid  90{rank} on    node{rank % nodes} "
+        "device  0 [0x07] NVIDIA T4"
         for rank in range(4)
     )
     path = folder / "output.txt"

@@ -85,9 +85,9 @@ def test_units_of_columns_and_cells() -> None:
 def test_quantities_by_name(
     name: str, canonical: str, factor: float | None, per: str | None
 ) -> None:
-    found = guess(name)
-    assert found is not None and found.canonical == canonical
-    assert found.factor == factor and (per is None or found.per == per)
+    meaning = guess(name)
+    assert meaning is not None and meaning.canonical == canonical
+    assert meaning.factor == factor and (per is None or meaning.per == per)
 
 
 @pytest.mark.parametrize(
@@ -164,7 +164,7 @@ def test_wide_strategies_become_rows() -> None:
     observations = from_table(read_table(TABLES / "gpt2_ddp_2x3090.csv"))
     assert len(observations.frame) == 20 and set(observations.frame["world_size"]) == {1, 2}
     assert observations.frame["parameters"].max() == pytest.approx(354.8e6)
-    assert any("2 ranks by the name of the table" in said for said in observations.assumptions)
+    assert any("2 ranks by the name of the table" in text for text in observations.assumptions)
     curve = next(curve for curve in observations.curves if curve.label == "gpt2, block 128")
     gains = {
         point.strategy: round(point.gain, 2) for point in curve.points if point.world_size == 2
@@ -194,7 +194,7 @@ def test_columns_for_batches_become_rows(columns: tuple[str, str]) -> None:
         99,
     ]
     assert any(
-        "the batches are read from the column names" in said for said in observations.assumptions
+        "the batches are read from the column names" in text for text in observations.assumptions
     )
     assert len(observations.curves) == 2
 
@@ -220,7 +220,7 @@ def test_columns_that_are_no_batches_stay(columns: tuple[str, ...]) -> None:
         pd.DataFrame([[1.0] * (len(columns) + 1)], columns=["gpus", *columns])
     )
     assert len(observations.frame) == 1 and not any(
-        "batches" in said for said in observations.assumptions
+        "batches" in text for text in observations.assumptions
     )
 
 
@@ -302,9 +302,15 @@ def test_mean_of_epochs_leaves_the_first_out() -> None:
     assert from_table(table).curves[0].points[0].times == (11.0,)
 
 
+def test_rows_without_an_epoch_or_a_step_count() -> None:
+    table = pd.DataFrame({"gpus": [1, 2] * 2, "epoch": [1, 1, None, None]})
+    table["step"], table["step_ms"] = [None, None, 1, 1], [100, 60, 101, 61]
+    assert all(point.times for point in from_table(table).points)
+
+
 def test_values_that_cannot_be_are_left_out_and_said() -> None:
     observations = from_table(pd.DataFrame({"gpus": [1, 2], "time_s": [-3, 5]}))
-    assert any("not positive" in said for said in observations.assumptions) and observations.frame[
+    assert any("not positive" in text for text in observations.assumptions) and observations.frame[
         "time"
     ].isna().tolist() == [True, False]
 

@@ -62,7 +62,8 @@ def test_decimal_commas_do_not_split_a_semicolon_table(tmp_path: Path) -> None:
 
 
 def test_notes_byte_order_mark_quotes_and_blank_lines(tmp_path: Path) -> None:
-    text = '\ufeff# measured on one node\n#Source: a paper\ngpus,time\n\n1,"1,384.6"\n# in between\n2,\n'
+    notes = "\ufeff# measured on one node\n#Source: a paper\n"
+    text = notes + 'gpus,time\n\n1,"1,384.6"\n# in between\n2,\n'
     frame = read_table(written(tmp_path, text, "scaling.csv"))
     assert frame.attrs == {
         "notes": ["measured on one node", "Source: a paper", "in between"],
@@ -83,7 +84,7 @@ def test_other_encodings(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         ("", "no header"),
         ("# only a note\n", "no header"),
@@ -93,8 +94,8 @@ def test_other_encodings(tmp_path: Path) -> None:
         (b"PK\x03\x04\0\0", "not text"),
     ],
 )
-def test_what_is_no_table(tmp_path: Path, content: str | bytes, said: str) -> None:
-    with pytest.raises(InputError, match=said):
+def test_what_is_no_table(tmp_path: Path, content: str | bytes, message: str) -> None:
+    with pytest.raises(InputError, match=message):
         read_table(written(tmp_path, content))
 
 

@@ -1,4 +1,4 @@
-"""Rules about surroundings (one machine, one code, one set of versions; nothing emulated) and about what was learned."""
+"""Rules about the environment (one machine, code and set of versions) and what was learned."""
 
 from __future__ import annotations
 
@@ -133,8 +133,8 @@ def emulated(observations: Observations) -> Iterator[Fault]:
 @rule(
     "same-learning",
     "loss or accuracy",
-    advice="Runs that learn differently do different work: look for unequal data, averaging that is "
-    "missing, or other seeds.",
+    advice="Runs that learn differently do different work: look for unequal data, missing "
+    "averaging, or other seeds.",
 )
 def same_learning(observations: Observations) -> Iterator[Fault]:
     """Loss curves that disagree beyond tolerance at equal global batch and seed."""

@@ -1,4 +1,4 @@
-"""Rules about repetition: how often something was measured, by how many writers, and with what variance."""
+"""Rules about repetition: by how many writers, how often, and with what variance."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ FEWEST_POINTS = 3  # any two lie on some line
     "two-writers",
     "epoch or step or run_id",
     severity="error",
-    advice="Two jobs wrote one file, or runs were appended: give each run its own record and number "
-    "the repeats.",
+    advice="Two jobs wrote one file, or runs were appended: give each run its own record, and "
+    "number the repeats.",
 )
 def two_writers(observations: Observations) -> Iterator[Fault]:
     """Repeated or out-of-order epochs or steps in one record."""
@@ -79,7 +79,7 @@ def _same_record(observations: Observations) -> Iterator[Fault]:
 
 @rule("repeats", "time or rate or speedup", severity="note")
 def repeats(observations: Observations) -> Iterator[Fault]:
-    """One repeat where more are needed, and intervals that overlap where a difference is claimed."""
+    """One repeat where more are needed, and differences whose intervals overlap."""
     frame = observations.frame
     if observations.kind == "collectives":
         yield from _unstated(frame.loc[frame["repeats"].isna(), "label"])

@@ -1,17 +1,11 @@
-"""Rules about speedups: more than the ranks can give, baselines that flatter, and work that is not equal."""
+"""Rules about speedups: beyond the ranks, over weak baselines, of unequal work."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
 
-from lab.analysis.audit.observations import (
-    ROUNDING,
-    Curve,
-    Observations,
-    Point,
-    UncheckedError,
-)
+from lab.analysis.audit.observations import ROUNDING, Curve, Observations, Point, UncheckedError
 from lab.analysis.audit.rule import Fault, rule, seconds
 
 # Where no interval is known, repeats usually differ by up to this.
@@ -53,8 +47,8 @@ def _beyond(point: Point, assumptions: Sequence[str]) -> Iterator[Fault]:
         assumed = f" ({'; '.join(assumptions)})" if assumptions else ""
         yield Fault(
             base.labels + point.labels,
-            f"The speedup is {gain:.1f}x on {point.ranks}{times}, above the {ideal:g}x that the ranks can "
-            f"give; {_explanation(point, base)}{assumed}.",
+            f"The speedup is {gain:.1f}x on {point.ranks}{times}, above the {ideal:g}x that the "
+            f"ranks can give; {_explanation(point, base)}{assumed}.",
             "Repeat the baseline with the same program and settings, and look for cached data, "
             "other clocks or less work per step.",
             "error" if gain > IMPOSSIBLE * ideal else "warning",
@@ -63,8 +57,8 @@ def _beyond(point: Point, assumptions: Sequence[str]) -> Iterator[Fault]:
         verdict = ", so the averaging explains it" if gain <= ideal else " and does not explain it"
         yield Fault(
             point.labels,
-            f"The mean over ranks gives {by_mean:.2f}x on {point.ranks}, above N; the slowest rank gives "
-            f"{gain:.2f}x{verdict}.",
+            f"The mean over ranks gives {by_mean:.2f}x on {point.ranks}, above N; the slowest rank "
+            f"gives {gain:.2f}x{verdict}.",
             "Quote the time of the slowest rank.",
         )
     elif (base is None and quoted > n * (1 + MARGIN)) or (
@@ -72,8 +66,8 @@ def _beyond(point: Point, assumptions: Sequence[str]) -> Iterator[Fault]:
     ):
         yield Fault(
             point.labels,
-            f"A speedup of {quoted:.2f}x is quoted on {point.ranks}, {100 * (quoted / n - 1):.0f} % "
-            "above N.",
+            f"A speedup of {quoted:.2f}x is quoted on {point.ranks}, "
+            f"{100 * (quoted / n - 1):.0f} % above N.",
             "State the baseline and its time; the table holds nothing that explains it.",
             "error" if quoted > IMPOSSIBLE * n else "warning",
         )
@@ -122,8 +116,8 @@ def _missing(curve: Curve, observations: Observations) -> Iterator[Fault]:
     if observations.baseline.get("world_size") == n:
         yield Fault(
             smallest.labels,
-            f"The smallest run{where} has {n:g} ranks, as the study says: what the first ranks cost "
-            "does not show.",
+            f"The smallest run{where} has {n:g} ranks, as the study says: what the first ranks "
+            "cost does not show.",
             "Say so beside every speedup.",
             "note",
         )
@@ -143,8 +137,8 @@ def _other_program(point: Point, base: Point) -> Fault:
         names = f": {base.strategy!r} is weaker than {point.strategy!r} on one rank"
     return Fault(
         base.labels + point.labels,
-        f"{point.world_size:g} ranks in {seconds(point.time)} mean at most {seconds(needed)} on one "
-        f"with the same program, and the baseline takes {seconds(base.time)}, "
+        f"{point.world_size:g} ranks in {seconds(point.time)} mean at most {seconds(needed)} on "
+        f"one with the same program, and the baseline takes {seconds(base.time)}, "
         f"{base.time / needed:.1f} times that{names}.",
         "Take the parallel program on one rank as the baseline: same compiler, libraries, threads.",
     )
@@ -313,8 +307,8 @@ def _hardly_shrinks(point: Point, base: Point, observations: Observations) -> It
     if here / there > HARDLY and not communication > EXPLAINS * (here - share * there):
         yield Fault(
             base.labels + point.labels,
-            f"{name.capitalize()} takes {seconds(there)} on {base.world_size:g} and {seconds(here)} "
-            f"on {point.ranks}, with {share:.2g} of the work per rank: a "
+            f"{name.capitalize()} takes {seconds(there)} on {base.world_size:g} and "
+            f"{seconds(here)} on {point.ranks}, with {share:.2g} of the work per rank: a "
             "part of it does not depend on the work.",
             "Launch-bound: give each rank more work per step, compile the model or capture it as a "
             "graph; a faster link will not help.",

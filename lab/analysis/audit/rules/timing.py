@@ -90,8 +90,7 @@ def _quoted_in_records(observations: Observations) -> Iterator[Fault]:
     "communication-alone",
     "world_size, communication or exposed",
     severity="error",
-    advice="Find out what this number measures; it is in the communication of the other world sizes "
-    "too.",
+    advice="Find out what this number measures; other world sizes have it in theirs too.",
 )
 def communication_alone(observations: Observations) -> Iterator[Fault]:
     """Communication reported at world size 1."""
