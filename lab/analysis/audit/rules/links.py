@@ -16,6 +16,7 @@ from lab.perfmodel.hardware import LINKS, named_link
 
 GRADIENT_BYTES = 4  # per parameter: gradients are reduced in fp32 unless a table says otherwise
 LINK_COLUMNS = ("link", "key:link", "key:strategy", "key:setting", "gpu")
+# 25 Gbit/s, 100Gb/s, 10GbE; a capital B alone means bytes.
 RATE = re.compile(
     r"(\d+(?:\.\d+)?)\s*([GgMm])(?:(B/s|Bps)|\s*[Bb][Ii][Tt](?:/s|ps)?|[Bb]ps|[Bb]/s|[Bb]?[Ee]\b)"
 )
