@@ -15,6 +15,7 @@ from lab.dashboard.board import Dashboard
 from lab.dashboard.store import Bench
 from lab.records.schema import Failure
 from lab.records.store import Store
+from lab.report import blocks
 
 
 def test_world_sizes_of_one_configuration_are_one_study(shown: Dashboard) -> None:
@@ -46,7 +47,7 @@ def test_speedup_is_over_the_equal_run_on_one_rank(shown: Dashboard) -> None:
     keep(shown, step_time=0.2)
     choose(shown, global_batch_size=16)
     keep(shown, step_time=0.4)
-    (table,) = (part for part in panels.results(shown.bench) if isinstance(part, lab.page.Table))
+    (table,) = (part for part in panels.results(shown.bench) if isinstance(part, blocks.Table))
     speedups = dict(zip(table.frame["configuration"], table.frame["speedup"], strict=True))
     assert speedups == {
         "gpt-nano ddp x1, batch 8, fp32": "1",
