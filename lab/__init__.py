@@ -104,7 +104,7 @@ def __getattr__(name: str) -> Any:
 
 
 class _Package(ModuleType):
-    """Keeps `lab.launch`, `lab.report` and `lab.dashboard` functions beside packages of the same names."""
+    """Keeps `lab.launch`, `lab.report` and `lab.dashboard` functions beside their packages."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         # The import system binds each imported subpackage as an attribute of its parent.

@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lab.analysis.bottlenecks import SHARE
-from lab.config.labels import distinct_labels
-from lab.config.run import Run
+from lab.config.run import Run, distinct_labels
 from lab.formatting import NOT_MEASURED, format_seconds, percent, rounded
 from lab.records.store import Record
 from lab.records.table import value_at

@@ -219,7 +219,7 @@ class Dashboard:
             threading.Thread(target=self._jobs.cancel, name="cancel", daemon=True).start()
 
     def _send(self) -> None:
-        """Write the configuration as a study beside the bench's folder, and say what measures it."""
+        """Write the configuration as a study beside the bench, and show what measures it."""
         try:
             run = self.configuration()
             name = self.name.value.strip() or store.suggested(run)

@@ -13,7 +13,7 @@ import pandas as pd
 from lab.analysis.comparison import Comparison
 from lab.analysis.scaling import summary
 from lab.analysis.scaling_curves import Curve, Scaling, curves
-from lab.config.replay import NOTICE
+from lab.config.cluster import NOTICE
 from lab.config.study import Study
 from lab.errors import LabError
 from lab.perfmodel.frozen import Frozen, Score, scores

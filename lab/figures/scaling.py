@@ -103,12 +103,7 @@ def _interval(rows: Any, column: str) -> tuple[Any, Any, Any]:
 
 
 def _draw(
-    ax: Axes,
-    results: StudyResults,
-    column: str,
-    *,
-    text: Callable[..., str],
-    factor: float = 1.0,
+    ax: Axes, results: StudyResults, column: str, *, text: Callable[..., str], factor: float = 1.0
 ) -> None:
     """A line per curve of values times `factor`, the last of which is written at its end."""
     labels = _ideal(ax, results, column, factor) if column in {"speedup", "efficiency"} else []

@@ -63,10 +63,7 @@ def calibrate(
         raise InputError(profile.name, problems)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with (
-            FileLock(path.with_suffix(".lock"), timeout=0),
-            Display(enabled=progress) as display,
-        ):
+        with FileLock(path.with_suffix(".lock"), timeout=0), Display(enabled=progress) as display:
             return _calibrate(profile, path, wanted, quick=quick, fresh=fresh, display=display)
     except Timeout:
         message = f"another calibration of {profile.name} is running: wait until it has ended"

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import NoReturn
 
-from lab.config.cluster import Cluster
-from lab.config.replay import Published, Row
+from lab.config.cluster import Cluster, Published, Row
 from lab.config.run import Run
 from lab.config.study import Study, Task
 from lab.errors import InputError, LabError, Problem

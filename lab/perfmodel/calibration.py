@@ -9,8 +9,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from lab.config.cluster import Cluster, find_profile
-from lab.config.replay import Published
+from lab.config.cluster import Cluster, Published, find_profile
 from lab.errors import InputError, LabError
 from lab.files import read_json, read_yaml, write_atomically
 from lab.perfmodel.collectives import COLLECTIVES, Collective, LinkFit, busbw, fit_link, interpolate

@@ -21,9 +21,18 @@ from lab.errors import LabError
 from lab.perfmodel.calibration import Calibration, load_calibration
 from lab.perfmodel.collectives import Collective, CollectiveSeconds, of_all_reduce, ring_time
 from lab.perfmodel.flops import block_parameters, model_cost
-from lab.perfmodel.layout import MICRO_BATCH, SHARINGS, Bucket, Layout, Links, Profile, buckets_of
+from lab.perfmodel.layout import (
+    MICRO_BATCH,
+    NO_CONTENTION,
+    SHARINGS,
+    Bucket,
+    Contention,
+    Layout,
+    Links,
+    Profile,
+    buckets_of,
+)
 from lab.perfmodel.memory import MemoryParts, rank_memory
-from lab.perfmodel.replay import NO_CONTENTION, Contention
 from lab.perfmodel.simulate import Conditions, Prediction, predict
 from lab.records.store import Record, Store
 

@@ -7,8 +7,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import NormalDist
 
-from lab.perfmodel.layout import Bucket, Layout, Links, Profile, works_of
-from lab.perfmodel.replay import NO_CONTENTION, Contention, Span, alone, covered, replay
+from lab.perfmodel.layout import (
+    NO_CONTENTION,
+    Bucket,
+    Contention,
+    Layout,
+    Links,
+    Profile,
+    Span,
+    alone,
+    covered,
+    replay,
+    works_of,
+)
 
 WIDTH = 1.96  # half-width of a 95 % interval in standard deviations
 SHARE = 0.05  # a part of the step below this share limits nothing

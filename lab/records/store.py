@@ -15,13 +15,13 @@ from lab.config.run import Run
 from lab.config.study import Study, Task, find_folder
 from lab.errors import LabError
 from lab.files import write_atomically
-from lab.records.inference import Inference
 from lab.records.schema import (
     Allocation,
     Communication,
     Environment,
     Failure,
     Gradient,
+    Inference,
     Memory,
     Quality,
     Section,

@@ -13,7 +13,7 @@ from lab.analysis.audit import Audit
 from lab.analysis.audit import audit as audit_of
 from lab.analysis.scaling_curves import curves, ranks
 from lab.analysis.tables import classical_tables
-from lab.config.labels import distinct_labels
+from lab.config.run import distinct_labels
 from lab.errors import InputError
 from lab.figures.data import StudyResults
 from lab.formatting import format_seconds, percent, unit_for
@@ -231,10 +231,7 @@ def outcome(results: StudyResults) -> Markdown:
                 f"{timing.flops_per_second / 1e9:.1f} GFLOP/s of the model's own arithmetic."
             )
         if record.inference is not None:
-            sentences = [
-                *inference.missing([record]),
-                *inference.sentences([record]),
-            ]
+            sentences = [*inference.missing([record]), *inference.sentences([record])]
             timed = "Two copies of the base were timed against each other."
             return Markdown.bullets(sentences or [timed])
     return Markdown.of("There is no record of this run.")

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from lab.analysis import configurations, tables
-from lab.config.labels import distinct_labels
-from lab.config.run import Run
+from lab.config.run import Run, distinct_labels
 from lab.errors import InputError
 from lab.figures import curves
 from lab.figures.data import StudyResults

@@ -9,8 +9,15 @@ from types import FrameType
 from typing import Protocol
 
 from lab.config.emulation import Emulated
-from lab.records.inference import Inference
-from lab.records.schema import Communication, Environment, Gradient, Memory, Quality, Timing
+from lab.records.schema import (
+    Communication,
+    Environment,
+    Gradient,
+    Inference,
+    Memory,
+    Quality,
+    Timing,
+)
 
 
 class Progress(Protocol):

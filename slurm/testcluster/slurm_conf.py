@@ -83,7 +83,8 @@ class Settings:
                 f" Gres=gpu:{self.gpus}" if self.gpus else ""
             )
             lines.append(
-                f"NodeName={name} NodeHostname={host} NodeAddr={self.address} Port={port} {size} State=UNKNOWN"
+                f"NodeName={name} NodeHostname={host} NodeAddr={self.address} Port={port} {size} "
+                "State=UNKNOWN"
             )
         partition = "Nodes=ALL MaxTime=INFINITE State=UP"
         lines += [

@@ -112,7 +112,8 @@ def _check(folder: Path, *, nodes: int, gpus: int, cpus: int, accounting: bool) 
         )
     if not (1 <= nodes <= 200 and 0 <= gpus <= 64 and 1 <= cpus <= 256):
         raise SlurmError(
-            f"{nodes} nodes, {gpus} GPUs, {cpus} CPUs: 1-200 nodes, 0-64 GPUs and 1-256 CPUs are possible"
+            f"{nodes} nodes, {gpus} GPUs, {cpus} CPUs: 1-200 nodes, 0-64 GPUs and 1-256 CPUs are "
+            "possible"
         )
     if len(os.fsencode(folder / "run" / "munge.socket")) > LONGEST_SOCKET_PATH:
         raise SlurmError(f"{folder} is too long a path for a socket: choose a shorter --folder")
@@ -246,7 +247,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             sizes = {"nodes": given.nodes, "gpus": given.gpus, "cpus": given.cpus}
             slurm = up(given.folder, accounting=given.accounting, **sizes)
             print(
-                f"{given.nodes} nodes are idle. In every terminal that shall use them:\nexport SLURM_CONF={slurm.conf}"
+                f"{given.nodes} nodes are idle. In every terminal that shall use them:\nexport "
+                f"SLURM_CONF={slurm.conf}"
             )
         elif given.action == "down":
             down(given.folder)

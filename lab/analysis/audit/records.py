@@ -12,8 +12,7 @@ from lab.analysis.audit.columns import COLUMNS, NUMERIC, PHASES
 from lab.analysis.audit.observations import Observations
 from lab.config.run import Run
 from lab.perfmodel.collectives import bus_factor
-from lab.records.inference import ClassificationPoint, Point
-from lab.records.schema import Communication, Environment, Timing
+from lab.records.schema import ClassificationPoint, Communication, Environment, Point, Timing
 from lab.records.store import Record
 
 # Settings of a run that follow from the world size or that a rule compares by itself.

@@ -62,11 +62,7 @@ def split_pieces(text: str, size: int) -> list[str]:
 
 
 def tokenize(
-    documents: Sequence[str],
-    *,
-    vocab_size: int,
-    progress: Progress,
-    tokenizer: Path | None = None,
+    documents: Sequence[str], *, vocab_size: int, progress: Progress, tokenizer: Path | None = None
 ) -> CachedArrays:
     """The documents as tokens: `train` and, the last tenth, `held_out`; cached or built now.
 

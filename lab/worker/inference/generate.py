@@ -44,12 +44,7 @@ GREEDY = Sampling()
 
 
 def stream(
-    model: GPT,
-    prompts: Tensor,
-    *,
-    new_tokens: int,
-    sampling: Sampling = GREEDY,
-    first: int = 0,
+    model: GPT, prompts: Tensor, *, new_tokens: int, sampling: Sampling = GREEDY, first: int = 0
 ) -> Iterator[Tensor]:
     """The next `new_tokens` tokens of each prompt (samples, tokens), as (samples,) at a time.
 

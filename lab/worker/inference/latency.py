@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from lab.records.inference import ClassificationPoint, Latency, Point
+from lab.records.schema import ClassificationPoint, Latency, Point
 from lab.worker.context import Progress
 from lab.worker.distributed import all_gather_object
 from lab.worker.inference.generate import stream

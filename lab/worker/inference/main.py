@@ -13,8 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from lab.config.run import Run
-from lab.records.inference import Inference, Size
-from lab.records.schema import Memory
+from lab.records.schema import Inference, Memory, Size
 from lab.worker import checkpoint, data
 from lab.worker.calibrate import memory_bandwidth
 from lab.worker.checkpoint import Checkpoint

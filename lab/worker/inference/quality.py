@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from lab.records.inference import Share
+from lab.records.schema import Share
 from lab.records.statistics import bootstrap_interval
 from lab.worker.data.loader import Batch
 from lab.worker.distributed import all_gather_object

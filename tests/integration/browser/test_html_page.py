@@ -14,9 +14,15 @@ from playwright.sync_api import Browser, Page
 from lab.report.html import LabHTMLExporter
 
 FRAME = pd.DataFrame({"name": ["b", "a", "c"], "time (ms)": ["9.5", "1,024.0", "10.25"]})
-SVG = '<svg xmlns="http://www.w3.org/2000/svg" width="80pt" height="40pt"><style>rect { fill: teal }</style><rect width="80" height="40"/></svg>'
+SVG = (
+    '<svg xmlns="http://www.w3.org/2000/svg" width="80pt" height="40pt"><style>rect { fill: '
+    'teal }</style><rect width="80" height="40"/></svg>'
+)
 PNG = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
-ATTACK = f"<script>document.title = 'hit'</script><img src='data:image/png;base64,{PNG}' alt='x' onload=\"document.title = 'hit'\">"
+ATTACK = (
+    f"<script>document.title = 'hit'</script><img src='data:image/png;base64,{PNG}' alt='x' "
+    "onload=\"document.title = 'hit'\">"
+)
 
 
 class Opened(NamedTuple):

@@ -84,7 +84,10 @@ def trying_first(solved: Any, given: Any) -> Any:
     for cell in solved.cells:
         if is_check(cell):
             name = cell.metadata.nbgrader.grade_id.removesuffix("-check")
-            attempt = f"try:\n{textwrap.indent(cell.source, '    ')}\nexcept AssertionError as error:\n    print('unsolved:', error)"
+            attempt = (
+                f"try:\n{textwrap.indent(cell.source, '    ')}\nexcept AssertionError as "
+                "error:\n    print('unsolved:', error)"
+            )
             cells += [
                 nbformat.v4.new_code_cell(source)
                 for source in (stubs[name], attempt, solutions[name])

@@ -14,7 +14,8 @@ from nbformat.v4 import new_markdown_cell, new_notebook
 @pytest.mark.parametrize(("form", "start"), [("html", b"<!DOCTYPE html>"), ("pdf", b"%PDF")])
 def test_export_from_the_command_line(form: str, start: bytes, tmp_path: Path) -> None:
     (tmp_path / "a.svg").write_text(
-        '<svg xmlns="http://www.w3.org/2000/svg" width="8pt" height="4pt"><rect width="8" height="4"/></svg>'
+        '<svg xmlns="http://www.w3.org/2000/svg" width="8pt" height="4pt"><rect width="8" '
+        'height="4"/></svg>'
     )
     nbformat.write(
         new_notebook(cells=[new_markdown_cell("# T\n\n![Bars](a.svg)\n\n$x$")]),

@@ -19,7 +19,10 @@ from lab.report import math
 from lab.report.html import LabHTMLExporter
 from lab.report.pdf import LabPDFExporter
 
-SVG = '<svg xmlns="http://www.w3.org/2000/svg" width="80pt" height="40pt" viewBox="0 0 8 4"><rect width="8" height="4"/></svg>'
+SVG = (
+    '<svg xmlns="http://www.w3.org/2000/svg" width="80pt" height="40pt" viewBox="0 0 8 '
+    '4"><rect width="8" height="4"/></svg>'
+)
 A4 = (595, 842)
 EXPORTER = LabPDFExporter()
 
@@ -108,14 +111,18 @@ def test_title_authors_outline_and_page_numbers() -> None:
     assert tuple(round(float(side)) for side in reader.pages[0].mediabox[2:]) == A4
 
 
-LITERAL = "#let x = 1 and #panic() $ @foo <bar> *a* _b_ `c` // d /* e */ ~ \\ [f] {g} -- --- ... a-?b -1 2026-11-21 'h' \"i\" = j https://k.org"
+LITERAL = (
+    "#let x = 1 and #panic() $ @foo <bar> *a* _b_ `c` // d /* e */ ~ \\ [f] {g} -- --- ... "
+    "a-?b -1 2026-11-21 'h' \"i\" = j https://k.org"
+)
 
 
 def test_text_of_a_user_is_literal() -> None:
     escaped = LITERAL.replace("&", "&amp;").replace("<", "&lt;")
     reader = pdf(
         html(
-            f"<p>{escaped}</p><table><tr><td>{escaped}</td></tr></table><h2>{escaped}</h2><p>= a</p><p>- b</p><p>1. c</p>"
+            f"<p>{escaped}</p><table><tr><td>{escaped}</td></tr></table><h2>{escaped}</h2><p>= "
+            "a</p><p>- b</p><p>1. c</p>"
         ),
         stream(LITERAL),
         new_code_cell(LITERAL),
@@ -143,7 +150,8 @@ def test_no_output_breaks_the_page(text: str) -> None:
 def test_headings_may_repeat_and_links_are_kept() -> None:
     reader = pdf(
         "# T\n\n## Same\n\n## Same",
-        "[there](#Same-2) [nowhere](#lost) [out](https://example.org/a_(b)?c=d&e#f) [empty]() [file](study.yaml)",
+        "[there](#Same-2) [nowhere](#lost) [out](https://example.org/a_(b)?c=d&e#f) [empty]() "
+        "[file](study.yaml)",
         "<a id='spot'></a>\n\n[to the spot](#spot)",
     )
     addresses = [

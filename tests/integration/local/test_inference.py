@@ -12,7 +12,7 @@ import yaml
 from studies import CORPUS, SMALL_STUDY
 
 import lab
-from lab.records.inference import Inference
+from lab.records.schema import Inference
 from lab.records.store import Record
 
 STUDY = SMALL_STUDY | {

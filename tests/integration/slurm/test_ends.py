@@ -153,7 +153,10 @@ def test_rank_killed_without_a_known_cause(running: Running) -> None:
 
 def test_record_that_the_job_could_not_write(running: Running) -> None:
     """A disk that is full, for the job: every file that it writes is refused."""
-    full = "import resource, signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN); resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))"
+    full = (
+        "import resource, signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN); "
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))"
+    )
     record = running.end("record lost", f"{full}; raise ValueError('planted')")
     assert (
         record.status == "failed"

@@ -47,7 +47,10 @@ def written(path: Path, **changes: object) -> Path:
 
 def driver(study: Path, profile: Path) -> subprocess.Popen[str]:
     """Only measures, and makes no report."""
-    code = f"import lab; lab.launch(lab.Study.load({str(study)!r}), {str(profile)!r}).wait(progress=False)"
+    code = (
+        f"import lab; lab.launch(lab.Study.load({str(study)!r}), "
+        f"{str(profile)!r}).wait(progress=False)"
+    )
     return subprocess.Popen(
         [sys.executable, "-c", code],
         stdout=subprocess.PIPE,

@@ -40,7 +40,10 @@ def test_one_job_step_spans_all_nodes(slurm_cluster: Slurm) -> None:
 
 
 def test_two_jobs_on_one_node_get_different_gpus(slurm_cluster: Slurm, tmp_path: Path) -> None:
-    script = "echo $CUDA_VISIBLE_DEVICES $SLURM_JOB_GPUS >{out}; until [ -e {other} ]; do sleep 0.05; done"
+    script = (
+        "echo $CUDA_VISIBLE_DEVICES $SLURM_JOB_GPUS >{out}; until [ -e {other} ]; do sleep "
+        "0.05; done"
+    )
     first, second = (
         tmp_path / "first",
         tmp_path / "second",
@@ -64,7 +67,10 @@ def test_more_gpus_than_a_node_has_are_refused(slurm_cluster: Slurm) -> None:
 
 
 def test_memory_limit_is_enforced(slurm_cluster: Slurm) -> None:
-    eater = f"exec {sys.executable} -c 'import time; b = bytearray(200 * 2**20); b[::4096] = b[::4096]; time.sleep(30)'"
+    eater = (
+        f"exec {sys.executable} -c 'import time; b = bytearray(200 * 2**20); b[::4096] = "
+        "b[::4096]; time.sleep(30)'"
+    )
     job = batch(slurm_cluster, eater, "--mem=50")
     assert (
         await_state(slurm_cluster, job, "FAILED", "CANCELLED", "OUT_OF_MEMORY", "COMPLETED")
@@ -183,7 +189,8 @@ def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     monkeypatch.setattr(testcluster, "SEARCH_PATH", "")
     with pytest.raises(
         SlurmError,
-        match="apt install --no-install-recommends munge slurmctld slurmd slurm-client slurmdbd mariadb-server-core",
+        match="apt install --no-install-recommends munge slurmctld slurmd slurm-client slurmdbd "
+        "mariadb-server-core",
     ):
         testcluster.up(tmp_path / "c", accounting=True)
 

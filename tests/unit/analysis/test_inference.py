@@ -11,13 +11,11 @@ from factories import environment, record, run, stat, study
 import lab
 from lab import figures
 from lab.analysis import inference
-from lab.analysis.inference import GENERATION, estimate
-from lab.analysis.stages import PUBLISHED, stages
+from lab.analysis.inference import GENERATION, PUBLISHED, estimate, stages
 from lab.config.run import Run
 from lab.figures import StudyResults
 from lab.figures.inference import pareto
-from lab.records.inference import Inference, Latency, Point, Share, Size
-from lab.records.schema import Stat
+from lab.records.schema import Inference, Latency, Point, Share, Size, Stat
 from lab.records.store import Record, write_record
 from lab.report import inference_sections
 

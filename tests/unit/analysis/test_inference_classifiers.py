@@ -9,12 +9,10 @@ from factories import environment, record, run, stat, study
 
 import lab
 from lab.analysis import inference
-from lab.analysis.inference import CLASSIFICATION, GENERATION
-from lab.analysis.stages import stages
+from lab.analysis.inference import CLASSIFICATION, GENERATION, stages
 from lab.config.run import Run
 from lab.figures import StudyResults
-from lab.records.inference import ClassificationPoint, Inference, Share, Size
-from lab.records.schema import Stat
+from lab.records.schema import ClassificationPoint, Inference, Share, Size, Stat
 from lab.records.store import Record, write_record
 from lab.report import inference_sections
 

@@ -13,8 +13,7 @@ import pandas as pd
 from factories import run, study
 
 import lab
-from lab.config.cluster import Cluster
-from lab.config.replay import NOTICE
+from lab.config.cluster import NOTICE, Cluster
 from lab.config.study import Study
 from lab.errors import InputError, LabError
 from lab.figures import StudyResults

@@ -15,8 +15,18 @@ from lab.perfmodel.collectives import (
     on_levels,
     ring_time,
 )
-from lab.perfmodel.layout import Bucket, Layout, Links, Profile, buckets_of
-from lab.perfmodel.replay import Contention, Work, alone, covered, replay
+from lab.perfmodel.layout import (
+    Bucket,
+    Contention,
+    Layout,
+    Links,
+    Profile,
+    Work,
+    alone,
+    buckets_of,
+    covered,
+    replay,
+)
 from lab.perfmodel.simulate import Conditions, Prediction, predict, slowest_of
 
 

@@ -22,7 +22,10 @@ from lab.report.clean import REMOVED, sanitize
 from lab.report.html import LabHTMLExporter
 from lab.report.page import NUMBER
 
-SVG = '<svg xmlns="http://www.w3.org/2000/svg" width="8pt" height="4pt" viewBox="0 0 8 4"><rect width="8" height="4"/></svg>'
+SVG = (
+    '<svg xmlns="http://www.w3.org/2000/svg" width="8pt" height="4pt" viewBox="0 0 8 4"><rect '
+    'width="8" height="4"/></svg>'
+)
 PNG = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
 
 EXPORTER = LabHTMLExporter()
@@ -144,7 +147,8 @@ def test_contents_follow_the_headings() -> None:
 
 def test_heading_ids_are_those_of_jupyter_and_unique() -> None:
     soup = page(
-        "# A b\n\n## Same\n\n## Same\n\n## Same-2\n\n[one](#same) [two](#Same-2) [three](#a-b) [none](#nowhere) [empty]()"
+        "# A b\n\n## Same\n\n## Same\n\n## Same-2\n\n[one](#same) [two](#Same-2) [three](#a-b) "
+        "[none](#nowhere) [empty]()"
     )
     assert [heading["id"] for heading in soup.find_all(["h1", "h2"])] == [
         "A-b",
@@ -269,11 +273,15 @@ def test_image_that_cannot_be_embedded_is_named(address: str, tmp_path: Path) ->
         "<style>@import url(https://example.org/x.css); body { display: none }</style>",
         "<p style='background: url(https://example.org/x.png)'>x</p>",
         "<p style='background: image-set(\"https://example.org/x.png\" 1x)'>x</p>",
-        "<meta http-equiv=refresh content='0;url=https://example.org'><base href='https://example.org'>",
-        "<form action='https://example.org'><input><button formaction='javascript:alert(1)'>b</button></form>",
-        "<link rel=stylesheet href=https://example.org/x.css><video src=https://example.org/x poster=https://example.org/y></video>",
+        "<meta http-equiv=refresh content='0;url=https://example.org'><base "
+        "href='https://example.org'>",
+        "<form action='https://example.org'><input><button "
+        "formaction='javascript:alert(1)'>b</button></form>",
+        "<link rel=stylesheet href=https://example.org/x.css><video src=https://example.org/x "
+        "poster=https://example.org/y></video>",
         "<!-- <script>alert(1)</script> --><![CDATA[<script>alert(1)</script>]]>",
-        f"<noscript><p title='</noscript><img src=data:image/png;base64,{PNG} onerror=alert(1)>'></noscript>",
+        f"<noscript><p title='</noscript><img src=data:image/png;base64,{PNG} "
+        "onerror=alert(1)>'></noscript>",
         "<xmp></xmp><template><script>alert(1)</script></template>",
         "<table background=https://example.org/x><tr><td onclick=alert(1)>1</td></tr></table>",
     ],
@@ -375,11 +383,15 @@ def test_what_was_not_measured_leaves_its_column_one_of_numbers() -> None:
 
 
 def test_styled_table_keeps_its_colours_and_no_other_style() -> None:
-    style = "#T_1_row0_col0 { color: red; background: url(http://x/y); position: fixed } body { display: none } #a, p { color: red }"
+    style = (
+        "#T_1_row0_col0 { color: red; background: url(http://x/y); position: fixed } body { "
+        "display: none } #a, p { color: red }"
+    )
     soup = page(
         code(
             display(
-                html=f"<style>{style}</style><table id='T_1'><tr><td id='T_1_row0_col0'>1</td></tr></table>"
+                html=f"<style>{style}</style><table id='T_1'><tr><td "
+                "id='T_1_row0_col0'>1</td></tr></table>"
             )
         )
     )
