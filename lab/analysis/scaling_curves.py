@@ -14,16 +14,9 @@ FIELDS = tuple(Run.model_fields)
 # How long a run trains and evaluates: in a label only where nothing else tells curves apart.
 LENGTHS = {"steps", "warmup_steps", "lr_warmup_steps", "eval_batches"}
 # Batch fields that follow from the world size, and those that say how much work a step is.
-FREE = {
-    "strong": {"micro_batch_size", "grad_accum"},
-    "weak": {"global_batch_size"},
-    "none": {"micro_batch_size", "grad_accum"},
-}
-WORK = {
-    "strong": {"global_batch_size"},
-    "weak": {"micro_batch_size", "grad_accum"},
-    "none": {"global_batch_size"},
-}
+PER_RANK, GLOBAL = {"micro_batch_size", "grad_accum"}, {"global_batch_size"}
+FREE = {"strong": PER_RANK, "weak": GLOBAL, "none": PER_RANK}
+WORK = {"strong": GLOBAL, "weak": PER_RANK, "none": GLOBAL}
 
 
 class Curve(NamedTuple):
