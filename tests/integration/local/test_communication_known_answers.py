@@ -39,16 +39,12 @@ from lab.worker.strategies import ddp
 
 pytestmark = pytest.mark.alone
 
-LAYERS, FORWARD, BACKWARD, LINK = (
-    4,
-    0.030,
-    0.060,
-    0.100,
-)  # s per layer; each layer's gradient is one bucket
+LAYERS = 4  # the gradient of each is one bucket
+FORWARD, BACKWARD, LINK = 0.030, 0.060, 0.100  # s per layer
 SLOW, STALL = 0.240, 0.120  # s on rank 1
 JITTER = 0.0015
 BUCKET_BYTES = 2**18
-TOLERANCE = 0.05
+TOLERANCE = 0.08  # of what should be zero, relative to what it could be taken for
 ATTEMPTS = 3
 
 RUN: dict[str, Any] = {
@@ -213,7 +209,8 @@ def communication(measured: dict[str, Measurement], name: str) -> Communication:
 
 
 def near(seconds: float) -> Any:
-    return pytest.approx(seconds, rel=TOLERANCE)
+    """From 5 % less to 10 % more: another process can make sleeps longer, and hardly shorter."""
+    return pytest.approx(1.025 * seconds, rel=0.073)
 
 
 # The link is the bottleneck: it carries one bucket after the other, from the first to the last.
