@@ -35,11 +35,11 @@ import socket, sys, time
 from pathlib import Path
 from lab.config.emulation import Emulated, Link
 from lab.launch.netem import join
-from lab.worker.context import Place
+from lab.worker.context import RankContext
 from lab.worker.distributed import pace_sockets
 
 rank, count, way, link, folder = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], Link.model_validate_json(sys.argv[4]), Path(sys.argv[5])
-place = Place(rank, 2, rank, "cpu", (0,), 1, "test", folder / "address")
+place = RankContext(rank, 2, rank, "cpu", (0,), 1, "test", folder / "address")
 place = join(place, link, folder / "network") if way == "join" else place
 def wait_for(path):
     while not path.exists():

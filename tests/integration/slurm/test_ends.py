@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
 import yaml
-from daemons import Slurm, wait_until
+from daemons import Slurm, SlurmError, wait_until
 from faults import Faults, await_record, await_state, await_steps, state_of
 from studies import CORPUS, LONG, SMALL_STUDY
 
@@ -186,6 +187,13 @@ def test_time_limit(running: Running) -> None:
     )
 
 
+def in_service(slurm: Slurm, node: str) -> bool:
+    """Ask for a node to be resumed; Slurm refuses where its daemon has brought it back already."""
+    with contextlib.suppress(SlurmError):
+        slurm.ask("scontrol", "update", f"NodeName={node}", "State=RESUME")
+    return "down" not in slurm.ask("sinfo", "-h", "-N", "-n", node, "-o", "%T").lower()
+
+
 def test_node_failure(running: Running) -> None:
     await_steps(running.study, running.tasks["node failure"])
     job = running.job("node failure")
@@ -195,10 +203,7 @@ def test_node_failure(running: Running) -> None:
         "squeue", "-h", "--array", "-t", "running", "-w", node, "-o", "%i"
     ).split()
     running.slurm.ask("scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=test")
-    # Slurm refuses to resume a node that it has not taken down yet.
-    sinfo = ("sinfo", "-h", "-N", "-n", node, "-o", "%T")
-    wait_until(lambda: "down" in running.slurm.ask(*sinfo), what=f"{node} down")
-    running.slurm.ask("scontrol", "update", f"NodeName={node}", "State=RESUME")
+    wait_until(lambda: in_service(running.slurm, node), what=f"{node} back in service")
     assert ended(await_record(running.study, running.tasks["node failure"]))[:2] == (
         "failed",
         "NodeFailure",
