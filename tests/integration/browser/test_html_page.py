@@ -9,7 +9,7 @@ from typing import NamedTuple
 import pandas as pd
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
-from playwright.sync_api import Browser, Page
+from playwright.sync_api import Browser, Page, expect
 
 from lab.report.html import LabHTMLExporter
 
@@ -144,11 +144,12 @@ def test_contents_stay_beside_the_text_or_fold_above_it(opened: Opened) -> None:
         )
         < 200
     )
-    assert page.get_by_role("link", name="Part 0").is_visible()
+    # The page folds its contents when it hears of its new width, which takes a moment.
+    expect(page.get_by_role("link", name="Part 0")).to_be_visible()
     page.set_viewport_size({"width": 420, "height": 800})
-    assert page.get_by_role("link", name="Part 0").is_hidden()
+    expect(page.get_by_role("link", name="Part 0")).to_be_hidden()
     page.locator("#contents summary").click()
-    assert page.get_by_role("link", name="Part 0").is_visible()
+    expect(page.get_by_role("link", name="Part 0")).to_be_visible()
 
 
 CONTRAST = """() => {
