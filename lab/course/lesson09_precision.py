@@ -57,13 +57,13 @@ def quantize(answer: object) -> str:
 
 def _try(quantized: Callable[[object], Any], row: object) -> None:
     values: npt.NDArray[np.float64] = np.asarray(row, dtype=np.float64)
-    found = quantized(values)
+    result = quantized(values)
     require(
-        isinstance(found, tuple) and len(found) == 2,
+        isinstance(result, tuple) and len(result) == 2,
         "Return two things: the integers and the scale.",
     )
-    scale = number(found[1])
-    q: npt.NDArray[np.float64] = np.asarray(found[0], dtype=np.float64)
+    scale = number(result[1])
+    q: npt.NDArray[np.float64] = np.asarray(result[0], dtype=np.float64)
     require(q.shape == values.shape, "There must be an integer for every value.")
     require(
         bool((q == np.round(q)).all()), "The first part must be whole numbers: round, do not cut."

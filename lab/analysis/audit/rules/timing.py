@@ -27,7 +27,7 @@ NOT_ONE_RUN = 0.25
 SKEW_STEPS = 2
 # A wrapper that copies buckets at world size 1 stays below this share of the step.
 ALONE = 0.001
-PARTS_TOLERANCE = 0.02  # what DESIGN asks of a clock
+PARTS_TOLERANCE = 0.02  # of the step: phases are laps of one clock and add up
 # Medians of parts need not add up to the median of the whole; a record that was checked step by
 # step may differ by this.
 MEDIANS_TOLERANCE = 0.10
