@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 from faults import Faults, await_steps
-from studies import LONG, StudyMaker
+from studies import LONG, SMALL_STUDY, StudyMaker
 
 import lab
 from lab.config.study import Study
@@ -53,6 +53,10 @@ def driver(study: Path, profile: Path) -> subprocess.Popen[str]:
         text=True,
         start_new_session=True,
     )
+
+
+# Takes all it gets of one core.
+HOG = "import os, sys; os.sched_setaffinity(0, {int(sys.argv[1])})\nwhile True: pass"
 
 
 def contents(study: Study) -> dict[str, tuple[str, int]]:
@@ -306,13 +310,19 @@ def test_a_disturbed_repeat_is_measured_once_more_and_both_are_kept(
 ) -> None:
     study = Study.load(
         make_study(
+            # Long enough for the system's clock ticks of 10 ms to tell whose time it was.
+            base=SMALL_STUDY["base"] | {"steps": 400},
             grid={"global_batch_size": [4], "world_size": [2]},
             baseline={"world_size": 2},
             scaling="none",
         )
     )
     profile.write_text(PROFILE + "repeat_disturbed: true\n")
-    hogs = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(4)]
+    hogs = [
+        subprocess.Popen([sys.executable, "-c", HOG, str(core)])
+        for core in os.sched_getaffinity(0)
+        for _ in range(2)
+    ]
     try:
         (record,) = lab.launch(study, str(profile)).wait(progress=False)
         folder = Store(study.out).folder(study.tasks[0])
