@@ -14,7 +14,7 @@ from lab.analysis.scaling_curves import curves, ranks, with_interval
 from lab.config.run import Run
 from lab.config.study import Study
 from lab.formatting import format_seconds, percent, rounded
-from lab.records.schema import FOREIGN_CPU, PHASES, Environment
+from lab.records.schema import FOREIGN_SHARE, PHASES, Environment
 from lab.records.store import Record
 
 EXPOSED = "exposed communication"
@@ -268,8 +268,8 @@ def _threads_and_cores(place: Environment | None) -> Iterator[tuple[int, int]]:
 
 def _disturbed(records: Sequence[Record]) -> Iterator[str]:
     places = [record.environment for record in records if record.completed]
-    loads = [place.foreign_cpu for place in places if place and place.foreign_cpu is not None]
-    high = [load for load in loads if load > FOREIGN_CPU]
+    loads = [place.foreign_share for place in places if place and place.foreign_share is not None]
+    high = [load for load in loads if load > FOREIGN_SHARE]
     again = sum(record.disturbed is not None for record in records)
     if again:
         yield (
@@ -278,8 +278,8 @@ def _disturbed(records: Sequence[Record]) -> Iterator[str]:
         )
     if high:
         yield (
-            f"In {len(high)} of {len(loads)} repeats other processes took more than {FOREIGN_CPU} "
-            f"of a core from the ranks, at most {rounded(max(high))} cores: "
+            f"In {len(high)} of {len(loads)} repeats other processes took more than "
+            f"{100 * FOREIGN_SHARE:.0f} % of the ranks' cores, at most {100 * max(high):.0f} %: "
             "these times may be too long."
         )
 

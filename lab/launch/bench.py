@@ -202,7 +202,7 @@ def _equal_loss(
 
 @dataclass(frozen=True)
 class HeldOut:
-    """The scored runs of a study; `foreign` is the CPU that others took, in cores, by run id."""
+    """Scored runs; `foreign` is the share of the ranks' cores that others took, by run id."""
 
     study: Study
     scores: tuple[Score, ...]
@@ -232,14 +232,14 @@ class HeldOut:
         for score, row in zip(
             self.scores, scores_table(list(self.scores)).to_dict("records"), strict=True
         ):
-            run = score.frozen.run
+            run, share = score.frozen.run, self.foreign.get(score.frozen.run_id)
             rows.append(
                 {
                     "model": run.label_parts[0],
                     "batch": run.global_batch_size,
                     "buckets": f"{run.bucket_cap_mb:g} MiB",
                     **{name: row[name] for name in columns},
-                    "foreign CPU": f"{self.foreign.get(score.frozen.run_id, 0.0):.2f}",
+                    "foreign CPU": "-" if share is None else f"{100 * share:.0f} %",
                 }
             )
         return rows
@@ -273,8 +273,8 @@ def held_out(
         raise LabError("no run was predicted before it was measured: measure anew with --fresh")
     foreign = defaultdict(list)
     for record in load_records(study):
-        if record.environment and record.environment.foreign_cpu is not None:
-            foreign[record.run_id].append(record.environment.foreign_cpu)
+        if record.environment and record.environment.foreign_share is not None:
+            foreign[record.run_id].append(record.environment.foreign_share)
     medians = {run_id: statistics.median(values) for run_id, values in foreign.items()}
     return HeldOut(study, tuple(scored), medians)
 

@@ -159,8 +159,9 @@ def _measure(
         raise LabError(_cause(handle, world_size)) from None
     line = f"{_ranks(world_size)}: measured in {time.monotonic() - began:.0f} s"
     if part.disturbed:
+        share = 100 * (part.environment.foreign_share or 0.0)
         line += (
-            f"; other processes took {part.environment.foreign_cpu:.1f} cores meanwhile: "
+            f"; other processes took {share:.0f} % of the ranks' cores: "
             "calibrate again with --fresh when they are done"
         )
     display.print(line)

@@ -27,8 +27,9 @@ class Stat(Section):
 
 # The parts of a step, in the order in which they happen; all in seconds.
 PHASES = ("data", "h2d", "forward", "backward", "optimizer", "other")
-# Cores' worth of other processes from which repeats differed by more than 4 % when tried.
-FOREIGN_CPU = 0.12
+# From 0.12 of two cores on, repeats differed by more than 4 % when tried; the same share of one
+# core is stricter: what lost it takes 1 / (1 - 0.06) times as long, 6 % more.
+FOREIGN_SHARE = 0.06
 
 
 class Timing(Section):
@@ -177,9 +178,25 @@ class Environment(Section):
     replay: str | None = None  # the source of a published row that this repeats; None: measured
 
     @property
+    def core_count(self) -> int:
+        """The cores of all ranks, one that several ranks share once; 0 where none is known."""
+        hosts = self.hosts
+        if len(hosts) != len(self.cpus_granted):  # one host alone stands for all ranks
+            hosts = hosts[:1] * len(self.cpus_granted) if len(set(hosts)) == 1 else []
+        pairs = zip(hosts, self.cpus_granted, strict=True) if hosts else ()
+        return len({(host, core) for host, cores in pairs for core in cores})
+
+    @property
+    def foreign_share(self) -> float | None:
+        """The share of the ranks' cores that other processes took; None where it is not known."""
+        if self.foreign_cpu is None or not self.core_count:
+            return None
+        return self.foreign_cpu / self.core_count
+
+    @property
     def disturbed(self) -> bool:
         """Whether other processes took too much of the ranks' cores to believe the times."""
-        return self.foreign_cpu is not None and self.foreign_cpu > FOREIGN_CPU
+        return self.foreign_share is not None and self.foreign_share > FOREIGN_SHARE
 
 
 class Allocation(Section):

@@ -23,7 +23,7 @@ from torch.distributed.tensor import DTensor
 
 from lab.machine import cpu_model, gpus
 from lab.records.provenance import git_state
-from lab.records.schema import Environment
+from lab.records.schema import FOREIGN_SHARE, Environment
 from lab.worker.context import RankContext
 from lab.worker.data.dataset import Dataset
 
@@ -159,10 +159,10 @@ def cpu_use(cores: Sequence[int]) -> CpuUse:
 def background_cpu(uses: Iterable[tuple[str, CpuUse]]) -> float | None:
     """Cores taken by other processes: busy less own time of all ranks, over wall time.
 
-    Takes each rank's host and use; None where the system does not count.
+    Takes each rank's host and use; None where the system does not count, or in too short a time.
     """
     uses = list(uses)
-    if not all(use.busy and use.wall > 0 for _, use in uses):
+    if not all(use.busy and use.wall >= _shortest_s() for _, use in uses):
         return None
     readings: dict[tuple[str, int], list[float]] = {}
     for host, use in uses:
@@ -173,6 +173,11 @@ def background_cpu(uses: Iterable[tuple[str, CpuUse]]) -> float | None:
     own = sum(use.own for _, use in uses)
     # Ticks of 10 ms round the busy time, so that on idle cores the difference may fall below zero.
     return max(busy - own, 0.0) / fmean(use.wall for _, use in uses)
+
+
+def _shortest_s() -> float:
+    """How long a core must be watched for two ticks, one at each end, not to look like others."""
+    return 2 / os.sysconf("SC_CLK_TCK") / FOREIGN_SHARE
 
 
 def _busy(cores: Sequence[int]) -> dict[int, float]:

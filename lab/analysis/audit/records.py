@@ -21,7 +21,7 @@ NO_KEYS = {
     *("steps", "warmup_steps", "lr_warmup_steps", "eval_batches"),
 }
 # Numbers that only records have.
-RECORD_NUMBERS = ("total_steps", "phase_sum", "median_low", "median_high", "foreign_cpu")
+RECORD_NUMBERS = ("total_steps", "phase_sum", "median_low", "median_high", "foreign_share")
 
 
 def from_records(
@@ -104,7 +104,7 @@ def _environment(environment: Environment) -> dict[str, Any]:
         "emulated": emulated.label if emulated else "no",
         "link": emulated.link.label if emulated and emulated.link else None,
         "key:emulated": emulated.label if emulated else "",
-        "foreign_cpu": environment.foreign_cpu,
+        "foreign_share": environment.foreign_share,
         "parameters": environment.parameters,
         "cpus": len(cores) or None if len(hosts) == 1 else None,
     }

@@ -28,6 +28,13 @@ def test_what_the_system_does_not_tell_is_none() -> None:
     assert background_cpu([("a", CpuUse(10.0, 5.0, {}))]) is None
 
 
+def test_what_two_clock_ticks_could_have_made_is_not_judged() -> None:
+    assert background_cpu([("a", CpuUse(wall=0.09, own=0.07, busy={0: 0.09}))]) is None
+    long, short = ("a", CpuUse(2.0, 1.5, {0: 2.0})), ("a", CpuUse(0.2, 0.1, {1: 0.2}))
+    assert background_cpu([long]) == pytest.approx(0.25)
+    assert background_cpu([long, short]) is None
+
+
 @pytest.mark.skipif(not Path("/proc/stat").exists(), reason="needs /proc")
 def test_own_work_is_seen_on_the_own_cores() -> None:
     cores = tuple(os.sched_getaffinity(0))

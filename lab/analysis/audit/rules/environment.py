@@ -9,7 +9,7 @@ import pandas as pd
 
 from lab.analysis.audit.observations import Observations, UncheckedError
 from lab.analysis.audit.rule import Fault, rule
-from lab.records.schema import FOREIGN_CPU
+from lab.records.schema import FOREIGN_SHARE
 
 # What must not differ inside one study, in the words of a sentence.
 SAME = {
@@ -61,12 +61,14 @@ def mixed_environment(observations: Observations) -> Iterator[Fault]:
             "Commit before measuring.",
             "note",
         )
-    disturbed = rows[rows["foreign_cpu"] > FOREIGN_CPU] if "foreign_cpu" in rows else rows[:0]
+    disturbed = rows[:0]
+    if "foreign_share" in rows:
+        disturbed = rows[rows["foreign_share"] > FOREIGN_SHARE]
     if len(disturbed):
         yield Fault(
             disturbed["label"],
             f"In {len(disturbed)} of {len(rows)} repeats other processes took up to "
-            f"{disturbed['foreign_cpu'].max():.2f} of the ranks' cores.",
+            f"{100 * disturbed['foreign_share'].max():.0f} % of the ranks' cores.",
             "Measure again on an idle machine.",
             "note",
         )
