@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-import tempfile
+import secrets
 from pathlib import Path
 from typing import Any
 
@@ -26,16 +26,17 @@ def write_atomically(path: Path, content: bytes, *, durable: bool = True) -> Non
     `durable` waits until it is on the disk, so that it survives a power cut, not only the process.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
-        with os.fdopen(handle, "wb") as stream:
+        # Opened as any new file, so that the umask decides who may read it; tempfile's are private.
+        with partial.open("xb") as stream:
             stream.write(content)
             if durable:
                 stream.flush()
                 os.fsync(stream.fileno())
-        Path(name).replace(path)
+        partial.replace(path)
     except BaseException:
-        Path(name).unlink(missing_ok=True)
+        partial.unlink(missing_ok=True)
         raise
 
 

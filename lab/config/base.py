@@ -22,7 +22,7 @@ Counts = Annotated[
 class Frozen(BaseModel):
     """A strict, immutable configuration without unknown keys."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
 class InvalidValueError(ValueError):

@@ -29,7 +29,7 @@ class Row(BaseModel):
     `{layers: 12, world_size: 2}`.
     """
 
-    model_config = ConfigDict(frozen=True, extra="allow", strict=True)
+    model_config = ConfigDict(frozen=True, extra="allow", strict=True, allow_inf_nan=False)
 
     world_size: int = Field(ge=1)
     steps: int = Field(ge=1)  # over which the table's time was taken

@@ -13,7 +13,7 @@ from lab.config.emulation import Emulated
 class Section(BaseModel):
     """A part of a record; unknown keys are refused, so that a typing error hides no measurement."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="null")
+    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
 
 
 class Stat(Section):

@@ -174,6 +174,7 @@ CONFLICTS: dict[str, tuple[dict[str, Any], str]] = {
         {"static_graph": True, "grad_accum": 2},
         "static_graph with grad_accum 2",
     ),
+    "endless": ({"grad_clip": float("inf")}, "finite number"),
     "no bucket": ({"bucket_cap_mb": 0}, "greater than 0"),
     "compression of naive": (
         {"strategy": "naive_ddp", "compression": "bf16"},

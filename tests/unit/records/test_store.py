@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import os
 from pathlib import Path
 
 import pandas as pd
@@ -118,3 +120,20 @@ def test_failed_write_leaves_the_old_content(tmp_path: Path) -> None:
     with pytest.raises(TypeError):
         write_atomically(path, "text is no bytes")  # type: ignore[arg-type]
     assert path.read_bytes() == b"old" and len(list(tmp_path.iterdir())) == 1
+
+
+@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o027, 0o640), (0o077, 0o600)])
+def test_the_umask_says_who_may_read_what_is_written(tmp_path: Path, umask: int, mode: int) -> None:
+    before = os.umask(umask)
+    try:
+        path = write_record(record(RUN), tmp_path)
+    finally:
+        os.umask(before)
+    assert path.stat().st_mode & 0o777 == mode
+
+
+def test_numbers_that_are_not_finite_are_read_back(tmp_path: Path) -> None:
+    written = record(RUN, loss=[4.0, math.inf, math.nan])
+    read = read_record(write_record(written, tmp_path))
+    assert read is not None and read.quality is not None
+    assert read.quality.loss[:2] == [4.0, math.inf] and math.isnan(read.quality.loss[2])
