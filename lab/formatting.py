@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable
 from typing import NamedTuple, TypeGuard
 
 NOT_MEASURED = "not measured"
 DIGITS_ALONE = 3  # significant digits of a value without an interval
-DIGITS_MOST = 4  # no measurement here supports more
+DIGITS_OF_INTERVAL = 2  # of half its width: those of the value that mean something
+DIGITS_MOST = 5  # no measurement here supports more
 
 
 class Unit(NamedTuple):
@@ -22,24 +24,37 @@ UNITS = (Unit("s", 1.0), Unit("ms", 1e3), Unit("µs", 1e6))
 
 
 def rounded(value: float | None, low: float | None = None, high: float | None = None) -> str:
-    """A value and its interval, such as `1.84 [1.80, 1.90]`; `not measured` for None and NaN.
+    """A value and its interval, such as `87 [71, 93]`; `not measured` for None and NaN.
 
-    The last digit shown is the first one of half the interval's width, or the third significant one
-    without an interval; never more than four significant digits, and at least one of the value.
+    Value and ends have the decimals that show two significant digits of half the interval's width,
+    and at most five of the largest of them; without an interval or with one of no width, three of
+    the value. No number below 1000 is rounded to tens.
     """
     if not _known(value):
         return NOT_MEASURED
+    alone = _leading(value, DIGITS_ALONE) - DIGITS_ALONE + 1
     if not (_known(low) and _known(high)):
-        return _fixed(value, _leading(value) - DIGITS_ALONE + 1)
-    if not (value or low or high):
+        return _fixed(value, alone)
+    largest = max(abs(number) for number in (value, low, high))
+    if not largest:
         return "0"
-    finest = _leading(value) - DIGITS_MOST + 1
-    place = min(max(_leading((high - low) / 2), finest), _leading(value)) if high > low else finest
+    finest = _leading(largest, DIGITS_MOST) - DIGITS_MOST + 1
+    half = (high - low) / 2
+    place = _leading(half, DIGITS_OF_INTERVAL) - DIGITS_OF_INTERVAL + 1 if half > 0 else alone
+    place = min(max(place, finest), max(alone, 0))
     return f"{_fixed(value, place)} [{_fixed(low, place)}, {_fixed(high, place)}]"
 
 
+def value_of(text: str) -> str:
+    """A formatted number without its interval, with the same digits: `87 [71, 93] ms` is `87 ms`.
+
+    For where the interval stands beside it already, or is drawn.
+    """
+    return re.sub(r" \[[^\]]*\]", "", text)
+
+
 def percent(value: float | None, low: float | None = None, high: float | None = None) -> str:
-    """A ratio and its interval in per cent, such as `46 [45, 48] %`."""
+    """A ratio and its interval in per cent, such as `46.0 [45.0, 48.0] %`."""
     return _scaled(value, low, high, Unit("%", 100.0))
 
 
@@ -50,7 +65,7 @@ def format_seconds(
     *,
     unit: Unit | None = None,
 ) -> str:
-    """A duration in s and its interval, such as `153 [150, 157] ms`; the unit fits the value."""
+    """A duration in s and its interval, such as `153.2 [150.0, 157.0] ms`; its unit fits."""
     return _scaled(value, low, high, unit or unit_for([value]))
 
 
@@ -73,9 +88,9 @@ def _known(value: float | None) -> TypeGuard[float]:
     return value is not None and math.isfinite(value)
 
 
-def _leading(value: float) -> int:
-    """The power of ten of a number's first digit; 0.1 computed as 0.0999... counts as 0.1."""
-    return math.floor(math.log10(abs(value)) + 1e-9) if value else 0
+def _leading(value: float, digits: int) -> int:
+    """The power of ten of a number's first digit, once it is rounded to these many digits."""
+    return math.floor(math.log10(float(f"{abs(value):.{digits - 1}e}"))) if value else 0
 
 
 def _fixed(value: float, place: int) -> str:

@@ -27,7 +27,7 @@ def classical_tables(summary: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
 
     Step time, speedup and efficiency have a row per world size and a column per curve (turned where
     curves are many), compute and communication a row per configuration. Cells read
-    `1.84 [1.80, 1.90]`, or say why there is no number.
+    `1.841 [1.800, 1.900]`, or say why there is no number.
     """
     lines = curves(summary)
     if not lines:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +15,7 @@ from lab.figures.data import StudyResults
 from lab.figures.figure import figure, no_runs
 from lab.figures.labels import Label, place
 from lab.figures.style import IDEAL, WIDE, ink, plain_log, styled
-from lab.formatting import format_seconds, percent, rounded, unit_for
+from lab.formatting import format_seconds, percent, rounded, unit_for, value_of
 
 __all__ = ["efficiency", "speedup", "step_time", "throughput"]
 
@@ -116,7 +115,7 @@ def _draw(
         sizes = points["world_size"]
         ax.errorbar(sizes, value, yerr=errors, color=color, marker=marker, label=label)
         # Without the interval, which is drawn.
-        last = re.sub(r" \[.*\]", "", text(*_interval(points.iloc[-1], column)))
+        last = value_of(text(*_interval(points.iloc[-1], column)))
         labels.append(Label(sizes.iloc[-1], value.iloc[-1], f"{label}: {last}", ink(color)))
         if column == "speedup":
             labels += _draw_predicted(ax, _predicted(results, points), color=ink(color))

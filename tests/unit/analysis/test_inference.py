@@ -101,7 +101,7 @@ def test_slower_is_said_with_reasons_and_noise_is_not_called_a_difference() -> N
     fast = inferred(inference_run("int4_weight_only"), [point(2, 1e-3, 0.5e-3)])
     first, _, third, fourth = inference.sentences([slow, even, fast])
     assert first.startswith(
-        "bf16 on 1 CPU process, prompt 64, batch 2: slower, 2.0 [1.9, 2.1] of the base's"
+        "bf16 on 1 CPU process, prompt 64, batch 2: slower, 2.00 [1.90, 2.10] of the base's"
     )
     assert "the base reads 25 % of the memory bandwidth" in first.replace("25.0", "25")
     assert "grows 1.1 times from batch 2 to 8, so dispatching the calls counts" in first
@@ -118,8 +118,8 @@ def test_rows_of_speed_latency_and_quality() -> None:
     assert [
         row["between tokens"].split()[0] for row in inference.speed_rows(records, GENERATION)
     ] == [
-        "1.00",
-        "2.0",
+        "1.000",
+        "2.00",
     ]
     assert [row["model"] for row in inference.latency_rows(records)] == [
         "base (fp32)",
@@ -128,7 +128,7 @@ def test_rows_of_speed_latency_and_quality() -> None:
     ]
     assert inference.latency_rows(records)[0]["of memory bandwidth"] == "25.0 %"
     [_, bf16] = inference.quality_rows(records, GENERATION)
-    assert (bf16["of the base"], bf16["change"]) == ("50.0 %", "1.0 [0.5, 1.5] %")
+    assert (bf16["of the base"], bf16["change"]) == ("50.0 %", "1.00 [0.50, 1.50] %")
 
 
 def test_what_is_unavailable_has_its_reason_and_no_row() -> None:

@@ -78,14 +78,14 @@ def test_speed_and_accuracy_are_claimed_where_their_intervals_say_so() -> None:
     fast = classified(inference_run("int8_dynamic"), [point(1, 1e-3, 0.5e-3)], WORSE)
     first, second, third, *costs = inference.sentences([slow, fast])
     assert first.startswith(
-        "bf16 on 1 CPU process, batch 1: slower, 2.0 [1.9, 2.1] of the base's time for a batch."
+        "bf16 on 1 CPU process, batch 1: slower, 2.00 [1.90, 2.10] of the base's time for a batch."
     )
     assert "a method: 9 of 9 linear layers, on AVX2" in first
     assert "no difference is shown" in second
     assert third.startswith("int8_dynamic on 1 CPU process, batch 1: faster, 0.50")
     assert costs == [
         "bf16: accuracy 89.8 %, the base's 90.0 %: no difference is shown on 500 samples.",
-        "int8_dynamic: accuracy 88.0 %, the base's 90.0 %: lower, a change of -2 [-3, -1] points.",
+        "int8_dynamic: accuracy 88.0 %, the base's 90.0 %: lower, a change of -2.0 [-3.0, -1.0] points.",
     ]
 
 
@@ -101,7 +101,7 @@ def test_rows_of_speed_and_quality_and_none_for_language_models() -> None:
     assert (row["accuracy"], row["base accuracy"], row["change (points)"]) == (
         "88.0 %",
         "90.0 %",
-        "-2 [-3, -1]",
+        "-2.0 [-3.0, -1.0]",
     )
     assert (row["of the base"], row["samples"]) == ("25.0 %", 500)
     assert inference.speed_rows(records, GENERATION) == inference.latency_rows(records) == []

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from lab import InputError
 from lab.analysis.laws import amdahl_speedup, fit_amdahl, gustafson_speedup, karp_flatt
 from lab.analysis.scaling import summary
 from lab.analysis.scaling_curves import baseline_name, curves, ranks
-from lab.formatting import Unit, format_seconds, percent, rounded, unit_for
+from lab.formatting import Unit, format_seconds, percent, rounded, unit_for, value_of
 from lab.records.store import Record
 from lab.records.table import table
 
@@ -329,12 +330,19 @@ def test_the_fit_of_noisy_speedups():
 @pytest.mark.parametrize(
     ("numbers", "text"),
     [
-        ((1.8412, 1.8, 1.9), "1.84 [1.80, 1.90]"),
-        ((1.8412, 1.7, 1.9), "1.8 [1.7, 1.9]"),
-        ((153.2, 120, 190), "150 [120, 190]"),
+        ((1.8412, 1.8, 1.9), "1.841 [1.800, 1.900]"),  # half the width is 0.050
+        ((1.8412, 1.7, 1.9), "1.84 [1.70, 1.90]"),
+        ((153.2, 120, 190), "153 [120, 190]"),
+        ((87.3, 70.6, 92.8), "87 [71, 93]"),
+        ((265.4, 149, 381), "265 [149, 381]"),  # half the width is 116: no rounding to tens
+        ((12345.0, 11000.0, 13000.0), "12300 [11000, 13000]"),
         ((0.4, 0.2, 2.5), "0.4 [0.2, 2.5]"),
-        ((2.5, 2.5, 2.5), "2.500 [2.500, 2.500]"),
+        ((0.5, 0.0, 0.0999 * 2 + 2e-4), "0.50 [0.00, 0.20]"),
+        ((-0.3, -1.4, 0.8), "-0.3 [-1.4, 0.8]"),
+        ((100.0, 99.999, 100.001), "100.00 [100.00, 100.00]"),
+        ((2.5, 2.5, 2.5), "2.50 [2.50, 2.50]"),
         ((1.8412,), "1.84"),
+        ((9.996,), "10.0"),
         ((12345.0,), "12300"),
         ((0.0, 0.0, 0.0), "0"),
         ((math.nan, math.nan, math.nan), "not measured"),
@@ -350,17 +358,37 @@ def test_a_rounded_value_stays_within_the_width_of_its_interval(value, down, up)
     low, high = value * (1 - down), value * (1 + up)
     shown = float(rounded(value, low, high).split(" ")[0])
     assert shown > 0
-    assert abs(shown - value) <= max((high - low) / 2, 0.0006 * value)
+    assert abs(shown - value) <= max((high - low) / 20, 0.006 * value)
+
+
+@given(
+    value=st.floats(1e-6, 1e6),
+    down=st.floats(1e-3, 0.5),
+    up=st.floats(1e-3, 0.5),
+    factor=st.sampled_from([1, -1]),
+)
+def test_a_value_and_its_ends_have_the_decimals_of_half_the_width(value, down, up, factor):
+    low, high = sorted([factor * value * (1 - down), factor * value * (1 + up)])
+    text = rounded(factor * value, low, high)
+    numbers = re.fullmatch(r"(-?[\d.]+) \[(-?[\d.]+), (-?[\d.]+)\]", text)
+    assert numbers is not None, text
+    decimals = {len(number.partition(".")[2]) for number in numbers.groups()}
+    assert len(decimals) == 1
+    digits = f"{(high - low) / 2:.{decimals.pop()}f}".replace(".", "").lstrip("0")
+    assert len(digits) == 2 or value >= 10, text  # a whole number keeps its units up to 1000
+    assert len(digits) >= 2
+    assert value_of(text) == numbers[1]
 
 
 def test_seconds_and_per_cent():
-    assert format_seconds(0.1532, 0.15, 0.157) == "153 [150, 157] ms"
+    assert format_seconds(0.1532, 0.15, 0.157) == "153.2 [150.0, 157.0] ms"
     assert format_seconds(1.5) == "1.50 s"
     assert format_seconds(2e-5) == "20.0 µs"
     assert format_seconds(0.02, unit=Unit("s", 1.0)) == "0.0200 s"
     assert format_seconds(None) == "not measured"
     assert unit_for([0.002, None, math.nan, 0.5]).name == "ms"
-    assert percent(0.46, 0.45, 0.48) == "46 [45, 48] %"
+    assert percent(0.46, 0.45, 0.48) == "46.0 [45.0, 48.0] %"
+    assert value_of(percent(0.46, 0.31, 0.6)) == "46 %" and value_of("12 ms") == "12 ms"
 
 
 def test_ranks_are_called_what_they_are():

@@ -34,10 +34,10 @@ def test_classical_tables():
     assert time.loc[1, "batch 64"] == "200 [190, 210] ms"
     assert time.loc[2, "batch 128"] == "not measured"
     assert speedup.loc[1, "batch 64"] == "1 (baseline)"
-    assert speedup.loc[2, "batch 64"] == "1.8 [1.6, 2.1]"
-    assert efficiency.loc[4, "batch 64"] == "62 [59, 66] %"
+    assert speedup.loc[2, "batch 64"] == "1.82 [1.58, 2.10]"
+    assert efficiency.loc[4, "batch 64"] == "62.5 [59.4, 65.6] %"
     assert set(parts["communication"]) == {"none", "not measured"}
-    assert parts.loc["4 CPU processes, batch 64", "compute"] == "68.00 [68.00, 68.00] ms"
+    assert parts.loc["4 CPU processes, batch 64", "compute"] == "68.0 [68.0, 68.0] ms"
     captions = list(tables)
     assert captions[1] == "Speedup over 1 CPU process, median over 3 repeats [95 % interval]"
     assert captions[3].endswith("compute holds the wait for it")

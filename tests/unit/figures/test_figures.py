@@ -118,7 +118,7 @@ def test_speedup(records):
     assert [label.get_text() for label in ax.get_xticklabels()] == ["1", "2", "4"]
     assert ax.get_xlabel() == "CPU processes"
     assert ax.get_ylabel() == "speedup over 1 CPU process"
-    assert set(words(ax)) == {"ideal", "batch 64: 2.5×", "batch 128: 2.9×"}
+    assert set(words(ax)) == {"ideal", "batch 64: 2.50×", "batch 128: 2.86×"}
     assert ax.get_legend() is None
 
 
@@ -295,8 +295,8 @@ def test_alt_text_is_one_sentence_with_numbers(name, few):
 
 def test_alt_text_tells_the_numbers(records):
     assert alt_text("step_time", records[:9]) == (
-        "Step time by world size: batch 64, 200 [194, 208] ms on 1 CPU process and "
-        "80 [78, 83] ms on 4 CPU processes."
+        "Step time by world size: batch 64, 200.0 [194.0, 208.0] ms on 1 CPU process and "
+        "80.0 [77.6, 83.2] ms on 4 CPU processes."
     )
     with pytest.raises(InputError, match="speedup"):
         alt_text("speed_up", records)
