@@ -273,8 +273,8 @@ def _disturbed(records: Sequence[Record]) -> Iterator[str]:
     again = sum(record.disturbed is not None for record in records)
     if again:
         yield (
-            "Disturbed by other processes and measured again, with the first results kept: "
-            f"{again} of {len(loads)} repeats."
+            f"Disturbed by other processes and measured again: {again} of {len(loads)} repeats; "
+            "of both attempts the quieter counts, and the other is kept."
         )
     if high:
         yield (

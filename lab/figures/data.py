@@ -14,10 +14,10 @@ from lab.analysis.comparison import Comparison
 from lab.analysis.scaling import summary
 from lab.analysis.scaling_curves import Curve, Scaling, curves
 from lab.config.cluster import NOTICE
-from lab.config.study import Study
+from lab.config.study import Study, Task
 from lab.errors import LabError
 from lab.perfmodel.frozen import Frozen, Score, scores
-from lab.records.store import Record, load_records
+from lab.records.store import Record, Store, load_records
 from lab.records.table import table
 
 Losses = np.ndarray[Any, np.dtype[np.float64]]
@@ -82,6 +82,13 @@ class StudyResults:
         if isinstance(self.source, Comparison):
             return self.source.records
         return load_records(self.source)
+
+    @cached_property
+    def set_aside(self) -> dict[Task, Record]:
+        """The louder of two attempts at a task, which no result counts; none without a study."""
+        store = Store(self._study.out) if self._study else None
+        tasks = [record.task for record in self.records] if store else []
+        return {task: louder for task in tasks if store and (louder := store.set_aside(task))}
 
     @cached_property
     def table(self) -> pd.DataFrame:

@@ -26,7 +26,14 @@ from lab.config.study import Study
 from lab.errors import LabError
 from lab.launch import netem
 from lab.launch.attempt import Attempt, Decision, claim
-from lab.launch.outcome import DISTURBED, archive_failed, failed, now, rank_error
+from lab.launch.outcome import (
+    archive_failed,
+    failed,
+    keep_quieter,
+    now,
+    rank_error,
+    restore_quieter,
+)
 from lab.launch.watchdog import Watchdog
 from lab.records.schema import Allocation
 from lab.records.store import Record, Store, read_record, write_record
@@ -69,7 +76,6 @@ def execute(
             )
             watchdog.stop()
             if measurement is not None:
-                noisy = read_record(attempt.folder / DISTURBED / "record.json")
                 record = Record(
                     run_id=run.id,
                     repeat=repeat,
@@ -78,12 +84,9 @@ def execute(
                     started_at=started_at,
                     finished_at=now(),
                     allocation=_allocation(attempt),
-                    disturbed=noisy.environment.foreign_cpu
-                    if noisy and noisy.environment
-                    else None,
                     **vars(measurement),
                 )
-                write_record(record, attempt.folder)
+                keep_quieter(record, attempt.folder)
     return "done"
 
 
@@ -94,7 +97,7 @@ def _decide(folder: Path) -> Decision:
     if record is not None and record.completed:
         return "skip"
     archive_failed(folder)  # of an earlier start of this job
-    return "run"
+    return "skip" if restore_quieter(folder) else "run"
 
 
 def register(

@@ -241,9 +241,9 @@ class Jobs:
     def _was_disturbed(self, task: Task) -> bool:
         """Whether a task was measured in this call, for the first time, and disturbed."""
         record = None if task in self._measured else self._store.read(task)
-        if record is None or record.environment is None:
+        if record is None or record.environment is None or self._store.set_aside(task):
             return False
-        return record.environment.disturbed and record.disturbed is None
+        return record.environment.disturbed
 
     def _has_record(self, folder: Path) -> bool:
         return (folder / "record.json").exists()

@@ -14,7 +14,7 @@ from lab.config.run import Run
 from lab.config.study import Task
 from lab.launch.attempt import Attempt, RankError
 from lab.records.schema import Allocation, Failure
-from lab.records.store import Record, Status
+from lab.records.store import DISTURBED, Record, Status, read_record, write_record
 
 STATUSES: dict[str, Status] = {
     "OutOfMemoryError": "oom",
@@ -26,8 +26,9 @@ STATUSES: dict[str, Status] = {
     "Preempted": "preempted",
     "Cancelled": "cancelled",
 }
-# Where the first measurement of a disturbed repeat is kept, in the repeat's folder.
-DISTURBED = "disturbed"
+# Where the quieter of two attempts waits while the louder one, made whole in LOUDER, takes its
+# place in DISTURBED.
+QUIETER, LOUDER = "quieter", "louder"
 # What a scheduler did to the whole job, and so the cause of whatever its ranks then met.
 JOB_WIDE = {"MemoryLimit", "TimeLimit", "Preempted", "NodeFailure"}
 # Inferred from silence; gives way to a scheduler that knows better.
@@ -131,11 +132,67 @@ def archive_failed(folder: Path) -> None:
 
 def archive_noisy(folder: Path) -> None:
     """Move a disturbed measurement aside; it stays whole where it was until its record moves."""
-    archive = folder / DISTURBED
-    archive.mkdir(exist_ok=True)
+    for left in (QUIETER, LOUDER):  # by a job that was killed
+        shutil.rmtree(folder / left, ignore_errors=True)
+    _copy_series(folder, folder / DISTURBED)
+    (folder / "record.json").rename(folder / DISTURBED / "record.json")
+
+
+def keep_quieter(record: Record, folder: Path) -> None:
+    """Write a measurement; of two attempts at a repeat the quieter is its record, whichever it is.
+
+    The other one lies whole in DISTURBED. At every moment both are on the disk, once the second is
+    whole there; what a kill leaves undone, `restore_quieter` completes.
+    """
+    first = read_record(folder / DISTURBED / "record.json")
+    if first is None:
+        write_record(record, folder)
+    elif not _is_louder(record, first):
+        write_record(_beside(record, first), folder)
+    else:
+        (folder / DISTURBED).rename(folder / QUIETER)
+        _copy_series(folder, folder / LOUDER)
+        write_record(record, folder / LOUDER)
+        restore_quieter(folder)
+
+
+def restore_quieter(folder: Path) -> bool:
+    """Make the attempt in QUIETER the record again; whether there is one, and a louder one."""
+    quieter = folder / QUIETER
+    first = read_record(quieter / "record.json")
+    if first is None:
+        return False
+    if (folder / LOUDER / "record.json").exists():
+        (folder / LOUDER).rename(folder / DISTURBED)
+    second = read_record(folder / DISTURBED / "record.json")
+    if second is None:  # killed before the second attempt was whole
+        quieter.rename(folder / DISTURBED)
+        return False
+    _copy_series(quieter, folder)
+    write_record(_beside(first, second), folder)
+    shutil.rmtree(quieter, ignore_errors=True)
+    return True
+
+
+def _copy_series(folder: Path, target: Path) -> None:
+    target.mkdir(exist_ok=True)
     for path in folder.glob("*.parquet"):
-        shutil.copy2(path, archive)
-    (folder / "record.json").rename(archive / "record.json")
+        shutil.copy2(path, target)
+
+
+def _is_louder(record: Record, other: Record) -> bool:
+    """Whether other processes took more from a record; not known of one that was not judged."""
+    share, least = _foreign_share(record), _foreign_share(other)
+    return share is not None and least is not None and share > least
+
+
+def _foreign_share(record: Record) -> float | None:
+    return record.environment.foreign_share if record.environment else None
+
+
+def _beside(record: Record, other: Record) -> Record:
+    foreign_cpu = other.environment.foreign_cpu if other.environment else None
+    return record.model_copy(update={"disturbed": foreign_cpu})
 
 
 def stamp() -> str:

@@ -29,6 +29,8 @@ from lab.records.schema import (
 )
 
 SCHEMA_VERSION = 1
+# Where the louder of two attempts at a repeat is kept whole, in the repeat's folder.
+DISTURBED = "disturbed"
 Status = Literal["completed", "failed", "oom", "timeout", "preempted", "cancelled"]
 
 
@@ -52,7 +54,7 @@ class Record(Section):
     quality: Quality | None = None
     inference: Inference | None = None
     checks: dict[str, bool] = {}
-    # `foreign_cpu` of a disturbed earlier measurement of this repeat, which is kept beside it.
+    # `foreign_cpu` of the other attempt at this repeat, the louder one, which is kept beside it.
     disturbed: float | None = None
 
     @property
@@ -94,6 +96,10 @@ class Store:
     def read(self, task: Task) -> Record | None:
         """The record of a task; None where it is missing or not whole, and is to be measured."""
         return read_record(self.folder(task) / "record.json")
+
+    def set_aside(self, task: Task) -> Record | None:
+        """The louder of two attempts at a task; None where it was measured once."""
+        return read_record(self.folder(task) / DISTURBED / "record.json")
 
     def completed(self, task: Task) -> bool:
         """Whether a task is measured."""

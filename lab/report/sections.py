@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from lab.analysis import findings as analysis
 from lab.analysis import inference
@@ -14,6 +14,7 @@ from lab.analysis.audit import audit as audit_of
 from lab.analysis.scaling_curves import curves, ranks
 from lab.analysis.tables import classical_tables
 from lab.config.run import distinct_labels
+from lab.config.study import Task
 from lab.errors import InputError
 from lab.figures.data import StudyResults
 from lab.formatting import format_seconds, percent, unit_for
@@ -34,6 +35,8 @@ PREDICTIONS = (
     "says that the run was faster than predicted. Frozen tells when the prediction was written, "
     "and how its SHA-256 begins"
 )
+# The status of an attempt that is shown and not counted.
+SET_ASIDE = "set aside"
 # How each column of the table of learning is read from a record, and shown.
 LEARNING: dict[str, tuple[Callable[[Record], float | None], str]] = {
     "last loss": (lambda r: r.quality.loss[-1] if r.quality else None, "{:.4f}"),
@@ -152,27 +155,40 @@ def _median(records: Sequence[Record], read: Callable[[Record], float | None], f
 
 
 def every_repeat(results: StudyResults) -> Table:
-    """One row per repeat, as measured."""
-    records = results.records
+    """One row per repeat, as measured; the louder of two attempts below the one that counts."""
+    records, louder = results.records, results.set_aside
     labels, common = distinct_labels(list(dict.fromkeys(record.run for record in records)))
     emulating = any(record.emulation for record in records)
     rows = []
-    for record in records:
-        cpu = record.environment.foreign_cpu if record.environment else None
+    for record, status in _attempts(records, louder):
+        share = record.environment.foreign_share if record.environment else None
         rows.append(
             {
                 "run": record.run_id,
                 "configuration": labels[record.run],
                 "repeat": record.repeat,
-                "status": record.status,
+                "status": status,
                 **({"emulated": record.emulation} if emulating else {}),
                 **dict.fromkeys((f"{name} (ms)" for name in ("step", *PHASES)), "-"),
                 **{f"{name} (ms)": f"{stat.median * 1e3:.2f}" for name, stat in _stats(record)},
-                "foreign CPU (cores)": "-" if cpu is None else f"{cpu:.2f}",
+                "foreign CPU (%)": "-" if share is None else f"{100 * share:.1f}",
             }
         )
-    caption = "Every repeat: median step of the slowest rank and its phases"
-    return Table.of_rows(caption, rows, common=common)
+    caption = (
+        "Every repeat: median step of the slowest rank and its phases; foreign CPU is what other "
+        "processes took of the ranks' cores"
+    )
+    aside = f"; {SET_ASIDE}: the louder of two attempts at a repeat, kept beside it"
+    return Table.of_rows(caption + aside * bool(louder), rows, common=common)
+
+
+def _attempts(
+    records: Sequence[Record], louder: Mapping[Task, Record]
+) -> Iterator[tuple[Record, str]]:
+    for record in records:
+        yield record, record.status
+        if other := louder.get(record.task):
+            yield other, SET_ASIDE
 
 
 def phases(results: StudyResults) -> Table:

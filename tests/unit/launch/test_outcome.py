@@ -1,0 +1,113 @@
+"""Of two attempts at a repeat the quieter is its record, and a kill at any moment loses neither."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from factories import record, run
+
+from lab.launch.job import _decide
+from lab.launch.outcome import archive_noisy, keep_quieter
+from lab.records.store import DISTURBED, Record, read_record, write_record
+
+CHANGES = {"open", "os.rename", "os.mkdir", "os.remove", "os.rmdir", "shutil.copyfile"}
+
+
+def attempt(foreign_cpu: float | None, minute: int) -> Record:
+    made = record(run(2), step_time=0.1 + minute / 1000, foreign_cpu=foreign_cpu)
+    return made.model_copy(update={"finished_at": f"2025-01-01T00:{minute:02d}:00+00:00"})
+
+
+def begin(folder: Path, first: Record) -> None:
+    """The first attempt set aside, and the time series of the second where its job writes them."""
+    folder.mkdir()
+    (folder / "steps.parquet").write_text(first.finished_at)
+    write_record(first, folder)
+    archive_noisy(folder)
+
+
+def measure(folder: Path, second: Record) -> None:
+    (folder / "steps.parquet").write_text(second.finished_at)
+    keep_quieter(second, folder)
+
+
+def finished(folder: Path) -> str | None:
+    """When the attempt in a folder ended, if its record and its time series are both there."""
+    whole, series = read_record(folder / "record.json"), folder / "steps.parquet"
+    if whole is None or not series.exists() or series.read_text() != whole.finished_at:
+        return None
+    return whole.finished_at
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "kept"),
+    [
+        (0.76, 0.14, 1),
+        (0.14, 0.76, 0),
+        (0.5, 0.5, 1),
+        (0.5, None, 1),  # what was not judged is not called louder
+    ],
+)
+def test_the_quieter_attempt_is_the_record(tmp_path: Path, first, second, kept) -> None:
+    attempts = attempt(first, 1), attempt(second, 2)
+    folder = tmp_path / "0"
+    begin(folder, attempts[0])
+    measure(folder, attempts[1])
+    other = attempts[1 - kept]
+    assert finished(folder) == attempts[kept].finished_at
+    assert finished(folder / DISTURBED) == other.finished_at
+    now = read_record(folder / "record.json")
+    assert now is not None and other.environment is not None
+    assert now.disturbed == other.environment.foreign_cpu
+    assert {path.name for path in folder.iterdir()} == {"record.json", "steps.parquet", DISTURBED}
+
+
+def killed(moment: int, folder: Path, second: Record) -> bool:
+    """Whether a process that keeps the second attempt is killed at its nth change of a file."""
+    child = os.fork()
+    if child == 0:
+        changes = itertools.count()
+
+        def kill(event: str, _: object) -> None:
+            if event in CHANGES and next(changes) == moment:
+                os._exit(1)
+
+        sys.addaudithook(kill)
+        keep_quieter(second, folder)
+        os._exit(0)
+    return os.waitpid(child, 0)[1] != 0
+
+
+def test_a_kill_at_any_moment_loses_neither_attempt(tmp_path: Path) -> None:
+    first, second = attempt(0.14, 1), attempt(0.76, 2)
+    for moment in itertools.count():
+        folder = tmp_path / str(moment)
+        begin(folder, first)
+        (folder / "steps.parquet").write_text(second.finished_at)
+        was_killed = killed(moment, folder, second)
+        # Wherever it stopped, the first attempt is whole; the second too, once it was written.
+        places = [folder, *filter(Path.is_dir, folder.iterdir())]
+        whole = {finished(place) for place in places}
+        assert first.finished_at in whole
+        if _decide(folder) == "run":
+            assert second.finished_at not in whole
+            measure(folder, second)
+        assert finished(folder) == first.finished_at
+        assert finished(folder / DISTURBED) == second.finished_at
+        if not was_killed:
+            break
+    assert moment > 10
+
+
+def test_a_quieter_attempt_that_a_kill_left_twice_is_not_taken_for_the_next(tmp_path: Path) -> None:
+    folder = tmp_path / "0"
+    begin(folder, attempt(0.9, 1))
+    (folder / "quieter").mkdir()
+    write_record(attempt(0.1, 0), folder / "quieter")
+    (folder / DISTURBED / "record.json").rename(folder / "record.json")
+    archive_noisy(folder)
+    assert _decide(folder) == "run"
