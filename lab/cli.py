@@ -326,7 +326,7 @@ def audit(
         str,
         Argument(
             metavar="STUDY_OR_TABLE",
-            help="A study, a CSV of anybody's results, or what nccl-tests printed.",
+            help="A study, a table of anybody's results, or what nccl-tests printed.",
         ),
     ],
     column: Annotated[

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["RULES", "Audit", "Finding", "NotChecked", "audit"]
 
-TABLE_SUFFIXES = {".csv", ".tsv", ".txt", ".dat", ".tab"}
+TABLE_SUFFIXES = {".csv", ".tsv", ".txt", ".dat", ".tab", ".md", ".tex"}
 SEVERITIES: tuple[Severity, ...] = get_args(Severity)  # the gravest first
 NAMED = 4  # records that people read before "and more"
 

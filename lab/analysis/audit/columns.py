@@ -44,7 +44,7 @@ NUMBERS = {
     "warmup": r"warm_?up(_(steps|iters|iterations|epochs))?",
     "speedup": r"(.*_)?speed_?up(_.*)?|scaling_factor",
     "efficiency": r"(.*_)?(efficiency|eff)",
-    "rate": rf"(.*_)?({THINGS})_per_(s|sec|second)|(.*_)?throughput(_.*)?|ips|qps|tps",
+    "rate": rf"(.*_)?({THINGS})_per_(s|sec|second)|(.*_)?throughput(_.*)?|rate|ips|qps|tps",
     "algbw": r"(alg|algorithm)_?(bw|bandwidth)",
     "busbw": r"(bus_?(bw|bandwidth))|bandwidth|bw",
     "loader_workers": r"(data_?)?(loader|load)_?(workers|processes)(_per_[a-z]+)?"
@@ -68,7 +68,8 @@ TEXTS = {
     r"(_?(id|idx|index|no|number))?",
     "seed": r"(random_)?seed",
     "host": r"host(_?name)?s?|node(_?(name|list))?|machine|server",
-    "version": r"(py)?torch(_version)?|(.*_)?version|commit_date",
+    "version": r"(py_?torch|cuda|nccl|cudnn|rocm|jax|tensorflow)(_version)?|(.*_)?version"
+    r"|commit_date",
     "commit": r"(git_?)?(commit|sha|hash|rev|revision)|git",
     "threads": r"(omp_)?(num_)?threads(_per_[a-z]+)?",
     "clock": r"(gpu_|sm_|cpu_)?(clock|freq|frequency)(_m?g?hz)?|mhz|ghz",
@@ -81,6 +82,7 @@ TEXTS = {
     "model": r"model(_?name)?|arch|architecture|net",
     "strategy": r"strategy|method|mode|stage|variant|impl|implementation|parallel(ism)?"
     r"|config(uration)?|setup|setting|approach|backend",
+    "scaling": r"((type|kind|mode)_of_)?scaling(_(type|kind|mode|regime))?|regime",
     "precision": r"precision|dtype|amp|data_?type",
     "dataset": r"data_?set|data|task|corpus",
     "compile": r"compiled?|torch_compile",
@@ -120,6 +122,7 @@ PARALLEL = r"dp|ddp|fsdp\d?|zero\d?|deepspeed|horovod|mpi|tp|pp|parallel|multi|o
 SERIAL = r"serial|single|sequential|one"
 NO_VARIANT = {"gpu", "gpus", "gpu_s", "baseline", "no", "s", "with", "without", *WORDS}
 TOKEN = re.compile(r"[^a-z0-9]+")
+CLOCK_FORMAT = re.compile(r"(?:^|_)((?:hh?_)?mm?_ss?|hh?_mm?)$")  # of "time (hh:mm:ss)"
 
 
 class Name(NamedTuple):
@@ -159,6 +162,10 @@ def parse_name(name: str) -> Name:
     ratio = re.fullmatch(r"([a-z]+)_per_(step|iter|iteration|it|epoch|batch)", text)
     if ratio and ratio[1] in TIME_UNITS:
         return Name(f"{ratio[2]}_time", "time", TIME_UNITS[ratio[1]])
+    if clock := CLOCK_FORMAT.search(text):
+        hours_first = clock[1].startswith("h") and not clock[1].endswith("s")
+        stem = text[: clock.start()] or "time"
+        return Name(stem, "time", TIME_UNITS["h" if hours_first else "s"])
     words = text.split("_")
     statistic = next((word for word in (words[0], *words[:-3:-1]) if word in STATISTICS), None)
     words = [word for word in words if word != statistic]

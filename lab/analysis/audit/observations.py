@@ -15,8 +15,11 @@ import pandas as pd
 from lab.analysis.audit.columns import NUMERIC, residue
 from lab.config.strategies import SETTINGS
 
+# The batch that each kind of scaling holds.
+HELD = {"strong": "global_batch_size", "weak": "micro_batch_size", "none": "global_batch_size"}
 # How ranks work together: on one rank it means nothing, so that all its values share a baseline.
 STRATEGY_KEYS = ("key:strategy", *(f"key:{name}" for name in SETTINGS))
+REPEATED = {"key:seed"}  # runs of a table that differ in nothing else are repeats
 BATCHES = {"global_batch_size": "batch", "batch": "batch", "micro_batch_size": "batch per rank"}
 CARRIED = (*NUMERIC, "total_steps")  # from rows to points
 FEW_EPOCHS = 3  # fewer, and the first counts too
@@ -87,13 +90,20 @@ class Observations:
         if self.kind == "collectives":
             raise UncheckedError("training times")
         rows = self.frame[self.frame["world_size"].notna()]
-        keys = [key for key in self.keys if key not in STRATEGY_KEYS]
-        batch = _batch_key(self, rows, keys)
+        scaling = rows["scaling"].where(rows["scaling"].notna(), self.scaling or "").astype(str)
+        groups = rows.groupby(scaling, sort=False)
+        return [curve for kind, part in groups for curve in self._curves_of(part, str(kind))]
+
+    def _curves_of(self, rows: pd.DataFrame, scaling: str) -> list[Curve]:
+        """The curves of rows that declare one kind of scaling, or none ("")."""
+        left_out = {*STRATEGY_KEYS, *(REPEATED if self.kind == "table" else ())}
+        keys = [key for key in self.keys if key not in left_out]
+        batch = _batch_key(self, rows, keys, scaling)
         names = [*keys, batch] if batch else keys
         varied = [name for name in names if rows[name].nunique(dropna=False) > 1]
         curves = []
         for _, group in rows.groupby(_joined(rows, names), sort=False):
-            curve = Curve(_label(group.iloc[0], varied), batch, self.per, self.scaling == "weak")
+            curve = Curve(_label(group.iloc[0], varied), batch, self.per, scaling)
             group = group.sort_values("world_size", kind="stable")
             parts = group.groupby(["world_size", _strategies(group)], sort=False)
             for (size, strategy), part in parts:
@@ -135,18 +145,22 @@ def _label(row: pd.Series, names: Sequence[str]) -> str:
     return ", ".join(parts)
 
 
-def _batch_key(observations: Observations, rows: pd.DataFrame, keys: Sequence[str]) -> str | None:
-    """The batch that is constant over world sizes in most rows; given ones before derived."""
-    if observations.scaling is not None:
-        return "micro_batch_size" if observations.scaling == "weak" else "global_batch_size"
-    best, most = None, 0.5
+def _batch_key(
+    observations: Observations, rows: pd.DataFrame, keys: Sequence[str], scaling: str
+) -> str | None:
+    """The batch that is constant over world sizes in most rows: the one that the declared scaling
+    holds before others, given ones before derived. Where none is, what should be."""
+    held = HELD.get(scaling)
+    best, most = held, 0.5
     known = [name for name in BATCHES if rows[name].notna().any()]
-    for name in sorted(known, key=lambda name: name in observations.derived):
+    for name in sorted(known, key=lambda name: (name != held, name in observations.derived)):
         sizes = rows["world_size"].groupby(_joined(rows, [*keys, name]))
         several = sizes.transform("nunique") > 1
         score = float((several & (sizes.transform("min") == rows["world_size"].min())).mean())
         if score > most:
             best, most = name, score
+            if name == held:
+                break
     return best
 
 
@@ -195,6 +209,7 @@ def _point(
         strategy=strategy,
         times=_per_repeat(own, own["time"]),
         means=_per_repeat(rows.loc[means.index], means),
+        rates=_per_repeat(own, own["rate"]),
         values={str(name): value for name, value in values.items()},
         labels=tuple(rows["label"]),
     )
@@ -215,21 +230,36 @@ def _per_repeat(rows: pd.DataFrame, times: pd.Series) -> tuple[float, ...]:
 class Curve:
     """Points in ascending world size, and the column that holds their batch constant.
 
-    `per` is what a time is of (step, epoch, total); `weak` that its work grows with the ranks.
+    `per` is what a time is of (step, epoch, total), `scaling` what is declared: strong, weak, none
+    or "".
     """
 
     label: str
     batch: str | None
     per: str
-    weak: bool
+    scaling: str
     points: list[Point] = field(default_factory=list)
+
+    @cached_property
+    def ratios_over(self) -> float:
+        """The ranks that quoted speedups and efficiencies are over: those of the smallest row where
+        they are 1 in it, or its own gains where it quotes none; else one rank."""
+        least = self.points[0].world_size
+        smallest = [point for point in self.points if point.world_size == least]
+        for name in ("speedup", "efficiency"):
+            quoted = [value for point in smallest if (value := getattr(point, name)) > 0]
+            if quoted:
+                return least if any(abs(value - 1) < ROUNDING for value in quoted) else 1.0
+        own = [ratio for point in self.points if (ratio := point.speedup / point.gain) > 0]
+        return least if own and abs(float(np.median(own)) - 1) < ROUNDING else 1.0
 
 
 @dataclass(eq=False)
 class Point:
     """One configuration at one world size; its medians in `values` are attributes, NaN if unknown.
 
-    `times` has the slowest rank's time in s for each repeat, `means` quoted means over ranks.
+    `times` has the slowest rank's time in s for each repeat, `means` quoted means over ranks,
+    `rates` what is done per second.
     """
 
     curve: Curve = field(repr=False)
@@ -237,6 +267,7 @@ class Point:
     strategy: str
     times: tuple[float, ...]
     means: tuple[float, ...]
+    rates: tuple[float, ...]
     values: dict[str, float]
     labels: tuple[str, ...]
 
@@ -291,6 +322,11 @@ class Point:
         return None
 
     @property
+    def over(self) -> float:
+        """The number of ranks relative to those that quoted ratios are over."""
+        return self.world_size / self.curve.ratios_over
+
+    @property
     def ideal(self) -> float:
         """The gain that the number of ranks allows: N over the baseline's."""
         return self.world_size / self.base.world_size if self.base else 1.0
@@ -307,12 +343,14 @@ class Point:
             return math.nan
         if per == "step":
             ratio = self.global_batch_size / (base.global_batch_size or math.nan)
-            return ratio if math.isfinite(ratio) else 1.0
-        done = base.rate * base.time
-        ratio = self.rate * self.time / done if done > 0 else math.nan
-        if abs(ratio / self.ideal - 1) < ROUNDING:
-            return ratio
-        return self.ideal if self.curve.weak else 1.0
+            if math.isfinite(ratio):
+                return ratio
+        else:
+            done = base.rate * base.time
+            ratio = self.rate * self.time / done if done > 0 else math.nan
+            if abs(ratio / self.ideal - 1) < ROUNDING:
+                return ratio
+        return self.ideal if self.curve.scaling == "weak" else 1.0
 
     @property
     def gain(self) -> float:

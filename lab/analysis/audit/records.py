@@ -53,6 +53,8 @@ def from_records(
         scaling=scaling,
         baseline=baseline or {},
         derived=frozenset({"micro_batch_size"}),
+        # A published row is one record, whatever it was the mean of.
+        summarised=any(record.environment and record.environment.replay for record in records),
     )
 
 
@@ -133,7 +135,7 @@ def _quoted(timing: Timing, communication: Communication | None, world_size: int
     row: dict[str, Any] = {
         "time": timing.step.median,
         "rate": timing.samples_per_second,
-        "phase_sum": math.fsum(phases.values()),
+        "phase_sum": math.fsum(phases.values()) if phases else None,
         **_canonical(phases),
     }
     if communication is not None:

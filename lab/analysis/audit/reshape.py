@@ -9,7 +9,18 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from lab.analysis.audit.columns import NUMERIC, PARALLEL, TIMES, WORDS, guess, normal, parse_name
+from lab.analysis.audit.columns import (
+    CLOCKED,
+    NUMERIC,
+    PARALLEL,
+    THINGS,
+    TIMES,
+    WORDS,
+    Guess,
+    guess,
+    normal,
+    parse_name,
+)
 from lab.analysis.audit.values import TIME_UNITS, numbers
 
 RANKS = "gpus?|ranks?|procs?|process(?:es)?|devices?|workers?|cards?|cores?|nodes?"
@@ -22,6 +33,9 @@ HINTS = (
     re.compile(r"(\d+)\s*(?:x\s+)?(?:gpus?|processes|ranks|procs|workers)\b", re.IGNORECASE),
 )
 MAX_RANKS = 1_000_000
+INDEXED = re.compile(r"(?P<what>rank|gpu|device|worker|proc(?:ess)?)_?(?P<n>\d{1,6})(?=_|$)")
+NOTED_RATE = re.compile(rf"throughput|({THINGS})\s*(/|per|a)\s*(s|sec|seconds?)\b", re.IGNORECASE)
+NOTED_TIME = re.compile(rf"\b({CLOCKED})s?\b", re.IGNORECASE)
 NAMED = 4  # columns in a sentence
 
 
@@ -42,6 +56,67 @@ def hinted_ranks(name: str, notes: Sequence[str]) -> tuple[int, str] | None:
         if match and 1 < int(match[1][:7]) <= MAX_RANKS:
             return int(match[1]), where
     return None
+
+
+def noted_quantity(name: str, notes: Sequence[str]) -> str:
+    """What numbers without a name are: a rate where the notes speak of one, else times."""
+    texts = " ".join([name, *notes])
+    rest = NOTED_RATE.sub("", texts)
+    return "rate" if rest != texts and not NOTED_TIME.search(rest) else "time"
+
+
+def turned(frame: pd.DataFrame, mapped: Collection[str]) -> tuple[pd.DataFrame, list[str]]:
+    """A table with a row for each quantity and a column for each number of ranks, on its side;
+    other tables as they are."""
+    first, *others = frame.columns
+    names = frame[first].astype(str)
+    sizes = [re.fullmatch(rf"(\d{{1,7}})(?:_?(?:{RANKS}))?", normal(column)) for column in others]
+    if (
+        mapped
+        or len(others) < 2
+        or not all(sizes)
+        or names.duplicated().any()
+        or first in set(names)
+    ):
+        return frame, []
+    meanings = [meaning.canonical for name in names if (meaning := guess(name))]
+    if 2 * len(meanings) < len(names) or not set(meanings) <= set(NUMERIC) or not meanings:
+        return frame, []
+    meaning = guess(first)
+    ranks = first if meaning and meaning.canonical in {"world_size", "nodes"} else "world_size"
+    sideways = frame.drop(columns=first).T.reset_index(drop=True)
+    sideways.columns = pd.Index(names)
+    sideways.insert(0, ranks, [size[1] for size in sizes if size])
+    return sideways, [f"a row is read as a quantity, and the columns as the {ranks}"]
+
+
+def by_rank(frame: pd.DataFrame, mapped: Collection[str]) -> tuple[pd.DataFrame, list[str]]:
+    """A table with a column for the time of each rank as a long one with a column `rank`, of which
+    another time is over all ranks; other tables as they are."""
+    matches = {
+        column: match
+        for column in frame.columns
+        if (match := INDEXED.match(normal(column))) and column not in mapped
+    }
+    indices = sorted(int(match["n"]) for match in matches.values())
+    named = all(match["what"] == "rank" for match in matches.values())
+    counted = indices == list(range(len(indices)))
+    if len(indices) < 2 or not (
+        counted or (named and indices == [n + 1 for n in range(len(indices))])
+    ):
+        return frame, []
+    others = [column for column in frame.columns if column not in matches]
+    whole = next((name for name in others if (guess(name) or Guess("", 1)).canonical == "time"), "")
+    parts = [frame.assign(rank="all")[[*others, "rank"]]] if whole else []
+    for column, match in matches.items():
+        factor = parse_name(_without(match)).factor
+        times = numbers(frame[column], units=TIME_UNITS, factor=factor)
+        part = frame[others].assign(
+            rank=match["n"], **{whole or "time_s": times.map("{:.12g} s".format)}
+        )
+        parts.append(part[times.notna()])
+    assumption = f"the ranks are read from the column names {_listed(matches)}"
+    return pd.concat(parts, ignore_index=True), [assumption]
 
 
 def by_batch(frame: pd.DataFrame, mapped: Collection[str]) -> tuple[pd.DataFrame, list[str]]:
@@ -70,12 +145,18 @@ def by_batch(frame: pd.DataFrame, mapped: Collection[str]) -> tuple[pd.DataFrame
 
 
 def by_world_size(
-    frame: pd.DataFrame, hint: tuple[int, str] | None, mapped: Collection[str]
+    frame: pd.DataFrame,
+    hint: tuple[int, str] | None,
+    mapped: Collection[str],
+    quantity: str = "time",
 ) -> tuple[pd.DataFrame, list[str]]:
     """A table with columns for several world sizes as a long one with columns `world_size`,
-    `setting` and quantities in base units, and what that assumes; other tables as they are."""
+    `setting` and quantities in base units, and what that assumes; other tables as they are.
+
+    Columns that name no `quantity` hold this one.
+    """
     columns = [column for column in frame.columns if column not in mapped]
-    spreads = [spread for column in columns if (spread := _spread(column))]
+    spreads = [spread for column in columns if (spread := _spread(column, quantity))]
     sizes = [spread.world_size for spread in spreads if not math.isnan(spread.world_size)]
     if len(set(sizes)) < 2 and (not sizes or len(spreads) < 2):
         return frame, []
@@ -109,14 +190,14 @@ def _without(match: re.Match[str]) -> str:
     return f"{before}_{after.strip('_')}".strip("_")
 
 
-def _spread(column: str) -> Spread | None:
+def _spread(column: str, quantity: str) -> Spread | None:
     text = normal(column)
     match = BEFORE.search(text) or AFTER.search(text)
     if match is None:
         short = re.fullmatch(r"(?:t_?)?(\d+)", text)
         if short:
             size = float(short[1][:9])
-            return Spread(column, size, "time", None) if size else None
+            return Spread(column, size, quantity, None) if size else None
         name = parse_name(column)
         if name.family == "time" and re.search(rf"(?:^|_)(?:{PARALLEL})(?=_|$)", name.stem):
             return Spread(column, math.nan, "time", name.factor, name.stem)
@@ -134,4 +215,4 @@ def _spread(column: str) -> Spread | None:
         return Spread(column, size, meaning.canonical, meaning.factor)
     name = parse_name(rest)
     factor = name.factor if name.family == "time" else None
-    return Spread(column, size, "time", factor, name.stem)
+    return Spread(column, size, quantity if factor is None else "time", factor, name.stem)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Collection, Mapping, Sequence
+from typing import Literal
 
 import numpy as np
 import pandas as pd
@@ -20,7 +22,14 @@ from lab.analysis.audit.columns import (
     parse_name,
 )
 from lab.analysis.audit.observations import Observations
-from lab.analysis.audit.values import BYTE_UNITS, COUNT_UNITS, TIME_UNITS, numbers, spread
+from lab.analysis.audit.values import (
+    BYTE_UNITS,
+    COUNT_UNITS,
+    TIME_UNITS,
+    duration,
+    numbers,
+    spread,
+)
 from lab.errors import InputError, Problem, nearest
 
 # What a rank may be called in rows that are statistics over ranks; only means are of use.
@@ -28,7 +37,7 @@ AGGREGATES = {"mean", "avg", "average", "all", "mean over ranks", "overall"}
 OTHER_STATISTICS = {"std", "stdev", "sd", "min", "median", "sum", "total"}
 KEYS = (
     *("model", "dataset", "precision", "compile", "seed"),
-    *("link", "device", "emulated", "strategy"),
+    *("link", "device", "emulated", "strategy", "scaling"),
 )
 # What nobody writes beside the time of a collective.
 TRAINING = {
@@ -43,7 +52,12 @@ POSITIVE = (
 PERCENT_FROM = {"efficiency": 4, "accuracy": 1.5}  # larger values are per cent without saying so
 MOST_KEY_VALUES = 200
 MOST_ROWS = 2_000_000
-WEAK = re.compile("weak[ _-]?scal", re.IGNORECASE)
+SCALING = re.compile(r"(strong|weak)(?:[ _-]?scal.*|)", re.IGNORECASE)
+NOTED_SCALING = re.compile("(strong|weak)[ _-]?scal", re.IGNORECASE)
+# Rows of these are single measurements; others may stand for several.
+LOGGED = {"rank", "epoch", "step"}
+# What runs may be compared by, where they were all measured at several world sizes.
+COMPARED = ("gpu", "cpu", "version", "driver")
 NOTED_UNITS = {
     "microseconds": (re.compile(r"microseconds|\bus\b|µs", re.IGNORECASE), 1e-6),
     "milliseconds": (re.compile(r"milliseconds|\bms\b", re.IGNORECASE), 1e-3),
@@ -65,13 +79,17 @@ def from_table(
     frame.columns = pd.Index([str(column) for column in frame.columns])
     mapped = {column: _mapped(canonical, column) for canonical, column in (columns or {}).items()}
     hint = reshape.hinted_ranks(name, notes)
-    frame, assumptions = reshape.by_batch(frame, mapped)
+    frame, assumptions = reshape.turned(frame, mapped)
+    frame, of_ranks = reshape.by_rank(frame, mapped)
+    frame, of_batches = reshape.by_batch(frame, mapped)
+    assumptions += of_ranks + of_batches
     meanings = _meanings(frame, mapped)
-    summarised = False
+    wide = bool(of_ranks)
     if not any(meaning.canonical == "world_size" for meaning in meanings.values()):
-        frame, world_size_assumptions = reshape.by_world_size(frame, hint, mapped)
-        summarised = bool(world_size_assumptions)
-        assumptions += world_size_assumptions
+        quantity = reshape.noted_quantity(name, notes)
+        frame, more = reshape.by_world_size(frame, hint, mapped, quantity)
+        wide = wide or bool(more)
+        assumptions += more
         meanings = _meanings(frame, mapped)
     tidy, given = _tidy(frame, meanings, mapped, notes, assumptions, source)
     if "world_size" not in given:
@@ -91,13 +109,19 @@ def from_table(
         frame=tidy,
         kind="collectives" if collective else "table",
         per=per or "total",  # type: ignore[arg-type]
-        scaling="weak" if any(WEAK.search(text) for text in (name, *notes)) else None,
+        scaling=_noted_scaling(name, notes),
         given=given,
         derived=frozenset({"global_batch_size", "micro_batch_size"} - set(given)),
         assumptions=assumptions,
         notes=notes,
-        summarised=summarised,
+        summarised=wide or not LOGGED & set(given),
     )
+
+
+def _noted_scaling(name: str, notes: Sequence[str]) -> Literal["weak"] | None:
+    """Weak, where the name or the notes say so and of nothing else that it is strong."""
+    kinds = {kind.lower() for text in (name, *notes) for kind in NOTED_SCALING.findall(text)}
+    return "weak" if kinds == {"weak"} else None
 
 
 def _check(frame: pd.DataFrame, columns: Mapping[str, str], source: str) -> None:
@@ -158,10 +182,14 @@ def _tidy(
         if canonical in given:
             continue
         cells = frame[column].map(_text)
+        if canonical == "strategy" and cells.dropna().str.fullmatch(SCALING).all():
+            canonical = "scaling"
+        if canonical == "scaling":
+            cells = cells.str.extract(SCALING, expand=False).str.lower()
         if canonical not in TEXTS:
             units = BYTE_UNITS if canonical == "bytes" else COUNT_UNITS
             units = TIME_UNITS if canonical in TIMES else units
-            factor = _factor(canonical, meaning, notes, column, assumptions)
+            factor = _factor(canonical, meaning, notes, frame[column], assumptions)
             values = numbers(frame[column], units=units, factor=factor)
             if canonical == "time":
                 spreads = frame[column].map(lambda cell, by=factor: spread(cell, factor=by))
@@ -190,24 +218,27 @@ def _is_mean(column: str, meanings: Mapping[str, Guess]) -> bool:
 
 
 def _factor(
-    canonical: str, meaning: Guess, notes: Sequence[str], column: str, assumptions: list[str]
+    canonical: str, meaning: Guess, notes: Sequence[str], cells: pd.Series, assumptions: list[str]
 ) -> float:
     if meaning.factor is not None:
         return meaning.factor
     if canonical not in TIMES:
         return 1e9 if canonical in {"algbw", "busbw"} else 1.0
+    known = [text for cell in cells if (text := _text(cell)) is not None]
+    if all(math.isfinite(duration(text)) for text in known):
+        return 1.0  # 01:12:30 needs no unit
     for unit, (pattern, factor) in NOTED_UNITS.items():
         if any(pattern.search(note) for note in notes):
-            assumptions.append(f"{column!r} names no unit and is read as {unit} by its notes")
+            assumptions.append(f"{cells.name!r} names no unit and is read as {unit} by its notes")
             return factor
-    assumptions.append(f"{column!r} names no unit and is read as seconds")
+    assumptions.append(f"{cells.name!r} names no unit and is read as seconds")
     return 1.0
 
 
 def _text(cell: object) -> str | None:
     text = "" if cell is None else str(cell).strip()
     missing = text.lower() in {"", "na", "n/a", "nan", "none", "-", "null", "<na>"}
-    return None if missing else text.removesuffix(".0")
+    return None if missing else re.sub(r"(?<=^\d)(\d*)\.0$", r"\1", text)  # but not of 2.4.0
 
 
 def _clean(tidy: pd.DataFrame, assumptions: list[str]) -> pd.DataFrame:
@@ -253,7 +284,8 @@ def _add_keys(
     tidy: pd.DataFrame, frame: pd.DataFrame, used: Collection[str], *, collective: bool
 ) -> None:
     """Columns that tell configurations apart: KEYS, and others met at several world sizes."""
-    keys = {f"key:{name}": tidy[name] for name in KEYS if tidy[name].notna().any()}
+    compared = (name for name in COMPARED if _is_key(tidy[name], tidy["world_size"]))
+    keys = {f"key:{name}": tidy[name] for name in (*KEYS, *compared) if tidy[name].notna().any()}
     if collective:
         keys["key:bytes"] = tidy["bytes"].map(_size)
     for column in frame.columns:

@@ -1,4 +1,4 @@
-"""Delimited tables, and the output of nccl-tests, as DataFrames of text."""
+"""Tables of others as DataFrames of text: delimited, in Markdown or LaTeX, or of nccl-tests."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from lab.analysis.audit.markup import find_table
 from lab.errors import InputError, Problem, nearest
 
 if TYPE_CHECKING:
@@ -33,12 +34,12 @@ NCCL_COLUMNS = [
 
 
 def read_table(path: str | Path, mapping: Mapping[str, str] | None = None) -> pd.DataFrame:
-    """A delimited text file (comma, semicolon, tab, bar, else spaces), or what nccl-tests print, as
-    a DataFrame of text, empty cells as "".
+    """A delimited text file (comma, semicolon, tab, bar, else spaces), the longest table of a text
+    in Markdown or LaTeX, or what nccl-tests print, as a DataFrame of text, empty cells as "".
 
-    Lines that start with # are notes, in `frame.attrs["notes"]`, except for column names right
-    above numbers; the file's stem is in `frame.attrs["name"]`. The header must have the columns of
-    `mapping`, {canonical name: column}.
+    Notes are in `frame.attrs["notes"]`: lines that start with #, except for column names right
+    above numbers, or the text around a table. The file's stem is in `frame.attrs["name"]`. The
+    header must have the columns of `mapping`, {canonical name: column}.
 
     Raises InputError for a file that is missing, larger than 50 MB, not text, without rows, with a
     column twice, with rows longer than the header, or without a column that the mapping names.
@@ -47,8 +48,14 @@ def read_table(path: str | Path, mapping: Mapping[str, str] | None = None) -> pd
 
     path = Path(path)
     lines = _text(path).splitlines()
-    is_nccl = any(NCCL_HEADER.match(line) for line in lines)
-    header, rows = (_nccl_tests if is_nccl else _delimited)(path, lines)
+    notes = [line.lstrip("# ").rstrip() for line in lines if line.startswith("#")]
+    if any(NCCL_HEADER.match(line) for line in lines):
+        header, rows = _nccl_tests(path, lines)
+    elif table := find_table(lines):
+        header, rows = _rectangular(path, table.header, table.rows)
+        notes = table.notes
+    else:
+        header, rows = _delimited(path, lines)
     problems = [
         Problem(f"column {name!r}", "is there more than once", "rename one of them")
         for name, count in Counter(header).items()
@@ -62,7 +69,7 @@ def read_table(path: str | Path, mapping: Mapping[str, str] | None = None) -> pd
     if problems:
         raise InputError(str(path), problems)
     frame = pd.DataFrame(rows, columns=header, dtype="object")
-    frame.attrs["notes"] = [line.lstrip("# ").rstrip() for line in lines if line.startswith("#")]
+    frame.attrs["notes"] = notes
     frame.attrs["name"] = path.stem
     return frame
 
@@ -88,6 +95,21 @@ def _text(path: Path) -> str:
         with contextlib.suppress(UnicodeDecodeError):
             return raw.decode(encoding)
     raise _error(path, "not UTF-8 text", "save it as CSV in UTF-8")
+
+
+def _rectangular(
+    path: Path, header: list[str], rows: list[list[str]]
+) -> tuple[list[str], list[list[str]]]:
+    """Names for all columns, and rows as long as they are."""
+    for number, row in enumerate(rows, start=1):
+        if any(row[len(header) :]):
+            what = f"{len(row)} cells under {len(header)} column names"
+            raise _error(path, what, "give each column a name", f"row {number}")
+    if not rows:
+        raise _error(path, "no rows below the column names", "a table needs measurements")
+    names = [name or f"unnamed {number}" for number, name in enumerate(header, start=1)]
+    width = len(header)
+    return names, [[*row[:width], *[""] * (width - len(row))] for row in rows if any(row)]
 
 
 def _delimited(path: Path, lines: Sequence[str]) -> tuple[list[str], list[list[str]]]:

@@ -13,7 +13,9 @@ MISSING = {
     *("oom", "failed", "fail", "error"),
 }
 NUMBER = re.compile(r"[-+]?(?:\d[\d.,'\u202f\u00a0_]*\d|\d|\.\d+)(?:[eE][-+]?\d+)?")
-CLOCK = re.compile(r"(?:(\d+):)?(\d{1,3}):(\d{2}(?:\.\d+)?)")
+# 1:02:03.5, 42:18, and 1-02:03:04 or 1 day, 2:03:04 where there are days.
+CLOCK = re.compile(r"(?:(?:(\d+)(?:-|\s*days?,?\s+))?(\d+):)?(\d{1,3}):(\d{2}(?:\.\d+)?)")
+AMOUNT = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]+)[\s,]*")
 PLUS_MINUS = r"±|\+/-"
 
 
@@ -31,6 +33,8 @@ TIME_UNITS = _by_name(
         3600.0: "h hr hrs hour hours",
     }
 )
+# In a cell, unlike in a name, "min" is no minimum and "m" no million.
+CELL_TIMES = TIME_UNITS | _by_name({60.0: "m min", 86400.0: "d day days"})
 BYTE_UNITS = _by_name(
     {1.0: "b byte bytes", 1e3: "kb", 1e6: "mb", 1e9: "gb", 1e12: "tb"}
     | {2.0**10: "kib", 2.0**20: "mib", 2.0**30: "gib"}
@@ -50,10 +54,8 @@ def _number(cell: object, units: dict[str, float] | None, factor: float) -> floa
     if isinstance(cell, int | float | np.number):
         return float(cell) * factor
     text = str(cell).strip().lower().replace("µ", "u").replace("μ", "u")
-    clock = CLOCK.fullmatch(text)
-    if clock and units is TIME_UNITS:
-        hours, minutes, seconds = clock.groups()
-        return int(hours or 0) * 3600.0 + int(minutes) * 60.0 + float(seconds)
+    if units is TIME_UNITS and math.isfinite(time := duration(text, factor)):
+        return time
     match = NUMBER.search(text)
     before = text[: match.start()].strip(" ~<>=≈x*$") if match else ""
     if not match or text in MISSING or before not in {"", "-", "+"}:
@@ -66,6 +68,22 @@ def _number(cell: object, units: dict[str, float] | None, factor: float) -> floa
         return value * units[unit]
     known = unit in {"", "x", "×", "s", "it"} or (units is not None and not unit.isalnum())
     return value * factor if known else math.nan
+
+
+def duration(cell: object, factor: float = 1.0) -> float:
+    """The seconds of a cell that needs no unit of its column: 1:02:03, 42:18, 1h 12m 30s; else NaN.
+
+    In a column of hours, of which `factor` is 3600, 9:41 are hours and minutes.
+    """
+    text = str(cell).strip().lower()
+    if clock := CLOCK.fullmatch(text):
+        days, hours, minutes, seconds = (float(part or 0) for part in clock.groups())
+        if clock[2] is None and factor == CELL_TIMES["h"]:
+            hours, minutes, seconds = minutes, seconds, 0.0
+        return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
+    amounts = AMOUNT.findall(text)
+    spoken = amounts and not AMOUNT.sub("", text) and all(unit in CELL_TIMES for _, unit in amounts)
+    return sum(float(amount) * CELL_TIMES[unit] for amount, unit in amounts) if spoken else math.nan
 
 
 def _decimal(text: str) -> float:

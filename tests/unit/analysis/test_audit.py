@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -14,7 +14,8 @@ from factories import losses, record, run, stat
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from lab.analysis.audit import Audit, audit
+from lab.analysis.audit import Audit, apply_rules, audit
+from lab.analysis.audit.records import from_records
 from lab.analysis.audit.rule import Finding
 from lab.analysis.audit.rules import RULES
 from lab.config.emulation import Compute, Emulated, Link
@@ -339,6 +340,78 @@ def test_equal_work() -> None:
     assert "30 optimizer steps" in evidence(audit(steps), "equal-work")
 
 
+@pytest.mark.parametrize(
+    ("scaling", "batches", "evidence_of_it"),
+    [
+        ("strong", {1: 32, 2: 64, 4: 128}, "called strong scaling: the batch of 32 is per rank"),
+        ("weak", {1: 64, 2: 64, 4: 64}, "called weak scaling, and the global batch of 64 is held"),
+    ],
+)
+def test_a_scaling_that_contradicts_its_batches(
+    scaling: Literal["strong", "weak"], batches: dict[int, int], evidence_of_it: str
+) -> None:
+    records = [
+        record(run(size, batch), repeat, step_time=0.1 / size**0.9)
+        for size, batch in batches.items()
+        for repeat in range(3)
+    ]
+    result = apply_rules(from_records(records, scaling=scaling))
+    assert evidence_of_it in evidence(result, "equal-work")
+    assert {item.severity for item in of(result, "equal-work")} == {"warning"}
+    other: Literal["strong", "weak"] = "weak" if scaling == "strong" else "strong"
+    assert not of(apply_rules(from_records(records, scaling=other)), "equal-work")
+
+
+@pytest.mark.parametrize("name", ["scaling", "Scaling type", "mode"])
+def test_a_column_says_how_a_table_scales(name: str) -> None:
+    table = f"{name},gpus,batch per gpu,epoch (s)\n{{0}},1,32,402\n{{0}},2,32,214\n{{0}},4,32,118"
+    assert "called strong scaling" in evidence(audit(frame(table.format("Strong"))), "equal-work")
+    assert not of(audit(frame(table.format("weak scaling"))), "equal-work")
+
+
+def test_rows_of_both_kinds_of_scaling_in_one_table() -> None:
+    table = (
+        "scaling,gpus,global batch,step (s)\n"
+        "strong,1,64,1.0\nstrong,2,64,0.53\nweak,1,64,1.0\nweak,2,{},1.04"
+    )
+    assert not of(audit(frame(table.format(128))), "equal-work")
+    assert len(of(audit(frame(table.format(64))), "equal-work")) == 1
+
+
+def test_a_table_that_starts_at_the_fewest_ranks_that_fit() -> None:
+    table = "gpus,step (s),speedup\n8,40.0,{}\n16,21.0,{}\n32,11.1,{}"
+    relative = of(audit(frame(table.format(1, 1.9, 3.6))), "baseline")
+    assert [item.severity for item in relative] == ["note"]
+    assert "speedups are over 8 ranks" in relative[0].evidence
+    assert audit(frame(table.format("", 1.9, 3.6))).trustworthy
+    wrong = of(audit(frame(table.format(1, 1.9, 3.9))), "baseline")
+    assert "3.90x is quoted on 32 ranks, and the table's own times give 3.60x" in wrong[0].evidence
+    over_one = of(audit(frame(table.format(7.6, 14.5, 27.4))), "baseline")
+    assert [item.severity for item in over_one] == ["warning"]
+    assert "speedups over another are quoted" in over_one[0].evidence
+    beyond = frame("gpus,speedup\n8,1\n16,2.6\n32,3.8")
+    assert "2.60x is quoted on 16 ranks, 30 % above N" in evidence(audit(beyond), "super-linear")
+    efficiency = "gpus,images/s,efficiency (%)\n8,800,100\n16,1520,{}"
+    assert audit(frame(efficiency.format(95))).trustworthy
+    assert of(audit(frame(efficiency.format(80))), "baseline")[0].severity == "warning"
+
+
+def test_a_replay_has_no_parts_and_a_published_row_may_stand_for_many() -> None:
+    published = [
+        altered(
+            altered(item, "environment", replay="a paper"),
+            "timing",
+            phases={},
+            per_rank={"step": item.timing.per_rank["step"]},
+        )
+        for item in clean(repeats=1)
+        if item.timing
+    ]
+    result = audit(published)
+    assert "phases-close" in unchecked(result) and not of(result, "phases-close")
+    assert [item.severity for item in of(result, "repeats")] == ["note"]
+
+
 def test_two_writers() -> None:
     table = "gpus,epoch,epoch_time,loss\n" + "\n".join(
         f"2,{epoch},{10 + 0.1 * epoch},2" for epoch in (1, 2, 2, 3, 1, 3)
@@ -438,6 +511,13 @@ def test_repeats() -> None:
         overlapping, "repeats"
     )
     assert not of(audit(frame("gpus,step_ms,step_ms_std,n_runs\n1,100,1,5\n2,60,1,5")), "repeats")
+    unstated = "gpus,step_ms{0}\n1,100{1}\n2,60{1}\n4,35{1}"
+    assert of(audit(frame(unstated.format("", ""))), "repeats")[0].severity == "note"
+    assert of(audit(frame(unstated.format(",runs", ",1"))), "repeats")[0].severity == "warning"
+    seeds = "gpus,seed,tokens/s\n" + "\n".join(
+        f"{n},{seed},{1000 * n * 0.95 + 3 * seed}" for n in (1, 2) for seed in range(3)
+    )
+    assert not of(audit(frame(seeds)), "repeats"), "seeds are repeats"
 
 
 def test_mixed_environment() -> None:
@@ -611,7 +691,7 @@ def test_fixed_overhead() -> None:
 
 def test_an_audit_reads_well_and_is_data() -> None:
     result = audit(TABLES / "gpt2_stages.csv")
-    assert str(result).startswith("5 of 17 rules checked: 1 error, 2 warnings.")
+    assert str(result).startswith("5 of 17 rules checked: 1 error, 1 warning, 1 note.")
     assert set(result.model_dump(mode="json")) == {"findings", "not_checked"}
     assert set(result.model_dump(mode="json")["findings"][0]) == {
         "rule",

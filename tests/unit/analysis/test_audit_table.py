@@ -35,6 +35,13 @@ TABLES = Path(__file__).parents[2] / "fixtures" / "tables"
         ("45 ms", 0.045),
         ("2h", 7200.0),
         ("1:30", 90.0),
+        ("01:12:30", 4350.0),
+        ("1:02:03.5", 3723.5),
+        ("2-03:00:00", 183600.0),
+        ("1 day, 1:00:00", 90000.0),
+        ("1h 12m 30s", 4350.0),
+        ("12 min", 720.0),
+        ("0m12.3s", 12.3),
         ("12.3 ± 0.4", 12.3),
         ("~5", 5.0),
         (7, 7.0),
@@ -49,6 +56,27 @@ def test_numbers_as_people_write_them(text: object, value: float) -> None:
 )
 def test_what_is_no_number(text: object) -> None:
     assert math.isnan(number(text))
+
+
+@pytest.mark.parametrize(
+    ("column", "cells", "times"),
+    [
+        ("time to train", ["01:12:30", "12:30"], [4350, 750]),
+        ("epoch time", ["1:02:03.5", "33:07"], [3723.5, 1987]),
+        ("time (hh:mm:ss)", ["01:12:30", "00:40:00"], [4350, 2400]),
+        ("Time to train (hours)", ["9:41", "5.5"], [34860, 19800]),
+        ("training time (hh:mm)", ["9:41", "4:58"], [34860, 17880]),
+        ("epoch time [min]", ["42:18", "21:47"], [2538, 1307]),
+    ],
+)
+def test_times_on_a_clock_bring_no_remark_on_units(
+    column: str, cells: list[str], times: list[float]
+) -> None:
+    observations = from_table(pd.DataFrame({"gpus": [1, 2], column: cells}))
+    assert observations.frame["time"].tolist() == times
+    assert not observations.assumptions
+    mixed = from_table(pd.DataFrame({"gpus": [1, 2], "epoch time": [cells[0], "80"]}))
+    assert "'epoch time' names no unit and is read as seconds" in mixed.assumptions
 
 
 def test_units_of_columns_and_cells() -> None:
@@ -261,6 +289,53 @@ def test_ranks_of_a_log_are_all_of_its_run() -> None:
         "rank-imbalance",
         "repeats",
     }
+
+
+def test_a_table_on_its_side() -> None:
+    table = pd.DataFrame(
+        [["Time (s)", "80", "41", "22"], ["Speedup", "1", "1.95", "3.6"]],
+        columns=["Nodes", "1", "2", "4"],
+    )
+    observations = from_table(table)
+    assert observations.given == {"nodes": "Nodes", "time": "Time (s)", "speedup": "Speedup"}
+    assert observations.frame["time"].tolist() == [80, 41, 22]
+    models = pd.DataFrame([["gpt2", 80, 41], ["bert", 60, 31]], columns=["Model", "1", "2"])
+    assert len(from_table(models).frame) == 4, "rows of models are no quantities"
+
+
+@pytest.mark.parametrize(
+    "columns", [("Rank 0 (ms)", "Rank 1 (ms)"), ("gpu0_ms", "gpu1_ms"), ("rank1_ms", "rank2_ms")]
+)
+def test_columns_for_ranks_become_rows(columns: tuple[str, str]) -> None:
+    cells = {"gpus": [1, 2], columns[0]: [80, 44], columns[1]: ["", 46]}
+    observations = from_table(pd.DataFrame(cells | {"mean step (s)": [0.08, 0.045]}))
+    assert sorted(observations.frame["time"]) == pytest.approx([0.044, 0.045, 0.046, 0.08, 0.08])
+    assert observations.frame["aggregate"].sum() == 2
+    alone = from_table(pd.DataFrame(cells)).frame
+    assert sorted(alone["time"]) == pytest.approx([0.044, 0.046, 0.08])
+    assert set(alone["world_size"]) == {1, 2}
+
+
+@pytest.mark.parametrize(
+    ("note", "canonical"),
+    [
+        ("images per second", "rate"),
+        ("seconds per epoch", "time"),
+        ("tokens/s and step time", "time"),
+    ],
+)
+def test_what_nameless_numbers_are_by_the_notes(note: str, canonical: str) -> None:
+    table = pd.DataFrame([["resnet", 400, 790]], columns=["model", "1 GPU", "2 GPUs"])
+    table.attrs["notes"] = [note]
+    assert from_table(table).known & {"rate", "time"} == {canonical}
+
+
+def test_what_differs_at_several_world_sizes_is_compared_on_purpose() -> None:
+    table = pd.DataFrame({"gpu": ["A100"] * 2 + ["H100"] * 2, "n_gpus": [1, 2] * 2})
+    table["step_ms"] = [100, 52, 40, 22]
+    observations = from_table(table)
+    assert [curve.label for curve in observations.curves] == ["A100", "H100"]
+    assert {finding.rule for finding in apply_rules(observations).findings} == {"repeats"}
 
 
 def test_wide_collectives_in_the_unit_of_the_notes() -> None:

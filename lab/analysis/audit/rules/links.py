@@ -130,6 +130,10 @@ def _link(
     # On CPUs, gloo over loopback is anywhere from 0.1 to 2 GB/s: it has to be calibrated.
     nodes, on_cpu = rows["nodes"].median(), observations.frame["device"].eq("cpu").any()
     if (nodes == 1 or observations.noted(r"\b(one|single|1)[- ]node\b")) and not on_cpu:
+        noted = named_link(" ".join(observations.notes))
+        if noted:
+            words = f"{noted.name} by the notes, at most {_gigabytes(noted.bytes_per_s)}"
+            return Link(noted.bytes_per_s, words, certain=True)
         where = "one node" if nodes == 1 else "one node by the notes"
         return Link(SINGLE_NODE, f"{where}, where PCIe 3.0 x16 carries {_gigabytes(SINGLE_NODE)}")
     return Link()

@@ -84,16 +84,14 @@ def repeats(observations: Observations) -> Iterator[Fault]:
     if observations.kind == "collectives":
         yield from _unstated(frame.loc[frame["repeats"].isna(), "label"])
         return
-    points = [
-        point for point in observations.points if point.times or point.rate > 0 or point.speedup > 0
-    ]
+    points = [point for point in observations.points if _repeated(point) or point.speedup > 0]
     if not points:
         raise UncheckedError("world_size")
-    counts = [point.repeats if point.repeats > 0 else max(len(point.times), 1) for point in points]
-    stated = (
-        frame[["repeats", "repeat"]].notna().any(axis=None)
-        or max(len(point.times) for point in points) > 1
-    )
+    counts = [
+        point.repeats if point.repeats > 0 else max(len(_repeated(point)), 1) for point in points
+    ]
+    numbered = observations.kind == "table" and {"repeats", "repeat"} & observations.known
+    stated = numbered or max(len(_repeated(point)) for point in points) > 1
     single = [point for point, count in zip(points, counts, strict=True) if count < 2]
     spread = [point for point in single if point.bounds is not None]
     once = [point for point in single if point.bounds is None]
@@ -108,7 +106,7 @@ def repeats(observations: Observations) -> Iterator[Fault]:
             f"{len(once)} of {len(points)} configurations were measured once, so nothing tells "
             "their differences from chance.",
             "Repeat each at least three times, interleaved, and state the spread.",
-            "warning",
+            "warning" if len(points) > 1 else "note",  # one alone claims no difference
         )
     if spread:
         yield Fault(
@@ -126,6 +124,11 @@ def repeats(observations: Observations) -> Iterator[Fault]:
         )
     for curve in observations.curves:
         yield from _overlaps(curve, observations)
+
+
+def _repeated(point: Point) -> tuple[float, ...]:
+    """The times of a point by repeats, its rates where it has no times."""
+    return point.times or point.rates
 
 
 def _labels(points: Iterable[Point]) -> list[str]:
@@ -177,14 +180,14 @@ def too_regular(observations: Observations) -> Iterator[Fault]:
 
 def _no_variance(curve: Curve, observations: Observations) -> Iterator[Fault]:
     for point in curve.points:
-        times = point.times
-        if len(times) < FEWEST_POINTS:
-            times = _times_of_one_rank(point, observations)
-        if len(times) >= FEWEST_POINTS and np.ptp(times) <= 1e-12 * abs(times[0]):
+        values = _repeated(point)
+        if len(values) < FEWEST_POINTS:
+            values = _times_of_one_rank(point, observations)
+        if len(values) >= FEWEST_POINTS and np.ptp(values) <= 1e-12 * abs(values[0]):
             yield Fault(
                 point.labels,
-                f"{len(times)} measurements at world size {point.world_size:g} are all "
-                f"{times[0]:.6g} s.",
+                f"{len(values)} measurements at world size {point.world_size:g} are all "
+                f"{values[0]:.6g}{' s' if point.times else ' per s'}.",
             )
     constant = [point for point in curve.points if point.std == 0]
     if len(constant) >= 2:
@@ -210,7 +213,7 @@ def _on_a_formula(curve: Curve) -> Iterator[Fault]:
         gain = point.speedup if math.isnan(point.gain) else point.gain
         compared = point.base is not None or point.world_size > 1
         if math.isfinite(gain) and gain > 0 and compared and point.world_size not in gains:
-            gains[point.ideal if point.base is not None else point.world_size] = gain
+            gains[point.over if math.isnan(point.gain) else point.ideal] = gain
             labels += point.labels
     n, speedups = np.array(list(gains)), np.array(list(gains.values()))
     if len(speedups) < 2:

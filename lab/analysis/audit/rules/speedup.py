@@ -37,10 +37,11 @@ def super_linear(observations: Observations) -> Iterator[Fault]:
 
 
 def _beyond(point: Point, assumptions: Sequence[str]) -> Iterator[Fault]:
-    n, base, ideal, gain = point.world_size, point.base, point.ideal, point.gain
+    base, ideal, gain = point.base, point.ideal, point.gain
     by_mean, bounds = point.gain_of_means, point.gain_bounds
-    known = [quoted for quoted in (point.speedup, point.efficiency * n) if math.isfinite(quoted)]
-    quoted = max(known, default=math.nan)
+    ratios = (point.speedup, point.efficiency * point.over)
+    known = [quoted for quoted in ratios if math.isfinite(quoted)]
+    quoted, allowed = max(known, default=math.nan), max(point.over, 1)
     if base and gain > ideal * (1 + MARGIN) and (bounds is None or bounds[0] > ideal):
         finite = math.isfinite(point.time)
         times = f" ({seconds(base.time)} against {seconds(point.time)})" if finite else ""
@@ -61,15 +62,13 @@ def _beyond(point: Point, assumptions: Sequence[str]) -> Iterator[Fault]:
             f"gives {gain:.2f}x{verdict}.",
             "Quote the time of the slowest rank.",
         )
-    elif (base is None and quoted > n * (1 + MARGIN)) or (
-        math.isnan(gain) and quoted > max(n, 1) * (1 + MARGIN)
-    ):
+    elif (base is None or math.isnan(gain)) and quoted > allowed * (1 + MARGIN):
         yield Fault(
             point.labels,
             f"A speedup of {quoted:.2f}x is quoted on {point.ranks}, "
-            f"{100 * (quoted / n - 1):.0f} % above N.",
+            f"{100 * (quoted / allowed - 1):.0f} % above N.",
             "State the baseline and its time; the table holds nothing that explains it.",
-            "error" if quoted > IMPOSSIBLE * n else "warning",
+            "error" if quoted > IMPOSSIBLE * allowed else "warning",
         )
 
 
@@ -109,24 +108,26 @@ def baseline(observations: Observations) -> Iterator[Fault]:
 def _missing(curve: Curve, observations: Observations) -> Iterator[Fault]:
     smallest = curve.points[0]
     n, where = smallest.world_size, f" for {curve.label}" if curve.label else ""
+    quotes = [value for point in curve.points for value in (point.speedup, point.efficiency)]
+    quoted = any(map(math.isfinite, quotes))
+    table = observations.kind == "table"
     # In the log of one run nothing is compared.
-    given = observations.kind != "table" or "world_size" in observations.given
-    if n == 1 or (len(curve.points) == 1 and not given):
+    if n == 1 or (len(curve.points) == 1 and table and not quoted):
         return
-    if observations.baseline.get("world_size") == n:
+    declared = observations.baseline.get("world_size") == n
+    if declared or (table and (curve.ratios_over == n or not quoted)):
         yield Fault(
             smallest.labels,
-            f"The smallest run{where} has {n:g} ranks, as the study says: what the first ranks "
-            "cost does not show.",
+            f"There is no run at world size 1{where}{', as the study says' if declared else ''}: "
+            f"speedups are over {n:g} ranks, and what the first ones cost does not show.",
             "Say so beside every speedup.",
             "note",
         )
         return
-    quotes = [value for point in curve.points for value in (point.speedup, point.efficiency)]
-    quoted = " and speedups are quoted" if any(map(math.isfinite, quotes)) else ""
+    more = " and speedups over another are quoted" if quoted else ""
     yield Fault(
         smallest.labels,
-        f"There is no run at world size 1{where}; the smallest has {n:g} ranks{quoted}.",
+        f"There is no run at world size 1{where}; the smallest has {n:g} ranks{more}.",
         "Measure one rank with the same program, or state the baseline beside each speedup.",
     )
 
@@ -147,7 +148,10 @@ def _other_program(point: Point, base: Point) -> Fault:
 def _misquoted(point: Point) -> Iterator[Fault]:
     """A quoted speedup or efficiency that is not that of the table's own times."""
     n, speedup, efficiency = point.world_size, point.speedup, point.efficiency
-    base, gain = point.base, point.gain
+    base, gain, over = point.base, point.gain, point.over
+    comparable = base is not None and base.world_size == point.curve.ratios_over
+    if base is not None and not comparable:
+        gain *= base.speedup
     if not point.means and abs(speedup / gain - 1) > MARGIN:
         yield Fault(
             point.labels,
@@ -155,20 +159,20 @@ def _misquoted(point: Point) -> Iterator[Fault]:
             f"{gain:.2f}x.",
             "Name the baseline that the quoted speedup is over.",
         )
-    alone = base and base.world_size == 1 and math.isnan(speedup) and not point.means
+    alone = comparable and math.isnan(speedup) and not point.means
     # Where the work grows with the ranks and no batch says so, it is the ratio of the times.
-    if alone and min(abs(efficiency / own - 1) for own in (gain / n, gain)) > MARGIN:
+    if alone and min(abs(efficiency / own - 1) for own in (gain / over, gain)) > MARGIN:
         yield Fault(
             point.labels,
             f"An efficiency of {efficiency:.0%} is quoted on {n:g} ranks, and the table's own "
-            f"numbers give {gain / n:.0%}.",
+            f"numbers give {gain / over:.0%}.",
             "Name the baseline that the quoted efficiency is over.",
         )
-    if abs(efficiency * n / speedup - 1) > ROUNDING:
+    if abs(efficiency * over / speedup - 1) > ROUNDING:
         yield Fault(
             point.labels,
             f"An efficiency of {efficiency:.0%} on {n:g} ranks is quoted beside a speedup of "
-            f"{speedup:.2f}x, which is {speedup / n:.0%}.",
+            f"{speedup:.2f}x, which is {speedup / over:.0%}.",
             "Efficiency is speedup over N: say what else it is over.",
         )
 
@@ -207,10 +211,21 @@ def equal_work(observations: Observations) -> Iterator[Fault]:
 
 def _batches(point: Point, base: Point, observations: Observations) -> Iterator[Fault]:
     before, after = base.global_batch_size, point.global_batch_size
-    if not (before > 0 and after > 0) or abs(after / before - 1) < WORK:
+    if not (before > 0 and after > 0):
         return
-    labels, n = base.labels + point.labels, point.world_size
-    if abs(point.micro_batch_size / base.micro_batch_size - 1) >= WORK:
+    labels, n, scaling = base.labels + point.labels, point.world_size, point.curve.scaling
+    shares_differ = abs(point.micro_batch_size / base.micro_batch_size - 1) >= WORK
+    if abs(after / before - 1) < WORK:
+        if scaling == "weak" and shares_differ:
+            yield Fault(
+                labels,
+                f"This is called weak scaling, and the global batch of {after:g} is held: the "
+                f"batch per rank shrinks from {base.micro_batch_size:g} to "
+                f"{point.micro_batch_size:g} on {n:g} ranks.",
+                "Hold the batch per rank, or call it strong scaling.",
+            )
+        return
+    if shares_differ:
         yield Fault(
             labels,
             f"The global batch is {before:g} at world size {base.world_size:g} and {after:g} at "
@@ -219,8 +234,9 @@ def _batches(point: Point, base: Point, observations: Observations) -> Iterator[
             "Hold the global batch for strong scaling, the batch per rank for weak scaling.",
         )
         return
-    weak = observations.per == "step" or point.work != 1
-    if observations.scaling == "weak" or (observations.scaling is None and weak):
+    # Rates alone, and times of a step, compare batches of any size.
+    weak = observations.per == "step" or point.work != 1 or not (point.time > 0)
+    if scaling == "weak" or (scaling == "" and weak):
         return
     cost = ""
     samples = point.samples if point.samples > 0 else observations.noted_samples
@@ -233,7 +249,8 @@ def _batches(point: Point, base: Point, observations: Observations) -> Iterator[
         cost = f": the same samples take {after / before:.3g} times fewer optimizer steps"
     yield Fault(
         labels,
-        f"The batch of {point.micro_batch_size:g} is per rank, so the global batch grows from "
+        f"{'This is called strong scaling: the' if scaling == 'strong' else 'The'} batch of "
+        f"{point.micro_batch_size:g} is per rank, so the global batch grows from "
         f"{before:g} to {after:g} on {n:g} ranks{cost}.",
         "Hold the global batch, or call it weak scaling and compare times per step; the optimizer "
         "steps differ, and with them what is learned.",
@@ -249,7 +266,7 @@ def _amounts(point: Point, base: Point, observations: Observations) -> Iterator[
         ratio = here / there
         if name == "steps" and math.isfinite(batches):
             ratio *= batches  # steps of larger batches are more work
-        if abs(ratio - 1) > WORK and not (name == "samples" and observations.scaling == "weak"):
+        if abs(ratio - 1) > WORK and not (name == "samples" and point.curve.scaling == "weak"):
             what = "samples" if name == "samples" else "optimizer steps"
             yield Fault(
                 base.labels + point.labels,

@@ -168,6 +168,7 @@ def phases_close(observations: Observations) -> Iterator[Fault]:
     records = observations.kind == "records"
     tolerance: pd.Series | float = PARTS_TOLERANCE
     if records:
+        rows = rows[rows["phase_sum"].notna()]  # a replay has none
         most = least = rows["phase_sum"]
         checked = rows["phases_checked"]
         tolerance = checked.eq(True).map({True: MEDIANS_TOLERANCE, False: PARTS_TOLERANCE})

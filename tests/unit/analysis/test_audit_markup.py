@@ -1,0 +1,99 @@
+"""Tables in Markdown and LaTeX, with the text around them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from lab.analysis.audit.markup import find_table
+from lab.analysis.audit.table import from_table
+from lab.analysis.audit.text_table import read_table
+from lab.errors import InputError
+
+
+def test_markdown_between_prose() -> None:
+    table = find_table(
+        """# Results
+
+An older section about weak scaling.
+
+## Strong scaling
+
+Measured on `one node`.
+
+| **GPUs** | Time \\| step (s) | [Speedup](https://a.b/c) |
+|---:|:---|---|
+| 1 | 10.0 | **1.0x** |
+| 2 | 5.6 |
+
+All rows are medians.
+
+## Later
+No part of it.
+""".splitlines()
+    )
+    assert table is not None
+    assert table.header == ["GPUs", "Time | step (s)", "Speedup"]
+    assert table.rows == [["1", "10.0", "1.0x"], ["2", "5.6"]]
+    assert table.notes == ["Strong scaling", "Measured on `one node`.", "All rows are medians."]
+
+
+def test_the_longest_table_of_a_text_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "README.md"
+    path.write_text("a | b\n-- | --\n1 | 2\n\nGPUs | s/step\n-- | --\n1 | 4\n2 | 2.2\n")
+    assert read_table(path).to_dict("list") == {"GPUs": ["1", "2"], "s/step": ["4", "2.2"]}
+
+
+def test_a_row_that_is_longer_than_the_names(tmp_path: Path) -> None:
+    path = tmp_path / "t.md"
+    path.write_text("a | b\n-- | --\n1 | 2 | 3\n")
+    with pytest.raises(InputError, match="3 cells under 2 column names"):
+        read_table(path)
+
+
+LATEX = r"""
+\begin{table} \caption{Weak scaling of a \textbf{7B} model.}
+\begin{tabular*}{\textwidth}{@{}l p{3cm} rr@{}} % four columns
+\toprule
+ & & \multicolumn{2}{c}{Time} \\ \cmidrule(lr){3-4}
+GPU & \#GPUs & step (ms) & epoch (s) \\
+\midrule
+\multirow{2}{*}{A100} & 1 & $1{,}024.5 \pm 3$ & 80 \\
+ & 2 & \textbf{520} & 41\,\% \\[2pt]
+\bottomrule
+\end{tabular*}
+\end{table}
+"""
+
+
+def test_latex_with_spans_signs_and_a_caption() -> None:
+    table = find_table(LATEX.splitlines())
+    assert table is not None
+    assert table.header == ["GPU", "#GPUs", "Time step (ms)", "Time epoch (s)"]
+    assert table.rows == [["A100", "1", "1,024.5 ± 3", "80"], ["A100", "2", "520", "41%"]]
+    assert table.notes == ["Weak scaling of a 7B model."]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "gpus|time_s\n1|12.5\n2|7\n",
+        "gpus,time_s\n1,2\n",
+        r"\begin{tabular}{c}\end{tabular}",
+        "\\begin{tabular}{ll}\na & b",
+        "---|---\n",
+        "",
+    ],
+)
+def test_what_holds_no_marked_up_table(text: str) -> None:
+    assert find_table(text.splitlines()) is None
+
+
+@pytest.mark.parametrize(("before", "scaling"), [("Weak scaling", "weak"), ("Strong", None)])
+def test_the_heading_of_a_table_may_say_how_it_scales(
+    tmp_path: Path, before: str, scaling: str | None
+) -> None:
+    path = tmp_path / "t.md"
+    path.write_text(f"## {before}\n\n| GPUs | s/step |\n|--|--|\n| 1 | 4 |\n| 2 | 4.1 |\n")
+    assert from_table(read_table(path)).scaling == scaling
