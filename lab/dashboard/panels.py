@@ -21,8 +21,9 @@ from lab.formatting import format_seconds, rounded, unit_for
 from lab.launch.plan import state_bytes
 from lab.launch.status import clock
 from lab.perfmodel.flops import model_cost
-from lab.perfmodel.forecast import Basis, Forecast, layout_of
+from lab.perfmodel.forecast import Basis, Forecast
 from lab.perfmodel.frozen import Score, scores
+from lab.perfmodel.requirements import layout_of
 from lab.records.store import Record, Store, load_records
 from lab.records.table import table
 from lab.report import blocks, sections
@@ -42,6 +43,7 @@ LIMITS = {
     "exposed_communication": "communication beside which nothing is computed",
     "straggler": "waiting for the slowest rank",
     "bubble": "stages of the pipeline that wait",
+    "call_overhead": "what the strategy does around each of its calls",
     "stolen_compute": "communication that takes the cores from computing",
     "data": "loading data",
     "optimizer": "the optimizer",

@@ -194,7 +194,8 @@ class Jobs:
             if folder in handles:
                 self._ensure_record(folder, handles[folder])
             archive_failed(folder)
-        single = {f for f, t in self._tasks.items() if t.run.world_size == 1 and t.repeat == 0}
+        # Two repeats of each: from one nobody knows how much it differs from the next.
+        single = {f for f, t in self._tasks.items() if t.run.world_size == 1 and t.repeat < 2}
         self._awaited = single & {*adopted, *due}
         due.sort(key=lambda folder: folder not in self._awaited)
         self._predict()
@@ -206,7 +207,7 @@ class Jobs:
             self._driver.drive(self._specs(noisy), adopted={}, wait=self._wait)
 
     def _predict(self) -> None:
-        """Freeze predictions once the first repeats on one rank are measured.
+        """Freeze predictions once the first two repeats on one rank are measured.
 
         Locally that is before any other run starts, on a scheduler before others have left its
         queue; a prediction that came too late is never scored.

@@ -10,9 +10,11 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from lab.config.cluster import Cluster, Published, find_profile
+from lab.config.run import Run
 from lab.errors import InputError, LabError
 from lab.files import read_json, read_yaml, write_atomically
 from lab.perfmodel.collectives import COLLECTIVES, Collective, LinkFit, busbw, fit_link, interpolate
+from lab.perfmodel.reference import ReferenceStep
 from lab.records.schema import Environment
 
 SCHEMA_VERSION = 1
@@ -97,6 +99,7 @@ class Part(_Stored):
     matrix_products: tuple[MatrixProduct, ...] = ()
     memory: MemoryBandwidth | None = None
     contention: ContentionTime | None = None
+    steps: tuple[ReferenceStep, ...] = ()
     missing: dict[str, str] = Field(
         default={}, description="collectives and dtypes that are not there, and why"
     )
@@ -169,6 +172,27 @@ class Calibration(_Stored):
         parts = [part for part in self.parts if part.contention]
         nearest = min(parts, key=lambda part: abs(part.world_size - world_size), default=None)
         return nearest.contention if nearest else None
+
+    def with_steps(self, world_size: int) -> Part | None:
+        """The part of several ranks with reference steps that is nearest to a world size."""
+        parts = [part for part in self.parts if part.steps and part.world_size > 1]
+        return min(parts, key=lambda part: abs(part.world_size - world_size), default=None)
+
+    @property
+    def processes(self) -> list[tuple[float, ...]]:
+        """Seconds of each reference step on one rank, by new process."""
+        return [step.seconds for part in self.parts if part.world_size == 1 for step in part.steps]
+
+    def alone(self, run: Run, strategy: str) -> ReferenceStep | None:
+        """The reference step of a run's model on one rank, of a strategy or else of none."""
+        steps = {
+            step.run.strategy: step
+            for part in self.parts
+            for step in part.steps
+            if part.world_size == 1 and step.run.model == run.model
+        }
+        with_gradients = {name: step for name, step in steps.items() if step.gradients}
+        return with_gradients.get(strategy, with_gradients.get("single"))
 
     def fit(self, collective: Collective, world_size: int) -> LinkFit:
         """The fit of a collective; LabError where it was not measured or cannot be fitted."""

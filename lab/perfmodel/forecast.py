@@ -6,37 +6,24 @@ one rank; what communication costs from the cluster's calibration.
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 
 from lab.config.cluster import Cluster
-from lab.config.datasets import vocab_size_of
-from lab.config.models import GPT, TextClassifier
-from lab.config.run import DEFAULT_BUCKET_CAP_MB, Run
-from lab.config.strategies import STRATEGIES
+from lab.config.run import Run
 from lab.config.study import Study
 from lab.errors import LabError
 from lab.perfmodel.calibration import Calibration, load_calibration
+from lab.perfmodel.call_costs import call_cost, neighbours
 from lab.perfmodel.collectives import Collective, CollectiveSeconds, of_all_reduce, ring_time
-from lab.perfmodel.flops import block_parameters, model_cost
-from lab.perfmodel.layout import (
-    MICRO_BATCH,
-    NO_CONTENTION,
-    SHARINGS,
-    Bucket,
-    Contention,
-    Layout,
-    Links,
-    Profile,
-    buckets_of,
-)
-from lab.perfmodel.memory import MemoryParts, rank_memory
+from lab.perfmodel.intervals import Deviation, of_foreign_load, of_processes, spread
+from lab.perfmodel.layout import MICRO_BATCH, NO_CONTENTION, Bucket, Contention, Links, Profile
+from lab.perfmodel.requirements import calls_of, layout_of, memory_of, messages_of, passes
 from lab.perfmodel.simulate import Conditions, Prediction, predict
 from lab.records.store import Record, Store
 
-MIB = 2**20
 # Standard deviations between the quantiles at 10 and 90 % of a normal distribution.
 P10_TO_P90 = 2.563
 # Fields of a run that change what one device does, beside strategy and batch.
@@ -49,9 +36,10 @@ SAME = (
     "loader",
     "loader_workers",
 )
-# Bytes that a compression of DDP's gradients leaves.
-COMPRESSED = {"none": 1.0, "bf16": 0.5, "fp16": 0.5}
-LOGITS = 2**24  # values of logits whose gradient exists at once
+# Strategies by how much they resemble a plain loop on one rank.
+PLAINEST = ("single", "ddp", "naive_ddp", "zero1")
+# Per doubling beyond what was measured, relative: of a micro-batch, and of the ranks.
+BEYOND_ERROR = 0.04
 
 
 @dataclass(frozen=True)
@@ -71,25 +59,43 @@ class Forecast:
 
 @dataclass(frozen=True)
 class MeasuredLinks:
-    """The cost of collectives, contention, the fit's relative error, and what is extrapolated."""
+    """The cost of collectives, contention, the fit's relative error, and what is extrapolated.
+
+    `deviations` are those of contention, and of ranks that were not calibrated.
+    """
 
     cost: CollectiveSeconds
     contention: Contention = NO_CONTENTION
     error: float = 0.0
     extrapolated: tuple[str, ...] = ()
+    deviations: tuple[Deviation, ...] = ()
 
     def conditions(self, model_error: float) -> Conditions:
         """What a step meets on these links."""
-        return Conditions(self.contention, link_error=self.error, model_error=model_error)
+        return Conditions(
+            self.contention,
+            link_error=self.error,
+            model_error=model_error,
+            deviations=self.deviations,
+        )
+
+    @property
+    def links(self) -> Links:
+        """These for each part of the work."""
+        return Links(self.cost, self.cost, self.cost)
 
 
 @dataclass(frozen=True)
 class Basis:
-    """What predictions are made from: one-rank records, a calibration, errors of earlier ones."""
+    """What predictions are made from: one-rank records, a calibration, errors of earlier ones.
+
+    They speak of the median over `repeats` of a run.
+    """
 
     records: tuple[Record, ...]
     calibration: Calibration | None
     model_error: float = 0.0
+    repeats: int = 1
 
     @classmethod
     def of(
@@ -107,7 +113,7 @@ class Basis:
             for record in Store(source.out).records()
             if record.completed and record.run.world_size == 1 and record.run.task == "train"
         )
-        return cls(records, load_calibration(cluster), model_error)
+        return cls(records, load_calibration(cluster), model_error, study.repeats)
 
     def forecast(self, run: Run) -> Forecast:
         """Predict one run, or say what is missing for it."""
@@ -115,27 +121,45 @@ class Basis:
             if run.task != "train":
                 raise LabError("inference is measured, not predicted")
             layout = layout_of(run)
+            records = self._like(run)
             profile, notes = self.profile(run)
             profile = profile.scaled(1 / passes(run), MICRO_BATCH)
-            links = self.links(run.world_size)
+            messages, links = messages_of(profile, run), self.links(run.world_size)
             prediction = predict(
                 profile,
-                messages_of(profile, run),
+                messages,
                 layout,
-                Links(links.cost, links.cost, links.cost),
+                links.links,
                 grad_accum=run.grad_accum * passes(run),
-                conditions=links.conditions(self.model_error),
+                conditions=self._conditions(run, records, links, len(messages)),
             )
         except LabError as error:
             return Forecast(run, memory_bytes=self.memory(run), missing=str(error))
         notes += links.extrapolated
+        if foreign := self._foreign(run, records):
+            notes += (f"others took {foreign:.0%} of the cores while it was measured",)
         return Forecast(run, prediction, self.memory(run), profile.basis, notes)
 
     def profile(self, run: Run) -> tuple[Profile, tuple[str, ...]]:
         """One device's step at the run's micro-batch, and how it was interpolated, if it was.
 
-        Records of the run's own strategy go before those of others, which have no wrapper or
-        another one. Raises LabError where nothing was measured.
+        Raises LabError where nothing was measured.
+        """
+        records = self._like(run)
+        sizes = sorted({record.run.micro_batch_size for record in records})
+        profiles = {
+            size: _measured([one for one in records if one.run.micro_batch_size == size])
+            for size in sizes
+        }
+        if run.micro_batch_size in profiles:
+            return profiles[run.micro_batch_size], ()
+        note = f"micro-batch {run.micro_batch_size}, measured at {', '.join(map(str, sizes))}"
+        return _between(run.micro_batch_size, profiles), (note,)
+
+    def _like(self, run: Run) -> list[Record]:
+        """Records on one rank of the run's model: of its own strategy, else of the plainest one.
+
+        Another's wrapper is part of what it took. Raises LabError where nothing was measured.
         """
         same = [record for record in self.records if _alike(record.run, run)]
         records = [record for record in same if record.gradients and record.timing]
@@ -146,16 +170,61 @@ class Basis:
                 else "no record on one rank of this model and precision yet"
             )
             raise LabError(f"{reason}: run the study's world size 1")
-        records = [one for one in records if one.run.strategy == run.strategy] or records
-        sizes = sorted({record.run.micro_batch_size for record in records})
-        profiles = {
-            size: _measured([one for one in records if one.run.micro_batch_size == size])
-            for size in sizes
-        }
-        if run.micro_batch_size in profiles:
-            return profiles[run.micro_batch_size], ()
-        note = f"micro-batch {run.micro_batch_size}, measured at {', '.join(map(str, sizes))}"
-        return _between(run.micro_batch_size, profiles), (note,)
+        strategies = dict.fromkeys((run.strategy, *PLAINEST, *(r.run.strategy for r in records)))
+        nearest = next(s for s in strategies if any(one.run.strategy == s for one in records))
+        return [one for one in records if one.run.strategy == nearest]
+
+    def _conditions(
+        self, run: Run, records: Sequence[Record], links: MeasuredLinks, messages: int
+    ) -> Conditions:
+        """What the run meets, and by how much it may deviate from what these records tell."""
+        sizes = {record.run.micro_batch_size for record in records}
+        nearest = min(sizes, key=lambda size: abs(size - run.micro_batch_size))
+        count = sum(record.run.micro_batch_size == nearest for record in records)
+        conditions = links.conditions(self.model_error)
+        deviations = [
+            *conditions.deviations,
+            of_processes(self._spread(), basis=count, measured=self.repeats),
+            of_foreign_load(self._foreign(run, records)),
+        ]
+        if not min(sizes) <= run.micro_batch_size <= max(sizes):
+            doublings = abs(math.log2(run.micro_batch_size / nearest))
+            deviations.append(Deviation(BEYOND_ERROR * doublings))
+        if run.world_size == 1 or self.calibration is None:
+            return replace(conditions, deviations=tuple(deviations))
+        cost = call_cost(
+            self.calibration,
+            run,
+            like=records[0].run.strategy,
+            links=links.links,
+            contention=links.contention,
+        )
+        return replace(
+            conditions,
+            deviations=(*deviations, cost.deviation),
+            factor=cost.factor,
+            call_s=cost.call_s * calls_of(run, messages),
+        )
+
+    def _spread(self) -> Deviation | None:
+        """How much one step differs between processes: of records, and of the calibration."""
+        steps: dict[str, list[float]] = {}
+        for record in self.records:
+            if record.timing:
+                steps.setdefault(record.run_id, []).append(record.timing.step.median)
+        calibrated = self.calibration.processes if self.calibration else []
+        return spread([*steps.values(), *calibrated])
+
+    def _foreign(self, run: Run, records: Sequence[Record]) -> float:
+        """The largest share of their cores that others took from records and calibration."""
+        environments = [record.environment for record in records if record.environment]
+        if self.calibration and run.world_size > 1:
+            environments += [part.environment for part in self.calibration.parts]
+        disturbed = [one for one in environments if one.disturbed]
+        return max(
+            ((one.foreign_cpu or 0.0) / max(len(one.cpus_granted), 1) for one in disturbed),
+            default=0.0,
+        )
 
     def links(self, world_size: int) -> MeasuredLinks:
         """The calibrated links, as a ring on world sizes beyond; LabError without a calibration."""
@@ -167,20 +236,25 @@ class Basis:
             sizes = sorted({fit.world_size for fit in fits})
         if calibration is None or not sizes:
             raise LabError("the cluster's links are not calibrated: run `lab calibrate`")
-        contention = NO_CONTENTION
+        contention, deviations = NO_CONTENTION, tuple[Deviation, ...]()
         if measured := calibration.contention(world_size):
             contention = Contention(measured.device, measured.link, measured.neighbours)
+        if crowded := neighbours(calibration, world_size):
+            contention = replace(contention, neighbours=crowded[0])
+            deviations = (crowded[1],)
         nearest = min(sizes, key=lambda size: (abs(size - world_size), size))
         error = calibration.fit("all_reduce", nearest).largest_relative_error / 2
         if nearest == world_size:
-            return MeasuredLinks(_calibrated(calibration, world_size), contention, error)
+            cost = _calibrated(calibration, world_size)
+            return MeasuredLinks(cost, contention, error, deviations=deviations)
         link = calibration.fit("all_reduce", sizes[-1]).of_one_link("all_reduce", sizes[-1])
 
         def ring(collective: Collective, size: float) -> float:
             return of_all_reduce(collective) * ring_time("all_reduce", size, world_size, *link)
 
         note = f"{world_size} ranks by a ring of the links between {sizes[-1]}"
-        return MeasuredLinks(ring, contention, error, (note,))
+        deviations += (Deviation(BEYOND_ERROR * abs(math.log2(world_size / nearest))),)
+        return MeasuredLinks(ring, contention, error, (note,), deviations)
 
     def memory(self, run: Run) -> float | None:
         """Peak bytes: those of the measured run nearest by count, and what the counts differ by.
@@ -241,6 +315,7 @@ def _measured(records: Sequence[Record]) -> Profile:
 
     backward = phases(["backward"])
     gradients = next(record.gradients for record in records if record.gradients)
+    intervals = [timing.step.interval or (0.0, 0.0) for _, timing in pairs]
     repeats = f"{len(pairs)} record{'s' * (len(pairs) > 1)}"
     return Profile(
         forward_s=phases(["forward"]),
@@ -253,6 +328,11 @@ def _measured(records: Sequence[Record]) -> Profile:
             (timing.step.p90 - timing.step.p10) / P10_TO_P90 / timing.step.median
             for _, timing in pairs
         ),
+        error=statistics.fmean(
+            (high - low) / 3.92 / timing.step.median
+            for (low, high), (_, timing) in zip(intervals, pairs, strict=True)
+        )
+        / math.sqrt(len(pairs)),
         basis=f"{repeats} of one rank at micro-batch {pairs[0][0].micro_batch_size}",
     )
 
@@ -281,87 +361,3 @@ def _between(micro_batch: int, profiles: Mapping[int, Profile]) -> Profile:
         data_s=time("data_s"),
         basis=f"{here.basis}, scaled to {micro_batch}",
     )
-
-
-def layout_of(run: Run) -> Layout:
-    """How a run's ranks share its work; raises LabError for what the step model does not know."""
-    if run.compression not in COMPRESSED:
-        raise LabError(f"the step model does not know compression {run.compression!r}")
-    if run.strategy == "fsdp" and run.shard_size not in {None, run.world_size}:
-        raise LabError("the step model does not know FSDP with several copies of the model")
-    if run.strategy in SHARINGS:
-        return Layout(SHARINGS[run.strategy], data=run.world_size)
-    splits, model = STRATEGIES[run.strategy].splits, run.architecture
-    if splits not in {"tensors", "layers"} or not isinstance(model, GPT):
-        raise LabError(f"the step model does not know strategy {run.strategy!r}")
-    values = run.micro_batch_size / passes(run) * model.block_size * model.width
-    border = round(values * (4 if run.precision == "fp32" else 2))
-    tensor, pipeline = (run.world_size, 1) if splits == "tensors" else (1, run.world_size)
-    return Layout("single", 1, tensor, pipeline, model.layers, border)
-
-
-def passes(run: Run) -> int:
-    """Into how many parts a pipeline splits a micro-batch; 1 for other strategies."""
-    pipelined = STRATEGIES[run.strategy].splits == "layers"
-    return (run.microbatches or run.world_size) if pipelined else 1
-
-
-def messages_of(profile: Profile, run: Run) -> tuple[Bucket, ...]:
-    """What the run's strategy sends at a time, with the bytes that its compression leaves."""
-    buckets = profile.gradients
-    if run.strategy == "ddp":
-        # Only where no size is given does DDP make the first bucket small.
-        first = MIB if run.bucket_cap_mb == DEFAULT_BUCKET_CAP_MB else None
-        buckets = buckets_of(buckets, run.bucket_cap_mb * MIB, first_bytes=first)
-    elif run.strategy == "zero1" or run.flat:
-        buckets = (Bucket(profile.backward_s, profile.gradient_bytes),)
-    elif run.strategy == "fsdp" and (unit := largest_unit(run)):
-        buckets = buckets_of(buckets, unit)
-    share = COMPRESSED[run.compression]
-    return tuple(replace(bucket, bytes=round(bucket.bytes * share)) for bucket in buckets)
-
-
-def largest_unit(run: Run) -> int:
-    """Bytes of a transformer's block in fp32, which FSDP gathers as one; 0 for other models."""
-    model = run.architecture
-    return 4 * block_parameters(model.width) if isinstance(model, GPT | TextClassifier) else 0
-
-
-def memory_of(run: Run) -> MemoryParts:
-    """Bytes of a rank at its peak, as the backward pass begins or ends, without the process's own.
-
-    Weights, gradients and AdamW's moments are fp32, also under autocast. Gradients are dropped
-    after each step, so that outside of the buffers of DDP and ZeRO-1 they share their room with the
-    activations that the backward pass frees.
-    """
-    weights, trainable, activations = _cost(run)
-    parts = rank_memory(
-        trainable,
-        layout_of(run),
-        activation_bytes=activations,
-        grad_accum=passes(run),
-        largest_unit=largest_unit(run),
-    )
-    parts = replace(parts, weights=parts.weights + 4.0 * (weights - trainable))
-    if run.grad_accum > 1 or run.strategy in {"ddp", "zero1"}:
-        return parts
-    return replace(parts, gradients=0.0, activations=max(parts.activations, parts.gradients))
-
-
-@lru_cache(maxsize=4096)
-def _cost(run: Run) -> tuple[int, int, float]:
-    """Parameters, those that train, and the bytes of activations at the peak of one micro-batch."""
-    cost, model = model_cost(run), run.architecture
-    activations: float = cost.activation_bytes
-    if isinstance(model, GPT):
-        # The gradient of the logits is there before they go, and no larger than they are.
-        tokens = run.micro_batch_size * model.block_size
-        activations += 4 * min(tokens * vocab_size_of(model, run.dataset), LOGITS)
-        if run.activation_checkpointing:
-            # What is kept more with twice as many blocks is theirs; all but one keep their input.
-            twice = model.model_copy(update={"layers": 2 * model.layers})
-            double = model_cost(run.model_copy(update={"model": twice})).activation_bytes
-            blocks = double - cost.activation_bytes
-            inputs = 4 * tokens * model.width
-            activations += inputs * (model.layers - 1) - blocks * (1 - 1 / model.layers)
-    return cost.parameters, cost.trainable, activations

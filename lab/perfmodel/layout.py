@@ -142,7 +142,8 @@ class Bucket:
 class Profile:
     """One device's step by itself: s of each part of a micro-batch, gradients as they get ready.
 
-    `spread` is the relative standard deviation of its steps, `basis` where the numbers come from.
+    `spread` is the relative standard deviation of its steps, `error` that of their median, `basis`
+    where the numbers come from.
     """
 
     forward_s: float
@@ -152,6 +153,7 @@ class Profile:
     data_s: float = 0.0
     other_s: float = 0.0
     spread: float = 0.0
+    error: float = 0.0
     basis: str = "given"
 
     @property
@@ -200,7 +202,10 @@ class Layout:
     """Who shares what: `data` replicas or shards, each of `tensor` times `pipeline` ranks.
 
     `activation_bytes` are those that a layer hands on per micro-batch, `layers` the layers whose
-    activations tensor parallelism sums twice in each direction (Shoeybi et al. 2019).
+    activations tensor parallelism sums twice in each direction (Shoeybi et al. 2019). It divides
+    the shares `divided` of the passes and `divided_parameters` of the model. `busiest` is the share
+    of the passes in a pipeline's longest stage, `largest` that of the parameters in its largest,
+    equal parts where they are 0; `tied_bytes` are summed over the first and the last stage.
     """
 
     sharing: Sharing = "ddp"
@@ -209,6 +214,22 @@ class Layout:
     pipeline: int = 1
     layers: int = 1
     activation_bytes: int = 0
+    divided: float = 1.0
+    divided_parameters: float = 1.0
+    busiest: float = 0.0
+    largest: float = 0.0
+    tied_bytes: int = 0
+
+    @property
+    def compute_share(self) -> float:
+        """Of the time of one device's passes, that of a rank's own, in the mean over stages."""
+        return (self.divided / self.tensor + 1 - self.divided) / self.pipeline
+
+    @property
+    def parameter_share(self) -> float:
+        """Of the model's parameters, those of the rank that has most, before data shards them."""
+        divided = self.divided_parameters / self.tensor + 1 - self.divided_parameters
+        return divided * (self.largest or 1 / self.pipeline)
 
     @property
     def world_size(self) -> int:
@@ -216,8 +237,13 @@ class Layout:
         return self.data * self.tensor * self.pipeline
 
     def bubble(self, micro_batches: int) -> float:
-        """Idle time of a pipeline over its useful time: `(p - 1) / m` (Narayanan et al. 2021)."""
-        return (self.pipeline - 1) / micro_batches
+        """Idle time of a rank in a pipeline over its useful time.
+
+        The first micro-batch passes all stages, and each further one ends as much later as the
+        longest takes. With equal stages `(p - 1) / m` (Narayanan et al. 2021).
+        """
+        longest = self.busiest or 1 / self.pipeline
+        return (1 + (micro_batches - 1) * longest) * self.pipeline / micro_batches - 1
 
 
 @dataclass(frozen=True)
@@ -271,8 +297,8 @@ def works_of(
     of ZeRO-1, the units of FSDP.
     """
     step = _Step(links, layout)
-    share = layout.tensor * layout.pipeline
-    forward, backward = profile.forward_s / share, profile.backward_s / share
+    share, compute = layout.tensor * layout.pipeline, layout.compute_share
+    forward, backward = profile.forward_s * compute, profile.backward_s * compute
     # All micro-batches but the last are alike, and send no gradients: replayed as one.
     for times, last in ((grad_accum - 1, False), (1, True)):
         if not times:
@@ -292,8 +318,11 @@ def works_of(
             step.tensor_sums(2 * times)
     step.device("bubble", layout.bubble(grad_accum) * grad_accum * (forward + backward))
     step.hand_on(grad_accum)
+    if layout.tied_bytes:
+        seconds = links.pipeline("all_reduce", layout.tied_bytes)
+        step.link("tied gradients", seconds, layout.tied_bytes, after=step.last("device"))
     sharded = "optimizer" in STRATEGIES[layout.sharing].sharded
-    own_s = profile.optimizer_s / (share * layout.data if sharded else share)
+    own_s = profile.optimizer_s * layout.parameter_share / (layout.data if sharded else 1)
     step.device("optimizer", own_s, after=step.last("link"))
     if layout.sharing == "zero1" and layout.data > 1:
         size = profile.gradient_bytes // share
@@ -348,7 +377,7 @@ class _Step:
 def _backward(step: _Step, profile: Profile, buckets: Sequence[Bucket], share: int) -> None:
     """The backward pass: DDP sends each bucket when it is ready, the others all at the end."""
     exchanged = buckets if step.layout.data > 1 and step.layout.sharing != "single" else ()
-    overlapped = step.layout.sharing == "ddp"
+    overlapped, compute = step.layout.sharing == "ddp", step.layout.compute_share
     collective: Collective = "reduce_scatter" if step.layout.sharing == "zero1" else "all_reduce"
     sizes = [bucket.bytes / share for bucket in exchanged]
     seconds = [
@@ -357,10 +386,10 @@ def _backward(step: _Step, profile: Profile, buckets: Sequence[Bucket], share: i
     ]
     done = 0.0
     for number, bucket in enumerate(exchanged if overlapped else ()):
-        step.device("backward", (bucket.ready_s - done) / share)
+        step.device("backward", (bucket.ready_s - done) * compute)
         done = max(done, bucket.ready_s)
         step.link(f"bucket {number}", seconds[number], sizes[number], after=step.last("device"))
-    step.device("backward", (profile.backward_s - done) / share)
+    step.device("backward", (profile.backward_s - done) * compute)
     if exchanged and not overlapped:
         step.link("gradients", sum(seconds), sum(sizes), after=step.last("device"))
 
@@ -376,7 +405,8 @@ def _sharded_pass(
 
     sizes = [unit.bytes / share for unit in units]
     gather = [times * seconds("all_gather", unit) for unit in range(len(units))]
-    forward = times * profile.forward_s / share / (sum(sizes) or 1.0)
+    compute = times * step.layout.compute_share
+    forward = compute * profile.forward_s / (sum(sizes) or 1.0)
     previous: tuple[int, ...] = ()
     gathered = 0
     # The first unit that needs weights is the last whose gradients are ready.
@@ -386,7 +416,7 @@ def _sharded_pass(
         step.device("forward", forward * sizes[unit], after=(gathered,))
     ends = [0.0, *(unit.ready_s for unit in units[:-1]), profile.backward_s]
     for unit, (begin, end) in enumerate(itertools.pairwise(ends)):
-        computed = step.device("backward", times * (end - begin) / share, after=(gathered,))
+        computed = step.device("backward", compute * (end - begin), after=(gathered,))
         if unit + 1 < len(units):
             gathered = step.link(f"gather {unit + 1}", gather[unit + 1], times * sizes[unit + 1])
         if reduce:

@@ -14,10 +14,11 @@ from lab.config.study import Study
 from lab.errors import InputError, LabError, Problem
 from lab.formatting import format_seconds, rounded
 from lab.perfmodel import hardware, simulate
-from lab.perfmodel.forecast import Forecast, layout_of, messages_of
+from lab.perfmodel.forecast import Forecast
 from lab.perfmodel.frozen import Score, basis_of, mean_absolute_error, scores
 from lab.perfmodel.hardware import FLOPS_REACHED, Described, Machine
 from lab.perfmodel.layout import Candidate, Checkpointing
+from lab.perfmodel.requirements import layout_of, messages_of
 from lab.perfmodel.simulate import Conditions
 from lab.records.store import load_records
 

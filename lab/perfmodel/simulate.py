@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import NormalDist
 
+from lab.perfmodel.intervals import Deviation, half_width
 from lab.perfmodel.layout import (
     NO_CONTENTION,
     Bucket,
@@ -21,7 +21,6 @@ from lab.perfmodel.layout import (
     works_of,
 )
 
-WIDTH = 1.96  # half-width of a 95 % interval in standard deviations
 SHARE = 0.05  # a part of the step below this share limits nothing
 
 
@@ -30,12 +29,16 @@ class Conditions:
     """What a step meets beside its own work: contention, and the errors of its basis.
 
     `link_error` is the relative standard deviation of the links' costs, `model_error` that of
-    earlier predictions.
+    earlier predictions; `deviations` are others of the whole step. A step takes `factor` times as
+    long as its parts tell, and `call_s` more for what its strategy calls.
     """
 
     contention: Contention = NO_CONTENTION
     link_error: float = 0.0
     model_error: float = 0.0
+    deviations: tuple[Deviation, ...] = ()
+    factor: float = 1.0
+    call_s: float = 0.0
 
 
 ALONE = Conditions()
@@ -46,8 +49,8 @@ class Prediction:
     """A step, in s: its time with a 95 % interval, communication in all and exposed, its parts.
 
     `parts` hold data, forward, backward, optimizer, exposed_communication, straggler, bubble,
-    stolen_compute, other; they add up to the step. `limit` names the one that costs most of what
-    training itself does not need, or compute.
+    stolen_compute, call_overhead, other; they add up to the step. `limit` names the one that costs
+    most of what training itself does not need, or compute.
     """
 
     step_s: float
@@ -70,10 +73,10 @@ def predict(
     grad_accum: int = 1,
     conditions: Conditions = ALONE,
 ) -> Prediction:
-    """Replay the step of a rank and add what the slowest of them costs.
+    """Replay the step of a rank and add what the slowest of them and the strategy's calls cost.
 
-    The interval joins the spread of the profile and the errors of links and of earlier predictions,
-    as independent.
+    The interval joins the errors of profile, links and earlier predictions and all other
+    deviations, as independent and relative: it reaches as many times below the step as above.
     """
     ranks, neighbours = layout.world_size, conditions.contention.neighbours
     if ranks > 1 and neighbours > 1:
@@ -81,30 +84,37 @@ def predict(
         profile = profile.scaled(neighbours)
     works = works_of(profile, buckets, layout, links, grad_accum=grad_accum)
     spans = replay(works, conditions.contention)
-    end = max((span.end for span in spans), default=0.0)
+    factor = conditions.factor
+    end = factor * max((span.end for span in spans), default=0.0)
     device = [span for span in spans if span.work.where == "device" and span.work.name]
-    exposed = alone(spans)
-    own_s = profile.step_s(grad_accum) / (layout.tensor * layout.pipeline)
+    exposed = factor * alone(spans)
+    own_s = factor * profile.step_s(grad_accum) * layout.compute_share
     straggler = profile.spread * own_s * slowest_of(ranks)
-    step = end + straggler
+    step = end + straggler + conditions.call_s
     parts = dict.fromkeys(("data", "forward", "backward", "optimizer", "bubble", "other"), 0.0)
     for span in device:
-        parts[span.work.name] += span.work.seconds
-    parts["stolen_compute"] = sum(span.end - span.start - span.work.seconds for span in device)
+        parts[span.work.name] += factor * span.work.seconds
+    stolen = sum(span.end - span.start - span.work.seconds for span in device)
+    parts["stolen_compute"] = factor * stolen
     parts["exposed_communication"] = exposed
     parts["straggler"] = straggler
+    parts["call_overhead"] = conditions.call_s
     avoidable = {name: parts[name] for name in parts if name not in {"forward", "backward"}}
     costliest = max(avoidable, key=lambda name: avoidable[name])
-    error = math.hypot(
-        profile.spread * (end - exposed) / math.sqrt(max(ranks, 1)),
-        conditions.link_error * exposed,
-        conditions.model_error * step,
+    width = half_width(
+        (
+            Deviation(profile.error),
+            Deviation(straggler / step / 2),
+            Deviation(conditions.link_error * exposed / step),
+            Deviation(conditions.model_error),
+            *conditions.deviations,
+        )
     )
     return Prediction(
         step_s=step,
-        low_s=max(step - WIDTH * error, 0.0),
-        high_s=step + WIDTH * error,
-        communication_s=covered([span for span in spans if span.work.where == "link"]),
+        low_s=step / (1 + width),
+        high_s=step * (1 + width),
+        communication_s=factor * covered([s for s in spans if s.work.where == "link"]),
         exposed_s=exposed + straggler,
         parts=parts,
         limit=costliest if parts[costliest] > SHARE * step else "compute",

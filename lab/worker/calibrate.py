@@ -21,6 +21,7 @@ from lab.worker.distributed import device_of, gather, process_group
 from lab.worker.environment import background_cpu, cpu_use, environment
 from lab.worker.measure.clock import synchronize
 from lab.worker.optim import DTYPES
+from lab.worker.reference import in_new_processes, in_rounds
 
 BUDGET_S, QUICK_BUDGET_S = 25.0, 4.0
 QUICK_LARGEST = 4 * MIB
@@ -50,11 +51,14 @@ def measure(
             )
             if cluster.compute is None:  # ranks that sleep leave the cores to others
                 fields["contention"] = measure_contention(device, quick=quick, progress=progress)
+                fields["steps"] = in_rounds(context, device, quick=quick, progress=progress)
         else:
             progress("matrix products", 0, 2)
             fields["matrix_products"], fields["missing"] = matrix_products(device)
             progress("memory", 1, 2)
             fields["memory"] = memory_bandwidth(device)
+            if cluster.compute is None:
+                fields["steps"] = in_new_processes(context, quick=quick, progress=progress)
         ranks = gather((socket.gethostname(), context.cores, cpu_use(context.cores).since(before)))
     if ranks is None:
         return None

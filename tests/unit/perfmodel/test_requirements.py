@@ -7,8 +7,8 @@ from factories import run
 
 from lab.errors import LabError
 from lab.perfmodel.flops import model_cost
-from lab.perfmodel.forecast import layout_of, memory_of, messages_of
 from lab.perfmodel.layout import MICRO_BATCH, Bucket, Profile
+from lab.perfmodel.requirements import layout_of, memory_of, messages_of
 
 MINI = {"model": "gpt-mini"}
 SIZE = model_cost(run(1, 8, **MINI)).parameters

@@ -1,0 +1,140 @@
+"""What a step takes beyond its parts: a cost per call of its strategy, and a factor of the whole.
+
+DTensor dispatches every operation, FSDP gathers and frees each unit, a pipeline walks through its
+schedule. What that costs is derived from the calibration's reference steps under each strategy.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from lab.config.run import Run
+from lab.perfmodel.calibration import Calibration
+from lab.perfmodel.intervals import EXACT, Deviation, spread
+from lab.perfmodel.layout import MICRO_BATCH, Bucket, Contention, Links, Profile
+from lab.perfmodel.reference import ReferenceStep
+from lab.perfmodel.requirements import calls_of, layout_of, messages_of, passes
+from lab.perfmodel.simulate import Conditions, predict
+
+# Relative errors that are expected: of a reference step, and of the step model without it.
+STEP_ERROR, MODEL_ERROR = 0.03, 0.15
+
+
+@dataclass(frozen=True)
+class CallCost:
+    """How many times longer a step takes than its parts, s more per call, and its deviation."""
+
+    factor: float = 1.0
+    call_s: float = 0.0
+    deviation: Deviation = EXACT
+
+
+@dataclass(frozen=True)
+class Residual:
+    """A reference step: s by the step model, s as measured, and the calls of its strategy."""
+
+    modelled_s: float
+    measured_s: float
+    calls: int
+
+
+def call_cost(
+    calibration: Calibration, run: Run, *, like: str, links: Links, contention: Contention
+) -> CallCost:
+    """That of the run's strategy, for predictions from steps on one rank of the strategy `like`.
+
+    None of it where the reference steps of both are not known, as in older calibrations.
+    """
+    part = calibration.with_steps(run.world_size)
+    if part is None:
+        return CallCost()
+    residuals = [
+        _residual(step, alone, links, contention)
+        for step in part.steps
+        if step.run.strategy == run.strategy
+        and step.run.world_size == part.world_size
+        and (alone := calibration.alone(step.run, like))
+    ]
+    return fitted(residuals)
+
+
+def fitted(residuals: Sequence[Residual]) -> CallCost:
+    """The factor and the cost per call that explain the measured steps best, both not negative.
+
+    Least squares of relative errors, with a factor of 1 as one more observation. The deviation is
+    that of each step from the fit to the others: such a step was not seen either.
+    """
+    if not residuals:
+        return CallCost()
+    factor, call_s = _solved(residuals)
+    errors = []
+    for at, one in enumerate(residuals):
+        others = _solved([*residuals[:at], *residuals[at + 1 :]])
+        expected = others[0] * one.modelled_s + others[1] * one.calls
+        errors.append(expected / one.measured_s - 1)
+    squares = statistics.fmean(error**2 for error in errors)
+    # The fit to all lies between those to the others.
+    return CallCost(factor, call_s, Deviation(math.sqrt(squares) / 2))
+
+
+def neighbours(calibration: Calibration, world_size: int) -> tuple[float, Deviation] | None:
+    """How many times longer a whole step takes while all ranks train; None where not measured."""
+    part = calibration.with_steps(world_size)
+    if part is None:
+        return None
+    ratios = [
+        together.median / alone.median
+        for together in part.steps
+        if together.run.world_size == 1 and (alone := calibration.alone(together.run, "single"))
+    ]
+    if not ratios:
+        return None
+    deviation = spread([ratios]) or Deviation(STEP_ERROR)
+    ratio = math.exp(statistics.fmean(map(math.log, ratios)))
+    return max(ratio, 1.0), Deviation(deviation.sd / math.sqrt(len(ratios)))
+
+
+def profile_of(step: ReferenceStep) -> Profile:
+    """The profile of a reference step on one rank."""
+    backward = step.phases["backward"]
+    return Profile(
+        forward_s=step.phases["forward"],
+        backward_s=backward,
+        optimizer_s=step.phases["optimizer"],
+        gradients=tuple(Bucket(one.ready * backward, one.bytes) for one in step.gradients),
+        data_s=step.phases["data"] + step.phases["h2d"],
+        other_s=step.phases["other"],
+    )
+
+
+def _residual(
+    step: ReferenceStep, alone: ReferenceStep, links: Links, contention: Contention
+) -> Residual:
+    run, profile = step.run, profile_of(alone)
+    profile = profile.scaled(1 / passes(run), MICRO_BATCH)
+    messages = messages_of(profile, run)
+    modelled = predict(
+        profile,
+        messages,
+        layout_of(run),
+        links,
+        grad_accum=run.grad_accum * passes(run),
+        conditions=Conditions(contention),
+    )
+    return Residual(modelled.step_s, step.median, calls_of(run, len(messages)))
+
+
+def _solved(residuals: Sequence[Residual]) -> tuple[float, float]:
+    import numpy as np
+    from scipy.optimize import nnls
+
+    rows = [[one.modelled_s / one.measured_s, one.calls / one.measured_s] for one in residuals]
+    matrix = np.array([*(np.array(rows).reshape(-1, 2) / STEP_ERROR), [1 / MODEL_ERROR, 0.0]])
+    known = np.array([*[1 / STEP_ERROR] * len(residuals), 1 / MODEL_ERROR])
+    scale = np.maximum(np.linalg.norm(matrix, axis=0), 1e-12)
+    solution, _ = nnls(matrix / scale, known)
+    factor, call_s = (float(value) for value in solution / scale)
+    return factor, call_s

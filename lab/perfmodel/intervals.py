@@ -1,0 +1,77 @@
+"""Intervals of predictions from deviations that are known from few values, or from many."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+LEVEL = 0.95
+# Five processes that ran one step on cores of their own differed by 3.5 %.
+UNKNOWN_SPREAD = 0.035
+# The standard deviation of a sample's median over that of its mean, for normal values.
+OF_MEDIAN = math.sqrt(math.pi / 2)
+# Others that took more than this share of the cores left too little to tell for how long.
+MOST_FOREIGN = 0.75
+
+
+@dataclass(frozen=True)
+class Deviation:
+    """A relative standard deviation, and the degrees of freedom from which it is known."""
+
+    sd: float
+    freedom: float = math.inf
+
+    def times(self, factor: float) -> Deviation:
+        """The same of a quantity that deviates so many times as much."""
+        return Deviation(self.sd * factor, self.freedom)
+
+
+EXACT = Deviation(0.0)
+
+
+def half_width(deviations: Iterable[Deviation]) -> float:
+    """Half width of the 95 % interval of what deviates by all of these, independently.
+
+    Student's t with the degrees of freedom by Welch (1947) and Satterthwaite (1946).
+    """
+    from scipy.special import stdtrit
+
+    parts = [part for part in deviations if part.sd > 0]
+    if not parts:
+        return 0.0
+    variance = sum(part.sd**2 for part in parts)
+    # A sum of few degrees of freedom: an infinite part adds nothing to it.
+    inverse = sum(part.sd**4 / part.freedom for part in parts) / variance**2
+    freedom = min(1 / inverse if inverse else math.inf, 1e6)
+    return float(stdtrit(freedom, 0.5 + LEVEL / 2)) * math.sqrt(variance)
+
+
+def spread(groups: Iterable[Sequence[float]]) -> Deviation | None:
+    """The relative deviation between values of one group, pooled; None where all are single.
+
+    Of logarithms, as times of small and large steps deviate by like shares.
+    """
+    squares, freedom = 0.0, 0
+    for group in groups:
+        logs = [math.log(value) for value in group]
+        squares += sum((value - statistics.fmean(logs)) ** 2 for value in logs)
+        freedom += max(len(logs) - 1, 0)
+    return Deviation(math.sqrt(squares / freedom), freedom) if freedom else None
+
+
+def of_processes(known: Deviation | None, *, basis: int, measured: int) -> Deviation:
+    """Of the median over `measured` processes from that over the `basis`, by their spread."""
+    spread_of_one = known or Deviation(UNKNOWN_SPREAD, 4)
+
+    def share(count: int) -> float:
+        return (OF_MEDIAN if count > 2 else 1.0) ** 2 / count
+
+    return spread_of_one.times(math.sqrt(share(basis) + share(measured)))
+
+
+def of_foreign_load(share: float) -> Deviation:
+    """Of a step whose cores others had for a `share` of the time: it may be without them too."""
+    share = min(share, MOST_FOREIGN)
+    return Deviation(share / (1 - share) / 1.96)

@@ -1,0 +1,121 @@
+"""What strategies cost per call, derived from steps of which the answer is known."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pytest
+from factories import calibration, environment, profile, run
+
+from lab.config.cluster import Cluster
+from lab.config.run import Run
+from lab.perfmodel.calibration import Calibration, Part
+from lab.perfmodel.call_costs import CallCost, Residual, fitted, neighbours
+from lab.perfmodel.forecast import Basis
+from lab.perfmodel.reference import ReferenceStep, pooled, reference_runs
+from lab.records.schema import PHASES, Gradient
+
+PHASE_S = dict.fromkeys(PHASES, 0.0) | {
+    "forward": 0.010,
+    "backward": 0.020,
+    "optimizer": 0.002,
+}
+STEP_S = 0.032
+
+
+def test_a_cost_per_call_and_a_factor_are_told_apart() -> None:
+    # 1.1 times the model and 2 ms per call.
+    steps = [Residual(s, 1.1 * s + 0.002 * n, n) for s, n in ((0.01, 4), (0.05, 6), (0.2, 2))]
+    cost = fitted(steps)
+    assert cost.factor == pytest.approx(1.1, rel=0.01)
+    assert cost.call_s == pytest.approx(0.002, rel=0.05)
+    assert cost.deviation.sd < 0.02
+
+
+def test_nothing_is_added_where_the_model_is_right_and_never_a_negative_cost() -> None:
+    assert fitted([]) == CallCost()
+    right = fitted([Residual(0.1, 0.1, 10), Residual(0.3, 0.3, 20)])
+    assert right.factor == pytest.approx(1.0) and right.call_s == pytest.approx(0.0, abs=1e-9)
+    fast = fitted([Residual(0.1, 0.08, 10), Residual(0.3, 0.27, 20)])
+    assert fast.call_s == 0.0 and 0.8 < fast.factor < 0.95
+
+
+def test_steps_that_contradict_each_other_deviate() -> None:
+    assert fitted([Residual(0.1, 0.1, 1), Residual(0.1, 0.15, 1)]).deviation.sd > 0.1
+
+
+def reference(
+    world_size: int, seconds: float, *, beside: float = STEP_S
+) -> tuple[ReferenceStep, ...]:
+    """All strategies' steps of `seconds`, and those of a rank alone of `beside`."""
+    gradients = tuple(Gradient(ready=share, bytes=10**5) for share in (0.5, 1.0))
+    return tuple(
+        ReferenceStep(
+            run=one,
+            seconds=(beside if one.strategy == "single" else seconds,),
+            phases=PHASE_S,
+            gradients=gradients,
+        )
+        for one in reference_runs(world_size)
+    )
+
+
+def calibrated(seconds: float, *, beside: float = STEP_S) -> Calibration:
+    """Links that take next to no time, and the reference steps of one and of two ranks."""
+    (links,) = calibration(2, alpha_s=1e-9, bytes_per_s=1e15).parts
+    alone = Part(
+        world_size=1,
+        quick=True,
+        measured_at=datetime.now(UTC),
+        profile=Cluster(name="local"),
+        environment=environment(1),
+        steps=reference(1, STEP_S),
+    )
+    pair = links.model_copy(update={"steps": reference(2, seconds, beside=beside)})
+    return Calibration(cluster="local", wanted=(1, 2), parts=(alone, pair))
+
+
+def forecast(calibration: Calibration, wanted: Run) -> tuple[float, float]:
+    prediction = Basis((profile(run(1, 8)),), calibration, repeats=3).forecast(wanted).prediction
+    assert prediction is not None
+    return prediction.step_s, prediction.parts["call_overhead"]
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "naive_ddp", "fsdp", "tensor_parallel"])
+def test_reference_steps_that_took_longer_than_their_parts_lengthen_predictions(
+    strategy: str,
+) -> None:
+    wanted = run(2, 16 if strategy != "tensor_parallel" else 8, strategy=strategy)
+    plain, _ = forecast(calibrated(STEP_S), wanted)
+    slow, overhead = forecast(calibrated(2 * STEP_S), wanted)
+    assert slow > 1.2 * plain and overhead > 0
+
+
+def test_ranks_that_slow_each_other_lengthen_compute() -> None:
+    crowded = calibrated(1.5 * STEP_S, beside=1.5 * STEP_S)
+    ratio, _ = neighbours(crowded, 2) or (0.0, None)
+    assert ratio == pytest.approx(1.5)
+    assert neighbours(calibration(2), 2) is None
+    quiet, _ = forecast(calibrated(STEP_S), run(2, 16))
+    assert forecast(crowded, run(2, 16))[0] == pytest.approx(1.5 * quiet, rel=0.1)
+
+
+def test_a_disturbed_calibration_widens_the_interval_and_is_said() -> None:
+    quiet = calibrated(STEP_S)
+    noisy = environment(2, foreign_cpu=0.6)
+    parts = (quiet.parts[0], quiet.parts[1].model_copy(update={"environment": noisy}))
+    loud = quiet.model_copy(update={"parts": parts})
+    calm, disturbed = (
+        Basis((profile(run(1, 8)),), one, repeats=3).forecast(run(2, 16)) for one in (quiet, loud)
+    )
+    assert calm.prediction and disturbed.prediction
+    assert not calm.extrapolated and "30% of the cores" in disturbed.extrapolated[0]
+    # Without the others' 0.3 of each core the step may take 0.7 of the time.
+    assert disturbed.prediction.low_s < 0.7 * disturbed.prediction.step_s < calm.prediction.low_s
+
+
+def test_processes_of_one_run_are_pooled() -> None:
+    first, second = (reference(1, seconds)[1] for seconds in (0.03, 0.05))
+    together = pooled([first, second])
+    assert together and together.seconds == (0.03, 0.05) and together.median == 0.04
+    assert pooled([]) is None
