@@ -2,63 +2,58 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
 
 from lab.analysis.laws import karp_flatt
 from lab.analysis.scaling import FEWEST_REPEATS
-from lab.analysis.scaling_curves import curves, ranks, with_interval
+from lab.analysis.scaling_curves import with_interval
+from lab.analysis.waterfall import SHARE, Waterfall, largest_sizes
+from lab.config.run import Run, conflicts
+from lab.config.strategies import STRATEGIES
 from lab.formatting import format_seconds, percent, rounded
 from lab.perfmodel.collectives import efficiency_with_overlap, efficiency_without_overlap
-
-SHARE = 0.05  # of the step: a part below it limits nothing that is worth a change
-# Parts of a step that do not train, by column of a summary, and what to change first.
-PARTS = {
-    "transfer_time": "moving gradients",
-    "straggler_time": "waiting for the slowest rank",
-    "data_time": "waiting for data",
-    "optimizer_time": "the optimizer",
-    "other_time": "the host between the phases",
-    "h2d_time": "moving the batch to the device",
-}
-REMEDIES = {
-    "transfer_time": "a faster link, fewer bytes (bf16 compression, gradient accumulation) "
-    "or more work per rank",
-    "straggler_time": "equal ranks: cores of their own, equal batches, no other load",
-    "data_time": "data that is ready before the step: more loader processes within the cores, "
-    "or a memory map",
-    "optimizer_time": "a fused or sharded optimizer, or a larger batch for each step of it",
-    "other_time": "a larger batch per rank, or compile: the step is bound by launches",
-    "h2d_time": "pinned memory and a copy that overlaps with compute",
-}
+from lab.records.schema import Environment
 
 
-def limits(summary: pd.DataFrame) -> list[str]:
-    """What takes the time that compute does not, on the most ranks of each curve."""
-    return [sentence for label, points in curves(summary) for sentence in _limits(label, points)]
+def limits(summary: pd.DataFrame, falls: Sequence[Waterfall]) -> list[str]:
+    """What keeps a step from the ideal one, on the most ranks of each curve."""
+    return [sentence for fall in largest_sizes(falls) for sentence in _limits(summary, fall)]
 
 
-def _limits(label: str, points: pd.DataFrame) -> Iterator[str]:
-    row = points.to_dict("records")[-1]
-    where = f"At {label} on {ranks(row['device'], row['world_size'])}"
-    costs = {column: row[column] for column in PARTS if pd.notna(row[column])}
-    largest = max(costs, key=lambda column: costs[column], default="")
-    if costs and costs[largest] > SHARE * row["step_time"]:
-        time = format_seconds(*with_interval(row, largest))
-        share = percent(costs[largest] / row["step_time"])
-        yield (
-            f"{where}, {PARTS[largest]} takes {time} of a step ({share}); "
-            f"first to change: {REMEDIES[largest]}."
+def _limits(summary: pd.DataFrame, fall: Waterfall) -> Iterator[str]:
+    if (loss := largest_loss(fall)) is not None:
+        yield loss
+    row, run = fall.row, fall.run
+    if STRATEGIES[run.strategy].moves == "gradients" and row["communication_time"] > 0:
+        yield f"At {fall.place}, {_compute_to_communication(row)}."
+    if (fraction := _serial_fraction(row, summary)) is not None:
+        yield f"At {fall.place}, Karp and Flatt's serial fraction is {fraction}."
+
+
+def largest_loss(fall: Waterfall) -> str | None:
+    """The largest loss with its time and what to do about it; None where repeats tell nothing."""
+    opening = f"At {fall.place},"
+    if fall.compared:
+        opening += f" a step takes {format_seconds(*fall.step)}"
+        opening += f" where {format_seconds(*fall.ideal)} is ideal;"
+    if fall.supported:
+        loss = fall.losses[fall.largest]
+        share = percent(loss.value / fall.step.value)
+        which = "the largest loss" if fall.compared else "most of a step that is not compute"
+        return (
+            f"{opening} {which}, {format_seconds(*loss)} ({share} of the step), "
+            f"is {fall.name(fall.largest)}; {advice(fall)}."
         )
-    elif row["world_size"] > 1 and row["exposed_communication_time"] < SHARE * row["step_time"]:
-        less = f"every other part takes less than {100 * SHARE:.0f} % of it"
-        yield f"{where}, compute limits the step: {less}."
-    if row["world_size"] > 1 and row["communication_time"] > 0:
-        yield f"{where}, {_compute_to_communication(row)}."
-    if (fraction := _serial_fraction(row, points)) is not None:
-        yield f"{where}, Karp and Flatt's serial fraction is {fraction}."
+    if fall.negligible:
+        return (
+            f"At {fall.place}, compute limits the step: "
+            f"every loss takes less than {100 * SHARE:.0f} % of it."
+        )
+    apart = fall.compared and fall.repeats >= FEWEST_REPEATS and fall.step.low > fall.ideal.high
+    return f"{opening} the repeats do not tell which loss is the largest." if apart else None
 
 
 def _compute_to_communication(row: Mapping[Any, Any]) -> str:
@@ -74,9 +69,9 @@ def _compute_to_communication(row: Mapping[Any, Any]) -> str:
     )
 
 
-def _serial_fraction(row: Mapping[Any, Any], points: pd.DataFrame) -> str | None:
+def _serial_fraction(row: Mapping[Any, Any], summary: pd.DataFrame) -> str | None:
     """By Karp and Flatt, with the ends of the speedup; outside 1 to N a speedup has none."""
-    base = points[points["run_id"] == row["baseline_run_id"]]
+    base = summary[summary["run_id"] == row["baseline_run_id"]]
     own = base.empty or row["run_id"] == row["baseline_run_id"]
     if row["scaling"] != "strong" or own or row["repeats"] < FEWEST_REPEATS:
         return None
@@ -85,3 +80,123 @@ def _serial_fraction(row: Mapping[Any, Any], points: pd.DataFrame) -> str | None
     if not 1 <= low <= high <= n:
         return None
     return percent(*(karp_flatt(value, n) for value in (speedup, high, low)))
+
+
+Remedies = Callable[[Waterfall], Iterator[str]]
+
+
+def advice(fall: Waterfall) -> str:
+    """What to change or to measure first against the largest loss, as its run and place permit."""
+    if fall.largest == "compute" and (missing := list(_missing(fall))):
+        return f"first to measure: {' and '.join(missing)}"
+    *others, last = _REMEDIES[fall.largest](fall)
+    return f"first to change: {' or '.join([', '.join(others)] * bool(others) + [last])}"
+
+
+def _missing(fall: Waterfall) -> Iterator[str]:
+    """Measurements that would tell apart why compute takes longer."""
+    run, place = fall.run, fall.environment
+    shares_batch = fall.row["scaling"] != "weak" and run.data_parallel_size == run.world_size
+    if shares_batch and not {"batch", "launches"} & fall.losses.keys():
+        yield f"one rank at micro-batch {run.micro_batch_size}"
+    if "neighbours" not in fall.losses and place is not None and place.device == "cpu":
+        yield f"what ranks take from each other (lab calibrate --cluster {place.cluster})"
+
+
+def _allowed(run: Run, **changes: Any) -> bool:
+    """Whether the run is still valid with these changes."""
+    return not list(conflicts(run.model_copy(update=changes)))
+
+
+def _always(remedy: str) -> Remedies:
+    return lambda fall: iter([remedy])
+
+
+def _less_traffic(fall: Waterfall) -> Iterator[str]:
+    run, place, facts = fall.run, fall.environment, STRATEGIES[fall.run.strategy]
+    if place is None or not _share_memory(place):
+        yield "a faster link"
+    if run.compression == "none" and _allowed(run, compression="bf16"):
+        yield "bf16 compression of the gradients"
+    if run.strategy == "fsdp" and run.reshard_after_forward:
+        yield "parameters that stay gathered for the backward pass (reshard_after_forward: false)"
+    if facts.moves == "activations":
+        yield "fewer ranks that share the model"
+        return
+    twice = {"grad_accum": 2 * run.grad_accum, "global_batch_size": 2 * run.global_batch_size}
+    # Sharded weights are gathered for each micro-batch: accumulating saves nothing.
+    if "weights" not in facts.sharded and _allowed(run, **twice):
+        yield "gradient accumulation over a larger batch"
+    yield "a larger batch per rank"
+
+
+def _share_memory(place: Environment) -> bool:
+    """Whether ranks talk through the memory of one host, where no link could be faster."""
+    linked = place.emulated is not None and place.emulated.link is not None
+    return place.device == "cpu" and len(set(place.hosts)) == 1 and not linked
+
+
+def _equal_ranks(fall: Waterfall) -> Iterator[str]:
+    place, ranks = fall.environment, fall.run.processes
+    if place and place.device == "cpu" and 0 < place.core_count < ranks * place.threads_per_rank:
+        yield "a core for each thread of the ranks"
+    else:
+        yield "equal ranks: equal batches, on devices that are equally fast"
+
+
+def _ready_data(fall: Waterfall) -> Iterator[str]:
+    run, place = fall.run, fall.environment
+    if run.loader == "fast":
+        yield "data that is cheaper to read, on a faster disk or prepared before the run"
+        return
+    yield "the fast loader, which makes its tokens once"
+    if place is not None:
+        ranks_on_host = run.processes // len(set(place.hosts))
+        if place.cpu_count >= ranks_on_host * (place.threads_per_rank + run.loader_workers + 1):
+            yield "more loader processes"
+
+
+def _cheaper_optimizer(fall: Waterfall) -> Iterator[str]:
+    run, facts = fall.run, STRATEGIES[fall.run.strategy]
+    plain = {name: Run.model_fields[name].default for name in facts.settings}
+    replicated = facts.splits == "samples" and not facts.sharded and run.processes > 1
+    if replicated and _allowed(run, strategy="zero1", **plain):
+        yield "an optimizer that the ranks share (zero1)"
+    yield "a larger batch for each step of it"
+
+
+def _fewer_launches(fall: Waterfall) -> Iterator[str]:
+    if not fall.run.compile and _allowed(fall.run, compile=True):
+        yield "compile: true"
+    yield "a larger batch per rank"
+
+
+def _faster_copies(fall: Waterfall) -> Iterator[str]:
+    if fall.environment is not None and fall.environment.device == "cuda":
+        yield "a copy from pinned memory that overlaps with compute"
+    yield "smaller samples"
+
+
+def _fuller_pipeline(fall: Waterfall) -> Iterator[str]:
+    twice = 2 * (fall.run.microbatches or fall.run.world_size)
+    fits = _allowed(fall.run, microbatches=twice)
+    yield "more microbatches" if fits else "a larger batch, cut into more microbatches"
+
+
+_REMEDIES: dict[str, Remedies] = {
+    "batch": _fewer_launches,
+    "launches": _fewer_launches,
+    "neighbours": _always("fewer ranks on a host, or hosts with more memory bandwidth"),
+    "stolen": _always("more work between two exchanges, or spare cores for these"),
+    "others": _always("the machine: measure again where nothing else runs"),
+    "compute": _always("more work per rank"),
+    "straggler": _equal_ranks,
+    "transfer": _less_traffic,
+    "exchange": _less_traffic,
+    "bubble": _fuller_pipeline,
+    "data": _ready_data,
+    "h2d": _faster_copies,
+    "optimizer": _cheaper_optimizer,
+    "host": _fewer_launches,
+    "rest": _always("the machine: measure again where times are steadier"),
+}

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
-
-from lab.analysis.bottlenecks import SHARE
 from lab.config.run import Run, distinct_labels
 from lab.formatting import NOT_MEASURED, format_seconds, percent, rounded
 from lab.records.store import Record
@@ -198,99 +195,30 @@ def _distance(record: Record, reference: Record) -> float:
     return max((abs(loss / known - 1) for loss, known in pairs if known), default=0.0)
 
 
-class Causes(NamedTuple):
-    """What takes a run's step besides compute: s by cause, None where not known."""
-
-    run: Run
-    step: float
-    data_share: float
-    seconds: dict[str, float | None]
-
-    @property
-    def largest(self) -> str:
-        """The cause that takes most of the step; compute where each takes less than SHARE of it."""
-        known = {cause: time for cause, time in self.seconds.items() if time is not None}
-        most = max(known, key=lambda cause: known[cause])
-        return most if known[most] > SHARE * self.step else "compute"
-
-
-def causes(runs: Sequence[Run], records: Sequence[Record]) -> list[Causes]:
-    """The causes of each completed training run, medians over repeats.
-
-    Launches are what forward, backward and the host between them take at no samples at all: the
-    intercept of a line through their times over the batch, on one rank with the fast loader.
-    """
-    done = {run: repeats for run, repeats in trained(runs, records).items() if repeats}
-    times: dict[tuple[object, ...], dict[int, float]] = {}
-    for run, repeats in done.items():
-        if run.world_size == 1 and run.loader == "fast":
-            work = sum(_phase(repeats, name) for name in ("h2d", "forward", "backward", "other"))
-            times.setdefault(_kind(run), {})[run.micro_batch_size] = work / run.grad_accum
-    rows = []
-    for run, repeats in done.items():
-        step, data = median(repeats, "timing.step.median") or 0.0, _phase(repeats, "data")
-        seconds = {
-            "waiting for data": data,
-            "waiting for ranks": median(repeats, "communication.straggler.median"),
-            "transfer": median(repeats, "communication.transfer.median"),
-            "launches": _intercept(times.get(_kind(run), {})),
-            "optimizer": _phase(repeats, "optimizer"),
-        }
-        rows.append(Causes(run, step, data / step, seconds))
-    return rows
-
-
-def _phase(repeats: Sequence[Record], name: str) -> float:
-    return median(repeats, f"timing.phases.{name}.median") or 0.0
-
-
-def _kind(run: Run) -> tuple[object, ...]:
-    return run.model, run.data, run.precision, run.compile, run.needs_device
-
-
-def _intercept(times: Mapping[int, float]) -> float | None:
-    """Of a line through times over batches, at least 0; None from fewer than two batches."""
-    if len(times) < 2:
-        return None
-    return max(float(np.polyfit(list(times), list(times.values()), 1)[1]), 0.0)
-
-
-def cause_rows(rows: Sequence[Causes]) -> list[dict[str, str]]:
-    """One row of text per run: each cause with its share of the step, and the largest."""
-    labels, _ = distinct_labels([row.run for row in rows])
-    return [
-        {"configuration": labels[row.run], "step": format_seconds(row.step)}
-        | {cause: _with_share(time, row) for cause, time in row.seconds.items()}
-        | {"largest": row.largest}
-        for row in rows
-    ]
-
-
-def _with_share(seconds: float | None, row: Causes) -> str:
-    if seconds is None:
-        return "none" if row.run.world_size == 1 else NOT_MEASURED
-    return f"{format_seconds(seconds)} ({100 * seconds / row.step:.1f} %)" if seconds else "0"
-
-
-def cause_sentences(rows: Sequence[Causes]) -> list[str]:
+def loader_sentences(runs: Sequence[Run], records: Sequence[Record]) -> list[str]:
     """How long a step waits for data with each loader, and what the classic one costs."""
-    labels, _ = distinct_labels([row.run for row in rows])
+    done = {run: repeats for run, repeats in trained(runs, records).items() if repeats}
+    labels, _ = distinct_labels(list(done))
+    steps = {run: median(repeats, "timing.step.median") or 0.0 for run, repeats in done.items()}
+    shares = {
+        run: (median(repeats, "timing.phases.data.median") or 0.0) / steps[run]
+        for run, repeats in done.items()
+    }
     sentences = []
     for loader in ("fast", "classic"):
-        shares = {row.run: row.data_share for row in rows if row.run.loader == loader}
-        if shares:
-            worst = max(shares, key=lambda run: shares[run])
+        if of_loader := [run for run in done if run.loader == loader]:
+            worst = max(of_loader, key=lambda run: shares[run])
             sentences.append(
                 f"With the {loader} loader a step waits for data for at most "
                 f"{percent(shares[worst])} of its time ({labels[worst]})."
             )
-    fast = {_with_fast_loader(row.run): row.step for row in rows if row.run.loader == "fast"}
-    for row in rows:
-        step = fast.get(_with_fast_loader(row.run))
-        if row.run.loader == "classic" and step is not None:
+    fast = {_with_fast_loader(run): steps[run] for run in done if run.loader == "fast"}
+    for run in done:
+        step = fast.get(_with_fast_loader(run))
+        if run.loader == "classic" and step is not None:
             sentences.append(
-                f"At {labels[row.run]}, a step takes {rounded(row.step / step)} times that of the "
-                f"fast loader, and waits for data for {percent(row.data_share)} of it; "
+                f"At {labels[run]}, a step takes {rounded(steps[run] / step)} times that of the "
+                f"fast loader, and waits for data for {percent(shares[run])} of it; "
                 "what its processes compute on the ranks' cores slows the rest."
             )
     return sentences

@@ -11,13 +11,13 @@ from lab.analysis.bottlenecks import limits
 from lab.analysis.laws import fit_amdahl
 from lab.analysis.scaling import FEWEST_REPEATS
 from lab.analysis.scaling_curves import curves, ranks, with_interval
+from lab.analysis.waterfall import waterfalls
 from lab.config.run import Run
 from lab.config.study import Study
-from lab.formatting import format_seconds, percent, rounded
-from lab.records.schema import FOREIGN_SHARE, PHASES, Environment
+from lab.formatting import percent, rounded
+from lab.records.schema import FOREIGN_SHARE, Environment
 from lab.records.store import Record
 
-EXPOSED = "exposed communication"
 STATUS_LABELS = {"oom": "out of memory", "timeout": "timed out"}
 
 
@@ -53,7 +53,7 @@ def findings(study: Study, summary: pd.DataFrame, records: Sequence[Record]) -> 
     for part in _by_emulation(summary):
         sentences += _speedups(part)
         sentences += _serial_fractions(part) if study.scaling == "strong" else ()
-        sentences += [*_lost_time(part), *limits(part), *_best_batch(part)]
+        sentences += [*limits(part, waterfalls(part, records)), *_best_batch(part)]
     caveats = [*_few_repeats(summary), *_shared_cores(records), *_disturbed(records)]
     return [*_emulations(records), *sentences, *caveats]
 
@@ -133,48 +133,6 @@ def _serial_fractions(summary: pd.DataFrame) -> Iterator[str]:
             f"within {100 * fit.largest_error:.1f} %; by it, no number of "
             f"{ranks(points['device'].iloc[0])} exceeds a speedup of {bound}."
         )
-
-
-def _lost_time(summary: pd.DataFrame) -> Iterator[str]:
-    """The part that keeps the end of a curve furthest from ideal, where intervals lie apart."""
-    for label, points in curves(summary):
-        base, row = points.iloc[0], points.iloc[-1]
-        repeats = min(row["repeats"], base["repeats"])
-        own = row["run_id"] == base["run_id"]
-        if row["baseline_run_id"] != base["run_id"] or own or repeats < FEWEST_REPEATS:
-            continue
-        share = 1.0 if row["scaling"] == "weak" else base["world_size"] / row["world_size"]
-        lost = _lost(row, base, share)
-        phase = max(lost, key=lambda name: lost[name])
-        waits = phase == "backward" and EXPOSED not in lost
-        if all(
-            row[f"{part}_time_low"] > share * _seconds(base, f"{part}_time_high")
-            for part in ("step", phase.replace(" ", "_"))
-        ):
-            yield (
-                f"At {label}, a step on {ranks(row['device'], row['world_size'])} takes "
-                f"{format_seconds(row['step_time'] - share * base['step_time'])} longer than "
-                f"ideal; the largest part of it, {format_seconds(lost[phase])}, is spent in {phase}"
-                f"{', waits for communication included' if waits else ''}."
-            )
-
-
-def _lost(row: Any, base: Any, share: float) -> dict[str, float]:
-    """Seconds beyond the ideal by phase; exposed communication, where measured, is apart."""
-
-    def beyond(part: str) -> float:
-        return _seconds(row, f"{part}_time") - share * _seconds(base, f"{part}_time")
-
-    lost = {phase: beyond(phase) for phase in PHASES}
-    if pd.notna(row["exposed_communication_time"]):
-        for phase in ("forward", "backward", "optimizer"):
-            lost[phase] -= beyond(f"exposed_{phase}")
-        lost[EXPOSED] = beyond("exposed_communication")
-    return lost
-
-
-def _seconds(row: Any, column: str) -> float:
-    return 0.0 if pd.isna(row[column]) else row[column]
 
 
 def _best_batch(summary: pd.DataFrame) -> Iterator[str]:

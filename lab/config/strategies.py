@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 from lab.config.base import one_of
 
 State = Literal["weights", "gradients", "optimizer"]
+Moved = Literal["nothing", "gradients", "parameters and gradients", "activations"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,6 +22,7 @@ class StrategyFacts:
     label: str
     splits: Literal["nothing", "samples", "tensors", "layers"]  # what the devices divide up
     sharded: frozenset[State]  # of which each data-parallel rank keeps a share
+    moves: Moved  # what goes from device to device
     single_process: bool  # one process drives all devices
     gpus_only: bool  # several devices must be GPUs
     partial_gradients: bool  # no rank has all gradients, from which fp16 scales the loss
@@ -33,49 +35,53 @@ class StrategyFacts:
 # fmt: off
 STRATEGIES: dict[str, StrategyFacts] = {
     "single": StrategyFacts(
-        label="one device", splits="nothing", sharded=frozenset(),
+        label="one device", splits="nothing", sharded=frozenset(), moves="nothing",
         single_process=True, gpus_only=False, partial_gradients=False,
         compiles=True, resumable=True, emulable=True, settings=(),
     ),
     "naive_ddp": StrategyFacts(
-        label="naive DDP", splits="samples", sharded=frozenset(),
+        label="naive DDP", splits="samples", sharded=frozenset(), moves="gradients",
         single_process=False, gpus_only=False, partial_gradients=False,
         compiles=True, resumable=True, emulable=True, settings=("flat",),
     ),
     "ddp": StrategyFacts(
-        label="DDP", splits="samples", sharded=frozenset(),
+        label="DDP", splits="samples", sharded=frozenset(), moves="gradients",
         single_process=False, gpus_only=False, partial_gradients=False,
         compiles=True, resumable=True, emulable=True,
         settings=("bucket_cap_mb", "gradient_as_bucket_view", "static_graph", "compression"),
     ),
     "zero1": StrategyFacts(
         label="ZeRO-1", splits="samples", sharded=frozenset({"optimizer"}),
+        moves="parameters and gradients",
         single_process=False, gpus_only=False, partial_gradients=True,
         compiles=True, resumable=False, emulable=False, settings=(),
     ),
     "fsdp": StrategyFacts(
         label="FSDP", splits="samples", sharded=frozenset({"weights", "gradients", "optimizer"}),
+        moves="parameters and gradients",
         single_process=False, gpus_only=False, partial_gradients=True,
         compiles=False, resumable=True, emulable=False,
         settings=("reshard_after_forward", "shard_size"),
     ),
     "tensor_parallel": StrategyFacts(
-        label="tensor parallelism", splits="tensors", sharded=frozenset(),
+        label="tensor parallelism", splits="tensors", sharded=frozenset(), moves="activations",
         single_process=False, gpus_only=False, partial_gradients=True,
         compiles=False, resumable=False, emulable=False, settings=(),
     ),
     "pipeline_parallel": StrategyFacts(
-        label="pipelines", splits="layers", sharded=frozenset(),
+        label="pipelines", splits="layers", sharded=frozenset(), moves="activations",
         single_process=False, gpus_only=False, partial_gradients=True,
         compiles=False, resumable=False, emulable=False, settings=("schedule", "microbatches"),
     ),
     "data_parallel": StrategyFacts(
         label="DataParallel", splits="samples", sharded=frozenset(),
+        moves="parameters and gradients",
         single_process=True, gpus_only=True, partial_gradients=False,
         compiles=False, resumable=True, emulable=False, settings=(),
     ),
     "vanilla_data_parallel": StrategyFacts(
         label="vanilla DataParallel", splits="samples", sharded=frozenset(),
+        moves="parameters and gradients",
         single_process=True, gpus_only=False, partial_gradients=False,
         compiles=False, resumable=True, emulable=False, settings=(),
     ),

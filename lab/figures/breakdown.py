@@ -1,4 +1,4 @@
-"""Where the time of a step goes: bars of its phases, and the timeline of one step rank by rank."""
+"""Where the time of a step goes: its phases, what it loses by cause, one step rank by rank."""
 
 from __future__ import annotations
 
@@ -9,19 +9,21 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.text import Annotation, Text
-from matplotlib.transforms import Bbox
+from matplotlib.ticker import PercentFormatter
+from matplotlib.transforms import Bbox, blended_transform_factory
 from scipy.optimize import isotonic_regression
 
 from lab.analysis.scaling_curves import ranks
+from lab.analysis.waterfall import Amount, Waterfall, beyond_baseline, largest_sizes
 from lab.figures.data import StudyResults
 from lab.figures.figure import NO_COMMUNICATION, figure, no_runs
 from lab.figures.labels import measure
-from lab.figures.style import wrapped
-from lab.formatting import Unit, format_seconds, unit_for
+from lab.figures.style import IDEAL, wrapped
+from lab.formatting import Unit, format_seconds, unit_for, value_of
 from lab.records.schema import PHASES, Event
 from lab.records.store import Record
 
-__all__ = ["step_breakdown", "step_timeline"]
+__all__ = ["step_breakdown", "step_timeline", "waterfall"]
 
 EXPOSED = "exposed communication"
 # Okabe and Ito (2008), each with the text colour that can be read on it.
@@ -41,6 +43,8 @@ NAME = 42  # characters of a name in one line
 HEADER = 0.95  # distance of the phase names from the first bar
 LANE = 0.36  # height of a lane of the timeline
 NO_PHASES = "no phases of a step are known"
+MOST_WATERFALLS = 4
+MEASURED, LOSS, GAIN = "#0072B2", "#D55E00", "#009E73"
 
 
 def _no_phases(results: StudyResults) -> str:
@@ -182,6 +186,82 @@ def _hide_wide(ax: Axes) -> None:
             text.set_visible(False)
         else:
             visible.append(box)
+
+
+def _falls(results: StudyResults) -> list[Waterfall]:
+    """On the most ranks of each curve; of too many, those that lose the largest shares."""
+    falls = largest_sizes(beyond_baseline(results.waterfalls))
+    lost = [1 - fall.ideal.value / fall.step.value for fall in falls]
+    least = sorted(lost, reverse=True)[:MOST_WATERFALLS][-1] if lost else 0.0
+    return [fall for fall, share in zip(falls, lost, strict=True) if share >= least]
+
+
+def _no_falls(results: StudyResults) -> str:
+    return no_runs(results) or ("" if results.waterfalls else NO_PHASES)
+
+
+def _falls_height(results: StudyResults) -> float:
+    return 0.7 + 0.22 * sum(len(fall.shown()) + 3 + BETWEEN for fall in _falls(results))
+
+
+def _describe_falls(results: StudyResults) -> str:
+    parts = []
+    for fall in _falls(results):
+        unit = unit_for(fall.step[:1])
+        losses = ", ".join(f"{name} {_time(loss, unit)}" for name, loss in fall.shown().items())
+        start = f"{'ideal' if fall.compared else 'compute'} {_time(fall.ideal, unit)}"
+        parts.append(f"{fall.place}, from {start} to {_time(fall.step, unit)} by {losses}")
+    return f"Waterfalls from the ideal step to the measured one by cause: {'; '.join(parts)}."
+
+
+def _time(amount: Amount, unit: Unit) -> str:
+    return value_of(format_seconds(*amount, unit=unit))
+
+
+@figure(describe=_describe_falls, missing=_no_falls, height=_falls_height)
+def waterfall(ax: Axes, results: StudyResults) -> None:
+    """From the ideal step to the measured one: a bar for each cause of a loss, or of a gain.
+
+    The configuration on the most ranks of each curve; of more than four curves, those that lose
+    most. Bars are shares of the measured step; losses below a hundredth of it are in the rest.
+    """
+    names: dict[float, str] = {}
+    y, farthest = 0.0, 1.0
+    for fall in _falls(results):
+        scale, unit = 1 / fall.step.value, unit_for(fall.step[:1])
+        title = ax.text(0.01, y, fall.place, fontweight="bold", va="center", fontsize=9)
+        title.set_transform(blended_transform_factory(ax.figure.transFigure, ax.transData))
+        title.set_in_layout(False)  # it begins above the names of the bars
+        losses = fall.shown()
+        total = fall.ideal.value * scale
+        bars = [("ideal" if fall.compared else "compute", 0.0, total, fall.ideal, IDEAL)]
+        for name, loss in losses.items():
+            color = LOSS if loss.value > 0 else GAIN
+            bars.append((name, total, loss.value * scale, loss, color))
+            total += loss.value * scale
+        bars.append(("measured", 0.0, 1.0, fall.step, MEASURED))
+        for nth, (name, left, width, amount, color) in enumerate(bars):
+            y += 1
+            names[y] = name
+            ax.barh(y, width, left=left, height=BAR, color=color)
+            sign = "+" if 0 < nth < len(bars) - 1 and width > 0 else ""
+            end = max(left, left + width)
+            beside: dict[str, Any] = {"xytext": (4, 0), "textcoords": "offset points"}
+            ax.annotate(
+                f"{sign}{_time(amount, unit)}", (end, y), va="center", fontsize=8.5, **beside
+            )
+            if nth < len(bars) - 1:  # where the next bar begins
+                ax.plot([left + width] * 2, [y, y + 1], color=IDEAL, linewidth=0.8, zorder=0)
+            farthest = max(farthest, end)
+        y += 1 + BETWEEN
+    ax.set(yticks=list(names), yticklabels=list(names.values()), xlim=(0, farthest))
+    ax.set_xlabel("share of the measured step")
+    ax.xaxis.set_major_formatter(PercentFormatter(1.0))
+    ax.set_ylim(y - BETWEEN, -0.7)
+    ax.tick_params(axis="y", length=0, labelsize=9)
+    ax.grid(visible=False)
+    ax.spines["left"].set_visible(False)
+    _make_room(ax, farthest)
 
 
 def _events(records: Sequence[Record]) -> list[Event]:

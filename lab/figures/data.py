@@ -13,6 +13,7 @@ import pandas as pd
 from lab.analysis.comparison import Comparison
 from lab.analysis.scaling import summary
 from lab.analysis.scaling_curves import Curve, Scaling, curves
+from lab.analysis.waterfall import Waterfall, waterfalls
 from lab.config.cluster import NOTICE
 from lab.config.study import Study, Task
 from lab.errors import LabError
@@ -109,6 +110,12 @@ class StudyResults:
             Curve(label.removesuffix(f", {self.emulated}"), points)
             for label, points in curves(self.summary)
         ]
+
+    @cached_property
+    def waterfalls(self) -> list[Waterfall]:
+        """Where the steps of one machine lose time, by configuration; none of a comparison."""
+        machines = isinstance(self.source, Comparison)
+        return [] if machines else waterfalls(self.summary, self.records)
 
     @cached_property
     def losses(self) -> dict[str, Losses]:

@@ -13,6 +13,7 @@ from lab.analysis.audit import Audit
 from lab.analysis.audit import audit as audit_of
 from lab.analysis.scaling_curves import curves, ranks
 from lab.analysis.tables import classical_tables
+from lab.analysis.waterfall import waterfall_table
 from lab.config.run import distinct_labels
 from lab.config.study import Task
 from lab.errors import InputError
@@ -63,6 +64,11 @@ def answer(results: StudyResults) -> Markdown:
 def result_tables(results: StudyResults) -> list[Table]:
     """The classical tables: time, speedup, efficiency, then compute and communication."""
     return [Table(caption, frame) for caption, frame in classical_tables(results.summary)]
+
+
+def waterfall(results: StudyResults) -> list[Table]:
+    """What each configuration loses against the ideal step, by cause, where phases are known."""
+    return [Table(*waterfall_table(results.waterfalls))] if results.waterfalls else []
 
 
 def findings(results: StudyResults) -> Markdown:

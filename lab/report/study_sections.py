@@ -15,12 +15,6 @@ from lab.records.store import Record
 from lab.report.blocks import Figure, Markdown, Table, drawn
 
 Blocks = list[Markdown | Table]
-CAUSES = (
-    "What a step does but train, with its share of the step, medians over repeats. Launches: "
-    "forward, backward and the host between them at no samples at all, extrapolated from the "
-    "batches on one rank with the fast loader; they and the optimizer do not shrink where ranks "
-    "share a batch. Waiting for ranks and transfer are the exposed communication"
-)
 LOADERS = (
     "The classic loader is there on purpose: it tokenizes each sample when it is asked for, in "
     "processes that outnumber the cores. The audit below must warn of it (data-stall); the fast "
@@ -56,17 +50,12 @@ def _strategies(results: StudyResults) -> Blocks:
 
 
 def _loaders(results: StudyResults) -> Blocks:
-    """What keeps ranks from helping."""
+    """How long steps wait for data with each loader."""
     runs = [run for run in results.study.runs if run.task == "train"]
     if len({run.loader for run in runs}) < 2:
         return []
-    causes = configurations.causes(runs, results.records)
-    return [
-        Markdown("## Data, network or launches"),
-        Markdown.of(LOADERS),
-        *_bullets(configurations.cause_sentences(causes)),
-        _table(CAUSES, [cause.run for cause in causes], configurations.cause_rows(causes)),
-    ]
+    sentences = configurations.loader_sentences(runs, results.records)
+    return [Markdown("## Loaders of data"), Markdown.of(LOADERS), *_bullets(sentences)]
 
 
 def _networks(results: StudyResults) -> Blocks:

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
-from factories import record, repeats, run
+from factories import SHARES, environment, record, repeats, run, stat
 from hypothesis import given
 from hypothesis import strategies as st
 
 from lab import figures
-from lab.analysis.bottlenecks import limits
+from lab.analysis.bottlenecks import advice, limits
 from lab.analysis.scaling import summary
+from lab.analysis.waterfall import CAUSES, Amount, Waterfall, waterfalls
+from lab.config.emulation import Emulated, Link
+from lab.config.strategies import STRATEGIES
 from lab.figures import alt_text
 from lab.perfmodel.collectives import efficiency_with_overlap, efficiency_without_overlap
-from lab.records.schema import Communication, Event
+from lab.records.schema import Communication, Environment, Event
 from lab.records.store import Record
 from lab.records.table import table
+
+PARALLEL = [name for name, facts in STRATEGIES.items() if facts.splits != "nothing"]
 
 
 @pytest.mark.parametrize(
@@ -39,76 +46,149 @@ def test_closed_forms_refuse_what_cannot_be() -> None:
         efficiency_with_overlap(1, backward_share=2)
 
 
-def with_communication(made: Record, *, exposed: float, straggler: float) -> Record:
-    from factories import stat
-
-    assert made.communication is not None
-    parts = {
-        "straggler": stat(straggler),
-        "transfer": stat(exposed - straggler),
-        "exposed": stat(exposed),
-    }
-    return made.model_copy(update={"communication": made.communication.model_copy(update=parts)})
-
-
-def study_records(*, exposed: float, straggler: float) -> list[Record]:
-    ones = [record(run(1), repeat, step_time=0.200 + 0.001 * repeat) for repeat in range(3)]
-    pair = [
-        with_communication(
-            record(
-                run(2),
-                repeat,
-                step_time=0.130 + 0.001 * repeat,
-                communication=(exposed + 0.01, exposed),
-            ),
-            exposed=exposed,
-            straggler=straggler,
+def study_records(*, exposed: float, straggler: float, **fields: Any) -> list[Record]:
+    """One rank, and two that are ideal but for what is exposed."""
+    own, parts = 0.200, {"exposed": exposed, "straggler": straggler}
+    parts["transfer"] = exposed - straggler
+    made = [record(run(1), n, step_time=own + 0.0002 * n) for n in range(3)]
+    for n in range(3):
+        phases = {name: share * own / 2 for name, share in SHARES.items()}
+        phases["backward"] += exposed
+        step = sum(phases.values()) + 0.0001 * n
+        pair = record(
+            run(2, **fields), n, step_time=step, phases=phases, communication=(0.04, exposed)
         )
-        for repeat in range(3)
-    ]
-    return ones + pair
+        sent = {name: stat(seconds) for name, seconds in parts.items()}
+        assert pair.communication is not None
+        communication = pair.communication.model_copy(update=sent)
+        made.append(pair.model_copy(update={"communication": communication}))
+    return made
+
+
+def sentences_of(records: list[Record], **study: Any) -> list[str]:
+    frame = summary(
+        table(records), **({"baseline": {"world_size": 1}, "scaling": "strong"} | study)
+    )
+    return limits(frame, waterfalls(frame, records))
 
 
 @pytest.mark.parametrize(
     ("exposed", "straggler", "words"),
     [
-        (0.030, 0.002, "moving gradients takes"),
-        (0.030, 0.026, "waiting for the slowest rank takes"),
-        (0.001, 0.0, "the optimizer takes"),
+        (0.030, 0.002, "the largest loss, 28.0 [28.0, 28.0] ms (21.5 % of the step), is moving"),
+        (0.030, 0.026, "is waiting for slower ranks; first to change: equal ranks"),
+        (0.001, 0.0, "compute limits the step: every loss takes less than 5 % of it"),
     ],
 )
-def test_the_largest_cost_is_named(exposed: float, straggler: float, words: str) -> None:
-    sentences = limits(
-        summary(
-            table(study_records(exposed=exposed, straggler=straggler)),
-            baseline={"world_size": 1},
-            scaling="strong",
-        )
-    )
-    assert any(words in sentence for sentence in sentences), sentences
+def test_the_largest_loss_is_named(exposed: float, straggler: float, words: str) -> None:
+    sentences = sentences_of(study_records(exposed=exposed, straggler=straggler))
+    assert words in sentences[0], sentences
     assert any("R = T_compute / T_communication" in sentence for sentence in sentences)
 
 
+def test_too_few_repeats_name_nothing() -> None:
+    few = [one for one in study_records(exposed=0.03, straggler=0.0) if one.repeat < 2]
+    assert not any("loss" in sentence or "limits" in sentence for sentence in sentences_of(few))
+
+
+def test_repeats_that_disagree_name_nothing() -> None:
+    records = study_records(exposed=0.04, straggler=0.0)
+    changed = study_records(exposed=0.04, straggler=0.04)
+    mixed = [*records[:5], changed[5]]
+    assert "the repeats do not tell which loss is the largest" in sentences_of(mixed)[0]
+
+
 def test_karp_flatt_is_that_of_the_speedup() -> None:
-    sentences = limits(
-        summary(
-            table(study_records(exposed=0.03, straggler=0.0)),
-            baseline={"world_size": 1},
-            scaling="strong",
-        )
-    )
-    speedup = 0.201 / 0.131
+    sentences = sentences_of(study_records(exposed=0.03, straggler=0.0))
+    speedup = 0.2002 / 0.1301
     expected = 100 * (1 / speedup - 1 / 2) / (1 - 1 / 2)
     (sentence,) = [sentence for sentence in sentences if "Karp" in sentence]
     assert f"{expected:.0f}" in sentence
 
 
 def test_without_measured_communication_nothing_is_said_of_it() -> None:
-    made = [*repeats(run(1), [0.2, 0.21]), *repeats(run(2), [0.11, 0.12])]
-    sentences = limits(summary(table(made), baseline={"world_size": 1}, scaling="strong"))
-    assert not any(
-        "gradients" in sentence or "T_communication" in sentence for sentence in sentences
+    made = [*repeats(run(1), [0.2, 0.2, 0.2]), *repeats(run(2), [0.11, 0.11, 0.11])]
+    sentences = sentences_of(made)
+    assert not any("gradient" in one or "T_communication" in one for one in sentences)
+    assert "is compute that did not shrink" in sentences[0]
+
+
+def fall(cause: str, *, causes: tuple[str, ...] = (), **fields: Any) -> Waterfall:
+    """A waterfall of two ranks whose largest loss is `cause`; fields of the run or of its place."""
+    place = {key: fields.pop(key) for key in list(fields) if key in Environment.model_fields}
+    made, none = run(2, **({"global_batch_size": 8} | fields)), Amount(0.0, 0.0, 0.0)
+    return Waterfall(
+        label="batch 8",
+        row={"scaling": "strong", "device": "cpu", "world_size": 2},
+        run=made,
+        environment=environment(2, **place),
+        compared=True,
+        ideal=none,
+        losses=dict.fromkeys([cause, *causes], none),
+        repeats=3,
+        largest=cause,
+        supported=True,
     )
+
+
+TWO_HOSTS = {"hosts": ["node1", "node2"]}
+GPU = {"device": "cuda"}
+SLOW_LINK = {"emulated": Emulated(link=Link(bandwidth_gbit=1))}
+
+
+@pytest.mark.parametrize(
+    ("cause", "fields", "given", "withheld"),
+    [
+        ("transfer", TWO_HOSTS, ["faster link", "bf16 compression", "accumulation"], []),
+        ("transfer", {}, ["bf16 compression"], ["faster link"]),  # through the memory of one host
+        ("transfer", SLOW_LINK, ["faster link"], []),
+        ("transfer", GPU, ["faster link"], []),
+        ("transfer", {"compression": "bf16"}, ["accumulation"], ["compression"]),
+        ("transfer", {"static_graph": True}, ["larger batch"], ["accumulation"]),
+        ("transfer", {"strategy": "zero1"}, ["accumulation"], ["compression"]),
+        ("transfer", {"strategy": "fsdp"}, ["stay gathered"], ["compression", "accumulation"]),
+        ("transfer", {"strategy": "tensor_parallel"}, ["fewer ranks"], ["gradient", "larger"]),
+        ("exchange", {"strategy": "pipeline_parallel"}, ["fewer ranks"], ["gradient"]),
+        ("bubble", {"strategy": "pipeline_parallel"}, ["more microbatches"], ["larger"]),
+        (
+            "bubble",
+            {"strategy": "pipeline_parallel", "microbatches": 8},
+            ["a larger batch, cut"],
+            [],
+        ),
+        ("straggler", {}, ["equal ranks"], ["core for each"]),
+        ("straggler", {"cpus_granted": [[0], [0]]}, ["a core for each thread"], ["equal"]),
+        ("data", {}, ["disk"], ["loader"]),
+        ("data", {"loader": "classic", "loader_workers": 1}, ["fast loader", "more loader"], []),
+        ("data", {"loader": "classic", "loader_workers": 3}, ["fast loader"], ["more loader"]),
+        ("optimizer", {}, ["zero1"], []),
+        ("optimizer", {"precision": "fp16"}, ["larger batch"], ["zero1"]),
+        ("optimizer", {"strategy": "fsdp"}, ["larger batch"], ["zero1"]),
+        ("launches", {}, ["compile"], []),
+        ("launches", {"compile": True}, ["larger batch"], ["compile"]),
+        ("host", {"strategy": "fsdp"}, ["larger batch"], ["compile"]),
+        ("h2d", {}, ["smaller samples"], ["pinned"]),
+        ("h2d", GPU, ["pinned memory"], []),
+        ("compute", {}, ["one rank at micro-batch 4", "lab calibrate --cluster local"], []),
+        ("compute", {"causes": ("launches",)}, ["lab calibrate"], ["micro-batch"]),
+        ("compute", {"causes": ("batch", "neighbours")}, ["more work"], ["measure"]),
+        ("compute", {"strategy": "tensor_parallel", **GPU}, ["more work"], ["calibrate"]),
+    ],
+)
+def test_advice_is_what_the_run_and_its_place_permit(
+    cause: str, fields: dict[str, Any], given: list[str], withheld: list[str]
+) -> None:
+    text = advice(fall(cause, **fields))
+    assert all(word in text for word in given), text
+    assert not any(word in text for word in withheld), text
+
+
+def test_every_cause_has_a_remedy_and_every_strategy_says_what_it_moves() -> None:
+    assert all(advice(fall(cause)).startswith("first to ") for cause in CAUSES)
+    names = {name: fall("transfer", strategy=name).name("transfer") for name in PARALLEL}
+    assert names["tensor_parallel"] == names["pipeline_parallel"] == "moving activations"
+    assert names["ddp"] == "moving gradients"
+    assert names["fsdp"] == "moving parameters and gradients"
 
 
 def test_timeline_and_band_draw_what_was_measured() -> None:

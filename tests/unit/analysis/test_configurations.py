@@ -9,12 +9,10 @@ import pytest
 from factories import record, run, stat, study
 
 from lab.analysis.configurations import (
-    cause_rows,
-    cause_sentences,
-    causes,
     epoch_means,
     epochs_to_low_loss,
     image_rows,
+    loader_sentences,
     strategy_rows,
     strategy_sentences,
 )
@@ -82,59 +80,17 @@ def text_run(world_size: int = 1, batch: int = 8, **fields: Any) -> Any:
     return run(world_size, batch, model="agnews-small", data="topics", **fields)
 
 
-def loaded(world_size: int, batch: int, *, data: float = 0.0001, **fields: Any) -> Record:
-    """10 ms whatever the batch, 1 ms per sample and rank, 2 ms for the optimizer."""
-    work = 0.010 + 0.001 * batch / world_size
-    phases = {
-        "data": data,
-        "h2d": 0.0,
-        "forward": work / 2,
-        "backward": work / 2,
-        "optimizer": 0.002,
-        "other": 0.0,
-    }
-    made = record(
-        text_run(world_size, batch, **fields),
-        step_time=sum(phases.values()) + 0.004 * (world_size - 1),
-        phases=phases,
-    )
-    sent = (
-        Communication(exposed=stat(0.004), straggler=stat(0.001), transfer=stat(0.003))
-        if world_size > 1
-        else None
-    )
-    return changed(made, communication=sent)
+def loaded(*, data: float = 0.0005, **fields: Any) -> Record:
+    phases = {"data": data, "forward": 0.05, "backward": 0.0495, "optimizer": 0.0, "other": 0.0}
+    return record(text_run(1, 8, **fields), step_time=sum(phases.values()), phases=phases)
 
 
-def test_causes_are_told_apart() -> None:
-    records = [
-        loaded(1, 8),
-        loaded(1, 32),
-        loaded(2, 8),
-        loaded(1, 32, data=0.030, loader="classic", loader_workers=3),
-    ]
-    rows = causes([one.run for one in records], records)
-    assert [one.seconds["launches"] for one in rows] == pytest.approx([0.010] * 4)
-    assert [one.largest for one in rows] == [
-        "launches",
-        "launches",
-        "launches",
-        "waiting for data",
-    ]
-    cells = cause_rows(rows)
-    assert (
-        cells[2]["transfer"] == "3.00 ms (14.9 %)"
-        and cells[2]["waiting for ranks"] == "1.00 ms (5.0 %)"
-    )
-    assert cells[0]["transfer"] == "none"
-    fast, classic, slowed = cause_sentences(rows)
-    assert "at most 0.498 %" in fast and "at most 40.5 %" in classic
+def test_what_a_loader_costs_is_told() -> None:
+    records = [loaded(), loaded(data=0.0685, loader="classic", loader_workers=3)]
+    fast, classic, slowed = loader_sentences([one.run for one in records], records)
+    assert "fast loader a step waits for data for at most 0.500 %" in fast
+    assert "at most 40.8 %" in classic
     assert "classic loader, 3 workers, a step takes 1.68 times" in slowed
-
-
-def test_launches_are_not_told_from_one_batch() -> None:
-    (only,) = causes([text_run()], [loaded(1, 8)])
-    assert only.seconds["launches"] is None and only.largest == "optimizer"
 
 
 def test_epochs_are_whole() -> None:

@@ -1,0 +1,400 @@
+"""Where a step loses time against the ideal one: by cause, in parts that add up to the step."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from lab.analysis.scaling import FEWEST_REPEATS, RESAMPLES, SEED
+from lab.analysis.scaling_curves import curves, ranks, with_interval
+from lab.config.run import Run
+from lab.config.strategies import STRATEGIES
+from lab.errors import InputError
+from lab.formatting import rounded, unit_for
+from lab.perfmodel.calibration import load_calibration
+from lab.perfmodel.forecast import SAME
+from lab.perfmodel.layout import Layout
+from lab.records.schema import PHASES, Communication, Environment, Timing
+from lab.records.store import Record
+
+Draws = np.ndarray[Any, np.dtype[np.float64]]  # the value, then one of each resample of the repeats
+# What takes time that the ideal step does not have, in the order in which it is shown.
+CAUSES = {
+    "batch": "smaller micro-batches",
+    "launches": "launch overhead",
+    "neighbours": "cores and memory shared by ranks",
+    "stolen": "compute slowed by communication",
+    "others": "other processes",
+    "compute": "compute that did not shrink",
+    "straggler": "waiting for slower ranks",
+    "transfer": "transfer",
+    "exchange": "transfer and waiting for other ranks",
+    "bubble": "stages of the pipeline that wait",
+    "data": "waiting for data",
+    "h2d": "moving the batch to the device",
+    "optimizer": "the optimizer",
+    "host": "the host between the phases",
+    "rest": "time that no phase explains",
+}
+DERIVED = {"batch", "launches", "neighbours"}  # from other runs; the rest is in each record
+PARTS = [cause for cause in CAUSES if cause not in DERIVED]
+SHARE = 0.05  # of the step: a loss below it limits nothing that is worth a change
+SHOWN = 0.01  # of the step: a smaller loss is shown with the rest
+TINY = 1e-9  # s, finer than any clock
+CERTAIN = 0.95  # of the resamples in which a cause is the largest loss
+
+
+class Amount(NamedTuple):
+    """Seconds, with the ends of a 95 % interval over repeats; NaN where one repeat gives none."""
+
+    value: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, draws: Draws, repeats: int) -> Amount:
+        """From the value and what resampled repeats give."""
+        ends = np.percentile(draws[1:], [2.5, 97.5]) if repeats > 1 else (np.nan, np.nan)
+        return cls(float(draws[0]), *map(float, ends))
+
+
+@dataclass(frozen=True)
+class Waterfall:
+    """One configuration from the ideal step to the measured one, in s; `losses` may be gains.
+
+    The ideal step is the baseline's, over as many times the ranks where the work is shared. Without
+    a baseline, or for itself, it is the step's own compute: `compared` is False.
+    """
+
+    label: str  # of its curve
+    row: Mapping[Any, Any]  # of the summary
+    run: Run
+    environment: Environment | None
+    compared: bool
+    ideal: Amount
+    losses: dict[str, Amount]  # by cause, as far as it is known; they add up to step - ideal
+    repeats: int  # the fewest that it rests on
+    largest: str  # loss
+    supported: bool = field(repr=False)  # whether the repeats tell that it is the largest
+
+    @property
+    def step(self) -> Amount:
+        """The measured step, as in the summary."""
+        return Amount(*with_interval(self.row, "step_time"))
+
+    @property
+    def place(self) -> str:
+        """Its curve and its ranks, for people."""
+        return f"{self.label} on {ranks(self.row['device'], self.row['world_size'])}"
+
+    @property
+    def negligible(self) -> bool:
+        """Whether the repeats tell that no loss takes SHARE of the step."""
+        most = SHARE * self.step.value
+        enough = self.repeats >= FEWEST_REPEATS
+        return enough and all(loss.high <= most for loss in self.losses.values())
+
+    def name(self, cause: str) -> str:
+        """What a cause is called in a step of this strategy and scaling."""
+        if cause == "transfer":
+            return f"moving {STRATEGIES[self.run.strategy].moves}"
+        if cause == "compute" and self.row["scaling"] == "weak":
+            return "compute that became slower"
+        return CAUSES[cause]
+
+    def shown(self) -> dict[str, Amount]:
+        """The losses of at least SHOWN of the step by name, and the rest of what is lost."""
+        least = SHOWN * self.step.value
+        shown = {
+            self.name(cause): loss
+            for cause, loss in self.losses.items()
+            if cause != "rest" and abs(loss.value) >= least
+        }
+        lost = self.step.value - self.ideal.value
+        rest = lost - sum(loss.value for loss in shown.values())
+        return shown | ({"the rest": Amount(rest, np.nan, np.nan)} if abs(rest) >= least else {})
+
+
+def waterfalls(summary: pd.DataFrame, records: Sequence[Record]) -> list[Waterfall]:
+    """One per configuration whose phases are known, in the order of the curves.
+
+    Medians of parts do not add up: each configuration is shown by the repeat of its median step,
+    whose parts do, and the intervals are bootstraps over repeats of that choice.
+    """
+    measured: dict[tuple[str, str], list[Record]] = defaultdict(list)
+    for record in records:
+        if record.completed and _phases_known(record.timing):
+            measured[record.emulation, record.run_id].append(record)
+    steps = {key: _Steps(repeats) for key, repeats in measured.items()}
+    return [
+        _waterfall(label, row, steps)
+        for label, points in curves(summary)
+        for row in points.to_dict("records")
+        if (row["emulated"], row["run_id"]) in steps
+    ]
+
+
+def beyond_baseline(falls: Sequence[Waterfall]) -> list[Waterfall]:
+    """Those that compare with a baseline; all of them where none does."""
+    return [fall for fall in falls if fall.compared] or list(falls)
+
+
+def largest_sizes(falls: Sequence[Waterfall]) -> list[Waterfall]:
+    """The one on the most ranks of each curve."""
+    return list({fall.label: fall for fall in falls}.values())
+
+
+def _phases_known(timing: Timing | None) -> bool:
+    return timing is not None and {"forward", "backward"} <= timing.phases.keys()
+
+
+def _waterfall(
+    label: str, row: Mapping[Any, Any], steps: Mapping[tuple[str, str], _Steps]
+) -> Waterfall:
+    own = steps[row["emulated"], row["run_id"]]
+    base = steps.get((row["emulated"], str(row["baseline_run_id"])))
+    alone = {
+        run.micro_batch_size: other.draws["compute"] / run.grad_accum
+        for (emulated, _), other in sorted(
+            steps.items(), key=lambda item: item[1].run.strategy == own.run.strategy
+        )
+        if emulated == row["emulated"]
+        and (run := other.run).world_size == 1
+        and all(getattr(run, name) == getattr(own.run, name) for name in SAME)
+    }
+    compared = base is not None and base is not own
+    if base is None or base is own:
+        ideal, losses = _breakdown(own, alone)
+        repeats = own.repeats
+    else:
+        share = 1.0 if row["scaling"] == "weak" else base.run.world_size / own.run.world_size
+        ideal, losses = _against(own, base, share, alone)
+        repeats = min(own.repeats, base.repeats)
+    known = [cause for cause in losses if cause in DERIVED or np.abs(losses[cause]).max() > TINY]
+    losses = {cause: losses[cause] for cause in CAUSES if cause in known}
+    ordered = np.stack(list(losses.values())) if losses else np.zeros((1, 1 + RESAMPLES))
+    first = int(ordered[:, 0].argmax())
+    amounts = {cause: Amount.of(draws, repeats) for cause, draws in losses.items()}
+    most = float(ordered[first, 0])
+    supported = (
+        repeats >= FEWEST_REPEATS
+        and most > SHARE * row["step_time"]
+        and float(np.percentile(ordered[first, 1:], 2.5)) > 0
+        and float(np.mean(ordered[:, 1:].argmax(axis=0) == first)) >= CERTAIN
+    )
+    return Waterfall(
+        label=label,
+        row=row,
+        run=own.run,
+        environment=own.environment,
+        compared=compared,
+        ideal=Amount.of(ideal, repeats),
+        losses=amounts,
+        repeats=repeats,
+        largest=list(losses)[first] if losses else "",
+        supported=supported,
+    )
+
+
+def _breakdown(own: _Steps, alone: Mapping[int, Draws]) -> tuple[Draws, dict[str, Draws]]:
+    """A step's own compute, and what else it takes."""
+    losses = dict(own.draws)
+    compute = losses.pop("compute")
+    intercept = _intercept(alone)
+    if intercept is not None and own.run.data_parallel_size == own.run.world_size:
+        losses["launches"] = np.minimum(intercept * own.run.grad_accum, compute)
+        compute = compute - losses["launches"]
+    del losses["step"]
+    return compute, losses
+
+
+def _against(
+    own: _Steps, base: _Steps, share: float, alone: Mapping[int, Draws]
+) -> tuple[Draws, dict[str, Draws]]:
+    """The baseline's step times `share`, and what the measured one takes longer, by cause."""
+    losses = {part: own.draws[part] - share * base.draws[part] for part in PARTS}
+    expected = share * base.draws["compute"]
+    for cause, seconds in _of_batch(own.run, base.run, share, alone):
+        losses[cause] = seconds
+        expected = expected + seconds
+    if own.neighbours is not None:
+        losses["neighbours"] = expected * (own.neighbours / (base.neighbours or 1.0) - 1)
+    for cause in DERIVED & losses.keys():
+        losses["compute"] = losses["compute"] - losses[cause]
+    return share * base.draws["step"], losses
+
+
+def _of_batch(
+    run: Run, base: Run, share: float, alone: Mapping[int, Draws]
+) -> Iterator[tuple[str, Draws]]:
+    """What other micro-batches than the baseline's cost, from those that one rank was measured at.
+
+    Where it was not measured at these, launches are what a micro-batch takes without any sample.
+    """
+    if run.data_parallel_size != run.world_size:
+        return  # ranks that share a model do not share samples
+    here, there = run.micro_batch_size, base.micro_batch_size
+    if here == there and run.grad_accum == share * base.grad_accum:
+        return
+    if here in alone and there in alone:
+        yield "batch", run.grad_accum * alone[here] - share * base.grad_accum * alone[there]
+    elif (intercept := _intercept(alone)) is not None:
+        yield "launches", intercept * (run.grad_accum - share * base.grad_accum)
+
+
+def _intercept(alone: Mapping[int, Draws]) -> Draws | None:
+    """Of a line through times over micro-batches, at least 0; None from fewer than two."""
+    if len(alone) < 2:
+        return None
+    lines = np.polyfit(list(alone), np.stack(list(alone.values())), 1)
+    intercepts: Draws = np.maximum(lines[1], 0.0)
+    return intercepts
+
+
+class _Steps:
+    """The repeats of one run: each part of its step, with what resampled repeats give."""
+
+    def __init__(self, repeats: Sequence[Record]) -> None:
+        self.run, self.environment = repeats[0].run, repeats[0].environment
+        self.repeats = len(repeats)
+        rows = [_parts(record) for record in repeats]
+        self.draws = dict(zip(rows[0], _resampled(rows, self.run.id), strict=True))
+        self.neighbours = _neighbours(self.run, self.environment)
+
+
+def _resampled(rows: Sequence[Mapping[str, float]], seed: str) -> Draws:
+    """By part: the value in the repeat of the median step, and in those of resampled repeats.
+
+    Of two repeats in the middle, it is their mean.
+    """
+    values, count = np.array([list(row.values()) for row in rows]), len(rows)
+    rng = np.random.default_rng([SEED, int(seed, 16)])
+    drawn = np.vstack([np.arange(count), rng.integers(0, count, (RESAMPLES, count))])
+    order = np.argsort(values[drawn, 0], axis=1, kind="stable")
+    middle = np.take_along_axis(drawn, order[:, [(count - 1) // 2, count // 2]], axis=1)
+    means: Draws = values[middle].mean(axis=1).T
+    return means
+
+
+def _parts(record: Record) -> dict[str, float]:
+    """The step of one repeat, and its parts on the rank that waits longest for the others, in s."""
+    timing, sent, run = record.timing, record.communication or Communication(), record.run
+    assert timing is not None
+    waits, late = sent.per_rank.get("straggler", []), 0.0
+    waited: float | None
+    if waits and timing.per_rank.keys() >= set(PHASES):
+        # Which rank ends last changes from step to step, and with it who waits for whom.
+        rank = int(np.argmax(waits))
+        phases = {name: timing.per_rank[name][rank] for name in PHASES}
+        exposed, waited = sent.per_rank["exposed"][rank], waits[rank]
+        # The step ends with its slowest rank: what that takes longer is a wait for it, too.
+        late = timing.step.median - timing.per_rank["step"][rank]
+    else:
+        phases = {name: stat.median for name, stat in timing.phases.items()}
+        exposed = sent.exposed.median if sent.exposed else 0.0
+        waited = sent.straggler.median if sent.straggler else None
+    # Records without phases are DDP's, which waits at the end of its backward pass.
+    places = sent.exposed_in if sum(sent.exposed_in.values()) > 0 else {"backward": 1.0}
+    for name, seconds in places.items():
+        phases[name] = phases.get(name, 0.0) - exposed * seconds / sum(places.values())
+    parts = dict.fromkeys(("step", *PARTS), 0.0)
+    parts["step"] = timing.step.median
+    parts |= {name: phases.get(name, 0.0) for name in ("data", "h2d", "optimizer")}
+    parts["compute"] = phases["forward"] + phases["backward"]
+    parts["host"] = phases.get("other", 0.0)
+    if sent.stolen_compute is not None:
+        parts["stolen"] = sent.stolen_compute.median
+        parts["compute"] -= parts["stolen"]
+    if waited is None:
+        parts["bubble"] = min(_bubble(run) * parts["compute"], exposed)
+        parts["exchange"] = exposed - parts["bubble"]
+    else:
+        parts |= {"straggler": waited + late, "transfer": exposed - waited}
+    _set_apart_others(parts, record.environment, [max(waits) - wait for wait in waits])
+    parts["rest"] = parts["step"] - sum(parts[part] for part in PARTS)
+    return parts
+
+
+def _bubble(run: Run) -> float:
+    """Idle over useful time of a pipeline's stage; 0 where layers are not divided."""
+    if STRATEGIES[run.strategy].splits != "layers":
+        return 0.0
+    return Layout(pipeline=run.world_size).bubble(run.microbatches or run.world_size)
+
+
+def _set_apart_others(
+    parts: dict[str, float], place: Environment | None, later: Sequence[float]
+) -> None:
+    """Take out of the parts what other processes on the ranks' cores took.
+
+    `later` is how much longer each rank works than the first that is done. What others take from
+    such a rank is a wait on the others, and on a rank that waits they take nothing: their time
+    counts there first, and what is left of it evenly on all ranks.
+    """
+    if place is None or not place.foreign_share or not _computes_on_cores(place):
+        return
+    taken = place.foreign_share * parts["step"] * max(len(later), 1)
+    if sum(later) > 0:
+        explained = min(taken / sum(later), 1.0) * max(later)
+        taken -= min(taken, sum(later))
+        parts["straggler"] -= explained
+        parts["others"] += explained
+    share = min(taken / (parts["step"] * max(len(later), 1)), 1.0)
+    for part in ("compute", "stolen", "data", "optimizer", "host"):
+        parts["others"] += share * parts[part]
+        parts[part] *= 1 - share
+
+
+def _computes_on_cores(place: Environment) -> bool:
+    return place.device == "cpu" and not (place.emulated and place.emulated.compute)
+
+
+def _neighbours(run: Run, place: Environment | None) -> float | None:
+    """How many times longer a rank computes beside the others, where that is calibrated."""
+    if run.world_size == 1 or place is None or not _computes_on_cores(place):
+        return None
+    try:
+        calibration = load_calibration(place.cluster)
+    except InputError:
+        return None
+    for part in calibration.parts if calibration else ():
+        same = part.environment.cpu == place.cpu and part.world_size == run.world_size
+        if same and part.contention is not None:
+            return part.contention.neighbours
+    return None
+
+
+def waterfall_table(falls: Sequence[Waterfall]) -> tuple[str, pd.DataFrame]:
+    """A caption and a row of text per configuration: ideal, losses, measured, the largest loss."""
+    falls = beyond_baseline(falls)
+    unit = unit_for(fall.step.value for fall in falls)
+
+    def text(amount: Amount) -> str:
+        return rounded(*(seconds * unit.per_second for seconds in amount))
+
+    shown = [
+        cause
+        for cause in CAUSES
+        if any(
+            abs(fall.losses[cause].value) >= SHOWN * fall.step.value
+            for fall in falls
+            if cause in fall.losses
+        )
+    ]
+    first = "ideal" if any(fall.compared for fall in falls) else "compute"
+    rows = {}
+    for fall in falls:
+        cells = {first: text(fall.ideal)}
+        for cause in shown:
+            known = cause in fall.losses
+            cells[CAUSES[cause]] = text(fall.losses[cause]) if known else "-"
+        largest = fall.name(fall.largest) if fall.supported else "-"
+        rows[fall.place] = cells | {"measured": text(fall.step), "largest loss": largest}
+    hidden = f"; losses below {100 * SHOWN:.0f} % of a step everywhere are left out"
+    caption = f"Where the time of a step goes, in {unit.name} [95 % interval]{hidden}"
+    return caption, pd.DataFrame.from_dict(rows, orient="index").rename_axis("configuration")
