@@ -19,6 +19,18 @@ Counts = Annotated[
 ]
 
 
+# What to write where a value is of another type, by pydantic's errors.
+LIST = "write values in brackets, such as [1, 2]"
+TYPE_ADVICE = {
+    **dict.fromkeys(("int_type", "int_from_float"), "write a whole number, without quotes"),
+    "float_type": "write a number, without quotes",
+    "bool_type": "write true or false, without quotes",
+    "string_type": "write it in quotes",
+    **dict.fromkeys(("list_type", "tuple_type"), LIST),
+    "dict_type": "write `key: value` lines below it",
+}
+
+
 class Frozen(BaseModel):
     """A strict, immutable configuration without unknown keys."""
 
@@ -26,11 +38,11 @@ class Frozen(BaseModel):
 
 
 class InvalidValueError(ValueError):
-    """Raised by validators: what is wrong with a value, and what to do about it."""
+    """Raised by validators: what is wrong with a value, and what to do about it; maybe `more`."""
 
-    def __init__(self, what: str, advice: str = "") -> None:
-        super().__init__(f"{what}; {advice}" if advice else what)
-        self.what, self.advice = what, advice
+    def __init__(self, what: str, advice: str = "", *more: tuple[str, str]) -> None:
+        self.faults = [(what, advice), *more]
+        super().__init__(". ".join(f"{one}; {do}" if do else one for one, do in self.faults))
 
 
 def one_of(noun: str, choices: Mapping[str, Any]) -> AfterValidator:
@@ -61,8 +73,12 @@ def problems_of(
     for item in error.errors(include_url=False):
         path, owner = _locate(item["loc"], item["type"], model, content)
         where = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)
-        problem = _problem(where.removeprefix("."), item, owner)
-        problems.append((str(path[0]) if path else "", problem))
+        field, where = str(path[0]) if path else "", where.removeprefix(".")
+        fault = item.get("ctx", {}).get("error")
+        if isinstance(fault, InvalidValueError):
+            problems += [(field, Problem(where, what, advice)) for what, advice in fault.faults]
+        else:
+            problems.append((field, _problem(where, item, owner)))
     return problems
 
 
@@ -115,8 +131,8 @@ def _problem(path: str, item: Any, owner: type[BaseModel]) -> Problem:
             choices = re.findall(r"'([^']*)'", context["expected_tags"])
             what = f"unknown kind {context['tag']!r}"
             return Problem(f"{path}.kind", what, nearest(context["tag"], choices))
-        case "value_error" if isinstance(context["error"], InvalidValueError):
-            return Problem(path, context["error"].what, context["error"].advice)
         case "value_error":
             return Problem(path, str(context["error"]))
-    return Problem(path, f"{item['msg'][0].lower()}{item['msg'][1:]}, found {value!r}")
+    what = f"{item['msg'][0].lower()}{item['msg'][1:]}, found {value!r}"
+    advice = "give it a value" if value is None else TYPE_ADVICE.get(kind, "")
+    return Problem(path, what, advice)

@@ -141,8 +141,8 @@ class Run(InferenceSettings):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        for what, advice in conflicts(self):
-            raise InvalidValueError(what, advice)
+        if faults := list(conflicts(self)):
+            raise InvalidValueError(*faults[0], *faults[1:])
         return self
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
@@ -11,15 +9,14 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import Discriminator, Field, Tag, ValidationError
 
 from lab.config.base import Frozen, problems_of, unknown_keys
+from lab.config.grid import Grid, Point, multiply_out
 from lab.config.run import Run
 from lab.errors import InputError, Problem, nearest
 from lab.files import ROOT, read_yaml
 
-MAX_RUNS = 1000
 # What each kind of scaling keeps equal between world sizes.
 FIXED = {"strong": ["global_batch_size"], "weak": ["micro_batch_size", "grad_accum"], "none": []}
 Scaling = Literal["strong", "weak", "none"]
-Grid = dict[str, list[Any]]
 
 
 class Task(NamedTuple):
@@ -122,26 +119,52 @@ def find_folder(study: str | Path) -> Path:
 
 def read_study(folder: Path, *, quick: bool = False) -> Study:
     """The study in a folder; raises InputError that lists every problem of its file."""
-    source = str(folder / "study.yaml")
     content = read_yaml(folder / "study.yaml")
     problems = unknown_keys(content, StudyFile.model_fields)
     known = {key: value for key, value in content.items() if key in StudyFile.model_fields}
-    problems += _quick_problems(known.get("quick", {}), quick)
-    if quick and not problems:
+    quick_problems = _quick_problems(known.get("quick", {}), quick)
+    if quick and not quick_problems:
         known = _with_quick(known)
-    try:
-        file = StudyFile.model_validate(known)
-    except ValidationError as error:
-        problems += [problem for _, problem in problems_of(error, StudyFile, known)]
-        raise InputError(source, problems) from None
-    runs, run_problems = _multiply_out(file)
-    if problems := [*problems, *run_problems, *_study_problems(file, runs)]:
-        raise InputError(source, problems)
+    file, file_problems, faulty = _read_file(known)
+    points, grid_problems = multiply_out(
+        file.base, file.grids, complete=not faulty & {"base", "grid"}
+    )
+    problems += [*quick_problems, *file_problems, *grid_problems]
+    problems += _study_problems(file, points, faulty)
+    if problems:
+        raise InputError(str(folder / "study.yaml"), list(dict.fromkeys(problems)))
     axes = dict.fromkeys(key for grid in file.grids.values() for key in grid)
     shared = file.model_dump(
         include={"kind", "title", "question", "scaling", "repeats", "baseline"}
     )
-    return Study(folder=folder, runs=tuple(runs), axes=tuple(axes), quick=quick, **shared)
+    runs = tuple(point.run for point in points if point.run)
+    return Study(folder=folder, runs=runs, axes=tuple(axes), quick=quick, **shared)
+
+
+def _read_file(content: dict[str, Any]) -> tuple[StudyFile, list[Problem], set[str]]:
+    """The keys of a file, its problems, and the keys that have any.
+
+    Faulty keys stand at their defaults, so that one fault does not hide another: of a grid, single
+    values count as lists of one.
+    """
+    try:
+        return StudyFile.model_validate(content), [], set()
+    except ValidationError as error:
+        located = problems_of(error, StudyFile, content)
+    problems, faulty = [problem for _, problem in located], {field for field, _ in located}
+    rest = {key: value for key, value in content.items() if key not in faulty}
+    grid = content.get("grid", {})
+    grids = [grid] if isinstance(grid, dict) else grid
+    if "grid" in faulty and isinstance(grids, list) and all(isinstance(one, dict) for one in grids):
+        rest["grid"] = [
+            {str(key): axis if isinstance(axis, list) else [axis] for key, axis in one.items()}
+            for one in grids
+        ]
+        if isinstance(grid, dict):
+            rest["grid"] = rest["grid"][0]
+        faulty.discard("grid")
+    stand_ins = {key: "missing" for key in ("title", "question") if key in faulty}
+    return StudyFile.model_validate(rest | stand_ins), problems, faulty
 
 
 def is_baseline(run: Run, baseline: dict[str, Any]) -> bool:
@@ -160,109 +183,54 @@ def _quick_problems(section: Any, wanted: bool) -> list[Problem]:
         if not isinstance(section.get(key, {}), kinds):
             advice = "write `key: value` lines below it"
             problems.append(Problem(f"quick.{key}", "must be a mapping", advice))
+    grid = section.get("grid")
+    parts = {"quick.base.": section.get("base"), "quick.grid.": grid}
+    if isinstance(grid, list):
+        parts |= {f"quick.grid[{number}].": one for number, one in enumerate(grid)}
+    for where, part in parts.items():
+        if isinstance(part, dict):
+            problems += unknown_keys(part, Run.model_fields, where)
     return problems
 
 
 def _with_quick(content: dict[str, Any]) -> dict[str, Any]:
     """The study with its `quick:` section laid over base key by key, and over grid and repeats."""
     section: dict[str, Any] = content["quick"]
-    own = section.get("base", {})
-    base = dict(content.get("base", {})) | own
+    own, base = section.get("base", {}), content.get("base", {})
+    if not isinstance(base, dict):
+        return content  # which is a problem of its own
+    base = base | own
     grid = section.get("grid", content.get("grid", {}))
     if isinstance(grid, dict):
         grid = {key: values for key, values in grid.items() if key not in own}
-    grids = [grid] if isinstance(grid, dict) else [one for one in grid if isinstance(one, dict)]
+    several = grid if isinstance(grid, list) else [grid]
+    grids = [one for one in several if isinstance(one, dict)]
     varied = set.intersection(*map(set, grids)) if grids else set()
     base = {key: value for key, value in base.items() if key in own or key not in varied}
     return content | section | {"base": base, "grid": grid}
 
 
-def _multiply_out(file: StudyFile) -> tuple[list[Run], list[Problem]]:
-    """All runs of the grids, or all that is wrong with base and grids, each problem once."""
-    problems = unknown_keys(file.base, Run.model_fields, "base.")
-    if not all(file.grids.values()) or not file.grids:
-        advice = "list the values of at least one key, such as world_size: [1, 2]"
-        problems.append(Problem("grid", "empty", advice))
-    for path, grid in file.grids.items():
-        problems += unknown_keys(grid, Run.model_fields, f"{path}.")
-        for key, values in grid.items():
-            if not values:
-                problems.append(Problem(f"{path}.{key}", "no values", "list at least one"))
-            if key in file.base:
-                advice = "leave it in one of them"
-                problems.append(Problem(f"{path}.{key}", "also stands in base", advice))
-    if sum(math.prod(map(len, grid.values())) for grid in file.grids.values()) > MAX_RUNS:
-        problems.append(Problem("grid", f"more than {MAX_RUNS} runs", "vary less at a time"))
-        return [], problems
-    base = {key: value for key, value in file.base.items() if key in Run.model_fields}
-    runs: dict[str, Run] = {}
-    for path, grid in file.grids.items():
-        axes = {key: values for key, values in grid.items() if key in Run.model_fields and values}
-        for indices in itertools.product(*(range(len(values)) for values in axes.values())):
-            chosen = dict(zip(axes, indices, strict=True))
-            point = {key: axes[key][index] for key, index in chosen.items()}
-            run, run_problems = _validate(base | point, chosen, path)
-            if run is not None and run.id in runs:
-                what = f"the same run twice: {run.label}"
-                run_problems = [Problem(path, what, "remove one of the equal values")]
-            elif run is not None:
-                runs[run.id] = run
-            problems += [problem for problem in run_problems if problem not in problems]
-    return list(runs.values()), problems
-
-
-def _validate(
-    content: dict[str, Any], chosen: dict[str, int], path: str
-) -> tuple[Run | None, list[Problem]]:
-    """One run of the grid at `path`, or its problems; `chosen` is the index of each grid value.
-
-    Fields with a wrong value are set aside and the rest is checked again, so that one fault does
-    not hide another.
-    """
-    try:
-        return Run.model_validate(content), []
-    except ValidationError as error:
-        field_problems = problems_of(error, Run, content)
-    point = ", ".join(f"{key}={content[key]!r}" for key in chosen)
-    located = []
-    for field, problem in field_problems:
-        if not field:
-            where = f"{path} ({point})" if point else "base"
-        elif field in chosen:
-            where = problem.where.replace(field, f"{path}.{field}[{chosen[field]}]", 1)
-        else:
-            where = f"base.{problem.where}"
-        located.append(Problem(where, problem.what, problem.advice))
-    faulty = {field for field, _ in field_problems if field in content}
-    if faulty:
-        rest = {key: value for key, value in content.items() if key not in faulty}
-        indices = {key: index for key, index in chosen.items() if key not in faulty}
-        located += _validate(rest, indices, path)[1]
-    # Either size of a batch is enough: where both are missing, that is one problem.
-    sizes = ("global_batch_size", "micro_batch_size")
-    missing = {Problem(f"base.{size}", "missing", "give it a value") for size in sizes}
-    problems = [problem for problem in located if problem not in missing]
-    elsewhere = faulty & set(sizes) or any(problem.where == "base" for problem in problems)
-    if len(problems) < len(located) and not elsewhere:
-        what = f"neither {sizes[0]} nor {sizes[1]}"
-        problems.append(Problem("base", what, "give one of them"))
-    return None, list(dict.fromkeys(problems))
-
-
-def _study_problems(file: StudyFile, runs: list[Run]) -> Iterator[Problem]:
+def _study_problems(file: StudyFile, points: list[Point], faulty: set[str]) -> Iterator[Problem]:
+    """What is wrong between the keys of a file, as far as they are not `faulty`."""
     baseline_problems = unknown_keys(file.baseline, Run.model_fields, "baseline.")
     yield from baseline_problems
-    if file.kind == "training" and any(run.task == "inference" for run in runs):
+    if faulty & {"base", "grid"}:
+        return
+    inference = any(point.value("task") == "inference" for point in points)
+    if file.kind == "training" and "kind" not in faulty and inference:
         what = "'training', and there are runs of inference"
         yield Problem("kind", what, "write `kind: inference`")
-    if runs and not baseline_problems and not any(is_baseline(run, file.baseline) for run in runs):
+    judged = points and not baseline_problems and "baseline" not in faulty
+    if judged and not any(point.may_have(file.baseline) for point in points):
         wanted = ", ".join(f"{key} {value}" for key, value in file.baseline.items())
         advice = "add it to the grid, or name a baseline that is in it"
         yield Problem("baseline", f"no run has {wanted}", advice)
     for setting in FIXED[file.scaling]:
         by_world: dict[int, set[int]] = {}
-        for run in runs:
-            by_world.setdefault(run.world_size, set()).add(getattr(run, setting))
+        for point in points:
+            value = point.value(setting)
+            if value is not None and not point.faulty & {setting, "world_size"}:
+                by_world.setdefault(point.value("world_size"), set()).add(value)
         if len({frozenset(values) for values in by_world.values()}) > 1:
             what = (
                 f"{file.scaling} scaling holds {setting} fixed, here it differs between world sizes"

@@ -213,6 +213,102 @@ def test_all_problems_are_listed_at_once(make_study: StudyMaker) -> None:
     assert any("nearest that divides" in problem.advice for problem in caught.value.problems)
 
 
+MANY_FAULTS = """
+titel: Many faults
+scaling: strong
+repeats: three
+sweep: {}
+base:
+  model: gpt-mni
+  data: stdlib
+  stpes: 3
+  precision: fp23
+  learning_rate: fast
+  micro_batch_size: 4
+grid:
+  world_size: [1, 2]
+  seed: 7
+  gradd_accum: [1]
+baseline: {world_size: 8}
+quick: {base: {stepz: 1}, repeat: 1}
+"""
+
+
+@pytest.mark.parametrize("quick", [False, True])
+def test_faults_of_every_kind_are_in_one_message(tmp_path: Path, *, quick: bool) -> None:
+    (tmp_path / "study.yaml").write_text(MANY_FAULTS)
+    with pytest.raises(InputError) as caught:
+        Study.load(tmp_path, quick=quick)
+    assert sorted(map(str, caught.value.problems)) == sorted(
+        [
+            "titel: unknown key; did you mean 'title'?",
+            "title: missing; give it a value",
+            "question: missing; give it a value",
+            "repeats: input should be a valid integer, found 'three'; write a whole number, "
+            "without quotes",
+            "sweep: unknown key; choose one of: base, baseline, grid, kind, question, quick, "
+            "repeats, scaling, title",
+            "base.stpes: unknown key; did you mean 'steps'?",
+            "base.model: unknown model preset 'gpt-mni'; did you mean 'gpt-mini'?",
+            "base.precision: unknown value 'fp23'; did you mean 'fp32'?",
+            "base.learning_rate: input should be a valid number, found 'fast'; write a number, "
+            "without quotes",
+            "grid.seed: input should be a valid list, found 7; write values in brackets, such as "
+            "[1, 2]",
+            "grid.gradd_accum: unknown key; did you mean 'grad_accum'?",
+            "baseline: no run has world_size 8; add it to the grid, or name a baseline that is in "
+            "it",
+            "scaling: strong scaling holds global_batch_size fixed, here it differs between world "
+            "sizes; correct the grid",
+            "quick.base.stepz: unknown key; did you mean 'steps'?",
+            "quick.repeat: unknown key; did you mean 'repeats'?",
+        ]
+    )
+    assert str(caught.value).startswith(f"{tmp_path / 'study.yaml'}: 15 problems\n  - ")
+
+
+def test_conflicts_of_one_run_are_listed_together(make_study: StudyMaker) -> None:
+    folder = make_study(
+        base=changed_base(warmup_steps=9, static_graph=True, loader_workers=2),
+        grid={"global_batch_size": [9], "world_size": [1, 2]},
+    )
+    with pytest.raises(InputError) as caught:
+        Study.load(folder)
+    for expected in (
+        "global_batch_size=9, world_size=2): global_batch_size 9 is not",
+        "warmup_steps 9 leaves nothing of steps 4; measure at least one step",
+        "loader_workers 2: the fast loader has none",
+    ):
+        assert expected in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"base": "text"},
+        {"grid": 5},
+        {"base": changed_base(strategy="dpd", warmup_steps=900, steps="many")},
+        {"base": changed_base(model="gpt-mni", data="mnist")},
+        {
+            "kind": "inferense",
+            "base": changed_base(
+                task="inference", prompt_tokens=[4], new_tokens=4, batch_sizes=[2]
+            ),
+        },
+        {"baseline": [1]},
+        {"grid": {"global_batch_size": [4], "world_size": [1, "2"]}, "baseline": {"world_size": 2}},
+        {"base": changed_base(warmup_steps=4)},
+    ],
+)
+def test_a_fault_is_no_ground_for_another(
+    make_study: StudyMaker, changes: dict[str, object]
+) -> None:
+    with pytest.raises(InputError) as caught:
+        Study.load(make_study(**changes))
+    faults = 2 if "dpd" in str(changes) else 1
+    assert len(caught.value.problems) == faults, str(caught.value)
+
+
 BAD_YAML = {
     "bomb": "a: &a [x, x]\nb: &b [*a, *a]\nc: [*b, *b]\n",
     "repeated key": "title: one\ntitle: two\n",
@@ -252,10 +348,38 @@ def test_no_content_raises_anything_but_an_input_error(
 ) -> None:
     folder = tmp_path_factory.mktemp("any")
     (folder / "study.yaml").write_text(yaml.safe_dump(SMALL_STUDY | content))
-    try:
-        Study.load(folder)
-    except InputError as error:
-        assert error.problems
+    for quick in (False, True):
+        try:
+            Study.load(folder, quick=quick)
+        except InputError as error:
+            assert error.problems
+
+
+@given(
+    st.sampled_from(["base", "grid", "quick", "baseline"]),
+    st.dictionaries(
+        st.sampled_from(["base", "grid", "steps", "world_size", "model", "global_batch_size", "?"]),
+        st.recursive(
+            st.none() | st.integers() | st.text(max_size=5),
+            lambda values: (
+                st.lists(values, max_size=3)
+                | st.dictionaries(st.sampled_from(["steps", "world_size", "?"]), values, max_size=2)
+            ),
+            max_leaves=4,
+        ),
+        max_size=4,
+    ),
+)
+def test_no_section_raises_anything_but_an_input_error(
+    tmp_path_factory: pytest.TempPathFactory, key: str, section: dict[str, object]
+) -> None:
+    folder = tmp_path_factory.mktemp("any")
+    (folder / "study.yaml").write_text(yaml.safe_dump(SMALL_STUDY | {key: section}))
+    for quick in (False, True):
+        try:
+            Study.load(folder, quick=quick)
+        except InputError as error:
+            assert error.problems
 
 
 @pytest.mark.parametrize("name", ["quickstart", "strong-scaling"])
