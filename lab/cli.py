@@ -429,6 +429,9 @@ def bench(
         ),
     ],
     quick: Annotated[bool, Option("--quick", help="Fewer rounds, settings and steps.")] = False,
+    every: Annotated[
+        bool, Option("--all", help="predict: every strategy, quiet and with one core loaded.")
+    ] = False,
     cluster: ClusterOption = "local",
     fresh: Annotated[bool, Option("--fresh", help="Predict and measure again.")] = False,
     as_json: JsonOption = False,
@@ -438,13 +441,21 @@ def bench(
     benchmarks = {
         "overhead": lambda: _overhead(lab.benchmarks.overhead(quick=quick)),
         "losses": lambda: _equal_losses(lab.equal_losses(quick=quick)),
-        "predict": lambda: _held_out(
-            lab.benchmarks.held_out(cluster, quick=quick, fresh=fresh, progress=progress)
+        "predict": lambda: (
+            _held_out(lab.benchmarks.held_out(cluster, quick=quick, fresh=fresh, progress=progress))
+            if not every
+            else _held_out_strategies(
+                lab.benchmarks.held_out_strategies(
+                    cluster, quick=quick, fresh=fresh, progress=progress
+                )
+            )
         ),
         "planner": lambda: _planner_speed(lab.benchmarks.planner_speed()),
     }
     if what not in benchmarks:
         raise InputError("bench", [Problem(what, "no such benchmark", nearest(what, benchmarks))])
+    if every and what != "predict":
+        raise InputError("bench", [Problem("--all", f"no option of {what}", "with predict")])
     content, views, failure = benchmarks[what]()
     answer(as_json, content, *views)
     if failure:
@@ -490,6 +501,18 @@ def _held_out(result: lab.benchmarks.HeldOut) -> Verdict:
     error = f"predictions are {100 * result.error:.1f} % off on average"
     failure = "" if result.within_limit else f"{error}, the limit is {100 * limit:.0f} %"
     return content | {"scores": result.scores}, [table_of(result.table()), str(result)], failure
+
+
+def _held_out_strategies(result: lab.benchmarks.HeldOutStrategies) -> Verdict:
+    content = {
+        "inside": result.inside,
+        "half_width": result.half_width,
+        "errors": result.errors(),
+        "misses": result.misses(),
+        "scores": {name: one.scores for name, one in result.conditions.items()},
+    }
+    views: list[str | Table] = [table_of(result.table()), table_of(result.summary()), str(result)]
+    return content, views, "; ".join(result.misses())
 
 
 def _planner_speed(result: lab.benchmarks.Speed) -> Verdict:

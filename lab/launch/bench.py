@@ -1,13 +1,11 @@
-"""lab bench: cost of measuring, equal losses of strategies, error and speed of predictions."""
+"""lab bench: cost of measuring, equal losses of strategies, speed of predictions."""
 
 from __future__ import annotations
 
 import json
-import statistics
 import subprocess
 import sys
 import time
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,16 +17,17 @@ from lab.config.run import Run
 from lab.config.strategies import STRATEGIES
 from lab.config.study import Study
 from lab.errors import LabError
-from lab.launch.calibrate import calibrate
-from lab.launch.launcher import launch
-from lab.perfmodel.frozen import Score, mean_absolute_error, scores, scores_table
+from lab.launch.held_out import ERROR_LIMIT as ERROR_LIMIT
+from lab.launch.held_out import HeldOut as HeldOut
+from lab.launch.held_out import HeldOutStrategies as HeldOutStrategies
+from lab.launch.held_out import held_out as held_out
+from lab.launch.held_out import held_out_strategies as held_out_strategies
 from lab.perfmodel.hardware import Described
 from lab.perfmodel.hardware import machine as described_machine
 from lab.perfmodel.planner import Space, best
 from lab.perfmodel.predict import predict
 from lab.perfmodel.simulate import Conditions
 from lab.records.schema import Stat
-from lab.records.store import load_records
 
 LIMIT = 1.01  # of the step time with measuring to that without
 WARMUP = 5
@@ -62,9 +61,6 @@ LEFT_OUT = {
     ("pipeline_parallel", "accumulated"),
     *((name, "checkpointed") for name in ("naive_ddp", "zero1", "data_parallel")),
 }
-
-ERROR_LIMIT = 0.05  # mean absolute error of the step time
-STUDY = "held-out"
 
 MACHINE = "h100x8:nvlink4:infiniband-ndr"
 RANKS = 4096
@@ -198,85 +194,6 @@ def _equal_loss(
         tolerance=TOLERANCES[run.precision],
         reason=answer.get("reason", ""),
     )
-
-
-@dataclass(frozen=True)
-class HeldOut:
-    """Scored runs; `foreign` is the share of the ranks' cores that others took, by run id."""
-
-    study: Study
-    scores: tuple[Score, ...]
-    foreign: dict[str, float]
-
-    @property
-    def error(self) -> float:
-        """Mean absolute error of the step time, relative."""
-        return mean_absolute_error(list(self.scores)) or 0.0
-
-    @property
-    def memory_error(self) -> float | None:
-        """That of a rank's peak memory."""
-        errors = [abs(s.memory_error) for s in self.scores if s.memory_error is not None]
-        return statistics.fmean(errors) if errors else None
-
-    @property
-    def within_limit(self) -> bool:
-        """Whether the error is ERROR_LIMIT at most."""
-        return self.error <= ERROR_LIMIT
-
-    def table(self) -> list[dict[str, Any]]:
-        """One row per run, for people."""
-        columns = ["predicted", "measured", "error"]
-        columns += ["exposed, predicted", "exposed, measured", "memory error"]
-        rows = []
-        for score, row in zip(
-            self.scores, scores_table(list(self.scores)).to_dict("records"), strict=True
-        ):
-            run, share = score.frozen.run, self.foreign.get(score.frozen.run_id)
-            rows.append(
-                {
-                    "model": run.label_parts[0],
-                    "batch": run.global_batch_size,
-                    "buckets": f"{run.bucket_cap_mb:g} MiB",
-                    **{name: row[name] for name in columns},
-                    "foreign CPU": "-" if share is None else f"{100 * share:.0f} %",
-                }
-            )
-        return rows
-
-    def __str__(self) -> str:
-        memory = "" if self.memory_error is None else f"; of memory {100 * self.memory_error:.1f} %"
-        return (
-            f"mean absolute error of the step over {len(self.scores)} held-out runs: "
-            f"{100 * self.error:.2f} %, limit {100 * ERROR_LIMIT:.0f} %{memory}; "
-            f"predictions, records and logs are in {self.study.out}"
-        )
-
-
-def held_out(
-    cluster: str = "local", *, quick: bool = False, fresh: bool = False, progress: bool = True
-) -> HeldOut:
-    """Calibrate, measure runs on one rank, freeze predictions of those on several, measure, score.
-
-    What is measured already is kept unless `fresh`. Raises InputError for a cluster with fewer than
-    two ranks, LabError where runs fail or nothing could be predicted.
-    """
-    study = Study.load(STUDY, quick=quick)
-    calibrate(cluster, world_sizes=[1, 2], quick=quick, progress=progress)
-    for several in (False, True):
-        tasks = [task for task in study.tasks if (task.run.world_size > 1) == several]
-        records = launch(study, cluster, tasks=tasks, fresh=fresh).wait(progress=progress)
-        if failed := [record.task.label for record in records if not record.completed]:
-            raise LabError(f"these runs failed, so that nothing can be scored: {', '.join(failed)}")
-    scored = scores(study)
-    if not scored:
-        raise LabError("no run was predicted before it was measured: measure anew with --fresh")
-    foreign = defaultdict(list)
-    for record in load_records(study):
-        if record.environment and record.environment.foreign_share is not None:
-            foreign[record.run_id].append(record.environment.foreign_share)
-    medians = {run_id: statistics.median(values) for run_id, values in foreign.items()}
-    return HeldOut(study, tuple(scored), medians)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from factories import frozen, run, study
 
 from lab.config.study import Study
 from lab.launch import bench
-from lab.launch.bench import STUDY, HeldOut
+from lab.launch.held_out import STUDY, HeldOut
 from lab.perfmodel.frozen import Score
 
 

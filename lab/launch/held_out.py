@@ -1,0 +1,286 @@
+"""lab bench predict: how wrong predictions are on runs not seen before, quiet and under load."""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lab.config.cluster import Cluster, find_profile
+from lab.config.strategies import STRATEGIES
+from lab.config.study import Study
+from lab.errors import LabError
+from lab.files import read_yaml, write_atomically
+from lab.launch.calibrate import calibrate
+from lab.launch.launcher import launch
+from lab.perfmodel.frozen import Score, mean_absolute_error, scores, scores_table
+from lab.records.store import load_records
+
+STUDY, ALL = "held-out", "held-out-all"
+ERROR_LIMIT = 0.05  # mean absolute error of the step time
+# Of strategies that add more to a step than messages at the end of its backward pass.
+INTRICATE_LIMIT = 0.10
+PLAIN = {"ddp", "naive_ddp"}
+INSIDE_LIMIT, WIDTH_LIMIT = 0.90, 0.15
+QUIET, LOADED = "quiet", "loaded"
+# It ends with its parent, however that ends.
+LOAD = """
+import os, sys
+if hasattr(os, "sched_setaffinity"):
+    os.sched_setaffinity(0, {int(sys.argv[1])})
+while os.getppid() == int(sys.argv[2]):
+    for _ in range(10**6):
+        pass
+"""
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """Scored runs; `foreign` is the share of the ranks' cores that others took, by run id."""
+
+    study: Study
+    scores: tuple[Score, ...]
+    foreign: dict[str, float]
+
+    @property
+    def error(self) -> float:
+        """Mean absolute error of the step time, relative."""
+        return mean_absolute_error(list(self.scores)) or 0.0
+
+    @property
+    def memory_error(self) -> float | None:
+        """That of a rank's peak memory."""
+        errors = [abs(s.memory_error) for s in self.scores if s.memory_error is not None]
+        return statistics.fmean(errors) if errors else None
+
+    @property
+    def within_limit(self) -> bool:
+        """Whether the error is ERROR_LIMIT at most."""
+        return self.error <= ERROR_LIMIT
+
+    def table(self) -> list[dict[str, Any]]:
+        """One row per run, for people."""
+        columns = ["predicted", "measured", "error"]
+        columns += ["exposed, predicted", "exposed, measured", "memory error"]
+        rows = []
+        for score, row in zip(
+            self.scores, scores_table(list(self.scores)).to_dict("records"), strict=True
+        ):
+            run, share = score.frozen.run, self.foreign.get(score.frozen.run_id)
+            rows.append(
+                {
+                    "model": run.label_parts[0],
+                    "batch": run.global_batch_size,
+                    "buckets": f"{run.bucket_cap_mb:g} MiB",
+                    **{name: row[name] for name in columns},
+                    "foreign CPU": "-" if share is None else f"{100 * share:.0f} %",
+                }
+            )
+        return rows
+
+    def __str__(self) -> str:
+        memory = "" if self.memory_error is None else f"; of memory {100 * self.memory_error:.1f} %"
+        return (
+            f"mean absolute error of the step over {len(self.scores)} held-out runs: "
+            f"{100 * self.error:.2f} %, limit {100 * ERROR_LIMIT:.0f} %{memory}; "
+            f"predictions, records and logs are in {self.study.out}"
+        )
+
+
+def held_out(
+    cluster: str = "local", *, quick: bool = False, fresh: bool = False, progress: bool = True
+) -> HeldOut:
+    """Calibrate, measure runs on one rank, freeze predictions of those on several, measure, score.
+
+    What is measured already is kept unless `fresh`. Raises InputError for a cluster with fewer than
+    two ranks, LabError where runs fail or nothing could be predicted.
+    """
+    study = Study.load(STUDY, quick=quick)
+    return _scored(study, cluster, quick=quick, fresh=fresh, progress=progress)
+
+
+def _scored(study: Study, cluster: str, *, quick: bool, fresh: bool, progress: bool) -> HeldOut:
+    calibrate(cluster, world_sizes=[1, 2], quick=quick, progress=progress)
+    for several in (False, True):
+        tasks = [task for task in study.tasks if (task.run.world_size > 1) == several]
+        records = launch(study, cluster, tasks=tasks, fresh=fresh).wait(progress=progress)
+        if failed := [record.task.label for record in records if not record.completed]:
+            raise LabError(f"these runs failed, so that nothing can be scored: {', '.join(failed)}")
+    scored = scores(study)
+    if not scored:
+        raise LabError("no run was predicted before it was measured: measure anew with --fresh")
+    foreign = defaultdict(list)
+    for record in load_records(study):
+        if record.environment and record.environment.foreign_cpu is not None:
+            foreign[record.run_id].append(record.environment.foreign_cpu)
+    medians = {run_id: statistics.median(values) for run_id, values in foreign.items()}
+    return HeldOut(study, tuple(scored), medians)
+
+
+@dataclass(frozen=True)
+class HeldOutStrategies:
+    """The scored runs of every strategy, by whether others loaded a core meanwhile."""
+
+    conditions: dict[str, HeldOut]
+
+    @property
+    def scores(self) -> list[Score]:
+        """All of them."""
+        return [score for result in self.conditions.values() for score in result.scores]
+
+    @property
+    def inside(self) -> float:
+        """The share of measurements inside of their 95 % intervals."""
+        return inside(self.scores)
+
+    @property
+    def half_width(self) -> float:
+        """Median half width of the intervals on the quiet machine, relative to the prediction."""
+        return half_width(self.conditions[QUIET].scores)
+
+    def errors(self) -> dict[str, float]:
+        """Mean absolute error of the step by strategy, relative."""
+        by_strategy = defaultdict(list)
+        for score in self.scores:
+            by_strategy[score.frozen.run.strategy].append(score)
+        return {name: mean_absolute_error(some) or 0.0 for name, some in by_strategy.items()}
+
+    def misses(self) -> list[str]:
+        """The targets that are missed, as sentences."""
+        misses = []
+        if self.inside < INSIDE_LIMIT:
+            what = f"{self.inside:.0%} of the measurements are inside of their intervals"
+            misses.append(f"{what}, the target is {INSIDE_LIMIT:.0%}")
+        for name, error in self.errors().items():
+            if error > limit_of(name):
+                what = f"predictions of {STRATEGIES[name].label} are {error:.1%} off on average"
+                misses.append(f"{what}, the target is {limit_of(name):.0%}")
+        if self.half_width > WIDTH_LIMIT:
+            what = f"the median interval on the quiet machine is ±{self.half_width:.0%} wide"
+            misses.append(f"{what}, the target is ±{WIDTH_LIMIT:.0%}")
+        return misses
+
+    def summary(self) -> list[dict[str, Any]]:
+        """One row per strategy and in all: errors and intervals, quiet and loaded, for people."""
+        rows = []
+        for name in (*self.errors(), ""):
+            row: dict[str, Any] = {"strategy": STRATEGIES[name].label if name else "all"}
+            chosen = {
+                condition: [s for s in result.scores if name in {"", s.frozen.run.strategy}]
+                for condition, result in self.conditions.items()
+            }
+            row["predictions"] = sum(map(len, chosen.values()))
+            for condition, some in chosen.items():
+                row[f"error, {condition}"] = _percent(mean_absolute_error(some))
+                row[f"inside, {condition}"] = f"{inside(some):.0%}" if some else "-"
+                row[f"half width, {condition}"] = f"±{half_width(some):.0%}" if some else "-"
+            everything = [score for some in chosen.values() for score in some]
+            row["error"] = _percent(mean_absolute_error(everything))
+            row["target"] = f"{limit_of(name):.0%}" if name else ""
+            rows.append(row)
+        return rows
+
+    def table(self) -> list[dict[str, Any]]:
+        """One row per run, for people."""
+        return [
+            {
+                "machine": condition,
+                "strategy": STRATEGIES[score.frozen.run.strategy].label,
+                "model": score.frozen.run.label_parts[0],
+                "micro-batch": score.frozen.run.micro_batch_size,
+                **{name: row[name] for name in ("predicted", "measured", "error")},
+                "inside": row["inside the interval"],
+                "foreign CPU": f"{result.foreign.get(score.frozen.run_id, 0.0):.2f}",
+            }
+            for condition, result in self.conditions.items()
+            for score, row in zip(
+                result.scores, scores_table(list(result.scores)).to_dict("records"), strict=True
+            )
+        ]
+
+    def __str__(self) -> str:
+        folders = " and ".join(str(result.study.out) for result in self.conditions.values())
+        return (
+            f"{len(self.scores)} held-out predictions: {self.inside:.0%} of the measurements "
+            f"inside of their 95 % intervals, target {INSIDE_LIMIT:.0%}; median half width "
+            f"±{100 * self.half_width:.1f} % on the quiet machine, target ±{WIDTH_LIMIT:.0%}; "
+            f"predictions, records and logs are in {folders}"
+        )
+
+
+def _percent(error: float | None) -> str:
+    return "-" if error is None else f"{100 * error:.1f} %"
+
+
+def limit_of(strategy: str) -> float:
+    """The mean absolute error that predictions of a strategy may have."""
+    return ERROR_LIMIT if strategy in PLAIN else INTRICATE_LIMIT
+
+
+def inside(scored: Sequence[Score]) -> float:
+    """The share of measurements inside of their 95 % intervals."""
+    return statistics.fmean(
+        score.frozen.low_s <= score.measured_s <= score.frozen.high_s for score in scored
+    )
+
+
+def half_width(scored: Sequence[Score]) -> float:
+    """The median of the intervals' half widths, relative to the predictions."""
+    return statistics.median(
+        (score.frozen.high_s - score.frozen.low_s) / 2 / score.frozen.step_s for score in scored
+    )
+
+
+def held_out_strategies(
+    cluster: str = "local", *, quick: bool = False, fresh: bool = False, progress: bool = True
+) -> HeldOutStrategies:
+    """Predict and measure every strategy on two ranks, quiet and with a load on one of the cores.
+
+    Under load everything is measured anew: calibration, runs on one rank, runs on two. What is
+    measured already is kept unless `fresh`. Raises as `held_out` does.
+    """
+    study = Study.load(ALL, quick=quick)
+    results = {}
+    for condition in (QUIET, LOADED):
+        here, profile = study, cluster
+        if condition == LOADED:
+            here, profile = _beside(study), _keeping_disturbed(study, cluster)
+        with nullcontext() if condition == QUIET else load(Cluster.load(cluster)):
+            results[condition] = _scored(here, profile, quick=quick, fresh=fresh, progress=progress)
+    return HeldOutStrategies(results)
+
+
+def _beside(study: Study) -> Study:
+    """The same study in a folder of its own below `out`, so that its records are kept apart."""
+    folder = study.out / LOADED
+    write_atomically(folder / "study.yaml", (study.folder / "study.yaml").read_bytes())
+    return study.model_copy(update={"folder": folder})
+
+
+def _keeping_disturbed(study: Study, cluster: str) -> str:
+    """A profile like the cluster's that repeats nothing, as under load all is disturbed."""
+    path = find_profile(cluster)
+    content = read_yaml(path) | {"repeat_disturbed": False}
+    copy: Path = study.out / LOADED / path.with_suffix(".yaml").name
+    write_atomically(copy, json.dumps(content).encode())
+    return str(copy)
+
+
+@contextmanager
+def load(cluster: Cluster) -> Iterator[None]:
+    """Keep the core of the second rank busy from a process of our own."""
+    core = cluster.cores_of(1)[0]
+    process = subprocess.Popen([sys.executable, "-c", LOAD, str(core), str(os.getpid())])
+    try:
+        yield
+    finally:
+        process.kill()
+        process.wait()
