@@ -167,11 +167,6 @@ def _read_file(content: dict[str, Any]) -> tuple[StudyFile, list[Problem], set[s
     return StudyFile.model_validate(rest | stand_ins), problems, faulty
 
 
-def is_baseline(run: Run, baseline: dict[str, Any]) -> bool:
-    """Whether a run has every value that the study's baseline names."""
-    return all(getattr(run, key) == value for key, value in baseline.items())
-
-
 def _quick_problems(section: Any, wanted: bool) -> list[Problem]:
     if not isinstance(section, dict):
         return [Problem("quick", "must hold base, grid or repeats", "write them as keys below it")]

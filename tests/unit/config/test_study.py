@@ -214,7 +214,7 @@ def test_all_problems_are_listed_at_once(make_study: StudyMaker) -> None:
 
 
 MANY_FAULTS = """
-titel: Many faults
+titles: Many faults
 scaling: strong
 repeats: three
 sweep: {}
@@ -241,7 +241,7 @@ def test_faults_of_every_kind_are_in_one_message(tmp_path: Path, *, quick: bool)
         Study.load(tmp_path, quick=quick)
     assert sorted(map(str, caught.value.problems)) == sorted(
         [
-            "titel: unknown key; did you mean 'title'?",
+            "titles: unknown key; did you mean 'title'?",
             "title: missing; give it a value",
             "question: missing; give it a value",
             "repeats: input should be a valid integer, found 'three'; write a whole number, "
