@@ -125,6 +125,10 @@ def run(
     cluster: ClusterOption = "local",
     quick: QuickOption = False,
     fresh: Annotated[bool, Option("--fresh", help="Archive records, and measure again.")] = False,
+    repeat_disturbed: Annotated[
+        bool,
+        Option("--repeat-disturbed", help="Measure noisy repeats again, and keep the quieter."),
+    ] = False,
     snapshot: Annotated[bool, Option("--snapshot", help="Run a copy of today's code.")] = False,
     detach: Annotated[bool, Option("--detach", help="Return at once; see `lab status`.")] = False,
     as_json: JsonOption = False,
@@ -132,10 +136,14 @@ def run(
     """Measure what is missing of a study, then make its notebooks and its report."""
     loaded = lab.Study.load(study, quick=quick)
     if detach:
-        pid = lab.detach(loaded, cluster, fresh=fresh, snapshot=snapshot)
+        pid = lab.detach(
+            loaded, cluster, fresh=fresh, repeat_disturbed=repeat_disturbed, snapshot=snapshot
+        )
         text = f"driver {pid} works on {loaded.name}; see `lab status {study}`"
         return answer(as_json, {"pid": pid}, text)
-    jobs = lab.launch(loaded, cluster, fresh=fresh, snapshot=snapshot)
+    jobs = lab.launch(
+        loaded, cluster, fresh=fresh, repeat_disturbed=repeat_disturbed, snapshot=snapshot
+    )
     records = jobs.wait(progress=not as_json)
     report = lab.report(loaded)
     failures = [record for record in records if not record.completed]

@@ -9,13 +9,14 @@ import pandas as pd
 
 from lab.analysis.bottlenecks import limits
 from lab.analysis.laws import fit_amdahl
+from lab.analysis.noise import judge
 from lab.analysis.scaling import FEWEST_REPEATS
 from lab.analysis.scaling_curves import curves, ranks, with_interval
 from lab.analysis.waterfall import waterfalls
 from lab.config.run import Run
 from lab.config.study import Study
 from lab.formatting import percent, rounded
-from lab.records.schema import FOREIGN_SHARE, Environment
+from lab.records.schema import Environment
 from lab.records.store import Record
 
 STATUS_LABELS = {"oom": "out of memory", "timeout": "timed out"}
@@ -41,6 +42,9 @@ def answer(study: Study, summary: pd.DataFrame, records: Sequence[Record]) -> st
         why = f"{what} the baseline ({baseline}) has completed"
         return f"{opening}; no speedup can be stated, because {why}."
     row = _fastest(beyond[beyond["world_size"] == beyond["world_size"].max()])
+    noise = judge(records, summary, study=study)
+    if not noise.trustworthy([best["run_id"], row["run_id"], row["baseline_run_id"]]):
+        return f"There is no answer yet. {noise.sentence}"
     where = "there" if row["run_id"] == best["run_id"] else f"on {_place(row, labels)}"
     return f"{opening}; {where}, {_speedup(row, summary, labels)}."
 
@@ -50,11 +54,12 @@ def findings(study: Study, summary: pd.DataFrame, records: Sequence[Record]) -> 
     if summary.empty:
         return []
     sentences: list[str] = []
-    for part in _by_emulation(summary):
+    noise = judge(records, summary, study=study)
+    for part in _by_emulation(noise.quiet(summary)):
         sentences += _speedups(part)
         sentences += _serial_fractions(part) if study.scaling == "strong" else ()
         sentences += [*limits(part, waterfalls(part, records)), *_best_batch(part)]
-    caveats = [*_few_repeats(summary), *_shared_cores(records), *_disturbed(records)]
+    caveats = [*_few_repeats(summary), *_shared_cores(records), *noise.caveats]
     return [*_emulations(records), *sentences, *caveats]
 
 
@@ -222,24 +227,6 @@ def _threads_and_cores(place: Environment | None) -> Iterator[tuple[int, int]]:
     for host in set(hosts):
         cores = [cores for name, cores in zip(hosts, granted, strict=True) if name == host]
         yield len(cores) * place.threads_per_rank, len(set().union(*cores))
-
-
-def _disturbed(records: Sequence[Record]) -> Iterator[str]:
-    places = [record.environment for record in records if record.completed]
-    loads = [place.foreign_share for place in places if place and place.foreign_share is not None]
-    high = [load for load in loads if load > FOREIGN_SHARE]
-    again = sum(record.disturbed is not None for record in records)
-    if again:
-        yield (
-            f"Disturbed by other processes and measured again: {again} of {len(loads)} repeats; "
-            "of both attempts the quieter counts, and the other is kept."
-        )
-    if high:
-        yield (
-            f"In {len(high)} of {len(loads)} repeats other processes took more than "
-            f"{100 * FOREIGN_SHARE:.0f} % of the ranks' cores, at most {100 * max(high):.0f} %: "
-            "these times may be too long."
-        )
 
 
 def _emulations(records: Sequence[Record]) -> Iterator[str]:

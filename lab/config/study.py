@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -67,6 +68,14 @@ class Study(Frozen):
     def tasks(self) -> list[Task]:
         """Every repeat of every run, interleaved so that a slow drift touches all runs alike."""
         return [Task(run, repeat) for repeat in range(self.repeats) for run in self.runs]
+
+    def command(self, verb: str, clusters: Iterable[str] = ()) -> str:
+        """What to type here for a verb on this study, on the one cluster that it is measured on."""
+        folder = os.path.relpath(self.folder)
+        words = ["lab", verb, self.name if folder.startswith("..") else folder]
+        others = sorted(set(clusters) - {"local"})
+        words += ["--cluster", *others] if len(others) == 1 else []
+        return " ".join([*words, *["--quick"] * self.quick])
 
     def task(self, run_id: str = "", repeat: int = 0) -> Task:
         """One repeat of the run with this id, by default the first run; raises InputError."""

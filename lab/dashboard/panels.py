@@ -175,13 +175,19 @@ def results(bench: Bench, study: Study | None = None) -> list[Part]:
     return [
         blocks.Markdown.of(record.run.label, heading=4),
         sections.outcome(StudyResults([record])),
-        *([blocks.Markdown.of(beside(scored.get(_key_of(marked))))] if record.completed else []),
+        *(_trust(home, record, scored.get(_key_of(marked))) if record.completed else []),
         _table(measured, marked, scored),
         *_figures(measured, marked, scored),
         blocks.Markdown(
             f"All world sizes of this configuration are a study of their own: `lab report {place}`."
         ),
     ]
+
+
+def _trust(home: Study, record: Record, score: Score | None) -> list[Part]:
+    """The strip of a run, and what was predicted of it."""
+    strip = sections.strip(StudyResults(home), run_ids=[record.run_id])
+    return [strip, blocks.Markdown.of(beside(score))]
 
 
 def _key(study: Study, run_id: str) -> Key:

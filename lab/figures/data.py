@@ -10,7 +10,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from lab.analysis.audit import Audit, audit
 from lab.analysis.comparison import Comparison
+from lab.analysis.noise import Noise, judge
 from lab.analysis.scaling import summary
 from lab.analysis.scaling_curves import Curve, Scaling, curves
 from lab.analysis.waterfall import Waterfall, waterfalls
@@ -88,7 +90,7 @@ class StudyResults:
     def set_aside(self) -> dict[Task, Record]:
         """The louder of two attempts at a task, which no result counts; none without a study."""
         store = Store(self._study.out) if self._study else None
-        tasks = [record.task for record in self.records] if store else []
+        tasks = [record.task for record in self.records if record.disturbed is not None]
         return {task: louder for task in tasks if store and (louder := store.set_aside(task))}
 
     @cached_property
@@ -102,6 +104,16 @@ class StudyResults:
         if isinstance(self.source, Comparison):
             return self.source.summary
         return summary(self.table, baseline=self.baseline, scaling=self.scaling)
+
+    @cached_property
+    def noise(self) -> Noise:
+        """How far other processes and the spread of repeats let these results be believed."""
+        return judge(self.records, self.summary, study=self._study)
+
+    @cached_property
+    def audit(self) -> Audit:
+        """What in these records cannot be trusted, by the rules of the audit."""
+        return audit(self._study or self.records, records=self.records)
 
     @cached_property
     def curves(self) -> list[Curve]:

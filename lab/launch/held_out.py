@@ -74,14 +74,14 @@ class HeldOut:
         for score, row in zip(
             self.scores, scores_table(list(self.scores)).to_dict("records"), strict=True
         ):
-            run, share = score.frozen.run, self.foreign.get(score.frozen.run_id)
+            run = score.frozen.run
             rows.append(
                 {
                     "model": run.label_parts[0],
                     "batch": run.global_batch_size,
                     "buckets": f"{run.bucket_cap_mb:g} MiB",
                     **{name: row[name] for name in columns},
-                    "foreign CPU": "-" if share is None else f"{100 * share:.0f} %",
+                    "foreign CPU": _percent(self.foreign.get(score.frozen.run_id)),
                 }
             )
         return rows
@@ -119,8 +119,8 @@ def _scored(study: Study, cluster: str, *, quick: bool, fresh: bool, progress: b
         raise LabError("no run was predicted before it was measured: measure anew with --fresh")
     foreign = defaultdict(list)
     for record in load_records(study):
-        if record.environment and record.environment.foreign_cpu is not None:
-            foreign[record.run_id].append(record.environment.foreign_cpu)
+        if record.foreign_share is not None:
+            foreign[record.run_id].append(record.foreign_share)
     medians = {run_id: statistics.median(values) for run_id, values in foreign.items()}
     return HeldOut(study, tuple(scored), medians)
 
@@ -198,7 +198,7 @@ class HeldOutStrategies:
                 "micro-batch": score.frozen.run.micro_batch_size,
                 **{name: row[name] for name in ("predicted", "measured", "error")},
                 "inside": row["inside the interval"],
-                "foreign CPU": f"{result.foreign.get(score.frozen.run_id, 0.0):.2f}",
+                "foreign CPU": _percent(result.foreign.get(score.frozen.run_id)),
             }
             for condition, result in self.conditions.items()
             for score, row in zip(
@@ -216,8 +216,8 @@ class HeldOutStrategies:
         )
 
 
-def _percent(error: float | None) -> str:
-    return "-" if error is None else f"{100 * error:.1f} %"
+def _percent(ratio: float | None) -> str:
+    return "-" if ratio is None else f"{100 * ratio:.1f} %"
 
 
 def limit_of(strategy: str) -> float:

@@ -6,7 +6,7 @@ import contextlib
 import subprocess
 import sys
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -36,12 +36,14 @@ def launch(
     *,
     tasks: Sequence[Task] | None = None,
     fresh: bool = False,
+    repeat_disturbed: bool = False,
     snapshot: bool = False,
 ) -> Jobs:
     """Start what is missing of a study and return at once; finished runs are reused.
 
     `tasks` limits it to some of the study's tasks; `fresh` archives their records and measures
-    again; with `snapshot` jobs run a copy of the code as it is now. On a replay published rows
+    again; `repeat_disturbed` does so where a repeat was disturbed, and the quieter attempt is its
+    record; with `snapshot` jobs run a copy of the code as it is now. On a replay published rows
     become records, and no job starts. Raises InputError, before anything is submitted, where the
     cluster cannot run the study.
     """
@@ -54,14 +56,17 @@ def launch(
     ]
     if not fresh:
         check_emulation(study, profile)
-    missing = chosen if fresh else [task for task in chosen if not Store(study.out).completed(task)]
+    noisy = set(filter(Store(study.out).noisy, chosen)) if repeat_disturbed else set()
+    missing = [
+        task for task in chosen if fresh or task in noisy or not Store(study.out).completed(task)
+    ]
     if missing:
         check(study, profile, missing, fresh=fresh)
     if profile.executor == "replay":
         replay(study, profile, missing)
         fresh = False  # its records are written already
     code = keep_code(study.out) if snapshot else None
-    return Jobs(study, profile, chosen, calibrated=cluster, fresh=fresh, code=code)
+    return Jobs(study, profile, chosen, calibrated=cluster, fresh=fresh, noisy=noisy, code=code)
 
 
 class Jobs:
@@ -79,17 +84,19 @@ class Jobs:
         *,
         calibrated: str | Cluster | None = None,
         fresh: bool = False,
+        noisy: Collection[Task] = (),
         code: Path | None = None,
     ) -> None:
         self.study, self.cluster, self.tasks = study, cluster, list(tasks)
+        self._replaced = study.out / "replaced" / stamp()
         self._calibrated = calibrated or cluster  # the profile by which its calibration is stored
         self._store = Store(study.out)
         self._tasks = {self._store.folder(task): task for task in self.tasks}
         self._executor = driver.executor_for(cluster, study.out)
         self._driver = Driver(self._executor, self._on_end, self._has_record)
-        self._fresh, self._code = fresh, code
-        # Failures from before this call are run again; those of a concurrent driver are not.
-        self._failures = {
+        self._fresh, self._noisy, self._code = fresh, noisy, code
+        # What is from before this call is run again; what a concurrent driver measured is not.
+        self._earlier = {
             task: record.finished_at for task in self.tasks if (record := self._store.read(task))
         }
         self._measured = set(filter(self._store.completed, self.tasks))
@@ -99,7 +106,7 @@ class Jobs:
         self._failure: BaseException | None = None
         # Not Thread.join: after an interrupt in it Python may take a running thread for ended.
         self._ended = threading.Event()
-        if fresh or not all(map(self._store.completed, self.tasks)):
+        if fresh or noisy or not all(map(self._store.completed, self.tasks)):
             threading.Thread(target=self._drive, name="driver", daemon=True).start()
         else:
             self._ended.set()
@@ -189,6 +196,9 @@ class Jobs:
             driver.terminate(adopted.values())
             adopted.clear()
             self._archive_all()
+        for folder, task in self._tasks.items():
+            if task in self._noisy and self._is_earlier(task):
+                archive_noisy(folder, replaced=self._replaced)
         due = [f for f, task in self._tasks.items() if f not in adopted and self._is_due(task)]
         for folder in due:
             if folder in handles:
@@ -203,7 +213,7 @@ class Jobs:
         if self.cluster.repeat_disturbed and not self._stop.is_set():
             noisy = [folder for folder, task in self._tasks.items() if self._was_disturbed(task)]
             for folder in noisy:
-                archive_noisy(folder)
+                archive_noisy(folder, replaced=self._replaced)
             self._driver.drive(self._specs(noisy), adopted={}, wait=self._wait)
 
     def _predict(self) -> None:
@@ -235,16 +245,18 @@ class Jobs:
     def _is_due(self, task: Task) -> bool:
         """Whether a task has no record, or that of a failure from before this call."""
         record = self._store.read(task)
-        if record is None:
-            return True
-        return not record.completed and record.finished_at == self._failures.get(task)
+        return record is None or (not record.completed and self._is_earlier(task))
+
+    def _is_earlier(self, task: Task) -> bool:
+        """Whether a task's record is there from before this call."""
+        record = self._store.read(task)
+        return record is not None and record.finished_at == self._earlier.get(task)
 
     def _was_disturbed(self, task: Task) -> bool:
         """Whether a task was measured in this call, for the first time, and disturbed."""
-        record = None if task in self._measured else self._store.read(task)
-        if record is None or record.environment is None or self._store.set_aside(task):
+        if task in self._measured or self._store.set_aside(task):
             return False
-        return record.environment.disturbed
+        return self._store.noisy(task)
 
     def _has_record(self, folder: Path) -> bool:
         return (folder / "record.json").exists()
@@ -261,7 +273,7 @@ class Jobs:
             write_record(better, folder)
 
     def _archive_all(self) -> None:
-        archive = self.study.out / "replaced" / stamp()
+        archive = self._replaced
         for folder, task in self._tasks.items():
             if folder.exists():
                 target = archive / task.run.id / str(task.repeat)
@@ -270,11 +282,19 @@ class Jobs:
         archive_replaced(self.study, {task.run.id for task in self.tasks}, archive / "predictions")
 
 
-def detach(study: Study, cluster: str, *, fresh: bool = False, snapshot: bool = False) -> int:
+def detach(
+    study: Study,
+    cluster: str,
+    *,
+    fresh: bool = False,
+    repeat_disturbed: bool = False,
+    snapshot: bool = False,
+) -> int:
     """Start a driver that outlives this process, with its log in `out/`; returns its process id."""
     check(study, usable(cluster), study.tasks, fresh=fresh)
     command = [sys.executable, "-m", "lab", "run", str(study.folder), "--cluster", cluster]
-    command += ["--fresh"] * fresh + ["--snapshot"] * snapshot + ["--quick"] * study.quick
+    command += ["--fresh"] * fresh + ["--repeat-disturbed"] * repeat_disturbed
+    command += ["--snapshot"] * snapshot + ["--quick"] * study.quick
     with (study.out / "driver.log").open("ab") as log:
         return subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True

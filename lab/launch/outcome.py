@@ -130,10 +130,17 @@ def archive_failed(folder: Path) -> None:
         path.rename(folder / "log" / f"{stamp()}.record.json")
 
 
-def archive_noisy(folder: Path) -> None:
-    """Move a disturbed measurement aside; it stays whole where it was until its record moves."""
+def archive_noisy(folder: Path, *, replaced: Path) -> None:
+    """Move a disturbed measurement aside; it stays whole where it was until its record moves.
+
+    What was set aside before goes to `replaced`/<run>/<repeat>.
+    """
     for left in (QUIETER, LOUDER):  # by a job that was killed
         shutil.rmtree(folder / left, ignore_errors=True)
+    if (folder / DISTURBED / "record.json").exists():
+        earlier = replaced / folder.parent.name / folder.name
+        earlier.parent.mkdir(parents=True, exist_ok=True)
+        (folder / DISTURBED).rename(earlier)
     _copy_series(folder, folder / DISTURBED)
     (folder / "record.json").rename(folder / DISTURBED / "record.json")
 
@@ -182,12 +189,8 @@ def _copy_series(folder: Path, target: Path) -> None:
 
 def _is_louder(record: Record, other: Record) -> bool:
     """Whether other processes took more from a record; not known of one that was not judged."""
-    share, least = _foreign_share(record), _foreign_share(other)
+    share, least = record.foreign_share, other.foreign_share
     return share is not None and least is not None and share > least
-
-
-def _foreign_share(record: Record) -> float | None:
-    return record.environment.foreign_share if record.environment else None
 
 
 def _beside(record: Record, other: Record) -> Record:

@@ -63,6 +63,16 @@ class Record(Section):
         return self.status == "completed"
 
     @property
+    def foreign_share(self) -> float | None:
+        """The share of its ranks' cores that other processes took; None where it is not known."""
+        return self.environment.foreign_share if self.environment else None
+
+    @property
+    def noisy(self) -> bool:
+        """Whether it holds a measurement that was disturbed; what was not judged was not."""
+        return self.completed and self.environment is not None and self.environment.disturbed
+
+    @property
     def emulation(self) -> str:
         """What was emulated; nothing where all was real."""
         emulated = self.environment and self.environment.emulated
@@ -105,6 +115,11 @@ class Store:
         """Whether a task is measured."""
         record = self.read(task)
         return record is not None and record.completed
+
+    def noisy(self, task: Task) -> bool:
+        """Whether a task is measured, and was disturbed."""
+        record = self.read(task)
+        return record is not None and record.noisy
 
     def records(self, tasks: Iterable[Task] | None = None) -> list[Record]:
         """The records of these tasks, or all that are there, in a stable order."""

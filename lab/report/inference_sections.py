@@ -53,6 +53,8 @@ LATENCIES = (
 
 def answer(results: StudyResults) -> Markdown:
     """The answer to the study's question: the fastest and the smallest of what was compared."""
+    if results.noise.loud:
+        return Markdown.of("There is no answer yet.", results.noise.sentence, strong=True)
     sentences = [*_stage_sentences(results), *inference.best(results.records)]
     return Markdown.of(*(sentences or ["No inference run has completed yet."]), strong=True)
 
@@ -133,7 +135,8 @@ def latencies(results: StudyResults) -> list[Markdown | Table]:
 
 def findings(results: StudyResults) -> Markdown:
     """What quantization gains or costs, and why where it costs."""
-    sentences = inference.sentences(results.records)
+    quiet = [one for one in results.records if results.noise.trustworthy([one.run_id])]
+    sentences = [*inference.sentences(quiet), *results.noise.caveats]
     return Markdown.bullets(sentences, otherwise="Nothing was compared with the base.")
 
 

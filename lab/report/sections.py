@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from lab.analysis import findings as analysis
 from lab.analysis import inference
 from lab.analysis.audit import Audit
-from lab.analysis.audit import audit as audit_of
 from lab.analysis.scaling_curves import curves, ranks
 from lab.analysis.tables import classical_tables
 from lab.analysis.waterfall import waterfall_table
@@ -59,6 +57,12 @@ def answer(results: StudyResults) -> Markdown:
     )
     sentence = analysis.answer(results.study, results.summary, results.records)
     return Markdown.of(*notice, sentence, strong=True)
+
+
+def strip(results: StudyResults, run_ids: Sequence[str] | None = None) -> Markdown:
+    """How far to trust these results: repeats, interval, other load, the audit's worst finding."""
+    line = results.noise.strip(results.audit, run_ids=run_ids)
+    return Markdown(f"*{Markdown.of(line).markdown}*")
 
 
 def result_tables(results: StudyResults) -> list[Table]:
@@ -129,7 +133,7 @@ def _sent(communication: Communication | None) -> str:
 
 def audit(results: StudyResults) -> Audit:
     """What in this study cannot be trusted, by the rules of the audit and the calibration."""
-    return audit_of(results.study, records=results.records)
+    return results.audit
 
 
 def learning(results: StudyResults) -> Table:
@@ -167,7 +171,7 @@ def every_repeat(results: StudyResults) -> Table:
     emulating = any(record.emulation for record in records)
     rows = []
     for record, status in _attempts(records, louder):
-        share = record.environment.foreign_share if record.environment else None
+        share = record.foreign_share
         rows.append(
             {
                 "run": record.run_id,
@@ -221,14 +225,10 @@ def _stats(record: Record) -> Iterator[tuple[str, Stat]]:
 
 def reproduce(results: StudyResults) -> Markdown:
     """The commands that repeat this study and this report."""
-    folder = os.path.relpath(results.study.folder)
-    name = results.study.name if folder.startswith("..") else folder
-    flag = " --quick" if results.study.quick else ""
-    clusters = set(results.clusters) - {"local"}
-    cluster = f" --cluster {clusters.pop()}" if len(clusters) == 1 else ""
+    study = results.study
     return Markdown(
-        f"```\nlab run {name}{cluster}{flag} --fresh    # measure again\n"
-        f"lab report {name}{flag}         # this report from the records\n```"
+        f"```\n{study.command('run', results.clusters)} --fresh    # measure again\n"
+        f"{study.command('report')}         # this report from the records\n```"
     )
 
 

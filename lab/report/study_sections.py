@@ -12,6 +12,7 @@ from lab.figures.data import StudyResults
 from lab.formatting import format_seconds
 from lab.perfmodel.calibration import Calibration, load_calibration
 from lab.records.store import Record
+from lab.report import sections
 from lab.report.blocks import Figure, Markdown, Table, drawn
 
 Blocks = list[Markdown | Table]
@@ -35,7 +36,8 @@ NETWORKS = (
 
 def comparisons(results: StudyResults) -> Blocks:
     """Strategies, loaders and networks side by side, where the study has several of them."""
-    return [*_strategies(results), *_loaders(results), *_networks(results)]
+    blocks = [*_strategies(results), *_loaders(results), *_networks(results)]
+    return [*blocks, sections.strip(results)] if blocks else []
 
 
 def _strategies(results: StudyResults) -> Blocks:
@@ -44,7 +46,8 @@ def _strategies(results: StudyResults) -> Blocks:
     runs = [run for run in study.runs if run.task == "train" and run.architecture.kind != "cnn"]
     if len({run.strategy for run in runs}) < 2:
         return []
-    sentences = configurations.strategy_sentences(runs, records, baseline=study.baseline)
+    quiet = [run for run in runs if results.noise.trustworthy([run.id])]
+    sentences = configurations.strategy_sentences(quiet, records, baseline=study.baseline)
     table = _table(STRATEGIES, runs, configurations.strategy_rows(runs, records))
     return [Markdown("## Strategies"), *_bullets(sentences), table]
 
@@ -54,7 +57,8 @@ def _loaders(results: StudyResults) -> Blocks:
     runs = [run for run in results.study.runs if run.task == "train"]
     if len({run.loader for run in runs}) < 2:
         return []
-    sentences = configurations.loader_sentences(runs, results.records)
+    quiet = [run for run in runs if results.noise.trustworthy([run.id])]
+    sentences = configurations.loader_sentences(quiet, results.records)
     return [Markdown("## Loaders of data"), Markdown.of(LOADERS), *_bullets(sentences)]
 
 

@@ -149,7 +149,7 @@ def test_sections_are_there_where_the_study_asks(tmp_path: Path) -> None:
     made = study(tmp_path / "ways", [one.run for one in records], baseline=SINGLE)
     for one in records:
         write_record(one, Store(made.out).folder(one.task))
-    heading, sentences, shown = study_sections.comparisons(StudyResults(made))
+    heading, sentences, shown, _ = study_sections.comparisons(StudyResults(made))
     assert (
         "Strategies" in str(heading)
         and "fsdp" in str(sentences)

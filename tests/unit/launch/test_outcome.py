@@ -27,7 +27,7 @@ def begin(folder: Path, first: Record) -> None:
     folder.mkdir()
     (folder / "steps.parquet").write_text(first.finished_at)
     write_record(first, folder)
-    archive_noisy(folder)
+    archive_noisy(folder, replaced=folder.parent / "replaced")
 
 
 def measure(folder: Path, second: Record) -> None:
@@ -109,5 +109,18 @@ def test_a_quieter_attempt_that_a_kill_left_twice_is_not_taken_for_the_next(tmp_
     (folder / "quieter").mkdir()
     write_record(attempt(0.1, 0), folder / "quieter")
     (folder / DISTURBED / "record.json").rename(folder / "record.json")
-    archive_noisy(folder)
+    archive_noisy(folder, replaced=folder.parent / "replaced")
     assert _decide(folder) == "run"
+
+
+def test_what_was_set_aside_before_is_kept_too(tmp_path: Path) -> None:
+    folder = tmp_path / "run" / "0"
+    folder.parent.mkdir()
+    begin(folder, attempt(0.9, 1))
+    measure(folder, attempt(0.5, 2))
+    archive_noisy(folder, replaced=tmp_path / "replaced")
+    measure(folder, attempt(0.7, 3))
+    places = folder, folder / DISTURBED, tmp_path / "replaced" / "run" / "0"
+    assert [finished(place) for place in places] == [
+        attempt(None, minute).finished_at for minute in (2, 3, 1)
+    ]

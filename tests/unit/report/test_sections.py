@@ -12,6 +12,7 @@ def test_both_attempts_at_a_repeat_are_shown_and_one_counts(tmp_path) -> None:
     loud = repeats(run(2), [0.165], foreign_cpu=0.76)[0]
     made = study(tmp_path, [run(2)], repeats=2)
     store = Store(made.out)
+    quiet[0] = quiet[0].model_copy(update={"disturbed": 0.76})
     for record in quiet:
         write_record(record, store.folder(record.task))
     write_record(loud, store.folder(loud.task) / DISTURBED)

@@ -1,0 +1,167 @@
+"""Noise: how far other processes and the spread of repeats let results be believed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import pandas as pd
+
+from lab.analysis.audit import Audit
+from lab.config.study import Study
+from lab.records.store import Record
+
+MOST = 0.5  # share of a configuration's repeats that may be disturbed before none is believed
+NAMED = 4  # configurations in a sentence
+
+
+@dataclass(frozen=True)
+class Noise:
+    """What disturbed completed repeats, and how far those of a configuration lie apart.
+
+    `step_s` is the median step with the ends of its interval, in s, by run id; `again` the command
+    that measures disturbed repeats once more.
+    """
+
+    records: tuple[Record, ...]
+    step_s: Mapping[str, tuple[float, float, float]]
+    again: str
+
+    def trustworthy(self, run_ids: Iterable[str], *, effect_s: float | None = None) -> bool:
+        """Whether something may be concluded from all of these configurations.
+
+        Most repeats of each were left alone, and the interval of each step reaches less far to
+        either side than `effect_s`, the difference in s that the conclusion is about.
+        """
+        ids = set(run_ids)
+        if ids & set(self.loud):
+            return False
+        return effect_s is None or all(self._half_width(run_id) < abs(effect_s) for run_id in ids)
+
+    def quiet(self, summary: pd.DataFrame) -> pd.DataFrame:
+        """The rows of a summary from which, with their baselines, something may be concluded."""
+        loud = summary["run_id"].isin(self.loud) | summary["baseline_run_id"].isin(self.loud)
+        return summary[~loud]
+
+    @cached_property
+    def loud(self) -> dict[str, list[Record]]:
+        """The disturbed repeats of configurations in which most repeats were disturbed."""
+        loud = {}
+        for run_id, records in self._by_run.items():
+            noisy = [record for record in records if record.noisy]
+            judged = sum(record.foreign_share is not None for record in records)
+            if len(noisy) > MOST * judged:
+                loud[run_id] = noisy
+        return loud
+
+    @property
+    def sentence(self) -> str:
+        """What is too noisy to explain, and which repeats to measure again; else empty."""
+        if not self.loud:
+            return ""
+        noisy = [record for records in self.loud.values() for record in records]
+        names = [f"{records[0].run.label} ({_repeats(records)})" for records in self.loud.values()]
+        more = f"; and {len(names) - NAMED} more" if len(names) > NAMED else ""
+        return (
+            f"Too noisy to explain: {_load(noisy, 'up to')} in most repeats of "
+            f"{len(self.loud)} of {len(self._by_run)} configurations: "
+            f"{'; '.join(names[:NAMED])}{more}{self._command}."
+        )
+
+    @property
+    def caveats(self) -> list[str]:
+        """What was measured again, and what is too noisy, or else was disturbed at all."""
+        total, sentences = len(self.records), []
+        if again := sum(record.disturbed is not None for record in self.records):
+            sentences.append(
+                f"Disturbed by other processes and measured again: {again} of {total} repeats; "
+                "of both attempts the quieter counts, and the other is kept."
+            )
+        noisy = [record for record in self.records if record.noisy]
+        if self.loud:
+            sentences.append(self.sentence)
+        elif noisy:
+            sentences.append(
+                f"In {len(noisy)} of {total} repeats {_load(noisy, 'up to')}: these times "
+                f"may be too long{self._command}."
+            )
+        return sentences
+
+    def strip(self, audit: Audit | None = None, *, run_ids: Iterable[str] | None = None) -> str:
+        """One line: repeats, interval, other load, and the worst that the audit says.
+
+        Of all configurations, or of some; `audit` is that of the study, left out where None.
+        """
+        ids = set(self._by_run) if run_ids is None else set(run_ids)
+        groups = [records for run_id, records in self._by_run.items() if run_id in ids]
+        if not groups:
+            return "no completed repeat"
+        records = [record for group in groups for record in group]
+        parts = [_counts(list(map(len, groups))), *self._interval(ids), _load(records, "at most")]
+        return " · ".join([*parts, *([_worst(audit)] if audit else [])])
+
+    @cached_property
+    def _by_run(self) -> dict[str, list[Record]]:
+        by_run: dict[str, list[Record]] = {}
+        for record in self.records:
+            by_run.setdefault(record.run_id, []).append(record)
+        return by_run
+
+    @property
+    def _command(self) -> str:
+        return f"; {self.again} measures them again" if self.again else ""
+
+    def _half_width(self, run_id: str) -> float:
+        """Half the interval of a step, in s; 0 where it has none, which other checks judge."""
+        _, low, high = self.step_s.get(run_id, (0.0, 0.0, 0.0))
+        return (high - low) / 2 if high > low else 0.0
+
+    def _interval(self, run_ids: Iterable[str]) -> list[str]:
+        """The widest interval of these steps; nothing where no steps were timed."""
+        timed = [run_id for run_id in run_ids if run_id in self.step_s]
+        widths = [self._half_width(run_id) / self.step_s[run_id][0] for run_id in timed]
+        if not widths:
+            return []
+        if not max(widths):
+            return ["no interval"]
+        some = "interval" if len(widths) == 1 else "intervals up to"
+        return [f"{some} ±{100 * max(widths):.1f} %"]
+
+
+def judge(records: Sequence[Record], summary: pd.DataFrame, *, study: Study | None = None) -> Noise:
+    """The noise in records and their summary; `study` names what to measure again."""
+    completed = tuple(record for record in records if record.completed)
+    clusters = {record.environment.cluster for record in completed if record.environment}
+    again = f"{study.command('run', clusters)} --repeat-disturbed" if study else ""
+    ends = ["run_id", "step_time", "step_time_low", "step_time_high"]
+    step_s = {
+        run_id: (step, low, high) for run_id, step, low, high in summary[ends].itertuples(False)
+    }
+    return Noise(completed, step_s, again)
+
+
+def _load(records: Sequence[Record], limit: str) -> str:
+    """The most that other processes took of any of these repeats' cores."""
+    shares = [record.foreign_share for record in records if record.foreign_share is not None]
+    if not shares:
+        return "load by other processes not known"
+    return f"other processes took {limit} {100 * max(shares):.0f} % of the ranks' cores"
+
+
+def _counts(repeats: Sequence[int]) -> str:
+    low, high = min(repeats), max(repeats)
+    return f"{low} to {high} repeats" if low < high else f"{high} repeat{'s' * (high != 1)}"
+
+
+def _repeats(records: Sequence[Record]) -> str:
+    numbers = [str(record.repeat) for record in records]
+    return f"repeat{'s' * (len(numbers) > 1)} {', '.join(numbers)}"
+
+
+def _worst(audit: Audit) -> str:
+    grave = [finding for finding in audit.findings if finding.severity != "note"]
+    if not grave:
+        return "audit: no warning"
+    more = f" and {len(grave) - 1} more" if len(grave) > 1 else ""
+    return f"audit: {grave[0].severity} {grave[0].rule}{more}"
