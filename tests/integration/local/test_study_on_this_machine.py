@@ -339,3 +339,9 @@ def test_a_disturbed_repeat_is_measured_once_more_and_the_quieter_attempt_counts
         for hog in hogs:
             hog.kill()
     assert again == record, "it is repeated once, however disturbed"
+    (third,) = lab.launch(study, str(profile), repeat_disturbed=True).wait(progress=False)
+    other = Store(study.out).set_aside(study.tasks[0])
+    assert other is not None and (third.foreign_share or 0) <= (other.foreign_share or 0)
+    assert record in (third.model_copy(update={"disturbed": record.disturbed}), other)
+    (earlier,) = study.out.glob("replaced/*/*/0/record.json")
+    assert read_record(earlier) == louder, "what was set aside before is kept"
