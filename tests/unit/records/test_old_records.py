@@ -143,8 +143,14 @@ def test_the_command_says_that_all_is_measured(place: Path) -> None:
 def test_the_audit_finds_the_same(name: str) -> None:
     audit = lab.audit(lab.Study.load(name))
     findings = {(finding.rule, finding.severity) for finding in audit.findings}
-    assert findings == set(map(tuple, EXPECTED[name]["findings"]))
-    assert sorted(rule.rule for rule in audit.not_checked) == EXPECTED[name]["not checked"]
+    expected = set(map(tuple, EXPECTED[name]["findings"]))
+    unchecked = set(EXPECTED[name]["not checked"])
+    if name == "published":
+        # A published row has no parts that could add up, and does not say what it is the mean of.
+        expected = expected - {("phases-close", "warning"), ("repeats", "warning")}
+        expected, unchecked = expected | {("repeats", "note")}, unchecked | {"phases-close"}
+    assert findings == expected
+    assert {rule.rule for rule in audit.not_checked} == unchecked
 
 
 @pytest.mark.parametrize("name", EXPECTED)
