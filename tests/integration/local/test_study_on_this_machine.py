@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -18,8 +19,10 @@ from studies import LONG, SMALL_STUDY, StudyMaker
 
 import lab
 from lab.config.study import Study
+from lab.figures.data import StudyResults
 from lab.machine import is_running
 from lab.records.store import Store, read_record
+from lab.report import sections
 
 PROFILE = "executor: local\ndevice: cpu\ndevices: 2\nhang_timeout_s: 20\n"
 
@@ -345,3 +348,27 @@ def test_a_disturbed_repeat_is_measured_once_more_and_the_quieter_attempt_counts
     assert record in (third.model_copy(update={"disturbed": record.disturbed}), other)
     (earlier,) = study.out.glob("replaced/*/*/0/record.json")
     assert read_record(earlier) == louder, "what was set aside before is kept"
+
+
+def test_with_another_process_on_one_of_two_cores_nothing_is_concluded(
+    make_study: StudyMaker, profile: Path
+) -> None:
+    study = Study.load(make_study(base=SMALL_STUDY["base"] | {"steps": 600}, repeats=3))
+    core = lab.Cluster.load(profile).cores_of(1)[0]  # that of the second rank
+    hog = subprocess.Popen([sys.executable, "-c", HOG, str(core)])
+    try:
+        lab.launch(study, str(profile)).wait(progress=False)
+    finally:
+        hog.kill()
+    results = StudyResults(study)
+    two = next(run for run in study.runs if run.world_size == 2)
+    assert not results.noise.trustworthy([two.id])
+    # The hog has half of the second rank's core at least, where that rank waits even more.
+    (taken,) = re.findall(r"other processes took at most (\d+) %", sections.strip(results).markdown)
+    assert int(taken) > 20
+    answer = sections.answer(results).markdown
+    assert "Too noisy to explain" in answer and "faster" not in answer and "times" not in answer
+    assert f"{two.label} (repeats 0, 1, 2)".replace(" ", "") in re.sub(r"[\\\s]", "", answer)
+    assert "repeat\\-disturbed measures them again" in answer
+    said = sections.findings(results).markdown.splitlines()
+    assert not [line for line in said if "2 CPU processes" in line], "nothing is explained by it"
