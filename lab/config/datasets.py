@@ -7,7 +7,8 @@ from typing import Annotated, Any, ClassVar, Literal, get_args
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 
 from lab.config.base import Frozen, InvalidValueError, one_of
-from lab.config.models import CNN, GPT, MODELS, DistilBERT, Model, Task
+from lab.config.models import CNN, GPT, MODELS, DistilBERT, Model, PythonModel, Task
+from lab.config.own import Own
 from lab.errors import nearest
 
 VocabSize = Annotated[int, Field(ge=300, le=65536)]
@@ -112,12 +113,29 @@ class Synthetic(_DataSet):
     seed: int = Field(default=0, ge=0, le=2**31)
 
 
-Data = Stdlib | Text | Shakespeare | AGNews | IMDB | Topics | MNIST | Digits | Synthetic
+class PythonData(Own, _DataSet):
+    """Data of the user's: `factory` returns two torch data sets, to train on and held out.
+
+    Each item is a pair of tensors, arrays or numbers: an input and a target. A factory with a
+    parameter `seed` gets the run's.
+    """
+
+    tasks: ClassVar = ("its own task",)
+
+    @property
+    def label(self) -> str:
+        """A short name: `build_data, size 64`."""
+        return ", ".join(self.names)
+
+
+Data = (
+    Stdlib | Text | Shakespeare | AGNews | IMDB | Topics | MNIST | Digits | Synthetic | PythonData
+)
 Corpora = Stdlib | Text | Shakespeare
 LabelledTexts = AGNews | IMDB | Topics
-# By their names; Text needs a path and has none.
+# By their names; what needs a path or a factory has none.
 DATASETS: dict[str, Data] = {
-    kind.model_fields["kind"].default: kind() for kind in get_args(Data) if kind is not Text
+    kind.model_fields["kind"].default: kind() for kind in get_args(Data) if kind not in (Text, PythonData)
 }
 
 
@@ -156,11 +174,22 @@ def vocab_size_of(model: Model, data: Data) -> int:
 
 def misfit(model: Model, data: Data) -> tuple[str, str] | None:
     """Why a model cannot be trained on a data set, and what fits; None where it can."""
-    if model.task in data.tasks:
+    if _fits(model, data):
         return None
-    others = [name for name, other in DATASETS.items() if model.task in other.tasks]
-    models = [name for name, other in MODELS.items() if other.task in data.tasks]
+    own = ["your own (kind: python)"]
+    others = [name for name, other in DATASETS.items() if _fits(model, other)]
+    others += own if isinstance(model, PythonModel) else []
+    models = [name for name, other in MODELS.items() if _fits(other, data)]
+    models += own if _fits(_ANY_MODEL, data) else []
     return (
         f"{model.label} does {model.task}, and data '{data.kind}' is for {' or '.join(data.tasks)}",
         f"data that fits: {', '.join(others)}; models that fit: {', '.join(models)}",
     )
+
+
+_ANY_MODEL = PythonModel(factory="any:Model")
+
+
+def _fits(model: Model, data: Data) -> bool:
+    # The lab's texts are cut to a model's own length; images are for any model that takes them.
+    return model.task in data.tasks or (isinstance(model, PythonModel) and data.tasks == _IMAGES)

@@ -6,6 +6,7 @@ import itertools
 import math
 import re
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from pydantic import ValidationError
@@ -46,11 +47,11 @@ class Point(NamedTuple):
 
 
 def multiply_out(
-    base: Mapping[str, Any], grids: Mapping[str, Grid], *, complete: bool = True
+    base: Mapping[str, Any], grids: Mapping[str, Grid], *, folder: Path, complete: bool = True
 ) -> tuple[list[Point], list[Problem]]:
     """All points of grids by their path, and all that is wrong with base and grids, once each.
 
-    Unless both are `complete`, what is missing or in conflict is no problem of its own.
+    Own code is looked for in the study's `folder`. Unless both are `complete`, what is missing or in conflict is no problem of its own.
     """
     problems = unknown_keys(base, Run.model_fields, "base.")
     if complete and (not all(grids.values()) or not grids):
@@ -68,6 +69,8 @@ def multiply_out(
         problems.append(Problem("grid", f"more than {MAX_RUNS} runs", "vary less at a time"))
         return [], problems
     base = {key: value for key, value in base.items() if key in Run.model_fields}
+    # By which the sources of own code are found, and read once for all points.
+    context: dict[str, Any] = {"folder": folder, "digests": {}}
     points: list[Point] = []
     ids: set[str] = set()
     for path, grid in grids.items():
@@ -75,7 +78,7 @@ def multiply_out(
         for indices in itertools.product(*(range(len(values)) for values in axes.values())):
             chosen = dict(zip(axes, indices, strict=True))
             content = base | {key: axes[key][index] for key, index in chosen.items()}
-            point, point_problems = _validate(content, chosen, path, complete=complete)
+            point, point_problems = _validate(content, chosen, path, context, complete=complete)
             if point.run is not None and not point.faulty:
                 if point.run.id in ids:
                     what = f"the same run twice: {point.run.label}"
@@ -93,7 +96,12 @@ def multiply_out(
 
 
 def _validate(
-    content: dict[str, Any], chosen: dict[str, int], path: str, *, complete: bool
+    content: dict[str, Any],
+    chosen: dict[str, int],
+    path: str,
+    context: dict[str, Any],
+    *,
+    complete: bool,
 ) -> tuple[Point, list[Problem]]:
     """One point of the grid at `path`, and its problems; `chosen` is the index of each grid value.
 
@@ -104,7 +112,7 @@ def _validate(
     problems: list[Problem] = []
     while True:
         try:
-            return Point(content, Run.model_validate(rest), faulty), problems
+            return Point(content, Run.model_validate(rest, context=context), faulty), problems
         except ValidationError as error:
             located = problems_of(error, Run, rest)
         wrong = {field for field, _ in located if field in rest}

@@ -8,9 +8,12 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import AfterValidator, Field, model_validator
 
 from lab.config.base import Frozen, InvalidValueError
+from lab.config.own import Own, Reference
 from lab.errors import nearest
 
-Task = Literal["language modelling", "text classification", "image classification"]
+Task = Literal[
+    "language modelling", "text classification", "image classification", "its own task"
+]
 Network = Literal["resnet18", "vgg16", "squeezenet1_0", "densenet121", "alexnet"]
 
 # The smallest image that leaves something for the last pooling layer of each network.
@@ -187,6 +190,25 @@ class CNN(_Model):
         return ", and ".join(reasons)
 
 
+class PythonModel(Own, _Model):
+    """A model of the user's: `factory` makes a torch module.
+
+    The module is called with a batch's inputs; `loss`, called with its result and the targets,
+    gives the mean loss. Without `loss` the module is called with inputs and targets, and gives the
+    mean loss itself. `blocks` names its ModuleList of equal blocks, such as `encoder.layers`, which
+    FSDP shards and checkpointing recomputes one by one.
+    """
+
+    task: ClassVar[Task] = "its own task"
+    loss: Reference | None = None
+    blocks: str | None = Field(default=None, pattern=r"^[A-Za-z_]\w*(\.\w+)*$")
+    # Only the module itself tells; a record says what was found in it.
+    depends_on_split: ClassVar[str] = "the model's own code decides"
+
+    def _label_parts(self) -> Iterable[str]:
+        return self.names
+
+
 def _sizes(model: _Transformer) -> tuple[str, str]:
     return f"{model.heads} heads", f"{model.block_size} tokens"
 
@@ -205,7 +227,7 @@ def _gpt2(layers: int, heads: int, width: int) -> GPT:
     return GPT(layers=layers, heads=heads, width=width, block_size=1024, vocab_size=50257)
 
 
-Model = GPT | TextClassifier | DistilBERT | CNN
+Model = GPT | TextClassifier | DistilBERT | CNN | PythonModel
 MODELS: dict[str, Model] = {
     "gpt-nano": GPT(layers=4, heads=4, width=128, block_size=128),
     "gpt-mini": GPT(layers=6, heads=6, width=384, block_size=256),

@@ -360,7 +360,10 @@ def _inference(run: Run) -> Conflicts:
             yield what, "leave it out, or use task: inference"
         return
     model, longest = run.architecture, max(run.prompt_tokens) + run.new_tokens
-    if not isinstance(model, models.GPT):
+    if isinstance(model, models.PythonModel):
+        what = "inference is measured on a language model or a classifier of the lab"
+        yield f"{what}, not on a model of your own", "task: train"
+    elif not isinstance(model, models.GPT):
         for name in ("prompt_tokens", "new_tokens"):
             if not run.has_default(name):
                 what = f"{name} is a setting of generated text, {model.label} classifies"

@@ -136,7 +136,7 @@ def read_study(folder: Path, *, quick: bool = False) -> Study:
         known = _with_quick(known)
     file, file_problems, faulty = _read_file(known)
     points, grid_problems = multiply_out(
-        file.base, file.grids, complete=not faulty & {"base", "grid"}
+        file.base, file.grids, folder=folder, complete=not faulty & {"base", "grid"}
     )
     problems += [*quick_problems, *file_problems, *grid_problems]
     problems += _study_problems(file, points, faulty)

@@ -74,7 +74,7 @@ def mfu(answer: object, *, record: Record, peak: float) -> str:
     """FLOPs per token times tokens per second is what the model needs per second; divide it by the
     device's peak.
     """
-    assert record.timing is not None
+    assert record.timing is not None and record.timing.flops_per_second is not None
     right = record.timing.flops_per_second / (peak * record.run.world_size)
     mistakes = {
         "MFU is a fraction, not per cent.": 100 * right,

@@ -135,11 +135,14 @@ def _basis(outlook: Outlook) -> list[str]:
 
 
 def _cost(run: Run) -> str:
+    state = state_bytes(run)
+    if state is None:
+        return "What a model of your own takes is known once it has been measured."
     cost = model_cost(run)
     part = f", of which {cost.trainable / 1e6:.3g} million train"
     return (
         f"{cost.parameters / 1e6:.3g} million parameters"
-        f"{part if cost.trainable < cost.parameters else ''}; {state_bytes(run) / 1e6:.3g} MB of "
+        f"{part if cost.trainable < cost.parameters else ''}; {state / 1e6:.3g} MB of "
         "weights, gradients and optimizer state on each rank, and activations on top."
     )
 

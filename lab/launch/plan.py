@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from lab.config.cluster import Cluster
+from lab.config.models import PythonModel
 from lab.config.run import Run
 from lab.config.study import Study
 from lab.errors import InputError
@@ -43,7 +44,7 @@ def plan(study: Study, cluster: str | Cluster = "local") -> list[dict[str, Any]]
                 "measured": f"{len(records)}/{study.repeats}",
                 "seconds": round(statistics.median(durations), 1) if durations else None,
                 **_predicted(forecast, basis.records),
-                "state_mb": round(state_bytes(run) / 1e6, 1),
+                "state_mb": round(state / 1e6, 1) if (state := state_bytes(run)) else None,
                 "predicted_mb": None if peak is None else round(peak / 1e6, 1),
                 "cannot run": obstacle(run, profile, peak),
             }
@@ -61,8 +62,13 @@ def _predicted(forecast: Forecast, records: Sequence[Record]) -> dict[str, float
     return {"predicted_s": whole, "predicted_step_ms": round(step * 1e3, 2)}
 
 
-def state_bytes(run: Run) -> int:
-    """Bytes of weights, gradients and optimizer state on one rank."""
+def state_bytes(run: Run) -> int | None:
+    """Bytes of weights, gradients and optimizer state on one rank; None for a model of one's own.
+
+    That is known once it has been measured.
+    """
+    if isinstance(run.architecture, PythonModel):
+        return None
     cost = model_cost(run)
     return BYTES_PER_PARAMETER * cost.parameters + TRAINING_BYTES_PER_PARAMETER * cost.trainable
 
@@ -82,7 +88,7 @@ def obstacle(run: Run, cluster: Cluster, peak_bytes: float | None) -> str:
     if available is None:
         return ""
     has = f"a rank has {available / 1e9:.1f} GB"
-    if (state := state_bytes(run)) > available:
+    if (state := state_bytes(run)) and state > available:
         return f"needs {state / 1e9:.1f} GB for its training state alone, {has}"
     if peak_bytes is not None and peak_bytes > available:
         return f"predicted to need {peak_bytes / 1e9:.1f} GB at its peak, {has}"

@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 from typing import Literal, assert_never
 
 from lab.config.datasets import vocab_size_of
-from lab.config.models import CNN, GPT, DistilBERT, Network, TextClassifier
+from lab.config.models import CNN, GPT, DistilBERT, Network, PythonModel, TextClassifier
 from lab.config.run import Run
+from lab.errors import LabError
 
 Precision = Literal["fp32", "bf16", "fp16"]
 INDEX = 8  # bytes of a token, a class, a place in a pooling window: int64
@@ -41,7 +42,10 @@ class ModelCost:
 
 
 def model_cost(run: Run) -> ModelCost:
-    """The cost of a run's model on its data, counted layer by layer."""
+    """The cost of a run's model on its data, counted layer by layer.
+
+    Raises LabError for a model of the user's own, whose layers are not known here.
+    """
     trainable = getattr(run.architecture, "trainable", "all")
     head = DISTILBERT_HEAD if isinstance(run.architecture, DistilBERT) else 1
     sizes = _trace(run, frozen=0).sizes
@@ -309,6 +313,8 @@ def _trace(run: Run, frozen: int) -> Trace:
         case CNN():
             image = Value((int(getattr(data, "channels", 0)), model.image_size, model.image_size))
             trace.cross_entropy(_NETWORKS[model.network](trace, image, model, classes))
+        case PythonModel():
+            raise LabError(f"the layers of {model.label} are known to its own code only")
         case _:
             assert_never(model)
     return trace

@@ -50,7 +50,8 @@ class Timing(Section):
     train_time: float  # s, wall time of the measured steps on the slowest rank
     samples_per_second: float
     tokens_per_second: float | None = None
-    flops_per_second: float  # model FLOP/s of all ranks together
+    # Model FLOP/s of all ranks together; None where nothing counts them.
+    flops_per_second: float | None
     mfu: float | None  # flops_per_second over peak_flops_per_second of all ranks
     peak_flops_per_second: float | None  # of one rank, dense, in the run's precision
     peak_source: str | None  # vendor figure with its source, or how it was measured

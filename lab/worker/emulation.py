@@ -17,7 +17,6 @@ from torch import nn
 from lab.config.emulation import MEASURED
 from lab.config.strategies import STRATEGIES
 from lab.errors import InputError, Problem
-from lab.perfmodel.flops import flops_per_sample
 from lab.perfmodel.hardware import emulated_gpu
 from lab.worker import models
 from lab.worker.data.loader import FastLoader
@@ -87,8 +86,12 @@ def pauses_for(job: RankJob) -> Pauses | None:
         what = f"the peak of {emulated.compute.emulated} in {run.precision} is unknown"
         advice = "choose another precision or another GPU"
         raise InputError("run", [Problem("precision", what, advice)])
-    flops = flops_per_sample(run) * run.micro_batch_size
-    return pauses.lasting(flops / (peak[0] * emulated.compute.mfu))
+    flops = models.flops_per_sample(run, job.dataset)
+    if flops is None:
+        what = f"nothing counts the FLOPs of {run.architecture.label}"
+        problem = Problem("model", what, "a profile whose compute is `emulated: measured`")
+        raise InputError("run", [problem])
+    return pauses.lasting(flops * run.micro_batch_size / (peak[0] * emulated.compute.mfu))
 
 
 def _measured(job: RankJob, samples: int) -> Pauses:

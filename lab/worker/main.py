@@ -13,9 +13,8 @@ import torch
 
 from lab.config.run import Run
 from lab.errors import LabError
-from lab.perfmodel.flops import flops_per_sample
 from lab.records.schema import Communication, Event, Memory, Quality
-from lab.worker import data, strategies
+from lab.worker import data, models, own, strategies
 from lab.worker.calibrate import peak_flops
 from lab.worker.context import Measurement, Progress, RankContext
 from lab.worker.data.dataset import Dataset
@@ -72,6 +71,7 @@ def measure(
         from lab.worker.inference.main import infer
 
         return infer(run, context, data_root=data_root, folder=folder, progress=progress)
+    own.admit(run, data_root)
     torch.set_num_threads(context.threads)
     device = device_of(context)
     # Before the group forms: one rank may build a tokenizer longer than a collective may take.
@@ -115,7 +115,7 @@ def measure(
         setup_time=training.setup_time,
         samples_per_step=run.global_batch_size,
         tokens_per_sample=dataset.tokens_per_sample,
-        flops_per_sample=flops_per_sample(run),
+        flops_per_sample=models.flops_per_sample(run, dataset),
         peak_flops=float(np.mean(peaks)) if peaks else None,
         peak_source=peak_source,
         devices=run.world_size,
@@ -146,7 +146,7 @@ def measure(
             loss=training.loss.tolist(),
             validation_loss=validation_loss,
             accuracy=accuracy,
-            depends_on_split=run.architecture.depends_on_split or None,
+            depends_on_split=models.depends_on_split(training.model, run),
         ),
         environment=environment(
             context,

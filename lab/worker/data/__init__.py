@@ -23,6 +23,7 @@ FAMILIES = {
     ("text classification",): "labelled",
     ("image classification",): "images",
     ("language modelling", "text classification", "image classification"): "synthetic",
+    ("its own task",): "own",
 }
 
 

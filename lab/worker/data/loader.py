@@ -53,7 +53,7 @@ class FastLoader:
         return map(self._batch, self.sampler.evaluation())  # one at a time in memory
 
     def _batch(self, indices: Array) -> Batch:
-        return Batch(*map(torch.from_numpy, self.samples.take(indices)))
+        return Batch(*map(torch.as_tensor, self.samples.take(indices)))
 
     def close(self) -> None:
         """Nothing works in the background."""

@@ -169,7 +169,7 @@ def timing(
     setup_time: float,
     samples_per_step: int,
     tokens_per_sample: int | None,
-    flops_per_sample: int,
+    flops_per_sample: float | None,
     peak_flops: float | None,
     peak_source: str | None,
     devices: int | None = None,
@@ -189,7 +189,8 @@ def timing(
     step = stat(of_slowest["step_time"])
     wall = measured["start"][:, -1] + measured["step_time"][:, -1] - measured["start"][:, 0]
     samples_per_second = samples_per_step / step.median
-    flops_per_second = samples_per_second * flops_per_sample
+    flops_per_second = samples_per_second * flops_per_sample if flops_per_sample else None
+    of_all = peak_flops * (devices or ranks) if peak_flops else None
     return Timing(
         step=step,
         phases={phase: stat(of_slowest[phase]) for phase in PHASES},
@@ -205,7 +206,7 @@ def timing(
         samples_per_second=samples_per_second,
         tokens_per_second=samples_per_second * tokens_per_sample if tokens_per_sample else None,
         flops_per_second=flops_per_second,
-        mfu=flops_per_second / (peak_flops * (devices or ranks)) if peak_flops else None,
+        mfu=flops_per_second / of_all if flops_per_second and of_all else None,
         peak_flops_per_second=peak_flops,
         peak_source=peak_source,
     )

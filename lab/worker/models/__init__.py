@@ -10,7 +10,9 @@ from torch import Tensor, nn
 from lab.config import datasets, models
 from lab.config.run import Run
 from lab.errors import InputError, Problem
+from lab.perfmodel import flops
 from lab.worker.data.dataset import Dataset
+from lab.worker.data.loader import FastLoader
 
 
 def build(run: Run, dataset: Dataset) -> nn.Module:
@@ -25,6 +27,10 @@ def build(run: Run, dataset: Dataset) -> nn.Module:
         from lab.worker.models.vision import Vision
 
         return Vision(config, channels=dataset.channels, classes=dataset.classes)
+    if isinstance(config, models.PythonModel):
+        from lab.worker.models.own import OwnModel
+
+        return OwnModel(config)
     vocab_size = datasets.vocab_size_of(config, run.dataset)
     if vocab_size < dataset.vocab_size:
         what = f"{vocab_size} is less than the {dataset.vocab_size} tokens of the data"
@@ -51,6 +57,26 @@ def build(run: Run, dataset: Dataset) -> nn.Module:
 
         model.load_state_dict(gpt2_weights(dataset.pretrained, config))
     return model
+
+
+def flops_per_sample(run: Run, dataset: Dataset) -> float | None:
+    """FLOPs of forward and backward of one sample; None for own code that torch cannot count."""
+    config = run.architecture
+    if not isinstance(config, models.PythonModel):
+        return flops.flops_per_sample(run)
+    from lab.worker.models.own import counted_flops
+
+    batch = FastLoader(dataset.train, run=run, rank=0).micro_batch(0, 0)
+    return counted_flops(config, *batch)
+
+
+def depends_on_split(model: nn.Module, run: Run) -> str | None:
+    """Why the loss curve depends on how ranks share the batch; None where it must not."""
+    if not isinstance(run.architecture, models.PythonModel):
+        return run.architecture.depends_on_split or None
+    from lab.worker.models import own
+
+    return own.depends_on_split(model) or None
 
 
 class Score(NamedTuple):

@@ -1,0 +1,165 @@
+"""A user's own code in a study: the function or class that makes a part of a run, and its sources.
+
+Nothing is imported here: a module is found, read and parsed, so that a wrong name is refused before
+a job starts, and so that a run's id changes with the code that it measures.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import importlib.util
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, JsonValue, ValidationInfo, model_validator
+
+from lab.config.base import Frozen, InvalidValueError
+from lab.errors import nearest
+
+# As in entry points: the module, and what it calls the function or class.
+_REFERENCE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
+
+
+def _reference(value: str) -> str:
+    if not _REFERENCE.fullmatch(value):
+        what = f"{value!r} does not name a function or class of a module"
+        raise InvalidValueError(what, "write module:name, such as unet:UNet")
+    return value
+
+
+Reference = Annotated[str, AfterValidator(_reference)]
+NAMES = ("factory", "loss")
+
+
+class Own(Frozen):
+    """What `factory`, called with `args`, makes; the module lies beside the study or is installed.
+
+    `source` is the SHA-256 of the module and of what it imports from beside the study. The lab
+    fills it in where a study is read.
+    """
+
+    kind: Literal["python"] = "python"
+    factory: Reference
+    args: dict[str, JsonValue] = {}
+    source: str = ""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_source(cls, content: Any, info: ValidationInfo) -> Any:
+        """With the digest of the sources, where the study's folder is known."""
+        context: dict[str, Any] = info.context or {}
+        if "folder" not in context or not isinstance(content, dict):
+            return content
+        references = [str(content[name]) for name in NAMES if name in content]
+        # What is no reference is refused by the field itself, and names no file.
+        references = [one for one in references if _REFERENCE.fullmatch(one)]
+        digests = context["digests"]
+        if (key := tuple(references)) not in digests:
+            digests[key] = digest(references, context["folder"])
+        return content | {"source": digests[key]}
+
+    def __hash__(self) -> int:
+        # `args` has no hash of its own.
+        return hash(self.model_dump_json())
+
+    @property
+    def names(self) -> list[str]:
+        """What it is called with its arguments: `UNet`, `width 16`."""
+        return [self.factory.split(":")[1], *(f"{key} {value}" for key, value in self.args.items())]
+
+    def is_unchanged(self, folder: Path) -> bool:
+        """Whether the sources are those that the run was made from; `folder` is the study's."""
+        references = [getattr(self, name, None) for name in NAMES]
+        return digest([reference for reference in references if reference], folder) == self.source
+
+
+def digest(references: list[str], folder: Path) -> str:
+    """SHA-256 of the sources behind references; InvalidValueError where one leads nowhere."""
+    paths: dict[str, Path] = {}
+    for reference in references:
+        module, _, name = reference.partition(":")
+        path = find_module(module, folder)
+        if path is None:
+            advice = nearest(module, sorted(one.stem for one in folder.glob("*.py")))
+            raise InvalidValueError(f"no module {module!r} beside the study or installed", advice)
+        if path.is_relative_to(folder):
+            _require_name(name, path)
+            paths |= {str(one.relative_to(folder)): one for one in _closure(path, folder)}
+        else:
+            paths[module] = path
+    content = hashlib.sha256()
+    for name, path in sorted(paths.items()):
+        content.update(name.encode() + b"\0" + path.read_bytes() + b"\0")
+    return content.hexdigest()
+
+
+def find_module(name: str, folder: Path) -> Path | None:
+    """The file of a module, in a folder or installed; None for neither. Imports nothing."""
+    first, *rest = name.split(".")
+    if local := _file(folder / Path(first, *rest)):
+        return local
+    try:
+        spec = importlib.util.find_spec(first)
+    except (ImportError, ValueError):
+        return None
+    if spec is None or spec.origin is None:
+        return None
+    origin = Path(spec.origin)
+    return _file(origin.parent.joinpath(*rest)) if rest else origin
+
+
+def _file(place: Path) -> Path | None:
+    candidates = (place.with_name(f"{place.name}.py"), place / "__init__.py")
+    return next((path for path in candidates if path.is_file()), None)
+
+
+def _require_name(name: str, path: Path) -> None:
+    """Raise InvalidValueError where a module's top level defines or imports no such name."""
+    names: set[str] = set()
+    for node in _tree(path).body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            names |= {alias.asname or alias.name.split(".")[0] for alias in node.names}
+        else:  # an assignment, or a definition within `if` or `try`
+            names |= {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
+            inner = (ast.FunctionDef, ast.ClassDef)
+            names |= {part.name for part in ast.walk(node) if isinstance(part, inner)}
+    if name not in names and "*" not in names:
+        raise InvalidValueError(f"no {name!r} in {path.name}", nearest(name, names))
+
+
+def _closure(path: Path, folder: Path) -> set[Path]:
+    """A file beside the study, and the files that it imports from there, at any depth."""
+    files, waiting = set[Path](), [path]
+    while waiting:
+        file = waiting.pop()
+        if file not in files:
+            files.add(file)
+            waiting += _local_imports(file, folder)
+    return files
+
+
+def _local_imports(path: Path, folder: Path) -> Iterator[Path]:
+    for node in ast.walk(_tree(path)):
+        modules: list[str] = []
+        if isinstance(node, ast.Import):
+            modules = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            parent = path.parents[node.level - 1].relative_to(folder).parts if node.level else ()
+            module = ".".join([*parent, *([node.module] if node.module else [])])
+            modules = [module, *(f"{module}.{alias.name}".strip(".") for alias in node.names)]
+        for module in modules:
+            if module and (file := _file(folder / Path(*module.split(".")))):
+                yield file
+
+
+def _tree(path: Path) -> ast.Module:
+    try:
+        return ast.parse(path.read_bytes(), str(path))
+    except (SyntaxError, ValueError) as error:
+        line = f", line {error.lineno}" if isinstance(error, SyntaxError) else ""
+        raise InvalidValueError(f"{path.name}{line}: {error.args[0]}", "correct it") from None

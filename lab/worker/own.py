@@ -1,0 +1,66 @@
+"""A user's own code on a rank: imported, called, and named with its line where it fails."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from lab.config.own import Own
+from lab.config.run import Run
+from lab.errors import InputError, LabError
+
+
+def admit(run: Run, folder: Path) -> None:
+    """Make modules beside the study importable; LabError where they are not those of the run."""
+    own = [part for part in (run.architecture, run.dataset) if isinstance(part, Own)]
+    if not own:
+        return
+    for part in own:
+        if not part.is_unchanged(folder):
+            raise LabError(
+                f"the code of {part.factory!r} is not what it was when this run was planned: "
+                "run the study again, which makes new runs of it"
+            )
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))  # as for a script that lies there
+
+
+def make(own: Own, **offered: Any) -> Any:
+    """What the factory makes of its `args`, and of those `offered` that it has a parameter for."""
+    factory = load(own.factory)
+    with blamed(own.factory):
+        wanted = inspect.signature(factory).parameters
+        known = {name: value for name, value in offered.items() if name in wanted}
+        made = factory(**{**known, **own.args})
+    if made is None:
+        raise LabError(f"{own.factory} returned nothing")
+    return made
+
+
+def load(reference: str) -> Any:
+    """The function or class behind `module:name`; LabError where its import fails."""
+    module, name = reference.split(":")
+    with blamed(reference):
+        return getattr(importlib.import_module(module), name)
+
+
+@contextmanager
+def blamed(reference: str) -> Iterator[None]:
+    """Tell an error in a user's code by its last line there, with Python's traceback as cause."""
+    try:
+        yield
+    except (InputError, MemoryError):
+        raise
+    except Exception as error:
+        frames = traceback.extract_tb(error.__traceback__)[1:]  # the first is this module's
+        ours = Path(__file__).parents[1]
+        theirs = [frame for frame in frames if not Path(frame.filename).is_relative_to(ours)]
+        theirs = [frame for frame in theirs if "site-packages" not in frame.filename] or theirs
+        place = f" in {Path(theirs[-1].filename).name}, line {theirs[-1].lineno}" if theirs else ""
+        raise LabError(f"{reference} failed{place}: {type(error).__name__}: {error}") from error

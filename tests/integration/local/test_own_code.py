@@ -1,0 +1,128 @@
+"""A model and data of the user's own, beside a study: every strategy that can carry them, and every way in which they fail."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+import yaml
+
+import lab
+from lab.config.study import Study
+from lab.records.store import Record
+
+EXAMPLE = Path(__file__).parents[3] / "reports" / "own-model"
+MODEL = {
+    "kind": "python",
+    "factory": "unet:UNet",
+    "args": {"width": 4, "depth": 2},
+    "loss": "unet:dice_and_cross_entropy",
+    "blocks": "down",
+}
+DATA = {"kind": "python", "factory": "unet:cells", "args": {"images": 32, "size": 16}}
+BASE = {
+    "model": MODEL,
+    "data": DATA,
+    "global_batch_size": 4,
+    "steps": 6,
+    "warmup_steps": 2,
+    "eval_batches": 1,
+}
+FAULTS = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.layer(x)
+
+def nothing():
+    pass
+
+def broken():
+    return 1 / 0
+
+def number():
+    return 3
+
+def loss(x, y):
+    return (x - y) ** 2
+
+def mean(x, y):
+    return ((x - y) ** 2).mean()
+
+def data():
+    return [(torch.ones(4), torch.ones(4))] * 8, [(torch.ones(4), torch.ones(4))] * 8
+
+def empty():
+    return [], []
+"""
+# What a factory or a loss gives, and what the record of the failed run says of it.
+MESSAGES = {
+    "nothing": ({"factory": "own:nothing"}, {}, "own:nothing returned nothing"),
+    "broken": (
+        {"factory": "own:broken"},
+        {},
+        r"own:broken failed in own\.py, line 17: ZeroDivisionError: division by zero",
+    ),
+    "number": ({"factory": "own:number"}, {}, "own:number returned a int, not a torch.nn.Module"),
+    "loss": ({"loss": "own:loss"}, {}, r"the loss of own:Net is no scalar tensor but shape \(4, 4\)"),
+    "empty": ({}, {"factory": "own:empty"}, "own:empty returned a data set without samples"),
+}
+
+
+def measured(folder: Path, base: dict[str, object], grids: list[dict[str, object]]) -> list[Record]:
+    content = {"title": "Own", "question": "?", "base": base, "grid": grids, "repeats": 1}
+    (folder / "study.yaml").write_text(yaml.safe_dump(content))
+    profile = folder / "local.yaml"
+    profile.write_text("executor: local\n")
+    return lab.launch(Study.load(folder), str(profile)).wait(progress=False)
+
+
+def test_strategies_that_can_carry_an_own_model_learn_the_same(tmp_path: Path) -> None:
+    shutil.copy2(EXAMPLE / "unet.py", tmp_path)
+    carriers = ["ddp", "naive_ddp", "zero1", "fsdp"]
+    settings = [{"strategy": ["single"], "world_size": [1]}]
+    settings += [{"strategy": carriers, "world_size": [2]}]
+    settings += [
+        {"strategy": ["single"], "world_size": [1], "activation_checkpointing": [True]},
+        {"strategy": ["single"], "world_size": [1], "precision": ["bf16"]},
+        {"strategy": ["single"], "world_size": [1], "loader": ["classic"]},
+    ]
+    records = measured(tmp_path, BASE, settings)
+    assert [record.error for record in records if not record.completed] == []
+    single, *others = records
+    assert single.quality is not None and single.quality.loss[-1] < single.quality.loss[0]
+    for record in others:
+        assert record.quality is not None and record.timing is not None
+        tolerance = 2e-2 if record.run.precision == "bf16" else 2e-4
+        assert record.quality.loss == pytest.approx(single.quality.loss, rel=tolerance)
+        assert record.timing.flops_per_second
+        assert record.quality.depends_on_split is None
+    flops = {
+        round(record.timing.flops_per_second / record.timing.samples_per_second)
+        for record in records
+        if record.timing and record.timing.flops_per_second
+    }
+    assert len(flops) == 1, "what a model computes does not depend on how it is measured"
+
+
+@pytest.mark.parametrize(("model", "data", "message"), MESSAGES.values(), ids=MESSAGES)
+def test_what_fails_in_own_code_is_told_with_its_line(
+    tmp_path: Path, model: dict[str, object], data: dict[str, object], message: str
+) -> None:
+    (tmp_path / "own.py").write_text(FAULTS)
+    own = {
+        "model": {"kind": "python", "factory": "own:Net", "loss": "own:mean"} | model,
+        "data": {"kind": "python", "factory": "own:data"} | data,
+    }
+    (record,) = measured(tmp_path, BASE | own, [{"strategy": ["single"]}])
+    assert record.status == "failed" and record.error is not None and record.timing is None
+    assert record.error.type == "LabError"
+    assert re.search(message, record.error.message), record.error.message

@@ -1,0 +1,132 @@
+"""A user's own code in a study: found, read, hashed, and refused before a job starts."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from lab.config.models import PythonModel
+from lab.config.own import digest, find_module
+from lab.config.run import Run
+from lab.config.study import Study
+from lab.errors import InputError
+
+CODE = "from layers import block\n\nclass Net:\n    pass\n\ndef loss(x, y): ...\ndef data(): ...\n"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "net.py").write_text(CODE)
+    (tmp_path / "layers.py").write_text("def block(): ...\n")
+    (tmp_path / "other.py").write_text("x = 1\n")
+    return tmp_path
+
+
+def write(folder: Path, model: dict[str, object], data: object = None, **base: object) -> None:
+    own = {"kind": "python", "factory": "net:data"}
+    content = {
+        "title": "Own",
+        "question": "?",
+        "base": {"model": model, "data": data or own, "global_batch_size": 4, **base},
+        "grid": {"world_size": [1, 2]},
+    }
+    (folder / "study.yaml").write_text(yaml.safe_dump(content))
+
+
+NET = {"kind": "python", "factory": "net:Net", "loss": "net:loss", "args": {"width": 8}}
+
+
+def test_an_id_changes_with_the_sources_and_the_arguments_alone(folder: Path) -> None:
+    def ids(**changes: object) -> set[str]:
+        write(folder, NET | changes)
+        return {run.id for run in Study.load(folder).runs}
+
+    before = ids()
+    assert ids() == before and ids(args={"width": 16}).isdisjoint(before)
+    (folder / "other.py").write_text("x = 2\n")  # nothing imports it
+    assert ids() == before
+    (folder / "layers.py").write_text("def block(): return 1\n")
+    assert ids().isdisjoint(before)
+
+
+def test_a_run_keeps_its_sources_through_a_record(folder: Path) -> None:
+    write(folder, NET)
+    run = Study.load(folder).runs[0]
+    again = Run.model_validate_json(run.model_dump_json())
+    assert again == run and again.id == run.id and hash(again) == hash(run)
+    model = run.architecture
+    assert isinstance(model, PythonModel) and model.is_unchanged(folder)
+    (folder / "net.py").write_text(CODE + "# edited\n")
+    assert not model.is_unchanged(folder)
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"factory": "nett:Net"}, "base.model: no module 'nett' beside the study.*'net'"),
+        ({"factory": "net:Nett"}, "base.model: no 'Nett' in net.py; did you mean 'Net'"),
+        ({"loss": "net:los"}, "base.model: no 'los' in net.py; did you mean 'loss'"),
+        ({"factory": "../net:Net"}, "base.model.factory: .* does not name a function"),
+        ({"factory": "net"}, "base.model.factory: .* does not name a function"),
+        ({"widht": 3}, "base.model.widht: unknown key"),
+    ],
+)
+def test_a_wrong_reference_is_refused_with_the_nearest_name(
+    folder: Path, change: dict[str, object], problem: str
+) -> None:
+    write(folder, NET | change)
+    with pytest.raises(InputError, match=problem):
+        Study.load(folder)
+
+
+def test_code_that_does_not_parse_is_told_with_its_line(folder: Path) -> None:
+    (folder / "net.py").write_text("class Net:\n    pass\n\ndef loss(:\n")
+    write(folder, NET)
+    with pytest.raises(InputError, match=r"net\.py, line 4: invalid syntax"):
+        Study.load(folder)
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        ({"strategy": "tensor_parallel"}, "can only split a GPT"),
+        ({"strategy": "pipeline_parallel"}, "can only split a GPT"),
+        ({"task": "inference"}, "not on a model of your own"),
+    ],
+)
+def test_what_cannot_carry_an_own_model_says_why(
+    folder: Path, settings: dict[str, object], problem: str
+) -> None:
+    write(folder, NET, **settings)
+    with pytest.raises(InputError, match=problem):
+        Study.load(folder)
+
+
+def test_a_model_and_data_that_do_not_go_together_are_told(folder: Path) -> None:
+    write(folder, NET, data="stdlib")
+    with pytest.raises(InputError, match=r"data that fits: mnist, digits, your own"):
+        Study.load(folder)
+    write(folder, NET, data="digits")
+    assert Study.load(folder).runs[0].label == "Net ddp x1, batch 4, fp32, width 8, digits"
+
+
+def test_installed_modules_are_found_and_nothing_is_imported(folder: Path) -> None:
+    assert find_module("torch.nn", folder).name == "__init__.py"  # type: ignore[union-attr]
+    assert find_module("this", folder).name == "this.py"  # type: ignore[union-attr]
+    assert find_module("no_such_module", folder) is None
+    assert digest(["this:s"], folder) == digest(["this:s"], folder)
+    assert "this" not in sys.modules
+
+
+def test_modules_in_packages_and_relative_imports_are_followed(tmp_path: Path) -> None:
+    package = tmp_path / "nets"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "unet.py").write_text("from .parts import half\nclass UNet: ...\n")
+    (package / "parts.py").write_text("half = 0.5\n")
+    before = digest(["nets.unet:UNet"], tmp_path)
+    (package / "parts.py").write_text("half = 0.25\n")
+    assert digest(["nets.unet:UNet"], tmp_path) != before
