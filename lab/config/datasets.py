@@ -135,7 +135,9 @@ Corpora = Stdlib | Text | Shakespeare
 LabelledTexts = AGNews | IMDB | Topics
 # By their names; what needs a path or a factory has none.
 DATASETS: dict[str, Data] = {
-    kind.model_fields["kind"].default: kind() for kind in get_args(Data) if kind not in (Text, PythonData)
+    kind.model_fields["kind"].default: kind()
+    for kind in get_args(Data)
+    if kind not in (Text, PythonData)
 }
 
 

@@ -51,7 +51,8 @@ def multiply_out(
 ) -> tuple[list[Point], list[Problem]]:
     """All points of grids by their path, and all that is wrong with base and grids, once each.
 
-    Own code is looked for in the study's `folder`. Unless both are `complete`, what is missing or in conflict is no problem of its own.
+    Own code is looked for in the study's `folder`. Unless both are `complete`, what is missing or
+    in conflict is no problem of its own.
     """
     problems = unknown_keys(base, Run.model_fields, "base.")
     if complete and (not all(grids.values()) or not grids):

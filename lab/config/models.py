@@ -11,9 +11,7 @@ from lab.config.base import Frozen, InvalidValueError
 from lab.config.own import Own, Reference
 from lab.errors import nearest
 
-Task = Literal[
-    "language modelling", "text classification", "image classification", "its own task"
-]
+Task = Literal["language modelling", "text classification", "image classification", "its own task"]
 Network = Literal["resnet18", "vgg16", "squeezenet1_0", "densenet121", "alexnet"]
 
 # The smallest image that leaves something for the last pooling layer of each network.
@@ -227,7 +225,8 @@ def _gpt2(layers: int, heads: int, width: int) -> GPT:
     return GPT(layers=layers, heads=heads, width=width, block_size=1024, vocab_size=50257)
 
 
-Model = GPT | TextClassifier | DistilBERT | CNN | PythonModel
+Transformer = GPT | TextClassifier | DistilBERT
+Model = Transformer | CNN | PythonModel
 MODELS: dict[str, Model] = {
     "gpt-nano": GPT(layers=4, heads=4, width=128, block_size=128),
     "gpt-mini": GPT(layers=6, heads=6, width=384, block_size=256),

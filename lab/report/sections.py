@@ -248,11 +248,13 @@ def outcome(results: StudyResults) -> Markdown:
             step = format_seconds(timing.step.median, *(timing.step.interval or (None, None)))
             emulated = f"Emulated {record.emulation}: a" if record.emulation else "A"
             flops = timing.flops_per_second
-            arithmetic = f", {flops / 1e9:.1f} GFLOP/s of the model's own arithmetic"
+            arithmetic = (
+                f", {flops / 1e9:.1f} GFLOP/s of the model's own arithmetic" if flops else ""
+            )
             return Markdown.of(
                 f"{emulated} step takes {step} (median of {timing.measured_steps} steps after "
                 f"{timing.warmup_steps} of warm-up): {timing.samples_per_second:.1f} samples/s"
-                f"{arithmetic if flops else ''}."
+                f"{arithmetic}."
             )
         if record.inference is not None:
             sentences = [*inference.missing([record]), *inference.sentences([record])]

@@ -33,6 +33,7 @@ class UNet(nn.Module):
         self.head = nn.Conv2d(width, 1, 1)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
+        """The logit of each pixel to lie in a cell."""
         x, skipped = images, []
         for number, block in enumerate(self.down):
             x = block(functional.max_pool2d(x, 2) if number else x)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lab.config import datasets
-from lab.config.models import CNN
+from lab.config.models import Transformer
 from lab.config.paths import read_texts
 from lab.config.run import Run
 from lab.errors import InputError, Problem
@@ -39,7 +39,7 @@ class Corpus(NamedTuple):
 def prepare(run: Run, *, pretrained: Path | None, data_root: Path, progress: Progress) -> Dataset:
     """Windows of the corpus; raises InputError if a part of it is shorter than one."""
     config, model = run.dataset, run.architecture
-    assert isinstance(config, datasets.Corpora) and not isinstance(model, CNN)
+    assert isinstance(config, datasets.Corpora) and isinstance(model, Transformer)
     corpus = SOURCES[config.kind](config, data_root, progress)
     # A pretrained model keeps its own vocabulary and tokenizer.
     vocab_size = datasets.vocab_size_of(model, config) if pretrained else config.vocab_size

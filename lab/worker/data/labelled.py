@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from lab.config.datasets import LabelledTexts
-from lab.config.models import CNN
+from lab.config.models import Transformer
 from lab.config.run import Run
 from lab.errors import LabError
 from lab.worker.context import Progress
@@ -99,7 +99,7 @@ class Encoder:
 def prepare(run: Run, *, pretrained: Path | None, data_root: Path, progress: Progress) -> Dataset:
     """The texts as tokens (samples, block_size), int64; raises LabError as `fetch` does."""
     config, model = run.dataset, run.architecture
-    assert isinstance(config, LabelledTexts) and not isinstance(model, CNN)
+    assert isinstance(config, LabelledTexts) and isinstance(model, Transformer)
     return tokenized(
         SOURCES[config.kind](progress),
         block_size=model.block_size,

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from lab.config.datasets import Synthetic
-from lab.config.models import CNN, GPT
+from lab.config.models import CNN, GPT, Transformer
 from lab.config.run import Run
 from lab.worker.context import Progress
 from lab.worker.data.cache import Array, cached_arrays
@@ -26,7 +26,7 @@ def prepare(run: Run, *, pretrained: Path | None, data_root: Path, progress: Pro
     """
     config, model = run.dataset, run.architecture
     assert isinstance(config, Synthetic)
-    block_size = 0 if isinstance(model, CNN) else model.block_size
+    block_size = model.block_size if isinstance(model, Transformer) else 0
     count = config.samples // HELD_OUT_EVERY
     make = _images if isinstance(model, CNN) else _stream if isinstance(model, GPT) else _texts
 

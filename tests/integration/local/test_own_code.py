@@ -72,7 +72,11 @@ MESSAGES = {
         r"own:broken failed in own\.py, line 17: ZeroDivisionError: division by zero",
     ),
     "number": ({"factory": "own:number"}, {}, "own:number returned a int, not a torch.nn.Module"),
-    "loss": ({"loss": "own:loss"}, {}, r"the loss of own:Net is no scalar tensor but shape \(4, 4\)"),
+    "loss": (
+        {"loss": "own:loss"},
+        {},
+        r"the loss of own:Net is no scalar tensor but shape \(4, 4\)",
+    ),
     "empty": ({}, {"factory": "own:empty"}, "own:empty returned a data set without samples"),
 }
 

@@ -101,10 +101,10 @@ def test_every_kind_of_data_has_a_reader() -> None:
         for kind in importlib.import_module(f"lab.worker.data.{family}").SOURCES
     }
     kinds = {config.model_fields["kind"].default: config for config in get_args(Data)}
-    assert readers | {"synthetic"} == set(kinds)
+    assert readers | {"synthetic", "python"} == set(kinds)
     for kind, config in kinds.items():
         module = data.module_of(config)
-        assert kind == "synthetic" or kind in module.SOURCES
+        assert kind in {"synthetic", "python"} or kind in module.SOURCES
 
 
 def test_only_the_module_of_the_data_is_imported() -> None:
