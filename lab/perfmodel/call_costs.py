@@ -1,7 +1,8 @@
-"""What a step takes beyond its parts: a cost per call of its strategy, and a factor of the whole.
+"""What a step takes beyond its parts: costs per call and per byte of its strategy, and a factor.
 
-DTensor dispatches every operation, FSDP gathers and frees each unit, a pipeline walks through its
-schedule. What that costs is derived from the calibration's reference steps under each strategy.
+DTensor dispatches every operation, FSDP gathers and frees each unit and copies what is in it, a
+pipeline walks through its schedule. What that costs is derived from the calibration's reference
+steps under each strategy.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from lab.config.run import Run
 from lab.perfmodel.calibration import Calibration
@@ -20,25 +21,34 @@ from lab.perfmodel.requirements import calls_of, layout_of, messages_of, passes
 from lab.perfmodel.simulate import Conditions, predict
 
 # Relative errors that are expected: of a reference step, and of the step model without it.
-STEP_ERROR, MODEL_ERROR = 0.03, 0.15
+STEP_ERROR, MODEL_ERROR = 0.03, 0.05
 
 
 @dataclass(frozen=True)
 class CallCost:
-    """How many times longer a step takes than its parts, s more per call, and its deviation."""
+    """How many times longer a step takes than its parts, and s more per call and per byte.
+
+    Bytes are those of the model's gradients.
+    """
 
     factor: float = 1.0
     call_s: float = 0.0
+    byte_s: float = 0.0
     deviation: Deviation = EXACT
+
+    def seconds(self, calls: int, size: int) -> float:
+        """What so many calls for so many bytes cost."""
+        return self.call_s * calls + self.byte_s * size
 
 
 @dataclass(frozen=True)
 class Residual:
-    """A reference step: s by the step model, s as measured, and the calls of its strategy."""
+    """A reference step: s by the step model, s as measured, its strategy's calls, its bytes."""
 
     modelled_s: float
     measured_s: float
     calls: int
+    bytes: int = 0
 
 
 def call_cost(
@@ -62,22 +72,21 @@ def call_cost(
 
 
 def fitted(residuals: Sequence[Residual]) -> CallCost:
-    """The factor and the cost per call that explain the measured steps best, both not negative.
+    """The factor and the costs that explain the measured steps best, none of them negative.
 
     Least squares of relative errors, with a factor of 1 as one more observation. The deviation is
     that of each step from the fit to the others: such a step was not seen either.
     """
     if not residuals:
         return CallCost()
-    factor, call_s = _solved(residuals)
     errors = []
     for at, one in enumerate(residuals):
-        others = _solved([*residuals[:at], *residuals[at + 1 :]])
-        expected = others[0] * one.modelled_s + others[1] * one.calls
+        cost = _solved([*residuals[:at], *residuals[at + 1 :]])
+        expected = cost.factor * one.modelled_s + cost.seconds(one.calls, one.bytes)
         errors.append(expected / one.measured_s - 1)
     squares = statistics.fmean(error**2 for error in errors)
     # The fit to all lies between those to the others.
-    return CallCost(factor, call_s, Deviation(math.sqrt(squares) / 2))
+    return replace(_solved(residuals), deviation=Deviation(math.sqrt(squares) / 2))
 
 
 def neighbours(calibration: Calibration, world_size: int) -> tuple[float, Deviation] | None:
@@ -107,6 +116,7 @@ def profile_of(step: ReferenceStep) -> Profile:
         gradients=tuple(Bucket(one.ready * backward, one.bytes) for one in step.gradients),
         data_s=step.phases["data"] + step.phases["h2d"],
         other_s=step.phases["other"],
+        spread=step.spread,
     )
 
 
@@ -124,17 +134,20 @@ def _residual(
         grad_accum=run.grad_accum * passes(run),
         conditions=Conditions(contention),
     )
-    return Residual(modelled.step_s, step.median, calls_of(run, len(messages)))
+    calls = calls_of(run, len(messages))
+    return Residual(modelled.step_s, step.median, calls, profile.gradient_bytes)
 
 
-def _solved(residuals: Sequence[Residual]) -> tuple[float, float]:
+def _solved(residuals: Sequence[Residual]) -> CallCost:
     import numpy as np
     from scipy.optimize import nnls
 
-    rows = [[one.modelled_s / one.measured_s, one.calls / one.measured_s] for one in residuals]
-    matrix = np.array([*(np.array(rows).reshape(-1, 2) / STEP_ERROR), [1 / MODEL_ERROR, 0.0]])
+    rows = [
+        [value / one.measured_s / STEP_ERROR for value in (one.modelled_s, one.calls, one.bytes)]
+        for one in residuals
+    ]
+    matrix = np.array([*rows, [1 / MODEL_ERROR, 0.0, 0.0]])
     known = np.array([*[1 / STEP_ERROR] * len(residuals), 1 / MODEL_ERROR])
-    scale = np.maximum(np.linalg.norm(matrix, axis=0), 1e-12)
+    scale = np.maximum(np.linalg.norm(matrix, axis=0), 1e-30)
     solution, _ = nnls(matrix / scale, known)
-    factor, call_s = (float(value) for value in solution / scale)
-    return factor, call_s
+    return CallCost(*(solution / scale).tolist())

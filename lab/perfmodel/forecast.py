@@ -18,14 +18,12 @@ from lab.errors import LabError
 from lab.perfmodel.calibration import Calibration, load_calibration
 from lab.perfmodel.call_costs import call_cost, neighbours
 from lab.perfmodel.collectives import Collective, CollectiveSeconds, of_all_reduce, ring_time
-from lab.perfmodel.intervals import Deviation, of_foreign_load, of_processes, spread
+from lab.perfmodel.intervals import P10_TO_P90, Deviation, of_foreign_load, of_processes, spread
 from lab.perfmodel.layout import MICRO_BATCH, NO_CONTENTION, Bucket, Contention, Links, Profile
 from lab.perfmodel.requirements import calls_of, layout_of, memory_of, messages_of, passes
 from lab.perfmodel.simulate import Conditions, Prediction, predict
 from lab.records.store import Record, Store
 
-# Standard deviations between the quantiles at 10 and 90 % of a normal distribution.
-P10_TO_P90 = 2.563
 # Fields of a run that change what one device does, beside strategy and batch.
 SAME = (
     "architecture",
@@ -125,19 +123,20 @@ class Basis:
             profile, notes = self.profile(run)
             profile = profile.scaled(1 / passes(run), MICRO_BATCH)
             messages, links = messages_of(profile, run), self.links(run.world_size)
+            calls = calls_of(run, len(messages))
             prediction = predict(
                 profile,
                 messages,
                 layout,
                 links.links,
                 grad_accum=run.grad_accum * passes(run),
-                conditions=self._conditions(run, records, links, len(messages)),
+                conditions=self._conditions(run, records, links, calls, profile.gradient_bytes),
             )
         except LabError as error:
             return Forecast(run, memory_bytes=self.memory(run), missing=str(error))
         notes += links.extrapolated
         if foreign := self._foreign(run, records):
-            notes += (f"others took {foreign:.0%} of the cores while it was measured",)
+            notes += (f"others took {max(foreign):.0%} of a rank's cores while it was measured",)
         return Forecast(run, prediction, self.memory(run), profile.basis, notes)
 
     def profile(self, run: Run) -> tuple[Profile, tuple[str, ...]]:
@@ -175,7 +174,7 @@ class Basis:
         return [one for one in records if one.run.strategy == nearest]
 
     def _conditions(
-        self, run: Run, records: Sequence[Record], links: MeasuredLinks, messages: int
+        self, run: Run, records: Sequence[Record], links: MeasuredLinks, calls: int, size: int
     ) -> Conditions:
         """What the run meets, and by how much it may deviate from what these records tell."""
         sizes = {record.run.micro_batch_size for record in records}
@@ -185,7 +184,7 @@ class Basis:
         deviations = [
             *conditions.deviations,
             of_processes(self._spread(), basis=count, measured=self.repeats),
-            of_foreign_load(self._foreign(run, records)),
+            of_foreign_load(max(self._foreign(run, records), default=0.0)),
         ]
         if not min(sizes) <= run.micro_batch_size <= max(sizes):
             doublings = abs(math.log2(run.micro_batch_size / nearest))
@@ -203,7 +202,7 @@ class Basis:
             conditions,
             deviations=(*deviations, cost.deviation),
             factor=cost.factor,
-            call_s=cost.call_s * calls_of(run, messages),
+            call_s=cost.seconds(calls, size),
         )
 
     def _spread(self) -> Deviation | None:
@@ -215,15 +214,18 @@ class Basis:
         calibrated = self.calibration.processes if self.calibration else []
         return spread([*steps.values(), *calibrated])
 
-    def _foreign(self, run: Run, records: Sequence[Record]) -> float:
-        """The largest share of their cores that others took from records and calibration."""
+    def _foreign(self, run: Run, records: Sequence[Record]) -> tuple[float, ...]:
+        """Shares that others took of the ranks' cores, of records and calibration if disturbed.
+
+        Each as of one rank's cores: where one rank is held up, the others wait for it.
+        """
         environments = [record.environment for record in records if record.environment]
         if self.calibration and run.world_size > 1:
             environments += [part.environment for part in self.calibration.parts]
-        disturbed = [one for one in environments if one.disturbed]
-        return max(
-            ((one.foreign_cpu or 0.0) / max(len(one.cpus_granted), 1) for one in disturbed),
-            default=0.0,
+        return tuple(
+            (one.foreign_share or 0.0) * len(one.cpus_granted)
+            for one in environments
+            if one.disturbed
         )
 
     def links(self, world_size: int) -> MeasuredLinks:

@@ -8,12 +8,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 LEVEL = 0.95
+# Standard deviations between the quantiles at 10 and 90 % of a normal distribution.
+P10_TO_P90 = 2.563
 # Five processes that ran one step on cores of their own differed by 3.5 %.
 UNKNOWN_SPREAD = 0.035
 # The standard deviation of a sample's median over that of its mean, for normal values.
 OF_MEDIAN = math.sqrt(math.pi / 2)
-# Others that took more than this share of the cores left too little to tell for how long.
-MOST_FOREIGN = 0.75
+# Of a core that a rank wants for itself one competitor gets no more.
+MOST_FOREIGN = 0.5
 
 
 @dataclass(frozen=True)
@@ -72,6 +74,6 @@ def of_processes(known: Deviation | None, *, basis: int, measured: int) -> Devia
 
 
 def of_foreign_load(share: float) -> Deviation:
-    """Of a step whose cores others had for a `share` of the time: it may be without them too."""
+    """Of a step that had to leave a `share` of its core to others: it may be without them too."""
     share = min(share, MOST_FOREIGN)
     return Deviation(share / (1 - share) / 1.96)

@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable
+from contextlib import suppress
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from lab.config.models import GPT
 from lab.config.run import Run
 from lab.config.strategies import STRATEGIES
 from lab.records.schema import Gradient
 
-# Two, so that what each call costs and what grows with the step can be told apart.
+# Three, so that what a call costs, what a byte costs, and what grows with the step can be told
+# apart: small, deep and wide.
 MODELS = tuple(
-    GPT(layers=layers, heads=layers, width=width, block_size=64)
-    for layers, width in ((2, 64), (4, 128))
+    GPT(layers=layers, heads=4, width=width, block_size=64)
+    for layers, width in ((2, 64), (4, 128), (2, 256))
 )
 SAMPLES = 4
 STEPS, WARMUP_STEPS = 12, 3
@@ -28,13 +30,15 @@ STEPS, WARMUP_STEPS = 12, 3
 class ReferenceStep(BaseModel):
     """Medians in s of a reference run's step, one per fresh process, or per round of one.
 
-    `phases` and `gradients` are those of a record on one rank.
+    `spread` is the relative standard deviation of a process's steps; `phases` and `gradients` are
+    those of a record on one rank.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     run: Run
     seconds: tuple[float, ...] = Field(min_length=1)
+    spread: float = Field(default=0.0, ge=0)
     phases: dict[str, float] = {}
     gradients: tuple[Gradient, ...] = ()
 
@@ -45,24 +49,25 @@ class ReferenceStep(BaseModel):
 
 
 def reference_runs(world_size: int) -> list[Run]:
-    """Each model by each strategy that has a process per rank, and alone as it runs on one rank."""
+    """Each model by each strategy that has a process per rank, and alone as it runs on one rank.
+
+    Without those that have too few layers or heads for so many ranks.
+    """
     names = [name for name, facts in STRATEGIES.items() if not facts.single_process]
-    return [
-        Run.model_validate(
-            {
-                "model": model.model_dump(),
-                "data": {"kind": "synthetic", "vocab_size": 512},
-                "strategy": name,
-                "world_size": 1 if name == "single" else world_size,
-                "micro_batch_size": SAMPLES,
-                "steps": STEPS,
-                "warmup_steps": WARMUP_STEPS,
-                "lr_warmup_steps": 0,
-            }
-        )
-        for model in MODELS
-        for name in ("single", *names)
-    ]
+    settings = {
+        "data": {"kind": "synthetic", "vocab_size": 512},
+        "micro_batch_size": SAMPLES,
+        "steps": STEPS,
+        "warmup_steps": WARMUP_STEPS,
+        "lr_warmup_steps": 0,
+    }
+    runs = []
+    for model in MODELS:
+        for name in ("single", *names):
+            own = {"strategy": name, "world_size": 1 if name == "single" else world_size}
+            with suppress(ValidationError):
+                runs.append(Run.model_validate(settings | own | {"model": model.model_dump()}))
+    return runs
 
 
 def pooled(steps: Iterable[ReferenceStep]) -> ReferenceStep | None:
@@ -74,4 +79,5 @@ def pooled(steps: Iterable[ReferenceStep]) -> ReferenceStep | None:
         name: statistics.median(step.phases[name] for step in steps) for name in steps[0].phases
     }
     seconds = tuple(second for step in steps for second in step.seconds)
-    return steps[0].model_copy(update={"seconds": seconds, "phases": phases})
+    spread = statistics.median(step.spread for step in steps)
+    return steps[0].model_copy(update={"seconds": seconds, "phases": phases, "spread": spread})

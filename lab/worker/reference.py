@@ -20,6 +20,7 @@ import torch
 from pydantic import TypeAdapter
 
 from lab.errors import InputError, LabError
+from lab.perfmodel.intervals import P10_TO_P90
 from lab.perfmodel.reference import ReferenceStep, pooled, reference_runs
 from lab.records.schema import PHASES
 from lab.worker import data
@@ -98,10 +99,12 @@ def _step(job: RankJob) -> ReferenceStep:
     measured = slice(run.warmup_steps, None)
     # All ranks must wait for the slowest, step by step; alone each has its own median.
     ranks = np.stack(all_gather_object(training.steps["step_time"][measured]))
+    low, middle, high = np.percentile(ranks[0], (10, 50, 90))
     together = ranks.max(axis=0) if run.world_size > 1 else np.median(ranks, axis=1).max()
     return ReferenceStep(
         run=run,
         seconds=(float(np.median(together)),),
+        spread=float((high - low) / P10_TO_P90 / middle),
         phases={name: float(np.median(training.steps[name][measured])) for name in PHASES},
         gradients=tuple(readiness(training, job) or ()),
     )
