@@ -159,7 +159,7 @@ def run(
         "pdf": report.pdf,
     }
     lines = [f"{len(records) - len(failures)} of {len(records)} runs completed"]
-    lines += [predictions] if loaded.kind == "training" else []
+    lines += [predictions] if loaded.kind != "inference" else []
     answer(as_json, content, "\n".join([*lines, relative(report.html, report.pdf)]))
     if failures:
         raise LabError("\n".join(map(_failure, failures)))

@@ -6,15 +6,20 @@ import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import pandas as pd
+
+from lab.analysis.scaling_curves import ranks, with_interval
+from lab.analysis.verdict import few, verdict
 from lab.config.run import Run, distinct_labels
-from lab.formatting import NOT_MEASURED, format_seconds, percent, rounded
+from lab.config.study import Study
+from lab.formatting import NOT_MEASURED, Unit, format_seconds, percent, rounded, unit_for
 from lab.records.store import Record
 from lab.records.table import value_at
 
 UNKNOWN = "-"
 LOW_LOSS = 0.04
 LEAST_DIFFERENCE = 1e-5  # of two losses: none is given as less
-Cells = Callable[[Run, Sequence[Record]], dict[str, str]]
+Cells = Callable[[Run, Sequence[Record], Mapping[Any, Any], Unit], dict[str, str]]
 
 
 def trained(runs: Iterable[Run], records: Sequence[Record]) -> dict[Run, list[Record]]:
@@ -37,70 +42,79 @@ def median(records: Sequence[Record], quantity: str | Callable[[Record], Any]) -
     return statistics.median(values) if values else None
 
 
-def strategy_rows(runs: Sequence[Run], records: Sequence[Record]) -> list[dict[str, str]]:
+def strategy_rows(
+    runs: Sequence[Run], records: Sequence[Record], summary: pd.DataFrame
+) -> list[dict[str, str]]:
     """A row of text per training run: step, throughput, memory and traffic of a rank, loss."""
-    return _rows(runs, records, _strategy_cells)
+    return _rows(runs, records, summary, _strategy_cells)
 
 
-def image_rows(runs: Sequence[Run], records: Sequence[Record]) -> list[dict[str, str]]:
+def image_rows(
+    runs: Sequence[Run], records: Sequence[Record], summary: pd.DataFrame
+) -> list[dict[str, str]]:
     """A row of text per run of a network: a step and its parts, bytes, epochs to a low loss."""
-    return _rows(runs, records, _image_cells)
+    return _rows(runs, records, summary, _image_cells)
 
 
-def _rows(runs: Sequence[Run], records: Sequence[Record], cells: Cells) -> list[dict[str, str]]:
+def _rows(
+    runs: Sequence[Run], records: Sequence[Record], summary: pd.DataFrame, cells: Cells
+) -> list[dict[str, str]]:
     labels, _ = distinct_labels(runs)
+    rows = {row["run_id"]: row for row in summary.to_dict("records")}
+    unit = unit_for(summary["step_time"])
     return [
-        {"configuration": labels[run]} | (cells(run, done) if done else {"step": "not run"})
+        {"configuration": labels[run]}
+        | (cells(run, done, rows[run.id], unit) if done else {"step": "not run"})
         for run, done in trained(runs, records).items()
     ]
 
 
-def _strategy_cells(run: Run, done: Sequence[Record]) -> dict[str, str]:
+def _strategy_cells(
+    run: Run, done: Sequence[Record], row: Mapping[Any, Any], _: Unit
+) -> dict[str, str]:
     loss = median(done, lambda record: next(reversed(_losses(record)), None))
-    peak = median(done, lambda record: max(record.memory.peak) if record.memory else None)
     return {
-        "step": format_seconds(median(done, "timing.step.median")),
-        "samples/s": rounded(median(done, "timing.samples_per_second")),
-        "peak (MB)": _megabytes(peak),
-        "weights (MB)": _megabytes(median(done, "memory.parameters")),
-        "optimizer (MB)": _megabytes(median(done, "memory.optimizer")),
-        "sent (MB)": _megabytes(median(done, "communication.bytes_moved")),
+        "step": format_seconds(*with_interval(row, "step_time")),
+        "samples/s": rounded(*with_interval(row, "samples_per_second")),
+        "peak (MB)": megabytes(median(done, peak_memory)),
+        "weights (MB)": megabytes(median(done, "memory.parameters")),
+        "optimizer (MB)": megabytes(median(done, "memory.optimizer")),
+        "sent (MB)": megabytes(median(done, "communication.bytes_moved")),
         "last loss": UNKNOWN if loss is None else f"{loss:.4f}",
     }
 
 
-def _image_cells(run: Run, done: Sequence[Record]) -> dict[str, str]:
+def _image_cells(
+    run: Run, done: Sequence[Record], row: Mapping[Any, Any], unit: Unit
+) -> dict[str, str]:
     parameters = median(done, "environment.parameters")
     sent = median(done, "communication.bytes_moved")
     epochs = next(filter(None, map(epochs_to_low_loss, done)), NOT_MEASURED)
     cells = {
         "trained": f"{parameters / 1e6:.3g} M" if parameters else UNKNOWN,
-        "step": format_seconds(median(done, "timing.step.median")),
-        "compute": format_seconds(median(done, _compute)),
-        "communication": format_seconds(median(done, "communication.total.median")),
-        "exposed": format_seconds(median(done, "communication.exposed.median")),
-        "sent (MB)": rounded(None if sent is None else sent / 1e6),
+        "step": format_seconds(*with_interval(row, "step_time")),
+        "compute": format_seconds(*with_interval(row, "compute_time"), unit=unit),
+        "communication": format_seconds(*with_interval(row, "communication_time"), unit=unit),
+        "exposed": format_seconds(*with_interval(row, "exposed_communication_time"), unit=unit),
+        "sent (MB)": megabytes(sent),
         f"epochs to loss < {LOW_LOSS}": epochs,
     }
     alone = ("communication", "exposed", "sent (MB)") if run.world_size == 1 else ()
     return cells | dict.fromkeys(alone, "none")
 
 
-def _megabytes(size: float | None) -> str:
+def megabytes(size: float | None) -> str:
+    """Bytes in MB (1e6); `-` where not known, or none."""
     return rounded(size / 1e6) if size else UNKNOWN
+
+
+def peak_memory(record: Record) -> int | None:
+    """Bytes at the peak of the rank that has most; None where not measured."""
+    return max(record.memory.peak) if record.memory else None
 
 
 def _losses(record: Record) -> Sequence[float]:
     return record.quality.loss if record.quality else ()
-
-
-def _compute(record: Record) -> float:
-    """Forward and backward without the communication exposed in them."""
-    seconds = 0.0
-    for phase in ("forward", "backward"):
-        seconds += value_at(record, f"timing.phases.{phase}.median") or 0.0
-        seconds -= value_at(record, f"communication.exposed_in.{phase}") or 0.0
-    return seconds
 
 
 def epochs_to_low_loss(record: Record) -> str | None:
@@ -132,35 +146,126 @@ def epoch_means(losses: Sequence[float], *, samples: int, batch: int) -> list[fl
 
 
 def strategy_sentences(
-    runs: Sequence[Run], records: Sequence[Record], *, baseline: Mapping[str, Any]
+    runs: Sequence[Run],
+    records: Sequence[Record],
+    summary: pd.DataFrame,
+    *,
+    baseline: Mapping[str, Any],
 ) -> list[str]:
     """The fastest and smallest strategy of each model, and how far losses are apart."""
     done = {run: repeats for run, repeats in trained(runs, records).items() if repeats}
     labels, _ = distinct_labels(list(done))
     sentences: list[str] = []
     for model in dict.fromkeys(run.model for run in done):
-        sentences += _extremes({run: done[run] for run in done if run.model == model}, labels)
+        own = {run: done[run] for run in done if run.model == model}
+        if len({run.strategy for run in own}) > 1:
+            rows = summary[summary["run_id"].isin([run.id for run in own])]
+            names = {run.id: labels[run] for run in own}
+            sentences += [*_shortest_step(rows, names), *_extremes(own, labels)]
+            sentences += _waits(rows, names)
     return [*sentences, *_loss_distances(done, baseline, labels)]
 
 
-def _extremes(done: Mapping[Run, list[Record]], labels: Mapping[Run, str]) -> Iterator[str]:
-    if len({run.strategy for run in done}) < 2:
-        return
-    steps = {run: median(repeats, "timing.step.median") or 0.0 for run, repeats in done.items()}
-    fastest = min(steps, key=lambda run: steps[run])
-    yield f"The shortest step, {format_seconds(steps[fastest])}, is that of {labels[fastest]}."
-    sizes = {run: size for run, repeats in done.items() if (size := median(repeats, _state))}
-    if sizes and min(sizes.values()) < 0.99 * max(sizes.values()):
-        least = min(sizes, key=lambda run: sizes[run])
-        yield (
-            f"The least weights and optimizer state on a rank, {rounded(sizes[least] / 1e6)} MB, "
-            f"are those of {labels[least]}; the most are {rounded(max(sizes.values()) / 1e6)} MB."
+def _waits(rows: pd.DataFrame, names: Mapping[str, str]) -> Iterator[str]:
+    """Who waits the least and the most for communication in a step."""
+    rows = rows[(rows["world_size"] > 1) & rows["exposed_communication_time"].notna()]
+    rows = rows.sort_values("exposed_communication_time")
+    if len(rows) > 1:
+        least, most = (
+            f"{format_seconds(*with_interval(row, 'exposed_communication_time'))} with "
+            f"{names[row['run_id']]}"
+            for row in (rows.iloc[0], rows.iloc[-1])
         )
+        yield f"A step waits for communication for {least} and for {most}."
+
+
+def _shortest_step(rows: pd.DataFrame, names: Mapping[str, str]) -> Iterator[str]:
+    """The shortest step, against the baseline and against the second shortest."""
+    rows = rows.sort_values("step_time")
+    if len(rows) < 2:
+        return
+    first, second = rows.iloc[0], rows.iloc[1]
+    text = f"The shortest step, {format_seconds(*with_interval(first, 'step_time'))}, is that of"
+    text += f" {names[first['run_id']]}"
+    if too_few := few(int(rows["repeats"].min())):
+        yield f"{text}; {too_few} to rank strategies."
+    elif first["step_time_high"] < second["step_time_low"]:
+        yield f"{text}; its interval lies below all others."
+    else:
+        yield f"{text}; the intervals do not tell it from {names[second['run_id']]}."
+    for base in (row for _, row in rows.iterrows() if row["run_id"] == first["baseline_run_id"]):
+        if base["run_id"] != first["run_id"]:
+            times, repeats = with_interval(first, "speedup"), min(first["repeats"], base["repeats"])
+            judged = verdict(*times[1:], repeats)
+            yield f"It is {rounded(*times)} times as fast as {names[base['run_id']]}, {judged}."
+
+
+def _extremes(done: Mapping[Run, list[Record]], labels: Mapping[Run, str]) -> Iterator[str]:
+    """Who keeps the least and the most on a rank, and sends the least and the most."""
+    quantities: dict[str, Callable[[Record], float | None]] = {
+        "weights and optimizer state on a rank": _state,
+        "bytes that a rank sends for a step": lambda r: value_at(r, "communication.bytes_moved"),
+    }
+    for what, read in quantities.items():
+        sizes = {run: size for run, repeats in done.items() if (size := median(repeats, read))}
+        if sizes and min(sizes.values()) < 0.99 * max(sizes.values()):
+            least, most = min(sizes, key=sizes.__getitem__), max(sizes, key=sizes.__getitem__)
+            yield (
+                f"The least {what}, {megabytes(sizes[least])} MB, are those of {labels[least]}; "
+                f"the most, {megabytes(sizes[most])} MB, those of {labels[most]}."
+            )
+
+
+def epoch_sentences(done: Mapping[Run, list[Record]]) -> Iterator[str]:
+    """How many networks reached a low loss, and the fewest and the most epochs that it took."""
+    labels, _ = distinct_labels(list(done))
+    reached = {
+        run: next(filter(None, map(epochs_to_low_loss, repeats)), None)
+        for run, repeats in done.items()
+        if run.architecture.kind == "cnn"
+    }
+    epochs = {labels[run]: int(text) for run, text in reached.items() if text and text.isdigit()}
+    if not reached:
+        return
+    count = f"{len(epochs)} of {len(reached)} configurations"
+    if not epochs:
+        yield f"In none of {len(reached)} configurations did the loss fall below {LOW_LOSS}."
+        return
+    least, most = min(epochs, key=epochs.__getitem__), max(epochs, key=epochs.__getitem__)
+    yield (
+        f"In {count} the loss fell below {LOW_LOSS}, first in epoch {epochs[least]} ({least}) "
+        f"and last in epoch {epochs[most]} ({most})."
+    )
 
 
 def _state(record: Record) -> float | None:
     memory = record.memory
     return memory.parameters + memory.optimizer if memory and memory.optimizer is not None else None
+
+
+def learning_sentences(study: Study, records: Sequence[Record]) -> list[str]:
+    """How far losses of equal batches lie apart, and which world sizes have no batch in common."""
+    done = {run: repeats for run, repeats in trained(study.runs, records).items() if repeats}
+    labels, _ = distinct_labels(list(done))
+    batches: dict[int, set[int]] = {}
+    for run in done:
+        batches.setdefault(run.world_size, set()).add(run.global_batch_size)
+    sentences = list(_loss_distances(done, study.baseline, labels))
+    if len(batches) > 1 and not set.intersection(*batches.values()):
+        sizes = "; ".join(
+            f"{', '.join(map(str, sorted(of_size)))} on {ranks(None, size)}"
+            for size, of_size in sorted(batches.items())
+        )
+        sentences.append(
+            f"The global batch differs between world sizes ({sizes}): a step stands for another "
+            "number of samples, and losses by step do not compare."
+        )
+    return sentences
+
+
+def evaluated_samples(run: Run) -> int:
+    """How many held-out samples a training run is evaluated on."""
+    return run.eval_batches * run.global_batch_size
 
 
 def _loss_distances(
@@ -177,10 +282,14 @@ def _loss_distances(
                 distances[run] = max(distance, distances.get(run, 0.0))
     if distances:
         farthest = max(distances, key=lambda run: distances[run])
+        whose = labels[farthest]
+        if len(distances) > 1:
+            whose = f"{len(distances)} configurations"
         yield (
-            f"At equal batch, seed and precision the losses of {len(distances)} configurations "
-            f"stay within {percent(max(distances[farthest], LEAST_DIFFERENCE))} of the baseline's "
-            f"over the whole training; the farthest is {labels[farthest]}."
+            f"At equal batch, seed and precision, the losses of {whose} lie within "
+            f"{percent(max(distances[farthest], LEAST_DIFFERENCE))} of the baseline's "
+            f"over the whole training"
+            + (f"; the farthest are those of {labels[farthest]}." if len(distances) > 1 else ".")
         )
 
 
@@ -218,8 +327,7 @@ def loader_sentences(runs: Sequence[Run], records: Sequence[Record]) -> list[str
         if run.loader == "classic" and step is not None:
             sentences.append(
                 f"At {labels[run]}, a step takes {rounded(steps[run] / step)} times that of the "
-                f"fast loader, and waits for data for {percent(shares[run])} of it; "
-                "what its processes compute on the ranks' cores slows the rest."
+                f"fast loader, and waits for data for {percent(shares[run])} of it."
             )
     return sentences
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 import pandas as pd
 
@@ -11,7 +10,14 @@ from lab.analysis.bottlenecks import limits
 from lab.analysis.laws import fit_amdahl
 from lab.analysis.noise import judge
 from lab.analysis.scaling import FEWEST_REPEATS
-from lab.analysis.scaling_curves import curves, ranks, with_interval
+from lab.analysis.scaling_curves import curves, ranks
+from lab.analysis.verdict import (
+    against_baseline,
+    beyond_baseline,
+    by_emulation,
+    labels_of,
+    place,
+)
 from lab.analysis.waterfall import waterfalls
 from lab.config.run import Run
 from lab.config.study import Study
@@ -22,40 +28,13 @@ from lab.records.store import Record
 STATUS_LABELS = {"oom": "out of memory", "timeout": "timed out"}
 
 
-def answer(study: Study, summary: pd.DataFrame, records: Sequence[Record]) -> str:
-    """The answer in one sentence: the highest throughput, and the speedup at the most ranks.
-
-    Where some results are emulated and others measured, it is that of the measured ones.
-    """
-    if summary.empty:
-        runs = f"{len(study.runs)} asked for, {len(records)} records"
-        return f"There is no answer yet: no run has completed ({runs})."
-    summary = _by_emulation(summary)[0]
-    best, labels = _fastest(summary), _labels(summary)
-    rate = rounded(*with_interval(best, "samples_per_second"))
-    opening = f"The highest throughput measured is {rate} samples/s, on {_place(best, labels)}"
-    beyond = _beyond_baseline(summary)
-    if beyond.empty:
-        baseline = ", ".join(f"{key} {value}" for key, value in study.baseline.items())
-        measured = summary["baseline_run_id"].notna().any()
-        what = "nothing that compares with" if measured else "no run of"
-        why = f"{what} the baseline ({baseline}) has completed"
-        return f"{opening}; no speedup can be stated, because {why}."
-    row = _fastest(beyond[beyond["world_size"] == beyond["world_size"].max()])
-    noise = judge(records, summary, study=study)
-    if not noise.trustworthy([best["run_id"], row["run_id"], row["baseline_run_id"]]):
-        return f"There is no answer yet. {noise.sentence}"
-    where = "there" if row["run_id"] == best["run_id"] else f"on {_place(row, labels)}"
-    return f"{opening}; {where}, {_speedup(row, summary, labels)}."
-
-
 def findings(study: Study, summary: pd.DataFrame, records: Sequence[Record]) -> list[str]:
     """What else the numbers support, one sentence each, in a stable order."""
     if summary.empty:
         return []
     sentences: list[str] = []
     noise = judge(records, summary, study=study)
-    for part in _by_emulation(noise.quiet(summary)):
+    for part in by_emulation(noise.quiet(summary)):
         sentences += _speedups(part)
         sentences += _serial_fractions(part) if study.scaling == "strong" else ()
         sentences += [*limits(part, waterfalls(part, records)), *_best_batch(part)]
@@ -63,62 +42,13 @@ def findings(study: Study, summary: pd.DataFrame, records: Sequence[Record]) -> 
     return [*_emulations(records), *sentences, *caveats]
 
 
-def _by_emulation(summary: pd.DataFrame) -> list[pd.DataFrame]:
-    """Measured results and those of each emulation: nothing is said of one by another."""
-    return [part for _, part in summary.groupby("emulated")]
-
-
-def _labels(summary: pd.DataFrame) -> dict[str, str]:
-    return {run_id: label for label, points in curves(summary) for run_id in points["run_id"]}
-
-
-def _fastest(rows: pd.DataFrame) -> pd.Series[Any]:
-    return rows.sort_values("samples_per_second").iloc[-1]
-
-
-def _beyond_baseline(rows: pd.DataFrame) -> pd.DataFrame:
-    return rows[rows["speedup"].notna() & (rows["run_id"] != rows["baseline_run_id"])]
-
-
-def _place(row: Any, labels: Mapping[str, str]) -> str:
-    return f"{ranks(row['device'], row['world_size'])} at {labels[row['run_id']]}"
-
-
-def _speedup(row: Any, summary: pd.DataFrame, labels: Mapping[str, str]) -> str:
-    """What one configuration does against its baseline, and whether the intervals support it."""
-    base = summary.set_index("run_id").loc[row["baseline_run_id"]]
-    base_label = labels[row["baseline_run_id"]]
-    over = ranks(base["device"], base["world_size"])
-    if base_label != labels[row["run_id"]]:
-        over += f" at {base_label}"
-    times, efficiency = rounded(*with_interval(row, "speedup")), with_interval(row, "efficiency")
-    ratio = (
-        f"the throughput is {times} times that of {over}"
-        if row["scaling"] == "weak"
-        else f"a step is {times} times as fast as on {over}"
-    )
-    verdict = _verdict(row, min(row["repeats"], base["repeats"]))
-    return f"{ratio} (efficiency {percent(*efficiency)}), {verdict}"
-
-
-def _verdict(row: Any, repeats: int) -> str:
-    if repeats < FEWEST_REPEATS:
-        few = "one repeat is" if repeats == 1 else f"{repeats} repeats are"
-        return f"but {few} too few to tell this from chance"
-    if row["speedup_low"] > 1:
-        return "a gain that the interval supports"
-    if row["speedup_high"] < 1:
-        return "a loss that the interval supports"
-    return "which the interval does not tell from no change"
-
-
 def _speedups(summary: pd.DataFrame) -> Iterator[str]:
-    labels = _labels(summary)
+    labels = labels_of(summary)
     for _, points in curves(summary):
-        beyond = _beyond_baseline(points)
+        beyond = beyond_baseline(points)
         if len(beyond):
             row = beyond.iloc[-1]
-            yield f"On {_place(row, labels)}, {_speedup(row, summary, labels)}."
+            yield f"On {place(row, labels)}, {against_baseline(row, summary, labels)}."
 
 
 def _serial_fractions(summary: pd.DataFrame) -> Iterator[str]:
@@ -146,7 +76,7 @@ def _best_batch(summary: pd.DataFrame) -> Iterator[str]:
     widest = widest.sort_values("samples_per_second")
     if len(widest) < 2 or widest["repeats"].min() < FEWEST_REPEATS:
         return
-    slowest, best, labels = widest.iloc[0], widest.iloc[-1], _labels(summary)
+    slowest, best, labels = widest.iloc[0], widest.iloc[-1], labels_of(summary)
     if best["samples_per_second_low"] > widest["samples_per_second_high"].iloc[:-1].max():
         times = rounded(best["samples_per_second"] / slowest["samples_per_second"])
         yield (

@@ -7,6 +7,7 @@ processes, CUDA, several GPUs) sets training and inference of one model side by 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -15,10 +16,12 @@ import numpy as np
 
 from lab.analysis.configurations import median
 from lab.analysis.scaling_curves import ranks
+from lab.analysis.verdict import few, verdict
 from lab.config.run import Run
 from lab.config.study import Study
-from lab.formatting import format_seconds, percent, rounded
+from lab.formatting import NOT_MEASURED, format_seconds, percent, rounded
 from lab.records.schema import Inference, Point, Share, Stat
+from lab.records.statistics import share_interval
 from lab.records.store import Record
 
 # Growth of the time between tokens over the batch sizes, below which calls cost the most.
@@ -127,7 +130,7 @@ GENERATION = Kind(
         "same generated tokens": lambda results: percent(results.generated_alike),
     },
     summary=lambda results: (
-        f"{_share(results.perplexity_ratio, lambda value, *_: rounded(value))} of its perplexity"
+        f"a change of its perplexity by {_share(results.perplexity_ratio, percent, less=1)}"
     ),
 )
 CLASSIFICATION = Kind(
@@ -145,17 +148,24 @@ CLASSIFICATION = Kind(
         "base samples/s": _rate("base_samples_per_second"),
     },
     quality_columns={
-        "accuracy": lambda results: percent(results.accuracy),
-        "base accuracy": lambda results: percent(results.base_accuracy),
+        "accuracy": lambda results: accuracy(results.accuracy, results.held_out_samples),
+        "base accuracy": lambda results: accuracy(results.base_accuracy, results.held_out_samples),
         "change (points)": lambda results: _share(results.accuracy_change, rounded, factor=100),
         "same class": lambda results: _share(results.same_classes, percent),
-        "samples": lambda results: results.held_out_samples,
     },
     summary=lambda results: (
-        f"an accuracy of {percent(results.accuracy)}, "
-        f"the base's is {percent(results.base_accuracy)}"
+        f"an accuracy of {accuracy(results.accuracy, results.held_out_samples)}, the base's is "
+        f"{accuracy(results.base_accuracy, results.held_out_samples)}"
     ),
 )
+
+
+def accuracy(share: float | None, samples: int | None) -> str:
+    """A share of samples with their number, and Wilson's interval: `88.0 [78, 94] % of 64`."""
+    if share is None:
+        return NOT_MEASURED
+    ends = share_interval(share, samples) if samples else (None, None)
+    return f"{percent(share, *ends)} of {samples or 'an unknown number of'} samples"
 
 
 def place(record: Record) -> str:
@@ -203,15 +213,18 @@ def speed_rows(records: Sequence[Record], kind: Kind) -> list[dict[str, Any]]:
 
 
 def latency_rows(records: Sequence[Record]) -> list[dict[str, Any]]:
-    """Prefill and decode apart, a row per model and point; the base's are from runs of `none`."""
+    """Prefill and decode apart, a row per model and point, and above it the base of its own job.
+
+    Times of two jobs do not compare: what the machine does besides differs.
+    """
     rows = []
     for row in measurements(records, GENERATION):
         quantization, roofline = row.results.quantization, row.results.memory_bytes_per_second
-        for model in ("base", "quantized") if quantization == "none" else ("quantized",):
+        for model in ("base", "quantized"):
             bandwidth = row.median(f"{model}.bytes_per_second")
             share = bandwidth / roofline if roofline else None
             cells = {
-                "model": "base (fp32)" if model == "base" else quantization,
+                "model": "base (fp32) in that job" if model == "base" else quantization,
                 "on": place(row.record),
                 "prompt": row.points[0].prompt_tokens,
                 "batch": row.points[0].batch_size,
@@ -251,46 +264,92 @@ def _memory_share(results: Inference) -> float:
     return results.size.memory / results.base_size.memory if results.size else 1.0
 
 
-def best(records: Sequence[Record]) -> list[str]:
-    """The quantized model that gains the most time and the smallest one, of each kind."""
-    return [text for kind in (GENERATION, CLASSIFICATION) for text in _best(records, kind)]
+def answer(study: Study, records: Sequence[Record]) -> list[str]:
+    """How fast each stage is, or what each quantization gains in time and memory, and costs."""
+    if ladder := stages(study, records):
+        return stage_sentences(ladder)
+    texts = [text for kind in (GENERATION, CLASSIFICATION) for text in _tradeoffs(records, kind)]
+    asked = {run.quantization for run in study.runs} - {"none"}
+    compared = {inference_of(of_run[0]).quantization for of_run in by_run(records)}
+    gone = {one.split(":")[0] for one in missing(records)} | (asked - compared)
+    if gone:
+        texts.append(f"Not measured: {', '.join(sorted(gone))}.")
+    return texts or ["No inference run has completed yet."]
 
 
-def _best(records: Sequence[Record], kind: Kind) -> Iterator[str]:
+def _tradeoffs(records: Sequence[Record], kind: Kind) -> Iterator[str]:
+    """A sentence per quantization: time over all its points, bytes and quality."""
     rows = _quantized(records, kind)
-    if faster := [row for row in rows if (row.estimate(kind.ratio).high or 1.0) < 1.0]:
-        fastest = min(faster, key=lambda row: row.estimate(kind.ratio).value)
-        ratio = rounded(*fastest.estimate(kind.ratio))
-        yield f"{fastest.label}, gains the most time: {ratio} of the fp32 base's {kind.time}."
-    elif rows:
-        yield f"No quantization is shown to {kind.verb} faster than the fp32 base here."
-    if smaller := [row.results for row in rows if _memory_share(row.results) < 1.0]:
-        smallest = min(smaller, key=_memory_share)
+    noise = noise_of(records, kind)
+    for name in dict.fromkeys(row.results.quantization for row in rows):
+        own = [row for row in rows if row.results.quantization == name]
+        results = own[0].results
         yield (
-            f"The smallest is {smallest.quantization}, with {percent(_memory_share(smallest))} "
-            f"of the base's bytes and {kind.summary(smallest)}."
+            f"{name}: {_times(own, kind, noise)}, {percent(_memory_share(results))} of its bytes, "
+            f"{kind.summary(results)}."
         )
+    if rows and noise:
+        yield f"A second copy of the base differs by up to {percent(noise)}: less is noise."
+
+
+def _times(rows: Sequence[Measurement], kind: Kind, noise: float) -> str:
+    """Ratios of time over the points of one quantization, and at how many a gain is shown."""
+    verdicts = [_verdict(row, kind, noise) for row in rows]
+    if len(rows) == 1:
+        return f"{rounded(*rows[0].estimate(kind.ratio))} of the base's {kind.time} ({verdicts[0]})"
+    values = sorted(row.estimate(kind.ratio).value for row in rows)
+    shown = [
+        f"{n} of {len(rows)} {word}" for word in (FASTER, SLOWER) if (n := verdicts.count(word))
+    ]
+    undecided = next((text for text in verdicts if text not in (FASTER, SLOWER)), "")
+    return (
+        f"{rounded(values[0])} to {rounded(values[-1])} of the base's {kind.time} "
+        f"({' and '.join(shown) or undecided})"
+    )
+
+
+FASTER, SLOWER, UNDECIDED = "faster", "slower", "no difference is shown"
+
+
+def noise_of(records: Sequence[Record], kind: Kind) -> float:
+    """How far the ratio of a second copy of the base lies from 1 at most; 0 where none was timed.
+
+    Both copies compute the same: what their interval shows, no other one can claim.
+    """
+    copies = [row for row in measurements(records, kind) if row.results.quantization == "none"]
+    ends = [end for row in copies for end in row.estimate(kind.ratio) if end is not None]
+    return max((abs(end - 1) for end in ends), default=0.0)
+
+
+def _verdict(row: Measurement, kind: Kind, noise: float) -> str:
+    """Whether a time differs from the base's, beyond noise and in enough repeats."""
+    _, low, high = row.estimate(kind.ratio)
+    if too_few := few(len(row.points)):
+        return f"{too_few} for a claim"
+    if high is not None and high < 1 - noise:
+        return FASTER
+    return SLOWER if low is not None and low > 1 + noise else UNDECIDED
 
 
 def sentences(records: Sequence[Record]) -> list[str]:
     """What each quantization gains or costs, as far as intervals show it, and why it is slower."""
     generated, classified = (_quantized(records, kind) for kind in (GENERATION, CLASSIFICATION))
+    noise, noise_of_classes = (noise_of(records, kind) for kind in (GENERATION, CLASSIFICATION))
     accuracies = {row.results.quantization: _accuracy(row.results) for row in classified}
     return [
-        *(_speed(row, GENERATION, f"Why: {_why_slow(row, generated)}") for row in generated),
-        *(_speed(row, CLASSIFICATION, f"It ran {_method(row)}") for row in classified),
+        *(_speed(row, GENERATION, noise, _why_slow(row, generated)) for row in generated),
+        *(_speed(row, CLASSIFICATION, noise_of_classes, _method(row)) for row in classified),
         *accuracies.values(),
     ]
 
 
-def _speed(row: Measurement, kind: Kind, why_slow: str) -> str:
-    ratio = row.estimate(kind.ratio)
-    share = f"{rounded(*ratio)} of the base's {kind.time}"
-    if ratio.low is None or ratio.high is None or ratio.low <= 1 <= ratio.high:
-        return f"{row.label}: {share}: no difference is shown."
-    if ratio.value < 1:
-        return f"{row.label}: faster, {share}."
-    return f"{row.label}: slower, {share}. {why_slow}."
+def _speed(row: Measurement, kind: Kind, noise: float, why_slow: str) -> str:
+    share = f"{rounded(*row.estimate(kind.ratio))} of the base's {kind.time}"
+    judged = _verdict(row, kind, noise)
+    if judged not in (FASTER, SLOWER):
+        return f"{row.label}: {share}: {judged}."
+    reason = f" Measured with it: {why_slow}." if judged == SLOWER else ""
+    return f"{row.label}: {judged}, {share}.{reason}"
 
 
 def _method(row: Measurement) -> str:
@@ -329,12 +388,13 @@ def _why_slow(row: Measurement, rows: Sequence[Measurement]) -> str:
 def _accuracy(results: Inference) -> str:
     change = results.accuracy_change
     assert change is not None
-    own, base = percent(results.accuracy), percent(results.base_accuracy)
-    accuracy = f"{results.quantization}: accuracy {own}, the base's {base}"
+    samples = results.held_out_samples
+    own, base = accuracy(results.accuracy, samples), accuracy(results.base_accuracy, samples)
+    text = f"{results.quantization}: accuracy {own}, the base's {base}"
     if change.low is None or change.high is None or change.low <= 0 <= change.high:
-        return f"{accuracy}: no difference is shown on {results.held_out_samples} samples."
+        return f"{text}: no difference is shown."
     direction = "lower" if change.value < 0 else "higher"
-    return f"{accuracy}: {direction}, a change of {_share(change, rounded, factor=100)} points."
+    return f"{text}: {direction}, a change of {_share(change, rounded, factor=100)} points."
 
 
 def missing(records: Sequence[Record]) -> list[str]:
@@ -370,6 +430,7 @@ class Stage(NamedTuple):
     seconds: Estimate | None = None
     speedup: Estimate | None = None
     reason: str = ""
+    repeats: int = 0  # the fewest that the speedup rests on
 
 
 def stages(study: Study, records: Sequence[Record]) -> list[Stage]:
@@ -379,23 +440,48 @@ def stages(study: Study, records: Sequence[Record]) -> list[Stage]:
     return [stage for task in TASKS for stage in _of_task(task, study, records)]
 
 
+def stage_sentences(ladder: Sequence[Stage]) -> list[str]:
+    """How much faster than serial each stage is that was run, and which were not."""
+    words = {"train": "Training", "inference": "Inference"}
+    texts = [
+        f"{words[stage.task]} on {stage.on} is {rounded(*stage.speedup)} times as fast as serial, "
+        f"{_judged(stage)}."
+        for stage in ladder
+        if stage.speedup is not None and stage.name != "serial"
+    ]
+    gone = dict.fromkeys(stage.name for stage in ladder if stage.seconds is None)
+    if gone:
+        texts.append(f"Not measured here: {', '.join(gone)}.")
+    return texts
+
+
+def _judged(stage: Stage) -> str:
+    assert stage.speedup is not None
+    return verdict(stage.speedup.low or 0.0, stage.speedup.high or math.inf, stage.repeats)
+
+
 def _of_task(task: str, study: Study, records: Sequence[Record]) -> Iterator[Stage]:
     runs = [run for run in study.runs if run.task == task]
-    times: dict[str, tuple[Estimate, str]] = {}
+    times: dict[str, tuple[Estimate, str, int]] = {}
     for run in runs:
         done = [record for record in records if record.run_id == run.id and record.completed]
         seconds = _seconds(done)
         if seconds is not None and done[0].environment is not None:
             device = done[0].environment.device
-            times[_stage_of(device, run.world_size)] = seconds, ranks(device, run.world_size)
-    serial, _ = times.get("serial", (None, ""))
+            times[_stage_of(device, run.world_size)] = (
+                seconds,
+                ranks(device, run.world_size),
+                len(done),
+            )
+    serial, _, base_repeats = times.get("serial", (None, "", 0))
     column = TASKS.index(task)
     for name in STAGES:
         published = PUBLISHED["serial"][column] / PUBLISHED[name][column]
         if name in times:
-            seconds, on = times[name]
+            seconds, on, repeats = times[name]
             speedup = None if serial is None else _speedup(serial, seconds)
-            yield Stage(name, task, published, on, seconds, speedup)
+            repeats = min(repeats, base_repeats)
+            yield Stage(name, task, published, on, seconds, speedup, repeats=repeats)
         else:
             yield Stage(name, task, published, reason=_why_not_run(name, runs))
 

@@ -26,6 +26,16 @@ def gustafson_speedup(n: float, serial_fraction: float) -> float:
     return serial_fraction + (1 - serial_fraction) * n
 
 
+def gustafson_fraction(speedup: float, n: float) -> float:
+    """Serial fraction of a scaled speedup on `n` ranks: `(n - S) / (n - 1)` (Gustafson 1988).
+
+    Negative where the speedup is above n. Raises ValueError for n <= 1.
+    """
+    if n <= 1:
+        raise ValueError(f"Gustafson's fraction needs n > 1, not n = {n}")
+    return (n - speedup) / (n - 1)
+
+
 def karp_flatt(speedup: float, n: float) -> float:
     """Serial fraction of a speedup on `n` ranks: `(1/S - 1/n) / (1 - 1/n)` (Karp and Flatt 1990).
 

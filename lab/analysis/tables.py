@@ -37,7 +37,7 @@ def classical_tables(summary: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
     count = f"{most}" if fewest == most else f"{fewest} to {most}"
     over = f"median over {count} repeat{'s' * (most > 1)} [95 % interval]"
     cells: dict[str, Callable[[Mapping[Any, Any]], str]] = {
-        "Step time": lambda row: format_seconds(*with_interval(row, "step_time"), unit=unit),
+        "Step time": lambda row: format_seconds(*with_interval(row, "step_time")),
         f"Speedup over {baseline_name(summary)}": lambda row: _ratio(row, "speedup"),
         "Efficiency": lambda row: _ratio(row, "efficiency"),
     }

@@ -18,6 +18,9 @@ from lab.files import ROOT, read_yaml
 # What each kind of scaling keeps equal between world sizes.
 FIXED = {"strong": ["global_batch_size"], "weak": ["micro_batch_size", "grad_accum"], "none": []}
 Scaling = Literal["strong", "weak", "none"]
+Kind = Literal["training", "inference", "prediction"]
+# A smaller form asks what it can answer: it may have a title and a question of its own.
+QUICK_KEYS = ("title", "question", "base", "grid", "repeats")
 
 
 class Task(NamedTuple):
@@ -36,7 +39,7 @@ class Study(Frozen):
     """A question, the runs that answer it, and the folder that holds them."""
 
     folder: Path
-    kind: Literal["training", "inference"] = "training"
+    kind: Kind = "training"
     title: str
     question: str
     scaling: Scaling
@@ -92,7 +95,7 @@ class Study(Frozen):
 class StudyFile(Frozen):
     """The keys of study.yaml, before the grid is multiplied out."""
 
-    kind: Literal["training", "inference"] = "training"
+    kind: Kind = "training"
     title: str = Field(min_length=1, max_length=200)
     question: str = Field(min_length=1, max_length=1000)
     scaling: Scaling = "none"
@@ -182,7 +185,7 @@ def _quick_problems(section: Any, wanted: bool) -> list[Problem]:
     if wanted and not section:
         advice = "add a `quick:` section, or leave out --quick"
         return [Problem("quick", "this study has no quick form", advice)]
-    problems = unknown_keys(section, ("base", "grid", "repeats"), "quick.")
+    problems = unknown_keys(section, QUICK_KEYS, "quick.")
     for key, kinds in (("base", dict), ("grid", dict | list)):
         if not isinstance(section.get(key, {}), kinds):
             advice = "write `key: value` lines below it"
@@ -198,7 +201,7 @@ def _quick_problems(section: Any, wanted: bool) -> list[Problem]:
 
 
 def _with_quick(content: dict[str, Any]) -> dict[str, Any]:
-    """The study with its `quick:` section laid over base key by key, and over grid and repeats."""
+    """The study with its `quick:` section laid over base key by key, and over the rest whole."""
     section: dict[str, Any] = content["quick"]
     own, base = section.get("base", {}), content.get("base", {})
     if not isinstance(base, dict):
@@ -221,8 +224,8 @@ def _study_problems(file: StudyFile, points: list[Point], faulty: set[str]) -> I
     if faulty & {"base", "grid"}:
         return
     inference = any(point.value("task") == "inference" for point in points)
-    if file.kind == "training" and "kind" not in faulty and inference:
-        what = "'training', and there are runs of inference"
+    if file.kind != "inference" and "kind" not in faulty and inference:
+        what = f"{file.kind!r}, and there are runs of inference"
         yield Problem("kind", what, "write `kind: inference`")
     judged = points and not baseline_problems and "baseline" not in faulty
     if judged and not any(point.may_have(file.baseline) for point in points):

@@ -13,6 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FixedFormatter, FixedLocator, MaxNLocator, NullLocator
 
 from lab.analysis.scaling_curves import ranks
+from lab.config.strategies import STRATEGIES
 from lab.figures.data import StudyResults
 from lab.figures.figure import NO_COMMUNICATION, figure, no_runs, write_instead
 from lab.figures.labels import Label, place
@@ -129,9 +130,15 @@ def _merged(ends: list[Label], label: str) -> list[Label]:
     return [Label(x, y, f"{label}\n{sizes}", ends[0].color)]
 
 
+# Strategies that average gradients alone, in the backward pass or after it: between these is R's
+# band. Others send weights or activations that compute waits for.
+OVERLAPPING = {name for name, facts in STRATEGIES.items() if facts.moves == "gradients"}
+
+
 def _with_communication(points: pd.DataFrame) -> list[dict[Any, Any]]:
     """The points of a curve with communication and a baseline, with their `R` and name."""
-    known = points[(points["communication_time"] > 0) & (points["world_size"] > 1)]
+    overlapping = points["strategy"].isin(OVERLAPPING)
+    known = points[overlapping & (points["communication_time"] > 0) & (points["world_size"] > 1)]
     return [
         row
         | {

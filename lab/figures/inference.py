@@ -10,7 +10,16 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FixedFormatter, FixedLocator
 
 from lab.analysis import inference
-from lab.analysis.inference import GENERATION, STAGES, TASKS, Stage, by_run, measurements, stages
+from lab.analysis.inference import (
+    GENERATION,
+    STAGES,
+    TASKS,
+    Measurement,
+    Stage,
+    by_run,
+    measurements,
+    stages,
+)
 from lab.figures.data import StudyResults
 from lab.figures.figure import NO_RUNS, figure
 from lab.figures.labels import Label, place
@@ -23,18 +32,31 @@ NO_INFERENCE = "no inference run has completed yet"
 
 
 def _latencies(results: StudyResults) -> dict[str, list[tuple[int, float, float]]]:
-    """By model and place: batch size, seconds between tokens, tokens/s, at the longest prompt."""
+    """By model and place: batch size, seconds between tokens, tokens/s, at the longest prompt.
+
+    The base is the median over all jobs, and a quantized model lies from it by the ratio to the
+    base of its own job: times of two jobs do not compare.
+    """
     rows = measurements(results.records, GENERATION)
     longest = max((row.points[0].prompt_tokens for row in rows), default=0)
+    rows = [row for row in rows if row.points[0].prompt_tokens == longest]
     several = len({inference.place(row.record) for row in rows}) > 1
+    bases: dict[tuple[str, int], list[float]] = {}
+    for row in rows:
+        bases.setdefault(_where(row), []).append(row.median("base.p50"))
     models: dict[str, list[tuple[int, float, float]]] = {}
-    for row in (row for row in rows if row.points[0].prompt_tokens == longest):
-        is_base = row.results.quantization == "none"
-        model, name = ("base", "fp32") if is_base else ("quantized", row.results.quantization)
+    for row in rows:
+        size, own = row.points[0].batch_size, row.results.quantization
+        seconds = float(np.median(bases[_where(row)]))
+        seconds *= 1.0 if own == "none" else row.estimate("inter_token_ratio").value
+        name = "fp32" if own == "none" else str(own)
         name += f", {inference.place(row.record)}" if several else ""
-        seconds, rate = (row.median(f"{model}.{of}") for of in ("p50", "decode_tokens_per_second"))
-        models.setdefault(name, []).append((row.points[0].batch_size, seconds, rate))
+        models.setdefault(name, []).append((size, seconds, size / seconds))
     return {name: sorted(points) for name, points in models.items()}
+
+
+def _where(row: Measurement) -> tuple[str, int]:
+    return inference.place(row.record), row.points[0].batch_size
 
 
 def _describe_latencies(results: StudyResults) -> str:
@@ -52,12 +74,16 @@ def _describe_latencies(results: StudyResults) -> str:
     height=lambda _: 4.0,
 )
 def latency_throughput(ax: Axes, results: StudyResults) -> None:
-    """Time between tokens against tokens/s of base and quantized models, over batch sizes."""
+    """Time between tokens against tokens/s of base and quantized models, over batch sizes.
+
+    The base is the median over all jobs; others lie from it by the ratio within their own job.
+    """
     labels = []
     for (name, points), color, marker in styled(_latencies(results).items()):
         sizes, seconds, rates = zip(*points, strict=True)
         milliseconds = [1e3 * time for time in seconds]
-        ax.plot(rates, milliseconds, color=color, marker=marker, label=name)
+        line = "-" if len(points) > 1 else "None"
+        ax.plot(rates, milliseconds, color=color, marker=marker, linestyle=line, label=name)
         labels.append(Label(rates[-1], milliseconds[-1], f"{name}, batch {sizes[-1]}", ink(color)))
     ax.set(xscale="log", yscale="log", xlabel="throughput in decoding (tokens/s)")
     ax.set_ylabel("median time between tokens (ms)")

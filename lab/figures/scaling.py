@@ -14,12 +14,22 @@ from lab.analysis.scaling_curves import baseline_name, device_of, ranks
 from lab.figures.data import StudyResults
 from lab.figures.figure import figure, no_runs
 from lab.figures.labels import Label, place
-from lab.figures.style import IDEAL, WIDE, ink, plain_log, styled
+from lab.figures.style import COLORS, IDEAL, SIZE, WIDE, ink, plain_log, styled, wrapped
 from lab.formatting import format_seconds, percent, rounded, unit_for, value_of
 
 __all__ = ["efficiency", "speedup", "step_time", "throughput"]
 
 NO_BASELINE = "no run of the baseline has completed yet"
+
+
+def _points_alone(results: StudyResults) -> bool:
+    """Whether no curve has two world sizes: then configurations are categories, not curves."""
+    return not results.summary.empty and all(len(points) < 2 for _, points in results.curves)
+
+
+def _height(results: StudyResults) -> float:
+    """Room for a row per configuration, where these are categories."""
+    return 0.9 + 0.36 * len(results.curves) if _points_alone(results) else SIZE[1]
 
 
 def _no_baseline(results: StudyResults) -> str:
@@ -30,6 +40,7 @@ def _no_baseline(results: StudyResults) -> str:
 @figure(
     describe=lambda results: _ends(results, "step_time", "Step time", format_seconds),
     missing=no_runs,
+    height=_height,
 )
 def step_time(ax: Axes, results: StudyResults) -> None:
     """Step time by world size, in the unit that suits: median over repeats with 95 % intervals."""
@@ -43,6 +54,7 @@ def step_time(ax: Axes, results: StudyResults) -> None:
         results, "samples_per_second", "Throughput in samples per second", rounded
     ),
     missing=no_runs,
+    height=_height,
 )
 def throughput(ax: Axes, results: StudyResults) -> None:
     """Samples per second of all ranks by world size: median over repeats with 95 % intervals."""
@@ -62,7 +74,7 @@ def _describe_speedup(results: StudyResults) -> str:
     )
 
 
-@figure(describe=_describe_speedup, missing=_no_baseline)
+@figure(describe=_describe_speedup, missing=_no_baseline, height=_height)
 def speedup(ax: Axes, results: StudyResults) -> None:
     """Speedup over the baseline by world size with 95 % intervals, the ideal, and predictions.
 
@@ -75,6 +87,7 @@ def speedup(ax: Axes, results: StudyResults) -> None:
 @figure(
     describe=lambda results: _ends(results, "efficiency", "Efficiency", percent),
     missing=_no_baseline,
+    height=_height,
 )
 def efficiency(ax: Axes, results: StudyResults) -> None:
     """Efficiency in per cent by world size with 95 % intervals, and the ideal."""
@@ -93,7 +106,8 @@ def _ends(results: StudyResults, column: str, what: str, text: Callable[..., str
         ]
         if ends:
             parts.append(f"{label}, {' and '.join(ends)}")
-    return f"{what} by world size: {'; '.join(parts)}."
+    by = "configuration" if _points_alone(results) else "world size"
+    return f"{what} by {by}: {'; '.join(parts)}."
 
 
 def _interval(rows: Any, column: str) -> tuple[Any, Any, Any]:
@@ -105,6 +119,9 @@ def _draw(
     ax: Axes, results: StudyResults, column: str, *, text: Callable[..., str], factor: float = 1.0
 ) -> None:
     """A line per curve of values times `factor`, the last of which is written at its end."""
+    if _points_alone(results):
+        _draw_categories(ax, results, column, text=text, factor=factor)
+        return
     labels = _ideal(ax, results, column, factor) if column in {"speedup", "efficiency"} else []
     for (label, points), color, marker in styled(results.curves):
         points = points[points[column].notna()]
@@ -122,6 +139,28 @@ def _draw(
     _world_size_axis(ax, results)
     _value_axis(ax, column)
     place(ax, labels)
+
+
+def _draw_categories(
+    ax: Axes, results: StudyResults, column: str, *, text: Callable[..., str], factor: float
+) -> None:
+    """A row per configuration with its value and interval, from zero."""
+    rows = [(label, points.iloc[0]) for label, points in results.curves]
+    rows = [(label, row) for label, row in rows if pd.notna(row[column])]
+    ends = [factor * max(row[column], np.nan_to_num(row[f"{column}_high"])) for _, row in rows]
+    for y, ((_, row), end) in enumerate(zip(rows, ends, strict=True)):
+        value, low, high = (factor * number for number in _interval(row, column))
+        errors = np.nan_to_num([[value - low], [high - value]]).clip(min=0)
+        ax.errorbar(value, y, xerr=errors, color=COLORS[0], marker="o", linestyle="none")
+        beside: dict[str, Any] = {"xytext": (6, 0), "textcoords": "offset points", "va": "center"}
+        ax.annotate(value_of(text(*_interval(row, column))), (end, y), fontsize=9, **beside)
+    names = [wrapped(f"{label}, {ranks(row['device'], row['world_size'])}") for label, row in rows]
+    ax.yaxis.set_major_locator(FixedLocator(range(len(rows))))
+    ax.yaxis.set_major_formatter(FixedFormatter(names))
+    ax.set(xlabel=ax.get_ylabel(), xlim=(0, 1.2 * max(ends)), ylim=(len(rows) - 0.5, -0.5))
+    ax.set_ylabel("")
+    ax.grid(visible=True, axis="x")
+    ax.grid(visible=False, axis="y")
 
 
 def _ideal(ax: Axes, results: StudyResults, column: str, factor: float) -> list[Label]:

@@ -36,3 +36,12 @@ def bootstrap_interval(
         values.append(statistic(*drawn, axis=-1))
     low, high = np.percentile(np.concatenate(values, axis=-1), [2.5, 97.5], axis=-1)
     return low, high
+
+
+def share_interval(share: float, samples: int) -> tuple[float, float]:
+    """Wilson's 95 % interval (1927) of a share that was found in so many samples, at least 1."""
+    z2 = 1.959964**2
+    middle = (share + z2 / (2 * samples)) / (1 + z2 / samples)
+    variance = share * (1 - share) / samples + z2 / (4 * samples**2)
+    half = (z2 * variance) ** 0.5 / (1 + z2 / samples)
+    return max(middle - half, 0.0), min(middle + half, 1.0)

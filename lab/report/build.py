@@ -19,7 +19,11 @@ from lab.files import ROOT, write_atomically
 from lab.records.store import Store
 
 NOTEBOOKS = ROOT / "notebooks"
-_TEMPLATES = {"training": "report.ipynb", "inference": "inference.ipynb"}
+_TEMPLATES = {
+    "training": "report.ipynb",
+    "prediction": "report.ipynb",
+    "inference": "inference.ipynb",
+}
 
 
 @dataclass(frozen=True)

@@ -52,21 +52,8 @@ LATENCIES = (
 
 
 def answer(results: StudyResults) -> Markdown:
-    """The answer to the study's question: the fastest and the smallest of what was compared."""
-    if results.noise.loud:
-        return Markdown.of("There is no answer yet.", results.noise.sentence, strong=True)
-    sentences = [*_stage_sentences(results), *inference.best(results.records)]
-    return Markdown.of(*(sentences or ["No inference run has completed yet."]), strong=True)
-
-
-def _stage_sentences(results: StudyResults) -> list[str]:
-    """One sentence per task on the stages that were run."""
-    words = {"train": "Training", "inference": "Inference"}
-    return [
-        f"{words[stage.task]} on {stage.on} is {rounded(*stage.speedup)} times as fast as serial."
-        for stage in stages_of(results.study, results.records)
-        if stage.speedup is not None and stage.name != "serial"
-    ]
+    """The answer to the study's question: each stage, or each quantization."""
+    return sections.answer(results)
 
 
 def stages(results: StudyResults) -> list[Markdown | Table | Figure]:
@@ -141,8 +128,38 @@ def findings(results: StudyResults) -> Markdown:
 
 
 def unavailable(results: StudyResults) -> Markdown:
-    """What this machine cannot do, each with its reason."""
+    """What this machine cannot do, each with its reason; what has not run stands elsewhere."""
+    gone = [
+        f"{stage.task} on {stage.name}: {stage.reason}."
+        for stage in stages_of(results.study, results.records)
+        if stage.seconds is None
+    ]
+    ran = {record.run_id for record in results.records if record.completed}
+    left = sum(run.id not in ran for run in results.study.runs)
+    waiting = f"{left} of {len(results.study.runs)} configurations have not run: see below."
     return Markdown.bullets(
-        inference.missing(results.records),
-        otherwise="Everything that was asked for could be measured.",
+        [*inference.missing(results.records), *gone],
+        otherwise=waiting if left else "Everything that was asked for could be measured.",
     )
+
+
+METHODS = (
+    (
+        GENERATION,
+        "Perplexity is $e^{L}$ of the mean loss $L$ on held-out text; its change is a ratio of two "
+        "models on the same samples, so the interval is that of the paired differences of their "
+        "losses.",
+    ),
+    (
+        CLASSIFICATION,
+        "Accuracy is the share of held-out samples that are put into the right class, with "
+        "Wilson's interval; its change has the interval of the paired differences, sample by "
+        "sample.",
+    ),
+)
+
+
+def method(results: StudyResults) -> Markdown:
+    """How quality is measured of what the study quantizes."""
+    texts = [text for kind, text in METHODS if kind in _kinds(results)]
+    return Markdown("\n\n".join(texts))

@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import contextlib
-import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
+from lab.analysis import configurations, inference
 from lab.analysis import findings as analysis
-from lab.analysis import inference
+from lab.analysis.answer import answer as headline
 from lab.analysis.audit import Audit
-from lab.analysis.scaling_curves import curves, ranks
+from lab.analysis.configurations import evaluated_samples, median, megabytes, peak_memory
+from lab.analysis.inference import accuracy
+from lab.analysis.scaling_curves import curves, ranks, with_interval
 from lab.analysis.tables import classical_tables
 from lab.analysis.waterfall import waterfall_table
 from lab.config.run import distinct_labels
 from lab.config.study import Task
 from lab.errors import InputError
 from lab.figures.data import StudyResults
-from lab.formatting import format_seconds, percent, unit_for
+from lab.formatting import format_seconds, percent, rounded, unit_for
 from lab.launch.plan import plan
 from lab.perfmodel import frozen
-from lab.records.schema import PHASES, Communication, Stat
+from lab.records.schema import PHASES, Quality, Stat
 from lab.records.store import Record
 from lab.report.blocks import Markdown, Table
 
@@ -27,8 +30,10 @@ COMMUNICATION = (
     "Communication of a step, median over repeats [95 % interval]. Exposed is what the step did "
     "nothing but wait for, split into waiting for the slowest rank and transfer; the cost of "
     "synchronising is measured by itself, in rounds with and without it in turn, and exceeds the "
-    "exposed part by the compute that communication slowed"
+    "exposed part by the compute that communication slowed. Sent: by one rank for a step, where "
+    "ranks form a ring"
 )
+FROZEN = "Each prediction was written down and hashed before its run. They rest on: "
 PREDICTIONS = (
     "Step time predicted before the run and as measured, median over repeats; an error above zero "
     "says that the run was faster than predicted. Frozen tells when the prediction was written, "
@@ -36,26 +41,27 @@ PREDICTIONS = (
 )
 # The status of an attempt that is shown and not counted.
 SET_ASIDE = "set aside"
-# How each column of the table of learning is read from a record, and shown.
-LEARNING: dict[str, tuple[Callable[[Record], float | None], str]] = {
-    "last loss": (lambda r: r.quality.loss[-1] if r.quality else None, "{:.4f}"),
-    "validation loss": (lambda r: r.quality.validation_loss if r.quality else None, "{:.4f}"),
-    "accuracy": (lambda r: r.quality.accuracy if r.quality else None, "{:.1%}"),
-    "peak memory of a rank (MB)": (
-        lambda r: max(r.memory.peak) / 1e6 if r.memory else None,
-        "{:.0f}",
+# How each column of the table of learning is made of the repeats of a run and its row in a summary.
+LEARNING: dict[str, Callable[[Sequence[Record], Mapping[Any, Any]], str]] = {
+    "last loss": lambda repeats, _: _quality(repeats, lambda q: q.loss[-1] if q.loss else None),
+    "validation loss": lambda repeats, _: _quality(repeats, lambda q: q.validation_loss),
+    "accuracy": lambda repeats, _: accuracy(
+        median(repeats, "quality.accuracy"), evaluated_samples(repeats[0].run)
     ),
-    "samples/s": (lambda r: r.timing.samples_per_second if r.timing else None, "{:.1f}"),
-    "MFU": (lambda r: r.timing.mfu if r.timing else None, "{:.1%}"),
+    "peak memory of a rank (MB)": lambda repeats, _: megabytes(median(repeats, peak_memory)),
+    "samples/s": lambda _, row: rounded(*with_interval(row, "samples_per_second")),
+    "MFU": lambda _, row: percent(row["mfu"]),
 }
 
 
 def answer(results: StudyResults) -> Markdown:
-    """The answer to the study's question in one sentence."""
+    """The answer to the study's question, by what the study varies."""
     notice = (
         [f"{results.notice}. Source: {'; '.join(results.citations)}."] if results.notice else []
     )
-    sentence = analysis.answer(results.study, results.summary, results.records)
+    study = results.study
+    scores = results.scores if study.kind == "prediction" else ()
+    sentence = headline(study, results.summary, results.records, scores=scores)
     return Markdown.of(*notice, sentence, strong=True)
 
 
@@ -104,9 +110,8 @@ def communication(results: StudyResults) -> Table:
         "stolen compute": "stolen_compute_time",
     }
     unit = unit_for(results.summary["step_time"])
-    sent = {
-        record.run_id: record.communication for record in results.records if record.communication
-    }
+    repeats = configurations.trained(results.study.runs, results.records)
+    sent = {run.id: records for run, records in repeats.items()}
     rows = []
     for label, points in curves(results.summary):
         for row in points[points["world_size"] > 1].to_dict("records"):
@@ -117,17 +122,17 @@ def communication(results: StudyResults) -> Table:
                 for name, column in columns.items()
             }
             configuration = f"{ranks(row['device'], row['world_size'])}, {label}"
-            sent_by_rank = _sent(sent.get(row["run_id"]))
-            rows.append({"configuration": configuration, **times, "sent by a rank": sent_by_rank})
+            by_rank = _sent(sent.get(row["run_id"], []))
+            rows.append({"configuration": configuration, **times, "sent (MB)": by_rank})
     return Table.of_rows(COMMUNICATION, rows)
 
 
-def _sent(communication: Communication | None) -> str:
-    if communication is None or not communication.bytes:
-        return "-"
-    size = f"{communication.bytes / 1e6:.2f} MB"
-    calls = communication.calls or len(communication.buckets or ())
-    word = "bucket" if communication.buckets else "call"
+def _sent(repeats: Sequence[Record]) -> str:
+    """The bytes of the table of strategies, in how many calls."""
+    size = megabytes(median(repeats, "communication.bytes_moved"))
+    records = [record.communication for record in repeats if record.communication]
+    calls = next((one.calls or len(one.buckets or ()) for one in records), 0)
+    word = "bucket" if any(one.buckets for one in records) else "call"
     return f"{size} in {calls} {word}{'s' * (calls > 1)}" if calls else size
 
 
@@ -144,10 +149,14 @@ def learning(results: StudyResults) -> Table:
     columns = dict(LEARNING)
     if all(record.quality is None or record.quality.accuracy is None for record in done):
         del columns["accuracy"]  # language models have none
+    summary = {row["run_id"]: row for row in results.summary.to_dict("records")}
     rows = []
     for run in runs:
-        repeats = [record for record in done if record.run_id == run.id]
-        cells = {name: _median(repeats, *column) for name, column in columns.items()}
+        repeats = [record for record in done if record.run_id == run.id and record.timing]
+        cells = {
+            name: cell(repeats, summary[run.id]) if repeats else "not measured"
+            for name, cell in columns.items()
+        }
         rows.append({"configuration": labels[run], **cells})
     notes = "".join(
         f"; loss depends on how ranks share the batch: {reason}"
@@ -159,9 +168,14 @@ def learning(results: StudyResults) -> Table:
     return Table.of_rows(caption, rows, common=common)
 
 
-def _median(records: Sequence[Record], read: Callable[[Record], float | None], form: str) -> str:
-    values = [value for record in records if (value := read(record)) is not None]
-    return form.format(statistics.median(values)) if values else "not measured"
+def _quality(repeats: Sequence[Record], read: Callable[[Quality], float | None]) -> str:
+    value = median(repeats, lambda record: read(record.quality) if record.quality else None)
+    return "not measured" if value is None else f"{value:.4f}"
+
+
+def learning_compared(results: StudyResults) -> Markdown:
+    """How far equal batches learn the same, and that unequal ones are not expected to."""
+    return Markdown.bullets(configurations.learning_sentences(results.study, results.records))
 
 
 def every_repeat(results: StudyResults) -> Table:
@@ -268,7 +282,9 @@ def predictions(results: StudyResults) -> list[Markdown | Table]:
     summary = Markdown.of(prediction_summary(results))
     if not results.scores:
         return [summary]
-    return [summary, Table(PREDICTIONS, frozen.scores_table(results.scores), index=False)]
+    bases = dict.fromkeys(score.frozen.basis for score in results.scores)
+    how = Markdown.of(f"{FROZEN}{'; '.join(bases)}.")
+    return [summary, how, Table(PREDICTIONS, frozen.scores_table(results.scores), index=False)]
 
 
 def prediction_summary(results: StudyResults) -> str:

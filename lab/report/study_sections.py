@@ -8,18 +8,18 @@ from lab.analysis import configurations, tables
 from lab.config.run import Run, distinct_labels
 from lab.errors import InputError
 from lab.figures import curves
+from lab.figures.curves import OVERLAPPING
 from lab.figures.data import StudyResults
 from lab.formatting import format_seconds
 from lab.perfmodel.calibration import Calibration, load_calibration
 from lab.records.store import Record
 from lab.report import sections
-from lab.report.blocks import Figure, Markdown, Table, drawn
+from lab.report.blocks import Figure, Markdown, Table, drawn, figure
 
 Blocks = list[Markdown | Table]
 LOADERS = (
-    "The classic loader is there on purpose: it tokenizes each sample when it is asked for, in "
-    "processes that outnumber the cores. The audit below must warn of it (data-stall); the fast "
-    "loader, on tokens made once, shows what is left without it."
+    "The classic loader tokenizes each sample when it is asked for, in processes of its own where "
+    "it has some; the fast loader reads tokens that were made once."
 )
 STRATEGIES = (
     "Strategies side by side, medians over repeats. Peak: memory of the rank that has most; "
@@ -29,9 +29,25 @@ STRATEGIES = (
 NETWORKS = (
     "Networks side by side, medians over repeats. Exposed: the part of communication that a step "
     "waits for. Sent: by one rank for a step. Epochs: the first whose mean training loss is below "
-    "0.04, or the lowest mean of those that were trained. torch's DataParallel copies within "
-    "itself, where nothing is measured, and needs GPUs for more than one device"
+    "0.04, or the lowest mean of those that were trained"
 )
+DATA_PARALLEL = "; torch's DataParallel copies within itself, where nothing is measured"
+
+
+def scaling_figures(results: StudyResults) -> list[Figure]:
+    """Speedup, efficiency, step time and throughput by world size.
+
+    Where no curve has two world sizes, they would all draw the same points: step time alone.
+    """
+    names = ("speedup", "efficiency", "step_time", "throughput")
+    varied = any(len(points) > 1 for _, points in results.curves)
+    return [figure(name, results) for name in (names if varied else ("step_time",))]
+
+
+def overlap(results: StudyResults) -> list[Figure]:
+    """The band between no and perfect overlap, where a strategy hides gradients behind backward."""
+    strategies = {run.strategy for run in results.study.runs}
+    return [figure("overlap_band", results)] if OVERLAPPING & strategies else []
 
 
 def comparisons(results: StudyResults) -> Blocks:
@@ -47,8 +63,10 @@ def _strategies(results: StudyResults) -> Blocks:
     if len({run.strategy for run in runs}) < 2:
         return []
     quiet = [run for run in runs if results.noise.trustworthy([run.id])]
-    sentences = configurations.strategy_sentences(quiet, records, baseline=study.baseline)
-    table = _table(STRATEGIES, runs, configurations.strategy_rows(runs, records))
+    sentences = configurations.strategy_sentences(
+        quiet, records, results.summary, baseline=study.baseline
+    )
+    table = _table(STRATEGIES, runs, configurations.strategy_rows(runs, records, results.summary))
     return [Markdown("## Strategies"), *_bullets(sentences), table]
 
 
@@ -67,8 +85,9 @@ def _networks(results: StudyResults) -> Blocks:
     runs = [run for run in results.study.runs if run.architecture.kind == "cnn"]
     if len({(str(run.model), run.strategy) for run in runs}) < 2:
         return []
-    rows = configurations.image_rows(runs, results.records)
-    return [Markdown("## Networks"), _table(NETWORKS, runs, rows)]
+    rows = configurations.image_rows(runs, results.records, results.summary)
+    caption = NETWORKS + DATA_PARALLEL * any(run.strategy == "data_parallel" for run in runs)
+    return [Markdown("## Networks"), _table(caption, runs, rows)]
 
 
 def _bullets(sentences: Sequence[str]) -> Blocks:
@@ -169,3 +188,70 @@ def _allocation_rows(record: Record) -> Iterator[tuple[str, str]]:
     yield "Slurm jobs", f"{slurm.job_id}{requeues}"
     gpus = f", GPU {', '.join(slurm.gpus)} of the first" if slurm.gpus else ""
     yield "nodes", f"{', '.join(slurm.nodes)}{gpus}"
+
+
+MEASURED = (
+    "A step runs from its start to its own end on each rank, without a barrier; the step time of a "
+    "study is that of the **slowest rank** of each step, because a synchronous step ends with it. "
+    "Warm-up, compilation and evaluation are left out. Each repeat is a job of its own; repeats "
+    "are interleaved over the configurations. Times are medians over the repeats' medians; "
+    "intervals are 95 % bootstrap intervals over repeats: one repeat has none."
+)
+PUBLISHED = (
+    "These times were measured and published by others: how, their source says. One number per "
+    "configuration has no interval."
+)
+STRONG = r"""With $T(N)$ the step time on $N$ ranks at one global batch:
+
+$$
+S(N) = \frac{T(1)}{T(N)}, \qquad E(N) = \frac{S(N)}{N}
+$$
+
+Amdahl's law bounds the speedup of a program of which the fraction $f$ does not get faster with more
+ranks:
+
+$$
+S(N) \le \frac{1}{f + (1 - f) / N}
+$$"""
+WEAK = r"""With $T(N)$ the step time on $N$ ranks at one batch per rank, and $X(N)$ the throughput:
+
+$$
+E(N) = \frac{T(1)}{T(N)}, \qquad S(N) = \frac{X(N)}{X(1)}
+$$
+
+By Gustafson's law, a step on $N$ ranks of which the fraction $s$ is not shared has the scaled
+speedup
+
+$$
+S(N) = s + (1 - s) N, \qquad s = \frac{N - S(N)}{N - 1}
+$$"""
+OVERLAP = r"""With $R = T_{\text{compute}} / T_{\text{communication}}$ of one rank, efficiency is
+$R / (1 + R)$ where the two take turns; where communication hides behind the backward pass, a share
+$b \approx 2/3$ of compute, it is
+
+$$
+E = \frac{1}{\max\left(1,\; 1 - b + 1 / R\right)}
+$$
+
+Every bucket of gradients is stamped when it is complete, when it is handed to the link, and when
+its average is there. Total communication is the union of the times on the link, its exposed part is
+what follows the last gradient, and of that the wait for the slowest rank is told from transfer."""
+COLLECTIVES = (
+    "Of strategies other than DDP, every collective and message is stamped at its start and its "
+    "end: exposed is what a rank did nothing but wait for."
+)
+
+
+def method(results: StudyResults) -> Markdown:
+    """How the study was measured, and the laws that its scaling and its strategies obey."""
+    study = results.study
+    several = {run.strategy for run in study.runs if run.world_size > 1 and run.task == "train"}
+    published = bool(results.citations)
+    parts = {
+        PUBLISHED if published else MEASURED: True,
+        STRONG: study.scaling == "strong",
+        WEAK: study.scaling == "weak",
+        OVERLAP: "ddp" in several and not published,
+        COLLECTIVES: bool(several - {"ddp"}) and not published,
+    }
+    return Markdown("\n\n".join(text for text, holds in parts.items() if holds))

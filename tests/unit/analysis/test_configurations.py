@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 from factories import record, run, stat, study
 
@@ -16,9 +17,11 @@ from lab.analysis.configurations import (
     strategy_rows,
     strategy_sentences,
 )
+from lab.analysis.scaling import summary
 from lab.figures import StudyResults
 from lab.records.schema import Communication, Memory, Quality
 from lab.records.store import Record, Store, write_record
+from lab.records.table import table
 from lab.report import study_sections
 
 SINGLE = {"strategy": "single", "world_size": 1}
@@ -27,6 +30,10 @@ CNN = {"kind": "cnn", "network": "resnet18", "image_size": 16}
 
 def changed(record: Record, **parts: Any) -> Record:
     return record.model_copy(update=parts)
+
+
+def of(records: list[Record]) -> pd.DataFrame:
+    return summary(table(records), baseline=SINGLE, scaling="none")
 
 
 def strategies() -> dict[str, Record]:
@@ -45,7 +52,7 @@ def strategies() -> dict[str, Record]:
 def test_strategies_side_by_side() -> None:
     records = list(strategies().values())
     runs = [*(one.run for one in records), run(2, strategy="ddp")]
-    one, two, missing = strategy_rows(runs, records)
+    one, two, missing = strategy_rows(runs, records, of(records))
     assert (
         one["configuration"] == "single x1" and one["sent (MB)"] == "-" and one["step"] == "200 ms"
     )
@@ -68,10 +75,12 @@ def test_the_fastest_the_smallest_and_how_far_the_losses_are() -> None:
     records["fsdp"] = changed(
         records["fsdp"], quality=Quality(loss=[*curve[:-1], 1.01 * curve[-1]])
     )
-    fastest, smallest, apart = strategy_sentences(
-        [one.run for one in records.values()], list(records.values()), baseline=SINGLE
+    frame = of(list(records.values()))
+    fastest, gain, smallest, apart = strategy_sentences(
+        [one.run for one in records.values()], list(records.values()), frame, baseline=SINGLE
     )
-    assert "100 ms, is that of fsdp x2" in fastest
+    assert "100 ms, is that of fsdp x2; one repeat is too few to rank strategies" in fastest
+    assert "2.00 times as fast as single x1, but one repeat is too few" in gain
     assert "3.00 MB, are those of fsdp x2" in smallest and "6.00 MB" in smallest
     assert "within 1.00 % of the baseline's" in apart
 
@@ -132,7 +141,7 @@ def test_networks_side_by_side() -> None:
     )
     made = [record(one, loss=[0.01] * 4, train_samples=8) for one in runs[:3]]
     made[1] = changed(made[1], communication=sent)
-    rows = image_rows(runs, made)
+    rows = image_rows(runs, made, of(made))
     assert rows[0]["communication"] == "none" and rows[0]["epochs to loss < 0.04"] == "1"
     assert (
         rows[1]["compute"] == "65.0 ms"
@@ -156,4 +165,6 @@ def test_sections_are_there_where_the_study_asks(tmp_path: Path) -> None:
         and "All: gpt-nano, batch 64, fp32" in str(shown)
     )
     loaders = study(tmp_path / "loaders", [text_run(), text_run(loader="classic")])
-    assert "on purpose" in "".join(map(str, study_sections.comparisons(StudyResults(loaders))))
+    assert "classic loader tokenizes" in "".join(
+        map(str, study_sections.comparisons(StudyResults(loaders)))
+    )

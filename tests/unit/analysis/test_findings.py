@@ -3,7 +3,8 @@ from __future__ import annotations
 import pytest
 from factories import record, repeats, run, study
 
-from lab.analysis.findings import answer, findings, holes
+from lab.analysis.answer import answer
+from lab.analysis.findings import findings, holes
 from lab.analysis.scaling import summary
 from lab.records.schema import Failure
 from lab.records.table import table
@@ -22,11 +23,9 @@ def pair(base, wide, size=2, **fields):
 
 def test_a_gain_that_the_interval_supports(tmp_path):
     text, more, missing = findings_of(tmp_path, pair([0.20, 0.21, 0.19], [0.11, 0.10, 0.12]))
-    assert text == (
-        "The highest throughput measured is 582 [533, 640] samples/s, "
-        "on 2 CPU processes at batch 64; "
-        "there, a step is 1.82 [1.58, 2.10] times as fast as on 1 CPU process "
-        "(efficiency 91 [79, 105] %), a gain that the interval supports."
+    assert text.startswith(
+        "On 2 CPU processes at batch 64, a step is 1.82 [1.58, 2.10] times as fast as on "
+        "1 CPU process (efficiency 91 [79, 105] %), a gain that the interval supports."
     )
     assert missing == []
     assert more[0].startswith("On 2 CPU processes at batch 64, a step is 1.8")
@@ -47,35 +46,18 @@ def test_the_verdict_follows_the_interval(tmp_path, wide, verdict):
     assert verdict in text
 
 
-def test_where_more_ranks_are_slower_both_are_named(tmp_path):
-    text, _, _ = findings_of(tmp_path, pair([0.10, 0.11, 0.12], [0.20, 0.21, 0.22]))
-    assert (
-        "samples/s, on 1 CPU process at batch 64; on 2 CPU processes at batch 64, a step is 0.5"
-        in text
-    )
-
-
-def test_weak_scaling_speaks_of_throughput(tmp_path):
-    batch = {"global_batch_size": None, "micro_batch_size": 16}
-    records = repeats(run(1, **batch), [0.1] * 3) + repeats(run(4, **batch), [0.125] * 3)
-    text, _, _ = findings_of(tmp_path, records, scaling="weak")
-    assert "the throughput is 3.20 [3.20, 3.20] times that of 1 CPU process" in text
-    assert "80.0 [80.0, 80.0] %" in text
-
-
 def test_no_answer_and_no_speedup(tmp_path):
     text, more, missing = findings_of(tmp_path, [record(run(2), status="oom")])
     assert text.startswith("There is no answer yet")
     assert more == []
     assert len(missing) == 2  # one repeat failed, two are missing
     text, _, _ = findings_of(tmp_path, repeats(run(2), [0.1] * 3))
-    assert text.endswith(
-        "no speedup can be stated, because no run of the baseline (world_size 1) has completed."
+    assert text.startswith(
+        "No speedup can be stated, because no run of the baseline (world_size 1) has completed. "
+        "A step takes 100 [100, 100] ms on 2 CPU processes"
     )
     text, _, _ = findings_of(tmp_path, repeats(run(1), [0.1] * 3))
-    assert text.endswith(
-        "because nothing that compares with the baseline (world_size 1) has completed."
-    )
+    assert "because nothing that compares with the baseline (world_size 1) has completed." in text
 
 
 def test_holes_name_run_repeats_and_cause(tmp_path):

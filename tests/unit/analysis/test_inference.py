@@ -99,7 +99,8 @@ def test_slower_is_said_with_reasons_and_noise_is_not_called_a_difference() -> N
     slow = inferred(inference_run(), [point(2, 1e-3, 2e-3), point(8, 1.1e-3, 2.2e-3)])
     even = inferred(inference_run("int8_dynamic"), [point(2, 1e-3, 1.02e-3)])
     fast = inferred(inference_run("int4_weight_only"), [point(2, 1e-3, 0.5e-3)])
-    first, _, third, fourth = inference.sentences([slow, even, fast])
+    three = [again(one, repeat) for one in (slow, even, fast) for repeat in range(3)]
+    first, _, third, fourth = inference.sentences(three)
     assert first.startswith(
         "bf16 on 1 CPU process, prompt 64, batch 2: slower, 2.00 [1.90, 2.10] of the base's"
     )
@@ -108,6 +109,39 @@ def test_slower_is_said_with_reasons_and_noise_is_not_called_a_difference() -> N
     assert "AVX2, bf16 emulated with 1 thread" in first
     assert "no difference is shown" in third
     assert "faster, 0.50" in fourth
+
+
+def again(record: Record, repeat: int) -> Record:
+    return record.model_copy(update={"repeat": repeat})
+
+
+def test_one_repeat_is_told_and_claims_nothing() -> None:
+    fast = inferred(inference_run(), [point(2, 1e-3, 0.5e-3)])
+    [sentence] = inference.sentences([fast])
+    assert "0.50" in sentence and "faster" not in sentence
+    assert sentence.endswith("one repeat is too few for a claim.")
+
+
+def test_what_the_copy_of_the_base_shows_no_quantization_can_claim() -> None:
+    fast = inferred(inference_run(), [point(2, 1e-3, 0.9e-3)])
+    copy = inferred(inference_run("none"), [point(2, 1e-3, 1.2e-3)])
+    records = [again(one, repeat) for one in (copy, fast) for repeat in range(3)]
+    assert inference.noise_of(records, GENERATION) == pytest.approx(0.26)
+    assert inference.sentences(records)[0].endswith("no difference is shown.")
+    assert "faster" in inference.sentences([one for one in records if one.run == fast.run])[0]
+
+
+def test_times_are_compared_within_a_job(tmp_path) -> None:
+    """int8 is slower than the base of its own job, which was faster than another job's base."""
+    records = [
+        inferred(inference_run("none"), [point(2, 3e-3, 3e-3)]),
+        inferred(inference_run("int8_dynamic"), [point(2, 1e-3, 2e-3)]),
+    ]
+    # The bases' median is 2 ms; int8 takes twice as long as its own.
+    text = figures.alt_text("latency_throughput", records)
+    assert "fp32, 2.00 ms" in text and "int8_dynamic, 4.00 ms" in text
+    own, int8 = inference.latency_rows(records)[2:]
+    assert own["between tokens, p50"] == "1.00 ms" and int8["between tokens, p50"] == "2.00 ms"
 
 
 def test_rows_of_speed_latency_and_quality() -> None:
@@ -122,8 +156,9 @@ def test_rows_of_speed_latency_and_quality() -> None:
         "2.00",
     ]
     assert [row["model"] for row in inference.latency_rows(records)] == [
-        "base (fp32)",
+        "base (fp32) in that job",
         "none",
+        "base (fp32) in that job",
         "bf16",
     ]
     assert inference.latency_rows(records)[0]["of memory bandwidth"] == "25.0 %"
@@ -241,13 +276,16 @@ def test_the_answer_claims_only_what_the_interval_shows(tmp_path) -> None:
     def answer(ratio: float) -> str:
         own = inference_run()
         made = study(tmp_path / str(ratio), [own], kind="inference")
-        write_record(
-            inferred(own, [point(2, 1e-3, ratio * 1e-3)]), made.out / "runs" / own.id / "0"
-        )
-        return inference_sections.answer(StudyResults(made)).markdown
+        for repeat in range(3):
+            made_record = inferred(own, [point(2, 1e-3, ratio * 1e-3)], repeat)
+            write_record(made_record, made.out / "runs" / own.id / str(repeat))
+        return inference_sections.answer(StudyResults(made)).markdown.replace("\\", "")
 
-    assert "No quantization is shown to decode faster" in answer(0.98)
-    assert "gains the most time" in answer(0.5)
+    assert "of the base's time between tokens (no difference is shown)" in answer(0.98)
+    faster = answer(0.5)
+    assert "0.500 [0.475, 0.525] of the base's time between tokens (faster)" in faster
+    assert "50.0 % of its bytes" in faster and "perplexity by 1.00 [0.50, 1.50] %" in faster
+    assert "(slower)" in answer(2.0)
 
 
 def test_inference_settings_do_not_rename_training_runs() -> None:

@@ -76,7 +76,8 @@ WORSE, EVEN = Share(value=-0.02, low=-0.03, high=-0.01), Share(value=-0.002, low
 def test_speed_and_accuracy_are_claimed_where_their_intervals_say_so() -> None:
     slow = classified(inference_run("bf16"), [point(1, 1e-3, 2e-3), point(8, 4e-3, 4.04e-3)], EVEN)
     fast = classified(inference_run("int8_dynamic"), [point(1, 1e-3, 0.5e-3)], WORSE)
-    first, second, third, *costs = inference.sentences([slow, fast])
+    three = [one.model_copy(update={"repeat": n}) for one in (slow, fast) for n in range(3)]
+    first, second, third, *costs = inference.sentences(three)
     assert first.startswith(
         "bf16 on 1 CPU process, batch 1: slower, 2.00 [1.90, 2.10] of the base's time for a batch."
     )
@@ -84,8 +85,11 @@ def test_speed_and_accuracy_are_claimed_where_their_intervals_say_so() -> None:
     assert "no difference is shown" in second
     assert third.startswith("int8_dynamic on 1 CPU process, batch 1: faster, 0.50")
     assert costs == [
-        "bf16: accuracy 89.8 %, the base's 90.0 %: no difference is shown on 500 samples.",
-        "int8_dynamic: accuracy 88.0 %, the base's 90.0 %: lower, a change of -2.0 [-3.0, -1.0] points.",
+        "bf16: accuracy 89.8 [86.8, 92.2] % of 500 samples, "
+        "the base's 90.0 [87.1, 92.3] % of 500 samples: no difference is shown.",
+        "int8_dynamic: accuracy 88.0 [84.9, 90.6] % of 500 samples, "
+        "the base's 90.0 [87.1, 92.3] % of 500 samples: "
+        "lower, a change of -2.0 [-3.0, -1.0] points.",
     ]
 
 
@@ -99,11 +103,11 @@ def test_rows_of_speed_and_quality_and_none_for_language_models() -> None:
     assert (bf16["samples/s"], bf16["base samples/s"], none["batch"]) == ("4000", "2000", 8)
     [_, row] = inference.quality_rows(records, CLASSIFICATION)
     assert (row["accuracy"], row["base accuracy"], row["change (points)"]) == (
-        "88.0 %",
-        "90.0 %",
+        "88.0 [84.9, 90.6] % of 500 samples",
+        "90.0 [87.1, 92.3] % of 500 samples",
         "-2.0 [-3.0, -1.0]",
     )
-    assert (row["of the base"], row["samples"]) == ("25.0 %", 500)
+    assert row["of the base"] == "25.0 %"
     assert inference.speed_rows(records, GENERATION) == inference.latency_rows(records) == []
     assert inference.quality_rows(records, GENERATION) == []
     assert not any("token" in sentence for sentence in inference.sentences(records))
@@ -117,9 +121,9 @@ def test_the_page_of_a_classifier_says_nothing_of_tokens(tmp_path) -> None:
             classified(one, [point(8, 4e-3, 1e-3)], WORSE), made.out / "runs" / one.id / "0"
         )
     results = StudyResults(made)
-    assert "bf16 on 1 CPU process, batch 8, gains the most time" in inference_sections.answer(
-        results
-    ).markdown.replace("\\", "")
+    text = inference_sections.answer(results).markdown.replace("\\", "")
+    assert "of the base's time for a batch (one repeat is too few for a claim)" in text
+    assert "25.0 % of its bytes, an accuracy of 88.0 [84.9, 90.6] % of 500 samples" in text
     [speed], [quality] = inference_sections.speed(results), inference_sections.quality(results)
     assert len(speed.frame) == len(quality.frame) == 2 and "classifier" in speed.caption
     assert (

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 from factories import record, repeats, run, study
 
+from lab.analysis.answer import answer
 from lab.analysis.audit import Audit, Finding
-from lab.analysis.findings import answer, findings
+from lab.analysis.findings import findings
 from lab.analysis.noise import judge
 from lab.analysis.scaling import summary
 from lab.records.table import table

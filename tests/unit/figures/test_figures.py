@@ -276,7 +276,7 @@ def test_a_study_brings_its_baseline_and_scaling(tmp_path):
     assert (
         figures.speedup(scaled, baseline={"world_size": 4}).get_ylabel().endswith("4 CPU processes")
     )
-    assert words(figures.efficiency(scaled, scaling="strong")) == ["batch 32: 100 %"]
+    assert words(figures.efficiency(scaled, scaling="strong")) == ["100 %"]
     ax = figures.speedup(scaled)
     assert ax.get_ylabel() == "speedup over 2 CPU processes"
     assert lines(ax)["ideal"][1] == pytest.approx([1, 2])

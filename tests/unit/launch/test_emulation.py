@@ -11,7 +11,8 @@ from factories import environment, record, repeats, run, study
 import lab
 from lab import figures
 from lab.analysis import comparison
-from lab.analysis.findings import answer, findings
+from lab.analysis.answer import answer
+from lab.analysis.findings import findings
 from lab.analysis.scaling import summary
 from lab.analysis.scaling_curves import curves
 from lab.analysis.tables import classical_tables

@@ -1,0 +1,351 @@
+"""The answer to a study's question, by what the study varies: the headline of its report.
+
+A study that varies several things gets a sentence or two on each. Numbers are told from any repeat;
+that one is more than another is claimed from FEWEST_REPEATS on, where intervals lie apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from lab.analysis import configurations, inference
+from lab.analysis.bottlenecks import largest_loss
+from lab.analysis.laws import gustafson_fraction
+from lab.analysis.noise import judge
+from lab.analysis.scaling import ratio
+from lab.analysis.scaling_curves import curves, ranks, with_interval
+from lab.analysis.verdict import (
+    against_baseline,
+    beyond_baseline,
+    by_emulation,
+    few,
+    labels_of,
+    place,
+    verdict,
+)
+from lab.analysis.waterfall import waterfalls
+from lab.config.run import Run
+from lab.config.strategies import SETTINGS
+from lab.config.study import Study
+from lab.formatting import format_seconds, percent, rounded
+from lab.perfmodel.frozen import Score, mean_absolute_error
+from lab.records.store import Record
+
+FEW_MODELS = 2  # with more, strategies are compared over all models instead of for each
+LAST = 0.1  # of the steps: their mean is the loss that training reached
+
+
+class Evidence(NamedTuple):
+    """What an answer rests on: a summary and records of one kind, measured or emulated."""
+
+    study: Study
+    summary: pd.DataFrame
+    records: Sequence[Record]
+    scores: Sequence[Score]
+
+    def varies(self, field: str) -> bool:
+        """Whether the study's training runs have several values of a field."""
+        runs = [run for run in self.study.runs if run.task == "train"]
+        return len({repr(getattr(run, field)) for run in runs}) > 1
+
+    @property
+    def measured(self) -> dict[Run, list[Record]]:
+        """The completed repeats of each training run that has some."""
+        repeats = configurations.trained(self.study.runs, self.records)
+        return {run: records for run, records in repeats.items() if records}
+
+
+def answer(
+    study: Study,
+    summary: pd.DataFrame,
+    records: Sequence[Record],
+    *,
+    scores: Sequence[Score] = (),
+) -> str:
+    """The answer in a few sentences, or what is missing for one.
+
+    Where some results are emulated and others measured, it is that of the measured ones; what is
+    too noisy is left out.
+    """
+    if not any(record.completed for record in records):
+        runs = f"{len(study.runs)} asked for, {len(records)} records"
+        return f"There is no answer yet: no run has completed ({runs})."
+    if len(summary):
+        summary = by_emulation(summary)[0]
+        kind = summary["emulated"].iloc[0]
+        records = [record for record in records if record.emulation == kind]
+    noise = judge(records, summary, study=study)
+    quiet = noise.quiet(summary)
+    compared = len(beyond_baseline(summary)) > 0
+    if noise.loud and (quiet.empty or (compared and beyond_baseline(quiet).empty)):
+        return f"There is no answer yet. {noise.sentence}"
+    records = [record for record in records if record.run_id not in noise.loud]
+    evidence = Evidence(study, quiet, records, scores)
+    sentences = [sentence for maker in _makers(evidence) for sentence in maker(evidence)]
+    return " ".join([*sentences, *([noise.sentence] if noise.loud else [])])
+
+
+def _inference(evidence: Evidence) -> Iterator[str]:
+    """What each stage or quantization gains and costs."""
+    yield from inference.answer(evidence.study, evidence.records)
+
+
+def _predictions(evidence: Evidence) -> Iterator[str]:
+    """How wrong the predictions were that were frozen before their runs."""
+    scores = evidence.scores
+    if not scores:
+        yield (
+            "There is no answer yet: no run was predicted before it was measured, "
+            "which is what `lab bench predict` does."
+        )
+        return
+    inside = sum(score.frozen.low_s <= score.measured_s <= score.frozen.high_s for score in scores)
+    worst = max(scores, key=lambda score: abs(score.error))
+    yield (
+        f"The predicted step times of {len(scores)} run{'s' * (len(scores) > 1)} are wrong by "
+        f"{percent(mean_absolute_error(scores))} on average and {worst.error:+.1%} at worst "
+        f"({worst.frozen.run.label}); {inside} of {len(scores)} were measured inside their "
+        "interval."
+    )
+
+
+def _strategies(evidence: Evidence) -> Iterator[str]:
+    """The shortest step and the least memory of each model, and whether all learn the same."""
+    runs = list(evidence.measured)
+    if len({run.model for run in runs}) > FEW_MODELS:
+        yield from _settings(evidence, field="strategy")
+    else:
+        yield from configurations.strategy_sentences(
+            runs, evidence.records, evidence.summary, baseline=evidence.study.baseline
+        )
+    yield from configurations.epoch_sentences(evidence.measured)
+
+
+class Pair(NamedTuple):
+    """Two runs that differ in one setting, and their step times as a ratio with its interval."""
+
+    run: Run
+    reference: Run
+    ratio: tuple[float, float, float]
+    repeats: int
+
+
+# Settings that are compared one by one: what a value and the one that it is compared with are
+# called, and the settings that may differ with it.
+COMPARED: dict[str, tuple[str, str, frozenset[str]]] = {
+    "precision": ("{}", "{}", frozenset()),
+    "compression": ("{} on the link", "uncompressed gradients", frozenset({"bucket_cap_mb"})),
+    "loader": ("the {} loader", "the {} loader", frozenset({"loader_workers"})),
+    "strategy": ("{}", "{}", frozenset({*SETTINGS, "micro_batch_size", "grad_accum"})),
+}
+
+
+def _settings(evidence: Evidence, *, field: str) -> Iterator[str]:
+    """What each value of a setting makes of the step, and of what was learned."""
+    name, reference_name, _ = COMPARED[field]
+    found = pairs(evidence, field)
+    for value in dict.fromkeys(getattr(pair.run, field) for pair in found):
+        compared = [pair for pair in found if getattr(pair.run, field) == value]
+        reference = reference_name.format(getattr(compared[0].reference, field))
+        text = f"With {name.format(value)}, a step takes {_ratios(evidence, compared)} that with"
+        yield f"{text} {reference}{_beside(evidence, field, compared)}."
+    if not found:
+        yield f"No two runs that differ in {field} alone have completed yet."
+
+
+def pairs(evidence: Evidence, field: str) -> list[Pair]:
+    """Completed runs beside those with the baseline's value of a field, or its default."""
+    companions = {field, *COMPARED[field][2]}
+    usual = evidence.study.baseline.get(field, Run.model_fields[field].default)
+    if field == "strategy":  # the baseline is on one rank
+        usual = Run.model_fields[field].default
+    measured = evidence.measured
+    settings = {run: run.model_dump(exclude=companions) for run in measured}
+    found = []
+    for run in measured:
+        references = [
+            other
+            for other in measured
+            if getattr(other, field) == usual and settings[other] == settings[run]
+        ]
+        if getattr(run, field) != usual and len(references) == 1:
+            times = [_steps(measured[one]) for one in (run, references[0])]
+            repeats = min(map(len, times))
+            found.append(Pair(run, references[0], ratio(*times), repeats))
+    return found
+
+
+def _steps(records: Sequence[Record]) -> np.ndarray[Any, np.dtype[np.float64]]:
+    return np.array([record.timing.step.median for record in records if record.timing], dtype=float)
+
+
+def _ratios(evidence: Evidence, compared: Sequence[Pair]) -> str:
+    """The ratio of one pair with its verdict, or the range of several with how many are shown."""
+    if len(compared) == 1:
+        run, _, (value, low, high), _ = compared[0]
+        where = inference.place(evidence.measured[run][0])
+        return f"{rounded(value, low, high)} times (on {where}, {_judged(compared[0])})"
+    values = sorted(pair.ratio[0] for pair in compared)
+    decided = [_judged(pair).split()[1] for pair in compared]
+    shown = f"{decided.count('gain')} shown to be shorter, {decided.count('loss')} longer"
+    if too_few := few(min(pair.repeats for pair in compared)):
+        shown = f"{too_few} to tell this from chance"
+    extent = f"{rounded(values[0])} to {rounded(values[-1])} times"
+    return f"{extent} (in {len(compared)} comparisons, {shown})"
+
+
+def _judged(pair: Pair) -> str:
+    _, low, high = pair.ratio
+    return verdict(1 / high, 1 / low, pair.repeats)
+
+
+def _beside(evidence: Evidence, field: str, compared: Sequence[Pair]) -> str:
+    """What else the setting changes: the wait for data, or what was learned."""
+    measured = evidence.measured
+    if field == "loader":
+        wait = [_share_of_data(measured[pair.run]) for pair in compared]
+        usual = [_share_of_data(measured[pair.reference]) for pair in compared]
+        return f"; a step waits for data for up to {percent(max(wait))}, not {percent(max(usual))}"
+    losses = [
+        tuple(configurations.median(measured[one], "quality.validation_loss") for one in pair[:2])
+        for pair in compared
+    ]
+    apart = [abs(own / usual - 1) for own, usual in losses if own and usual]
+    at_most = "at most " if len(apart) > 1 else ""
+    return f"; validation losses are {at_most}{percent(max(apart))} apart" if apart else ""
+
+
+def _share_of_data(records: Sequence[Record]) -> float:
+    data = configurations.median(records, "timing.phases.data.median")
+    return (data or 0.0) / (configurations.median(records, "timing.step.median") or 1.0)
+
+
+def _scaling(evidence: Evidence) -> Iterator[str]:
+    """What the most ranks of each curve bring: all of one or two, else the best and the worst."""
+    summary = evidence.summary
+    labels = labels_of(summary)
+    beyond = beyond_baseline(summary)
+    if beyond.empty:
+        baseline = ", ".join(f"{key} {value}" for key, value in evidence.study.baseline.items())
+        measured = bool(len(summary)) and summary["baseline_run_id"].notna().any()
+        what = "nothing that compares with" if measured else "no run of"
+        yield f"No speedup can be stated, because {what} the baseline ({baseline}) has completed."
+        if len(summary):
+            yield from _step(evidence)
+        return
+    ends = [
+        known.iloc[-1] for _, points in curves(summary) if len(known := beyond_baseline(points))
+    ]
+    ends.sort(key=lambda row: -row["speedup"])
+    for row in ends if len(ends) <= 2 else (ends[0], ends[-1]):
+        which = "" if len(ends) <= 2 else "At best, on " if row is ends[0] else "At worst, on "
+        yield f"{which or 'On '}{place(row, labels)}, {_scaled(row, summary, labels)}."
+    yield from _cause(evidence, ends[-1])
+    if len(set(summary["world_size"])) > 2:
+        best = summary.sort_values("samples_per_second").iloc[-1]
+        rate = rounded(*with_interval(best, "samples_per_second"))
+        yield f"The highest throughput measured, {rate} samples/s, is on {place(best, labels)}."
+
+
+def _cause(evidence: Evidence, row: Any) -> Iterator[str]:
+    """What costs a configuration most of its step, or why that is not known."""
+    falls = waterfalls(evidence.summary, evidence.records)
+    fall = next((fall for fall in falls if fall.run.id == row["run_id"]), None)
+    if fall is None:
+        yield "Where the time of a step goes was not measured."
+    elif loss := largest_loss(fall):
+        yield loss
+    elif few(fall.repeats):
+        yield f"To tell what costs the most, {few(fall.repeats)}."
+
+
+def _scaled(row: Any, summary: pd.DataFrame, labels: Mapping[str, str]) -> str:
+    """What one configuration does against its baseline: strong a speedup, weak the pace kept."""
+    if row["scaling"] != "weak":
+        return against_baseline(row, summary, labels)
+    base = summary.set_index("run_id").loc[row["baseline_run_id"]]
+    n = row["world_size"] / base["world_size"]
+    value, low, high = with_interval(row, "efficiency")
+    judged = verdict(low, high, min(row["repeats"], base["repeats"]))
+    speedup = with_interval(row, "speedup")
+    text = (
+        f"each rank keeps {percent(value, low, high)} of its pace, {judged}; "
+        f"the scaled speedup over {ranks(base['device'], base['world_size'])} is "
+        f"{rounded(*speedup)} of {n:g}"
+    )
+    # Outside 1 to n, which noise can bring about, the law has no fraction.
+    if n > 1 and all(1 <= end <= n for end in speedup if pd.notna(end)):
+        ends = (speedup[0], speedup[2], speedup[1])
+        serial = percent(*(gustafson_fraction(end, n) for end in ends))
+        text += f", by Gustafson's law a serial fraction of {serial}"
+    return text
+
+
+def _larger_batch(evidence: Evidence) -> Iterator[str]:
+    """What the batch that grows with the ranks does to learning, on the most ranks of a curve."""
+    measured = {run.id: (run, records) for run, records in evidence.measured.items()}
+    for label, points in curves(evidence.summary)[:1]:
+        row = points.iloc[-1]
+        run, own = measured[row["run_id"]]
+        reference, base = measured.get(row["baseline_run_id"], (run, own))
+        samples = reference.steps * reference.global_batch_size
+        losses = [_loss_after(records, samples) for records in (own, base)]
+        if reference is run or None in losses:
+            continue
+        yield (
+            f"At {label}, after the same {samples} samples the training loss is "
+            f"{losses[0]:.3f} with batches of {run.global_batch_size} and {losses[1]:.3f} with "
+            f"batches of {reference.global_batch_size} "
+            "(means over the last tenth of the steps, one seed)."
+        )
+
+
+def _loss_after(records: Sequence[Record], samples: int) -> float | None:
+    """The mean training loss of the last steps before so many samples; None from too few."""
+
+    def reached(record: Record) -> float | None:
+        steps = samples // record.run.global_batch_size
+        losses = record.quality.loss[:steps] if record.quality else []
+        return float(np.mean(losses[-max(round(LAST * steps), 1) :])) if losses else None
+
+    return configurations.median(records, reached)
+
+
+def _step(evidence: Evidence) -> Iterator[str]:
+    """The step of each configuration, where nothing is compared; of many the shortest."""
+    rows = evidence.summary.sort_values("step_time")
+    labels = labels_of(evidence.summary)
+    for _, row in rows.head(1).iterrows():
+        repeats = int(row["repeats"])
+        which = "A" if len(rows) == 1 else "The shortest"
+        yield (
+            f"{which} step takes {format_seconds(*with_interval(row, 'step_time'))} on "
+            f"{place(row, labels)}: the median of {repeats} repeat{'s' * (repeats > 1)}"
+            f"{' with its 95 % interval' if repeats > 1 else ', which gives no interval'}."
+        )
+
+
+Maker = Callable[[Evidence], Iterator[str]]
+# What a study of training varies, and the sentences that answer it, in their order.
+TRAINING: list[tuple[Callable[[Evidence], bool], Maker]] = [
+    (lambda evidence: evidence.varies("strategy"), _strategies),
+    (lambda evidence: evidence.varies("precision"), partial(_settings, field="precision")),
+    (lambda evidence: evidence.varies("compression"), partial(_settings, field="compression")),
+    (lambda evidence: evidence.varies("loader"), partial(_settings, field="loader")),
+    (lambda evidence: evidence.study.scaling != "none", _scaling),
+    (lambda evidence: evidence.study.scaling == "weak", _larger_batch),
+]
+
+
+def _makers(evidence: Evidence) -> list[Maker]:
+    """What answers a study of this kind: of training, what it varies; else its one step."""
+    if evidence.study.kind == "inference":
+        return [_inference]
+    if evidence.study.kind == "prediction":
+        return [_predictions]
+    return [maker for applies, maker in TRAINING if applies(evidence)] or [_step]

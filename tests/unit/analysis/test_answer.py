@@ -1,0 +1,220 @@
+"""The headline answers what a study varies, and claims nothing that its records do not support."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from factories import frozen, record, repeats, run, stat, study
+
+from lab import InputError
+from lab.analysis.answer import answer
+from lab.analysis.laws import gustafson_fraction, gustafson_speedup
+from lab.analysis.scaling import summary
+from lab.config.study import Study
+from lab.perfmodel.frozen import Score
+from lab.records.schema import Communication, Memory, Quality
+from lab.records.store import Record
+from lab.records.table import table
+
+REPORTS = Path(__file__).parents[3] / "reports"
+
+
+def answered(folder: Path, records: list[Record], *, scores: Any = (), **fields: Any) -> str:
+    """The answer of a study that asked for the runs of these records."""
+    made = study(folder, list({one.run.id: one.run for one in records}.values()), **fields)
+    frame = summary(table(records), baseline=made.baseline, scaling=made.scaling)
+    return answer(made, frame, records, scores=scores)
+
+
+def test_strong_scaling_says_what_the_most_ranks_bring(tmp_path):
+    times = {1: [0.40, 0.41, 0.39], 2: [0.20, 0.21, 0.19], 4: [0.25, 0.26, 0.24]}
+    records = [one for size, three in times.items() for one in repeats(run(size), three)]
+    text = answered(tmp_path, records)
+    assert "On 4 CPU processes at batch 64, a step is 1.60" in text
+    assert "The highest throughput measured, 320 [305, 337] samples/s, is on 2 CPU proc" in text
+
+
+def test_of_many_curves_the_best_and_the_worst_are_told(tmp_path):
+    faster = {8: 0.09, 16: 0.05, 32: 0.2}
+    records = [
+        one
+        for batch, time in faster.items()
+        for one in [*repeats(run(1, batch), [0.1] * 3), *repeats(run(2, batch), [time] * 3)]
+    ]
+    text = answered(tmp_path, records)
+    assert "At best, on 2 CPU processes at batch 16, a step is 2.00" in text
+    assert "At worst, on 2 CPU processes at batch 32, a step is 0.500" in text
+    assert "a loss that the interval supports" in text and "batch 8," not in text
+
+
+def test_the_largest_loss_is_named_where_repeats_support_it(tmp_path):
+    parts = {"data": 0.0, "forward": 0.03, "backward": 0.06, "optimizer": 0.01, "other": 0.0}
+    slow = parts | {"forward": 0.015, "backward": 0.03, "optimizer": 0.005, "data": 0.04}
+    for count, named in ((3, True), (1, False)):
+        records = [
+            *repeats(run(1), [0.1] * count, phases=parts),
+            *repeats(run(2), [0.09] * count, phases=slow),
+        ]
+        text = answered(tmp_path / str(count), records)
+        assert ("is waiting for data" in text) == named
+        assert ("To tell what costs the most, one repeat is too few." in text) != named
+
+
+def test_weak_scaling_tells_the_pace_and_gustafsons_fraction(tmp_path):
+    batch = {"global_batch_size": None, "micro_batch_size": 16}
+    records = repeats(run(1, **batch), [0.1] * 3) + repeats(run(4, **batch), [0.125] * 3)
+    text = answered(tmp_path, records, scaling="weak")
+    assert "each rank keeps 80.0 [80.0, 80.0] % of its pace, a loss that the interval" in text
+    assert "the scaled speedup over 1 CPU process is 3.20 [3.20, 3.20] of 4" in text
+    assert "a serial fraction of 26.7 [26.7, 26.7] %" in text  # (4 - 3.2) / 3
+    faster = repeats(run(1, **batch), [0.1] * 3) + repeats(run(4, **batch), [0.09] * 3)
+    assert "Gustafson" not in answered(tmp_path / "more", faster, scaling="weak")
+
+
+@pytest.mark.parametrize("fraction", [0.0, 0.2, 1.0])
+def test_gustafsons_fraction_is_that_of_his_law(fraction):
+    assert gustafson_fraction(gustafson_speedup(8, fraction), 8) == pytest.approx(fraction)
+    with pytest.raises(ValueError, match="n > 1"):
+        gustafson_fraction(1.0, 1)
+
+
+def test_larger_batches_are_compared_at_equal_samples(tmp_path):
+    batch = {"global_batch_size": None, "micro_batch_size": 16}
+    loss = [5.0 - 0.1 * step for step in range(30)]
+    records = [one for size in (1, 2) for one in repeats(run(size, **batch), [0.1] * 3, loss=loss)]
+    text = answered(tmp_path, records, scaling="weak")
+    # 30 steps of 16 are 480 samples, which 15 steps of 32 are too.
+    assert "after the same 480 samples the training loss is 3.650 with batches of 32" in text
+    assert "and 2.200 with batches of 16" in text
+    strong = [one for size in (1, 2) for one in repeats(run(size), [0.1] * 3, loss=loss)]
+    assert "training loss" not in answered(tmp_path / "strong", strong)
+
+
+@pytest.mark.parametrize(
+    ("bf16", "verdict"),
+    [
+        ([0.05, 0.051, 0.052], "a gain that the interval supports"),
+        ([0.2, 0.21, 0.22], "a loss that the interval supports"),
+        ([0.08, 0.1, 0.12], "which the interval does not tell from no change"),
+        ([0.05], "but one repeat is too few to tell this from chance"),
+    ],
+)
+def test_a_precision_is_compared_with_the_baselines(tmp_path, bf16, verdict):
+    records = repeats(run(1), [0.1, 0.101, 0.102]) + repeats(run(1, precision="bf16"), bf16)
+    text = answered(tmp_path, records, scaling="none")
+    assert text.startswith("With bf16, a step takes ")
+    assert f"times (on 1 CPU process, {verdict}) that with fp32" in text
+    assert "validation losses are 0.00 % apart" in text
+
+
+def test_several_comparisons_count_what_their_intervals_show(tmp_path):
+    records = []
+    for batch, bf16 in ((8, 0.05), (16, 0.2), (32, 0.1)):
+        records += repeats(run(1, batch), [0.1, 0.101, 0.102])
+        records += repeats(run(1, batch, precision="bf16"), [bf16, 1.01 * bf16, 1.02 * bf16])
+    text = answered(tmp_path, records, scaling="none")
+    assert "0.500 to 2.00 times (in 3 comparisons, 1 shown to be shorter, 1 longer)" in text
+    one = [one for one in records if one.repeat == 0]
+    text = answered(tmp_path / "one", one, scaling="none")
+    assert "(in 3 comparisons, one repeat is too few to tell this from chance)" in text
+
+
+def test_compression_and_loaders_are_compared_with_what_is_usual(tmp_path):
+    plain, small = run(2), run(2, compression="bf16", bucket_cap_mb=100.0)
+    records = repeats(plain, [0.1] * 3) + repeats(small, [0.05] * 3)
+    text = answered(tmp_path, records, scaling="none", baseline={"world_size": 2})
+    assert "With bf16 on the link, a step takes 0.500 [0.500, 0.500] times" in text
+    assert "that with uncompressed gradients" in text
+    text_run = {"model": "agnews-small", "data": "topics"}
+    classic = run(1, loader="classic", loader_workers=3, **text_run)
+    waits = {"data": 0.05, "forward": 0.05, "backward": 0.05, "optimizer": 0.05, "other": 0.0}
+    records = repeats(run(1, **text_run), [0.1] * 3) + repeats(classic, [0.2] * 3, phases=waits)
+    text = answered(tmp_path / "loader", records, scaling="none")
+    assert "With the classic loader, a step takes 2.00 [2.00, 2.00] times" in text
+    assert "waits for data for up to 25.0 %, not 1.00 %" in text
+
+
+def of_strategies(times: dict[str, list[float]]) -> list[Record]:
+    """Two strategies beside `single`: fsdp keeps half of the state, ddp sends half of the bytes."""
+    state = {"single": (1, 0), "ddp": (1, 4_000_000), "fsdp": (2, 8_000_000)}
+    records = []
+    for name, values in times.items():
+        parts, sent = state[name]
+        memory = Memory(
+            kind="resident", peak=[4 * 10**8], parameters=4 * 10**6 // parts, optimizer=8 * 10**6
+        )
+        moved = Communication(total=stat(0.02), exposed=stat(0.01), bytes=9, bytes_moved=sent)
+        size = 1 if name == "single" else 2
+        records += [
+            one.model_copy(update={"memory": memory, "communication": moved if sent else None})
+            for one in repeats(run(size, strategy=name), values)
+        ]
+    return records
+
+
+SINGLE = {"strategy": "single", "world_size": 1}
+
+
+def test_strategies_are_ranked_where_intervals_lie_apart(tmp_path):
+    def text(*times: list[float]) -> str:
+        named = dict(zip(("single", "ddp", "fsdp"), times, strict=True))
+        folder = tmp_path / str(abs(hash(str(times))))
+        return answered(folder, of_strategies(named), scaling="none", baseline=SINGLE)
+
+    apart = text([0.2, 0.201, 0.202], [0.1, 0.101, 0.102], [0.15, 0.151, 0.152])
+    assert "is that of ddp x2; its interval lies below all others." in apart
+    assert "It is 1.990 [1.961, 2.020] times as fast as single x1, a gain" in apart
+    assert "The least weights and optimizer state on a rank, 10.0 MB, are those of fsdp" in apart
+    assert "The least bytes that a rank sends for a step, 4.00 MB, are those of ddp" in apart
+    close = text([0.2, 0.201, 0.202], [0.1, 0.101, 0.12], [0.11, 0.111, 0.119])
+    assert "the intervals do not tell it from fsdp x2" in close
+    single = text([0.2], [0.1], [0.15])
+    assert "one repeat is too few to rank strategies" in single
+    assert "lies below" not in single and "a gain" not in single
+    slower = text([0.1, 0.101, 0.102], [0.2] * 3, [0.3] * 3)
+    assert "is that of single x1" in slower and "times as fast" not in slower
+
+
+def test_predictions_are_answered_by_their_errors(tmp_path):
+    records = repeats(run(1), [0.2] * 3) + repeats(run(2), [0.1] * 3)
+    assert "no run was predicted" in answered(tmp_path, records, kind="prediction")
+    score = Score(frozen=frozen(run(2), 0.13), measured_s=0.1, repeats=3, error=0.3)
+    text = answered(tmp_path, records, kind="prediction", scores=[score])
+    assert "The predicted step times of 1 run are wrong by 30.0 % on average" in text
+    assert "0 of 1 were measured inside their interval" in text
+
+
+def test_one_configuration_is_told_with_its_repeats(tmp_path):
+    text = answered(tmp_path, repeats(run(1), [0.1, 0.11, 0.12]), scaling="none")
+    assert text == (
+        "A step takes 110 [100, 120] ms on 1 CPU process at batch 64: "
+        "the median of 3 repeats with its 95 % interval."
+    )
+    text = answered(tmp_path, repeats(run(1), [0.1]), scaling="none")
+    assert text.endswith("the median of 1 repeat, which gives no interval.")
+
+
+@pytest.mark.parametrize("name", sorted(path.parent.name for path in REPORTS.glob("*/study.yaml")))
+@pytest.mark.parametrize("quick", [False, True])
+def test_no_shipped_study_claims_anything_from_one_repeat(name, quick):
+    """Whatever a study varies, its answer has numbers, and from one repeat no verdict."""
+    try:
+        made = Study.load(REPORTS / name, quick=quick)
+    except InputError:
+        pytest.skip("has no quick form")
+    runs = [one for one in made.runs if one.task == "train"]
+    if made.kind != "training" or not runs:
+        pytest.skip("its answer is made from inference or predictions")
+    records = [
+        record(one, step_time=0.1 * (1 + nth % 5)).model_copy(
+            update={"quality": Quality(loss=[3.0] * one.steps, validation_loss=3.0 + nth)}
+        )
+        for nth, one in enumerate(runs)
+    ]
+    frame = summary(table(records), baseline=made.baseline, scaling=made.scaling)
+    text = answer(made, frame, records)
+    assert "There is no answer" not in text
+    assert "interval supports" not in text and "lies below" not in text and "shown to" not in text
+    assert "one repeat is too few" in text
