@@ -53,40 +53,43 @@ class Residual:
 
 def call_cost(
     calibration: Calibration, run: Run, *, like: str, links: Links, contention: Contention
-) -> CallCost:
+) -> CallCost | None:
     """That of the run's strategy, for predictions from steps on one rank of the strategy `like`.
 
-    None of it where the reference steps of both are not known, as in older calibrations.
+    What ranks cost each other beside their messages is part of it: `contention.neighbours` tells
+    how far the factor may be from 1. None where the reference steps of both are not known, as in
+    older calibrations.
     """
     part = calibration.with_steps(run.world_size)
     if part is None:
-        return CallCost()
+        return None
     residuals = [
-        _residual(step, alone, links, contention)
+        _residual(step, alone, links, replace(contention, neighbours=1.0))
         for step in part.steps
         if step.run.strategy == run.strategy
         and step.run.world_size == part.world_size
         and (alone := calibration.alone(step.run, like))
     ]
-    return fitted(residuals)
+    if not residuals:
+        return None
+    return fitted(residuals, model_error=math.hypot(MODEL_ERROR, contention.neighbours - 1))
 
 
-def fitted(residuals: Sequence[Residual]) -> CallCost:
+def fitted(residuals: Sequence[Residual], *, model_error: float = MODEL_ERROR) -> CallCost:
     """The factor and the costs that explain the measured steps best, none of them negative.
 
-    Least squares of relative errors, with a factor of 1 as one more observation. The deviation is
-    that of each step from the fit to the others: such a step was not seen either.
+    Least squares of relative errors, with a factor of 1 as one more observation that may be wrong
+    by `model_error`. The deviation is that of each step from the fit to the others: such a step was
+    not seen either.
     """
-    if not residuals:
-        return CallCost()
     errors = []
     for at, one in enumerate(residuals):
-        cost = _solved([*residuals[:at], *residuals[at + 1 :]])
+        cost = _solved([*residuals[:at], *residuals[at + 1 :]], model_error)
         expected = cost.factor * one.modelled_s + cost.seconds(one.calls, one.bytes)
         errors.append(expected / one.measured_s - 1)
     squares = statistics.fmean(error**2 for error in errors)
     # The fit to all lies between those to the others.
-    return replace(_solved(residuals), deviation=Deviation(math.sqrt(squares) / 2))
+    return replace(_solved(residuals, model_error), deviation=Deviation(math.sqrt(squares) / 2))
 
 
 def neighbours(calibration: Calibration, world_size: int) -> tuple[float, Deviation] | None:
@@ -138,7 +141,7 @@ def _residual(
     return Residual(modelled.step_s, step.median, calls, profile.gradient_bytes)
 
 
-def _solved(residuals: Sequence[Residual]) -> CallCost:
+def _solved(residuals: Sequence[Residual], model_error: float) -> CallCost:
     import numpy as np
     from scipy.optimize import nnls
 
@@ -146,8 +149,8 @@ def _solved(residuals: Sequence[Residual]) -> CallCost:
         [value / one.measured_s / STEP_ERROR for value in (one.modelled_s, one.calls, one.bytes)]
         for one in residuals
     ]
-    matrix = np.array([*rows, [1 / MODEL_ERROR, 0.0, 0.0]])
-    known = np.array([*[1 / STEP_ERROR] * len(residuals), 1 / MODEL_ERROR])
+    matrix = np.array([*rows, [1 / model_error, 0.0, 0.0]])
+    known = np.array([*[1 / STEP_ERROR] * len(residuals), 1 / model_error])
     scale = np.maximum(np.linalg.norm(matrix, axis=0), 1e-30)
     solution, _ = nnls(matrix / scale, known)
     return CallCost(*(solution / scale).tolist())

@@ -198,8 +198,11 @@ class Basis:
             links=links.links,
             contention=links.contention,
         )
+        if cost is None:
+            return replace(conditions, deviations=tuple(deviations))
         return replace(
             conditions,
+            contention=replace(conditions.contention, neighbours=1.0),  # part of the factor
             deviations=(*deviations, cost.deviation),
             factor=cost.factor,
             call_s=cost.seconds(calls, size),
