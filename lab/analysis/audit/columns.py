@@ -26,19 +26,20 @@ PARTS = {
 }
 NUMBERS = {
     "per_node": r"((n|num|number_of)_?)?"
-    r"(gpus?|ranks?|proc(esse)?s?|tasks?|devices?|accelerators?|cards?)"
+    r"(gpus?|ranks?|proc(esse)?s?|tasks?|devices?|accelerators?|cards?)(_num|_count)?"
     r"_per_(node|host|machine|server)|ppn|gpn",
     "world_size": r"world(_?size)?|((n|num|nr|no|number_of|total|count_of)_?)?"
     r"(gpus|ranks|procs|processes|devices|accelerators|tasks|cards)(_(total|count))?"
-    r"|(n|num)_?(gpu|proc|rank)|(gpu|rank|process|device)_count|nprocs?|np|n|p|gpu|workers"
+    r"|(n|num)_?(gpu|proc|rank)|(gpu|rank|process|device)_(count|num)|nprocs?|np|n|p|gpu|workers"
     r"|mpi_(ranks|size)|parallelism_degree|dp(_size|_degree)",
-    "nodes": r"((n|num|number_of)_?)?(nodes)|nnodes|node_count",
+    "nodes": r"((n|num|number_of)_?)?(nodes)|nnodes|nodes?_(count|num)",
     "global_batch_size": r"(global|total|effective|overall)_(mini_?)?(batch(_?size)?|bs)|gbs",
     "micro_batch_size": r"((per|local|micro|device|gpu|rank)_)+(device_|gpu_|rank_|worker_)?"
     r"(train_)?(batch(_?size)?|bs)|micro_?batch(_?size)?|mbs"
     r"|(batch(_?size)?|bs)_(per|on_each|local)(_[a-z]+)?|microbatch",
     "batch": r"(mini_?|train_?)?batch(_?size)?|bs|(.*_)?batch(_size)?",
-    "grad_accum": r"(grad(ient)?_)?accum(ulation)?(_steps)?|ga",
+    "grad_accum": r"(grad(ient)?s?_)?accum(ulat(ion|e))?(_(steps|iters))?|gas?"
+    r"|grad(ient)?s?_acc(_(steps|iters))?",
     "samples": r"((n|num|total|train|training)_)*samples|dataset_size|(n|num)_examples",
     "steps": r"((n|num|total|optimizer)_)*(steps|iterations|iters)",
     "warmup": r"warm_?up(_(steps|iters|iterations|epochs))?",
@@ -84,6 +85,8 @@ TEXTS = {
     r"|config(uration)?|setup|setting|approach|backend",
     "scaling": r"((type|kind|mode)_of_)?scaling(_(type|kind|mode|regime))?|regime",
     "precision": r"precision|dtype|amp|data_?type",
+    "sequence_length": r"(max_?)?(seq(uence)?|context|ctx)_?len(gth)?(_t(okens)?)?|n_?ctx|seq_?len"
+    r"|block_?size",
     "dataset": r"data_?set|data|task|corpus",
     "compile": r"compiled?|torch_compile",
 }
@@ -100,6 +103,11 @@ BANDWIDTHS = {"gb_per_s": 1e9, "gbs": 1e9, "mb_per_s": 1e6, "gib_per_s": 2.0**30
 BANDWIDTHS |= {"gbps": 1e9 / 8, "gbit_per_s": 1e9 / 8}
 PERCENT = {"percent": 0.01, "pct": 0.01}
 UNITS = {"time": TIME_UNITS, "bytes": BYTE_UNITS, "count": COUNT_UNITS, "percent": PERCENT}
+# A speedup that is named after these is one between programs, not over ranks.
+NOT_PARALLEL = (
+    r"(^|_)(tf32|fp?32|fp?16|bf16|fp8|fp4|int8|int4|amp|mixed|precision|xla|eager|compiled?|pytorch"
+    r"|tensorflow|jax|flash)(_|$)"
+)
 NOT_TRAINING = (
     r"inference|eval|valid|(^|_)val(_|$)|test|setup|warm|checkpoint|save|start|compil|timestamp"
     r"|generat"
@@ -189,6 +197,8 @@ def guess(name: str) -> Guess | None:
     for canonical, pattern in (NUMBERS | TEXTS).items():
         misread = canonical in {"batch", "epoch", "step"} and family == "time"
         if re.fullmatch(pattern, stem) and not misread:
+            if canonical == "speedup" and re.search(NOT_PARALLEL, stem):
+                return None
             known = family is not None or canonical not in {"algbw", "busbw", "bytes"}
             named = Guess(canonical, factor if known else None)
             return None if statistic in SPREADS else named

@@ -243,13 +243,18 @@ class Curve:
     @cached_property
     def ratios_over(self) -> float:
         """The ranks that quoted speedups and efficiencies are over: those of the smallest row where
-        they are 1 in it, or its own gains where it quotes none; else one rank."""
+        they are 1 in it, or its own gains where it quotes none; else one rank.
+
+        NaN where one rank has a speedup too: then they are over another program.
+        """
         least = self.points[0].world_size
         smallest = [point for point in self.points if point.world_size == least]
         for name in ("speedup", "efficiency"):
             quoted = [value for point in smallest if (value := getattr(point, name)) > 0]
+            if quoted and any(abs(value - 1) < ROUNDING for value in quoted):
+                return least
             if quoted:
-                return least if any(abs(value - 1) < ROUNDING for value in quoted) else 1.0
+                return math.nan if least == 1 and name == "speedup" else 1.0
         own = [ratio for point in self.points if (ratio := point.speedup / point.gain) > 0]
         return least if own and abs(float(np.median(own)) - 1) < ROUNDING else 1.0
 

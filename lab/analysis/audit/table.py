@@ -36,7 +36,7 @@ from lab.errors import InputError, Problem, nearest
 AGGREGATES = {"mean", "avg", "average", "all", "mean over ranks", "overall"}
 OTHER_STATISTICS = {"std", "stdev", "sd", "min", "median", "sum", "total"}
 KEYS = (
-    *("model", "dataset", "precision", "compile", "seed"),
+    *("model", "sequence_length", "dataset", "precision", "compile", "seed"),
     *("link", "device", "emulated", "strategy", "scaling"),
 )
 # What nobody writes beside the time of a collective.

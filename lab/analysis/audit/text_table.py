@@ -23,6 +23,8 @@ DELIMITERS = (",", ";", "\t", "|")
 SPACES = " "  # where none of these is
 SAMPLE_LINES = 50
 WORD = re.compile(r"[A-Za-z]{2}")
+# What srun -l and mpirun write before a line: "0: " and "[1,0]<stdout>:".
+LAUNCHED = re.compile(r"^\s*(?:\d+:|\[\d+,\d+\]<std(?:out|err)>:) ?")
 NCCL_RANK = re.compile(r"#?\s*Rank\s+(\d+)\s.*\son\s+(\S+)\s+device\s+\d+\s+\[\w+\]\s+(.+?)\s*$")
 NCCL_HEADER = re.compile(r"^[#\s]*size\s+count\s+type\b.*\btime\s+algbw\s+busbw\b")
 NCCL_ITERATIONS = re.compile(r"(?<!warmup )\biters:\s*(\d+)")
@@ -49,8 +51,9 @@ def read_table(path: str | Path, mapping: Mapping[str, str] | None = None) -> pd
     path = Path(path)
     lines = _text(path).splitlines()
     notes = [line.lstrip("# ").rstrip() for line in lines if line.startswith("#")]
-    if any(NCCL_HEADER.match(line) for line in lines):
-        header, rows = _nccl_tests(path, lines)
+    printed = [LAUNCHED.sub("", line) for line in lines]
+    if any(NCCL_HEADER.match(line) for line in printed):
+        header, rows = _nccl_tests(path, printed)
     elif table := find_table(lines):
         header, rows = _rectangular(path, table.header, table.rows)
         notes = table.notes

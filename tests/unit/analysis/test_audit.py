@@ -396,6 +396,30 @@ def test_a_table_that_starts_at_the_fewest_ranks_that_fit() -> None:
     assert of(audit(frame(efficiency.format(80))), "baseline")[0].severity == "warning"
 
 
+def test_a_speedup_of_one_rank_is_over_another_program() -> None:
+    result = audit(frame("gpus,images/s,speedup\n1,219,2.1\n4,840,2.0\n8,1650,1.9"))
+    assert result.trustworthy
+    assert "2.10x is quoted on 1 ranks: it is over another" in evidence(result, "baseline")
+    rates = frame("gpus,images/s\n1,219\n8,3300")
+    assert "8 ranks at 3300 per s mean at least 412.5 per s on 1" in evidence(
+        audit(rates), "baseline"
+    )
+
+
+def test_rates_of_other_batches_per_rank_explain_a_part() -> None:
+    table = "gpus,batch per gpu,tokens/s\n8,2,1000\n16,{},2600"
+    other = of(audit(frame(table.format(4))), "super-linear")
+    assert [item.severity for item in other] == ["note"]
+    assert "the batch per rank is another (2 against 4)" in other[0].evidence
+    same = of(audit(frame(table.format(2))), "super-linear")
+    assert [item.severity for item in same] == ["warning"]
+
+
+def test_lengths_of_sequences_are_configurations_of_their_own() -> None:
+    table = frame("gpus,seq_len,tokens/s\n8,4096,1000\n8,512,2600\n16,512,5000\n32,4096,3700")
+    assert audit(table).trustworthy
+
+
 def test_a_replay_has_no_parts_and_a_published_row_may_stand_for_many() -> None:
     published = [
         altered(

@@ -45,6 +45,14 @@ def row(size: int, us: float, *, in_place: str | None = None) -> str:
     return f" {size} {size // 4} float sum -1 {measured} {in_place or measured}\n"
 
 
+@pytest.mark.parametrize("prefix", ["0: ", " 12: ", "[1,0]<stdout>:"])
+def test_lines_with_the_rank_that_printed_them(tmp_path: Path, prefix: str) -> None:
+    path = written(tmp_path, row(1024, 40))
+    plain = read_table(path)
+    path.write_text("".join(prefix + line + "\n" for line in path.read_text().splitlines()))
+    assert read_table(path).equals(plain)
+
+
 def test_sizes_times_and_devices(tmp_path: Path) -> None:
     frame = read_table(
         written(tmp_path, row(1024, 40) + row(2**26, 9000, in_place="N/A N/A N/A N/A"))

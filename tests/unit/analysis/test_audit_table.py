@@ -133,8 +133,10 @@ def test_quantities_by_name(
             "nprocs",
             "Number of GPUs",
         ],
-        "nodes": ["nodes", "num_nodes", "nnodes"],
-        "per_node": ["gpus per node", "GPUs/node", "ranks_per_node", "ppn"],
+        "nodes": ["nodes", "num_nodes", "nnodes", "node_num"],
+        "per_node": ["gpus per node", "GPUs/node", "ranks_per_node", "ppn", "gpu_num_per_node"],
+        "grad_accum": ["grad_acc", "GA", "GAS", "gradient accumulation steps", "grad_accum"],
+        "sequence_length": ["seq_len", "Sequence Length", "SeqLen (T)", "context length"],
         "time": ["epoch_time", "step (ms)", "Time to train (min)", "time_to_accuracy_s"],
         "batch": ["batch", "batch_size", "bs", "global_or_per_gpu_batch"],
         "global_batch_size": ["global_batch", "total_batch_size", "effective batch size", "gbs"],
@@ -172,7 +174,20 @@ def test_names_of_one_quantity(canonical: str, names: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["inference_s", "setup_time", "val_time", "comment", "p90", "S", "color", "timestamp"]
+    "name",
+    [
+        "Throughput speedup (FP32 to mixed precision)",
+        "Speed-up with mixed precision",
+        "speedup_amp",
+        "inference_s",
+        "setup_time",
+        "val_time",
+        "comment",
+        "p90",
+        "S",
+        "color",
+        "timestamp",
+    ],
 )
 def test_what_a_name_does_not_say(name: str) -> None:
     assert guess(name) is None

@@ -91,7 +91,8 @@ def repeats(observations: Observations) -> Iterator[Fault]:
         point.repeats if point.repeats > 0 else max(len(_repeated(point)), 1) for point in points
     ]
     numbered = observations.kind == "table" and {"repeats", "repeat"} & observations.known
-    stated = numbered or max(len(_repeated(point)) for point in points) > 1
+    # Few that stand twice in a table may differ in what it calls by names that nobody knows.
+    stated = numbered or np.median([len(_repeated(point)) for point in points]) > 1
     single = [point for point, count in zip(points, counts, strict=True) if count < 2]
     spread = [point for point in single if point.bounds is not None]
     once = [point for point in single if point.bounds is None]

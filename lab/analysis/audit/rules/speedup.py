@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from typing import get_args
 
 from lab.analysis.audit.observations import ROUNDING, Curve, Observations, Point, UncheckedError
-from lab.analysis.audit.rule import Fault, rule, seconds
+from lab.analysis.audit.rule import Fault, Severity, rule, seconds
 
 # Where no interval is known, repeats usually differ by up to this.
 MARGIN = 0.05
@@ -41,7 +42,7 @@ def _beyond(point: Point, assumptions: Sequence[str]) -> Iterator[Fault]:
     by_mean, bounds = point.gain_of_means, point.gain_bounds
     ratios = (point.speedup, point.efficiency * point.over)
     known = [quoted for quoted in ratios if math.isfinite(quoted)]
-    quoted, allowed = max(known, default=math.nan), max(point.over, 1)
+    quoted, allowed = max(known, default=math.nan), max(point.over, 1.0)
     if base and gain > ideal * (1 + MARGIN) and (bounds is None or bounds[0] > ideal):
         finite = math.isfinite(point.time)
         times = f" ({seconds(base.time)} against {seconds(point.time)})" if finite else ""
@@ -52,7 +53,7 @@ def _beyond(point: Point, assumptions: Sequence[str]) -> Iterator[Fault]:
             f"ranks can give; {_explanation(point, base)}{assumed}.",
             "Repeat the baseline with the same program and settings, and look for cached data, "
             "other clocks or less work per step.",
-            "error" if gain > IMPOSSIBLE * ideal else "warning",
+            _severity(gain > IMPOSSIBLE * ideal, point, base),
         )
     elif by_mean > ideal * (1 + MARGIN):
         verdict = ", so the averaging explains it" if gain <= ideal else " and does not explain it"
@@ -72,8 +73,23 @@ def _beyond(point: Point, assumptions: Sequence[str]) -> Iterator[Fault]:
         )
 
 
+def _severity(impossible: bool, point: Point, base: Point) -> Severity:
+    """Milder where the batch per rank is another too, which may explain a part of the gain."""
+    severities: tuple[Severity, ...] = get_args(Severity)
+    return severities[(not impossible) + _other_batch(point, base)]
+
+
+def _other_batch(point: Point, base: Point) -> bool:
+    """Whether rates of other batches per rank are compared, as where each size has its best."""
+    share = point.micro_batch_size / base.micro_batch_size
+    return point.curve.batch is None and not point.time > 0 and abs(share - 1) >= WORK
+
+
 def _explanation(point: Point, base: Point) -> str:
     """What the phases say: the part that shrank by more than the ranks allow."""
+    if _other_batch(point, base):
+        sizes = f"{base.micro_batch_size:g} against {point.micro_batch_size:g}"
+        return f"the batch per rank is another ({sizes})"
     if base.strategy != point.strategy:
         programs = f"{base.strategy or 'unnamed'} against {point.strategy}"
         return f"the baseline is another program ({programs})"
@@ -98,8 +114,11 @@ def baseline(observations: Observations) -> Iterator[Fault]:
     for curve in observations.curves:
         yield from _missing(curve, observations)
     for point, base in observations.compared:
-        if point.gain > IMPOSSIBLE * point.ideal:
+        if point.gain > IMPOSSIBLE * point.ideal and not _other_batch(point, base):
             yield _other_program(point, base)
+    for curve in observations.curves:
+        if math.isnan(curve.ratios_over):
+            yield _over_another(curve)
     for point in observations.points:
         yield from _misquoted(point)
     yield from _other_settings(observations)
@@ -133,15 +152,38 @@ def _missing(curve: Curve, observations: Observations) -> Iterator[Fault]:
 
 
 def _other_program(point: Point, base: Point) -> Fault:
-    needed, names = point.time * point.ideal, ""
+    names = ""
     if base.strategy != point.strategy:
         names = f": {base.strategy!r} is weaker than {point.strategy!r} on one rank"
+    n, least = point.world_size, base.world_size
+    if math.isfinite(point.time):
+        needed = point.time * point.ideal
+        evidence = (
+            f"{n:g} ranks in {seconds(point.time)} mean at most {seconds(needed)} on {least:g} "
+            f"with the same program, and the baseline takes {seconds(base.time)}, "
+            f"{base.time / needed:.1f} times that"
+        )
+    else:
+        needed = point.rate / point.ideal
+        evidence = (
+            f"{n:g} ranks at {point.rate:.4g} per s mean at least {needed:.4g} per s on {least:g} "
+            f"with the same program, and the baseline has {base.rate:.4g} per s"
+        )
     return Fault(
         base.labels + point.labels,
-        f"{point.world_size:g} ranks in {seconds(point.time)} mean at most {seconds(needed)} on "
-        f"one with the same program, and the baseline takes {seconds(base.time)}, "
-        f"{base.time / needed:.1f} times that{names}.",
+        f"{evidence}{names}.",
         "Take the parallel program on one rank as the baseline: same compiler, libraries, threads.",
+    )
+
+
+def _over_another(curve: Curve) -> Fault:
+    quoted = [point for point in curve.points if point.speedup > 0]
+    return Fault(
+        [label for point in quoted for label in point.labels],
+        f"A speedup of {quoted[0].speedup:.2f}x is quoted on {quoted[0].ranks}: it is over another "
+        "program, and says nothing about more ranks.",
+        "Say beside it what it is over, such as another precision.",
+        "note",
     )
 
 
@@ -151,7 +193,7 @@ def _misquoted(point: Point) -> Iterator[Fault]:
     base, gain, over = point.base, point.gain, point.over
     comparable = base is not None and base.world_size == point.curve.ratios_over
     if base is not None and not comparable:
-        gain *= base.speedup
+        gain *= base.speedup * point.curve.ratios_over  # which may be unknown
     if not point.means and abs(speedup / gain - 1) > MARGIN:
         yield Fault(
             point.labels,
@@ -225,6 +267,9 @@ def _batches(point: Point, base: Point, observations: Observations) -> Iterator[
                 "Hold the batch per rank, or call it strong scaling.",
             )
         return
+    # Rates compare batches of any size.
+    if scaling == "" and not point.time > 0:
+        return
     if shares_differ:
         yield Fault(
             labels,
@@ -234,9 +279,7 @@ def _batches(point: Point, base: Point, observations: Observations) -> Iterator[
             "Hold the global batch for strong scaling, the batch per rank for weak scaling.",
         )
         return
-    # Rates alone, and times of a step, compare batches of any size.
-    weak = observations.per == "step" or point.work != 1 or not (point.time > 0)
-    if scaling == "weak" or (scaling == "" and weak):
+    if scaling == "weak" or (scaling == "" and (observations.per == "step" or point.work != 1)):
         return
     cost = ""
     samples = point.samples if point.samples > 0 else observations.noted_samples
