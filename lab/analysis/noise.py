@@ -10,6 +10,7 @@ import pandas as pd
 
 from lab.analysis.audit import Audit
 from lab.config.study import Study
+from lab.records.schema import FOREIGN_SHARE, Environment, GpuState
 from lab.records.store import Record
 
 MOST = 0.5  # share of a configuration's repeats that may be disturbed before none is believed
@@ -50,8 +51,8 @@ class Noise:
         loud = {}
         for run_id, records in self._by_run.items():
             noisy = [record for record in records if record.noisy]
-            judged = sum(record.foreign_share is not None for record in records)
-            if len(noisy) > MOST * judged:
+            judged = [place for place in _places(records) if place.was_watched]
+            if len(noisy) > MOST * len(judged):
                 loud[run_id] = noisy
         return loud
 
@@ -64,7 +65,7 @@ class Noise:
         names = [f"{records[0].run.label} ({_repeats(records)})" for records in self.loud.values()]
         more = f"; and {len(names) - NAMED} more" if len(names) > NAMED else ""
         return (
-            f"Too noisy to explain: {_load(noisy, 'up to')} in most repeats of "
+            f"Too noisy to explain: {disturbances(_places(noisy))} in most repeats of "
             f"{len(self.loud)} of {len(self._by_run)} configurations: "
             f"{'; '.join(names[:NAMED])}{more}{self._command}."
         )
@@ -75,16 +76,16 @@ class Noise:
         total, sentences = len(self.records), []
         if again := sum(record.disturbed is not None for record in self.records):
             sentences.append(
-                f"Disturbed by other processes and measured again: {again} of {total} repeats; "
-                "of both attempts the quieter counts, and the other is kept."
+                f"Disturbed and measured again: {again} of {total} repeats; of both attempts the "
+                "quieter counts, and the other is kept."
             )
         noisy = [record for record in self.records if record.noisy]
         if self.loud:
             sentences.append(self.sentence)
         elif noisy:
             sentences.append(
-                f"In {len(noisy)} of {total} repeats {_load(noisy, 'up to')}: these times "
-                f"may be too long{self._command}."
+                f"In {len(noisy)} of {total} repeats {disturbances(_places(noisy))}: these "
+                f"times may be too long{self._command}."
             )
         return sentences
 
@@ -98,7 +99,10 @@ class Noise:
         if not groups:
             return "no completed repeat"
         records = [record for group in groups for record in group]
-        parts = [_counts(list(map(len, groups))), *self._interval(ids), _load(records, "at most")]
+        places = _places(records)
+        parts = [_counts(list(map(len, groups))), *self._interval(ids), _load(places, "at most")]
+        if gpus := _gpus(places):
+            parts += _troubles(gpus) or ["GPUs neither shared nor throttled"]
         return " · ".join([*parts, *([_worst(audit)] if audit else [])])
 
     @cached_property
@@ -141,9 +145,32 @@ def judge(records: Sequence[Record], summary: pd.DataFrame, *, study: Study | No
     return Noise(completed, step_s, again)
 
 
-def _load(records: Sequence[Record], limit: str) -> str:
-    """The most that other processes took of any of these repeats' cores."""
-    shares = [record.foreign_share for record in records if record.foreign_share is not None]
+def disturbances(places: Sequence[Environment]) -> str:
+    """What disturbed the measurements of these environments, in a clause."""
+    taken = [place for place in places if (place.foreign_share or 0.0) > FOREIGN_SHARE]
+    clauses = [_load(taken, "up to")] if taken else []
+    return " and ".join([*clauses, *_troubles(_gpus(places))])
+
+
+def _places(records: Iterable[Record]) -> list[Environment]:
+    return [record.environment for record in records if record.environment]
+
+
+def _gpus(places: Iterable[Environment]) -> list[GpuState]:
+    return [state for place in places for state in place.gpu_states or ()]
+
+
+def _troubles(gpus: Sequence[GpuState]) -> list[str]:
+    """What shared or slowed GPUs, in clauses."""
+    shared = any(gpu.other_processes for gpu in gpus)
+    names = sorted({name for gpu in gpus for name in gpu.throttled})
+    throttled = [f"GPUs were throttled ({', '.join(names)})"] if names else []
+    return [*["other processes used the ranks' GPUs"] * shared, *throttled]
+
+
+def _load(places: Sequence[Environment], limit: str) -> str:
+    """The most that other processes took of any of these environments' cores."""
+    shares = [place.foreign_share for place in places if place.foreign_share is not None]
     if not shares:
         return "load by other processes not known"
     return f"other processes took {limit} {100 * max(shares):.0f} % of the ranks' cores"

@@ -14,6 +14,7 @@ from filelock import FileLock, Timeout
 from pydantic import ValidationError
 from rich.text import Text
 
+from lab.analysis.noise import disturbances
 from lab.config.cluster import Cluster
 from lab.errors import InputError, LabError, Problem
 from lab.files import read_json, write_atomically
@@ -164,11 +165,8 @@ def _measure(
         raise LabError(_cause(handle, world_size)) from None
     line = f"{_ranks(world_size)}: measured in {time.monotonic() - began:.0f} s"
     if part.disturbed:
-        share = 100 * (part.environment.foreign_share or 0.0)
-        line += (
-            f"; other processes took {share:.0f} % of the ranks' cores: "
-            "calibrate again with --fresh when they are done"
-        )
+        disturbed = disturbances([part.environment])
+        line += f"; {disturbed}: calibrate again with --fresh when that is over"
     display.print(line)
     return part
 

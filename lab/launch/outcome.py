@@ -188,7 +188,10 @@ def _copy_series(folder: Path, target: Path) -> None:
 
 
 def _is_louder(record: Record, other: Record) -> bool:
-    """Whether other processes took more from a record; not known of one that was not judged."""
+    """Whether a record was disturbed more; not known of one that was not judged."""
+    gpus = [bool(one.environment and one.environment.gpus_disturbed) for one in (record, other)]
+    if gpus[0] != gpus[1]:
+        return gpus[0]
     share, least = record.foreign_share, other.foreign_share
     return share is not None and least is not None and share > least
 

@@ -30,6 +30,14 @@ PHASES = ("data", "h2d", "forward", "backward", "optimizer", "other")
 # From 0.12 of two cores on, repeats differed by more than 4 % when tried; the same share of one
 # core is stricter: what lost it takes 1 / (1 - 0.06) times as long, 6 % more.
 FOREIGN_SHARE = 0.06
+# Heat and a failing supply slow a GPU down; its power cap (sw_power_cap) does so in every run that
+# is heavy enough, and belongs to the machine that is measured.
+THROTTLES = (
+    "hw_slowdown",
+    "hw_thermal_slowdown",
+    "sw_thermal_slowdown",
+    "hw_power_brake_slowdown",
+)
 
 
 class Timing(Section):
@@ -149,6 +157,31 @@ class Failure(Section):
     log: str = ""  # the last lines of the log of the rank that failed first
 
 
+class GpuState(Section):
+    """One GPU while its rank measured, in samples twice a second; clocks in MHz.
+
+    `reasons` gives the share of samples in which something held the clock down, by NVML's name.
+    """
+
+    samples: int  # in which it was not idle
+    sm_clock: float | None  # the median
+    sm_clock_low: float | None
+    sm_clock_max: float | None  # of this model of GPU
+    reasons: dict[str, float] = {}
+    # When the steps were done; None where the driver shows no process, as in a container.
+    other_processes: int | None = None
+
+    @property
+    def throttled(self) -> list[str]:
+        """What slowed it down that does not belong to its work."""
+        return [name for name in THROTTLES if self.reasons.get(name, 0.0) > FOREIGN_SHARE]
+
+    @property
+    def disturbed(self) -> bool:
+        """Whether it was shared with another process or throttled."""
+        return bool(self.other_processes or self.throttled)
+
+
 class Environment(Section):
     """Where and with what a run was measured, read inside the job."""
 
@@ -176,6 +209,7 @@ class Environment(Section):
     emulated: Emulated | None = None  # what was not real, and how it was emulated
     # Cores' worth of other processes on the ranks' cores while measuring.
     foreign_cpu: float | None = None
+    gpu_states: list[GpuState] | None = None  # of all ranks in order; None where none was sampled
     replay: str | None = None  # the source of a published row that this repeats; None: measured
 
     @property
@@ -195,9 +229,20 @@ class Environment(Section):
         return self.foreign_cpu / self.core_count
 
     @property
+    def was_watched(self) -> bool:
+        """Whether anything is known of what else used the ranks' cores or GPUs."""
+        return self.foreign_share is not None or bool(self.gpu_states)
+
+    @property
+    def gpus_disturbed(self) -> bool:
+        """Whether a GPU of the ranks was shared with another process, or throttled."""
+        return any(gpu.disturbed for gpu in self.gpu_states or ())
+
+    @property
     def disturbed(self) -> bool:
-        """Whether other processes took too much of the ranks' cores to believe the times."""
-        return self.foreign_share is not None and self.foreign_share > FOREIGN_SHARE
+        """Whether something else took too much of the ranks' cores or GPUs to believe the times."""
+        share = self.foreign_share
+        return self.gpus_disturbed or (share is not None and share > FOREIGN_SHARE)
 
 
 class Allocation(Section):

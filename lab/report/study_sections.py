@@ -168,6 +168,12 @@ def environment_rows(record: Record) -> Iterator[tuple[str, str]]:
     threads = f"{env.threads_per_rank} thread{'s' * (env.threads_per_rank > 1)}"
     yield "cores per rank", f"{len(env.cpus_granted[0])} with {threads}"
     yield "GPU", f"{gpus}, driver {env.driver}" if env.gpu else gpus
+    clocks = [gpu.sm_clock for gpu in env.gpu_states or () if gpu.sm_clock is not None]
+    if clocks:
+        yield "SM clock while measuring", f"{min(clocks):.0f} to {max(clocks):.0f} MHz"
+    reasons = sorted({name for gpu in env.gpu_states or () for name in gpu.reasons})
+    if reasons:
+        yield "what held GPU clocks down", ", ".join(reasons)
     yield "backend", env.backend or "none"
     versions = (f"{name} {version}" for name, version in sorted(env.versions.items()))
     yield "versions", ", ".join(versions)

@@ -19,6 +19,7 @@ from lab.worker.collectives import MIB, SIZES, measure_collectives, measure_cont
 from lab.worker.context import Progress, RankContext
 from lab.worker.distributed import device_of, gather, process_group
 from lab.worker.environment import background_cpu, cpu_use, environment
+from lab.worker.gpu_watch import GpuWatch
 from lab.worker.measure.clock import synchronize
 from lab.worker.optim import DTYPES
 from lab.worker.reference import in_new_processes, in_rounds
@@ -41,7 +42,7 @@ def measure(
     torch.set_num_threads(context.threads)  # as the runs that are predicted from it
     device = device_of(context)
     fields: dict[str, Any] = {}
-    before = cpu_use(context.cores)
+    gpu_watch, before = GpuWatch(device), cpu_use(context.cores)
     with process_group(context, device=device) if context.world_size > 1 else nullcontext():
         if context.world_size > 1:
             sizes = [size for size in SIZES[device.type] if size <= QUICK_LARGEST or not quick]
@@ -59,7 +60,8 @@ def measure(
             fields["memory"] = memory_bandwidth(device)
             if cluster.compute is None:
                 fields["steps"] = in_new_processes(context, quick=quick, progress=progress)
-        ranks = gather((socket.gethostname(), context.cores, cpu_use(context.cores).since(before)))
+        gpus, use = gpu_watch.stop(), cpu_use(context.cores).since(before)
+        ranks = gather((socket.gethostname(), context.cores, use, gpus))
     if ranks is None:
         return None
     return Part(
@@ -70,9 +72,10 @@ def measure(
         environment=environment(
             context,
             device=device,
-            hosts=[host for host, _, _ in ranks],
-            cores=[cores for _, cores, _ in ranks],
-            foreign_cpu=background_cpu((host, use) for host, _, use in ranks),
+            hosts=[host for host, *_ in ranks],
+            cores=[cores for _, cores, *_ in ranks],
+            foreign_cpu=background_cpu((host, use) for host, _, use, _ in ranks),
+            gpu_states=[state for *_, states in ranks for state in states],
         ),
         **fields,
     )

@@ -23,7 +23,7 @@ from torch.distributed.tensor import DTensor
 
 from lab.machine import cpu_model, gpus
 from lab.records.provenance import git_state
-from lab.records.schema import FOREIGN_SHARE, Environment
+from lab.records.schema import FOREIGN_SHARE, Environment, GpuState
 from lab.worker.context import RankContext
 from lab.worker.data.dataset import Dataset
 
@@ -35,6 +35,7 @@ def environment(
     hosts: Sequence[str],
     cores: Sequence[Sequence[int]],
     foreign_cpu: float | None,
+    gpu_states: Sequence[GpuState] = (),
     dataset: Dataset | None = None,
     parameters: int | None = None,
     devices: int | None = None,
@@ -67,6 +68,7 @@ def environment(
         train_samples=len(dataset.train) if dataset and dataset.train.epochs else None,
         parameters=parameters,
         foreign_cpu=foreign_cpu,
+        gpu_states=list(gpu_states) or None,
         emulated=context.emulated,
     )
 

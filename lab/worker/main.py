@@ -13,7 +13,7 @@ import torch
 
 from lab.config.run import Run
 from lab.errors import LabError
-from lab.records.schema import Communication, Event, Memory, Quality
+from lab.records.schema import Communication, Event, GpuState, Memory, Quality
 from lab.worker import data, models, own, strategies
 from lab.worker.calibrate import peak_flops
 from lab.worker.context import Measurement, Progress, RankContext
@@ -51,6 +51,7 @@ class RankReport:
     bars: tuple[float, list[Event]] | None  # of the median step, for the timeline
     probe: Probe | None
     use: CpuUse
+    gpus: list[GpuState]
     peak_flops: float | None
     peak_memory: list[int]
     state: StateBytes
@@ -157,6 +158,7 @@ def measure(
             hosts=[report.host for report in reports],
             cores=[report.cores for report in reports],
             foreign_cpu=background_cpu((report.host, report.use) for report in reports),
+            gpu_states=[state for report in reports for state in report.gpus],
         ),
         checks=checks,
     )
@@ -202,6 +204,7 @@ def _report(
         bars=bars,
         probe=probed.shifted(shift) if probed else None,
         use=training.use,
+        gpus=training.gpus,
         peak_flops=peak,
         peak_memory=training.peak_memory,
         state=training.state,

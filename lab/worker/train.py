@@ -18,11 +18,13 @@ from lab.config.run import Run
 from lab.config.strategies import STRATEGIES
 from lab.errors import LabError
 from lab.machine import age
+from lab.records.schema import GpuState
 from lab.worker import environment, models, strategies
 from lab.worker.data.loader import FastLoader, loader_for
 from lab.worker.distributed import RankJob, mean_over_ranks
 from lab.worker.emulation import Pauses, Sleeper, SleepingOptimizer
 from lab.worker.environment import CpuUse, StateBytes, cpu_use
+from lab.worker.gpu_watch import GpuWatch
 from lab.worker.measure.clock import Clock, CudaClock, FloatArray, HostClock
 from lab.worker.measure.collective_trace import CallRecorder, Calls
 from lab.worker.measure.ddp_hook import BucketRecorder, Buckets
@@ -46,6 +48,7 @@ class Training:
     loss: FloatArray  # of every step, mean over the global batch
     setup_time: float  # s, from the start of this process to its first step
     use: CpuUse  # over the measured steps
+    gpus: list[GpuState]  # while it trained
     peak_memory: list[int]  # of each device
     state: StateBytes
     parameters: int  # of the whole model
@@ -99,6 +102,7 @@ def train(job: RankJob, *, folder: Path | None = None, pauses: Pauses | None = N
     measured_from = first + run.warmup_steps
     # Last before the first step: what preparing took is no part of the training's peak.
     environment.reset_peak(device)
+    gpu_watch = GpuWatch(device, run.devices)
     setup_time, use_before = age(), cpu_use(context.cores)
 
     for step in range(first, run.steps):
@@ -152,6 +156,7 @@ def train(job: RankJob, *, folder: Path | None = None, pauses: Pauses | None = N
     loader.close()
     # Only now are marks read: on CUDA that waits for the device.
     laps = clock.read()
+    gpus = gpu_watch.stop()
     sent = recorder.take() if recorder else None
     use = cpu_use(context.cores).since(use_before)
     # Before anything else allocates: evaluation and checks have peaks of their own.
@@ -178,6 +183,7 @@ def train(job: RankJob, *, folder: Path | None = None, pauses: Pauses | None = N
         loss=mean_loss,
         setup_time=setup_time,
         use=use,
+        gpus=gpus,
         peak_memory=peak_memory,
         state=environment.state_bytes(model, optimizer),
         parameters=parameters,

@@ -21,7 +21,14 @@ NO_KEYS = {
     *("steps", "warmup_steps", "lr_warmup_steps", "eval_batches"),
 }
 # Numbers that only records have.
-RECORD_NUMBERS = ("total_steps", "phase_sum", "median_low", "median_high", "foreign_share")
+RECORD_NUMBERS = (
+    "total_steps",
+    "phase_sum",
+    "median_low",
+    "median_high",
+    "foreign_share",
+    "disturbed",
+)
 
 
 def from_records(
@@ -107,6 +114,7 @@ def _environment(environment: Environment) -> dict[str, Any]:
         "link": emulated.link.label if emulated and emulated.link else None,
         "key:emulated": emulated.label if emulated else "",
         "foreign_share": environment.foreign_share,
+        "disturbed": environment.disturbed,
         "parameters": environment.parameters,
         "cpus": len(cores) or None if len(hosts) == 1 else None,
     }

@@ -10,6 +10,7 @@ from lab.analysis.audit import Audit, Finding
 from lab.analysis.findings import findings
 from lab.analysis.noise import judge
 from lab.analysis.scaling import summary
+from lab.records.schema import GpuState
 from lab.records.table import table
 
 QUIET = repeats(run(1), [0.19, 0.20, 0.21])
@@ -105,3 +106,30 @@ def test_the_strip_of_some_and_of_few():
     unknown, _ = noise_of(two_ranks(None, times=[0.1]))
     assert unknown.strip().endswith("load by other processes not known")
     assert noise_of([record(run(1), status="oom")])[0].strip() == "no completed repeat"
+
+
+def gpu(**fields):
+    content = {"samples": 9, "sm_clock": 1700, "sm_clock_low": 1650, "sm_clock_max": 1980}
+    return GpuState(**content, **fields)
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"other_processes": 0, "reasons": {"sw_power_cap": 1.0}}, ""),
+        ({"other_processes": 1}, "other processes used the ranks' GPUs"),
+        (
+            {"reasons": {"hw_thermal_slowdown": 0.5}},
+            "GPUs were throttled (hw_thermal_slowdown)",
+        ),
+    ],
+)
+def test_gpus_that_were_shared_or_throttled_are_not_believed(fields, said):
+    states = [gpu(other_processes=0), gpu(**fields)]
+    records = repeats(run(2), [0.1, 0.1, 0.1], device="cuda", gpu_states=states)
+    noise, _ = noise_of(records)
+    assert noise.trustworthy([run(2).id]) == (not said)
+    assert (said or "GPUs neither shared nor throttled") in noise.strip()
+    assert (f"Too noisy to explain: {said} in most repeats of 1 of 1" in noise.sentence) == bool(
+        said
+    )

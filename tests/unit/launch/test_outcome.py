@@ -12,6 +12,7 @@ from factories import record, run
 
 from lab.launch.job import _decide
 from lab.launch.outcome import archive_noisy, keep_quieter
+from lab.records.schema import GpuState
 from lab.records.store import DISTURBED, Record, read_record, write_record
 
 CHANGES = {"open", "os.rename", "os.mkdir", "os.remove", "os.rmdir", "shutil.copyfile"}
@@ -124,3 +125,16 @@ def test_what_was_set_aside_before_is_kept_too(tmp_path: Path) -> None:
     assert [finished(place) for place in places] == [
         attempt(None, minute).finished_at for minute in (2, 3, 1)
     ]
+
+
+def test_a_gpu_that_was_shared_is_louder_than_busy_cores(tmp_path: Path) -> None:
+    shared = GpuState(
+        samples=9, sm_clock=1700, sm_clock_low=1700, sm_clock_max=1980, other_processes=1
+    )
+    first, second = attempt(0.7, 1), attempt(0.0, 2)
+    assert second.environment is not None
+    place = second.environment.model_copy(update={"gpu_states": [shared]})
+    second = second.model_copy(update={"environment": place})
+    begin(tmp_path / "0", first)
+    measure(tmp_path / "0", second)
+    assert finished(tmp_path / "0") == first.finished_at

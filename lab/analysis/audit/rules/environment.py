@@ -63,14 +63,15 @@ def mixed_environment(observations: Observations) -> Iterator[Fault]:
             "Commit before measuring.",
             "note",
         )
-    disturbed = rows[:0]
-    if "foreign_share" in rows:
-        disturbed = rows[rows["foreign_share"] > FOREIGN_SHARE]
+    disturbed = rows[rows["disturbed"] == 1] if "disturbed" in rows else rows[:0]
     if len(disturbed):
+        share = disturbed["foreign_share"].max()
+        what = f"other processes took up to {100 * share:.0f} % of the ranks' cores"
+        if not share > FOREIGN_SHARE:
+            what = "GPUs were shared with other processes, or throttled"
         yield Fault(
             disturbed["label"],
-            f"In {len(disturbed)} of {len(rows)} repeats other processes took up to "
-            f"{100 * disturbed['foreign_share'].max():.0f} % of the ranks' cores.",
+            f"In {len(disturbed)} of {len(rows)} repeats {what}.",
             "Measure again on an idle machine.",
             "note",
         )

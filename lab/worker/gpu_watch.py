@@ -1,0 +1,148 @@
+"""What disturbed a rank's GPUs while it measured: other processes, low clocks, throttling."""
+
+from __future__ import annotations
+
+import subprocess
+import threading
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from statistics import median
+from typing import NamedTuple
+
+import torch
+
+from lab.records.schema import GpuState
+
+PERIOD_MS = 500
+PATIENCE_S = 20.0
+# The second name is that of drivers before release 535.
+REASONS_FIELDS = ("clocks_event_reasons.active", "clocks_throttle_reasons.active")
+# Bits of the reasons, NVML's nvmlClocksEventReasons.
+IDLE = 0x1
+REASONS = {
+    0x2: "applications_clocks_setting",
+    0x4: "sw_power_cap",
+    0x8: "hw_slowdown",
+    0x10: "sync_boost",
+    0x20: "sw_thermal_slowdown",
+    0x40: "hw_thermal_slowdown",
+    0x80: "hw_power_brake_slowdown",
+    0x100: "display_clock_setting",
+}
+
+
+class GpuWatch:
+    """Samples the GPUs of this process with nvidia-smi until `stop`; on CPUs it does nothing."""
+
+    def __init__(self, device: torch.device, devices: int = 1) -> None:
+        numbers = [device.index or 0] if devices == 1 else range(devices)
+        on_gpus = device.type == "cuda"
+        self._uuids = [_uuid(number) for number in numbers] if on_gpus else []
+        self._sampler: subprocess.Popen[str] | None = None
+        self._lines: list[str] = []
+        # A driver answers one of the fields at once, and refuses the other.
+        queries = map(self._query, REASONS_FIELDS if self._uuids else ())
+        query = next(filter(_run, queries), None)
+        if query is None:
+            return
+        # It ends with this process: nobody reads what it prints then.
+        command = ["nvidia-smi", *query, f"--loop-ms={PERIOD_MS}"]
+        self._sampler = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        # A thread reads, or the pipe would be full in a long run.
+        self._reader = threading.Thread(target=self._read, args=[self._sampler.stdout], daemon=True)
+        self._reader.start()
+
+    def stop(self) -> list[GpuState]:
+        """Cease to sample; returns the state of each GPU that could be sampled."""
+        if self._sampler is None:
+            return []
+        processes = _run(["--query-compute-apps=gpu_uuid,pid", "--format=csv,noheader"])
+        self._sampler.terminate()
+        self._sampler.wait()
+        self._reader.join()
+        return parse_states(self._lines, processes.splitlines(), uuids=self._uuids)
+
+    def _read(self, lines: Iterable[str]) -> None:
+        self._lines.extend(lines)
+
+    def _query(self, reasons: str) -> list[str]:
+        fields = f"--query-gpu=uuid,clocks.sm,clocks.max.sm,{reasons}"
+        return [f"--id={','.join(self._uuids)}", fields, "--format=csv,noheader,nounits"]
+
+
+def parse_states(
+    samples: Iterable[str], processes: Iterable[str], *, uuids: Sequence[str]
+) -> list[GpuState]:
+    """The state of each GPU from what nvidia-smi printed: samples, and its processes at the end.
+
+    A line of another form, such as an error, is no sample. One of an idle GPU, before the first
+    step, tells nothing of its clocks.
+    """
+    by_gpu: dict[str, list[_Sample]] = {uuid: [] for uuid in uuids}
+    for line in samples:
+        uuid, *cells = (cell.strip() for cell in line.split(","))
+        if uuid in by_gpu and len(cells) == 3 and (sample := _Sample.of(*cells)):
+            by_gpu[uuid].append(sample)
+    pairs = (line.split(",")[:2] for line in processes)
+    present = Counter(pair[0].strip() for pair in pairs if pair[-1].strip().isdigit())
+    return [_state(by_gpu[uuid], present[uuid]) for uuid in uuids]
+
+
+class _Sample(NamedTuple):
+    clock: float  # MHz
+    clock_max: float | None
+    reasons: int
+
+    @classmethod
+    def of(cls, clock: str, clock_max: str, reasons: str) -> _Sample | None:
+        """None where the GPU was idle, or its clock is not known, as on a MIG slice."""
+        values = _number(clock), _number(clock_max), _number(reasons)
+        if values[0] is None or int(values[2] or 0) & IDLE:
+            return None
+        return cls(values[0], values[1], int(values[2] or 0))
+
+
+def _number(cell: str) -> float | None:
+    """A decimal number or a hexadecimal mask; None for words such as [N/A]."""
+    try:
+        return float(int(cell, 16)) if cell.startswith("0x") else float(cell)
+    except ValueError:
+        return None
+
+
+def _state(samples: Sequence[_Sample], processes: int) -> GpuState:
+    clocks = [sample.clock for sample in samples]
+    shares = {
+        name: sum(bool(sample.reasons & bit) for sample in samples) / len(samples)
+        for bit, name in REASONS.items()
+        if samples
+    }
+    return GpuState(
+        samples=len(samples),
+        sm_clock=median(clocks) if clocks else None,
+        sm_clock_low=min(clocks, default=None),
+        sm_clock_max=samples[-1].clock_max if samples else None,
+        reasons={name: share for name, share in shares.items() if share},
+        # One is the rank itself; where not even that one is shown, as in a container, none is.
+        other_processes=processes - 1 if processes else None,
+    )
+
+
+def _uuid(number: int) -> str:
+    """A GPU's name for nvidia-smi, whatever CUDA_VISIBLE_DEVICES calls it."""
+    uuid = str(torch.cuda.get_device_properties(number).uuid)
+    return uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}"
+
+
+def _run(arguments: Sequence[str]) -> str:
+    """What nvidia-smi prints; empty where it is not there, refuses or does not answer."""
+    try:
+        return subprocess.run(
+            ["nvidia-smi", *arguments],
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+            check=True,
+        ).stdout
+    except (OSError, subprocess.SubprocessError):
+        return ""

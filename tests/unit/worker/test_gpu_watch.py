@@ -1,0 +1,128 @@
+"""What nvidia-smi prints of a GPU, read as it is documented; no GPU ran here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from lab.records.schema import GpuState
+from lab.worker.gpu_watch import GpuWatch, parse_states
+
+ONE, TWO = "GPU-6f4f1d2e-0a3b-4c5d-8e9f-112233445566", "GPU-00000000-1111-2222-3333-444444444444"
+
+
+def state(samples: list[str], processes: list[str] = (), uuid: str = ONE) -> GpuState:
+    (only,) = parse_states(samples, processes, uuids=[uuid])
+    return only
+
+
+def test_clocks_and_reasons_are_those_of_samples_that_were_not_idle() -> None:
+    lines = [
+        f"{ONE}, 345, 1980, 0x0000000000000001",  # idle: before the first step
+        f"{ONE}, 1980, 1980, 0x0000000000000000",
+        f"{ONE}, 1755, 1980, 0x0000000000000004",
+        f"{ONE}, 1740, 1980, 0x0000000000000024",
+        f"{TWO}, 210, 1980, 0x0000000000000000",
+    ]
+    assert state(lines) == GpuState(
+        samples=3,
+        sm_clock=1755.0,
+        sm_clock_low=1740.0,
+        sm_clock_max=1980.0,
+        reasons={"sw_power_cap": 2 / 3, "sw_thermal_slowdown": 1 / 3},
+        other_processes=None,
+    )
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "",
+        "No devices were found",
+        'Field "clocks_event_reasons.active" is not a valid field to query.',
+        "Unable to determine the device handle for GPU0000:41:00.0: Unknown Error",
+        f"{ONE}, [N/A], [N/A], [N/A]",
+        f"{ONE}, [Insufficient Permissions]",
+        f"{ONE}, 1980",  # cut off when the sampler ended
+    ],
+)
+def test_what_is_no_sample_tells_nothing(line: str) -> None:
+    assert state([line]) == GpuState(samples=0, sm_clock=None, sm_clock_low=None, sm_clock_max=None)
+    assert not state([line]).disturbed
+
+
+def test_a_gpu_that_gives_its_clock_alone() -> None:
+    seen = state([f"{ONE}, 1410, [Not Supported], [Not Supported]\n"])
+    assert (seen.samples, seen.sm_clock, seen.sm_clock_max, seen.reasons) == (1, 1410.0, None, {})
+
+
+@pytest.mark.parametrize(
+    ("processes", "others"),
+    [
+        ([f"{ONE}, 40170"], 0),
+        ([f"{ONE}, 40170", f"{ONE}, 28290", f"{TWO}, 7"], 1),
+        ([], None),  # a container shows not even the rank itself
+        (["No running processes found"], None),
+        ([f"{ONE}, [Insufficient Permissions]"], None),
+    ],
+)
+def test_others_are_all_processes_of_a_gpu_but_the_rank(processes, others) -> None:
+    assert state([], processes).other_processes == others
+    assert state([], processes).disturbed == bool(others)
+
+
+@pytest.mark.parametrize(
+    ("mask", "share", "throttled"),
+    [
+        ("0x0000000000000040", 1.0, ["hw_thermal_slowdown"]),
+        ("0x0000000000000088", 1.0, ["hw_slowdown", "hw_power_brake_slowdown"]),
+        ("0x0000000000000020", 0.02, []),  # a moment is less than the noise of repeats
+        ("0x0000000000000004", 1.0, []),  # the power cap belongs to the machine
+        ("0x0000000000000002", 1.0, []),
+    ],
+)
+def test_heat_and_a_failing_supply_disturb(mask: str, share: float, throttled: list[str]) -> None:
+    count = round(100 * share)
+    lines = [f"{ONE}, 1200, 1980, {mask}"] * count + [f"{ONE}, 1980, 1980, 0x0"] * (100 - count)
+    assert state(lines).throttled == throttled
+    assert state(lines).disturbed == bool(throttled)
+
+
+DRIVER = """#!/bin/sh
+case "$*" in
+*clocks_event_reasons*) echo 'Field "clocks_event_reasons.active" is not a valid field'; exit 2 ;;
+*compute-apps*) echo "UUID, 11"; echo "UUID, 12" ;;
+*--loop-ms*) while true; do echo "UUID, 1500, 1980, 0x0000000000000000"; sleep 0.02; done ;;
+*) echo "UUID, 300, 1980, 0x0000000000000001" ;;
+esac
+"""
+
+
+@pytest.fixture
+def gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> torch.device:
+    """A device whose driver is older than the newer name of the reasons."""
+    program = tmp_path / "nvidia-smi"
+    program.write_text(DRIVER.replace("UUID", ONE))
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    properties = SimpleNamespace(uuid=ONE.removeprefix("GPU-"))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
+    return torch.device("cuda", 0)
+
+
+def test_the_sampler_ends_with_what_it_has_seen(gpu: torch.device) -> None:
+    watch = GpuWatch(gpu)
+    while len(watch._lines) < 3:
+        pass
+    (seen,) = watch.stop()
+    assert seen.samples >= 3 and seen.sm_clock == 1500.0 and seen.other_processes == 1
+    assert watch._sampler is not None and watch._sampler.poll() is not None
+
+
+def test_nothing_is_sampled_without_a_gpu_or_without_its_tool(gpu, monkeypatch) -> None:
+    assert GpuWatch(torch.device("cpu")).stop() == []
+    monkeypatch.setenv("PATH", "")
+    assert GpuWatch(gpu).stop() == []
