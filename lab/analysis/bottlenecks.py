@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
@@ -10,7 +10,7 @@ import pandas as pd
 from lab.analysis.laws import karp_flatt
 from lab.analysis.scaling import FEWEST_REPEATS
 from lab.analysis.scaling_curves import with_interval
-from lab.analysis.waterfall import SHARE, Waterfall, largest_sizes
+from lab.analysis.waterfall import SHARE, Waterfall, on_most_ranks
 from lab.config.run import Run, conflicts
 from lab.config.strategies import STRATEGIES
 from lab.formatting import format_seconds, percent, rounded
@@ -20,7 +20,7 @@ from lab.records.schema import Environment
 
 def limits(summary: pd.DataFrame, falls: Sequence[Waterfall]) -> list[str]:
     """What keeps a step from the ideal one, on the most ranks of each curve."""
-    return [sentence for fall in largest_sizes(falls) for sentence in _limits(summary, fall)]
+    return [sentence for fall in on_most_ranks(falls) for sentence in _limits(summary, fall)]
 
 
 def _limits(summary: pd.DataFrame, fall: Waterfall) -> Iterator[str]:
@@ -82,14 +82,11 @@ def _serial_fraction(row: Mapping[Any, Any], summary: pd.DataFrame) -> str | Non
     return percent(*(karp_flatt(value, n) for value in (speedup, high, low)))
 
 
-Remedies = Callable[[Waterfall], Iterator[str]]
-
-
 def advice(fall: Waterfall) -> str:
     """What to change or to measure first against the largest loss, as its run and place permit."""
     if fall.largest == "compute" and (missing := list(_missing(fall))):
         return f"first to measure: {' and '.join(missing)}"
-    *others, last = _REMEDIES[fall.largest](fall)
+    *others, last = _remedies(fall.largest, fall.run, fall.environment)
     return f"first to change: {' or '.join([', '.join(others)] * bool(others) + [last])}"
 
 
@@ -103,19 +100,55 @@ def _missing(fall: Waterfall) -> Iterator[str]:
         yield f"what ranks take from each other (lab calibrate --cluster {place.cluster})"
 
 
+def _remedies(cause: str, run: Run, place: Environment | None) -> Iterator[str]:
+    """At least one; none that this run could not have, or that its place has no use for."""
+    on_cpu = place is not None and place.device == "cpu"
+    match cause:
+        case "batch" | "launches" | "host":
+            if not run.compile and _allowed(run, compile=True):
+                yield "compile: true"
+            yield "a larger batch per rank"
+        case "neighbours":
+            yield "fewer ranks on a host, or hosts with more memory bandwidth"
+        case "stolen":
+            yield "more work between two exchanges, or spare cores for these"
+        case "compute":
+            yield "more work per rank"
+        case "straggler":
+            crowded = place and 0 < place.core_count < run.processes * place.threads_per_rank
+            equal = "equal ranks: equal batches, on devices that are equally fast"
+            yield "a core for each thread of the ranks" if on_cpu and crowded else equal
+        case "transfer" | "exchange":
+            yield from _less_traffic(run, place)
+        case "bubble":
+            fits = _allowed(run, microbatches=2 * (run.microbatches or run.world_size))
+            yield "more microbatches" if fits else "a larger batch, cut into more microbatches"
+        case "data":
+            yield from _ready_data(run, place)
+        case "h2d":
+            if not on_cpu:
+                yield "a copy from pinned memory that overlaps with compute"
+            yield "smaller samples"
+        case "optimizer":
+            facts = STRATEGIES[run.strategy]
+            plain = {name: Run.model_fields[name].default for name in facts.settings}
+            replicated = facts.splits == "samples" and not facts.sharded and run.processes > 1
+            if replicated and _allowed(run, strategy="zero1", **plain):
+                yield "an optimizer that the ranks share (zero1)"
+            yield "a larger batch for each step of it"
+        case _:  # other processes, and what no phase explains
+            yield "the machine: measure again where nothing else runs"
+
+
 def _allowed(run: Run, **changes: Any) -> bool:
     """Whether the run is still valid with these changes."""
     return not list(conflicts(run.model_copy(update=changes)))
 
 
-def _always(remedy: str) -> Remedies:
-    return lambda fall: iter([remedy])
-
-
-def _less_traffic(fall: Waterfall) -> Iterator[str]:
-    run, place, facts = fall.run, fall.environment, STRATEGIES[fall.run.strategy]
-    if place is None or not _share_memory(place):
-        yield "a faster link"
+def _less_traffic(run: Run, place: Environment | None) -> Iterator[str]:
+    facts, linked = STRATEGIES[run.strategy], place and place.emulated and place.emulated.link
+    if place is None or place.device != "cpu" or len(set(place.hosts)) > 1 or linked:
+        yield "a faster link"  # but not than the memory of one host
     if run.compression == "none" and _allowed(run, compression="bf16"):
         yield "bf16 compression of the gradients"
     if run.strategy == "fsdp" and run.reshard_after_forward:
@@ -130,22 +163,7 @@ def _less_traffic(fall: Waterfall) -> Iterator[str]:
     yield "a larger batch per rank"
 
 
-def _share_memory(place: Environment) -> bool:
-    """Whether ranks talk through the memory of one host, where no link could be faster."""
-    linked = place.emulated is not None and place.emulated.link is not None
-    return place.device == "cpu" and len(set(place.hosts)) == 1 and not linked
-
-
-def _equal_ranks(fall: Waterfall) -> Iterator[str]:
-    place, ranks = fall.environment, fall.run.processes
-    if place and place.device == "cpu" and 0 < place.core_count < ranks * place.threads_per_rank:
-        yield "a core for each thread of the ranks"
-    else:
-        yield "equal ranks: equal batches, on devices that are equally fast"
-
-
-def _ready_data(fall: Waterfall) -> Iterator[str]:
-    run, place = fall.run, fall.environment
+def _ready_data(run: Run, place: Environment | None) -> Iterator[str]:
     if run.loader == "fast":
         yield "data that is cheaper to read, on a faster disk or prepared before the run"
         return
@@ -154,49 +172,3 @@ def _ready_data(fall: Waterfall) -> Iterator[str]:
         ranks_on_host = run.processes // len(set(place.hosts))
         if place.cpu_count >= ranks_on_host * (place.threads_per_rank + run.loader_workers + 1):
             yield "more loader processes"
-
-
-def _cheaper_optimizer(fall: Waterfall) -> Iterator[str]:
-    run, facts = fall.run, STRATEGIES[fall.run.strategy]
-    plain = {name: Run.model_fields[name].default for name in facts.settings}
-    replicated = facts.splits == "samples" and not facts.sharded and run.processes > 1
-    if replicated and _allowed(run, strategy="zero1", **plain):
-        yield "an optimizer that the ranks share (zero1)"
-    yield "a larger batch for each step of it"
-
-
-def _fewer_launches(fall: Waterfall) -> Iterator[str]:
-    if not fall.run.compile and _allowed(fall.run, compile=True):
-        yield "compile: true"
-    yield "a larger batch per rank"
-
-
-def _faster_copies(fall: Waterfall) -> Iterator[str]:
-    if fall.environment is not None and fall.environment.device == "cuda":
-        yield "a copy from pinned memory that overlaps with compute"
-    yield "smaller samples"
-
-
-def _fuller_pipeline(fall: Waterfall) -> Iterator[str]:
-    twice = 2 * (fall.run.microbatches or fall.run.world_size)
-    fits = _allowed(fall.run, microbatches=twice)
-    yield "more microbatches" if fits else "a larger batch, cut into more microbatches"
-
-
-_REMEDIES: dict[str, Remedies] = {
-    "batch": _fewer_launches,
-    "launches": _fewer_launches,
-    "neighbours": _always("fewer ranks on a host, or hosts with more memory bandwidth"),
-    "stolen": _always("more work between two exchanges, or spare cores for these"),
-    "others": _always("the machine: measure again where nothing else runs"),
-    "compute": _always("more work per rank"),
-    "straggler": _equal_ranks,
-    "transfer": _less_traffic,
-    "exchange": _less_traffic,
-    "bubble": _fuller_pipeline,
-    "data": _ready_data,
-    "h2d": _faster_copies,
-    "optimizer": _cheaper_optimizer,
-    "host": _fewer_launches,
-    "rest": _always("the machine: measure again where times are steadier"),
-}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -19,7 +19,7 @@ from lab.formatting import rounded, unit_for
 from lab.perfmodel.calibration import load_calibration
 from lab.perfmodel.forecast import SAME
 from lab.perfmodel.layout import Layout
-from lab.records.schema import PHASES, Communication, Environment, Timing
+from lab.records.schema import PHASES, Communication, Environment
 from lab.records.store import Record
 
 Draws = np.ndarray[Any, np.dtype[np.float64]]  # the value, then one of each resample of the repeats
@@ -126,16 +126,23 @@ def waterfalls(summary: pd.DataFrame, records: Sequence[Record]) -> list[Waterfa
     Medians of parts do not add up: each configuration is shown by the repeat of its median step,
     whose parts do, and the intervals are bootstraps over repeats of that choice.
     """
-    measured: dict[tuple[str, str], list[Record]] = defaultdict(list)
+    measured: dict[str, dict[str, list[Record]]] = defaultdict(lambda: defaultdict(list))
     for record in records:
-        if record.completed and _phases_known(record.timing):
-            measured[record.emulation, record.run_id].append(record)
-    steps = {key: _Steps(repeats) for key, repeats in measured.items()}
+        if (
+            record.completed
+            and record.timing
+            and {"forward", "backward"} <= set(record.timing.phases)
+        ):
+            measured[record.emulation][record.run_id].append(record)
+    steps = {
+        emulated: {run_id: _Steps(repeats) for run_id, repeats in runs.items()}
+        for emulated, runs in measured.items()
+    }
     return [
-        _waterfall(label, row, steps)
+        _waterfall(label, row, steps[row["emulated"]])
         for label, points in curves(summary)
         for row in points.to_dict("records")
-        if (row["emulated"], row["run_id"]) in steps
+        if row["run_id"] in steps.get(row["emulated"], {})
     ]
 
 
@@ -144,111 +151,77 @@ def beyond_baseline(falls: Sequence[Waterfall]) -> list[Waterfall]:
     return [fall for fall in falls if fall.compared] or list(falls)
 
 
-def largest_sizes(falls: Sequence[Waterfall]) -> list[Waterfall]:
-    """The one on the most ranks of each curve."""
+def on_most_ranks(falls: Sequence[Waterfall]) -> list[Waterfall]:
+    """The last of each curve."""
     return list({fall.label: fall for fall in falls}.values())
 
 
-def _phases_known(timing: Timing | None) -> bool:
-    return timing is not None and {"forward", "backward"} <= timing.phases.keys()
-
-
-def _waterfall(
-    label: str, row: Mapping[Any, Any], steps: Mapping[tuple[str, str], _Steps]
-) -> Waterfall:
-    own = steps[row["emulated"], row["run_id"]]
-    base = steps.get((row["emulated"], str(row["baseline_run_id"])))
-    alone = {
-        run.micro_batch_size: other.draws["compute"] / run.grad_accum
-        for (emulated, _), other in sorted(
-            steps.items(), key=lambda item: item[1].run.strategy == own.run.strategy
-        )
-        if emulated == row["emulated"]
-        and (run := other.run).world_size == 1
-        and all(getattr(run, name) == getattr(own.run, name) for name in SAME)
-    }
-    compared = base is not None and base is not own
-    if base is None or base is own:
-        ideal, losses = _breakdown(own, alone)
-        repeats = own.repeats
-    else:
-        share = 1.0 if row["scaling"] == "weak" else base.run.world_size / own.run.world_size
-        ideal, losses = _against(own, base, share, alone)
-        repeats = min(own.repeats, base.repeats)
-    known = [cause for cause in losses if cause in DERIVED or np.abs(losses[cause]).max() > TINY]
-    losses = {cause: losses[cause] for cause in CAUSES if cause in known}
-    ordered = np.stack(list(losses.values())) if losses else np.zeros((1, 1 + RESAMPLES))
-    first = int(ordered[:, 0].argmax())
-    amounts = {cause: Amount.of(draws, repeats) for cause, draws in losses.items()}
-    most = float(ordered[first, 0])
-    supported = (
-        repeats >= FEWEST_REPEATS
-        and most > SHARE * row["step_time"]
-        and float(np.percentile(ordered[first, 1:], 2.5)) > 0
-        and float(np.mean(ordered[:, 1:].argmax(axis=0) == first)) >= CERTAIN
-    )
+def _waterfall(label: str, row: Mapping[Any, Any], steps: Mapping[str, _Steps]) -> Waterfall:
+    own = steps[row["run_id"]]
+    base = steps.get(row["baseline_run_id"], own)
+    share = 1.0 if row["scaling"] == "weak" else base.run.world_size / own.run.world_size
+    ideal, losses = _losses(own, base, 0.0 if base is own else share, _alone(own.run, steps))
+    repeats = min(own.repeats, base.repeats)
+    amounts = {cause: Amount.of(losses[cause], repeats) for cause in CAUSES if cause in losses}
+    largest = max(amounts, key=lambda cause: amounts[cause].value)
+    resampled = np.stack(list(losses.values()))[:, 1:]
     return Waterfall(
         label=label,
         row=row,
         run=own.run,
         environment=own.environment,
-        compared=compared,
+        compared=base is not own,
         ideal=Amount.of(ideal, repeats),
         losses=amounts,
         repeats=repeats,
-        largest=list(losses)[first] if losses else "",
-        supported=supported,
+        largest=largest,
+        supported=repeats >= FEWEST_REPEATS
+        and amounts[largest].value > SHARE * row["step_time"]
+        and amounts[largest].low > 0
+        and np.mean(resampled.max(axis=0) == losses[largest][1:]) >= CERTAIN,
     )
 
 
-def _breakdown(own: _Steps, alone: Mapping[int, Draws]) -> tuple[Draws, dict[str, Draws]]:
-    """A step's own compute, and what else it takes."""
-    losses = dict(own.draws)
-    compute = losses.pop("compute")
-    intercept = _intercept(alone)
-    if intercept is not None and own.run.data_parallel_size == own.run.world_size:
-        losses["launches"] = np.minimum(intercept * own.run.grad_accum, compute)
-        compute = compute - losses["launches"]
-    del losses["step"]
-    return compute, losses
+def _alone(run: Run, steps: Mapping[str, _Steps]) -> dict[int, Draws]:
+    """Compute of a micro-batch on one rank, by its size; of several, that of the run's strategy."""
+    alike = [
+        one
+        for one in steps.values()
+        if one.run.world_size == 1
+        and all(getattr(one.run, name) == getattr(run, name) for name in SAME)
+    ]
+    alike.sort(key=lambda one: one.run.strategy == run.strategy)
+    return {one.run.micro_batch_size: one.draws["compute"] / one.run.grad_accum for one in alike}
 
 
-def _against(
+def _losses(
     own: _Steps, base: _Steps, share: float, alone: Mapping[int, Draws]
 ) -> tuple[Draws, dict[str, Draws]]:
-    """The baseline's step times `share`, and what the measured one takes longer, by cause."""
-    losses = {part: own.draws[part] - share * base.draws[part] for part in PARTS}
-    expected = share * base.draws["compute"]
-    for cause, seconds in _of_batch(own.run, base.run, share, alone):
-        losses[cause] = seconds
-        expected = expected + seconds
-    if own.neighbours is not None:
-        losses["neighbours"] = expected * (own.neighbours / (base.neighbours or 1.0) - 1)
-    for cause in DERIVED & losses.keys():
-        losses["compute"] = losses["compute"] - losses[cause]
-    return share * base.draws["step"], losses
+    """`share` times the baseline's step, and what the measured one takes longer, by cause.
 
-
-def _of_batch(
-    run: Run, base: Run, share: float, alone: Mapping[int, Draws]
-) -> Iterator[tuple[str, Draws]]:
-    """What other micro-batches than the baseline's cost, from those that one rank was measured at.
-
-    Where it was not measured at these, launches are what a micro-batch takes without any sample.
+    A share of 0 is that of no baseline.
     """
-    if run.data_parallel_size != run.world_size:
-        return  # ranks that share a model do not share samples
-    here, there = run.micro_batch_size, base.micro_batch_size
-    if here == there and run.grad_accum == share * base.grad_accum:
-        return
-    if here in alone and there in alone:
-        yield "batch", run.grad_accum * alone[here] - share * base.grad_accum * alone[there]
-    elif (intercept := _intercept(alone)) is not None:
-        yield "launches", intercept * (run.grad_accum - share * base.grad_accum)
+    losses = {part: own.draws[part] - share * base.draws[part] for part in PARTS}
+    expected, derived = share * base.draws["compute"], dict[str, Draws]()
+    run, intercept = own.run, _intercept(alone)
+    micro, accum = (run.micro_batch_size, base.run.micro_batch_size), share * base.run.grad_accum
+    # Ranks that share a model do not share samples.
+    changed = run.data_parallel_size == run.world_size and (micro[0] != micro[1] or not share)
+    if changed and share and alone.keys() >= set(micro):
+        derived["batch"] = run.grad_accum * alone[micro[0]] - accum * alone[micro[1]]
+    elif changed and intercept is not None:
+        derived["launches"] = intercept * (run.grad_accum - accum)
+    if share and own.neighbours is not None:
+        expected = sum(derived.values(), start=expected)
+        derived["neighbours"] = expected * (own.neighbours / (base.neighbours or 1.0) - 1)
+    losses["compute"] = losses["compute"] - sum(derived.values())
+    ideal = share * base.draws["step"] if share else losses.pop("compute")
+    known = {part: times for part, times in losses.items() if np.abs(times).max() > TINY}
+    return ideal, derived | known or {"rest": 0.0 * ideal}
 
 
 def _intercept(alone: Mapping[int, Draws]) -> Draws | None:
-    """Of a line through times over micro-batches, at least 0; None from fewer than two."""
+    """What a micro-batch takes without samples, at least 0, by a line; None from fewer than two."""
     if len(alone) < 2:
         return None
     lines = np.polyfit(list(alone), np.stack(list(alone.values())), 1)
