@@ -9,6 +9,7 @@ from functools import cached_property
 import pandas as pd
 
 from lab.analysis.audit import Audit
+from lab.config.run import distinct_labels
 from lab.config.study import Study
 from lab.records.schema import FOREIGN_SHARE, Environment, GpuState
 from lab.records.store import Record
@@ -62,7 +63,8 @@ class Noise:
         if not self.loud:
             return ""
         noisy = [record for records in self.loud.values() for record in records]
-        names = [f"{records[0].run.label} ({_repeats(records)})" for records in self.loud.values()]
+        labels, _ = distinct_labels([records[0].run for records in self._by_run.values()])
+        names = [f"{labels[one[0].run]} ({_repeats(one)})" for one in self.loud.values()]
         more = f"; and {len(names) - NAMED} more" if len(names) > NAMED else ""
         return (
             f"Too noisy to explain: {disturbances(_places(noisy))} in most repeats of "

@@ -66,9 +66,13 @@ def answer(results: StudyResults) -> Markdown:
 
 
 def strip(results: StudyResults, run_ids: Sequence[str] | None = None) -> Markdown:
-    """How far to trust these results: repeats, interval, other load, the audit's worst finding."""
-    line = results.noise.strip(results.audit, run_ids=run_ids)
-    return Markdown(f"*{Markdown.of(line).markdown}*")
+    """How far to trust these results: repeats, interval, other load, the audit's worst finding.
+
+    The audit is that of their study; records alone have none.
+    """
+    audit = results.audit if results.has_study else None
+    line = results.noise.strip(audit, run_ids=run_ids)
+    return Markdown(f"<small>*{Markdown.of(line).markdown}*</small>")
 
 
 def result_tables(results: StudyResults) -> list[Table]:
@@ -193,9 +197,9 @@ def every_repeat(results: StudyResults) -> Table:
                 "repeat": record.repeat,
                 "status": status,
                 **({"emulated": record.emulation} if emulating else {}),
+                "foreign CPU (%)": "-" if share is None else f"{100 * share:.1f}",
                 **dict.fromkeys((f"{name} (ms)" for name in ("step", *PHASES)), "-"),
                 **{f"{name} (ms)": f"{stat.median * 1e3:.2f}" for name, stat in _stats(record)},
-                "foreign CPU (%)": "-" if share is None else f"{100 * share:.1f}",
             }
         )
     caption = (
