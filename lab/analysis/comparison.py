@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -10,11 +10,12 @@ from typing import Any
 
 import pandas as pd
 
-from lab.analysis.scaling import ratio, summary
+from lab.analysis.scaling import Samples, ratio, summary
 from lab.analysis.scaling_curves import ranks, with_interval
+from lab.analysis.verdict import against_baseline, beyond_baseline, few, labels_of, place
 from lab.config.study import Study
 from lab.errors import InputError, Problem
-from lab.formatting import format_seconds, percent, rounded, unit_for
+from lab.formatting import format_seconds, percent, rounded
 from lab.records.store import Record, load_records
 from lab.records.table import table
 
@@ -44,13 +45,56 @@ class Comparison:
         study = next(iter(self.studies.values()))
         return summary(self.table, baseline=study.baseline, scaling=study.scaling)
 
+    def sentences(self) -> list[str]:
+        """How fast each machine is beside the first, and what the most ranks bring on each."""
+        first, *others = self.studies
+        texts = [text for machine in others for text in self._throughputs(machine, first)]
+        for machine, rows in self.summary.groupby("machine", sort=False):
+            beyond, labels = beyond_baseline(rows), labels_of(rows)
+            if len(beyond):
+                row = beyond.sort_values(["world_size", "speedup"]).iloc[-1]
+                compared = against_baseline(row, rows, labels)
+                texts.append(f"On {machine}, {place(row, labels)}, {compared}.")
+        return texts
+
+    def _throughputs(self, machine: str, first: str) -> Iterator[str]:
+        """Over the configurations that both ran: the range, and how many differences are shown."""
+        here, there = self._rates(machine), self._rates(first)
+        shared = [run_id for run_id in here if run_id in there]
+        if not shared:
+            return
+        ratios = sorted(ratio(here[run_id], there[run_id]) for run_id in shared)
+        fewest = min(min(here[run_id].size, there[run_id].size) for run_id in shared)
+        faster = sum(low > 1 for _, low, _ in ratios)
+        slower = sum(high < 1 for _, _, high in ratios)
+        extent = f"{rounded(ratios[0][0])} to {rounded(ratios[-1][0])}"
+        if len(shared) == 1:
+            extent = rounded(*ratios[0])
+        yield (
+            f"{machine} has {extent} times the throughput of {first} in {len(shared)} shared "
+            f"configuration{'s' * (len(shared) > 1)}: "
+            + (
+                f"{few(fewest)} to tell this from chance."
+                if few(fewest)
+                else f"faster in {faster} and slower in {slower}, as the intervals show."
+            )
+        )
+
+    def _rates(self, machine: str) -> dict[str, Samples]:
+        """Samples per second of each completed repeat on a machine, by run id."""
+        done = self.table[
+            (self.table["status"] == "completed") & (self.table["machine"] == machine)
+        ]
+        rates = done.groupby("run_id", sort=False)["samples_per_second"]
+        return {str(run_id): values.to_numpy(float) for run_id, values in rates}
+
     def tables(self) -> list[tuple[str, pd.DataFrame]]:
         """Captions and tables of text: a row per shared configuration, a column per machine."""
-        machines, unit = list(self.studies), unit_for(self.summary["step_time"])
+        machines = list(self.studies)
         rows = {(row["machine"], row["run_id"]): row for row in self.summary.to_dict("records")}
         labels = _labels(self.summary[self.summary.duplicated("run_id", keep=False)])
         quantities: dict[str, Callable[[Mapping[Any, Any]], str]] = {
-            "Step time": lambda row: format_seconds(*with_interval(row, "step_time"), unit=unit),
+            "Step time": lambda row: format_seconds(*with_interval(row, "step_time")),
             f"Throughput, times that of {machines[0]}": lambda row: self._times(row, machines[0]),
             "Speedup over the same machine's baseline": lambda row: rounded(
                 *with_interval(row, "speedup")
@@ -74,12 +118,10 @@ class Comparison:
         """Its throughput over that of the first machine."""
         if row["machine"] == first:
             return "1"
-        done = self.table[self.table["status"] == "completed"]
-        rates = done[done["run_id"] == row["run_id"]].groupby("machine")["samples_per_second"]
-        if first not in rates.groups:
+        here, there = self._rates(row["machine"]), self._rates(first)
+        if row["run_id"] not in there:
             return NOT_RUN
-        here, there = (rates.get_group(machine) for machine in (row["machine"], first))
-        return rounded(*ratio(here.to_numpy(float), there.to_numpy(float)))
+        return rounded(*ratio(here[row["run_id"]], there[row["run_id"]]))
 
 
 def _labels(summary: pd.DataFrame) -> dict[Any, str]:

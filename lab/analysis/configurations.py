@@ -282,7 +282,7 @@ def _loss_distances(
                 distances[run] = max(distance, distances.get(run, 0.0))
     if distances:
         farthest = max(distances, key=lambda run: distances[run])
-        whose = labels[farthest]
+        whose = labels[farthest] if " " in labels[farthest] else farthest.label
         if len(distances) > 1:
             whose = f"{len(distances)} configurations"
         yield (

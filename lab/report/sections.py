@@ -153,7 +153,7 @@ def learning(results: StudyResults) -> Table:
     columns = dict(LEARNING)
     if all(record.quality is None or record.quality.accuracy is None for record in done):
         del columns["accuracy"]  # language models have none
-    summary = {row["run_id"]: row for row in results.summary.to_dict("records")}
+    summary = {row["run_id"]: row for row in _rows(results)}
     rows = []
     for run in runs:
         repeats = [record for record in done if record.run_id == run.id and record.timing]
@@ -281,14 +281,21 @@ def outcome(results: StudyResults) -> Markdown:
     return Markdown.of("There is no record of this run.")
 
 
+def _rows(results: StudyResults) -> list[dict[Any, Any]]:
+    return results.summary.to_dict("records")
+
+
 def predictions(results: StudyResults) -> list[Markdown | Table]:
     """What became of the predictions, with a row per run that was predicted and measured."""
     summary = Markdown.of(prediction_summary(results))
     if not results.scores:
         return [summary]
+    measured = {row["run_id"]: with_interval(row, "step_time") for row in _rows(results)}
+    table = frozen.scores_table(results.scores)
+    table["measured"] = [format_seconds(*measured[s.frozen.run_id]) for s in results.scores]
     bases = dict.fromkeys(score.frozen.basis for score in results.scores)
     how = Markdown.of(f"{FROZEN}{'; '.join(bases)}.")
-    return [summary, how, Table(PREDICTIONS, frozen.scores_table(results.scores), index=False)]
+    return [summary, how, Table(PREDICTIONS, table, index=False)]
 
 
 def prediction_summary(results: StudyResults) -> str:

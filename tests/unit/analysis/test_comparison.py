@@ -9,6 +9,7 @@ import pytest
 
 from lab import figures
 from lab.analysis.comparison import Comparison, compare
+from lab.analysis.scaling import FEWEST_REPEATS
 from lab.config.study import Study
 from lab.errors import InputError
 from lab.records.store import Store, write_record
@@ -64,6 +65,15 @@ def test_throughput_is_compared_where_both_ran(both: Comparison) -> None:
     assert times["Slow CPU"].tolist() == ["1", "1"]
     assert [cell.split()[0] for cell in times["Fast CPU"]] == ["4.00", "3.12"]
     assert tables["Step time"].index.tolist() == ["1 rank, batch 4", "2 ranks, batch 4"]
+
+
+def test_the_headline_tells_throughput_and_speedup_of_each_machine(both: Comparison) -> None:
+    throughput, slow, fast = both.sentences()
+    assert throughput.startswith("Fast CPU has 3.12 to 4.00 times the throughput of Slow CPU in 2")
+    assert slow.startswith("On Slow CPU, 2 CPU processes at batch 4, a step is ")
+    assert fast.startswith("On Fast CPU, 2 CPU processes at batch 4, a step is ")
+    repeats = both.summary["repeats"].min()
+    assert ("too few to tell this from chance" in throughput) == (repeats < FEWEST_REPEATS)
 
 
 def test_machines_of_one_kind_are_told_apart_by_host(make_study) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ast
-import json
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -12,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from executed import execute
 from factories import frozen, record, run, study
 
 from lab import figures
@@ -21,8 +20,6 @@ from lab.figures import StudyResults
 from lab.perfmodel.frozen import scores
 from lab.records.store import Store, load_records, read_record, write_record
 from lab.report import blocks, inference_sections, sections, study_sections
-
-NOTEBOOKS = Path(__file__).parents[3] / "notebooks"
 
 
 @pytest.fixture
@@ -63,24 +60,6 @@ def measured(tmp_path: Path) -> Study:
     path.parent.mkdir()
     path.write_text(prediction.model_dump_json())
     return made
-
-
-def execute(notebook: str, **parameters: Any) -> tuple[list[Any], dict[str, Any]]:
-    """Run the code cells of a notebook in order: what they display, and their variables."""
-    shown: list[Any] = []
-    variables: dict[str, Any] = {"display": lambda *values: shown.extend(values)}
-    for cell in json.loads((NOTEBOOKS / notebook).read_text())["cells"]:
-        if cell["cell_type"] != "code":
-            continue
-        tree = ast.parse("".join(cell["source"]))
-        result = tree.body.pop() if isinstance(tree.body[-1], ast.Expr) else None
-        exec(compile(tree, notebook, "exec"), variables)
-        if "parameters" in cell["metadata"].get("tags", []):
-            variables.update(parameters)
-        if isinstance(result, ast.Expr):
-            value = eval(compile(ast.Expression(result.value), notebook, "eval"), variables)
-            shown += [] if value is None else [value]
-    return shown, variables
 
 
 def test_all_sections_and_figures_share_one_computation(

@@ -1,0 +1,131 @@
+"""What a report says of its data is made from them: each sentence meets records in which it is false."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import pytest
+from factories import record, repeats, run, study
+
+from lab import figures
+from lab.config.run import Run
+from lab.config.study import Study
+from lab.figures import StudyResults
+from lab.records.schema import Quality
+from lab.records.statistics import share_interval
+from lab.records.store import Record, Store, write_record
+from lab.report import inference_sections, sections, study_sections
+
+
+def kept(folder: Path, records: list[Record], **fields: Any) -> StudyResults:
+    """Results of a study with these records on disk; `runs` are further runs that it asks for."""
+    asked: list[Run] = [*(one.run for one in records), *fields.pop("runs", [])]
+    made: Study = study(folder, list({one.id: one for one in asked}.values()), **fields)
+    for one in records:
+        write_record(one, Store(made.out).folder(one.task))
+    return StudyResults(made)
+
+
+def said(section: Any) -> str:
+    return str(section.markdown).replace("\\", "")
+
+
+def test_losses_are_called_alike_as_far_as_they_are(tmp_path: Path) -> None:
+    loss = [5.0, 4.0, 3.0]
+    alike = [record(run(size), loss=loss) for size in (1, 2)]
+    text = said(sections.learning_compared(kept(tmp_path / "alike", alike)))
+    assert (
+        "the losses of gpt-nano ddp x2, batch 64, fp32 lie within 0.00100 % of the baseline's"
+        in text
+    )
+    apart = [record(run(1), loss=loss), record(run(2), loss=[5.0, 4.0, 3.3])]
+    text = said(sections.learning_compared(kept(tmp_path / "apart", apart)))
+    assert "lie within 10.0 % of the baseline's" in text
+
+
+def test_unequal_batches_are_not_called_alike(tmp_path: Path) -> None:
+    batch = {"global_batch_size": None, "micro_batch_size": 8}
+    records = [record(run(size, **batch)) for size in (1, 2)]
+    text = said(sections.learning_compared(kept(tmp_path, records, scaling="weak")))
+    assert "differs between world sizes (8 on 1 rank; 16 on 2 ranks)" in text
+    assert "lie within" not in text
+
+
+def test_the_method_is_that_of_the_study(tmp_path: Path) -> None:
+    both = [record(run(size)) for size in (1, 2)]
+    strong = said(study_sections.method(kept(tmp_path / "strong", both)))
+    assert "Amdahl" in strong and "Gustafson" not in strong and "Every bucket" in strong
+    batch = {"global_batch_size": None, "micro_batch_size": 8}
+    weak = kept(tmp_path / "weak", [record(run(size, **batch)) for size in (1, 2)], scaling="weak")
+    assert "Gustafson" in said(study_sections.method(weak))
+    sharded = [record(run(size, strategy="fsdp")) for size in (1, 2)]
+    text = said(study_sections.method(kept(tmp_path / "fsdp", sharded, scaling="none")))
+    assert "Every bucket" not in text and "every collective" in text and "Amdahl" not in text
+    published = [record(run(size), replay="A paper") for size in (1, 2)]
+    text = said(study_sections.method(kept(tmp_path / "replay", published)))
+    assert "published by others" in text and "without a barrier" not in text
+
+
+def test_the_band_of_overlap_is_drawn_for_gradients_alone(tmp_path: Path) -> None:
+    def results(*strategies: str) -> StudyResults:
+        records = [record(run(1, strategy="single"), step_time=0.2)]
+        records += [
+            record(run(2, strategy=name), step_time=0.15, communication=(0.05, 0.03))
+            for name in strategies
+        ]
+        baseline = {"strategy": "single", "world_size": 1}
+        folder = tmp_path / "-".join(strategies)
+        return kept(folder, records, scaling="none", baseline=baseline)
+
+    assert study_sections.overlap(results("fsdp", "tensor_parallel")) == []
+    mixed = results("ddp", "fsdp")
+    [band] = study_sections.overlap(mixed)
+    assert "ddp on 2 CPU processes" in band.alt and "fsdp" not in band.alt
+
+
+def test_categories_are_rows_and_only_world_sizes_make_lines(tmp_path: Path) -> None:
+    ways = [
+        one for name in ("ddp", "fsdp") for one in repeats(run(2, strategy=name), [0.1, 0.11, 0.12])
+    ]
+    rows = kept(tmp_path / "rows", ways, scaling="none", baseline={"strategy": "ddp"})
+    assert len(study_sections.scaling_figures(rows)) == 1
+    ax = figures.step_time(rows)
+    assert ax.get_xlabel().startswith("step time") and not ax.get_ylabel()
+    assert [text.get_text() for text in ax.get_yticklabels()] == [
+        "batch 64, ddp, 2 CPU processes",
+        "batch 64, fsdp, 2 CPU processes",
+    ]
+    assert all(len(line.get_xdata()) < 2 for line in ax.get_lines())
+    sizes = [one for size in (1, 2) for one in repeats(run(size), [0.1] * 3)]
+    curve = kept(tmp_path / "curve", sizes)
+    assert len(study_sections.scaling_figures(curve)) == 4
+    assert figures.step_time(curve).get_ylabel().startswith("step time")
+    mpl.pyplot.close("all")
+
+
+def test_accuracy_has_its_number_of_samples(tmp_path: Path) -> None:
+    asked = run(1, 8, model="agnews-small", data="topics", eval_batches=1)
+    none = record(asked).model_copy(
+        update={"quality": Quality(loss=[1.0], validation_loss=1.4, accuracy=0.0)}
+    )
+    frame = sections.learning(kept(tmp_path, [none])).frame
+    assert frame["accuracy"].tolist() == ["0 [0, 32] % of 8 samples"]
+    assert share_interval(0.0, 8)[1] == pytest.approx(0.3244, abs=1e-4)  # Wilson's, by hand
+    low, high = share_interval(0.5, 100)
+    assert (low, high) == pytest.approx((0.4038, 0.5962), abs=1e-4)
+
+
+def test_everything_could_be_measured_only_where_it_was(tmp_path: Path) -> None:
+    here = run(1, task="inference", batch_sizes=[2])
+    elsewhere = run(2, task="inference", batch_sizes=[2], needs_device="cuda")
+    done = record(here)
+    text = said(inference_sections.unavailable(kept(tmp_path / "all", [done], kind="inference")))
+    assert text == "Everything that was asked for could be measured."
+    left = kept(tmp_path / "left", [done], runs=[elsewhere], kind="inference")
+    assert "1 of 2 configurations have not run" in said(inference_sections.unavailable(left))
+    ladder = kept(tmp_path / "ladder", [record(run(1))], runs=[here, elsewhere], kind="inference")
+    text = said(inference_sections.unavailable(ladder))
+    assert "inference on serial: not run yet." in text and "train on CUDA: not part of" in text
+    assert "could be measured" not in text
