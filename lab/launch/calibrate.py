@@ -51,11 +51,11 @@ def calibrate(
 
     World sizes are 1, 2, 4 and so on up to the cluster's capacity, where none are given. Each is
     stored when it is measured, and not measured again on the same day with the same profile, host
-    and torch, unless `fresh`. Of one that others disturbed a second attempt is made, where the
-    profile repeats what is disturbed, and the quieter is kept. `quick` takes fewer sizes, less time
-    and no second attempt. No study's run is timed meanwhile. Raises InputError for an unknown
-    profile or world sizes that it cannot run, InterruptedCalibrationError on Ctrl-C, LabError where
-    a job fails.
+    and torch, unless `fresh`. Where the profile repeats what is disturbed, a second attempt is made
+    of one that others disturbed and the quieter kept, until the next call measures it anew. `quick`
+    takes fewer sizes, less time and no second attempt. No study's run is timed meanwhile. Raises
+    InputError for an unknown profile or world sizes that it cannot run, InterruptedCalibrationError
+    on Ctrl-C, LabError where a job fails.
     """
     profile = usable(cluster)
     path = calibration_path(cluster)
@@ -120,7 +120,8 @@ def _doubling(capacity: int) -> list[int]:
 
 def _reusable(part: Part, world_size: int, *, quick: bool) -> bool:
     recent = datetime.now(UTC) - part.measured_at < MAX_AGE
-    return part.world_size == world_size and recent and (quick or not part.quick)
+    believed = not (part.disturbed and part.profile.repeat_disturbed)
+    return part.world_size == world_size and recent and believed and (quick or not part.quick)
 
 
 def _same_conditions(part: Part, profile: Cluster) -> bool:
@@ -166,7 +167,7 @@ def _measure(
     line = f"{_ranks(world_size)}: measured in {time.monotonic() - began:.0f} s"
     if part.disturbed:
         disturbed = disturbances([part.environment])
-        line += f"; {disturbed}: calibrate again with --fresh when that is over"
+        line += f"; {disturbed}: calibrate again when that is over"
     display.print(line)
     return part
 

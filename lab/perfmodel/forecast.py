@@ -226,9 +226,9 @@ class Basis:
         if self.calibration and run.world_size > 1:
             environments += [part.environment for part in self.calibration.parts]
         return tuple(
-            (one.foreign_share or 0.0) * len(one.cpus_granted)
+            one.foreign_share * len(one.cpus_granted)
             for one in environments
-            if one.disturbed
+            if one.disturbed and one.foreign_share
         )
 
     def links(self, world_size: int) -> MeasuredLinks:

@@ -294,6 +294,7 @@ def predictions(results: StudyResults) -> list[Markdown | Table]:
     table = frozen.scores_table(results.scores)
     table["measured"] = [format_seconds(*measured[s.frozen.run_id]) for s in results.scores]
     bases = dict.fromkeys(score.frozen.basis for score in results.scores)
+    bases |= dict.fromkeys(note for score in results.scores for note in score.frozen.extrapolated)
     how = Markdown.of(f"{FROZEN}{'; '.join(bases)}.")
     return [summary, how, Table(PREDICTIONS, table, index=False)]
 

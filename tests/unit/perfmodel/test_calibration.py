@@ -211,6 +211,10 @@ def test_what_is_measured_again() -> None:
     assert _reusable(part(), 2, quick=False) and not _reusable(part(), 4, quick=False)
     assert _reusable(part(), 2, quick=True) and not _reusable(part(quick=True), 2, quick=False)
     assert not _reusable(part(measured_at=datetime.now(UTC) - timedelta(hours=25)), 2, quick=False)
+    noisy = {"environment": environment(2, foreign_cpu=0.9)}
+    repeating = Cluster(name="local", repeat_disturbed=True)
+    assert _reusable(part(**noisy), 2, quick=False)
+    assert not _reusable(part(**noisy, profile=repeating), 2, quick=False)
     assert _same_conditions(part(), Cluster(name="local"))
     assert not _same_conditions(part(), Cluster(name="local", cores_per_rank=2))
     elsewhere = part(environment=environment(2, versions={"torch": metadata.version("torch")}))

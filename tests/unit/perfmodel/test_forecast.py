@@ -167,7 +167,7 @@ def test_predictions_are_frozen_once_and_scored_when_measured(planned: Study) ->
     assert score.memory_error is not None and score.frozen.run_id == PAIR.id
     assert (
         "over 1 run: 20.0 %, -20.0% at worst" in prediction_summary(StudyResults(planned))
-        and len(prediction_section(StudyResults(planned))) == 2
+        and len(prediction_section(StudyResults(planned))) == 3
     )
     assert freeze(planned) == []
 

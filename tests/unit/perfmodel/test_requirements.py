@@ -8,7 +8,7 @@ from factories import run
 from lab.errors import LabError
 from lab.perfmodel.flops import model_cost
 from lab.perfmodel.layout import MICRO_BATCH, Bucket, Profile
-from lab.perfmodel.requirements import layout_of, memory_of, messages_of
+from lab.perfmodel.requirements import calls_of, layout_of, memory_of, messages_of
 
 MINI = {"model": "gpt-mini"}
 SIZE = model_cost(run(1, 8, **MINI)).parameters
@@ -72,6 +72,37 @@ def test_layouts_of_split_models() -> None:
         2,
     ) and pipeline.activation_bytes == tensor.activation_bytes / 2
     assert PROFILE.scaled(1 / 4, MICRO_BATCH).step_s(4) == pytest.approx(PROFILE.step_s())
+
+
+def test_the_head_is_divided_neither_by_tensors_nor_by_stages() -> None:
+    # Per token and layer 24 d^2 + 4 T d, for the head 2 V d: with d = 8, T = 16 and V = 128
+    # 2048 FLOPs for each of 4 layers, and as many for the head.
+    model = {"kind": "gpt", "layers": 4, "heads": 2, "width": 8, "block_size": 16}
+    small = {"model": model, "data": {"kind": "synthetic", "vocab_size": 128}}
+    tensor, pipeline = (
+        layout_of(run(2, 8, strategy=f"{name}_parallel", **small))
+        for name in ("tensor", "pipeline")
+    )
+    assert tensor.divided == pytest.approx(4 / 5)
+    assert tensor.compute_share == pytest.approx(0.4 + 0.2)
+    assert pipeline.busiest == pytest.approx(3 / 5)
+    assert pipeline.tied_bytes == 4 * 128 * 8
+    assert 0.5 < pipeline.largest < 1.0 and 0.5 < tensor.parameter_share < 1.0
+
+
+@pytest.mark.parametrize(
+    ("fields", "messages", "calls"),
+    [
+        ({}, 2, 2),
+        ({"strategy": "naive_ddp"}, 52, 52),
+        ({"strategy": "fsdp"}, 5, 15),  # two gathers and a scatter of each unit
+        ({"strategy": "fsdp", "grad_accum": 2}, 5, 25),
+        ({"strategy": "tensor_parallel"}, 4, 6),
+        ({"strategy": "pipeline_parallel", "microbatches": 4}, 4, 12),
+    ],
+)
+def test_calls_of_a_strategy(fields: dict[str, object], messages: int, calls: int) -> None:
+    assert calls_of(run(2, 16, **MINI, **fields), messages) == calls
 
 
 @pytest.mark.parametrize(

@@ -104,6 +104,32 @@ def test_pipeline_has_its_bubble() -> None:
     assert prediction.limit == "bubble"
 
 
+def test_a_pipeline_is_as_fast_as_its_longest_stage() -> None:
+    layout = Layout(sharing="single", pipeline=2, busiest=0.7, largest=0.8)
+    # The first micro-batch passes all of the model, the second ends 0.7 of a pass later.
+    prediction = predict(PROFILE, (), layout, fixed(0.0), grad_accum=2)
+    assert prediction.step_s == pytest.approx(1.7 * 6.0 + 0.8 * 1.0)
+    assert sum(prediction.parts.values()) == pytest.approx(prediction.step_s)
+    tied = predict(PROFILE, (), Layout("single", pipeline=2, tied_bytes=8), fixed(0.25))
+    plain = predict(PROFILE, (), Layout("single", pipeline=2), fixed(0.25))
+    assert tied.step_s - plain.step_s == pytest.approx(0.25)
+
+
+def test_what_tensor_parallelism_leaves_whole_takes_as_long_as_on_one_device() -> None:
+    layout = Layout("single", tensor=2, layers=0, divided=0.5, divided_parameters=0.6)
+    assert layout.compute_share == 0.75 and layout.parameter_share == pytest.approx(0.7)
+    prediction = predict(PROFILE, (), layout, fixed(0.0))
+    assert prediction.step_s == pytest.approx(0.75 * 6.0 + 0.7)
+
+
+def test_a_factor_and_the_calls_of_a_strategy_are_parts_of_the_step() -> None:
+    plain = step("naive_ddp", fixed(1.5))
+    slow = step("naive_ddp", fixed(1.5), conditions=Conditions(factor=1.1, call_s=0.4))
+    assert slow.step_s == pytest.approx(1.1 * plain.step_s + 0.4)
+    assert slow.parts["call_overhead"] == 0.4
+    assert sum(slow.parts.values()) == pytest.approx(slow.step_s)
+
+
 def test_tensor_parallelism_sums_twice_per_layer_and_direction() -> None:
     layout = Layout(sharing="single", tensor=2, layers=3, activation_bytes=8)
     prediction = predict(PROFILE, (), layout, fixed(0.1))
