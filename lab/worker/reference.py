@@ -30,7 +30,7 @@ from lab.worker.sync_cost import readiness
 from lab.worker.train import train
 
 STARTS, QUICK_STARTS = 5, 3
-ROUNDS, QUICK_ROUNDS = 3, 1
+ROUNDS, QUICK_ROUNDS = 2, 1
 _STEPS = TypeAdapter(tuple[ReferenceStep, ...])
 
 

@@ -15,10 +15,14 @@ import pytest
 import torch
 
 from lab import machine
+from lab.config.strategies import STRATEGIES
 from lab.launch.calibrate import calibrate
 from lab.machine import is_running
 from lab.perfmodel.calibration import load_calibration
+from lab.perfmodel.intervals import spread
+from lab.perfmodel.reference import MODELS
 from lab.worker.calibrate import matrix_products, memory_bandwidth
+from lab.worker.reference import QUICK_ROUNDS, QUICK_STARTS
 
 pytestmark = [
     pytest.mark.skipif(len(machine.cores()) < 2, reason="two ranks need two cores"),
@@ -83,6 +87,28 @@ def test_two_ranks_obey_the_laws_and_are_not_measured_twice(profile: Path) -> No
     )
     again = calibrate(profile, world_sizes=[2], quick=True, progress=False)
     assert again == found
+    steps = found.parts[0].steps
+    assert {(step.run.strategy, step.run.world_size) for step in steps} == {
+        (name, 1 if name == "single" else 2)
+        for name, facts in STRATEGIES.items()
+        if name == "single" or not facts.single_process
+    }
+    for step in steps:
+        assert len(step.seconds) == QUICK_ROUNDS and step.median > 0
+        assert sum(step.phases.values()) == pytest.approx(step.median, rel=0.5)
+
+
+def test_one_rank_starts_its_steps_in_processes_that_begin_anew(profile: Path) -> None:
+    (part,) = calibrate(profile, world_sizes=[1], quick=True, progress=False).parts
+    alone = [step for step in part.steps if step.run.strategy == "single"]
+    assert [len(step.seconds) for step in alone] == [QUICK_STARTS] * len(MODELS)
+    # The wider and deeper models take longer in every process, and tell when gradients are ready.
+    assert alone[0].median < min(alone[1].median, alone[2].median)
+    assert all(step.gradients[-1].ready == pytest.approx(1, abs=0.2) for step in alone)
+    processes = spread(step.seconds for step in alone)
+    assert processes and processes.sd > 0
+    others = {step.run.strategy for step in part.steps} - {"single"}
+    assert others == {name for name, facts in STRATEGIES.items() if not facts.single_process}
 
 
 def test_ctrl_c_keeps_the_world_sizes_that_are_measured(profile: Path) -> None:
