@@ -83,11 +83,20 @@ def answer(
     quiet = noise.quiet(summary)
     compared = len(beyond_baseline(summary)) > 0
     if noise.loud and (quiet.empty or (compared and beyond_baseline(quiet).empty)):
-        return f"There is no answer yet. {noise.sentence}"
+        withheld = f"There is no answer yet. {noise.sentence}"
+        return " ".join([withheld, *_untimed(Evidence(study, summary, records, scores))])
     records = [record for record in records if record.run_id not in noise.loud]
     evidence = Evidence(study, quiet, records, scores)
     sentences = [sentence for maker in _makers(evidence) for sentence in maker(evidence)]
     return " ".join([*sentences, *([noise.sentence] if noise.loud else [])])
+
+
+def _untimed(evidence: Evidence) -> list[str]:
+    """What can be said of strategies whose times are too noisy."""
+    if not evidence.varies("strategy"):
+        return []
+    runs, baseline = evidence.study.runs, evidence.study.baseline
+    return configurations.untimed_sentences(runs, evidence.records, baseline=baseline)
 
 
 def _inference(evidence: Evidence) -> Iterator[str]:
@@ -116,12 +125,12 @@ def _predictions(evidence: Evidence) -> Iterator[str]:
 
 def _strategies(evidence: Evidence) -> Iterator[str]:
     """The shortest step and the least memory of each model, and whether all learn the same."""
-    runs = list(evidence.measured)
-    if len({run.model for run in runs}) > FEW_MODELS:
+    if len({run.model for run in evidence.measured}) > FEW_MODELS:
         yield from _settings(evidence, field="strategy")
     else:
+        study, records = evidence.study, evidence.records
         yield from configurations.strategy_sentences(
-            runs, evidence.records, evidence.summary, baseline=evidence.study.baseline
+            study.runs, records, evidence.summary, baseline=study.baseline
         )
     yield from configurations.epoch_sentences(evidence.measured)
 

@@ -18,7 +18,7 @@ from lab.records.table import value_at
 
 UNKNOWN = "-"
 LOW_LOSS = 0.04
-LEAST_DIFFERENCE = 1e-5  # of two losses: none is given as less
+LEAST_DIFFERENCE = 1e-5  # of two losses: what is less is rounding
 Cells = Callable[[Run, Sequence[Record], Mapping[Any, Any], Unit], dict[str, str]]
 
 
@@ -153,17 +153,39 @@ def strategy_sentences(
     baseline: Mapping[str, Any],
 ) -> list[str]:
     """The fastest and smallest strategy of each model, and how far losses are apart."""
-    done = {run: repeats for run, repeats in trained(runs, records).items() if repeats}
-    labels, _ = distinct_labels(list(done))
+    done, labels = _completed(runs, records)
     sentences: list[str] = []
+    for own in _by_model(done):
+        rows = summary[summary["run_id"].isin([run.id for run in own])]
+        names = {run.id: labels[run] for run in own}
+        sentences += [*_shortest_step(rows, names), *_waits(rows, names)]
+    return [*sentences, *untimed_sentences(runs, records, baseline=baseline)]
+
+
+def untimed_sentences(
+    runs: Sequence[Run], records: Sequence[Record], *, baseline: Mapping[str, Any]
+) -> list[str]:
+    """What no load of the machine changes: state and bytes of each strategy, and losses."""
+    done, labels = _completed(runs, records)
+    sizes = [text for own in _by_model(done) for text in _extremes(own, labels)]
+    return [*sizes, *_loss_distances(done, baseline, labels)]
+
+
+def _completed(
+    runs: Iterable[Run], records: Sequence[Record]
+) -> tuple[dict[Run, list[Record]], dict[Run, str]]:
+    """Runs with completed repeats, and the labels that tell all runs apart."""
+    known = trained(runs, records)
+    labels, _ = distinct_labels(list(known))
+    return {run: repeats for run, repeats in known.items() if repeats}, labels
+
+
+def _by_model(done: Mapping[Run, list[Record]]) -> Iterator[dict[Run, list[Record]]]:
+    """The runs of each model that has several strategies."""
     for model in dict.fromkeys(run.model for run in done):
-        own = {run: done[run] for run in done if run.model == model}
+        own = {run: repeats for run, repeats in done.items() if run.model == model}
         if len({run.strategy for run in own}) > 1:
-            rows = summary[summary["run_id"].isin([run.id for run in own])]
-            names = {run.id: labels[run] for run in own}
-            sentences += [*_shortest_step(rows, names), *_extremes(own, labels)]
-            sentences += _waits(rows, names)
-    return [*sentences, *_loss_distances(done, baseline, labels)]
+            yield own
 
 
 def _waits(rows: pd.DataFrame, names: Mapping[str, str]) -> Iterator[str]:
@@ -245,8 +267,7 @@ def _state(record: Record) -> float | None:
 
 def learning_sentences(study: Study, records: Sequence[Record]) -> list[str]:
     """How far losses of equal batches lie apart, and which world sizes have no batch in common."""
-    done = {run: repeats for run, repeats in trained(study.runs, records).items() if repeats}
-    labels, _ = distinct_labels(list(done))
+    done, labels = _completed(study.runs, records)
     batches: dict[int, set[int]] = {}
     for run in done:
         batches.setdefault(run.world_size, set()).add(run.global_batch_size)
@@ -285,12 +306,13 @@ def _loss_distances(
         whose = labels[farthest] if " " in labels[farthest] else farthest.label
         if len(distances) > 1:
             whose = f"{len(distances)} configurations"
-        yield (
-            f"At equal batch, seed and precision, the losses of {whose} lie within "
-            f"{percent(max(distances[farthest], LEAST_DIFFERENCE))} of the baseline's "
-            f"over the whole training"
-            + (f"; the farthest are those of {labels[farthest]}." if len(distances) > 1 else ".")
-        )
+        text = f"At equal batch, seed and precision, the losses of {whose} lie within"
+        if distances[farthest] <= LEAST_DIFFERENCE:
+            yield f"{text} 0.001 % of the baseline's over the whole training."
+            return
+        text += f" {percent(distances[farthest])} of the baseline's over the whole training"
+        most = f"; the farthest are those of {labels[farthest]}" if len(distances) > 1 else ""
+        yield f"{text}{most}."
 
 
 def _comparable(run: Run, base: Run) -> bool:

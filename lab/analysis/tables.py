@@ -27,7 +27,8 @@ def classical_tables(summary: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
 
     Step time, speedup and efficiency have a row per world size and a column per curve (turned where
     curves are many), compute and communication a row per configuration. Cells read
-    `1.841 [1.800, 1.900]`, or say why there is no number.
+    `1.841 [1.800, 1.900]`, or say why there is no number. Where no curve has two world sizes, one
+    table has a row per configuration.
     """
     lines = curves(summary)
     if not lines:
@@ -42,6 +43,12 @@ def classical_tables(summary: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
         "Efficiency": lambda row: _ratio(row, "efficiency"),
     }
     sizes = pd.Index(sorted(set(summary["world_size"])), name=ranks(device))
+    unmeasured = summary["exposed_communication_time"][summary["world_size"] > 1].isna().any()
+    note = "; where communication was not measured, compute holds the wait for it"
+    caption = f"Compute and communication of a step, {over}{note if unmeasured else ''}"
+    parts = (caption, _parts_of_step(lines, unit))
+    if all(len(points) < 2 for _, points in lines):
+        return [(f"Configurations, {over}", _side_by_side(lines, cells)), parts]
     tables = []
     for caption, cell in cells.items():
         columns = {
@@ -53,10 +60,21 @@ def classical_tables(summary: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
             frame = frame.T.rename_axis("configuration")
             frame = frame.rename(columns=lambda size: ranks(device, size)).rename_axis(columns=None)
         tables.append((f"{caption}, {over}", frame))
-    unmeasured = summary["exposed_communication_time"][summary["world_size"] > 1].isna().any()
-    note = "; where communication was not measured, compute holds the wait for it"
-    parts = f"Compute and communication of a step, {over}{note if unmeasured else ''}"
-    return [*tables, (parts, _parts_of_step(lines, unit))]
+    return [*tables, parts]
+
+
+def _side_by_side(
+    lines: Sequence[Curve], cells: Mapping[str, Callable[[Mapping[Any, Any]], str]]
+) -> pd.DataFrame:
+    """A row per configuration, where these are categories and no curves."""
+    rows = {
+        f"{ranks(row['device'], row['world_size'])}, {label}": {
+            name.lower(): cell(row) for name, cell in cells.items()
+        }
+        for label, points in lines
+        for row in points.to_dict("records")
+    }
+    return pd.DataFrame.from_dict(rows, orient="index").rename_axis("configuration")
 
 
 def _ratio(row: Mapping[Any, Any], name: str) -> str:

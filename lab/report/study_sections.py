@@ -62,10 +62,8 @@ def _strategies(results: StudyResults) -> Blocks:
     runs = [run for run in study.runs if run.task == "train" and run.architecture.kind != "cnn"]
     if len({run.strategy for run in runs}) < 2:
         return []
-    quiet = [run for run in runs if results.noise.trustworthy([run.id])]
-    sentences = configurations.strategy_sentences(
-        quiet, records, results.summary, baseline=study.baseline
-    )
+    summary = results.noise.quiet(results.summary)
+    sentences = configurations.strategy_sentences(runs, records, summary, baseline=study.baseline)
     table = _table(STRATEGIES, runs, configurations.strategy_rows(runs, records, results.summary))
     return [Markdown("## Strategies"), *_bullets(sentences), table]
 

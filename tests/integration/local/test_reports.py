@@ -76,7 +76,7 @@ def test_the_slow_loader_is_found_and_the_fast_one_is_not(made: Made) -> None:
     assert {label.split("/")[0] for stall in stalls for label in stall.records} == slow
     assert {stall.severity for stall in stalls} == {"warning"}
     text = report.result().html.read_text()
-    assert "Data, network or launches" in text and "on purpose" in text
+    assert "Loaders of data" in text and "classic loader tokenizes" in text
 
 
 def test_strategies_and_networks_have_tables_of_their_own(made: Made) -> None:

@@ -47,8 +47,21 @@ def test_tables_say_where_there_is_no_baseline():
     tables = classical_tables(
         summary(table([record(run(2), device="cuda")]), baseline=ONE, scaling="strong")
     )
-    assert tables[1][1].loc[2, "batch 64"] == "no baseline"
-    assert tables[1][1].index.name == "GPUs"
+    row = tables[0][1].loc["2 GPUs, batch 64"]
+    assert row["speedup over the baseline"] == row["efficiency"] == "no baseline"
+
+
+def test_configurations_that_are_no_curve_share_a_table():
+    records = [record(run(2, strategy=name), step_time=0.1) for name in ("ddp", "fsdp")]
+    (caption, frame), _ = classical_tables(
+        summary(table(records), baseline={"strategy": "ddp"}, scaling="none")
+    )
+    assert caption.startswith("Configurations, median over 1 repeat")
+    assert frame["step time"].to_dict() == {
+        "2 CPU processes, batch 64, ddp": "100 ms",
+        "2 CPU processes, batch 64, fsdp": "100 ms",
+    }
+    assert "not measured" not in frame.to_string()
 
 
 def test_nothing_makes_no_tables():

@@ -90,7 +90,7 @@ def test_every_section_of_the_report_stands_on_published_numbers(tmp_path: Path)
         sections.reproduce(results),
     )
     assert "not measured" in sections.learning(results).frame.to_string()
-    assert "0\\.461 times" in sections.answer(results).markdown
+    assert "0\\.461 of 4" in sections.answer(results).markdown
     assert (
         sections.findings(results).markdown
         and sections.holes(results).markdown

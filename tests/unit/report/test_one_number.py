@@ -68,24 +68,19 @@ def numbers(shown: list[Any]) -> Iterator[tuple[str, str, str, str]]:
         "exposed communication": "exposed",
         "total": "communication",
         "communication": "communication",
+        "step time": "step",
+        "speedup over the baseline": "speedup",
+        "efficiency": "efficiency",
     }
     for table in (one for one in shown if isinstance(one, Table)):
         caption = table.caption.split(",")[0]
         if caption.startswith("Every repeat"):
             continue
         frame = table.frame if table.index is False else table.frame.reset_index()
-        whole = {
-            "Step time": "step",
-            "Efficiency": "efficiency",
-            "Speedup over the baseline": "speedup",
-        }
         for row in frame.astype(str).to_dict("records"):
+            owner = next((name for name in STEPS if name in " ".join(row.values())), None)
             for column, text in row.items():
-                quantity = whole.get(caption) or names.get(str(column))
-                where = " ".join([*row.values(), str(column)] if caption in whole else row.values())
-                if caption in whole:
-                    where = str(column)
-                owner = next((name for name in STEPS if name in where), None)
+                quantity = names.get(str(column))
                 if quantity and owner and re.match(r"[0-9]", text):
                     yield quantity, owner, text, f"{table.caption[:40]}: {column}"
 
