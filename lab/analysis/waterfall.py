@@ -104,8 +104,11 @@ class Waterfall:
         """What a cause is called in a step of this strategy and scaling."""
         if cause == "transfer":
             return f"moving {STRATEGIES[self.run.strategy].moves}"
-        if cause == "compute" and self.row["scaling"] == "weak":
-            return "compute that became slower"
+        if cause == "compute":
+            gain = self.losses[cause].value < 0
+            if self.row["scaling"] == "weak":
+                return f"compute that became {'faster' if gain else 'slower'}"
+            return "compute that shrank further" if gain else CAUSES[cause]
         return CAUSES[cause]
 
     def shown(self) -> dict[str, Amount]:

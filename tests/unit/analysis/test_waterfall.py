@@ -169,6 +169,8 @@ def test_gains_are_shown_with_their_sign() -> None:
     fall = only(ideal_pair(phases={"optimizer": 0.002, "forward": 0.07}))
     assert fall.losses["optimizer"].value == pytest.approx(-0.003)
     assert fall.losses["compute"].value == pytest.approx(0.02)
+    gain = only(ideal_pair(phases={"optimizer": 0.028, "forward": 0.02}))
+    assert list(gain.shown()) == ["compute that shrank further", "the optimizer"]
 
 
 def test_weak_scaling_keeps_the_baselines_step() -> None:
