@@ -12,11 +12,10 @@ import pandas as pd
 
 from lab.analysis.scaling import FEWEST_REPEATS, RESAMPLES, SEED
 from lab.analysis.scaling_curves import curves, ranks, with_interval
-from lab.analysis.tables import MOST_COLUMNS
 from lab.config.run import Run
 from lab.config.strategies import STRATEGIES
 from lab.errors import InputError
-from lab.formatting import rounded, unit_for, value_of
+from lab.formatting import rounded, unit_for
 from lab.perfmodel.calibration import load_calibration
 from lab.perfmodel.forecast import SAME
 from lab.perfmodel.layout import Layout
@@ -347,35 +346,21 @@ def _neighbours(run: Run, place: Environment | None) -> float | None:
 
 
 def waterfall_table(falls: Sequence[Waterfall]) -> tuple[str, pd.DataFrame]:
-    """A caption, and by configuration the ideal step, its losses, the measured one, as text.
-
-    A column per configuration, with intervals; of more than fit a page, a row without.
-    """
+    """A caption and a row of text per configuration: ideal step, losses by size, measured step."""
     falls = beyond_baseline(falls)
-    unit, turned = unit_for(fall.step.value for fall in falls), len(falls) > MOST_COLUMNS
+    unit = unit_for(fall.step.value for fall in falls)
 
-    def text(amount: Amount | None) -> str:
-        if amount is None:
-            return "-"
-        cell = rounded(*(seconds * unit.per_second for seconds in amount))
-        return value_of(cell) if turned else cell
+    def text(amount: Amount) -> str:
+        return rounded(*(seconds * unit.per_second for seconds in amount))
 
-    columns = {}
+    rows = []
     for fall in falls:
-        columns[fall.place] = {
-            "ideal" if fall.compared else "compute": text(fall.ideal),
-            **{CAUSES[cause]: text(fall.losses.get(cause)) for cause in CAUSES},
-            "measured": text(fall.step),
-            "largest loss": fall.name(fall.largest) if fall.supported else "-",
-        }
-    shown = {
-        CAUSES[cause]
-        for fall in falls
-        for cause, loss in fall.losses.items()
-        if abs(loss.value) >= SHOWN * fall.step.value
-    }
-    frame = pd.DataFrame(columns)
-    frame = frame[[name in shown or name not in CAUSES.values() for name in frame.index]]
-    hidden = f"losses below {100 * SHOWN:.0f} % of each step are left out"
-    caption = f"Where the time of a step goes, in {unit.name}{'' if turned else ' [95 % interval]'}"
-    return f"{caption}; {hidden}", (frame.T if turned else frame).rename_axis("configuration")
+        losses = sorted(fall.shown().items(), key=lambda item: -item[1].value)
+        cells = {"ideal" if fall.compared else "compute": text(fall.ideal)}
+        cells["lost (largest first)"] = "; ".join(f"{name} {text(loss)}" for name, loss in losses)
+        rows.append({"configuration": fall.place} | cells | {"measured": text(fall.step)})
+    hidden = (
+        f"less than {100 * SHOWN:.0f} % of a step is in the rest, and what is negative is a gain"
+    )
+    caption = f"Where the time of a step goes, in {unit.name} [95 % interval]; {hidden}"
+    return caption, pd.DataFrame(rows)

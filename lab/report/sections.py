@@ -82,7 +82,8 @@ def result_tables(results: StudyResults) -> list[Table]:
 
 def waterfall(results: StudyResults) -> list[Table]:
     """What each configuration loses against the ideal step, by cause, where phases are known."""
-    return [Table(*waterfall_table(results.waterfalls))] if results.waterfalls else []
+    falls = results.waterfalls
+    return [Table(*waterfall_table(falls), index=False)] if falls else []
 
 
 def findings(results: StudyResults) -> Markdown:
