@@ -224,11 +224,11 @@ def _losses(
 
 
 def _intercept(alone: Mapping[int, Draws]) -> Draws | None:
-    """What a micro-batch takes without samples, at least 0, by a line; None from fewer than two."""
+    """What a micro-batch takes without samples, by a line; None from fewer than two sizes."""
     if len(alone) < 2:
         return None
-    lines = np.polyfit(list(alone), np.stack(list(alone.values())), 1)
-    intercepts: Draws = np.maximum(lines[1], 0.0)
+    times = np.stack(list(alone.values()))
+    intercepts: Draws = np.clip(np.polyfit(list(alone), times, 1)[1], 0.0, times.min(axis=0))
     return intercepts
 
 

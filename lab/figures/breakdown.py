@@ -201,7 +201,7 @@ def _no_falls(results: StudyResults) -> str:
 
 
 def _falls_height(results: StudyResults) -> float:
-    return 0.7 + 0.22 * sum(len(fall.shown()) + 3 + BETWEEN for fall in _falls(results))
+    return 0.7 + 0.2 * sum(len(fall.shown()) + 3 + BETWEEN for fall in _falls(results))
 
 
 def _describe_falls(results: StudyResults) -> str:
