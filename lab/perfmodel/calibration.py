@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
@@ -220,6 +221,19 @@ class Calibration(_Stored):
             if (row.collective, row.world_size) == (collective, world_size)
         }
         return interpolate(size, list(times), list(times.values()), fit)
+
+    def time_error(self, world_size: int) -> float | None:
+        """Relative standard deviation of the times of collectives, by the median of all of them.
+
+        Times between measured sizes are interpolated, so that it is not the fit that errs. None
+        where no interval is known, as in published tables.
+        """
+        deviations = [
+            (row.high - row.low) / 3.92 / row.seconds
+            for row in self.rows
+            if row.world_size == world_size and row.low is not None and row.high is not None
+        ]
+        return statistics.median(deviations) if deviations else None
 
     def with_part(self, part: Part) -> Calibration:
         """The same with one part added, in place of an earlier one of its world size."""

@@ -251,6 +251,7 @@ class Basis:
         error = calibration.fit("all_reduce", nearest).largest_relative_error / 2
         if nearest == world_size:
             cost = _calibrated(calibration, world_size)
+            error = calibration.time_error(world_size) or error
             return MeasuredLinks(cost, contention, error, deviations=deviations)
         link = calibration.fit("all_reduce", sizes[-1]).of_one_link("all_reduce", sizes[-1])
 

@@ -206,6 +206,12 @@ def test_empty_figure_says_so() -> None:
     assert links_alt(empty).startswith("An empty figure")
 
 
+def test_the_error_of_times_is_that_of_their_intervals(calibration: Calibration) -> None:
+    # From 0.95 to 1.1 of each time.
+    assert calibration.time_error(2) == pytest.approx(0.15 / 3.92)
+    assert calibration.time_error(4) is None
+
+
 def test_what_is_measured_again() -> None:
     assert _doubling(1) == [1] and _doubling(6) == [1, 2, 4] and _doubling(8) == [1, 2, 4, 8]
     assert _reusable(part(), 2, quick=False) and not _reusable(part(), 4, quick=False)
