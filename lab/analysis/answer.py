@@ -92,7 +92,9 @@ def answer(
 
 
 def _untimed(evidence: Evidence) -> list[str]:
-    """What can be said of strategies whose times are too noisy."""
+    """What can be said of strategies and quantizations whose times are too noisy."""
+    if evidence.study.kind == "inference":
+        return inference.untimed(evidence.records)
     if not evidence.varies("strategy"):
         return []
     runs, baseline = evidence.study.runs, evidence.study.baseline
@@ -173,7 +175,11 @@ def pairs(evidence: Evidence, field: str) -> list[Pair]:
     usual = evidence.study.baseline.get(field, Run.model_fields[field].default)
     if field == "strategy":  # the baseline is on one rank
         usual = Run.model_fields[field].default
-    measured = evidence.measured
+    measured = {
+        run: records
+        for run, records in evidence.measured.items()
+        if field != "strategy" or run.world_size > 1  # on one rank, all strategies are one
+    }
     settings = {run: run.model_dump(exclude=companions) for run in measured}
     found = []
     for run in measured:
@@ -255,10 +261,12 @@ def _scaling(evidence: Evidence) -> Iterator[str]:
         which = "" if len(ends) <= 2 else "At best, on " if row is ends[0] else "At worst, on "
         yield f"{which or 'On '}{place(row, labels)}, {_scaled(row, summary, labels)}."
     yield from _cause(evidence, ends[-1])
-    if len(set(summary["world_size"])) > 2:
-        best = summary.sort_values("samples_per_second").iloc[-1]
-        rate = rounded(*with_interval(best, "samples_per_second"))
-        yield f"The highest throughput measured, {rate} samples/s, is on {place(best, labels)}."
+    best = next(points for label, points in curves(summary) if label == labels[ends[0]["run_id"]])
+    if len(best) > 2 and ends[0]["scaling"] == "strong":
+        shortest = best.sort_values("step_time").iloc[0]
+        time = format_seconds(*with_interval(shortest, "step_time"))
+        most = ranks(None, best["world_size"].max())
+        yield f"Up to {most}, the shortest step, {time}, is on {place(shortest, labels)}."
 
 
 def _cause(evidence: Evidence, row: Any) -> Iterator[str]:

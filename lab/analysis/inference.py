@@ -130,7 +130,7 @@ GENERATION = Kind(
         "same generated tokens": lambda results: percent(results.generated_alike),
     },
     summary=lambda results: (
-        f"a change of its perplexity by {_share(results.perplexity_ratio, percent, less=1)}"
+        f"perplexity changed by {_share(results.perplexity_ratio, percent, less=1)}"
     ),
 )
 CLASSIFICATION = Kind(
@@ -283,13 +283,24 @@ def _tradeoffs(records: Sequence[Record], kind: Kind) -> Iterator[str]:
     noise = noise_of(records, kind)
     for name in dict.fromkeys(row.results.quantization for row in rows):
         own = [row for row in rows if row.results.quantization == name]
-        results = own[0].results
-        yield (
-            f"{name}: {_times(own, kind, noise)}, {percent(_memory_share(results))} of its bytes, "
-            f"{kind.summary(results)}."
-        )
+        yield f"{name}: {_times(own, kind, noise)}, {_size_and_quality(own[0].results, kind)}."
     if rows and noise:
         yield f"A second copy of the base differs by up to {percent(noise)}: less is noise."
+
+
+def _size_and_quality(results: Inference, kind: Kind) -> str:
+    return f"{percent(_memory_share(results))} of the base's bytes, {kind.summary(results)}"
+
+
+def untimed(records: Sequence[Record]) -> list[str]:
+    """What no load of the machine changes: size and quality of each quantization."""
+    return [
+        f"{name}: {_size_and_quality(results, kind)}."
+        for kind in (GENERATION, CLASSIFICATION)
+        for name, results in {
+            row.results.quantization: row.results for row in _quantized(records, kind)
+        }.items()
+    ]
 
 
 def _times(rows: Sequence[Measurement], kind: Kind, noise: float) -> str:

@@ -33,7 +33,7 @@ def test_strong_scaling_says_what_the_most_ranks_bring(tmp_path):
     records = [one for size, three in times.items() for one in repeats(run(size), three)]
     text = answered(tmp_path, records)
     assert "On 4 CPU processes at batch 64, a step is 1.60" in text
-    assert "The highest throughput measured, 320 [305, 337] samples/s, is on 2 CPU proc" in text
+    assert "Up to 4 ranks, the shortest step, 200 [190, 210] ms, is on 2 CPU processes" in text
 
 
 def test_of_many_curves_the_best_and_the_worst_are_told(tmp_path):
@@ -218,3 +218,40 @@ def test_no_shipped_study_claims_anything_from_one_repeat(name, quick):
     assert "There is no answer" not in text
     assert "interval supports" not in text and "lies below" not in text and "shown to" not in text
     assert "one repeat is too few" in text
+
+
+def test_strategies_of_many_models_are_compared_on_several_ranks(tmp_path):
+    records = []
+    for model in ("gpt-nano", "gpt-mini", "gpt2-small"):
+        for size, factor in ((1, 1.0), (2, 1.5)):
+            for name in ("ddp", "data_parallel"):
+                asked = run(size, model=model, strategy=name)
+                slower = factor if name == "data_parallel" else 1.0
+                records += repeats(asked, [0.1 * slower] * 3, device="cuda")
+    text = answered(tmp_path, records, scaling="none", baseline={"world_size": 2})
+    assert "With data_parallel, a step takes 1.50 to 1.50 times (in 3 comparisons" in text
+    assert "0 shown to be shorter, 3 longer) that with ddp" in text
+
+
+def test_noise_withholds_times_and_nothing_that_it_cannot_touch(tmp_path):
+    loud = [
+        one.model_copy(
+            update={"environment": one.environment.model_copy(update={"foreign_cpu": 0.9})}
+        )
+        for one in of_strategies({"single": [0.2] * 3, "ddp": [0.1] * 3, "fsdp": [0.3] * 3})
+        if one.environment
+    ]
+    text = answered(tmp_path, loud, scaling="none", baseline=SINGLE)
+    assert text.startswith("There is no answer yet. Too noisy to explain")
+    assert "10.0 MB, are those of fsdp x2" in text and "lie within 0.001 %" in text
+    assert "shortest step" not in text and "waits for" not in text
+
+
+def test_what_is_quiet_is_answered_beside_what_is_not(tmp_path):
+    records = []
+    for batch, foreign in ((8, 0.0), (16, 0.9)):
+        for size, time in ((1, 0.1), (2, 0.06)):
+            records += repeats(run(size, batch), [time] * 3, foreign_cpu=foreign)
+    text = answered(tmp_path, records)
+    assert "On 2 CPU processes at batch 8, a step is 1.67" in text and "Too noisy" in text
+    assert "at batch 16, a step" not in text

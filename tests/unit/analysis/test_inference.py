@@ -284,7 +284,10 @@ def test_the_answer_claims_only_what_the_interval_shows(tmp_path) -> None:
     assert "of the base's time between tokens (no difference is shown)" in answer(0.98)
     faster = answer(0.5)
     assert "0.500 [0.475, 0.525] of the base's time between tokens (faster)" in faster
-    assert "50.0 % of its bytes" in faster and "perplexity by 1.00 [0.50, 1.50] %" in faster
+    assert (
+        "50.0 % of the base's bytes" in faster
+        and "perplexity changed by 1.00 [0.50, 1.50] %" in faster
+    )
     assert "(slower)" in answer(2.0)
 
 
