@@ -19,9 +19,11 @@ if TYPE_CHECKING:
     from lab.analysis.audit import audit as audit
     from lab.analysis.comparison import compare as compare
     from lab.config.cluster import Cluster as Cluster
+    from lab.config.new_study import new_study as new_study
     from lab.config.run import Run as Run
     from lab.config.study import Study as Study
     from lab.course.check import check as check
+    from lab.course.release import copy_lessons as copy_lessons
     from lab.dashboard import dashboard as dashboard
     from lab.errors import InputError as InputError
     from lab.errors import LabError as LabError
@@ -72,6 +74,7 @@ _PUBLIC = {
     "cancel": "lab.launch.status",
     "check": "lab.course.check",
     "compare": "lab.analysis.comparison",
+    "copy_lessons": "lab.course.release",
     "dashboard": "lab.dashboard",
     "detach": "lab.launch.launcher",
     "doctor": "lab.launch.doctor",
@@ -80,6 +83,7 @@ _PUBLIC = {
     "fit": "lab.perfmodel.step_law",
     "generate": "lab.launch.generate",
     "launch": "lab.launch.launcher",
+    "new_study": "lab.config.new_study",
     "load_records": "lab.records.store",
     "plan": "lab.launch.plan",
     "predict": "lab.perfmodel.predict",

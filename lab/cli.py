@@ -120,6 +120,19 @@ def count(number: int, noun: str) -> str:
 
 
 @app.command()
+def init(
+    folder: Annotated[Path, Argument(metavar="FOLDER", help="A folder that holds no study yet.")],
+    like: Annotated[
+        str | None,
+        Option("--like", metavar="STUDY", help="Copy an example with its code, such as own-model."),
+    ] = None,
+) -> None:
+    """Write a study to begin with: a commented file, or a copy of an example."""
+    files = relative(*lab.new_study(folder, like=like))
+    answer(False, None, files, f"next: lab plan {folder}, then lab run {folder}")
+
+
+@app.command()
 def run(
     study: StudyArgument,
     cluster: ClusterOption = "local",
@@ -388,6 +401,18 @@ def compare(
         views += [Text(caption, style="bold"), table_of(rows)]
     paths = {"html": made.html, "pdf": made.pdf}
     answer(as_json, content | paths, *views, relative(made.html, made.pdf))
+
+
+course = typer.Typer(no_args_is_help=True, help="The course's lessons.")
+app.add_typer(course, name="course")
+
+
+@course.command()
+def lessons(
+    folder: Annotated[Path, Argument(metavar="DIR", help="A new or empty folder.")],
+) -> None:
+    """Copy the course's notebooks, with their studies and tables."""
+    answer(False, None, relative(*lab.copy_lessons(folder)), "next: jupyter lab, in that folder")
 
 
 @app.command()

@@ -15,7 +15,12 @@ from yaml.nodes import MappingNode, Node
 
 from lab.errors import InputError, Problem
 
-ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = Path(__file__).resolve().parent
+ROOT = PACKAGE.parent
+# Notebooks, profiles and studies: beside the package in a checkout, within it once installed.
+SHARED = ROOT if (ROOT / "notebooks").is_dir() else PACKAGE / "share"
+# A user's own profiles, and the calibrations of those that the package brings along.
+USER = Path(os.environ.get("XDG_CONFIG_HOME") or "~/.config").expanduser() / "scaling-lab"
 MAX_BYTES = 256 * 1024
 MAX_DEPTH = 20
 

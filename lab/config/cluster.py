@@ -17,7 +17,7 @@ from lab.config.base import Frozen, InvalidValueError, problems_of, unknown_keys
 from lab.config.emulation import Compute, Emulated, Link
 from lab.config.slurm import Layout, SlurmKeys, Word, slurm_problems
 from lab.errors import InputError, Problem, nearest
-from lab.files import ROOT, read_yaml
+from lab.files import SHARED, USER, read_yaml
 
 NOTICE = "Replay of published numbers: nothing was measured here"
 
@@ -282,12 +282,16 @@ class Cluster(SlurmKeys):
         return line
 
 
+def profile_folders() -> tuple[Path, ...]:
+    """Where profiles lie: `slurm/` here, the user's configuration, and those of the lab."""
+    return Path("slurm"), USER / "slurm", SHARED / "slurm"
+
+
 def find_profile(profile: str | Path) -> Path:
-    """The file of a profile, by its path or its name under `slurm/`; raises InputError."""
-    folders = (Path("slurm"), ROOT / "slurm")
-    for path in (Path(profile), *(folder / f"{profile}.yaml" for folder in folders)):
+    """The file of a profile, by its path or its name in a folder of profiles; InputError."""
+    for path in (Path(profile), *(folder / f"{profile}.yaml" for folder in profile_folders())):
         if path.suffix in {".yaml", ".yml"} and path.is_file():
             return path
-    names = {path.stem for folder in folders for path in folder.glob("*.yaml")}
+    names = {path.stem for folder in profile_folders() for path in folder.glob("*.yaml")}
     problem = Problem("cluster", "no such profile", nearest(Path(profile).stem, names))
     raise InputError(str(profile), [problem])

@@ -13,7 +13,7 @@ from lab.config.base import Frozen, problems_of, unknown_keys
 from lab.config.grid import Grid, Point, multiply_out
 from lab.config.run import Run
 from lab.errors import InputError, Problem, nearest
-from lab.files import ROOT, read_yaml
+from lab.files import PACKAGE, SHARED, read_yaml
 
 # What each kind of scaling keeps equal between world sizes.
 FIXED = {"strong": ["global_batch_size"], "weak": ["micro_batch_size", "grad_accum"], "none": []}
@@ -118,9 +118,14 @@ class StudyFile(Frozen):
 
 def find_folder(study: str | Path) -> Path:
     """The folder of a study, by its path or its name under `reports/`; raises InputError."""
-    parents = (Path("reports"), ROOT / "reports")
+    parents = (Path("reports"), SHARED / "reports")
     for place in (Path(study), *(parent / study for parent in parents)):
         if (place / "study.yaml").is_file():
+            if place.is_relative_to(PACKAGE):
+                # What is measured does not belong among the files of an installed package.
+                what = "an example of the package, which is measured in a folder of yours"
+                advice = f"`lab init {study} --like {study}`, then the same command"
+                raise InputError(str(study), [Problem("STUDY", what, advice)])
             return place.resolve()
     problem = Problem("study.yaml", "not in this folder", "a study is a folder with a study.yaml")
     if not Path(study).is_dir():

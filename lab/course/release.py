@@ -9,12 +9,25 @@ from pathlib import Path
 from typing import Any
 
 from lab.errors import InputError, LabError, Problem, nearest
-from lab.files import ROOT
+from lab.files import SHARED
 
-LESSONS = ROOT / "notebooks" / "lessons"
+LESSONS = SHARED / "notebooks" / "lessons"
 SETTINGS = "nbgrader_config.py"
 # What a lesson needs beside its notebook, so that a student's folder works by itself.
 NEEDED = ("studies", "tables")
+
+
+def copy_lessons(folder: Path) -> list[Path]:
+    """Copy the notebooks of the course, their studies and tables; returns the notebooks.
+
+    Raises InputError for a folder that is not empty, in which somebody may have worked.
+    """
+    if folder.exists() and any(folder.iterdir()):
+        problem = Problem("DIR", "not empty", "name a new folder")
+        raise InputError(str(folder), [problem])
+    without = shutil.ignore_patterns("out", ".*", SETTINGS)
+    shutil.copytree(LESSONS, folder, ignore=without, dirs_exist_ok=True)
+    return sorted(folder.glob("*.ipynb"))
 
 
 def release(folder: Path, *, lessons: Path = LESSONS, names: tuple[str, ...] = ()) -> list[Path]:

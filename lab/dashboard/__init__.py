@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lab.files import ROOT
+from lab.files import PACKAGE, SHARED
 
 if TYPE_CHECKING:
     from lab.dashboard.board import Dashboard
@@ -17,5 +17,6 @@ def dashboard(*, folder: str | Path | None = None) -> Dashboard:
     from lab.dashboard.board import Dashboard
     from lab.dashboard.store import Bench
 
-    here = Path("reports") if Path("reports").is_dir() else ROOT / "reports"
+    there = Path() if SHARED.is_relative_to(PACKAGE) else SHARED
+    here = Path("reports") if Path("reports").is_dir() else there / "reports"
     return Dashboard(Bench(Path(folder) if folder is not None else here / "bench"))

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import subprocess
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, get_args
 
 from lab.config import datasets, models
-from lab.config.cluster import Cluster
+from lab.config.cluster import Cluster, profile_folders
 from lab.config.emulation import Emulated
 from lab.config.run import Run
 from lab.config.strategies import STRATEGIES
 from lab.errors import InputError, LabError, Problem
-from lab.files import ROOT
 from lab.launch.preflight import usable
 
 # The form's first values, of the quickstart's quick form: seconds of training on one core.
@@ -45,9 +43,7 @@ class Network:
 
 def networks() -> list[Network]:
     """The profiles of `slurm/`: those that can be served from here by name, then the others."""
-    names = {
-        path.stem for folder in (Path("slurm"), ROOT / "slurm") for path in folder.glob("*.yaml")
-    }
+    names = {path.stem for folder in profile_folders() for path in folder.glob("*.yaml")}
     partitions = _partitions()
     offered = [_network(name, partitions) for name in names]
     return sorted(

@@ -10,7 +10,6 @@ from pathlib import Path
 
 from lab import machine
 from lab.config.emulation import WAYS, Link
-from lab.files import ROOT
 from lab.launch import netem
 
 PACKAGES = (
@@ -81,7 +80,7 @@ def _package(name: str) -> Check:
     try:
         return Check(name, importlib.metadata.version(name))
     except importlib.metadata.PackageNotFoundError:
-        remedy = f"`make env` in {ROOT.name}, or `pip install {name}`"
+        remedy = f"`make env` in a checkout, or `pip install {name}`"
         return Check(name, "missing", present=False, remedy=remedy)
 
 

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from lab.config.cluster import Cluster, Published, find_profile
 from lab.config.run import Run
 from lab.errors import InputError, LabError
-from lab.files import read_json, read_yaml, write_atomically
+from lab.files import PACKAGE, USER, read_json, read_yaml, write_atomically
 from lab.perfmodel.collectives import COLLECTIVES, Collective, LinkFit, busbw, fit_link, interpolate
 from lab.perfmodel.reference import ReferenceStep
 from lab.records.schema import Environment
@@ -242,9 +242,13 @@ class Calibration(_Stored):
 
 
 def calibration_path(cluster: str | Path | Cluster = "local") -> Path:
-    """`calibration/<profile>.json` beside the profile's file; raises InputError for no profile."""
+    """`calibration/<profile>.json` beside the profile's file; raises InputError for no profile.
+
+    Of a profile of the installed package it is in the user's configuration.
+    """
     profile = find_profile(cluster.name if isinstance(cluster, Cluster) else cluster)
-    return profile.parent / "calibration" / f"{profile.stem}.json"
+    folder = USER / "slurm" if profile.is_relative_to(PACKAGE) else profile.parent
+    return folder / "calibration" / f"{profile.stem}.json"
 
 
 def load_calibration(cluster: str | Path | Cluster = "local") -> Calibration | None:

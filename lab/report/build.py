@@ -15,10 +15,10 @@ from typing import Any
 from lab.analysis.comparison import Comparison
 from lab.config.study import Study, Task
 from lab.errors import InputError, LabError, Problem, nearest
-from lab.files import ROOT, write_atomically
+from lab.files import SHARED, write_atomically
 from lab.records.store import Store
 
-NOTEBOOKS = ROOT / "notebooks"
+NOTEBOOKS = SHARED / "notebooks"
 _TEMPLATES = {
     "training": "report.ipynb",
     "prediction": "report.ipynb",

@@ -1,0 +1,35 @@
+"""A study to begin with is one that can be planned."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from lab.config.new_study import new_study
+from lab.config.study import Study
+from lab.errors import InputError
+
+
+@pytest.mark.parametrize("like", [None, "own-model", "quickstart"])
+@pytest.mark.parametrize("quick", [False, True])
+def test_a_new_study_can_be_read_in_both_forms(
+    tmp_path: Path, like: str | None, quick: bool
+) -> None:
+    files = new_study(tmp_path / "mine", like=like)
+    assert all(path.is_file() for path in files)
+    assert Study.load(tmp_path / "mine", quick=quick).runs
+
+
+def test_a_study_is_never_written_over(tmp_path: Path) -> None:
+    (path,) = new_study(tmp_path)
+    path.write_text("mine")
+    with pytest.raises(InputError, match="there is one already"):
+        new_study(tmp_path)
+    assert path.read_text() == "mine"
+
+
+def test_an_unknown_example_is_told_with_the_nearest(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="did you mean 'own-model'"):
+        new_study(tmp_path / "mine", like="own-modle")
+    assert not (tmp_path / "mine").exists()
