@@ -33,6 +33,8 @@ TOP_LEVEL = {
         "CONTRIBUTING.md",
         "Makefile",
         "pyproject.toml",
+        "setup.py",
+        "MANIFEST.in",
         "requirements.lock",
     ),
     *("environment.yml", "docs", "lab", "notebooks", "reports", "slurm", "tests"),
