@@ -28,7 +28,7 @@ from lab.analysis.verdict import (
     place,
     verdict,
 )
-from lab.analysis.waterfall import waterfalls
+from lab.analysis.waterfall import SHARE, waterfalls
 from lab.config.run import Run
 from lab.config.strategies import SETTINGS
 from lab.config.study import Study
@@ -163,8 +163,9 @@ def _settings(evidence: Evidence, *, field: str) -> Iterator[str]:
     for value in dict.fromkeys(getattr(pair.run, field) for pair in found):
         compared = [pair for pair in found if getattr(pair.run, field) == value]
         reference = reference_name.format(getattr(compared[0].reference, field))
-        text = f"With {name.format(value)}, a step takes {_ratios(evidence, compared)} that with"
-        yield f"{text} {reference}{_beside(evidence, field, compared)}."
+        extent, shown = _ratios(evidence, compared)
+        text = f"With {name.format(value)}, a step takes {extent} times that with {reference}"
+        yield f"{text} ({shown}){_beside(evidence, field, compared)}."
     if not found:
         yield f"No two runs that differ in {field} alone have completed yet."
 
@@ -199,19 +200,19 @@ def _steps(records: Sequence[Record]) -> np.ndarray[Any, np.dtype[np.float64]]:
     return np.array([record.timing.step.median for record in records if record.timing], dtype=float)
 
 
-def _ratios(evidence: Evidence, compared: Sequence[Pair]) -> str:
-    """The ratio of one pair with its verdict, or the range of several with how many are shown."""
+def _ratios(evidence: Evidence, compared: Sequence[Pair]) -> tuple[str, str]:
+    """The ratio of one pair and its verdict, or the range of several and how many are shown."""
     if len(compared) == 1:
         run, _, (value, low, high), _ = compared[0]
         where = inference.place(evidence.measured[run][0])
-        return f"{rounded(value, low, high)} times (on {where}, {_judged(compared[0])})"
+        return rounded(value, low, high), f"on {where}, {_judged(compared[0])}"
     values = sorted(pair.ratio[0] for pair in compared)
     decided = [_judged(pair).split()[1] for pair in compared]
     shown = f"{decided.count('gain')} shown to be shorter, {decided.count('loss')} longer"
     if too_few := few(min(pair.repeats for pair in compared)):
         shown = f"{too_few} to tell this from chance"
-    extent = f"{rounded(values[0])} to {rounded(values[-1])} times"
-    return f"{extent} (in {len(compared)} comparisons, {shown})"
+    extent = f"{rounded(values[0])} to {rounded(values[-1])}"
+    return extent, f"in {len(compared)} comparisons, {shown}"
 
 
 def _judged(pair: Pair) -> str:
@@ -223,9 +224,11 @@ def _beside(evidence: Evidence, field: str, compared: Sequence[Pair]) -> str:
     """What else the setting changes: the wait for data, or what was learned."""
     measured = evidence.measured
     if field == "loader":
-        wait = [_share_of_data(measured[pair.run]) for pair in compared]
-        usual = [_share_of_data(measured[pair.reference]) for pair in compared]
-        return f"; a step waits for data for up to {percent(max(wait))}, not {percent(max(usual))}"
+        most, there = (
+            percent(max(_share_of_data(measured[run]) for run in runs))
+            for runs in zip(*(pair[:2] for pair in compared), strict=True)
+        )
+        return f"; a step waits for data for up to {most} of it, there for {there}"
     losses = [
         tuple(configurations.median(measured[one], "quality.validation_loss") for one in pair[:2])
         for pair in compared
@@ -278,7 +281,15 @@ def _cause(evidence: Evidence, row: Any) -> Iterator[str]:
     elif loss := largest_loss(fall):
         yield loss
     elif few(fall.repeats):
-        yield f"To tell what costs the most, {few(fall.repeats)}."
+        most = fall.losses.get(fall.largest)
+        if most and most.value > SHARE * fall.step.value:
+            yield (
+                f"There, the largest loss in what was measured is {fall.name(fall.largest)}, "
+                f"{format_seconds(*most)} of a step of {format_seconds(*fall.step)}; "
+                f"{few(fall.repeats)} to claim it."
+            )
+        else:
+            yield f"To tell what costs the most, {few(fall.repeats)}."
 
 
 def _scaled(row: Any, summary: pd.DataFrame, labels: Mapping[str, str]) -> str:
