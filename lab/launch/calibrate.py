@@ -14,7 +14,6 @@ from filelock import FileLock, Timeout
 from pydantic import ValidationError
 from rich.text import Text
 
-from lab.analysis.noise import disturbances
 from lab.config.cluster import Cluster
 from lab.errors import InputError, LabError, Problem
 from lab.files import read_json, write_atomically
@@ -166,6 +165,8 @@ def _measure(
         raise LabError(_cause(handle, world_size)) from None
     line = f"{_ranks(world_size)}: measured in {time.monotonic() - began:.0f} s"
     if part.disturbed:
+        from lab.analysis.noise import disturbances  # it loads pandas, and ranks import this module
+
         disturbed = disturbances([part.environment])
         line += f"; {disturbed}: calibrate again when that is over"
     display.print(line)
