@@ -163,9 +163,11 @@ def run(
     from lab.figures import StudyResults
     from lab.report.sections import prediction_summary
 
-    predictions = prediction_summary(StudyResults(loaded))
+    results = StudyResults(loaded)
+    predictions, noise = prediction_summary(results), results.noise.sentence
     content = {
         "predictions": predictions,
+        "noise": noise,
         "records": len(records),
         "failed": [record.run_id for record in failures],
         "html": report.html,
@@ -173,6 +175,7 @@ def run(
     }
     lines = [f"{len(records) - len(failures)} of {len(records)} runs completed"]
     lines += [predictions] if loaded.kind != "inference" else []
+    lines += [noise] if noise else []
     answer(as_json, content, "\n".join([*lines, relative(report.html, report.pdf)]))
     if failures:
         raise LabError("\n".join(map(_failure, failures)))

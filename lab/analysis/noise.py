@@ -30,16 +30,9 @@ class Noise:
     step_s: Mapping[str, tuple[float, float, float]]
     again: str
 
-    def trustworthy(self, run_ids: Iterable[str], *, effect_s: float | None = None) -> bool:
-        """Whether something may be concluded from all of these configurations.
-
-        Most repeats of each were left alone, and the interval of each step reaches less far to
-        either side than `effect_s`, the difference in s that the conclusion is about.
-        """
-        ids = set(run_ids)
-        if ids & set(self.loud):
-            return False
-        return effect_s is None or all(self._half_width(run_id) < abs(effect_s) for run_id in ids)
+    def trustworthy(self, run_ids: Iterable[str]) -> bool:
+        """Whether something may be concluded from all of these configurations."""
+        return self.loud.keys().isdisjoint(run_ids)
 
     def quiet(self, summary: pd.DataFrame) -> pd.DataFrame:
         """The rows of a summary from which, with their baselines, something may be concluded."""
@@ -118,20 +111,15 @@ class Noise:
     def _command(self) -> str:
         return f"; {self.again} measures them again" if self.again else ""
 
-    def _half_width(self, run_id: str) -> float:
-        """Half the interval of a step, in s; 0 where it has none, which other checks judge."""
-        _, low, high = self.step_s.get(run_id, (0.0, 0.0, 0.0))
-        return (high - low) / 2 if high > low else 0.0
-
     def _interval(self, run_ids: Iterable[str]) -> list[str]:
         """The widest interval of these steps; nothing where no steps were timed."""
-        timed = [run_id for run_id in run_ids if run_id in self.step_s]
-        widths = [self._half_width(run_id) / self.step_s[run_id][0] for run_id in timed]
-        if not widths:
+        steps = [self.step_s[run_id] for run_id in run_ids if run_id in self.step_s]
+        if not steps:
             return []
-        if not max(widths):
+        widths = [(high - low) / 2 / step for step, low, high in steps if high >= low]
+        if not widths:
             return ["no interval"]
-        some = "interval" if len(widths) == 1 else "intervals up to"
+        some = "interval" if len(steps) == 1 else "intervals up to"
         return [f"{some} ±{100 * max(widths):.1f} %"]
 
 

@@ -53,13 +53,6 @@ def test_without_a_quiet_baseline_nothing_is_concluded_beyond_it():
     assert noise.trustworthy([run(2).id]) and noise.quiet(frame).empty
 
 
-def test_a_difference_must_exceed_the_interval():
-    noise, _ = noise_of(QUIET + two_ranks(0, 0, 0))
-    assert noise.trustworthy([run(1).id, run(2).id], effect_s=0.02)
-    assert not noise.trustworthy([run(1).id, run(2).id], effect_s=0.005)
-    assert noise.trustworthy([run(1).id, run(2).id], effect_s=-0.02)
-
-
 def test_instead_of_explaining_it_names_what_to_measure_again(tmp_path):
     records = QUIET + two_ranks(0.76, 0.9, 0.0)
     made = study(tmp_path / "mine", [run(1), run(2)])
