@@ -92,13 +92,14 @@ def answer(
 
 
 def _untimed(evidence: Evidence) -> list[str]:
-    """What can be said of strategies and quantizations whose times are too noisy."""
+    """What can be said where times are too noisy: sizes, bytes and learning."""
     if evidence.study.kind == "inference":
         return inference.untimed(evidence.records)
-    if not evidence.varies("strategy"):
-        return []
-    runs, baseline = evidence.study.runs, evidence.study.baseline
-    return configurations.untimed_sentences(runs, evidence.records, baseline=baseline)
+    texts = list(_larger_batch(evidence)) if evidence.study.scaling == "weak" else []
+    if evidence.varies("strategy"):
+        runs, baseline = evidence.study.runs, evidence.study.baseline
+        texts += configurations.untimed_sentences(runs, evidence.records, baseline=baseline)
+    return texts
 
 
 def _inference(evidence: Evidence) -> Iterator[str]:

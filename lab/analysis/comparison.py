@@ -125,17 +125,11 @@ class Comparison:
 
 
 def _labels(summary: pd.DataFrame) -> dict[Any, str]:
-    """World size, batch and what else differs between configurations, by run id."""
-    rows = summary.drop_duplicates("run_id")
-    weak = bool(len(rows)) and rows["scaling"].iloc[0] == "weak"
-    batch = "micro_batch_size" if weak else "global_batch_size"
-    settings = ("model", "data", "strategy", "precision", "compile")
-    varied = [name for name in settings if rows[name].nunique() > 1]
-    labels = {}
-    for row in rows.to_dict("records"):
-        work = f"{ranks(None, row['world_size'])}, batch {row[batch]}{' per rank' if weak else ''}"
-        labels[row["run_id"]] = ", ".join([work, *(str(row[name]) for name in varied)])
-    return labels
+    """World size and curve of each configuration, by run id, whichever machine it ran on."""
+    rows = summary.drop_duplicates("run_id").drop(columns="machine")
+    curve_of = labels_of(rows.assign(device="", emulated=""))
+    sizes = zip(rows["run_id"], rows["world_size"], strict=True)
+    return {run_id: f"{ranks(None, size)}, {curve_of[run_id]}" for run_id, size in sizes}
 
 
 def compare(studies: Sequence[str | Path | Study], *, quick: bool = False) -> Comparison:

@@ -124,7 +124,7 @@ def findings(results: StudyResults) -> Markdown:
     """What quantization gains or costs, and why where it costs."""
     quiet = [one for one in results.records if results.noise.trustworthy([one.run_id])]
     sentences = [*inference.sentences(quiet), *results.noise.caveats]
-    return Markdown.bullets(sentences, otherwise="Nothing was compared with the base.")
+    return Markdown.bullets(sentences, otherwise="No quantization was compared with the base.")
 
 
 def unavailable(results: StudyResults) -> Markdown:

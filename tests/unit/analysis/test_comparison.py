@@ -95,3 +95,12 @@ def test_what_cannot_be_compared_is_refused(make_study) -> None:
     )
     with pytest.raises(InputError, match="no configuration in common"):
         compare([full, other])
+
+
+def test_configurations_with_other_loaders_keep_rows_of_their_own(make_study) -> None:
+    own = {"model": "agnews-small", "data": "topics", "steps": 4, "warmup_steps": 1}
+    grid = {"loader": ["fast", "classic"], "world_size": [1], "global_batch_size": [4]}
+    folders = [make_study(name, base=own, grid=grid) for name in ("a", "b")]
+    tables = compare([filled(one, "Slow CPU", host=one.name) for one in folders]).tables()
+    assert all(len(frame) == 2 for _, frame in tables)
+    assert tables[0][1].index.tolist() == ["1 rank, batch 4", "1 rank, batch 4, classic loader"]
