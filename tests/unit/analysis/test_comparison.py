@@ -103,4 +103,4 @@ def test_configurations_with_other_loaders_keep_rows_of_their_own(make_study) ->
     folders = [make_study(name, base=own, grid=grid) for name in ("a", "b")]
     tables = compare([filled(one, "Slow CPU", host=one.name) for one in folders]).tables()
     assert all(len(frame) == 2 for _, frame in tables)
-    assert tables[0][1].index.tolist() == ["1 rank, batch 4", "1 rank, batch 4, classic loader"]
+    assert set(tables[0][1].index) == {"1 rank, batch 4", "1 rank, batch 4, classic loader"}
