@@ -269,10 +269,9 @@ def answer(study: Study, records: Sequence[Record]) -> list[str]:
     if ladder := stages(study, records):
         return stage_sentences(ladder)
     texts = [text for kind in (GENERATION, CLASSIFICATION) for text in _tradeoffs(records, kind)]
-    asked = {run.quantization for run in study.runs} - {"none"}
-    compared = {inference_of(of_run[0]).quantization for of_run in by_run(records)}
-    gone = {one.split(":")[0] for one in missing(records)} | (asked - compared)
-    if gone:
+    first = [inference_of(of_run[0]) for of_run in by_run(records)]
+    compared = {one.quantization for one in first if not one.unavailable}
+    if gone := {run.quantization for run in study.runs} - {"none"} - compared:
         texts.append(f"Not measured: {', '.join(sorted(gone))}.")
     return texts or ["No inference run has completed yet."]
 
