@@ -165,7 +165,8 @@ def _measure(
         raise LabError(_cause(handle, world_size)) from None
     line = f"{_ranks(world_size)}: measured in {time.monotonic() - began:.0f} s"
     if part.disturbed:
-        from lab.analysis.noise import disturbances  # it loads pandas, and ranks import this module
+        # Not on top: pandas starts threads, with which no rank can enter an emulated link.
+        from lab.analysis.noise import disturbances
 
         disturbed = disturbances([part.environment])
         line += f"; {disturbed}: calibrate again when that is over"

@@ -1,7 +1,7 @@
 """Reference steps on the ranks of a calibration: each strategy in turn, and on one rank anew.
 
-`python -m lab.worker.reference CONTEXT STRATEGIES` trains on one rank in a process of its own and
-prints JSON; STRATEGIES is all, or the name of one.
+`python -m lab.worker.reference CONTEXT STRATEGIES` trains on one rank in a process of its own, by
+each of the strategies (NAME,NAME), and prints JSON.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import json
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +20,7 @@ import numpy as np
 import torch
 from pydantic import TypeAdapter
 
+from lab.config.strategies import STRATEGIES
 from lab.errors import InputError, LabError
 from lab.perfmodel.intervals import P10_TO_P90
 from lab.perfmodel.reference import ReferenceStep, pooled, reference_runs
@@ -31,6 +33,7 @@ from lab.worker.train import train
 
 STARTS, QUICK_STARTS = 5, 3
 ROUNDS, QUICK_ROUNDS = 2, 1
+ALL, PLAIN = tuple(STRATEGIES), ("single", "ddp")
 _STEPS = TypeAdapter(tuple[ReferenceStep, ...])
 
 
@@ -48,9 +51,15 @@ def in_new_processes(
         progress("steps in new processes", start, count)
         with tempfile.TemporaryDirectory() as folder:
             here = dataclasses.asdict(context) | {"rendezvous": str(Path(folder) / "address")}
-            # The strategies' own steps on one rank are compared, and need no second process.
-            names = "all" if start == 0 else "single"
-            command = [sys.executable, "-m", "lab.worker.reference", json.dumps(here), names]
+            # Of the others on one rank little is predicted: one process tells enough of them.
+            names = ALL if start == 0 else PLAIN
+            command = [
+                sys.executable,
+                "-m",
+                "lab.worker.reference",
+                json.dumps(here),
+                ",".join(names),
+            ]
             process = subprocess.run(command, capture_output=True, text=True, check=False)
         if process.returncode:
             raise LabError(f"the reference steps failed:\n{process.stderr.strip()[-2000:]}")
@@ -80,11 +89,11 @@ def _together(turns: list[tuple[ReferenceStep, ...]]) -> tuple[ReferenceStep, ..
 
 
 def _turn(
-    context: RankContext, device: torch.device, strategies: str = "all"
+    context: RankContext, device: torch.device, strategies: Sequence[str] = ALL
 ) -> tuple[ReferenceStep, ...]:
     steps = []
     for run in reference_runs(context.world_size):
-        if strategies not in {"all", run.strategy}:
+        if run.strategy not in strategies:
             continue
         alone = replace(context, rank=0, world_size=1) if run.world_size == 1 else context
         dataset = data.prepare(run, data_root=Path(), progress=_silent)
@@ -117,11 +126,11 @@ def _silent(phase: str, step: int, steps: int, loss: float | None = None, /) -> 
 def main() -> None:
     """Train each reference run on one rank."""
     fields = json.loads(sys.argv[1])
-    context = RankContext(**fields | {"rendezvous": Path(fields["rendezvous"]), "emulated": None})
+    context = RankContext(**fields | {"rendezvous": Path(fields["rendezvous"])})
     torch.set_num_threads(context.threads)
     device = device_of(context)
     with process_group(context, device=device):
-        steps = _turn(context, device, sys.argv[2])
+        steps = _turn(context, device, sys.argv[2].split(","))
     sys.stdout.write("\n" + _STEPS.dump_json(steps).decode())
 
 
