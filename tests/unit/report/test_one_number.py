@@ -16,6 +16,7 @@ from lab.config.study import Study, Task
 from lab.figures import StudyResults, alt_text
 from lab.records.schema import Communication, Memory
 from lab.records.store import Store, write_record
+from lab.report import sections
 from lab.report.blocks import Markdown, Table
 
 STEPS = {"single": 0.1873, "ddp": 0.10671, "fsdp": 0.2654}
@@ -131,3 +132,34 @@ def test_numbers_that_differ_would_be_found(shipped: Study) -> None:
     other = pd.DataFrame([{"configuration": "2 ranks, ddp", "sent (MB)": "6.47"}])
     tables = [Table("one", frame, index=False), Table("two", other, index=False)]
     assert {text for _, _, text, _ in numbers(tables)} == {"5.23", "6.47"}
+
+
+def test_a_scaling_report_shows_one_text_for_one_quantity(tmp_path: Path) -> None:
+    runs = [run(1), run(2)]
+    made = study(tmp_path, runs)
+    for one, seconds in zip(runs, (0.1873, 0.10671), strict=True):
+        for repeat in range(3):
+            parts = (0.0323 * (1 + 0.05 * repeat), 0.02171) if one.world_size > 1 else None
+            content = record(
+                one, repeat, step_time=seconds * (1 + 0.0312 * repeat), communication=parts
+            )
+            write_record(content, Store(made.out).folder(Task(one, repeat)))
+    results = StudyResults(made)
+    time, speedup, efficiency, parts_of_step = (
+        table.frame for table in sections.result_tables(results)
+    )
+    step, times, share = (frame.loc[2, "batch 64"] for frame in (time, speedup, efficiency))
+    headline = sections.answer(results).markdown.replace("\\", "")
+    assert f"a step is {times} times as fast as on 1 CPU process (efficiency {share})" in headline
+    [finding, *_] = sections.findings(results).markdown.replace("\\", "").splitlines()
+    assert f"{times} times" in finding and f"(efficiency {share})" in finding
+    for name, text in (("step_time", step), ("speedup", times), ("efficiency", share)):
+        assert f"{text} on 2 CPU processes" in alt_text(name, results)
+    [waterfall] = sections.waterfall(results)
+    assert waterfall.frame["measured"].tolist() == [step.removesuffix(" ms")]
+    [sent] = sections.communication(results).frame.to_dict("records")
+    row = parts_of_step.loc["2 CPU processes, batch 64"]
+    assert sent["exposed"] == row["exposed communication"]
+    assert sent["total"] == row["communication"]
+    learned = sections.learning(results).frame["samples/s"].tolist()
+    assert all(rate in alt_text("throughput", results) for rate in learned)
