@@ -194,6 +194,7 @@ def _misquoted(point: Point) -> Iterator[Fault]:
     comparable = base is not None and base.world_size == point.curve.ratios_over
     if base is not None and not comparable:
         gain *= base.speedup * point.curve.ratios_over  # which may be unknown
+    gain = gain or math.nan  # an endless time has no speedup to compare
     if not point.means and abs(speedup / gain - 1) > MARGIN:
         yield Fault(
             point.labels,
