@@ -21,7 +21,7 @@ HELD = {"strong": "global_batch_size", "weak": "micro_batch_size", "none": "glob
 STRATEGY_KEYS = ("key:strategy", *(f"key:{name}" for name in SETTINGS))
 REPEATED = {"key:seed"}  # runs of a table that differ in nothing else are repeats
 BATCHES = {"global_batch_size": "batch", "batch": "batch", "micro_batch_size": "batch per rank"}
-CARRIED = (*NUMERIC, "total_steps")  # from rows to points
+CARRIED = (*NUMERIC, "total_steps", "foreign_share")  # from rows to points
 FEW_EPOCHS = 3  # fewer, and the first counts too
 ROUNDING = 0.03  # rates, times and ratios of a table are rounded, each by itself
 

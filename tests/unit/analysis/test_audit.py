@@ -808,3 +808,13 @@ def test_thousands_of_rows_are_no_trouble() -> None:
     result = audit(table)
     assert not of(result, "two-writers") and not of(result, "super-linear")
     assert all(math.isfinite(len(finding.records)) for finding in result.findings)
+
+
+@pytest.mark.parametrize(("foreign_cpu", "severity"), [(0.0, "error"), (0.5, "warning")])
+def test_a_disturbed_baseline_explains_a_part_of_a_gain(foreign_cpu: float, severity: str) -> None:
+    base = record(run(1), step_time=0.4, foreign_cpu=foreign_cpu, cpus_granted=[[0]])
+    pair = record(run(2), step_time=0.1, foreign_cpu=0.0, cpus_granted=[[0], [1]])
+    result = audit([base, pair])
+    assert [finding.severity for finding in of(result, "super-linear")] == [severity]
+    told = "other processes took 50% of the ranks' cores" in evidence(result, "super-linear")
+    assert told == bool(foreign_cpu)

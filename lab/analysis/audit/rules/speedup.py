@@ -8,6 +8,7 @@ from typing import get_args
 
 from lab.analysis.audit.observations import ROUNDING, Curve, Observations, Point, UncheckedError
 from lab.analysis.audit.rule import Fault, Severity, rule, seconds
+from lab.records.schema import FOREIGN_SHARE
 
 # Where no interval is known, repeats usually differ by up to this.
 MARGIN = 0.05
@@ -74,9 +75,15 @@ def _beyond(point: Point, assumptions: Sequence[str]) -> Iterator[Fault]:
 
 
 def _severity(impossible: bool, point: Point, base: Point) -> Severity:
-    """Milder where the batch per rank is another too, which may explain a part of the gain."""
+    """Milder where another batch per rank, or other processes, may explain a part of the gain."""
     severities: tuple[Severity, ...] = get_args(Severity)
-    return severities[(not impossible) + _other_batch(point, base)]
+    return severities[(not impossible) + (_other_batch(point, base) or _foreign(point, base) > 0)]
+
+
+def _foreign(point: Point, base: Point) -> float:
+    """The share of cores that others took from the more disturbed of two; 0 where it is little."""
+    most = max(point.foreign_share, base.foreign_share)
+    return most if most > FOREIGN_SHARE else 0.0
 
 
 def _other_batch(point: Point, base: Point) -> bool:
@@ -90,6 +97,8 @@ def _explanation(point: Point, base: Point) -> str:
     if _other_batch(point, base):
         sizes = f"{base.micro_batch_size:g} against {point.micro_batch_size:g}"
         return f"the batch per rank is another ({sizes})"
+    if foreign := _foreign(point, base):
+        return f"other processes took {foreign:.0%} of the ranks' cores from one of them"
     if base.strategy != point.strategy:
         programs = f"{base.strategy or 'unnamed'} against {point.strategy}"
         return f"the baseline is another program ({programs})"
