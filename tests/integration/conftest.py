@@ -16,6 +16,16 @@ from daemons import Slurm
 from playwright.sync_api import Browser, sync_playwright
 
 
+@pytest.fixture(scope="session", autouse=True)
+def own_turn(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Iterator[None]:
+    """Local jobs take turns by a lock among temporary files; tests that run beside each other believe no time, and need not wait."""
+    with pytest.MonkeyPatch.context() as patch:
+        if worker_id != "master":
+            patch.setenv("TMPDIR", str(tmp_path_factory.mktemp("turn")))
+            patch.setattr(tempfile, "tempdir", None)
+        yield
+
+
 @pytest.fixture(scope="session")
 def chromium() -> Iterator[Browser]:
     """The system's Chromium. Without one the test is skipped, but fails where CI=true: there it must be."""
