@@ -12,7 +12,6 @@ from lab.analysis.scaling import FEWEST_REPEATS
 from lab.analysis.scaling_curves import with_interval
 from lab.analysis.waterfall import SHARE, Waterfall, on_most_ranks
 from lab.config.run import Run, conflicts
-from lab.config.strategies import STRATEGIES
 from lab.formatting import format_seconds, percent, rounded
 from lab.perfmodel.collectives import efficiency_with_overlap, efficiency_without_overlap
 from lab.records.schema import Environment
@@ -27,7 +26,7 @@ def _limits(summary: pd.DataFrame, fall: Waterfall) -> Iterator[str]:
     if (loss := largest_loss(fall)) is not None:
         yield loss
     row, run = fall.row, fall.run
-    if STRATEGIES[run.strategy].moves == "gradients" and row["communication_time"] > 0:
+    if run.facts.moves == "gradients" and row["communication_time"] > 0:
         yield f"At {fall.place}, {_compute_to_communication(row)}."
     if (fraction := _serial_fraction(row, summary)) is not None:
         yield f"At {fall.place}, Karp and Flatt's serial fraction is {fraction}."
@@ -130,7 +129,7 @@ def _remedies(cause: str, run: Run, place: Environment | None) -> Iterator[str]:
                 yield "a copy from pinned memory that overlaps with compute"
             yield "smaller samples"
         case "optimizer":
-            facts = STRATEGIES[run.strategy]
+            facts = run.facts
             plain = {name: Run.model_fields[name].default for name in facts.settings}
             replicated = facts.splits == "samples" and not facts.sharded and run.processes > 1
             if replicated and _allowed(run, strategy="zero1", **plain):
@@ -146,7 +145,7 @@ def _allowed(run: Run, **changes: Any) -> bool:
 
 
 def _less_traffic(run: Run, place: Environment | None) -> Iterator[str]:
-    facts, linked = STRATEGIES[run.strategy], place and place.emulated and place.emulated.link
+    facts, linked = run.facts, place and place.emulated and place.emulated.link
     if place is None or place.device != "cpu" or len(set(place.hosts)) > 1 or linked:
         yield "a faster link"  # but not than the memory of one host
     if run.compression == "none" and _allowed(run, compression="bf16"):

@@ -62,9 +62,14 @@ def _label(row: pd.Series[Any], varied: Sequence[str], models: Mapping[str, str]
         implied |= set() if "grad_accum" in varied else {"micro_batch_size"}
     for key in varied:
         value = row[key]
-        if key in implied:
+        own = row.get("own_strategy")
+        if key in implied or (key == "own_strategy" and not own):
             continue
-        if key == "model":
+        if key == "strategy" and own and "own_strategy" in varied:
+            continue  # it is called by its factory and arguments
+        if key == "own_strategy":
+            parts.append(str(own))
+        elif key == "model":
             parts.append(models[value])
         elif key in {"data", "strategy", "precision", "device", "machine"}:
             parts.append({"cpu": "CPU", "cuda": "GPU"}.get(str(value), str(value)))

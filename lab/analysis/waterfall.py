@@ -13,7 +13,6 @@ import pandas as pd
 from lab.analysis.scaling import FEWEST_REPEATS, RESAMPLES, SEED
 from lab.analysis.scaling_curves import curves, ranks, with_interval
 from lab.config.run import Run
-from lab.config.strategies import STRATEGIES
 from lab.errors import InputError
 from lab.formatting import rounded, unit_for
 from lab.perfmodel.calibration import load_calibration
@@ -102,7 +101,7 @@ class Waterfall:
     def name(self, cause: str) -> str:
         """What a cause is called in a step of this strategy and scaling."""
         if cause == "transfer":
-            return f"moving {STRATEGIES[self.run.strategy].moves}"
+            return f"moving {self.run.facts.moves}"
         if cause == "compute":
             gain = self.losses[cause].value < 0
             if self.row["scaling"] == "weak":
@@ -298,7 +297,7 @@ def _parts(record: Record) -> dict[str, float]:
 
 def _bubble(run: Run) -> float:
     """Idle over useful time of a pipeline's stage; 0 where layers are not divided."""
-    if STRATEGIES[run.strategy].splits != "layers":
+    if run.facts.splits != "layers":
         return 0.0
     return Layout(pipeline=run.world_size).bubble(run.microbatches or run.world_size)
 

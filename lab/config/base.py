@@ -48,12 +48,14 @@ class InvalidValueError(ValueError):
 def one_of(noun: str, choices: Mapping[str, Any]) -> AfterValidator:
     """A validator of names: `unknown strategy 'dpd'; did you mean 'ddp'?`."""
 
-    def check(name: str) -> str:
-        if name not in choices:
-            raise InvalidValueError(f"unknown {noun} {name!r}", nearest(name, choices))
-        return name
+    return AfterValidator(lambda name: check_name(noun, name, choices))
 
-    return AfterValidator(check)
+
+def check_name(noun: str, name: str, choices: Mapping[str, Any]) -> str:
+    """The name, if it is one of the choices; raises InvalidValueError with the nearest one."""
+    if name not in choices:
+        raise InvalidValueError(f"unknown {noun} {name!r}", nearest(name, choices))
+    return name
 
 
 def unknown_keys(

@@ -115,7 +115,8 @@ def _validate(
         try:
             return Point(content, Run.model_validate(rest, context=context), faulty), problems
         except ValidationError as error:
-            located = problems_of(error, Run, rest)
+            known = rest | {"own_strategy": rest.get("strategy")}
+            located = [_as_written(*one) for one in problems_of(error, Run, known)]
         wrong = {field for field, _ in located if field in rest}
         missing = {field for field, _ in located} - wrong - {""}
         if wrong:
@@ -133,6 +134,14 @@ def _validate(
             values = ", ".join(f"{key}={content[key]!r}" for key in chosen if key not in faulty)
             conflicts = _conflicts(located, faulty, f"{path} ({values})" if values else "base")
             return Point(content, None, faulty), [*problems, *(conflicts if complete else ())]
+
+
+def _as_written(field: str, problem: Problem) -> tuple[str, Problem]:
+    """The problem of a field, by the key of the file that the field was made of."""
+    if field != "own_strategy":
+        return field, problem
+    where = problem.where.replace(field, "strategy", 1)
+    return "strategy", Problem(where, problem.what, problem.advice)
 
 
 def _wrong_values(

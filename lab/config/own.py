@@ -23,14 +23,15 @@ from lab.errors import nearest
 _REFERENCE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 
 
-def _reference(value: str) -> str:
+def check_reference(value: str) -> str:
+    """The value, if it is `module:name`; raises InvalidValueError."""
     if not _REFERENCE.fullmatch(value):
         what = f"{value!r} does not name a function or class of a module"
         raise InvalidValueError(what, "write module:name, such as unet:UNet")
     return value
 
 
-Reference = Annotated[str, AfterValidator(_reference)]
+Reference = Annotated[str, AfterValidator(check_reference)]
 NAMES = ("factory", "loss")
 
 

@@ -14,7 +14,7 @@ from pydantic import Field, model_validator
 
 from lab.config import datasets, models
 from lab.config.base import Counts, Frozen, InvalidValueError, Quantization
-from lab.config.strategies import STRATEGIES, Strategy
+from lab.config.strategies import OWN, STRATEGIES, OwnStrategy, Strategy, StrategyFacts
 
 DEFAULT_BUCKET_CAP_MB = 25.0
 POWERSGD_FIRST_STEP = 2  # before it, DDP may still change its buckets
@@ -65,6 +65,9 @@ class Run(InferenceSettings):
     model: datasets.ModelField = "gpt-nano"
     data: Annotated[datasets.DataField, Words("{}")] = "stdlib"
     strategy: Strategy = "ddp"
+    # What makes a strategy of the user's own, whose reference is `strategy`. Left out of dumps
+    # where there is none: predictions that were frozen before it keep their digest.
+    own_strategy: OwnStrategy | None = Field(default=None, exclude_if=lambda own: own is None)
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     world_size: int = Field(default=1, ge=1, le=1_000_000)
     global_batch_size: int = Field(ge=1)
@@ -118,6 +121,17 @@ class Run(InferenceSettings):
 
     @model_validator(mode="before")
     @classmethod
+    def _with_own_strategy(cls, content: Any) -> Any:
+        """With a reference, or a mapping that holds one, as the strategy's name."""
+        given = content.get("strategy") if isinstance(content, dict) else None
+        if isinstance(given, str) and ":" in given:
+            given = content.get("own_strategy") or {"factory": given}
+        if isinstance(given, dict) and isinstance(given.get("factory"), str):
+            return content | {"strategy": given["factory"], "own_strategy": given}
+        return content
+
+    @model_validator(mode="before")
+    @classmethod
     def _complete_batch(cls, content: Any) -> Any:
         if not isinstance(content, dict):
             return content
@@ -168,14 +182,19 @@ class Run(InferenceSettings):
         return hashlib.sha256(canonical.encode()).hexdigest()[:10]
 
     @property
+    def facts(self) -> StrategyFacts:
+        """What holds of its strategy."""
+        return OWN if self.own_strategy else STRATEGIES[self.strategy]
+
+    @property
     def data_parallel_size(self) -> int:
         """How many devices see samples of their own."""
-        return 1 if STRATEGIES[self.strategy].splits in _MODEL_PARTS else self.world_size
+        return 1 if self.facts.splits in _MODEL_PARTS else self.world_size
 
     @property
     def processes(self) -> int:
         """How many ranks a job of this run has."""
-        return 1 if STRATEGIES[self.strategy].single_process else self.world_size
+        return 1 if self.facts.single_process else self.world_size
 
     @property
     def devices(self) -> int:
@@ -185,7 +204,7 @@ class Run(InferenceSettings):
     @property
     def device_needed(self) -> Literal["any", "cpu", "cuda"]:
         """The kind of device without which it cannot run."""
-        gpus_only = STRATEGIES[self.strategy].gpus_only and self.world_size > 1
+        gpus_only = self.facts.gpus_only and self.world_size > 1
         return "cuda" if gpus_only else self.needs_device
 
     @property
@@ -200,9 +219,14 @@ class Run(InferenceSettings):
 
     @property
     def names(self) -> dict[str, str]:
-        """What model and data set are called: their names, or their labels where they have none."""
+        """What model and data set are called: their names, or their labels where they have none.
+
+        A strategy of the user's own is called as its factory, with its arguments.
+        """
         parts = {"model": self.model, "data": self.data}
-        return {key: part if isinstance(part, str) else part.label for key, part in parts.items()}
+        names = {k: part if isinstance(part, str) else part.label for k, part in parts.items()}
+        own = self.own_strategy
+        return names | ({"own_strategy": ", ".join(own.names)} if own else {})
 
     @property
     def label(self) -> str:
@@ -229,7 +253,8 @@ class Run(InferenceSettings):
         if self.task == "inference":
             return [model, "inference", place, self.quantization, *sizes, *settings]
         batch = f"batch {self.global_batch_size}"
-        return [model, self.strategy, place, batch, self.precision, *sizes, *settings]
+        strategy, *args = self.own_strategy.names if self.own_strategy else [self.strategy]
+        return [model, strategy, place, batch, self.precision, *sizes, *args, *settings]
 
     def has_default(self, name: str) -> bool:
         """Whether a setting has the value that it has where nobody gives one."""
@@ -286,7 +311,10 @@ def _work(run: Run) -> Conflicts:
 
 
 def _strategy(run: Run) -> Conflicts:
-    name, facts = f"strategy '{run.strategy}'", STRATEGIES[run.strategy]
+    name, facts = f"strategy '{run.strategy}'", run.facts
+    if run.own_strategy and run.strategy != run.own_strategy.factory:
+        what = f"own_strategy beside {name}"
+        yield what, "write strategy: {kind: python, factory: 'module:name'}"
     if facts.splits == "nothing" and run.world_size != 1:
         yield f"{name} has one rank, world_size is {run.world_size}", "use 'ddp' or world_size 1"
     for owner, owned in STRATEGIES.items():
@@ -324,7 +352,7 @@ def _ddp(run: Run) -> Conflicts:
 
 
 def _model_parts(run: Run) -> Conflicts:
-    splits, model, ranks = STRATEGIES[run.strategy].splits, run.architecture, run.world_size
+    splits, model, ranks = run.facts.splits, run.architecture, run.world_size
     if splits not in _MODEL_PARTS:
         return
     if model.kind != "gpt":

@@ -9,10 +9,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from lab.config.base import one_of
+from pydantic import AfterValidator
+
+from lab.config.base import check_name
+from lab.config.own import Own, check_reference
 
 State = Literal["weights", "gradients", "optimizer"]
-Moved = Literal["nothing", "gradients", "parameters and gradients", "activations"]
+Moved = Literal[
+    "nothing", "gradients", "parameters and gradients", "activations", "what its code sends"
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +91,23 @@ STRATEGIES: dict[str, StrategyFacts] = {
         compiles=False, resumable=True, emulable=False, settings=(),
     ),
 }
+# What may be assumed of a strategy of the user's own.
+OWN = StrategyFacts(
+    label="its own strategy", splits="samples", sharded=frozenset(), moves="what its code sends",
+    single_process=False, gpus_only=False, partial_gradients=False,
+    compiles=False, resumable=False, emulable=False, settings=(),
+)
 # fmt: on
-# The strategy that reads each setting.
-SETTINGS = {setting: name for name, facts in STRATEGIES.items() for setting in facts.settings}
-Strategy = Annotated[str, one_of("strategy", STRATEGIES)]
+# Settings that one strategy alone reads.
+SETTINGS = (*(name for facts in STRATEGIES.values() for name in facts.settings), "own_strategy")
+
+
+class OwnStrategy(Own):
+    """`factory` returns an instance of a subclass of `lab.worker.strategies.base.Strategy`."""
+
+
+def _strategy(name: str) -> str:
+    return check_reference(name) if ":" in name else check_name("strategy", name, STRATEGIES)
+
+
+Strategy = Annotated[str, AfterValidator(_strategy)]

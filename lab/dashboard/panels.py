@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from lab.config.cluster import Cluster
 from lab.config.run import Run
-from lab.config.strategies import STRATEGIES
 from lab.config.study import Study
 from lab.dashboard.store import Bench, alone
 from lab.errors import LabError
@@ -78,7 +77,7 @@ def _advice(forecast: Forecast, basis: Basis, cluster: Cluster) -> str:
     try:
         basis.profile(run)
     except LabError:
-        if STRATEGIES[run.strategy].splits == "layers":
+        if run.facts.splits == "layers":
             return (
                 "Measure it on one rank first, with Strategy ddp: a pipeline of one stage does not "
                 "tell when gradients are ready."

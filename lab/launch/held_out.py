@@ -193,7 +193,7 @@ class HeldOutStrategies:
         return [
             {
                 "machine": condition,
-                "strategy": STRATEGIES[score.frozen.run.strategy].label,
+                "strategy": score.frozen.run.facts.label,
                 "model": score.frozen.run.label_parts[0],
                 "micro-batch": score.frozen.run.micro_batch_size,
                 **{name: row[name] for name in ("predicted", "measured", "error")},

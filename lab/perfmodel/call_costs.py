@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from lab.config.run import Run
 from lab.perfmodel.calibration import Calibration
-from lab.perfmodel.intervals import EXACT, Deviation, spread
+from lab.perfmodel.intervals import EXACT, NORMAL_95, Deviation, spread
 from lab.perfmodel.layout import MICRO_BATCH, Bucket, Contention, Links, Profile
 from lab.perfmodel.reference import ReferenceStep
 from lab.perfmodel.requirements import calls_of, layout_of, messages_of, passes
@@ -72,7 +72,24 @@ def call_cost(
     ]
     if not residuals:
         return None
+    slowdown = neighbours(calibration, run.world_size) if part.environment.disturbed else None
+    if slowdown is not None:
+        return beside_load(fitted(residuals), run, slowdown[0])
     return fitted(residuals, model_error=math.hypot(MODEL_ERROR, contention.neighbours - 1))
+
+
+def beside_load(cost: CallCost, run: Run, slowdown: float) -> CallCost:
+    """The cost where other processes take a part of the ranks' cores; `slowdown` of a lone step.
+
+    Reference steps are short, and the load runs while they wait for each other; longer ones leave
+    it no such time. A rank that computes whole passes by itself is slowed as a lone step is, one
+    that waits within its passes by something up to that.
+    """
+    facts = run.facts
+    whole = facts.splits == "samples" and "weights" not in facts.sharded
+    factor = max(cost.factor, slowdown if whole else 1.0)
+    unsure = (slowdown - 1) / NORMAL_95
+    return replace(cost, factor=factor, deviation=Deviation(math.hypot(cost.deviation.sd, unsure)))
 
 
 def fitted(residuals: Sequence[Residual], *, model_error: float = MODEL_ERROR) -> CallCost:

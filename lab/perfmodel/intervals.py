@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 LEVEL = 0.95
+NORMAL_95 = 1.96  # standard deviations to each side of a normal value that hold LEVEL of all
 # Standard deviations between the quantiles at 10 and 90 % of a normal distribution.
 P10_TO_P90 = 2.563
 # Five processes that ran one step on cores of their own differed by 3.5 %.
@@ -76,4 +77,4 @@ def of_processes(known: Deviation | None, *, basis: int, measured: int) -> Devia
 def of_foreign_load(share: float) -> Deviation:
     """Of a step that had to leave a `share` of its core to others: it may be without them too."""
     share = min(share, MOST_FOREIGN)
-    return Deviation(share / (1 - share) / 1.96)
+    return Deviation(share / (1 - share) / NORMAL_95)

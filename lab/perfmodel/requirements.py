@@ -9,7 +9,6 @@ from functools import lru_cache
 from lab.config.datasets import vocab_size_of
 from lab.config.models import GPT, TextClassifier
 from lab.config.run import DEFAULT_BUCKET_CAP_MB, Run
-from lab.config.strategies import STRATEGIES
 from lab.errors import LabError
 from lab.perfmodel.flops import block_parameters, gpt_parameters, model_cost
 from lab.perfmodel.layout import SHARINGS, Bucket, Layout, Profile, buckets_of
@@ -29,7 +28,7 @@ def layout_of(run: Run) -> Layout:
         raise LabError("the step model does not know FSDP with several copies of the model")
     if run.strategy in SHARINGS:
         return Layout(SHARINGS[run.strategy], data=run.world_size)
-    splits, model = STRATEGIES[run.strategy].splits, run.architecture
+    splits, model = run.facts.splits, run.architecture
     if splits not in {"tensors", "layers"} or not isinstance(model, GPT):
         raise LabError(f"the step model does not know strategy {run.strategy!r}")
     values = run.micro_batch_size / passes(run) * model.block_size * model.width
@@ -83,7 +82,7 @@ def _work(model: GPT, vocabulary: int) -> tuple[float, float]:
 
 def passes(run: Run) -> int:
     """Into how many parts a pipeline splits a micro-batch; 1 for other strategies."""
-    pipelined = STRATEGIES[run.strategy].splits == "layers"
+    pipelined = run.facts.splits == "layers"
     return (run.microbatches or run.world_size) if pipelined else 1
 
 
@@ -108,7 +107,7 @@ def calls_of(run: Run, messages: int) -> int:
     Exchanges of gradients, gathers and scatters of FSDP's units, the layers of tensor parallelism,
     and of a pipeline the layers of a stage in each of its parts of a micro-batch.
     """
-    splits, layers = STRATEGIES[run.strategy].splits, getattr(run.architecture, "layers", 1)
+    splits, layers = run.facts.splits, getattr(run.architecture, "layers", 1)
     if splits == "tensors":
         return int(layers * run.grad_accum)
     if splits == "layers":

@@ -30,8 +30,9 @@ def row(record: Record) -> dict[str, Any]:
         "run_id": record.run_id,
         "repeat": record.repeat,
         "status": record.status,
-        **record.run.names,
+        **dict.fromkeys(_NAMED),
         **{key: getattr(record.run, key) for key in _SETTINGS},
+        **record.run.names,
         **{
             column: value_at(record, source) if isinstance(source, str) else source(record)
             for column, source in _COLUMNS.items()
@@ -75,7 +76,8 @@ def _error(record: Record) -> str | None:
 
 # The settings of every run come first, those of inference alone last.
 _INFERENCE = tuple(InferenceSettings.model_fields)
-_TRAINING = [key for key in Run.model_fields if key not in {"model", "data", *_INFERENCE}]
+_NAMED = ("model", "data", "own_strategy")
+_TRAINING = [key for key in Run.model_fields if key not in {*_NAMED, *_INFERENCE}]
 _SETTINGS = (*_TRAINING, *_INFERENCE)
 _COLUMNS: dict[str, str | Callable[[Record], Any]] = {
     "nodes": _nodes,

@@ -15,7 +15,6 @@ import torch
 from torch import nn
 
 from lab.config.emulation import MEASURED
-from lab.config.strategies import STRATEGIES
 from lab.errors import InputError, Problem
 from lab.perfmodel.hardware import emulated_gpu
 from lab.worker import models
@@ -72,7 +71,7 @@ def pauses_for(job: RankJob) -> Pauses | None:
     run, emulated = job.run, job.context.emulated
     if emulated is None or emulated.compute is None:
         return None
-    assert STRATEGIES[run.strategy].emulable, "the launcher refuses others"
+    assert run.facts.emulable, "the launcher refuses others"
     described = emulated.compute.emulated != MEASURED
     samples = min(FEW, run.micro_batch_size) if described else run.micro_batch_size
     # Rank 0 measures while the others wait in the collective: beside them it would be slowed.

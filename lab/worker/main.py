@@ -80,7 +80,7 @@ def measure(
     dataset = data.prepare(run, data_root=data_root, progress=progress)
     progress("data", 1, 1)
     job = RankJob(run, context, device, dataset, progress)
-    grouped = context.world_size > 1 or strategies.get(run.strategy).needs_group
+    grouped = context.world_size > 1 or strategies.of(run).needs_group
     with process_group(context, device=device) if grouped else nullcontext():
         _require_same_data(dataset)
         pauses = pauses_for(job)
@@ -208,7 +208,7 @@ def _report(
         peak_flops=peak,
         peak_memory=training.peak_memory,
         state=training.state,
-        fingerprint=_fingerprint(strategies.get(run.strategy).replicated(training.parallel)),
+        fingerprint=_fingerprint(strategies.of(run).replicated(training.parallel)),
     )
 
 

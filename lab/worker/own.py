@@ -18,7 +18,8 @@ from lab.errors import InputError, LabError
 
 def admit(run: Run, folder: Path) -> None:
     """Make modules beside the study importable; LabError where they are not those of the run."""
-    own = [part for part in (run.architecture, run.dataset) if isinstance(part, Own)]
+    parts = (run.architecture, run.dataset, run.own_strategy)
+    own = [part for part in parts if isinstance(part, Own)]
     if not own:
         return
     for part in own:

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from torch import distributed as dist
 
 from lab.config.run import Run
-from lab.config.strategies import STRATEGIES
 from lab.worker import checkpoint
 from lab.worker.context import preemption_noticed
 from lab.worker.distributed import RankJob, all_gather_object, mean_over_ranks
@@ -171,5 +170,5 @@ def _can_resume(run: Run) -> bool:
     ZeRO-1's optimizer, a pipeline's stages and shares of matrices lie on the ranks under names of
     their own; a DataLoader begins at step 0.
     """
-    resumable = STRATEGIES[run.strategy].resumable
+    resumable = run.facts.resumable
     return resumable and run.compression != "powersgd" and run.loader == "fast"

@@ -17,7 +17,6 @@ import torch
 from torch import distributed as dist
 from torch import nn
 
-from lab.config.strategies import STRATEGIES
 from lab.records.schema import Communication, Gradient, Stat
 from lab.worker import strategies
 from lab.worker.data.loader import FastLoader
@@ -56,7 +55,7 @@ def probe(training: Training, job: RankJob) -> Probe | None:
     bare model. No step is taken, gradients are dropped, and the model must not be used to train
     afterwards.
     """
-    run, strategy = job.run, strategies.get(job.run.strategy)
+    run, strategy = job.run, strategies.of(job.run)
     if not strategy.comparable or (run.world_size == 1 and run.compile):
         return None  # the bare model would have to be compiled first
     forward_backward = partial(_forward_backward, job, _first_batch(job))
@@ -148,7 +147,7 @@ def readiness(training: Training, job: RankJob) -> list[Gradient] | None:
     backward pass itself.
     """
     run, model, clock = job.run, training.model, training.clock
-    if run.world_size > 1 or run.compile or STRATEGIES[run.strategy].splits == "layers":
+    if run.world_size > 1 or run.compile or run.facts.splits == "layers":
         return None
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     batch = _first_batch(job)

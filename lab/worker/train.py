@@ -15,7 +15,6 @@ from torch import distributed as dist
 from torch import nn
 
 from lab.config.run import Run
-from lab.config.strategies import STRATEGIES
 from lab.errors import LabError
 from lab.machine import age
 from lab.records.schema import GpuState
@@ -73,7 +72,7 @@ def train(job: RankJob, *, folder: Path | None = None, pauses: Pauses | None = N
     if pauses is not None:
         model = Sleeper(model, pauses)
     clock = CudaClock() if device.type == "cuda" else HostClock()
-    strategy = strategies.get(run.strategy)
+    strategy = strategies.of(run)
     recorder = strategy.recorder(clock, world_size=run.world_size)
     parallel = strategy.wrap(model, Setup(run, device, clock, recorder))
     model = strategy.unwrap(parallel)  # of a pipeline, this rank's stage
@@ -93,7 +92,7 @@ def train(job: RankJob, *, folder: Path | None = None, pauses: Pauses | None = N
     norms = torch.zeros(run.steps, device=device)
     # Reading the loss for the display must cost nothing: on a GPU the host would wait for it, the
     # first stage of a pipeline never gets it, and a sleeper has none.
-    pipelined = STRATEGIES[run.strategy].splits == "layers"
+    pipelined = run.facts.splits == "layers"
     loss_is_near = device.type == "cpu" and not pipelined and pauses is None
     rates, cpu_times = [], []
     repeat = folder if pauses is None else None

@@ -5,9 +5,25 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
+from lab.config.run import Run
 from lab.config.strategies import STRATEGIES
-from lab.errors import InputError, Problem, nearest
+from lab.errors import InputError, LabError, Problem, nearest
+from lab.worker import own
 from lab.worker.strategies.base import Strategy
+
+
+def of(run: Run) -> Strategy[Any]:
+    """The run's strategy, one of the lab's or what the user's factory makes.
+
+    Raises LabError where that is no Strategy.
+    """
+    if run.own_strategy is None:
+        return get(run.strategy)
+    strategy = own.make(run.own_strategy)
+    if not isinstance(strategy, Strategy):
+        what = f"{run.strategy} returned a {type(strategy).__name__}"
+        raise LabError(f"{what}, not an instance of a subclass of lab's Strategy")
+    return strategy
 
 
 def get(name: str) -> Strategy[Any]:

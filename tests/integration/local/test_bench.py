@@ -67,7 +67,7 @@ def test_run_that_is_measured_is_shown_and_not_measured_again(shown: Dashboard) 
     shown.run_button.click()
     assert "Measured before" in text(shown.status)
     assert not list(shown.bench.folder.rglob("job.json"))
-    assert re.search(r"A step takes 300 ", content(shown))
+    assert re.search(r"A step takes 300\\\.0 ", content(shown))
     (line,) = (line for line in content(shown).splitlines() if "▶  " in line)
     assert "x1" in line
     choose(shown, world_size=2)

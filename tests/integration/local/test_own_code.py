@@ -30,6 +30,22 @@ BASE = {
     "warmup_steps": 2,
     "eval_batches": 1,
 }
+# As the lab's naive DDP.
+STRATEGY = """
+from torch import distributed as dist
+from lab.worker.strategies.base import Strategy, Wrapper
+
+class Mean(Strategy):
+    def wrap(self, model, setup):
+        return Wrapper(model)
+
+    def synchronize(self, parallel):
+        for parameter in parallel.parameters():
+            dist.all_reduce(parameter.grad.div_(dist.get_world_size()))
+
+def nothing_of_the_kind():
+    return 3
+"""
 FAULTS = """
 import torch
 from torch import nn
@@ -93,7 +109,8 @@ def test_strategies_that_can_carry_an_own_model_learn_the_same(tmp_path: Path) -
     shutil.copy2(EXAMPLE / "unet.py", tmp_path)
     carriers = ["ddp", "naive_ddp", "zero1", "fsdp"]
     settings = [{"strategy": ["single"], "world_size": [1]}]
-    settings += [{"strategy": carriers, "world_size": [2]}]
+    (tmp_path / "mine.py").write_text(STRATEGY)
+    settings += [{"strategy": [*carriers, "mine:Mean"], "world_size": [2]}]
     settings += [
         {"strategy": ["single"], "world_size": [1], "activation_checkpointing": [True]},
         {"strategy": ["single"], "world_size": [1], "precision": ["bf16"]},
@@ -114,6 +131,10 @@ def test_strategies_that_can_carry_an_own_model_learn_the_same(tmp_path: Path) -
         for record in records
         if record.timing and record.timing.flops_per_second
     }
+    (own,) = (record for record in records if record.run.own_strategy)
+    assert own.run.label.startswith("UNet Mean x2") and own.communication is not None
+    assert set(own.communication.operations) == {"all_reduce"}
+    assert own.checks["same_parameters"]
     assert len(flops) == 1, "what a model computes does not depend on how it is measured"
 
 
@@ -130,3 +151,15 @@ def test_what_fails_in_own_code_is_told_with_its_line(
     assert record.status == "failed" and record.error is not None and record.timing is None
     assert record.error.type == "LabError"
     assert re.search(message, record.error.message), record.error.message
+
+
+def test_what_is_no_strategy_is_told(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(FAULTS)
+    (tmp_path / "mine.py").write_text(STRATEGY)
+    own = {
+        "model": {"kind": "python", "factory": "own:Net", "loss": "own:mean"},
+        "data": {"kind": "python", "factory": "own:data"},
+    }
+    (record,) = measured(tmp_path, BASE | own, [{"strategy": ["mine:nothing_of_the_kind"]}])
+    assert record.status == "failed" and record.error is not None
+    assert "mine:nothing_of_the_kind returned a int, not an instance" in record.error.message

@@ -130,3 +130,39 @@ def test_modules_in_packages_and_relative_imports_are_followed(tmp_path: Path) -
     before = digest(["nets.unet:UNet"], tmp_path)
     (package / "parts.py").write_text("half = 0.25\n")
     assert digest(["nets.unet:UNet"], tmp_path) != before
+
+
+def test_a_strategy_of_ones_own_is_called_by_its_factory_and_arguments(folder: Path) -> None:
+    (folder / "mine.py").write_text("class Local: ...\n")
+    own = {"kind": "python", "factory": "mine:Local", "args": {"period": 4}}
+    write(folder, NET, strategy=own)
+    run = Study.load(folder).runs[-1]
+    assert run.label == "Net Local x2, batch 4, fp32, width 8, period 4, data"
+    assert run.facts.moves == "what its code sends" and run.data_parallel_size == 2
+    assert Run.model_validate_json(run.model_dump_json()) == run
+    write(folder, NET, strategy=own | {"args": {"period": 8}})
+    assert Study.load(folder).runs[-1].id != run.id
+    write(folder, NET, strategy="mine:Local")
+    short = Study.load(folder).runs[-1]
+    assert short.own_strategy is not None and short.own_strategy.args == {}
+    assert short.label == "Net Local x2, batch 4, fp32, width 8, data"
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        ({"strategy": "mine:Locl"}, "base.strategy: no 'Locl' in mine.py; did you mean 'Local'"),
+        ({"strategy": "dpd"}, "base.strategy: unknown strategy 'dpd'; did you mean 'ddp'"),
+        ({"strategy": {"factory": "mine:Local", "arg": 1}}, "base.strategy.arg: unknown key"),
+        ({"strategy": "mine:Local", "bucket_cap_mb": 1.0}, "bucket_cap_mb is a setting of DDP"),
+        ({"strategy": "mine:Local", "compile": True}, "compile with strategy 'mine:Local'"),
+        ({"own_strategy": {"factory": "mine:Local"}}, "own_strategy beside strategy 'ddp'"),
+    ],
+)
+def test_a_wrong_strategy_is_refused(
+    folder: Path, settings: dict[str, object], problem: str
+) -> None:
+    (folder / "mine.py").write_text("class Local: ...\n")
+    write(folder, NET, **settings)
+    with pytest.raises(InputError, match=problem):
+        Study.load(folder)

@@ -48,7 +48,7 @@ def test_a_new_strategy_follows_its_facts(
 def test_settings_are_fields_of_a_run_and_belong_to_one_strategy() -> None:
     settings = [setting for facts in STRATEGIES.values() for setting in facts.settings]
     assert set(settings) <= set(Run.model_fields)
-    assert sorted(settings) == sorted(SETTINGS)
+    assert sorted([*settings, "own_strategy"]) == sorted(SETTINGS)
 
 
 def test_processes_and_shares_follow_the_table() -> None:

@@ -10,7 +10,7 @@ from factories import calibration, environment, profile, run
 from lab.config.cluster import Cluster
 from lab.config.run import Run
 from lab.perfmodel.calibration import Calibration, Part
-from lab.perfmodel.call_costs import Residual, fitted, neighbours
+from lab.perfmodel.call_costs import CallCost, Residual, beside_load, fitted, neighbours
 from lab.perfmodel.forecast import Basis
 from lab.perfmodel.reference import ReferenceStep, pooled, reference_runs
 from lab.records.schema import PHASES, Gradient
@@ -134,3 +134,16 @@ def test_many_ranks_leave_out_the_models_that_they_cannot_split() -> None:
     assert {one.strategy for one in reference_runs(1)} == names and "single" in names
     eight = reference_runs(8)  # more than heads and layers
     assert {one.strategy for one in eight} == names - {"tensor_parallel", "pipeline_parallel"}
+
+
+@pytest.mark.parametrize(
+    ("strategy", "factor"),
+    [("ddp", 1.7), ("naive_ddp", 1.7), ("zero1", 1.7), ("fsdp", 1.0), ("pipeline_parallel", 1.0)],
+)
+def test_load_slows_whole_passes_as_it_slows_a_lone_step(strategy: str, factor: float) -> None:
+    cost = beside_load(CallCost(factor=0.9), run(2, strategy=strategy), 1.7)
+    assert cost.factor == pytest.approx(factor)
+    # What may be slowed by anything up to that has an interval that says so.
+    assert 1 + 1.96 * cost.deviation.sd >= 1.7
+    slower = beside_load(CallCost(factor=2.5), run(2, strategy=strategy), 1.7)
+    assert slower.factor == 2.5
