@@ -62,13 +62,12 @@ def _label(row: pd.Series[Any], varied: Sequence[str], models: Mapping[str, str]
         implied |= set() if "grad_accum" in varied else {"micro_batch_size"}
     for key in varied:
         value = row[key]
-        own = row.get("own_strategy")
-        if key in implied or (key == "own_strategy" and not own):
+        if key in implied or (key == "own_strategy" and pd.isna(value)):
             continue
-        if key == "strategy" and own and "own_strategy" in varied:
+        if key == "strategy" and "own_strategy" in varied and pd.notna(row["own_strategy"]):
             continue  # it is called by its factory and arguments
         if key == "own_strategy":
-            parts.append(str(own))
+            parts.append(value)
         elif key == "model":
             parts.append(models[value])
         elif key in {"data", "strategy", "precision", "device", "machine"}:

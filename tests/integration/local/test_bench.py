@@ -72,7 +72,7 @@ def test_run_that_is_measured_is_shown_and_not_measured_again(shown: Dashboard) 
     assert "x1" in line
     choose(shown, world_size=2)
     shown.run_button.click()
-    assert re.search(r"A step takes 200 ", content(shown))
+    assert re.search(r"A step takes 200\\\.0 ", content(shown))
     assert f"bench/two/{second.folder.name}" in content(shown)
 
 

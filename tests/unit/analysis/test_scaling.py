@@ -399,3 +399,14 @@ def test_ranks_are_called_what_they_are():
         "CPU processes",
         "3 ranks",
     ]
+
+
+def test_a_strategy_of_ones_own_has_a_curve_by_its_name() -> None:
+    own = {"strategy": "mine:Local", "own_strategy": {"factory": "mine:Local", "args": {"n": 4}}}
+    runs = [run(size, **settings) for settings in ({}, own) for size in (1, 2)]
+    records = [record(one, step_time=0.1 / one.world_size) for one in runs]
+    baseline = {"world_size": 1, "strategy": "ddp"}
+    rows = summary(table(records), baseline=baseline, scaling="strong")
+    labels = [label.split(", ")[1:] for label, _ in curves(rows)]
+    assert labels == [["ddp"], ["Local", "n 4"]]
+    assert list(rows["speedup"].round(6)) == [1, 2, 1, 2]
