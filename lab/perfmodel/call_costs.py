@@ -72,10 +72,19 @@ def call_cost(
     ]
     if not residuals:
         return None
-    slowdown = neighbours(calibration, run.world_size) if part.environment.disturbed else None
-    if slowdown is not None:
-        return beside_load(fitted(residuals), run, slowdown[0])
-    return fitted(residuals, model_error=math.hypot(MODEL_ERROR, contention.neighbours - 1))
+    whole = computes_whole_passes(run)
+    slowdown, _ = neighbours(calibration, run.world_size) or (1.0, EXACT)
+    if part.environment.disturbed:
+        return beside_load(fitted(residuals, least=float(whole)), run, slowdown)
+    model_error = math.hypot(MODEL_ERROR, contention.neighbours - 1)
+    if whole:
+        return fitted(residuals, model_error=model_error, least=1.0, expected=slowdown)
+    return fitted(residuals, model_error=model_error)
+
+
+def computes_whole_passes(run: Run) -> bool:
+    """Whether each rank computes as one rank alone does, and waits for none within a pass."""
+    return run.facts.splits == "samples" and "weights" not in run.facts.sharded
 
 
 def beside_load(cost: CallCost, run: Run, slowdown: float) -> CallCost:
@@ -85,28 +94,35 @@ def beside_load(cost: CallCost, run: Run, slowdown: float) -> CallCost:
     it no such time. A rank that computes whole passes by itself is slowed as a lone step is, one
     that waits within its passes by something up to that.
     """
-    facts = run.facts
-    whole = facts.splits == "samples" and "weights" not in facts.sharded
-    factor = max(cost.factor, slowdown if whole else 1.0)
+    factor = max(cost.factor, slowdown if computes_whole_passes(run) else 1.0)
     unsure = (slowdown - 1) / NORMAL_95
     return replace(cost, factor=factor, deviation=Deviation(math.hypot(cost.deviation.sd, unsure)))
 
 
-def fitted(residuals: Sequence[Residual], *, model_error: float = MODEL_ERROR) -> CallCost:
+def fitted(
+    residuals: Sequence[Residual],
+    *,
+    model_error: float = MODEL_ERROR,
+    least: float = 0.0,
+    expected: float = 1.0,
+) -> CallCost:
     """The factor and the costs that explain the measured steps best, none of them negative.
 
-    Least squares of relative errors, with a factor of 1 as one more observation that may be wrong
-    by `model_error`. The deviation is that of each step from the fit to the others: such a step was
-    not seen either.
+    Least squares of relative errors, with the `expected` factor as one more observation that may
+    be wrong by `model_error`; it is at `least` 1 where no rank can be faster than alone. The
+    deviation is that of each step from the fit to the others: such a step was not seen either.
     """
     errors = []
     for at, one in enumerate(residuals):
-        cost = _solved([*residuals[:at], *residuals[at + 1 :]], model_error)
-        expected = cost.factor * one.modelled_s + cost.seconds(one.calls, one.bytes)
-        errors.append(expected / one.measured_s - 1)
+        cost = _solved([*residuals[:at], *residuals[at + 1 :]], model_error, least, expected)
+        step_s = cost.factor * one.modelled_s + cost.seconds(one.calls, one.bytes)
+        errors.append(step_s / one.measured_s - 1)
     squares = statistics.fmean(error**2 for error in errors)
     # The fit to all lies between those to the others.
-    return replace(_solved(residuals, model_error), deviation=Deviation(math.sqrt(squares) / 2))
+    return replace(
+        _solved(residuals, model_error, least, expected),
+        deviation=Deviation(math.sqrt(squares) / 2),
+    )
 
 
 def neighbours(calibration: Calibration, world_size: int) -> tuple[float, Deviation] | None:
@@ -158,7 +174,9 @@ def _residual(
     return Residual(modelled.step_s, step.median, calls, profile.gradient_bytes)
 
 
-def _solved(residuals: Sequence[Residual], model_error: float) -> CallCost:
+def _solved(
+    residuals: Sequence[Residual], model_error: float, least: float, expected: float
+) -> CallCost:
     import numpy as np
     from scipy.optimize import nnls
 
@@ -167,7 +185,9 @@ def _solved(residuals: Sequence[Residual], model_error: float) -> CallCost:
         for one in residuals
     ]
     matrix = np.array([*rows, [1 / model_error, 0.0, 0.0]])
-    known = np.array([*[1 / STEP_ERROR] * len(residuals), 1 / model_error])
+    known = np.array([*[1 / STEP_ERROR] * len(residuals), expected / model_error])
     scale = np.maximum(np.linalg.norm(matrix, axis=0), 1e-30)
-    solution, _ = nnls(matrix / scale, known)
-    return CallCost(*(solution / scale).tolist())
+    # What the factor is beyond the least one, which nnls keeps from being negative.
+    beyond, _ = nnls(matrix / scale, known - least * matrix[:, 0])
+    factor, call_s, byte_s = (beyond / scale).tolist()
+    return CallCost(least + factor, call_s, byte_s)

@@ -147,3 +147,10 @@ def test_load_slows_whole_passes_as_it_slows_a_lone_step(strategy: str, factor: 
     assert 1 + 1.96 * cost.deviation.sd >= 1.7
     slower = beside_load(CallCost(factor=2.5), run(2, strategy=strategy), 1.7)
     assert slower.factor == 2.5
+
+
+def test_no_rank_passes_faster_than_alone() -> None:
+    # Small steps that are mostly calls would have a larger one shrink.
+    residuals = [Residual(0.01, 0.03, 10), Residual(0.02, 0.034, 10), Residual(0.04, 0.05, 10)]
+    assert fitted(residuals, model_error=1.0).factor < 0.9
+    assert fitted(residuals, model_error=1.0, least=1.0).factor == pytest.approx(1.0)
