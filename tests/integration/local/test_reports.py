@@ -62,8 +62,8 @@ def test_a_study_ends_in_a_report_without_an_audit_error(made: Made, name: str) 
     assert study.title in text and "Traceback" not in text
     found = lab.audit(study)
     errors = {finding.rule for finding in found.findings if finding.severity == "error"}
-    # Two steps beside other tests: a ratio of their times proves nothing.
-    assert errors <= {"super-linear"}, found.findings
+    # Of two steps beside other tests the times prove nothing, nor does a calibration made elsewhere.
+    assert errors <= {"super-linear", "plausible-bandwidth"}, found.findings
     measured = {record.run_id for record in lab.load_records(study)}
     left_out = [run for run in study.runs if run.id not in measured]
     assert all(run.device_needed == "cuda" for run in left_out)
