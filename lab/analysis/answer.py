@@ -116,7 +116,7 @@ def _predictions(evidence: Evidence) -> Iterator[str]:
             "which is what `lab bench predict` does."
         )
         return
-    inside = sum(score.frozen.low_s <= score.measured_s <= score.frozen.high_s for score in scores)
+    inside = sum(score.inside for score in scores)
     worst = max(scores, key=lambda score: abs(score.error))
     yield (
         f"The predicted step times of {len(scores)} run{'s' * (len(scores) > 1)} are wrong by "
@@ -160,14 +160,14 @@ COMPARED: dict[str, tuple[str, str, frozenset[str]]] = {
 def _settings(evidence: Evidence, *, field: str) -> Iterator[str]:
     """What each value of a setting makes of the step, and of what was learned."""
     name, reference_name, _ = COMPARED[field]
-    found = pairs(evidence, field)
-    for value in dict.fromkeys(getattr(pair.run, field) for pair in found):
-        compared = [pair for pair in found if getattr(pair.run, field) == value]
+    comparisons = pairs(evidence, field)
+    for value in dict.fromkeys(getattr(pair.run, field) for pair in comparisons):
+        compared = [pair for pair in comparisons if getattr(pair.run, field) == value]
         reference = reference_name.format(getattr(compared[0].reference, field))
         extent, shown = _ratios(evidence, compared)
         text = f"With {name.format(value)}, a step takes {extent} times that with {reference}"
         yield f"{text} ({shown}){_beside(evidence, field, compared)}."
-    if not found:
+    if not comparisons:
         yield f"No two runs that differ in {field} alone have completed yet."
 
 
@@ -183,7 +183,7 @@ def pairs(evidence: Evidence, field: str) -> list[Pair]:
         if field != "strategy" or run.world_size > 1  # on one rank, all strategies are one
     }
     settings = {run: run.model_dump(exclude=companions) for run in measured}
-    found = []
+    comparisons = []
     for run in measured:
         references = [
             other
@@ -193,8 +193,8 @@ def pairs(evidence: Evidence, field: str) -> list[Pair]:
         if getattr(run, field) != usual and len(references) == 1:
             times = [_steps(measured[one]) for one in (run, references[0])]
             repeats = min(map(len, times))
-            found.append(Pair(run, references[0], ratio(*times), repeats))
-    return found
+            comparisons.append(Pair(run, references[0], ratio(*times), repeats))
+    return comparisons
 
 
 def _steps(records: Sequence[Record]) -> np.ndarray[Any, np.dtype[np.float64]]:

@@ -148,7 +148,7 @@ def waterfalls(summary: pd.DataFrame, records: Sequence[Record]) -> list[Waterfa
     ]
 
 
-def beyond_baseline(falls: Sequence[Waterfall]) -> list[Waterfall]:
+def with_baseline(falls: Sequence[Waterfall]) -> list[Waterfall]:
     """Those that compare with a baseline; all of them where none does."""
     return [fall for fall in falls if fall.compared] or list(falls)
 
@@ -346,7 +346,7 @@ def _neighbours(run: Run, place: Environment | None) -> float | None:
 
 def waterfall_table(falls: Sequence[Waterfall]) -> tuple[str, pd.DataFrame]:
     """A caption and a row of text per configuration: ideal step, losses by size, measured step."""
-    falls = beyond_baseline(falls)
+    falls = with_baseline(falls)
     unit = unit_for(fall.step.value for fall in falls)
 
     def text(amount: Amount) -> str:

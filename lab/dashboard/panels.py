@@ -212,7 +212,7 @@ def beside(score: Score | None) -> str:
         return "It was not predicted: there was nothing yet from which it could be."
     frozen = score.frozen
     expected = format_seconds(frozen.step_s, frozen.low_s, frozen.high_s)
-    inside = "inside" if frozen.low_s <= score.measured_s <= frozen.high_s else "outside of"
+    inside = "inside" if score.inside else "outside of"
     return (
         f"Predicted before the run: {expected}, limited by {frozen.limit.replace('_', ' ')}. "
         f"Measured: {format_seconds(score.measured_s)}, {inside} the interval; the prediction was "

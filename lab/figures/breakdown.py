@@ -14,7 +14,7 @@ from matplotlib.transforms import Bbox, blended_transform_factory
 from scipy.optimize import isotonic_regression
 
 from lab.analysis.scaling_curves import ranks
-from lab.analysis.waterfall import Amount, Waterfall, beyond_baseline, on_most_ranks
+from lab.analysis.waterfall import Amount, Waterfall, on_most_ranks, with_baseline
 from lab.figures.data import StudyResults
 from lab.figures.figure import NO_COMMUNICATION, figure, no_runs
 from lab.figures.labels import measure
@@ -190,7 +190,7 @@ def _hide_wide(ax: Axes) -> None:
 
 def _falls(results: StudyResults) -> list[Waterfall]:
     """On the most ranks of each curve; of too many, those that lose the largest shares."""
-    falls = on_most_ranks(beyond_baseline(results.waterfalls))
+    falls = on_most_ranks(with_baseline(results.waterfalls))
     lost = [1 - fall.ideal.value / fall.step.value for fall in falls]
     least = sorted(lost, reverse=True)[:MOST_WATERFALLS][-1] if lost else 0.0
     return [fall for fall, share in zip(falls, lost, strict=True) if share >= least]

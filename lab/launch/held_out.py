@@ -227,9 +227,7 @@ def limit_of(strategy: str) -> float:
 
 def inside(scored: Sequence[Score]) -> float:
     """The share of measurements inside of their 95 % intervals."""
-    return statistics.fmean(
-        score.frozen.low_s <= score.measured_s <= score.frozen.high_s for score in scored
-    )
+    return statistics.fmean(score.inside for score in scored)
 
 
 def half_width(scored: Sequence[Score]) -> float:

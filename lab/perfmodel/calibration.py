@@ -15,6 +15,7 @@ from lab.config.run import Run
 from lab.errors import InputError, LabError
 from lab.files import PACKAGE, USER, read_json, read_yaml, write_atomically
 from lab.perfmodel.collectives import COLLECTIVES, Collective, LinkFit, busbw, fit_link, interpolate
+from lab.perfmodel.intervals import NORMAL_95
 from lab.perfmodel.reference import ReferenceStep
 from lab.records.schema import Environment
 
@@ -229,7 +230,7 @@ class Calibration(_Stored):
         where no interval is known, as in published tables.
         """
         deviations = [
-            (row.high - row.low) / 3.92 / row.seconds
+            (row.high - row.low) / (2 * NORMAL_95) / row.seconds
             for row in self.rows
             if row.world_size == world_size and row.low is not None and row.high is not None
         ]

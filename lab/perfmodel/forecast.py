@@ -18,7 +18,14 @@ from lab.errors import LabError
 from lab.perfmodel.calibration import Calibration, load_calibration
 from lab.perfmodel.call_costs import call_cost, neighbours
 from lab.perfmodel.collectives import Collective, CollectiveSeconds, of_all_reduce, ring_time
-from lab.perfmodel.intervals import P10_TO_P90, Deviation, of_foreign_load, of_processes, spread
+from lab.perfmodel.intervals import (
+    NORMAL_95,
+    P10_TO_P90,
+    Deviation,
+    of_foreign_load,
+    of_processes,
+    spread,
+)
 from lab.perfmodel.layout import MICRO_BATCH, NO_CONTENTION, Bucket, Contention, Links, Profile
 from lab.perfmodel.requirements import calls_of, layout_of, memory_of, messages_of, passes
 from lab.perfmodel.simulate import Conditions, Prediction, predict
@@ -335,7 +342,7 @@ def _measured(records: Sequence[Record]) -> Profile:
             for _, timing in pairs
         ),
         error=statistics.fmean(
-            (high - low) / 3.92 / timing.step.median
+            (high - low) / (2 * NORMAL_95) / timing.step.median
             for (low, high), (_, timing) in zip(intervals, pairs, strict=True)
         )
         / math.sqrt(len(pairs)),

@@ -71,6 +71,11 @@ class Score(BaseModel):
     memory_measured: float | None = None
 
     @property
+    def inside(self) -> bool:
+        """Whether the measured step lies in the predicted interval."""
+        return self.frozen.low_s <= self.measured_s <= self.frozen.high_s
+
+    @property
     def memory_error(self) -> float | None:
         """Relative and signed; None where memory was not predicted or not measured."""
         if not self.frozen.memory_bytes or not self.memory_measured:
@@ -220,13 +225,12 @@ def scores_table(scored: Sequence[Score]) -> pd.DataFrame:
 
     def row(score: Score) -> dict[str, str]:
         frozen, exposed_s = score.frozen, score.exposed_measured_s
-        inside = frozen.low_s <= score.measured_s <= frozen.high_s
         return {
             "configuration": frozen.run.label,
             "predicted": format_seconds(frozen.step_s, frozen.low_s, frozen.high_s),
             "measured": format_seconds(score.measured_s),
             "error": percent(score.error),
-            "inside the interval": "yes" if inside else "no",
+            "inside the interval": "yes" if score.inside else "no",
             "exposed, predicted": format_seconds(frozen.exposed_s),
             "exposed, measured": "-" if exposed_s is None else format_seconds(exposed_s),
             "memory error": percent(score.memory_error),

@@ -304,7 +304,7 @@ def prediction_summary(results: StudyResults) -> str:
     """One sentence: how many predictions there are, and what became of them."""
     scores = results.scores
     if scores:
-        inside = sum(s.frozen.low_s <= s.measured_s <= s.frozen.high_s for s in scores)
+        inside = sum(score.inside for score in scores)
         error = percent(frozen.mean_absolute_error(scores))
         worst = max(scores, key=lambda score: abs(score.error))
         return (

@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from lab.config.own import Own
 from lab.config.run import Run
 from lab.errors import InputError, LabError
@@ -56,7 +58,7 @@ def blamed(reference: str) -> Iterator[None]:
     """Tell an error in a user's code by its last line there, with Python's traceback as cause."""
     try:
         yield
-    except (InputError, MemoryError):
+    except (InputError, MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:
         frames = traceback.extract_tb(error.__traceback__)[1:]  # the first is this module's
