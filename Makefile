@@ -3,13 +3,14 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.built
 
-.PHONY: env report test unit lab release check format
+.PHONY: env report test unit gpu lab release check format
 
 env: $(STAMP)
 
 $(STAMP): requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))' || \
 	  { echo "lab: Python 3.11 or 3.12 is needed, $(PYTHON) is $$($(PYTHON) -V 2>&1); try: make $(or $(MAKECMDGOALS),env) PYTHON=python3.12"; exit 2; }
+	@echo "lab: building .venv, once; it takes minutes, most of them for torch"
 	@$(PYTHON) -m venv --clear .venv || \
 	  { echo "lab: $(PYTHON) cannot make virtual environments; on Debian: apt install python3-venv"; exit 2; }
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint requirements.lock --editable '.[dev]'
@@ -23,11 +24,15 @@ report: env
 # Unit tests, then whole studies, Slurm and browsers; last those that believe their times, alone. Where chromium or Slurm is
 # missing its tests are skipped, unless CI=true.
 test: unit
-	$(BIN)/python -m pytest tests/integration -m "not alone" --numprocesses 3 --dist loadfile
+	$(BIN)/python -m pytest tests/integration tests/fuzz tests/gpu -m "not alone" --numprocesses 3 --dist loadfile
 	$(BIN)/python -m pytest tests/integration -m alone
 
 unit: env
 	$(BIN)/python -m pytest tests/unit --numprocesses auto
+
+# What a GPU must prove, and what a CPU can prove of the same; skipped by name where there is no GPU.
+gpu: env
+	$(BIN)/python -m pytest tests/gpu -v -rs
 
 # JupyterLab on the loopback interface, with a token.
 lab: env

@@ -11,9 +11,14 @@ SHARED = (
     "notebooks/lessons/*.*",
     "notebooks/lessons/tables/*",
     "notebooks/lessons/studies/*/study.yaml",
+    "notebooks/lessons/studies/*/*.py",
+    "notebooks/lessons/projects/*.*",
+    "notebooks/lessons/projects/*/*.yaml",
+    "notebooks/lessons/projects/studies/fault/study.yaml",
     "reports/*/study.yaml",
     "reports/*/*.py",
     "slurm/*.yaml",
+    "docs/tables/*.csv",
 )
 
 

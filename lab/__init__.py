@@ -18,11 +18,20 @@ if TYPE_CHECKING:
     from lab import figures as figures
     from lab.analysis.audit import audit as audit
     from lab.analysis.comparison import compare as compare
+    from lab.analysis.explain_layouts import explain_layouts as explain_layouts
+    from lab.analysis.layout_table import fit_layouts as fit_layouts
+    from lab.analysis.reported import records_from as records_from
     from lab.config.cluster import Cluster as Cluster
     from lab.config.new_study import new_study as new_study
+    from lab.config.new_study import script_study as script_study
     from lab.config.run import Run as Run
     from lab.config.study import Study as Study
+    from lab.course.budget import class_budget as class_budget
     from lab.course.check import check as check
+    from lab.course.class_results import class_results as class_results
+    from lab.course.collect import collect as collect
+    from lab.course.grade import grade as grade
+    from lab.course.ranks import check_ranks as check_ranks
     from lab.course.release import copy_lessons as copy_lessons
     from lab.dashboard import dashboard as dashboard
     from lab.errors import InputError as InputError
@@ -31,7 +40,9 @@ if TYPE_CHECKING:
     from lab.launch import bench as benchmarks  # noqa: F401
     from lab.launch.bench import equal_losses as equal_losses
     from lab.launch.calibrate import calibrate as calibrate
+    from lab.launch.clean import clean as clean
     from lab.launch.doctor import doctor as doctor
+    from lab.launch.fetch import fetch as fetch
     from lab.launch.generate import generate as generate
     from lab.launch.launcher import InterruptedStudyError as InterruptedStudyError
     from lab.launch.launcher import Jobs as Jobs
@@ -50,6 +61,8 @@ if TYPE_CHECKING:
     from lab.records.store import load_records as load_records
     from lab.records.table import table as table
     from lab.report.build import report as report
+    from lab.report.build import report_table as report_table
+    from lab.worker.script.meter import instrument as instrument
 
 __version__ = "0.2.0"
 # Job scripts that users keep call `python -m lab.rank`, which is found there.
@@ -73,22 +86,35 @@ _PUBLIC = {
     "calibration": "lab.perfmodel.calibration",
     "cancel": "lab.launch.status",
     "check": "lab.course.check",
+    "check_ranks": "lab.course.ranks",
+    "class_budget": "lab.course.budget",
+    "class_results": "lab.course.class_results",
+    "clean": "lab.launch.clean",
+    "collect": "lab.course.collect",
     "compare": "lab.analysis.comparison",
     "copy_lessons": "lab.course.release",
     "dashboard": "lab.dashboard",
     "detach": "lab.launch.launcher",
     "doctor": "lab.launch.doctor",
     "equal_losses": "lab.launch.bench",
+    "explain_layouts": "lab.analysis.explain_layouts",
     "figures": "lab.figures",
+    "fetch": "lab.launch.fetch",
     "fit": "lab.perfmodel.step_law",
+    "fit_layouts": "lab.analysis.layout_table",
     "generate": "lab.launch.generate",
+    "grade": "lab.course.grade",
+    "instrument": "lab.worker.script.meter",
     "launch": "lab.launch.launcher",
     "load_records": "lab.records.store",
     "new_study": "lab.config.new_study",
     "plan": "lab.launch.plan",
     "predict": "lab.perfmodel.predict",
     "predict_step": "lab.perfmodel.step_law",
+    "records_from": "lab.analysis.reported",
     "report": "lab.report.build",
+    "report_table": "lab.report.build",
+    "script_study": "lab.config.new_study",
     "status": "lab.launch.status",
     "table": "lab.records.table",
     "write_scripts": "lab.launch.slurm.options",

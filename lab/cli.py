@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 import sys
 import tempfile
 import time
@@ -23,8 +24,20 @@ from typer import Argument, Option
 import lab
 from lab.errors import InputError, LabError, Problem, nearest
 
+INTERRUPTED = 130  # as shells say of a command that Ctrl-C ended
 WIDE = 200  # columns for a file or a pipe, in which nothing need be broken; a terminal has its own
 
+
+def _open_streams() -> None:
+    """Give closed streams a place to go: else the next file that is opened would be one of them."""
+    for number, name in ((1, "stdout"), (2, "stderr")):
+        if getattr(sys, name) is None:
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, number)
+            setattr(sys, name, os.fdopen(number, "w", closefd=False))
+
+
+_open_streams()
 # The error of a wrong command line, of the click that typer carries or of the installed one.
 UsageError: Any = typer.BadParameter.__mro__[1]
 app = typer.Typer(
@@ -44,6 +57,11 @@ ClusterOption = Annotated[
 ]
 QuickOption = Annotated[bool, Option("--quick", help="The study's smallest honest form.")]
 JsonOption = Annotated[bool, Option("--json", help="Answer for programs.")]
+YesOption = Annotated[bool, Option("--yes", help="Run it beyond the cluster's budget.")]
+ColumnOption = Annotated[
+    list[str] | None,
+    Option("--column", metavar="NAME=COLUMN", help="What a column of the table is."),
+]
 MachineOption = Annotated[
     str | None,
     Option(
@@ -55,7 +73,7 @@ MachineOption = Annotated[
 
 
 def main() -> None:
-    """Run the command; exit status 0 done, 1 something failed, 2 unusable input."""
+    """Run the command; exit status 0 done, 1 failed, 2 unusable input, 130 interrupted."""
     message, status = "", 1
     try:
         status = app(standalone_mode=False) or 0
@@ -64,12 +82,17 @@ def main() -> None:
     except UsageError as error:
         message, status = f"{error.format_message()} See `lab --help`.", 2
     except (KeyboardInterrupt, typer.Abort):
-        message = "interrupted; the same command goes on from there"
+        status = INTERRUPTED
     except BrokenPipeError:
-        pass
+        # Nobody reads what is left, nor what Python would say of that at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as error:
+        message = f"{error.filename or 'output'}: {error.strerror or error}"
     except Exception as error:  # noqa: BLE001 the traceback is kept for whoever mends it
         fault = f"a fault of the lab itself: {type(error).__name__}: {error}"
         message = f"{fault}\nlab: traceback in {_write_traceback()}"
+    if status == INTERRUPTED:  # which is also what typer returns for it
+        message = message or "interrupted; the same command goes on from there"
     if message:
         Console(stderr=True).print(f"lab: {message}", highlight=False, markup=False, soft_wrap=True)
     sys.exit(status if isinstance(status, int) else 0)
@@ -144,42 +167,130 @@ def run(
     ] = False,
     snapshot: Annotated[bool, Option("--snapshot", help="Run a copy of today's code.")] = False,
     detach: Annotated[bool, Option("--detach", help="Return at once; see `lab status`.")] = False,
+    yes: YesOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Measure what is missing of a study, then make its notebooks and its report."""
     loaded = lab.Study.load(study, quick=quick)
     if detach:
         pid = lab.detach(
-            loaded, cluster, fresh=fresh, repeat_disturbed=repeat_disturbed, snapshot=snapshot
+            loaded,
+            cluster,
+            fresh=fresh,
+            repeat_disturbed=repeat_disturbed,
+            snapshot=snapshot,
+            yes=yes,
         )
         text = f"driver {pid} works on {loaded.name}; see `lab status {study}`"
         return answer(as_json, {"pid": pid}, text)
     jobs = lab.launch(
-        loaded, cluster, fresh=fresh, repeat_disturbed=repeat_disturbed, snapshot=snapshot
+        loaded,
+        cluster,
+        fresh=fresh,
+        repeat_disturbed=repeat_disturbed,
+        snapshot=snapshot,
+        yes=yes,
     )
-    records = jobs.wait(progress=not as_json)
-    report = lab.report(loaded)
-    failures = [record for record in records if not record.completed]
-    from lab.figures import StudyResults
-    from lab.report.sections import prediction_summary
+    return _finish(loaded, jobs, as_json=as_json)
 
-    results = StudyResults(loaded)
-    predictions, noise = prediction_summary(results), results.noise.sentence
+
+@app.command()
+def measure(
+    command: Annotated[
+        list[str], Argument(metavar="-- SCRIPT ARGS", help="A Python script and its arguments.")
+    ],
+    ranks: Annotated[str, Option("--ranks", metavar="N,...", help="Numbers of ranks.")] = "1,2",
+    steps: Annotated[int, Option("--steps", help="Optimizer steps; then it is ended.")] = 60,
+    warmup_steps: Annotated[
+        int, Option("--warmup-steps", help="Of them, left out of every measure.")
+    ] = 10,
+    repeats: Annotated[int, Option("--repeats", help="Separate jobs of each.")] = 3,
+    scaling: Annotated[
+        str,
+        Option(
+            metavar="strong|weak|none",
+            help="What the script keeps equal: the global batch, or that of each rank.",
+        ),
+    ] = "none",
+    global_batch_size: Annotated[
+        int | None, Option("--global-batch-size", help="Samples of a step, where it is so much.")
+    ] = None,
+    micro_batch_size: Annotated[
+        int | None, Option("--micro-batch-size", help="Samples of a rank in a step, likewise.")
+    ] = None,
+    launcher: Annotated[
+        str,
+        Option(
+            metavar="torchrun|python",
+            help="Whose environment variables it finds; python's are none, on one rank.",
+        ),
+    ] = "torchrun",
+    name: Annotated[
+        str | None,
+        Option("--name", metavar="STUDY", help="The study's folder; by default the script's name."),
+    ] = None,
+    cluster: ClusterOption = "local",
+    fresh: Annotated[bool, Option("--fresh", help="Archive records, and measure again.")] = False,
+    yes: YesOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Measure anybody's training script, unchanged, on several numbers of ranks; and the report."""
+    study = lab.script_study(
+        command,
+        ranks=_numbers(ranks, "--ranks", "measure", "such as 1,2,4"),
+        folder=name,
+        steps=steps,
+        warmup_steps=warmup_steps,
+        repeats=repeats,
+        scaling=scaling,  # type: ignore[arg-type] # a wrong one is a problem of the study
+        global_batch_size=global_batch_size,
+        micro_batch_size=micro_batch_size,
+        launcher=launcher,
+    )
+    _finish(study, lab.launch(study, cluster, fresh=fresh, yes=yes), as_json=as_json)
+
+
+def _finish(loaded: lab.Study, jobs: lab.Jobs, *, as_json: bool) -> None:
+    """Wait for jobs, make the report, and name what failed."""
+    records = jobs.wait(progress=not as_json)
+    quiet = Console(quiet=True) if as_json else console  # a terminal alone shows it
+    with quiet.status("making the notebooks and the report"):
+        report = lab.report(loaded, runs=True)
+    failures = [record for record in records if not record.completed]
     content = {
-        "predictions": predictions,
-        "noise": noise,
+        "answer": report.answer,
+        "predictions": report.predictions,
+        "noise": report.noise,
         "records": len(records),
         "failed": [record.run_id for record in failures],
         "html": report.html,
         "pdf": report.pdf,
     }
-    lines = [f"{len(records) - len(failures)} of {len(records)} runs completed"]
-    lines += [predictions] if loaded.kind != "inference" else []
-    lines += [noise] if noise else []
-    answer(as_json, content, "\n".join([*lines, relative(report.html, report.pdf)]))
-    if failures:
-        raise LabError("\n".join(map(_failure, failures)))
-    return None
+    lines = [f"{len(records) - len(failures)} of {len(jobs.tasks)} runs completed"]
+    lines += [report.predictions] if loaded.kind != "inference" else []
+    lines += [report.answer, relative(report.html, report.pdf), *_next_steps(loaded, records)]
+    answer(as_json, content, "\n".join(lines))
+    recorded = {record.task for record in records}
+    lost = [f"{task.label}: no record" for task in jobs.tasks if task not in recorded]
+    if failures or lost:
+        raise LabError("\n".join([*map(_failure, failures), *lost]))
+
+
+def _next_steps(study: lab.Study, records: Sequence[lab.Record]) -> list[str]:
+    """What to try after a study, as commands."""
+    steps = {study.command("audit"): "what in these numbers cannot be trusted"}
+    places = [record.environment for record in records if record.environment]
+    predictable = study.kind == "training" and not any(run.script for run in study.runs)
+    if predictable and places and not places[0].replay:
+        beyond = 4 * max(run.world_size for run in study.runs)
+        command = study.command("predict", {place.cluster for place in places})
+        steps[f"{command} --world-size {beyond}"] = "what more ranks would bring"
+    if study.quick:
+        steps[study.command("run").removesuffix(" --quick")] = "the whole study"
+    else:
+        steps["lab init my-study"] = "a study of your own"
+    width = max(map(len, steps))
+    return [f"next: {command:{width}}  # {why}" for command, why in steps.items()]
 
 
 def _failure(record: lab.Record) -> str:
@@ -191,8 +302,18 @@ def _failure(record: lab.Record) -> str:
 
 
 @app.command()
-def status(study: StudyArgument, quick: QuickOption = False, as_json: JsonOption = False) -> None:
+def status(
+    study: StudyArgument,
+    watch: Annotated[
+        bool, Option("--watch", help="Live, until everything has ended or nobody works on it.")
+    ] = False,
+    quick: QuickOption = False,
+    as_json: JsonOption = False,
+) -> None:
     """Show the state of each run of a study, from any terminal."""
+    from lab.launch.status import watch as watched
+
+    loaded = lab.Study.load(study, quick=quick)
     rows = [
         {
             "run": state.task.run.id,
@@ -206,7 +327,7 @@ def status(study: StudyArgument, quick: QuickOption = False, as_json: JsonOption
             "job": state.job_id,
             "reason": state.reason,
         }
-        for state in lab.status(lab.Study.load(study, quick=quick))
+        for state in (watched(loaded) if watch else lab.status(loaded))
     ]
     answer(as_json, rows, table_of(rows))
 
@@ -220,10 +341,95 @@ def cancel(study: StudyArgument, quick: QuickOption = False, as_json: JsonOption
 
 
 @app.command()
-def report(study: StudyArgument, quick: QuickOption = False, as_json: JsonOption = False) -> None:
-    """Make the report again from the records; no job is started."""
-    made = lab.report(lab.Study.load(study, quick=quick))
-    answer(as_json, {"html": made.html, "pdf": made.pdf}, relative(made.html, made.pdf))
+def report(
+    source: Annotated[
+        str,
+        Argument(
+            metavar="STUDY_OR_TABLE",
+            help="A study, or a table of anybody's results; with --all the folder of the studies.",
+        ),
+    ] = "",
+    every: Annotated[
+        bool, Option("--all", help="All studies with records, and an index of their answers.")
+    ] = False,
+    artifacts: Annotated[
+        bool, Option("--artifacts", help="A study's text, figures and tables also as files.")
+    ] = False,
+    title: Annotated[str | None, Option("--title", help="Of the report on a table.")] = None,
+    scaling: Annotated[
+        str | None,
+        Option("--scaling", metavar="strong|weak|auto", help="What a table may leave open."),
+    ] = None,
+    baseline: Annotated[
+        str | None,
+        Option("--baseline", metavar="world_size=N", help="Of a table; else its fewest ranks."),
+    ] = None,
+    gpu_hours: Annotated[
+        float | None, Option("--gpu-hours", metavar="H", help="What a proposal asks for.")
+    ] = None,
+    column: ColumnOption = None,
+    out: Annotated[
+        Path | None, Option("--out", metavar="DIR", help="Of a table's report; else beside it.")
+    ] = None,
+    quick: QuickOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Make the report of a study from its records, or of a table; no job is started."""
+    from lab.analysis.reported import is_table
+
+    if every:
+        from lab.report.gallery import gallery
+
+        index, readme = gallery(Path(source or "reports"))
+        return answer(as_json, {"index": index, "readme": readme}, relative(index, readme))
+    if not source:
+        problem = Problem("STUDY", "which one is not said", "name a study, or give --all")
+        raise InputError("report", [problem])
+    if is_table(source):
+        if artifacts:
+            problem = Problem("--artifacts", "is for studies", "leave it out")
+            raise InputError("report", [problem])
+        made = lab.report_table(
+            source,
+            columns=_columns(column, "report"),
+            scaling=_scaling(scaling),
+            baseline=_baseline(baseline),
+            title=title,
+            gpu_hours=gpu_hours,
+            out=out,
+        )
+    else:
+        options: dict[str, object] = {"--title": title, "--scaling": scaling, "--out": out}
+        options |= {"--baseline": baseline, "--gpu-hours": gpu_hours, "--column": column}
+        problems = [
+            Problem(name, "is for tables", "a study names its own in study.yaml")
+            for name, value in options.items()
+            if value is not None
+        ]
+        study = lab.Study.load(source, quick=quick)
+        if problems:
+            raise InputError("report", problems)
+        made = lab.report(study, artifacts=artifacts)
+    content = {"html": made.html, "pdf": made.pdf, "artifacts": made.artifacts}
+    return answer(as_json, content, relative(made.html, made.pdf, *made.artifacts))
+
+
+def _scaling(text: str | None) -> Any:
+    choices = ("auto", "strong", "weak")
+    if text is not None and text not in choices:
+        problem = Problem("--scaling", f"unknown scaling {text!r}", nearest(text, choices))
+        raise InputError("report", [problem])
+    return text or "auto"
+
+
+def _baseline(text: str | None) -> int | None:
+    if text is None:
+        return None
+    size = text.removeprefix("world_size=")
+    if not size.isdecimal() or int(size) < 1:
+        problem = Problem("--baseline", f"{text!r} is not world_size=N", "such as world_size=4")
+        raise InputError("report", [problem])
+    return int(size)
 
 
 @app.command()
@@ -297,7 +503,12 @@ def plan(
         what = "--machine, --world-size"
         raise InputError("plan", [Problem(what, "go with --best alone", "see also `lab predict`")])
     rows = lab.plan(loaded, cluster)
-    return answer(as_json, rows, table_of(rows))
+    from lab.launch.plan import hours_sentence
+
+    hours = hours_sentence(loaded, lab.Cluster.load(cluster), rows)
+    unused = {"gpu_hours"} if not any(row["gpu_hours"] for row in rows) else set()
+    shown = [{key: cell for key, cell in row.items() if key not in unused} for row in rows]
+    return answer(as_json, rows, table_of(shown), hours)
 
 
 @app.command()
@@ -315,32 +526,42 @@ def predict(
         list[str] | None,
         Option("--profile", metavar="STUDY", help="Take runs on one rank from this study too."),
     ] = None,
+    explain: Annotated[
+        bool,
+        Option("--explain", help="STUDY is a table of layouts: what explains each measured step."),
+    ] = False,
     quick: QuickOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Predict runs of a study, on other world sizes too, and score earlier predictions."""
+    if explain:
+        explanations = lab.explain_layouts(study)
+        return answer(as_json, explanations, table_of([one.table_row() for one in explanations]))
     began = time.perf_counter()
     predictions = lab.predict(
         lab.Study.load(study, quick=quick),
         cluster,
-        world_sizes=None if world_size is None else _world_sizes(world_size),
+        world_sizes=None
+        if world_size is None
+        else _numbers(world_size, "--world-size", "predict", "such as 8,64,512"),
         machine=machine,
         profiles=[lab.Study.load(other) for other in profile or ()],
     )
     duration = f"{len(predictions.of)} predictions in {time.perf_counter() - began:.2f} s."
     notes = "\n".join([*predictions.notes(), duration])
-    answer(as_json, predictions.content(), table_of(predictions.table()), notes)
+    return answer(as_json, predictions.content(), table_of(predictions.table()), notes)
 
 
-def _world_sizes(text: str) -> list[int]:
+def _numbers(text: str, option: str, verb: str, advice: str, *, of: str = "ranks") -> list[int]:
+    """Whole numbers, separated by commas."""
     parts = [part.strip() for part in text.split(",")]
     problems = [
-        Problem("--world-size", f"{part!r} is not a number of ranks", "such as 8,64,512")
+        Problem(option, f"{part!r} is not a number of {of}", advice)
         for part in parts
-        if not part.isdecimal()
+        if not re.fullmatch(r"[0-9]{1,7}", part)
     ]
     if problems:
-        raise InputError("predict", problems)
+        raise InputError(verb, problems)
     return [int(part) for part in parts]
 
 
@@ -350,33 +571,38 @@ def audit(
         str,
         Argument(
             metavar="STUDY_OR_TABLE",
-            help="A study, a table of anybody's results, or what nccl-tests printed.",
+            help="A study, a table of anybody's results, what nccl-tests printed; - reads a paste.",
         ),
     ],
-    column: Annotated[
-        list[str] | None,
-        Option("--column", metavar="NAME=COLUMN", help="What a column of the table is."),
-    ] = None,
+    column: ColumnOption = None,
     quick: QuickOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Say what in a study, or in a table of anybody's results, cannot be trusted."""
-    pairs = column or []
-    problems = [
-        Problem("--column", f"{pair!r} is not NAME=COLUMN", "such as world_size=gpus")
-        for pair in pairs
-        if "=" not in pair
-    ]
-    if problems:
-        raise InputError("audit", problems)
-    columns = dict(pair.split("=", 1) for pair in pairs) or None
-    result = lab.audit(lab.Study.load(source, quick=True) if quick else source, columns=columns)
+    columns = _columns(column, "audit")
+    given: Any = lab.Study.load(source, quick=True) if quick else source
+    if source == "-":
+        if sys.stdin.isatty():
+            typer.echo("Paste a table, then press Ctrl-D on a line of its own.", err=True)
+        given = sys.stdin.buffer
+    result = lab.audit(given, columns=columns)
     answer(as_json, result, str(result))
     if not result.trustworthy:
         grave = sum(finding.severity != "note" for finding in result.findings)
         raise LabError(
             f"{count(grave, 'finding')} that must be mended before these numbers are believed"
         )
+
+
+def _columns(pairs: Sequence[str] | None, verb: str) -> dict[str, str] | None:
+    problems = [
+        Problem("--column", f"{pair!r} is not NAME=COLUMN", "such as world_size=gpus")
+        for pair in pairs or ()
+        if "=" not in pair
+    ]
+    if problems:
+        raise InputError(verb, problems)
+    return dict(pair.split("=", 1) for pair in pairs or ()) or None
 
 
 @app.command()
@@ -413,9 +639,116 @@ app.add_typer(course, name="course")
 @course.command()
 def lessons(
     folder: Annotated[Path, Argument(metavar="DIR", help="A new or empty folder.")],
+    solutions: Annotated[
+        bool, Option("--solutions", help="With the solutions, for instructors.")
+    ] = False,
 ) -> None:
     """Copy the course's notebooks, with their studies and tables."""
-    answer(False, None, relative(*lab.copy_lessons(folder)), "next: jupyter lab, in that folder")
+    copied = relative(*lab.copy_lessons(folder, solutions=solutions))
+    answer(False, None, copied, "next: jupyter lab, in that folder")
+
+
+@course.command()
+def collect(
+    sources: Annotated[
+        list[str], Argument(metavar="FOLDER...", help="Where STUDENT/LESSON folders lie.")
+    ],
+    into: Annotated[
+        Path, Option("--into", metavar="SUBMISSIONS", help="Where they are copied to.")
+    ] = Path("submitted"),
+    as_json: JsonOption = False,
+) -> None:
+    """Copy what students handed in to a folder of your own, from which it is graded."""
+    collected = lab.collect(sources, into=into)
+    rows = [
+        {"student": one.student, "lesson": one.lesson, "files": one.files}
+        | {"MB": f"{one.bytes / 1e6:.1f}", "owner": one.owner, "newest": one.newest}
+        | {"problem": one.problem}
+        for one in collected
+    ]
+    answer(as_json, collected, table_of(rows), f"next: lab course grade {into}")
+    if missing := [one for one in collected if not one.files]:
+        names = ", ".join(dict.fromkeys(one.student for one in missing))
+        raise LabError(f"not copied whole: {names}")
+
+
+@course.command()
+def grade(
+    submissions: Annotated[
+        Path, Argument(metavar="SUBMISSIONS", help="STUDENT/LESSON folders, as handed in.")
+    ],
+    output: Annotated[
+        Path, Option("--output", "-o", metavar="CSV", help="Where each point is explained.")
+    ] = Path("grades.csv"),
+    shared_records: Annotated[
+        bool, Option("--shared-records", help="Students may hand in the same records.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Grade what students handed in, without running their notebooks."""
+    grades = lab.grade(submissions, output=output, shared_records=shared_records)
+    from lab.course.grade import totals
+
+    answer(as_json, grades, table_of(totals(grades)), relative(output))
+
+
+@course.command()
+def results(
+    submissions: Annotated[
+        Path, Argument(metavar="SUBMISSIONS", help="STUDENT/LESSON folders, as handed in.")
+    ],
+    output: Annotated[
+        Path, Option("--output", "-o", metavar="CSV", help="A row for each repeat of each student.")
+    ] = Path("class.csv"),
+    anonymous: Annotated[bool, Option("--anonymous", help="Numbers in place of names.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Put what students measured into one table, and show how far their machines differ."""
+    collected = lab.class_results(submissions, output=output, anonymous=anonymous)
+    from lab.course.class_results import spread
+
+    rows = spread(collected)
+    answer(as_json, rows, table_of(rows), relative(output))
+
+
+@course.command()
+def budget(
+    folder: Annotated[
+        Path | None,
+        Argument(metavar="DIR", help="A copy of the lessons in which you have measured."),
+    ] = None,
+    cluster: ClusterOption = "local",
+    quick: QuickOption = False,
+    minutes: Annotated[
+        float | None, Option("--minutes", min=0.01, help="Of a job whose time nobody knows yet.")
+    ] = None,
+    students: Annotated[
+        str, Option("--students", metavar="N,...", help="Class sizes.")
+    ] = "10,30,100",
+    as_json: JsonOption = False,
+) -> None:
+    """Show which hours the course's jobs take, by study and by size of the class."""
+    sizes = _numbers(students, "--students", "course budget", "such as 10,30", of="students")
+    from lab.course.budget import class_hours
+    from lab.course.release import LESSONS
+
+    budgets = lab.class_budget(
+        cluster, folder=folder or LESSONS, quick=quick, minutes_per_job=minutes
+    )
+    rows = [
+        {
+            "study": one.study,
+            "lessons": " ".join(name[:2] if name[:2].isdigit() else name for name in one.lessons),
+            "one student": f"{one.hours}",
+            "cannot run": one.left_out or None,
+        }
+        for one in budgets
+    ]
+    classes = class_hours(budgets, sizes)
+    unknown = sum(one.hours.unknown for one in budgets)
+    hint = [f"{count(unknown, 'job')} not counted: give --minutes of a job"] if unknown else []
+    content = {"studies": budgets, "classes": classes}
+    answer(as_json, content, table_of(rows), "", table_of(classes), *hint)
 
 
 @app.command()
@@ -454,28 +787,91 @@ def calibrate(
 
 
 @app.command()
+def fetch(
+    study: StudyArgument,
+    cluster: ClusterOption = "local",
+    quick: QuickOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Download and prepare the data of a study, for ranks that reach no network."""
+    fetched = lab.fetch(lab.Study.load(study, quick=quick), cluster, progress=not as_json)
+    rows = [{"data": one.data, "holds": one.holds, "sha256": one.sha256[:12]} for one in fetched]
+    answer(as_json, fetched, table_of(rows))
+
+
+@app.command()
+def clean(
+    study: StudyArgument,
+    yes: Annotated[bool, Option("--yes", help="Remove what can go.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Show what a study's results take on the disk, and what of it can go; no record goes."""
+    parts = lab.clean(lab.Study.load(study), remove=yes)
+    rows = [
+        {"what": part.what, "files": part.files, "MB": f"{part.bytes / 1e6:.1f}"}
+        | {"comes back": part.again}
+        for part in parts
+    ]
+    done = "all but the last was removed" if yes else "--yes removes all but the last"
+    answer(as_json, parts, table_of(rows), done if len(parts) > 1 else "nothing can go")
+
+
+@app.command()
 def bench(
     what: Annotated[
         str,
         Argument(
-            metavar="overhead|losses|predict|planner",
+            metavar="overhead|training|losses|predict|planner|public|report",
             help="overhead: what measuring costs a step; "
+            "training: the lab's step beside those of other loops; "
             "losses: whether all strategies learn the same; "
-            "predict: how wrong predictions of two ranks are; planner: how long predicting takes.",
+            "predict: how wrong predictions of two ranks are; planner: how long predicting takes; "
+            "public: how wrong predictions of published layouts are; "
+            "report: what the report of many runs costs.",
         ),
     ],
+    tables: Annotated[
+        list[str] | None,
+        Argument(
+            metavar="[STUDY_OR_TABLE]...",
+            help="training: a study, whose GPTs on one device are trained; "
+            "public: tables of layouts instead of the lab's own.",
+        ),
+    ] = None,
     quick: Annotated[bool, Option("--quick", help="Fewer rounds, settings and steps.")] = False,
+    script: Annotated[
+        str | None,
+        Option(
+            "--script", metavar="COMMAND", help="overhead: of a script, such as 'train.py --lr 1'."
+        ),
+    ] = None,
+    ranks: Annotated[int, Option("--ranks", min=1, help="overhead: those of the script.")] = 1,
+    nanogpt: Annotated[
+        str | None, Option("--nanogpt", metavar="FILE", help="training: nanoGPT's model.py.")
+    ] = None,
     every: Annotated[
         bool, Option("--all", help="predict: every strategy, quiet and with one core loaded.")
     ] = False,
     cluster: ClusterOption = "local",
     fresh: Annotated[bool, Option("--fresh", help="Predict and measure again.")] = False,
+    fit: Annotated[int, Option("--fit", metavar="N", help="public: rows to fit.")] = 10,
+    splits: Annotated[int, Option("--splits", metavar="N", help="public: random choices.")] = 30,
+    runs: Annotated[
+        int, Option("--runs", metavar="N", min=80, help="report: those of the largest study.")
+    ] = 1000,
     as_json: JsonOption = False,
 ) -> None:
     """Measure the lab itself."""
     progress = not as_json
     benchmarks = {
-        "overhead": lambda: _overhead(lab.benchmarks.overhead(quick=quick)),
+        "overhead": lambda: _overhead(
+            lab.benchmarks.overhead(quick=quick)
+            if script is None
+            else lab.benchmarks.script_overhead(script, ranks=ranks, rounds=3 if quick else 7)
+        ),
+        "training": lambda: _training(
+            lab.benchmarks.training(*(tables or ()), nanogpt=nanogpt, quick=quick)
+        ),
         "losses": lambda: _equal_losses(lab.equal_losses(quick=quick)),
         "predict": lambda: (
             _held_out(lab.benchmarks.held_out(cluster, quick=quick, fresh=fresh, progress=progress))
@@ -487,11 +883,23 @@ def bench(
             )
         ),
         "planner": lambda: _planner_speed(lab.benchmarks.planner_speed()),
+        "public": lambda: _public(lab.benchmarks.public(tables or (), fit=fit, splits=splits)),
+        "report": lambda: _report_costs(runs),
     }
     if what not in benchmarks:
         raise InputError("bench", [Problem(what, "no such benchmark", nearest(what, benchmarks))])
-    if every and what != "predict":
-        raise InputError("bench", [Problem("--all", f"no option of {what}", "with predict")])
+    options = (
+        (every, "--all", "predict"),
+        (script, "--script", "overhead"),
+        (nanogpt, "--nanogpt", "training"),
+    )
+    for given, option, owner in options:
+        if given and what != owner:
+            raise InputError("bench", [Problem(option, f"no option of {what}", f"with {owner}")])
+    places = {"public": len(tables or ()), "training": 1}
+    if tables and len(tables) > places.get(what, 0):
+        owner = "with public" if what != "training" else "one study"
+        raise InputError("bench", [Problem(tables[-1], f"no argument of {what}", owner)])
     content, views, failure = benchmarks[what]()
     answer(as_json, content, *views)
     if failure:
@@ -507,6 +915,14 @@ def _overhead(result: lab.benchmarks.Overhead) -> Verdict:
     if noise > limit - 1:
         failure += f", but two plain loops differ by {noise:.1%} too: try again on an idle machine"
     return result, [str(result)], "" if result.within_limit else failure
+
+
+def _training(results: list[lab.benchmarks.Comparison]) -> Verdict:
+    limit = lab.benchmarks.LIMIT
+    slower = [f"{one.loop} ({one.run.label})" for one in results if one.slower]
+    failure = f"slower than the limit of {limit} beside {', '.join(slower)}" if slower else ""
+    content = [dataclasses.asdict(one) | {"slower": one.slower} for one in results]
+    return content, [table_of([one.row() for one in results])], failure
 
 
 def _equal_losses(results: list[lab.benchmarks.EqualLoss]) -> Verdict:
@@ -554,3 +970,17 @@ def _held_out_strategies(result: lab.benchmarks.HeldOutStrategies) -> Verdict:
 def _planner_speed(result: lab.benchmarks.Speed) -> Verdict:
     failure = "" if result.within_limit else "predicting takes longer than its limits"
     return result, [str(result)], failure
+
+
+def _public(result: lab.benchmarks.PublicBench) -> Verdict:
+    return result.content(), [table_of(result.table()), *result.notes()], ""
+
+
+def _report_costs(runs: int) -> Verdict:
+    from lab.report.bench import LIMITS, report_costs
+
+    costs = report_costs(runs=runs)
+    rows = [cost.row() for cost in costs]
+    beyond = [cost for cost in costs if not cost.within_limits]
+    failure = f"{count(len(beyond), 'report')} beyond the limits: {LIMITS}" if beyond else ""
+    return rows, [table_of(rows)], failure

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+
+MOST_ALIKE = 4  # problems of an input that differ only in numbers and names
 
 
 class LabError(Exception):
@@ -42,8 +45,23 @@ class InputError(LabError):
     def __str__(self) -> str:
         if len(self.problems) == 1:
             return f"{self.source}: {self.problems[0]}"
-        listed = "\n".join(f"  - {problem}" for problem in self.problems)
+        listed = "\n".join(f"  - {line}" for line in _lines(self.problems))
         return f"{self.source}: {len(self.problems)} problems\n{listed}"
+
+
+def _lines(problems: Iterable[Problem]) -> Iterator[str]:
+    """One line for each problem; of many that differ in numbers and names alone, the first."""
+    alike: dict[tuple[str, ...], list[Problem]] = {}
+    for problem in problems:
+        parts = (problem.where, problem.what, problem.advice)
+        alike.setdefault(tuple(re.sub(r"'[^']*'|\d+", "", part) for part in parts), []).append(
+            problem
+        )
+    for group in alike.values():
+        shown = group if len(group) <= MOST_ALIKE else group[:1]
+        yield from map(str, shown)
+        if len(group) > len(shown):
+            yield f"  and {len(group) - 1} more like the last"
 
 
 def nearest(word: str, choices: Iterable[str]) -> str:

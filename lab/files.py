@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import pwd
 import re
 import secrets
+import stat
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,33 +28,111 @@ MAX_BYTES = 256 * 1024
 MAX_DEPTH = 20
 
 
-def write_atomically(path: Path, content: bytes, *, durable: bool = True) -> None:
+def write_atomically(
+    path: Path, content: bytes, *, durable: bool = True, mode: int = 0o666
+) -> None:
     """Replace a file's content in one step, or raise OSError and leave the old content.
 
     `durable` waits until it is on the disk, so that it survives a power cut, not only the process.
+    `mode` is the most that it permits; the umask takes from that.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
-        # Opened as any new file, so that the umask decides who may read it; tempfile's are private.
-        with partial.open("xb") as stream:
+        with open(partial, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as stream:
             stream.write(content)
             if durable:
                 stream.flush()
                 os.fsync(stream.fileno())
         partial.replace(path)
-    except BaseException:
-        partial.unlink(missing_ok=True)
+    except BaseException as error:
+        with suppress(OSError):
+            partial.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            error.filename = str(path)  # which says more than the name of a moment
         raise
 
 
-def read_json(path: Path) -> dict[str, Any] | None:
-    """A small JSON object; None where the file is missing or not whole."""
+def unwritable(out: Path) -> list[Problem]:
+    """Why nothing can be written into a folder, which is made where it is missing; or nothing."""
     try:
-        content = json.loads(path.read_bytes())
-    except (OSError, ValueError):
+        out.mkdir(parents=True, exist_ok=True)
+        probe = out / f".writable-{os.getpid()}"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        advice = "make the folder writable, or work on a copy elsewhere"
+        return [Problem(str(out), f"cannot be written: {error.strerror}", advice)]
+    return []
+
+
+def read_json(path: Path, *, own: bool = False) -> dict[str, Any] | None:
+    """A small JSON object; None where the file is missing or not whole, or not `own`."""
+    try:
+        content = json.loads(read_own(path) if own else path.read_bytes())
+    except (OSError, ValueError, RecursionError, InputError):
         return None
     return content if isinstance(content, dict) else None
+
+
+# Of a file by which processes of one user talk: others may read it, as the umask says.
+OWN_MODE = 0o644
+
+
+def read_own(path: Path) -> bytes:
+    """The content of a file that this user wrote and nobody else can have changed.
+
+    What such files say is acted upon: processes are ended, addresses called. Raises InputError
+    where another user may have said it, OSError where it cannot be read.
+    """
+    with open(path, "rb", opener=_open_no_link) as stream:
+        _require_own(path, os.fstat(stream.fileno()), others=0o022)
+        return stream.read()
+
+
+def _open_no_link(name: str, flags: int) -> int:
+    # Nor does a pipe in place of a file make the reader wait.
+    return os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
+
+
+def private_folder(path: Path) -> Path:
+    """Make a folder that this user alone may open; raises InputError where it is another's."""
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    state = path.lstat()
+    _require_own(path, state)
+    if state.st_mode & 0o077:
+        path.chmod(0o700)
+    return path
+
+
+def _require_own(path: Path, state: os.stat_result, *, others: int = 0, root: bool = False) -> None:
+    """Raise InputError for what another user owns, perhaps `root`, or `others` have a right to."""
+    if stat.S_ISLNK(state.st_mode):
+        what = "a link"
+    elif state.st_uid != os.geteuid() and not (root and state.st_uid == 0):
+        what = f"it belongs to {_login(state.st_uid)}"
+    elif state.st_mode & others:
+        what = "other users may write to it"
+    else:
+        return
+    advice = "remove it, or copy the study to a folder of your own"
+    raise InputError(str(path), [Problem("owner", what, advice)])
+
+
+def require_own_path(folder: Path) -> None:
+    """Raise InputError where another user but root may put something else in a folder's place."""
+    for place in (folder, *folder.resolve().parents):
+        state = place.stat()
+        if state.st_uid == 0 and state.st_mode & stat.S_ISVTX:
+            continue  # as /tmp: there nobody moves what is another's
+        _require_own(place, state, others=0o022, root=True)
+
+
+def _login(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"user {uid}"
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
@@ -89,14 +170,18 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 class _StrictLoader(yaml.SafeLoader):
-    """Safe YAML 1.2 without repeated keys, and without aliases, which can expand to any size."""
+    """Safe YAML 1.2 without repeated keys, tags, and aliases, which can expand to any size."""
 
     depth = 0
 
     def compose_node(self, parent: Node | None, index: Any) -> Node | None:
-        mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
+        event = self.peek_event()  # type: ignore[no-untyped-call]
+        mark = event.start_mark
         if self.check_event(AliasEvent):
             raise yaml.MarkedYAMLError(problem="aliases (*name) are not allowed", problem_mark=mark)
+        if event.tag is not None:
+            problem = f"tags are not allowed, such as {event.tag!r} here"
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=mark)
         self.depth += 1
         if self.depth > MAX_DEPTH:
             problem = f"nested deeper than {MAX_DEPTH} levels"
@@ -116,13 +201,14 @@ class _StrictLoader(yaml.SafeLoader):
         return super().construct_mapping(node, deep=deep)
 
 
-# YAML 1.1 reads `no` as false, `1e-3` as text, and dates as such.
+# YAML 1.1 reads `no` as false, `017` as 15, `1:30` as 90, `1e-3` as text, and dates as such.
 _StrictLoader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in known if tag.endswith((":int", ":null", ":merge"))]
+    first: [(tag, pattern) for tag, pattern in known if tag.endswith((":null", ":merge"))]
     for first, known in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
 for _tag, _pattern, _first in (
     ("bool", r"^(?:true|false)$", "tf"),
+    ("int", r"^[-+]?(?:0|[1-9]\d{0,17})$", "-+0123456789"),
     ("float", r"^[-+]?(?:\d+\.\d*|\.\d+|\d+(?=[eE]))(?:[eE][-+]?\d+)?$", "-+.0123456789"),
 ):
     _StrictLoader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(_pattern), _first)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -17,11 +18,11 @@ import psutil
 
 @dataclass(frozen=True)
 class Gpu:
-    """One NVIDIA GPU as its driver names it; memory in bytes."""
+    """One NVIDIA GPU as its driver names it; memory in bytes, None where that is not said."""
 
     name: str
     driver: str
-    memory: int
+    memory: int | None
 
 
 def allowed_cpus() -> tuple[int, ...]:
@@ -83,26 +84,80 @@ def memory_bytes() -> int:
     return int(psutil.virtual_memory().total)
 
 
+def swap_bytes() -> int:
+    """Swap space of the machine in bytes."""
+    return int(psutil.swap_memory().total)
+
+
+def interfaces() -> tuple[str, ...]:
+    """The names of the machine's network interfaces."""
+    return tuple(psutil.net_if_addrs())
+
+
 @functools.cache
 def gpus() -> tuple[Gpu, ...]:
-    """The NVIDIA GPUs that this process may see; empty where there is no driver."""
+    """The NVIDIA GPUs that this process may see; empty where there is no driver.
+
+    Numbers in CUDA_VISIBLE_DEVICES are taken in the driver's order, in which CUDA itself counts
+    unlike GPUs only with CUDA_DEVICE_ORDER=PCI_BUS_ID.
+    """
+    rows = _nvidia_smi("--query-gpu=uuid,name,driver_version,memory.total", "--format=csv,noheader")
+    devices = dict(map(_gpu, rows))
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None or not devices:
+        return tuple(devices.values())
+    chosen = []
+    slices = _slices(devices) if "MIG-" in visible else {}
+    for name in visible.split(","):
+        gpu = _visible(name.strip(), devices, slices)
+        if gpu is None:  # CUDA too ignores the first that it does not know, and all after it
+            break
+        chosen.append(gpu)
+    return tuple(chosen)
+
+
+def _nvidia_smi(*arguments: str) -> list[str]:
     program = shutil.which("nvidia-smi")
-    if program is None:
-        return ()
-    fields = "--query-gpu=name,driver_version,memory.total"
-    query = [program, fields, "--format=csv,noheader,nounits"]
     try:
         output = subprocess.run(
-            query, capture_output=True, text=True, timeout=20, check=True
+            [program or "", *arguments], capture_output=True, text=True, timeout=20, check=True
         ).stdout
     except (OSError, subprocess.SubprocessError):
-        return ()
-    rows = [map(str.strip, line.split(",")) for line in output.splitlines() if line.strip()]
-    devices = tuple(Gpu(name, driver, int(float(mib)) * 2**20) for name, driver, mib in rows)
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is None:
-        return devices
-    return devices[: len([index for index in visible.split(",") if index.strip()])]
+        return []
+    return [line for line in output.splitlines() if line.strip()]
+
+
+def _gpu(row: str) -> tuple[str, Gpu]:
+    """A GPU by its UUID, from a row such as `GPU-8f2a..., NVIDIA H100, 570.86, 81559 MiB`."""
+    uuid, name, driver, memory = (cell.strip() for cell in row.split(","))
+    mib = re.fullmatch(r"(\d+) MiB", memory)  # else a word such as [N/A], where it is the host's
+    return uuid, Gpu(name, driver, int(mib[1]) * 2**20 if mib else None)
+
+
+def _slices(devices: dict[str, Gpu]) -> dict[str, Gpu]:
+    """The slices of GPUs (MIG) by their UUIDs, from the list that `nvidia-smi -L` prints."""
+    slices, whole = {}, next(iter(devices.values()))
+    for line in _nvidia_smi("-L"):
+        match = re.match(r"\s*(GPU \d+:|MIG (\S+)).*\(UUID: ([^)]+)\)", line)
+        if match and match[2]:
+            slices[match[3]] = Gpu(f"{whole.name} MIG {match[2]}", whole.driver, None)
+        elif match:
+            whole = devices.get(match[3], whole)
+    return slices
+
+
+def _visible(name: str, devices: dict[str, Gpu], slices: dict[str, Gpu]) -> Gpu | None:
+    """What one entry of CUDA_VISIBLE_DEVICES means: a number, or the beginning of a UUID."""
+    if name.isdecimal():
+        return dict(enumerate(devices.values())).get(int(name))
+    # Before driver 470 a slice was named by its GPU: MIG-GPU-<uuid>/<instance>/<instance>.
+    old = name.removeprefix("MIG-").partition("/")[0] if name.startswith("MIG-GPU-") else None
+    if old in devices:
+        return Gpu(f"{devices[old].name} MIG", devices[old].driver, None)
+    if not name.startswith(("GPU-", "MIG-")):
+        return None
+    matches = [gpu for uuid, gpu in (devices | slices).items() if uuid.startswith(name)]
+    return matches[0] if len(matches) == 1 else None
 
 
 def began(pid: int) -> float:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import signal
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -53,6 +55,14 @@ def shown(place: Path) -> Dashboard:
     made = lab.dashboard()
     made.fields["cluster"].value = "two"
     return made
+
+
+@pytest.fixture(autouse=True)
+def _close_figures() -> Iterator[None]:
+    """Close what a test has drawn: pyplot keeps every figure, and warns of twenty."""
+    yield
+    if pyplot := sys.modules.get("matplotlib.pyplot"):
+        pyplot.close("all")
 
 
 # Where the tests run in the background of a script, Ctrl-C is ignored, and every process that they start inherits that.

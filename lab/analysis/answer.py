@@ -152,6 +152,7 @@ class Pair(NamedTuple):
 COMPARED: dict[str, tuple[str, str, frozenset[str]]] = {
     "precision": ("{}", "{}", frozenset()),
     "compression": ("{} on the link", "uncompressed gradients", frozenset({"bucket_cap_mb"})),
+    "compile": ("torch.compile", "eager execution", frozenset()),
     "loader": ("the {} loader", "the {} loader", frozenset({"loader_workers"})),
     "strategy": ("{}", "{}", frozenset({*SETTINGS, "micro_batch_size", "grad_accum"})),
 }
@@ -322,6 +323,8 @@ def _larger_batch(evidence: Evidence) -> Iterator[str]:
         row = points.iloc[-1]
         run, own = measured[row["run_id"]]
         reference, base = measured.get(row["baseline_run_id"], (run, own))
+        if not reference.global_batch_size or base[0].quality is None:
+            continue  # a script tells no losses
         samples = reference.steps * reference.global_batch_size
         losses = [_loss_after(records, samples) for records in (own, base)]
         if reference is run or None in losses:
@@ -338,7 +341,8 @@ def _loss_after(records: Sequence[Record], samples: int) -> float | None:
     """The mean training loss of the last steps before so many samples; None from too few."""
 
     def reached(record: Record) -> float | None:
-        steps = samples // record.run.global_batch_size
+        batch = record.run.global_batch_size
+        steps = samples // batch if batch else 0
         losses = record.quality.loss[:steps] if record.quality else []
         return float(np.mean(losses[-max(round(LAST * steps), 1) :])) if losses else None
 
@@ -359,12 +363,26 @@ def _step(evidence: Evidence) -> Iterator[str]:
         )
 
 
+def _utilization(evidence: Evidence) -> Iterator[str]:
+    """The largest share of a known peak."""
+    rows = evidence.summary.dropna(subset=["mfu"])
+    if rows.empty:
+        return
+    best = rows.sort_values("mfu").iloc[-1]
+    yield (
+        f"The largest share of the peak, an MFU of {percent(best['mfu'])}, is that of "
+        f"{place(best, labels_of(evidence.summary))}."
+    )
+
+
 Maker = Callable[[Evidence], Iterator[str]]
 # What a study of training varies, and the sentences that answer it, in their order.
 TRAINING: list[tuple[Callable[[Evidence], bool], Maker]] = [
     (lambda evidence: evidence.varies("strategy"), _strategies),
     (lambda evidence: evidence.varies("precision"), partial(_settings, field="precision")),
     (lambda evidence: evidence.varies("compression"), partial(_settings, field="compression")),
+    (lambda evidence: evidence.varies("compile"), _utilization),
+    (lambda evidence: evidence.varies("compile"), partial(_settings, field="compile")),
     (lambda evidence: evidence.varies("loader"), partial(_settings, field="loader")),
     (lambda evidence: evidence.study.scaling != "none", _scaling),
     (lambda evidence: evidence.study.scaling == "weak", _larger_batch),

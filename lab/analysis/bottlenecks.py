@@ -93,8 +93,9 @@ def _missing(fall: Waterfall) -> Iterator[str]:
     """Measurements that would tell apart why compute takes longer."""
     run, place = fall.run, fall.environment
     shares_batch = fall.row["scaling"] != "weak" and run.data_parallel_size == run.world_size
-    if shares_batch and not {"batch", "launches"} & fall.losses.keys():
-        yield f"one rank at micro-batch {run.micro_batch_size}"
+    size = run.micro_batch_size
+    if shares_batch and size is not None and not {"batch", "launches"} & fall.losses.keys():
+        yield f"one rank at micro-batch {size}"
     if "neighbours" not in fall.losses and place is not None and place.device == "cpu":
         yield f"what ranks take from each other (lab calibrate --cluster {place.cluster})"
 
@@ -155,10 +156,11 @@ def _less_traffic(run: Run, place: Environment | None) -> Iterator[str]:
     if facts.moves == "activations":
         yield "fewer ranks that share the model"
         return
-    twice = {"grad_accum": 2 * run.grad_accum, "global_batch_size": 2 * run.global_batch_size}
-    # Sharded weights are gathered for each micro-batch: accumulating saves nothing.
-    if "weights" not in facts.sharded and _allowed(run, **twice):
-        yield "gradient accumulation over a larger batch"
+    if run.global_batch_size is not None and "weights" not in facts.sharded:
+        # Sharded weights are gathered for each micro-batch: accumulating saves nothing.
+        twice = {"grad_accum": 2 * run.grad_accum, "global_batch_size": 2 * run.global_batch_size}
+        if _allowed(run, **twice):
+            yield "gradient accumulation over a larger batch"
     yield "a larger batch per rank"
 
 

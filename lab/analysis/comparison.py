@@ -11,7 +11,7 @@ from typing import Any
 import pandas as pd
 
 from lab.analysis.scaling import Samples, ratio, summary
-from lab.analysis.scaling_curves import ranks, with_interval
+from lab.analysis.scaling_curves import ranks, rows_of, with_interval
 from lab.analysis.verdict import against_baseline, beyond_baseline, few, labels_of, place
 from lab.config.study import Study
 from lab.errors import InputError, Problem
@@ -91,7 +91,7 @@ class Comparison:
     def tables(self) -> list[tuple[str, pd.DataFrame]]:
         """Captions and tables of text: a row per shared configuration, a column per machine."""
         machines = list(self.studies)
-        rows = {(row["machine"], row["run_id"]): row for row in self.summary.to_dict("records")}
+        rows = {(row["machine"], row["run_id"]): row for row in rows_of(self.summary)}
         labels = _labels(self.summary[self.summary.duplicated("run_id", keep=False)])
         quantities: dict[str, Callable[[Mapping[Any, Any]], str]] = {
             "Step time": lambda row: format_seconds(*with_interval(row, "step_time")),

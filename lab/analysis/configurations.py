@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import statistics
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
-from lab.analysis.scaling_curves import ranks, with_interval
+from lab.analysis.scaling_curves import ranks, rows_of, with_interval
 from lab.analysis.verdict import few, verdict
 from lab.config.run import Run, distinct_labels
 from lab.config.study import Study
@@ -24,12 +26,11 @@ Cells = Callable[[Run, Sequence[Record], Mapping[Any, Any], Unit], dict[str, str
 
 def trained(runs: Iterable[Run], records: Sequence[Record]) -> dict[Run, list[Record]]:
     """The completed records of each training run, in the order of the runs."""
-    done = [record for record in records if record.completed and record.timing is not None]
-    return {
-        run: [record for record in done if record.run_id == run.id]
-        for run in runs
-        if run.task == "train"
-    }
+    done: dict[str, list[Record]] = defaultdict(list)
+    for record in records:
+        if record.completed and record.timing is not None:
+            done[record.run_id].append(record)
+    return {run: done[run.id] for run in runs if run.task == "train"}
 
 
 def median(records: Sequence[Record], quantity: str | Callable[[Record], Any]) -> float | None:
@@ -60,7 +61,7 @@ def _rows(
     runs: Sequence[Run], records: Sequence[Record], summary: pd.DataFrame, cells: Cells
 ) -> list[dict[str, str]]:
     labels, _ = distinct_labels(runs)
-    rows = {row["run_id"]: row for row in summary.to_dict("records")}
+    rows = {row["run_id"]: row for row in rows_of(summary)}
     unit = unit_for(summary["step_time"])
     return [
         {"configuration": labels[run]}
@@ -125,7 +126,7 @@ def epochs_to_low_loss(record: Record) -> str | None:
     samples = record.environment.train_samples if record.environment else None
     if samples is None or record.quality is None:
         return None
-    losses, batch = record.quality.loss, record.run.global_batch_size
+    losses, batch = record.quality.loss, record.run.stated.global_batch_size
     means = epoch_means(losses, samples=samples, batch=batch)
     reached = [epoch for epoch, mean in enumerate(means, 1) if mean < LOW_LOSS]
     if reached:
@@ -270,7 +271,8 @@ def learning_sentences(study: Study, records: Sequence[Record]) -> list[str]:
     done, labels = _completed(study.runs, records)
     batches: dict[int, set[int]] = {}
     for run in done:
-        batches.setdefault(run.world_size, set()).add(run.global_batch_size)
+        if run.global_batch_size is not None:
+            batches.setdefault(run.world_size, set()).add(run.global_batch_size)
     sentences = list(_loss_distances(done, study.baseline, labels))
     if len(batches) > 1 and not set.intersection(*batches.values()):
         sizes = "; ".join(
@@ -286,21 +288,22 @@ def learning_sentences(study: Study, records: Sequence[Record]) -> list[str]:
 
 def evaluated_samples(run: Run) -> int:
     """How many held-out samples a training run is evaluated on."""
-    return run.eval_batches * run.global_batch_size
+    return run.eval_batches * run.stated.global_batch_size
 
 
 def _loss_distances(
     done: Mapping[Run, list[Record]], baseline: Mapping[str, Any], labels: Mapping[Run, str]
 ) -> Iterator[str]:
     """How far losses lie at most from those of a baseline with equal samples and arithmetic."""
+    bases: dict[tuple[str, ...], list[Run]] = defaultdict(list)
+    for run in done:
+        if all(getattr(run, key) == value for key, value in baseline.items()):
+            bases[_learned(run)].append(run)
     distances: dict[Run, float] = {}
-    for base in done:
-        if any(getattr(base, key) != value for key, value in baseline.items()):
-            continue
-        for run in done:
-            if run != base and _comparable(run, base):
-                distance = _distance(done[run][0], done[base][0])
-                distances[run] = max(distance, distances.get(run, 0.0))
+    for run in done:
+        others = [base for base in bases.get(_learned(run), ()) if base != run]
+        if others and not run.architecture.depends_on_split:
+            distances[run] = max(_distance(done[run][0], done[base][0]) for base in others)
     if distances:
         farthest = max(distances, key=lambda run: distances[run])
         whose = labels[farthest] if " " in labels[farthest] else farthest.label
@@ -315,15 +318,16 @@ def _loss_distances(
         yield f"{text}{most}."
 
 
-def _comparable(run: Run, base: Run) -> bool:
+def _learned(run: Run) -> tuple[str, ...]:
+    """What is equal in runs that should learn the same."""
     fields = ("model", "data", "global_batch_size", "seed", "precision", "steps", "learning_rate")
-    alike = all(getattr(run, field) == getattr(base, field) for field in fields)
-    return alike and not run.architecture.depends_on_split
+    return tuple(repr(getattr(run, field)) for field in fields)
 
 
 def _distance(record: Record, reference: Record) -> float:
     pairs = zip(_losses(record), _losses(reference), strict=False)
-    return max((abs(loss / known - 1) for loss, known in pairs if known), default=0.0)
+    own, known = np.array([pair for pair in pairs if pair[1]], dtype=float).reshape(-1, 2).T
+    return float(np.abs(own / known - 1).max(initial=0.0))
 
 
 def loader_sentences(runs: Sequence[Run], records: Sequence[Record]) -> list[str]:

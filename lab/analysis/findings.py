@@ -29,6 +29,12 @@ STATUS_LABELS = {"oom": "out of memory", "timeout": "timed out"}
 
 
 def findings(study: Study, summary: pd.DataFrame, records: Sequence[Record]) -> list[str]:
+    """What else the numbers support, and what speaks against them, one sentence each."""
+    supports = supported(study, summary, records)
+    return [*supports, *caveats(study, summary, records)]
+
+
+def supported(study: Study, summary: pd.DataFrame, records: Sequence[Record]) -> list[str]:
     """What else the numbers support, one sentence each, in a stable order."""
     if summary.empty:
         return []
@@ -38,8 +44,15 @@ def findings(study: Study, summary: pd.DataFrame, records: Sequence[Record]) -> 
         sentences += _speedups(part)
         sentences += _serial_fractions(part) if study.scaling == "strong" else ()
         sentences += [*limits(part, waterfalls(part, records)), *_best_batch(part)]
-    caveats = [*_few_repeats(summary), *_shared_cores(records), *noise.caveats]
-    return [*_emulations(records), *sentences, *caveats]
+    return [*_emulations(records), *sentences]
+
+
+def caveats(study: Study, summary: pd.DataFrame, records: Sequence[Record]) -> list[str]:
+    """What makes the numbers hard to believe: few repeats, shared cores, noise."""
+    if summary.empty:
+        return []
+    noise = judge(records, summary, study=study)
+    return [*_few_repeats(summary), *_shared_cores(records), *noise.caveats]
 
 
 def _speedups(summary: pd.DataFrame) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Inference records over repeats: quantized models against their fp32 base, and stages.
+"""Inference records over repeats: quantized models against their base, and stages.
 
 Language models are timed by prompt length and batch size, classifiers by batch size: the same
 tables, with the columns of GENERATION or CLASSIFICATION. The ladder of stages (serial, CPU
@@ -224,7 +224,9 @@ def latency_rows(records: Sequence[Record]) -> list[dict[str, Any]]:
             bandwidth = row.median(f"{model}.bytes_per_second")
             share = bandwidth / roofline if roofline else None
             cells = {
-                "model": "base (fp32) in that job" if model == "base" else quantization,
+                "model": f"base ({row.record.run.base_precision}) in that job"
+                if model == "base"
+                else quantization,
                 "on": place(row.record),
                 "prompt": row.points[0].prompt_tokens,
                 "batch": row.points[0].batch_size,
@@ -501,7 +503,7 @@ def _stage_of(device: str | None, world_size: int) -> str:
 
 
 def _seconds(records: Sequence[Record]) -> Estimate | None:
-    """Of an optimizer step, or of one batch with the fp32 base."""
+    """Of an optimizer step, or of one batch with the base."""
     stats = [record.timing.step for record in records if record.timing is not None]
     if not stats:
         results = [record.inference for record in records if record.inference]

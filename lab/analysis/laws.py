@@ -76,14 +76,29 @@ def fit_amdahl(world_sizes: Sequence[float], speedups: Sequence[float]) -> Amdah
     fraction = float(x @ y / (x @ x))
     low = high = None
     if n.size > 1:
-        from scipy import stats
+        from scipy.special import stdtrit  # a tenth of the import of scipy.stats
 
         variance = float(np.sum((y - fraction * x) ** 2)) / (n.size - 1) / float(x @ x)
-        half = float(stats.t.ppf(0.975, n.size - 1)) * variance**0.5
+        half = float(stdtrit(n.size - 1, 0.975)) * variance**0.5
         low, high = (float(np.clip(fraction + side * half, 0, 1)) for side in (-1, 1))
     fraction = float(np.clip(fraction, 0, 1))
     fitted = 1 / (fraction + (1 - fraction) / n)
     return AmdahlFit(fraction, low, high, float(np.max(np.abs(fitted / speedup - 1))))
+
+
+def fit_gustafson(world_sizes: Sequence[float], speedups: Sequence[float]) -> tuple[float, float]:
+    """Fit Gustafson's law: the serial fraction, within [0, 1], and the largest relative error.
+
+    Least squares in `n - S = s (n - 1)`. Where the baseline has more than one rank, give world
+    sizes as multiples of it. Raises ValueError where the lengths differ, or no size is above 1.
+    """
+    n, speedup = np.asarray(world_sizes, dtype=float), np.asarray(speedups, dtype=float)
+    if n.shape != speedup.shape or not bool((n > 1).any()):
+        raise ValueError("fit_gustafson needs as many world sizes, one above 1, as speedups")
+    n, speedup = n[n > 1], speedup[n > 1]
+    fraction = float(np.clip((n - 1) @ (n - speedup) / ((n - 1) @ (n - 1)), 0, 1))
+    fitted = fraction + (1 - fraction) * n
+    return fraction, float(np.max(np.abs(fitted / speedup - 1)))
 
 
 def _check(n: float, serial_fraction: float) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from lab.analysis.scaling_curves import FIELDS, FREE, WORK, Scaling
+from lab.analysis.scaling_curves import FIELDS, FREE, WORK, Scaling, rows_of
 from lab.config.strategies import SETTINGS
 from lab.errors import InputError, Problem, nearest
 from lab.records.schema import PHASES
@@ -29,6 +30,14 @@ QUANTITIES = (
 )
 MEDIANS = ("mfu", "peak_memory", "setup_time", "train_time", "final_loss", "validation_loss")
 RATIOS = ("speedup", "efficiency")
+REPORTED = (
+    "configuration",
+    "scaling",
+    "per",
+    "unit",
+    "rate_of",
+    "gradient_bytes",
+)  # what somebody's table says
 ENDS = ("", "_low", "_high")
 RESAMPLES = 1999
 SEED = 20250
@@ -52,7 +61,8 @@ def summary(table: pd.DataFrame, *, baseline: Mapping[str, Any], scaling: Scalin
     (strong: micro_batch_size and grad_accum; weak: global_batch_size), and on one rank or where
     `baseline` names a strategy the settings that single strategies have; of several, the one with
     equal settings, then grad_accum, then micro_batch_size; else there is none. Work is always
-    equal: strong (and "none") at one global batch, weak at one batch per rank.
+    equal: strong (and "none") at one global batch, weak at one batch per rank. Where nobody knows
+    the batch of a script, it is equal if the study says how it scales, and else not compared.
 
     With T the median step time and X the median throughput over repeats, N the world size, B the
     baseline: strong: `speedup = T(B)/T(N)`, `efficiency = speedup N_B/N`; weak: `efficiency =
@@ -70,24 +80,68 @@ def summary(table: pd.DataFrame, *, baseline: Mapping[str, Any], scaling: Scalin
         ]
         raise InputError("baseline", problems)
     identity = [*(["machine"] if "machine" in table else []), "emulated", "run_id"]
+    if "configuration" in table:
+        return _reported(table, identity)
     repeats = _completed(table)
     groups = [group for _, group in repeats.groupby(identity, sort=False)] if len(repeats) else []
     rows = [_medians(group, identity) | {"scaling": scaling} for group in groups]
     samples = {_key(row): group for row, group in zip(rows, groups, strict=True)}
-    bases = [row for row in rows if _has(row, baseline)]
+    baseline_of = _baselines(rows, baseline, scaling)
     for row in rows:
-        base = _baseline_of(row, bases, baseline, scaling)
+        base = baseline_of(row)
         row["baseline_run_id"] = base["run_id"] if base else None
         if base is row:
             row |= {"speedup": 1.0, "efficiency": 1.0}
         elif base:
             row |= _ratios(row, samples[_key(row)], base, samples[_key(base)])
-    columns = [*identity, *FIELDS, "scaling", "device", "repeats"]
-    columns += [f"{name}{end}" for name in QUANTITIES + RATIOS for end in ENDS]
-    frame = pd.DataFrame(rows, columns=[*columns, *MEDIANS, "baseline_run_id"])
+    frame = pd.DataFrame(rows, columns=_summary_columns(identity))
     order = [field for field in FIELDS if field not in FREE[scaling] | {"world_size"}]
     order = ["emulated", *order, "world_size", *sorted(FREE[scaling])]
     return frame.sort_values(order, ignore_index=True, kind="stable")
+
+
+def _summary_columns(identity: Sequence[str]) -> list[str]:
+    columns = [*identity, *FIELDS, "scaling", "device", "repeats"]
+    columns += [f"{name}{end}" for name in QUANTITIES + RATIOS for end in ENDS]
+    return [*columns, *MEDIANS, "baseline_run_id"]
+
+
+def _reported(table: pd.DataFrame, identity: Sequence[str]) -> pd.DataFrame:
+    """The summary of somebody's table, whose rows name their curve, scaling and baseline.
+
+    `step_time` is a time of what `per` says, `samples_per_second` a rate of what `rate_of` says. An
+    interval that the table gives of a single time stays. Speedups are ratios of times, for the work
+    that each stands for, else of rates; `efficiency = speedup N_B/N`.
+    """
+    times = {"step_time": table["time"], "samples_per_second": table["rate"]}
+    devices = table["unit"].map({"GPU": "cuda", "node": "node"}).astype(object)
+    repeats = _completed(table.assign(**times, device=devices.where(devices.notna(), None)))
+    samples = {str(run_id): group for run_id, group in repeats.groupby("run_id", sort=False)}
+    rows = []
+    for run_id, group in samples.items():
+        first = group.iloc[0]
+        row = _medians(group, identity) | {name: first[name] for name in REPORTED}
+        if len(group) == 1 and pd.notna(first["time_low"]):
+            row |= {"step_time_low": first["time_low"], "step_time_high": first["time_high"]}
+        base = row["baseline_run_id"] = first["baseline"]
+        if base == run_id:
+            row |= {"speedup": 1.0, "efficiency": 1.0}
+        elif base in samples:
+            row |= _reported_ratios(group, samples[base])
+        rows.append(row)
+    columns = [*_summary_columns(identity), *(n for n in REPORTED if n != "scaling")]
+    return pd.DataFrame(rows, columns=columns)
+
+
+def _reported_ratios(here: pd.DataFrame, there: pd.DataFrame) -> dict[str, float]:
+    gain = _interval(_values(there, "step_time"), _values(here, "step_time"))
+    factor = float(here["work"].iloc[0])
+    if not np.isfinite(gain[0]):
+        rates = (_values(group, "samples_per_second") for group in (here, there))
+        gain, factor = _interval(*rates), 1.0
+    share = float(there["world_size"].iloc[0] / here["world_size"].iloc[0])
+    speedup = _columns("speedup", gain, factor=factor)
+    return speedup | _columns("efficiency", gain, factor=factor * share)
 
 
 def _key(row: Row) -> tuple[Any, ...]:
@@ -98,7 +152,8 @@ def _completed(table: pd.DataFrame) -> pd.DataFrame:
     """The completed repeats, with quantities as floats and the derived compute time."""
     if table.empty:
         return table
-    done = table[(table["status"] == "completed") & table["step_time"].notna()].copy()
+    known = table[["step_time", "samples_per_second"]].notna().any(axis=1)
+    done = table[(table["status"] == "completed") & known].copy()
     for name in {*QUANTITIES, *MEDIANS} - {"compute_time"}:
         done[name] = pd.to_numeric(done[name], errors="coerce").astype(float)
     done["emulated"] = done["emulated"].fillna("") if "emulated" in done else ""
@@ -109,20 +164,23 @@ def _completed(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _medians(group: pd.DataFrame, identity: Sequence[str]) -> dict[str, Any]:
-    first = group.to_dict("records")[0]
+    first = rows_of(group.iloc[:1])[0]
     devices = {device for device in group["device"] if isinstance(device, str)}
     row: dict[str, Any] = {str(key): first[key] for key in (*identity, *FIELDS)}
     row["repeats"] = len(group)
     row["device"] = devices.pop() if len(devices) == 1 else "mixed" if devices else None
-    samples = {name: _values(group, name) for name in QUANTITIES}
+    # Once for all: column by column pandas takes most of the time of a summary.
+    numbers = group[[*QUANTITIES, *MEDIANS]].to_numpy(dtype=np.float64).T
+    known = (column[~np.isnan(column)] for column in numbers)
+    samples = dict(zip((*QUANTITIES, *MEDIANS), known, strict=True))
+    medians = {name: samples.pop(name) for name in MEDIANS}
     for size in {sample.size for sample in samples.values()}:
         names = [name for name, sample in samples.items() if sample.size == size]
         # Together they take the time of one, and draw what each alone would draw.
         intervals = np.column_stack(_interval(np.stack([samples[name] for name in names])))
         for name, interval in zip(names, intervals, strict=True):
             row |= _columns(name, interval)
-    for name in MEDIANS:
-        values = _values(group, name)
+    for name, values in medians.items():
         row[name] = float(np.median(values)) if values.size else float("nan")
     return row
 
@@ -162,20 +220,37 @@ def _has(row: Row, baseline: Row) -> bool:
     return all(row[key] == value for key, value in baseline.items())
 
 
-def _baseline_of(row: Row, bases: Sequence[Row], baseline: Row, scaling: Scaling) -> Row | None:
-    if _has(row, baseline):
-        return row
-    if row["device"] == "mixed":
-        return None
+def _baselines(rows: Sequence[Row], baseline: Row, scaling: Scaling) -> Callable[[Row], Row | None]:
+    """What finds the baseline of a row among `rows`, without looking at each of them."""
     # On one rank the settings of a strategy mean nothing.
     settings = set(SETTINGS) if "strategy" in baseline or baseline.get("world_size") == 1 else set()
     free = FREE[scaling] | (set(baseline) - WORK[scaling]) | settings
-    equal = {*FIELDS, "device", "machine", "emulated"} - free
-    bases = [base for base in bases if all(base.get(key) == row.get(key) for key in equal)]
-    for field in (*SETTINGS, "grad_accum", "micro_batch_size"):
-        if len(bases) > 1:
-            bases = [base for base in bases if base[field] == row[field]] or bases
-    return bases[0] if len(bases) == 1 else None
+    equal = sorted({*FIELDS, "device", "machine", "emulated"} - free)
+    alike: dict[str, list[Row]] = defaultdict(list)
+    for row in rows:
+        if _has(row, baseline):
+            alike[_text(row, equal)].append(row)
+
+    def baseline_of(row: Row) -> Row | None:
+        if _has(row, baseline):
+            return row
+        if row["device"] == "mixed" or (scaling == "none" and pd.isna(row["global_batch_size"])):
+            return None
+        bases = alike.get(_text(row, equal), [])
+        # What is not known (NaN) equals nothing, although it reads alike.
+        bases = [base for base in bases if all(base.get(key) == row.get(key) for key in equal)]
+        for field in (*SETTINGS, "grad_accum", "micro_batch_size"):
+            if len(bases) > 1:
+                bases = [base for base in bases if base[field] == row[field]] or bases
+        return bases[0] if len(bases) == 1 else None
+
+    return baseline_of
+
+
+def _text(row: Row, keys: Sequence[str]) -> str:
+    """Some values of a row as text; numbers that are equal read alike."""
+    values = (row.get(key) for key in keys)
+    return repr([float(one) if isinstance(one, int | float) else one for one in values])
 
 
 def _ratios(row: Row, here: pd.DataFrame, base: Row, there: pd.DataFrame) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import pandas as pd
@@ -33,6 +33,8 @@ def curves(summary: pd.DataFrame) -> list[Curve]:
     """
     if summary.empty:
         return []
+    if "configuration" in summary:
+        return list(_reported_curves(summary))
     free = FREE[summary["scaling"].iloc[0]]
     machine = ["machine"] if "machine" in summary else []
     fields = [*FIELDS, "device", *machine, "emulated"]
@@ -42,7 +44,7 @@ def curves(summary: pd.DataFrame) -> list[Curve]:
         if not summary.duplicated([*keys, "world_size"]).any():
             break
     varied = [key for key in keys if summary[key].nunique(dropna=False) > 1]
-    models = _shortest(sorted(set(summary["model"])))
+    models = shortest(sorted(set(summary["model"])))
     groups = [
         rows.sort_values("world_size", ignore_index=True)
         for _, rows in summary.groupby(keys, sort=False, dropna=False)
@@ -54,10 +56,31 @@ def curves(summary: pd.DataFrame) -> list[Curve]:
     return list(map(Curve, labels, groups))
 
 
+def _reported_curves(summary: pd.DataFrame) -> Iterator[Curve]:
+    """The curves that somebody's table names, each with its baseline.
+
+    What is nothing but the baseline of others is no curve of its own.
+    """
+    groups = dict(list(summary.groupby("configuration", sort=False)))
+    shared = {
+        base
+        for label, rows in groups.items()
+        for base in rows["baseline_run_id"].dropna()
+        if base not in set(rows["run_id"])
+    }
+    for label, rows in groups.items():
+        if set(rows["run_id"]) <= shared:
+            continue
+        points = summary[summary["run_id"].isin({*rows["run_id"], *rows["baseline_run_id"]})]
+        yield Curve(str(label), points.sort_values("world_size", ignore_index=True))
+
+
 def _label(row: pd.Series[Any], varied: Sequence[str], models: Mapping[str, str]) -> str:
     implied = {"global_batch_size", "emulated"} | ({"device"} if "machine" in varied else set())
     parts = [f"batch {row['global_batch_size']}"]
-    if row["scaling"] == "weak":
+    if pd.isna(row["micro_batch_size"]):  # a script's, which nobody told
+        parts = [] if "model" in varied else [models[row["model"]]]
+    elif row["scaling"] == "weak":
         parts = [f"batch {row['micro_batch_size'] * row['grad_accum']} per rank"]
         implied |= set() if "grad_accum" in varied else {"micro_batch_size"}
     for key in varied:
@@ -79,7 +102,7 @@ def _label(row: pd.Series[Any], varied: Sequence[str], models: Mapping[str, str]
     return ", ".join(parts)
 
 
-def _shortest(names: Sequence[str]) -> dict[str, str]:
+def shortest(names: Sequence[str]) -> dict[str, str]:
     """As much of each name, up to a comma, as tells it from the others."""
     parts = {name: name.split(", ") for name in names}
     for length in range(1, max(map(len, parts.values()), default=0)):
@@ -89,6 +112,15 @@ def _shortest(names: Sequence[str]) -> dict[str, str]:
     return {name: name for name in names}
 
 
+def rows_of(frame: pd.DataFrame) -> list[dict[Any, Any]]:
+    """The rows as dictionaries of Python's own numbers.
+
+    Of a frame of a few rows and many columns, pandas' `to_dict` takes ten times as long.
+    """
+    columns = (frame[name].tolist() for name in frame)
+    return [dict(zip(frame, values, strict=True)) for values in zip(*columns, strict=True)]
+
+
 def with_interval(row: Any, quantity: str) -> tuple[float, float, float]:
     """A quantity in a row of a summary, and the ends of its interval."""
     return row[quantity], row[f"{quantity}_low"], row[f"{quantity}_high"]
@@ -96,9 +128,21 @@ def with_interval(row: Any, quantity: str) -> tuple[float, float, float]:
 
 def ranks(device: str | None, count: int | None = None) -> str:
     """Ranks on a kind of device, for people: `1 GPU`, `4 CPU processes`, without a count `GPUs`."""
-    word = {"cuda": "GPU", "cpu": "CPU process"}.get(str(device), "rank")
+    word = {"cuda": "GPU", "cpu": "CPU process", "node": "node"}.get(str(device), "rank")
     plural = word + ("es" if word.endswith("s") else "s")
     return plural if count is None else f"{count} {word if count == 1 else plural}"
+
+
+def time_name(summary: pd.DataFrame) -> str:
+    """What its times are: `step time`, of somebody's table perhaps `epoch time` or `time`."""
+    per = set(summary["per"]) if "per" in summary else {"step"}
+    return {"step": "step time", "epoch": "epoch time"}.get(per.pop(), "time")
+
+
+def rate_name(summary: pd.DataFrame) -> str:
+    """What its rates count: `samples/s`, of somebody's table what it says, or `1/s`."""
+    things = set(summary["rate_of"]) if "rate_of" in summary else {"samples"}
+    return f"{things.pop() or '1'}/s"
 
 
 def device_of(summary: pd.DataFrame) -> str | None:

@@ -13,6 +13,7 @@ from lab.analysis.scaling_curves import (
     curves,
     device_of,
     ranks,
+    rows_of,
     with_interval,
 )
 from lab.formatting import NOT_MEASURED, Unit, format_seconds, percent, rounded, unit_for
@@ -46,13 +47,13 @@ def classical_tables(summary: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
     unmeasured = summary["exposed_communication_time"][summary["world_size"] > 1].isna().any()
     note = "; where communication was not measured, compute holds the wait for it"
     caption = f"Compute and communication of a step, {over}{note if unmeasured else ''}"
-    parts = (caption, _parts_of_step(lines, unit))
+    parts = [(caption, frame)] if len((frame := _parts_of_step(lines, unit)).columns) else []
     if all(len(points) < 2 for _, points in lines):
-        return [(f"Configurations, {over}", _side_by_side(lines, cells)), parts]
+        return [(f"Configurations, {over}", _side_by_side(lines, cells)), *parts]
     tables = []
     for caption, cell in cells.items():
         columns = {
-            label: {row["world_size"]: cell(row) for row in points.to_dict("records")}
+            label: {row["world_size"]: cell(row) for row in rows_of(points)}
             for label, points in lines
         }
         frame = pd.DataFrame(columns).reindex(sizes).fillna(NOT_MEASURED)
@@ -60,7 +61,7 @@ def classical_tables(summary: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
             frame = frame.T.rename_axis("configuration")
             frame = frame.rename(columns=lambda size: ranks(device, size)).rename_axis(columns=None)
         tables.append((f"{caption}, {over}", frame))
-    return [*tables, parts]
+    return [*tables, *parts]
 
 
 def _side_by_side(
@@ -72,7 +73,7 @@ def _side_by_side(
             name.lower(): cell(row) for name, cell in cells.items()
         }
         for label, points in lines
-        for row in points.to_dict("records")
+        for row in rows_of(points)
     }
     return pd.DataFrame.from_dict(rows, orient="index").rename_axis("configuration")
 
@@ -87,13 +88,15 @@ def _ratio(row: Mapping[Any, Any], name: str) -> str:
 def _parts_of_step(lines: Sequence[Curve], unit: Unit) -> pd.DataFrame:
     rows = {}
     for label, points in lines:
-        for row in points.to_dict("records"):
+        for row in rows_of(points):
             times = {part: with_interval(row, f"{part.replace(' ', '_')}_time") for part in PARTS}
             cells = {part: format_seconds(*time, unit=unit) for part, time in times.items()}
             if row["world_size"] == 1:
                 cells |= dict.fromkeys(("communication", "exposed communication"), "none")
             rows[f"{ranks(row['device'], row['world_size'])}, {label}"] = cells
-    return pd.DataFrame.from_dict(rows, orient="index").rename_axis("configuration")
+    frame = pd.DataFrame.from_dict(rows, orient="index").rename_axis("configuration")
+    # What was seen nowhere, as some phases of a script, has no column.
+    return frame[[part for part in frame if set(frame[part]) - {NOT_MEASURED, "none"}]]
 
 
 def fits_table(calibration: Calibration) -> pd.DataFrame:

@@ -34,16 +34,17 @@ def place(row: Any, labels: Mapping[str, str]) -> str:
 
 def against_baseline(row: Any, summary: pd.DataFrame, labels: Mapping[str, str]) -> str:
     """What one configuration does against its baseline, and whether the intervals support it."""
-    base = summary.set_index("run_id").loc[row["baseline_run_id"]]
+    base = summary[summary["run_id"] == row["baseline_run_id"]].iloc[0]
     base_label = labels[row["baseline_run_id"]]
     over = ranks(base["device"], base["world_size"])
     if base_label != labels[row["run_id"]]:
         over += f" at {base_label}"
     times, efficiency = with_interval(row, "speedup"), with_interval(row, "efficiency")
+    thing = {"epoch": "an epoch", "total": "a run"}.get(row.get("per", "step"), "a step")
     compared = (
         f"the throughput is {rounded(*times)} times that of {over}"
-        if row["scaling"] == "weak"
-        else f"a step is {rounded(*times)} times as fast as on {over}"
+        if row["scaling"] == "weak" or pd.isna(row["step_time"])
+        else f"{thing} is {rounded(*times)} times as fast as on {over}"
     )
     judged = verdict(*times[1:], min(row["repeats"], base["repeats"]))
     return f"{compared} (efficiency {percent(*efficiency)}), {judged}"

@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 
 from lab.analysis.scaling import FEWEST_REPEATS, RESAMPLES, SEED
-from lab.analysis.scaling_curves import curves, ranks, with_interval
+from lab.analysis.scaling_curves import curves, ranks, rows_of, with_interval
 from lab.config.run import Run
 from lab.errors import InputError
 from lab.formatting import rounded, unit_for
-from lab.perfmodel.calibration import load_calibration
+from lab.perfmodel.calibration import Calibration, load_calibration
 from lab.perfmodel.forecast import SAME
 from lab.perfmodel.layout import Layout
-from lab.records.schema import PHASES, Communication, Environment
+from lab.records.schema import Communication, Environment
 from lab.records.store import Record
 
 Draws = np.ndarray[Any, np.dtype[np.float64]]  # the value, then one of each resample of the repeats
+Calibrated = Callable[[str], Calibration | None]  # that of a cluster's profile
 # What takes time that the ideal step does not have, in the order in which it is shown.
 CAUSES = {
     "batch": "smaller micro-batches",
@@ -102,6 +104,8 @@ class Waterfall:
         """What a cause is called in a step of this strategy and scaling."""
         if cause == "transfer":
             return f"moving {self.run.facts.moves}"
+        if cause == "host" and self.run.script:
+            return "what the script does between the phases"
         if cause == "compute":
             gain = self.losses[cause].value < 0
             if self.row["scaling"] == "weak":
@@ -136,16 +140,27 @@ def waterfalls(summary: pd.DataFrame, records: Sequence[Record]) -> list[Waterfa
             and {"forward", "backward"} <= set(record.timing.phases)
         ):
             measured[record.emulation][record.run_id].append(record)
-    steps = {
-        emulated: {run_id: _Steps(repeats) for run_id, repeats in runs.items()}
+    calibrated, baselines = cache(_calibrated), set(summary["baseline_run_id"].dropna())
+    # Resamples of a run are large, and of most runs are looked at once.
+    shared = {
+        emulated: _Shared(
+            {
+                run_id: _Steps(repeats, calibrated)
+                for run_id, repeats in runs.items()
+                if run_id in baselines or repeats[0].run.world_size == 1
+            }
+        )
         for emulated, runs in measured.items()
     }
-    return [
-        _waterfall(label, row, steps[row["emulated"]])
-        for label, points in curves(summary)
-        for row in points.to_dict("records")
-        if row["run_id"] in steps.get(row["emulated"], {})
-    ]
+    falls = []
+    for label, points in curves(summary):
+        for row in rows_of(points):
+            repeats = measured[row["emulated"]].get(row["run_id"])
+            if repeats:
+                known = shared[row["emulated"]]
+                own = known.steps.get(row["run_id"]) or _Steps(repeats, calibrated)
+                falls.append(_waterfall(label, row, own, known))
+    return falls
 
 
 def with_baseline(falls: Sequence[Waterfall]) -> list[Waterfall]:
@@ -158,11 +173,10 @@ def on_most_ranks(falls: Sequence[Waterfall]) -> list[Waterfall]:
     return list({fall.label: fall for fall in falls}.values())
 
 
-def _waterfall(label: str, row: Mapping[Any, Any], steps: Mapping[str, _Steps]) -> Waterfall:
-    own = steps[row["run_id"]]
-    base = steps.get(row["baseline_run_id"], own)
+def _waterfall(label: str, row: Mapping[Any, Any], own: _Steps, shared: _Shared) -> Waterfall:
+    base = shared.steps.get(row["baseline_run_id"], own)
     share = 1.0 if row["scaling"] == "weak" else base.run.world_size / own.run.world_size
-    ideal, losses = _losses(own, base, 0.0 if base is own else share, _alone(own.run, steps))
+    ideal, losses = _losses(own, base, 0.0 if base is own else share, shared.alone(own.run))
     repeats = min(own.repeats, base.repeats)
     amounts = {cause: Amount.of(losses[cause], repeats) for cause in CAUSES if cause in losses}
     largest = max(amounts, key=lambda cause: amounts[cause].value)
@@ -184,16 +198,31 @@ def _waterfall(label: str, row: Mapping[Any, Any], steps: Mapping[str, _Steps]) 
     )
 
 
-def _alone(run: Run, steps: Mapping[str, _Steps]) -> dict[int, Draws]:
-    """Compute of a micro-batch on one rank, by its size; of several, that of the run's strategy."""
-    alike = [
-        one
-        for one in steps.values()
-        if one.run.world_size == 1
-        and all(getattr(one.run, name) == getattr(run, name) for name in SAME)
-    ]
-    alike.sort(key=lambda one: one.run.strategy == run.strategy)
-    return {one.run.micro_batch_size: one.draws["compute"] / one.run.grad_accum for one in alike}
+class _Shared:
+    """The steps of the runs that others compare with: baselines, and all on one rank."""
+
+    def __init__(self, steps: Mapping[str, _Steps]) -> None:
+        self.steps = steps
+        self._by_work: dict[tuple[str, ...], list[_Steps]] = defaultdict(list)
+        for one in steps.values():
+            if one.run.world_size == 1:
+                self._by_work[_work(one.run)].append(one)
+
+    def alone(self, run: Run) -> dict[int, Draws]:
+        """Compute of a micro-batch on one rank, by its size; of several, of the run's strategy."""
+        alike = sorted(
+            self._by_work.get(_work(run), ()), key=lambda one: one.run.strategy == run.strategy
+        )
+        return {
+            size: one.draws["compute"] / one.run.grad_accum
+            for one in alike
+            if (size := one.run.micro_batch_size) is not None
+        }
+
+
+def _work(run: Run) -> tuple[str, ...]:
+    """What is equal in runs that compute the same for a sample."""
+    return tuple(repr(getattr(run, name)) for name in SAME)
 
 
 def _losses(
@@ -206,11 +235,13 @@ def _losses(
     losses = {part: own.draws[part] - share * base.draws[part] for part in PARTS}
     expected, derived = share * base.draws["compute"], dict[str, Draws]()
     run, intercept = own.run, _intercept(alone)
-    micro, accum = (run.micro_batch_size, base.run.micro_batch_size), share * base.run.grad_accum
+    size, base_size = run.micro_batch_size, base.run.micro_batch_size
+    accum = share * base.run.grad_accum
     # Ranks that share a model do not share samples.
-    changed = run.data_parallel_size == run.world_size and (micro[0] != micro[1] or not share)
-    if changed and share and alone.keys() >= set(micro):
-        derived["batch"] = run.grad_accum * alone[micro[0]] - accum * alone[micro[1]]
+    changed = run.data_parallel_size == run.world_size and (size != base_size or not share)
+    compute = [alone[one] for one in (size, base_size) if one is not None and one in alone]
+    if changed and share and len(compute) == 2:
+        derived["batch"] = run.grad_accum * compute[0] - accum * compute[1]
     elif changed and intercept is not None:
         derived["launches"] = intercept * (run.grad_accum - accum)
     if share and own.neighbours is not None:
@@ -234,12 +265,12 @@ def _intercept(alone: Mapping[int, Draws]) -> Draws | None:
 class _Steps:
     """The repeats of one run: each part of its step, with what resampled repeats give."""
 
-    def __init__(self, repeats: Sequence[Record]) -> None:
+    def __init__(self, repeats: Sequence[Record], calibrated: Calibrated) -> None:
         self.run, self.environment = repeats[0].run, repeats[0].environment
         self.repeats = len(repeats)
         rows = [_parts(record) for record in repeats]
         self.draws = dict(zip(rows[0], _resampled(rows, self.run.id), strict=True))
-        self.neighbours = _neighbours(self.run, self.environment)
+        self.neighbours = _neighbours(self.run, self.environment, calibrated)
 
 
 def _resampled(rows: Sequence[Mapping[str, float]], seed: str) -> Draws:
@@ -262,10 +293,10 @@ def _parts(record: Record) -> dict[str, float]:
     assert timing is not None
     waits, late = sent.per_rank.get("straggler", []), 0.0
     waited: float | None
-    if waits and timing.per_rank.keys() >= set(PHASES):
+    if waits and timing.per_rank.keys() >= timing.phases.keys():
         # Which rank ends last changes from step to step, and with it who waits for whom.
         rank = int(np.argmax(waits))
-        phases = {name: timing.per_rank[name][rank] for name in PHASES}
+        phases = {name: timing.per_rank[name][rank] for name in timing.phases}
         exposed, waited = sent.per_rank["exposed"][rank], waits[rank]
         # The step ends with its slowest rank: what that takes longer is a wait for it, too.
         late = timing.step.median - timing.per_rank["step"][rank]
@@ -329,14 +360,18 @@ def _computes_on_cores(place: Environment) -> bool:
     return place.device == "cpu" and not (place.emulated and place.emulated.compute)
 
 
-def _neighbours(run: Run, place: Environment | None) -> float | None:
+def _calibrated(cluster: str) -> Calibration | None:
+    try:
+        return load_calibration(cluster)
+    except InputError:  # the profile may not be on this machine
+        return None
+
+
+def _neighbours(run: Run, place: Environment | None, calibrated: Calibrated) -> float | None:
     """How many times longer a rank computes beside the others, where that is calibrated."""
     if run.world_size == 1 or place is None or not _computes_on_cores(place):
         return None
-    try:
-        calibration = load_calibration(place.cluster)
-    except InputError:
-        return None
+    calibration = calibrated(place.cluster)
     for part in calibration.parts if calibration else ():
         same = part.environment.cpu == place.cpu and part.world_size == run.world_size
         if same and part.contention is not None:

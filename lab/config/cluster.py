@@ -16,6 +16,7 @@ from lab import machine
 from lab.config.base import Frozen, InvalidValueError, problems_of, unknown_keys
 from lab.config.emulation import Compute, Emulated, Link
 from lab.config.slurm import Layout, SlurmKeys, Word, slurm_problems
+from lab.config.variables import check_variables
 from lab.errors import InputError, Problem, nearest
 from lab.files import SHARED, USER, read_yaml
 
@@ -70,7 +71,31 @@ class Published(Frozen):
         return max((row.world_size for row in rows), default=1)
 
 
+class Budget(Frozen):
+    """Hours that a study may take of cores and of GPUs, unless it is run with --yes.
+
+    With `per: folder` all studies that lie beside each other share them, as those of a learner.
+    """
+
+    core_hours: float | None = Field(default=None, gt=0)
+    gpu_hours: float | None = Field(default=None, gt=0)
+    per: Literal["study", "folder"] = "study"
+
+    @property
+    def label(self) -> str:
+        """For people: `20 GPU-hours and 500 core-hours`."""
+        parts = {"GPU": self.gpu_hours, "core": self.core_hours}
+        label = " and ".join(f"{hours:g} {unit}-hours" for unit, hours in parts.items() if hours)
+        return f"{label} for all studies beside it" if self.per == "folder" else label
+
+
 MOST_SLEEPING = 16  # emulated ranks: each still holds a model and sends its gradients
+
+
+def _value(value: str) -> str:
+    if "\0" in value:
+        raise InvalidValueError(f"{value!r}: no variable can hold a NUL", "leave it out")
+    return check_variables(value)
 
 
 def _variable(name: str) -> str:
@@ -93,14 +118,22 @@ class Cluster(SlurmKeys):
     backend: Literal["auto", "gloo", "nccl"] = "auto"  # auto: nccl on GPUs, else gloo
     devices: int | Literal["auto"] = "auto"
     cores_per_rank: int = Field(default=1, ge=1, le=1024)
-    time_limit_min: int = Field(default=120, ge=1)  # a run that takes longer is ended
-    hang_timeout_s: int = Field(default=300, ge=5)  # a run without progress for so long is ended
+    # All ranks of a job share this many cores, however many ranks there are, and so do their loader
+    # processes: the job that asked for too few CPUs.
+    cores_per_job: int | None = Field(default=None, ge=1, le=1024)
+    # A run that takes longer is ended; at most a year.
+    time_limit_min: int = Field(default=120, ge=1, le=525_600)
+    # A run without progress for so long is ended; at most a day.
+    hang_timeout_s: int = Field(default=300, ge=5, le=86_400)
     # How much of a long run its sudden end may cost.
-    checkpoint_every_min: float = Field(default=10.0, gt=0)
+    checkpoint_every_min: float = Field(default=10.0, gt=0, le=525_600)
     # A repeat during which other processes took the ranks' cores is measured once more.
     repeat_disturbed: bool = False
-    # Variables set for every rank.
-    environment: dict[Annotated[str, AfterValidator(_variable)], str] = {}
+    budget: Budget | None = None  # what a study may take, unless it is run with --yes
+    # Variables set for every rank; `$NAME` and `~` in their values are those of its node.
+    environment: dict[
+        Annotated[str, AfterValidator(_variable)], Annotated[str, AfterValidator(_value)]
+    ] = {}
     published: Published | None = None  # the table that executor: replay shows
     network_interface: Word | None = None  # over which gloo and NCCL talk, such as ib0
     link: Link | None = None  # emulated, between ranks of one machine
@@ -123,8 +156,8 @@ class Cluster(SlurmKeys):
         return cluster
 
     def _problems(self) -> Iterator[Problem]:
-        emulation = {"devices", "link", "compute"}
-        own = {"slurm": set(SlurmKeys.model_fields), "local": emulation, "replay": {"published"}}
+        here = {"devices", "cores_per_job", "link", "compute"}
+        own = {"slurm": set(SlurmKeys.model_fields), "local": here, "replay": {"published"}}
         for other, keys in own.items():
             for key in sorted(keys & self.model_fields_set) if other != self.executor else ():
                 advice = f"leave it out, or set executor: {other}"
@@ -150,6 +183,9 @@ class Cluster(SlurmKeys):
         elif self.devices != "auto" and not 1 <= self.devices <= self._devices_here():
             what = f"{self.devices}, and there are {self._devices_here()} here"
             yield Problem("devices", what, "set devices: auto")
+        if self.cores_per_job and self.cores_per_job > len(machine.cores()):
+            what = f"{self.cores_per_job}, and there are {len(machine.cores())} here"
+            yield Problem("cores_per_job", what, f"at most {len(machine.cores())}")
 
     def _devices_here(self) -> int:
         if self.compute is not None:
@@ -180,6 +216,13 @@ class Cluster(SlurmKeys):
         if device == "cuda":
             return None
         return self.model_copy(update={"device": "cpu", "devices": "auto"})
+
+    @property
+    def settled(self) -> Cluster:
+        """The same with the GPUs of this machine counted, for jobs, which may see fewer of them."""
+        if self.executor != "local" or self.device_kind == "cpu":
+            return self
+        return self.model_copy(update={"device": "cuda", "devices": self.ranks_per_node})
 
     @property
     def ranks_per_node(self) -> int:
@@ -240,11 +283,14 @@ class Cluster(SlurmKeys):
     def cores_of(self, local_rank: int) -> tuple[int, ...]:
         """The cores of one rank; on Slurm those of its job, as the site binds ranks to cores.
 
-        As many at every world size, so that the baseline is not measured on a stronger machine.
+        As many at every world size, so that the baseline is not measured on a stronger machine;
+        with `cores_per_job` all ranks have the same.
         """
         cores = machine.cores()
         if self.executor == "slurm":
             return cores
+        if self.cores_per_job is not None:
+            return cores[: self.cores_per_job]
         on_gpus = self.device_kind == "cuda"
         share = max(len(cores) // self.capacity, 1) if on_gpus else self.cores_per_rank
         first = local_rank * share % len(cores)
@@ -252,8 +298,10 @@ class Cluster(SlurmKeys):
 
     @property
     def threads_per_rank(self) -> int:
-        """Threads of a rank: one for each of its cores."""
-        return self.cpus_per_rank if self.executor == "slurm" else len(self.cores_of(0))
+        """Threads of a rank: one for each core that it has to itself."""
+        if self.executor == "slurm":
+            return self.cpus_per_rank
+        return self.cores_per_rank if self.cores_per_job else len(self.cores_of(0))
 
     @property
     def memory_bytes_per_rank(self) -> int | None:
@@ -264,7 +312,8 @@ class Cluster(SlurmKeys):
             mib = self.memory_mb(1) if self.device_kind == "cpu" else None
             return None if mib is None else mib * 2**20
         if self.device_kind == "cuda":
-            return min(gpu.memory for gpu in machine.gpus())
+            sizes = [gpu.memory for gpu in machine.gpus()]
+            return min((size for size in sizes if size), default=None) if all(sizes) else None
         return machine.memory_bytes() // max(self.capacity, 1)
 
     @property

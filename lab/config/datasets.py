@@ -121,6 +121,7 @@ class PythonData(Own, _DataSet):
     """
 
     tasks: ClassVar = ("its own task",)
+    entry_points: ClassVar = "lab.data"
 
     @property
     def label(self) -> str:
@@ -128,8 +129,25 @@ class PythonData(Own, _DataSet):
         return ", ".join(self.names)
 
 
+class ScriptData(_DataSet):
+    """What a script trains on, which it alone knows."""
+
+    tasks: ClassVar = ("its own task",)
+    kind: Literal["script"] = "script"
+
+
 Data = (
-    Stdlib | Text | Shakespeare | AGNews | IMDB | Topics | MNIST | Digits | Synthetic | PythonData
+    Stdlib
+    | Text
+    | Shakespeare
+    | AGNews
+    | IMDB
+    | Topics
+    | MNIST
+    | Digits
+    | Synthetic
+    | PythonData
+    | ScriptData
 )
 Corpora = Stdlib | Text | Shakespeare
 LabelledTexts = AGNews | IMDB | Topics
@@ -137,12 +155,14 @@ LabelledTexts = AGNews | IMDB | Topics
 DATASETS: dict[str, Data] = {
     kind.model_fields["kind"].default: kind()
     for kind in get_args(Data)
-    if kind not in (Text, PythonData)
+    if kind not in (Text, PythonData, ScriptData)
 }
 
 
 def _from_preset(content: Any) -> Any:
     """A mapping with `preset: NAME` is that preset with the other keys changed."""
+    if isinstance(content, str) and content not in MODELS:
+        return PythonModel.resolved(content)
     if not isinstance(content, dict) or "preset" not in content:
         return content
     preset = content["preset"]
@@ -150,6 +170,11 @@ def _from_preset(content: Any) -> Any:
         raise InvalidValueError(f"unknown model preset {preset!r}", nearest(str(preset), MODELS))
     changes = {key: value for key, value in content.items() if key != "preset"}
     return MODELS[preset].model_dump() | changes
+
+
+def _installed_data(content: Any) -> Any:
+    known = not isinstance(content, str) or content in DATASETS
+    return content if known else PythonData.resolved(content)
 
 
 _named = Discriminator(lambda value: "a name" if isinstance(value, str) else "one of the kinds")
@@ -163,6 +188,7 @@ DataField = Annotated[
     Annotated[str, one_of("data set", DATASETS), Tag("a name")]
     | Annotated[Annotated[Data, Field(discriminator="kind")], Tag("one of the kinds")],
     _named,
+    BeforeValidator(_installed_data),
 ]
 
 

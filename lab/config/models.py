@@ -9,6 +9,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from lab.config.base import Frozen, InvalidValueError
 from lab.config.own import Own, Reference
+from lab.config.script import Script
 from lab.errors import nearest
 
 Task = Literal["language modelling", "text classification", "image classification", "its own task"]
@@ -198,6 +199,7 @@ class PythonModel(Own, _Model):
     """
 
     task: ClassVar[Task] = "its own task"
+    entry_points: ClassVar = "lab.models"
     loss: Reference | None = None
     blocks: str | None = Field(default=None, pattern=r"^[A-Za-z_]\w*(\.\w+)*$")
     # Only the module itself tells; a record says what was found in it.
@@ -226,7 +228,7 @@ def _gpt2(layers: int, heads: int, width: int) -> GPT:
 
 
 Transformer = GPT | TextClassifier | DistilBERT
-Model = Transformer | CNN | PythonModel
+Model = Transformer | CNN | PythonModel | Script
 MODELS: dict[str, Model] = {
     "gpt-nano": GPT(layers=4, heads=4, width=128, block_size=128),
     "gpt-mini": GPT(layers=6, heads=6, width=384, block_size=256),

@@ -1,12 +1,16 @@
-"""A study to begin with: a commented file, or a copy of one that the lab brings along."""
+"""Studies that are written for a user: one to begin with, a copy of an example, one of a script."""
 
 from __future__ import annotations
 
+import json
+import os
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
+from lab.config.study import Scaling, Study
 from lab.errors import InputError, Problem, nearest
-from lab.files import SHARED
+from lab.files import SHARED, write_atomically
 
 TEMPLATE = """\
 # What you want to know, and the runs that answer it.
@@ -34,6 +38,8 @@ baseline: {{world_size: 1}}  # what speedups are over
 quick:                   # a smaller form, for `--quick`
   base: {{steps: 12, warmup_steps: 4}}
 """
+# Its first line, by which it is known.
+OF_SCRIPT = "# Written by `lab measure`, which writes it anew for another command."
 
 
 def new_study(folder: Path, *, like: str | None = None) -> list[Path]:
@@ -53,3 +59,68 @@ def new_study(folder: Path, *, like: str | None = None) -> list[Path]:
         return [folder / "study.yaml"]
     sources = [examples[like] / "study.yaml", *sorted(examples[like].glob("*.py"))]
     return [Path(shutil.copy(path, folder)) for path in sources]
+
+
+def script_study(
+    command: Sequence[str],
+    *,
+    ranks: Sequence[int] = (1, 2),
+    folder: str | Path | None = None,
+    steps: int = 60,
+    warmup_steps: int = 10,
+    repeats: int = 3,
+    scaling: Scaling = "none",
+    global_batch_size: int | None = None,
+    micro_batch_size: int | None = None,
+    launcher: str = "torchrun",
+) -> Study:
+    """A study of a training script on several numbers of ranks, which runs in this directory.
+
+    `folder` is where it is written, or its name under `reports/`; by default that of the script.
+    Batches are what the arguments of the script amount to, where the study is to know them. Raises
+    InputError, and writes nothing, for a script that is not there, a folder that holds a study of
+    another kind, and values that no study may have.
+    """
+    name = Path(command[0]).stem if command else ""
+    place = Path(folder or name)
+    if len(place.parts) == 1:
+        place = Path("reports") / place
+    model = {"kind": "script", "command": list(command), "launcher": launcher}
+    model["directory"] = os.path.relpath(Path.cwd(), place.resolve())
+    base = {"model": model, "steps": steps, "warmup_steps": warmup_steps}
+    sizes = {"global_batch_size": global_batch_size, "micro_batch_size": micro_batch_size}
+    base |= {key: size for key, size in sizes.items() if size is not None}
+    on = " and ".join([", ".join(map(str, ranks[:-1])), str(ranks[-1])]) if ranks[1:] else ranks[0]
+    content = {
+        "title": f"{name}.py on {on} rank{'s' * (len(ranks) > 1 or ranks[0] > 1)}",
+        "question": f"How does {name}.py scale here, and why?",
+        "scaling": scaling,
+        "base": base,
+        "grid": {"world_size": list(ranks)},
+        "repeats": repeats,
+        "baseline": {"world_size": min(ranks)},
+    }
+    # Values are JSON, which is YAML too.
+    lines = [OF_SCRIPT, *(f"{key}: {json.dumps(value)}" for key, value in content.items())]
+    return _write_study(place, "\n".join(lines) + "\n")
+
+
+def _write_study(folder: Path, text: str) -> Study:
+    """Write a study file and load it; an invalid one leaves the folder as it was."""
+    path = folder / "study.yaml"
+    earlier = path.read_bytes() if path.exists() else None
+    if earlier is not None and not earlier.startswith(OF_SCRIPT.encode()):
+        what = "there is a study already that `lab measure` did not write"
+        raise InputError(str(folder), [Problem("study.yaml", what, "give another --name")])
+    new = not folder.exists()
+    write_atomically(path, text.encode())
+    try:
+        return Study.load(folder)
+    except InputError as error:
+        if earlier is not None:
+            write_atomically(path, earlier)
+        else:
+            path.unlink()
+        if new:
+            folder.rmdir()
+        raise InputError("measure", error.problems) from None

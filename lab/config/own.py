@@ -10,9 +10,11 @@ import ast
 import hashlib
 import importlib.util
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from functools import cache
+from importlib import metadata
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, JsonValue, ValidationInfo, model_validator
 
@@ -31,6 +33,13 @@ def check_reference(value: str) -> str:
     return value
 
 
+@cache
+def installed(group: str) -> dict[str, str]:
+    """References by the names that installed packages give them in a group of entry points."""
+    entries = metadata.entry_points(group=group)
+    return {entry.name: f"{entry.module}:{entry.attr}" for entry in entries}
+
+
 Reference = Annotated[str, AfterValidator(check_reference)]
 NAMES = ("factory", "loss")
 
@@ -38,20 +47,35 @@ NAMES = ("factory", "loss")
 class Own(Frozen):
     """What `factory`, called with `args`, makes; the module lies beside the study or is installed.
 
-    `source` is the SHA-256 of the module and of what it imports from beside the study. The lab
-    fills it in where a study is read.
+    A name that an installed package gives in `entry_points` stands for its reference. `source` is
+    the SHA-256 of the module and of what it imports from beside the study. The lab fills it in
+    where a study is read.
     """
 
+    entry_points: ClassVar[str] = ""
     kind: Literal["python"] = "python"
     factory: Reference
     args: dict[str, JsonValue] = {}
     source: str = ""
+
+    @classmethod
+    def resolved(cls, content: Any) -> Any:
+        """Settings with the reference for which an installed name stands; other content as it is.
+
+        The name is the `factory`, or stands alone.
+        """
+        settings = content if isinstance(content, dict) else {"kind": "python", "factory": content}
+        name = settings.get("factory")
+        if not isinstance(name, str) or ":" in name or name not in installed(cls.entry_points):
+            return content
+        return settings | {"factory": installed(cls.entry_points)[name]}
 
     @model_validator(mode="before")
     @classmethod
     def _with_source(cls, content: Any, info: ValidationInfo) -> Any:
         """With the digest of the sources, where the study's folder is known."""
         context: dict[str, Any] = info.context or {}
+        content = cls.resolved(content)
         if "folder" not in context or not isinstance(content, dict):
             return content
         references = [str(content[name]) for name in NAMES if name in content]
@@ -88,9 +112,14 @@ def digest(references: list[str], folder: Path) -> str:
             raise InvalidValueError(f"no module {module!r} beside the study or installed", advice)
         if path.is_relative_to(folder):
             _require_name(name, path)
-            paths |= {str(one.relative_to(folder)): one for one in _closure(path, folder)}
+            paths |= {str(one.relative_to(folder)): one for one in local_files(path, folder)}
         else:
             paths[module] = path
+    return hash_files(paths)
+
+
+def hash_files(paths: Mapping[str, Path]) -> str:
+    """SHA-256 of the names and contents of files."""
     content = hashlib.sha256()
     for name, path in sorted(paths.items()):
         content.update(name.encode() + b"\0" + path.read_bytes() + b"\0")
@@ -120,7 +149,7 @@ def _file(place: Path) -> Path | None:
 def _require_name(name: str, path: Path) -> None:
     """Raise InvalidValueError where a module's top level defines or imports no such name."""
     names: set[str] = set()
-    for node in _tree(path).body:
+    for node in parsed(path).body:
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
             names.add(node.name)
         elif isinstance(node, ast.Import | ast.ImportFrom):
@@ -133,8 +162,8 @@ def _require_name(name: str, path: Path) -> None:
         raise InvalidValueError(f"no {name!r} in {path.name}", nearest(name, names))
 
 
-def _closure(path: Path, folder: Path) -> set[Path]:
-    """A file beside the study, and the files that it imports from there, at any depth."""
+def local_files(path: Path, folder: Path) -> set[Path]:
+    """A file in a folder, and the files that it imports from there, at any depth."""
     files, waiting = set[Path](), [path]
     while waiting:
         file = waiting.pop()
@@ -145,7 +174,7 @@ def _closure(path: Path, folder: Path) -> set[Path]:
 
 
 def _local_imports(path: Path, folder: Path) -> Iterator[Path]:
-    for node in ast.walk(_tree(path)):
+    for node in ast.walk(parsed(path)):
         modules: list[str] = []
         if isinstance(node, ast.Import):
             modules = [alias.name for alias in node.names]
@@ -158,7 +187,8 @@ def _local_imports(path: Path, folder: Path) -> Iterator[Path]:
                 yield file
 
 
-def _tree(path: Path) -> ast.Module:
+def parsed(path: Path) -> ast.Module:
+    """The syntax tree of a file; InvalidValueError, with its line, where it is not Python."""
     try:
         return ast.parse(path.read_bytes(), str(path))
     except (SyntaxError, ValueError) as error:

@@ -1,9 +1,9 @@
-"""Which files a study may read: those of its own folder, and of the folders in LAB_DATA_PATH."""
+"""Which files a study may read: of its own folder, and of LAB_DATA_PATH; and where caches lie."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from lab.config.datasets import Text
@@ -11,6 +11,13 @@ from lab.config.run import Run
 from lab.errors import InputError, Problem, nearest
 
 MAX_BYTES = 2**30
+
+
+def cache_roots(variables: Mapping[str, str] = os.environ) -> list[Path]:
+    """Where downloads and prepared data lie: LAB_CACHE, then the user's own cache folder."""
+    user = Path(variables.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "scaling-lab"
+    named = variables.get("LAB_CACHE")
+    return [Path(named), user] if named else [user]
 
 
 def text_roots(data_root: Path) -> list[Path]:

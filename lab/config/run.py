@@ -8,21 +8,43 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
 from pydantic import Field, model_validator
 
 from lab.config import datasets, models
 from lab.config.base import Counts, Frozen, InvalidValueError, Quantization
-from lab.config.strategies import OWN, STRATEGIES, OwnStrategy, Strategy, StrategyFacts
+from lab.config.script import OF_RANK, Script
+from lab.config.strategies import (
+    OWN,
+    SCRIPT,
+    SCRIPT_NAME,
+    STRATEGIES,
+    OwnStrategy,
+    Strategy,
+    StrategyFacts,
+)
+from lab.errors import LabError, nearest
 
 DEFAULT_BUCKET_CAP_MB = 25.0
+MANY = 1_000_000_000  # samples or batches: beyond what any machine takes at once
 POWERSGD_FIRST_STEP = 2  # before it, DDP may still change its buckets
 # Settings that a training run ignores.
-INFERENCE_ONLY = {"quantization", "prompt_tokens", "batch_sizes", "new_tokens", "rounds"}
+INFERENCE_ONLY = {
+    *("quantization", "base_precision", "prompt_tokens", "batch_sizes", "new_tokens", "rounds")
+}
 # Parts of a model: ranks that hold them see the same samples.
 _MODEL_PARTS = {"tensors", "layers"}
+# Settings of a run of a script that say how it is measured, and need not stand in its command.
+_OF_MEASURING = {"model", "data", "strategy", "world_size", "steps", "warmup_steps", "needs_device"}
+_STATED = {"global_batch_size", "micro_batch_size", "grad_accum", "precision"}
+PrecisionName = Literal["fp32", "tf32", "bf16", "fp16"]
 _NAMES = {"powersgd": "PowerSGD", "gpipe": "GPipe", "1f1b": "1F1B"}
+
+
+def value_bytes(precision: str) -> int:
+    """Bytes of a value that a product in this precision makes; TF32 rounds inside of it alone."""
+    return 4 if precision in {"fp32", "tf32"} else 2
 
 
 @dataclass(frozen=True)
@@ -38,7 +60,7 @@ class InferenceSettings(Frozen):
 
     An inference run is a training run and what is done with its model: the model is trained as the
     other fields say, on one process, unless it is there already; then a quantized copy works in
-    turn with the fp32 base. A language model generates, at every pair of a prompt length and a
+    turn with the base. A language model generates, at every pair of a prompt length and a
     batch size; a classifier classifies batches of each size. Batch sizes are samples over all
     ranks.
     """
@@ -46,10 +68,23 @@ class InferenceSettings(Frozen):
     task: Literal["train", "inference"] = "train"
     needs_device: Literal["any", "cpu", "cuda"] = "any"  # skipped where the cluster has none
     quantization: Quantization = "none"  # of the copy that is compared with the base
+    # Of the base, in which the other is made. Left out of dumps at its default: predictions that
+    # were frozen before it keep their digest.
+    base_precision: Annotated[Literal["fp32", "bf16"], Words("base in {}")] = Field(
+        default="fp32", exclude_if=lambda precision: precision == "fp32"
+    )
     prompt_tokens: Counts = (64,)
     batch_sizes: Counts = (1, 8)
     new_tokens: int = Field(default=32, ge=2, le=1_000_000)  # generated per sequence
     rounds: int = Field(default=7, ge=5, le=10_000)  # of base and copy in turn
+
+
+class Stated(NamedTuple):
+    """What every run of the lab's own training says, and a script or a table may leave open."""
+
+    global_batch_size: int
+    micro_batch_size: int
+    precision: PrecisionName
 
 
 class Run(InferenceSettings):
@@ -59,7 +94,8 @@ class Run(InferenceSettings):
     = micro_batch_size * grad_accum * data_parallel_size`, the last being the world size except
     where ranks split the model and see the same samples; what is not given of `global_batch_size`,
     `micro_batch_size` and `grad_accum` follows from the others. `steps` counts optimizer steps; the
-    first `warmup_steps` of them are left out of every measure.
+    first `warmup_steps` of them are left out of every measure. Of a script, which decides them,
+    batch sizes and precision are None unless the study states them.
     """
 
     model: datasets.ModelField = "gpt-nano"
@@ -68,25 +104,25 @@ class Run(InferenceSettings):
     # What makes a strategy of the user's own, whose reference is `strategy`. Left out of dumps
     # where there is none: predictions that were frozen before it keep their digest.
     own_strategy: OwnStrategy | None = Field(default=None, exclude_if=lambda own: own is None)
-    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    precision: PrecisionName | None = "fp32"
     world_size: int = Field(default=1, ge=1, le=1_000_000)
-    global_batch_size: int = Field(ge=1)
-    micro_batch_size: int = Field(ge=1)
-    grad_accum: Annotated[int, Words("accumulation {}")] = Field(default=1, ge=1)
+    global_batch_size: int | None = Field(ge=1, le=MANY)
+    micro_batch_size: int | None = Field(ge=1, le=MANY)
+    grad_accum: Annotated[int, Words("accumulation {}")] = Field(default=1, ge=1, le=MANY)
     steps: int = Field(default=60, ge=2, le=100_000_000)
-    warmup_steps: int = Field(default=10, ge=0)
+    warmup_steps: int = Field(default=10, ge=0, le=100_000_000)
     learning_rate: Annotated[float, Words("learning rate {}", last=True)] = Field(
         default=1e-3, gt=0, le=10
     )
     min_learning_rate: Annotated[float, Words("least learning rate {}", last=True)] = Field(
         default=1e-4, ge=0, le=10
     )
-    lr_warmup_steps: int = Field(default=10, ge=0)
+    lr_warmup_steps: int = Field(default=10, ge=0, le=100_000_000)
     weight_decay: Annotated[float, Words("weight decay {}", last=True)] = Field(default=0.1, ge=0)
     grad_clip: Annotated[float, Words("clipping at {}", last=True)] = Field(default=1.0, gt=0)
     compile: Annotated[bool, Words("compiled")] = False
     seed: Annotated[int, Words("seed {}", last=True)] = Field(default=1337, ge=0, le=2**31)
-    eval_batches: int = Field(default=4, ge=1)  # global batches of held-out samples
+    eval_batches: int = Field(default=4, ge=1, le=MANY)  # global batches of held-out samples
     # MiB of gradients that DDP sends at a time; at the default its first bucket holds 1 MiB.
     bucket_cap_mb: Annotated[float, Words("buckets of {} MiB")] = Field(
         default=DEFAULT_BUCKET_CAP_MB, gt=0, le=1_000_000
@@ -124,11 +160,24 @@ class Run(InferenceSettings):
     def _with_own_strategy(cls, content: Any) -> Any:
         """With a reference, or a mapping that holds one, as the strategy's name."""
         given = content.get("strategy") if isinstance(content, dict) else None
+        if isinstance(given, dict) or (isinstance(given, str) and given not in STRATEGIES):
+            given = OwnStrategy.resolved(given)
         if isinstance(given, str) and ":" in given:
             given = content.get("own_strategy") or {"factory": given}
         if isinstance(given, dict) and isinstance(given.get("factory"), str):
             return content | {"strategy": given["factory"], "own_strategy": given}
         return content
+
+    @model_validator(mode="before")
+    @classmethod
+    def _decided_by_script(cls, content: Any) -> Any:
+        """Without a guess at what a script decides."""
+        model = content.get("model") if isinstance(content, dict) else None
+        kind = model.get("kind") if isinstance(model, dict) else getattr(model, "kind", "")
+        if kind != "script":
+            return content
+        unknown = dict.fromkeys(("global_batch_size", "micro_batch_size", "precision"))
+        return unknown | {"strategy": SCRIPT_NAME, "data": {"kind": "script"}} | content
 
     @model_validator(mode="before")
     @classmethod
@@ -139,8 +188,8 @@ class Run(InferenceSettings):
         whole, micro, accum = (content.get(name) for name in names)
         facts = STRATEGIES.get(str(content.get("strategy")))
         world = 1 if facts and facts.splits in _MODEL_PARTS else content.get("world_size", 1)
-        sizes = [size for size in (whole, micro, accum, world) if size is not None]
-        if not all(type(size) is int and size > 0 for size in sizes):
+        sizes = [size for size in (whole, micro, accum) if size is not None]
+        if not all(type(size) is int and size > 0 for size in (world, *sizes)):
             return content
         if whole and micro and not accum and whole % (micro * world) == 0:
             accum = whole // (micro * world)
@@ -155,9 +204,12 @@ class Run(InferenceSettings):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        if faults := list(conflicts(self)):
+        if faults := list(self._conflicts()):
             raise InvalidValueError(*faults[0], *faults[1:])
         return self
+
+    def _conflicts(self) -> Conflicts:
+        return conflicts(self)
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
         """A copy with changed fields and an id of its own; the changes are not validated."""
@@ -176,14 +228,25 @@ class Run(InferenceSettings):
         if self.task == "train":
             unused |= INFERENCE_ONLY
         content = self.model_dump(mode="json", exclude_defaults=True, exclude=unused)
-        content["model"] = self.architecture.model_dump(mode="json")
+        # Where a script lies says nothing of what it does.
+        content["model"] = self.architecture.model_dump(mode="json", exclude={"directory"})
         content["data"] = self.dataset.model_dump(mode="json")
         canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()[:10]
 
     @property
+    def stated(self) -> Stated:
+        """Its batches and precision, for what computes with them; LabError where one is None."""
+        whole, micro, precision = self.global_batch_size, self.micro_batch_size, self.precision
+        if whole is None or micro is None or precision is None:
+            raise LabError(f"{self.label}: its batches and precision are not all known")
+        return Stated(whole, micro, precision)
+
+    @property
     def facts(self) -> StrategyFacts:
         """What holds of its strategy."""
+        if self.strategy == SCRIPT_NAME:
+            return SCRIPT
         return OWN if self.own_strategy else STRATEGIES[self.strategy]
 
     @property
@@ -204,8 +267,13 @@ class Run(InferenceSettings):
     @property
     def device_needed(self) -> Literal["any", "cpu", "cuda"]:
         """The kind of device without which it cannot run."""
-        gpus_only = self.facts.gpus_only and self.world_size > 1
+        gpus_only = self.precision == "tf32" or (self.facts.gpus_only and self.world_size > 1)
         return "cuda" if gpus_only else self.needs_device
+
+    @property
+    def script(self) -> Script | None:
+        """The script that it runs, in place of a model, data and a strategy."""
+        return self.model if isinstance(self.model, Script) else None
 
     @property
     def architecture(self) -> models.Model:
@@ -244,7 +312,8 @@ class Run(InferenceSettings):
         place = f"x{self.world_size}"
         if self.needs_device != "any":
             place += f" on {self.needs_device.upper()}"
-        values = {name: self.names.get(name, getattr(self, name)) for name in _WORDS}
+        hidden = {"data"} if self.script else set()
+        values = {n: self.names.get(n, getattr(self, n)) for n in _WORDS if n not in hidden}
         settings = [
             setting_label(name, value)
             for name, value in values.items()
@@ -252,9 +321,10 @@ class Run(InferenceSettings):
         ]
         if self.task == "inference":
             return [model, "inference", place, self.quantization, *sizes, *settings]
-        batch = f"batch {self.global_batch_size}"
+        known = [f"batch {self.global_batch_size}"] if self.global_batch_size else []
+        known += [self.precision] if self.precision else []
         strategy, *args = self.own_strategy.names if self.own_strategy else [self.strategy]
-        return [model, strategy, place, batch, self.precision, *sizes, *args, *settings]
+        return [model, strategy, place, *known, *sizes, *args, *settings]
 
     def has_default(self, name: str) -> bool:
         """Whether a setting has the value that it has where nobody gives one."""
@@ -284,6 +354,9 @@ Conflicts = Iterator[tuple[str, str]]
 def conflicts(run: Run) -> Conflicts:
     """Every conflict between the fields of a run: what is wrong, and what to do about it."""
     yield from _work(run)
+    if run.script:
+        yield from _of_script(run, run.script)
+        return
     yield from _strategy(run)
     yield from _ddp(run)
     yield from _model_parts(run)
@@ -292,7 +365,13 @@ def conflicts(run: Run) -> Conflicts:
 
 def _work(run: Run) -> Conflicts:
     whole, unit = run.global_batch_size, run.grad_accum * run.data_parallel_size
-    if run.micro_batch_size * unit != whole:
+    decided = {"global_batch_size": whole, "precision": run.precision}
+    for name, value in decided.items():
+        if value is None and not run.script:
+            yield f"{name} is null", "give it a value"
+            return
+    micro = run.micro_batch_size
+    if whole is not None and micro is not None and micro * unit != whole:
         divisor = f"world_size {run.world_size}"
         if run.data_parallel_size != run.world_size:
             divisor = f"1, as all ranks of '{run.strategy}' see the same samples"
@@ -310,8 +389,36 @@ def _work(run: Run) -> Conflicts:
         yield what, "measure at least one step"
 
 
+def _of_script(run: Run, script: Script) -> Conflicts:
+    if run.strategy != SCRIPT_NAME:
+        yield f"strategy '{run.strategy}' beside a script, which decides it", "leave it out"
+    if run.dataset != datasets.ScriptData():
+        yield "data beside a script, which decides them", "leave them out"
+    known = [*OF_RANK, *(set(Run.model_fields) - {"model", "data", "strategy", "own_strategy"})]
+    for name in dict.fromkeys(script.placeholders):
+        if name not in known:
+            yield f"unknown placeholder '{{{name}}}' in command", nearest(name, known)
+        elif name not in OF_RANK and getattr(run, name) is None:
+            yield f"command names '{{{name}}}', which has no value", f"give {name} a value"
+    for name in Run.model_fields:
+        used = name in {*_OF_MEASURING, *_STATED, *script.placeholders}
+        if not used and not run.has_default(name):
+            yield f"{name}: the script never sees it", f"name {{{name}}} in its command"
+    if run.warmup_steps < 1:
+        what = "warmup_steps 0: the first step of a script shows what to measure in the others"
+        yield what, "at least 1"
+    if script.launcher == "python" and run.world_size != 1:
+        what = f"launcher 'python' is one process, world_size is {run.world_size}"
+        yield what, "use launcher 'torchrun'"
+    if run.task != "train":
+        yield "inference is measured on models of the lab, not on a script", "task: train"
+
+
 def _strategy(run: Run) -> Conflicts:
     name, facts = f"strategy '{run.strategy}'", run.facts
+    if run.strategy == SCRIPT_NAME:
+        yield f"{name} is that of a script", "model: {kind: script, command: train.py}"
+        return
     if run.own_strategy and run.strategy != run.own_strategy.factory:
         what = f"own_strategy beside {name}"
         yield what, "write strategy: {kind: python, factory: 'module:name'}"
@@ -322,6 +429,8 @@ def _strategy(run: Run) -> Conflicts:
             if not run.has_default(setting):
                 what = f"{setting} is a setting of {owned.label}, {name} has none"
                 yield what, f"leave it out, or use '{owner}'"
+    if run.precision == "tf32" and run.needs_device == "cpu":
+        yield "precision tf32 on CPU, which has none", "use fp32, or leave out needs_device"
     if run.precision == "fp16" and facts.partial_gradients:
         what = "precision fp16 scales the loss by all gradients"
         yield f"{what}, a rank of '{run.strategy}' has only some of them", "use bf16"
@@ -373,7 +482,7 @@ def _model_parts(run: Run) -> Conflicts:
     if run.grad_accum > 1:
         what = f"grad_accum {run.grad_accum}: a pipeline adds up gradients over its microbatches"
         yield what, "grad_accum 1 and more microbatches"
-    if run.micro_batch_size % parts:
+    if run.micro_batch_size is not None and run.micro_batch_size % parts:
         what = f"micro_batch_size {run.micro_batch_size} cannot be cut into {parts}"
         yield f"{what} equal microbatches", "use a number that divides it"
     if run.schedule == "1f1b" and parts < ranks:
@@ -383,9 +492,10 @@ def _model_parts(run: Run) -> Conflicts:
 
 def _inference(run: Run) -> Conflicts:
     if run.task == "train":
-        if run.quantization != "none":
-            what = "quantization is a setting of inference, this run trains"
-            yield what, "leave it out, or use task: inference"
+        for name in ("quantization", "base_precision"):
+            if not run.has_default(name):
+                what = f"{name} is a setting of inference, this run trains"
+                yield what, "leave it out, or use task: inference"
         return
     model, longest = run.architecture, max(run.prompt_tokens) + run.new_tokens
     if isinstance(model, models.PythonModel):

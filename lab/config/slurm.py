@@ -10,6 +10,7 @@ from typing import Annotated, Literal, NamedTuple
 from pydantic import AfterValidator, Field
 
 from lab.config.base import Frozen, InvalidValueError
+from lab.config.variables import check_variables, uses_variables
 from lab.errors import Problem
 
 # Options of sbatch that the lab sets itself, so not `extra`: each with the key that it follows.
@@ -36,7 +37,12 @@ _TAKEN = {
 }
 
 
+_UNEXPANDED = "variables are expanded in environment, setup, container and python alone"
+
+
 def _word(value: str) -> str:
+    if uses_variables(value):
+        raise InvalidValueError(f"{value!r}: {_UNEXPANDED}", "write it out")
     if not re.fullmatch(r"[\w.,:@+&|*()\[\]/%=-]+", value) or value.startswith("-"):
         advice = "use letters, digits and . , : @ + & | * ( ) [ ] / % = -"
         raise InvalidValueError(f"{value!r} is not a plain word", advice)
@@ -44,6 +50,8 @@ def _word(value: str) -> str:
 
 
 def _command(value: str) -> str:
+    if "\0" in value:
+        raise InvalidValueError(f"{value!r} holds a NUL", "leave it out")
     try:
         words = shlex.split(value)
     except ValueError as error:
@@ -55,10 +63,31 @@ def _command(value: str) -> str:
     return value
 
 
+def _program(value: str) -> str:
+    for word in shlex.split(_command(value)):
+        check_variables(word)
+    tokens = shlex.shlex(value, posix=True, punctuation_chars=True)
+    tokens.whitespace_split = True
+    for token in tokens:
+        if token and set(token) <= set(tokens.punctuation_chars):
+            advice = "give one program with its arguments; commands before it go to `setup`"
+            raise InvalidValueError(f"{value!r} is more than one program: {token!r}", advice)
+    return value
+
+
+# Options that make sbatch do or say something else than submit a job and tell its number.
+_ANSWERS = (
+    *("parsable", "test-only", "wait", "help", "usage", "version", "quiet", "verbose"),
+    *("clusters", "uid", "gid"),
+)
+
+
 # The value of an option in a script's header, where nothing can be quoted.
 Word = Annotated[str, AfterValidator(_word)]
 # A line for the shell whose quotes are closed.
 Command = Annotated[str, AfterValidator(_command)]
+# A program and its arguments, in which variables are expanded and nothing is run.
+Program = Annotated[str, AfterValidator(_program)]
 # Marks a key that becomes the option of sbatch of the same name.
 SBATCH = Field(json_schema_extra={"sbatch": True})
 
@@ -86,13 +115,14 @@ class SlurmKeys(Frozen):
     gpu_type: Word | None = None  # as `sinfo -o %G` names it
     cpus_per_gpu: int | None = Field(default=None, ge=1, le=1024)
     # Of a whole node, in GiB; a job gets its ranks' share.
-    mem_gb: float | None = Field(default=None, gt=0)
+    mem_gb: float | None = Field(default=None, gt=0, le=1_000_000)
     # Shell commands, run once before the ranks start.
     setup: tuple[Command, ...] = Field(default=(), strict=False)
     modules: tuple[Word, ...] = Field(default=(), strict=False)  # loaded before `setup`
-    container: Command | None = None  # the command that runs another one inside an image
-    python: Command | None = None  # the interpreter on the nodes, where it is not this one
-    array_limit: int | None = Field(default=None, ge=1)  # jobs of a study that run at once
+    container: Program | None = None  # the command that runs another one inside an image
+    python: Program | None = None  # the interpreter on the nodes, where it is not this one
+    # Jobs of a study that run at once.
+    array_limit: int | None = Field(default=None, ge=1, le=1_000_000)
     extra: dict[str, str | int | bool] = {}  # further options of sbatch, passed on as they are
 
 
@@ -119,9 +149,14 @@ def slurm_problems(keys: SlurmKeys) -> Iterator[Problem]:
         where = f"extra.{key}"
         if taken := (SBATCH_OPTIONS | _TAKEN).get(key.replace("_", "-")):
             yield Problem(where, "the lab sets this option", f"use {taken}")
+        elif key.replace("_", "-") in _ANSWERS:
+            what = "this option changes what sbatch does or answers, which the lab needs"
+            yield Problem(where, what, "leave it out")
         elif not re.fullmatch(r"[a-z][a-z0-9_-]*", key):
             advice = "write it as in `sbatch --help`, less the dashes"
             yield Problem(where, "no option of sbatch has such a name", advice)
+        elif isinstance(value, str) and uses_variables(value):
+            yield Problem(where, f"{value!r}: {_UNEXPANDED}", "write it out")
         elif isinstance(value, str) and ("\n" in value or not value):
             advice = "true stands for an option without a value"
             yield Problem(where, f"{value!r} is not one line of text", advice)

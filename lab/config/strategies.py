@@ -6,8 +6,8 @@ whoever adds a strategy decides each of them, and a forgotten one is a type erro
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated, Literal
+from dataclasses import dataclass, replace
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator
 
@@ -16,7 +16,12 @@ from lab.config.own import Own, check_reference
 
 State = Literal["weights", "gradients", "optimizer"]
 Moved = Literal[
-    "nothing", "gradients", "parameters and gradients", "activations", "what its code sends"
+    "nothing",
+    "gradients",
+    "parameters and gradients",
+    "activations",
+    "what its code sends",
+    "what the script sends",
 ]
 
 
@@ -97,6 +102,9 @@ OWN = StrategyFacts(
     single_process=False, gpus_only=False, partial_gradients=False,
     compiles=False, resumable=False, emulable=False, settings=(),
 )
+# Of a script, which alone knows how its ranks work together.
+SCRIPT = replace(OWN, label="the script's own strategy", moves="what the script sends")
+SCRIPT_NAME = "script"
 # fmt: on
 # Settings that one strategy alone reads.
 SETTINGS = (*(name for facts in STRATEGIES.values() for name in facts.settings), "own_strategy")
@@ -105,8 +113,12 @@ SETTINGS = (*(name for facts in STRATEGIES.values() for name in facts.settings),
 class OwnStrategy(Own):
     """`factory` returns an instance of a subclass of `lab.worker.strategies.base.Strategy`."""
 
+    entry_points: ClassVar = "lab.strategies"
+
 
 def _strategy(name: str) -> str:
+    if name == SCRIPT_NAME:
+        return name
     return check_reference(name) if ":" in name else check_name("strategy", name, STRATEGIES)
 
 

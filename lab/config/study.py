@@ -42,6 +42,7 @@ class Study(Frozen):
     kind: Kind = "training"
     title: str
     question: str
+    authors: tuple[str, ...] = ()
     scaling: Scaling
     runs: tuple[Run, ...]
     axes: tuple[str, ...]  # the keys of the grid
@@ -53,9 +54,14 @@ class Study(Frozen):
     def load(cls, study: str | Path, *, quick: bool = False) -> Study:
         """Read a study by its name under `reports/` or by its folder.
 
-        Raises InputError that lists every problem of the file at once.
+        Raises InputError that lists every problem of the file at once, or says that results cannot
+        be where they belong.
         """
-        return read_study(find_folder(study), quick=quick)
+        loaded = read_study(find_folder(study), quick=quick)
+        if (loaded.out.exists() or loaded.out.is_symlink()) and not loaded.out.is_dir():
+            what = "no folder, and the results of the study belong into one"
+            raise InputError(str(loaded.out), [Problem("out", what, "rename or remove it")])
+        return loaded
 
     @property
     def name(self) -> str:
@@ -92,12 +98,16 @@ class Study(Frozen):
         return Task(runs[run_id] if run_id else self.runs[0], repeat)
 
 
+Author = Annotated[str, Field(min_length=1, max_length=200)]
+
+
 class StudyFile(Frozen):
     """The keys of study.yaml, before the grid is multiplied out."""
 
     kind: Kind = "training"
     title: str = Field(min_length=1, max_length=200)
     question: str = Field(min_length=1, max_length=1000)
+    authors: list[Author] = []  # each with an affiliation, where there is one: "Name, Place"
     scaling: Scaling = "none"
     base: dict[str, Any] = {}
     grid: Annotated[
@@ -119,6 +129,9 @@ class StudyFile(Frozen):
 def find_folder(study: str | Path) -> Path:
     """The folder of a study, by its path or its name under `reports/`; raises InputError."""
     parents = (Path("reports"), SHARED / "reports")
+    if not (name := os.fsdecode(study)).isprintable():
+        problem = Problem("STUDY", "not a name that can be printed in UTF-8", "rename the folder")
+        raise InputError(repr(name), [problem])
     for place in (Path(study), *(parent / study for parent in parents)):
         if (place / "study.yaml").is_file():
             if place.is_relative_to(PACKAGE):
@@ -148,12 +161,21 @@ def read_study(folder: Path, *, quick: bool = False) -> Study:
     )
     problems += [*quick_problems, *file_problems, *grid_problems]
     problems += _study_problems(file, points, faulty)
+    if known.get("quick") and not quick and not problems:
+        # So that whoever writes one finds its faults before whoever uses it.
+        try:
+            read_study(folder, quick=True)
+        except InputError as error:
+            problems += [
+                Problem(f"quick ({one.where})", one.what, one.advice) for one in error.problems
+            ]
     if problems:
         raise InputError(str(folder / "study.yaml"), list(dict.fromkeys(problems)))
     axes = dict.fromkeys(key for grid in file.grids.values() for key in grid)
     shared = file.model_dump(
         include={"kind", "title", "question", "scaling", "repeats", "baseline"}
     )
+    shared["authors"] = tuple(file.authors)
     runs = tuple(point.run for point in points if point.run)
     return Study(folder=folder, runs=runs, axes=tuple(axes), quick=quick, **shared)
 

@@ -5,6 +5,7 @@ Each `lesson*.py` beside this file registers the exercises of one notebook.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import math
 import pkgutil
@@ -13,8 +14,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from lab.errors import InputError, Problem, nearest
+from lab.files import write_atomically
 from lab.report.blocks import Markdown
 
+ANSWERS = "answers"  # a folder beside the notebook, which is handed in with it
 CLOSE = 0.02  # relative; answers are often read from tables that are rounded
 Judge = Callable[..., str]
 
@@ -60,12 +63,34 @@ def check(name: str, answer: object, **measured: Any) -> None:
     """Judge an answer, by what was `measured` where the right answer depends on it.
 
     A right answer gets one sentence in the notebook. Raises WrongAnswerError, an AssertionError
-    with a hint, for a wrong one; InputError for an unknown exercise.
+    with a hint, for a wrong one; InputError for an unknown exercise. In a notebook the answer is
+    kept beside it in a file, by which it is graded without running the notebook.
     """
     from IPython.display import display
 
+    _keep(name, answer)
     # Displayed and not returned: nbgrader takes a returned value for the points.
     display(Markdown.of(verdict(name, answer, **measured)))  # type: ignore[no-untyped-call]
+
+
+def _keep(name: str, answer: object) -> None:
+    from IPython import get_ipython
+
+    if get_ipython() is None or name not in exercises():
+        return
+    with contextlib.suppress(OSError):
+        write_atomically(Path(ANSWERS, f"{name}.txt"), repr(_plain(answer)).encode(), durable=False)
+
+
+def _plain(answer: Any) -> Any:
+    """An answer in numbers, text and collections; None for what has no such form."""
+    if hasattr(answer, "tolist"):  # of numpy and pandas
+        answer = answer.tolist()
+    if isinstance(answer, dict):
+        return {_plain(key): _plain(value) for key, value in answer.items()}
+    if isinstance(answer, list | tuple):
+        return type(answer)(map(_plain, answer)) if type(answer) in {list, tuple} else None
+    return answer if isinstance(answer, int | float | str) else None
 
 
 def verdict(name: str, answer: object, **measured: Any) -> str:
@@ -74,12 +99,19 @@ def verdict(name: str, answer: object, **measured: Any) -> str:
     if name not in known:
         raise InputError("check", [Problem(name, "no such exercise", nearest(name, known))])
     exercise = known[name]
-    if answer is None or answer is Ellipsis:
+    if _is_missing(answer):
         raise WrongAnswerError(f"{name}: no answer yet. {exercise.hint}")
     try:
         return f"{name}: right. {exercise.judge(answer, **measured)}"
     except WrongAnswerError as error:
         raise WrongAnswerError(f"{name}: not yet. {str(error) or exercise.hint}") from None
+
+
+def _is_missing(answer: object) -> bool:
+    """Whether an exercise is as it was handed out: nothing, or nothing in any of several places."""
+    if isinstance(answer, tuple | list):
+        return all(map(_is_missing, answer))
+    return answer is None or answer is Ellipsis
 
 
 def require(condition: bool, hint: str = "") -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from lab.config.study import Study
 from lab.course.check import exercise, judge, number, require
-from lab.launch.plan import BYTES_PER_PARAMETER, TRAINING_BYTES_PER_PARAMETER
+from lab.perfmodel.memory import FP32, state_memory
 
 
 @exercise("00.ranks")
@@ -50,7 +50,7 @@ def micro_batch(answer: object, *, global_batch_size: int, world_size: int, grad
 @exercise("00.largest-model")
 def largest_model(answer: object, *, memory_bytes: float) -> str:
     """A parameter takes 4 bytes for itself, 4 for its gradient and 8 for AdamW's two moments."""
-    most = memory_bytes / (BYTES_PER_PARAMETER + TRAINING_BYTES_PER_PARAMETER)
+    most = memory_bytes / state_memory(1, state=FP32).total
     mistakes = {
         "That many weights fit; training keeps a gradient and two moments of each.": memory_bytes
         / 4,

@@ -13,7 +13,9 @@ from lab.course.check import exercise, judge, number, require
 from lab.perfmodel.flops import gpt_flops_per_token, gpt_parameters
 from lab.records.store import Record
 
-NORMAL = 1.96  # standard deviations that hold 95 % of a normal distribution
+# Standard deviations of a normal distribution: 1.96 hold 95 % of it on both sides, and 80 % lie
+# below 0.84: so often a difference of the asked size is found.
+CERTAIN, POWER = 1.96, 0.84
 
 
 @exercise("01.prediction")
@@ -101,18 +103,23 @@ def noise(answer: object, *, step_s: Sequence[float]) -> str:
 
 @exercise("01.repeats")
 def repeats(answer: object, *, step_s: Sequence[float], difference: float) -> str:
-    """n = 2 (1.96 cv / d)^2, rounded up: two means are compared, and each has its own noise."""
-    exact = (NORMAL * statistics.stdev(step_s) / statistics.fmean(step_s) / difference) ** 2
+    """n = 2 ((1.96 + 0.84) cv / d)^2, rounded up: both means that are compared are noisy."""
+    cv = statistics.stdev(step_s) / statistics.fmean(step_s)
+    exact = ((CERTAIN + POWER) * cv / difference) ** 2
     right = max(1, math.ceil(2 * exact))
     mistakes = {
         "Both configurations are noisy: the variance of a difference is the sum of two.": max(
             1, math.ceil(exact)
-        )
+        ),
+        "With so few a real difference of this size is found in one of two attempts; four of five "
+        "need 1.96 + 0.84 standard errors.": max(
+            1, math.ceil(2 * (CERTAIN * cv / difference) ** 2)
+        ),
     }
     judge(answer, right, mistakes=mistakes, within=0)
     return (
-        f"{right} repeats of each tell a difference of {difference:.0%} from chance on this "
-        "machine, as quiet as it was; never take fewer than 3."
+        f"{right} repeats of each find a difference of {difference:.0%} in four of five attempts "
+        "on this machine, as quiet as it was; never take fewer than 3."
     )
 
 

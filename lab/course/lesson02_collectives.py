@@ -24,7 +24,8 @@ def ring(answer: object, *, sizes: Sequence[int] = SIZES) -> str:
         _try_ring(answer, n)  # type: ignore[arg-type]
     return (
         "Every rank holds the sum, after 2 (n - 1) rounds in which each link carried one "
-        "chunk: no all-reduce sends less."
+        "chunk. Among ranks alone no all-reduce sends less; switches that add, as those of NVLink "
+        "SHARP, halve it."
     )
 
 
@@ -139,24 +140,30 @@ def half(answer: object, *, alpha_s: float, bytes_per_s: float) -> str:
 class Ring:
     """`n` ranks in a ring, each with a tensor of `n` chunks; a rank sends only to the next one.
 
-    `chunks[rank][chunk]` is what a rank holds. What is sent in a round arrives when the round ends,
-    so that all ranks send at the same time. Raises ValueError for a tensor of another number of
-    chunks than there are ranks.
+    `chunks[rank][chunk]` is what a rank holds; only `send` changes it. What is sent in a round
+    arrives when the round ends, so that all ranks send at the same time. Raises ValueError for a
+    tensor of another number of chunks than there are ranks.
     """
 
     def __init__(self, chunks: Sequence[Sequence[Any]]) -> None:
-        self.chunks = [[np.array(chunk, dtype=float) for chunk in rank] for rank in chunks]
-        self.n = len(self.chunks)
-        if any(len(rank) != self.n for rank in self.chunks):
+        self._held = [[np.array(chunk, dtype=float) for chunk in rank] for rank in chunks]
+        self.n = len(self._held)
+        if any(len(rank) != self.n for rank in self._held):
             raise ValueError(f"each of {self.n} ranks needs {self.n} chunks")
         self.rounds = 0
         self.sent = [0] * self.n
         self.busiest = 0
+        self.arrived: set[tuple[int, int]] = set()  # rank and chunk, in the last round
         self._waiting: list[tuple[int, int, Any, bool]] = []
+
+    @property
+    def chunks(self) -> list[list[Any]]:
+        """What each rank holds, to look at: what is written there, no rank gets."""
+        return [[chunk.copy() for chunk in rank] for rank in self._held]
 
     def send(self, rank: int, chunk: int, *, add: bool) -> None:
         """Send a chunk to the next rank, which adds it to its own or, without `add`, keeps it."""
-        value = self.chunks[rank % self.n][chunk % self.n].copy()
+        value = self._held[rank % self.n][chunk % self.n].copy()
         self._waiting.append(((rank + 1) % self.n, chunk % self.n, value, add))
         self.sent[rank % self.n] += 1
 
@@ -165,7 +172,8 @@ class Ring:
         senders = [receiver for receiver, *_ in self._waiting]
         self.busiest = max([self.busiest, *(senders.count(rank) for rank in senders)])
         for receiver, chunk, value, add in self._waiting:
-            self.chunks[receiver][chunk] = self.chunks[receiver][chunk] + value if add else value
+            self._held[receiver][chunk] = self._held[receiver][chunk] + value if add else value
+        self.arrived = {(receiver, chunk) for receiver, chunk, *_ in self._waiting}
         self._waiting = []
         self.rounds += 1
 

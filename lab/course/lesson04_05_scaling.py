@@ -97,14 +97,14 @@ def limit(answer: object, *, fraction: float) -> str:
     """Let N grow in S = 1 / (f + (1 - f)/N): what remains?"""
     judge(answer, 1 / fraction)
     return (
-        f"With a serial fraction of {fraction:.1%} no number of ranks gives more than "
-        f"{1 / fraction:.1f} times."
+        f"If {fraction:.1%} stayed serial, no number of nodes would give more than "
+        f"{1 / fraction:.1f} times one."
     )
 
 
 @exercise("04.amdahl")
-def amdahl(answer: object, *, fraction: float, ranks: int) -> str:
-    """S = 1 / (f + (1 - f)/N)."""
+def amdahl(answer: object, *, fraction: float, ranks: int, measured: float) -> str:
+    """S = 1 / (f + (1 - f)/N), with N the number of nodes."""
     right = amdahl_speedup(ranks, fraction)
     scaled = gustafson_speedup(ranks, fraction)
     judge(
@@ -116,8 +116,8 @@ def amdahl(answer: object, *, fraction: float, ranks: int) -> str:
         },
     )
     return (
-        f"{right:.1f} on {ranks} ranks, an efficiency of {right / ranks:.0%}, if nothing but "
-        "the serial fraction grows."
+        f"{right:.1f} on {ranks} nodes, if the serial fraction stays what it was. Measured was "
+        f"{measured:.1f}: the law is {right / measured - 1:+.0%} off."
     )
 
 
@@ -176,6 +176,22 @@ def steps(answer: object, *, samples: int, batch_per_rank: int, ranks: int) -> s
     return (
         f"{right:,.0f} updates of the model instead of {samples / batch_per_rank:,.0f}: each "
         f"must do the work of {ranks}."
+    )
+
+
+@exercise("05.learning-rate")
+def learning_rate(answer: object, *, rate: float, factor: int) -> str:
+    """For Adam and AdamW the learning rate grows with the square root of the batch."""
+    right = rate * factor**0.5
+    mistakes = {
+        "That is the linear rule, which is for SGD.": rate * factor,
+        "A larger batch has a gradient with less noise: the step may be larger.": rate
+        / factor**0.5,
+    }
+    judge(answer, right, mistakes=mistakes, within=0.01)
+    return (
+        f"{right:.2g}, to begin the search for the best one with: the rule ends where the "
+        "gradient has no more noise to average away."
     )
 
 

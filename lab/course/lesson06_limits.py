@@ -127,8 +127,9 @@ def culprit(answer: object, *, rules: Sequence[str]) -> str:
     )
     require(answer == "data-stall")
     return (
-        "Loader processes outnumber the CPUs, so every rank waits for data; communication was "
-        "blamed and is innocent."
+        "Loader processes outnumber the CPUs, and the gradients, which were blamed, need a small "
+        "part of what a step became longer. That ranks wait for data is the likeliest cause that "
+        "is left; an experiment with fewer loaders would show it."
     )
 
 

@@ -9,6 +9,10 @@ from lab.course.check import close, exercise, judge, number, require
 # Bytes per parameter in mixed precision with AdamW: Rajbhandari et al. (2020), section 3.1.
 WEIGHT, GRADIENT, OPTIMIZER = 2, 2, 12
 STATE = WEIGHT + GRADIENT + OPTIMIZER
+# Bytes of activations of a transformer's layer in 16 bits for each token and unit of width, with an
+# attention that does not keep its scores: Korthikanti et al. (2023), equation 1 without its second
+# term.
+ACTIVATION = 34
 
 
 @exercise("07.state")
@@ -71,6 +75,29 @@ def ranks(answer: object, *, parameters: float, bytes_per_rank: float) -> str:
     mistakes = {"Round up: a part of a device cannot be had.": float(right - 1)}
     judge(answer, right, mistakes=mistakes, within=0)
     return f"{right} ranks, and not one activation more than planned."
+
+
+@exercise("07.activations")
+def activations(answer: object, *, tokens: int, width: int, layers: int) -> str:
+    """34 bytes for each token and each number of the width, in every layer."""
+    right = float(ACTIVATION * tokens * width * layers)
+    mistakes = {
+        "Every layer keeps its own until its backward pass.": right / layers,
+        "Bytes are wanted, not GB.": right / 1e9,
+    }
+    judge(answer, right, mistakes=mistakes, within=0.005)
+    return f"{right / 1e9:.1f} GB for a micro-batch of one sample; with two it is twice that."
+
+
+@exercise("07.recomputation")
+def recomputation(answer: object) -> str:
+    """Of the whole step: a forward pass is one part of three, and it is done twice."""
+    mistakes = {
+        "Forward and backward together are three parts; one of them comes again.": 2.0,
+        "That is what is added; by what factor does the step grow?": 1 / 3,
+    }
+    judge(answer, 4 / 3, mistakes=mistakes, within=0.01)
+    return "A third more arithmetic, for memory that no longer grows with what a layer computes."
 
 
 @exercise("07.optimizer")

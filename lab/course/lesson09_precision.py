@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -35,6 +36,25 @@ def speedup(answer: object, *, fp32_s: float, bf16_s: float) -> str:
     judge(answer, right, mistakes={"Turn it over: above 1 means that bf16 is faster.": 1 / right})
     gain = "multiplies bf16 faster" if right > 1 else "gains nothing from fewer bits"
     return f"{right:.2f} times as fast: this device {gain}."
+
+
+@exercise("09.loss-scale")
+def loss_scale(answer: object, *, gradient: float) -> str:
+    """The least power of two that lifts the gradient to 2**-14 or above, fp16's smallest normal
+    number.
+    """
+    right = 2.0 ** math.ceil(math.log2(2.0**-14 / gradient))
+    mistakes = {
+        "With that it is still below 2**-14, where fp16 loses bits.": right / 2,
+        "The power of two is wanted, not its exponent.": math.log2(right),
+        "2**-24 is the smallest number at all; it has one bit left.": 2.0
+        ** math.ceil(math.log2(2.0**-24 / gradient)),
+    }
+    judge(answer, right, mistakes=mistakes, within=0)
+    return (
+        f"{right:.0f}. Whatever is larger than 65504 divided by that overflows, so a trainer looks "
+        "for the largest scale at which nothing does, and divides before the update."
+    )
 
 
 @exercise("09.quantize")
@@ -113,6 +133,7 @@ def perplexity(answer: object, *, base: float, quantized: float) -> str:
     right = quantized / base
     judge(answer, right, within=0.0005)
     return (
-        f"{right:.4f}: {'worse' if right > 1 else 'not worse'} by {abs(right - 1):.2%} on "
-        "held-out text. Read its interval before you call it free."
+        f"{right:.4f}: on held-out text {abs(right - 1):.2%} "
+        f"{'higher' if right > 1 else 'lower'} than the base's, and lower is better. "
+        "Read its interval before you call it free, or a gain."
     )

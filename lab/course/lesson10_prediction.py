@@ -13,18 +13,17 @@ Phases = Mapping[str, float]  # seconds of each phase of a step on one rank
 
 @exercise("10.compute")
 def compute(answer: object, *, phases: Phases, ranks: int) -> str:
-    """Forward and backward are shared by the ranks; data and optimizer are not."""
-    shared = phases["forward"] + phases["backward"]
+    """Work for each sample is shared by the ranks, work for each parameter is not."""
+    shared = phases["data"] + phases["forward"] + phases["backward"]
     right = _compute(phases, ranks)
     mistakes = {
-        "The optimizer updates all parameters on every rank: it does not shrink.": (
+        "The optimizer updates all parameters on every rank: what should make it shorter?": (
             shared + phases["optimizer"]
         )
-        / ranks
-        + phases["data"],
-        "Every rank computes only its share of the samples.": shared
-        + phases["optimizer"]
-        + phases["data"],
+        / ranks,
+        "Every rank computes only its share of the samples.": shared + phases["optimizer"],
+        "Every rank reads only its share of the samples, too.": right
+        + (1 - 1 / ranks) * phases["data"],
     }
     judge(
         answer,
@@ -43,12 +42,11 @@ def turns(answer: object, *, phases: Phases, ranks: int, all_reduce_s: float) ->
 
 @exercise("10.hidden")
 def hidden(answer: object, *, phases: Phases, ranks: int, all_reduce_s: float) -> str:
-    """Forward, then the longer of backward and communication, then the optimizer."""
+    """Data and forward, then the longer of backward and communication, then the optimizer."""
     right = (
-        phases["forward"] / ranks
+        (phases["data"] + phases["forward"]) / ranks
         + max(phases["backward"] / ranks, all_reduce_s)
         + phases["optimizer"]
-        + phases["data"]
     )
     judge(answer, right)
     return (
@@ -79,7 +77,8 @@ def error(
 
 
 def _compute(phases: Phases, ranks: int) -> float:
-    return (phases["forward"] + phases["backward"]) / ranks + phases["optimizer"] + phases["data"]
+    shared = phases["data"] + phases["forward"] + phases["backward"]
+    return shared / ranks + phases["optimizer"]
 
 
 @exercise("10.bandwidth")

@@ -22,7 +22,9 @@ def report(answer: object, *, study: Path) -> str:
 
 @exercise("11.stop")
 def stop(answer: object, *, epoch_s: Mapping[int, float], threshold: float) -> str:
-    """The largest world size whose efficiency T(1) / (N T(N)) is at least the threshold."""
+    """The largest number of GPUs whose efficiency is at least the threshold: device-seconds of the
+    smallest row over device-seconds of this one.
+    """
     right = _stop(epoch_s, threshold)
     fastest = min(epoch_s, key=lambda n: epoch_s[n])
     mistakes = (
@@ -32,8 +34,8 @@ def stop(answer: object, *, epoch_s: Mapping[int, float], threshold: float) -> s
     )
     judge(answer, right, mistakes=mistakes, within=0)
     return (
-        f"At {right} rank{'s' * (right != 1)} the efficiency is "
-        f"{epoch_s[1] / right / epoch_s[right]:.0%}; that is where to stop for {threshold:.0%}."
+        f"On {right} GPUs the efficiency is {_efficiency(epoch_s, right):.0%}; that is where to "
+        f"stop for {threshold:.0%}."
     )
 
 
@@ -56,19 +58,25 @@ def device_hours(
 
 @exercise("11.price")
 def price(answer: object, *, epoch_s: Mapping[int, float], threshold: float) -> str:
-    """Device-hours at N over device-hours at 1: the inverse of the efficiency."""
+    """Device-hours on N over device-hours on the fewest: the inverse of the efficiency."""
     ranks = _stop(epoch_s, threshold)
-    right = ranks * epoch_s[ranks] / epoch_s[1]
+    right = 1 / _efficiency(epoch_s, ranks)
     mistakes = {
         "That is the efficiency; the price is its inverse.": 1 / right,
-        "Each of N devices is charged.": right / ranks,
+        "Each of N devices is charged.": epoch_s[ranks] / epoch_s[min(epoch_s)],
     }
     judge(answer, right, mistakes=mistakes)
     return (
         f"The same training costs {right:.2f} times the device-hours, and is done "
-        f"{epoch_s[1] / epoch_s[ranks]:.2f} times as fast."
+        f"{epoch_s[min(epoch_s)] / epoch_s[ranks]:.2f} times as fast."
     )
 
 
 def _stop(epoch_s: Mapping[int, float], threshold: float) -> int:
-    return max(n for n, seconds in epoch_s.items() if epoch_s[1] / (n * seconds) >= threshold)
+    return max(n for n in epoch_s if _efficiency(epoch_s, n) >= threshold)
+
+
+def _efficiency(epoch_s: Mapping[int, float], ranks: int) -> float:
+    """Over the fewest devices that were measured."""
+    fewest = min(epoch_s)
+    return fewest * epoch_s[fewest] / (ranks * epoch_s[ranks])

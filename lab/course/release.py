@@ -2,39 +2,75 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import shutil
 import sys
 from pathlib import Path
 from typing import Any
 
 from lab.errors import InputError, LabError, Problem, nearest
-from lab.files import SHARED
+from lab.files import SHARED, private_folder
 
 LESSONS = SHARED / "notebooks" / "lessons"
 SETTINGS = "nbgrader_config.py"
 # What a lesson needs beside its notebook, so that a student's folder works by itself.
 NEEDED = ("studies", "tables")
+CODE_STUB = "# Put your answer here."
+TEXT_STUB = "Put your answer here, in two to five sentences."
+_SOLUTION = re.compile(r"^( *)### BEGIN SOLUTION\n.*?### END SOLUTION", re.MULTILINE | re.DOTALL)
+# Of a course folder, for the instructor's eyes: solutions, and what students handed in and got.
+PRIVATE = ("source", "submitted", "autograded", "feedback")
+GRADEBOOK = "gradebook.db"
 
 
-def copy_lessons(folder: Path) -> list[Path]:
-    """Copy the notebooks of the course, their studies and tables; returns the notebooks.
+def copy_lessons(folder: Path, *, solutions: bool = False) -> list[Path]:
+    """Copy lessons and projects, their studies and tables; returns the notebooks.
 
-    Raises InputError for a folder that is not empty, in which somebody may have worked.
+    Without `solutions` their places hold what a student finds there. Raises InputError for a folder
+    that is not empty, in which somebody may have worked.
     """
     if folder.exists() and any(folder.iterdir()):
         problem = Problem("DIR", "not empty", "name a new folder")
         raise InputError(str(folder), [problem])
-    without = shutil.ignore_patterns("out", ".*", SETTINGS)
+    without = shutil.ignore_patterns("out", "fault-*", ".*", "__pycache__", SETTINGS)
     shutil.copytree(LESSONS, folder, ignore=without, dirs_exist_ok=True)
-    return sorted(folder.glob("*.ipynb"))
+    notebooks = sorted(folder.rglob("*.ipynb"))
+    if not solutions:
+        clear_files(folder)
+        for path in notebooks:
+            _clear_notebook(path)
+    return notebooks
+
+
+def without_solutions(text: str) -> str:
+    """Python source in which a comment stands for each solution."""
+    return _SOLUTION.sub(rf"\1{CODE_STUB}", text)
+
+
+def clear_files(folder: Path) -> None:
+    """Take the solutions out of the Python files of a folder, at any depth."""
+    for path in folder.rglob("*.py"):
+        path.write_text(without_solutions(path.read_text()))
+
+
+def _clear_notebook(path: Path) -> None:
+    content = json.loads(path.read_text())
+    for cell in content["cells"]:
+        if cell["metadata"].get("nbgrader", {}).get("solution"):
+            text = "".join(cell["source"])
+            clear = without_solutions(text) if cell["cell_type"] == "code" else TEXT_STUB
+            cell["source"] = clear.splitlines(keepends=True)
+    path.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n")
 
 
 def release(folder: Path, *, lessons: Path = LESSONS, names: tuple[str, ...] = ()) -> list[Path]:
     """Make `source/` and `release/` in a course folder; returns the released notebooks.
 
     Each of the `lessons` is an assignment, or each of `names` where some are given. An existing
-    course folder is updated: its gradebook and what students handed in stay. Raises InputError for
+    course folder is updated: its gradebook and what students handed in stay. All but what is
+    released is the instructor's alone to read. Raises InputError for
     an unknown lesson, LabError where nbgrader is missing or refuses one.
     """
     notebooks = {path.stem: path for path in sorted(lessons.glob("*.ipynb"))}
@@ -46,6 +82,10 @@ def release(folder: Path, *, lessons: Path = LESSONS, names: tuple[str, ...] = (
         raise InputError(str(lessons), unknown)
     folder.mkdir(parents=True, exist_ok=True)
     shutil.copy(lessons / SETTINGS, folder / SETTINGS)
+    for name in PRIVATE:
+        private_folder(folder / name)
+    (folder / GRADEBOOK).touch(mode=0o600)
+    (folder / GRADEBOOK).chmod(0o600)
     nbgrader = course(folder)
     return [_release(notebooks[name], folder, nbgrader) for name in names or notebooks]
 
@@ -73,7 +113,9 @@ def _release(lesson: Path, folder: Path, nbgrader: Any) -> Path:
     source.mkdir(parents=True)
     shutil.copy(lesson, source)
     for name in NEEDED:
-        shutil.copytree(lesson.parent / name, source / name, ignore=shutil.ignore_patterns("out"))
+        without = shutil.ignore_patterns("out", ".*", "__pycache__")
+        shutil.copytree(lesson.parent / name, source / name, ignore=without)
+    clear_files(source)  # of notebooks nbgrader does it, on the way from source/ to release/
     made = nbgrader.generate_assignment(lesson.stem)
     if not made["success"]:
         raise LabError(

@@ -9,7 +9,7 @@ from typing import Any, get_args
 from lab.config import datasets, models
 from lab.config.cluster import Cluster, profile_folders
 from lab.config.emulation import Emulated
-from lab.config.run import Run
+from lab.config.run import PrecisionName
 from lab.config.strategies import STRATEGIES
 from lab.errors import InputError, LabError, Problem
 from lab.launch.preflight import usable
@@ -102,7 +102,7 @@ def controls(offered: list[Network]) -> dict[str, Any]:
         "model": list(models.MODELS),
         "data": list(datasets.DATASETS),
         "strategy": list(STRATEGIES),
-        "precision": list(get_args(Run.model_fields["precision"].annotation)),
+        "precision": list(get_args(PrecisionName)),
         "cluster": [(network.label, network.name) for network in offered],
     }
     usable = [network.name for network in offered if not network.obstacle]

@@ -17,7 +17,7 @@ from lab.dashboard.store import Bench, alone
 from lab.errors import LabError
 from lab.figures.data import StudyResults
 from lab.formatting import format_seconds, rounded, unit_for
-from lab.launch.plan import state_bytes
+from lab.launch.preflight import state_bytes
 from lab.launch.status import clock
 from lab.perfmodel.flops import model_cost
 from lab.perfmodel.forecast import Basis, Forecast
@@ -31,12 +31,16 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
     from lab.analysis.scaling_curves import Curve
+    from lab.perfmodel.frozen import Frozen
+    from lab.perfmodel.simulate import Prediction
 
 Entry = tuple[Study, Record]
 Key = tuple[str, str, str]
 Part = blocks.Markdown | blocks.Table | blocks.Figure
 FIGURES = ("throughput", "step_breakdown")
 INK = "black"
+CANNOT_TELL = "cannot tell"
+UNSURE = 4.0  # ends of an interval so many times apart tell little of a step
 LIMITS = {
     "compute": "the forward and backward passes",
     "exposed_communication": "communication beside which nothing is computed",
@@ -111,15 +115,27 @@ def _numbers(outlook: Outlook, cluster: Cluster) -> str:
     limiting_s = parts["forward"] + parts["backward"] if limit == "compute" else parts[limit]
     room = cluster.memory_bytes_per_rank
     of_room = f" of {_bytes(room)}" if room and forecast.memory_bytes else ""
+    gain = f"{rounded(outlook.speedup)}x" if outlook.speedup else "not known"
     cells = {
-        "Predicted step": format_seconds(prediction.step_s, prediction.low_s, prediction.high_s),
-        "Speedup over 1 rank": f"{rounded(outlook.speedup)}x" if outlook.speedup else "not known",
+        "Predicted step": expected_step(prediction),
+        "Speedup over 1 rank": CANNOT_TELL if _is_unsure(prediction) else gain,
         "Memory of a rank": _bytes(forecast.memory_bytes) + of_room,
         "Limited by": f"{LIMITS.get(limit, limit)}, {limiting_s / prediction.step_s:.0%} of the "
         "step",
     }
     bold = (f"{html.escape(name)} <b>{html.escape(cell)}</b>" for name, cell in cells.items())
     return " · ".join(bold)
+
+
+def expected_step(step: Prediction | Frozen) -> str:
+    """A predicted step with its interval; where that says next to nothing, no more than that."""
+    if _is_unsure(step):
+        return f"{CANNOT_TELL}: {format_seconds(step.low_s)} to {format_seconds(step.high_s)}"
+    return format_seconds(step.step_s, step.low_s, step.high_s)
+
+
+def _is_unsure(step: Prediction | Frozen) -> bool:
+    return step.high_s > UNSURE * step.low_s
 
 
 def _basis(outlook: Outlook) -> list[str]:
@@ -136,7 +152,7 @@ def _basis(outlook: Outlook) -> list[str]:
 def _cost(run: Run) -> str:
     state = state_bytes(run)
     if state is None:
-        return "What a model of your own takes is known once it has been measured."
+        return "What a model or a strategy of your own takes is known once it has been measured."
     cost = model_cost(run)
     part = f", of which {cost.trainable / 1e6:.3g} million train"
     return (
@@ -211,12 +227,11 @@ def beside(score: Score | None) -> str:
     if score is None:
         return "It was not predicted: there was nothing yet from which it could be."
     frozen = score.frozen
-    expected = format_seconds(frozen.step_s, frozen.low_s, frozen.high_s)
     inside = "inside" if score.inside else "outside of"
     return (
-        f"Predicted before the run: {expected}, limited by {frozen.limit.replace('_', ' ')}. "
-        f"Measured: {format_seconds(score.measured_s)}, {inside} the interval; the prediction was "
-        f"off by {100 * score.error:+.1f} %."
+        f"Predicted before the run: {expected_step(frozen)}, limited by "
+        f"{frozen.limit.replace('_', ' ')}. Measured: {format_seconds(score.measured_s)}, {inside} "
+        f"the interval; the prediction was off by {100 * score.error:+.1f} %."
     )
 
 
@@ -256,7 +271,7 @@ def _row(record: Record, speedup: float | None, score: Score | None) -> dict[str
         "steps": str(run.steps),
         "status": record.status,
         "step time": format_seconds(timing.step.median) if timing else "-",
-        "predicted": format_seconds(frozen.step_s, frozen.low_s, frozen.high_s) if frozen else "-",
+        "predicted": expected_step(frozen) if frozen else "-",
         "samples/s": rounded(timing.samples_per_second) if timing else "-",
         "speedup": gain if timing else "-",
         "last loss": f"{loss[-1]:.3f}" if loss else "-",
@@ -339,7 +354,7 @@ def rates(ax: Axes, lines: list[Curve], expected: Mapping[str, Score]) -> None:
         frozen = expected[run_id].frozen
         # An interval that reaches down to nothing would make the rate infinite.
         low_s = max(frozen.low_s, 0.2 * frozen.step_s)
-        batch = frozen.run.global_batch_size
+        batch = frozen.run.stated.global_batch_size
         middle, low, high = (batch / seconds for seconds in (frozen.step_s, frozen.high_s, low_s))
         _diamond(ax, frozen.run.world_size, middle, yerr=[[middle - low], [high - middle]])
 

@@ -8,18 +8,17 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.text import Annotation, Text
+from matplotlib.text import Text
 from matplotlib.ticker import PercentFormatter
 from matplotlib.transforms import Bbox, blended_transform_factory
-from scipy.optimize import isotonic_regression
 
-from lab.analysis.scaling_curves import ranks
+from lab.analysis.scaling_curves import ranks, rows_of
 from lab.analysis.waterfall import Amount, Waterfall, on_most_ranks, with_baseline
 from lab.figures.data import StudyResults
 from lab.figures.figure import NO_COMMUNICATION, figure, no_runs
-from lab.figures.labels import measure
+from lab.figures.labels import measure, room_beside
 from lab.figures.style import IDEAL, wrapped
-from lab.formatting import Unit, format_seconds, unit_for, value_of
+from lab.formatting import Unit, format_seconds, percent, unit_for, value_of
 from lab.records.schema import PHASES, Event
 from lab.records.store import Record
 
@@ -40,6 +39,7 @@ LINK = ("#CC79A7", "black")
 BAR = 0.76  # of the distance between bars
 BETWEEN = 0.7  # extra distance between curves
 NAME = 42  # characters of a name in one line
+TITLE = 66  # of a name over a waterfall
 HEADER = 0.95  # distance of the phase names from the first bar
 LANE = 0.36  # height of a lane of the timeline
 NO_PHASES = "no phases of a step are known"
@@ -53,13 +53,13 @@ def _no_phases(results: StudyResults) -> str:
 
 
 def _breakdown_height(results: StudyResults) -> float:
-    bars = sum(len(curve.points) for curve in results.curves)
-    return 1.1 + 0.25 * (bars + BETWEEN * len(results.curves))
+    bars = sum(len(curve.points) for curve in results.drawn)
+    return 1.1 + 0.25 * (bars + BETWEEN * len(results.drawn))
 
 
 def _describe_breakdown(results: StudyResults) -> str:
     parts = []
-    for label, points in results.curves:
+    for label, points in results.drawn:
         row = points.iloc[-1]
         times = {phase: row[f"{phase}_time"] for phase in PHASES if row[f"{phase}_time"] > 0}
         longest = sorted(times, key=lambda phase: (times[phase], phase), reverse=True)[:3]
@@ -77,28 +77,28 @@ def step_breakdown(ax: Axes, results: StudyResults) -> None:
     communication, where it was measured, is a part of its own, and taken from the phases that wait.
     """
     # The curve with the longest first bar is on top.
-    curves = sorted(results.curves, key=lambda curve: -curve.points["step_time"].iloc[0])
+    curves = sorted(results.drawn, key=lambda curve: -curve.points["step_time"].iloc[0])
     steps = pd.concat([curve.points for curve in curves])
     unit = unit_for(steps["step_time"])
-    bars = [_parts(row, unit) for row in steps.to_dict("records")]
+    bars = [_parts(row, unit) for row in rows_of(steps)]
     shown = [name for name in COLORS if any(bar.get(name, 0.0) > 0 for bar in bars)]
     names: dict[float, str] = {}
     y, remaining = 0.0, iter(bars)
     for label, points in curves:
-        for nth, row in enumerate(points.to_dict("records")):
+        for nth, row in enumerate(rows_of(points)):
             workers = ranks(row["device"], row["world_size"])
-            names[y] = workers if nth else wrapped(f"{label}:  {workers}", width=NAME)
+            names[y] = workers if nth else wrapped(f"{label}:  {workers}", width=NAME, most=2)
             _bar(ax, y, next(remaining), shown, format_seconds(row["step_time"]))
             y += 1
         y += BETWEEN
     longest = float(steps["step_time"].max()) * unit.per_second
-    ax.set(yticks=list(names), yticklabels=list(names.values()), xlim=(0, 1.14 * longest))
+    ax.set(yticks=list(names), yticklabels=list(names.values()), xlim=(0, longest))
     ax.set_xlabel(f"time of a step ({unit.name})")
     ax.set_ylim(max(names) + 0.6, -HEADER - 0.5)
     ax.tick_params(axis="y", length=0)
     ax.grid(visible=False)
     ax.spines["left"].set_visible(False)
-    _make_room(ax, longest)
+    room_beside(ax)
     _name_phases(ax, bars[0], shown)
     _hide_wide(ax)
 
@@ -133,14 +133,6 @@ def _write_inside(
     ax.text(x, y, text, ha="center", va=va, color=color, fontsize=size, gid="inside")
 
 
-def _make_room(ax: Axes, longest: float) -> None:
-    """End the axis where the text beside the longest bar ends."""
-    scale = measure(ax).dpi / 72
-    ends = [text for text in ax.texts if isinstance(text, Annotation)]
-    widest = max(text.get_window_extent().width for text in ends)
-    ax.set_xlim(0, longest * ax.bbox.width / (ax.bbox.width - widest - 8 * scale))
-
-
 def _name_phases(ax: Axes, parts: Mapping[str, float], shown: Sequence[str]) -> None:
     """Names in their colours above the first bar, each as near to its part as others allow."""
     widths = np.array([parts.get(name, 0.0) for name in shown])
@@ -170,6 +162,8 @@ def spread(
     They stay between `low` and `high` where all fit there, and begin at `low` where they do not.
     Least squares: with the widths before each taken off, the centers need only not decrease.
     """
+    from scipy.optimize import isotonic_regression
+
     offsets = np.cumsum(widths) - np.asarray(widths) / 2
     starts = isotonic_regression(np.subtract(centers, offsets)).x
     moved = np.clip(starts, low, max(low, high - sum(widths))) + offsets
@@ -218,7 +212,18 @@ def _time(amount: Amount, unit: Unit) -> str:
     return value_of(format_seconds(*amount, unit=unit))
 
 
-@figure(describe=_describe_falls, missing=_no_falls, height=_falls_height)
+def _largest(results: StudyResults) -> str:
+    """The largest loss of all that are drawn, where repeats tell that it is the largest."""
+    falls = [fall for fall in _falls(results) if fall.supported]
+    if not falls:
+        return "The repeats do not tell which loss is the largest."
+    fall = max(falls, key=lambda one: one.losses[one.largest].value / one.step.value)
+    loss = fall.losses[fall.largest]
+    share = percent(loss.value / fall.step.value)
+    return f"The largest loss is {fall.name(fall.largest)}: {share} of the step of {fall.place}."
+
+
+@figure(describe=_describe_falls, missing=_no_falls, height=_falls_height, see=_largest)
 def waterfall(ax: Axes, results: StudyResults) -> None:
     """From the ideal step to the measured one: a bar for each cause of a loss, or of a gain.
 
@@ -229,7 +234,14 @@ def waterfall(ax: Axes, results: StudyResults) -> None:
     y, farthest = 0.0, 1.0
     for fall in _falls(results):
         scale, unit = 1 / fall.step.value, unit_for(fall.step[:1])
-        title = ax.text(0.01, y, fall.place, fontweight="bold", va="center", fontsize=9)
+        title = ax.text(
+            0.01,
+            y,
+            wrapped(fall.place, width=TITLE, most=1),
+            fontweight="bold",
+            va="center",
+            fontsize=9,
+        )
         title.set_transform(blended_transform_factory(ax.figure.transFigure, ax.transData))
         title.set_in_layout(False)  # it begins above the names of the bars
         losses = fall.shown()
@@ -261,7 +273,7 @@ def waterfall(ax: Axes, results: StudyResults) -> None:
     ax.tick_params(axis="y", length=0, labelsize=9)
     ax.grid(visible=False)
     ax.spines["left"].set_visible(False)
-    _make_room(ax, farthest)
+    room_beside(ax)
 
 
 def _events(records: Sequence[Record]) -> list[Event]:
@@ -294,7 +306,12 @@ def _describe_timeline(results: StudyResults) -> str:
     )
 
 
-@figure(describe=_describe_timeline, missing=_no_timeline, height=_timeline_height)
+@figure(
+    describe=_describe_timeline,
+    missing=_no_timeline,
+    height=_timeline_height,
+    see=lambda _: "What the link carries after the last of a rank's backward pass is waited for.",
+)
 def step_timeline(ax: Axes, results: StudyResults) -> None:
     """The median step of the record on the most ranks: compute and the link, rank by rank.
 

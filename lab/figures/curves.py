@@ -12,12 +12,25 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedFormatter, FixedLocator, MaxNLocator, NullLocator
 
-from lab.analysis.scaling_curves import ranks
+from lab.analysis.scaling_curves import ranks, rows_of
 from lab.config.strategies import STRATEGIES
-from lab.figures.data import StudyResults
+from lab.figures.data import Losses, StudyResults
 from lab.figures.figure import NO_COMMUNICATION, figure, no_runs, write_instead
 from lab.figures.labels import Label, place
-from lab.figures.style import COLORS, IDEAL, MARKERS, SIZE, WIDE, ink, plain_log, style, styled
+from lab.figures.style import (
+    COLORS,
+    IDEAL,
+    MARKERS,
+    SIZE,
+    WIDE,
+    ink,
+    legend_above,
+    legend_height,
+    panels,
+    plain_log,
+    style,
+    styled,
+)
 from lab.formatting import format_seconds, percent, rounded, unit_for
 from lab.perfmodel.calibration import Calibration, CollectiveTime
 from lab.perfmodel.collectives import (
@@ -26,8 +39,10 @@ from lab.perfmodel.collectives import (
     efficiency_without_overlap,
 )
 
-__all__ = ["loss_by_step", "loss_by_time", "overlap_band"]
+__all__ = ["loss_by_step", "loss_by_time", "losses", "overlap_band"]
 
+MOST_POINTS = 300  # of a line: a figure is about as many pixels wide
+MOST_NAMES = 12  # of points between the edges of overlap; of more, those at its ends
 FEW = 3  # of more curves one end is named, beside the axes
 LINKS_HEIGHT = 4.5  # inches
 ROOM = 0.85  # for labels beside the times of collectives, in widths of the data
@@ -42,9 +57,9 @@ def _no_losses(results: StudyResults) -> str:
 def _describe_losses(results: StudyResults, by: str) -> str:
     """The longest run of each curve in words, over time or over steps."""
     parts = []
-    for label, points in results.curves:
+    for label, points in results.drawn:
         known = points[points["run_id"].isin(results.losses.keys())]
-        for row in known.to_dict("records")[-1:]:
+        for row in rows_of(known)[-1:]:
             loss = results.losses[row["run_id"]]
             time = format_seconds(len(loss) * row["step_time"])
             parts.append(
@@ -72,38 +87,84 @@ def loss_by_time(ax: Axes, results: StudyResults) -> None:
     _draw_losses(ax, results, by_time=True)
 
 
-def _draw_losses(ax: Axes, results: StudyResults, *, by_time: bool) -> None:
+@figure(
+    describe=lambda results: _describe_losses(results, "step"),
+    missing=_no_losses,
+    height=lambda results: 2.5 + legend_height(label for label, _ in results.drawn),
+    see=lambda results: (
+        "Equal batches should fall on one line by step; by time, the fast ones lead. "
+        f"{_stretches(results)} {results.left_out}"
+    ),
+)
+def losses(ax: Axes, results: StudyResults) -> None:
+    """Training loss, median over repeats, by optimizer step (left) and by training time (right)."""
+    by_step, by_time = panels(ax, 2)
+    _draw_losses(by_step, results, by_time=False, named=False)
+    _draw_losses(by_time, results, by_time=True, named=False)
+    by_time.set_ylabel("")
+    legend_above(ax, by_step)
+
+
+def _draw_losses(ax: Axes, results: StudyResults, *, by_time: bool, named: bool = True) -> None:
     labels: list[Label] = []
-    few = len(results.curves) <= FEW
-    for (label, points), color, _ in styled(results.curves):
+    few = len(results.drawn) <= FEW
+    for (label, points), color, _ in styled(results.drawn):
         known = points[points["run_id"].isin(results.losses.keys())]
+        # Of more curves than colours the most ranks alone: lines within lines tell nothing more.
+        known = known[-1:] if len(results.drawn) > len(COLORS) else known
         ends = []
-        for nth, row in enumerate(known.to_dict("records"), 1):
-            name, loss = f"{label}, ×{row['world_size']}", results.losses[row["run_id"]]
-            x = np.arange(1, len(loss) + 1) * (row["step_time"] if by_time else 1)
+        for nth, row in enumerate(rows_of(known), 1):
+            name = f"{label}, ×{row['world_size']}"
+            steps, loss = thinned(results.losses[row["run_id"]])
+            x = steps * (row["step_time"] if by_time else 1)
             inner = nth / len(known)  # where losses are equal, thin lines lie within thick ones
             width, alpha = (None, None) if by_time else (6 - 4.5 * inner, 0.3 + 0.7 * inner)
-            ax.plot(x, loss, color=color, label=name, linewidth=width, alpha=alpha)
+            legend = name if named else f"{'_' * (nth < len(known))}{label}"
+            ax.plot(x, loss, color=color, label=legend, linewidth=width, alpha=alpha)
             ends.append(Label(x[-1], loss[-1], name, ink(color)))
         if few:
             labels += _shortened(ends) if by_time else _merged(ends, label)
         else:
             labels += [end._replace(text=label) for end in (ends[:1] if by_time else ends[-1:])]
-    _loss_axis(ax, by_time=by_time)
-    place(ax, labels, side="below" if by_time and few else "right")
+    _loss_axis(ax, by_time=by_time, ticks=8 if named else 4)
+    if named:
+        place(ax, labels, side="below" if by_time and few else "right")
 
 
-def _loss_axis(ax: Axes, *, by_time: bool) -> None:
+def thinned(values: Losses, most: int = MOST_POINTS) -> tuple[Losses, Losses]:
+    """Steps from 1 and values; of more than `most` the means over equal stretches.
+
+    Their first and last are kept. So a figure does not grow with the steps of its runs.
+    """
+    steps = np.arange(1.0, len(values) + 1)
+    if len(values) <= most:
+        return steps, values
+    stretches = [np.array_split(numbers[1:-1], most - 2) for numbers in (steps, values)]
+    means = (np.array([part.mean() for part in parts]) for parts in stretches)
+    x, y = (
+        np.concatenate([numbers[:1], inner, numbers[-1:]])
+        for numbers, inner in zip((steps, values), means, strict=True)
+    )
+    return x, y
+
+
+def _stretches(results: StudyResults) -> str:
+    """What is said of lines that are means."""
+    longest = max(map(len, results.losses.values()), default=0)
+    return f"Drawn are means over {MOST_POINTS} equal stretches." if longest > MOST_POINTS else ""
+
+
+def _loss_axis(ax: Axes, *, by_time: bool, ticks: int) -> None:
     """Logarithmic where the runs took unlike times; ticks only where there are losses."""
     starts, ends = np.array([np.asarray(line.get_xdata())[[0, -1]] for line in ax.get_lines()]).T
     last = float(max(ends))
     ax.set(xlabel="training time (s)" if by_time else "optimizer step", ylabel="training loss")
     if by_time and last > WIDE * min(ends):
         ax.set_xscale("log")
-        plain_log(ax.xaxis, ends=(float(min(starts)), last))
+        plain_log(ax.xaxis, ends=(float(min(starts)), last), most=ticks)
         return
-    ticks = MaxNLocator(nbins=8, integer=not by_time).tick_values(0, last)
-    ax.xaxis.set_major_locator(FixedLocator([tick for tick in ticks if 0 <= tick <= last]))
+    places = MaxNLocator(nbins=ticks, integer=not by_time).tick_values(0, last)
+    ax.xaxis.set_major_locator(FixedLocator([tick for tick in places if 0 <= tick <= last]))
     ax.set_xlim(0, last)
     ax.spines["bottom"].set_bounds(0, last)
 
@@ -145,12 +206,12 @@ def _with_communication(points: pd.DataFrame) -> list[dict[Any, Any]]:
             "R": row["compute_time"] / row["communication_time"],
             "name": ranks(row["device"], row["world_size"]),
         }
-        for row in known[known["efficiency"].notna()].to_dict("records")
+        for row in rows_of(known[known["efficiency"].notna()])
     ]
 
 
 def _no_communication(results: StudyResults) -> str:
-    known = any(_with_communication(points) for _, points in results.curves)
+    known = any(_with_communication(points) for _, points in results.drawn)
     return no_runs(results) or ("" if known else NO_COMMUNICATION)
 
 
@@ -158,17 +219,24 @@ def _describe_overlap(results: StudyResults) -> str:
     parts = [
         f"{label} on {row['name']}, R {rounded(row['R'])} and "
         f"efficiency {percent(row['efficiency'])}"
-        for label, points in results.curves
+        for label, points in results.drawn
         for row in _with_communication(points)
     ]
     return f"Efficiency against R between no and perfect overlap: {'; '.join(parts)}."
 
 
-@figure(describe=_describe_overlap, missing=_no_communication)
+@figure(
+    describe=_describe_overlap,
+    missing=_no_communication,
+    see=lambda results: (
+        "At the lower edge all communication is waited for, at the upper one it hides "
+        f"behind the backward pass. {results.left_out}"
+    ),
+)
 def overlap_band(ax: Axes, results: StudyResults) -> None:
     """Efficiency against R = T_compute / T_communication, between no and perfect overlap."""
     labels = []
-    for (label, points), color, marker in styled(results.curves):
+    for (label, points), color, marker in styled(results.drawn):
         for row in _with_communication(points):
             r, value = row["R"], 100 * row["efficiency"]
             low, high = (100 * row[f"efficiency_{end}"] for end in ("low", "high"))
@@ -182,7 +250,7 @@ def overlap_band(ax: Axes, results: StudyResults) -> None:
     ax.fill_between(grid, least, most, color="#56B4E9", alpha=0.25, linewidth=0)
     for text, edge, at, offset, side in (
         ("no overlap", least, 30, (8, -8), "left"),
-        ("perfect overlap", most, 45, (-6, 4), "right"),
+        ("perfect overlap", most, 80, (-6, 4), "right"),
     ):
         ax.plot(grid, edge, color=IDEAL, linewidth=1)
         nth = int(np.searchsorted(edge, at))
@@ -192,7 +260,13 @@ def overlap_band(ax: Axes, results: StudyResults) -> None:
     ax.set(xlim=(grid[0], grid[-1]), ylim=(0, max(105.0, ax.get_ylim()[1])))
     ax.set(xlabel="R = T_compute / T_communication", ylabel="efficiency (%)")
     plain_log(ax.xaxis, ends=(grid[0], grid[-1]))
-    place(ax, labels)
+    place(ax, labels if len(labels) <= MOST_NAMES else _outermost(labels))
+
+
+def _outermost(labels: Sequence[Label]) -> list[Label]:
+    """Those with the least and the most of either coordinate."""
+    orders = sorted(labels, key=lambda at: at.x), sorted(labels, key=lambda at: at.y)
+    return list(dict.fromkeys(order[end] for order in orders for end in (0, -1)))
 
 
 class _Times(NamedTuple):

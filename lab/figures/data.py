@@ -13,35 +13,40 @@ import pandas as pd
 from lab.analysis.audit import Audit, audit
 from lab.analysis.comparison import Comparison
 from lab.analysis.noise import Noise, judge
+from lab.analysis.reported import ReportedTable, is_table
 from lab.analysis.scaling import summary
 from lab.analysis.scaling_curves import Curve, Scaling, curves
 from lab.analysis.waterfall import Waterfall, waterfalls
 from lab.config.cluster import NOTICE
 from lab.config.study import Study, Task
-from lab.errors import LabError
+from lab.errors import InputError, LabError, Problem
 from lab.perfmodel.frozen import Frozen, Score, scores
 from lab.records.store import Record, Store, load_records
 from lab.records.table import table
 
 Losses = np.ndarray[Any, np.dtype[np.float64]]
+MOST_CURVES = 24  # of a figure: of more nobody could tell one from another
 
 
 class StudyResults:
     """Records with what is derived from them: table, summary, curves, losses, scored predictions.
 
-    Made of a Study, its name or folder, a list of records, or a Comparison, whose machines have
-    curves of their own. Speedups are over the study's baseline in the study's scaling, where
-    `baseline` (fields of a run with their values) and `scaling` name no other; for a list of
-    records they are over one rank, and scaling is strong.
+    Made of a Study, its name or folder, a list of records, somebody's table (a DataFrame, a file or
+    a ReportedTable), or a Comparison, whose machines have curves of their own. Speedups are over
+    the study's baseline in the study's scaling, where `baseline` (fields of a run with their
+    values) and `scaling` name no other; for a list of records they are over one rank, and scaling
+    is strong; of a table they are over the fewest ranks, and each row has its scaling.
     """
 
     def __init__(
         self,
-        source: Study | str | Path | Sequence[Record] | Comparison,
+        source: Study | str | Path | Sequence[Record] | pd.DataFrame | ReportedTable | Comparison,
         *,
         baseline: Mapping[str, Any] | None = None,
         scaling: Scaling | None = None,
     ) -> None:
+        if isinstance(source, pd.DataFrame) or is_table(source):
+            source = _reported(source, baseline, scaling)
         self.source = source
         self._study = source if isinstance(source, Study) else None
         if isinstance(source, str | Path):
@@ -82,8 +87,8 @@ class StudyResults:
     @cached_property
     def records(self) -> list[Record]:
         """The records, of all machines where several are compared."""
-        if isinstance(self.source, Comparison):
-            return self.source.records
+        if isinstance(self.source, Comparison | ReportedTable):
+            return list(self.source.records)
         return load_records(self.source)
 
     @cached_property
@@ -113,6 +118,8 @@ class StudyResults:
     @cached_property
     def audit(self) -> Audit:
         """What in these records cannot be trusted, by the rules of the audit."""
+        if isinstance(self.source, ReportedTable):
+            return self.source.audit
         return audit(self._study or self.records, records=self.records)
 
     @cached_property
@@ -122,6 +129,25 @@ class StudyResults:
             Curve(label.removesuffix(f", {self.emulated}"), points)
             for label, points in curves(self.summary)
         ]
+
+    @cached_property
+    def drawn(self) -> list[Curve]:
+        """The curves that figures show: all, or of too many those that scale best and worst."""
+        if len(self.curves) <= MOST_CURVES:
+            return self.curves
+        ends = [curve.points.iloc[-1] for curve in self.curves]
+        keys = [(np.nan_to_num(end["speedup"]), -np.nan_to_num(end["step_time"])) for end in ends]
+        order = sorted(range(len(ends)), key=keys.__getitem__)
+        half = MOST_CURVES // 2
+        return [self.curves[nth] for nth in sorted(order[:half] + order[-half:])]
+
+    @property
+    def left_out(self) -> str:
+        """What figures say of curves that they do not show; empty where they show all."""
+        if len(self.drawn) == len(self.curves):
+            return ""
+        shown = f"{len(self.drawn)} of {len(self.curves)} configurations"
+        return f"Drawn are {shown}, those with the largest and the smallest speedups."
 
     @cached_property
     def waterfalls(self) -> list[Waterfall]:
@@ -174,4 +200,19 @@ class StudyResults:
         return NOTICE if self.citations else ""
 
 
-Source = StudyResults | Study | str | Path | Sequence[Record] | Comparison
+def _reported(
+    source: Any, baseline: Mapping[str, Any] | None, scaling: Scaling | None
+) -> ReportedTable:
+    """Somebody's table, whose baseline is a number of ranks alone; raises InputError."""
+    if unknown := [key for key in baseline or {} if key != "world_size"]:
+        advice = "such as {'world_size': 4}"
+        problem = Problem(f"baseline.{unknown[0]}", "that of a table is its ranks alone", advice)
+        raise InputError("baseline", [problem])
+    kind = scaling if scaling in {"strong", "weak"} else "auto"
+    size = (baseline or {}).get("world_size")
+    return ReportedTable.read(source, scaling=kind, baseline=size)
+
+
+Source = (
+    StudyResults | Study | str | Path | Sequence[Record] | pd.DataFrame | ReportedTable | Comparison
+)

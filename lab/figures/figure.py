@@ -1,4 +1,4 @@
-"""What a figure is: a function that draws results, its description, its height, and its absence."""
+"""What a figure is: a function that draws results, its words, its height, and its absence."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ class Figure:
     """A figure of a study: calling it draws it and returns its Axes; it is never shown or saved.
 
     It takes a Study, its name or folder, a list of records, a comparison, or StudyResults. `height`
-    is what it needs to be readable, in inches; `missing` says why it is empty, "" where it is not.
+    is what it needs to be readable, in inches; `missing` says why it is empty, "" where it is not;
+    its caption is the first paragraph of its function's docstring, and what is to be seen.
     """
 
     def __init__(
@@ -30,9 +31,11 @@ class Figure:
         describe: Callable[[StudyResults], str],
         missing: Callable[[StudyResults], str],
         height: Callable[[StudyResults], float],
+        see: Callable[[StudyResults], str],
     ) -> None:
         self.name, self.__doc__ = draw.__name__, draw.__doc__
         self.draw, self.describe, self.missing, self.height = draw, describe, missing, height
+        self.see = see
 
     def __call__(
         self,
@@ -60,6 +63,13 @@ class Figure:
             self.draw(ax, results)
         return ax
 
+    def caption(self, results: StudyResults) -> str:
+        """What is drawn, and what to see in it; empty where nothing is drawn."""
+        if self.missing(results):
+            return ""
+        drawn = " ".join((self.__doc__ or "").partition("\n\n")[0].split())
+        return f"{drawn} {self.see(results)}".strip()
+
     def alt_text(self, results: StudyResults) -> str:
         """What it shows, in a sentence or two with numbers, for those who do not see it."""
         reason = self.missing(results)
@@ -79,15 +89,17 @@ def figure(
     describe: Callable[[StudyResults], str],
     missing: Callable[[StudyResults], str],
     height: Callable[[StudyResults], float] = lambda _: SIZE[1],
+    see: Callable[[StudyResults], str] = lambda _: "",
 ) -> Callable[[Callable[[Axes, StudyResults], None]], Figure]:
     """Register a function that draws as a figure of its name.
 
     `describe` makes its alternative text, `missing` says why there is nothing to draw (empty where
-    there is something), `height` how many inches it needs.
+    there is something), `height` how many inches it needs, `see` a sentence for the caption on what
+    to look at.
     """
 
     def register(draw: Callable[[Axes, StudyResults], None]) -> Figure:
-        FIGURES[draw.__name__] = made = Figure(draw, describe, missing, height)
+        FIGURES[draw.__name__] = made = Figure(draw, describe, missing, height, see)
         return made
 
     return register

@@ -49,7 +49,7 @@ def _latencies(results: StudyResults) -> dict[str, list[tuple[int, float, float]
         size, own = row.points[0].batch_size, row.results.quantization
         seconds = float(np.median(bases[_where(row)]))
         seconds *= 1.0 if own == "none" else row.estimate("inter_token_ratio").value
-        name = "fp32" if own == "none" else str(own)
+        name = row.record.run.base_precision if own == "none" else str(own)
         name += f", {inference.place(row.record)}" if several else ""
         models.setdefault(name, []).append((size, seconds, size / seconds))
     return {name: sorted(points) for name, points in models.items()}
@@ -98,7 +98,8 @@ def _sizes(results: StudyResults) -> dict[str, tuple[float, float]]:
     for repeats in by_run(results.records):
         measured = repeats[0].inference
         if measured and measured.size is not None and measured.perplexity is not None:
-            name = "fp32" if measured.quantization == "none" else measured.quantization
+            base = repeats[0].run.base_precision
+            name = base if measured.quantization == "none" else measured.quantization
             points[name] = measured.size.memory / 1e6, measured.perplexity
     return points
 
@@ -161,29 +162,33 @@ def _describe_stages(results: StudyResults) -> str:
     height=lambda _: 4.2,
 )
 def stage_ratios(ax: Axes, results: StudyResults) -> None:
-    """Speedup over serial of each stage of a study, beside the published ladder.
+    """Speedup over serial of each stage of a study, beside the published, as distance from 1.
 
-    Training and inference have bars of their own; what was not run is named so.
+    Training and inference have marks of their own; what was not run is named so.
     """
     kinds = [(task, source) for task in TASKS for source in ("here", "published")]
-    width = 0.8 / len(kinds)
+    width, values = 0.8 / len(kinds), [1.0]
     for number, (task, source) in enumerate(kinds):
         color = COLORS[0] if task == "train" else COLORS[1]
-        here: dict[str, Any] = {"color": color}
-        look = here if source == "here" else {"facecolor": "none", "edgecolor": color}
+        fill = color if source == "here" else "white"
         legend = f"{'training' if task == 'train' else 'inference'}, {source}"
         of_task = [stage for stage in _stages(results) if stage.task == task]
-        for x, stage in enumerate(of_task):
+        for nth, stage in enumerate(of_task):
             measured = stage.speedup.value if stage.speedup else np.nan
             value = measured if source == "here" else stage.published
-            left = x - 0.4 + (number + 0.5) * width
-            ax.bar(left, value, width=0.9 * width, label=None if x else legend, **look)
+            x = nth - 0.4 + (number + 0.5) * width
+            # A bar has no base on a logarithmic axis; a ratio has one at 1.
+            ax.plot([x, x], [1.0, value], color=color, linewidth=1.2)
+            look: dict[str, Any] = {"color": color, "markerfacecolor": fill, "linestyle": "none"}
+            ax.plot(x, value, marker="o", label=None if nth else legend, **look)
             text, y = ("not run", 1.0) if np.isnan(value) else (f"{value:.3g}×", value)
-            above: dict[str, Any] = {"xytext": (0, 2), "textcoords": "offset points"}
-            ax.annotate(text, (left, y), ha="center", fontsize=7, rotation=90, **above)
+            values.append(y)
+            above: dict[str, Any] = {"xytext": (0, 6), "textcoords": "offset points"}
+            ax.annotate(text, (x, max(y, 1.0)), ha="center", fontsize=7, rotation=90, **above)
+    ax.axhline(1.0, color=IDEAL, linewidth=0.8, zorder=0)
     ax.set_yscale("log")
     plain_log(ax.yaxis)
-    ax.set_ylim(0.5, 300)
+    ax.set_ylim(min(values) / 1.6, 5 * max(values))
     ax.xaxis.set_major_locator(FixedLocator(range(len(STAGES))))
     ax.xaxis.set_major_formatter(FixedFormatter(list(STAGES)))
     ax.set(ylabel="speedup over serial")

@@ -15,6 +15,7 @@ from lab.figures.style import wrapped
 
 GAP = 7  # points between a curve's end and its label
 MOST = 0.7  # of the width of the axes for a label: the curves need the rest
+LINES = 15  # of all labels together, in a figure of the usual height
 Points = np.ndarray[Any, np.dtype[np.float64]]
 
 
@@ -35,19 +36,33 @@ def place(ax: Axes, labels: Sequence[Label], *, side: str = "right") -> None:
     labels = [label for label in labels if np.isfinite([label.x, label.y]).all()]
     if not labels:
         return
-    texts = [_write(ax, label, side) for label in sorted(labels, key=lambda at: (at.y, at.x))]
+    most = min(max(LINES // len(labels), 1), 3)
+    labels = sorted(labels, key=lambda at: (at.y, at.x))
+    texts = [_write(ax, label, side, most) for label in labels]
     scale = measure(ax).dpi / 72  # pixels per point
     _make_room(ax, texts, side, scale)
     measure(ax)
-    drawn, taken = _drawn_points(ax), list[Bbox]()
+    others = (text for text in ax.texts if text not in texts)
+    drawn, taken = _drawn_points(ax), [text.get_window_extent() for text in others]
     for text in texts:
         (x, y), box = text.xyann, text.get_window_extent()
         line = box.height / scale
-        shifts = sorted((step * line / 4 for step in range(-24, 25)), key=lambda up: (abs(up), up))
+        shifts = sorted((step * line / 4 for step in range(-96, 97)), key=lambda up: (abs(up), up))
         moved = {up: box.translated(0, up * scale) for up in shifts}
         best = min(shifts, key=lambda up: _cost(moved[up], up / line, taken, drawn, ax.bbox))
         text.xyann = (x, y + best)
         taken.append(moved[best])
+
+
+def room_beside(ax: Axes) -> None:
+    """Widen the x axis of bars from zero until every text beside a bar ends within it."""
+    scale = measure(ax).dpi / 72
+    beside = [text for text in ax.texts if isinstance(text, Annotation)]
+    width, (_, most) = ax.bbox.width, ax.get_xlim()
+    for text in beside:
+        free = max(width - text.get_window_extent().width - 8 * scale, (1 - MOST) * width)
+        most = max(most, float(text.xy[0]) * width / free)
+    ax.set_xlim(0, most)
 
 
 def measure(ax: Axes) -> Figure:
@@ -59,14 +74,16 @@ def measure(ax: Axes) -> Figure:
     return figure
 
 
-def _write(ax: Axes, label: Label, side: str) -> Annotation:
+def _write(ax: Axes, label: Label, side: str, most: int) -> Annotation:
     beside = {"xytext": (GAP, 0), "ha": "left", "va": "center"}
     below = {"xytext": (0, -GAP), "ha": "center", "va": "top"}
     where: dict[str, Any] = beside if side == "right" else below
     box = {"facecolor": "white", "edgecolor": "none", "alpha": 0.75, "pad": 0.5}
     look: dict[str, Any] = {"color": label.color, "zorder": 5, "bbox": box}
-    text, point = wrapped(label.text), (label.x, label.y)
-    return ax.annotate(text, point, textcoords="offset points", **where, **look)
+    text, point = wrapped(label.text, most=most), (label.x, label.y)
+    annotation = ax.annotate(text, point, textcoords="offset points", **where, **look)
+    annotation.set_in_layout(False)  # room is made for it within the axes, which need not shrink
+    return annotation
 
 
 def _make_room(ax: Axes, texts: Sequence[Annotation], side: str, pixels_per_point: float) -> None:
@@ -109,5 +126,5 @@ def _cost(box: Bbox, distance: float, taken: Sequence[Bbox], drawn: Points, fram
     """How bad a place is: other labels count most, then the frame, lines, and lines of distance."""
     covered = float(((drawn > box.min) & (drawn < box.max)).all(axis=1).sum())
     outside = bool(box.y0 < frame.y0 or box.y1 > frame.y1)
-    overlaps = sum(map(box.overlaps, taken))
+    overlaps = sum(map(box.expanded(1.0, 1.1).overlaps, taken))
     return 1e6 * overlaps + 1e4 * outside + 5 * min(covered, 20) + abs(distance)

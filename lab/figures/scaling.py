@@ -2,24 +2,81 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator
 
-from lab.analysis.scaling_curves import baseline_name, device_of, ranks
+from lab.analysis.configurations import megabytes
+from lab.analysis.scaling_curves import (
+    baseline_name,
+    device_of,
+    ranks,
+    rate_name,
+    rows_of,
+    time_name,
+)
 from lab.figures.data import StudyResults
 from lab.figures.figure import figure, no_runs
-from lab.figures.labels import Label, place
-from lab.figures.style import COLORS, IDEAL, SIZE, WIDE, ink, plain_log, styled, wrapped
+from lab.figures.labels import Label, place, room_beside
+from lab.figures.style import (
+    COLORS,
+    IDEAL,
+    SIZE,
+    WIDE,
+    ink,
+    legend_above,
+    legend_height,
+    panels,
+    plain_log,
+    styled,
+    wrapped,
+)
 from lab.formatting import format_seconds, percent, rounded, unit_for, value_of
 
-__all__ = ["efficiency", "speedup", "step_time", "throughput"]
+__all__ = ["efficiency", "overview", "speedup", "step_time", "throughput"]
 
 NO_BASELINE = "no run of the baseline has completed yet"
+PREDICTED = "predicted beforehand"
+BAR = 0.62  # of the distance between bars
+NARROW, WHOLE = 22, 40  # characters of a name in a line, beside bars in panels and in a figure
+FEW_TICKS = 4  # of world sizes in panels
+
+
+class Quantity(NamedTuple):
+    """A column of a summary as it is drawn."""
+
+    column: str
+    text: Callable[..., str]  # of a value and the ends of its interval
+    axis: Callable[[StudyResults], tuple[str, float]]  # its name, and what values are times
+
+
+def _times(results: StudyResults) -> tuple[str, float]:
+    unit = unit_for(results.summary["step_time"])
+    return f"{time_name(results.summary)} ({unit.name})", unit.per_second
+
+
+STEP_TIME = Quantity("step_time", format_seconds, _times)
+THROUGHPUT = Quantity(
+    "samples_per_second",
+    lambda *value: f"{rounded(*value)}/s",
+    lambda results: (f"throughput ({rate_name(results.summary)})", 1.0),
+)
+SPEEDUP = Quantity(
+    "speedup",
+    lambda *value: f"{rounded(*value)}×",
+    lambda results: (f"speedup over {baseline_name(results.summary)}", 1.0),
+)
+EFFICIENCY = Quantity("efficiency", percent, lambda _: ("efficiency (%)", 100.0))
+MEMORY = Quantity(
+    "peak_memory",
+    lambda value, *_: f"{megabytes(value)} MB",
+    lambda _: ("peak memory of a rank (MB)", 1e-6),
+)
 
 
 def _points_alone(results: StudyResults) -> bool:
@@ -27,46 +84,73 @@ def _points_alone(results: StudyResults) -> bool:
     return not results.summary.empty and all(len(points) < 2 for _, points in results.curves)
 
 
+def _bars(results: StudyResults) -> bool:
+    """Whether the overview has bars: of categories, and of more curves than there are colours."""
+    return _points_alone(results) or len(results.curves) > len(COLORS)
+
+
 def _height(results: StudyResults) -> float:
     """Room for a row per configuration, where these are categories."""
-    return 0.9 + 0.36 * len(results.curves) if _points_alone(results) else SIZE[1]
+    return _rows_height(results, width=WHOLE) if _points_alone(results) else SIZE[1]
+
+
+def _rows_height(results: StudyResults, *, width: int) -> float:
+    """Inches for a bar per configuration, whose names may have several lines."""
+    lines = sum(name.count("\n") + 1 for name in _names(results, width))
+    return 1.0 + 0.17 * lines + 0.14 * len(results.drawn)
 
 
 def _no_baseline(results: StudyResults) -> str:
     known = results.summary["speedup"].notna().any()
-    return no_runs(results) or ("" if known else NO_BASELINE)
+    reason = "the table permits no speedup" if "per" in results.summary else NO_BASELINE
+    return no_runs(results) or ("" if known else reason)
 
 
-@figure(
-    describe=lambda results: _ends(results, "step_time", "Step time", format_seconds),
-    missing=no_runs,
-    height=_height,
-)
-def step_time(ax: Axes, results: StudyResults) -> None:
-    """Step time by world size, in the unit that suits: median over repeats with 95 % intervals."""
-    unit = unit_for(results.summary["step_time"])
-    ax.set_ylabel(f"step time ({unit.name})")
-    _draw(ax, results, "step_time", text=format_seconds, factor=unit.per_second)
+def _no_times(results: StudyResults) -> str:
+    known = results.summary["step_time"].notna().any()
+    return no_runs(results) or ("" if known else "the table gives no times")
 
 
 @figure(
     describe=lambda results: _ends(
-        results, "samples_per_second", "Throughput in samples per second", rounded
+        results, "step_time", time_name(results.summary).capitalize(), format_seconds
     ),
-    missing=no_runs,
+    missing=_no_times,
+    height=_height,
+)
+def step_time(ax: Axes, results: StudyResults) -> None:
+    """Step time by world size, in the unit that suits: median over repeats with 95 % intervals.
+
+    Of somebody's table it is the time that the table gives, be it of an epoch or of the whole.
+    """
+    _draw(ax, results, STEP_TIME)
+
+
+def _no_rates(results: StudyResults) -> str:
+    known = results.summary["samples_per_second"].notna().any()
+    return no_runs(results) or ("" if known else "the table gives no rates")
+
+
+@figure(
+    describe=lambda results: _ends(
+        results,
+        "samples_per_second",
+        f"Throughput ({rate_name(results.summary)})",
+        rounded,
+    ),
+    missing=_no_rates,
     height=_height,
 )
 def throughput(ax: Axes, results: StudyResults) -> None:
     """Samples per second of all ranks by world size: median over repeats with 95 % intervals."""
-    ax.set_ylabel("throughput (samples/s)")
-    _draw(ax, results, "samples_per_second", text=lambda *value: f"{rounded(*value)}/s")
+    _draw(ax, results, THROUGHPUT)
 
 
 def _describe_speedup(results: StudyResults) -> str:
     measured = f"Speedup over {baseline_name(results.summary)}"
     predicted = [
         f"{label}, {rounded(known[-1][1])} on {known[-1][0]}"
-        for label, points in results.curves
+        for label, points in results.drawn
         if (known := _predicted(results, points))
     ]
     return _ends(results, "speedup", measured, rounded) + (
@@ -80,8 +164,7 @@ def speedup(ax: Axes, results: StudyResults) -> None:
 
     For weak scaling it is the ratio of throughputs. Predictions were made before the runs.
     """
-    ax.set_ylabel(f"speedup over {baseline_name(results.summary)}")
-    _draw(ax, results, "speedup", text=lambda *value: f"{rounded(*value)}×")
+    _draw(ax, results, SPEEDUP)
 
 
 @figure(
@@ -91,15 +174,78 @@ def speedup(ax: Axes, results: StudyResults) -> None:
 )
 def efficiency(ax: Axes, results: StudyResults) -> None:
     """Efficiency in per cent by world size with 95 % intervals, and the ideal."""
-    ax.set_ylabel("efficiency (%)")
-    _draw(ax, results, "efficiency", text=percent, factor=100.0)
+    _draw(ax, results, EFFICIENCY)
+
+
+def _quantities(results: StudyResults) -> list[Quantity]:
+    """What the overview shows: of curves all four, in bars step time, speedup and memory."""
+    bars = [STEP_TIME, SPEEDUP, MEMORY]
+    wanted = bars if _bars(results) else [SPEEDUP, EFFICIENCY, STEP_TIME, THROUGHPUT]
+    summary = results.summary
+    known = {column for column in summary if summary[column].notna().any()}
+    return [quantity for quantity in wanted if quantity.column in known]
+
+
+def _overview_height(results: StudyResults) -> float:
+    if _bars(results):
+        return _rows_height(results, width=NARROW)
+    rows = -(-len(_quantities(results)) // 2)
+    return 2.2 * rows + legend_height([label for label, _ in results.drawn])
+
+
+def _describe_overview(results: StudyResults) -> str:
+    words = {"speedup": _describe_speedup(results)} if _no_baseline(results) == "" else {}
+    times = _ends(results, "step_time", "Step time", format_seconds)
+    return " ".join([*words.values(), times])
+
+
+def _best(results: StudyResults) -> str:
+    """The configuration whose median is farthest from that of its baseline, where it is quiet."""
+    quiet = results.noise.quiet(results.summary)
+    known = quiet[quiet["speedup"].notna()]
+    known = known[known["run_id"] != known["baseline_run_id"]]
+    if known.empty:
+        return results.left_out
+    row = known.iloc[int(known["speedup"].argmax())]
+    label = next(c.label for c in results.curves if row["run_id"] in set(c.points["run_id"]))
+    value = rounded(*_interval(row, "speedup"))
+    place = f"{label} on {ranks(row['device'], row['world_size'])}"
+    share = percent(row["efficiency"])
+    best = f"The highest median speedup is {value}, of {place} (efficiency {share})."
+    return f"{best} {results.left_out}".strip()
+
+
+@figure(describe=_describe_overview, missing=no_runs, height=_overview_height, see=_best)
+def overview(ax: Axes, results: StudyResults) -> None:
+    """What was measured by configuration: medians over repeats with 95 % intervals.
+
+    By world size speedup, efficiency, step time and throughput, with the ideal and predictions. Of
+    configurations that have one world size each, and of many, bars of step time, speedup and
+    memory, on the most ranks that each has.
+    """
+    quantities = _quantities(results)
+    if _bars(results):
+        drawn = panels(ax, len(quantities), columns=len(quantities))
+        for nth, (panel, quantity) in enumerate(zip(drawn, quantities, strict=True)):
+            _draw_bars(panel, results, quantity, named=nth == 0, width=NARROW)
+        return
+    drawn = panels(ax, len(quantities))
+    labels = [
+        _draw_curves(panel, results, quantity, named=False)
+        for panel, quantity in zip(drawn, quantities, strict=True)
+    ]
+    for panel in drawn[:-2]:
+        panel.set_xlabel("")  # that of the panel below
+    legend_above(ax, drawn[0])
+    for panel, values in zip(drawn, labels, strict=True):
+        place(panel, values)  # once nothing changes the layout any more
 
 
 def _ends(results: StudyResults, column: str, what: str, text: Callable[..., str]) -> str:
     """The first and the last point of each curve, in words."""
     parts = []
-    for label, points in results.curves:
-        known = points[points[column].notna()].to_dict("records")
+    for label, points in results.drawn:
+        known = rows_of(points[points[column].notna()])
         ends = [
             f"{text(*_interval(row, column))} on {ranks(row['device'], row['world_size'])}"
             for row in known[:1] + known[1:][-1:]
@@ -111,19 +257,28 @@ def _ends(results: StudyResults, column: str, what: str, text: Callable[..., str
 
 
 def _interval(rows: Any, column: str) -> tuple[Any, Any, Any]:
-    """Value and ends of the interval, of one row or of many."""
-    return rows[column], rows[f"{column}_low"], rows[f"{column}_high"]
+    """Value and ends of the interval, of one row or of many; without one they are NaN."""
+    nothing = np.nan * rows[column]
+    return rows[column], *(rows.get(f"{column}_{end}", nothing) for end in ("low", "high"))
 
 
-def _draw(
-    ax: Axes, results: StudyResults, column: str, *, text: Callable[..., str], factor: float = 1.0
-) -> None:
-    """A line per curve of values times `factor`, the last of which is written at its end."""
+def _draw(ax: Axes, results: StudyResults, quantity: Quantity) -> None:
+    """A line per curve with its name and last value, or a bar per category."""
     if _points_alone(results):
-        _draw_categories(ax, results, column, text=text, factor=factor)
-        return
+        _draw_bars(ax, results, quantity, width=WHOLE)
+    else:
+        place(ax, _draw_curves(ax, results, quantity))
+
+
+def _draw_curves(
+    ax: Axes, results: StudyResults, quantity: Quantity, *, named: bool = True
+) -> list[Label]:
+    """Draw a line per curve; labels for their ends: last values, and `named` all names too."""
+    column, text = quantity.column, quantity.text
+    name, factor = quantity.axis(results)
+    ax.set_ylabel(name)
     labels = _ideal(ax, results, column, factor) if column in {"speedup", "efficiency"} else []
-    for (label, points), color, marker in styled(results.curves):
+    for (label, points), color, marker in styled(results.drawn):
         points = points[points[column].notna()]
         if points.empty:
             continue
@@ -133,34 +288,55 @@ def _draw(
         ax.errorbar(sizes, value, yerr=errors, color=color, marker=marker, label=label)
         # Without the interval, which is drawn.
         last = value_of(text(*_interval(points.iloc[-1], column)))
-        labels.append(Label(sizes.iloc[-1], value.iloc[-1], f"{label}: {last}", ink(color)))
+        shown = f"{label}: {last}" if named else last
+        labels.append(Label(sizes.iloc[-1], value.iloc[-1], shown, ink(color)))
         if column == "speedup":
             labels += _draw_predicted(ax, _predicted(results, points), color=ink(color))
-    _world_size_axis(ax, results)
+    _world_size_axis(ax, results, most=3 * FEW_TICKS if named else FEW_TICKS)
     _value_axis(ax, column)
-    place(ax, labels)
+    return labels if named else [label for label in labels if label.text[0].isdigit()]
 
 
-def _draw_categories(
-    ax: Axes, results: StudyResults, column: str, *, text: Callable[..., str], factor: float
+def _names(results: StudyResults, width: int) -> list[str]:
+    """Configurations on the most ranks that each has, for the axis of their bars."""
+    return [
+        wrapped(
+            f"{label}, {ranks(row['device'], row['world_size'])}",
+            width=width,
+            most=4,
+        )
+        for label, points in results.drawn
+        for row in [points.iloc[-1]]
+    ]
+
+
+def _draw_bars(
+    ax: Axes, results: StudyResults, quantity: Quantity, *, width: int, named: bool = True
 ) -> None:
-    """A row per configuration with its value and interval, from zero."""
-    rows = [(label, points.iloc[0]) for label, points in results.curves]
-    rows = [(label, row) for label, row in rows if pd.notna(row[column])]
-    ends = [factor * max(row[column], np.nan_to_num(row[f"{column}_high"])) for _, row in rows]
-    for y, ((_, row), end) in enumerate(zip(rows, ends, strict=True)):
+    """A bar from zero per configuration with its value and interval."""
+    column = quantity.column
+    axis, factor = quantity.axis(results)
+    rows = [points.iloc[-1] for _, points in results.drawn]
+    ends = [factor * np.nan_to_num(_interval(row, column)[::2]).max() for row in rows]
+    for y, (row, end) in enumerate(zip(rows, ends, strict=True)):
+        if pd.isna(row[column]):
+            continue
         value, low, high = (factor * number for number in _interval(row, column))
         errors = np.nan_to_num([[value - low], [high - value]]).clip(min=0)
-        ax.errorbar(value, y, xerr=errors, color=COLORS[0], marker="o", linestyle="none")
-        beside: dict[str, Any] = {"xytext": (6, 0), "textcoords": "offset points", "va": "center"}
-        ax.annotate(value_of(text(*_interval(row, column))), (end, y), fontsize=9, **beside)
-    names = [wrapped(f"{label}, {ranks(row['device'], row['world_size'])}") for label, row in rows]
+        ax.barh(y, value, height=BAR, color=COLORS[0], alpha=0.85)
+        if errors.any():
+            ax.errorbar(value, y, xerr=errors, color="black", linestyle="none", linewidth=1)
+        beside: dict[str, Any] = {"xytext": (5, 0), "textcoords": "offset points", "va": "center"}
+        text = value_of(quantity.text(*_interval(row, column)))
+        ax.annotate(text, (end, y), fontsize=8.5, **beside)
     ax.yaxis.set_major_locator(FixedLocator(range(len(rows))))
+    names = _names(results, width) if named else [""] * len(rows)
     ax.yaxis.set_major_formatter(FixedFormatter(names))
-    ax.set(xlabel=ax.get_ylabel(), xlim=(0, 1.2 * max(ends)), ylim=(len(rows) - 0.5, -0.5))
-    ax.set_ylabel("")
+    ax.set(xlabel=textwrap.fill(axis, width - 4), xlim=(0, max(ends)), ylim=(len(rows) - 0.5, -0.5))
+    ax.tick_params(axis="y", length=0)
     ax.grid(visible=True, axis="x")
     ax.grid(visible=False, axis="y")
+    room_beside(ax)
 
 
 def _ideal(ax: Axes, results: StudyResults, column: str, factor: float) -> list[Label]:
@@ -180,7 +356,7 @@ def _predicted(results: StudyResults, points: pd.DataFrame) -> list[tuple[int, f
     """World sizes of a curve with their predicted speedups over the measured baseline."""
     return [
         (row["world_size"], row["speedup"] * row["step_time"] / frozen.step_s)
-        for row in points.to_dict("records")
+        for row in rows_of(points)
         if (frozen := results.predicted.get(row["run_id"])) and pd.notna(row["speedup"])
     ]
 
@@ -190,16 +366,20 @@ def _draw_predicted(ax: Axes, points: list[tuple[int, float]], *, color: str) ->
     if not points:
         return []
     look: dict[str, Any] = {"markersize": 9, "fillstyle": "none", "markeredgewidth": 1.4}
-    ax.plot(*zip(*points, strict=True), "D", color=color, label="_predicted", zorder=4, **look)
-    return [Label(*points[-1], "predicted beforehand", color)]
+    known = {line.get_label() for line in ax.get_lines()}
+    name = f"{'_' * (PREDICTED in known)}{PREDICTED}"
+    ax.plot(*zip(*points, strict=True), "D", color=color, label=name, zorder=4, **look)
+    return [Label(*points[-1], PREDICTED, color)]
 
 
-def _world_size_axis(ax: Axes, results: StudyResults) -> None:
-    """Logarithmic, with a tick at each measured world size and nowhere else."""
+def _world_size_axis(ax: Axes, results: StudyResults, *, most: int) -> None:
+    """Logarithmic, with ticks at measured world sizes alone, of which so many have a number."""
     sizes = sorted({int(size) for size in results.summary["world_size"]})
+    every = -(-len(sizes) // most)
+    names = [str(size) if not nth % every else "" for nth, size in enumerate(sizes)]
     ax.set_xscale("log", base=2)
     ax.xaxis.set_major_locator(FixedLocator(sizes))
-    ax.xaxis.set_major_formatter(FixedFormatter([str(size) for size in sizes]))
+    ax.xaxis.set_major_formatter(FixedFormatter(names))
     ax.xaxis.set_minor_locator(NullLocator())
     ax.set(xlabel=ranks(device_of(results.summary)), xlim=(sizes[0] / 1.15, sizes[-1] * 1.15))
     ax.spines["bottom"].set_bounds(*ax.get_xlim())

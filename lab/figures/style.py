@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
 import matplotlib as mpl
+from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.ticker import FixedLocator, LogLocator, NullLocator, StrMethodFormatter
@@ -19,6 +20,7 @@ SIZE = (6.4, 3.6)  # inches
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 MARKERS = ("o", "s", "^", "D", "v")
 IDEAL = "#595959"
+LEGEND = 38  # characters of a name in a line above panels
 WIDE = 8  # from this ratio of the longest to the shortest on, times have a logarithmic axis
 MOST_TICKS = 9  # of a logarithmic axis
 STYLE: dict[str, Any] = {
@@ -57,37 +59,75 @@ def styled(curves: Iterable[Item]) -> Iterator[tuple[Item, str, str]]:
         yield curve, COLORS[nth % len(COLORS)], MARKERS[nth % len(MARKERS)]
 
 
+def panels(ax: Axes, count: int, *, columns: int = 2) -> list[Axes]:
+    """Axes for small multiples, row by row, in the place of one; that one stays for a title.
+
+    Raises ValueError for axes that no grid placed.
+    """
+    spec, sheet = ax.get_subplotspec(), ax.get_figure()
+    if spec is None or sheet is None:
+        raise ValueError("small multiples need axes that plt.subplots or add_subplot made")
+    grid = spec.subgridspec(-(-count // columns), columns, wspace=0.08, hspace=0.06)
+    made = [sheet.add_subplot(grid[divmod(nth, columns)]) for nth in range(count)]
+    title = ax.get_title(loc="left")
+    ax.set_title("", loc="left")
+    ax.set_axis_off()
+    made[0].set_title(title, loc="left", color=IDEAL, fontsize="medium")
+    return made
+
+
+def legend_height(names: Iterable[str]) -> float:
+    """Inches that the names of these curves take above panels."""
+    lines = [wrapped(name, width=LEGEND).count("\n") + 1 for name in names]
+    return 0.25 + 0.17 * sum(lines) / 2
+
+
+def legend_above(ax: Axes, panel: Axes) -> None:
+    """Name above all panels what one of them shows; nothing where that is a single curve."""
+    handles, names = panel.get_legend_handles_labels()
+    sheet = ax.get_figure()
+    if sheet is not None and len(names) > 1:
+        lines = [wrapped(name, width=LEGEND) for name in names]
+        longest = max(map(len, lines))
+        columns = next((n for n, most in ((4, 11), (3, 17)) if longest <= most), 2)
+        look: dict[str, Any] = {"frameon": False, "fontsize": 9, "ncols": columns}
+        sheet.legend(handles, lines, loc="outside upper left", **look)
+
+
 def ink(color: str) -> str:
     """A curve's colour for text: darker, for contrast on white."""
     red, green, blue = (0.65 * part for part in to_rgb(color))
     return to_hex((red, green, blue))
 
 
-def wrapped(label: str, width: int = 40) -> str:
-    """A name in lines of about `width` characters, broken after commas alone."""
+def wrapped(label: str, width: int = 40, *, most: int = 3) -> str:
+    """A name in at most so many lines of about `width` characters, broken after commas alone."""
     lines = [""]
     for part in label.replace(", ", ",\0").split("\0"):
         if lines[-1] and len(lines[-1]) + len(part) > width:
             lines.append("")
         lines[-1] += f" {part}" if lines[-1] else part
-    return "\n".join(lines)
+    return "\n".join(lines[:most]) + " …" * (len(lines) > most)
 
 
-def plain_log(axis: Axis, *, ends: tuple[float, float] | None = None) -> None:
+def plain_log(
+    axis: Axis, *, ends: tuple[float, float] | None = None, most: int = MOST_TICKS
+) -> None:
     """Ticks at 1, 2 and 5 of each power of ten, as plain numbers; between `ends`, where given.
 
-    Where more than MOST_TICKS lie between the ends, they are at 1 alone.
+    Where more than `most` lie between the ends, they are at 1 alone.
     """
-    axis.set_major_locator(FixedLocator(_ticks(*ends)) if ends else LogLocator(subs=(1, 2, 5)))
+    ticks = FixedLocator(_ticks(*ends, most)) if ends else LogLocator(subs=(1, 2, 5))
+    axis.set_major_locator(ticks)
     axis.set_major_formatter(StrMethodFormatter("{x:g}"))
     axis.set_minor_locator(NullLocator())
 
 
-def _ticks(low: float, high: float) -> list[float]:
+def _ticks(low: float, high: float, most: int) -> list[float]:
     exponents = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     for parts in ((1, 2, 5), (1,)):
         ticks = [part * 10.0**exponent for exponent in exponents for part in parts]
         ticks = [tick for tick in ticks if low <= tick <= high]
-        if len(ticks) <= MOST_TICKS:
+        if len(ticks) <= most:
             break
     return ticks

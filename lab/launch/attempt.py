@@ -1,10 +1,11 @@
-"""The files by which a job's ranks and its driver talk: claim, heartbeat, pids, errors, logs."""
+"""The files by which a job's ranks and its driver talk: claim, heartbeat, pids, ends, logs."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
+import signal
 import socket
 import tempfile
 import time
@@ -12,11 +13,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, TypeVar, cast
 
 from filelock import FileLock, Timeout
+from pydantic import TypeAdapter, ValidationError
 
-from lab.files import read_json, write_atomically
+from lab.errors import InputError, LabError
+from lab.files import OWN_MODE, private_folder, read_own, write_atomically
 from lab.machine import began, is_running
 
 Decision = Literal["run", "skip"]
@@ -32,6 +35,70 @@ class RankError:
     time: float
     traceback: str = ""
     waiting: bool = False  # it stood in a collective, so another rank is the cause
+
+
+@dataclass(frozen=True)
+class RankProcess:
+    """A rank's process, as the rank registered it."""
+
+    host: str
+    pid: int
+    began: float
+
+    def has(self, *, run: bool) -> bool:
+        """Whether it is one of this host, and runs or does not."""
+        here = self.host == socket.gethostname()
+        return here and is_running(self.pid, self.began) == run
+
+
+@dataclass(frozen=True)
+class RankExit:
+    """How the process of a rank ended, as its parent saw it: a negative `code` is a signal."""
+
+    rank: int
+    code: int
+    doing: str  # the rank's phase
+
+    def __str__(self) -> str:
+        how = f"ended with exit status {self.code} and could not say why (a full disk?)"
+        if self.code < 0:
+            name = signal.Signals(-self.code).name
+            how = f"was killed by {name}"
+            if name == "SIGKILL":
+                how += " (by a person, or as memory ran out)"
+        return f"rank {self.rank} {how} while {self.doing or 'starting'}"
+
+
+@dataclass(frozen=True)
+class RankProgress:
+    """How far rank 0 is; `time` is that of this news, in s since the epoch."""
+
+    phase: str = "starting"
+    step: int = 0
+    steps: int = 1
+    loss: float | None = None
+    time: float = 0.0
+
+
+def read_progress(folder: Path, *, phase: str = "starting") -> RankProgress:
+    """The progress of a folder's job, which anybody may read; `phase` where it tells of none."""
+    try:
+        return _PROGRESS.validate_json((folder / "progress.json").read_bytes())
+    except (OSError, ValidationError):
+        return RankProgress(phase)
+
+
+_PROGRESS = TypeAdapter(RankProgress)
+_READERS = {kind: TypeAdapter(kind) for kind in (RankError, RankProcess, RankExit)}
+T = TypeVar("T", RankError, RankProcess, RankExit)
+
+
+def _read(path: Path, kind: type[T]) -> T | None:
+    """What a rank left in a file; None where it is missing, not whole, or another user's."""
+    try:
+        return cast("T", _READERS[kind].validate_json(read_own(path)))
+    except (OSError, ValidationError, InputError):
+        return None
 
 
 @dataclass(frozen=True)
@@ -57,7 +124,7 @@ class Attempt:
 
     @property
     def log(self) -> Path:
-        """The folder of logs, submitit's pickles and these files; private to the user."""
+        """The folder of logs and these files; private to the user."""
         return self.folder / "log"
 
     def path(self, name: str) -> Path:
@@ -66,19 +133,25 @@ class Attempt:
 
     def decide(self, decision: Decision) -> None:
         """As rank 0, tell the others to run, or that the task is measured already."""
-        write_atomically(self.path("start"), decision.encode())
+        write_atomically(self.path("start"), decision.encode(), mode=OWN_MODE)
 
     def wait_for_leader(self, *, patience_s: float = 60.0) -> Decision:
-        """Wait for rank 0's decision; raises TimeoutError `patience_s` after its last heartbeat."""
+        """Wait for rank 0's decision.
+
+        Raises TimeoutError `patience_s` after its last heartbeat, LabError where it is known to
+        have ended.
+        """
         # Compared with each other, never with a clock: the nodes' clocks differ, and may jump.
         beat, since = self._last_heartbeat(), time.monotonic()
         while not self.path("start").exists():
             if (latest := self._last_heartbeat()) != beat:
                 beat, since = latest, time.monotonic()
+            if ended := [one for one in self.exits() if one.rank == 0]:
+                raise LabError(str(ended[0]))
             if time.monotonic() - since > patience_s:
                 raise TimeoutError(f"no heartbeat of rank 0 for {patience_s:.0f} s")
             time.sleep(0.05)
-        return "skip" if self.path("start").read_text() == "skip" else "run"
+        return "skip" if read_own(self.path("start")) == b"skip" else "run"
 
     def _last_heartbeat(self) -> int | None:
         with contextlib.suppress(OSError):
@@ -87,26 +160,23 @@ class Attempt:
 
     def heartbeat(self) -> None:
         """As rank 0, show the others that it still waits for its claim."""
-        self.log.mkdir(mode=0o700, parents=True, exist_ok=True)
+        private_folder(self.log)
         self.path("alive").touch()
 
     def register_rank(self, rank: int) -> None:
         """Leave this rank's host and process id, to tell a lost rank from a silent one."""
-        content = {"host": socket.gethostname(), "pid": os.getpid(), "began": began(os.getpid())}
-        write_atomically(self.path(f"rank{rank}.pid"), json.dumps(content).encode())
+        process = RankProcess(socket.gethostname(), os.getpid(), began(os.getpid()))
+        self._tell(f"rank{rank}.pid", process)
 
     def any_registered(self) -> bool:
         """Whether any rank has started."""
         return any(self.log.glob(f"{self.name}.rank*.pid"))
 
     def running_ranks(self) -> list[int]:
-        """Process ids of the ranks that run, all of them on this host."""
-        contents = map(read_json, self.log.glob(f"{self.name}.rank*.pid"))
-        return [
-            content["pid"]
-            for content in contents
-            if content is not None and is_running(content["pid"], content["began"])
-        ]
+        """Process ids of the ranks that run on this host."""
+        paths = self.log.glob(f"{self.name}.rank*.pid")
+        processes = [_read(path, RankProcess) for path in paths]
+        return [process.pid for process in processes if process and process.has(run=True)]
 
     def lost_ranks(self, world_size: int) -> list[int]:
         """Ranks of this host whose process is gone and left no error."""
@@ -114,21 +184,33 @@ class Attempt:
         return [rank for rank in range(world_size) if rank not in failed and self._is_gone(rank)]
 
     def _is_gone(self, rank: int) -> bool:
-        content = read_json(self.path(f"rank{rank}.pid"))
-        if content is None or content["host"] != socket.gethostname():
-            return False
-        return not is_running(content["pid"], content["began"])
+        process = _read(self.path(f"rank{rank}.pid"), RankProcess)
+        return process is not None and process.has(run=False)
+
+    def leave_exit(self, ended: RankExit) -> None:
+        """As the parent of a rank, leave how the rank ended, unless its files were removed."""
+        if self.log.is_dir():
+            self._tell(f"rank{ended.rank}.exit.json", ended)
+
+    def exits(self) -> list[RankExit]:
+        """Ranks whose process failed without a word of its own, in their order."""
+        paths = self.log.glob(f"{self.name}.rank*.exit.json")
+        exits = [ended for path in paths if (ended := _read(path, RankExit))]
+        explained = {error.rank for error in self.errors()} if exits else set()
+        return sorted((one for one in exits if one.rank not in explained), key=lambda one: one.rank)
 
     def write_error(self, error: RankError) -> None:
         """Leave how a rank ended."""
-        path = self.path(f"rank{error.rank}.error.json")
-        write_atomically(path, json.dumps(asdict(error)).encode())
+        self._tell(f"rank{error.rank}.error.json", error)
 
     def errors(self) -> list[RankError]:
         """Errors of the ranks: causes before those that only waited for them, then by time."""
-        contents = map(read_json, self.log.glob(f"{self.name}.rank*.error.json"))
-        errors = [RankError(**content) for content in contents if content is not None]
+        paths = self.log.glob(f"{self.name}.rank*.error.json")
+        errors = [error for path in paths if (error := _read(path, RankError))]
         return sorted(errors, key=lambda error: (error.waiting, error.time))
+
+    def _tell(self, name: str, content: RankError | RankProcess | RankExit) -> None:
+        write_atomically(self.path(name), json.dumps(asdict(content)).encode(), mode=OWN_MODE)
 
     def log_tail(self, rank: int, *, lines: int = 30) -> str:
         """The last lines that a rank printed."""
@@ -156,6 +238,15 @@ class Attempt:
         return [self.log_tail(rank) for rank in sorted(map(int, ranks))]
 
 
+def present(folder: Path) -> tuple[Any, Attempt]:
+    """What submitit knows of this process's place in its job, and the job's files in `folder`."""
+    import submitit
+
+    here = submitit.JobEnvironment()
+    restarts = int(os.environ.get("SLURM_RESTART_COUNT", 0))
+    return here, Attempt(folder, here.job_id, restarts, Path(os.environ["SUBMITIT_FOLDER"]))
+
+
 @contextmanager
 def claim(folder: Path, attempt: Attempt, *, devices: bool) -> Iterator[None]:
     """Hold a task and then, where no scheduler shares them out, this machine's `devices`.
@@ -176,10 +267,4 @@ def claim(folder: Path, attempt: Attempt, *, devices: bool) -> Iterator[None]:
 
 def _private_folder() -> Path:
     """A folder of this user's alone, the same for every study on this machine."""
-    folder = Path(tempfile.gettempdir()) / f"scaling-lab-{os.getuid()}"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    if folder.stat().st_uid != os.getuid():
-        raise PermissionError(
-            f"{folder} belongs to another user: set TMPDIR to a folder of your own"
-        )
-    return folder
+    return private_folder(Path(tempfile.gettempdir()) / f"scaling-lab-{os.getuid()}")

@@ -1,37 +1,46 @@
-"""lab bench: cost of measuring, equal losses of strategies, speed of predictions."""
+"""lab bench: cost of measuring, equal losses of strategies, speed of predictions; other benches."""
 
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
+import random
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from pydantic import ValidationError
+
 from lab import machine
+from lab.config.base import problems_of
 from lab.config.models import GPT, MODELS
 from lab.config.run import Run
 from lab.config.strategies import STRATEGIES
 from lab.config.study import Study
-from lab.errors import LabError
+from lab.errors import InputError
+from lab.launch.bench_public import PublicBench as PublicBench
+from lab.launch.bench_public import public as public
+from lab.launch.bench_training import LIMIT as LIMIT
+from lab.launch.bench_training import Comparison as Comparison
+from lab.launch.bench_training import selftest
+from lab.launch.bench_training import training as training
 from lab.launch.held_out import ERROR_LIMIT as ERROR_LIMIT
 from lab.launch.held_out import HeldOut as HeldOut
 from lab.launch.held_out import HeldOutStrategies as HeldOutStrategies
 from lab.launch.held_out import held_out as held_out
 from lab.launch.held_out import held_out_strategies as held_out_strategies
-from lab.perfmodel.hardware import Described
+from lab.perfmodel.described import Described
 from lab.perfmodel.hardware import machine as described_machine
 from lab.perfmodel.planner import Space, best
 from lab.perfmodel.predict import predict
 from lab.perfmodel.simulate import Conditions
 from lab.records.schema import Stat
+from lab.records.statistics import stat
 
-LIMIT = 1.01  # of the step time with measuring to that without
 WARMUP = 5
-RATIOS = ("ratio", "control", "cpu_ratio", "cpu_control")
+_WAYS = {"plain": "plain", "control": "plain", "instrumented": "instrumented"}
 
 # Relative. Sums in another order round differently, and AdamW amplifies it.
 TOLERANCES = {"fp32": 2e-4, "bf16": 2e-2}
@@ -78,7 +87,9 @@ class Overhead:
     cpu_ratio: Stat  # the same of CPU time, all ranks together
     cpu_control: Stat
     step_s: dict[str, float]  # medians of "instrumented", "plain", "control"
-    largest_loss_difference: float  # between the two loops, over all steps
+    largest_loss_difference: float | None  # between the two loops; of a script unknown
+    what: str = "rounds"
+    device: str = "cpu"
 
     @property
     def within_limit(self) -> bool:
@@ -90,35 +101,89 @@ class Overhead:
         instrumented, plain = (self.step_s[name] * 1e3 for name in ("instrumented", "plain"))
         return (
             f"instrumented / plain: {ratio}, limit {LIMIT}; plain / plain: {control}; "
-            f"CPU time: {cpu}; {self.rounds} rounds on {self.world_size} ranks, "
+            f"CPU time: {cpu}; {self.rounds} {self.what} on {self.world_size} ranks of "
+            f"{self.device.upper()}, "
             f"median step {instrumented:.1f} ms against {plain:.1f} ms"
         )
 
 
 def overhead(*, world_size: int = 2, rounds: int = 200, quick: bool = False) -> Overhead:
-    """Measure what measuring costs a small GPT on CPU ranks, in `rounds` rounds (`quick`: 40).
+    """Measure what measuring costs a GPT on GPUs or CPU ranks, in `rounds` rounds (`quick`: 40).
 
     Raises LabError where the ranks fail.
     """
-    steps = WARMUP + 1 + (40 if quick else rounds)
-    settings = {"micro_batch_size": 8, "world_size": world_size, "steps": steps}
-    run = Run.model_validate(settings | {"warmup_steps": WARMUP})
-    fields = _selftest("overhead", run.model_dump_json())
-    return Overhead(**fields | {name: Stat.model_validate(fields[name]) for name in RATIOS})
+    gpus = len(machine.gpus())
+    size = min(world_size, gpus) if gpus else world_size
+    settings = {"world_size": size, "steps": WARMUP + 1 + (40 if quick else rounds)}
+    settings |= {"micro_batch_size": 8, "warmup_steps": WARMUP}
+    on_gpus = {"model": "gpt-mini", "precision": "bf16", "micro_batch_size": 32}
+    run = Run.model_validate(settings | (on_gpus if gpus else {}))
+    device = "cuda" if gpus else "cpu"
+    answer = selftest("overhead", run.model_dump_json(), device)
+    return _overhead(
+        {name: np.array(seconds) for name, seconds in answer["wall"].items()},
+        {name: np.array(seconds) for name, seconds in answer["cpu"].items()},
+        world_size=size,
+        largest_loss_difference=answer["largest_loss_difference"],
+        device=device,
+    )
+
+
+def script_overhead(
+    command: str | Sequence[str],
+    *,
+    ranks: int = 1,
+    rounds: int = 7,
+    steps: int = 60,
+    warmup: int = 10,
+) -> Overhead:
+    """Measure what measuring costs a step of a script in this directory, on CPU ranks.
+
+    A round is one run with the lab's hooks and two equal ones that only note the end of each step,
+    in random order; rounds are compared by the median step of the slowest rank, and by the CPU time
+    of all ranks. Raises InputError for a script that cannot be measured, LabError where it fails.
+    """
+    model = {"kind": "script", "command": command, "directory": str(Path.cwd())}
+    model["launcher"] = "python" if ranks == 1 else "torchrun"
+    fields = {"model": model, "world_size": ranks, "steps": steps, "warmup_steps": warmup}
+    try:
+        run = Run.model_validate(fields, context={"folder": Path.cwd(), "digests": {}})
+    except ValidationError as error:
+        raise InputError("bench", [one for _, one in problems_of(error, Run, fields)]) from None
+    orders = random.Random(run.seed)
+    medians: dict[str, list[tuple[float, float]]] = {way: [] for way in _WAYS}
+    for _ in range(rounds):
+        for way in orders.sample(list(_WAYS), len(_WAYS)):
+            times = np.array(selftest("script", run.model_dump_json(), _WAYS[way]))
+            wall, cpu = times[:, 0].max(axis=0), times[:, 1].sum(axis=0)
+            medians[way].append((float(np.median(wall)), float(np.median(cpu))))
+    walls, cpus = ({way: np.array(pairs)[:, k] for way, pairs in medians.items()} for k in (0, 1))
+    name = run.script.name if run.script else ""
+    return _overhead(
+        walls,
+        cpus,
+        world_size=ranks,
+        largest_loss_difference=None,
+        what=f"rounds of {steps} steps of {name}",
+    )
+
+
+def _overhead(wall: dict[str, Any], cpu: dict[str, Any], **fields: Any) -> Overhead:
+    """From seconds by loop and round."""
+    return Overhead(
+        rounds=len(wall["plain"]),
+        ratio=stat(wall["instrumented"] / wall["plain"]),
+        control=stat(wall["control"] / wall["plain"]),
+        cpu_ratio=stat(cpu["instrumented"] / cpu["plain"]),
+        cpu_control=stat(cpu["control"] / cpu["plain"]),
+        step_s={name: float(np.median(seconds)) for name, seconds in wall.items()},
+        **fields,
+    )
 
 
 def _with_interval(stat: Stat) -> str:
     interval = "" if stat.interval is None else " [{:.4f}, {:.4f}]".format(*stat.interval)
     return f"{stat.median:.4f}{interval}"
-
-
-def _selftest(name: str, *arguments: str) -> Any:
-    """The JSON that a benchmark of the worker prints; raises LabError where its ranks fail."""
-    command = [sys.executable, "-m", "lab.worker.selftest", name, *arguments]
-    process = subprocess.run(command, capture_output=True, text=True, check=False)
-    if process.returncode:
-        raise LabError(f"the ranks of the benchmark failed:\n{process.stderr.strip()[-2000:]}")
-    return json.loads(process.stdout)
 
 
 @dataclass(frozen=True)
@@ -168,7 +233,7 @@ def equal_losses(*, quick: bool = False) -> list[EqualLoss]:
     gpus = len(machine.gpus())
     sizes = sorted({1, min(gpus or 2, 2)})
     runs = {name: BASE | changes for name, changes in cases(sizes, quick=quick).items()}
-    answers = _selftest("losses", json.dumps(runs), "cuda" if gpus else "cpu")
+    answers = selftest("losses", json.dumps(runs), "cuda" if gpus else "cpu")
     return [
         _equal_loss(name, Run.model_validate(settings), answers[name], answers[REFERENCE])
         for name, settings in runs.items()
@@ -187,11 +252,11 @@ def _equal_loss(
         name,
         run.strategy,
         run.world_size,
-        run.precision,
+        run.stated.precision,
         final_loss=None if difference is None else answer["loss"][-1],
         validation_loss=answer.get("validation_loss"),
         difference=difference,
-        tolerance=TOLERANCES[run.precision],
+        tolerance=TOLERANCES[run.stated.precision],
         reason=answer.get("reason", ""),
     )
 

@@ -16,8 +16,9 @@ from rich.text import Text
 
 from lab.config.cluster import Cluster
 from lab.errors import InputError, LabError, Problem
-from lab.files import read_json, write_atomically
+from lab.files import write_atomically
 from lab.launch import job
+from lab.launch.attempt import read_progress
 from lab.launch.driver import Driver, executor_for, terminate
 from lab.launch.executor import Handle, JobSpec
 from lab.launch.preflight import usable
@@ -36,6 +37,8 @@ MAX_AGE = timedelta(days=1)
 
 class InterruptedCalibrationError(LabError):
     """The user stopped the calibration; the world sizes that are measured are kept."""
+
+    exit_status = 130
 
 
 def calibrate(
@@ -136,7 +139,7 @@ def _measure(
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "progress.json").unlink(missing_ok=True)
     began = time.monotonic()
-    arguments = (world_size, quick, profile.model_dump_json(), str(folder))
+    arguments = (world_size, quick, profile.settled.model_dump_json(), str(folder))
     handles: list[Handle] = []
     driver = Driver(
         executor_for(profile, folder),
@@ -145,11 +148,9 @@ def _measure(
     )
 
     def wait(seconds: float) -> bool:
-        progress = read_json(folder / "progress.json") or {}
-        phase = progress.get("phase", "waiting for the machine")
-        text = f"{_ranks(world_size)}: {phase}, {clock(time.monotonic() - began)}"
-        steps = max(progress.get("steps", 1), 1)
-        display.show(bars([(Text(text), progress.get("step", 0), steps)]))
+        progress = read_progress(folder, phase="waiting for the machine")
+        text = f"{_ranks(world_size)}: {progress.phase}, {clock(time.monotonic() - began)}"
+        display.show(bars([(Text(text), progress.step, max(progress.steps, 1))]))
         time.sleep(seconds)
         return False
 
@@ -161,6 +162,7 @@ def _measure(
     (handle,) = handles
     try:
         part = Part.model_validate_json(handle.attempt.path("part.json").read_bytes())
+        part = part.model_copy(update={"profile": profile})  # as it will be asked for
     except (OSError, ValidationError):
         raise LabError(_cause(handle, world_size)) from None
     line = f"{_ranks(world_size)}: measured in {time.monotonic() - began:.0f} s"
@@ -186,7 +188,7 @@ def _ranks(count: int) -> str:
 
 
 def execute(world_size: int, quick: bool, cluster_json: str, folder: str) -> None:
-    """Measure one world size on this rank, called by submitit; rank 0 writes the part."""
+    """Measure one world size on this rank; rank 0 writes the part."""
     cluster = Cluster.model_validate_json(cluster_json)
     context, attempt = job.register(world_size, cluster, Path(folder))
     with (

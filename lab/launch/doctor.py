@@ -57,6 +57,8 @@ def _machine() -> list[Check]:
     space = "free at least 2 GB for records, caches and reports"
     driver = "with an NVIDIA card, install its driver so that `nvidia-smi` works"
     none = "none: runs use CPU processes and gloo"
+    if Path("/dev/kfd").exists():  # the device of AMD's driver
+        none += "; AMD's GPUs with ROCm are untried"
     return [
         Check("python", sys.version.split()[0], python, remedy=update),
         Check("processor", f"{machine.cpu_model()}, {len(machine.cores())} cores for ranks"),

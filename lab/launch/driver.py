@@ -7,11 +7,9 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from lab.config.cluster import Cluster
-from lab.files import read_json
-from lab.launch.executor import Executor, Handle, JobSpec
+from lab.launch.executor import Executor, Handle, JobSpec, SlurmJob, read_job
 
 # How long the other ranks may take to end by themselves once one of them has failed, in s.
 GRACE_S = 20.0
@@ -86,17 +84,21 @@ def executor_for(cluster: Cluster, home: Path) -> Executor:
 
 
 def handles(folders: Iterable[Path]) -> dict[Path, Handle]:
-    """The last job of each folder that ever had one, whatever its executor, polled once."""
+    """The last job of each folder that ever had one, whatever its executor, polled once.
+
+    Raises LabError where a folder's job is not told by this user, or Slurm does not answer.
+    """
     from lab.launch.local import LocalHandle
     from lab.launch.slurm.executor import SlurmHandle
 
     jobs: dict[Path, Handle] = {}
     for folder in folders:
-        content: Mapping[str, Any] | None = read_json(folder / "job.json")
-        if content is not None:
-            slurm = content.get("executor") == "slurm"
-            if handle := (SlurmHandle if slurm else LocalHandle).of(folder, content):
+        job = read_job(folder)
+        if isinstance(job, SlurmJob):
+            if handle := SlurmHandle.of(folder, job):
                 jobs[folder] = handle
+        elif job is not None:
+            jobs[folder] = LocalHandle.of(folder, job)
     poll(jobs.values())
     return jobs
 

@@ -5,15 +5,17 @@
 
 from __future__ import annotations
 
-import json
 import os
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Annotated, Any, ClassVar, Literal, Protocol
 
-from lab.files import write_atomically
+from pydantic import Field, TypeAdapter, ValidationError
+
+from lab.config.base import Frozen
+from lab.errors import LabError
+from lab.files import OWN_MODE, private_folder, read_own, write_atomically
 from lab.launch.attempt import Attempt, RankError
 from lab.records.schema import Allocation
 
@@ -89,14 +91,57 @@ class Executor(Protocol):
 
 def prepare(folder: Path) -> None:
     """Create a job's folder and private log, less what earlier jobs left for their driver."""
-    log = folder / "log"
-    log.mkdir(mode=0o700, parents=True, exist_ok=True)
-    stale = [path for kind in ("error.json", "pid", "start") for path in log.glob(f"*.{kind}")]
+    log = private_folder(folder / "log")
+    kinds = ("error.json", "exit.json", "pid", "start")
+    stale = [path for kind in kinds for path in log.glob(f"*.{kind}")]
     for path in (folder / "progress.json", *stale):
         path.unlink(missing_ok=True)
 
 
-def write_job(folder: Path, **content: Any) -> None:
+class LocalJob(Frozen):
+    """A job on one machine, and the process that controls it."""
+
+    executor: Literal["local"] = "local"
+    cluster: str
+    job_id: str = Field(pattern=r"^\d+$")
+    pid: int = Field(gt=1)
+    began: float
+    host: str = ""  # unknown in files of 0.1.0
+    submitted_at: float
+
+
+class SlurmJob(Frozen):
+    """One job of an array, whose folder is found from the job's own."""
+
+    executor: Literal["slurm"] = "slurm"
+    cluster: str
+    array: str = Field(pattern=r"^(\.\./){0,3}arrays/[\w-]+$")
+    index: int = Field(ge=0)
+    submitted_at: float
+
+
+_JOB: TypeAdapter[LocalJob | SlurmJob] = TypeAdapter(
+    Annotated[LocalJob | SlurmJob, Field(discriminator="executor")]
+)
+
+
+def write_job(folder: Path, job: LocalJob | SlurmJob) -> None:
     """Write job.json, by which every later process finds the folder's last job."""
-    text = json.dumps(content | {"submitted_at": time.time()})
-    write_atomically(folder / "job.json", text.encode())
+    write_atomically(folder / "job.json", job.model_dump_json().encode(), mode=OWN_MODE)
+
+
+def read_job(folder: Path) -> LocalJob | SlurmJob | None:
+    """The folder's last job; None where there was none.
+
+    By it jobs are ended: raises LabError where it is not whole, or not written by this user.
+    """
+    path = folder / "job.json"
+    try:
+        return _JOB.validate_json(read_own(path))
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise LabError(f"{path}: {error.strerror}; remove it") from None
+    except ValidationError:
+        message = "does not tell of a job: where none of this study runs, remove it"
+        raise LabError(f"{path}: {message}") from None

@@ -7,25 +7,30 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import signal
 import socket
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Literal
 
 import psutil
 
+from lab.config.base import InvalidValueError
 from lab.config.cluster import Cluster
 from lab.config.emulation import Emulated
 from lab.config.run import Run
+from lab.config.script import SCRIPT_OUT
 from lab.config.study import Study
-from lab.errors import LabError
+from lab.config.variables import expand
+from lab.errors import InputError, LabError, Problem, nearest
+from lab.files import private_folder
 from lab.launch import netem
-from lab.launch.attempt import Attempt, Decision, claim
+from lab.launch.attempt import Attempt, Decision, claim, present
 from lab.launch.outcome import (
     archive_failed,
     failed,
@@ -34,16 +39,22 @@ from lab.launch.outcome import (
     rank_error,
     restore_quieter,
 )
+from lab.launch.supervisor import supervise
 from lab.launch.watchdog import Watchdog
+from lab.machine import interfaces
 from lab.records.schema import Allocation
 from lab.records.store import Record, Store, read_record, write_record
 from lab.worker.context import RankContext, listen_for_preemption, preemption_noticed
 
 
+class TimeLimitError(LabError):
+    """A job took longer than its profile permits."""
+
+
 def execute(
     run_json: str, repeat: int, cluster_json: str, folder: str, data_root: str
 ) -> Literal["done", "skipped"]:
-    """Measure one repeat of one run on this rank; submitit calls this on every rank.
+    """Measure one repeat of one run on this rank; every rank calls it.
 
     Rank 0 writes the record, however the job ends. A task measured meanwhile is skipped.
     """
@@ -97,20 +108,22 @@ def _decide(folder: Path) -> Decision:
     if record is not None and record.completed:
         return "skip"
     archive_failed(folder)  # of an earlier start of this job
-    return "skip" if restore_quieter(folder) else "run"
+    if restore_quieter(folder):
+        return "skip"
+    # From what an earlier start wrote there, a script might go on.
+    shutil.rmtree(folder / SCRIPT_OUT, ignore_errors=True)
+    return "run"
 
 
 def register(
     world_size: int, cluster: Cluster, folder: Path, *, devices: int = 1
 ) -> tuple[RankContext, Attempt]:
     """Register this rank, which drives `devices` devices; returns its context and files."""
-    import submitit
-
     if cluster.executor == "slurm":
         listen_for_preemption()
-    here = submitit.JobEnvironment()
-    restarts = int(os.environ.get("SLURM_RESTART_COUNT", 0))
-    attempt = Attempt(folder, str(here.job_id), restarts, Path(os.environ["SUBMITIT_FOLDER"]))
+    else:
+        signal.signal(signal.SIGUSR2, _time_is_over)
+    here, attempt = present(folder)
     attempt.register_rank(here.global_rank)
     first = here.local_rank * devices
     context = RankContext(
@@ -135,11 +148,24 @@ def register(
 
 
 def _address(cluster: Cluster) -> str:
-    """The address by which ranks on other nodes reach this one."""
+    """The address by which ranks on other nodes reach this one; its name where none is found.
+
+    That of the profile's interface, else the one from which packets to another node leave: rank 0
+    listens nowhere else.
+    """
+    from lab.launch.slurm.controller import expand as nodes_of
+
     for address in psutil.net_if_addrs().get(cluster.network_interface or "", []):
         if address.family == socket.AF_INET:
             return str(address.address)
-    return os.environ["SLURMD_NODENAME"]
+    name = os.environ["SLURMD_NODENAME"]
+    for other in set(nodes_of(os.environ.get("SLURM_JOB_NODELIST", ""))) - {name}:
+        with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((other, 9))  # of a datagram socket: nothing is sent
+            here = str(probe.getsockname()[0])
+            if not here.startswith("127."):
+                return here
+    return name
 
 
 @contextmanager
@@ -176,8 +202,9 @@ def watched(
         yield context, watchdog
     except Exception as error:
         watchdog.stop()
-        attempt.write_error(rank_error(context.rank, error, phase=watchdog.phase))
-        on_failure()
+        if not watchdog.is_removed():
+            attempt.write_error(rank_error(context.rank, error, phase=watchdog.phase))
+            on_failure()
         raise
 
 
@@ -185,7 +212,11 @@ def setup_rank(context: RankContext, cluster: Cluster, attempt: Attempt) -> Rank
     """Take this rank's cores and emulated link, and set what must precede the import of torch."""
     if cluster.executor == "local":
         signal.signal(signal.SIGTERM, _interrupt)
-    os.environ.update(cluster.variables)
+    if (name := cluster.network_interface) and name not in interfaces():
+        what = f"no {name!r} on {socket.gethostname()}"
+        advice = nearest(name, interfaces())
+        raise InputError(cluster.name, [Problem("network_interface", what, advice)])
+    set_variables(cluster)
     os.environ["OMP_NUM_THREADS"] = str(context.threads)
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, context.cores)
@@ -194,8 +225,25 @@ def setup_rank(context: RankContext, cluster: Cluster, attempt: Attempt) -> Rank
     return netem.join(context, cluster.link, attempt.path("network"))
 
 
+def set_variables(cluster: Cluster) -> None:
+    """Set a profile's variables in this process; raises InputError where one uses an unset one."""
+    for name, value in cluster.variables.items():
+        try:
+            os.environ[name] = expand(value, os.environ)
+        except InvalidValueError as error:
+            where = f"environment.{name}"
+            what, advice = error.faults[0]
+            problem = Problem(where, f"{what} on {socket.gethostname()}", advice)
+            raise InputError(cluster.name, [problem]) from None
+
+
 def _interrupt(signum: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt
+
+
+def _time_is_over(signum: int, frame: FrameType | None) -> None:
+    """submitit's controller gives this signal half a minute before it kills the ranks."""
+    raise TimeLimitError("its time limit is over: raise time_limit_min")
 
 
 def _allocation(attempt: Attempt) -> Allocation | None:
@@ -224,9 +272,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         cluster = Cluster.load(options.cluster)
         task = study.task(options.run, options.repeat)
         folder = Store(study.out).folder(task)
-        (folder / "log").mkdir(mode=0o700, parents=True, exist_ok=True)
+        private_folder(folder / "log")
         # submitit.JobEnvironment reads these in a job that submitit did not submit.
         os.environ.update(SUBMITIT_EXECUTOR="slurm", SUBMITIT_FOLDER=str(folder / "log"))
+        supervise(folder)
         print(execute(*job_arguments(study, task.run, task.repeat, cluster, folder)))
     except LabError as error:
         print(f"lab: {error}", file=sys.stderr)
@@ -237,8 +286,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def job_arguments(
     study: Study, run: Run, repeat: int, cluster: Cluster, folder: Path
 ) -> tuple[str, int, str, str, str]:
-    """The arguments of `execute`, all of them text or numbers, since they are pickled."""
-    profile = cluster.model_dump_json()
+    """The arguments of `execute`, all of them text or numbers, since they travel as JSON."""
+    profile = cluster.settled.model_dump_json()
     return run.model_dump_json(), repeat, profile, str(folder), str(study.folder)
 
 

@@ -6,6 +6,7 @@ import contextlib
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from lab.launch import driver, job
 from lab.launch.driver import Driver
 from lab.launch.executor import Handle, JobSpec
 from lab.launch.outcome import archive_failed, archive_noisy, conclude, stamp
+from lab.launch.plan import check_budget
 from lab.launch.preflight import check, check_emulation, usable
 from lab.launch.replay import replay
 from lab.launch.status import Cancellation, CancelledStudyError, StudyDisplay, TaskState, status
@@ -25,9 +27,14 @@ from lab.perfmodel.frozen import archive_replaced, freeze
 from lab.records.provenance import keep_code
 from lab.records.store import Record, Store, write_record
 
+# The display of a study rests so many times as long as it works.
+DISPLAY_PAUSE = 50
+
 
 class InterruptedStudyError(LabError):
     """The user stopped the study; what is measured is kept."""
+
+    exit_status = 130
 
 
 def launch(
@@ -38,6 +45,7 @@ def launch(
     fresh: bool = False,
     repeat_disturbed: bool = False,
     snapshot: bool = False,
+    yes: bool = False,
 ) -> Jobs:
     """Start what is missing of a study and return at once; finished runs are reused.
 
@@ -45,7 +53,7 @@ def launch(
     again; `repeat_disturbed` does so where a repeat was disturbed, and the quieter attempt is its
     record; with `snapshot` jobs run a copy of the code as it is now. On a replay published rows
     become records, and no job starts. Raises InputError, before anything is submitted, where the
-    cluster cannot run the study.
+    cluster cannot run the study, and unless `yes` where its budget would be exceeded.
     """
     profile = usable(cluster)
     # What needs a kind of device that is not there is left out: the report says so.
@@ -62,6 +70,8 @@ def launch(
     ]
     if missing:
         check(study, profile, missing, fresh=fresh)
+    if not yes:
+        check_budget(study, profile, missing)
     if profile.executor == "replay":
         replay(study, profile, missing)
         fresh = False  # its records are written already
@@ -129,8 +139,11 @@ class Jobs:
         try:
             with StudyDisplay(self.states, enabled=progress and not self.done) as display:
                 while not self.done:
+                    began = time.monotonic()
                     display.update()
-                    self._ended.wait(1.0 if self._executor.persistent else 0.2)
+                    # Of a thousand runs this takes long enough to disturb those that are timed.
+                    pause = DISPLAY_PAUSE * (time.monotonic() - began)
+                    self._ended.wait(max(pause, 1.0 if self._executor.persistent else 0.2))
         except KeyboardInterrupt:
             raise InterruptedStudyError(self._interrupt()) from None
         if self._failure is not None:
@@ -289,12 +302,17 @@ def detach(
     fresh: bool = False,
     repeat_disturbed: bool = False,
     snapshot: bool = False,
+    yes: bool = False,
 ) -> int:
     """Start a driver that outlives this process, with its log in `out/`; returns its process id."""
-    check(study, usable(cluster), study.tasks, fresh=fresh)
+    profile = usable(cluster)
+    check(study, profile, study.tasks, fresh=fresh)
+    if not yes:
+        check_budget(study, profile, [t for t in study.tasks if not Store(study.out).completed(t)])
     command = [sys.executable, "-m", "lab", "run", str(study.folder), "--cluster", cluster]
     command += ["--fresh"] * fresh + ["--repeat-disturbed"] * repeat_disturbed
     command += ["--snapshot"] * snapshot + ["--quick"] * study.quick
+    command += ["--yes"] * yes
     with (study.out / "driver.log").open("ab") as log:
         return subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True

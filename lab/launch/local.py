@@ -1,27 +1,31 @@
-"""Jobs on this machine, one at a time, through submitit's local executor."""
+"""Jobs on this machine, one at a time; submitit's controller starts and ends the ranks of each."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import signal
+import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import psutil
 
 from lab.config.cluster import Cluster
 from lab.launch.attempt import Attempt, RankError
-from lab.launch.executor import JobSpec, JobStatus, prepare, write_job
+from lab.launch.executor import JobSpec, JobStatus, LocalJob, prepare, write_job
+from lab.launch.work import write_work
 from lab.machine import began, is_running
 
 POLL_S = 0.1
 # How long a job may take to end once it is interrupted, in s; then it is killed.
 INTERRUPT_S = 5.0
+NEVER = -1.0  # when a process began that does not run here
 
 
 class LocalHandle:
@@ -29,16 +33,22 @@ class LocalHandle:
 
     lag_s: ClassVar[float] = 0.0
 
-    def __init__(self, attempt: Attempt, pid: int, since: float, submitted: Any = None) -> None:
+    def __init__(
+        self,
+        attempt: Attempt,
+        pid: int,
+        since: float,
+        controller: subprocess.Popen[bytes] | None = None,
+    ) -> None:
         self.attempt = attempt
         self._pid, self._since = pid, since
-        # submitit's job, which reaps the process; None where the job is adopted.
-        self._submitted = submitted
+        self._controller = controller  # None where the job is adopted
 
     @classmethod
-    def of(cls, folder: Path, content: Mapping[str, Any]) -> LocalHandle:
-        """The job that a folder's job.json names."""
-        return cls(Attempt(folder, content["job_id"]), content["pid"], content["began"])
+    def of(cls, folder: Path, job: LocalJob) -> LocalHandle:
+        """The job that a folder's job.json names; of another machine's no process is here."""
+        here = job.host in {"", socket.gethostname()}
+        return cls(Attempt(folder, job.job_id), job.pid, job.began if here else NEVER)
 
     def status(self) -> JobStatus:
         """The job runs for as long as its controller or one of its ranks does."""
@@ -46,8 +56,7 @@ class LocalHandle:
 
     def exit_reason(self) -> RankError:
         """Why the job ended, for a record that it did not write itself."""
-        process = getattr(self._submitted, "_process", None)
-        code = None if process is None else process.poll()
+        code = self._controller.poll() if self._controller else None
         cause = f", its controller with exit code {code}" if code else ": killed from outside?"
         return RankError(0, "JobLost", f"the job ended without a record{cause}", 0.0)
 
@@ -76,8 +85,8 @@ class LocalHandle:
             time.sleep(0.05)
 
     def _is_running(self) -> bool:
-        if self._submitted is not None:
-            self._submitted.done()
+        if self._controller is not None:
+            self._controller.poll()  # so that it does not stay as a zombie
         return is_running(self._pid, self._since) or bool(self.attempt.running_ranks())
 
     def _signal(self, pids: list[int], number: int) -> None:
@@ -105,63 +114,51 @@ class LocalExecutor:
 
     def _start(self, spec: JobSpec) -> LocalHandle:
         prepare(spec.folder)
-        executor = _submitit_executor(spec.folder / "log", spec.variables)
-        gpus = spec.world_size * spec.devices if self._cluster.device_kind == "cuda" else 0
-        executor.update_parameters(
-            tasks_per_node=spec.world_size,
-            gpus_per_node=gpus,
-            timeout_min=self._cluster.time_limit_min,
-        )
-        submitted = executor.submit(spec.function, *spec.arguments)
-        pid = int(submitted.job_id)
+        log = spec.folder / "log"
+        command = [sys.executable, "-P", "-u", *write_work([spec], log)]
+        with (log / "controller.log").open("ab") as output:
+            # Out of reach of the terminal's Ctrl-C: the driver alone ends jobs, as a rank that is
+            # interrupted by itself would look like a failure.
+            controller = subprocess.Popen(
+                [sys.executable, "-P", "-m", "submitit.local._local", str(log)],
+                env=self._environment(spec, shlex.join(command)),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+        pid = controller.pid
         try:
             since = began(pid)
         except psutil.Error:
-            since = 0.0  # it has ended already
-        name, job_id = self._cluster.name, submitted.job_id
-        write_job(spec.folder, executor="local", cluster=name, job_id=job_id, pid=pid, began=since)
-        return LocalHandle(Attempt(spec.folder, job_id), pid, since, submitted)
+            since = NEVER  # it has ended already
+        name, host = self._cluster.name, socket.gethostname()
+        job = LocalJob(
+            cluster=name,
+            job_id=str(pid),
+            pid=pid,
+            began=since,
+            host=host,
+            submitted_at=time.time(),
+        )
+        write_job(spec.folder, job)
+        return LocalHandle(Attempt(spec.folder, job.job_id), pid, since, controller)
 
-
-def _submitit_executor(log: Path, variables: Mapping[str, str]) -> Any:
-    """submitit's local executor, with a controller out of reach of the terminal's Ctrl-C.
-
-    The driver alone ends jobs: a rank that is interrupted by itself would look like a failure.
-    """
-    import submitit
-    from submitit.local.local import LocalJob
-
-    class Executor(submitit.LocalExecutor):
-        def _submit_command(self, command: str) -> Any:
-            ranks, gpus = self.parameters["tasks_per_node"], self.parameters["gpus_per_node"]
-            devices = ",".join(map(str, range(gpus)))
-            environment = {
-                **os.environ,
-                **variables,
-                "SUBMITIT_EXECUTOR": "local",
-                "SUBMITIT_LOCAL_COMMAND": command,
-                "SUBMITIT_LOCAL_JOB_NUM_NODES": "1",
-                "SUBMITIT_LOCAL_NODEID": "0",
-                "SUBMITIT_LOCAL_NTASKS": str(ranks),
-                "SUBMITIT_LOCAL_SIGNAL_DELAY_S": "30",
-                "SUBMITIT_LOCAL_TIMEOUT_S": str(int(60 * self.parameters["timeout_min"])),
-                "SUBMITIT_LOCAL_WITH_SHELL": "",
-                "SUBMITIT_STDERR_TO_STDOUT": "1",
-                "CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", devices)
-                if gpus
-                else "",
-            }
-            with (log / "controller.log").open("ab") as output:
-                process = subprocess.Popen(
-                    [sys.executable, "-m", "submitit.local._local", str(self.folder)],
-                    env=environment,
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=output,
-                    start_new_session=True,
-                )
-            return LocalJob(
-                folder=self.folder, job_id=str(process.pid), process=process, tasks=range(ranks)
-            )
-
-    return Executor(folder=log)
+    def _environment(self, spec: JobSpec, command: str) -> dict[str, str]:
+        """What submitit's controller is told, and hands on to the ranks."""
+        gpus = spec.world_size * spec.devices if self._cluster.device_kind == "cuda" else 0
+        devices = ",".join(map(str, range(gpus)))
+        return {
+            **os.environ,
+            **spec.variables,
+            "SUBMITIT_EXECUTOR": "local",
+            "SUBMITIT_LOCAL_COMMAND": command,
+            "SUBMITIT_LOCAL_JOB_NUM_NODES": "1",
+            "SUBMITIT_LOCAL_NODEID": "0",
+            "SUBMITIT_LOCAL_NTASKS": str(spec.world_size),
+            "SUBMITIT_LOCAL_SIGNAL_DELAY_S": "30",
+            "SUBMITIT_LOCAL_TIMEOUT_S": str(60 * self._cluster.time_limit_min),
+            "SUBMITIT_LOCAL_WITH_SHELL": "",
+            "SUBMITIT_STDERR_TO_STDOUT": "1",
+            "CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", devices) if gpus else "",
+        }

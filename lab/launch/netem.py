@@ -24,7 +24,7 @@ from typing import Any
 
 from lab.config.emulation import SO_MAX_PACING_RATE, WAYS, Emulated, Link, Way
 from lab.errors import LabError
-from lab.files import read_json, write_atomically
+from lab.files import OWN_MODE, read_json, write_atomically
 from lab.worker.context import RankContext
 
 _NEW_USER, _NEW_NET = 0x10000000, 0x40000000
@@ -78,7 +78,7 @@ def join(context: RankContext, link: Link, meeting: Path) -> RankContext:
                 f"a link of {link.label} cannot be emulated here: {obstacle(link)}; {advice(link)}"
             )
         pid = None if way == "pacing" else _create_network(link, context.world_size, way)
-        write_atomically(meeting, json.dumps({"way": way, "pid": pid}).encode())
+        write_atomically(meeting, json.dumps({"way": way, "pid": pid}).encode(), mode=OWN_MODE)
     network = _wait_for(meeting, context.start_timeout_s)
     changes = {"link": link, "way": network["way"]}
     emulated = (context.emulated or Emulated()).model_copy(update=changes)
@@ -144,7 +144,7 @@ def _create_network(link: Link, world_size: int, way: Way) -> int:
 
 def _wait_for(meeting: Path, patience_s: float) -> dict[str, Any]:
     end = time.monotonic() + patience_s
-    while (network := read_json(meeting)) is None:
+    while (network := read_json(meeting, own=True)) is None:
         if time.monotonic() > end:
             raise LabError(
                 f"Timed out waiting {patience_s:.0f} s for the network of rank 0: did it start?"
@@ -155,7 +155,7 @@ def _wait_for(meeting: Path, patience_s: float) -> dict[str, Any]:
 
 def _enter(pid: int, rank: int) -> None:
     """Join the holder's user namespace, then the rank's network namespace (setns(2))."""
-    # numpy's OpenBLAS starts threads when submitit loads it, and ends them before a fork.
+    # A library that has started threads, such as OpenBLAS, ends them before a fork.
     if (child := os.fork()) == 0:
         os._exit(0)
     os.waitpid(child, 0)

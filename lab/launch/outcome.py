@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import socket
 import time
@@ -12,6 +13,7 @@ from pathlib import Path
 
 from lab.config.run import Run
 from lab.config.study import Task
+from lab.files import private_folder
 from lab.launch.attempt import Attempt, RankError
 from lab.records.schema import Allocation, Failure
 from lab.records.store import DISTURBED, Record, Status, read_record, write_record
@@ -21,8 +23,8 @@ STATUSES: dict[str, Status] = {
     "MemoryError": "oom",
     "MemoryLimit": "oom",
     "Hang": "timeout",
-    "UncompletedJobError": "timeout",
     "TimeLimit": "timeout",
+    "TimeLimitError": "timeout",
     "Preempted": "preempted",
     "Cancelled": "cancelled",
 }
@@ -33,8 +35,16 @@ QUIETER, LOUDER = "quieter", "louder"
 JOB_WIDE = {"MemoryLimit", "TimeLimit", "Preempted", "NodeFailure"}
 # Inferred from silence; gives way to a scheduler that knows better.
 INFERRED = {"RankLost", "Hang", "JobLost"}
-# torch's messages where the other end of a connection is gone or late.
-PEER_LOST = ("Connection closed by peer", "Connection reset by peer", "Timed out waiting")
+# torch's messages where the other end of a connection is gone or late, over gloo and over NCCL.
+PEER_LOST = (
+    *("Connection closed by peer", "Connection reset by peer", "Timed out waiting"),
+    *("ncclRemoteError", "NCCL communicator was aborted"),
+)
+# Messages of libraries whose own allocations fail, which torch raises as other errors.
+OUT_OF_MEMORY = re.compile(
+    r"CU(BLAS|DNN|SPARSE|SOLVER)_STATUS_ALLOC_FAILED|cuda (error|failure)\b.{0,12}out of memory",
+    re.IGNORECASE,
+)
 
 
 def rank_error(rank: int, error: Exception, *, phase: str = "") -> RankError:
@@ -43,6 +53,8 @@ def rank_error(rank: int, error: Exception, *, phase: str = "") -> RankError:
     if phase == "loading torch" and isinstance(error, ImportError | OSError):
         host = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
         name, message = "BadNode", f"torch cannot be loaded on {host}: {name}: {message}"
+    if OUT_OF_MEMORY.search(message):
+        name = "OutOfMemoryError"
     waiting = any(text in message for text in PEER_LOST)
     return RankError(rank, name, message, time.time(), traceback.format_exc(), waiting)
 
@@ -79,6 +91,9 @@ def failed(
 def _first_cause(run: Run, attempt: Attempt, reason: RankError | None) -> RankError:
     errors = attempt.errors()
     only_waited = all(error.waiting for error in errors)
+    exits = attempt.exits()
+    if exits and only_waited and (reason is None or reason.type in INFERRED):
+        return RankError(exits[0].rank, "RankLost", str(exits[0]), 0.0)
     if reason is not None and (not errors or (only_waited and reason.type in JOB_WIDE)):
         return reason
     if not errors:
@@ -126,7 +141,7 @@ def archive_failed(folder: Path) -> None:
     """Move the record of an earlier failure to the logs, so that it is not taken for the next."""
     path = folder / "record.json"
     if path.exists():
-        (folder / "log").mkdir(mode=0o700, exist_ok=True)
+        private_folder(folder / "log")
         path.rename(folder / "log" / f"{stamp()}.record.json")
 
 

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from lab.config.cluster import Cluster
-from lab.config.models import PythonModel
 from lab.config.run import Run
-from lab.config.study import Study
+from lab.config.study import Study, Task
 from lab.errors import InputError
-from lab.launch.preflight import usable
-from lab.perfmodel.flops import model_cost
+from lab.launch.hours import Hours, charged, of_job, over_budget, spent
+from lab.launch.preflight import state_bytes, usable
 from lab.perfmodel.forecast import Forecast
 from lab.perfmodel.frozen import basis_of
 from lab.records.store import Record, Store
-
-# All in fp32: weights, and of those that train gradients and AdamW's two moments.
-BYTES_PER_PARAMETER, TRAINING_BYTES_PER_PARAMETER = 4, 12
 
 
 def plan(study: Study, cluster: str | Cluster = "local") -> list[dict[str, Any]]:
@@ -27,29 +24,86 @@ def plan(study: Study, cluster: str | Cluster = "local") -> list[dict[str, Any]]
     `seconds` is the median duration of the repeats that are measured, None where there are none;
     `predicted_s` the same as predicted, and `predicted_step_ms` one step of it. `state_mb` (MB, 1e6
     bytes, per rank) counts weights, gradients and optimizer state; `predicted_mb` all that a rank
-    takes at its peak. None where nothing can be predicted yet.
+    takes at its peak. `core_hours` and `gpu_hours` are those of one repeat, by `seconds` or else
+    `predicted_s`. None where nothing can be predicted yet.
     """
     profile = usable(cluster)
-    store, basis = Store(study.out), basis_of(study, cluster)
+    basis = basis_of(study, cluster)
+    measured: dict[str, list[Record]] = defaultdict(list)
+    for record in Store(study.out).records(study.tasks):
+        if record.completed:
+            measured[record.run_id].append(record)
+    if profile.executor == "local":  # whose devices are counted once, not for each run
+        profile = profile.model_copy(update={"devices": profile.ranks_per_node})
     rows = []
     for run in study.runs:
-        records = [r for r in store.records(t for t in study.tasks if t.run == run) if r.completed]
+        records = measured[run.id]
         forecast = basis.forecast(run)
         durations = [record.duration_s for record in records if record.duration_s is not None]
+        seconds = round(statistics.median(durations), 1) if durations else None
+        times = _predicted(forecast, basis.records)
+        job = of_job(run, profile, times["predicted_s"] if seconds is None else seconds)
         peak = forecast.memory_bytes
         rows.append(
             {
                 "run": run.id,
                 "configuration": run.label,
                 "measured": f"{len(records)}/{study.repeats}",
-                "seconds": round(statistics.median(durations), 1) if durations else None,
-                **_predicted(forecast, basis.records),
+                "seconds": seconds,
+                **times,
+                "core_hours": None if job.unknown else round(job.core, 4),
+                "gpu_hours": None if job.unknown else round(job.gpu, 4),
                 "state_mb": round(state / 1e6, 1) if (state := state_bytes(run)) else None,
                 "predicted_mb": None if peak is None else round(peak / 1e6, 1),
                 "cannot run": obstacle(run, profile, peak),
             }
         )
     return rows
+
+
+def planned(
+    study: Study,
+    cluster: Cluster,
+    tasks: Iterable[Task] | None = None,
+    *,
+    at_most: bool = False,
+    rows: Sequence[Mapping[str, Any]] = (),
+) -> Hours:
+    """What is missing of a study, or these tasks, will take: as earlier repeats, else predicted.
+
+    Where neither is known the time limit counts with `at_most`: no job takes longer. `rows` are
+    those of `plan`, where they are known.
+    """
+    store = Store(study.out)
+    missing = [t for t in study.tasks if not store.completed(t)] if tasks is None else tasks
+    limit = cluster.time_limit_min * 60.0 if at_most else None
+    planned_runs = {row["run"]: row for row in rows or plan(study, cluster)}
+    hours = Hours()
+    for task in missing:
+        row = planned_runs[task.run.id]
+        seconds = row["predicted_s"] if row["seconds"] is None else row["seconds"]
+        hours += of_job(task.run, cluster, limit if seconds is None else seconds)
+    return hours
+
+
+def check_budget(study: Study, cluster: Cluster, tasks: Sequence[Task]) -> None:
+    """Raise InputError, with the numbers, where these tasks would exceed the cluster's budget."""
+    if cluster.budget is None or not tasks:
+        return
+    rows = plan(study, cluster)
+    known = planned(study, cluster, tasks, rows=rows)
+    most = planned(study, cluster, tasks, at_most=True, rows=rows) if known.unknown else known
+    if problems := over_budget(cluster, charged(study, cluster), known, most):
+        raise InputError(study.name, problems)
+
+
+def hours_sentence(study: Study, cluster: Cluster, rows: Sequence[Mapping[str, Any]] = ()) -> str:
+    """Core- and GPU-hours that are spent and planned, and the budget, for people; as `planned`."""
+    budget = cluster.budget.label if cluster.budget else ""
+    allowed = f"; budget of {cluster.name}: {budget}" if budget else ""
+    if cluster.budget and cluster.budget.per == "folder":
+        allowed += f", of which {charged(study, cluster)}"
+    return f"spent: {spent(study)}; planned: {planned(study, cluster, rows=rows)}{allowed}"
 
 
 def _predicted(forecast: Forecast, records: Sequence[Record]) -> dict[str, float | None]:
@@ -60,17 +114,6 @@ def _predicted(forecast: Forecast, records: Sequence[Record]) -> dict[str, float
     step = forecast.prediction.step_s
     whole = round(statistics.median(starts) + step * forecast.run.steps, 1) if starts else None
     return {"predicted_s": whole, "predicted_step_ms": round(step * 1e3, 2)}
-
-
-def state_bytes(run: Run) -> int | None:
-    """Bytes of weights, gradients and optimizer state on one rank; None for a model of one's own.
-
-    That is known once it has been measured.
-    """
-    if isinstance(run.architecture, PythonModel):
-        return None
-    cost = model_cost(run)
-    return BYTES_PER_PARAMETER * cost.parameters + TRAINING_BYTES_PER_PARAMETER * cost.trainable
 
 
 def obstacle(run: Run, cluster: Cluster, peak_bytes: float | None) -> str:

@@ -3,17 +3,31 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from lab import machine
 from lab.config import paths
+from lab.config.base import InvalidValueError
 from lab.config.cluster import Cluster
+from lab.config.datasets import Synthetic
+from lab.config.downloads import DOWNLOADS
 from lab.config.emulation import Emulated
+from lab.config.models import CNN, PythonModel
+from lab.config.run import Run
+from lab.config.script import Script
 from lab.config.strategies import STRATEGIES
 from lab.config.study import Study, Task
-from lab.errors import InputError, Problem
+from lab.config.variables import expand
+from lab.errors import InputError, Problem, nearest
+from lab.files import unwritable
 from lab.launch import netem
+from lab.perfmodel.flops import model_cost
+from lab.perfmodel.layout import SHARINGS
+from lab.perfmodel.memory import FP32, FROZEN, state_memory
 from lab.records.store import Store
+
+TOKEN_BYTES, STORED_TOKEN_BYTES = 8, 2  # as a batch holds it, and as the cache does
 
 
 def usable(cluster: str | Path | Cluster) -> Cluster:
@@ -39,6 +53,9 @@ def check(study: Study, cluster: Cluster, tasks: Sequence[Task], *, fresh: bool)
             problems.append(Problem("cluster", what, advice))
         else:
             shapes.add((run.processes, run.devices))
+            if what := _too_large(run, cluster):
+                advice = "a smaller model or batch, or a cluster with more memory"
+                problems.append(Problem("base", f"{run.label}: {what}", advice))
         paths.resolve_inputs(run, study.folder)
     for ranks, devices in sorted(shapes):
         try:
@@ -58,7 +75,9 @@ def check(study: Study, cluster: Cluster, tasks: Sequence[Task], *, fresh: bool)
         what = f"records here were measured on {', '.join(others)}"
         advice = f"name that cluster, or --fresh to measure all on {cluster.name}"
         problems.append(Problem("cluster", what, advice))
-    problems += _unwritable(study.out)
+    problems += unwritable(study.out)
+    problems += _unreachable(study, cluster)
+    problems += _not_fetched(study, cluster, tasks)
     if not problems and cluster.executor == "slurm":
         from lab.launch.slurm.refusals import refusals
 
@@ -87,13 +106,93 @@ def check_emulation(study: Study, cluster: Cluster) -> None:
             raise InputError(study.name, [problem])
 
 
-def _unwritable(out: Path) -> list[Problem]:
+def state_bytes(run: Run) -> int | None:
+    """Bytes of weights, gradients and optimizer state on a rank, in the mean; all are fp32.
+
+    What a strategy shards, and the parts of a model that it splits, count with the rank's share.
+    None for a model or a strategy of one's own, of which it is known once it has been measured.
+    """
+    if isinstance(run.architecture, PythonModel | Script) or run.own_strategy is not None:
+        return None
+    cost, sharers = model_cost(run), run.shard_size or run.world_size
+    sharing = SHARINGS.get(run.strategy, "ddp")
+    state = state_memory(cost.trainable, sharing=sharing, ranks=sharers, state=FP32)
+    frozen = state_memory(
+        cost.parameters - cost.trainable, sharing=sharing, ranks=sharers, state=FROZEN
+    )
+    parts = run.world_size // run.data_parallel_size  # into which the ranks split the model
+    return round((state.total + frozen.total) / parts)
+
+
+def _too_large(run: Run, cluster: Cluster) -> str:
+    """What of a run is larger than all memory that its job can have; empty where nothing is."""
+    has, samples = _memory_bytes(run, cluster), 0
+    if has is None or isinstance(run.architecture, PythonModel | Script):
+        return ""
+    if isinstance(run.dataset, Synthetic) and cluster.executor == "local":
+        samples = run.dataset.samples
+    batch, stored = _sample_bytes(run)
+    parts = {
+        "its weights, gradients and optimizer state": (state_bytes(run) or 0) * run.processes,
+        "one micro-batch on each rank": run.stated.micro_batch_size
+        * batch
+        * run.data_parallel_size,
+        "its synthetic samples": samples * stored,
+    }
+    what, size = max(parts.items(), key=lambda part: part[1])
+    if size <= has:
+        return ""
+    return f"{what} take {size / 1e9:,.0f} GB, {cluster.name} has {has / 1e9:,.0f} GB for it"
+
+
+def _memory_bytes(run: Run, cluster: Cluster) -> int | None:
+    """All memory of the devices of a run's job; None where it is not known."""
+    profile = cluster.on(run.device_needed)
+    if profile is None or profile.executor == "replay":
+        return None
+    if profile.executor == "local" and profile.device_kind == "cpu":
+        return machine.memory_bytes() + machine.swap_bytes()
+    rank = profile.memory_bytes_per_rank
+    return None if rank is None else rank * run.world_size
+
+
+def _sample_bytes(run: Run) -> tuple[int, int]:
+    """The least that a sample's input takes in a batch, and where it is kept."""
+    model, data = run.architecture, run.dataset
+    if isinstance(model, CNN):
+        size = getattr(data, "image_size", 1)
+        return 4 * size**2, size**2
+    block = getattr(model, "block_size", 1)
+    return TOKEN_BYTES * block, STORED_TOKEN_BYTES * block
+
+
+def _unreachable(study: Study, cluster: Cluster) -> Iterator[Problem]:
+    """What of names and addresses would end jobs before they can say so."""
+    name = cluster.network_interface
+    if cluster.executor == "local" and name is not None and name not in machine.interfaces():
+        yield Problem("network_interface", f"no {name!r} here", nearest(name, machine.interfaces()))
+    if cluster.executor == "slurm" and (wrong := set("%\\\n") & set(str(study.folder))):
+        what = f"Slurm cannot write logs into a folder with {sorted(wrong)[0]!r} in its name"
+        yield Problem(str(study.folder), what, "rename it")
+
+
+def _not_fetched(study: Study, cluster: Cluster, tasks: Sequence[Task]) -> Iterator[Problem]:
+    """Downloads that the nodes of a cluster, most of which have no network, would lack."""
+    if cluster.executor != "slurm":
+        return
     try:
-        out.mkdir(parents=True, exist_ok=True)
-        probe = out / f".writable-{os.getpid()}"
-        probe.touch()
-        probe.unlink()
-    except OSError as error:
-        advice = "make the folder writable, or copy the study elsewhere"
-        return [Problem(str(out), f"cannot be written: {error.strerror}", advice)]
-    return []
+        given = {name: expand(value, os.environ) for name, value in cluster.environment.items()}
+    except InvalidValueError:
+        return  # only the nodes know where their cache lies
+    roots = paths.cache_roots({**os.environ, **given})
+    for kind in sorted({task.run.dataset.kind for task in tasks}):
+        missing = [
+            download
+            for download in DOWNLOADS.get(kind, ())
+            if not any(os.access(root / "downloads" / download.file, os.R_OK) for root in roots)
+        ]
+        if missing:
+            size = sum(download.size for download in missing) / 1e6
+            what = f"{kind} ({size:.0f} MB) is not in {roots[0]}, and nodes may reach no network"
+            command = study.command("fetch", [cluster.name])
+            yield Problem("data", what, f"`{command}` on this machine")

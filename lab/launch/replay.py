@@ -73,7 +73,7 @@ def _label(row: Row) -> str:
 
 def _record(task: Task, row: Row, cluster: Cluster, published: Published) -> Record:
     run, slowest = task.run, max(row.times)
-    rate = run.global_batch_size / slowest
+    rate = run.stated.global_batch_size / slowest
     tokens = getattr(run.architecture, "block_size", None)
     return Record(
         run_id=run.id,

@@ -8,7 +8,7 @@ import uuid
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Self
 
 from filelock import FileLock, Timeout
 from rich.console import Console, RenderableType
@@ -18,11 +18,11 @@ from rich.table import Table
 from rich.text import Text
 
 from lab.config.study import Study, Task
-from lab.errors import LabError
-from lab.files import read_json, write_atomically
+from lab.errors import InputError, LabError
+from lab.files import unwritable, write_atomically
 from lab.launch import driver
-from lab.launch.attempt import RankError
-from lab.launch.executor import Handle
+from lab.launch.attempt import RankError, read_progress
+from lab.launch.executor import Handle, read_job
 from lab.launch.outcome import failed
 from lab.records.store import Record, Store, write_record
 
@@ -30,6 +30,7 @@ from lab.records.store import Record, Store, write_record
 OPEN = ("waiting", "pending", "running")
 # Those of a job that somebody has submitted.
 UNDER_WAY = ("pending", "running")
+WATCH_S = 1.0  # between two looks
 # How long a driver may take to notice that its study is cancelled, in s.
 PATIENCE_S = 60.0
 STYLES = {"completed": "green", "running": "cyan", "pending": "yellow", "waiting": "dim"}
@@ -85,18 +86,39 @@ def _state(
     if handle is None or job is None or ended:
         lost = f"its last job left no record: {handle.exit_reason().message}" if handle else ""
         return TaskState(task, "waiting", reason=unknown or lost)
-    submitted: dict[str, Any] = read_json(store.folder(task) / "job.json") or {}
-    seconds = max(time.time() - submitted.get("submitted_at", time.time()), 0.0)
+    submitted = read_job(store.folder(task))
+    seconds = max(time.time() - submitted.submitted_at, 0.0) if submitted else None
     state = TaskState(task, job.state, seconds=seconds, reason=job.reason, job_id=job_id)
     if job.state == "pending":
         return state
-    progress = read_json(store.folder(task) / "progress.json") or {}
-    return replace(
-        state,
-        phase=progress.get("phase", "starting"),
-        step=progress.get("step", 0),
-        loss=progress.get("loss"),
-    )
+    progress = read_progress(store.folder(task))
+    return replace(state, phase=progress.phase, step=progress.step, loss=progress.loss)
+
+
+def watch(study: Study) -> list[TaskState]:
+    """Show the states live until all tasks have ended or nobody works on them; the last states."""
+    states = status(study)
+    with StudyDisplay(lambda: states) as display:
+        while not all(state.ended for state in states):
+            driven = _is_driven(study)  # first: what ends between the two looks is seen
+            states = status(study)
+            display.update()
+            if not driven and not any(state.state in UNDER_WAY for state in states):
+                break
+            time.sleep(WATCH_S)
+    return states
+
+
+def _is_driven(study: Study) -> bool:
+    """Whether a driver is at work: between two of its jobs none is under way."""
+    lock = study.out / "driver.lock"
+    if not lock.exists():
+        return False
+    try:
+        with FileLock(lock, timeout=0):
+            return False
+    except Timeout:
+        return True
 
 
 def time_left(states: Sequence[TaskState]) -> float | None:
@@ -107,10 +129,11 @@ def time_left(states: Sequence[TaskState]) -> float | None:
             durations[state.task.run.id].append(state.seconds)
     if not durations:
         return None
-    overall = [seconds for values in durations.values() for seconds in values]
+    overall = statistics.median(seconds for values in durations.values() for seconds in values)
+    medians = {run_id: statistics.median(values) for run_id, values in durations.items()}
     left = 0.0
     for state in states:
-        expected = statistics.median(durations.get(state.task.run.id, overall))
+        expected = medians.get(state.task.run.id, overall)
         if state.state == "running":
             left += max(expected - (state.seconds or 0.0), 0.0)
         elif not state.ended:
@@ -141,10 +164,13 @@ def cancel(study: Study) -> int:
     """End all jobs of a study, waiting or running, and its drivers; returns how many jobs it ended.
 
     Each leaves a record of status cancelled; what is measured stays, and the next launch goes on
-    from there. Raises LabError where a driver or Slurm does not answer.
+    from there. Raises LabError where a driver or Slurm does not answer, InputError where the study
+    cannot be written.
     """
     if not study.out.is_dir():
         return 0
+    if problems := unwritable(study.out):
+        raise InputError(study.name, problems)
     request = study.out / "cancel"
     write_atomically(request, uuid.uuid4().hex.encode())
     try:
@@ -240,13 +266,17 @@ def _view(states: list[TaskState]) -> Table:
     summary = Text(f"{ended} of {len(states)} runs", style="bold")
     for name, count in Counter(state.state for state in states).items():
         summary.append(f"  {count} {name}", style=STYLES.get(name, "red"))
+    reasons = Counter(state.reason for state in states if state.state == "pending" and state.reason)
+    for reason, _ in reasons.most_common(1):
+        summary.append(f"  {reason}", style="dim")
     if left is not None and ended < len(states):
         summary.append(f"  about {clock(left)} left", style="dim")
     rows = [(summary, ended, len(states))]
     for state in states:
         if state.state == "running":
             steps = state.task.run.steps
-            text = f"{state.task.label}: {state.phase} {state.step}/{steps}"
+            since = f", {clock(state.seconds)}" if state.seconds is not None else ""
+            text = f"{state.task.label}: {state.phase} {state.step}/{steps}{since}"
             rows.append((Text(text, style="cyan"), state.step, steps))
     return bars(rows)
 

@@ -14,14 +14,19 @@ from pathlib import Path
 
 from lab.files import write_atomically
 from lab.launch.attempt import Attempt, RankError
+from lab.launch.supervisor import note
 from lab.worker.context import RankContext
 
 # Frames in which a rank waits for the others; they mark it as a victim of a hang and not its cause.
 COLLECTIVE_FRAMES = {
     *("_engine_run_backward", "all_reduce", "barrier"),
-    *("all_gather", "gather_object", "broadcast"),
+    *("all_gather", "gather", "broadcast"),
 }
 PUBLISH_S = 0.5
+# How long a rank may take to fail by itself once another is lost, in s.
+LOST_S = 10.0
+# How long the folder of a job must be gone before its ranks end, in s: file systems have hiccups.
+REMOVED_S = 10.0
 # Phases in which every rank makes progress at each step: the shorter timeout applies.
 STEPPING = ("warm-up", "measuring", "evaluating", "comparing")
 
@@ -40,6 +45,7 @@ class Watchdog:
         self._progress: tuple[str, int, int, float | None] = ("starting", 0, steps, None)
         self._stopped = threading.Event()
         self._main = threading.get_ident()
+        self._since: dict[str, float] = {}
 
     def start(self) -> None:
         """Begin to watch."""
@@ -60,6 +66,8 @@ class Watchdog:
     def progress(self, phase: str, step: int, steps: int, loss: float | None = None) -> None:
         """Note progress; this costs the training nothing, because another thread publishes it."""
         self._last = time.monotonic()
+        if phase != self.phase:
+            note(phase)
         self._progress = (phase, step, steps, loss)
 
     def _watch(self) -> None:
@@ -68,12 +76,29 @@ class Watchdog:
             limit = context.timeout_s if self.phase in STEPPING else context.start_timeout_s
             if time.monotonic() - self._last > limit:
                 self._give_up(limit)
+            if self._lasted("removed", self.is_removed()) > REMOVED_S:
+                os._exit(1)  # nobody could know of this job any more, or end it
+            exits = self._attempt.exits()
+            if self._lasted("lost", bool(exits)) > LOST_S:
+                self._end(str(exits[0]), waiting=True)
+
+    def _lasted(self, event: str, is_so: bool) -> float:
+        """For how long, in s, something has been so."""
+        now = time.monotonic()
+        if not is_so:
+            self._since.pop(event, None)
+        return now - self._since.setdefault(event, now) if is_so else 0.0
+
+    def is_removed(self) -> bool:
+        """Whether the job's files are gone, by which a driver would find it; not its logs alone."""
+        registered = self._attempt.path(f"rank{self._context.rank}.pid")
+        return not (registered.exists() or (self._attempt.folder / "job.json").exists())
 
     def _publish(self) -> None:
         # Not in the training's thread: a busy disk would make this rank late for the others.
         path, published = self._attempt.folder / "progress.json", None
         while not self._stopped.wait(PUBLISH_S if published else 0.0):
-            if published is self._progress:
+            if published is self._progress or self.is_removed():
                 continue
             published = self._progress
             phase, step, steps, loss = published
@@ -90,12 +115,24 @@ class Watchdog:
         if stack:
             last = stack[-1]
             message += f"; stood in {last.name} ({Path(last.filename).name}:{last.lineno})"
-        waiting = any(entry.name in COLLECTIVE_FRAMES for entry in stack)
-        text = "".join(traceback.format_list(stack))
-        error = RankError(self._context.rank, "Hang", message, time.time(), text, waiting)
+        waiting = any(entry.name in COLLECTIVE_FRAMES for entry in stack) or _device_waits()
+        self._end(message, waiting=waiting, stack="".join(traceback.format_list(stack)))
+
+    def _end(self, message: str, *, waiting: bool, stack: str = "") -> None:
+        error = RankError(self._context.rank, "Hang", message, time.time(), stack, waiting)
         self._attempt.write_error(error)
         time.sleep(
             1.0
         )  # the ranks give up together: the one that is the cause writes its error too
         self._on_hang()
         os._exit(1)
+
+
+def _device_waits() -> bool:
+    """Whether this rank's GPU still has work, as where a kernel of NCCL waits for other ranks.
+
+    The GPU of a rank whose host is stuck has done all that was launched on it.
+    """
+    # Not imported here, which would hang too where the rank hangs in an import.
+    module = sys.modules.get("lab.worker.distributed")
+    return module is not None and bool(module.device_is_busy())

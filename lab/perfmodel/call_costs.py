@@ -11,6 +11,7 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from lab.config.run import Run
 from lab.perfmodel.calibration import Calibration
@@ -78,7 +79,13 @@ def call_cost(
         return beside_load(fitted(residuals, least=float(whole)), run, slowdown)
     model_error = math.hypot(MODEL_ERROR, contention.neighbours - 1)
     if whole:
-        return fitted(residuals, model_error=model_error, least=1.0, expected=slowdown)
+        # Calls in a row, after the backward pass, find the other ranks awake, and take less than
+        # the lone ones that were calibrated.
+        in_a_row = run.strategy == "naive_ddp"
+        latency_s = links.data("all_reduce", 1) if in_a_row else 0.0
+        return fitted(
+            residuals, model_error=model_error, least=1.0, expected=slowdown, latency_s=latency_s
+        )
     return fitted(residuals, model_error=model_error)
 
 
@@ -105,22 +112,27 @@ def fitted(
     model_error: float = MODEL_ERROR,
     least: float = 0.0,
     expected: float = 1.0,
+    latency_s: float = 0.0,
 ) -> CallCost:
-    """The factor and the costs that explain the measured steps best, none of them negative.
+    """The factor and the costs that explain the measured steps best, the costs not negative.
 
     Least squares of relative errors, with the `expected` factor as one more observation that may
-    be wrong by `model_error`; it is at `least` 1 where no rank can be faster than alone. The
-    deviation is that of each step from the fit to the others: such a step was not seen either.
+    be wrong by `model_error`; it is at `least` 1 where no rank can be faster than alone. A call may
+    take up to `latency_s` less than modelled. The deviation is that of each step from the fit to
+    the others: such a step was not seen either.
     """
+    solve = partial(
+        _solved, model_error=model_error, least=least, expected=expected, latency_s=latency_s
+    )
     errors = []
     for at, one in enumerate(residuals):
-        cost = _solved([*residuals[:at], *residuals[at + 1 :]], model_error, least, expected)
+        cost = solve([*residuals[:at], *residuals[at + 1 :]])
         step_s = cost.factor * one.modelled_s + cost.seconds(one.calls, one.bytes)
         errors.append(step_s / one.measured_s - 1)
     squares = statistics.fmean(error**2 for error in errors)
     # The fit to all lies between those to the others.
     return replace(
-        _solved(residuals, model_error, least, expected),
+        solve(residuals),
         deviation=Deviation(math.sqrt(squares) / 2),
     )
 
@@ -175,7 +187,12 @@ def _residual(
 
 
 def _solved(
-    residuals: Sequence[Residual], model_error: float, least: float, expected: float
+    residuals: Sequence[Residual],
+    *,
+    model_error: float,
+    least: float,
+    expected: float,
+    latency_s: float,
 ) -> CallCost:
     import numpy as np
     from scipy.optimize import nnls
@@ -187,7 +204,7 @@ def _solved(
     matrix = np.array([*rows, [1 / model_error, 0.0, 0.0]])
     known = np.array([*[1 / STEP_ERROR] * len(residuals), expected / model_error])
     scale = np.maximum(np.linalg.norm(matrix, axis=0), 1e-30)
-    # What the factor is beyond the least one, which nnls keeps from being negative.
-    beyond, _ = nnls(matrix / scale, known - least * matrix[:, 0])
+    # nnls keeps from being negative what factor and calls are beyond the least that they can be.
+    beyond, _ = nnls(matrix / scale, known - matrix @ [least, -latency_s, 0.0])
     factor, call_s, byte_s = (beyond / scale).tolist()
-    return CallCost(least + factor, call_s, byte_s)
+    return CallCost(least + factor, call_s - latency_s, byte_s)

@@ -29,9 +29,11 @@ class Ring:
 
 
 RINGS: dict[Collective, Ring] = {
-    "all_reduce": Ring(2, True, {"allreduce": 0}),
-    "all_gather": Ring(1, True, {"all_gather_single": 0, "_allgather_base": 0}),
-    "reduce_scatter": Ring(1, True, {"reduce_scatter_single": 1, "_reduce_scatter_base": 1}),
+    "all_reduce": Ring(2, True, {"allreduce": 0, "allreduce_coalesced": 0}),
+    "all_gather": Ring(1, True, {"all_gather_single": 0, "_allgather_base": 0, "allgather": 0}),
+    "reduce_scatter": Ring(
+        1, True, {"reduce_scatter_single": 1, "_reduce_scatter_base": 1, "reduce_scatter": 1}
+    ),
     "broadcast": Ring(1, False, {"broadcast": 0}),
 }
 COLLECTIVES: tuple[Collective, ...] = tuple(RINGS)
@@ -72,8 +74,8 @@ def ring_time(
 ) -> float:
     """Seconds of a collective by a ring; alpha (s) and bytes/s are one message's on one link.
 
-    For an all-reduce `2 (n-1)/n * bytes/B + 2 (n-1) * alpha`: no other moves fewer bytes per link
-    (Patarasuk and Yuan 2009).
+    For an all-reduce `2 (n-1)/n * bytes/B + 2 (n-1) * alpha`: no other among ranks
+    alone moves fewer bytes per link (Patarasuk and Yuan 2009).
     """
     messages = RINGS[collective].passes * (world_size - 1)
     return messages * alpha_s + bus_factor(collective, world_size) * size / bytes_per_s

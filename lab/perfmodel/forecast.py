@@ -10,6 +10,8 @@ import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
 
 from lab.config.cluster import Cluster
 from lab.config.run import Run
@@ -26,7 +28,7 @@ from lab.perfmodel.intervals import (
     of_processes,
     spread,
 )
-from lab.perfmodel.layout import MICRO_BATCH, NO_CONTENTION, Bucket, Contention, Links, Profile
+from lab.perfmodel.layout import NO_CONTENTION, Bucket, Contention, Links, Profile
 from lab.perfmodel.requirements import calls_of, layout_of, memory_of, messages_of, passes
 from lab.perfmodel.simulate import Conditions, Prediction, predict
 from lab.records.store import Record, Store
@@ -41,8 +43,10 @@ SAME = (
     "loader",
     "loader_workers",
 )
+Kind = tuple[Any, ...]  # the values of these
 # Strategies by how much they resemble a plain loop on one rank.
 PLAINEST = ("single", "ddp", "naive_ddp", "zero1")
+SENDING_NOTHING = {"single", "ddp"}
 # Per doubling beyond what was measured, relative: of a micro-batch, and of the ranks.
 BEYOND_ERROR = 0.04
 
@@ -128,7 +132,6 @@ class Basis:
             layout = layout_of(run)
             records = self._like(run)
             profile, notes = self.profile(run)
-            profile = profile.scaled(1 / passes(run), MICRO_BATCH)
             messages, links = messages_of(profile, run), self.links(run.world_size)
             calls = calls_of(run, len(messages))
             prediction = predict(
@@ -147,27 +150,30 @@ class Basis:
         return Forecast(run, prediction, self.memory(run), profile.basis, notes)
 
     def profile(self, run: Run) -> tuple[Profile, tuple[str, ...]]:
-        """One device's step at the run's micro-batch, and how it was interpolated, if it was.
+        """One device's step at the samples of one pass, and how it was interpolated, if it was.
 
-        Raises LabError where nothing was measured.
+        They are the run's micro-batch, of which a pipeline passes on a part at a time. Raises
+        LabError where nothing was measured.
         """
-        records = self._like(run)
-        sizes = sorted({record.run.micro_batch_size for record in records})
+        records, samples = self._like(run), run.stated.micro_batch_size / passes(run)
+        sizes = sorted({record.run.stated.micro_batch_size for record in records})
         profiles = {
-            size: _measured([one for one in records if one.run.micro_batch_size == size])
+            size: _measured([one for one in records if one.run.stated.micro_batch_size == size])
             for size in sizes
         }
-        if run.micro_batch_size in profiles:
-            return profiles[run.micro_batch_size], ()
-        note = f"micro-batch {run.micro_batch_size}, measured at {', '.join(map(str, sizes))}"
-        return _between(run.micro_batch_size, profiles), (note,)
+        if samples in profiles:
+            return profiles[int(samples)], ()
+        note = f"micro-batch {samples:g}, measured at {', '.join(map(str, sizes))}"
+        return _between(samples, profiles), (note,)
 
     def _like(self, run: Run) -> list[Record]:
         """Records on one rank of the run's model: of its own strategy, else of the plainest one.
 
-        Another's wrapper is part of what it took. Raises LabError where nothing was measured.
+        A plain loop and DDP, which sends nothing there, differ by less than two of one of them, and
+        stand together; another's wrapper is part of what it took. Raises LabError where nothing was
+        measured.
         """
-        same = [record for record in self.records if _alike(record.run, run)]
+        same = self._groups.get(_kind(run), [])
         records = [record for record in same if record.gradients and record.timing]
         if not records:
             reason = (
@@ -176,32 +182,33 @@ class Basis:
                 else "no record on one rank of this model and precision yet"
             )
             raise LabError(f"{reason}: run the study's world size 1")
-        strategies = dict.fromkeys((run.strategy, *PLAINEST, *(r.run.strategy for r in records)))
-        nearest = next(s for s in strategies if any(one.run.strategy == s for one in records))
-        return [one for one in records if one.run.strategy == nearest]
+        nearest = _nearest(run, records)
+        alike = SENDING_NOTHING if nearest in SENDING_NOTHING else {nearest}
+        return [one for one in records if one.run.strategy in alike]
 
     def _conditions(
         self, run: Run, records: Sequence[Record], links: MeasuredLinks, calls: int, size: int
     ) -> Conditions:
         """What the run meets, and by how much it may deviate from what these records tell."""
-        sizes = {record.run.micro_batch_size for record in records}
-        nearest = min(sizes, key=lambda size: abs(size - run.micro_batch_size))
-        count = sum(record.run.micro_batch_size == nearest for record in records)
+        sizes = {record.run.stated.micro_batch_size for record in records}
+        samples = run.stated.micro_batch_size / passes(run)
+        nearest = min(sizes, key=lambda size: abs(size - samples))
+        count = sum(record.run.stated.micro_batch_size == nearest for record in records)
         conditions = links.conditions(self.model_error)
         deviations = [
             *conditions.deviations,
-            of_processes(self._spread(), basis=count, measured=self.repeats),
+            of_processes(self._spread, basis=count, measured=self.repeats),
             of_foreign_load(max(self._foreign(run, records), default=0.0)),
         ]
-        if not min(sizes) <= run.micro_batch_size <= max(sizes):
-            doublings = abs(math.log2(run.micro_batch_size / nearest))
+        if not min(sizes) <= samples <= max(sizes):
+            doublings = abs(math.log2(samples / nearest))
             deviations.append(Deviation(BEYOND_ERROR * doublings))
         if run.world_size == 1 or self.calibration is None:
             return replace(conditions, deviations=tuple(deviations))
         cost = call_cost(
             self.calibration,
             run,
-            like=records[0].run.strategy,
+            like=_nearest(run, records),
             links=links.links,
             contention=links.contention,
         )
@@ -215,6 +222,27 @@ class Basis:
             call_s=cost.seconds(calls, size),
         )
 
+    @cached_property
+    def _groups(self) -> dict[Kind, list[Record]]:
+        """The records by all that they must share with a run that they tell of."""
+        groups: dict[Kind, list[Record]] = {}
+        for record in self.records:
+            groups.setdefault(_kind(record.run), []).append(record)
+        return groups
+
+    @cached_property
+    def _peaks(self) -> dict[Kind, dict[float, float] | None]:
+        return {kind: _peaks_of(records) for kind, records in self._groups.items()}
+
+    @cached_property
+    def _all_peaks(self) -> dict[float, float] | None:
+        return _peaks_of(self.records)
+
+    @cached_property
+    def _device(self) -> str:
+        return _device_of(self.records)
+
+    @cached_property
     def _spread(self) -> Deviation | None:
         """How much one step differs between processes: of records, and of the calibration."""
         steps: dict[str, list[float]] = {}
@@ -276,19 +304,14 @@ class Basis:
         micro-batches, a line through these tells what a counted byte takes: an allocator on CPUs
         leaves holes between tensors. None where nothing was measured or can be counted.
         """
-        records = [record for record in self.records if record.memory]
-        alike = [record for record in records if _alike(record.run, run)]
-        peaks: dict[float, list[int]] = {}
         try:
-            wanted = memory_of(run).total
-            for record in alike or records:
-                peak = record.memory.peak if record.memory else []
-                peaks.setdefault(memory_of(record.run).total, []).extend(peak)
+            wanted = memory_of(run, device=self._device).total
         except LabError:
             return None
-        if not peaks:
+        alike = self._peaks.get(_kind(run), {})
+        known = self._all_peaks if alike == {} else alike
+        if not known:
             return None
-        known = {counted: statistics.median(measured) for counted, measured in peaks.items()}
         counted = min(known, key=lambda size: abs(size - wanted))
         per_byte = 1.0
         if alike and len(known) > 1:
@@ -297,8 +320,33 @@ class Basis:
         return known[counted] + per_byte * (wanted - counted)
 
 
-def _alike(one: Run, other: Run) -> bool:
-    return all(getattr(one, name) == getattr(other, name) for name in SAME)
+def _nearest(run: Run, records: Sequence[Record]) -> str:
+    """The strategy of these records that is the run's own, else the plainest of them."""
+    strategies = [record.run.strategy for record in records]
+    return next(name for name in (run.strategy, *PLAINEST, *strategies) if name in strategies)
+
+
+def _kind(run: Run) -> Kind:
+    return tuple(getattr(run, name) for name in SAME)
+
+
+def _device_of(records: Iterable[Record]) -> str:
+    """Where memory was measured: a GPU has more logits at once."""
+    kinds = {record.memory.kind for record in records if record.memory}
+    return "cuda" if "cuda_allocated" in kinds else "cpu"
+
+
+def _peaks_of(records: Iterable[Record]) -> dict[float, float] | None:
+    """Median peak bytes of records by their counted ones; None where one cannot be counted."""
+    peaks: dict[float, list[int]] = {}
+    try:
+        for record in records:
+            if record.memory:
+                counted = memory_of(record.run, device=_device_of([record])).total
+                peaks.setdefault(counted, []).extend(record.memory.peak)
+    except LabError:
+        return None
+    return {counted: statistics.median(measured) for counted, measured in peaks.items()}
 
 
 def _calibrated(calibration: Calibration, world_size: int) -> CollectiveSeconds:
@@ -350,7 +398,7 @@ def _measured(records: Sequence[Record]) -> Profile:
     )
 
 
-def _between(micro_batch: int, profiles: Mapping[int, Profile]) -> Profile:
+def _between(micro_batch: float, profiles: Mapping[int, Profile]) -> Profile:
     """A micro-batch that was not measured: on a line through the nearest two, or in proportion.
 
     Outside of what was measured nothing shrinks faster than in proportion, and more samples never
@@ -372,5 +420,5 @@ def _between(micro_batch: int, profiles: Mapping[int, Profile]) -> Profile:
         here.with_backward(time("backward_s")),
         forward_s=time("forward_s"),
         data_s=time("data_s"),
-        basis=f"{here.basis}, scaled to {micro_batch}",
+        basis=f"{here.basis}, scaled to {micro_batch:g}",
     )

@@ -8,22 +8,11 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from functools import cache
 
-from lab.config.datasets import vocab_size_of
-from lab.config.models import GPT
-from lab.config.run import Run
-from lab.errors import InputError, LabError, Problem, nearest
+from lab.errors import InputError, Problem, nearest
 from lab.perfmodel.collectives import Level, nodes_of, on_levels
-from lab.perfmodel.flops import block_parameters, gpt_flops_per_token, gpt_parameters
-from lab.perfmodel.layout import Bucket, Candidate, Layout, Links, Profile
-from lab.perfmodel.memory import FP32, MIXED, rank_memory, transformer_activations
+from lab.perfmodel.layout import Layout, Links
 
-# Share of the peak that training reaches where nothing was measured: GPT models of 1.7 B to 1 T
-# parameters reached 44 to 52 % of an A100's (Narayanan et al. 2021, table 1).
-FLOPS_REACHED, FLOPS_SPREAD = 0.45, 0.08
-# AdamW reads weights, gradients and both moments and writes all but the gradients, in fp32.
-OPTIMIZER_BYTES = 28
 # Share of a link's peak that collectives reach, and s per message. Eight A100 all-reduce 1 GiB at
 # 229 of 300 GB/s, and 1 MiB in 93 us, 14 messages: tables published with vTrain (2024).
 _NVLINK = (0.76, 6e-6)
@@ -55,41 +44,84 @@ class Gpu:
         flops = self.flops[precision]
         return flops, f"{self.source}: {flops / 1e12:g} TFLOP/s {precision}, dense"
 
+    def fastest(self, precision: str) -> float:
+        """The peak of a precision that it has, or else of its fastest one of 16 bits, in FLOP/s."""
+        return self.flops.get(precision) or self.flops.get("bf16") or max(self.flops.values())
 
-# Dense peaks, without the sparsity that makers double their figures by: fp32 without TF32, the
-# others on tensor cores with fp32 accumulation. Volta has no bf16.
-_HALVES, _VOLTA = ("bf16", "fp16"), ("fp16",)
-_A100 = r"(NVIDIA )?A100[- ](\w+-)?\d+GB( PCIe)?"
+
+# Dense peaks: where a source gives only figures with sparsity, half of them. fp32 is without TF32,
+# the others on tensor cores with fp32 accumulation; 0 is what no source gave, or what a GPU lacks.
+# Volta and Turing have no bf16. Of an MI250X each of its two dies is a GPU of its own.
+# Where there is TF32, its products take twice as long as bf16's: NVIDIA A100 whitepaper, table 2.
+_HALVES, _FP16 = ("bf16", "fp16"), ("fp16",)
+_WITHOUT_TF32 = {"t4", "v100", "v100-pcie", "mi250x"}
 # fmt: off
-_GPUS = (  # name, CUDA's name, TFLOP/s in half precisions and fp32, GB, TB/s, link, source
-    ("v100", r"Tesla V100-SXM2-\d+GB", _VOLTA, 125, 15.7, 32, 0.9, "nvlink2", "V100 datasheet"),
-    ("v100-pcie", r"Tesla V100-PCIE-\d+GB", _VOLTA, 112, 14, 32, 0.9, "pcie3", "V100 datasheet"),
-    ("a100", _A100, _HALVES, 312, 19.5, 80, 2.039, "nvlink3", "A100 80GB SXM datasheet (2021)"),
-    ("h100", "NVIDIA H100 80GB HBM3", _HALVES, 989.5, 67, 80, 3.35, "nvlink4",
-     "H100 SXM5 datasheet (2023)"),
-    ("h100-nvl", "NVIDIA H100 NVL", _HALVES, 835.5, 60, 94, 3.9, "pcie5", "H100 NVL datasheet"),
-    ("h100-pcie", "NVIDIA H100 PCIe", _HALVES, 756.5, 51, 80, 2, "pcie5", "H100 PCIe datasheet"),
-    ("h200", "NVIDIA H200", _HALVES, 989.5, 67, 141, 4.8, "nvlink4", "H200 SXM datasheet (2024)"),
-    ("h200-nvl", "NVIDIA H200 NVL", _HALVES, 835.5, 60, 141, 4.8, "pcie5", "H200 NVL datasheet"),
-    ("b200", "NVIDIA B200", _HALVES, 2250, 75, 180, 7.7, "nvlink5",
-     "HGX B200 datasheet (2025), an eighth of the board"),
-    ("rtx-3090", "NVIDIA GeForce RTX 3090", _HALVES, 71.2, 35.6, 24, 0.936, "pcie4",
-     "GA102 whitepaper, appendix A"),
-    ("rtx-4090", "NVIDIA GeForce RTX 4090", _HALVES, 165.2, 82.6, 24, 1.008, "pcie4",
-     "Ada whitepaper, appendix A"),
+_GPUS = (  # name, CUDA's name, TFLOP/s in half precisions, fp32 and fp8, GB, TB/s, link, source
+    ("t4", "Tesla T4", _FP16, 65, 8.1, 0, 16, 0.32, "pcie3", "NVIDIA T4 datasheet"),
+    ("v100", r"Tesla V100-SXM2-\d+GB", _FP16, 125, 15.7, 0, 32, 0.9, "nvlink2",
+     "NVIDIA V100 datasheet"),
+    ("v100-pcie", r"Tesla V100-PCIE-\d+GB", _FP16, 112, 14, 0, 32, 0.9, "pcie3",
+     "NVIDIA V100 datasheet (2020)"),
+    ("a10", "NVIDIA A10", _HALVES, 125, 31.2, 0, 24, 0.6, "pcie4", "NVIDIA A10 datasheet"),
+    ("a10g", "NVIDIA A10G", _HALVES, 70, 0, 0, 24, 0.6, "pcie4",
+     "NVIDIA and AWS, A10G datasheet (2022)"),
+    ("a100", "(NVIDIA )?A100-SXM4-80GB", _HALVES, 312, 19.5, 0, 80, 2.039, "nvlink3",
+     "NVIDIA A100 80GB SXM datasheet (2021)"),
+    ("a100-40gb", "(NVIDIA )?A100-SXM4-40GB", _HALVES, 312, 19.5, 0, 40, 1.555, "nvlink3",
+     "NVIDIA A100 40GB SXM datasheet (2020)"),
+    ("a100-pcie", "(NVIDIA )?A100 80GB PCIe", _HALVES, 312, 19.5, 0, 80, 1.935, "pcie4",
+     "NVIDIA A100 80GB PCIe datasheet (2021)"),
+    ("a100-pcie-40gb", "(NVIDIA )?A100-PCIE-40GB", _HALVES, 312, 19.5, 0, 40, 1.555, "pcie4",
+     "NVIDIA A100 40GB PCIe datasheet (2020)"),
+    ("l4", "NVIDIA L4", _HALVES, 121, 30.3, 242.5, 24, 0.3, "pcie4",
+     "NVIDIA L4 datasheet (2023), half of the sparse figures"),
+    ("l40s", "NVIDIA L40S", _HALVES, 362, 91.6, 733, 48, 0.864, "pcie4",
+     "NVIDIA L40S datasheet"),
+    ("h100", "NVIDIA H100 80GB HBM3", _HALVES, 989.5, 67, 1979, 80, 3.35, "nvlink4",
+     "NVIDIA H100 SXM5 datasheet (2023)"),
+    ("h100-nvl", "NVIDIA H100 NVL", _HALVES, 835.5, 60, 1670.5, 94, 3.9, "pcie5",
+     "NVIDIA H100 product page (2026), half of the sparse figures"),
+    ("h100-pcie", "NVIDIA H100 PCIe", _HALVES, 756.5, 51, 1513, 80, 2, "pcie5",
+     "NVIDIA H100 datasheet (2022), half of the sparse figures"),
+    ("h200", "NVIDIA H200", _HALVES, 989.5, 67, 1979, 141, 4.8, "nvlink4",
+     "NVIDIA H200 SXM datasheet (2024)"),
+    ("h200-nvl", "NVIDIA H200 NVL", _HALVES, 835.5, 60, 1670.5, 141, 4.8, "pcie5",
+     "NVIDIA H200 datasheet (2024), half of the sparse figures"),
+    ("gh200", "NVIDIA GH200 480GB", _HALVES, 989.5, 67, 1979, 96, 4, "nvlink4",
+     "NVIDIA GH200 datasheet (2023), with 96 GB"),
+    ("b200", "NVIDIA B200", _HALVES, 2250, 75, 4500, 180, 7.7, "nvlink5",
+     "NVIDIA Blackwell datasheet (2025), HGX B200, half of the sparse figures"),
+    ("rtx-3090", "NVIDIA GeForce RTX 3090", _HALVES, 71.2, 35.6, 0, 24, 0.936, "pcie4",
+     "NVIDIA GA102 whitepaper, appendix A"),
+    ("rtx-4090", "NVIDIA GeForce RTX 4090", _HALVES, 165.2, 82.6, 330.3, 24, 1.008, "pcie4",
+     "NVIDIA Ada whitepaper, appendix A"),
+    ("rtx-5090", "NVIDIA GeForce RTX 5090", _HALVES, 209.5, 104.8, 419, 32, 1.792, "pcie5",
+     "NVIDIA RTX Blackwell whitepaper, appendix A"),
+    ("mi250x", r"AMD Instinct MI250X.*", _HALVES, 191.5, 23.9, 0, 64, 1.638, "infinity-fabric-2",
+     "AMD MI250X data sheet, half of the module"),
+    ("mi300x", r"AMD Instinct MI300X.*", _HALVES, 1307.4, 163.4, 2614.9, 192, 5.3,
+     "infinity-fabric-3", "AMD MI300X data sheet"),
 )
 # fmt: on
 GPUS = {
     name: Gpu(
         name=name,
         cuda=cuda,
-        flops=dict.fromkeys(halves, half * 1e12) | {"fp32": single * 1e12},
+        flops={
+            precision: teraflops * 1e12
+            for precision, teraflops in (
+                *((part, half) for part in halves),
+                *(("fp32", single), ("fp8", eight)),
+                ("tf32", 0 if name in _WITHOUT_TF32 else half / 2),
+            )
+            if teraflops
+        },
         memory_bytes=gigabytes * 1e9,
         memory_bytes_per_s=rate * 1e12,
         link=link,
-        source=f"NVIDIA {source}",
+        source=source,
     )
-    for name, cuda, halves, half, single, gigabytes, rate, link, source in _GPUS
+    for name, cuda, halves, half, single, eight, gigabytes, rate, link, source in _GPUS
 }
 
 
@@ -121,6 +153,10 @@ LINKS = {
         Link("pcie5", 63e9, *_CARDS, "PCI-SIG, 16 lanes of 32 GT/s", r"pcie.*5"),
         Link("pcie4", 31.5e9, *_CARDS, "PCI-SIG, 16 lanes of 16 GT/s", r"pcie.*4"),
         Link("pcie3", 15.75e9, *_CARDS, "PCI-SIG, 16 lanes of 8 GT/s", r"pcie"),
+        Link(
+            "infinity-fabric-2", 200e9, *_NVLINK, f"AMD MI250X: 4 links of a die, 100 GB/s {_BOTH}"
+        ),
+        Link("infinity-fabric-3", 448e9, *_NVLINK, f"AMD MI300X: 7 links, 128 GB/s {_BOTH}"),
         Link("infiniband-ndr", 50e9, *_CARDS, _IBTA, r"\bndr\b"),
         Link("infiniband-hdr", 25e9, *_CARDS, _IBTA, r"\bhdr\b"),
         Link("infiniband-edr", 12.5e9, *_CARDS, _IBTA, r"\bedr\b"),
@@ -137,6 +173,13 @@ def vendor_peak(cuda_name: str, *, precision: str) -> tuple[float, str] | None:
     """The dense peak (FLOP/s) of a device by CUDA's name, with its source; None where unknown."""
     gpu = next((gpu for gpu in GPUS.values() if re.fullmatch(gpu.cuda, cuda_name)), None)
     return gpu.peak(precision) if gpu else None
+
+
+def named_gpu(text: str) -> Gpu | None:
+    """The GPU that words such as "8x A100 40GB" or "DGX-GB200" name; None for none."""
+    words = re.sub(r"[^a-z0-9]+", "-", text.lower())
+    known = [name for name in GPUS if re.search(rf"(?<![a-z0-9]){name}(?![0-9])", words)]
+    return GPUS[max(known, key=len)] if known else None
 
 
 def emulated_gpu(name: str) -> Gpu:
@@ -214,87 +257,3 @@ def machine(text: str) -> Machine:
     if problems:
         raise InputError("machine", problems)
     return Machine(GPUS[gpu], count, LINKS[inner or GPUS[gpu].link], LINKS[outer])
-
-
-@dataclass(frozen=True)
-class Described:
-    """A GPT on a machine that is known by its makers' figures alone."""
-
-    model: GPT
-    vocab_size: int
-    machine: Machine
-
-    @classmethod
-    def of(cls, run: Run, machine: Machine) -> Described:
-        """A run's model there; raises LabError for models other than GPT."""
-        if not isinstance(run.architecture, GPT):
-            kind = run.architecture.kind
-            raise LabError(f"a described machine trains models of kind gpt, not {kind}")
-        return cls(run.architecture, vocab_size_of(run.architecture, run.dataset), machine)
-
-    @property
-    def parameters(self) -> int:
-        """Trainable parameters."""
-        return gpt_parameters(self.model, self.vocab_size)
-
-    def profile(self, candidate: Candidate) -> Profile:
-        """One device's step: arithmetic at the share of the peak that training reaches.
-
-        The optimizer runs at memory's speed. Backward takes twice the forward pass, and the forward
-        pass again where all activations are recomputed. The gradients of the layers are ready at
-        even distances, those of the tied embedding at the end.
-        """
-        tokens = candidate.micro_batch * self.model.block_size
-        rate = self.machine.gpu.flops[candidate.precision] * FLOPS_REACHED
-        forward = gpt_flops_per_token(self.model, self.vocab_size) * tokens / 3 / rate
-        backward = forward * (3 if candidate.checkpointing == "full" else 2)
-        layers, layer = self.model.layers, block_parameters(self.model.width)
-        value = 4 if candidate.precision == "fp32" else 2
-        gradients = [
-            Bucket(backward * (nth + 1) / (layers + 1), layer * value) for nth in range(layers)
-        ]
-        gradients.append(Bucket(backward, (self.parameters - layers * layer) * value))
-        optimizer = OPTIMIZER_BYTES * self.parameters / self.machine.gpu.memory_bytes_per_s
-        basis = f"{FLOPS_REACHED:.0%} of the peak of the {self.machine.gpu.name}"
-        return Profile(forward, backward, optimizer, tuple(gradients), basis=basis)
-
-    def memory(self, candidate: Candidate) -> float:
-        """Bytes of a rank at its peak: state, activations of the layers, fp32 logits and gradients.
-
-        Layers by Korthikanti et al. (2022).
-        """
-        model, single = self.model, candidate.precision == "fp32"
-        layers = transformer_activations(
-            batch=candidate.micro_batch,
-            sequence=model.block_size,
-            width=model.width,
-            heads=model.heads,
-            layers=model.layers,
-            checkpointing=candidate.checkpointing,
-            value_bytes=4 if single else 2,
-        )
-        vocabulary = model.vocab_size or self.vocab_size
-        state = FP32 if single else MIXED
-        return rank_memory(
-            self.parameters,
-            candidate.layout,
-            activation_bytes=layers + 8 * candidate.micro_batch * model.block_size * vocabulary,
-            grad_accum=candidate.grad_accum,
-            state=state,
-            largest_unit=block_parameters(model.width) * state.weights,
-        ).total
-
-    def links(self, layout: Layout) -> Links:
-        """The machine's links, each cost computed once."""
-        links = self.machine.links(layout)
-        return Links(cache(links.data), cache(links.tensor), cache(links.pipeline))
-
-    @property
-    def memory_limit(self) -> float:
-        """Bytes of a GPU that training may take: a tenth is left to the back end and fragments."""
-        return 0.9 * self.machine.gpu.memory_bytes
-
-    @property
-    def error(self) -> float:
-        """Relative standard deviation of the share of the peak that is reached."""
-        return FLOPS_SPREAD / FLOPS_REACHED

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
-from lab.config.strategies import STRATEGIES
+from lab.config.strategies import STRATEGIES, State
 from lab.perfmodel.collectives import Collective, CollectiveSeconds
 
 Where = Literal["device", "link"]
@@ -117,9 +117,12 @@ def alone(spans: Sequence[Span]) -> float:
     return exposed
 
 
-# The strategies whose ranks hold whole layers: one device, replicas, shards.
-Sharing = Literal["single", "naive_ddp", "ddp", "zero1", "fsdp"]
-SHARINGS: dict[str, Sharing] = {sharing: sharing for sharing in get_args(Sharing)}
+# How ranks that hold whole layers share a model: one device, replicas, shards.
+Sharing = Literal["single", "naive_ddp", "ddp", "zero1", "zero2", "fsdp"]
+SHARDED: dict[Sharing, frozenset[State]] = {
+    sharing: STRATEGIES[sharing].sharded for sharing in get_args(Sharing) if sharing != "zero2"
+} | {"zero2": frozenset({"gradients", "optimizer"})}  # ZeRO-2 is planned for and not trained
+SHARINGS: dict[str, Sharing] = {sharing: sharing for sharing in SHARDED if sharing in STRATEGIES}
 Checkpointing = Literal["none", "selective", "full"]
 # The times of a profile: those of each micro-batch, then those of each step.
 MICRO_BATCH, STEP = ("data_s", "forward_s", "backward_s"), ("optimizer_s", "other_s")
@@ -206,6 +209,8 @@ class Layout:
     the shares `divided` of the passes and `divided_parameters` of the model. `busiest` is the share
     of the passes in a pipeline's longest stage, `largest` that of the parameters in its largest,
     equal parts where they are 0; `tied_bytes` are summed over the first and the last stage.
+    `context` ranks share each sequence, `expert` of the data-parallel ones the experts; a rank has
+    `interleave` stages. `sequence_parallel` splits what tensor parallelism leaves whole.
     """
 
     sharing: Sharing = "ddp"
@@ -219,6 +224,14 @@ class Layout:
     busiest: float = 0.0
     largest: float = 0.0
     tied_bytes: int = 0
+    context: int = 1
+    expert: int = 1
+    interleave: int = 1
+    sequence_parallel: bool = False
+
+    def shards(self, state: State) -> bool:
+        """Whether each of the data-parallel ranks keeps only a share of this."""
+        return state in SHARDED[self.sharing]
 
     @property
     def compute_share(self) -> float:
@@ -234,7 +247,7 @@ class Layout:
     @property
     def world_size(self) -> int:
         """All ranks."""
-        return self.data * self.tensor * self.pipeline
+        return self.data * self.tensor * self.pipeline * self.context
 
     def bubble(self, micro_batches: int) -> float:
         """Idle time of a rank in a pipeline over its useful time.
@@ -321,8 +334,8 @@ def works_of(
     if layout.tied_bytes:
         seconds = links.pipeline("all_reduce", layout.tied_bytes)
         step.link("tied gradients", seconds, layout.tied_bytes, after=step.last("device"))
-    sharded = "optimizer" in STRATEGIES[layout.sharing].sharded
-    own_s = profile.optimizer_s * layout.parameter_share / (layout.data if sharded else 1)
+    shards = layout.data if layout.shards("optimizer") else 1
+    own_s = profile.optimizer_s * layout.parameter_share / shards
     step.device("optimizer", own_s, after=step.last("link"))
     if layout.sharing == "zero1" and layout.data > 1:
         size = profile.gradient_bytes // share

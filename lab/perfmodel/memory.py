@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from lab.config.strategies import STRATEGIES, State
-from lab.perfmodel.layout import Checkpointing, Layout, Sharing
+from lab.config.run import value_bytes
+from lab.config.strategies import State
+from lab.perfmodel.layout import SHARDED, Candidate, Layout, Sharing
+from lab.perfmodel.transformer import Transformer
 
 
 @dataclass(frozen=True)
@@ -20,7 +22,18 @@ class StateBytes:
 # AdamW as the lab trains: everything in fp32. In mixed precision with fp32 masters: Rajbhandari et
 # al. (2020), section 3.1.
 FP32 = StateBytes(4, 4, 8)
+FROZEN = StateBytes(4, 0, 0)  # of parameters that do not train
 MIXED = StateBytes(2, 2, 12)
+ACCUMULATED = StateBytes(2, 4, 12)  # gradients summed in fp32, as Megatron and nanotron do
+# Bytes held over those of the matrices' values, without and with a gate, which comes with copies in
+# fp32 and of rotations; those of a logit with its gradient, which code of the latter kind holds in
+# fp32 too, a little of it whole on every tensor parallel rank; those of a rank that does nothing.
+# With a gate: the peaks of 525 layouts of nanotron (Ultra-Scale Playbook 2025); without: the
+# micro-batches that ran in 40 GB (llm-foundry's benchmarks of MPT).
+PLAIN, GATED, IDLE = 1.0, 1.62, 0.4e9
+LOGIT, GATED_LOGIT, WHOLE_LOGIT = 6, 12, 0.6
+# What training may take of the GB of a name, which are GiB on the card: the rest is the back end's.
+USABLE = 0.95
 
 
 @dataclass(frozen=True)
@@ -44,41 +57,14 @@ def state_memory(
 ) -> MemoryParts:
     """Weights, gradients and optimizer of a rank, divided by `ranks` if the strategy shards them.
 
-    ZeRO's stages 1 and 3 (FSDP): Rajbhandari et al. (2020), figure 1.
+    ZeRO's stages 1, 2 and 3 (FSDP): Rajbhandari et al. (2020), figure 1.
     """
 
     def part(name: State) -> float:
-        sharded = name in STRATEGIES[sharing].sharded
+        sharded = name in SHARDED[sharing]
         return parameters * float(getattr(state, name)) / (ranks if sharded else 1)
 
     return MemoryParts(part("weights"), part("gradients"), part("optimizer"))
-
-
-def transformer_activations(
-    *,
-    batch: int,
-    sequence: int,
-    width: int,
-    heads: int,
-    layers: int,
-    tensor: int = 1,
-    checkpointing: Checkpointing = "none",
-    value_bytes: int = 2,
-) -> float:
-    """Bytes that transformer layers keep for the backward pass.
-
-    Korthikanti et al. (2022), equations 1 and 2, table 2. `selective` recomputes attention's
-    scores, or never keeps them, as fused attention does; `full` keeps the input of each layer. The
-    formulas count values of two bytes and dropout masks of one; other `value_bytes` scale the
-    values alone.
-    """
-    unit = sequence * batch * width
-    if checkpointing == "full":
-        return layers * unit * value_bytes
-    scores = heads * sequence / width * (2 * value_bytes + 1)
-    whole = 4 * value_bytes + 2  # inputs of both norms and of both matrices, and two dropout masks
-    split = 12 * value_bytes + (0.0 if checkpointing == "selective" else scores)
-    return layers * unit * (whole + split / tensor)
 
 
 def rank_memory(
@@ -104,4 +90,52 @@ def rank_memory(
         own,
         activations=activation_bytes * micro_batches / layout.tensor,
         gathered=2 * largest_unit / layout.tensor if gathers else 0.0,
+    )
+
+
+def transformer_memory(
+    model: Transformer,
+    sequence: int,
+    candidate: Candidate,
+    *,
+    state: StateBytes = ACCUMULATED,
+    balanced: bool = False,
+    first_stage: bool = False,
+) -> MemoryParts:
+    """Bytes of the fullest rank of a layout that trains with fused attention, or of rank 0, which
+    is in the `first_stage` and whose peak is what most programs print.
+
+    A pipeline's first stage holds the values of as many micro-batches as there are stages, its last
+    those of one and the logits (Narayanan et al. 2021); `balanced` stages count the head as layers.
+    Full checkpointing keeps the input of each layer, and all values of one. Without sequence
+    parallelism every tensor parallel rank holds the inputs of attention and MLP whole.
+    """
+    layout, accum = candidate.layout, candidate.grad_accum
+    tokens = candidate.micro_batch * sequence / layout.context
+    value = value_bytes(candidate.precision)
+    longest, rest = model.stage_layers(layout.pipeline, balanced=balanced)
+    both = 1 if model.tied or layout.pipeline > 1 else 2
+    block = model.block() / layout.expert
+    weights = (longest * block + both * model.embedding) / layout.tensor
+    own = state_memory(weights, sharing=layout.sharing, ranks=layout.data, state=state)
+    mlp = (3 if model.gated else 2) * model.hidden * model.active
+    split = mlp + 2 * model.width * (1 + model.key_value_share)
+    held = GATED if model.gated else PLAIN
+    logit = GATED_LOGIT / layout.tensor + WHOLE_LOGIT if model.gated else LOGIT / layout.tensor
+    inputs = value * tokens * 2 * model.width / (layout.tensor if layout.sequence_parallel else 1)
+    layer = held * value * tokens * split / layout.tensor + inputs
+    kept, once = layer, 0.0
+    if candidate.checkpointing == "full":
+        kept = value * tokens * model.width / (layout.tensor if layout.sequence_parallel else 1)
+        once = layer
+    ahead = (layout.pipeline - 1) / layout.interleave if layout.interleave > 1 else 0.0
+    first = min(accum, layout.pipeline + ahead) * longest * kept + once
+    last = rest * kept + once + logit * model.vocabulary * tokens
+    if first_stage and layout.pipeline > 1:
+        last = 0.0
+    gathers = layout.sharing == "fsdp" and layout.data > 1
+    return replace(
+        own,
+        activations=max(first, last) + IDLE,
+        gathered=2 * block * state.weights / layout.tensor if gathers else 0.0,
     )

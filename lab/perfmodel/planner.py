@@ -16,14 +16,15 @@ from typing import Any
 
 from lab.config.cluster import Cluster
 from lab.config.models import GPT
-from lab.config.run import Run
+from lab.config.run import Run, value_bytes
 from lab.config.study import Study
 from lab.errors import LabError
 from lab.formatting import format_seconds
 from lab.perfmodel import hardware
+from lab.perfmodel.described import Described
 from lab.perfmodel.forecast import SAME, Basis
 from lab.perfmodel.frozen import basis_of
-from lab.perfmodel.hardware import Described, Machine
+from lab.perfmodel.hardware import Machine
 from lab.perfmodel.layout import (
     Bucket,
     Candidate,
@@ -95,7 +96,7 @@ class Space:
     sharings: Sequence[Sharing] = ("ddp", "zero1", "fsdp")
     tensor: Sequence[int] = (1,)
     pipeline: Sequence[int] = (1,)
-    checkpointing: Sequence[Checkpointing] = ("none", "selective", "full")
+    checkpointing: Sequence[Checkpointing] = ("none", "full")
     precisions: Sequence[str] = ("bf16",)
     buckets_mb: Sequence[float] = BUCKETS_MB
 
@@ -163,7 +164,8 @@ def best(
         if memory_bytes > costing.memory_limit:
             refused += 1
             continue
-        alone = replace(candidate, layout=Layout("single"), grad_accum=1, bucket_mb=None)
+        rank = Layout("single", tensor=layout.tensor, layers=layout.layers)
+        alone = replace(candidate, layout=rank, grad_accum=1, bucket_mb=None)
         degrees = Layout(data=layout.data, tensor=layout.tensor, pipeline=layout.pipeline)
         prediction = _predict(candidate, profile(alone), links(degrees), conditions)
         ranked.append(Ranked(candidate, prediction, memory_bytes))
@@ -308,7 +310,7 @@ def _search(
     space: Space,
     conditions: Conditions,
 ) -> Search:
-    began, batch = time.perf_counter(), run.global_batch_size
+    began, batch = time.perf_counter(), run.stated.global_batch_size
     plan = best(costing, space, world_size=world_size, global_batch=batch, conditions=conditions)
     model = run.model if isinstance(run.model, str) else run.model.label
     work, limit = f"{model}, global batch {batch}, {world_size} ranks", costing.memory_limit
@@ -330,15 +332,16 @@ def _described(run: Run, place: Machine, world_size: int) -> tuple[Described, Sp
         powers = [2**power for power in range(most.bit_length())]
         return [size for size in powers if divided % size == 0]
 
-    value = 4 if run.precision == "fp32" else 2
+    precision = run.stated.precision
+    value = value_bytes(precision)
     space = Space(
         layers=model.layers,
         activation_bytes_per_sample=model.block_size * model.width * value,
         tensor=degrees(min(MOST_TENSOR, place.gpus_per_node), model.heads),
         pipeline=degrees(world_size, model.layers),
-        precisions=("bf16",) if run.precision == "bf16" else ("bf16", run.precision),
+        precisions=("bf16",) if precision == "bf16" else ("bf16", precision),
     )
-    return costing, space, Conditions(model_error=costing.error)
+    return costing, space, costing.conditions(world_size)
 
 
 def _measured(
@@ -368,7 +371,7 @@ class MeasuredCosting:
         fields = [name for name in SAME if name not in {"precision", "activation_checkpointing"}]
         self.precisions: Sequence[str] = sorted(
             {
-                record.run.precision
+                record.run.stated.precision
                 for record in basis.records
                 if record.gradients
                 and all(getattr(record.run, name) == getattr(run, name) for name in fields)

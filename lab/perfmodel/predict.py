@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any
 
@@ -14,12 +14,12 @@ from lab.config.study import Study
 from lab.errors import InputError, LabError, Problem
 from lab.formatting import format_seconds, rounded
 from lab.perfmodel import hardware, simulate
+from lab.perfmodel.described import Described
 from lab.perfmodel.forecast import Forecast
 from lab.perfmodel.frozen import Score, basis_of, mean_absolute_error, scores
-from lab.perfmodel.hardware import FLOPS_REACHED, Described, Machine
-from lab.perfmodel.layout import Candidate, Checkpointing
+from lab.perfmodel.hardware import Machine
+from lab.perfmodel.layout import Candidate, Checkpointing, Layout
 from lab.perfmodel.requirements import layout_of, messages_of
-from lab.perfmodel.simulate import Conditions
 from lab.records.store import load_records
 
 MOST_RANKS = 1_000_000
@@ -169,26 +169,29 @@ def predict(
 def on_described(run: Run, place: Machine) -> Forecast:
     """What a run would take on a machine that is known by its makers' figures alone."""
     try:
-        costing, layout = Described.of(run, place), layout_of(run)
+        costing, layout, stated = Described.of(run, place), layout_of(run), run.stated
     except LabError as error:
         return Forecast(run, missing=str(error))
-    checkpointing: Checkpointing = "full" if run.activation_checkpointing else "selective"
+    checkpointing: Checkpointing = "full" if run.activation_checkpointing else "none"
     candidate = Candidate(
-        layout, run.micro_batch_size, run.grad_accum, checkpointing, run.precision
+        layout, stated.micro_batch_size, run.grad_accum, checkpointing, stated.precision
     )
-    profile, memory = costing.profile(candidate), costing.memory(candidate)
+    rank = Layout("single", tensor=layout.tensor, layers=layout.layers)
+    profile = costing.profile(replace(candidate, layout=rank, grad_accum=1))
+    memory = costing.memory(candidate)
     prediction = simulate.predict(
         profile,
         messages_of(profile, run),
         layout,
         costing.links(layout),
         grad_accum=run.grad_accum,
-        conditions=Conditions(model_error=costing.error),
+        conditions=costing.conditions(run.world_size),
     )
     limit = costing.memory_limit
     needs = f"needs {memory / 1e9:.0f} GB, training may take {limit / 1e9:.0f} GB of a GPU"
     beyond = (f"cannot fit: {needs}",) if memory > limit else ()
-    basis = f"{place.description}; {FLOPS_REACHED:.0%} of its peak assumed"
+    reached = 1 / costing.law.coefficients["flops"]
+    basis = f"{place.description}; large products at {reached:.0%} of its peak assumed"
     return Forecast(run, prediction, memory, basis, beyond)
 
 
@@ -199,12 +202,15 @@ def at_world_size(run: Run, world_size: int, *, study: Study) -> Run | None:
     content = run.model_dump() | {"world_size": world_size}
     if run.strategy == "single":
         content["strategy"] = "ddp"
+    whole, micro = run.global_batch_size, run.micro_batch_size
     split_model = run.data_parallel_size == 1 and run.world_size > 1
-    if study.scaling == "weak" and not split_model:
-        content["global_batch_size"] = run.micro_batch_size * run.grad_accum * world_size
-    elif not split_model:
-        accum = run.grad_accum if run.global_batch_size % (run.grad_accum * world_size) == 0 else 1
-        micro, rest = divmod(run.global_batch_size, accum * world_size)
+    if split_model or whole is None or micro is None:
+        pass  # nothing is to be divided
+    elif study.scaling == "weak":
+        content["global_batch_size"] = micro * run.grad_accum * world_size
+    else:
+        accum = run.grad_accum if whole % (run.grad_accum * world_size) == 0 else 1
+        micro, rest = divmod(whole, accum * world_size)
         if rest:
             return None
         content |= {"micro_batch_size": micro, "grad_accum": accum}
@@ -253,5 +259,5 @@ def _speedup(here: Forecast, base: Forecast) -> float | None:
     """The ratio of throughputs, which at an equal batch is that of the steps."""
     if here.prediction is None or base.prediction is None:
         return None
-    rate = here.run.global_batch_size / here.prediction.step_s
-    return rate / (base.run.global_batch_size / base.prediction.step_s)
+    rate = here.run.stated.global_batch_size / here.prediction.step_s
+    return rate / (base.run.stated.global_batch_size / base.prediction.step_s)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable
 from contextlib import suppress
+from dataclasses import dataclass
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -17,14 +18,29 @@ from lab.config.run import Run
 from lab.config.strategies import STRATEGIES
 from lab.records.schema import Gradient
 
-# Three, so that what a call costs, what a byte costs, and what grows with the step can be told
-# apart: small, deep and wide.
-MODELS = tuple(
-    GPT(layers=layers, heads=4, width=width, block_size=64)
-    for layers, width in ((2, 64), (4, 128), (2, 256))
+
+@dataclass(frozen=True)
+class Reference:
+    """What reference steps train: a model, samples per step, and the vocabulary of the tokens."""
+
+    model: GPT
+    samples: int
+    vocabulary: int = 512
+
+
+def _gpt(layers: int, width: int, block_size: int) -> GPT:
+    return GPT(layers=layers, heads=4, width=width, block_size=block_size)
+
+
+# The first two take little memory, one deep and one wide, so that what a call and what a byte costs
+# can be told apart; the others fill caches as real steps do, and tell what grows with the samples.
+REFERENCES = (
+    Reference(_gpt(4, 128, 64), samples=4),
+    Reference(_gpt(2, 256, 64), samples=4),
+    Reference(_gpt(5, 128, 64), samples=8, vocabulary=4096),
+    Reference(_gpt(3, 160, 96), samples=8, vocabulary=4096),
 )
-SAMPLES = 4
-STEPS, WARMUP_STEPS = 12, 3
+STEPS, WARMUP_STEPS = 10, 2
 
 
 class ReferenceStep(BaseModel):
@@ -54,19 +70,18 @@ def reference_runs(world_size: int) -> list[Run]:
     Without those that have too few layers or heads for so many ranks.
     """
     names = [name for name, facts in STRATEGIES.items() if not facts.single_process]
-    settings = {
-        "data": {"kind": "synthetic", "vocab_size": 512},
-        "micro_batch_size": SAMPLES,
-        "steps": STEPS,
-        "warmup_steps": WARMUP_STEPS,
-        "lr_warmup_steps": 0,
-    }
+    settings = {"steps": STEPS, "warmup_steps": WARMUP_STEPS, "lr_warmup_steps": 0}
     runs = []
-    for model in MODELS:
+    for reference in REFERENCES:
+        trained = {
+            "model": reference.model.model_dump(),
+            "data": {"kind": "synthetic", "vocab_size": reference.vocabulary},
+            "micro_batch_size": reference.samples,
+        }
         for name in ("single", *names):
             own = {"strategy": name, "world_size": 1 if name == "single" else world_size}
             with suppress(ValidationError):
-                runs.append(Run.model_validate(settings | own | {"model": model.model_dump()}))
+                runs.append(Run.model_validate(settings | own | trained))
     return runs
 
 

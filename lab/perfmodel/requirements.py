@@ -8,16 +8,15 @@ from functools import lru_cache
 
 from lab.config.datasets import vocab_size_of
 from lab.config.models import GPT, TextClassifier
-from lab.config.run import DEFAULT_BUCKET_CAP_MB, Run
+from lab.config.run import DEFAULT_BUCKET_CAP_MB, Run, value_bytes
 from lab.errors import LabError
-from lab.perfmodel.flops import block_parameters, gpt_parameters, model_cost
+from lab.perfmodel.flops import HEAD_CHUNK, block_parameters, gpt_parameters, model_cost
 from lab.perfmodel.layout import SHARINGS, Bucket, Layout, Profile, buckets_of
 from lab.perfmodel.memory import MemoryParts, rank_memory
 
 MIB = 2**20
 # Bytes that a compression of DDP's gradients leaves.
 COMPRESSED = {"none": 1.0, "bf16": 0.5, "fp16": 0.5}
-LOGITS = 2**24  # values of logits whose gradient exists at once
 
 
 def layout_of(run: Run) -> Layout:
@@ -31,8 +30,8 @@ def layout_of(run: Run) -> Layout:
     splits, model = run.facts.splits, run.architecture
     if splits not in {"tensors", "layers"} or not isinstance(model, GPT):
         raise LabError(f"the step model does not know strategy {run.strategy!r}")
-    values = run.micro_batch_size / passes(run) * model.block_size * model.width
-    border = round(values * (4 if run.precision == "fp32" else 2))
+    values = run.stated.micro_batch_size / passes(run) * model.block_size * model.width
+    border = round(values * value_bytes(run.stated.precision))
     vocabulary = model.vocab_size or vocab_size_of(model, run.dataset)
     ranks = run.world_size
     return (_tensors if splits == "tensors" else _stages)(model, vocabulary, ranks, border)
@@ -123,14 +122,14 @@ def largest_unit(run: Run) -> int:
     return 4 * block_parameters(model.width) if isinstance(model, GPT | TextClassifier) else 0
 
 
-def memory_of(run: Run) -> MemoryParts:
+def memory_of(run: Run, *, device: str = "cpu") -> MemoryParts:
     """Bytes of a rank at its peak, as the backward pass begins or ends, without the process's own.
 
     Weights, gradients and AdamW's moments are fp32, also under autocast. Gradients are dropped
     after each step, so that outside of the buffers of DDP and ZeRO-1 they share their room with the
     activations that the backward pass frees.
     """
-    weights, trainable, activations = _cost(run)
+    weights, trainable, activations = _cost(run, device)
     parts = rank_memory(
         trainable,
         layout_of(run),
@@ -145,14 +144,16 @@ def memory_of(run: Run) -> MemoryParts:
 
 
 @lru_cache(maxsize=4096)
-def _cost(run: Run) -> tuple[int, int, float]:
+def _cost(run: Run, device: str) -> tuple[int, int, float]:
     """Parameters, those that train, and the bytes of activations at the peak of one micro-batch."""
     cost, model = model_cost(run), run.architecture
     activations: float = cost.activation_bytes
     if isinstance(model, GPT):
-        # The gradient of the logits is there before they go, and no larger than they are.
-        tokens = run.micro_batch_size * model.block_size
-        activations += 4 * min(tokens * vocab_size_of(model, run.dataset), LOGITS)
+        # A chunk of logits and its gradient at the end of the forward pass, or the gradient of the
+        # head's weight when the backward pass begins, which scales a copy of it.
+        tokens = run.stated.micro_batch_size * model.block_size
+        chunk = min(tokens, HEAD_CHUNK[device])
+        activations += vocab_size_of(model, run.dataset) * max(8 * chunk, 4 * model.width)
         if run.activation_checkpointing:
             # What is kept more with twice as many blocks is theirs; all but one keep their input.
             twice = model.model_copy(update={"layers": 2 * model.layers})

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 FloatArray = npt.NDArray[np.float64]
 REQUIRED = ("one_device_step_s", "gradient_bytes", "world_size", "step_s")
-OPTIONAL = ("backward_s", "messages", "step_std_s")
+OPTIONAL = ("backward_s", "messages", "step_std_s", "ranks_per_node")
 MAY_BE_ZERO = {"gradient_bytes", "fixed_overhead_s", "alpha_s", "backward_s", "step_std_s"}
 
 # What is expected of the unknowns before a row is seen, each with its spread; rows that tell them
@@ -31,10 +31,11 @@ MAY_BE_ZERO = {"gradient_bytes", "fixed_overhead_s", "alpha_s", "backward_s", "s
 FIXED_SHARE, FIXED_SPREAD = 0.2, 0.15
 OVERLAP_SPREAD = 0.1  # around none
 ALPHA_SPREAD_S = 1e-4  # around none
+OUTER_SPREAD = 3.0  # of the logarithm of the rate between nodes, around that within them
 ROW_ERROR = 0.005  # relative, of a published time; fewer rows than unknowns cannot tell it
 _TINY = 1e-5
-_LARGEST = np.array([1e9, 1e9, 0.999, 1e9])
-_STARTS = ([0.1, 1.0, 0.01, 0.1], [0.1, 2.0, 0.5, 0.1], [0.1, 4.0, 0.95, 0.3])
+_LARGEST = np.array([1e9, 1e9, 0.999, 1e9, 1e9])
+_STARTS = ([0.1, 1.0, 0.01, 0.1, 1.0], [0.1, 2.0, 0.5, 0.1, 2.0], [0.1, 4.0, 0.95, 0.3, 4.0])
 
 
 def predict_step(
@@ -114,6 +115,7 @@ class StepLaw:
 
     `largest_relative_error` is that over the rows of the fit. `undetermined` names the unknowns
     that those rows cannot tell from others; their values are the simplest that explain the rows.
+    `outer_bytes_per_s` is that of a node's way to others, None where no row needs one.
     """
 
     alpha_s: float
@@ -123,11 +125,19 @@ class StepLaw:
     rows: int = 0
     largest_relative_error: float = math.nan
     undetermined: tuple[str, ...] = field(default=())
+    outer_bytes_per_s: float | None = None
 
     def predict(self, rows: pd.DataFrame) -> FloatArray:
-        """Seconds of a step for each row; columns as in `fit`, without `step_s`. InputError."""
-        unknowns = (self.alpha_s, 1 / self.bytes_per_s, self.overlap, self.fixed_overhead_s)
-        return _law(_columns(rows, needed=REQUIRED[:-1]), *unknowns)
+        """Seconds of a step for each row; columns as in `fit`, without `step_s`. InputError.
+
+        Without a rate between nodes all ranks meet on the link that was fitted.
+        """
+        columns = _columns(rows, needed=REQUIRED[:-1])
+        if self.outer_bytes_per_s is None:
+            columns["ranks_per_node"] = columns["world_size"]
+        outer = 1 / (self.outer_bytes_per_s or self.bytes_per_s)
+        unknowns = (self.alpha_s, 1 / self.bytes_per_s, self.overlap, self.fixed_overhead_s, outer)
+        return _law(columns, *unknowns)
 
 
 def fit(rows: pd.DataFrame) -> StepLaw:
@@ -136,9 +146,10 @@ def fit(rows: pd.DataFrame) -> StepLaw:
     Needed columns: `one_device_step_s`, `gradient_bytes`, `world_size`, `step_s`. Optional ones
     refine it: `backward_s` (s of one device's backward pass, behind which communication hides),
     `messages` (all-reduces of a step, 1 by default), `step_std_s` (how far each time is to be
-    believed). Relative errors are squared and summed, with the expectations above for what the rows
-    leave open (a maximum of the posterior). Raises InputError for a missing column, values that no
-    step can have, and tables without a row on several ranks.
+    believed), `ranks_per_node` (beyond so many, gradients are summed within each node and then
+    between nodes, at a rate of its own). Relative errors are squared and summed, with the
+    expectations above for what the rows leave open (a maximum of the posterior). Raises InputError
+    for a missing column, values that no step can have, and tables without a row on several ranks.
     """
     columns = _columns(rows, needed=REQUIRED)
     several = columns["world_size"] > 1
@@ -153,8 +164,9 @@ def fit(rows: pd.DataFrame) -> StepLaw:
         residuals = np.log(_law(columns, *_natural(closest, columns)) / columns["step_s"])
         error = max(float(np.sqrt(np.sum(residuals**2) / spare)), _TINY)
         scaled = _solve(columns, error=error, start=closest)
-    alpha, per_byte, overlap, fixed = _natural(scaled, columns)
-    explained = _law(columns, alpha, per_byte, overlap, fixed)
+    alpha, per_byte, overlap, fixed, outer = _natural(scaled, columns)
+    explained = _law(columns, alpha, per_byte, overlap, fixed, outer)
+    crosses = bool(_sent_across(columns).any())
     return StepLaw(
         alpha_s=alpha,
         bytes_per_s=1 / per_byte,
@@ -163,13 +175,16 @@ def fit(rows: pd.DataFrame) -> StepLaw:
         rows=len(explained),
         largest_relative_error=float(np.abs(explained / columns["step_s"] - 1).max()),
         undetermined=_undetermined(columns),
+        outer_bytes_per_s=1 / outer if crosses else None,
     )
 
 
 def _solve(
     columns: Mapping[str, FloatArray], *, error: float, start: FloatArray | None = None
 ) -> FloatArray:
-    """Scaled alpha, time per byte, overlap and fixed overhead: the best of a few starts."""
+    """Scaled alpha, time per byte within nodes, overlap, fixed overhead and time per byte between
+    nodes: the best of a few starts.
+    """
     from scipy.optimize import least_squares
 
     spread = np.maximum(columns["relative_std"], error)
@@ -177,9 +192,10 @@ def _solve(
     def residuals(scaled: FloatArray) -> FloatArray:
         rows = np.log(_law(columns, *_natural(scaled, columns)) / columns["step_s"]) / spread
         expected = [scaled[0], scaled[2] / OVERLAP_SPREAD, (scaled[3] - FIXED_SHARE) / FIXED_SPREAD]
+        expected.append(np.log(scaled[4] / scaled[1]) / OUTER_SPREAD)
         return np.concatenate([rows, expected])
 
-    bounds = ([0.0, 1e-4, 0.0, 0.0], [np.inf, np.inf, 1.0, np.inf])
+    bounds = ([0.0, 1e-4, 0.0, 0.0, 1e-4], [np.inf, np.inf, 1.0, np.inf, np.inf])
     solutions = [
         least_squares(residuals, np.clip(np.asarray(each), 1e-3, _LARGEST), bounds=bounds)
         for each in [*_STARTS, *([] if start is None else [start])]
@@ -190,18 +206,32 @@ def _solve(
 
 def _natural(
     scaled: FloatArray, columns: Mapping[str, FloatArray]
-) -> tuple[float, float, float, float]:
-    """From units of what the rows themselves add per step and byte to s, s/byte, a share and s."""
+) -> tuple[float, float, float, float, float]:
+    """From units of what the rows themselves add per step and byte to s, s/byte, a share, s and
+    s/byte.
+    """
     steps = columns["step_s"]
     added = float(np.median(np.maximum(steps - columns["one_device_step_s"], 1e-3 * steps)))
-    sent = float(np.median(_sent(columns))) or 1.0
-    alpha, per_byte, overlap, fixed = (float(value) for value in scaled)
-    return alpha * ALPHA_SPREAD_S, per_byte * (added / sent), overlap, fixed * added
+    sent = float(np.median(_sent(columns) + _sent_across(columns))) or 1.0
+    alpha, per_byte, overlap, fixed, outer = (float(value) for value in scaled)
+    unit = added / sent
+    return alpha * ALPHA_SPREAD_S, per_byte * unit, overlap, fixed * added, outer * unit
 
 
 def _sent(columns: Mapping[str, FloatArray]) -> FloatArray:
-    world = columns["world_size"]
-    return np.asarray(2 * (world - 1) / world * columns["gradient_bytes"])
+    """Bytes that cross a rank's link within its node, or anywhere where there is one node."""
+    inside = columns["world_size"] / _nodes(columns)
+    return np.asarray(2 * (inside - 1) / inside * columns["gradient_bytes"])
+
+
+def _sent_across(columns: Mapping[str, FloatArray]) -> FloatArray:
+    """Bytes that cross a node's links to others: every byte of the gradients once, by a ring."""
+    nodes = _nodes(columns)
+    return np.asarray(2 * (nodes - 1) / nodes * columns["gradient_bytes"])
+
+
+def _nodes(columns: Mapping[str, FloatArray]) -> FloatArray:
+    return np.asarray(np.ceil(columns["world_size"] / columns["ranks_per_node"]))
 
 
 def _messages(columns: Mapping[str, FloatArray]) -> FloatArray:
@@ -209,9 +239,15 @@ def _messages(columns: Mapping[str, FloatArray]) -> FloatArray:
 
 
 def _law(
-    columns: Mapping[str, FloatArray], alpha: float, per_byte: float, overlap: float, fixed: float
+    columns: Mapping[str, FloatArray],
+    alpha: float,
+    per_byte: float,
+    overlap: float,
+    fixed: float,
+    outer: float,
 ) -> FloatArray:
     whole = _messages(columns) * alpha + _sent(columns) * per_byte
+    whole = whole + _sent_across(columns) * outer
     one, world = columns["one_device_step_s"], columns["world_size"]
     return _step(one, whole, world, overlap, fixed, columns["backward_s"])
 
@@ -235,6 +271,8 @@ def _undetermined(columns: Mapping[str, FloatArray]) -> tuple[str, ...]:
         "fixed_overhead_s": np.ones_like(columns["step_s"]),
         "alpha_s": _messages(columns),
     }
+    if (across := _sent_across(columns)).any():
+        unknowns = {"outer_bytes_per_s": across, **unknowns}
     independent: list[FloatArray] = []
     undetermined = []
     for name, column in unknowns.items():
@@ -273,6 +311,7 @@ def _columns(rows: pd.DataFrame, *, needed: Sequence[str]) -> dict[str, FloatArr
     one = columns["one_device_step_s"]
     columns.setdefault("backward_s", BACKWARD_SHARE * one)
     columns.setdefault("messages", np.ones_like(one))
+    columns.setdefault("ranks_per_node", columns["world_size"])
     steps = columns.get("step_s", one)
     columns["relative_std"] = columns.pop("step_std_s", np.zeros_like(one)) / steps
     return columns
@@ -290,7 +329,7 @@ def _problems(quantities: Mapping[str, Any], *, where: str = "") -> list[Problem
             continue
         if not math.isfinite(number) or number < 0 or (number == 0 and name not in MAY_BE_ZERO):
             problems.append(Problem(where + name, f"{number:g} is impossible", advice))
-        elif name == "world_size" and number != round(number):
+        elif name in {"world_size", "ranks_per_node"} and number != round(number):
             what = f"{number:g} is not a number of ranks"
             problems.append(Problem(where + name, what, "a whole number"))
     return problems

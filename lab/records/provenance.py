@@ -9,25 +9,23 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from lab.files import ROOT, read_json
+from lab.files import ROOT, private_folder, read_json, require_own_path
 
 GIT_STATE = "code.json"  # in a copy of the code, which has no repository
 
 
 def keep_code(out: Path) -> Path:
-    """Copy the `lab` package to `out`/code/<hash of its content> once; returns that folder."""
+    """Copy the `lab` package to `out`/code/<hash of its content> once; returns that folder.
+
+    A copy that differs from its name is made again. Raises InputError where others could change it.
+    """
     package = ROOT / "lab"
-    files = sorted(
-        path for path in package.rglob("*") if path.is_file() and "__pycache__" not in path.parts
-    )
-    digest = hashlib.sha256()
-    for path in files:
-        header = f"{path.relative_to(package)}\0{path.stat().st_size}\0"
-        digest.update(header.encode() + path.read_bytes())
-    folder = out / "code" / digest.hexdigest()[:12]
-    if folder.is_dir():
+    digest = _digest(package)
+    folder = out / "code" / digest[:12]
+    require_own_path(private_folder(folder.parent))
+    if folder.is_dir() and _digest(folder / "lab") == digest:
         return folder
-    folder.parent.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(folder, ignore_errors=True)
     building = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".building-"))
     shutil.copytree(package, building / "lab", ignore=shutil.ignore_patterns("__pycache__"))
     commit, dirty = git_state()
@@ -37,6 +35,18 @@ def keep_code(out: Path) -> Path:
     except OSError:  # another driver was faster
         shutil.rmtree(building)
     return folder
+
+
+def _digest(package: Path) -> str:
+    """SHA-256 of the files of a package, by name and content."""
+    files = sorted(
+        path for path in package.rglob("*") if path.is_file() and "__pycache__" not in path.parts
+    )
+    digest = hashlib.sha256()
+    for path in files:
+        header = f"{path.relative_to(package)}\0{path.stat().st_size}\0"
+        digest.update(header.encode() + path.read_bytes())
+    return digest.hexdigest()
 
 
 def git_state() -> tuple[str | None, bool | None]:

@@ -44,8 +44,8 @@ class Timing(Section):
     """Where the time of a step went, in seconds; warm-up, compilation and evaluation are outside.
 
     `step` is that of the slowest rank of each step, `phases` are those of the same rank in the same
-    step and hold the keys of PHASES; `per_rank` holds medians by rank of the step and of each
-    phase.
+    step and hold the keys of PHASES, as far as they were seen; `per_rank` holds medians by rank of
+    the step and of each phase. Rates are None where nobody knows the samples of a step.
     """
 
     step: Stat
@@ -56,7 +56,7 @@ class Timing(Section):
     warmup_steps: int
     setup_time: float | None  # s, from the start of rank 0 to its first step, imports included
     train_time: float  # s, wall time of the measured steps on the slowest rank
-    samples_per_second: float
+    samples_per_second: float | None
     tokens_per_second: float | None = None
     # Model FLOP/s of all ranks together; None where nothing counts them.
     flops_per_second: float | None
@@ -123,6 +123,17 @@ class Gradient(Section):
 
     ready: float = Field(ge=0, le=1)
     bytes: int
+
+
+class Observed(Section):
+    """What was seen of a script."""
+
+    steps: int  # of the optimizer that counts
+    ended: Literal["by the lab", "by itself"]  # once all steps were made, or before
+    optimizer: str  # whose steps count
+    optimizers: int  # that made steps
+    wrappers: list[str] = []  # of the modules that it trains, such as DistributedDataParallel
+    samples_per_step: int | None = None  # of all ranks, where the script says so
 
 
 class Memory(Section):
@@ -303,6 +314,29 @@ class ClassificationPoint(Section):
     ratio: Stat  # round by round: below 1 is faster
     base_samples_per_second: float
     samples_per_second: float
+
+
+class Reported(Section):
+    """What somebody's table says of one repeat; None where it does not.
+
+    `configuration` names the curve that it lies on, whose `scaling` may be unknown (""). `time` (s)
+    is that of a step, an epoch or the whole, by `per`; `parts` are parts of it by their audit's
+    names. `rate` counts `rate_of` per second. `work` is what the time stands for, over that of the
+    baseline, whose run id is `baseline`; both are None where no speedup can be stated.
+    """
+
+    configuration: str
+    scaling: Literal["strong", "weak", ""]
+    per: Literal["step", "epoch", "total"]
+    unit: Literal["GPU", "node", "rank"]  # that the world size counts
+    time: float | None = None
+    interval: tuple[float, float] | None = None  # of the time, as the table gives it
+    rate: float | None = None
+    rate_of: str = ""
+    parts: dict[str, float] = {}
+    gradient_bytes: float | None = None  # in fp32, where the table gives the parameters alone
+    baseline: str | None = None
+    work: float | None = None
 
 
 class Size(Section):

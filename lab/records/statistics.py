@@ -7,7 +7,13 @@ from typing import Any
 
 import numpy as np
 
+from lab.records.schema import Stat
+
 BATCH = 1_000_000  # numbers that are resampled at once, so that memory stays bounded
+
+MIN_STEPS_FOR_INTERVAL = 5
+_RESAMPLES = 2000
+_LARGEST_RESAMPLING = 20_000_000  # numbers drawn for one interval at most
 
 
 def bootstrap_interval(
@@ -45,3 +51,14 @@ def share_interval(share: float, samples: int) -> tuple[float, float]:
     variance = share * (1 - share) / samples + z2 / (4 * samples**2)
     half = (z2 * variance) ** 0.5 / (1 + z2 / samples)
     return max(middle - half, 0.0), min(middle + half, 1.0)
+
+
+def stat(values: np.ndarray[Any, Any]) -> Stat:
+    """Median, percentiles and the bootstrap interval of the median, None for too few values."""
+    p10, median, p90 = (float(value) for value in np.percentile(values, [10, 50, 90]))
+    interval = None
+    if len(values) >= MIN_STEPS_FOR_INTERVAL:
+        resamples = int(np.clip(_LARGEST_RESAMPLING // len(values), 200, _RESAMPLES))
+        low, high = bootstrap_interval([values], np.median, resamples=resamples)
+        interval = (float(low), float(high))
+    return Stat(median=median, p10=p10, p90=p90, interval=interval)

@@ -23,7 +23,9 @@ from lab.records.schema import (
     Gradient,
     Inference,
     Memory,
+    Observed,
     Quality,
+    Reported,
     Section,
     Timing,
 )
@@ -53,6 +55,8 @@ class Record(Section):
     memory: Memory | None = None
     quality: Quality | None = None
     inference: Inference | None = None
+    reported: Reported | None = None  # of a table of others, with nothing of the above
+    script: Observed | None = None
     checks: dict[str, bool] = {}
     # `foreign_cpu` of the other attempt at this repeat, the louder one, which is kept beside it.
     disturbed: float | None = None
@@ -61,6 +65,12 @@ class Record(Section):
     def completed(self) -> bool:
         """Whether it holds a measurement."""
         return self.status == "completed"
+
+    @property
+    def global_batch_size(self) -> int | None:
+        """Samples of a step on all ranks, as the study or the script says; None where neither."""
+        said = self.script.samples_per_step if self.script else None
+        return self.run.global_batch_size or said
 
     @property
     def foreign_share(self) -> float | None:
@@ -133,16 +143,20 @@ class Store:
 def read_record(path: Path) -> Record | None:
     """Read one record; None where it is missing or not whole.
 
-    Raises LabError for a record of a newer schema than this library knows.
+    Raises LabError for a record of a newer schema than this library knows, and for what cannot be
+    read at all.
     """
     try:
         stat = path.stat()
         return _validated(path, stat.st_ino, stat.st_mtime_ns, stat.st_size)
     except (FileNotFoundError, NotADirectoryError):
         return None
+    except OSError as error:
+        message = "make it readable, or remove it to measure again"
+        raise LabError(f"{path}: {error.strerror}; {message}") from None
 
 
-@lru_cache(maxsize=1024)  # the driver and `lab status` poll all records of a study
+@lru_cache(maxsize=4096)  # the driver and `lab status` poll all records of a study
 def _validated(path: Path, inode: int, mtime_ns: int, size: int) -> Record | None:
     """The record in a file, which is replaced and never edited: its inode, time and size tell."""
     content = path.read_bytes()
@@ -165,9 +179,18 @@ def _schema_version(content: bytes) -> int | None:
 
 
 def write_record(record: Record, folder: Path) -> Path:
-    """Write a record so that at every moment it is there whole or not at all."""
-    path = folder / "record.json"
-    write_atomically(path, record.model_dump_json(indent=1).encode())
+    """Write a record so that at every moment it is there whole or not at all.
+
+    Raises LabError for one that could not be read back: what was measured would be lost unnoticed.
+    """
+    path, content = folder / "record.json", record.model_dump_json(indent=1).encode()
+    try:
+        Record.model_validate_json(content)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(map(str, first["loc"]))
+        raise LabError(f"{path}: {where} cannot be read back: {first['msg']}") from None
+    write_atomically(path, content)
     return path
 
 

@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from lab.config.run import InferenceSettings, Run
-from lab.records.schema import PHASES
+from lab.records.schema import PHASES, Reported
 from lab.records.store import OneStudy, Record, load_records
 
 if TYPE_CHECKING:
@@ -18,6 +18,9 @@ def table(source: OneStudy) -> pd.DataFrame:
     """One row per repeat, one column per quantity of a record; times in s, memory in bytes.
 
     What was not measured is NaN or None, never zero; failed runs are rows too, with their `status`.
+    Records of somebody's table have columns of their own: `configuration`, `scaling`, `unit`,
+    `time` of what `per` says, with `time_low` and `time_high`, `rate` of what `rate_of` says,
+    `baseline`.
     """
     import pandas as pd
 
@@ -32,12 +35,26 @@ def row(record: Record) -> dict[str, Any]:
         "status": record.status,
         **dict.fromkeys(_NAMED),
         **{key: getattr(record.run, key) for key in _SETTINGS},
+        "global_batch_size": record.global_batch_size,
         **record.run.names,
         **{
             column: value_at(record, source) if isinstance(source, str) else source(record)
             for column, source in _COLUMNS.items()
         },
+        **(_reported(record.reported) if record.reported else {}),
     }
+
+
+def _reported(reported: Reported) -> dict[str, Any]:
+    """What somebody's table says, and which of the lab's own quantities that is."""
+    columns = reported.model_dump(exclude={"interval", "parts"})
+    low, high = reported.interval or (None, None)
+    columns |= {"time_low": low, "time_high": high}
+    if reported.per == "step":
+        columns["step_time"] = reported.time
+    if reported.rate_of in {"samples", "tokens"}:
+        columns[f"{reported.rate_of}_per_second"] = reported.rate
+    return columns
 
 
 def value_at(value: Any, path: str) -> Any:

@@ -12,14 +12,19 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 from matplotlib import figure as canvas
 
+from lab.analysis.configurations import UNKNOWN
 from lab.figures.data import Source, StudyResults
 from lab.figures.figure import figure_named
 from lab.figures.style import SIZE, style
+from lab.formatting import NOT_MEASURED
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
     from lab.analysis.scaling_curves import Curve
+
+# Of more, a page and its PDF would take minutes to make and to scroll.
+MOST_ROWS, MOST_SENTENCES = 200, 30
 
 
 @dataclass(frozen=True)
@@ -41,35 +46,61 @@ class Markdown:
 
     @classmethod
     def bullets(cls, sentences: Iterable[str], *, otherwise: str = "") -> Markdown:
-        """Sentences taken literally, as a list; a paragraph of `otherwise` where there are none."""
+        """Sentences taken literally, as a list; a paragraph of `otherwise` where there are none.
+
+        Of more than MOST_SENTENCES the others are counted.
+        """
         lines = [f"- {_escaped(sentence)}" for sentence in sentences]
+        if more := len(lines[MOST_SENTENCES:]):
+            lines[MOST_SENTENCES:] = [f"- And {more} more like these."]
         return cls("\n".join(lines)) if lines else cls.of(otherwise)
 
 
 def _escaped(sentence: str) -> str:
-    return re.sub(r"([\\`*_{}\[\]()#+\-.!|<>$&~^])", r"\\\1", " ".join(sentence.split()))
+    # Of an address the colon and the at sign too: what is taken for a link swallows the escapes.
+    special = r"([\\`*_{}\[\]()#+\-.!|<>$&~^@]|:(?=//))"
+    return re.sub(special, r"\\\1", " ".join(sentence.split()))
 
 
 @dataclass(frozen=True)
 class Table:
-    """A captioned table; numbers are shown as they come, text is escaped."""
+    """A captioned table; numbers are shown as they come, text is escaped.
+
+    With a label, such as `tbl-steps`, the page numbers it and sentences can cite it.
+    """
 
     caption: str
     frame: pd.DataFrame
     index: bool = True
+    label: str = ""
 
     @classmethod
-    def of_rows(cls, caption: str, rows: Iterable[Mapping[str, Any]], *, common: str = "") -> Table:
-        """A table of rows by column; what is `common` to all rows ends the caption."""
+    def of_rows(
+        cls, caption: str, rows: Iterable[Mapping[str, Any]], *, common: str = "", label: str = ""
+    ) -> Table:
+        """A table of rows by column; what is `common` to all rows ends the caption.
+
+        Columns of which nothing was measured are left out.
+        """
         caption = f"{caption}. All: {common}" if common else caption
-        return cls(caption, pd.DataFrame(list(rows)), index=False)
+        frame = pd.DataFrame(list(rows))
+        measured = [name for name in frame if not set(frame[name]) <= {NOT_MEASURED, UNKNOWN}]
+        return cls(caption, frame[measured], index=False, label=label)
 
     def _repr_html_(self) -> str:
         caption = html.escape(self.caption)
         if self.frame.empty:
             return f"<p>{caption}: nothing yet.</p>"
-        body = self.frame.to_html(index=self.index, border=0, na_rep="not measured", escape=True)
-        return body.replace(">", f"><caption>{caption}</caption>", 1)
+        if len(self.frame) > MOST_ROWS:
+            caption += f"; the first {MOST_ROWS} of {len(self.frame):,} rows"
+        body = self.frame[:MOST_ROWS].to_html(
+            index=self.index,
+            border=0,
+            na_rep="not measured",
+            escape=True,
+            table_id=self.label or None,
+        )
+        return body.replace(">", f"><caption>{caption}.</caption>", 1)
 
     def __repr__(self) -> str:
         return f"{self.caption}\n{self.frame.to_string()}"
@@ -77,14 +108,17 @@ class Table:
 
 @dataclass(frozen=True)
 class Figure:
-    """A drawn figure as SVG with its alternative text."""
+    """A drawn figure as SVG with its alternative text; with caption and label it is numbered."""
 
     svg: str
     alt: str
+    caption: str = ""
+    label: str = ""
 
     def _repr_mimebundle_(self, **_: Any) -> tuple[dict[str, str], dict[str, dict[str, str]]]:
         content = {"image/svg+xml": self.svg, "text/plain": self.alt}
-        return content, {"image/svg+xml": {"alt": self.alt}}
+        about = {"alt": self.alt, "caption": self.caption, "label": self.label}
+        return content, {"image/svg+xml": {key: text for key, text in about.items() if text}}
 
 
 def figure(
@@ -101,10 +135,18 @@ def figure(
         if mark is not None:
             mark(axes, results.curves)
 
-    return drawn(draw, drawing.alt_text(results), height=drawing.height(results))
+    return drawn(
+        draw,
+        drawing.alt_text(results),
+        height=drawing.height(results),
+        caption=drawing.caption(results),
+        label=f"fig-{name.replace('_', '-')}",
+    )
 
 
-def drawn(draw: Callable[[Axes], object], alt: str, *, height: float) -> Figure:
+def drawn(
+    draw: Callable[[Axes], object], alt: str, *, height: float, caption: str = "", label: str = ""
+) -> Figure:
     """A figure of the usual width and this height in inches, drawn by a function into its axes.
 
     It is drawn without pyplot, so that the kernel's own figures and their backend stay as they are.
@@ -115,4 +157,4 @@ def drawn(draw: Callable[[Axes], object], alt: str, *, height: float) -> Figure:
         metadata: dict[str, Any] = {"Date": None, "Creator": None}
         sheet.savefig(stream, format="svg", metadata=metadata, transparent=True)
         svg = stream.getvalue()
-    return Figure(svg[svg.index("<svg") :], alt)
+    return Figure(svg[svg.index("<svg") :], alt, caption, label)

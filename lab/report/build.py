@@ -2,21 +2,37 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
+import math
+import os
+import shlex
+import sys
 import tempfile
+import time
 import warnings
-from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from lab.analysis.comparison import Comparison
+import psutil
+
+from lab import machine
+from lab.config.cluster import find_profile
 from lab.config.study import Study, Task
 from lab.errors import InputError, LabError, Problem, nearest
-from lab.files import SHARED, write_atomically
-from lab.records.store import Store
+from lab.files import PACKAGE, SHARED, USER, read_json, read_yaml, unwritable, write_atomically
+from lab.perfmodel.calibration import calibration_path
+from lab.records.store import Store, load_records
+
+if TYPE_CHECKING:
+    from lab.analysis.comparison import Comparison
+    from lab.analysis.reported import Kind
 
 NOTEBOOKS = SHARED / "notebooks"
 _TEMPLATES = {
@@ -28,22 +44,95 @@ _TEMPLATES = {
 
 @dataclass(frozen=True)
 class Report:
-    """Where the files of a report lie."""
+    """Where the files of a report lie, and what it says: its answer, of predictions, of noise."""
 
     notebook: Path
     html: Path
     pdf: Path
+    answer: str = ""
+    predictions: str = ""
+    noise: str = ""
+    artifacts: tuple[Path, ...] = ()  # where they were asked for
 
 
-def report(study: Study) -> Report:
-    """Execute the notebooks of a study on its records, and write `out/report.{ipynb,html,pdf}`.
+def report(study: Study, *, artifacts: bool = False, runs: bool = False) -> Report:
+    """Execute the notebook of a study on its records, and write `out/report.{ipynb,html,pdf}`.
 
-    Starts no job. Raises LabError where a notebook fails, with the place of the partial one.
+    Starts no job, and executes nothing where the report that is there was made of the same records
+    by the same code. `artifacts` writes its text, figures and tables as files of their own into
+    `out/artifacts/`, for other documents; `runs` executes one notebook per record too, about a
+    second each. Raises LabError where a notebook fails, with the place of the partial one.
     """
-    run_notebooks(study)
-    parameters = {"study": str(study.folder), "quick": study.quick}
-    template = _TEMPLATES[study.kind]
-    return _report(template, parameters, study.out / "report", title=study.title)
+    if runs:
+        run_notebooks(study)
+    template, stem = _TEMPLATES[study.kind], study.out / "report"
+    source = fingerprint(study, template)
+    known, kept = stem.with_suffix(".json"), _files(stem)
+    said = read_json(known) or {}
+    if said.get("made_of") != source or not all(path.exists() for path in kept):
+        from lab.figures.data import StudyResults
+        from lab.report.sections import headline_of, prediction_summary
+
+        parameters = {"study": str(study.folder), "quick": study.quick}
+        _report(template, parameters, stem, title=study.title, authors=authors(study))
+        results = StudyResults(study)
+        said = {"made_of": source, "noise": results.noise.sentence}
+        said |= {"answer": headline_of(results), "predictions": prediction_summary(results)}
+        write_atomically(known, json.dumps(said).encode())
+    parts: list[Path] = []
+    if artifacts:
+        from lab.report.artifacts import write_artifacts
+
+        parts = write_artifacts(kept[0], study.out / "artifacts", title=study.title)
+    return Report(*kept, said["answer"], said["predictions"], said["noise"], tuple(parts))
+
+
+def authors(study: Study) -> list[str]:
+    """Who wrote a study: as it says, else as `authors` in the user's `authors.yaml` says."""
+    path = USER / "authors.yaml"
+    if study.authors or not path.is_file():
+        return list(study.authors)
+    names = read_yaml(path).get("authors")
+    if isinstance(names, list) and all(isinstance(name, str) and name for name in names):
+        return names
+    raise InputError(str(path), [Problem("authors", "expected a list of names", "- Name, Place")])
+
+
+def fingerprint(study: Study, template: str) -> str:
+    """SHA-256 of all that a report is made of: code, template, study, records, predictions.
+
+    Besides, of the profiles of its records with their calibrations, and of what this machine can
+    run.
+    """
+    where = [os.path.relpath(study.folder), study.quick]
+    where += [machine.cores(), machine.memory_bytes(), machine.gpus()]
+    where += [os.environ.get("SOURCE_DATE_EPOCH"), sys.version]
+    digest = hashlib.sha256(repr(where).encode())
+    files = [*PACKAGE.rglob("*.py"), *(PACKAGE / "report" / "assets").iterdir()]
+    files += [NOTEBOOKS / template, study.folder / "study.yaml", USER / "authors.yaml"]
+    files += _profiles_and_calibrations(study)
+    # Hours count failures and repeats that were set aside or replaced too.
+    files += [*study.out.rglob("*record.json"), *study.out.glob("predictions/*.json")]
+    for path in sorted({path.resolve() for path in files if path.is_file()}):
+        digest.update(f"\n{path}\n".encode())
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def _profiles_and_calibrations(study: Study) -> Iterator[Path]:
+    """The files of the clusters that a study's records are from, wherever they lie."""
+    places = (record.environment for record in load_records(study))
+    for name in sorted({place.cluster for place in places if place}):
+        with suppress(InputError):  # the profile may not be on this machine
+            yield find_profile(name)
+            yield calibration_path(name)
+
+
+def _files(stem: Path) -> tuple[Path, Path, Path]:
+    """The notebook, the page and the PDF of a report."""
+    names = (f"{stem.name}.{kind}" for kind in ("ipynb", "html", "pdf"))
+    notebook, page, pdf = map(stem.with_name, names)
+    return notebook, page, pdf
 
 
 def report_comparison(comparison: Comparison, out: Path) -> Report:
@@ -54,11 +143,67 @@ def report_comparison(comparison: Comparison, out: Path) -> Report:
     return _report("compare.ipynb", parameters, out / "compare", title=title)
 
 
-def _report(template: str, parameters: Mapping[str, Any], stem: Path, *, title: str) -> Report:
-    made = Report(*(stem.with_name(f"{stem.name}.{kind}") for kind in ("ipynb", "html", "pdf")))
-    execute(NOTEBOOKS / template, made.notebook, parameters)
+def report_table(
+    table: str | Path,
+    *,
+    columns: Mapping[str, str] | None = None,
+    scaling: Kind = "auto",
+    baseline: int | None = None,
+    title: str | None = None,
+    gpu_hours: float | None = None,
+    out: Path | None = None,
+) -> Report:
+    """Make the report that somebody's table supports: `<name>-report/report.{ipynb,html,pdf}`.
+
+    Columns, scaling and baseline are as of `records_from`; `gpu_hours` is what a proposal asks for.
+    Raises InputError, before anything is written, for a table that cannot be read or holds nothing
+    that scales, for hours that are none, and where the folder cannot be written.
+    """
+    from lab.analysis.reported import ReportedTable
+
+    path = Path(table)
+    if gpu_hours is not None and not 0 < gpu_hours < math.inf:
+        problem = Problem("gpu_hours", f"{gpu_hours:g} is no number of hours", "more than 0")
+        raise InputError(str(table), [problem])
+    read = ReportedTable.read(path, columns=columns, scaling=scaling, baseline=baseline)
+    if gpu_hours is not None and read.unit == "node":
+        advice = "name the column of GPUs: --column world_size=COLUMN or --column per_node=COLUMN"
+        problem = Problem("gpu_hours", "the table counts nodes, and not their GPUs", advice)
+        raise InputError(str(table), [problem])
+    folder = out or path.with_name(f"{path.stem}-report")
+    if problems := unwritable(folder):
+        raise InputError(str(table), problems)
+    title = title or f"Scaling by {path.name}"
+    words = ["lab", "report", os.path.relpath(path), "--title", title]
+    words += ["--scaling", scaling] if scaling != "auto" else []
+    words += ["--baseline", f"world_size={baseline}"] if baseline is not None else []
+    words += ["--gpu-hours", f"{gpu_hours:g}"] if gpu_hours is not None else []
+    for name, column in (columns or {}).items():
+        words += ["--column", f"{name}={column}"]
+    parameters = {
+        "table": str(path.resolve()),
+        "columns": dict(columns or {}),
+        "scaling": scaling,
+        "baseline": baseline,
+        "title": title,
+        "gpu_hours": gpu_hours,
+        "command": shlex.join(words),
+    }
+    return _report("table.ipynb", parameters, folder / "report", title=title)
+
+
+def _report(
+    template: str,
+    parameters: Mapping[str, Any],
+    stem: Path,
+    *,
+    title: str,
+    authors: Sequence[str] = (),
+) -> Report:
+    made = Report(*_files(stem))
+    _in_threads([partial(execute, NOTEBOOKS / template, made.notebook, parameters)])
     for target in (made.html, made.pdf):
-        export(made.notebook, target, title=title)
+        export(made.notebook, target, title=title, authors=authors)
     return made
 
 
@@ -66,8 +211,34 @@ def run_notebooks(study: Study) -> list[Path]:
     """One executed notebook per record, made where it is missing or older than its record."""
     store = Store(study.out)
     stale = [task for task in study.tasks if _is_stale(store.folder(task))]
+    return _in_threads([partial(_run_notebook, study, task, store.folder(task)) for task in stale])
+
+
+def _in_threads(executions: Sequence[Callable[[], Path]]) -> list[Path]:
+    """Execute notebooks, two at a time; Ctrl-C ends their kernels, and is raised again.
+
+    In the main thread nbclient takes Ctrl-C for itself, and calls what follows a dead kernel.
+    """
     with ThreadPoolExecutor(max_workers=2) as pool:
-        return list(pool.map(lambda task: _run_notebook(study, task, store.folder(task)), stale))
+        futures: list[Future[Path]] = []
+        try:
+            futures += [pool.submit(execution) for execution in executions]
+            return [future.result() for future in futures]
+        except KeyboardInterrupt:
+            while [one for one in futures if not (one.cancel() or one.done())]:
+                _end_kernels()
+                time.sleep(0.1)
+            raise
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)  # what runs is awaited
+            raise
+
+
+def _end_kernels() -> None:
+    for child in psutil.Process().children():
+        with suppress(psutil.Error):
+            if "ipykernel_launcher" in child.cmdline():
+                child.kill()
 
 
 def _is_stale(folder: Path) -> bool:
@@ -86,22 +257,24 @@ def _run_notebook(study: Study, task: Task, folder: Path) -> Path:
 def execute(template: Path, target: Path, parameters: Mapping[str, Any]) -> Path:
     """Execute a parameterized notebook; a name that it does not declare is an InputError.
 
-    Where a cell fails, LabError names it, and the partial notebook that is kept beside the target.
+    So is a folder that cannot be written. Where a cell fails, LabError names it, and the partial
+    notebook that is kept beside the target.
     """
     import papermill
     from nbclient.exceptions import DeadKernelError
     from traitlets.config import Config
 
     _check_parameters(template, parameters)
-    partial = target.with_name(f"{target.stem}.partial.ipynb")
-    target.parent.mkdir(parents=True, exist_ok=True)
+    if problems := unwritable(target.parent):
+        raise InputError(target.name, problems)
+    unfinished = target.with_name(f"{target.stem}.partial.ipynb")
     try:
         # Sockets in a folder of each kernel's own: no open ports, and kernels that start together
         # do not collide.
         with _quiet(), tempfile.TemporaryDirectory(prefix="lab-kernel-") as sockets:
             papermill.execute_notebook(
                 str(template),
-                str(partial),
+                str(unfinished),
                 parameters={name: plain(value) for name, value in parameters.items()},
                 kernel_name="python3",
                 progress_bar=False,
@@ -121,9 +294,9 @@ def execute(template: Path, target: Path, parameters: Mapping[str, Any]) -> Path
         advice = "is the machine overloaded? The same command goes on from here"
         raise LabError(f"{template.name}: {error}; {advice}") from None
     else:
-        partial.replace(target)
+        unfinished.replace(target)
         return target
-    raise LabError(f"{template.name}{reason}; partial notebook: {partial}")
+    raise LabError(f"{template.name}{reason}; partial notebook: {unfinished}")
 
 
 def _check_parameters(template: Path, parameters: Mapping[str, Any]) -> None:
@@ -151,7 +324,7 @@ def plain(value: Any) -> Any:
     return value.item() if hasattr(value, "item") else value
 
 
-def export(notebook: Path, target: Path, *, title: str) -> Path:
+def export(notebook: Path, target: Path, *, title: str, authors: Sequence[str] = ()) -> Path:
     """Export an executed notebook to one HTML or PDF file, by the target's suffix."""
     import nbformat
 
@@ -159,7 +332,7 @@ def export(notebook: Path, target: Path, *, title: str) -> Path:
     from lab.report.pdf import LabPDFExporter
 
     content = nbformat.read(notebook, as_version=4)
-    content.metadata["title"] = title
+    content.metadata |= {"title": title} | ({"authors": list(authors)} if authors else {})
     exporter = LabHTMLExporter() if target.suffix == ".html" else LabPDFExporter()
     body, _ = exporter.from_notebook_node(content)
     write_atomically(target, body.encode() if isinstance(body, str) else body)

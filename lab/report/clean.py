@@ -52,6 +52,18 @@ _IMAGE_DATA = re.compile(r"data:image/(png|jpeg|gif|webp|svg\+xml)[;,]", re.IGNO
 _CHECKBOX = re.compile(r"<input\b(?=[^>]*type=[\"']?checkbox)([^>]*)>", re.IGNORECASE)
 
 
+# Escape sequences of terminals (ECMA-48), links and titles among them, and control characters.
+_ESCAPES = re.compile(
+    r"\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?|\x1b\[[0-?]*[ -/]*[@-~]|\x1b[ -/]*[0-~]"
+    r"|[\x00-\x08\x0b-\x1f\x7f-\x9f]"
+)
+
+
+def plain(text: str) -> str:
+    """Text without what only a terminal understands."""
+    return _ESCAPES.sub("", text)
+
+
 def sanitize(html: str) -> str:
     """Remove scripts, frames, forms, event handlers and unsafe addresses from a user's HTML.
 
@@ -164,10 +176,10 @@ def _is_visible(html: str) -> bool:
 
 
 def _figure(form: str, data: str, metadata: Mapping[str, Any], cell: NotebookNode) -> str:
-    """HTML of a figure; `alt`, `caption` and size come from the output's metadata or the cell's."""
+    """HTML of a figure; its words and its size come from the metadata of output or cell."""
     own = metadata.get(form, {})
     sources = [cell.get("metadata", {}), metadata, own if isinstance(own, Mapping) else {}]
-    keys = ("alt", "caption", "width", "height")
+    keys = ("alt", "caption", "label", "width", "height")
     about = {key: escape(str(part[key])) for part in sources for key in keys if part.get(key)}
     if form == "image/svg+xml":
         data = base64.b64encode(data.encode()).decode()
@@ -175,7 +187,8 @@ def _figure(form: str, data: str, metadata: Mapping[str, Any], cell: NotebookNod
     alt = about.get("alt") or about.get("caption", "")
     caption = f"<figcaption>{about['caption']}</figcaption>" if "caption" in about else ""
     source = f"data:{form};base64,{''.join(data.split())}"
-    return f'<figure><img src="{source}" alt="{alt}"{size}>{caption}</figure>'
+    label = f' id="{about["label"]}"' if "label" in about else ""
+    return f'<figure{label}><img src="{source}" alt="{alt}"{size}>{caption}</figure>'
 
 
 def _expand(output: NotebookNode, widgets: Mapping[str, Any]) -> Iterator[NotebookNode]:

@@ -20,6 +20,7 @@ from traitlets.config import Config
 
 from lab.errors import LabError
 from lab.report import clean, math, page
+from lab.report.numbering import number_parts
 
 ASSETS = Path(__file__).with_name("assets")
 
@@ -32,16 +33,23 @@ class Document:
     authors: tuple[str, ...]
     language: str
     body: BeautifulSoup
+    lists_contents: bool  # in print, where they take a page's best place
+
+    @property
+    def byline(self) -> str:
+        """The authors in a line; a name may hold a comma before its affiliation."""
+        return ("; " if any("," in name for name in self.authors) else ", ").join(self.authors)
 
 
 class LabHTMLExporter(TemplateExporter):
     """Exporter of nbconvert: `jupyter nbconvert --to lab_html NOTEBOOK`.
 
     Cells tagged `remove-cell` and the parameters that papermill injects are left out, `hide-input`
-    shows no code, `hide-output` no output. A figure's metadata may hold `alt` and `caption`. Title,
-    authors and language come from the notebook's metadata (`title`, `authors`, `lang`), or the
-    title from the first heading. Raises LabError for a formula that cannot be translated and for
-    a missing or remote image.
+    shows no code, `hide-output` no output. A figure's metadata may hold `alt`, `caption` and
+    `label`; a caption is numbered where the label, of a table its id, begins with `fig-` or `tbl-`.
+    Title, authors and language come from the notebook's metadata (`title`, `authors`, `lang`), or
+    the title from the first heading; with `toc: false` the PDF lists no contents. Raises
+    LabError for a formula that cannot be translated and for a missing or remote image.
     """
 
     export_from_notebook = "Scaling Lab page (HTML)"
@@ -85,6 +93,7 @@ class LabHTMLExporter(TemplateExporter):
         yield from super().default_filters()  # type: ignore[no-untyped-call]
         yield "markdown2html", self.markdown2html
         yield "sanitize", clean.sanitize
+        yield "strip_ansi", clean.plain
 
     @pass_context
     def markdown2html(self, context: Context, source: str) -> str:
@@ -112,11 +121,13 @@ class LabHTMLExporter(TemplateExporter):
         title = " ".join(str(title or (heading.get_text() if heading else "")).split())
         title = title or str(about.get("name") or "Notebook")
         page.embed_images(body, folder=Path(about.get("path") or "."), title=title)
+        number_parts(body)
         page.arrange_tables(body)
         page.set_ids(body)
         page.resolve_links(body)
         language = str(nb.metadata.get("lang") or self.language_code)
-        return Document(title, _authors(nb.metadata.get("authors")), language, body), resources
+        authors, contents = _authors(nb.metadata.get("authors")), bool(nb.metadata.get("toc", True))
+        return Document(title, authors, language, body, contents), resources
 
     def from_notebook_node(  # type: ignore[override]  # text, as nbconvert's own exporters
         self, nb: NotebookNode, resources: dict[str, Any] | None = None, **kw: Any
@@ -126,8 +137,8 @@ class LabHTMLExporter(TemplateExporter):
         body = document.body
         heading = page.title_heading(body)
         if heading and document.authors:
-            names = ", ".join(document.authors)
-            heading.insert_after(body.new_tag("p", attrs={"class": "byline"}, string=names))
+            line = body.new_tag("p", attrs={"class": "byline"}, string=document.byline)
+            heading.insert_after(line)
         math.to_mathml(body)
         script = (ASSETS / "page.js").read_text("utf-8")
         html = self.environment.get_template("page.html.j2").render(

@@ -7,24 +7,24 @@ from lab.analysis.inference import CITATION, CLASSIFICATION, GENERATION, Kind
 from lab.analysis.inference import stages as stages_of
 from lab.figures.data import StudyResults
 from lab.formatting import format_seconds, rounded
-from lab.report import blocks, sections
+from lab.report import blocks, references, sections
 from lab.report.blocks import Figure, Markdown, Table
 
 STAGES = (
-    "Time of an optimizer step, and of generating for one batch with the fp32 base: median [95 % "
+    "Time of an optimizer step, and of generating for one batch with the base: median [95 % "
     f"interval]. Published: {CITATION}. Its absolute times are of other hardware and of a serial "
     "code without a tuned matrix product"
 )
 SPEED = (
     (
         GENERATION,
-        "Time of the quantized model over that of the fp32 base, generated in turn in one job: "
+        "Time of the quantized model over that of the base, generated in turn in one job: "
         "median over rounds [95 % interval; over repeats the widest]. Below 1 is faster; the row "
         "`none` is a second copy of the base, so what it shows is noise",
     ),
     (
         CLASSIFICATION,
-        "Time of the quantized classifier for a batch on the slowest rank over that of the fp32 "
+        "Time of the quantized classifier for a batch on the slowest rank over that of the "
         "base, in turn in one job: median over rounds [95 % interval; over repeats the widest]. "
         "Below 1 is faster; `none` is a second copy of the base, so it shows noise",
     ),
@@ -51,11 +51,6 @@ LATENCIES = (
 )
 
 
-def answer(results: StudyResults) -> Markdown:
-    """The answer to the study's question: each stage, or each quantization."""
-    return sections.answer(results)
-
-
 def stages(results: StudyResults) -> list[Markdown | Table | Figure]:
     """The ladder of stages beside the published one; nothing where the study has not both tasks."""
     rows = [
@@ -72,7 +67,7 @@ def stages(results: StudyResults) -> list[Markdown | Table | Figure]:
     if not rows:
         return []
     figure = blocks.figure("stage_ratios", results)
-    return [Markdown("## Stages"), figure, Table.of_rows(STAGES, rows)]
+    return [Markdown("## Stages"), figure, Table.of_rows(STAGES, rows, label="tbl-stages")]
 
 
 def _kinds(results: StudyResults) -> list[Kind]:
@@ -97,7 +92,7 @@ def training(results: StudyResults) -> list[Markdown | Table]:
 def speed(results: StudyResults) -> list[Table]:
     """Ratios of time, quantized over base, for language models and for classifiers."""
     return [
-        Table.of_rows(caption, inference.speed_rows(results.records, kind))
+        Table.of_rows(caption, inference.speed_rows(results.records, kind), label="tbl-speed")
         for kind, caption in SPEED
         if kind in _kinds(results)
     ]
@@ -106,7 +101,7 @@ def speed(results: StudyResults) -> list[Table]:
 def quality(results: StudyResults) -> list[Table]:
     """Sizes with perplexity or accuracy, and agreement."""
     return [
-        Table.of_rows(caption, inference.quality_rows(results.records, kind))
+        Table.of_rows(caption, inference.quality_rows(results.records, kind), label="tbl-quality")
         for kind, caption in QUALITY
         if kind in _kinds(results)
     ]
@@ -117,7 +112,10 @@ def latencies(results: StudyResults) -> list[Markdown | Table]:
     if GENERATION not in _kinds(results):
         return []
     rows = inference.latency_rows(results.records)
-    return [Markdown("## Prefill and decode"), Table.of_rows(LATENCIES, rows)]
+    return [
+        Markdown("## Prefill and decode"),
+        Table.of_rows(LATENCIES, rows, label="tbl-latencies"),
+    ]
 
 
 def findings(results: StudyResults) -> Markdown:
@@ -162,4 +160,4 @@ METHODS = (
 def method(results: StudyResults) -> Markdown:
     """How quality is measured of what the study quantizes."""
     texts = [text for kind, text in METHODS if kind in _kinds(results)]
-    return Markdown("\n\n".join(texts))
+    return Markdown(references.cited("\n\n".join(texts)))

@@ -26,7 +26,6 @@ NUMBER = re.compile(
 MISSING = frozenset(
     "|-|–|—|nan|NaN|None|none|NaT|<NA>|inf|-inf|not measured|not run".split("|")  # noqa: SIM905
 )
-WIDE = 8  # a table of more columns is printed small, and in the PDF may turn its page
 
 IMAGE_TYPES = {
     ".svg": "image/svg+xml",
@@ -141,16 +140,16 @@ def arrange_tables(soup: BeautifulSoup) -> None:
         _merge_index_names(table)
         head, body = _rows(table)
         _mark_numbers(head, body)
+        for cell in table.select("td.number"):
+            _keep_together(soup, cell)
         _mark_sortable(table, head, body)
         if table.get("id"):
             selector = re.compile(rf"#{re.escape(str(table['id']))}(?![a-zA-Z0-9])")
             if soup.find("style", string=selector):
                 _add_class(table, "styled")
-        if max(map(len, head + body)) > WIDE:
-            _add_class(table, "wide")
         if not table.find_parent("table"):
             label = table.caption.get_text().strip() if table.caption else "Table"
-            # Focusable, so that a wide table can be scrolled with the keyboard.
+            # Focusable: without its script, a wide table can be scrolled with the keyboard.
             box = {"class": "table-box", "role": "region", "tabindex": "0", "aria-label": label}
             table.wrap(soup.new_tag("div", attrs=box))
 
@@ -210,6 +209,17 @@ def _mark_numbers(head: list[list[Tag]], body: list[list[Tag]]) -> None:
         if values and all(map(_is_number, values)):
             for cell in (*column, *(cells[index] for cells in aligned)):
                 _add_class(cell, "number")
+
+
+def _keep_together(soup: BeautifulSoup, cell: Tag) -> None:
+    """Let a line of a number end before its interval, and nowhere else."""
+    parts = re.split(r" (?=\[)", _text(cell))
+    if not any(" " in part for part in parts) or cell.find(True):
+        return
+    cell.clear()
+    for nth, part in enumerate(parts):
+        together = soup.new_tag("span", attrs={"class": "nowrap"}, string=part)
+        cell.extend([" ", together] if nth else [together])
 
 
 def _mark_sortable(table: Tag, head: list[list[Tag]], body: list[list[Tag]]) -> None:

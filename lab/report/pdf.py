@@ -5,10 +5,10 @@ from __future__ import annotations
 import base64
 import binascii
 import os
+import re
 import shutil
 import tempfile
 import unicodedata
-from itertools import takewhile
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, unquote_to_bytes
@@ -27,6 +27,10 @@ _SIGNATURES = {
     ".gif": b"GIF8",
     ".webp": b"RIFF",
 }
+
+
+_LONG_WORD = re.compile(r"\S{300,}")
+MOST_LETTERS = 2000  # of a word that are printed
 
 
 class LabPDFExporter(LabHTMLExporter):
@@ -49,7 +53,7 @@ class LabPDFExporter(LabHTMLExporter):
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
             _write_images(document.body, folder)
-            return _compile(_typst_source(document), folder), resources
+            return typeset(_typst_source(document), folder), resources
 
 
 def _write_images(body: Tag, folder: Path) -> None:
@@ -75,24 +79,25 @@ def _write_images(body: Tag, folder: Path) -> None:
 def _typst_source(document: Document) -> str:
     """Typst source of a document whose images are files beside it."""
     body = document.body
-    _arrange_headings(body)
+    _arrange_headings(body, contents=document.lists_contents)
     _label_targets(body)
     _simplify_code(body)
     _prepare_tables(body)
+    _break_long_words(body)
     sections = math.to_scripts(body, typst=True)
     options = [f"--lua-filter={ASSETS / 'typst.lua'}"]
     typst = math.run_pandoc(body.decode(), sections, to="typst", options=options)
     authors = "".join(f"{_literal(author)}, " for author in document.authors)
     about = f"title: {_literal(document.title)}, lang: {_literal(document.language)}"
     return (
-        f'#import "report.typ": *\n#let authors = ({authors})\n'
-        f"#show: report.with({about}, authors: authors)\n\n{typst}"
+        f'#import "report.typ": *\n#let byline = {_literal(document.byline)}\n'
+        f"#show: report.with({about}, authors: ({authors}))\n\n{typst}"
     )
 
 
-def _arrange_headings(body: BeautifulSoup) -> None:
+def _arrange_headings(body: BeautifulSoup, *, contents: bool) -> None:
     """Put the title and the contents first, and raise the highest heading to the first level."""
-    title, has_contents = page.title_heading(body), len(page.contents(body)) > 1
+    title, has_contents = page.title_heading(body), contents and len(page.contents(body)) > 1
     if title is not None:
         title.extract()
     levels = [int(heading.name[1]) for heading in page.headings(body)]
@@ -111,8 +116,9 @@ def _label_targets(body: BeautifulSoup) -> None:
     labels: dict[str, str] = {}
     for tag in body.find_all(id=True):
         name = str(tag.attrs.pop("id"))
-        # Only a heading can carry a label; another target is reached through the heading above.
-        heading = tag if page.HEADING.match(tag.name) else tag.find_previous(page.HEADING)
+        # Other targets are reached through the heading above them.
+        carries = page.HEADING.match(tag.name) or tag.name in {"figure", "table"}
+        heading = tag if carries else tag.find_previous(page.HEADING)
         if name in linked and heading is not None:
             heading["id"] = heading.get("id") or f"part-{len(labels) + 1}"
             labels[name] = str(heading["id"])
@@ -138,40 +144,39 @@ def _simplify_code(body: BeautifulSoup) -> None:
 
 
 def _prepare_tables(body: BeautifulSoup) -> None:
-    """Numbers to the right in one line, headers bold, wide tables where Typst can turn the page."""
+    """Numbers to the right, broken at most before their interval; headers bold."""
     for cell in body.select("td.number, th.number"):
         cell["style"] = "text-align: right"
-    for cell in body.select("td.number"):
-        for text in cell.find_all(string=True):
-            text.replace_with(text.replace(" ", "\u00a0"))
+    for part in body.select("td.number span.nowrap"):
+        part.string = part.get_text().replace(" ", "\u00a0")
     for cell in body.select("thead th"):
         strong = body.new_tag("strong")
         strong.extend(cell.contents[:])
         cell.append(strong)
-    for box in body.select("div.table-box:has(> table.wide)"):
-        _move_under_heading(body, box)
 
 
-def _move_under_heading(body: BeautifulSoup, box: Tag) -> None:
-    """Wrap a wide table with its heading and the paragraphs between the two."""
-    while box.parent is not None and box.parent.name == "div":
-        box = box.parent
-    group = box.wrap(body.new_tag("div", attrs={"class": "lab-wide"}))
+def _break_long_words(body: BeautifulSoup) -> None:
+    """Break words that no line can hold, and cut those that would fill pages.
 
-    def is_lead(tag: Tag) -> bool:
-        return tag.name == "p" or bool(page.HEADING.match(tag.name))
+    Typst takes minutes over a word of 100,000 letters.
+    """
+    for text in body.find_all(string=_LONG_WORD):
+        if text.find_parent("lab-math") is None:
+            text.replace_with(_LONG_WORD.sub(_broken, text))
 
-    before = list(takewhile(is_lead, group.find_previous_siblings(limit=4)))
-    starts = [index for index, tag in enumerate(before) if page.HEADING.match(tag.name)]
-    for tag in before[: starts[0] + 1] if starts else ():
-        group.insert(0, tag.extract())
+
+def _broken(word: re.Match[str]) -> str:
+    cut = len(word[0]) - MOST_LETTERS
+    shown = re.sub(r"\S{60}", "\\g<0>\u200b", word[0][:MOST_LETTERS])
+    return f"{shown}… ({cut} more letters)" if cut > 0 else shown
 
 
 def _literal(text: str) -> str:
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", " ") + '"'
 
 
-def _compile(source: str, folder: Path) -> bytes:
+def typeset(source: str, folder: Path) -> bytes:
+    """The PDF of Typst source whose images lie in a folder; LabError where Typst refuses it."""
     import typst
 
     epoch = os.environ.get("SOURCE_DATE_EPOCH", "")

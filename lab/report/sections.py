@@ -9,10 +9,9 @@ from typing import Any
 from lab.analysis import configurations, inference
 from lab.analysis import findings as analysis
 from lab.analysis.answer import answer as headline
-from lab.analysis.audit import Audit
 from lab.analysis.configurations import evaluated_samples, median, megabytes, peak_memory
 from lab.analysis.inference import accuracy
-from lab.analysis.scaling_curves import curves, ranks, with_interval
+from lab.analysis.scaling_curves import curves, ranks, rows_of, with_interval
 from lab.analysis.tables import classical_tables
 from lab.analysis.waterfall import waterfall_table
 from lab.config.run import distinct_labels
@@ -39,6 +38,7 @@ PREDICTIONS = (
     "says that the run was faster than predicted. Frozen tells when the prediction was written, "
     "and how its SHA-256 begins"
 )
+RESULTS = ("tbl-step-time", "tbl-speedup", "tbl-efficiency", "tbl-parts")
 # The status of an attempt that is shown and not counted.
 SET_ASIDE = "set aside"
 # How each column of the table of learning is made of the repeats of a run and its row in a summary.
@@ -59,10 +59,14 @@ def answer(results: StudyResults) -> Markdown:
     notice = (
         [f"{results.notice}. Source: {'; '.join(results.citations)}."] if results.notice else []
     )
+    return Markdown.of(*notice, headline_of(results), strong=True)
+
+
+def headline_of(results: StudyResults) -> str:
+    """The answer alone, as plain text."""
     study = results.study
     scores = results.scores if study.kind == "prediction" else ()
-    sentence = headline(study, results.summary, results.records, scores=scores)
-    return Markdown.of(*notice, sentence, strong=True)
+    return headline(study, results.summary, results.records, scores=scores)
 
 
 def strip(results: StudyResults, run_ids: Sequence[str] | None = None) -> Markdown:
@@ -77,13 +81,18 @@ def strip(results: StudyResults, run_ids: Sequence[str] | None = None) -> Markdo
 
 def result_tables(results: StudyResults) -> list[Table]:
     """The classical tables: time, speedup, efficiency, then compute and communication."""
-    return [Table(caption, frame) for caption, frame in classical_tables(results.summary)]
+    tables = classical_tables(results.summary)
+    labels = RESULTS if len(tables) == len(RESULTS) else ("tbl-configurations", RESULTS[-1])
+    return [
+        Table(caption, frame, label=label)
+        for (caption, frame), label in zip(tables, labels, strict=False)
+    ]
 
 
 def waterfall(results: StudyResults) -> list[Table]:
     """What each configuration loses against the ideal step, by cause, where phases are known."""
     falls = results.waterfalls
-    return [Table(*waterfall_table(falls), index=False)] if falls else []
+    return [Table(*waterfall_table(falls), index=False, label="tbl-waterfall")] if falls else []
 
 
 def findings(results: StudyResults) -> Markdown:
@@ -119,7 +128,7 @@ def communication(results: StudyResults) -> Table:
     sent = {run.id: records for run, records in repeats.items()}
     rows = []
     for label, points in curves(results.summary):
-        for row in points[points["world_size"] > 1].to_dict("records"):
+        for row in rows_of(points[points["world_size"] > 1]):
             times = {
                 name: format_seconds(
                     *(row[column + end] for end in ("", "_low", "_high")), unit=unit
@@ -129,7 +138,7 @@ def communication(results: StudyResults) -> Table:
             configuration = f"{ranks(row['device'], row['world_size'])}, {label}"
             by_rank = _sent(sent.get(row["run_id"], []))
             rows.append({"configuration": configuration, **times, "sent (MB)": by_rank})
-    return Table.of_rows(COMMUNICATION, rows)
+    return Table.of_rows(COMMUNICATION, rows, label="tbl-communication")
 
 
 def _sent(repeats: Sequence[Record]) -> str:
@@ -139,11 +148,6 @@ def _sent(repeats: Sequence[Record]) -> str:
     calls = next((one.calls or len(one.buckets or ()) for one in records), 0)
     word = "bucket" if any(one.buckets for one in records) else "call"
     return f"{size} in {calls} {word}{'s' * (calls > 1)}" if calls else size
-
-
-def audit(results: StudyResults) -> Audit:
-    """What in this study cannot be trusted, by the rules of the audit and the calibration."""
-    return results.audit
 
 
 def learning(results: StudyResults) -> Table:
@@ -156,8 +160,7 @@ def learning(results: StudyResults) -> Table:
         del columns["accuracy"]  # language models have none
     summary = {row["run_id"]: row for row in _rows(results)}
     rows = []
-    for run in runs:
-        repeats = [record for record in done if record.run_id == run.id and record.timing]
+    for run, repeats in configurations.trained(runs, done).items():
         cells = {
             name: cell(repeats, summary[run.id]) if repeats else "not measured"
             for name, cell in columns.items()
@@ -170,7 +173,7 @@ def learning(results: StudyResults) -> Table:
     kinds = sorted({record.emulation for record in done} - {""})
     notes += f"; emulated: {', '.join(kinds)}" if kinds else ""
     caption = f"What was learned, and at what price: medians over repeats{notes}"
-    return Table.of_rows(caption, rows, common=common)
+    return Table.of_rows(caption, rows, common=common, label="tbl-learning")
 
 
 def _quality(repeats: Sequence[Record], read: Callable[[Quality], float | None]) -> str:
@@ -193,7 +196,6 @@ def every_repeat(results: StudyResults) -> Table:
         share = record.foreign_share
         rows.append(
             {
-                "run": record.run_id,
                 "configuration": labels[record.run],
                 "repeat": record.repeat,
                 "status": status,
@@ -208,7 +210,8 @@ def every_repeat(results: StudyResults) -> Table:
         "processes took of the ranks' cores"
     )
     aside = f"; {SET_ASIDE}: the louder of two attempts at a repeat, kept beside it"
-    return Table.of_rows(caption + aside * bool(louder), rows, common=common)
+    caption += aside * bool(louder)
+    return Table.of_rows(caption, rows, common=common, label="tbl-repeats")
 
 
 def _attempts(
@@ -232,7 +235,7 @@ def phases(results: StudyResults) -> Table:
                 {"phase": name, **{key: f"{time * 1e3:.2f}" for key, time in times.items()}}
             )
     caption = "Times in ms: over the steps of the slowest rank, and the median of each rank"
-    return Table.of_rows(caption, rows)
+    return Table.of_rows(caption, rows, label="tbl-phases")
 
 
 def _stats(record: Record) -> Iterator[tuple[str, Stat]]:
@@ -270,10 +273,11 @@ def outcome(results: StudyResults) -> Markdown:
             arithmetic = (
                 f", {flops / 1e9:.1f} GFLOP/s of the model's own arithmetic" if flops else ""
             )
+            rate = timing.samples_per_second
+            speed = f": {rate:.1f} samples/s" if rate is not None else ""
             return Markdown.of(
                 f"{emulated} step takes {step} (median of {timing.measured_steps} steps after "
-                f"{timing.warmup_steps} of warm-up): {timing.samples_per_second:.1f} samples/s"
-                f"{arithmetic}."
+                f"{timing.warmup_steps} of warm-up){speed}{arithmetic}."
             )
         if record.inference is not None:
             sentences = [*inference.missing([record]), *inference.sentences([record])]
@@ -283,7 +287,7 @@ def outcome(results: StudyResults) -> Markdown:
 
 
 def _rows(results: StudyResults) -> list[dict[Any, Any]]:
-    return results.summary.to_dict("records")
+    return rows_of(results.summary)
 
 
 def predictions(results: StudyResults) -> list[Markdown | Table]:
@@ -297,7 +301,7 @@ def predictions(results: StudyResults) -> list[Markdown | Table]:
     bases = dict.fromkeys(score.frozen.basis for score in results.scores)
     bases |= dict.fromkeys(note for score in results.scores for note in score.frozen.extrapolated)
     how = Markdown.of(f"{FROZEN}{'; '.join(bases)}.")
-    return [summary, how, Table(PREDICTIONS, table, index=False)]
+    return [summary, how, Table(PREDICTIONS, table, index=False, label="tbl-predictions")]
 
 
 def prediction_summary(results: StudyResults) -> str:
@@ -317,6 +321,8 @@ def prediction_summary(results: StudyResults) -> str:
         return f"{len(waiting)} predictions are frozen, and none of their runs has completed since."
     if results.citations:
         return "These times were published by others: nothing was predicted before them."
+    if all(run.script for run in results.study.runs):
+        return "Steps of a script are measured, not predicted: the lab does not know its model."
     if not any(run.world_size > 1 and run.task == "train" for run in results.study.runs):
         return "No run of this study trains on more than one rank: there is nothing to predict."
     return (

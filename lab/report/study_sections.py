@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from lab.analysis import configurations, tables
 from lab.config.run import Run, distinct_labels
+from lab.config.strategies import SCRIPT_NAME
 from lab.errors import InputError
 from lab.figures import curves
 from lab.figures.curves import OVERLAPPING
 from lab.figures.data import StudyResults
 from lab.formatting import format_seconds
+from lab.launch.hours import spent
+from lab.launch.plan import planned
+from lab.launch.preflight import usable
 from lab.perfmodel.calibration import Calibration, load_calibration
 from lab.records.store import Record
-from lab.report import sections
+from lab.report import references, sections
 from lab.report.blocks import Figure, Markdown, Table, drawn, figure
 
 Blocks = list[Markdown | Table]
@@ -31,17 +36,22 @@ NETWORKS = (
     "waits for. Sent: by one rank for a step. Epochs: the first whose mean training loss is below "
     "0.04, or the lowest mean of those that were trained"
 )
+LINK_LAW = (
+    "A call of a collective takes alpha, its latency, and its bytes over the bandwidth: "
+    "the alpha-beta model. In a ring all-reduce of $n$ ranks each link carries $2(n-1)/n$ of the "
+    "bytes, which busbw takes into account."
+)
+LINKS = (
+    "Time of each collective by the bytes of the whole tensor, both logarithmic: medians with 95 % "
+    "intervals, and the fits of alpha + bytes / bandwidth. Where points leave their line, that law "
+    "does not hold."
+)
 DATA_PARALLEL = "; torch's DataParallel copies within itself, where nothing is measured"
 
 
 def scaling_figures(results: StudyResults) -> list[Figure]:
-    """Speedup, efficiency, step time and throughput by world size.
-
-    Where no curve has two world sizes, they would all draw the same points: step time alone.
-    """
-    names = ("speedup", "efficiency", "step_time", "throughput")
-    varied = any(len(points) > 1 for _, points in results.curves)
-    return [figure(name, results) for name in (names if varied else ("step_time",))]
+    """Speedup, efficiency, step time and throughput side by side, or bars of categories."""
+    return [figure("overview", results)]
 
 
 def overlap(results: StudyResults) -> list[Figure]:
@@ -64,7 +74,12 @@ def _strategies(results: StudyResults) -> Blocks:
         return []
     summary = results.noise.quiet(results.summary)
     sentences = configurations.strategy_sentences(runs, records, summary, baseline=study.baseline)
-    table = _table(STRATEGIES, runs, configurations.strategy_rows(runs, records, results.summary))
+    table = _table(
+        STRATEGIES,
+        runs,
+        configurations.strategy_rows(runs, records, results.summary),
+        label="tbl-strategies",
+    )
     return [Markdown("## Strategies"), *_bullets(sentences), table]
 
 
@@ -85,16 +100,18 @@ def _networks(results: StudyResults) -> Blocks:
         return []
     rows = configurations.image_rows(runs, results.records, results.summary)
     caption = NETWORKS + DATA_PARALLEL * any(run.strategy == "data_parallel" for run in runs)
-    return [Markdown("## Networks"), _table(caption, runs, rows)]
+    return [Markdown("## Networks"), _table(caption, runs, rows, label="tbl-networks")]
 
 
 def _bullets(sentences: Sequence[str]) -> Blocks:
     return [Markdown.bullets(sentences)] if sentences else []
 
 
-def _table(caption: str, runs: Sequence[Run], rows: Iterable[Mapping[str, str]]) -> Table:
+def _table(
+    caption: str, runs: Sequence[Run], rows: Iterable[Mapping[str, str]], *, label: str
+) -> Table:
     table = Table.of_rows(caption, rows, common=distinct_labels(runs)[1])
-    return Table(table.caption, table.frame.fillna("-"), index=False)
+    return Table(table.caption, table.frame.fillna("-"), index=False, label=label)
 
 
 def calibration(results: StudyResults) -> list[Markdown | Table | Figure]:
@@ -110,13 +127,22 @@ def calibration(results: StudyResults) -> list[Markdown | Table | Figure]:
             missing = f"The cluster {name} is not calibrated; {command} measures its links."
             blocks.append(Markdown.of(missing))
             continue
+        if not blocks:
+            blocks.append(Markdown(references.cited(LINK_LAW)))
         emulated = measured.environment.emulated if measured.environment else None
         where = f"cluster {name}" + (f", emulated {emulated.label}" if emulated else "")
         fits, rates = tables.fits_table(measured), tables.throughput_table(measured)
         blocks += [
             links(measured),
-            Table(f"Fits of time = alpha + bytes / bandwidth, {where}", fits, index=False),
-            Table(f"Arithmetic and memory of a rank, {where}", rates, index=False),
+            Table(
+                f"Fits of time = alpha + bytes / bandwidth, {where}",
+                fits,
+                index=False,
+                label="tbl-links",
+            ),
+            Table(
+                f"Arithmetic and memory of a rank, {where}", rates, index=False, label="tbl-rates"
+            ),
         ]
     return blocks
 
@@ -124,7 +150,13 @@ def calibration(results: StudyResults) -> list[Markdown | Table | Figure]:
 def links(calibration: Calibration) -> Figure:
     """Times of collectives by bytes, measured and fitted."""
     alt = curves.links_alt(calibration)
-    return drawn(lambda ax: curves.links(calibration, ax=ax), alt, height=curves.LINKS_HEIGHT)
+    return drawn(
+        lambda ax: curves.links(calibration, ax=ax),
+        alt,
+        height=curves.LINKS_HEIGHT,
+        caption=LINKS if calibration.rows else "",
+        label="fig-links",
+    )
 
 
 def environment(results: StudyResults) -> Table:
@@ -141,8 +173,23 @@ def environment(results: StudyResults) -> Table:
     if waits:
         span = f"{format_seconds(min(waits))} to {format_seconds(max(waits))}"
         values["in the queue"] = {span: None}
+    values |= {name: {text: None} for name, text in _hours(results).items()}
     rows = [{"what": name, "value": "; ".join(listed)} for name, listed in values.items()]
-    return Table.of_rows("Environment, read inside the jobs", rows)
+    return Table.of_rows("Environment, read inside the jobs", rows, label="tbl-environment")
+
+
+def _hours(results: StudyResults) -> dict[str, str]:
+    """What the jobs of a study took, and what is missing will; nothing of published numbers."""
+    if not results.has_study or results.citations:
+        return {}
+    study = results.study
+    taken, rows = spent(study, results.records), {}
+    if taken.jobs:
+        rows["spent"] = str(taken)
+    with contextlib.suppress(InputError):  # the profile may not be on this machine
+        if len(results.clusters) == 1 and len(results.records) < len(study.tasks):
+            rows["planned"] = str(planned(study, usable(results.clusters[0])))
+    return rows
 
 
 def environment_rows(record: Record) -> Iterator[tuple[str, str]]:
@@ -177,8 +224,13 @@ def environment_rows(record: Record) -> Iterator[tuple[str, str]]:
     yield "versions", ", ".join(versions)
     changes = " with local changes" if env.git_dirty else ""
     yield "code", f"commit {env.git_commit[:12] + changes if env.git_commit else 'unknown'}"
-    yield "data", f"{env.data_description}; SHA-256 {(env.data_sha256 or 'unknown')[:16]}"
-    yield "parameters", f"{env.parameters:,}" if env.parameters else "unknown"
+    if record.run.script is None:
+        yield "data", f"{env.data_description}; SHA-256 {(env.data_sha256 or 'unknown')[:16]}"
+        yield "parameters", f"{env.parameters:,}" if env.parameters else "unknown"
+    if script := record.script:
+        several = f", the first of {script.optimizers} that step" if script.optimizers > 1 else ""
+        yield "steps counted", f"those of {script.optimizer}{several}"
+        yield "modules called", ", ".join(script.wrappers) or "none seen"
     if record.timing is not None and record.timing.peak_flops_per_second is not None:
         yield "peak of a rank", f"{record.run.precision}: {record.timing.peak_source}"
 
@@ -199,11 +251,18 @@ MEASURED = (
     "study is that of the **slowest rank** of each step, because a synchronous step ends with it. "
     "Warm-up, compilation and evaluation are left out. Each repeat is a job of its own; repeats "
     "are interleaved over the configurations. Times are medians over the repeats' medians; "
-    "intervals are 95 % bootstrap intervals over repeats: one repeat has none."
+    "intervals are 95 % bootstrap intervals over repeats: one repeat has none. What is reported "
+    "follows the rules for benchmarks of parallel machines."
 )
 PUBLISHED = (
     "These times were measured and published by others: how, their source says. One number per "
     "configuration has no interval."
+)
+SCRIPT = (
+    "A script runs unchanged, and is measured by hooks of torch: a step is what lies between the "
+    "ends of two steps of its optimizer, whatever else the script does in between. Phases are the "
+    "calls of its module and of the backward pass, the optimizer's step and the waits for its "
+    "DataLoader, as far as they were seen."
 )
 STRONG = r"""With $T(N)$ the step time on $N$ ranks at one global batch:
 
@@ -211,8 +270,8 @@ $$
 S(N) = \frac{T(1)}{T(N)}, \qquad E(N) = \frac{S(N)}{N}
 $$
 
-Amdahl's law bounds the speedup of a program of which the fraction $f$ does not get faster with more
-ranks:
+Amdahl's law bounds the speedup of a program of which the fraction $f$ does not get faster
+with more ranks:
 
 $$
 S(N) \le \frac{1}{f + (1 - f) / N}
@@ -253,9 +312,10 @@ def method(results: StudyResults) -> Markdown:
     published = bool(results.citations)
     parts = {
         PUBLISHED if published else MEASURED: True,
+        SCRIPT: any(run.script for run in study.runs),
         STRONG: study.scaling == "strong",
         WEAK: study.scaling == "weak",
         OVERLAP: "ddp" in several and not published,
-        COLLECTIVES: bool(several - {"ddp"}) and not published,
+        COLLECTIVES: bool(several - {"ddp", SCRIPT_NAME}) and not published,
     }
-    return Markdown("\n\n".join(text for text, holds in parts.items() if holds))
+    return Markdown(references.cited("\n\n".join(text for text, holds in parts.items() if holds)))

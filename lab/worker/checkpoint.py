@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import shutil
@@ -9,19 +10,13 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any, cast
 
 import torch
 from pydantic import ValidationError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
-    get_model_state_dict,
-    get_optimizer_state_dict,
-    set_model_state_dict,
-    set_optimizer_state_dict,
-)
 
 from lab.config.run import Run
 from lab.files import read_json
@@ -31,9 +26,6 @@ FORMAT = 1
 FINAL = "final"
 MODEL, OPTIMIZER, HISTORY = "model.safetensors", "optimizer.safetensors", "history.safetensors"
 RUN, TOKENIZER, META = "run.json", "tokenizer.json", "checkpoint.json"
-# On the CPU: a second copy of a sharded model would not fit on the GPU.
-_GATHERED = StateDictOptions(full_state_dict=True, cpu_offload=True)
-_FULL = StateDictOptions(full_state_dict=True)
 
 Tensors = Mapping[str, Tensor]
 
@@ -135,16 +127,30 @@ def _flush(path: Path) -> None:
         os.close(descriptor)
 
 
+def _state_dict() -> ModuleType:
+    """torch's module, which imports all of DTensor: most ranks save and load nothing."""
+    return importlib.import_module("torch.distributed.checkpoint.state_dict")
+
+
+def _options(*, gathered: bool = False) -> Any:
+    """Of whole models; gathered on the CPU, as a second copy would not fit on the GPU."""
+    return _state_dict().StateDictOptions(full_state_dict=True, cpu_offload=gathered)
+
+
 def full_model(model: nn.Module) -> dict[str, Tensor]:
     """The whole model on rank 0's CPU, empty on the others; all ranks must call it."""
-    return cast(dict[str, Tensor], get_model_state_dict(model, options=_GATHERED))
+    states = _state_dict().get_model_state_dict(model, options=_options(gathered=True))
+    return cast(dict[str, Tensor], states)
 
 
 def full_optimizer(
     model: nn.Module, optimizer: torch.optim.Optimizer
 ) -> tuple[dict[str, Tensor], list[dict[str, Any]]]:
     """The optimizer's tensors as `<parameter>/<state>` and its groups, on rank 0 as the model."""
-    content: dict[str, Any] = get_optimizer_state_dict(model, optimizer, options=_GATHERED)
+    options = _options(gathered=True)
+    content: dict[str, Any] = _state_dict().get_optimizer_state_dict(
+        model, optimizer, options=options
+    )
     states = content.get("state", {})
     tensors = {
         f"{name}/{key}": value for name, state in states.items() for key, value in state.items()
@@ -154,7 +160,7 @@ def full_optimizer(
 
 def load_model(model: nn.Module, checkpoint: Checkpoint) -> None:
     """Give a model, sharded or not, the checkpoint's weights; all ranks must call it."""
-    set_model_state_dict(model, {**checkpoint.tensors(MODEL)}, options=_FULL)
+    _state_dict().set_model_state_dict(model, {**checkpoint.tensors(MODEL)}, options=_options())
 
 
 def load_optimizer(
@@ -166,7 +172,7 @@ def load_optimizer(
         parameter, _, key = name.rpartition("/")  # safetensors holds no nested mappings
         states.setdefault(parameter, {})[key] = tensor
     content: dict[str, Any] = {"state": states, "param_groups": checkpoint.groups}
-    set_optimizer_state_dict(model, optimizer, content, options=_FULL)
+    _state_dict().set_optimizer_state_dict(model, optimizer, content, options=_options())
 
 
 def random_states(device: torch.device) -> dict[str, Tensor]:

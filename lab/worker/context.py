@@ -15,6 +15,7 @@ from lab.records.schema import (
     Gradient,
     Inference,
     Memory,
+    Observed,
     Quality,
     Timing,
 )
@@ -85,3 +86,4 @@ class Measurement:
     checks: dict[str, bool]
     gradients: list[Gradient] | None = None
     inference: Inference | None = None
+    script: Observed | None = None

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ipaddress
+import itertools
 import os
+import secrets
 import socket
 import sys
 import time
@@ -11,26 +14,29 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import distributed as dist
-from torch.distributed import TCPStore  # type: ignore[attr-defined]
+from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
 from lab.config.emulation import SO_MAX_PACING_RATE, Emulated
 from lab.config.run import Run
 from lab.errors import LabError
-from lab.files import write_atomically
+from lab.files import read_own, write_atomically
 from lab.worker.context import Progress, RankContext
 from lab.worker.data.dataset import Dataset
 from lab.worker.environment import backend
 from lab.worker.measure.clock import FloatArray
+from lab.worker.messages import decode, encode
 
 T = TypeVar("T")
 
 EXCHANGES = 20  # of messages for one clock offset
 _LEFT: list[dist.ProcessGroup] = []  # groups that this process was in
+_device: torch.device | None = None  # this process's GPU
+_readings = itertools.count()  # of clock offsets, on all ranks alike
 
 
 def device_of(context: RankContext) -> torch.device:
@@ -45,6 +51,8 @@ def device_of(context: RankContext) -> torch.device:
     # Where the scheduler shows each rank only its own GPU, that one is number 0.
     device = torch.device("cuda", context.local_rank % torch.cuda.device_count())
     torch.cuda.set_device(device)
+    global _device
+    _device = device
     return device
 
 
@@ -60,17 +68,22 @@ class RankJob:
 
 
 @contextmanager
-def process_group(context: RankContext, *, device: torch.device) -> Iterator[None]:
-    """Form the group of all ranks, and leave it after success; raises LabError without rank 0."""
+def process_group(
+    context: RankContext, *, device: torch.device, over: str | None = None
+) -> Iterator[None]:
+    """Form the group of all ranks, and leave it after success; raises LabError without rank 0.
+
+    `over` is its back end, by default that of the context.
+    """
     if context.host.startswith("127.") and sys.platform == "linux":
         # Else gloo resolves the host's name, which on many laptops leads nowhere.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     dist.init_process_group(
-        backend(context),
-        store=_store(context),
+        over or backend(context),
+        store=open_store(context),
         rank=context.rank,
         world_size=context.world_size,
-        timeout=timedelta(seconds=context.timeout_s),
+        timeout=timedelta(seconds=_collective_timeout(context)),
         device_id=device if device.type == "cuda" else None,
     )
     # Now, as the connections to pace exist once the group is formed.
@@ -79,6 +92,21 @@ def process_group(context: RankContext, *, device: torch.device) -> Iterator[Non
     # Not after a failure: the others may be gone, and waiting for them would hide the cause.
     dist.barrier()
     leave_group()
+
+
+def _collective_timeout(context: RankContext) -> float:
+    """Seconds after which the back end ends a collective."""
+    if backend(context) != "nccl":
+        return context.timeout_s
+    # NCCL's kills the process without a word on who was late: the lab's own watchdog comes first.
+    return context.start_timeout_s + context.timeout_s
+
+
+def device_is_busy() -> bool:
+    """Whether the GPU of this process has work left, as another thread may ask."""
+    if not torch.cuda.is_initialized() or _device is None:
+        return False
+    return not torch.cuda.default_stream(_device).query()
 
 
 def leave_group() -> None:
@@ -90,26 +118,34 @@ def leave_group() -> None:
     dist.destroy_process_group()
 
 
-def _store(context: RankContext) -> TCPStore:
-    """Rank 0 listens on a free port and publishes it in a file; the others wait for the file."""
+def open_store(context: RankContext) -> PrefixStore:
+    """Rank 0 listens on a free port and publishes it in a file; the others wait for the file.
 
-    def open_store(host: str, port: int) -> TCPStore:
+    The file is private. It holds a secret besides, with which all keys begin, so that nobody who
+    finds the port meets the ranks there.
+    """
+
+    def connect(port: int, secret: str, listener: int | None = None) -> PrefixStore:
         # No waiting for workers: rank 0 must publish its port before any of them can come.
-        return TCPStore(
+        store = TCPStore(
             host,
             port,
             context.world_size,
             is_master=context.rank == 0,
             timeout=timedelta(seconds=context.start_timeout_s),
             wait_for_workers=False,
+            master_listen_fd=listener,
         )
+        return PrefixStore(secret, store)
 
-    path = context.rendezvous
+    path, host = context.rendezvous, context.host
     if context.rank == 0:
-        store = open_store(
-            context.host, 0
-        )  # the system chooses the port, so that jobs never collide
-        write_atomically(path, f"{context.host} {store.port}".encode(), durable=False)
+        # The system chooses the port, so that jobs never collide.
+        listener = socket.create_server((_own_address(host), 0))
+        port, secret = listener.getsockname()[1], secrets.token_hex(16)
+        store = connect(port, secret, listener.detach())
+        content = f"{host} {port} {secret}".encode()
+        write_atomically(path, content, durable=False, mode=0o600)
         return store
     end = time.monotonic() + context.start_timeout_s
     while not path.exists():
@@ -121,26 +157,58 @@ def _store(context: RankContext) -> TCPStore:
         time.sleep(0.05)
         if path.parent.is_dir():
             list(path.parent.iterdir())  # makes NFS ask the server instead of its cache
-    host, port = path.read_text().split()
-    return open_store(host, int(port))
+    host, number, secret = read_own(path).decode().split()
+    return connect(int(number), secret)
+
+
+def _own_address(host: str) -> str:
+    """Where rank 0 listens: at its address, and at all of them where only a name is known of it.
+
+    What a name means may differ from node to node; a profile's network_interface is an address.
+    """
+    try:
+        return str(ipaddress.ip_address(host))
+    except ValueError:
+        return ""
+
+
+def _default_store() -> Store:
+    return dist.distributed_c10d._get_default_store()
 
 
 def gather(value: T) -> list[T] | None:
     """The values of all ranks in their order, on rank 0; None on the others."""
-    if not dist.is_initialized():
-        return [value]
-    values: list[T] | None = [value] * dist.get_world_size() if dist.get_rank() == 0 else None
-    dist.gather_object(value, values)
-    return values
+    return _exchange(value, everywhere=False)
 
 
 def all_gather_object(value: T) -> list[T]:
     """The values of all ranks in their order, on each rank."""
+    values = _exchange(value, everywhere=True)
+    assert values is not None
+    return values
+
+
+def _exchange(value: T, *, everywhere: bool) -> list[T] | None:
+    """Send values as bytes; torch's own functions for objects send pickles."""
     if not dist.is_initialized():
         return [value]
-    values = [value] * dist.get_world_size()
-    dist.all_gather_object(values, value)
-    return values
+    # NCCL sends what lies on a device.
+    device = torch.device("cuda" if dist.get_backend() == "nccl" else "cpu")
+    content = torch.frombuffer(bytearray(encode(value)), dtype=torch.uint8).to(device)
+    sizes = [torch.zeros(1, dtype=torch.int64, device=device) for _ in range(dist.get_world_size())]
+    dist.all_gather(sizes, torch.tensor([len(content)], device=device))
+    padded = content.new_zeros(max(int(size) for size in sizes))
+    padded[: len(content)] = content
+    received = everywhere or dist.get_rank() == 0
+    parts = [torch.empty_like(padded) for _ in sizes] if received else None
+    if everywhere:
+        dist.all_gather(parts, padded)
+    else:
+        dist.gather(padded, parts)
+    if parts is None:
+        return None
+    pairs = zip(parts, sizes, strict=True)
+    return [decode(part[: int(size)].cpu().numpy().tobytes()) for part, size in pairs]
 
 
 def mean_over_ranks(values: FloatArray, *, device: torch.device) -> FloatArray:
@@ -151,6 +219,14 @@ def mean_over_ranks(values: FloatArray, *, device: torch.device) -> FloatArray:
     dist.all_reduce(total)
     mean: FloatArray = (total / dist.get_world_size()).cpu().numpy().astype(np.float64)
     return mean
+
+
+def averaging(tensor: torch.Tensor) -> Any:
+    """The operation by which a collective on this tensor averages over the ranks."""
+    if dist.get_backend() == "nccl":
+        return dist.ReduceOp.AVG  # on the way, instead of one more pass over the tensor
+    tensor.div_(dist.get_world_size())  # before the sum, which might overflow
+    return dist.ReduceOp.SUM
 
 
 def pace_sockets(emulated: Emulated | None) -> int:
@@ -193,8 +269,9 @@ class ClockOffset:
 def read_clock_offset(host: str, *, now: Callable[[], float] = time.perf_counter) -> ClockOffset:
     """This rank's distance from rank 0; all ranks must call it.
 
-    The first rank of each host exchanges messages with rank 0 over gloo. The exchange with the
-    shortest round trip counts, its answer taken as given half-way (as in NTP, RFC 5905, section 8).
+    The first rank of each host exchanges messages with rank 0 through the group's store, which any
+    back end has. The exchange with the shortest round trip counts, its answer taken as given
+    half-way (as in NTP, RFC 5905, section 8).
     """
     if not dist.is_initialized():
         return ClockOffset(now(), 0.0)
@@ -203,31 +280,28 @@ def read_clock_offset(host: str, *, now: Callable[[], float] = time.perf_counter
     leaders = sorted({hosts.index(name) for name in hosts} - {0})
     if not leaders:
         return ClockOffset(now(), 0.0)
-    # Over gloo, whose calls return with the message: on NCCL the clock would be read too early.
-    group = dist.new_group(backend="gloo")
+    store = PrefixStore(f"clock {next(_readings)}", _default_store())
     offset = ClockOffset(now(), 0.0)
     # One host after the other, so that rank 0 answers at once.
     for leader in leaders:
         if dist.get_rank() == 0:
-            message = torch.zeros(1, dtype=torch.float64)
-            for _ in range(EXCHANGES):
-                dist.recv(message, leader, group=group)
-                dist.send(torch.tensor([now()], dtype=torch.float64), leader, group=group)
+            for number in range(EXCHANGES):
+                store.get(f"{leader} asks {number}")  # waits until it does
+                store.set(f"{leader} hears {number}", repr(now()))
         elif dist.get_rank() == leader:
-            offset = _ask_rank_0(group, now)
+            offset = _ask_rank_0(store, leader, now)
     return all_gather_object(offset)[hosts.index(host)]
 
 
-def _ask_rank_0(group: dist.ProcessGroup | None, now: Callable[[], float]) -> ClockOffset:
-    answer = torch.zeros(1, dtype=torch.float64)
+def _ask_rank_0(store: Store, leader: int, now: Callable[[], float]) -> ClockOffset:
     exchanges = []
-    for _ in range(EXCHANGES):
+    for number in range(EXCHANGES):
         begin = now()
-        dist.send(answer, 0, group=group)
-        dist.recv(answer, 0, group=group)
+        store.set(f"{leader} asks {number}", "")
+        answer = float(store.get(f"{leader} hears {number}"))
         end = now()
         middle = (begin + end) / 2
-        exchanges.append((end - begin, ClockOffset(middle, float(answer) - middle)))
+        exchanges.append((end - begin, ClockOffset(middle, answer - middle)))
     # The fastest one waited least in queues, whose delays need not be equal both ways.
     return min(exchanges, key=lambda exchange: exchange[0])[1]
 

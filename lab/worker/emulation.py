@@ -73,16 +73,17 @@ def pauses_for(job: RankJob) -> Pauses | None:
         return None
     assert run.facts.emulable, "the launcher refuses others"
     described = emulated.compute.emulated != MEASURED
-    samples = min(FEW, run.micro_batch_size) if described else run.micro_batch_size
+    _, micro_batch, precision = run.stated
+    samples = min(FEW, micro_batch) if described else micro_batch
     # Rank 0 measures while the others wait in the collective: beside them it would be slowed.
     mine = _measured(job, samples) if job.context.rank == 0 else None
     pauses = all_gather_object(mine)[0]
     assert pauses is not None
     if not described:
         return pauses
-    peak = emulated_gpu(emulated.compute.emulated).peak(run.precision)
+    peak = emulated_gpu(emulated.compute.emulated).peak(precision)
     if peak is None:
-        what = f"the peak of {emulated.compute.emulated} in {run.precision} is unknown"
+        what = f"the peak of {emulated.compute.emulated} in {precision} is unknown"
         advice = "choose another precision or another GPU"
         raise InputError("run", [Problem("precision", what, advice)])
     flops = models.flops_per_sample(run, job.dataset)
@@ -90,7 +91,7 @@ def pauses_for(job: RankJob) -> Pauses | None:
         what = f"nothing counts the FLOPs of {run.architecture.label}"
         problem = Problem("model", what, "a profile whose compute is `emulated: measured`")
         raise InputError("run", [problem])
-    return pauses.lasting(flops * run.micro_batch_size / (peak[0] * emulated.compute.mfu))
+    return pauses.lasting(flops * micro_batch / (peak[0] * emulated.compute.mfu))
 
 
 def _measured(job: RankJob, samples: int) -> Pauses:

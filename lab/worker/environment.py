@@ -17,9 +17,9 @@ from statistics import fmean
 from typing import NamedTuple
 
 import numpy as np
+import psutil
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
 
 from lab.machine import cpu_model, gpus
 from lab.records.provenance import git_state
@@ -89,7 +89,9 @@ def versions_of(*, cuda: bool) -> dict[str, str]:
     except importlib.metadata.PackageNotFoundError:
         versions["lab"] = "unknown"
     if cuda:
-        versions["cuda"] = str(torch.version.cuda)
+        # With an AMD GPU torch calls its devices CUDA too.
+        rocm = getattr(torch.version, "hip", None)
+        versions["rocm" if rocm else "cuda"] = str(rocm or torch.version.cuda)
         versions["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
     return versions
 
@@ -109,7 +111,8 @@ def state_bytes(model: nn.Module, optimizer: torch.optim.Optimizer) -> StateByte
 
 
 def _bytes(tensor: torch.Tensor) -> int:
-    return int(tensor.to_local().nbytes if isinstance(tensor, DTensor) else tensor.nbytes)
+    # Told by what it has: most ranks have no DTensor, whose module takes long to import.
+    return int(tensor.to_local().nbytes if hasattr(tensor, "to_local") else tensor.nbytes)
 
 
 def reset_peak(device: torch.device) -> None:
@@ -155,7 +158,17 @@ def cpu_use(cores: Sequence[int]) -> CpuUse:
     times = os.times()
     # A data loader's workers are the run's own; the system counts them when they have ended.
     own = times.user + times.system + times.children_user + times.children_system
-    return CpuUse(time.perf_counter(), own, _busy(cores))
+    return CpuUse(time.perf_counter(), own + _of_children(), _busy(cores))
+
+
+def _of_children() -> float:
+    """CPU seconds of the processes that this one started and that still run."""
+    seconds = 0.0
+    for child in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            used = child.cpu_times()
+            seconds += used.user + used.system + used.children_user + used.children_system
+    return seconds
 
 
 def background_cpu(uses: Iterable[tuple[str, CpuUse]]) -> float | None:

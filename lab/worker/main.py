@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +13,7 @@ import torch
 
 from lab.config.run import Run
 from lab.errors import LabError
-from lab.records.schema import Communication, Event, GpuState, Memory, Quality
+from lab.records.schema import Memory, Quality
 from lab.worker import data, models, own, strategies
 from lab.worker.calibrate import peak_flops
 from lab.worker.context import Measurement, Progress, RankContext
@@ -29,39 +29,19 @@ from lab.worker.distributed import (
     read_clock_offset,
 )
 from lab.worker.emulation import pauses_for
-from lab.worker.environment import CpuUse, StateBytes, background_cpu, environment
+from lab.worker.environment import background_cpu, environment
 from lab.worker.measure import overlap, parquet
 from lab.worker.measure.clock import FloatArray, phases_close, timing
-from lab.worker.measure.collective_trace import Calls
-from lab.worker.measure.ddp_hook import Buckets
+from lab.worker.rank_report import RankReport, communication_of
 from lab.worker.resume import forget
-from lab.worker.sync_cost import Probe, costs, methods_agree, probe, readiness
+from lab.worker.sync_cost import Probe, methods_agree, probe, readiness
 from lab.worker.train import Training, evaluate, train
-
-
-@dataclass(frozen=True)
-class RankReport:
-    """What a rank sends to rank 0 when it is done; times are those of rank 0's clock."""
-
-    host: str
-    cores: tuple[int, ...]
-    steps: dict[str, FloatArray]  # the columns of steps.parquet
-    start: float  # of the first step
-    sent: Buckets | Calls | None
-    bars: tuple[float, list[Event]] | None  # of the median step, for the timeline
-    probe: Probe | None
-    use: CpuUse
-    gpus: list[GpuState]
-    peak_flops: float | None
-    peak_memory: list[int]
-    state: StateBytes
-    fingerprint: tuple[float, float] | None
 
 
 def measure(
     run: Run, context: RankContext, *, data_root: Path, folder: Path, progress: Progress
 ) -> Measurement | None:
-    """Measure one repeat of a run, training or inference; the measurement on rank 0, else None.
+    """Measure one repeat of a run, of a model or a script; the measurement on rank 0, else None.
 
     All ranks must call it. Rank 0 writes `folder`/steps.parquet, and where ranks communicate
     buckets.parquet (DDP) or calls.parquet. Raises InputError for data or a model that cannot be
@@ -72,6 +52,10 @@ def measure(
         from lab.worker.inference.main import infer
 
         return infer(run, context, data_root=data_root, folder=folder, progress=progress)
+    if run.script is not None:
+        from lab.worker.script.main import measure_script
+
+        return measure_script(run, context, data_root=data_root, folder=folder, progress=progress)
     own.admit(run, data_root)
     torch.set_num_threads(context.threads)
     device = device_of(context)
@@ -86,7 +70,7 @@ def measure(
         pauses = pauses_for(job)
         # What sleeps has no peak.
         peak, peak_source = (
-            peak_flops(device, precision=run.precision) if pauses is None else (None, None)
+            peak_flops(device, precision=run.stated.precision) if pauses is None else (None, None)
         )
         # Once before and once after all that is timed: clocks of two hosts drift.
         offset_before = read_clock_offset(socket.gethostname())
@@ -101,7 +85,7 @@ def measure(
     if reports is None:
         return None
     first_step = training.first_step
-    communication = _communication(run, reports, folder, first_step=first_step)
+    communication = communication_of(run, reports, folder, first_step=first_step)
     parquet.write_steps(
         [report.steps for report in reports],
         folder / "steps.parquet",
@@ -210,38 +194,6 @@ def _report(
         state=training.state,
         fingerprint=_fingerprint(strategies.of(run).replicated(training.parallel)),
     )
-
-
-def _communication(
-    run: Run, reports: Sequence[RankReport], folder: Path, *, first_step: int
-) -> Communication | None:
-    """The record's part; puts all ranks' steps and their communication on one time axis."""
-    probes = [report.probe for report in reports if report.probe]
-    update: dict[str, object] = dict(costs(probes)) if probes else {}
-    origin = reports[0].start
-    buckets = [report.sent for report in reports if isinstance(report.sent, Buckets)]
-    calls = [report.sent for report in reports if isinstance(report.sent, Calls)]
-    if buckets:
-        path = folder / "buckets.parquet"
-        parquet.write_buckets(buckets, path, origin=origin, first_step=first_step)
-        exposure = overlap.Exposure.from_buckets(buckets)
-        # PowerSGD takes several collectives per bucket, which the hook does not see.
-        operation = None if run.compression == "powersgd" else "all_reduce"
-        update |= overlap.count_buckets(buckets[0], operation=operation)
-    elif calls:
-        path = folder / "calls.parquet"
-        parquet.write_calls(calls, path, origin=origin, first_step=first_step)
-        exposure = overlap.Exposure.from_calls(calls, steps=run.steps - first_step)
-        update |= overlap.count_calls(calls[0])
-    else:
-        return Communication().model_copy(update=update) if update else None
-    for rank, report in enumerate(reports):
-        report.steps["start"] += report.start - origin
-        report.steps.update(exposure.columns(rank))
-    step_time = np.stack([report.steps["step_time"] for report in reports])
-    update["timeline"] = overlap.timeline([report.bars for report in reports if report.bars])
-    summary = overlap.summary(exposure, step_time, warmup_steps=run.warmup_steps)
-    return summary.model_copy(update=update)
 
 
 @torch.no_grad()

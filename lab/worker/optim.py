@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
@@ -13,7 +14,12 @@ from torch.utils.checkpoint import checkpoint
 from lab.config.run import Run
 from lab.errors import InputError, Problem
 
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+DTYPES = {
+    "fp32": torch.float32,
+    "tf32": torch.float32,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+}
 
 
 def decayed_and_not(
@@ -70,6 +76,22 @@ def learning_rate(run: Run, step: int) -> float:
     return run.min_learning_rate + above
 
 
+def set_products(precision: str) -> None:
+    """Let products and convolutions of fp32 on GPUs compute in fp32, or with `tf32` in TF32.
+
+    By default cuDNN's convolutions round to TF32, whose peak is several times that of fp32.
+    """
+    cuda: Any = torch.backends.cuda
+    cudnn: Any = torch.backends.cudnn
+    rounded = precision == "tf32"
+    # Both names, as torch refuses to read the older one where the two disagree.
+    cuda.matmul.allow_tf32 = cudnn.allow_tf32 = rounded
+    if hasattr(cudnn, "conv"):  # since torch 2.9
+        for part in (cuda.matmul, cudnn.conv, cudnn.rnn):
+            part.fp32_precision = "tf32" if rounded else "ieee"
+
+
 def autocast(run: Run, device: torch.device) -> torch.autocast:
     """The run's precision for the forward pass; weights stay in fp32."""
-    return torch.autocast(device.type, dtype=DTYPES[run.precision], enabled=run.precision != "fp32")
+    dtype = DTYPES[run.stated.precision]
+    return torch.autocast(device.type, dtype=dtype, enabled=dtype != torch.float32)

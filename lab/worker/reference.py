@@ -1,7 +1,7 @@
-"""Reference steps on the ranks of a calibration: each strategy in turn, and on one rank anew.
+"""Reference steps on the ranks of a calibration: each strategy in turn, in processes of their own.
 
-`python -m lab.worker.reference CONTEXT STRATEGIES` trains on one rank in a process of its own, by
-each of the strategies (NAME,NAME), and prints JSON.
+`python -m lab.worker.reference CONTEXT STRATEGIES` trains as one rank by each of the strategies
+(NAME,NAME), and prints JSON.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import dataclasses
 import json
 import subprocess
 import sys
-import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -32,54 +31,42 @@ from lab.worker.sync_cost import readiness
 from lab.worker.train import train
 
 STARTS, QUICK_STARTS = 5, 3
-ROUNDS, QUICK_ROUNDS = 2, 1
+STARTS_TOGETHER, QUICK_STARTS_TOGETHER = 3, 1  # of several ranks
 ALL, PLAIN = tuple(STRATEGIES), ("single", "ddp")
 _STEPS = TypeAdapter(tuple[ReferenceStep, ...])
 
 
-def in_new_processes(
+def reference_steps(
     context: RankContext, *, quick: bool, progress: Progress
 ) -> tuple[ReferenceStep, ...]:
-    """The reference steps on one rank, each start of them in a process that begins anew.
+    """The reference steps, each start of them in processes that begin anew; all ranks must call it.
 
     Two processes that run the same step differ by more than the steps of each: by where their
-    memory lies, and by what the machine does meanwhile. Raises LabError where a process fails.
+    memory lies, and by what the machine does meanwhile. And one that has worked before keeps memory
+    that a run, which is a process of its own, has to ask the system for again and again. Of several
+    ranks those of one rank run on all at once, each by itself. Raises LabError where a process
+    fails.
     """
     starts = []
-    count = QUICK_STARTS if quick else STARTS
+    alone = context.world_size == 1
+    full, fewer = (STARTS, QUICK_STARTS) if alone else (STARTS_TOGETHER, QUICK_STARTS_TOGETHER)
+    count = fewer if quick else full
     for start in range(count):
         progress("steps in new processes", start, count)
-        with tempfile.TemporaryDirectory() as folder:
-            here = dataclasses.asdict(context) | {"rendezvous": str(Path(folder) / "address")}
-            # Of the others on one rank little is predicted: one process tells enough of them.
-            names = ALL if start == 0 else PLAIN
-            command = [
-                sys.executable,
-                "-m",
-                "lab.worker.reference",
-                json.dumps(here),
-                ",".join(names),
-            ]
-            process = subprocess.run(command, capture_output=True, text=True, check=False)
-        if process.returncode:
-            raise LabError(f"the reference steps failed:\n{process.stderr.strip()[-2000:]}")
-        starts.append(_STEPS.validate_json(process.stdout.splitlines()[-1]))
+        # Of the others on one rank little is predicted: one process tells enough of them.
+        starts.append(_start(context, start, PLAIN if alone and start else ALL))
     return _together(starts)
 
 
-def in_rounds(
-    context: RankContext, device: torch.device, *, quick: bool, progress: Progress
-) -> tuple[ReferenceStep, ...]:
-    """The reference steps of all ranks, in rounds over the strategies; all ranks must call it.
-
-    Those of one rank run on all ranks at once, each by itself.
-    """
-    rounds = []
-    count = QUICK_ROUNDS if quick else ROUNDS
-    for turn in range(count):
-        progress("steps", turn, count)
-        rounds.append(_turn(context, device))
-    return _together(rounds)
+def _start(context: RankContext, start: int, names: Sequence[str]) -> tuple[ReferenceStep, ...]:
+    """Train in a new process, which forms a group with those that the other ranks start."""
+    rendezvous = context.rendezvous.with_suffix(f".steps{start}")
+    fields = dataclasses.asdict(context) | {"rendezvous": str(rendezvous)}
+    command = [sys.executable, "-m", "lab.worker.reference", json.dumps(fields), ",".join(names)]
+    process = subprocess.run(command, capture_output=True, text=True, check=False)
+    if process.returncode:
+        raise LabError(f"the reference steps failed:\n{process.stderr.strip()[-2000:]}")
+    return _STEPS.validate_json(process.stdout.splitlines()[-1])
 
 
 def _together(turns: list[tuple[ReferenceStep, ...]]) -> tuple[ReferenceStep, ...]:
@@ -89,7 +76,7 @@ def _together(turns: list[tuple[ReferenceStep, ...]]) -> tuple[ReferenceStep, ..
 
 
 def _turn(
-    context: RankContext, device: torch.device, strategies: Sequence[str] = ALL
+    context: RankContext, device: torch.device, strategies: Sequence[str]
 ) -> tuple[ReferenceStep, ...]:
     steps = []
     for run in reference_runs(context.world_size):
@@ -124,7 +111,7 @@ def _silent(phase: str, step: int, steps: int, loss: float | None = None, /) -> 
 
 
 def main() -> None:
-    """Train each reference run on one rank."""
+    """Train each reference run as one rank."""
     fields = json.loads(sys.argv[1])
     context = RankContext(**fields | {"rendezvous": Path(fields["rendezvous"])})
     torch.set_num_threads(context.threads)

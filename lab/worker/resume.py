@@ -18,7 +18,7 @@ from lab.worker.context import preemption_noticed
 from lab.worker.distributed import RankJob, all_gather_object, mean_over_ranks
 from lab.worker.measure.clock import synchronize
 
-PACE_STEPS = 3  # after the warm-up, from which the interval in steps is taken
+PACE_STEPS = 3  # the last of the warm-up, from which the interval in steps is taken
 MIN_MEASURED_STEPS = 5
 NOTICE, NOTICE_S = "lab/save-after-step", 2.0
 
@@ -79,13 +79,16 @@ class Checkpoints:
         every_s = self.job.context.checkpoint_every_s
         if self.repeat is None or every_s is None or not _can_resume(self.job.run):
             return
-        paced = self._first + self.job.run.warmup_steps
-        if done == paced:
+        # In the warm-up: what a rank waits for here must not stand between measured steps.
+        paced = self._first + max(self.job.run.warmup_steps, 1)
+        begin = max(paced - PACE_STEPS, self._first)
+        if done == begin:
             self._pace_from = self._now()
-        elif done == paced + PACE_STEPS:  # the warm-up's steps are slower than the others
-            self._pace_s = (self._now() - self._pace_from) / PACE_STEPS
+        elif done == paced:
+            self._pace_s = (self._now() - self._pace_from) / (paced - begin)
             # Rank 0's: ranks that saved after different steps would wait for each other.
             self._every = all_gather_object(max(round(every_s / self._pace_s), 1))[0]
+            return
         due = self._every is not None and (done - paced) % self._every == 0
         # Those that go on from here need steps of their own to measure.
         needed = self.job.run.warmup_steps + MIN_MEASURED_STEPS

@@ -1,7 +1,7 @@
 """The lab's tests of itself on the ranks: what measuring costs, and what each strategy learns.
 
-`python -m lab.worker.selftest overhead RUN` takes a run, `losses RUNS DEVICE` runs by name, as
-JSON; both print JSON.
+`python -m lab.worker.selftest overhead RUN DEVICE` and `training RUN DEVICE [MODEL.PY]` take a run,
+`losses RUNS DEVICE` runs by name, and `script RUN WAY` a run of a script, as JSON; all print JSON.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,52 +21,28 @@ import numpy as np
 import torch
 from torch import distributed as dist
 from torch import multiprocessing as mp
-from torch import nn
-from torch.nn.parallel import DistributedDataParallel
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from lab.config.run import Run
-from lab.errors import InputError
-from lab.worker import calibrate, data, models
+from lab.errors import InputError, LabError
+from lab.worker import calibrate, data
 from lab.worker.context import Measurement, RankContext
-from lab.worker.data.loader import FastLoader
-from lab.worker.distributed import RankJob, all_gather_object, gather, leave_group, process_group
+from lab.worker.distributed import (
+    RankJob,
+    all_gather_object,
+    device_of,
+    gather,
+    leave_group,
+    process_group,
+)
+from lab.worker.loops import PlainDdpLoop, PlainLoop, peers
 from lab.worker.main import measure
-from lab.worker.measure.clock import FloatArray, stat, synchronize
-from lab.worker.optim import autocast, learning_rate, optimizer_for
+from lab.worker.measure.clock import HostClock, synchronize
+from lab.worker.script.hooks import StepRecorder, installed
+from lab.worker.script.main import run_script
 from lab.worker.train import train
 
 PLAIN, CONTROL, INSTRUMENTED = "plain", "control", "instrumented"
-
-
-class PlainLoop:
-    """The training that `train` does without its measuring: what a user would write."""
-
-    def __init__(self, job: RankJob) -> None:
-        self.run, self.device, self.step = job.run, job.device, 0
-        torch.manual_seed(self.run.seed)  # as `train` does: the losses of both must agree
-        self.model = models.build(self.run, job.dataset).to(self.device)
-        torch.manual_seed(self.run.seed + 1 + job.context.rank)  # dropout differs between ranks
-        device_ids = [self.device.index] if self.device.type == "cuda" else None
-        self.parallel = DistributedDataParallel(
-            self.model, device_ids=device_ids, gradient_as_bucket_view=True
-        )
-        self.optimizer = optimizer_for(self.model, self.run)
-        self.loader = FastLoader(job.dataset.train, run=self.run, rank=job.context.rank)
-        self.losses: list[torch.Tensor] = []
-
-    def advance(self) -> None:
-        """One step."""
-        for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate(self.run, self.step)
-        batch = self.loader.micro_batch(self.step, 0).to(self.device)
-        with autocast(self.run, self.device):
-            loss = self.parallel(*batch)
-        loss.backward()
-        nn.utils.clip_grad_norm_(self.model.parameters(), self.run.grad_clip)
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
-        self.losses.append(loss.detach())  # read at the end: a GPU would have to be waited for
-        self.step += 1
 
 
 class Turns:
@@ -100,60 +77,117 @@ class Turns:
         self.cpu[name].append(time.process_time() - begin[1])
 
 
-def measure_overhead(job: RankJob) -> dict[str, object] | None:
-    """Ratios of the slowest rank's step times to the plain loop's; rank 0 gets them.
+def measure_overhead(job: RankJob) -> dict[str, Any] | None:
+    """Compare the lab's loop with two equal plain ones; see `compare`."""
+    return compare(job, {name: PlainDdpLoop(job) for name in (PLAIN, CONTROL)})
 
-    A round, in which they are compared, is one step of the instrumented loop and one of each of two
-    equal plain ones, these in random order, with a barrier before each; the first `warmup_steps` do
-    not count. `control` is the ratio of the two plain loops: what this machine makes of no
-    difference at all. `cpu_ratio` compares the CPU time of all ranks, which the load of others
-    hardly touches.
+
+def compare(job: RankJob, loops: dict[str, PlainLoop]) -> dict[str, Any] | None:
+    """Seconds of the lab's loop and of others by round; rank 0 gets them, the others None.
+
+    A round is one step of the lab's loop, INSTRUMENTED, and one of each other loop, these in random
+    order, with a barrier before each; the first `warmup_steps` do not count. `wall` is that of the
+    slowest rank. `cpu` is the CPU time of all ranks, which the load of others hardly touches.
     """
-    plain = {name: PlainLoop(job) for name in (PLAIN, CONTROL)}
-    turns = Turns(plain, job.device, seed=job.run.seed)
+    turns = Turns(loops, job.device, seed=job.run.seed)
     training = train(replace(job, progress=turns))
-    losses = all_gather_object([float(loss) for loss in plain[PLAIN].losses])
+    losses = all_gather_object([float(loss) for loss in loops[PLAIN].losses])
     ranks = gather((turns.wall, turns.cpu))
     if ranks is None:
         return None
-    # An instrumented step ends when the next round begins: there is one less of them.
+    # An instrumented step ends when the next round begins: there is one less of them. Round `k` of
+    # the other loops comes after instrumented step `k`, and before the next.
     rounds = len(turns.wall[INSTRUMENTED]) - job.run.warmup_steps
     walls, cpus = zip(*ranks, strict=True)
-    wall = {name: np.max([rank[name][-rounds:] for rank in walls], axis=0) for name in turns.wall}
-    cpu = {name: np.sum([rank[name][-rounds:] for rank in cpus], axis=0) for name in turns.cpu}
     return {
-        "world_size": job.context.world_size,
         "rounds": rounds,
-        "ratio": _ratio(wall, INSTRUMENTED),
-        "control": _ratio(wall, CONTROL),
-        "cpu_ratio": _ratio(cpu, INSTRUMENTED),
-        "cpu_control": _ratio(cpu, CONTROL),
-        "step_s": {name: float(np.median(values)) for name, values in wall.items()},
+        "wall": {
+            name: np.max([rank[name][-rounds:] for rank in walls], axis=0).tolist()
+            for name in turns.wall
+        },
+        "cpu": {
+            name: np.sum([rank[name][-rounds:] for rank in cpus], axis=0).tolist()
+            for name in turns.cpu
+        },
         "largest_loss_difference": float(np.abs(training.loss - np.mean(losses, axis=0)).max()),
     }
 
 
-def _ratio(seconds: Mapping[str, FloatArray], name: str) -> dict[str, object]:
-    # Round `k` of the plain loops comes after instrumented step `k`, and before the next.
-    return stat(seconds[name] / seconds[PLAIN]).model_dump(mode="json")
-
-
-def _overhead_rank(rank: int, content: str, folder: str) -> None:
+def _compare_rank(rank: int, content: str, folder: str, device: str, *nanogpt: str) -> None:
+    """The overhead of measuring on all ranks; with `nanogpt`, a path or nothing, the training."""
+    os.dup2(2, 1)  # the answer alone goes to the standard output, whatever a loop prints
     run = Run.model_validate_json(content)
     core = rank
     # Ranks that share a core, or move between cores, would disturb each other by more than 1 %.
-    if hasattr(os, "sched_setaffinity"):  # not on macOS
+    if device == "cpu" and hasattr(os, "sched_setaffinity"):  # not on macOS
         cores = sorted(os.sched_getaffinity(0))
         core = cores[rank % len(cores)]
         os.sched_setaffinity(0, (core,))
     torch.set_num_threads(1)
-    device = torch.device("cpu")
-    context = _context(rank, run, "cpu", Path(folder), cores=(core,))
+    context = _context(rank, run, device, Path(folder), cores=(core,))
+    here = device_of(context)
     dataset = data.prepare(run, data_root=Path(folder), progress=_silent)
-    with process_group(context, device=device):
-        overhead = measure_overhead(RankJob(run, context, device, dataset, _silent))
-    if overhead is not None:
-        (Path(folder) / "answer.json").write_text(json.dumps(overhead))
+    with process_group(context, device=here):
+        job = RankJob(run, context, here, dataset, _silent)
+        if nanogpt:
+            loops = {name: PlainLoop(job) for name in (PLAIN, CONTROL)}
+            path = Path(nanogpt[0]) if nanogpt[0] else None
+            answer = compare(job, loops | peers(job, path))
+        else:
+            answer = measure_overhead(job)
+    if answer is not None:
+        (Path(folder) / "answer.json").write_text(json.dumps(answer))
+
+
+@contextmanager
+def _counted(on_step: Callable[[], None]) -> Iterator[None]:
+    """Nothing but a call at the end of each step of the first optimizer."""
+    first: list[Any] = []
+
+    def after(optimizer: Any, *_: Any) -> None:
+        if not first:
+            first.append(optimizer)
+        if optimizer is first[0]:
+            on_step()
+
+    handle = register_optimizer_step_post_hook(after)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def _script_rank(rank: int, content: str, folder: str, way: str) -> None:
+    """Run a script INSTRUMENTED or PLAIN; each rank tells wall and CPU time of every step."""
+    run = Run.model_validate_json(content)
+    assert run.script is not None
+    os.dup2(2, 1)  # the answer alone goes to the standard output
+    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else [rank]
+    core = cores[rank % len(cores)]
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, (core,))
+    torch.set_num_threads(1)
+    context = _context(rank, run, "cpu", Path(folder), cores=(core,))
+    marks: list[tuple[float, float]] = []
+
+    def on_step(step: int = 0) -> None:
+        marks.append((time.perf_counter(), time.process_time()))
+        if len(marks) == run.steps:
+            recorder.finish() if way == INSTRUMENTED else sys.exit()
+
+    recorder = StepRecorder(HostClock(), world_size=run.world_size, on_step=on_step)
+    hooks = installed(recorder) if way == INSTRUMENTED else _counted(on_step)
+    place = Path(folder)
+    run_script(run.script, run, context, hooks, data_root=place, out=place / "out")
+    if len(marks) <= run.warmup_steps + 1:
+        raise LabError(f"{run.script.name} made {len(marks)} steps, which leave none to compare")
+    steps = np.diff(np.array(marks)[run.warmup_steps :], axis=0).T.tolist()
+    # The script has left its group: what each rank knows meets in files.
+    (place / f"{rank}.answer").write_text(json.dumps(steps))
+    answers = [place / f"{other}.answer" for other in range(run.world_size)]
+    if all(answer.exists() for answer in answers):
+        texts = [answer.read_text() for answer in answers]
+        (place / "answer.json").write_text(f"[{', '.join(texts)}]")
 
 
 def _losses_rank(rank: int, content: str, folder: str, device: str) -> None:
@@ -208,15 +242,16 @@ def _context(rank: int, run: Run, device: str, folder: Path, *, cores: tuple[int
 
 
 def main() -> None:
-    """Run one of the two on ranks of this machine."""
-    benchmark, content, *device = sys.argv[1:]
+    """Run one of them on ranks of this machine."""
+    benchmark, content, *arguments = sys.argv[1:]
     fields = json.loads(content)
-    runs = [fields] if benchmark == "overhead" else fields.values()
+    runs = fields.values() if benchmark == "losses" else [fields]
     ranks = max(Run.model_validate(run).processes for run in runs)
-    rank = {"overhead": _overhead_rank, "losses": _losses_rank}[benchmark]
+    ways = {"losses": _losses_rank, "script": _script_rank}
+    rank = ways.get(benchmark, _compare_rank)
     os.environ["OMP_NUM_THREADS"] = "1"  # read when a rank imports torch
     with tempfile.TemporaryDirectory() as folder:
-        mp.spawn(rank, (content, folder, *device), nprocs=ranks)  # type: ignore[attr-defined, no-untyped-call]
+        mp.spawn(rank, (content, folder, *arguments), nprocs=ranks)  # type: ignore[attr-defined, no-untyped-call]
         sys.stdout.write((Path(folder) / "answer.json").read_text())
 
 

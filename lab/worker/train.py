@@ -27,7 +27,7 @@ from lab.worker.gpu_watch import GpuWatch
 from lab.worker.measure.clock import Clock, CudaClock, FloatArray, HostClock
 from lab.worker.measure.collective_trace import CallRecorder, Calls
 from lab.worker.measure.ddp_hook import BucketRecorder, Buckets
-from lab.worker.optim import autocast, checkpoint_blocks, learning_rate
+from lab.worker.optim import autocast, checkpoint_blocks, learning_rate, set_products
 from lab.worker.resume import Checkpoints
 from lab.worker.strategies.base import Setup
 
@@ -61,6 +61,7 @@ def train(job: RankJob, *, folder: Path | None = None, pauses: Pauses | None = N
     the model sleeps instead of computing, and leaves no checkpoint.
     """
     run, context, device, progress = job.run, job.context, job.device, job.progress
+    set_products(run.stated.precision)
     torch.manual_seed(run.seed)
     model = models.build(run, job.dataset).to(device)
     # Before the strategy shards it.
@@ -73,7 +74,9 @@ def train(job: RankJob, *, folder: Path | None = None, pauses: Pauses | None = N
         model = Sleeper(model, pauses)
     clock = CudaClock() if device.type == "cuda" else HostClock()
     strategy = strategies.of(run)
-    recorder = strategy.recorder(clock, world_size=run.world_size)
+    # Gloo works on GPUs' tensors in threads of the host, which no event on a stream can tell.
+    timed = device.type == "cpu" or environment.backend(context) != "gloo"
+    recorder = strategy.recorder(clock, world_size=run.world_size) if timed else None
     parallel = strategy.wrap(model, Setup(run, device, clock, recorder))
     model = strategy.unwrap(parallel)  # of a pipeline, this rank's stage
     # After wrapping: torch splits the graph of DDP at its buckets, which keeps the overlap.

@@ -1,11 +1,13 @@
 """nbgrader's settings for this course: `make release` copies them into the course's folder."""
 
+from lab.course.release import CODE_STUB, TEXT_STUB
+
 c = get_config()
 
 c.CourseDirectory.course_id = "scaling-lab"
 # What a student finds in place of a solution: the checks then say that there is no answer yet.
-c.ClearSolutions.code_stub = {"python": "# Put your answer here."}
-c.ClearSolutions.text_stub = "Put your answer here, in two to five sentences."
+c.ClearSolutions.code_stub = {"python": CODE_STUB}
+c.ClearSolutions.text_stub = TEXT_STUB
 # Seconds that a cell may take: a study that was not handed in with its records is measured again.
 c.ExecutePreprocessor.timeout = 1800
 # Seconds until a kernel answers, on a machine that grades many at once.

@@ -226,6 +226,13 @@ def _last_words(slurm: Slurm) -> str:
     )
 
 
+def _use(slurm: Slurm) -> str:
+    """How its commands find it; the lab needs no help where Slurm is not configured otherwise."""
+    terminals = "In every terminal in which Slurm's own commands shall use them"
+    usual = slurm.folder == DEFAULT_FOLDER.resolve()
+    return f"`lab run STUDY --cluster practice` finds them. {terminals}" if usual else terminals
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command; returns its exit status."""
     parser = argparse.ArgumentParser(
@@ -246,10 +253,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if given.action == "up":
             sizes = {"nodes": given.nodes, "gpus": given.gpus, "cpus": given.cpus}
             slurm = up(given.folder, accounting=given.accounting, **sizes)
-            print(
-                f"{given.nodes} nodes are idle. In every terminal that shall use them:\nexport "
-                f"SLURM_CONF={slurm.conf}"
-            )
+            print(f"{given.nodes} nodes are idle. {_use(slurm)}:\nexport SLURM_CONF={slurm.conf}")
         elif given.action == "down":
             down(given.folder)
         else:

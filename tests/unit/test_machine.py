@@ -1,4 +1,4 @@
-"""Processes are told apart by id and beginning, whatever happens to the clock."""
+"""Processes by id and beginning, whatever happens to the clock; GPUs as nvidia-smi lists them."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import os
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import psutil
 import pytest
 
+from lab import machine
 from lab.machine import age, began, is_running
 
 
@@ -37,3 +39,52 @@ def test_setting_the_clock_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(time, "time", lambda: 0.0)
     monkeypatch.setattr(psutil, "boot_time", lambda: 0.0)
     assert before <= age() < before + 30 and began(os.getpid()) == since
+
+
+GPUS = """GPU-aaaa1111-0000, NVIDIA H100 80GB HBM3, 570.86.15, 81559 MiB
+GPU-aaaa2222-0000, NVIDIA A100-SXM4-40GB, 570.86.15, 40960 MiB
+GPU-bbbb3333-0000, NVIDIA GH200 480GB, 570.86.15, [N/A]
+"""
+SLICES = """GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-aaaa1111-0000)
+GPU 1: NVIDIA A100-SXM4-40GB (UUID: GPU-aaaa2222-0000)
+  MIG 1g.5gb     Device  0: (UUID: MIG-cccc4444-0000)
+  MIG 2g.10gb    Device  1: (UUID: MIG-dddd5555-0000)
+GPU 2: NVIDIA GH200 480GB (UUID: GPU-bbbb3333-0000)
+"""
+H100, A100, GH200 = "NVIDIA H100 80GB HBM3", "NVIDIA A100-SXM4-40GB", "NVIDIA GH200 480GB"
+
+
+@pytest.mark.parametrize(
+    ("visible", "names"),
+    [
+        (None, [H100, A100, GH200]),
+        ("", []),
+        ("-1", []),
+        ("2", [GH200]),
+        ("1, 0", [A100, H100]),
+        ("0,-1,1", [H100]),
+        ("0,7,1", [H100]),
+        ("GPU-bbbb", [GH200]),
+        ("GPU-aaaa", []),  # which of the two?
+        ("GPU-aaaa2222-0000,0", [A100, H100]),
+        ("MIG-dddd5555-0000", [f"{A100} MIG 2g.10gb"]),
+        ("MIG-GPU-aaaa2222-0000/1/0", [f"{A100} MIG"]),
+        ("none", []),
+    ],
+)
+def test_gpus_are_those_that_cuda_may_see(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, visible: str | None, names: list[str]
+) -> None:
+    program = tmp_path / "nvidia-smi"
+    program.write_text(
+        f'#!/bin/sh\nif [ "$1" = -L ]; then cat <<END\n{SLICES}END\nelse cat <<END\n{GPUS}END\nfi\n'
+    )
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    gpus = machine.gpus.__wrapped__()
+    assert [gpu.name for gpu in gpus] == names
+    memory = {H100: 81559 * 2**20, A100: 40960 * 2**20}
+    assert [gpu.memory for gpu in gpus] == [memory.get(name) for name in names]

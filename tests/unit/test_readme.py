@@ -22,6 +22,7 @@ DOCUMENTS = [
     ROOT / "README.md",
     *sorted((ROOT / "docs").glob("*.md")),
     ROOT / "notebooks" / "instructors.md",
+    ROOT / "slurm" / "site" / "README.md",
     ROOT / "slurm" / "testcluster" / "README.md",
 ]
 COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
@@ -130,6 +131,19 @@ def test_python_examples_use_public_names(document: Path) -> None:
         assert used <= set(lab.__all__)
 
 
+def test_the_variables_that_the_code_reads_and_sets_stand_on_their_page() -> None:
+    page = (ROOT / "docs" / "variables.md").read_text()
+    used = {
+        name
+        for path in (ROOT / "lab").rglob("*.py")
+        for name in re.findall(
+            r"(?:environ|variables)(?:\.\w+\(|\[)\s*\"([A-Z][A-Z_]+)\"", path.read_text()
+        )
+    }
+    assert len(used) > 20
+    assert not {name for name in used if f"`{name}`" not in page}
+
+
 def test_the_readme_has_ten_lines_of_python() -> None:
     (block,) = blocks(README, "python")
     assert len([line for line in block.splitlines() if line]) == 10
@@ -149,7 +163,9 @@ def test_the_study_in_the_readme_is_valid(tmp_path: Path) -> None:
 def test_commands_in_examples_exist(document: Path) -> None:
     lines = "".join(blocks(document.read_text(), "")).splitlines()
     for words in (shlex.split(line, comments=True) for line in lines if line.startswith("lab ")):
+        words = words[: words.index("--")] if "--" in words else words  # a script's own follow
         command = COMMANDS[words[1]]
+        command = getattr(command, "commands", {}).get("".join(words[2:3]), command)
         options = {option for parameter in command.params for option in parameter.opts} | {"--help"}
         assert {word for word in words if word.startswith("--")} <= options
 

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import html
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import IO, TYPE_CHECKING, Any, get_args
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from lab.analysis.audit.observations import Observations, UncheckedError
 from lab.analysis.audit.rule import Finding, Severity
 from lab.analysis.audit.rules import RULES
-from lab.analysis.audit.text_table import read_table
+from lab.analysis.audit.text_table import STREAM, read_file, read_table
 from lab.config.study import Study
 from lab.errors import InputError, Problem
 from lab.records.store import Record, load_records
@@ -23,13 +24,14 @@ if TYPE_CHECKING:
 
 __all__ = ["RULES", "Audit", "Finding", "NotChecked", "audit"]
 
-TABLE_SUFFIXES = {".csv", ".tsv", ".txt", ".dat", ".tab", ".md", ".tex"}
+TABLE_SUFFIXES = {".csv", ".tsv", ".txt", ".dat", ".tab", ".md", ".tex", ".html", ".parquet"}
 SEVERITIES: tuple[Severity, ...] = get_args(Severity)  # the gravest first
 NAMED = 4  # records that people read before "and more"
+FEWEST_CHECKED = 3  # rules; of fewer, silence says nothing
 
 
 def audit(
-    source: Study | Sequence[Record] | pd.DataFrame | str | Path,
+    source: Study | Sequence[Record] | pd.DataFrame | str | Path | IO[Any],
     *,
     columns: Mapping[str, str] | None = None,
     calibration: float | Mapping[int, float] | None = None,
@@ -37,10 +39,10 @@ def audit(
 ) -> Audit:
     """What in a study, in records or in a table cannot be trusted.
 
-    `source` is a study or its name or folder, records, a DataFrame, or the path of a table;
-    `columns` maps canonical names to columns of a table, the rest is guessed; `calibration` is the
-    bus bandwidth of the links in bytes/s, alone or by world size; `records` are those of the study,
-    where they are loaded already.
+    `source` is a study or its name or folder, records, a DataFrame, or the path or open stream of a
+    table; `columns` maps canonical names to columns of a table, the rest is guessed; `calibration`
+    is the bus bandwidth of the links in bytes/s, alone or by world size; `records` are those of the
+    study, where they are loaded already.
 
     Raises InputError for a source that cannot be read and for a mapping that does not fit.
     """
@@ -64,10 +66,12 @@ def _observations(
 
     if isinstance(source, pd.DataFrame):
         return from_table(source, columns=columns)
+    if hasattr(source, "read"):
+        return from_table(read_table(source, columns), columns=columns, source=STREAM)
     if isinstance(source, str | Path):
         path = Path(source)
         if path.is_file() or (path.suffix.lower() in TABLE_SUFFIXES and not path.is_dir()):
-            return from_table(read_table(path, columns), columns=columns, source=str(source))
+            return from_table(read_file(path, columns), columns=columns, source=str(source))
     if columns:
         problem = Problem("columns", "a mapping is for tables", "records name their own columns")
         raise InputError("columns", [problem])
@@ -79,6 +83,9 @@ def _observations(
         if not isinstance(item, Record):
             what = f"expected a record, not {type(item).__name__!r}"
             problem = Problem("source", what, "give records, a study or a table")
+            raise InputError("source", [problem])
+        if item.reported is not None:
+            problem = Problem("source", "records of a table", "audit the table, which says more")
             raise InputError("source", [problem])
     return from_records(list(source))
 
@@ -111,20 +118,34 @@ class NotChecked(BaseModel):
 
 
 class Audit(BaseModel):
-    """The findings, the gravest first, and what could not be checked."""
+    """The findings, the gravest first, which rules were checked and which could not be.
+
+    `reading` says what each column of a table was taken for, `assumptions` what else was assumed.
+    """
 
     model_config = ConfigDict(frozen=True)
 
     findings: tuple[Finding, ...]
     not_checked: tuple[NotChecked, ...]
+    checked: tuple[str, ...] = ()
+    reading: dict[str, str] = Field(default_factory=dict)
+    assumptions: tuple[str, ...] = ()
 
     @property
     def trustworthy(self) -> bool:
         """Whether no finding is an error or a warning; notes do not count."""
         return all(finding.severity == "note" for finding in self.findings)
 
+    @property
+    def conclusive(self) -> bool:
+        """Whether enough was checked for silence to mean something, or a fault was found."""
+        return len(self.checked) >= FEWEST_CHECKED or not self.trustworthy
+
     def __str__(self) -> str:
-        lines = [self._summary()]
+        lines = [self.summary]
+        if self.reading:
+            lines.append(f"read: {self._read()}")
+        lines += [f"assumed: {assumption}" for assumption in self.assumptions]
         for finding in self.findings:
             lines += [
                 f"{finding.severity.upper():7} {finding.rule}: {finding.evidence}",
@@ -140,7 +161,11 @@ class Audit(BaseModel):
         def row(tag: str, *cells: str) -> str:
             return f"<tr>{''.join(f'<{tag}>{html.escape(cell)}</{tag}>' for cell in cells)}</tr>"
 
-        page = f"<p>{html.escape(self._summary())}</p>"
+        page = f"<p>{html.escape(self.summary)}</p>"
+        if self.reading:
+            page += f"<p>Read: {html.escape(self._read())}.</p>"
+        if self.assumptions:
+            page += f"<p>Assumed: {html.escape('; '.join(self.assumptions))}.</p>"
         if self.findings:
             head = row("th", "severity", "rule", "evidence", "what to do", "records")
             body = "".join(
@@ -162,27 +187,45 @@ class Audit(BaseModel):
             page += f"<p>Not checked: {html.escape(rules)}.</p>"
         return page
 
-    def _summary(self) -> str:
+    @property
+    def summary(self) -> str:
+        """How many rules were checked, and how many findings of each severity there are."""
         severities = [finding.severity for finding in self.findings]
         counts = {severity: severities.count(severity) for severity in SEVERITIES}
         summary = ", ".join(
             f"{count} {severity}{'s' * (count > 1)}" for severity, count in counts.items() if count
         )
-        checked = len(RULES) - len(self.not_checked)
-        return f"{checked} of {len(RULES)} rules checked: {summary or 'nothing found'}."
+        checked = f"Checked {len(RULES) - len(self.not_checked)} of {len(RULES)} rules"
+        if self.conclusive:
+            return f"{checked}: {summary or 'nothing found'}."
+        verdict = f"{checked}: too little to say{f' ({summary})' if summary else ''}."
+        lacks = Counter(lack for rule in self.not_checked for lack in rule.lacks)
+        helpful = [f"{lack} ({count})" for lack, count in lacks.most_common(NAMED)]
+        return f"{verdict} More rules could speak with: {'; '.join(helpful)}."
+
+    def _read(self) -> str:
+        return ", ".join(f"{column!r} as {meaning}" for column, meaning in self.reading.items())
 
 
 def apply_rules(observations: Observations) -> Audit:
     """Apply every rule; one that lacks its columns is listed as not checked, never as passed."""
     findings: list[Finding] = []
     unchecked: list[NotChecked] = []
+    checked: list[str] = []
     for rule in RULES:
         try:
             findings += rule.apply(observations)
+            checked.append(rule.name)
         except UncheckedError as error:
             unchecked.append(NotChecked(rule=rule.name, lacks=error.args))
     findings.sort(key=lambda finding: SEVERITIES.index(finding.severity))
-    return Audit(findings=tuple(findings), not_checked=tuple(unchecked))
+    return Audit(
+        findings=tuple(findings),
+        not_checked=tuple(unchecked),
+        checked=tuple(checked),
+        reading=dict(observations.reading),
+        assumptions=tuple(observations.assumptions),
+    )
 
 
 def _shortened(records: Sequence[str]) -> str:

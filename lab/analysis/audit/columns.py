@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 from typing import NamedTuple
 
 from lab.analysis.audit.values import BYTE_UNITS, COUNT_UNITS, TIME_UNITS
 
 THINGS = (
-    "samples?|images?|imgs?|tokens?|examples?|sequences?|seqs?|items?|records?|sentences?|words?"
-    "|frames?"
+    "samples?|images?|imgs?|tokens?|toks?|examples?|sequences?|seqs?|items?|records?|sentences?"
+    "|sents?|words?|frames?|utterances?|utts?|mels?|queries|requests?|instances?|graphs?"
+    "|molecules?|pixels?|chars?|characters?|users?|interactions?"
 )
+RANK = "gpu|rank|device|worker|chip|card|accelerator|process|proc"
+SECOND = "s|secs?|seconds?"
 # Canonical columns and the names that mean them. NUMBERS and then TEXTS match the whole stem of a
 # name, in this order; PARTS of a step (in s) are found anywhere in the name of a time.
 PARTS = {
@@ -28,24 +32,47 @@ NUMBERS = {
     "per_node": r"((n|num|number_of)_?)?"
     r"(gpus?|ranks?|proc(esse)?s?|tasks?|devices?|accelerators?|cards?)(_num|_count)?"
     r"_per_(node|host|machine|server)|ppn|gpn",
-    "world_size": r"world(_?size)?|((n|num|nr|no|number_of|total|count_of)_?)?"
-    r"(gpus|ranks|procs|processes|devices|accelerators|tasks|cards)(_(total|count))?"
-    r"|(n|num)_?(gpu|proc|rank)|(gpu|rank|process|device)_(count|num)|nprocs?|np|n|p|gpu|workers"
-    r"|mpi_(ranks|size)|parallelism_degree|dp(_size|_degree)",
-    "nodes": r"((n|num|number_of)_?)?(nodes)|nnodes|nodes?_(count|num)",
+    "world_size": r"world(_?size)?|((n|num|nr|no|number_of|total|count_of|of)_?)*"
+    r"(gpus|ranks|procs|processes|devices|accelerators|tasks|cards|chips|gcds)(_(total|count|used))?"
+    r"|(n|num)_?(gpu|proc|rank)|(gpu|rank|process|device|accelerator)_(count|num)|nprocs?|np|n|p|gpu"
+    r"|workers|mpi_(ranks|size)|parallelism_degree",
+    "nodes": r"((n|num|number_of|of)_?)*(nodes|servers|hosts|machines)|nnodes"
+    r"|(nodes?|machine|server|host)s?_(count|num)",
+    **{
+        name: rf"{name}(_?(size|degree|world_size|ways?))?|{words}_?(model_)?parallel(ism)?"
+        r"(_?(size|degree|world_size))?"
+        for name, words in {
+            "dp": "data",
+            "tp": "tensor",
+            "pp": "pipe(line)?",
+            "cp": "context",
+            "ep": "expert",
+        }.items()
+    },
     "global_batch_size": r"(global|total|effective|overall)_(mini_?)?(batch(_?size)?|bs)|gbs",
     "micro_batch_size": r"((per|local|micro|device|gpu|rank)_)+(device_|gpu_|rank_|worker_)?"
     r"(train_)?(batch(_?size)?|bs)|micro_?batch(_?size)?|mbs"
-    r"|(batch(_?size)?|bs)_(per|on_each|local)(_[a-z]+)?|microbatch",
+    r"|(batch(_?size)?|bs)_(per|on_each|local)(_[a-z]+)?|microbatch"
+    r"|(concat(enated)?_)?(local_)?batch(_size|es)?_per_[a-z]+|local_batch(_size)?",
     "batch": r"(mini_?|train_?)?batch(_?size)?|bs|(.*_)?batch(_size)?",
-    "grad_accum": r"(grad(ient)?s?_)?accum(ulat(ion|e))?(_(steps|iters))?|gas?"
-    r"|grad(ient)?s?_acc(_(steps|iters))?",
+    "grad_accum": r"(grad(ient)?s?_)?accum(ulat(ion|e))?s?(_(steps?|iters|factor))?|gas?"
+    r"|grad(ient)?s?_acc(_(steps|iters))?|(n|num)_micro_?batches",
     "samples": r"((n|num|total|train|training)_)*samples|dataset_size|(n|num)_examples",
     "steps": r"((n|num|total|optimizer)_)*(steps|iterations|iters)",
     "warmup": r"warm_?up(_(steps|iters|iterations|epochs))?",
-    "speedup": r"(.*_)?speed_?up(_.*)?|scaling_factor",
-    "efficiency": r"(.*_)?(efficiency|eff)",
-    "rate": rf"(.*_)?({THINGS})_per_(s|sec|second)|(.*_)?throughput(_.*)?|rate|ips|qps|tps",
+    "efficiency": r"(.*_)?(efficiency|eff)(_.*)?",
+    "speedup": r"(.*_)?speed_?ups?(_.*)?|scaling_factor"
+    r"|(.*_)?(strong|weak|multi_gpu)_scaling(_.*)?",
+    "mfu": r"(.*_)?mfu(_.*)?|(.*_)?model_flops?_util(i[sz]ation)?(_.*)?",
+    "hfu": r"(.*_)?hfu(_.*)?|(.*_)?hardware_flops?_util(i[sz]ation)?(_.*)?",
+    "peak_flops": r"(.*_)?peak_(.*_)?[tp]?flops?(_.*)?|(.*_)?[tp]?flops?_peak(_.*)?",
+    "rate_per_rank": rf"(.*_)?({THINGS})_(per_)?({SECOND})_(per_)?({RANK})s?(_.*)?"
+    rf"|(.*_)?({THINGS})_(per_)?({RANK})_(per_)?({SECOND})"
+    rf"|(.*_)?throughput_(.*_)?per_({RANK})(_.*)?|per_({RANK})_throughput(_.*)?|tgs",
+    "rate": rf"(.*_)?({THINGS})_(per_)?({SECOND})(_.*)?|(.*_)?through?(pu|tu|uthpu|thpu)t(_.*)?"
+    r"|rate|ips|qps|tps",
+    "flops_per_rank": rf"(model_|achieved_)?[tp]flops?(_(per_)?({SECOND}))?_(per_)?({RANK})s?",
+    "flops": rf"(model_|achieved_)?[tp]flops?(_(per_)?({SECOND}))?",
     "algbw": r"(alg|algorithm)_?(bw|bandwidth)",
     "busbw": r"(bus_?(bw|bandwidth))|bandwidth|bw",
     "loader_workers": r"(data_?)?(loader|load)_?(workers|processes)(_per_[a-z]+)?"
@@ -62,7 +89,22 @@ NUMBERS = {
     r"|repeats|runs|trials|repetitions",
     "low": r"(ci_?)?(low|lower)(_bound)?|ci_?l",
     "high": r"(ci_?)?(high|upper)(_bound)?|ci_?u",
+    "memory": r"(.*_)?(mem|memory|vram)(_.*)?",
+    "ratio_of_times": "ratio_of_times",
+    "ratio_of_rates": "ratio_of_rates",
 }
+# No parallel efficiency, and no accuracy of which a difference of 0.01 means much.
+OTHERWISE = {
+    "efficiency": r"energy|power|memory|flops?|hardware|compute|cost|model|gpu|util",
+    "accuracy": r"perplexity|ppl|bleu|error|loss|wer|mae|rmse|std",
+    "rate": r"inference|speed_?up",
+    "speedup": r"inference",
+    "loss": r"dropped|packet",
+}
+# What nobody measured.
+IDEAL = (
+    r"(^|_)(ideal|linear|perfect|theoretical|expected|predicted|estimated|simulated|target)(_|$)"
+)
 TEXTS = {
     "rank": r"(global_)?rank(_id)?|gpu_(id|index)|proc(ess)?(_id)?|device_(id|index)|worker_id|pe",
     "repeat": r"(repeat|run|trial|rep|replicate|repetition|job|job_id)"
@@ -75,9 +117,15 @@ TEXTS = {
     "threads": r"(omp_)?(num_)?threads(_per_[a-z]+)?",
     "clock": r"(gpu_|sm_|cpu_)?(clock|freq|frequency)(_m?g?hz)?|mhz|ghz",
     "driver": r"(cuda_|gpu_)?driver",
-    "gpu": r"gpu(_?(model|name|type))|gpu|accelerator|device_name",
+    "gpu": r"gpu(_?(model|name|type|card))|gpu|accelerator|device_name|((dgx|gpu)_)?systems?|dgx",
     "cpu": r"cpu(_?(model|name|type))?|processor",
     "device": r"device(_type)?|platform|hardware",
+    "framework": r"framework|library|software|code_?base",
+    "recompute": r"(.*_)?(activation|gradient)_checkpointing|(activation_)?recompute(_.*)?"
+    r"|(.*_)?recomputation",
+    "sharding": r"zero(_?(stage|level))?|shard(ing)?(_?(strategy|stage|level|degree))?|fsdp",
+    "interleave": r"vp|vpp|virtual_.*|interleav.*",
+    "ratio_over": "ratio_over",
     "emulated": r"(is_)?emulat(ed|ion)(_.*)?",
     "link": "link|network|interconnect|nic|fabric",
     "model": r"model(_?name)?|arch|architecture|net",
@@ -88,10 +136,24 @@ TEXTS = {
     "sequence_length": r"(max_?)?(seq(uence)?|context|ctx)_?len(gth)?(_t(okens)?)?|n_?ctx|seq_?len"
     r"|block_?size",
     "dataset": r"data_?set|data|task|corpus",
-    "compile": r"compiled?|torch_compile",
+    "compile": r"compiled?|torch_compile|xla",
 }
 PHASES = tuple(PARTS)
 TIMES = ("time", *PHASES)
+LAYOUT = ("tp", "pp", "cp")  # which with `dp` make the ranks; experts live on these
+# Numbers whose last digit says how far their ratios can be trusted.
+ROUNDED = (
+    "time",
+    "speedup",
+    "efficiency",
+    "rate",
+    "rate_per_rank",
+    "mfu",
+    "flops",
+    "flops_per_rank",
+    "ratio_of_times",
+    "ratio_of_rates",
+)
 NUMERIC = (*TIMES, "time_mean", "communication_mean", "std", *NUMBERS)
 COLUMNS = (*NUMERIC, *TEXTS)
 
@@ -103,11 +165,22 @@ BANDWIDTHS = {"gb_per_s": 1e9, "gbs": 1e9, "mb_per_s": 1e6, "gib_per_s": 2.0**30
 BANDWIDTHS |= {"gbps": 1e9 / 8, "gbit_per_s": 1e9 / 8}
 PERCENT = {"percent": 0.01, "pct": 0.01}
 UNITS = {"time": TIME_UNITS, "bytes": BYTE_UNITS, "count": COUNT_UNITS, "percent": PERCENT}
-# A speedup that is named after these is one between programs, not over ranks.
-NOT_PARALLEL = (
-    r"(^|_)(tf32|fp?32|fp?16|bf16|fp8|fp4|int8|int4|amp|mixed|precision|xla|eager|compiled?|pytorch"
-    r"|tensorflow|jax|flash)(_|$)"
+# Words for settings in the names of columns: those that differ tell columns of one quantity apart,
+# and a speedup that is named after one is between programs, not over ranks.
+SETTINGS = {
+    "precision": r"(?:mixed|mid|full|half|single|reduced)_precision|mixed|(?:amp_)?(?:mx|nv)?"
+    r"f(?:p|loat)?_?(?:4|8|16|32|64)(?:_(?:cs|mx|sc))?|tf_?32|bf(?:loat)?_?16|int_?[48]|amp",
+    "compile": r"(?:no_|without_|w_o_)?(?:xla|torch_compile|compiled?|eager|flash(?:_attention)?)",
+    "framework": r"py_?torch|tensor_?flow|mx_?net|one_?flow|paddle(?:_?paddle)?|mind_?spore|jax"
+    r"|huge_?ctr|keras|caffe2?|horovod",
+    "gpu": r"(?:dgx_)?(?:g?[bh][123]00|h800|h20|a100|a800|a40|a30|a10g?|a6000|v100s?|p100|k80|t4|l4"
+    r"|l40s?|mi\d{3}x?|gaudi_?\d?)(?:_(?:sxm\d?|pcie|nvl))?(?:_\d+_?gb?)?|dgx_[12]h?|rtx_\w+?",
+}
+SETTING = re.compile(
+    rf"(?:^|_)(?:{'|'.join(f'(?P<{kind}>{words})' for kind, words in SETTINGS.items())})(?=_|$)"
 )
+LINKING = r"with|using|and|to|vs|versus|over|for|in|on|w|by|from|of|x|precision"
+LINKED = re.compile(rf"^(?:(?:{LINKING})_)+|(?:(?:^|_)(?:{LINKING}))+$|_(?:with|using)(?=_)")
 NOT_TRAINING = (
     r"inference|eval|valid|(^|_)val(_|$)|test|setup|warm|checkpoint|save|start|compil|timestamp"
     r"|generat"
@@ -122,6 +195,7 @@ CLOCKED = r"time|duration|latency|runtime|elapsed|wall|seconds|makespan"
 WHOLE = (
     r"(time_to_(train|solution|accuracy|target)|total|train|training|run|exec|execution|fit|job"
     rf"|wall|clock|t|end_to_end|{CLOCKED})(_(time|duration|clock|runtime|total|s))*"
+    r"(_\d+_?e(pochs?)?)?"
 )
 
 # Ranks in the words of column names and strategies.
@@ -129,6 +203,7 @@ WORDS = {"one": 1, "single": 1, "two": 2, "three": 3, "four": 4, "eight": 8, "si
 PARALLEL = r"dp|ddp|fsdp\d?|zero\d?|deepspeed|horovod|mpi|tp|pp|parallel|multi|openmp|omp|multigpu"
 SERIAL = r"serial|single|sequential|one"
 NO_VARIANT = {"gpu", "gpus", "gpu_s", "baseline", "no", "s", "with", "without", *WORDS}
+FOOTNOTE = re.compile(r"<sup>.*?</sup>|(?<=\w)\s*\[\d\]$|<[^<>]*>")
 TOKEN = re.compile(r"[^a-z0-9]+")
 CLOCK_FORMAT = re.compile(r"(?:^|_)((?:hh?_)?mm?_ss?|hh?_mm?)$")  # of "time (hh:mm:ss)"
 
@@ -154,7 +229,7 @@ class Guess(NamedTuple):
 def normal(name: str) -> str:
     """A name in lower snake case, `#` as n, `/` as per, `%` as percent."""
     text = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", str(name).strip()).lower()
-    text = text.replace("µ", "u").replace("μ", "u")
+    text = FOOTNOTE.sub("", text.replace("µ", "u").replace("μ", "u"))
     # Without its brackets, "min" would be the minimum.
     text = re.sub(r"[\[(]\s*min\.?\s*[\])]$", " minutes", text)
     text = text.replace("%", " percent ").replace("#", " n ").replace("/", " per ")
@@ -185,10 +260,65 @@ def parse_name(name: str) -> Name:
     return Name("_".join(words), family, factor, statistic)
 
 
+class Setting(NamedTuple):
+    """A column's name without its words for settings, and those by kind, in their order."""
+
+    base: str
+    words: tuple[tuple[str, str], ...]
+
+
+@cache
+def setting_of(name: str) -> Setting:
+    """A column's name taken apart: what it holds, and of which setting, such as a precision."""
+    text = normal(name)
+    words = tuple(
+        (str(match.lastgroup), match.group().strip("_").replace("_", " "))
+        for match in SETTING.finditer(text)
+    )
+    if not words:
+        return Setting(name, ())
+    return Setting(LINKED.sub("", SETTING.sub("", text).strip("_")), words)
+
+
+@cache
 def guess(name: str) -> Guess | None:
     """What a column's name stands for; None where it says nothing known."""
     if normal(name) in {"s", "h", "b", "k", "m"}:
         return None  # a letter alone is a symbol, such as S for the speedup, and no unit
+    meaning = _guess(name)
+    base, words = setting_of(name)
+    if words and (meaning is None or meaning.canonical in {"speedup", "rate"}):
+        meaning = _guess(base)
+        if meaning and meaning.canonical == "speedup" and is_ratio(name):
+            return None
+    return meaning
+
+
+def is_ratio(name: str) -> bool:
+    """Whether a column's name speaks of a speedup from one setting to another."""
+    base, words = setting_of(name)
+    return bool(words) and bool(re.search(r"speed_?up", normal(base)))
+
+
+def text_guess(name: str) -> str | None:
+    """The canonical name of a column that holds words."""
+    stem = parse_name(name).stem
+    return next((name for name, words in TEXTS.items() if re.fullmatch(words, stem)), None)
+
+
+def _guess(name: str) -> Guess | None:
+    text = normal(name)
+    if re.search(IDEAL, text):
+        return None
+    # The unit of a rate would be read as one of a time.
+    rates = ("rate_per_rank", "rate", "flops_per_rank", "flops")
+    for canonical in rates:
+        if re.fullmatch(NUMBERS[canonical], text):
+            other = OTHERWISE.get(canonical.removesuffix("_per_rank"))
+            if other and re.search(other, text):
+                return None
+            peta = 1e15 if re.search(r"(^|_)pflop", text) else 1e12
+            return Guess(canonical, peta if "flops" in canonical else 1.0)
     stem, family, factor, statistic = parsed = parse_name(name)
     if family == "time" or re.search(rf"{CLOCKED}|^{BARE}$", stem) or statistic in SPREADS:
         time = _time(parsed)
@@ -196,9 +326,9 @@ def guess(name: str) -> Guess | None:
             return time
     for canonical, pattern in (NUMBERS | TEXTS).items():
         misread = canonical in {"batch", "epoch", "step"} and family == "time"
+        other = OTHERWISE.get(canonical)
+        misread = misread or bool(other and re.search(other, stem))
         if re.fullmatch(pattern, stem) and not misread:
-            if canonical == "speedup" and re.search(NOT_PARALLEL, stem):
-                return None
             known = family is not None or canonical not in {"algbw", "busbw", "bytes"}
             named = Guess(canonical, factor if known else None)
             return None if statistic in SPREADS else named
@@ -225,6 +355,7 @@ def is_parallel(strategy: str) -> bool:
     return any(re.fullmatch(PARALLEL, token) for token in TOKEN.split(strategy))
 
 
+@cache
 def residue(strategy: str) -> frozenset[str]:
     """The words of a strategy that say what it runs on, without how many ranks."""
     tokens = {token for token in TOKEN.split(strategy.lower()) if token}

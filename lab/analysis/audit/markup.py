@@ -1,18 +1,26 @@
-"""Tables in the text that people publish: Markdown and LaTeX, with the lines around them."""
+"""Tables in the text that people publish: Markdown, HTML and LaTeX, with the lines around them."""
 
 from __future__ import annotations
 
+import bisect
+import contextlib
 import itertools
 import re
 from collections.abc import Iterator, Sequence
+from html.parser import HTMLParser
 from typing import NamedTuple
 
 BAR = re.compile(r"(?<!\\)\|")
 RULE = re.compile(r"\s*\|?(?:\s*:?-{2,}:?\s*\|)+(?:\s*:?-{2,}:?\s*)?\s*")
+# Rules and bars as terminals draw them: of psql, of grids, of boxes.
+_STROKES = dict.fromkeys(map(chr, range(0x2500, 0x2580)), "|") | {"+": "|", "=": "-"}
+RULES = str.maketrans(_STROKES | dict.fromkeys("\u2500\u2501\u2550", "-"))
+BARS = str.maketrans(dict.fromkeys("\u2502\u2503\u2551", "|"))
 HEADING = re.compile(r"\s{0,3}#{1,6}\s")
 EMPHASIS = re.compile(r"\*\*|__|`|<br\s*/?>|<[/]?(?:b|i|sub|sup|em|strong)>")
 LINK = re.compile(r"\[([^\]]*)\]\([^)]*\)")
-TABULAR = re.compile(r"\\begin\{(tabular[*xy]?|longtable|tabulary)\}(.*?)\\end\{\1\}", re.DOTALL)
+TABULAR = re.compile(r"\\begin\{(tabular[*xy]?|longtable|tabulary)\}")
+LONGEST = 500  # characters of a caption
 CAPTION = re.compile(r"\\(?:caption|title|section\*?|subsection\*?)\s*\{")
 COMMENT = re.compile(r"(?<!\\)%.*")
 LINES = re.compile(
@@ -52,9 +60,16 @@ class Table(NamedTuple):
 
 
 def find_table(lines: Sequence[str]) -> Table | None:
-    """The longest table in Markdown or LaTeX, the first of equal ones; None where there is none."""
-    tables = [*_markdown(lines), *_latex("\n".join(lines))]
+    """The longest table in Markdown, HTML or LaTeX, the first of equal ones; None without one."""
+    text = "\n".join(lines)
+    tables = [*_markdown(list(map(_drawn, lines))), *_html(text), *_latex(text)]
     return max(tables, key=lambda table: len(table.rows), default=None)
+
+
+def _drawn(line: str) -> str:
+    """A line of a table that a terminal drew as one of Markdown; other lines as they are."""
+    rule = line.translate(RULES)
+    return rule if "--" in rule and not rule.strip("-:| \t") else line.translate(BARS)
 
 
 def _markdown(lines: Sequence[str]) -> Iterator[Table]:
@@ -67,15 +82,22 @@ def _markdown(lines: Sequence[str]) -> Iterator[Table]:
         and len(_cells(lines[place])) == len(_cells(lines[place - 1])) > 1
     ]
     after = 0
-    for start, following in itertools.pairwise([*starts, len(lines)]):
-        rows = list(itertools.takewhile(BAR.search, lines[start + 2 :]))
+    for start in starts:
+        if start < after:
+            continue  # a rule between rows
+        places = range(start + 2, len(lines))
+        rows = list(itertools.takewhile(BAR.search, map(lines.__getitem__, places)))
         headings = [place for place in range(after, start) if HEADING.match(lines[place])]
         before = lines[headings[-1] if headings else after : start]
         after = start + 2 + len(rows)
-        below = itertools.takewhile(lambda line: not HEADING.match(line), lines[after:following])
+        following = bisect.bisect_left(starts, after)
+        rest = lines[after : starts[following] if following < len(starts) else len(lines)]
+        below = itertools.takewhile(lambda line: not HEADING.match(line), rest)
         notes = [line.strip("# \t") for line in (*before, *below)]
         yield Table(
-            _cells(lines[start]), [_cells(row) for row in rows], [note for note in notes if note]
+            _cells(lines[start]),
+            [_cells(row) for row in rows if not RULE.fullmatch(row)],
+            [note for note in notes if note and not RULE.fullmatch(note)],
         )
 
 
@@ -91,22 +113,56 @@ def _cells(line: str) -> list[str]:
 
 def _latex(text: str) -> Iterator[Table]:
     text = COMMENT.sub("", text)
-    notes = [_plain(_braced(text, match.end() - 1)[0]) for match in CAPTION.finditer(text)]
+    notes = [
+        _plain(_braced(text[match.end() - 1 : match.end() + LONGEST], 0)[0])
+        for match in CAPTION.finditer(text)
+    ]
+    end = 0
     for match in TABULAR.finditer(text):
-        body = match[2].lstrip()
+        if not 0 <= end <= match.start():
+            continue  # within another one, or nothing ends any more
+        end = text.find(f"\\end{{{match[1]}}}", match.end())
+        body = text[match.end() : max(end, match.end())].lstrip()
         while body.startswith(("{", "[")):  # the width and the columns
             body = (
                 _braced(body, 0)[1].lstrip() if body[0] == "{" else body.partition("]")[2].lstrip()
             )
-        header, *rows = _rows(body) or [[]]
-        while rows and any(name.startswith(SPANNED) for name in header):
-            names = itertools.zip_longest(header, rows.pop(0), fillvalue="")
-            header = [" ".join(filter(None, (top.lstrip(SPANNED), name))) for top, name in names]
-        if len(header) > 1 and rows:
-            yield Table(header, rows, notes)
+        if table := _table(_rows(body), notes):
+            yield table
 
 
 SPANNED = "\x1f"  # before a name that stands above several columns
+WIDEST, MOST_COLUMNS = 100, 500  # columns that a cell may span, and a table have
+
+
+def _table(lines: Sequence[list[str]], notes: Sequence[str]) -> Table | None:
+    """A table of lines, the first of which are names; None without rows or a second column.
+
+    A line that is one cell is a title: a note above the names, a section among the rows.
+    """
+    below = [*itertools.dropwhile(_is_title, lines)]
+    titles = [*notes, *(line[0].lstrip(SPANNED) for line in lines[: len(lines) - len(below)])]
+    header, *rest = below or [[]]
+    while rest and any(name.startswith(SPANNED) for name in header):
+        names = itertools.zip_longest(header, rest.pop(0), fillvalue="")
+        pairs = [(top.lstrip(SPANNED), name) for top, name in names]
+        header = [" ".join(dict.fromkeys(filter(None, pair))) for pair in pairs]
+    sections = any(map(_is_title, rest))
+    rows, section = [], ""
+    for line in rest:
+        cells = [cell.lstrip(SPANNED) for cell in line]
+        if _is_title(line):
+            section = cells[0]
+        else:
+            blank = [""] * (len(header) - len(cells))
+            rows.append([*cells, *blank, section] if sections else cells)
+    if len(header) < 2 or not rows:
+        return None
+    return Table([*header, "section"] if sections else header, rows, list(filter(None, titles)))
+
+
+def _is_title(line: Sequence[str]) -> bool:
+    return len(line) > 1 and line[0].startswith(SPANNED) and len(set(line)) == 1
 
 
 def _rows(body: str) -> list[list[str]]:
@@ -126,7 +182,7 @@ def _rows(body: str) -> list[list[str]]:
             left, above = below.get(len(row), (0, ""))
             if left:
                 below[len(row)] = (left - 1, above)
-            row += [(SPANNED if wide > 1 else "") + (text or above * (left > 0))] * wide
+            row += [SPANNED * (wide > 1) + (text or above * (left > 0))] * min(wide, WIDEST)
         rows.append(row)
     return rows
 
@@ -146,3 +202,104 @@ def _plain(text: str) -> str:
     for sign, plain in SIGNS.items():
         text = text.replace(sign, plain)
     return re.sub(r"[{}]", "", COMMAND.sub("", text)).strip()
+
+
+Span = tuple[str, int, int]  # the text of a cell, and how many columns and rows it spans
+HIDDEN = re.compile(r"<!--.*?(?:-->|\Z)", re.DOTALL)
+HEADINGS = {"caption", "h1", "h2", "h3", "h4", "h5", "h6"}
+
+
+def _html(text: str) -> Iterator[Table]:
+    """The tables of a page, those within others too; notes are the heading above and a caption."""
+    if "<table" not in text.lower():
+        return
+    page = _Page()
+    with contextlib.suppress(AssertionError):  # of a declaration that nobody can parse
+        page.feed(HIDDEN.sub("", text))
+        page.close()
+    for lines, notes in page.tables:
+        if table := _table(_grid(lines), notes):
+            yield table
+
+
+def _grid(lines: Sequence[Sequence[Span]]) -> list[list[str]]:
+    """The cells of a page's table, those that span rows or columns repeated."""
+    rows: list[list[str]] = []
+    below: dict[int, tuple[int, str]] = {}  # of a column: for how many rows, and what
+
+    def from_above(row: list[str]) -> None:
+        while (above := below.get(len(row), (0, "")))[0]:
+            below[len(row)] = (above[0] - 1, above[1])
+            row.append(above[1])
+
+    for cells in lines:
+        row: list[str] = []
+        for text, wide, high in cells:
+            from_above(row)
+            for _ in range(min(wide, MOST_COLUMNS - len(row))):
+                below[len(row)] = (high - 1, text)
+                row.append(SPANNED * (wide > 1) + text)
+        from_above(row)
+        rows.append(row)
+    return [row for row in rows if any(row)]
+
+
+class _Page(HTMLParser):
+    """The words in the cells of a page's tables; nothing of it is run, loaded or believed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tables: list[tuple[list[list[Span]], list[str]]] = []
+        self._open: list[tuple[list[list[Span]], list[str]]] = []  # the innermost last
+        self._tag, self._heading = "", ""
+        self._span = (1, 1)
+        self._words: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """Begin a table, a row, or words of one."""
+        if tag == "br":
+            self._words.append(" ")
+        if tag not in {"table", "tr", "td", "th", *HEADINGS}:
+            return
+        self._keep()
+        if tag == "table":
+            self._open.append(([], [self._heading]))
+            self.tables.append(self._open[-1])
+        elif tag == "tr" and self._open:
+            self._open[-1][0].append([])
+        elif tag != "tr":
+            given = {name: value or "" for name, value in attrs}
+            wide, high = (given.get(name, "") for name in ("colspan", "rowspan"))
+            self._span = (_count(wide), _count(high))
+            self._tag = tag
+
+    def handle_endtag(self, tag: str) -> None:
+        """End what was begun; many pages leave out the ends of cells and rows."""
+        if tag in {"table", "tr", self._tag}:
+            self._keep()
+        if tag == "table" and self._open:
+            self._open.pop()
+
+    def handle_data(self, data: str) -> None:
+        """Keep words that a reader sees."""
+        if self._tag and not self.cdata_elem:  # a script or style
+            self._words.append(data)
+
+    def close(self) -> None:
+        """Read what the page left open."""
+        super().close()
+        self._keep()
+
+    def _keep(self) -> None:
+        text, tag = " ".join("".join(self._words).split()), self._tag
+        self._tag, self._words = "", []
+        if not self._open:
+            self._heading = text if tag in HEADINGS else self._heading
+        elif tag in HEADINGS:
+            self._open[-1][1].append(text)
+        elif tag and self._open[-1][0]:
+            self._open[-1][0][-1].append((text, *self._span))
+
+
+def _count(text: str) -> int:
+    return min(max(int(text), 1), WIDEST) if re.fullmatch(r"\s*\d{1,4}\s*", text) else 1

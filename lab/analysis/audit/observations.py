@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 import pandas as pd
 
-from lab.analysis.audit.columns import NUMERIC, residue
+from lab.analysis.audit.points import Curve, Point, columns_of, point_of
 from lab.config.strategies import SETTINGS
 
 # The batch that each kind of scaling holds.
@@ -21,9 +21,8 @@ HELD = {"strong": "global_batch_size", "weak": "micro_batch_size", "none": "glob
 STRATEGY_KEYS = ("key:strategy", *(f"key:{name}" for name in SETTINGS))
 REPEATED = {"key:seed"}  # runs of a table that differ in nothing else are repeats
 BATCHES = {"global_batch_size": "batch", "batch": "batch", "micro_batch_size": "batch per rank"}
-CARRIED = (*NUMERIC, "total_steps", "foreign_share")  # from rows to points
-FEW_EPOCHS = 3  # fewer, and the first counts too
-ROUNDING = 0.03  # rates, times and ratios of a table are rounded, each by itself
+NUMBERS = BATCHES | {"grad_accum": "accumulation"}  # in the names of curves
+ROW = "row of the table"  # its number from 1, where one row becomes several
 
 
 class UncheckedError(Exception):
@@ -37,9 +36,9 @@ class Observations:
     `frame` has the columns of `lab.analysis.audit.columns.COLUMNS`, NaN where unknown, times in s,
     sizes in bytes. `label` names a row, `aggregate` says that it stands for all ranks of others,
     columns that start with `key:` tell configurations apart. `given` are the names of the table's
-    own columns by canonical name, `derived` columns that follow from others, `calibrated` bus
-    bandwidths in bytes/s by world size, `per` what a time is of. `summarised` rows may stand for
-    several repeats.
+    own columns by canonical name, `reading` what each of them was taken for, `derived` columns that
+    follow from others, `calibrated` bus bandwidths in bytes/s by world size, `per` what a time is
+    of. `summarised` rows may stand for several repeats.
     """
 
     frame: pd.DataFrame
@@ -53,6 +52,7 @@ class Observations:
     assumptions: Sequence[str] = ()
     notes: Sequence[str] = ()
     summarised: bool = False
+    reading: Mapping[str, str] = field(default_factory=dict)
 
     @cached_property
     def known(self) -> set[str]:
@@ -101,20 +101,49 @@ class Observations:
         batch = _batch_key(self, rows, keys, scaling)
         names = [*keys, batch] if batch else keys
         varied = [name for name in names if rows[name].nunique(dropna=False) > 1]
-        curves = []
-        for _, group in rows.groupby(_joined(rows, names), sort=False):
-            curve = Curve(_label(group.iloc[0], varied), batch, self.per, scaling)
-            group = group.sort_values("world_size", kind="stable")
-            parts = group.groupby(["world_size", _strategies(group)], sort=False)
-            for (size, strategy), part in parts:
-                curve.points.append(_point(curve, float(str(size)), str(strategy), part, self))
-            curves.append(curve)
+        joined = _joined(rows, names)
+        if self.kind == "table" and "micro_batch_size" in self.given:
+            # Rows at one world size that share their work otherwise are settings, and no repeats.
+            for other in ("micro_batch_size", "grad_accum"):
+                at_once = rows[other].groupby([joined, rows["world_size"]])
+                several = at_once.transform("nunique").groupby(joined).transform("max") > 1
+                joined = joined + rows[other].map(str).where(several, "")
+                if several.any() and other not in names:
+                    varied.append(other)
+        # Lists, as a table may hold a hundred thousand configurations, of a row or two each.
+        codes = pd.factorize(joined)[0]
+        named = {name: rows[name].tolist() for name in varied}
+        curves = [
+            Curve(_label({name: named[name][at] for name in named}), batch, self.per, scaling)
+            for at in np.unique(codes, return_index=True)[1]
+        ]
+        sizes, strategies = rows["world_size"].tolist(), _strategies(rows, joined)
+        groups: dict[tuple[int, float, str], list[int]] = {}
+        for place in np.lexsort((sizes, codes)).tolist():
+            key = int(codes[place]), sizes[place], strategies[place]
+            groups.setdefault(key, []).append(place)
+        columns = columns_of(rows)
+        for (code, size, strategy), places in groups.items():
+            part = {name: [cells[place] for place in places] for name, cells in columns.items()}
+            curves[code].points.append(point_of(curves[code], size, strategy, part, self.kind))
         return curves
 
     @property
     def points(self) -> list[Point]:
         """The points of all curves."""
         return [point for curve in self.curves for point in curve.points]
+
+    def rows_of(self, point: Point) -> pd.DataFrame:
+        """The rows that a point is made of."""
+        places = (self._places[label] for label in point.labels)
+        return self.frame.iloc[sorted({place for some in places for place in some})]
+
+    @cached_property
+    def _places(self) -> dict[str, list[int]]:
+        places: dict[str, list[int]] = {}
+        for place, label in enumerate(self.frame["label"]):
+            places.setdefault(label, []).append(place)
+        return places
 
     @property
     def compared(self) -> list[tuple[Point, Point]]:
@@ -130,14 +159,13 @@ def _joined(rows: pd.DataFrame, names: Sequence[str]) -> pd.Series:
     return joined
 
 
-def _label(row: pd.Series, names: Sequence[str]) -> str:
+def _label(values: Mapping[str, Any]) -> str:
     parts = []
-    for name in names:
-        value = row[name]
-        if value != value or value == "":
+    for name, value in values.items():
+        if value != value or value == "" or value is None:
             continue
-        if name in BATCHES:
-            parts.append(f"{BATCHES[name]} {value:g}")
+        if name in NUMBERS:
+            parts.append(f"{NUMBERS[name]} {value:g}")
         elif re.fullmatch(r"[-+.\de]+|true|false|yes|no|none", value, re.IGNORECASE):
             parts.append(f"{name.removeprefix('key:')} {value}")
         else:
@@ -164,21 +192,23 @@ def _batch_key(
     return best
 
 
-def _strategies(group: pd.DataFrame) -> pd.Series:
-    """The strategy of each row, with those of its settings that differ."""
-    strategies = group.get("key:strategy", pd.Series("", index=group.index))
+def _strategies(rows: pd.DataFrame, curves: pd.Series) -> list[str]:
+    """The strategy of each row, with those of its settings that differ within its curve."""
+    strategies = rows.get("key:strategy", pd.Series("", index=rows.index))
     for key in STRATEGY_KEYS[1:]:
-        if key in group and group[key].nunique() > 1:
-            strategies = strategies + f", {key.removeprefix('key:')} " + group[key]
-    return strategies.str.removeprefix(", ")
+        if key in rows:
+            several = rows[key].groupby(curves).transform("nunique") > 1
+            named = f", {key.removeprefix('key:')} " + rows[key]
+            strategies = strategies + named.where(several, "")
+    return [str(strategy) for strategy in strategies.str.removeprefix(", ")]
 
 
-def measurements(rows: pd.DataFrame) -> pd.Series:
-    """What is equal in rows of one measurement on all ranks: the repeat, epoch and step, or the
-    number among equal rows."""
+def measurements(rows: pd.DataFrame, groups: pd.Series) -> pd.Series:
+    """What is equal in rows of one measurement on all ranks of a group: the repeat, epoch and step,
+    or the number among equal rows."""
     names = [name for name in ("repeat", "epoch", "step") if rows[name].notna().any()]
     index = _joined(rows, names)
-    again = rows.groupby([index, rows["rank"].fillna(-1), rows["aggregate"]]).cumcount()
+    again = rows.groupby([groups, index, rows["rank"].fillna(-1), rows["aggregate"]]).cumcount()
     return index + "\x1f" + again.astype(str)
 
 
@@ -186,199 +216,3 @@ def largest(rows: pd.DataFrame, values: pd.Series) -> Any:
     """The row with the largest of some values."""
     place: Any = values[rows.index].fillna(-math.inf).idxmax()
     return rows.loc[place]
-
-
-def _point(
-    curve: Curve, size: float, strategy: str, rows: pd.DataFrame, observations: Observations
-) -> Point:
-    rows = rows.assign(_measurement=measurements(rows), _repeat=rows["repeat"].fillna(""))
-    if not rows[["repeat", "epoch", "step"]].notna().any(axis=None):
-        rows["_repeat"] = rows["_measurement"]
-    own, means = rows, rows["time_mean"]
-    if observations.kind != "records" and not rows["aggregate"].all():
-        own = rows[~rows["aggregate"]]
-        if observations.kind == "table" and rows["aggregate"].any():
-            means = rows[rows["aggregate"]]["time"]
-    values = rows[[name for name in CARRIED if name in rows]].median()
-    if len(own) <= 2 or (own["rank"].notna().any() and own["repeat"].nunique() <= 1):
-        slowest = largest(own, own["time"])
-        values = slowest[values.index].astype(float).fillna(values)
-    return Point(
-        curve=curve,
-        world_size=size,
-        strategy=strategy,
-        times=_per_repeat(own, own["time"]),
-        means=_per_repeat(rows.loc[means.index], means),
-        rates=_per_repeat(own, own["rate"]),
-        values={str(name): value for name, value in values.items()},
-        labels=tuple(rows["label"]),
-    )
-
-
-def _per_repeat(rows: pd.DataFrame, times: pd.Series) -> tuple[float, ...]:
-    """The slowest rank of each measurement, then the median over epochs or steps of a repeat."""
-    names = [rows["_repeat"], rows["_measurement"]]
-    slowest = times.groupby(names, sort=False).max().dropna()
-    return tuple(
-        # The first epoch pays for caches and compilation.
-        float((part.iloc[1:] if len(part) >= FEW_EPOCHS else part).median())
-        for _, part in slowest.groupby(level=0, sort=False)
-    )
-
-
-@dataclass(eq=False)
-class Curve:
-    """Points in ascending world size, and the column that holds their batch constant.
-
-    `per` is what a time is of (step, epoch, total), `scaling` what is declared: strong, weak, none
-    or "".
-    """
-
-    label: str
-    batch: str | None
-    per: str
-    scaling: str
-    points: list[Point] = field(default_factory=list)
-
-    @cached_property
-    def ratios_over(self) -> float:
-        """The ranks that quoted speedups and efficiencies are over: those of the smallest row where
-        they are 1 in it, or its own gains where it quotes none; else one rank.
-
-        NaN where one rank has a speedup too: then they are over another program.
-        """
-        least = self.points[0].world_size
-        smallest = [point for point in self.points if point.world_size == least]
-        for name in ("speedup", "efficiency"):
-            quoted = [value for point in smallest if (value := getattr(point, name)) > 0]
-            if quoted and any(abs(value - 1) < ROUNDING for value in quoted):
-                return least
-            if quoted:
-                return math.nan if least == 1 and name == "speedup" else 1.0
-        own = [ratio for point in self.points if (ratio := point.speedup / point.gain) > 0]
-        return least if own and abs(float(np.median(own)) - 1) < ROUNDING else 1.0
-
-
-@dataclass(eq=False)
-class Point:
-    """One configuration at one world size; its medians in `values` are attributes, NaN if unknown.
-
-    `times` has the slowest rank's time in s for each repeat, `means` quoted means over ranks,
-    `rates` what is done per second.
-    """
-
-    curve: Curve = field(repr=False)
-    world_size: float
-    strategy: str
-    times: tuple[float, ...]
-    means: tuple[float, ...]
-    rates: tuple[float, ...]
-    values: dict[str, float]
-    labels: tuple[str, ...]
-
-    def __getattr__(self, name: str) -> float:
-        values = self.__dict__.get("values")
-        if values is None or name.startswith("__"):
-            raise AttributeError(name)
-        return float(values.get(name, math.nan))
-
-    @property
-    def ranks(self) -> str:
-        """The world size and the curve in words."""
-        return f"{self.world_size:g} ranks" + (
-            f" at {self.curve.label}" if self.curve.label else ""
-        )
-
-    @cached_property
-    def time(self) -> float:
-        """Median over repeats of the slowest rank's time."""
-        return float(np.median(self.times)) if self.times else math.nan
-
-    @cached_property
-    def mean(self) -> float:
-        """Median over repeats of the quoted mean over ranks."""
-        return float(np.median(self.means)) if self.means else math.nan
-
-    @property
-    def bounds(self) -> tuple[float, float] | None:
-        """The range of the time by repeats, or as the table gives it; None if unknown."""
-        if len(self.times) > 1:
-            return min(self.times), max(self.times)
-        if self.low <= self.time <= self.high:
-            return self.low, self.high
-        # Two standard deviations hold 95 % of a normal spread.
-        return (self.time - 2 * self.std, self.time + 2 * self.std) if self.std > 0 else None
-
-    @cached_property
-    def base(self) -> Point | None:
-        """The point of the smallest world size to compare with, None where none or several fit."""
-        least = self.curve.points[0].world_size
-        if self.world_size == least:
-            return None
-        smallest = [other for other in self.curve.points if other.world_size == least]
-        for fits in (
-            [other for other in smallest if other.strategy == self.strategy],
-            [other for other in smallest if residue(other.strategy) == residue(self.strategy)],
-            [other for other in smallest if not residue(other.strategy)],
-            smallest,
-        ):
-            if len(fits) == 1:
-                return fits[0]
-        return None
-
-    @property
-    def over(self) -> float:
-        """The number of ranks relative to those that quoted ratios are over."""
-        return self.world_size / self.curve.ratios_over
-
-    @property
-    def ideal(self) -> float:
-        """The gain that the number of ranks allows: N over the baseline's."""
-        return self.world_size / self.base.world_size if self.base else 1.0
-
-    @property
-    def work(self) -> float:
-        """How many times the baseline's samples its time stands for.
-
-        Those of a step are its batch. An epoch or a total has the same samples, except in weak
-        scaling, which is declared or follows from rates times times.
-        """
-        base, per = self.base, self.curve.per
-        if base is None:
-            return math.nan
-        if per == "step":
-            ratio = self.global_batch_size / (base.global_batch_size or math.nan)
-            if math.isfinite(ratio):
-                return ratio
-        else:
-            done = base.rate * base.time
-            ratio = self.rate * self.time / done if done > 0 else math.nan
-            if abs(ratio / self.ideal - 1) < ROUNDING:
-                return ratio
-        return self.ideal if self.curve.scaling == "weak" else 1.0
-
-    @property
-    def gain(self) -> float:
-        """Work per time over that of the baseline, NaN if unknown."""
-        base = self.base
-        if base is None:
-            return math.nan
-        if math.isfinite(base.time) and self.time > 0:
-            return base.time / self.time * self.work
-        return self.rate / base.rate if base.rate > 0 else math.nan
-
-    @property
-    def gain_of_means(self) -> float:
-        """The gain by means over ranks, NaN if unknown."""
-        if self.base is None or not self.mean > 0:
-            return math.nan
-        quoted = self.base.time if math.isnan(self.base.mean) else self.base.mean
-        return quoted / self.mean * self.work
-
-    @property
-    def gain_bounds(self) -> tuple[float, float] | None:
-        """Where the gain may lie by the ranges of both times; None where one is unknown."""
-        here, there = self.bounds, self.base.bounds if self.base else None
-        if here is None or there is None or min(here[0], there[0]) <= 0:
-            return None
-        return there[0] / here[1] * self.work, there[1] / here[0] * self.work

@@ -72,8 +72,9 @@ def _common(record: Record) -> dict[str, Any]:
         "run_id": record.run_id,
         "repeat": str(record.repeat),
         "world_size": run.world_size,
-        "global_batch_size": run.global_batch_size,
-        "micro_batch_size": run.micro_batch_size * run.grad_accum,
+        "global_batch_size": record.global_batch_size,
+        # Of a script it may be unknown.
+        "micro_batch_size": run.micro_batch_size and run.micro_batch_size * run.grad_accum,
         "total_steps": run.steps,
         "warmup": run.warmup_steps,
         "compile": str(run.compile),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Collection, Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pandas as pd
 
@@ -13,13 +13,18 @@ from lab.analysis.audit.columns import (
     CLOCKED,
     NUMERIC,
     PARALLEL,
+    SECOND,
+    SETTINGS,
     THINGS,
     TIMES,
     WORDS,
     Guess,
+    Setting,
     guess,
+    is_ratio,
     normal,
     parse_name,
+    setting_of,
 )
 from lab.analysis.audit.values import TIME_UNITS, numbers
 
@@ -112,7 +117,7 @@ def by_rank(frame: pd.DataFrame, mapped: Collection[str]) -> tuple[pd.DataFrame,
         factor = parse_name(_without(match)).factor
         times = numbers(frame[column], units=TIME_UNITS, factor=factor)
         part = frame[others].assign(
-            rank=match["n"], **{whole or "time_s": times.map("{:.12g} s".format)}
+            rank=match["n"], **{whole or "time_s": times.map("{:.15e} s".format)}
         )
         parts.append(part[times.notna()])
     assumption = f"the ranks are read from the column names {_listed(matches)}"
@@ -142,6 +147,128 @@ def by_batch(frame: pd.DataFrame, mapped: Collection[str]) -> tuple[pd.DataFrame
         part[name] = frame[column]
     assumption = f"the batches are read from the column names {_listed(matches)}"
     return pd.concat(parts.values(), ignore_index=True), [assumption]
+
+
+MEASURED = {"rate", "rate_per_rank", "time", "speedup", "efficiency"}
+BY_CELLS = (
+    ("rate", re.compile(rf"\d\s*[km]?\s*(?:{THINGS})\s*(?:/|per)\s*(?:{SECOND})\b", re.IGNORECASE)),
+    ("time", re.compile(r"\d\s*(?:ms|s|sec|seconds|min|minutes|h|hrs?|hours)\b", re.IGNORECASE)),
+)
+Words = tuple[str, ...]
+
+
+def by_setting(
+    frame: pd.DataFrame, mapped: Collection[str]
+) -> tuple[pd.DataFrame, list[str], dict[str, list[str]]]:
+    """A table with a column for each of several precisions, programs or GPUs as a long one with a
+    column for that setting, what that assumes, and the columns that each new one is from; other
+    tables as they are.
+
+    A quoted ratio between two settings stands in `ratio_of_times` or `ratio_of_rates` of the rows
+    of the one, and the other in `ratio_over`.
+    """
+    free = [column for column in frame.columns if column not in mapped]
+    named = {column: setting for column in free if (setting := setting_of(column)).words}
+    ratios = [column for column in named if is_ratio(column)]
+    quantities = {
+        column: quantity
+        for column, setting in named.items()
+        if column not in ratios and (quantity := _quantity(frame[column], setting))
+    }
+    measured = [
+        dict(named[column].words)
+        for column, quantity in quantities.items()
+        if quantity[0] in MEASURED and _told_apart(named[column])
+    ]
+    kinds = [
+        kind
+        for kind in SETTINGS
+        if len({words[kind] for words in measured if kind in words}) > 1
+        and all(kind in words for words in measured)
+    ]
+    if not kinds:
+        return frame, [], {}
+    parts: dict[Words, dict[str, str]] = {
+        tuple(words[kind] for kind in kinds): {} for words in measured
+    }
+    for column, (_, name) in quantities.items():
+        words = dict(named[column].words)
+        key = tuple(words.get(kind, "") for kind in kinds)
+        if _told_apart(named[column]) and key in parts:
+            parts[key].setdefault(name, column)
+    rates = any(quantity in {"rate", "rate_per_rank"} for quantity, _ in quantities.values())
+    used = {column for part in parts.values() for column in part.values()}
+    others = [column for column in frame.columns if column not in used and column not in ratios]
+    new = _free_name(kinds[0] if len(kinds) == 1 else "setting", others)
+    long = []
+    for key, columns in parts.items():
+        cells: dict[str, Any] = {new: " ".join(key)}
+        cells |= {name: frame[column] for name, column in columns.items()}
+        part_of = frame[others].assign(**cells)
+        for column in ratios:
+            over = _other_of(named[column], key, list(parts), kinds)
+            if over is not None:
+                part_of[f"ratio_of_{_ratio_kind(column, rates=rates)}"] = frame[column]
+                part_of["ratio_over"] = " ".join(over)
+        long.append(part_of[frame[list(columns.values())].map(_holds).any(axis=1)])
+    origins: dict[str, list[str]] = {}
+    for part in parts.values():
+        for name, column in part.items():
+            origins.setdefault(name, []).append(column)
+    for column in ratios:
+        kind = _ratio_kind(column, rates=rates)
+        origins.setdefault(f"ratio_of_{kind}", []).append(column)
+    listed = ", ".join(" ".join(words) for words in parts)
+    assumption = f"the {new} ({listed}) is read from the column names"
+    origins[new] = []
+    return pd.concat(long, ignore_index=True), [assumption], origins
+
+
+def _ratio_kind(column: str, *, rates: bool) -> str:
+    """What a speedup between settings is of, by its name or by what the table has."""
+    named = re.search("time|throughput", normal(column))
+    return "rates" if (named[0] == "throughput" if named else rates) else "times"
+
+
+def _told_apart(setting: Setting) -> bool:
+    """Whether a name holds one word for each kind of setting: "Batch: FP32, AMP" is of both."""
+    kinds = [kind for kind, _ in setting.words]
+    return len(kinds) == len(set(kinds))
+
+
+def _quantity(cells: pd.Series, setting: Setting) -> tuple[str, str] | None:
+    """What a column of one setting holds, and its name without the setting."""
+    if setting.base:
+        meaning = guess(setting.base)
+        numeric = meaning is not None and meaning.canonical in NUMERIC
+        return (meaning.canonical, setting.base) if meaning and numeric else None
+    texts = [str(cell) for cell in cells if _holds(cell)]
+    for quantity, unit in BY_CELLS:
+        if texts and all(unit.search(text) for text in texts):
+            return quantity, "throughput" if quantity == "rate" else "time"
+    return None
+
+
+def _holds(cell: object) -> bool:
+    return cell is not None and cell == cell and str(cell).strip() not in {"", "-"}
+
+
+def _free_name(name: str, taken: Sequence[str]) -> str:
+    guesses = {meaning.canonical for column in taken if (meaning := guess(column))}
+    return "setting" if name in guesses or name in taken else name
+
+
+def _other_of(
+    setting: Setting, words: Words, parts: Sequence[Words], kinds: Sequence[str]
+) -> Words | None:
+    """What a ratio is over, where it is one of `words`: "FP32 to AMP" is AMP's, over FP32."""
+    named = [word for kind, word in setting.words if kind in kinds]
+    ends = [part for word in named for part in parts if word in part]
+    if len(ends) == 1 and len(parts) == 2:
+        ends = [next(part for part in parts if part != ends[0]), ends[0]]
+    if not ends and len(parts) == 2:
+        ends = list(parts)
+    return ends[0] if len(ends) == 2 and ends[1] == words and ends[0] != words else None
 
 
 def by_world_size(

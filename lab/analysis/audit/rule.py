@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -13,6 +13,7 @@ from lab.analysis.audit.observations import Observations, UncheckedError
 
 Severity = Literal["error", "warning", "note"]
 MOST_RECORDS = 50
+SHOWN = 3  # faults of one cause whose numbers a finding gives
 
 
 class Finding(BaseModel):
@@ -55,25 +56,30 @@ class Rule:
         lacks = [need for need in needs if observations.known.isdisjoint(need.split(" or "))]
         if lacks:
             raise UncheckedError(*lacks)
-        findings: list[Finding] = []
+        faults: dict[tuple[Severity | None, str], list[Fault]] = {}
         try:
             # What overflows is not a number and takes part in no comparison.
             with np.errstate(all="ignore"):
-                findings.extend(map(self._finding, self.check(observations)))
+                for fault in self.check(observations):
+                    faults.setdefault((fault.severity, fault.advice), []).append(fault)
         except UncheckedError:
-            if not findings:
+            if not faults:
                 raise
-        return findings
+        return [self._finding(alike) for alike in faults.values()]
 
-    def _finding(self, fault: Fault) -> Finding:
-        records = tuple(dict.fromkeys(str(record) for record in fault.records))
+    def _finding(self, alike: Sequence[Fault]) -> Finding:
+        """Faults of one cause, which is what their advice mends, as one finding."""
+        fault, more = alike[0], len(alike) - SHOWN
+        records = tuple(dict.fromkeys(str(record) for each in alike for record in each.records))
+        evidence = " ".join(each.evidence for each in alike[:SHOWN])
+        evidence += f" And {more} more like these." if more > 0 else ""
         if len(records) > MOST_RECORDS:
             records = (*records[:MOST_RECORDS], f"and {len(records) - MOST_RECORDS} more")
         return Finding(
             rule=self.name,
             severity=fault.severity or self.severity,
             records=records,
-            evidence=fault.evidence,
+            evidence=evidence,
             advice=fault.advice or self.advice,
         )
 

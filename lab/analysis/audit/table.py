@@ -9,25 +9,33 @@ from typing import Literal
 
 import numpy as np
 import pandas as pd
+from pandas.api.types import is_numeric_dtype
 
 from lab.analysis.audit import columns, reshape
 from lab.analysis.audit.columns import (
     COLUMNS,
+    LAYOUT,
     NUMERIC,
     PHASES,
+    ROUNDED,
     TEXTS,
     TIMES,
     Guess,
     guess,
     parse_name,
 )
-from lab.analysis.audit.observations import Observations
+from lab.analysis.audit.observations import ROW, Observations
+from lab.analysis.audit.points import ROUNDING
 from lab.analysis.audit.values import (
     BYTE_UNITS,
     COUNT_UNITS,
+    FLOPS_UNITS,
+    PLUS_MINUS,
     TIME_UNITS,
     duration,
     numbers,
+    ranks_of,
+    roundings,
     spread,
 )
 from lab.errors import InputError, Problem, nearest
@@ -36,8 +44,9 @@ from lab.errors import InputError, Problem, nearest
 AGGREGATES = {"mean", "avg", "average", "all", "mean over ranks", "overall"}
 OTHER_STATISTICS = {"std", "stdev", "sd", "min", "median", "sum", "total"}
 KEYS = (
-    *("model", "sequence_length", "dataset", "precision", "compile", "seed"),
-    *("link", "device", "emulated", "strategy", "scaling"),
+    *("model", "sequence_length", "dataset", "framework", "precision", "compile", "seed"),
+    *("link", "device", "emulated", "strategy", "scaling", "recompute", "sharding", "interleave"),
+    *LAYOUT,
 )
 # What nobody writes beside the time of a collective.
 TRAINING = {
@@ -47,17 +56,32 @@ TRAINING = {
 } - {"other"}
 POSITIVE = (
     *("world_size", "nodes", "time", "rate", "global_batch_size", "micro_batch_size"),
-    *("batch", "speedup", "parameters", "bytes"),
+    *("batch", "speedup", "parameters", "bytes", "rate_per_rank", "flops", "flops_per_rank"),
+    *("mfu", "hfu", "peak_flops", "dp", *LAYOUT, "grad_accum", "ratio_of_times", "ratio_of_rates"),
 )
-PERCENT_FROM = {"efficiency": 4, "accuracy": 1.5}  # larger values are per cent without saying so
+# Larger values are per cent without saying so; of a share of a peak all values of the column.
+PERCENT_FROM = {"efficiency": 4, "accuracy": 1.5, "mfu": 3, "hfu": 3}
+SHARES = {"mfu", "hfu"}
+WHOLE_NUMBERS = {
+    *("world_size", "nodes", "per_node", "global_batch_size", "micro_batch_size", "batch"),
+    *("grad_accum", "dp", *LAYOUT),
+}
+UNITS = {
+    **dict.fromkeys(TIMES, TIME_UNITS),
+    "bytes": BYTE_UNITS,
+    **dict.fromkeys(("flops", "flops_per_rank", "peak_flops"), FLOPS_UNITS),
+}
 MOST_KEY_VALUES = 200
 MOST_ROWS = 2_000_000
+MOST_NODES = 4096
 SCALING = re.compile(r"(strong|weak)(?:[ _-]?scal.*|)", re.IGNORECASE)
 NOTED_SCALING = re.compile("(strong|weak)[ _-]?scal", re.IGNORECASE)
 # Rows of these are single measurements; others may stand for several.
 LOGGED = {"rank", "epoch", "step"}
 # What runs may be compared by, where they were all measured at several world sizes.
 COMPARED = ("gpu", "cpu", "version", "driver")
+# Of which a table may hold several, that say different things.
+MEASURED = {"time": "time", "rate": "rate", "rate_per_rank": "rate per rank"}
 NOTED_UNITS = {
     "microseconds": (re.compile(r"microseconds|\bus\b|µs", re.IGNORECASE), 1e-6),
     "milliseconds": (re.compile(r"milliseconds|\bms\b", re.IGNORECASE), 1e-3),
@@ -80,30 +104,40 @@ def from_table(
     mapped = {column: _mapped(canonical, column) for canonical, column in (columns or {}).items()}
     hint = reshape.hinted_ranks(name, notes)
     frame, assumptions = reshape.turned(frame, mapped)
+    frame[ROW] = np.arange(1, len(frame) + 1)
+    frame, of_settings, origins = reshape.by_setting(frame, mapped)
+    assumptions += of_settings
     frame, of_ranks = reshape.by_rank(frame, mapped)
     frame, of_batches = reshape.by_batch(frame, mapped)
     assumptions += of_ranks + of_batches
     meanings = _meanings(frame, mapped)
     wide = bool(of_ranks)
-    if not any(meaning.canonical == "world_size" for meaning in meanings.values()):
+    names = {meaning.canonical for meaning in meanings.values()}
+    if "world_size" not in names and not {"per_node", "nodes"} <= names:
         quantity = reshape.noted_quantity(name, notes)
         frame, more = reshape.by_world_size(frame, hint, mapped, quantity)
         wide = wide or bool(more)
         assumptions += more
         meanings = _meanings(frame, mapped)
     tidy, given = _tidy(frame, meanings, mapped, notes, assumptions, source)
+    tidy[ROW] = frame[ROW].loc[tidy.index]
     if "world_size" not in given:
         tidy["world_size"], assumption = _world_size(tidy, hint)
         assumptions += [assumption] if assumption else []
+    tidy["rate"] = tidy["rate"].fillna(tidy["rate_per_rank"] * tidy["world_size"])
+    tidy["rate_rounding"] = tidy["rate_rounding"].fillna(tidy["rate_per_rank_rounding"])
     per = meanings[given["time"]].per if "time" in given else None
     collective = {"bytes", "time"} <= set(given) and not TRAINING & set(given)
     _add_keys(tidy, frame, given.values(), collective=collective)
-    ranks = tidy["world_size"] * tidy["grad_accum"].fillna(1.0)
+    replicas = tidy["dp"].fillna(tidy["world_size"] / tidy[list(LAYOUT)].prod(axis=1))
+    ranks = replicas * tidy["grad_accum"].fillna(1.0)
     for batch, derived in (
         ("global_batch_size", tidy["micro_batch_size"] * ranks),
         ("micro_batch_size", tidy["global_batch_size"] / ranks),
     ):
         tidy[batch] = tidy[batch].fillna(derived)
+    accumulated = tidy["global_batch_size"] / (tidy["micro_batch_size"] * replicas)
+    tidy["grad_accum"] = tidy["grad_accum"].fillna(accumulated)
     tidy["label"] = _labels(tidy)
     return Observations(
         frame=tidy,
@@ -115,7 +149,17 @@ def from_table(
         assumptions=assumptions,
         notes=notes,
         summarised=wide or not LOGGED & set(given),
+        reading=_reading(given, origins),
     )
+
+
+def _reading(given: Mapping[str, str], origins: Mapping[str, Sequence[str]]) -> dict[str, str]:
+    """What each column of the table was taken for."""
+    return {
+        column: canonical
+        for canonical, name in given.items()
+        for column in origins.get(name, [name])
+    }
 
 
 def _noted_scaling(name: str, notes: Sequence[str]) -> Literal["weak"] | None:
@@ -171,40 +215,111 @@ def _tidy(
     source: str,
 ) -> tuple[pd.DataFrame, dict[str, str]]:
     """Canonical columns with numbers in base units, and which column of the table each is from."""
-    tidy = pd.DataFrame({name: np.full(len(frame), np.nan) for name in NUMERIC})
+    rounded = [f"{name}_rounding" for name in ROUNDED]
+    tidy = pd.DataFrame({name: np.full(len(frame), np.nan) for name in (*NUMERIC, *rounded)})
     for name in TEXTS:
         tidy[name] = pd.Series(index=tidy.index, dtype="object")
     given: dict[str, str] = {}
-    for column, meaning in meanings.items():
+    left_out: dict[str, list[str]] = {}
+    for column, meaning in _by_precision(frame, meanings).items():
         canonical = meaning.canonical
         if canonical in {"time", "communication"} and _is_mean(column, meanings):
             canonical = f"{canonical}_mean"
         if canonical in given:
+            left_out.setdefault(canonical, []).append(column)
             continue
-        cells = frame[column].map(_text)
+        cells: pd.Series = frame[column].map(_text)
+        if canonical == "speedup" and "scaling" in columns.normal(column) and _are_shares(cells):
+            canonical = "efficiency"
+        if canonical in {"world_size", "gpu", "device"}:
+            cells = _ranks(cells, tidy, given, column, canonical)
+        if canonical == "host" and _counts(cells) and "rank" not in set(_canonicals(meanings)):
+            canonical = "nodes"
         if canonical == "strategy" and cells.dropna().str.fullmatch(SCALING).all():
             canonical = "scaling"
         if canonical == "scaling":
             cells = cells.str.extract(SCALING, expand=False).str.lower()
         if canonical not in TEXTS:
-            units = BYTE_UNITS if canonical == "bytes" else COUNT_UNITS
-            units = TIME_UNITS if canonical in TIMES else units
             factor = _factor(canonical, meaning, notes, frame[column], assumptions)
-            values = numbers(frame[column], units=units, factor=factor)
-            if canonical == "time":
-                spreads = frame[column].map(lambda cell, by=factor: spread(cell, factor=by))
+            values = numbers(cells, units=UNITS.get(canonical, COUNT_UNITS), factor=factor)
+            if canonical in WHOLE_NUMBERS:
+                values = values.where(values % 1 == 0)
+            if canonical == "time" and cells.astype(str).str.contains(PLUS_MINUS).any():
+                spreads = cells.map(lambda cell, by=factor: spread(cell, factor=by))
                 tidy["std"] = tidy["std"].fillna(spreads.astype(float))
-            named = canonical == "world_size" and not values.notna().any()
-            if named and "gpu" not in given and column not in mapped:
-                canonical = "gpu"  # a column `gpu` without numbers is its name
+            if not values.notna().any() and column not in mapped:
+                # A column `gpu` without numbers is its name.
+                named = columns.text_guess(column)
+                if named is None or named in given:
+                    continue
+                canonical = named
             else:
+                if canonical in ROUNDED:
+                    tidy[f"{canonical}_rounding"] = roundings(
+                        frame[column], is_time=canonical == "time"
+                    )
                 cells = values
         if cells.notna().any():
             tidy[canonical], given[canonical] = cells, column
         elif column in mapped:
             problem = f"column {column!r} holds no value that can be read"
             raise InputError(source, [Problem(f"columns.{meaning.canonical}", problem)])
+    if "std" in given and "time" not in given:
+        tidy["std"] = np.nan  # of anything
+    for canonical, others in left_out.items():
+        if canonical in MEASURED:
+            assumptions.append(
+                f"{given[canonical]!r} is read as the {MEASURED[canonical]}, and not "
+                f"{', '.join(map(repr, others))}: --column {canonical}=COLUMN takes another"
+            )
     return _clean(tidy, assumptions), given
+
+
+def _canonicals(meanings: Mapping[str, Guess]) -> list[str]:
+    return [meaning.canonical for meaning in meanings.values()]
+
+
+def _by_precision(frame: pd.DataFrame, meanings: Mapping[str, Guess]) -> dict[str, Guess]:
+    """The columns, of several rates the one with the most digits first."""
+    rates = [column for column, meaning in meanings.items() if meaning.canonical == "rate"]
+    if len(rates) < 2:
+        return dict(meanings)
+    medians = {column: numbers(frame[column], units=COUNT_UNITS).median() for column in rates}
+    first = max(rates, key=lambda column: medians[column] if medians[column] > 0 else 0.0)
+    return {first: meanings[first], **meanings}
+
+
+def _are_shares(cells: pd.Series) -> bool:
+    """Whether what is called scaling is per cent or a share, and no number of times."""
+    texts = cells.dropna().astype(str)
+    return bool(texts.str.contains("%").any()) or bool(
+        (numbers(texts).dropna() <= 1 + ROUNDING).all() and (numbers(texts).dropna() < 1).any()
+    )
+
+
+def _counts(cells: pd.Series) -> bool:
+    known = pd.to_numeric(cells.dropna(), errors="coerce")
+    return len(known) > 0 and bool(known.between(1, MOST_NODES).all() and (known % 1 == 0).all())
+
+
+def _ranks(
+    cells: pd.Series, tidy: pd.DataFrame, given: dict[str, str], column: str, canonical: str
+) -> pd.Series:
+    """The ranks of cells such as "8x A100", whose words say the GPU; other cells as they are."""
+    texts = cells.dropna()
+    if canonical != "world_size" and "world_size" in given:
+        return cells
+    pairs = texts.map(ranks_of)
+    counts = pairs.map(lambda pair: pair[0]).astype(float)
+    if not counts.notna().any() or (canonical != "world_size" and not counts.notna().all()):
+        return cells
+    names = pairs.map(lambda pair: pair[1] or None)
+    if canonical != "world_size":
+        tidy["world_size"], given["world_size"] = counts, column
+        return names.reindex(cells.index)
+    if names.notna().any() and "gpu" not in given:
+        tidy["gpu"], given["gpu"] = names.reindex(cells.index), column
+    return cells.where(~cells.index.isin(counts.dropna().index), counts.reindex(cells.index))
 
 
 def _is_mean(column: str, meanings: Mapping[str, Guess]) -> bool:
@@ -248,7 +363,10 @@ def _clean(tidy: pd.DataFrame, assumptions: list[str]) -> pd.DataFrame:
     tidy["rank"] = ranks.str.extract(r"(\d{1,7})$", expand=False).astype(float)
     tidy = tidy[~ranks.isin(OTHER_STATISTICS)].copy()
     for column, least in PERCENT_FROM.items():
-        tidy.loc[tidy[column] > least, column] /= 100
+        percent = tidy[column] > least
+        if column in SHARES:
+            percent = pd.Series(bool(percent.any()), tidy.index)
+        tidy.loc[percent, column] /= 100
     for column in POSITIVE:
         wrong = tidy[column] <= 0
         if wrong.any():
@@ -263,6 +381,9 @@ def _world_size(tidy: pd.DataFrame, hint: tuple[int, str] | None) -> tuple[pd.Se
     if tidy["per_node"].notna().any():
         ranks = tidy["nodes"].fillna(1.0) * tidy["per_node"]
         return ranks, "the ranks are the nodes times those on each"
+    if tidy["dp"].notna().any():
+        ranks = tidy[["dp", *LAYOUT]].prod(axis=1, min_count=1)
+        return ranks, "the ranks are the product of the degrees of parallelism"
     if tidy["nodes"].nunique() > 1:
         return tidy["nodes"], "the table does not give the ranks per node, and a node counts as one"
     names = tidy["strategy"].fillna("").str.lower()
@@ -284,17 +405,21 @@ def _add_keys(
     tidy: pd.DataFrame, frame: pd.DataFrame, used: Collection[str], *, collective: bool
 ) -> None:
     """Columns that tell configurations apart: KEYS, and others met at several world sizes."""
-    compared = (name for name in COMPARED if _is_key(tidy[name], tidy["world_size"]))
+    compared = (name for name in COMPARED if _is_compared(tidy[name], tidy["world_size"]))
     keys = {f"key:{name}": tidy[name] for name in (*KEYS, *compared) if tidy[name].notna().any()}
     if collective:
         keys["key:bytes"] = tidy["bytes"].map(_size)
     for column in frame.columns:
-        if column not in used and guess(column) is None:
+        # What stands in a column whose numbers cannot be read may tell rows apart all the same.
+        meaning = guess(column)
+        read = meaning is not None and meaning.canonical not in {*WHOLE_NUMBERS, *TEXTS}
+        if column not in used and not read and column != ROW:
             cells = frame[column].map(_text).loc[tidy.index]
             if _is_key(cells, tidy["world_size"]):
                 keys[f"key:{column}"] = cells
     for name, cells in keys.items():
-        tidy[name] = cells.map(lambda cell: "" if cell is None or cell != cell else str(cell))
+        texts = cells.map("{:g}".format) if is_numeric_dtype(cells) else cells.astype(str)
+        tidy[name] = texts.where(cells.notna(), "")
 
 
 def _size(size: float) -> str:
@@ -315,13 +440,23 @@ def _is_key(cells: pd.Series, sizes: pd.Series) -> bool:
     return bool((sizes_of_value > 1).mean() > 0.5)
 
 
+def _is_compared(cells: pd.Series, sizes: pd.Series) -> bool:
+    """Whether values differ on purpose: several at one number of ranks, or each at several."""
+    values = cells.dropna()
+    if values.nunique() < 2:
+        return False
+    return bool((values.groupby(sizes.loc[values.index]).nunique() > 1).any()) or _is_key(
+        cells, sizes
+    )
+
+
 def _labels(tidy: pd.DataFrame) -> list[str]:
     """A name for each row: its number in the table from 1, and what tells it apart."""
     keys = [name for name in tidy.columns if name.startswith("key:") and tidy[name].nunique() > 1]
     batches = tidy["batch"].fillna(tidy["global_batch_size"])
     rows = tidy[[*keys, "world_size", "rank", "aggregate"]].to_dict("records")
     labels = []
-    for number, (row, batch) in enumerate(zip(rows, batches, strict=True), start=1):
+    for number, row, batch in zip(tidy[ROW], rows, batches, strict=True):
         size, rank = row["world_size"], row["rank"]
         parts = [row[name] for name in keys if row[name]]
         parts += [f"batch {batch:g}"] if batch == batch else []

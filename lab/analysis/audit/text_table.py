@@ -1,15 +1,16 @@
-"""Tables of others as DataFrames of text: delimited, in Markdown or LaTeX, or of nccl-tests."""
+"""Tables of others as DataFrames of text: delimited, marked up, or what nccl-tests print."""
 
 from __future__ import annotations
 
 import contextlib
 import csv
 import io
+import itertools
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Any
 
 from lab.analysis.audit.markup import find_table
 from lab.errors import InputError, Problem, nearest
@@ -19,46 +20,59 @@ if TYPE_CHECKING:
 
 MAX_BYTES = 50 * 10**6
 MAX_CELL = 1_000_000
+STREAM = "standard input"
 DELIMITERS = (",", ";", "\t", "|")
 SPACES = " "  # where none of these is
+PROSE = (".", ":", "!", "?")  # ends of lines that hold no names
 SAMPLE_LINES = 50
 WORD = re.compile(r"[A-Za-z]{2}")
-# What srun -l and mpirun write before a line: "0: " and "[1,0]<stdout>:".
-LAUNCHED = re.compile(r"^\s*(?:\d+:|\[\d+,\d+\]<std(?:out|err)>:) ?")
+# What launchers write before a line: "0: " (srun -l), "[1,0]<stdout>:" (mpirun, after a time where
+# asked), "[0] " (mpiexec -l), "[rank0]: " (torchrun); before what nccl-tests print also "node1: ".
+LAUNCHED = re.compile(
+    r"^(?:\s*\d+:\s|[^\[]{0,40}\[\w+,\w+\](?:\[[\w.:-]*\])?<std(?:out|err)>: ?"
+    r"|\s*\[(?:rank|default)?\d+\]:?\s)"
+)
+HOST = re.compile(r"^[A-Za-z][\w.-]*:\s")
+QUOTED, FENCE = re.compile(r"^\s{0,3}>\s?"), re.compile(r"\s*(?:```|~~~)")
 NCCL_RANK = re.compile(r"#?\s*Rank\s+(\d+)\s.*\son\s+(\S+)\s+device\s+\d+\s+\[\w+\]\s+(.+?)\s*$")
 NCCL_HEADER = re.compile(r"^[#\s]*size\s+count\s+type\b.*\btime\s+algbw\s+busbw\b")
 NCCL_ITERATIONS = re.compile(r"(?<!warmup )\biters:\s*(\d+)")
 NCCL_MEASURED = 4  # time, algbw, busbw, errors
+NEARLY = 0.02  # a whole number, as far as two decimals of bandwidths tell
 NCCL_COLUMNS = [
     *("message_bytes", "variant", "time_us", "algbw_gb_per_s", "busbw_gb_per_s"),
     *("gpus", "nodes", "gpu_name", "repeats"),
 ]
 
 
-def read_table(path: str | Path, mapping: Mapping[str, str] | None = None) -> pd.DataFrame:
-    """A delimited text file (comma, semicolon, tab, bar, else spaces), the longest table of a text
-    in Markdown or LaTeX, or what nccl-tests print, as a DataFrame of text, empty cells as "".
+def read_table(
+    source: str | Path | IO[Any], mapping: Mapping[str, str] | None = None
+) -> pd.DataFrame:
+    """A delimited text (comma, semicolon, tab, bar, else spaces), the longest table of a text in
+    Markdown, HTML or LaTeX, or what nccl-tests print, as a DataFrame of text, empty cells as "".
 
-    Notes are in `frame.attrs["notes"]`: lines that start with #, except for column names right
-    above numbers, or the text around a table. The file's stem is in `frame.attrs["name"]`. The
-    header must have the columns of `mapping`, {canonical name: column}.
+    `source` is a path or an open stream. Notes are in `frame.attrs["notes"]`: lines that start with
+    #, except for column names right above numbers, or the text around a table. The file's stem is
+    in `frame.attrs["name"]`. The header must have the columns of `mapping`, {canonical name:
+    column}.
 
     Raises InputError for a file that is missing, larger than 50 MB, not text, without rows, with a
     column twice, with rows longer than the header, or without a column that the mapping names.
     """
     import pandas as pd
 
-    path = Path(path)
-    lines = _text(path).splitlines()
+    stream = None if isinstance(source, str | Path) else source
+    name = STREAM if stream else str(source)
+    lines = _unmarked(_text(stream, name).splitlines())
     notes = [line.lstrip("# ").rstrip() for line in lines if line.startswith("#")]
-    printed = [LAUNCHED.sub("", line) for line in lines]
+    printed = [HOST.sub("", LAUNCHED.sub("", line)) for line in lines]
     if any(NCCL_HEADER.match(line) for line in printed):
-        header, rows = _nccl_tests(path, printed)
+        header, rows = _nccl_tests(name, printed)
     elif table := find_table(lines):
-        header, rows = _rectangular(path, table.header, table.rows)
+        header, rows = _rectangular(name, table.header, table.rows)
         notes = table.notes
     else:
-        header, rows = _delimited(path, lines)
+        header, rows = _delimited(name, lines)
     problems = [
         Problem(f"column {name!r}", "is there more than once", "rename one of them")
         for name, count in Counter(header).items()
@@ -70,52 +84,66 @@ def read_table(path: str | Path, mapping: Mapping[str, str] | None = None) -> pd
         if column not in header
     ]
     if problems:
-        raise InputError(str(path), problems)
+        raise InputError(name, problems)
     frame = pd.DataFrame(rows, columns=header, dtype="object")
     frame.attrs["notes"] = notes
-    frame.attrs["name"] = path.stem
+    frame.attrs["name"] = name if stream else Path(name).stem
     return frame
 
 
-def _error(path: Path, what: str, advice: str, where: str = "file") -> InputError:
-    return InputError(str(path), [Problem(where, what, advice)])
+def _error(name: str, what: str, advice: str, where: str = "file") -> InputError:
+    return InputError(name, [Problem(where, what, advice)])
 
 
-def _text(path: Path) -> str:
+def _text(stream: IO[Any] | None, name: str) -> str:
     try:
-        with path.open("rb") as stream:
+        if stream:
             raw = stream.read(MAX_BYTES + 1)
+        else:
+            with Path(name).open("rb") as opened:
+                raw = opened.read(MAX_BYTES + 1)
     except (OSError, ValueError) as error:
         what = getattr(error, "strerror", None) or str(error)
-        raise _error(path, what, "check the path and its permissions") from None
+        raise _error(name, what, "check the path and its permissions") from None
     if len(raw) > MAX_BYTES:
-        raise _error(path, f"larger than {MAX_BYTES // 10**6} MB", "give a table of results")
+        raise _error(name, f"larger than {MAX_BYTES // 10**6} MB", "give a table of results")
+    if isinstance(raw, str):
+        return raw
     is_utf16 = raw.startswith((b"\xff\xfe", b"\xfe\xff"))
     if b"\0" in raw and not is_utf16:
-        raise _error(path, "not text", "save the table as CSV")
+        raise _error(name, "not text", "save the table as CSV")
     # Spreadsheets that do not write UTF-8 write cp1252.
     for encoding in ("utf-16",) if is_utf16 else ("utf-8-sig", "cp1252"):
         with contextlib.suppress(UnicodeDecodeError):
-            return raw.decode(encoding)
-    raise _error(path, "not UTF-8 text", "save it as CSV in UTF-8")
+            return str(raw.decode(encoding))
+    raise _error(name, "not UTF-8 text", "save it as CSV in UTF-8")
+
+
+def _unmarked(lines: Sequence[str]) -> list[str]:
+    """Lines without what stands before each of them: marks of a quotation, or of a launcher; and
+    without the fences of a block of code."""
+    for mark in (QUOTED, LAUNCHED):
+        if any(lines) and all(mark.match(line) for line in lines if line.strip()):
+            lines = [mark.sub("", line) for line in lines]
+    return ["" if FENCE.match(line) else line for line in lines]
 
 
 def _rectangular(
-    path: Path, header: list[str], rows: list[list[str]]
+    name: str, header: list[str], rows: list[list[str]]
 ) -> tuple[list[str], list[list[str]]]:
     """Names for all columns, and rows as long as they are."""
     for number, row in enumerate(rows, start=1):
         if any(row[len(header) :]):
             what = f"{len(row)} cells under {len(header)} column names"
-            raise _error(path, what, "give each column a name", f"row {number}")
+            raise _error(name, what, "give each column a name", f"row {number}")
     if not rows:
-        raise _error(path, "no rows below the column names", "a table needs measurements")
-    names = [name or f"unnamed {number}" for number, name in enumerate(header, start=1)]
+        raise _error(name, "no rows below the column names", "a table needs measurements")
+    names = [text or f"unnamed {number}" for number, text in enumerate(header, start=1)]
     width = len(header)
     return names, [[*row[:width], *[""] * (width - len(row))] for row in rows if any(row)]
 
 
-def _delimited(path: Path, lines: Sequence[str]) -> tuple[list[str], list[list[str]]]:
+def _delimited(name: str, lines: Sequence[str]) -> tuple[list[str], list[list[str]]]:
     # An empty line stays, so that the reader's line numbers are those of the file.
     content = ["" if line.startswith("#") else line for line in lines]
     first = next((number for number, line in enumerate(content) if line.strip()), 0)
@@ -123,17 +151,49 @@ def _delimited(path: Path, lines: Sequence[str]) -> tuple[list[str], list[list[s
         header = lines[first - 1].lstrip("#").strip()
         if _names(header, content[first]):
             content[first - 1] = header
-    sample = [line for line in content if line.strip()][:SAMPLE_LINES]
-    if len(sample) < 2:
-        advice = "write a line of column names first"
-        raise _error(path, "no header with rows below it", advice)
+    sample = _sample(name, content)
     delimiter = _delimiter(sample)
+    if delimiter == SPACES or sample[0].rstrip().endswith(PROSE):
+        content = _below_prose(content)
+        sample = _sample(name, content)
+        delimiter = _delimiter(sample)
     if delimiter == SPACES:
         place = content.index(sample[0])
         content = ["\t".join(line.split()) for line in content]
         content[place] = "\t".join(_names(sample[0], sample[1]) or sample[0].split())
         delimiter = "\t"
-    return _cells(path, content, delimiter)
+    return _cells(name, content, delimiter)
+
+
+def _sample(name: str, lines: Sequence[str]) -> list[str]:
+    sample = list(itertools.islice((line for line in lines if line.strip()), SAMPLE_LINES))
+    if len(sample) < 2:
+        advice = "write a line of column names first"
+        raise _error(name, "no header with rows below it", advice)
+    return sample
+
+
+def _below_prose(lines: Sequence[str]) -> list[str]:
+    """The longest run of lines of as many cells, words first and numbers below; without one, or
+    where the first line may be its names, all lines."""
+    place, first = next(item for item in enumerate(lines) if item[1].strip())
+    alone = not "".join(lines[place + 1 : place + 2]).strip()
+    best: list[str] = []
+    splitters: tuple[str | None, ...] = (*DELIMITERS, None) if alone else DELIMITERS
+    for delimiter in splitters:
+        counts = [len(line.split(delimiter)) for line in lines]
+        for count, group in itertools.groupby(range(len(lines)), counts.__getitem__):
+            run = [lines[number] for number in group]
+            names = next((at for at, line in enumerate(run[1:]) if _has_digits(line)), None)
+            if count < 2 or names is None or not WORD.search(run[names]):
+                continue
+            if all(map(_has_digits, run[names + 1 :])):
+                best = max(best, run[names:], key=len)
+    return list(lines) if not best or first in best else best
+
+
+def _has_digits(line: str) -> bool:
+    return any(map(str.isdigit, line))
 
 
 def _names(header: str, row: str) -> list[str] | None:
@@ -162,7 +222,7 @@ def _delimiter(lines: Sequence[str]) -> str:
         return ","
 
 
-def _cells(path: Path, lines: Sequence[str], delimiter: str) -> tuple[list[str], list[list[str]]]:
+def _cells(name: str, lines: Sequence[str], delimiter: str) -> tuple[list[str], list[list[str]]]:
     csv.field_size_limit(MAX_CELL)
     reader = csv.reader(io.StringIO("\n".join(lines)), delimiter=delimiter, skipinitialspace=True)
     header: list[str] = []
@@ -180,17 +240,17 @@ def _cells(path: Path, lines: Sequence[str], delimiter: str) -> tuple[list[str],
             if len(cells) > len(header):
                 what = f"{len(cells)} cells under {len(header)} column names"
                 advice = "quote cells that hold the delimiter"
-                raise _error(path, what, advice, f"line {reader.line_num}")
+                raise _error(name, what, advice, f"line {reader.line_num}")
             rows.append(cells + [""] * (len(header) - len(cells)))
     except csv.Error as error:
         line = f"line {reader.line_num}"
-        raise _error(path, str(error), "mend the quotes here", line) from None
+        raise _error(name, str(error), "mend the quotes here", line) from None
     if not rows:
-        raise _error(path, "no rows below the column names", "a table needs measurements")
+        raise _error(name, "no rows below the column names", "a table needs measurements")
     return header, rows
 
 
-def _nccl_tests(path: Path, lines: Sequence[str]) -> tuple[list[str], list[list[str]]]:
+def _nccl_tests(name: str, lines: Sequence[str]) -> tuple[list[str], list[list[str]]]:
     """A row for each size, out of place and in place, with what the list of devices says."""
     # Programs that do not know each other all list a rank 0: they measured one rank each.
     devices = [match.groups() for line in lines if (match := NCCL_RANK.match(line))]
@@ -206,7 +266,37 @@ def _nccl_tests(path: Path, lines: Sequence[str]) -> tuple[list[str], list[list[
             )
             for variant, measured in (("out-of-place", out_of_place), ("in-place", in_place)):
                 if measured[0] != "N/A":
-                    rows.append([cells[0], variant, *measured[:3], *facts])
+                    rows.append([cells[0], variant, *measured[:3]])
     if not rows:
-        raise _error(path, "nccl-tests printed no sizes", "give all of its output")
-    return NCCL_COLUMNS, rows
+        raise _error(name, "nccl-tests printed no sizes", "give all of its output")
+    facts[0] = facts[0] or _ranks_by_bandwidths(rows)
+    return NCCL_COLUMNS, [row + facts for row in rows]
+
+
+def _ranks_by_bandwidths(rows: Sequence[Sequence[str]]) -> str:
+    """The ranks that make algorithm and bus bandwidth of the fastest row what they are, if any."""
+    with contextlib.suppress(ValueError, ZeroDivisionError):
+        algorithm, bus = max((float(row[3]), float(row[4])) for row in rows)
+        ratio = bus / algorithm
+        # 2(n-1)/n of an all-reduce lies above 1, (n-1)/n of a gather or scatter below.
+        ranks = 2 / (2 - ratio) if ratio > 1 else 1 / (1 - ratio)
+        if ranks > 1 and abs(ranks / round(ranks) - 1) < NEARLY:
+            return str(round(ranks))
+    return ""
+
+
+def read_file(path: Path, mapping: Mapping[str, str] | None = None) -> pd.DataFrame:
+    """The table in a file of text, as of `read_table`, or of Parquet; raises InputError."""
+    if path.suffix.lower() != ".parquet":
+        return read_table(path, mapping)
+    import pandas as pd
+
+    try:
+        with path.open("rb") as stream:
+            frame = pd.read_parquet(stream)
+    except (OSError, ValueError) as error:  # pyarrow's errors are ValueErrors
+        what = getattr(error, "strerror", None) or str(error).split("\n")[0]
+        problem = Problem("file", f"no Parquet that can be read: {what}", "give a table of results")
+        raise InputError(str(path), [problem]) from None
+    frame.attrs |= {"name": path.stem}
+    return frame

@@ -7,6 +7,7 @@ import re
 
 import numpy as np
 import pandas as pd
+from pandas.api.types import is_numeric_dtype
 
 MISSING = {
     *("", "-", "--", "–", "—", "?", "...", "na", "n/a", "#n/a", "nan", "none", "null", "tbd"),
@@ -17,6 +18,7 @@ NUMBER = re.compile(r"[-+]?(?:\d[\d.,'\u202f\u00a0_]*\d|\d|\.\d+)(?:[eE][-+]?\d+
 CLOCK = re.compile(r"(?:(?:(\d+)(?:-|\s*days?,?\s+))?(\d+):)?(\d{1,3}):(\d{2}(?:\.\d+)?)")
 AMOUNT = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]+)[\s,]*")
 PLUS_MINUS = r"±|\+/-"
+BRACKETS = re.compile(r"\([^)]*\)|\[[^]]*\]")
 
 
 def _by_name(names: dict[float, str]) -> dict[str, float]:
@@ -40,6 +42,23 @@ BYTE_UNITS = _by_name(
     | {2.0**10: "kib", 2.0**20: "mib", 2.0**30: "gib"}
 )
 COUNT_UNITS = _by_name({1e3: "k", 1e6: "m million millions", 1e9: "bn billion billions"})
+FLOPS_UNITS = {
+    f"{prefix}flop{end}": factor
+    for prefix, factor in (("g", 1e9), ("t", 1e12), ("p", 1e15))
+    for end in ("", "s", "/s", "s/s", "/s/gpu", "s/gpu", "s/s/gpu")
+}
+# Ranks as words in a cell: n1g8, 2n_8g, 2 nodes x 8; 8x A100, 8 A100s, 8 GPUs; A100 x8.
+_UNIT = "gpus?|ranks?|procs?|processes|devices?|cards?|workers?|accelerators?"
+_NAME = r"[a-z][a-z-]*\s?-?\d[\w .()-]*"
+NODES_TIMES = re.compile(
+    r"n(\d+)_?g(\d+)|(\d+)_?n_?(\d+)_?g(?![a-z])\w*"
+    rf"|(\d+)\s*(?:nodes?|servers?|hosts?)\s*(?:[x×*,@]|of|with)?\s*(\d+)\s*x?\s*(?:{_UNIT}|{_NAME})?"
+    rf"|(\d+)\s*[x×*]\s*(\d+)\s*(?:[x×*]?\s*(?:{_UNIT}|{_NAME}))?"
+)
+RANKS_TIMES = re.compile(
+    rf"(?:.*\()?(\d+)\s*(?:[x×*]\s*|\s)((?:{_NAME}|{_UNIT}))\)?|(\d+)({_UNIT})"
+)
+RANKS_AFTER = re.compile(rf"({_NAME}?)\s*\(?[x×*]\s*(\d+)\)?")
 
 
 def number(cell: object, *, units: dict[str, float] | None = None, factor: float = 1.0) -> float:
@@ -61,11 +80,15 @@ def _number(cell: object, units: dict[str, float] | None, factor: float) -> floa
     if not match or text in MISSING or before not in {"", "-", "+"}:
         return math.nan
     value = _decimal(match.group())
-    unit = re.split(rf"{PLUS_MINUS}|\(|\[", text[match.end() :])[0].strip(" *")
+    rest = re.split(PLUS_MINUS, text[match.end() :])[0]
+    if re.search(r"\d", BRACKETS.sub("", rest)):
+        return math.nan  # two numbers, such as one for each precision
+    unit = re.split(r"\(|\[", rest)[0].strip(" *†‡§^")
     if unit.startswith(("%", "percent", "pct")):
         return value / 100
-    if units and unit in units:
-        return value * units[unit]
+    first = unit.split(" ")[0]
+    if units and (unit in units or (first != unit and first in units)):
+        return value * units[unit if unit in units else first]
     known = unit in {"", "x", "×", "s", "it"} or (units is not None and not unit.isalnum())
     return value * factor if known else math.nan
 
@@ -86,8 +109,54 @@ def duration(cell: object, factor: float = 1.0) -> float:
     return sum(float(amount) * CELL_TIMES[unit] for amount, unit in amounts) if spoken else math.nan
 
 
+def ranks_of(cell: object) -> tuple[float, str]:
+    """The number of ranks in a cell such as "8x A100" or "2 nodes x 8", and what they are; NaN and
+    "" where it names none."""
+    text = str(cell).strip().lower()
+    if match := NODES_TIMES.fullmatch(text):
+        nodes, each = (float(number) for number in match.groups() if number)
+        return nodes * each, ""
+    if match := RANKS_TIMES.fullmatch(text):
+        name = match[2] or ""
+        return float(match[1] or match[3]), "" if re.fullmatch(_UNIT, name) else name.strip(" )")
+    if match := RANKS_AFTER.fullmatch(text):
+        return float(match[2]), match[1].strip()
+    return math.nan, ""
+
+
+def rounding(cell: object, *, is_time: bool = False) -> float:
+    """Half of the last digit of a cell, as a share of its value: 0.05 of "10"; 0 where unknown."""
+    text = str(cell).strip().lower()
+    if is_time and (amounts := AMOUNT.findall(text)) and not AMOUNT.sub("", text):
+        units = [CELL_TIMES[unit] for _, unit in amounts if unit in CELL_TIMES]
+        total = duration(text)
+        return 0.5 * min(units) / total if len(amounts) > 1 and total > 0 else _rounding(text)
+    if is_time and ":" in text:
+        total = duration(text)
+        return 0.5 / total if total > 0 else 0.0
+    return _rounding(text)
+
+
+def _rounding(text: str) -> float:
+    match = NUMBER.search(text)
+    digits = _digits(match.group()).partition("e")[0] if match else ""
+    whole, _, decimals = digits.strip("-+").partition(".")
+    if not (whole + decimals).isdigit() or not float(digits):
+        return 0.0
+    # Of 17,400 nobody knows whether the zeros were measured.
+    zeros = 0 if decimals else max(min(len(whole) - len(whole.rstrip("0")), len(whole) - 3), 0)
+    return float(0.5 * 10.0 ** (zeros - len(decimals)) / abs(float(digits)))
+
+
 def _decimal(text: str) -> float:
-    """Digits with separators as a float: of two kinds of separator, the last is the decimal one."""
+    try:
+        return float(_digits(text))
+    except ValueError:
+        return math.nan
+
+
+def _digits(text: str) -> str:
+    """Digits without separators: of two kinds of separator, the last is the decimal one."""
     digits = re.sub(r"['\u202f\u00a0_]", "", text)
     if "," in digits and "." in digits:
         group, point = (",", ".") if digits.rfind(".") > digits.rfind(",") else (".", ",")
@@ -96,10 +165,7 @@ def _decimal(text: str) -> float:
         digits = digits.replace(",", "")
     else:
         digits = digits.replace(",", ".")
-    try:
-        return float(digits)
-    except ValueError:
-        return math.nan
+    return digits
 
 
 def spread(cell: object, *, factor: float = 1.0) -> float:
@@ -119,3 +185,11 @@ def numbers(
         parsed = column[unread].map(lambda cell: number(cell, units=units, factor=factor))
         values = values.where(~unread, parsed.astype(float))
     return values
+
+
+def roundings(column: pd.Series, *, is_time: bool = False) -> pd.Series:
+    """`rounding` of each cell; 0 where it is not text."""
+    if is_numeric_dtype(column):
+        return pd.Series(0.0, column.index)
+    share = {cell: rounding(cell, is_time=is_time) for cell in column.dropna().unique()}
+    return column.map(share).astype(float)

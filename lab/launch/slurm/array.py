@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
+import shlex
 import subprocess
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,17 +15,22 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from lab.files import write_atomically
+from lab.files import OWN_MODE, private_folder, read_own, write_atomically
 from lab.launch.executor import JobSpec
-from lab.launch.slurm.controller import TIMEOUT_S, SlurmSilentError, accounted, queued
+from lab.launch.slurm.controller import (
+    TIMEOUT_S,
+    UNANSWERED,
+    SlurmSilentError,
+    accounted,
+    found_practice_cluster,
+    queued,
+    require_configuration,
+    said,
+)
+from lab.launch.work import write_work
 
 # What a job that submits jobs hands on; the other variables describe its own allocation.
 INHERITED = ("SLURM_CONF", "SLURM_CLUSTERS")
-# Each job puts its pickle where submitit looks for it, since only the job knows its id for certain.
-TAKE_WORK = (
-    'ln -sf "${SLURM_ARRAY_TASK_ID}.pkl" '
-    '%s/"${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}_submitted.pkl"'
-)
 # Stands in place of the id of an array that never came to Slurm.
 NEVER = "none"
 
@@ -43,7 +50,7 @@ class Array:
         """An array that has a unique name and a folder, and is not submitted."""
         safe = "".join(letter if letter.isalnum() else "-" for letter in label)
         array = cls(home / f"lab-{safe}-{uuid.uuid4().hex[:8]}")
-        array.folder.mkdir(mode=0o700, parents=True)
+        private_folder(array.folder)
         return array
 
     @property
@@ -56,17 +63,18 @@ class Array:
 
         The folder stays locked until sbatch has ended, even where this process is killed.
         """
+        command = f"{python} -P -u {shlex.join(write_work(specs, self.folder))}"
+        named = {**parameters, "job_name": self.name}
+        text = script(self.folder, named, command, jobs=len(specs))
+        # For people; what is submitted is the text itself, which nobody else can have changed.
+        (self.folder / "submission.sh").write_text(text)
         try:
             with self._locked() as lock:
-                executor = _submitit_executor(
-                    self.folder, lock=lock, variables=specs[0].variables, python=python
-                )
-                executor.update_parameters(**parameters, job_name=self.name)
-                columns = zip(*(spec.arguments for spec in specs), strict=True)
-                first, *_ = executor.map_array(specs[0].function, *columns)
-                job_id = str(first.job_id).split("_")[0]
-                self._write_id(job_id)
-                return job_id
+                answer = sbatch([], text, lock=lock, variables=specs[0].variables)
+                if (taken := re.search(r"job (\d+)", answer)) is None:
+                    raise RefusedError(f"sbatch answered {answer.strip()!r}")
+                self._write_id(taken[1])
+                return taken[1]
         except (RefusedError, SlurmSilentError):
             # sbatch may lose the answer of a busy controller that has taken the job.
             if job_id := self.job_id() or "":
@@ -77,10 +85,11 @@ class Array:
         """The array's id; None where it was never submitted.
 
         Where a driver was killed before it could write the id down, Slurm is asked for the name;
-        raises SlurmSilentError where it does not answer.
+        raises SlurmSilentError where it does not answer, InputError for another's folder.
         """
         if not self.folder.is_dir():
             return None
+        private_folder(self.folder)
         job_id = self._read_id()
         if not job_id:
             with self._locked():  # until an sbatch that is under way has ended
@@ -93,12 +102,12 @@ class Array:
 
     def _read_id(self) -> str:
         try:
-            return (self.folder / "job_id").read_text()
+            return read_own(self.folder / "job_id").decode()
         except OSError:
             return ""
 
     def _write_id(self, job_id: str) -> None:
-        write_atomically(self.folder / "job_id", job_id.encode())
+        write_atomically(self.folder / "job_id", job_id.encode(), mode=OWN_MODE)
 
     @contextmanager
     def _locked(self) -> Iterator[int]:
@@ -110,53 +119,22 @@ class Array:
             os.close(lock)
 
 
-def _submitit_executor(
-    folder: Path,
-    *,
-    lock: int | None = None,
-    variables: Mapping[str, str] = MappingProxyType({}),
-    python: str | None = None,
-) -> Any:
-    """submitit's Slurm executor; pickles precede sbatch, and sbatch holds the lock."""
-    import submitit
+def script(folder: Path, parameters: Mapping[str, Any], command: str, *, jobs: int = 1) -> str:
+    """The script of an array of jobs whose ranks run a command; their output goes into `folder`."""
+    from submitit.slurm import slurm
 
-    class Executor(submitit.SlurmExecutor):
-        def _internal_process_submissions(self, delayed_submissions: Sequence[Any]) -> list[Any]:
-            for index, submission in enumerate(delayed_submissions):
-                submission.set_timeout(self.parameters["time"], 0)
-                submission.dump(self.folder / f"{index}.pkl")
-            self.parameters["map_count"] = len(delayed_submissions)
-            array_id = self._submit_command(self._submitit_command_str).job_id
-            ranks = range(self._num_tasks())
-            return [
-                submitit.SlurmJob(folder=self.folder, job_id=f"{array_id}_{index}", tasks=ranks)
-                for index in range(len(delayed_submissions))
-            ]
-
-        def _submit_command(self, command: str) -> Any:
-            path = self.folder / "submission.sh"
-            path.write_text(self._make_submission_file_text(command, ""))
-            answer = sbatch([str(path)], lock=lock, variables=variables)
-            job_id = self._get_job_id_from_submission_command(answer)
-            return submitit.SlurmJob(folder=self.folder, job_id=job_id)
-
-    return Executor(folder=folder, python=python)
-
-
-def script(folder: Path, parameters: Mapping[str, Any]) -> str:
-    """The script that would be submitted for one job of this shape."""
-    executor = _submitit_executor(folder)
-    executor.update_parameters(**parameters)
-    return str(executor._make_submission_file_text(executor._submitit_command_str, ""))
+    return str(slurm._make_sbatch_string(command, folder, map_count=jobs, **parameters))
 
 
 def sbatch(
     arguments: Sequence[str],
+    text: str,
     *,
     lock: int | None = None,
     variables: Mapping[str, str] = MappingProxyType({}),
 ) -> str:
-    """The answer of sbatch; raises RefusedError with its complaint, or SlurmSilentError."""
+    """What sbatch says of a script; raises RefusedError with its complaint, or SlurmSilentError."""
+    require_configuration()
     inherited = {
         name: value
         for name, value in os.environ.items()
@@ -167,17 +145,20 @@ def sbatch(
             ["sbatch", *arguments],
             env={**inherited, **variables},
             pass_fds=() if lock is None else (lock,),
-            stdin=subprocess.DEVNULL,
+            input=text,
             capture_output=True,
             text=True,
-            timeout=4 * TIMEOUT_S,
+            timeout=TIMEOUT_S if "--test-only" in arguments else 4 * TIMEOUT_S,
             check=False,
         )
     except FileNotFoundError:
         raise SlurmSilentError("sbatch is not installed here") from None
-    except subprocess.TimeoutExpired:
-        raise SlurmSilentError("sbatch gave no answer") from None
+    except subprocess.TimeoutExpired as error:
+        raise SlurmSilentError(f"sbatch gave no answer in {error.timeout:.0f} s") from None
     if process.returncode != 0:
-        status = f"sbatch ended with status {process.returncode}"
-        raise RefusedError(process.stderr.strip() or status)
+        if found_practice_cluster(process):
+            return sbatch(arguments, text, lock=lock, variables=variables)
+        complaint = said(process)
+        silent = any(words in complaint for words in UNANSWERED)
+        raise SlurmSilentError(complaint) if silent else RefusedError(complaint)
     return process.stdout or process.stderr

@@ -7,15 +7,19 @@ import os
 import re
 import shutil
 import subprocess
+import tempfile
 import threading
 import time
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 import psutil
 
-from lab.files import read_json
+from lab.errors import LabError
 from lab.launch.attempt import Attempt, RankError
+from lab.launch.executor import read_job
 from lab.records.schema import Allocation
 
 TIMEOUT_S = 30.0
@@ -81,8 +85,16 @@ class JobState:
         return not self.pending and self.state not in ALIVE
 
 
+def require_configuration() -> None:
+    """Raise SlurmSilentError where SLURM_CONF leads nowhere: Slurm's commands would wait long."""
+    path = os.environ.get("SLURM_CONF")
+    if path and not Path(path).is_file():
+        raise SlurmSilentError(f"SLURM_CONF names {path}, and no such file is here")
+
+
 def ask(*command: str) -> str:
     """The output of a command of Slurm; raises SlurmSilentError where it fails or is too slow."""
+    require_configuration()
     try:
         process = subprocess.run(
             command,
@@ -97,9 +109,38 @@ def ask(*command: str) -> str:
     except subprocess.TimeoutExpired:
         raise SlurmSilentError(f"{command[0]} gave no answer in {TIMEOUT_S:.0f} s") from None
     if process.returncode != 0:
-        status = f"{command[0]} ended with status {process.returncode}"
-        raise SlurmSilentError(process.stderr.strip() or status)
+        if found_practice_cluster(process):
+            return ask(*command)
+        raise SlurmSilentError(said(process))
     return process.stdout
+
+
+def found_practice_cluster(failed: subprocess.CompletedProcess[str]) -> bool:
+    """Let SLURM_CONF name this user's practice cluster, where Slurm has no configuration else.
+
+    It is the one of slurm/testcluster in its usual place. Returns whether to ask again.
+    """
+    conf = Path(tempfile.gettempdir()) / f"practice-slurm-{os.getuid()}" / "slurm.conf"
+    if "configuration source" not in failed.stderr or os.environ.get("SLURM_CONF"):
+        return False
+    with suppress(OSError):
+        if conf.parent.stat().st_uid == os.getuid() and conf.is_file():
+            os.environ["SLURM_CONF"] = str(conf)
+            return True
+    return False
+
+
+# What Slurm's commands say where nobody could be asked.
+UNANSWERED = ("configuration source", "contact slurm controller", "timed out", "not connected")
+
+
+def said(process: subprocess.CompletedProcess[str]) -> str:
+    """Why a command of Slurm failed, in its words, and what to do where it has no configuration."""
+    command = process.args[0]
+    text = process.stderr.strip() or f"{command} ended with status {process.returncode}"
+    if "configuration source" in text and not os.environ.get("SLURM_CONF"):
+        return f"{text} (SLURM_CONF is not set: let it name the slurm.conf of your cluster)"
+    return text
 
 
 def queued(names: Iterable[str]) -> dict[str, JobState]:
@@ -237,7 +278,9 @@ def exit_reason(job: JobState | None, attempt: Attempt) -> RankError:
 def read_allocation(attempt: Attempt) -> Allocation:
     """The allocation of this process's job, from the variables that Slurm sets."""
     variables = os.environ
-    submitted_at = (read_json(attempt.folder / "job.json") or {}).get("submitted_at")
+    job = None
+    with suppress(LabError):  # which is no reason to lose a record
+        job = read_job(attempt.folder)
     gpus = variables.get("SLURM_JOB_GPUS") or variables.get("SLURM_STEP_GPUS") or ""
     started = float(variables.get("SLURM_JOB_START_TIME") or psutil.Process().create_time())
     return Allocation(
@@ -245,7 +288,7 @@ def read_allocation(attempt: Attempt) -> Allocation:
         nodes=expand(variables.get("SLURM_JOB_NODELIST", "")),
         gpus=gpus.split(",") if gpus else [],
         cpus=_total(variables.get("SLURM_JOB_CPUS_PER_NODE", "")),
-        queue_time=None if submitted_at is None else max(started - submitted_at, 0.0),
+        queue_time=None if job is None else max(started - job.submitted_at, 0.0),
         requeues=attempt.restarts,
     )
 

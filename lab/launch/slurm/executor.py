@@ -6,15 +6,15 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from lab.config.cluster import Cluster
 from lab.errors import LabError
 from lab.launch.attempt import Attempt, RankError
-from lab.launch.executor import JobSpec, JobStatus, prepare, write_job
+from lab.launch.executor import JobSpec, JobStatus, SlurmJob, prepare, write_job
 from lab.launch.slurm import controller
 from lab.launch.slurm.array import Array, RefusedError
 from lab.launch.slurm.controller import Controller, JobState, SlurmSilentError
@@ -50,11 +50,10 @@ class SlurmExecutor:
             prepare(spec.folder)
             # Before there is a job: the next driver then knows for which array to look.
             path = os.path.relpath(array.folder, spec.folder)
-            write_job(spec.folder, executor="slurm", cluster=cluster.name, array=path, index=index)
+            job = SlurmJob(cluster=cluster.name, array=path, index=index, submitted_at=time.time())
+            write_job(spec.folder, job)
         try:
-            parameters = submitit_parameters(
-                cluster, ranks, array.folder, devices=devices, jobs=len(specs)
-            )
+            parameters = submitit_parameters(cluster, ranks, devices=devices, jobs=len(specs))
             python = interpreter(cluster, shlex.quote(sys.executable))
             job_id = array.submit(specs, parameters, python)
         except RefusedError as error:
@@ -77,18 +76,18 @@ class SlurmHandle:
     controller: ClassVar[Controller] = Controller()
 
     @classmethod
-    def of(cls, folder: Path, content: Mapping[str, Any]) -> SlurmHandle | None:
+    def of(cls, folder: Path, job: SlurmJob) -> SlurmHandle | None:
         """The job that a folder's job.json names; None where it never came to Slurm.
 
         Raises LabError where Slurm must be asked and does not answer.
         """
-        array = Array((folder / content["array"]).resolve())
+        array = Array((folder / job.array).resolve())
         try:
             job_id = array.job_id()
         except SlurmSilentError as error:
             message = f"Slurm does not answer, so the state of {array.name} is unknown: {error}"
             raise LabError(f"{message}; try again") from None
-        return None if job_id is None else cls(folder, array, f"{job_id}_{content['index']}")
+        return None if job_id is None else cls(folder, array, f"{job_id}_{job.index}")
 
     @property
     def attempt(self) -> Attempt:
@@ -129,8 +128,14 @@ class SlurmHandle:
         except SlurmSilentError as error:
             message = f"Slurm does not answer, so its jobs go on: {error}; try again"
             raise LabError(message) from None
+        answered = time.monotonic()
         while any(handle.status().state != "ended" for handle in handles):
             time.sleep(cls.poll(handles))
+            if not (silence := cls.controller.silence):
+                answered = time.monotonic()
+            elif time.monotonic() - answered > controller.TIMEOUT_S:
+                message = f"Slurm was told, and does not say whether its jobs have ended: {silence}"
+                raise LabError(f"{message}; see `lab status`")
 
     @property
     def _job(self) -> JobState | None:

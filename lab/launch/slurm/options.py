@@ -16,9 +16,9 @@ from lab.config.cluster import Cluster, find_profile
 from lab.config.run import Run
 from lab.config.slurm import SBATCH_OPTIONS
 from lab.config.study import Study, Task
+from lab.config.variables import command_for_shell, for_shell
 from lab.errors import InputError, Problem
 from lab.files import ROOT, write_atomically
-from lab.launch.slurm.array import TAKE_WORK
 
 # How long before its time limit a job is warned, at most, in s; that is when it saves its state.
 NOTICE_S = 90
@@ -77,14 +77,14 @@ def setup_commands(cluster: Cluster) -> list[str]:
 def interpreter(cluster: Cluster, default: str) -> str:
     """The shell command of Python on a node; `default` without a container and a profile's own."""
     if cluster.container is None:
-        return cluster.python or default
-    return f"{cluster.container} {cluster.python or 'python3'}"
+        return command_for_shell(cluster.python) if cluster.python else default
+    return command_for_shell(f"{cluster.container} {cluster.python or 'python3'}")
 
 
 def submitit_parameters(
-    cluster: Cluster, ranks: int, folder: Path, *, devices: int = 1, jobs: int | None = None
+    cluster: Cluster, ranks: int, *, devices: int = 1, jobs: int | None = None
 ) -> dict[str, Any]:
-    """The same as parameters of submitit's Slurm executor, for an array in `folder`."""
+    """The same as parameters of submitit's script."""
     options = sbatch_options(cluster, ranks, devices=devices, jobs=jobs)
     # From Slurm 22.05 on srun does not take the number of CPUs from sbatch.
     srun = [f"--cpus-per-task={options['cpus-per-task']}"]
@@ -94,7 +94,7 @@ def submitit_parameters(
     }
     return own | {
         "additional_parameters": options,
-        "setup": [*setup_commands(cluster), TAKE_WORK % shlex.quote(str(folder))],
+        "setup": setup_commands(cluster),
         "srun_args": srun,
         "stderr_to_stdout": True,
         "wckey": None,
@@ -170,7 +170,7 @@ def _script(study: Study, cluster: Cluster, profile: Path, what: str, tasks: Seq
     options = sbatch_options(cluster, run.processes, devices=run.devices, jobs=len(tasks))
     slug = re.sub(r"[^\w.-]+", "-", study.name).strip("-") or "study"
     # `lab run` needs no such lines: its ranks set the variables themselves.
-    exports = [f"export {name}={shlex.quote(value)}" for name, value in cluster.variables.items()]
+    exports = [f"export {name}={for_shell(value)}" for name, value in cluster.variables.items()]
     setup = [*setup_commands(cluster), *exports]
     quick = " --quick" if study.quick else ""
     lines = [

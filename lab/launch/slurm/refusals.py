@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import tempfile
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from lab.config.cluster import Cluster
@@ -20,6 +21,8 @@ COMPLAINTS = {
     "invalid qos": ("qos", "`sacctmgr show qos` lists them"),
     "invalid feature": ("constraint", "`sinfo -o '%N %f'` lists the nodes' features"),
     "reservation": ("reservation", "`scontrol show reservation` lists them"),
+    "unrecognized option": ("extra", "`sbatch --help` lists the options"),
+    "invalid option": ("extra", "`sbatch --help` lists the options"),
     "time limit": ("time_limit_min", "`sinfo -o '%P %l'` lists the partitions' limits"),
 }
 
@@ -27,33 +30,38 @@ COMPLAINTS = {
 def refusals(cluster: Cluster, shapes: Sequence[tuple[int, int]]) -> list[Problem]:
     """Problems of jobs with these ranks and devices each; raises LabError without an answer."""
     problems: dict[str, Problem] = {}
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        path = folder / "submission.sh"
+    try:
         for ranks, devices in shapes:
-            parameters = submitit_parameters(cluster, ranks, folder, devices=devices)
-            path.write_text(script(folder, parameters))
-            try:
-                sbatch(["--test-only", str(path)])
-            except SlurmSilentError as error:
-                raise LabError(
-                    f"{cluster.name}: {error}; is this a machine from which jobs are submitted?"
-                ) from None
-            except RefusedError as error:
-                if problem := complaint(cluster, ranks * devices, str(error)):
-                    problems.setdefault(problem.where, problem)
+            if problem := _refusal(cluster, ranks, devices):
+                problems.setdefault(problem.where, problem)
+    except SlurmSilentError as error:
+        message = f"{cluster.name}: {error}; is this a machine from which jobs are submitted?"
+        raise LabError(message) from None
     return list(problems.values())
+
+
+def _refusal(cluster: Cluster, ranks: int, devices: int) -> Problem | None:
+    parameters = submitit_parameters(cluster, ranks, devices=devices)
+    try:
+        sbatch(["--test-only"], script(Path(tempfile.gettempdir()), parameters, "true"))
+    except RefusedError as error:
+        return complaint(cluster, ranks * devices, str(error))
+    return None
 
 
 def refused(cluster: Cluster, world_size: int, error: RefusedError) -> LabError:
     """The error for a job that Slurm did not take."""
-    if problem := complaint(cluster, world_size, str(error)):
-        return InputError(cluster.name, [problem])
+    with suppress(SlurmSilentError):
+        if problem := complaint(cluster, world_size, str(error)):
+            return InputError(cluster.name, [problem])
     return LabError(f"{cluster.name}: sbatch: {error}")
 
 
 def complaint(cluster: Cluster, world_size: int, answer: str) -> Problem | None:
-    """What Slurm complains of; None for the present state of the cluster, which may pass."""
+    """What Slurm complains of; None for the present state of the cluster, which may pass.
+
+    Raises SlurmSilentError where its nodes must be known, and Slurm does not tell.
+    """
     text = " ".join(answer.replace("sbatch: error:", "").replace("allocation failure:", "").split())
     what = f"Slurm refuses a job of {world_size} rank{'s' * (world_size > 1)}: {text}"
     for part, (key, advice) in COMPLAINTS.items():

@@ -33,6 +33,27 @@ for (const table of document.querySelectorAll("table.sortable")) {
   }
 }
 
+// A table that is wider than its page becomes a list of its rows, in which every cell says what it is.
+const roles = { TABLE: "table", TR: "row", TD: "cell", TH: "rowheader" };
+const boxes = [...document.querySelectorAll(".table-box")];
+for (const box of boxes) {
+  const table = box.querySelector("table");
+  const heads = [...(table.tHead?.rows ?? [])].at(-1)?.cells ?? [];
+  for (const body of table.tBodies) for (const row of body.rows) {
+    [...row.cells].forEach((cell, place) => { if (heads[place]?.textContent.trim()) cell.dataset.head = heads[place].textContent.trim(); });
+  }
+  // What is not laid out as a table is still read as one.
+  for (const part of [table, ...table.querySelectorAll("tbody tr, tbody td, tbody th")]) part.role = roles[part.tagName];
+}
+const fit = () => {
+  const tables = boxes.map((box) => box.querySelector("table"));
+  for (const table of tables) table.classList.remove("stacked");
+  const wide = boxes.map((box) => box.scrollWidth > box.clientWidth);
+  tables.forEach((table, place) => table.classList.toggle("stacked", wide[place]));
+};
+addEventListener("resize", fit);
+fit();
+
 // The contents are open beside the text, and folded above it where the window is narrow.
 const contents = document.querySelector("#contents details");
 if (contents) {

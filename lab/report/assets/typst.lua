@@ -25,13 +25,13 @@ local function figure(block)
   local caption = pandoc.write(pandoc.Pandoc(block.caption.long), 'typst', pandoc.WriterOptions({ wrap_text = 'none' }))
   caption = caption:match('%S') and '[' .. caption:gsub('%s+$', '') .. ']' or 'none'
   local alt = image.attributes.described or ''
-  return pandoc.RawBlock('typst', string.format('#picture(%s, alt: %s, width: %s, %s)', literal(image.src), literal(alt), width(image), caption))
+  local label = block.identifier ~= '' and ' <' .. block.identifier .. '>' or ''
+  return pandoc.RawBlock('typst', string.format('#picture(%s, alt: %s, width: %s, floats: %s, %s)%s', literal(image.src), literal(alt), width(image), block.classes:includes('numbered'), caption, label))
 end
 
 local function div(block)
-  if block.classes:includes('lab-title') then return wrapped('#title-block(authors: authors)[', block.content, ']') end
+  if block.classes:includes('lab-title') then return wrapped('#title-block(byline: byline)[', block.content, ']') end
   if block.classes:includes('lab-contents') then return pandoc.RawBlock('typst', '#contents()') end
-  if block.classes:includes('lab-wide') then return wrapped('#turned[', block.content, ']') end
   return block.content
 end
 

@@ -18,6 +18,8 @@ import numpy as np
 import numpy.typing as npt
 from filelock import FileLock, Timeout
 
+from lab.config.downloads import Download
+from lab.config.paths import cache_roots
 from lab.errors import LabError
 from lab.files import write_atomically
 from lab.worker.context import Progress
@@ -40,24 +42,32 @@ class CachedArrays:
     folder: Path
 
 
-@dataclass(frozen=True)
-class Download:
-    """A file as it was published."""
+def in_cache(part: str, name: str) -> Path:
+    """Where a named file or folder of the cache lies, or is to be made if it lies in none.
 
-    name: str  # for messages
-    url: str
-    file: str  # its name in the cache
-    size: int  # bytes
-    sha256: str
+    A shared cache that this user may not write to is only read, and gets no lock: what it lacks is
+    made in the user's own.
+    """
+    folders = [root / part for root in cache_roots()]
+    holder = next((folder for folder in folders if _exists(folder / name)), None)
+    return (holder or _made(next(filter(_may_write, folders), folders[-1]))) / name
 
 
-def cache_folder(part: str) -> Path:
-    """A subfolder of LAB_CACHE or of the user's cache folder, created with mode 0700."""
-    user = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    root = Path(os.environ.get("LAB_CACHE") or user / "scaling-lab")
-    for folder in (root, root / part):  # parents of a new folder get the umask's mode, not 0700
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    return root / part
+def _may_write(folder: Path) -> bool:
+    """Whether this user may put something into a folder of the cache, which may not be there."""
+    existing = next(filter(_exists, (folder, folder.parent)), None)
+    return existing is None or os.access(existing, os.W_OK | os.X_OK)
+
+
+def _exists(path: Path) -> bool:
+    return os.access(path, os.F_OK)  # Path.exists raises where this user may not look
+
+
+def _made(folder: Path) -> Path:
+    # One at a time: the parents of a new folder get the umask's mode, not 0700.
+    for place in (folder.parent, folder):
+        place.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return folder
 
 
 def load_or_build(
@@ -97,7 +107,7 @@ def cached_arrays(
     kind: str, key: str, build: Callable[[Path], Mapping[str, Array]], *, progress: Progress
 ) -> CachedArrays:
     """The arrays under this key, cached or made by `build`, which may add files to its folder."""
-    folder = cache_folder(kind) / hashlib.sha256(f"{FORMAT} {key}".encode()).hexdigest()[:32]
+    folder = in_cache(kind, hashlib.sha256(f"{FORMAT} {key}".encode()).hexdigest()[:32])
     waiting = partial(progress, "data", 0, 1)
     return load_or_build(
         folder, partial(_load, folder), partial(_build, folder, build), waiting=waiting
@@ -142,7 +152,7 @@ def fetch(download: Download, *, instead: str, progress: Progress) -> Path:
     `instead` names a data set that needs no network. Raises LabError for a file that cannot be had
     or differs.
     """
-    path = cache_folder("downloads") / download.file
+    path = in_cache("downloads", download.file)
 
     def check(digest: str, source: object) -> None:
         if digest != download.sha256:

@@ -9,24 +9,18 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lab.config import datasets
+from lab.config.downloads import SHAKESPEARE
 from lab.config.models import Transformer
 from lab.config.paths import read_texts
 from lab.config.run import Run
 from lab.errors import InputError, Problem
 from lab.worker.context import Progress
-from lab.worker.data.cache import Download, fetch
+from lab.worker.data.cache import fetch
 from lab.worker.data.dataset import Dataset, Windows
 from lab.worker.data.tokenizer import tokenize
 
 LEFT_OUT = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
 MAX_BYTES = 6_000_000  # enough for models of this size, and tokenized in seconds
-SHAKESPEARE = Download(
-    name="Tiny Shakespeare",
-    url="https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt",
-    file="tinyshakespeare.txt",
-    size=1_115_394,
-    sha256="86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed",
-)
 
 
 class Corpus(NamedTuple):

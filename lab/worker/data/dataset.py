@@ -117,14 +117,14 @@ class Sampler:
         self.shares = min(run.data_parallel_size, run.processes)
         self.rank = rank % self.shares
         # Of a micro-batch of this process.
-        self.size = run.global_batch_size // (run.grad_accum * self.shares)
+        self.size = run.stated.global_batch_size // (run.grad_accum * self.shares)
         self._step: tuple[int, Indices] | None = None
         self._epoch: tuple[tuple[int, int, int], Indices] | None = None
 
     def micro_batch(self, step: int, micro: int) -> Indices:
         """The `micro`-th micro-batch of a training step."""
         if self._step is None or self._step[0] != step:
-            samples = self.run.global_batch_size
+            samples = self.run.stated.global_batch_size
             # Each rank draws the whole global batch and cuts out its slice: no communication.
             self._step = step, self._draw(samples, seed=self.run.seed, stream=TRAINING, step=step)
         first = (self.rank * self.run.grad_accum + micro) * self.size

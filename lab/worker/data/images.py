@@ -9,25 +9,13 @@ from pathlib import Path
 
 import numpy as np
 
+from lab.config.downloads import MNIST
 from lab.config.run import Run
 from lab.errors import LabError
 from lab.worker.context import Progress
-from lab.worker.data.cache import Array, CachedArrays, Download, cached_arrays, fetch
+from lab.worker.data.cache import Array, CachedArrays, cached_arrays, fetch
 from lab.worker.data.dataset import Dataset, Labelled
 
-# As mirrored for torchvision: the site of LeCun, Cortes and Burges serves them no more.
-# torchvision.datasets.MNIST checks MD5 only, and takes no lock when several ranks want the files.
-_URL = "https://ossci-datasets.s3.amazonaws.com/mnist"
-_FILES = """
-train-images-idx3-ubyte.gz 9912422 440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609
-train-labels-idx1-ubyte.gz 28881 3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c
-t10k-images-idx3-ubyte.gz 1648877 8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6
-t10k-labels-idx1-ubyte.gz 4542 f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6
-"""
-MNIST = tuple(
-    Download(f"MNIST ({file})", f"{_URL}/{file}", f"mnist-{file}", int(size), sha256)
-    for file, size, sha256 in map(str.split, _FILES.split("\n")[1:-1])
-)
 CLASSES = 10
 HELD_OUT = 0.1  # of scikit-learn's digits, which come without a split
 

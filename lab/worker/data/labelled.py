@@ -16,11 +16,12 @@ from typing import Any
 import numpy as np
 
 from lab.config.datasets import LabelledTexts
+from lab.config.downloads import AG_NEWS_TEST, AG_NEWS_TRAIN, IMDB
 from lab.config.models import Transformer
 from lab.config.run import Run
 from lab.errors import LabError
 from lab.worker.context import Progress
-from lab.worker.data.cache import Array, Download, cached_arrays, fetch, file_sha256
+from lab.worker.data.cache import Array, cached_arrays, fetch, file_sha256
 from lab.worker.data.corpora import LEFT_OUT
 from lab.worker.data.dataset import Dataset, Labelled
 from lab.worker.data.tokenizer import END_OF_TEXT, load_tokenizer, train_tokenizer
@@ -28,28 +29,6 @@ from lab.worker.data.tokenizer import END_OF_TEXT, load_tokenizer, train_tokeniz
 BATCH = 2000  # texts that are encoded at a time
 PADDING = ("[PAD]", "<pad>", END_OF_TEXT)  # the first of them that the tokenizer knows pads
 
-_AG_NEWS = "https://raw.githubusercontent.com/mhjabreel/CharCnn_Keras/master/data/ag_news_csv"
-AG_NEWS_TRAIN = Download(
-    name="AG News (train)",
-    url=f"{_AG_NEWS}/train.csv",
-    file="ag_news_train.csv",
-    size=29_470_338,
-    sha256="76a0a2d2f92b286371fe4d4044640910a04a803fdd2538e0f3f29a5c6f6b672e",
-)
-AG_NEWS_TEST = Download(
-    name="AG News (test)",
-    url=f"{_AG_NEWS}/test.csv",
-    file="ag_news_test.csv",
-    size=1_857_427,
-    sha256="521465c2428ed7f02f8d6db6ffdd4b5447c1c701962353eb2c40d548c3c85699",
-)
-IMDB = Download(
-    name="IMDB",
-    url="https://ai.stanford.edu/~amaas/data/sentiment/aclImdb_v1.tar.gz",
-    file="aclImdb_v1.tar.gz",
-    size=84_125_825,
-    sha256="c40f74a18d3b61f90feba1e17730e0d38e8b97c05fde7008942e91923d1658fe",
-)
 IMDB_CLASSES = ("neg", "pos")
 # Modules that every build has; those that a version lacks are passed over.
 TOPICS = {

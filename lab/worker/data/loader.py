@@ -23,7 +23,8 @@ class Batch(NamedTuple):
 
     def pin_memory(self) -> Batch:
         """The same in page-locked memory, which a GPU reads by itself."""
-        return Batch(self.inputs.pin_memory(), self.targets.pin_memory())
+        # A slice of windows has gaps, which torch would close in pageable memory before the copy.
+        return Batch(*(tensor.contiguous().pin_memory() for tensor in self))
 
     def to(self, device: torch.device) -> Batch:
         """The same on a device."""

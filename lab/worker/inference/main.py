@@ -11,6 +11,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch._dynamo.exc import TorchDynamoException
 
 from lab.config.run import Run
 from lab.records.schema import Inference, Memory, Size
@@ -26,9 +27,17 @@ from lab.worker.gpu_watch import GpuWatch
 from lab.worker.inference import quality
 from lab.worker.inference.latency import PromptBatch, time_classification, time_generation
 from lab.worker.inference.model import load_model, trained_model, training_run
-from lab.worker.inference.quantize import UnavailableError, bytes_in_memory, bytes_on_disk, quantize
+from lab.worker.inference.quantize import (
+    Quantized,
+    UnavailableError,
+    bytes_in_memory,
+    bytes_on_disk,
+    compile_alike,
+    quantize,
+)
 from lab.worker.models.classifier import Classifier
 from lab.worker.models.gpt import GPT
+from lab.worker.optim import DTYPES, set_products
 
 
 def infer(
@@ -45,6 +54,7 @@ def infer(
     job = RankJob(run, context, device, dataset, progress)
     # Before the group is formed: while one rank trains, the others would run into its timeout.
     trained = trained_model(job)
+    set_products("fp32")  # whatever it was trained in
     base = load_model(trained, dataset, device=device)
     with process_group(context, device=device) if context.world_size > 1 else nullcontext():
         reset_peak(device)  # of the training, if this rank trained
@@ -87,19 +97,29 @@ def infer(
 
 def _compare(job: RankJob, base: nn.Module, trained: Checkpoint) -> Inference:
     run, device, progress = job.run, job.device, job.progress
+    progress("quantizing", 0, run.rounds)
+    copy: Quantized | None = None
+    reason, dtype = "", DTYPES[run.base_precision]
+    try:
+        # Quantized from fp32, whatever the base computes in; `none` is a second base.
+        source = base.to(dtype) if run.quantization == "none" else base
+        copy = quantize(source, run.quantization)
+    except UnavailableError as error:  # a result too: tables show what a machine lacks, and why
+        reason = str(error)
+    base.to(dtype)
     inference = Inference(
         quantization=run.quantization,
         base_size=_size(base),
         arithmetic=_arithmetic(device),
         model_sha256=file_sha256(trained.folder / checkpoint.MODEL),
         trained_steps=trained.step,
+        unavailable=reason,
     )
-    progress("quantizing", 0, run.rounds)
-    try:
-        copy = quantize(base, run.quantization)
-    except UnavailableError as error:  # a result too: tables show what a machine lacks, and why
-        return inference.model_copy(update={"unavailable": str(error)})
+    if copy is None:
+        return inference
     pair = base, copy.model
+    if run.compile:
+        compile_alike(*pair)
     prompts: list[PromptBatch] = []
     batches: dict[int, Tensor] = {}
     if isinstance(base, GPT):
@@ -114,7 +134,19 @@ def _compare(job: RankJob, base: nn.Module, trained: Checkpoint) -> Inference:
         batches = {size: _share(job, size, seed=size) for size in run.batch_sizes}
         inputs = list(batches.values())
     progress("comparing", 0, run.rounds)
-    errors = quality.output_errors(pair, inputs)
+    try:
+        errors = quality.output_errors(pair, inputs)
+        if run.compile and isinstance(base, GPT):
+            # Compiled for itself: a kernel that is right for whole prompts says nothing of it.
+            longest = prompts[-1].prompts
+            errors["1 after a prompt"] = quality.cached_error(
+                cast("tuple[GPT, GPT]", pair), longest
+            )
+    except TorchDynamoException as error:
+        message = str(error).strip().splitlines()[0]
+        return inference.model_copy(
+            update={"unavailable": f"torch.compile cannot compile it: {message}"}
+        )
     fields: dict[str, Any] = {
         "method": copy.method,
         "quantize_time": copy.seconds,

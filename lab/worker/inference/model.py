@@ -13,7 +13,7 @@ from lab.config.run import Run
 from lab.errors import InputError, Problem
 from lab.worker import checkpoint
 from lab.worker.checkpoint import Checkpoint
-from lab.worker.data.cache import cache_folder, load_or_build
+from lab.worker.data.cache import in_cache, load_or_build
 from lab.worker.data.dataset import Dataset
 from lab.worker.data.tokenizer import load_tokenizer
 from lab.worker.distributed import RankJob
@@ -43,7 +43,7 @@ def trained_model(job: RankJob) -> Checkpoint:
     training = dataclasses.replace(job, run=training_run(job.run), context=alone)
     # Other data, another torch or another kind of device train another model.
     data, device = job.dataset.sha256[:16], job.device.type
-    folder = cache_folder("models") / f"{training.run.id}-{data}-{torch.__version__}-{device}"
+    folder = in_cache("models", f"{training.run.id}-{data}-{torch.__version__}-{device}")
     return load_or_build(
         folder,
         lambda: checkpoint.kept_model(folder),

@@ -17,7 +17,7 @@ from lab.worker.distributed import all_gather_object
 from lab.worker.inference.generate import generate
 from lab.worker.measure.clock import FloatArray
 from lab.worker.models.classifier import Classifier
-from lab.worker.models.gpt import GPT
+from lab.worker.models.gpt import GPT, Cache
 
 MAX_OUTPUT_ERROR = 0.5  # a relative error of logits that rounding does not explain
 _RESAMPLES = 2000
@@ -36,6 +36,20 @@ def output_errors(models: Pair, inputs: Sequence[Tensor]) -> dict[str, float]:
         shape = "x".join(map(str, samples.shape))
         errors[shape] = max(error if np.isfinite(error) else np.inf, errors.get(shape, 0.0))
     return {shape: max(rank[shape] for rank in all_gather_object(errors)) for shape in errors}
+
+
+@torch.inference_mode()
+def cached_error(models: tuple[GPT, GPT], prompts: Tensor) -> float:
+    """The largest relative error on any rank of a token's logits after a prompt in the cache."""
+    expected, logits = (_after_prompt(model, prompts) for model in models)
+    error = float((logits - expected).norm() / expected.norm())
+    return max(all_gather_object(error if np.isfinite(error) else np.inf))
+
+
+def _after_prompt(model: GPT, prompts: Tensor) -> Tensor:
+    cache = Cache(len(model.blocks), prompts.shape[1])
+    model.extend(prompts[:, :-1], cache)
+    return model.extend(prompts[:, -1:], cache).float()
 
 
 def _logits(model: nn.Module, samples: Tensor) -> Tensor:

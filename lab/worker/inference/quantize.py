@@ -15,7 +15,9 @@ from torch import Tensor, nn
 
 from lab.errors import LabError
 from lab.worker.measure.clock import synchronize
+from lab.worker.optim import blocks_of
 
+RECOMPILE_LIMIT = 64
 FP8_CAPABILITY = (8, 9)  # NVIDIA Ada and Hopper were the first with fp8 tensor cores
 
 
@@ -91,12 +93,18 @@ def _int8_weight_only(model: nn.Module, device: torch.device) -> tuple[nn.Module
 
 
 def _int4_weight_only(model: nn.Module, device: torch.device) -> tuple[nn.Module, str]:
-    if device.type == "cuda":
-        from torchao.quantization import Int4WeightOnlyConfig as Config
-    else:  # the plain one fails on CPU in each of its formats
-        from torchao.prototype.quantization.int4 import PrototypeInt4WeightOnlyConfig as Config
     method = "int4 weights of linear layers in groups of 32, in bf16"
-    return _torchao(model, Config(group_size=32), method, (32, 16))
+    if device.type == "cuda":
+        from torchao.quantization import Int4WeightOnlyConfig
+
+        # The kernels of the default format are in a package that the lab does not install; those of
+        # this one are torch's, which fill up inputs to a multiple of 1,024.
+        config = Int4WeightOnlyConfig(group_size=32, int4_packing_format="tile_packed_to_4d")
+        return _torchao(model, config, f"{method}, from 1,024 inputs on", (1024, 8))
+    # The plain one fails on CPU in each of its formats.
+    from torchao.prototype.quantization.int4 import PrototypeInt4WeightOnlyConfig
+
+    return _torchao(model, PrototypeInt4WeightOnlyConfig(group_size=32), method, (32, 16))
 
 
 def _fp8(model: nn.Module, device: torch.device) -> tuple[nn.Module, str]:
@@ -131,13 +139,28 @@ def _torchao(
 
 
 METHODS: dict[str, Callable[[nn.Module, torch.device], tuple[nn.Module, str]]] = {
-    "none": lambda model, _: (model, "fp32, a second copy of the base: what differs is noise"),
+    "none": lambda model, _: (model, "a second copy of the base: what differs is noise"),
     "bf16": lambda model, _: (model.to(torch.bfloat16), "all weights and activations in bf16"),
     "int8_dynamic": _int8_dynamic,
     "int8_weight_only": _int8_weight_only,
     "int4_weight_only": _int4_weight_only,
     "fp8": _fp8,
 }
+
+
+def compile_alike(*models: nn.Module, backend: str = "inductor") -> None:
+    """Compile the blocks of each model in place, or all of a network without blocks.
+
+    Weights of 8 bits are converted, and activations rounded, in the kernels of the products then,
+    instead of by kernels of their own.
+    """
+    # A block is compiled for a prompt and for one token, of one sequence and of several, with a
+    # cache and without; beyond its limit torch would run the rest as it is, and say nothing.
+    torch._dynamo.config.recompile_limit = RECOMPILE_LIMIT
+    torch._dynamo.config.fail_on_recompile_limit_hit = True
+    for model in models:
+        for part in blocks_of(model) or [model.get_submodule("network")]:
+            part.compile(dynamic=True, backend=backend)
 
 
 def bytes_on_disk(model: nn.Module) -> int:

@@ -9,22 +9,22 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from lab.records.schema import PHASES, Stat, Timing
-from lab.records.statistics import bootstrap_interval
+from lab.records.schema import PHASES, Timing
+from lab.records.statistics import stat as stat
 
 FloatArray = npt.NDArray[np.float64]
 
 PHASES_TOLERANCE = 0.02
-MIN_STEPS_FOR_INTERVAL = 5
-_RESAMPLES = 2000
-_LARGEST_RESAMPLING = 20_000_000  # numbers drawn for one interval at most
+WAITING_MARKS = 4096  # of a CUDA clock: more than a host launches ahead of its device
 
 
 def synchronize(device: torch.device) -> None:
@@ -58,9 +58,18 @@ class Clock:
         """Count the time since the step's last mark as `phase`; its last lap ends a step."""
         self._steps[-1].append((phase, self.now()))
 
+    def discard(self) -> None:
+        """Forget the step under way."""
+        self._steps.pop()
+
     def position(self) -> tuple[int, int]:
         """The numbers of the step and of its lap under way; step -1 before the first."""
         return len(self._steps) - 1, len(self._steps[-1]) if self._steps else 0
+
+    def is_over(self, position: tuple[int, int]) -> bool:
+        """Whether a lap was under way there, of a step that counts, and has ended."""
+        step, lap = position
+        return 0 <= step < len(self._steps) and lap < len(self._steps[step])
 
     def phase_of(self, position: tuple[int, int]) -> str:
         """The phase of a lap that is over: its name is known only at its end."""
@@ -108,58 +117,86 @@ class HostClock(Clock):
         return end - begin
 
 
+@dataclass
+class CudaMark:
+    """A moment on a device: an event, until it has passed and is s after the clock's first one."""
+
+    event: torch.cuda.Event | None
+    seconds: float = 0.0
+
+
 class CudaClock(Clock):
     """The clock of CUDA ranks: events on the current stream.
 
     A phase is its time on the device, waits for the host included: `data` is what the device waits
     for a batch, and nothing where the host runs ahead of it. Two anchors, taken when the clock is
-    made and when marks are read, tie the device's time to the host's.
+    made and when marks are read, tie the device's time to the host's. In a long
+    training old events become numbers while it goes on: each takes memory of host and device.
     """
 
     def __init__(self) -> None:
         super().__init__()
+        self._waiting: deque[CudaMark] = deque()  # marks that are events yet, oldest first
+        self._latest: tuple[torch.cuda.Event, float] | None = None  # that became a number
         self._begin = self._anchor()
 
-    def now(self) -> torch.cuda.Event:
+    def now(self) -> CudaMark:
         """An event on the current stream, which the host does not wait for."""
         event = torch.cuda.Event(enable_timing=True)
         event.record()
-        return event
+        mark = CudaMark(event)
+        self._waiting.append(mark)
+        return mark
+
+    def start(self) -> None:
+        """Begin a step; of many marks the oldest become numbers, if the device has passed them."""
+        while len(self._waiting) > WAITING_MARKS and self._convert_oldest():
+            pass
+        super().start()
 
     def read(self) -> dict[str, FloatArray]:
         """As the base class, once the device has passed all events."""
-        torch.cuda.synchronize()
+        self._convert_all()
         return super().read()
 
-    def seconds(self, marks: Sequence[torch.cuda.Event]) -> FloatArray:
-        """The sum of the distances from mark to mark; waits for the device."""
-        event, host = self._begin
-        last_event, last_host = self._anchor()
+    def seconds(self, marks: Sequence[CudaMark]) -> FloatArray:
+        """The marks on the host's clock; waits for the device."""
+        mark, host = self._begin
+        last_mark, last_host = self._anchor()
+        self._convert_all()
         # The device's oscillator is not the host's: their rate is even between the anchors.
-        rate = (last_host - host) / self._between(event, last_event)
-        pairs = itertools.pairwise([event, *marks])
-        return host + rate * np.cumsum([self._between(begin, end) for begin, end in pairs])
+        rate = (last_host - host) / self._between(mark, last_mark)
+        return host + rate * np.array([self._between(mark, one) for one in marks])
 
-    def _between(self, begin: torch.cuda.Event, end: torch.cuda.Event) -> float:
-        return float(begin.elapsed_time(end)) / 1e3  # from ms
+    def _between(self, begin: CudaMark, end: CudaMark) -> float:
+        return end.seconds - begin.seconds
 
-    def _anchor(self) -> tuple[torch.cuda.Event, float]:
+    def _convert_oldest(self) -> bool:
+        """Turn the oldest event into its time, as the sum of distances; False if not passed yet."""
+        mark = self._waiting[0]
+        assert mark.event is not None
+        if not mark.event.query():
+            return False
+        # From mark to mark: an event's 32-bit milliseconds lose digits over a long distance.
+        if self._latest is not None:
+            event, seconds = self._latest
+            mark.seconds = seconds + float(event.elapsed_time(mark.event)) / 1e3
+        self._latest, mark.event = (mark.event, mark.seconds), None
+        self._waiting.popleft()
+        return True
+
+    def _convert_all(self) -> None:
+        torch.cuda.synchronize()
+        while self._waiting and self._convert_oldest():
+            pass
+
+    def _anchor(self) -> tuple[CudaMark, float]:
         # With an idle device the event passes at once, so that both clocks speak of one moment.
         torch.cuda.synchronize()
-        event = self.now()
-        event.synchronize()
-        return event, time.perf_counter()
-
-
-def stat(values: FloatArray) -> Stat:
-    """Median, percentiles and the bootstrap interval of the median, None for too few values."""
-    p10, median, p90 = (float(value) for value in np.percentile(values, [10, 50, 90]))
-    interval = None
-    if len(values) >= MIN_STEPS_FOR_INTERVAL:
-        resamples = int(np.clip(_LARGEST_RESAMPLING // len(values), 200, _RESAMPLES))
-        low, high = bootstrap_interval([values], np.median, resamples=resamples)
-        interval = (float(low), float(high))
-    return Stat(median=median, p10=p10, p90=p90, interval=interval)
+        mark = self.now()
+        assert mark.event is not None
+        mark.event.synchronize()
+        return mark, time.perf_counter()
 
 
 def timing(
@@ -167,18 +204,19 @@ def timing(
     *,
     warmup_steps: int,
     setup_time: float,
-    samples_per_step: int,
+    samples_per_step: int | None,
     tokens_per_sample: int | None,
     flops_per_sample: float | None,
     peak_flops: float | None,
     peak_source: str | None,
     devices: int | None = None,
+    phases: Collection[str] = PHASES,
 ) -> Timing:
     """The record's timing from all ranks' clocks; `laps` are (ranks, steps) in s, with warm-up.
 
     A synchronous step ends with its slowest rank, so a step's time and phases are those of that
     rank. Rates are per median step. `peak_flops` is that of one device; there are as many as ranks
-    unless `devices` says otherwise.
+    unless `devices` says otherwise. `phases` are those that were seen.
     """
     # Warm-up steps compile, allocate, rebuild DDP's buckets and fill caches.
     measured = {name: values[:, warmup_steps:] for name, values in laps.items()}
@@ -188,23 +226,25 @@ def timing(
     of_slowest = {name: values[slowest, np.arange(steps)] for name, values in measured.items()}
     step = stat(of_slowest["step_time"])
     wall = measured["start"][:, -1] + measured["step_time"][:, -1] - measured["start"][:, 0]
-    samples_per_second = samples_per_step / step.median
-    flops_per_second = samples_per_second * flops_per_sample if flops_per_sample else None
+    rate = samples_per_step / step.median if samples_per_step else None
+    flops_per_second = rate * flops_per_sample if rate and flops_per_sample else None
     of_all = peak_flops * (devices or ranks) if peak_flops else None
+    if of_all and flops_per_second and flops_per_second > of_all:
+        of_all = None  # then what was measured as the peak is none
     return Timing(
         step=step,
-        phases={phase: stat(of_slowest[phase]) for phase in PHASES},
+        phases={phase: stat(of_slowest[phase]) for phase in phases},
         per_rank={
             "step": np.median(measured["step_time"], axis=1).tolist(),
-            **{phase: np.median(measured[phase], axis=1).tolist() for phase in PHASES},
+            **{phase: np.median(measured[phase], axis=1).tolist() for phase in phases},
         },
         slowest_rank=int(np.bincount(slowest, minlength=ranks).argmax()),
         measured_steps=steps,
         warmup_steps=warmup_steps,
         setup_time=setup_time,
         train_time=float(wall.max()),
-        samples_per_second=samples_per_second,
-        tokens_per_second=samples_per_second * tokens_per_sample if tokens_per_sample else None,
+        samples_per_second=rate,
+        tokens_per_second=rate * tokens_per_sample if rate and tokens_per_sample else None,
         flops_per_second=flops_per_second,
         mfu=flops_per_second / of_all if flops_per_second and of_all else None,
         peak_flops_per_second=peak_flops,

@@ -6,7 +6,7 @@ it and its end.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields, replace
 from functools import wraps
@@ -26,7 +26,15 @@ IntArray = npt.NDArray[np.int64]
 # Methods of a process group: the collective, and the argument whose bytes count.
 METHODS = {
     method: (name, place) for name, ring in RINGS.items() for method, place in ring.methods.items()
-} | {"send": ("send", 0), "recv": ("receive", 0)}
+} | {
+    "send": ("send", 0),
+    "recv": ("receive", 0),
+    "recv_anysource": ("receive", 0),
+    **dict.fromkeys(("all_to_all_single", "alltoall_base", "alltoall"), ("all_to_all", 0)),
+    "reduce": ("reduce", 0),
+    "gather": ("gather", 1),
+    "scatter": ("scatter", 0),
+}
 _TIMES = ("launch", "finish", "wait_begin", "wait_end")
 
 
@@ -43,6 +51,11 @@ class Call:
     finish: Any = None
     wait: tuple[Any, Any] = (None, None)  # begin and end
     waited_in: tuple[int, int] | None = None
+
+    @property
+    def waited_for(self) -> bool:
+        """Whether its wait is known."""
+        return self.waited_in is not None
 
 
 @dataclass(frozen=True)
@@ -85,7 +98,9 @@ class CallRecorder:
         self.calls: list[Call] = []
         # By a key of the work or the tensor that is waited for, with what keeps that alive: Python
         # gives the id of a dead object to the next one.
-        self.pending: dict[object, tuple[object, Call]] = {}
+        self.pending: dict[object, tuple[object, list[Call]]] = {}
+        self.together: list[Call] = []  # messages that NCCL will send as one
+        self.last_on: dict[object, Call] = {}  # by a GPU's side stream
         trace_calls(self)
 
     def launch(self, operation: str, size: int, *, members: int, blocking: bool = False) -> Call:
@@ -93,27 +108,31 @@ class CallRecorder:
         now = self.clock.now()
         call = Call(operation, size, members, self.clock.position(), now, blocking)
         self.calls.append(call)
+        if (stream := _side_stream()) is not None:
+            self.last_on[stream] = call
         return call
 
-    def expect(self, call: Call, key: object, holder: object) -> None:
-        """Know the wait for this call by a key, whose holder is kept alive until then."""
-        self.pending[key] = holder, call
+    def expect(self, calls: Sequence[Call], key: object, holder: object) -> None:
+        """Know the wait for these calls by a key, whose holder is kept alive until then."""
+        self.pending[key] = holder, list(calls)
 
     @contextmanager
     def waiting(self, key: object) -> Iterator[None]:
-        """Stamp the wait for the pending call of this key, if there is one."""
-        _, call = self.pending.pop(key, (None, None))
-        if call is None:
+        """Stamp the wait for the pending calls of this key, if there are any."""
+        _, calls = self.pending.pop(key, (None, []))
+        if not calls:
             yield
             return
-        begin = call.launch if call.blocking else self.clock.now()
+        blocking = calls[0].blocking and calls[0].finish is None
+        begin = calls[0].launch if blocking else self.clock.now()
         yield
         end = self.clock.now()
-        # On a side stream of a GPU the events do not show another stream's wait.
-        if not torch.cuda.is_available() or _on_default_stream():
-            call.wait, call.waited_in = (begin, end), self.clock.position()
-        if call.blocking:
-            call.finish = end
+        for call in calls:
+            # On a side stream of a GPU nobody waits yet: the main stream will, for an event there.
+            if _side_stream() is None:
+                call.wait, call.waited_in = (begin, end), self.clock.position()
+            if blocking:
+                call.finish = end
 
     def finished(self, call: Call) -> None:
         """Stamp that the data of a call are there."""
@@ -123,17 +142,20 @@ class CallRecorder:
     def blocked(self, operation: str, size: int, *, members: int) -> Iterator[None]:
         """Stamp a part of the program as one call that the rank waits for from begin to end."""
         call = self.launch(operation, size, members=members, blocking=True)
-        self.expect(call, id(call), call)
+        self.expect([call], id(call), call)
         with self.waiting(id(call)):
             yield
 
     def take(self) -> Calls:
         """The stamps, in s of `perf_counter`; ends the trace, and on CUDA waits for the device."""
         trace_calls(None)
-        # Calls before the first step prepared it: broadcasts of parameters and the like.
-        calls = [call for call in self.calls if call.position[0] >= 0]
+        # Others prepare steps or follow them: broadcasts of parameters, what checkpoints agree on.
+        is_over = self.clock.is_over
+        calls = [call for call in self.calls if is_over(call.position)]
         self.calls = []
         self.pending.clear()
+        self.together.clear()
+        self.last_on.clear()
         marks = [mark for call in calls for mark in (call.launch, *call.wait, call.finish)]
         times = np.full(len(marks), np.nan)
         known = [number for number, mark in enumerate(marks) if mark is not None]
@@ -151,7 +173,10 @@ class CallRecorder:
             operation=np.array([call.operation for call in calls], dtype=np.str_),
             members=np.array([call.members for call in calls], dtype=np.int64),
             phase=np.array(
-                [phase_of(call.waited_in) if call.waited_in else "" for call in calls],
+                [
+                    phase_of(call.waited_in) if call.waited_in and is_over(call.waited_in) else ""
+                    for call in calls
+                ],
                 dtype=np.str_,
             ),
             launch=launch,
@@ -169,8 +194,16 @@ def _factor(call: Call) -> float:
     return 0.0 if call.operation == "receive" else 1.0
 
 
-def _on_default_stream() -> bool:
-    return bool(torch.cuda.current_stream() == torch.cuda.default_stream())
+def _side_stream() -> Any:
+    """The current stream of a GPU unless it is the main one, on which the model computes."""
+    if not torch.cuda.is_initialized():
+        return None
+    stream = torch.cuda.current_stream()
+    return None if _is_main(stream) else stream
+
+
+def _is_main(stream: Any) -> bool:
+    return bool(stream == torch.cuda.default_stream())
 
 
 _recorder: CallRecorder | None = None
@@ -190,6 +223,12 @@ def trace_calls(recorder: CallRecorder | None) -> None:
             setattr(group, name, _traced_launch(getattr(group, name), operation, argument))
     work: Any = dist.Work
     work.wait = _traced_wait(work.wait, id)
+    # NCCL sends messages both ways as one, which is waited for as one.
+    group._end_coalescing = _traced_end(group._end_coalescing)
+    # FSDP's calls are on streams of their own, for whose events the main stream waits.
+    stream: Any = torch.cuda.Stream
+    stream.record_event = _traced_event(stream.record_event)
+    stream.wait_event = _traced_stream_wait(stream.wait_event)
     # DTensor's all-reduces and waits are C++ operators, which no Python method sees.
     functional.all_reduce = _traced_functional(functional.all_reduce)
     functional.wait_tensor = _traced_wait(functional.wait_tensor, torch.Tensor.data_ptr)
@@ -201,28 +240,67 @@ def _traced_launch(method: Callable[..., Any], operation: str, argument: int) ->
         recorder = _recorder
         if recorder is None:
             return method(group, *arguments, **options)
-        tensors = arguments[argument]
-        tensors = tensors if isinstance(tensors, list | tuple) else [tensors]
-        size = sum(tensor.nbytes for tensor in tensors)
+        size = _bytes(arguments[argument])
         # A blocking call may do its work on the caller's own stream, where the wait for it takes no
         # time: it is one wait from its launch on.
         blocking = getattr(arguments[-1], "asyncOp", True) is False
         call = recorder.launch(operation, size, members=group.size(), blocking=blocking)
         work = method(group, *arguments, **options)
         if work is not None:
-            recorder.expect(call, id(work), work)
+            recorder.expect([call], id(work), work)
             if not blocking:
                 # Messages over gloo have no future, and nothing tells when they arrive.
                 with suppress(RuntimeError):
                     work.get_future().then(lambda future: recorder.finished(call))
         elif blocking:
-            recorder.expect(call, id(call), call)
+            recorder.expect([call], id(call), call)
             with recorder.waiting(id(call)):
                 pass  # the call is done
-        # Else it is one of several messages that are sent together: its times are not known.
+        else:
+            recorder.together.append(call)
         return work
 
     return launch
+
+
+def _traced_end(method: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(method)
+    def end_coalescing(group: Any, *arguments: Any) -> Any:
+        work = method(group, *arguments)
+        if (recorder := _recorder) is not None:
+            if work is not None:
+                recorder.expect(recorder.together, id(work), work)
+            # When each arrives is not known: the work of all has no future.
+            recorder.together = []
+        return work
+
+    return end_coalescing
+
+
+def _traced_event(method: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(method)
+    def record_event(stream: Any, event: Any = None) -> Any:
+        event = method(stream, event)
+        if _recorder is not None and isinstance(event, torch.cuda.Event):
+            vars(event)["follows"] = _recorder.last_on.get(stream)
+        return event
+
+    return record_event
+
+
+def _traced_stream_wait(method: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(method)
+    def wait_event(stream: Any, event: Any) -> None:
+        recorder, call = _recorder, getattr(event, "follows", None)
+        # A second wait, as for what comes after a scatter on its stream, is not for the link.
+        if recorder is None or call is None or call.waited_for or not _is_main(stream):
+            method(stream, event)
+            return
+        recorder.expect([call], id(event), event)
+        with recorder.waiting(id(event)):
+            method(stream, event)
+
+    return wait_event
 
 
 def _traced_wait(method: Callable[..., Any], key_of: Callable[[Any], int]) -> Callable[..., Any]:
@@ -249,9 +327,16 @@ def _traced_functional(function: Callable[..., Any]) -> Callable[..., Any]:
         operation = getattr(dist.ReduceOp, reduceOp.upper())
         work = dist.all_reduce(reduced, operation, group=members, async_op=True)
         # torch waits for the tensor, not for the work: the result is known by its memory.
-        _, call = recorder.pending.pop(id(work))
-        recorder.expect(call, reduced.data_ptr(), reduced)
+        _, calls = recorder.pending.pop(id(work))
+        recorder.expect(calls, reduced.data_ptr(), reduced)
         torch._C._distributed_c10d._register_work(reduced, work)
         return functional._maybe_wrap_tensor(reduced)
 
     return launch
+
+
+def _bytes(tensors: Any) -> int:
+    """Of a tensor, or of all in a list of tensors or of lists of them."""
+    if isinstance(tensors, torch.Tensor):
+        return tensors.nbytes
+    return sum(map(_bytes, tensors))

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from lab.config import datasets, models
 from lab.config.run import Run
+from lab.config.script import Script
 from lab.errors import InputError, Problem
 from lab.perfmodel import flops
 from lab.worker.data.dataset import Dataset
@@ -31,6 +32,7 @@ def build(run: Run, dataset: Dataset) -> nn.Module:
         from lab.worker.models.own import OwnModel
 
         return OwnModel(config)
+    assert not isinstance(config, Script), "a script builds its own"
     vocab_size = datasets.vocab_size_of(config, run.dataset)
     if vocab_size < dataset.vocab_size:
         what = f"{vocab_size} is less than the {dataset.vocab_size} tokens of the data"

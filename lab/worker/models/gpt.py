@@ -1,16 +1,15 @@
-"""GPT-2: attention, blocks, a loss without all logits at once, the cache of keys and values."""
+"""GPT-2: attention, blocks, the cache of keys and values."""
 
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from lab.config import models
-from lab.perfmodel.flops import CHUNK_LOGITS
+from lab.worker.models.head import linear_cross_entropy
 
 
 class Attention(nn.Module):
@@ -36,10 +35,10 @@ class Attention(nn.Module):
             for part in self.qkv(x).chunk(3, dim=2)
         )
         dropout = self.dropout if self.training else 0.0
+        # The token after a cache may look at all of it; "causal" would let it see the first alone.
+        causal = mask is None and (cache is None or cache.empty)
         if cache is not None:
             k, v = cache.extend(k, v)
-        # The token after a cache may look at all of it; "causal" would let it see the first alone.
-        causal = mask is None and k.shape[2] == x.shape[1]
         mixed = functional.scaled_dot_product_attention(
             q, k, v, attn_mask=mask, is_causal=causal, dropout_p=dropout
         )
@@ -114,61 +113,17 @@ def init_weights(module: nn.Module) -> None:
         nn.init.zeros_(module.bias)
 
 
-def linear_cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
-    """Mean cross-entropy; hidden (tokens, width), weight (vocabulary, width), targets (tokens,)."""
-    # With a vocabulary of 50,304, chunks took 299 MB instead of 2.4 GB, and less time.
-    if len(targets) * len(weight) <= 2 * CHUNK_LOGITS:
-        return functional.cross_entropy(functional.linear(hidden, weight), targets)
-    chunk = max(CHUNK_LOGITS // len(weight), 1)
-    loss: Tensor = _Chunked.apply(hidden, weight, targets, chunk)  # type: ignore[no-untyped-call]
-    return loss
-
-
-class _Chunked(torch.autograd.Function):
-    """Goes over the tokens in chunks, and recomputes each chunk's logits in the backward pass."""
-
-    @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, chunk: int) -> Tensor:
-        # Autocast is off in the backward pass: casts are written out, the same in both passes.
-        device = hidden.device.type
-        autocast = torch.is_autocast_enabled(device)
-        ctx.dtype = torch.get_autocast_dtype(device) if autocast else hidden.dtype
-        ctx.save_for_backward(hidden, weight, targets)
-        ctx.chunk = chunk
-        cast = weight.to(ctx.dtype)
-        total = hidden.new_zeros((), dtype=torch.float32)
-        for part, target in zip(hidden.split(chunk), targets.split(chunk), strict=True):
-            logits = functional.linear(part.to(ctx.dtype), cast)
-            total += functional.cross_entropy(logits.float(), target, reduction="sum")
-        return total / len(targets)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
-        hidden, weight, targets = ctx.saved_tensors
-        cast = weight.to(ctx.dtype)
-        scale = grads[0] / len(targets)
-        hidden_grad, weight_grad = torch.empty_like(hidden), torch.zeros_like(weight)
-        parts = (tensor.split(ctx.chunk) for tensor in (hidden, targets, hidden_grad))
-        for part, target, part_grad in zip(*parts, strict=True):
-            low = part.to(ctx.dtype)
-            # The gradient of cross-entropy by the logits: softmax less one-hot targets.
-            error = torch.softmax(functional.linear(low, cast).float(), dim=-1)
-            error[torch.arange(len(target), device=target.device), target] -= 1
-            error = error.mul_(scale).to(ctx.dtype)
-            part_grad.copy_(error @ cast)
-            if error.dtype == weight_grad.dtype:
-                weight_grad.addmm_(error.t(), low)
-            else:
-                weight_grad += error.t() @ low
-        return hidden_grad, weight_grad, None, None
-
-
 class LayerCache:
     """Keys and values of one layer, each (samples, heads, capacity, head width)."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity, self.length = capacity, 0
         self._buffers: tuple[Tensor, Tensor] | None = None
+
+    @property
+    def empty(self) -> bool:
+        """Whether it holds no token yet."""
+        return self._buffers is None
 
     def extend(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Append new tokens, (samples, heads, tokens, head width); those of all tokens so far."""

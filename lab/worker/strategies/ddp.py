@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from lab.config.run import DEFAULT_BUCKET_CAP_MB, POWERSGD_FIRST_STEP, Run
 from lab.errors import InputError, Problem
+from lab.worker.distributed import averaging
 from lab.worker.measure.clock import Clock
 from lab.worker.measure.ddp_hook import BucketRecorder, Exchange, Sent, recorded, unrecorded
 from lab.worker.strategies.base import Recorder, Setup, Strategy
@@ -93,16 +94,17 @@ def exchange_for(run: Run) -> Exchange:
 
 def all_reduce(bucket: GradBucket) -> Sent:
     """The mean of the gradients as they are."""
-    buffer = bucket.buffer().div_(dist.get_world_size())  # before the sum, which might overflow
-    return Sent(dist.all_reduce(buffer, async_op=True).get_future(), buffer.nbytes)
+    buffer = bucket.buffer()
+    work = dist.all_reduce(buffer, averaging(buffer), async_op=True)
+    return Sent(work.get_future(), buffer.nbytes)
 
 
 def cast_all_reduce(bucket: GradBucket, *, dtype: torch.dtype) -> Sent:
     """The mean of the gradients, rounded to `dtype` on the link."""
     # Written out, as torch's own bf16 hook refuses gloo.
     buffer = bucket.buffer()
-    rounded = buffer.to(dtype).div_(dist.get_world_size())
-    future = dist.all_reduce(rounded, async_op=True).get_future()
+    rounded = buffer.to(dtype)
+    future = dist.all_reduce(rounded, averaging(rounded), async_op=True).get_future()
     return Sent(future.then(lambda done: buffer.copy_(done.value()[0])), rounded.nbytes)
 
 

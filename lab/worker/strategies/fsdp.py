@@ -8,11 +8,11 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from lab.config.run import Run
-from lab.worker.optim import blocks_of
+from lab.worker.optim import DTYPES, blocks_of
 from lab.worker.strategies.base import Setup, Strategy, clip, require_dtensor
 
 
@@ -26,7 +26,12 @@ class Fsdp(Strategy[nn.Module]):
         mesh = _mesh(run, setup.device)
         # Blocks before the whole: a parameter belongs to the innermost module that is sharded.
         for block in blocks_of(model):
-            fully_shard(block, mesh=mesh, reshard_after_forward=run.reshard_after_forward)
+            fully_shard(
+                block,
+                mesh=mesh,
+                reshard_after_forward=run.reshard_after_forward,
+                mp_policy=_policy(run, setup.device),
+            )
         # By default torch keeps the rest gathered, which the backward pass needs first.
         if run.reshard_after_forward:
             fully_shard(model, mesh=mesh)
@@ -53,6 +58,20 @@ class Fsdp(Strategy[nn.Module]):
     def replicated(self, parallel: nn.Module) -> Iterable[torch.Tensor]:
         """Each parameter, gathered."""
         return (p.full_tensor() for p in parallel.parameters() if isinstance(p, DTensor))
+
+
+def _policy(run: Run, device: torch.device) -> MixedPrecisionPolicy:
+    """On CUDA a block's weights are gathered in the precision of its products.
+
+    What goes through the blocks, and the sums of gradients, stay in fp32, as autocast has them.
+    """
+    dtype = DTYPES[run.stated.precision]
+    low = device.type == "cuda" and dtype != torch.float32
+    return MixedPrecisionPolicy(
+        param_dtype=dtype if low else None,
+        reduce_dtype=torch.float32 if low else None,
+        cast_forward_inputs=False,
+    )
 
 
 def _mesh(run: Run, device: torch.device) -> DeviceMesh:

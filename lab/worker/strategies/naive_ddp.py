@@ -10,6 +10,7 @@ import torch
 from torch import distributed as dist
 from torch import nn
 
+from lab.worker.distributed import averaging
 from lab.worker.strategies.base import Setup, Strategy, Wrapper
 
 
@@ -46,8 +47,7 @@ class Replica(Wrapper):
 
 
 def _average(tensor: torch.Tensor) -> None:
-    tensor.div_(dist.get_world_size())  # before the sum, which might overflow
-    dist.all_reduce(tensor)
+    dist.all_reduce(tensor, averaging(tensor))
 
 
 STRATEGY = NaiveDdp()

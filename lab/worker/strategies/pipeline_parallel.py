@@ -7,7 +7,9 @@ its gradients.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,10 +20,31 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 from lab.config import models
 from lab.errors import InputError, Problem
 from lab.worker.measure.clock import Clock
-from lab.worker.models.gpt import GPT, linear_cross_entropy
+from lab.worker.models.gpt import GPT
+from lab.worker.models.head import linear_cross_entropy
 from lab.worker.strategies.base import Setup, Strategy, clip
 
-SCHEDULES = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
+
+class GPipe(ScheduleGPipe):
+    """torch's, but the loss of a microbatch comes right before its backward pass.
+
+    The head makes its gradients with the loss: with all losses first, a gradient of its weight
+    would be kept for each microbatch.
+    """
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._losses_due: deque[Callable[[], None]] = deque()
+
+    def _maybe_compute_loss(self, *arguments: Any, **options: Any) -> None:
+        self._losses_due.append(partial(super()._maybe_compute_loss, *arguments, **options))
+
+    def _maybe_get_loss(self, stage: Any, mb_index: int) -> Any:
+        self._losses_due.popleft()()  # backward passes come in the order of forward passes
+        return super()._maybe_get_loss(stage, mb_index)  # type: ignore[no-untyped-call]
+
+
+SCHEDULES: dict[str, Any] = {"gpipe": GPipe, "1f1b": Schedule1F1B}
 
 
 class PipelineParallelism(Strategy["Pipeline"]):

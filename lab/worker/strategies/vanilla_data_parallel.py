@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -37,20 +37,29 @@ class DataParallel(Wrapper):
     def forward(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """The mean loss; inputs and targets are divided evenly along their first dimension."""
         devices, others = self.devices, len(self.devices) - 1
-        parameters = dict(self.module.named_parameters())
-        size = others * sum(parameter.nbytes for parameter in parameters.values())
+        tensors = dict(_tensors(self.module))
+        size = others * sum(tensor.nbytes for tensor in tensors.values())
         with self._stamped("replicate", size):
             # In every pass, as the optimizer has changed the first device's parameters.
-            copies = _Replicate.apply(devices, self._stamped, *parameters.values())  # type: ignore[no-untyped-call]
-            replicas = [
-                replica(self.module, dict(zip(parameters, copies[n :: len(devices)], strict=True)))
-                for n in range(len(devices))
-            ]
+            replicas = [replica(self.module, copies) for copies in self._copies(tensors)]
         with self._stamped("scatter", (inputs.nbytes + targets.nbytes) * others // len(devices)):
             parts = [*zip(scatter(inputs, devices), scatter(targets, devices), strict=True)]
         losses = parallel_apply(replicas, parts, devices)
         with self._stamped("gather", others * losses[0].nbytes):
             return torch.stack([loss.to(devices[0]) for loss in losses]).mean()
+
+    def _copies(self, tensors: dict[str, torch.Tensor]) -> list[dict[str, torch.Tensor]]:
+        """Parameters and buffers for each device; what does not train gets no gradient."""
+        trained = [name for name, tensor in tensors.items() if tensor.requires_grad]
+        values = [tensors[name] for name in trained]
+        copies = _Replicate.apply(self.devices, self._stamped, *values)  # type: ignore[no-untyped-call]
+        constants = [name for name in tensors if name not in trained]
+        return [
+            dict(zip(trained, copies[number :: len(self.devices)], strict=True))
+            # The first device's are the model's own: running statistics are those of its samples.
+            | {name: tensors[name].to(device, copy=number > 0) for name in constants}
+            for number, device in enumerate(self.devices)
+        ]
 
     def _stamped(self, operation: str, size: int) -> AbstractContextManager[None]:
         if self.recorder is None:
@@ -84,18 +93,27 @@ class _Replicate(torch.autograd.Function):
             return None, None, *(_sum(gradients[first : first + count]) for first in firsts)
 
 
-def replica(model: nn.Module, parameters: dict[str, torch.Tensor]) -> nn.Module:
-    """The same modules with these parameters, which need not be leaves; buffers are shared."""
+def _tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Parameters and buffers, each once."""
+    yield from model.named_parameters()
+    yield from model.named_buffers()
+
+
+def replica(model: nn.Module, tensors: dict[str, torch.Tensor]) -> nn.Module:
+    """The same modules with these parameters, which need not be leaves, and buffers."""
     modules = dict(model.named_modules(remove_duplicate=False))
     twins = {name: module._replicate_for_data_parallel() for name, module in modules.items()}
     # By identity, as tied parameters have one name in the model and stand in several modules.
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    names = {id(tensor): name for name, tensor in _tensors(model)}
     for name, module in modules.items():
         for child in module._modules:
             twins[name]._modules[child] = twins[f"{name}.{child}" if name else child]
         for key, parameter in module._parameters.items():
-            value = None if parameter is None else parameters[names[id(parameter)]]
+            value = None if parameter is None else tensors[names[id(parameter)]]
             setattr(twins[name], key, value)
+        for key, buffer in module._buffers.items():
+            value = None if buffer is None else tensors[names[id(buffer)]]
+            twins[name]._buffers[key] = value
     whole: nn.Module = twins[""]
     return whole
 

@@ -13,6 +13,7 @@ from torch import distributed as dist
 from torch import nn
 
 from lab.config.run import Run
+from lab.worker.distributed import averaging
 from lab.worker.optim import adamw, decayed_and_not
 from lab.worker.strategies.base import Setup, Strategy, Wrapper, clip
 
@@ -87,9 +88,8 @@ class Flat:
             if parameter.grad is not None:
                 part.copy_(parameter.grad.flatten())
                 parameter.grad = None  # at once, as the flat copy takes its place
-        gradients /= self.world_size  # before the sum, which might overflow
         shard = torch.empty_like(self.shard)
-        dist.reduce_scatter_tensor(shard, gradients)
+        dist.reduce_scatter_tensor(shard, gradients, averaging(gradients))
         self.shard.grad = shard
 
     @torch.no_grad()

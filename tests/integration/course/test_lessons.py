@@ -82,7 +82,7 @@ def trying_first(solved: Any, given: Any) -> Any:
     )
     cells = []
     for cell in solved.cells:
-        if is_check(cell):
+        if is_check(cell) and "check_ranks" not in cell.source:  # its answer is a file
             name = cell.metadata.nbgrader.grade_id.removesuffix("-check")
             attempt = (
                 f"try:\n{textwrap.indent(cell.source, '    ')}\nexcept AssertionError as "
@@ -110,6 +110,14 @@ def printed(cell: Any) -> str:
     return "".join(output.get("text", "") for output in cell.outputs)
 
 
+def test_solutions_and_grades_are_the_instructor_s_alone_to_read(
+    released: dict[str, Path],
+) -> None:
+    course = next(iter(released.values())).parents[2]
+    open_to_others = {path.name for path in course.iterdir() if path.stat().st_mode & 0o077}
+    assert open_to_others <= {"release", "nbgrader_config.py"} and "release" in open_to_others
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_a_lesson_runs_solved_and_no_check_of_it_passes_unsolved(
     name: str, classroom: Path, released: dict[str, Path]
@@ -128,12 +136,14 @@ def test_a_lesson_runs_solved_and_no_check_of_it_passes_unsolved(
     asked = [
         (before, cell)
         for before, cell in zip(executed.cells[1:], executed.cells[3:], strict=False)
-        if is_check(cell)
+        if is_check(cell) and "check_ranks" not in cell.source
     ]
     assert len(asked) >= 3
     for attempt, check in asked:
         assert re.search(r"unsolved: \d\d\.[\w-]+: (no answer|not) yet", printed(attempt)), attempt
         assert ": right" in str(check.outputs), check
+    for check in executed.cells:
+        assert "check_ranks" not in check.source or ": right" in str(check.outputs), check
     assert any("image/svg+xml" in str(cell.get("outputs")) for cell in executed.cells)
 
 

@@ -33,6 +33,8 @@ def running(study: Study, process: subprocess.Popen[bytes], *, step: int = 5) ->
     folder = Store(study.out).folder(study.task())
     folder.mkdir(parents=True)
     job = {
+        "executor": "local",
+        "cluster": "two",
         "job_id": "1",
         "pid": process.pid,
         "began": began(process.pid),

@@ -8,21 +8,24 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 import pytest
 import torch
+import yaml
 
 from lab import machine
 from lab.config.strategies import STRATEGIES
 from lab.launch.calibrate import calibrate
 from lab.machine import is_running
-from lab.perfmodel.calibration import load_calibration
+from lab.perfmodel.calibration import Calibration, load_calibration
 from lab.perfmodel.intervals import spread
-from lab.perfmodel.reference import MODELS
+from lab.perfmodel.reference import REFERENCES
 from lab.worker.calibrate import matrix_products, memory_bandwidth
-from lab.worker.reference import QUICK_ROUNDS, QUICK_STARTS
+from lab.worker.reference import QUICK_STARTS, QUICK_STARTS_TOGETHER
 
 pytestmark = [
     pytest.mark.skipif(len(machine.cores()) < 2, reason="two ranks need two cores"),
@@ -30,13 +33,51 @@ pytestmark = [
 ]
 
 
-@pytest.fixture
-def profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A profile of two ranks, and a device lock of this test's own."""
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    path = tmp_path / "small.yaml"
-    path.write_text("executor: local\ndevice: cpu\ndevices: 2\nhang_timeout_s: 60\n")
+@pytest.fixture(scope="module")
+def temporary(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder with a device lock of these tests' own."""
+    folder = tmp_path_factory.mktemp("calibrations")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TMPDIR", str(folder))
+        yield folder
+
+
+def profile_of(folder: Path) -> Path:
+    """A profile of two ranks in that folder, which believes what others disturbed."""
+    folder.mkdir()
+    path = folder / "small.yaml"
+    settings = {"executor": "local", "device": "cpu", "devices": 2, "hang_timeout_s": 60}
+    path.write_text(yaml.safe_dump(settings | {"repeat_disturbed": False}))
     return path
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """A calibration that Ctrl-C ended on two ranks, and the same one to its end."""
+
+    profile: Path
+    output: str
+    left_alive: list[int]
+    kept: Calibration | None
+    whole: Calibration
+
+
+@pytest.fixture(scope="module")
+def resumed(temporary: Path) -> Resumed:
+    """Interrupt a quick calibration while two ranks work, then call it again."""
+    profile = profile_of(temporary / "resumed")
+    process = driver(profile, "quick=True")
+    work = work_of(profile)
+    deadline = time.monotonic() + 240
+    while time.monotonic() < deadline and not list(work.glob("log/*.rank1.pid")):
+        assert process.poll() is None, process.communicate()[0]
+        time.sleep(0.05)
+    pids = [json.loads(path.read_text()) for path in work.glob("log/*.pid")]
+    os.killpg(process.pid, signal.SIGINT)
+    output, _ = process.communicate(timeout=60)
+    alive = [pid["pid"] for pid in pids if is_running(pid["pid"], pid["began"])]
+    kept = load_calibration(profile)
+    return Resumed(profile, output, alive, kept, calibrate(profile, quick=True, progress=False))
 
 
 def driver(profile: Path, call: str) -> subprocess.Popen[str]:
@@ -50,26 +91,42 @@ def driver(profile: Path, call: str) -> subprocess.Popen[str]:
     )
 
 
-def test_two_ranks_obey_the_laws_and_are_not_measured_twice(profile: Path) -> None:
-    found = calibrate(profile, world_sizes=[2], quick=True, progress=False)
-    assert found.complete and load_calibration(profile) == found
+def work_of(profile: Path) -> Path:
+    return profile.parent / "calibration" / "small" / "x2"
+
+
+def test_ctrl_c_keeps_the_world_sizes_that_are_measured(resumed: Resumed) -> None:
+    assert "interrupted: 1 of 2 world sizes are kept" in resumed.output
+    assert not resumed.left_alive
+    kept = resumed.kept
+    assert (
+        kept is not None and not kept.complete and [part.world_size for part in kept.parts] == [1]
+    )
+    assert kept.memory is not None and kept.matrix_products["fp32"].flops_per_s > 1e8
+    assert resumed.whole.complete and resumed.whole.parts[0] == kept.parts[0]
+
+
+def test_two_ranks_obey_the_laws_and_are_not_measured_twice(resumed: Resumed) -> None:
+    profile, whole = resumed.profile, resumed.whole
+    part = whole.parts[1]
+    assert part.world_size == 2 and load_calibration(profile) == whole
     assert {entry.name for entry in (profile.parent / "calibration").iterdir()} <= {
         "small.json",
         "small.lock",
     }
-    names = {row.collective for row in found.rows}
+    names = {row.collective for row in whole.rows}
     assert {"all_reduce", "all_gather", "broadcast"} <= names
-    assert names | set(found.parts[0].missing) == {
+    assert names | set(part.missing) == {
         "all_reduce",
         "all_gather",
         "broadcast",
         "reduce_scatter",
     }
     for name in names:
-        rows = [row for row in found.rows if row.collective == name]
+        rows = [row for row in whole.rows if row.collective == name]
         assert [row.bytes for row in rows] == sorted({row.bytes for row in rows})
-        large = [row.seconds for row in rows if row.bytes >= 256 * 2**10]
-        assert large[-1] > large[0], f"{name}: 16 times the bytes took no longer"
+        least, most = rows[0], rows[-1]
+        assert most.seconds > least.seconds, f"{name}: {most.bytes // least.bytes} times the bytes"
         assert all(
             row.busbw / row.algbw == pytest.approx({"all_reduce": 1, "broadcast": 1}.get(name, 0.5))
             for row in rows
@@ -79,29 +136,28 @@ def test_two_ranks_obey_the_laws_and_are_not_measured_twice(profile: Path) -> No
             for row in rows
         )
         assert all(row.calls >= 7 for row in rows)
-    environment = found.parts[0].environment
+    environment = part.environment
     assert (
         environment.backend == "gloo"
         and len(environment.hosts) == 2
         and environment.cpus_granted[0] != environment.cpus_granted[1]
     )
-    again = calibrate(profile, world_sizes=[2], quick=True, progress=False)
-    assert again == found
-    steps = found.parts[0].steps
+    assert calibrate(profile, quick=True, progress=False) == whole
+    steps = part.steps
     assert {(step.run.strategy, step.run.world_size) for step in steps} == {
         (name, 1 if name == "single" else 2)
         for name, facts in STRATEGIES.items()
         if name == "single" or not facts.single_process
     }
     for step in steps:
-        assert len(step.seconds) == QUICK_ROUNDS and step.median > 0
+        assert len(step.seconds) == QUICK_STARTS_TOGETHER and step.median > 0
         assert sum(step.phases.values()) == pytest.approx(step.median, rel=0.5)
 
 
-def test_one_rank_starts_its_steps_in_processes_that_begin_anew(profile: Path) -> None:
-    (part,) = calibrate(profile, world_sizes=[1], quick=True, progress=False).parts
+def test_one_rank_starts_its_steps_in_processes_that_begin_anew(resumed: Resumed) -> None:
+    part = resumed.whole.parts[0]
     alone = [step for step in part.steps if step.run.strategy == "single"]
-    assert [len(step.seconds) for step in alone] == [QUICK_STARTS] * len(MODELS)
+    assert [len(step.seconds) for step in alone] == [QUICK_STARTS] * len(REFERENCES)
     # The wider and deeper models take longer in every process, and tell when gradients are ready.
     assert alone[0].median < min(alone[1].median, alone[2].median)
     assert all(step.gradients[-1].ready == pytest.approx(1, abs=0.2) for step in alone)
@@ -111,30 +167,10 @@ def test_one_rank_starts_its_steps_in_processes_that_begin_anew(profile: Path) -
     assert others == {name for name, facts in STRATEGIES.items() if not facts.single_process}
 
 
-def test_ctrl_c_keeps_the_world_sizes_that_are_measured(profile: Path) -> None:
-    process = driver(profile, "quick=True")
-    work = profile.parent / "calibration" / "small" / "x2"
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline and not list(work.glob("log/*.rank1.pid")):
-        assert process.poll() is None, process.communicate()[0]
-        time.sleep(0.05)
-    pids = [json.loads(path.read_text()) for path in work.glob("log/*.pid")]
-    os.killpg(process.pid, signal.SIGINT)
-    output, _ = process.communicate(timeout=60)
-    assert "interrupted: 1 of 2 world sizes are kept" in output
-    assert not [pid for pid in pids if is_running(pid["pid"], pid["began"])]
-    kept = load_calibration(profile)
-    assert (
-        kept is not None and not kept.complete and [part.world_size for part in kept.parts] == [1]
-    )
-    assert kept.memory is not None and kept.matrix_products["fp32"].flops_per_s > 1e8
-    whole = calibrate(profile, quick=True, progress=False)
-    assert whole.complete and whole.parts[0] == kept.parts[0]
-
-
-def test_a_lost_rank_is_named(profile: Path) -> None:
+def test_a_lost_rank_is_named(temporary: Path) -> None:
+    profile = profile_of(temporary / "lost")
     process = driver(profile, "world_sizes=[2]")
-    work = profile.parent / "calibration" / "small" / "x2"
+    work = work_of(profile)
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline and "collectives" not in _phase(work):
         time.sleep(0.05)

@@ -6,6 +6,7 @@ import json
 import multiprocessing
 import os
 import random
+import shutil
 import signal
 import time
 from concurrent.futures import ProcessPoolExecutor
@@ -48,6 +49,24 @@ BASE: dict[str, Any] = {
     "eval_batches": 1,
     "keep_model": True,
 }
+OWN: dict[str, Any] = {
+    "model": {
+        "kind": "python",
+        "factory": "unet:UNet",
+        "args": {"width": 4, "depth": 2},
+        "loss": "unet:dice_and_cross_entropy",
+        "blocks": "down",
+    },
+    "data": {"kind": "python", "factory": "unet:cells", "args": {"images": 32, "size": 16}},
+    "strategy": "fsdp",
+}
+EXAMPLE = Path(__file__).parents[3] / "reports" / "own-model"
+# World size, and the settings that are not those of BASE.
+CASES: dict[str, tuple[int, dict[str, Any]]] = {
+    "alone": (1, {}),
+    "two ranks": (2, {}),
+    "a model of one's own": (2, OWN),
+}
 
 
 def quiet(*told: object) -> None:
@@ -74,15 +93,20 @@ def place(folder: Path, *, rank: int, world_size: int, every_s: float | None) ->
     )
 
 
-def train_all(rank: int, root: str) -> dict[int, tuple[list[float], float | None, int]]:
-    """At each world size: a whole training, then one that is stopped and taken up again."""
+Trained = dict[str, list[tuple[list[float], float | None, int]]]
+
+
+def train_all(rank: int, root: str) -> Trained:
+    """Of each case: a whole training, then one that is stopped and taken up again."""
     calibrate.PEAK_BUDGET_S = 0.05
-    found = {}
-    for world_size in (1, 2):
+    found: Trained = {}
+    for name, (world_size, settings) in CASES.items():
         if rank >= world_size:
             continue
-        run = Run.model_validate(BASE | {"world_size": world_size})
-        whole, broken = Path(root) / f"whole-{world_size}", Path(root) / f"broken-{world_size}"
+        content = BASE | settings | {"world_size": world_size}
+        context = {"folder": Path(root), "digests": {}} if settings else None
+        run = Run.model_validate(content, context=context)
+        whole, broken = Path(root) / f"whole, {name}", Path(root) / f"broken, {name}"
         whole_place, first, second = (
             place(folder, rank=rank, world_size=world_size, every_s=every)
             for folder, every in ((whole, None), (broken, 1e-6), (broken, 2e-6))
@@ -96,13 +120,11 @@ def train_all(rank: int, root: str) -> dict[int, tuple[list[float], float | None
         left = checkpoint.newest(broken / "checkpoint")
         again = measure(run, second, data_root=Path(root), folder=broken, progress=quiet)
         if measured is not None and again is not None:
-            assert left is not None
-            found[world_size] = (measured.quality.loss, measured.quality.validation_loss, left.step)
-            found[-world_size] = (
-                again.quality.loss,
-                again.quality.validation_loss,
-                again.timing.measured_steps,
-            )
+            assert left is not None and measured.quality and again.quality and again.timing
+            found[name] = [
+                (measured.quality.loss, measured.quality.validation_loss, left.step),
+                (again.quality.loss, again.quality.validation_loss, again.timing.measured_steps),
+            ]
     return found
 
 
@@ -110,13 +132,15 @@ def train_all(rank: int, root: str) -> dict[int, tuple[list[float], float | None
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("checkpoints")
     (folder / "corpus.txt").write_text(CORPUS)
-    for name in ("whole-1", "whole-2", "broken-1", "broken-2"):
-        (folder / name).mkdir()
+    shutil.copy2(EXAMPLE / "unet.py", folder)
+    for name in CASES:
+        (folder / f"whole, {name}").mkdir()
+        (folder / f"broken, {name}").mkdir()
     return folder
 
 
 @pytest.fixture(scope="module")
-def trained(root: Path) -> dict[int, tuple[list[float], float | None, int]]:
+def trained(root: Path) -> Trained:
     with (
         pytest.MonkeyPatch.context() as patch,
         ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as pool,
@@ -126,32 +150,31 @@ def trained(root: Path) -> dict[int, tuple[list[float], float | None, int]]:
         return next(iter(list(pool.map(train_all, range(2), [str(root)] * 2))))
 
 
-@pytest.mark.parametrize("world_size", [1, 2])
+@pytest.mark.parametrize("case", CASES)
 def test_a_training_that_was_interrupted_learns_the_same(
-    trained: dict[int, tuple[list[float], float | None, int]], root: Path, world_size: int
+    trained: Trained, root: Path, case: str
 ) -> None:
-    whole, validation, left = trained[world_size]
-    again, validation_again, measured_steps = trained[-world_size]
+    (whole, validation, left), (again, validation_again, measured_steps) = trained[case]
     assert (
         left == STOP - 1
     )  # the checkpoint of the step before: that of its own step was not reached
     assert again == pytest.approx(whole, rel=TOLERANCE)
     assert validation_again == pytest.approx(validation, rel=TOLERANCE)
     assert measured_steps == BASE["steps"] - left - BASE["warmup_steps"]
-    steps = pd.read_parquet(root / f"broken-{world_size}" / "steps.parquet")
-    assert steps["step"].tolist() == list(range(left, BASE["steps"])) * world_size
-    assert [path.name for path in (root / f"broken-{world_size}" / "checkpoint").iterdir()] == [
+    steps = pd.read_parquet(root / f"broken, {case}" / "steps.parquet")
+    assert steps["step"].tolist() == list(range(left, BASE["steps"])) * CASES[case][0]
+    assert [path.name for path in (root / f"broken, {case}" / "checkpoint").iterdir()] == [
         checkpoint.FINAL
     ]
 
 
 def test_a_model_of_two_ranks_is_read_by_one_without_pickle(
-    trained: dict[int, tuple[list[float], float | None, int]],
+    trained: Trained,
     root: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("LAB_CACHE", str(root / "cache"))
-    found = checkpoint.kept_model(root / "whole-2")
+    found = checkpoint.kept_model(root / "whole, two ranks")
     assert found is not None
     assert sorted(path.name for path in found.folder.iterdir()) == [
         "checkpoint.json",
@@ -168,7 +191,7 @@ def test_a_model_of_two_ranks_is_read_by_one_without_pickle(
     checkpoint.load_model(model, found)
     here = place(root, rank=0, world_size=1, every_s=None)
     loss, _ = evaluate(model, RankJob(run, here, torch.device("cpu"), dataset, quiet))
-    assert loss == pytest.approx(trained[2][1], rel=ACROSS)
+    assert loss == pytest.approx(trained["two ranks"][0][1], rel=ACROSS)
     assert json.loads((found.folder / "tokenizer.json").read_text())["model"]["type"] == "BPE"
 
 

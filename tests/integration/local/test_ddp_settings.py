@@ -198,11 +198,10 @@ def test_instruments_change_no_loss(answers: list[dict[str, Any]]) -> None:
     assert answers[1]["overhead"] is None
     assert found["largest_loss_difference"] < 1e-5
     assert found["rounds"] == BASE["steps"] - BASE["warmup_steps"] - 1
-    assert set(found["step_s"]) == {"plain", "control", "instrumented"}
-    assert all(
-        np.isfinite(found[name]["median"])
-        for name in ("ratio", "control", "cpu_ratio", "cpu_control")
-    )
+    for seconds in (found["wall"], found["cpu"]):
+        assert set(seconds) == {"plain", "control", "instrumented"}
+        assert {len(values) for values in seconds.values()} == {found["rounds"]}
+    assert np.min(list(found["wall"].values())) > 0
 
 
 def test_a_clock_on_another_host_is_set_right(answers: list[dict[str, Any]]) -> None:

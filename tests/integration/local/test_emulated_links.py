@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import yaml
 from studies import StudyMaker
 
 import lab
@@ -24,6 +26,7 @@ SLOW, FAST, LATE = (
     Link(bandwidth_gbit=1),
     Link(bandwidth_gbit=1, latency_ms=50),
 )
+REPORTS = Path(__file__).parents[3] / "reports"
 SENT = 2_000_000
 # TCP paces no connection's first ten packets, of 64 KiB on loopback; a bucket holds less.
 FREE = 10 * 2**16
@@ -152,6 +155,41 @@ def test_a_study_behind_slow_links_says_so(make_study: StudyMaker, profile: Path
     assert [
         finding.severity for finding in lab.audit(made).findings if finding.rule == "emulated"
     ] == ["note"]
+
+
+def test_a_model_and_a_script_of_ones_own_go_through_the_link(
+    tmp_path: Path, profile: Path
+) -> None:
+    folder = tmp_path / "own"
+    folder.mkdir()
+    for path in (REPORTS / "own-model" / "unet.py", REPORTS / "own-script" / "train.py"):
+        shutil.copy2(path, folder)
+    script = {"kind": "script", "command": "train.py --batch-size 2 --width 64"}
+    model = {"kind": "python", "factory": "unet:UNet", "args": {"width": 4, "depth": 2}}
+    model |= {"loss": "unet:dice_and_cross_entropy"}
+    data = {"kind": "python", "factory": "unet:cells", "args": {"images": 32, "size": 16}}
+    own = {"model": [model], "data": [data], "global_batch_size": [4], "eval_batches": [1]}
+    content = {
+        "title": "Own code",
+        "question": "?",
+        "base": {"world_size": 2, "steps": 6, "warmup_steps": 2},
+        "grid": [{"model": [script]}, own],
+        "repeats": 1,
+        "baseline": {"world_size": 2},
+    }
+    (folder / "study.yaml").write_text(yaml.safe_dump(content))
+    records = lab.launch(Study.load(folder), str(profile)).wait(progress=False)
+    for record in records:
+        assert record.completed, record.error
+        assert record.environment and record.environment.emulated
+        assert record.environment.emulated.way == netem.way_for(SLOW)
+    sent = records[0].communication
+    assert sent and sent.bytes and sent.total and sent.bytes > FREE
+    # No link carries more than its bandwidth, however busy this machine is.
+    assert sent.total.median > 0.9 * (sent.bytes - FREE) / SLOW.bytes_per_s
+    parameters = records[1].environment and records[1].environment.parameters
+    assert records[1].communication and parameters
+    assert records[1].communication.bytes == 4 * parameters
 
 
 def test_four_ranks_sleep_behind_real_wrappers_and_links(

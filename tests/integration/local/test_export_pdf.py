@@ -17,6 +17,7 @@ from pypdf import PdfReader
 from lab.errors import LabError
 from lab.report import math
 from lab.report.html import LabHTMLExporter
+from lab.report.numbering import cite
 from lab.report.pdf import LabPDFExporter
 
 SVG = (
@@ -237,12 +238,15 @@ def right_edge(reader: PdfReader) -> float:
 @pytest.mark.parametrize("count", [3, 9, 15, 40])
 def test_wide_tables_stay_on_the_page(count: int) -> None:
     reader = pdf("# T\n\n## Wide\n\nAll columns.", html(table(count)))
-    turned = [page for page in reader.pages if float(page.mediabox[2]) > A4[0] + 1]
-    assert len(turned) == (1 if count > 8 else 0)
-    assert words(reader).count("1234.5678") == 2 * count
-    assert right_edge(reader) < 1 - 25 / 297
-    if turned:
-        assert "Wide All columns." in " ".join(turned[0].extract_text().split())
+    assert all(round(float(page.mediabox[2])) == A4[0] for page in reader.pages)
+    text = words(reader)
+    # In groups of columns, each of which begins with the first one.
+    assert all(f"column {number}" in text for number in range(count))
+    groups = text.count("column 0")
+    assert text.count("1234.5678") == 2 * (count - 1 + groups)
+    assert groups == {3: 1, 9: 1, 15: 2, 40: 4}[count]
+    assert right_edge(reader) < 1 - 25 / 210
+    assert min(sizes(reader, "1234.5678")) >= SMALLEST
 
 
 def test_long_words_and_lines_stay_on_the_page() -> None:
@@ -301,17 +305,35 @@ def test_wide_table_fills_the_page(cells: list[str]) -> None:
     assert table_width(pdf(rows(cells, cells))) == pytest.approx(ROOM, abs=1)
 
 
-def test_numbers_stay_in_one_line_and_the_table_becomes_smaller() -> None:
-    sizes: list[float] = []
+SMALLEST = 7.99  # points, for a reader
 
-    def visit(text: str, cm: list[float], tm: list[float], font: Any, size: float) -> None:
-        if "[127.0," in text:
-            sizes.append(size)
 
-    reader = pdf(rows(["one", *["127.6 [127.0, 128.1] ms"] * 7], ["two", *["none"] * 7]))
-    reader.pages[0].extract_text(visitor_text=visit)
-    assert sizes and max(sizes) < 6.5
-    assert table_width(reader) == pytest.approx(ROOM, abs=1)
+def sizes(reader: PdfReader, text: str) -> list[float]:
+    """In points, the type in which a text is set."""
+    found: list[float] = []
+
+    def visit(piece: str, cm: list[float], tm: list[float], font: Any, size: float) -> None:
+        if text in piece:
+            found.append(size)
+
+    for page in reader.pages:
+        page.extract_text(visitor_text=visit)
+    return found
+
+
+def test_a_number_breaks_before_its_interval_alone_and_stays_readable() -> None:
+    reader = pdf(rows(["one", *["127.6 [127.0, 128.1] ms"] * 6], ["two", *["none"] * 6]))
+    assert sizes(reader, "[127.0,") and min(sizes(reader, "[127.0,")) >= SMALLEST
+    lines = reader.pages[0].extract_text().replace("\u00a0", " ").splitlines()
+    assert any("127.6" in line and "[" not in line for line in lines)
+    assert sum("[127.0, 128.1] ms" in line for line in lines) > 0
+
+
+def test_captions_are_numbered_and_cited_with_links() -> None:
+    captioned = "<table id='tbl-a'><caption>What.</caption><tr><td>1</td></tr></table>"
+    reader = pdf(f"Text{cite('tbl-a', 'tbl-b')}.", html(captioned))
+    assert words(reader).startswith("Text (Table 1). Table 1. What.")
+    assert len(links(reader)) == 1
 
 
 def test_exporters_are_registered() -> None:
@@ -329,3 +351,10 @@ def test_table_without_cells_is_left_out() -> None:
         new_notebook(cells=[new_code_cell("", outputs=[output])])
     )
     assert body.startswith(b"%PDF")
+
+
+def test_a_word_of_many_letters_and_escapes_of_a_terminal_are_printed() -> None:
+    odd = "\x1b]8;;https://x.example\x07link\x1b]8;;\x07 \x1b[2K\x07\x00 end"
+    text = words(pdf("w" * 200_000, stream(f"{odd}\n{'v' * 200_000}\n")))
+    assert "… (198000 more letters)" in text and "w" * 40 in text and "v" * 40 in text
+    assert "link end" in text and "x.example" not in text

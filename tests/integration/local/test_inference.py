@@ -38,7 +38,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("inference")
     for name, grid in {
         "one": STUDY["grid"],
-        "two": {"quantization": ["bf16"], "world_size": [2]},
+        "two": {"quantization": ["bf16"], "base_precision": ["bf16"], "world_size": [2]},
     }.items():
         (root / name).mkdir()
         (root / name / "study.yaml").write_text(
@@ -113,6 +113,12 @@ def test_a_second_copy_of_the_base_is_the_base(records: dict[str, Record]) -> No
     assert found.perplexity_ratio is not None and found.perplexity_ratio.value == 1.0
     assert found.same_tokens is not None and found.same_tokens.value == found.generated_alike == 1.0
     assert found.size == found.base_size
+
+
+def test_a_base_in_bf16_is_the_quantized_model_itself(records: dict[str, Record]) -> None:
+    measured = inference(records["bf16"])
+    assert set(measured.output_errors.values()) == {0.0} and measured.size == measured.base_size
+    assert measured.base_size.memory < 0.6 * inference(records["none"]).base_size.memory
 
 
 def test_what_the_machine_has_not_is_told(records: dict[str, Record]) -> None:

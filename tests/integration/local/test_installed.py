@@ -1,52 +1,100 @@
-"""The wheel, installed, in an empty folder: everything that a checkout has is there."""
+"""The wheel in an environment of its own, in an empty folder: everything that a checkout has is there."""
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
 import sys
+import venv
+from collections.abc import Iterator
+from importlib import metadata
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 CHECKOUT = Path(__file__).parents[3]
 LEFT_OUT = shutil.ignore_patterns(".*", "out", "build", "*.egg-info", "tests")
+WHERE = """
+import importlib.metadata, json, lab, sys
+found = len(list(importlib.metadata.distributions(name="scaling-lab")))
+print(json.dumps({"lab": lab.__file__, "path": sys.path, "found": found}))
+"""
+
+
+def needed(requires: list[str], extras: frozenset[str] = frozenset({""})) -> Iterator[Requirement]:
+    """What a distribution requires here, with these extras of it."""
+    for requirement in map(Requirement, requires):
+        marker = requirement.marker
+        if marker is None or any(marker.evaluate({"extra": extra}) for extra in extras):
+            yield requirement
+
+
+def link_dependencies(requires: list[str], folder: Path) -> None:
+    """Link what a distribution declares that it needs, from where it is installed, and no other."""
+    folder.mkdir()
+    waiting, seen = list(needed(requires)), set[str]()
+    while waiting:
+        requirement = waiting.pop()
+        if str(requirement) in seen:
+            continue
+        seen.add(str(requirement))
+        dependency = metadata.distribution(requirement.name)
+        extras = frozenset({"", *requirement.extras})
+        waiting += needed(dependency.requires or [], extras)
+        for top in {file.parts[0] for file in dependency.files or ()} - {"..", "__pycache__"}:
+            if not (folder / top).is_symlink():
+                (folder / top).symlink_to(Path(str(dependency.locate_file(top))))
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the installed wheel; the packages that it needs are those of this interpreter."""
+def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A new environment that holds the wheel, and links to the packages that the wheel requires."""
     root = tmp_path_factory.mktemp("wheel")
     shutil.copytree(CHECKOUT, root / "source", ignore=LEFT_OUT)
     pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
     build = ["wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", root, root / "source"]
     subprocess.run([*pip, *build], check=True)
     (wheel,) = root.glob("*.whl")
-    subprocess.run([*pip, "install", "--no-deps", "--target", root / "site", wheel], check=True)
-    return root / "site"
+    venv.create(root / "venv", symlinks=True)
+    install = ["--python", root / "venv", "install", "--no-index", "--no-deps", wheel]
+    subprocess.run([*pip, *install], check=True)
+    (site,) = root.glob("venv/lib/python*/site-packages")
+    (installed,) = metadata.distributions(path=[str(site)])
+    link_dependencies(installed.requires or [], root / "dependencies")
+    (site / "dependencies.pth").write_text(f"{root / 'dependencies'}\n")
+    # Of Jupyter's packages a part lies beside Python's, which is nobody's to import.
+    (root / "venv" / "share").symlink_to(Path(sys.prefix) / "share")
+    return root / "venv"
 
 
 def test_an_installed_lab_measures_a_new_study_and_hands_out_the_lessons(
-    site: Path, tmp_path: Path
+    environment: Path, tmp_path: Path
 ) -> None:
-    environment = os.environ | {
-        "PYTHONPATH": str(site),
+    variables = {
+        **{name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
+        "PATH": f"{environment / 'bin'}:{os.environ['PATH']}",
         "XDG_CONFIG_HOME": str(tmp_path / "config"),
         "LAB_CACHE": str(tmp_path / "cache"),
     }
     here = tmp_path / "empty"
     here.mkdir()
 
-    def lab(*words: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "lab", *words]
+    def run(*words: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            command, cwd=here, env=environment, capture_output=True, text=True, check=False
+            words, cwd=here, env=variables, capture_output=True, text=True, check=False
         )
 
-    where = [sys.executable, "-c", "import lab; print(lab.__file__)"]
-    imported = subprocess.run(where, cwd=here, env=environment, capture_output=True, text=True)
-    assert Path(imported.stdout.strip()).is_relative_to(site)
+    def lab(*words: str) -> subprocess.CompletedProcess[str]:
+        return run(str(environment / "bin" / "lab"), *words)
+
+    imported = run(str(environment / "bin" / "python"), "-c", WHERE)
+    where = json.loads(imported.stdout)
+    site = Path(where["lab"]).parents[1]
+    assert site.is_relative_to(environment) and where["found"] == 1
+    assert not [path for path in where["path"] if Path(path).is_relative_to(CHECKOUT)]
     assert lab("init", "mine", "--like", "own-model").returncode == 0
     assert (here / "mine" / "unet.py").exists()
     assert lab("init", "mystudy").returncode == 0
@@ -56,6 +104,7 @@ def test_an_installed_lab_measures_a_new_study_and_hands_out_the_lessons(
     assert (here / "mystudy" / "out" / "report.pdf").read_bytes().startswith(b"%PDF")
     assert lab("course", "lessons", "lessons").returncode == 0
     assert len(list((here / "lessons").glob("*.ipynb"))) == 12
+    assert (here / "lessons" / "projects" / "studies" / "fault" / "study.yaml").exists()
     refused = lab("run", "quickstart")
     assert refused.returncode == 2 and "lab init quickstart --like quickstart" in refused.stderr
     assert {path.name for path in here.iterdir()} == {"mine", "mystudy", "lessons"}

@@ -40,7 +40,7 @@ RUNS: dict[str, tuple[dict[str, Any], dict[str, set[str]]]] = {
         {"model": GPT, "data": {"kind": "synthetic", "samples": 64}, "strategy": "single"},
         {
             "lab.worker.strategies": {"base", "single"},
-            "lab.worker.models": {"gpt"},
+            "lab.worker.models": {"gpt", "head"},
             "lab.worker.data": {"cache", "dataset", "loader", "synthetic"},
         },
     ),
@@ -54,9 +54,10 @@ RUNS: dict[str, tuple[dict[str, Any], dict[str, set[str]]]] = {
     ),
 }
 # The job's own parts: it claims its folder, joins an emulated network, watches, writes its end.
-LAUNCH = {"attempt", "job", "netem", "outcome", "watchdog"}
+LAUNCH = {"attempt", "job", "netem", "outcome", "supervisor", "watchdog"}
 # Packages for notebooks, reports and other models, which take a second or more to import.
 HEAVY = {"IPython", "matplotlib", "nbconvert", "rich", "scipy.stats", "torchao", "transformers"}
+HEAVY |= {"torch.distributed.checkpoint"}
 
 
 @pytest.mark.parametrize("name", list(RUNS))

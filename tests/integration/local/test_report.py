@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import nbformat
+import psutil
 import pytest
 from factories import record
 from playwright.sync_api import Browser
@@ -49,7 +53,7 @@ def test_run_ends_in_a_report_and_a_second_call_runs_no_job(make_study: StudyMak
         and "report.pdf" in first.stdout
     )
     study = Study.load(folder)
-    jobs = sorted(study.out.glob("runs/*/*/log/*_submitted.pkl"))
+    jobs = sorted(study.out.glob("runs/*/*/log/*_0_log.out"))
     for task in study.tasks:
         assert {"record.json", "steps.parquet", "run.ipynb", "log"} <= {
             path.name for path in Store(study.out).folder(task).iterdir()
@@ -60,7 +64,26 @@ def test_run_ends_in_a_report_and_a_second_call_runs_no_job(make_study: StudyMak
         text=True,
         check=False,
     )
-    assert second.returncode == 0 and sorted(study.out.glob("runs/*/*/log/*_submitted.pkl")) == jobs
+    assert second.returncode == 0 and sorted(study.out.glob("runs/*/*/log/*_0_log.out")) == jobs
+
+
+def test_ctrl_c_ends_a_report_with_its_kernels(measured: Study) -> None:
+    report = subprocess.Popen(
+        [sys.executable, "-m", "lab", "report", str(measured.folder)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    process = psutil.Process(report.pid)
+    while not (kernels := [one for one in process.children() if "ipykernel" in str(one.cmdline())]):
+        assert report.poll() is None
+        time.sleep(0.05)
+    os.killpg(report.pid, signal.SIGINT)
+    _, errors = report.communicate(timeout=60)
+    assert report.returncode == 130
+    assert errors == "lab: interrupted; the same command goes on from there\n"
+    assert not psutil.wait_procs(kernels, timeout=10)[1]
 
 
 def test_report_opens_offline_and_says_what_was_measured(
@@ -80,13 +103,16 @@ def test_report_opens_offline_and_says_what_was_measured(
     assert "1.98" in text or "2.0" in text  # the speedup of the records above
     assert page.locator("math").count() >= 3
     pictures = page.locator("figure svg, figure img")
-    assert pictures.count() >= 6
+    assert pictures.count() >= 5
     boxes = [pictures.nth(i).bounding_box() for i in range(pictures.count())]
     assert all(box is not None and box["width"] > 200 and box["height"] > 80 for box in boxes)
     assert str(measured.folder) not in page.content()
     context.close()
     words = " ".join(page.extract_text() for page in PdfReader(made.pdf).pages)
     assert "Two <b>ranks</b> & $one$ #study" in words and "Amdahl" in words
+    # What it was made of has not changed: nothing is executed again.
+    moment = made.html.stat().st_mtime_ns
+    assert lab.report(measured) == made and made.html.stat().st_mtime_ns == moment
 
 
 def test_report_of_a_study_with_failures_names_the_holes(measured: Study) -> None:

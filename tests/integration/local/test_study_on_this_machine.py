@@ -220,7 +220,7 @@ def test_ctrl_c_ends_the_job_and_keeps_what_is_measured(
     os.killpg(process.pid, signal.SIGINT)
     _, errors = process.communicate(timeout=200)
     assert (
-        process.returncode == 1
+        process.returncode == 130
         and "the same command goes on from there" in errors
         and "Traceback" not in errors
     )
@@ -236,30 +236,8 @@ def test_two_drivers_share_a_study(make_study: StudyMaker, profile: Path) -> Non
         assert process.returncode == 0, output
     study = Study.load(folder)
     assert len(contents(study)) == len(study.tasks)
-    jobs_of = [
-        list(Store(study.out).folder(task).glob("log/*_submitted.pkl")) for task in study.tasks
-    ]
+    jobs_of = [list(Store(study.out).folder(task).glob("log/*_0_log.out")) for task in study.tasks]
     assert all(len(jobs) == 1 for jobs in jobs_of)
-
-
-def test_too_large_for_memory_is_oom(make_study: StudyMaker, profile: Path) -> None:
-    huge = {
-        "kind": "gpt",
-        "layers": 1,
-        "heads": 1,
-        "width": 65536,
-        "block_size": 1_000_000,
-        "vocab_size": 10_000_000,
-    }
-    base = {
-        "model": huge,
-        "data": {"kind": "text", "path": "corpus.txt", "vocab_size": 300},
-        "steps": 4,
-        "warmup_steps": 1,
-    }
-    folder = make_study(base=base, grid={"global_batch_size": [1], "world_size": [1]})
-    (record,) = lab.launch(Study.load(folder), str(profile)).wait(progress=False)
-    assert record.error is not None and record.status in {"oom", "failed"}
 
 
 FULL = (

@@ -26,7 +26,7 @@ time_limit_min: 5
 network_interface: lo
 python: {python}
 setup: [". {ready}"]
-environment: {{GREETING: "it's here"}}
+environment: {{GREETING: "it's here", LAB_CACHE: $ROOM/cache}}
 extra: {{comment: "a test's own"}}
 """
 
@@ -35,7 +35,7 @@ def test_study_runs_from_its_scripts(
     slurm_cluster: Slurm, make_study: StudyMaker, tmp_path: Path
 ) -> None:
     ready, profile = tmp_path / "ready.sh", tmp_path / "site.yaml"
-    ready.write_text(f"export PYTHONPATH={ROOT} READY=yes\n")
+    ready.write_text(f"export PYTHONPATH={ROOT} READY=yes ROOM={tmp_path}/room\n")
     profile.write_text(PROFILE.format(python=sys.executable, ready=ready))
     study = Study.load(make_study())
     written = {path.name: path for path in options.write_scripts(study, profile, tmp_path / "jobs")}
@@ -58,6 +58,8 @@ def test_study_runs_from_its_scripts(
     (record,) = load_records(study)
     assert record.completed and record.run.world_size == 2
     assert record.environment is not None and record.environment.slurm_job_id is not None
+    # What the profile says of the cache was expanded on the node.
+    assert (tmp_path / "room" / "cache" / "tokens").is_dir()
     asked = slurm_cluster.ask("scontrol", "show", "job", job)
     assert (
         "NumNodes=2" in asked

@@ -226,6 +226,10 @@ REFUSED = {
     "partition": ({"partition": "nowhere", "nodes": 2}, "partition"),
     "more GPUs than any node has": ({"gpus_per_node": 8, "nodes": 1}, "gpus_per_node"),
     "more memory than any node has": ({"mem_gb": 900, "nodes": 2}, "mem_gb"),
+    "an option that sbatch does not know": (
+        {"extra": {"no-such-option": True}, "nodes": 2},
+        "extra",
+    ),
     "more nodes than there are": ({"gpus_per_node": 1, "nodes": 8}, "nodes"),
 }
 

@@ -8,6 +8,7 @@ import pytest
 
 from lab.analysis.audit import audit
 from lab.analysis.audit.text_table import read_table
+from lab.analysis.reported import records_from
 from lab.errors import InputError
 
 HEAD = """\
@@ -95,3 +96,9 @@ def test_what_is_plausible_passes_and_what_is_not_is_named(tmp_path: Path) -> No
 def test_without_sizes_it_is_no_table(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="printed no sizes"):
         read_table(written(tmp_path, ""))
+
+
+def test_their_report_is_refused_with_what_reads_them(tmp_path: Path) -> None:
+    path = written(tmp_path, row(1024, 40) + row(2**26, 9000))
+    with pytest.raises(InputError, match=r"of collectives by their size, .* `lab calibrate`"):
+        records_from(path)

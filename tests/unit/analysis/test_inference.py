@@ -17,7 +17,7 @@ from lab.figures import StudyResults
 from lab.figures.inference import pareto
 from lab.records.schema import Inference, Latency, Point, Share, Size, Stat
 from lab.records.store import Record, write_record
-from lab.report import inference_sections
+from lab.report import sections
 
 mpl.use("Agg")
 CLASSIFIER = {"model": "agnews-small", "data": "topics"}
@@ -279,7 +279,7 @@ def test_the_answer_claims_only_what_the_interval_shows(tmp_path) -> None:
         for repeat in range(3):
             made_record = inferred(own, [point(2, 1e-3, ratio * 1e-3)], repeat)
             write_record(made_record, made.out / "runs" / own.id / str(repeat))
-        return inference_sections.answer(StudyResults(made)).markdown.replace("\\", "")
+        return sections.answer(StudyResults(made)).markdown.replace("\\", "")
 
     assert "of the base's time between tokens (no difference is shown)" in answer(0.98)
     faster = answer(0.5)

@@ -14,7 +14,7 @@ from lab.config.run import Run
 from lab.figures import StudyResults
 from lab.records.schema import ClassificationPoint, Inference, Share, Size, Stat
 from lab.records.store import Record, write_record
-from lab.report import inference_sections
+from lab.report import inference_sections, sections
 
 
 def inference_run(quantization: str, **fields: Any) -> Run:
@@ -121,7 +121,7 @@ def test_the_page_of_a_classifier_says_nothing_of_tokens(tmp_path) -> None:
             classified(one, [point(8, 4e-3, 1e-3)], WORSE), made.out / "runs" / one.id / "0"
         )
     results = StudyResults(made)
-    text = inference_sections.answer(results).markdown.replace("\\", "")
+    text = sections.answer(results).markdown.replace("\\", "")
     assert "of the base's time for a batch (one repeat is too few for a claim)" in text
     assert "25.0 % of the base's bytes, an accuracy of 88.0 [84.9, 90.6] % of 500 samples" in text
     [speed], [quality] = inference_sections.speed(results), inference_sections.quality(results)

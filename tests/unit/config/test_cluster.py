@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from lab import machine
 from lab.config.cluster import Cluster
 from lab.errors import InputError
+from lab.files import ROOT
 
 
 def profile(folder: Path, text: str) -> Path:
@@ -27,6 +28,9 @@ def test_local_profile_gives_each_rank_cores_of_its_own(monkeypatch: pytest.Monk
     assert [cluster.cores_of(rank) for rank in range(4)] == [(0,), (2,), (4,), (6,)]
     pairs = cluster.model_copy(update={"cores_per_rank": 2})
     assert pairs.capacity == 2 and pairs.cores_of(1) == (4, 6) and pairs.threads_per_rank == 2
+    crowded = cluster.model_copy(update={"cores_per_job": 2})
+    assert crowded.capacity == 4 and crowded.threads_per_rank == 1
+    assert {crowded.cores_of(rank) for rank in range(4)} == {(0, 2)}
 
 
 def test_gpus_are_the_devices_where_there_are_any(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -41,6 +45,29 @@ def test_gpus_are_the_devices_where_there_are_any(monkeypatch: pytest.MonkeyPatc
     assert cluster.cores_of(1) == (4, 5, 6, 7) and cluster.memory_bytes_per_rank == 141 * 2**30
 
 
+@pytest.mark.parametrize("world_size", [1, 2, 4, 8])
+def test_a_rank_has_as_many_cores_at_every_world_size(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, world_size: int
+) -> None:
+    program = tmp_path / "nvidia-smi"
+    rows = "\n".join(f"GPU-{number}, NVIDIA H100, 570.1, 81559 MiB" for number in range(8))
+    program.write_text(f"#!/bin/sh\ncat <<END\n{rows}\nEND\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.setattr(machine, "cores", lambda: tuple(range(64)))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    machine.gpus.cache_clear()
+    sent = Cluster.load("local").settled.model_dump_json()
+    # The job sees the GPUs of its ranks alone.
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(world_size))))
+    machine.gpus.cache_clear()
+    cluster = Cluster.model_validate_json(sent)
+    assert len(machine.gpus()) == world_size
+    machine.gpus.cache_clear()
+    assert [len(cluster.cores_of(rank)) for rank in range(world_size)] == [8] * world_size
+    assert cluster.threads_per_rank == 8 and cluster.device_kind == "cuda"
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -50,6 +77,8 @@ def test_gpus_are_the_devices_where_there_are_any(monkeypatch: pytest.MonkeyPatc
         ("devices: 100000\n", "devices: 100000, and there are"),
         ("devices: many\n", "devices"),
         ("cores_per_rank: 0\n", "cores_per_rank: input should be greater than or equal to 1"),
+        ("cores_per_job: 1024\n", "cores_per_job: 1024, and there are"),
+        ("executor: slurm\ncores_per_job: 1\n", "cores_per_job: a key of executor: local"),
         ("hang_timeout_s: 1\n", "hang_timeout_s"),
         ("environment: {A: 1}\n", "environment.A: input should be a valid string"),
     ],
@@ -186,3 +215,9 @@ def test_example_profiles_load(name: str) -> None:
     cluster = Cluster.load(name)
     assert cluster.executor == "slurm" and cluster.layout(cluster.capacity).nodes == cluster.nodes
     assert Cluster.model_validate_json(cluster.model_dump_json()) == cluster
+
+
+def test_the_profile_for_a_class_loads() -> None:
+    cluster = Cluster.load(ROOT / "slurm" / "site" / "class.yaml")
+    assert cluster.budget is not None and cluster.budget.per == "folder"
+    assert "LAB_CACHE" in cluster.environment and cluster.python is not None

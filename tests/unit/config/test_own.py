@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import yaml
 
 from lab.config.models import PythonModel
-from lab.config.own import digest, find_module
+from lab.config.own import digest, find_module, installed
 from lab.config.run import Run
 from lab.config.study import Study
 from lab.errors import InputError
@@ -165,4 +166,50 @@ def test_a_wrong_strategy_is_refused(
     (folder / "mine.py").write_text("class Local: ...\n")
     write(folder, NET, **settings)
     with pytest.raises(InputError, match=problem):
+        Study.load(folder)
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An installed package that gives its code names by entry points."""
+    place = tmp_path / "site"
+    (place / "nets").mkdir(parents=True)
+    (place / "nets" / "__init__.py").write_text(CODE.partition("\n")[2])
+    information = place / "nets-1.0.dist-info"
+    information.mkdir()
+    (information / "METADATA").write_text("Metadata-Version: 2.1\nName: nets\nVersion: 1.0\n")
+    (information / "entry_points.txt").write_text(
+        "[lab.models]\nsmall-net = nets:Net\n[lab.data]\ncells = nets:data\n"
+        "[lab.strategies]\nlazy = nets:Net\n"
+    )
+    monkeypatch.syspath_prepend(place)
+    installed.cache_clear()
+    yield place
+    installed.cache_clear()
+
+
+def test_an_installed_name_stands_for_its_reference(folder: Path, package: Path) -> None:
+    (folder / "study.yaml").write_text(
+        "title: Installed\nquestion: '?'\n"
+        "base: {model: small-net, data: cells, strategy: lazy, global_batch_size: 4}\n"
+        "grid: {world_size: [1, 2]}\n"
+    )
+    run = Study.load(folder).runs[0]
+    assert isinstance(run.architecture, PythonModel) and run.architecture.source
+    assert (run.architecture.factory, run.strategy) == ("nets:Net", "nets:Net")
+    assert run.dataset.label == "data"
+    again = Run.model_validate_json(run.model_dump_json())
+    assert again == run and again.id == run.id
+    write(folder, {"kind": "python", "factory": "small-net", "loss": "nets:loss"})
+    assert Study.load(folder).runs[0].architecture.factory == "nets:Net"
+
+
+def test_a_name_that_nobody_installed_is_unknown(folder: Path, package: Path) -> None:
+    write(folder, {"kind": "python", "factory": "smal-net"})
+    with pytest.raises(InputError, match="'smal-net' does not name a function or class"):
+        Study.load(folder)
+    (folder / "study.yaml").write_text(
+        "title: T\nquestion: '?'\nbase: {strategy: lasy, global_batch_size: 4}\ngrid: {world_size: [1]}\n"
+    )
+    with pytest.raises(InputError, match="unknown strategy 'lasy'"):
         Study.load(folder)

@@ -108,6 +108,21 @@ def test_ids_are_those_from_before_there_were_settings() -> None:
     assert Run(global_batch_size=8).id == "4415a1f836"  # type: ignore[call-arg]
 
 
+def test_a_setting_that_came_later_is_dumped_where_it_is_given() -> None:
+    inference = ALONE | {"task": "inference", "prompt_tokens": (4,), "new_tokens": 4}
+    plain, other = (
+        Run.model_validate(inference | more) for more in ({}, {"base_precision": "bf16"})
+    )
+    assert "base_precision" not in plain.model_dump() and plain.id != other.id
+    assert Run.model_validate_json(other.model_dump_json()) == other
+    assert "base in bf16" in other.label and "base" not in plain.label
+
+
+def test_tf32_needs_a_gpu() -> None:
+    assert Run.model_validate(BASE | {"precision": "tf32"}).device_needed == "cuda"
+    assert Run.model_validate(BASE).device_needed == "any"
+
+
 OTHERS: list[dict[str, Any]] = [
     {"strategy": "naive_ddp", "flat": True},
     {"strategy": "fsdp", "reshard_after_forward": False},
@@ -216,6 +231,8 @@ CONFLICTS: dict[str, tuple[dict[str, Any], str]] = {
         {"strategy": "tensor_parallel", "micro_batch_size": 4, "grad_accum": 1},
         "all ranks of 'tensor_parallel' see the same samples",
     ),
+    "TF32 on CPU": ({"precision": "tf32", "needs_device": "cpu"}, "tf32 on CPU, which has none"),
+    "base of a training": ({"base_precision": "bf16"}, "base_precision is a setting of inference"),
     "unknown": ({"compression": "zip"}, "'none', 'bf16', 'fp16' or 'powersgd'"),
 }
 

@@ -246,7 +246,7 @@ def test_faults_of_every_kind_are_in_one_message(tmp_path: Path, *, quick: bool)
             "question: missing; give it a value",
             "repeats: input should be a valid integer, found 'three'; write a whole number, "
             "without quotes",
-            "sweep: unknown key; choose one of: base, baseline, grid, kind, question, quick, "
+            "sweep: unknown key; choose one of: authors, base, baseline, grid, kind, question, quick, "
             "repeats, scaling, title",
             "base.stpes: unknown key; did you mean 'steps'?",
             "base.model: unknown model preset 'gpt-mni'; did you mean 'gpt-mini'?",
@@ -419,3 +419,56 @@ def test_problems_of_several_grids_say_which(make_study: StudyMaker) -> None:
         "grid: empty",
     ):
         assert expected in str(caught.value), str(caught.value)
+
+
+ODD_YAML = ["017", "1:30", "0x1f", "1e400", "9" * 5000, "0x" + "f" * 4300]
+TAGGED = [
+    "!!bool maybe",
+    "!!timestamp x",
+    "!!bool '[/red]'",
+    "!!int a",
+    "!!python/name:os.system x",
+]
+
+
+@pytest.mark.parametrize("value", ODD_YAML, ids=lambda value: value[:6])
+def test_numbers_that_people_read_in_two_ways_are_refused(
+    make_study: StudyMaker, value: str
+) -> None:
+    path = make_study() / "study.yaml"
+    path.write_text(path.read_text().replace("steps: 4", f"steps: {value}"))
+    with pytest.raises(InputError) as refused:
+        Study.load(path.parent)
+    assert [problem.where for problem in refused.value.problems] == ["base.steps"]
+
+
+@pytest.mark.parametrize("value", TAGGED)
+def test_tags_of_yaml_are_refused_where_they_stand(make_study: StudyMaker, value: str) -> None:
+    path = make_study() / "study.yaml"
+    path.write_text(path.read_text().replace("steps: 4", f"steps: {value}"))
+    with pytest.raises(InputError, match=r"line \d+, column \d+: tags are not allowed"):
+        Study.load(path.parent)
+
+
+def test_faults_of_the_quick_form_are_found_without_it(make_study: StudyMaker) -> None:
+    folder = make_study(quick={"base": {"steps": -1}})
+    with pytest.raises(InputError) as refused:
+        Study.load(folder)
+    assert [problem.where for problem in refused.value.problems] == ["quick (base.steps)"]
+
+
+def test_many_alike_problems_are_told_once(make_study: StudyMaker) -> None:
+    folder = make_study(grid={"seed": [-seed for seed in range(1, 81)], "world_size": [1]})
+    with pytest.raises(InputError) as refused:
+        Study.load(folder)
+    seeds = [line for line in str(refused.value).splitlines() if "grid.seed" in line]
+    assert len(seeds) == 1 and "and 79 more like the last" in str(refused.value)
+    assert sum("grid.seed" in problem.where for problem in refused.value.problems) == 80
+
+
+def test_a_folder_whose_name_is_no_text_is_refused(make_study: StudyMaker) -> None:
+    folder = make_study()
+    odd = folder.with_name("odd\udcff")
+    folder.rename(odd)
+    with pytest.raises(InputError, match="rename the folder"):
+        Study.load(odd)

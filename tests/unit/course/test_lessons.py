@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import builtins
 import json
 import re
 from pathlib import Path
@@ -10,10 +11,13 @@ from typing import Any
 
 import pytest
 
+from lab.course import replay
 from lab.course.check import exercises
+from lab.course.ladder import RUNGS
 from lab.course.release import LESSONS
 
 PATHS = sorted(LESSONS.glob("*.ipynb"))
+INSTRUCTORS = (LESSONS.parent / "instructors.md").read_text()
 each_lesson = pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
 
 
@@ -31,6 +35,10 @@ def code(path: Path) -> list[dict[str, Any]]:
 
 def asked(source: str) -> list[str]:
     return re.findall(r'lab\.check\(\s*"([^"]+)"', source)
+
+
+def tried(source: str) -> list[str]:
+    return re.findall(r'lab\.check_ranks\(\s*"([^"]+)"', source)
 
 
 def assigned(source: str) -> set[str]:
@@ -61,9 +69,8 @@ def test_a_lesson_follows_nbgrader_s_conventions(path: Path) -> None:
             assert "### BEGIN SOLUTION" in source and "### END SOLUTION" in source
         else:
             assert mark["grade"] and mark["locked"] and mark["points"] > 0
-            assert [f"{name.replace('.', '-')}-check" for name in asked(source)] == [
-                mark["grade_id"]
-            ]
+            names = asked(source) + tried(source)
+            assert [f"{name.replace('.', '-')}-check" for name in names] == [mark["grade_id"]]
     solved = {cell["mark"]["grade_id"] for cell in marked if cell["mark"]["solution"]}
     assert {
         name.replace(".", "-") for cell in code(path) for name in asked(cell["source"])
@@ -77,6 +84,23 @@ def test_a_lesson_asks_for_a_prediction_and_an_explanation(path: Path) -> None:
     assert re.search(r"predict|expect", prose, re.IGNORECASE) and re.search(
         r"explain|own words|write the paragraph", prose, re.IGNORECASE
     )
+
+
+@each_lesson
+def test_a_lesson_says_what_it_is_for_and_instructors_read_the_same(path: Path) -> None:
+    frame = dict(re.findall(r"^\| ([\w ,]+?) \| (.+?) \|$", cells(path)[0]["source"], re.MULTILINE))
+    assert {"you can, afterwards", "you need", "time", "read"} <= frame.keys()
+    assert len(re.findall(r"(?:^|<br>)\d\. ", frame["read"])) == 3
+    (listed,) = [row for row in INSTRUCTORS.splitlines() if row.startswith(f"| `{path.stem}` |")]
+    minutes, points = (cell.strip() for cell in listed.split("|")[2:4])
+    assert frame["time"].startswith(f"{minutes} minutes")
+    given = [
+        (cell["mark"].get("points", 0), bool(cell["mark"].get("solution"))) for cell in cells(path)
+    ]
+    checked, by_hand = (
+        sum(value for value, hand in given if hand is kind) for kind in (False, True)
+    )
+    assert points == f"{checked:g} + {by_hand:g}"
 
 
 @each_lesson
@@ -120,6 +144,31 @@ def test_what_a_check_is_given_needs_no_answer_to_another_exercise(path: Path) -
             )
 
 
+@each_lesson
+def test_a_grader_that_runs_no_answer_has_all_that_a_check_is_given(path: Path) -> None:
+    known: set[str] = set(dir(builtins))
+    for mark, source in replay.cells(path.stem):
+        if not mark.get("solution"):
+            tree = replay.without_checks(source)
+            known |= assigned(ast.unparse(tree))
+            for node in ast.walk(tree):
+                if isinstance(node, ast.Import | ast.ImportFrom):
+                    known |= {(alias.asname or alias.name).split(".")[0] for alias in node.names}
+            for _, name, call in replay.checks(source):
+                for given in call.keywords:
+                    wanted = read(ast.unparse(given.value)) - assigned(ast.unparse(given.value))
+                    assert wanted <= known, name
+
+
 def test_every_exercise_is_asked_once() -> None:
     names = [name for path in PATHS for cell in code(path) for name in asked(cell["source"])]
     assert sorted(names) == sorted(exercises())
+
+
+def test_every_rung_is_climbed_once_with_the_file_that_it_asks_for() -> None:
+    cells = [cell["source"] for path in PATHS for cell in code(path) if tried(cell["source"])]
+    assert sorted(name for cell in cells for name in tried(cell)) == sorted(RUNGS)
+    for cell in cells:
+        (name,) = tried(cell)
+        assert f'file="studies/ladder/{RUNGS[name].file}"' in cell
+        assert (LESSONS / "studies" / "ladder" / RUNGS[name].file).is_file()

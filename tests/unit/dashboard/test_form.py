@@ -55,3 +55,10 @@ def test_what_can_be_served_comes_first(offered: dict[str, Network]) -> None:
     order = [bool(network.obstacle) for network in offered.values()]
     assert order == sorted(order) and next(iter(offered)).startswith("local")
     assert controls(list(offered.values()))["cluster"].value == "local"
+
+
+def test_choices_are_names_that_a_run_takes(offered: dict[str, Network]) -> None:
+    by_field = controls(list(offered.values()))
+    assert by_field["precision"].options == ("fp32", "tf32", "bf16", "fp16")
+    for field in ("model", "data", "strategy", "precision"):
+        assert all(isinstance(choice, str) for choice in by_field[field].options)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import socket
 from pathlib import Path
 
@@ -95,6 +96,19 @@ def test_two_ranks_are_predicted_from_one(bench: Bench) -> None:
     )
     assert "Limited by <b>communication beside which nothing is computed, 3" in told
     assert "beyond what was measured: micro-batch 8, measured at 16" in told
+
+
+def test_an_interval_that_says_next_to_nothing_is_told_as_such(bench: Bench) -> None:
+    calibrate("two")
+    measure(bench, here(factories.run(1, 16), step_time=0.2))
+    found = look(bench, PAIR)
+    assert found.forecast.prediction is not None
+    wide = dataclasses.replace(found.forecast.prediction, step_s=0.3, low_s=0.0, high_s=0.6)
+    forecast = dataclasses.replace(found.forecast, prediction=wide)
+    unsure = dataclasses.replace(found, forecast=forecast)
+    told = panel(unsure, cluster=Cluster.load("two"), history="Not measured yet.")
+    assert "Predicted step <b>cannot tell: 0" in told and "to 600 ms" in told
+    assert "Speedup over 1 rank <b>cannot tell" in told
 
 
 def test_a_run_on_one_rank_counts_for_every_network_of_this_machine(bench: Bench) -> None:

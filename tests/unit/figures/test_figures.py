@@ -40,12 +40,6 @@ INFERENCE = {
 TRAINING = [name for name in figures.FIGURES if name not in INFERENCE]
 
 
-@pytest.fixture(autouse=True)
-def _close_figures():
-    yield
-    plt.close("all")
-
-
 @pytest.fixture
 def records():
     noise = random.Random(0)

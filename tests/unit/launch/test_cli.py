@@ -39,12 +39,20 @@ BAD = {
         ["predict", "quickstart", "--world-size", "8,many"],
         "'many' is not a number of ranks",
     ),
+    "no number of students": (
+        ["course", "budget", "--students", "many"],
+        "'many' is not a number of students",
+    ),
     "no such machine": (["predict", "quickstart", "--machine", "h10x8"], "unknown GPU"),
     "a machine without --best": (
         ["plan", "quickstart", "--machine", "h100x8"],
         "go with --best alone",
     ),
     "no such benchmark": (["bench", "predcit"], "did you mean 'predict'?"),
+    "no nanoGPT there": (["bench", "training", "--nanogpt", "nowhere.py"], "no such file"),
+    "an option of another bench": (["bench", "losses", "--nanogpt", "x.py"], "with training"),
+    "no study of this bench": (["bench", "losses", "quickstart"], "no argument of losses"),
+    "two studies": (["bench", "training", "quickstart", "precision"], "one study"),
     "a file for a study": (["run", "README.md"], "no such study"),
 }
 
@@ -109,8 +117,20 @@ def test_unwritable_folder_is_refused(
 ) -> None:
     folder = make_study()
     (folder / "out").write_text("a file where the folder should be")
-    status, _, errors = run(capsys, monkeypatch, "run", folder)
-    assert status == 2 and "cannot be written" in errors
+    for verb in ("run", "status", "plan", "report", "cancel", "audit", "predict", "generate"):
+        status, _, errors = run(capsys, monkeypatch, verb, folder)
+        assert status == 2 and "out: no folder, and the results" in errors, verb
+
+
+@pytest.mark.skipif(not Path("/proc/self/ns").is_dir(), reason="only Linux has such a folder")
+def test_a_folder_that_nobody_may_write_can_be_read(
+    make_study: StudyMaker, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = make_study()
+    (folder / "out").symlink_to("/proc/self/ns")  # not even root makes a file there
+    for verb, expected in {"run": 2, "report": 2, "cancel": 2, "status": 0, "plan": 0}.items():
+        status, _, errors = run(capsys, monkeypatch, verb, folder)
+        assert status == expected and ("cannot be written" in errors) == bool(expected), verb
 
 
 def test_records_of_another_cluster_are_not_mixed(
@@ -183,3 +203,39 @@ def test_the_command_is_installed() -> None:
         check=False,
     )
     assert answer.returncode == 2 and answer.stderr.startswith("lab: ")
+
+
+@pytest.mark.parametrize(
+    ("redirection", "status", "message"),
+    [(">&-", 0, ""), ("> /dev/full", 1, "lab: output: No space left on device\n")],
+)
+def test_output_that_goes_nowhere(
+    make_study: StudyMaker, redirection: str, status: int, message: str
+) -> None:
+    command = f"{sys.executable} -m lab status {make_study()} {redirection}"
+    ended = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (status, message)
+
+
+def test_a_name_that_no_file_system_takes(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for words in (["plan", "x" * 300], ["audit", "x" * 300 + ".csv"], ["init", "x" * 300]):
+        status, _, errors = run(capsys, monkeypatch, *words)
+        assert status in {1, 2} and "fault" not in errors
+
+
+@pytest.mark.parametrize("after_s", [0.15, 0.3, 0.6, 1.0])
+def test_ctrl_c_at_any_moment_is_one_sentence(make_study: StudyMaker, after_s: float) -> None:
+    code = "import os, signal, sys, threading, runpy\n"
+    code += f"threading.Timer({after_s}, os.kill, (os.getpid(), signal.SIGINT)).start()\n"
+    code += "sys.argv[1:] = sys.argv[1:]\nrunpy.run_module('lab', run_name='__main__')"
+    ended = subprocess.run(
+        [sys.executable, "-c", code, "plan", str(make_study())],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "Traceback" not in ended.stderr
+    if ended.returncode:  # else it was faster
+        assert ended.returncode == 130 and ended.stderr.startswith("lab: interrupted")

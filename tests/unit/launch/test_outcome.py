@@ -11,7 +11,7 @@ import pytest
 from factories import record, run
 
 from lab.launch.job import _decide
-from lab.launch.outcome import archive_noisy, keep_quieter
+from lab.launch.outcome import STATUSES, archive_noisy, keep_quieter, rank_error
 from lab.records.schema import GpuState
 from lab.records.store import DISTURBED, Record, read_record, write_record
 
@@ -138,3 +138,24 @@ def test_a_gpu_that_was_shared_is_louder_than_busy_cores(tmp_path: Path) -> None
     begin(tmp_path / "0", first)
     measure(tmp_path / "0", second)
     assert finished(tmp_path / "0") == first.finished_at
+
+
+@pytest.mark.parametrize(
+    ("message", "status"),
+    [
+        ("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`", "oom"),
+        ("cuDNN error: CUDNN_STATUS_ALLOC_FAILED", "oom"),
+        ("NCCL error ... ncclUnhandledCudaError: Cuda failure 2 'out of memory'", "oom"),
+        ("NCCL error ... Last error: Cuda failure 'out of memory'", "oom"),
+        ("CUDA error: out of memory", "oom"),
+        ("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED", "failed"),
+        ("ncclInternalError: Internal check failed. No mention of memory", "failed"),
+    ],
+)
+def test_libraries_that_cannot_allocate_ran_out_of_memory(message: str, status: str) -> None:
+    error = rank_error(0, RuntimeError(message))
+    assert STATUSES.get(error.type, "failed") == status
+
+
+def test_a_rank_whose_peer_left_nccl_only_waited() -> None:
+    assert rank_error(1, RuntimeError("ncclRemoteError: A call failed possibly ...")).waiting

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import socket
 from pathlib import Path
 
+import psutil
 import pytest
 
 from lab.config.cluster import Cluster
 from lab.config.run import Run
 from lab.config.study import Task
+from lab.errors import InputError
+from lab.launch import job
 from lab.launch.attempt import Attempt, RankError
 from lab.launch.outcome import conclude
 from lab.launch.slurm import controller
@@ -200,7 +205,7 @@ def cluster(**keys: object) -> Cluster:
     return Cluster.model_validate({"name": "site", "executor": "slurm", "device": "cpu"} | keys)
 
 
-def test_a_profile_becomes_a_request(tmp_path: Path) -> None:
+def test_a_profile_becomes_a_request() -> None:
     site = cluster(
         partition="p",
         reservation="r",
@@ -222,8 +227,8 @@ def test_a_profile_becomes_a_request(tmp_path: Path) -> None:
     assert options["exclusive"] is True and options["mail-type"] == "FAIL"
     assert not {"gpus-per-node", "comment"} & options.keys()
     assert sbatch_options(site, 2)["mem"] == "4096M"
-    parameters = submitit_parameters(site, 8, tmp_path, jobs=7)
-    assert parameters["setup"][:2] == ["module load cuda", "true"]
+    parameters = submitit_parameters(site, 8, jobs=7)
+    assert parameters["setup"] == ["module load cuda", "true"]
     assert parameters["ntasks_per_node"] == 4
     assert "ntasks-per-node" not in parameters["additional_parameters"]
 
@@ -233,3 +238,34 @@ def test_python_on_the_nodes() -> None:
     assert interpreter(cluster(cores_per_node=2, python="python3.12"), "python") == "python3.12"
     container = cluster(cores_per_node=2, container="apptainer exec lab.sif")
     assert interpreter(container, "python") == "apptainer exec lab.sif python3"
+
+
+def test_rank_0_listens_where_other_nodes_come_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = Cluster(name="site", executor="slurm", gpus_per_node=1, nodes=2)
+    monkeypatch.setenv("SLURMD_NODENAME", "here")
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "here,127.0.0.2")
+    assert job._address(cluster) == "here"  # by loopback no other node comes
+    assert job._address(cluster.model_copy(update={"network_interface": "lo"})) == "127.0.0.1"
+    addresses = [
+        one.address
+        for ones in psutil.net_if_addrs().values()
+        for one in ones
+        if one.family == socket.AF_INET and not one.address.startswith("127.")
+    ]
+    if addresses:  # which this machine reaches from there
+        monkeypatch.setenv("SLURM_JOB_NODELIST", f"here,{addresses[0]}")
+        assert job._address(cluster) == addresses[0]
+
+
+def test_a_rank_expands_the_variables_of_its_profile(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SCRATCH", "/scratch/me")
+    for name in ("LAB_CACHE", "FIRST", "SECOND"):
+        monkeypatch.setenv(name, "as before")
+    wanted = {"LAB_CACHE": "$SCRATCH/cache", "FIRST": "a", "SECOND": "${FIRST}b"}
+    site = Cluster(name="site", environment=wanted)
+    job.set_variables(site)
+    assert [os.environ[name] for name in wanted] == ["/scratch/me/cache", "a", "ab"]
+    with pytest.raises(
+        InputError, match=r"environment.LAB_CACHE: '\$NOWHERE': NOWHERE is not set on"
+    ):
+        job.set_variables(site.model_copy(update={"environment": {"LAB_CACHE": "$NOWHERE"}}))

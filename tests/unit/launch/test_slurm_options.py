@@ -127,7 +127,7 @@ def test_scripts_ask_for_what_submitted_jobs_ask_for(
     run = study.runs[-1]
     script = options.scripts(study, written)[f"study/x{run.world_size}.sbatch"]
     jobs = sum(task.run.world_size == run.world_size for task in study.tasks)
-    parameters = options.submitit_parameters(profile, run.world_size, tmp_path, jobs=jobs)
+    parameters = options.submitit_parameters(profile, run.world_size, jobs=jobs)
     submitted = _make_sbatch_string("command", tmp_path, map_count=jobs, **parameters)
     assert directives(script) == directives(submitted)
     assert {"signal", "requeue", "array", "cpus-per-task"} <= directives(script).keys()
@@ -147,7 +147,7 @@ def test_script_readies_the_node_in_order(make_study: StudyMaker, tmp_path: Path
     profile.write_text(
         "executor: slurm\ngpus_per_node: 2\nmodules: [cuda/12]\nsetup: ['. ~/env']\n"
         "container: apptainer exec 'my image.sif'\npython: python3.12\n"
-        'environment: {GREETING: "it\'s $HOME; `ls`"}\n'
+        'environment: {GREETING: "it\'s $HOME; `ls` $$5"}\n'
         "extra: {comment: 'a b', exclusive: true}\n"
     )
     text = options.scripts(Study.load(make_study()), profile)["x2-batch-4.sbatch"]
@@ -163,9 +163,13 @@ def test_script_readies_the_node_in_order(make_study: StudyMaker, tmp_path: Path
     assert "apptainer exec 'my image.sif' python3.12 -m lab.launch.job" in text
     line = next(line for line in text.splitlines() if line.startswith("export GREETING"))
     shown = subprocess.run(
-        ["bash", "-c", f'{line}; printf %s "$GREETING"'], capture_output=True, text=True, check=True
+        ["bash", "-c", f'{line}; printf %s "$GREETING"'],
+        env={"HOME": "/home/me"},
+        capture_output=True,
+        text=True,
+        check=True,
     )
-    assert shown.stdout == "it's $HOME; `ls`"
+    assert shown.stdout == "it's /home/me; `ls` $5"
     subprocess.run(["bash", "-n"], input=text, text=True, check=True)
 
 

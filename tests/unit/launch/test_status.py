@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import threading
+import time
+from pathlib import Path
+
 import pytest
-from factories import run
+from factories import record, run, study
+from filelock import FileLock
+from rich.console import Console
 
 from lab.config.study import Task
-from lab.launch.status import StudyDisplay, TaskState
+from lab.launch import status
+from lab.launch.status import StudyDisplay, TaskState, _view, time_left
+from lab.records.store import Store, write_record
 
 TASK = Task(run(), 0)
 
@@ -33,3 +41,54 @@ def test_what_was_measured_before_is_not_told(capsys: pytest.CaptureFixture[str]
 
 def test_what_is_measured_anew_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     assert len(lines(capsys, "completed", "waiting", "running", "completed")) == 1
+
+
+def test_why_jobs_wait_is_shown() -> None:
+    waiting = [TaskState(TASK, "pending", reason=why) for why in ("Priority", "", "Priority")]
+    console = Console(width=120)
+    with console.capture() as shown:
+        console.print(_view([*waiting, TaskState(TASK, "running", reason="no matter")]))
+    assert "3 pending" in shown.get() and "Priority" in shown.get()
+    assert "no matter" not in shown.get()
+
+
+def test_the_time_left_is_that_of_equal_runs_else_of_all() -> None:
+    other = Task(run(2), 0)
+    states = [
+        *(TaskState(TASK, "completed", seconds=seconds) for seconds in (10.0, 20.0, 60.0)),
+        TaskState(TASK, "waiting"),
+        TaskState(other, "waiting"),
+        TaskState(TASK, "running", seconds=5.0),
+    ]
+    assert time_left(states) == 20 + 20 + 15
+    assert time_left(states[3:]) is None
+
+
+def test_who_watches_sees_what_another_process_measures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = study(tmp_path, [run()], repeats=1)
+    assert [state.state for state in status.watch(made)] == ["waiting"]  # nobody works on it
+    monkeypatch.setattr(status, "WATCH_S", 0.01)
+    made.out.mkdir()
+    held, measured = threading.Event(), threading.Event()
+
+    def drive() -> None:
+        with FileLock(made.out / "driver.lock"):
+            held.set()
+            measured.wait()
+            write_record(record(run()), Store(made.out).folder(made.tasks[0]))
+
+    driver = threading.Thread(target=drive)
+    driver.start()
+    held.wait()
+    sleep = time.sleep
+
+    def look_again(_: float) -> None:
+        measured.set()
+        sleep(0.01)
+
+    monkeypatch.setattr(status.time, "sleep", look_again)
+    assert [state.state for state in status.watch(made)] == ["completed"]
+    driver.join()
+    assert "completed in 60 s" in capsys.readouterr().out

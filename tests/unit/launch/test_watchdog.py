@@ -20,7 +20,9 @@ from lab.worker.context import RankContext
 @contextmanager
 def watched(folder: Path, *, rank: int = 0) -> Iterator[Watchdog]:
     context = RankContext(rank, 2, rank, "cpu", (0,), 1, "test", folder / "rendezvous")
-    guard = Watchdog(context, Attempt(folder, "17"), steps=30, on_hang=lambda: None)
+    attempt = Attempt(folder, "17")
+    attempt.register_rank(rank)
+    guard = Watchdog(context, attempt, steps=30, on_hang=lambda: None)
     guard.start()
     yield guard
     guard.stop()
@@ -45,7 +47,7 @@ def test_progress_is_told_by_rank_0(tmp_path: Path) -> None:
         content = published(tmp_path / "0", "measuring")
         assert (content["step"], content["steps"], content["loss"]) == (3, 30, 2.5)
         assert guard.phase == other.phase == "measuring"
-    assert not (tmp_path / "1").exists()
+    assert not (tmp_path / "1" / "progress.json").exists()
 
 
 def test_a_slow_disk_does_not_hold_up_the_training(
@@ -68,3 +70,14 @@ def test_a_slow_disk_does_not_hold_up_the_training(
         free.set()
         assert writing.wait(20), "a disk that was full once is not tried again"
     assert threading.current_thread() not in writers
+
+
+@pytest.mark.parametrize("busy", [True, False])
+def test_a_rank_whose_gpu_has_work_left_only_waits(
+    monkeypatch: pytest.MonkeyPatch, busy: bool
+) -> None:
+    from lab.worker import distributed
+
+    assert not watchdog._device_waits()  # there is no GPU
+    monkeypatch.setattr(distributed, "device_is_busy", lambda: busy)
+    assert watchdog._device_waits() is busy

@@ -48,6 +48,13 @@ def test_nothing_is_added_where_the_model_is_right_and_never_a_negative_cost() -
     assert fast.call_s == 0.0 and 0.8 < fast.factor < 0.98
 
 
+def test_calls_in_a_row_take_less_than_lone_ones_but_not_less_than_nothing() -> None:
+    # Modelled with 2 ms per call, of which the ranks take 1.2.
+    steps = [Residual(s + 0.002 * n, s + 0.0012 * n, n) for s, n in ((0.03, 50), (0.1, 28))]
+    assert fitted(steps, latency_s=0.002).call_s == pytest.approx(-0.0008, rel=0.1)
+    assert fitted(steps).call_s == 0.0 and fitted(steps, latency_s=0.0005).call_s >= -0.0005
+
+
 def test_steps_that_contradict_each_other_deviate() -> None:
     assert fitted([Residual(0.1, 0.1, 1), Residual(0.1, 0.15, 1)]).deviation.sd > 0.1
 

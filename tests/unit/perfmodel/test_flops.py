@@ -147,15 +147,6 @@ def test_counts_of_distilbert_are_those_of_transformers(tmp_path: Path) -> None:
         check(run, real.train())
 
 
-def test_a_head_that_is_too_large_for_its_logits_keeps_none(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    for module in ("lab.perfmodel.flops", "lab.worker.models.gpt"):
-        monkeypatch.setattr(f"{module}.CHUNK_LOGITS", 20 * 1000)
-    run = Run(model=SMALL["gpt"], data=DATA, global_batch_size=2)
-    assert model_cost(run).activation_bytes == saved_bytes(built(run), run)
-
-
 @pytest.mark.parametrize("name", ["gpt", "text-classifier"])
 def test_low_precision_keeps_less(name: str) -> None:
     run = Run(model=SMALL[name], data=DATA, global_batch_size=2, precision="bf16")

@@ -19,6 +19,8 @@ from lab.perfmodel import predict
 from lab.perfmodel.flops import model_cost
 from lab.perfmodel.forecast import Basis
 from lab.perfmodel.frozen import archive_replaced, error_so_far, freeze, predictions, scores
+from lab.perfmodel.memory import MemoryParts
+from lab.perfmodel.requirements import memory_of
 from lab.records.store import Record, Store, write_record
 from lab.report.sections import prediction_summary
 from lab.report.sections import predictions as prediction_section
@@ -62,6 +64,18 @@ def test_buckets_and_compression_change_what_is_sent() -> None:
     ) and halved.communication_s == pytest.approx(0.042)
 
 
+def test_a_plain_loop_and_ddp_on_one_rank_stand_together() -> None:
+    # Each is measured in a process of its own: two say more than one.
+    plain = profile(run(1, 8, strategy="single"), step_time=0.09)
+    wrapped = profile(run(1, 8, strategy="ddp"), step_time=0.11)
+    sharded = profile(run(1, 8, strategy="fsdp"), step_time=0.2)
+    measured = basis(plain, wrapped, sharded)
+    for strategy in ("ddp", "naive_ddp"):
+        used, _ = measured.profile(run(2, 16, strategy=strategy))
+        assert used.step_s() == pytest.approx(0.1) and used.basis.startswith("2 records")
+    assert measured.profile(run(2, 16, strategy="fsdp"))[0].step_s() == pytest.approx(0.2)
+
+
 def test_a_micro_batch_between_two_is_on_their_line_and_said() -> None:
     measured = basis(profile(run(1, 4), step_time=0.06), profile(run(1, 12), step_time=0.14))
     forecast = measured.forecast(ALONE)
@@ -69,6 +83,17 @@ def test_a_micro_batch_between_two_is_on_their_line_and_said() -> None:
         "micro-batch 8, measured at 4, 12",
     )
     assert forecast.prediction.step_s == pytest.approx(0.1, rel=0.1)
+
+
+def test_a_pipeline_passes_on_parts_that_take_what_they_take_alone() -> None:
+    # Half of the samples take more than half of the time.
+    whole, half = profile(run(1, 16), step_time=0.16), profile(ALONE, step_time=0.1)
+    pipeline = run(2, 16, strategy="pipeline_parallel")
+    used, notes = basis(whole, half).profile(pipeline)
+    assert used.step_s() == pytest.approx(0.1) and not notes
+    used, notes = basis(whole).profile(pipeline)
+    assert used.forward_s == pytest.approx(whole.timing.phases["forward"].median / 2)
+    assert notes == ("micro-batch 8, measured at 16",)
 
 
 @pytest.mark.parametrize(("samples", "least"), [(4, 0.05), (24, 0.3)])
@@ -121,6 +146,22 @@ def test_every_strategy_is_predicted(strategy: str) -> None:
         and forecast.prediction.communication_s > 0
     )
     assert forecast.memory_bytes is not None
+
+
+def test_each_record_is_counted_once_however_many_runs_are_asked_about(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    counted: list[lab.Run] = []
+
+    def count(one: lab.Run, *, device: str) -> MemoryParts:
+        counted.append(one)
+        return memory_of(one, device=device)
+
+    monkeypatch.setattr("lab.perfmodel.forecast.memory_of", count)
+    measured = basis(*(profile(run(1, size)) for size in (4, 8, 16)))
+    for size in (8, 16, 32, 64):
+        assert measured.memory(run(2, size)) is not None
+    assert len(counted) == 3 + 4
 
 
 def test_memory_is_that_of_a_measured_run_and_the_counted_difference() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import get_args
 
@@ -10,7 +11,15 @@ import pytest
 
 from lab.config.emulation import Compute, GpuName
 from lab.errors import InputError
-from lab.perfmodel.hardware import GPUS, LINKS, emulated_gpu, machine, named_link, vendor_peak
+from lab.perfmodel.hardware import (
+    GPUS,
+    LINKS,
+    emulated_gpu,
+    machine,
+    named_gpu,
+    named_link,
+    vendor_peak,
+)
 from lab.perfmodel.layout import Layout
 
 MEASURED = Path(__file__).parents[2] / "fixtures" / "tables" / "nccl_all_reduce.csv"
@@ -110,3 +119,46 @@ def test_words_that_name_no_link() -> None:
 
 def test_pcie3_has_one_speed() -> None:
     assert LINKS["pcie3"].bytes_per_s == 15.75e9
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        ("8x A100 40GB", "a100-40gb"),
+        ("a100_40gb", "a100-40gb"),
+        ("NVIDIA A100-SXM4-80GB", "a100"),
+        ("DGX-H100", "h100"),
+        ("RTX 4090", "rtx-4090"),
+        ("AMD Instinct MI300X", "mi300x"),
+        ("L40S", "l40s"),
+        ("H1000", None),
+        ("TPU v5", None),
+    ],
+)
+def test_gpus_are_found_by_the_words_of_tables(words: str, name: str | None) -> None:
+    gpu = named_gpu(words)
+    assert (gpu and gpu.name) == name
+
+
+def test_no_name_of_cuda_means_two_gpus() -> None:
+    for cuda, precision in (("NVIDIA A100-SXM4-40GB", "bf16"), ("NVIDIA A10G", "bf16")):
+        fits = [gpu for gpu in GPUS.values() if re.fullmatch(gpu.cuda, cuda)]
+        assert len(fits) == 1 and fits[0].peak(precision)
+    assert vendor_peak("NVIDIA L40S", precision="fp8") == GPUS["l40s"].peak("fp8")
+
+
+def test_peaks_are_dense_and_what_no_source_gives_is_unknown() -> None:
+    """NVIDIA's page says 1,671 and 3,341 TFLOP/s for the H100 NVL, with sparsity."""
+    nvl = GPUS["h100-nvl"].flops
+    assert (2 * nvl["bf16"], 2 * nvl["fp8"]) == (1671e12, 3341e12)
+    assert GPUS["a10g"].peak("fp32") is None and GPUS["a10g"].peak("fp8") is None
+    assert GPUS["a10g"].fastest("fp32") == 70e12
+
+
+def test_tf32_has_a_peak_of_its_own_where_there_is_any() -> None:
+    # NVIDIA's datasheets: 156 TFLOP/s of an A100, 494.7 of an H100 in SXM form.
+    for name, expected in {"a100": 156e12, "h100": 494.75e12, "v100": None, "t4": None}.items():
+        assert GPUS[name].flops.get("tf32") == expected
+    for gpu in GPUS.values():
+        peak = gpu.flops.get("tf32")
+        assert peak is None or 0.99 * gpu.flops.get("fp32", 0) <= peak < gpu.flops["bf16"]

@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+from statistics import median
+
 import pytest
 
+from lab.analysis.layout_table import read_layouts
 from lab.config.models import GPT
+from lab.files import SHARED
 from lab.perfmodel.flops import gpt_parameters
-from lab.perfmodel.layout import Layout
-from lab.perfmodel.memory import FP32, rank_memory, state_memory, transformer_activations
+from lab.perfmodel.layout import Candidate, Layout
+from lab.perfmodel.memory import (
+    FP32,
+    IDLE,
+    LOGIT,
+    PLAIN,
+    rank_memory,
+    state_memory,
+    transformer_memory,
+)
+from lab.perfmodel.transformer import Transformer
 
 
 @pytest.mark.parametrize(("sharing", "gigabytes"), [("ddp", 120), ("zero1", 31.4), ("fsdp", 1.9)])
@@ -25,16 +38,58 @@ def test_gpt_parameters_as_published() -> None:
     assert state_memory(gpt_parameters(gpt3, 0)).total == pytest.approx(2.8e12, rel=0.01)
 
 
-def test_activations_of_gpt3_as_published() -> None:
-    """Korthikanti et al. (2022): a layer keeps s b h (34 + 5 a s / h) bytes, of which 5 a s / h =
-    80 for GPT-3.
-    """
-    gpt3 = {"batch": 1, "sequence": 2048, "width": 12288, "heads": 96, "layers": 1}
-    unit = 2048 * 12288
-    assert transformer_activations(**gpt3) == unit * (34 + 80)
-    assert transformer_activations(**gpt3, tensor=8) == unit * (10 + 24 / 8 + 80 / 8)
-    assert transformer_activations(**gpt3, checkpointing="selective") == unit * 34
-    assert transformer_activations(**gpt3, checkpointing="full") == unit * 2
+def test_layers_hold_their_values_once_per_micro_batch_in_flight() -> None:
+    gpt = Transformer(layers=8, width=1024, heads=8, hidden=4096, vocabulary=1024)
+    inputs = 2 * 512 * 2 * 1024  # of a layer and a sample of 512 tokens: whole on every rank
+    values = PLAIN * 2 * 512 * (2 * 4096 + 4 * 1024) + inputs
+
+    def activations(layout: Layout, **more: object) -> float:
+        candidate = Candidate(layout, 1, 8, **more)  # type: ignore[arg-type]
+        return transformer_memory(gpt, 512, candidate).activations - IDLE
+
+    logits = 512 * 1024 * LOGIT
+    assert activations(Layout()) == pytest.approx(8 * values + logits)
+    halves = (8 * values + logits + 8 * inputs) / 2
+    assert activations(Layout(tensor=2)) == pytest.approx(halves)
+    split = activations(Layout(tensor=2, sequence_parallel=True))
+    assert split == pytest.approx((8 * values + logits) / 2)
+    # Four stages of two layers: the first holds four micro-batches, the last the logits.
+    assert activations(Layout(pipeline=4)) == pytest.approx(4 * 2 * values)
+    kept = 2 * 512 * 1024
+    full = activations(Layout(), checkpointing="full")
+    assert full == pytest.approx(8 * kept + values + logits)
+
+
+def test_rank_0_holds_no_logits_of_a_pipeline() -> None:
+    llama = Transformer(4, 1024, 8, 4096, vocabulary=10**6, gated=True)
+    candidate = Candidate(Layout(pipeline=2), 1, 1)
+    fullest, first = (
+        transformer_memory(llama, 512, candidate, first_stage=only).total for only in (False, True)
+    )
+    assert fullest > 1.3 * first
+    alone = Candidate(Layout(), 1, 1)
+    assert transformer_memory(llama, 512, alone, first_stage=True) == transformer_memory(
+        llama, 512, alone
+    )
+
+
+def test_peaks_of_layouts_are_near_those_that_were_measured() -> None:
+    table = read_layouts(SHARED / "docs" / "tables" / "playbook_1b_h100.csv")
+    errors = [
+        transformer_memory(
+            row.case.model,
+            row.case.sequence,
+            row.case.candidate,
+            balanced=True,
+            first_stage=True,
+        ).total
+        / row.memory_bytes
+        - 1
+        for row in table.rows
+        if row.memory_bytes
+    ]
+    assert len(errors) == 525 and abs(median(errors)) < 0.05
+    assert sum(map(abs, errors)) / len(errors) < 0.12
 
 
 def test_memory_of_layouts() -> None:

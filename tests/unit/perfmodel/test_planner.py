@@ -5,10 +5,12 @@ from __future__ import annotations
 import pytest
 
 from lab.config.models import GPT
-from lab.perfmodel.hardware import Described, machine
+from lab.perfmodel.described import Described
+from lab.perfmodel.hardware import machine
 from lab.perfmodel.layout import Bucket, Candidate, Layout
 from lab.perfmodel.planner import Plan, Space, best, merged
 from lab.perfmodel.simulate import Conditions
+from lab.perfmodel.transformer import Transformer
 
 SMALL = GPT(layers=12, heads=12, width=768, block_size=1024, vocab_size=50257)
 LARGE = GPT(layers=96, heads=96, width=12288, block_size=2048, vocab_size=50257)
@@ -79,12 +81,30 @@ def test_merged_buckets_keep_bytes_and_messages() -> None:
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp32"])
-def test_a_described_profile_reaches_its_share_of_the_peak(precision: str) -> None:
-    described = Described(SMALL, 50257, machine("a100"))
-    profile = described.profile(Candidate(Layout(), 8, precision=precision))
-    flops = 8 * 1024 * (6 * 123_653_376 + 12 * 12 * 1024 * 768)
-    assert flops / (profile.forward_s + profile.backward_s) == pytest.approx(
-        0.45 * described.machine.gpu.flops[precision]
-    )
+def test_a_described_profile_is_the_law_of_layouts_without_communication(precision: str) -> None:
+    described = Described(LARGE, 50257, machine("a100"))
+    profile = described.profile(Candidate(Layout(layers=96), 8, precision=precision))
+    peak = described.machine.gpu.flops[precision]
+    model = Transformer.of(LARGE, 0)
+    reached = 8 * 2048 * model.flops_per_token(2048) / peak / profile.step_s()
+    assert 0.45 < reached < 1 / described.law.coefficients["flops"]
     assert profile.gradient_bytes == described.parameters * (2 if precision == "bf16" else 4)
     assert profile.gradients[-1].ready_s == profile.backward_s
+
+
+def test_small_products_and_split_ones_reach_less() -> None:
+    described = Described(SMALL, 50257, machine("a100"))
+
+    def passes(micro: int, tensor: int = 1) -> float:
+        layout = Layout("single", tensor=tensor, layers=12)
+        profile = described.profile(Candidate(layout, micro))
+        return (profile.forward_s + profile.backward_s) / micro
+
+    assert passes(1) > 1.5 * passes(16)
+    assert passes(4, tensor=8) > 1.5 * passes(4)
+
+
+def test_more_nodes_cost_more() -> None:
+    described = Described(SMALL, 50257, machine("h100x8"))
+    calls = [described.conditions(ranks).call_s for ranks in (1, 8, 512)]
+    assert calls[0] == 0 < calls[1] < calls[2]

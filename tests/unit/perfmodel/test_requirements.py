@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from factories import run
 
+from lab.config.datasets import vocab_size_of
 from lab.errors import LabError
 from lab.perfmodel.flops import model_cost
 from lab.perfmodel.layout import MICRO_BATCH, Bucket, Profile
@@ -36,9 +37,19 @@ def test_gradients_that_come_and_go_share_room_with_activations() -> None:
     assert memory_of(run(1, 1, strategy="single", **MINI)).activations >= 4 * SIZE
 
 
+def test_a_gpu_has_more_logits_at_once_than_a_cpu() -> None:
+    for samples, chunk in ((2, 2 * 1024), (16, 8192)):  # a micro-batch of fewer tokens is one chunk
+        asked = run(1, samples, model="gpt2-small", data="synthetic")
+        on_gpu, on_cpu = (memory_of(asked, device=name).activations for name in ("cuda", "cpu"))
+        words = vocab_size_of(asked.architecture, asked.dataset)
+        assert on_gpu - on_cpu == words * 8 * (chunk - 512)
+
+
 def test_activations_follow_the_micro_batch_and_checkpointing_keeps_one_block() -> None:
-    one, two = (memory_of(run(1, batch, **MINI)).activations for batch in (4, 8))
-    assert two == pytest.approx(2 * one, rel=0.01)
+    one, two, four = (memory_of(run(1, batch, **MINI)).activations for batch in (4, 8, 16))
+    # Beside the gradient of the head's weight and a chunk of logits, which are of one size.
+    assert four - two == pytest.approx(2 * (two - one), rel=1e-6)
+    assert one < two < 2 * one < 1.1 * two
     checkpointed = memory_of(run(1, 8, activation_checkpointing=True, **MINI)).activations
     assert 0.15 * two < checkpointed < 0.6 * two
     # Fewer layers keep less where all is kept, hardly less where each keeps its input.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from pathlib import Path
 
 import numpy as np
@@ -214,3 +215,43 @@ def test_published_strong_scaling_is_plausible_by_its_slowest_ranks_alone() -> N
     # no law gives them.
     assert (mean["step_s"] < mean["one_device_step_s"]).sum() == 3
     assert fit(mean).largest_relative_error > 0.2
+
+
+def two_levels(sizes: list[int], *, outer: float) -> pd.DataFrame:
+    """Steps of 8 ranks per node: 100 GB/s within a node, `outer` bytes/s from a node to others."""
+    rows = []
+    for size, gigabytes in itertools.product(sizes, (1, 4)):
+        nodes, inside = math.ceil(size / 8), min(size, 8)
+        ring = 2 * (inside - 1) / inside / 100e9 + 2 * (nodes - 1) / nodes / outer
+        rows.append(
+            {
+                "one_device_step_s": 0.5,
+                "gradient_bytes": gigabytes * 1e9,
+                "world_size": size,
+                "step_s": 0.5 + 0.01 + gigabytes * 1e9 * ring,
+                "ranks_per_node": 8,
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+@pytest.mark.parametrize("outer", [10e9, 200e9])
+def test_a_slower_or_faster_way_between_nodes_is_found(outer: float) -> None:
+    known = two_levels([2, 4, 8, 16], outer=outer)
+    beyond = two_levels([32, 64, 512], outer=outer)
+    law = lab.fit(known)
+    assert law.outer_bytes_per_s == pytest.approx(outer, rel=0.1)
+    assert law.bytes_per_s == pytest.approx(100e9, rel=0.1)
+    assert law.predict(beyond) == pytest.approx(beyond["step_s"], rel=0.02)
+    flat = lab.fit(known.drop(columns="ranks_per_node"))
+    assert flat.outer_bytes_per_s is None
+    # On one link the border between nodes cannot be told.
+    wrong = abs(flat.predict(beyond) / beyond["step_s"] - 1).max()
+    assert outer > 50e9 or wrong > 0.05
+
+
+def test_one_node_is_fitted_as_without_nodes() -> None:
+    rows = two_levels([2, 4, 8], outer=1e9)
+    law, flat = lab.fit(rows), lab.fit(rows.drop(columns="ranks_per_node"))
+    assert law.outer_bytes_per_s is None
+    assert law.predict(rows) == pytest.approx(flat.predict(rows))

@@ -50,6 +50,10 @@ def test_a_copy_of_the_code_keeps_its_commit_and_is_made_once(
     (tmp_path / "lab" / "__init__.py").write_text("two")
     assert provenance.keep_code(tmp_path / "out") != copy
     assert (copy / "lab" / "__init__.py").read_text() == "one"
+    (tmp_path / "lab" / "__init__.py").write_text("one")
+    (copy / "lab" / "__init__.py").write_text("somebody else's")
+    assert provenance.keep_code(tmp_path / "out") == copy
+    assert (copy / "lab" / "__init__.py").read_text() == "one"
     monkeypatch.undo()
     monkeypatch.setattr(provenance, "ROOT", copy)
     assert provenance.git_state() == ("abc", True)

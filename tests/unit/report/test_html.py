@@ -18,6 +18,7 @@ from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
 from lab.errors import LabError
+from lab.report.blocks import Markdown
 from lab.report.clean import REMOVED, sanitize
 from lab.report.html import LabHTMLExporter
 from lab.report.page import NUMBER
@@ -173,6 +174,8 @@ def test_title_authors_and_language() -> None:
     )
     assert [heading.get_text() for heading in soup.find_all("h1")] == ["A first heading"]
     assert soup.select(".byline")[0].get_text() == "Ada, Grace"
+    placed = page("# T", authors=["Ada, London", "Grace"])
+    assert placed.select(".byline")[0].get_text() == "Ada, London; Grace"
     assert page("# A *first* heading").title.get_text() == "A first heading"  # type: ignore[union-attr]
     assert [heading.get_text() for heading in page("Text.", title="Given").find_all("h1")] == [
         "Given"
@@ -336,6 +339,14 @@ def test_text_of_a_user_is_literal() -> None:
     assert outputs == [f"{shown}\n100%", shown]
     assert soup.select("pre.error")[0].get_text().strip() == "E: <i>"
     assert soup.select("pre.code")[0].get_text().strip() == "'<b>&amp;'"
+
+
+def test_addresses_in_sentences_are_no_links_and_swallow_no_escapes() -> None:
+    sentence = "see https://x.example/<img src=y onerror=z>, www.x.example, a@b.example, `c` *d*"
+    for cell in (Markdown.of(sentence), Markdown.bullets([sentence])):
+        body = page(cell.markdown)
+        text = " ".join(body.get_text().split())
+        assert sentence in text and not body.select("a[href*='x.example'], img, code, em")
 
 
 def test_pandas_table_aligns_numbers_and_can_be_sorted() -> None:

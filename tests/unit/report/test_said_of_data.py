@@ -99,7 +99,8 @@ def test_categories_are_rows_and_only_world_sizes_make_lines(tmp_path: Path) -> 
     assert all(len(line.get_xdata()) < 2 for line in ax.get_lines())
     sizes = [one for size in (1, 2) for one in repeats(run(size), [0.1] * 3)]
     curve = kept(tmp_path / "curve", sizes)
-    assert len(study_sections.scaling_figures(curve)) == 4
+    [overview] = study_sections.scaling_figures(curve)  # speedup, efficiency, time and throughput
+    assert overview.svg.count('id="axes_') == 1 + 4
     assert figures.step_time(curve).get_ylabel().startswith("step time")
     mpl.pyplot.close("all")
 

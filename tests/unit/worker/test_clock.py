@@ -160,3 +160,84 @@ def test_a_backward_pass_and_the_wait_after_it_are_one_bar() -> None:
         ("backward", 6.0, 6.5),
     ]
     assert merge_adjacent(phases) == [*phases[:3], ("backward", 4.0, 6.5)]
+
+
+CLOCK = "lab.worker.measure.clock"
+
+
+class Event:
+    """In place of a CUDA event: the time of a made-up device when the event was recorded."""
+
+    now, passed = 0.0, float("inf")
+
+    def __init__(self, enable_timing: bool) -> None:
+        self.at = -1.0
+
+    def record(self) -> None:
+        type(self).now += 1.0
+        self.at = type(self).now
+
+    def query(self) -> bool:
+        return self.at <= type(self).passed
+
+    def synchronize(self) -> None:
+        assert self.query()
+
+    def elapsed_time(self, later: Event) -> float:
+        return float(np.float32(1e3 * (later.at - self.at)))
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> type[Event]:
+    class Device(Event):
+        pass
+
+    monkeypatch.setattr(torch.cuda, "Event", Device)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(f"{CLOCK}.time.perf_counter", lambda: 100 + 2 * Device.now)
+    return Device
+
+
+def test_events_of_a_long_training_become_numbers_and_its_times_stay_the_same(
+    device: type[Event], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def trained() -> tuple[CudaClock, list[int]]:
+        device.now = 0.0
+        kept: list[int] = []
+        cuda = CudaClock()
+        for _ in range(50):
+            cuda.start()
+            cuda.lap("forward")
+            cuda.lap("backward")
+            kept.append(sum(mark.event is not None for mark in cuda._waiting))
+        return cuda, kept
+
+    whole, kept = trained()
+    monkeypatch.setattr(f"{CLOCK}.WAITING_MARKS", 10)
+    converted, few = trained()
+    assert max(kept) == 151 and max(few) == 13
+    expected, laps = whole.read(), converted.read()
+    assert laps["forward"].tolist() == [1.0] * 50 and laps["step_time"].tolist() == [2.0] * 50
+    assert all(np.array_equal(expected[name], laps[name]) for name in laps)
+    # The host's clock goes twice as fast as this device's.
+    marks = [mark for _, mark in converted._steps[30]]
+    assert converted.seconds(marks).tolist() == [100 + 2 * (2 + 90 + place) for place in range(3)]
+
+
+def test_marks_that_the_device_has_not_reached_stay_events(
+    device: type[Event], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(f"{CLOCK}.WAITING_MARKS", 2)
+    cuda = CudaClock()
+    device.passed = 3.0
+    for _ in range(5):
+        cuda.start()
+    assert [mark.event is None for _, mark in (step[0] for step in cuda._steps)] == [
+        True,
+        True,
+        False,
+        False,
+        False,
+    ]
+    device.passed = float("inf")
+    assert cuda.read()["start"].tolist() == [0.0, 1.0, 2.0, 3.0, 4.0]

@@ -6,10 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from lab.records.schema import Operation
+from lab.worker.measure import collective_trace
 from lab.worker.measure.clock import HostClock
-from lab.worker.measure.collective_trace import CallRecorder, Calls
+from lab.worker.measure.collective_trace import CallRecorder, Calls, _bytes
 from lab.worker.measure.overlap import Exposure, count_calls, summary
 
 NAN = float("nan")
@@ -56,7 +58,7 @@ def asynchronous(*, end_before_wait: bool | None) -> Calls:
     clock = Ticks()
     recorder = stepping(clock)
     call = recorder.launch("all_reduce", 100, members=4)
-    recorder.expect(call, "key", call)
+    recorder.expect([call], "key", call)
     if end_before_wait:
         recorder.finished(call)
     clock.tick += 10
@@ -100,6 +102,28 @@ def test_calls_before_the_first_step_are_left_out() -> None:
     clock.start()
     clock.lap("forward")
     assert len(recorder.take().step) == 0
+
+
+def test_calls_between_steps_and_after_the_last_are_left_out() -> None:
+    clock = Ticks()
+    recorder = stepping(clock)
+    for _ in range(2):
+        with recorder.blocked("all_reduce", 100, members=2):
+            pass
+        clock.lap("backward")
+        with recorder.blocked("all_gather", 8, members=2):  # of a checkpoint
+            pass
+        clock.start()
+    clock.discard()
+    with recorder.blocked("all_gather", 8, members=2):
+        pass
+    trace = recorder.take()
+    assert trace.operation.tolist() == ["all_reduce"] * 2 and trace.step.tolist() == [0, 1]
+
+
+def test_bytes_are_those_of_all_tensors_in_lists_of_lists() -> None:
+    tensor = torch.ones(10)
+    assert _bytes(tensor) == 40 and _bytes([[tensor, tensor], [tensor]]) == 120
 
 
 def calls(
@@ -184,3 +208,62 @@ def test_operations_are_counted_on_the_last_step() -> None:
             "receive": Operation(calls=1, bytes=100),
         },
     }
+
+
+def test_messages_that_go_both_ways_at_once_are_waited_for_together() -> None:
+    clock = Ticks()
+    recorder = stepping(clock)
+    group, work = Group(), Work()
+    for name in ("send", "recv"):
+        message = collective_trace._traced_launch(lambda *_: None, name, 0)
+        assert message(group, [torch.zeros(25)], 1, 0) is None
+    end = collective_trace._traced_end(lambda *_: work)
+    assert end(group, "cuda") is work
+    clock.tick += 10
+    collective_trace._traced_wait(lambda _: setattr(clock, "tick", clock.tick + 5), id)(work)
+    clock.lap("forward")
+    trace = recorder.take()
+    assert trace.launch.tolist() == [2.0, 3.0] and trace.bytes.tolist() == [100, 100]
+    assert (trace.wait_begin.tolist(), trace.wait_end.tolist()) == ([14.0] * 2, [20.0] * 2)
+    assert np.isnan(trace.finish).all() and trace.phase.tolist() == ["forward"] * 2
+    assert Exposure.from_calls([trace], steps=1).exposed.tolist() == [[6.0]]
+
+
+def test_what_the_main_stream_waits_for_is_the_call_before_an_event_of_another_stream(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # FSDP: a gather on a stream of its own, and the main stream waits for its event.
+    current = ["gathers"]
+    monkeypatch.setattr(torch.cuda, "Event", Work)
+    monkeypatch.setattr(collective_trace, "_is_main", lambda stream: stream == "main")
+    monkeypatch.setattr(
+        collective_trace, "_side_stream", lambda: None if current[0] == "main" else current[0]
+    )
+    clock = Ticks()
+    recorder = stepping(clock)
+    record = collective_trace._traced_event(lambda *_: Work())
+    wait = collective_trace._traced_stream_wait(lambda *_: setattr(clock, "tick", clock.tick + 5))
+    with recorder.blocked("all_gather", 100, members=2):
+        clock.tick += 10
+    done = record("gathers")
+    current[0] = "main"
+    wait("copies", done)  # of another side stream: nobody computes there
+    wait("main", done)
+    clock.lap("forward")
+    wait("main", record("gathers"))  # what comes after the call on its stream
+    wait("main", record("copies"))  # no call
+    trace = recorder.take()
+    assert (trace.launch.tolist(), trace.finish.tolist()) == ([2.0], [13.0])
+    assert trace.wait_begin.tolist() == trace.wait_end.tolist() == [19.0]  # it was over before
+    assert trace.phase.tolist() == ["forward"]
+
+
+class Work:
+    """In place of NCCL's, of which nothing but the identity counts."""
+
+
+class Group:
+    """In place of a group of two."""
+
+    def size(self) -> int:
+        return 2

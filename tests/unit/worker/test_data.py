@@ -21,17 +21,18 @@ from typing import Any, get_args
 import numpy as np
 import pretrained_folders
 import pytest
+import torch
 from sklearn.datasets import load_digits
 
 from lab.config.datasets import Data
+from lab.config.downloads import Download
 from lab.config.run import Run
 from lab.errors import LabError
 from lab.worker import data
 from lab.worker.data import images, labelled
-from lab.worker.data.cache import Download
-from lab.worker.data.dataset import Dataset, Labelled
+from lab.worker.data.dataset import Dataset, Labelled, Windows
 from lab.worker.data.labelled import Source, Texts, tokenized
-from lab.worker.data.loader import ClassicLoader, FastLoader
+from lab.worker.data.loader import Batch, ClassicLoader, FastLoader
 
 CLASSIFIER = {"kind": "text-classifier", "layers": 1, "heads": 2, "width": 32, "block_size": 24}
 
@@ -101,6 +102,7 @@ def test_every_kind_of_data_has_a_reader() -> None:
         for kind in importlib.import_module(f"lab.worker.data.{family}").SOURCES
     }
     kinds = {config.model_fields["kind"].default: config for config in get_args(Data)}
+    del kinds["script"]  # which reads its own
     assert readers | {"synthetic", "python"} == set(kinds)
     for kind, config in kinds.items():
         module = data.module_of(config)
@@ -360,3 +362,15 @@ def test_the_classic_loader_tokenizes_batch_by_batch(monkeypatch: pytest.MonkeyP
     assert len(indices) == 4
     FastLoader(dataset.train, run=run, rank=0).micro_batch(0, 0)
     assert len(indices) == 4
+
+
+def test_what_is_pinned_has_no_gaps(monkeypatch: pytest.MonkeyPatch) -> None:
+    pinned: list[torch.Tensor] = []
+    # Without a GPU torch refuses to pin.
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: pinned.append(tensor) or tensor)
+    windows = Windows(np.arange(40, dtype=np.uint16), block_size=8)
+    inputs, targets = map(torch.as_tensor, windows.take(np.arange(4)))
+    assert not inputs.is_contiguous()
+    batch = Batch(inputs, targets).pin_memory()
+    assert all(tensor.is_contiguous() for tensor in pinned) and len(pinned) == 2
+    assert batch.inputs.equal(inputs) and batch.targets.equal(targets)

@@ -11,10 +11,8 @@ from torch.nn import functional
 from lab.config.models import GPT as Config
 from lab.config.run import Run
 from lab.errors import InputError
-from lab.perfmodel import flops
 from lab.worker import models
 from lab.worker.data.dataset import Dataset, Windows
-from lab.worker.models import gpt
 from lab.worker.models.gpt import GPT
 
 CONFIG = Config(layers=2, heads=2, width=32, block_size=16)
@@ -82,26 +80,3 @@ def test_a_model_vocabulary_that_is_too_small_is_refused() -> None:
     nothing = Windows(np.zeros(17, dtype=np.uint16), block_size=16)
     with pytest.raises(InputError, match=r"vocab_size.*100 is less than the 300"):
         models.build(run, Dataset(nothing, nothing, sha256="", description="", vocab_size=300))
-
-
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
-def test_chunks_change_neither_loss_nor_gradients(
-    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, tolerance: float
-) -> None:
-    torch.manual_seed(0)
-    hidden, weight, targets = (
-        torch.randn(50, 24),
-        torch.randn(70, 24) * 0.3,
-        torch.randint(70, (50,)),
-    )
-    pairs = []
-    for chunk_logits in (flops.CHUNK_LOGITS, 7 * 70):
-        monkeypatch.setattr(gpt, "CHUNK_LOGITS", chunk_logits)
-        x, w = hidden.clone().requires_grad_(), weight.clone().requires_grad_()
-        with torch.autocast("cpu", dtype=dtype, enabled=dtype != torch.float32):
-            loss = gpt.linear_cross_entropy(x, w, targets)
-        (3 * loss).backward()
-        pairs.append((loss.detach(), x.grad, w.grad))
-    assert "_Chunked" in str(loss.grad_fn)
-    for whole, chunked in zip(*pairs, strict=True):
-        assert (whole - chunked).norm() <= tolerance * whole.norm()

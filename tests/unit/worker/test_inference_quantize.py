@@ -7,7 +7,15 @@ import torch
 from torch import nn
 
 from lab.config.models import GPT as Config
-from lab.worker.inference.quantize import UnavailableError, bytes_in_memory, bytes_on_disk, quantize
+from lab.worker.inference.generate import generate
+from lab.worker.inference.quality import cached_error
+from lab.worker.inference.quantize import (
+    UnavailableError,
+    bytes_in_memory,
+    bytes_on_disk,
+    compile_alike,
+    quantize,
+)
 from lab.worker.models.gpt import GPT
 
 
@@ -63,3 +71,31 @@ def test_layers_that_cannot_be_quantized_stay_and_are_counted() -> None:
 def test_what_is_not_there_has_a_reason(model: GPT) -> None:
     with pytest.raises(UnavailableError, match="fp8 matrix products need a GPU"):
         quantize(model, "fp8")
+
+
+@pytest.mark.parametrize("name", ["none", "int8_weight_only"])
+def test_compiled_blocks_generate_the_same_with_few_graphs(model: GPT, name: str) -> None:
+    copy = quantize(model, name).model
+    assert isinstance(copy, GPT)
+    prompts = torch.randint(300, (3, 9), generator=torch.Generator().manual_seed(0))
+
+    def results() -> list[torch.Tensor]:
+        tokens = [generate(copy, part, new_tokens=4) for part in (prompts, prompts[:1, :5])]
+        with torch.inference_mode():
+            return [*tokens, copy(prompts), copy(prompts[:, :1]), copy(prompts[:1, :1])]
+
+    expected = results()
+    torch._dynamo.utils.counters.clear()
+    compile_alike(copy, backend="eager")
+    for found, right in zip(results(), expected, strict=True):
+        assert torch.equal(found, right)
+    counters = torch._dynamo.utils.counters
+    assert not counters["graph_break"] and counters["stats"]["unique_graphs"] <= 12
+
+
+def test_an_error_behind_a_full_cache_is_seen(model: GPT) -> None:
+    prompts = torch.randint(300, (2, 9), generator=torch.Generator().manual_seed(0))
+    other = quantize(model, "int8_dynamic").model
+    assert isinstance(other, GPT)
+    assert cached_error((model, model), prompts) == 0.0
+    assert 0.0 < cached_error((model, other), prompts) < 0.05

@@ -57,3 +57,12 @@ def test_no_product_is_faster_than_the_peak() -> None:
     flops, size = measured_peak(torch.device("cpu"), dtype=DTYPES["fp32"])
     assert size in (128, 256, 512, 1024, 2048)
     assert flops > 0
+
+
+def test_fp32_is_not_tf32_in_products_and_convolutions() -> None:
+    torch.backends.cudnn.allow_tf32 = True  # torch's default
+    peak_flops(torch.device("cpu"), precision="fp32")
+    assert torch.backends.cudnn.conv.fp32_precision == "ieee"
+    assert torch.backends.cuda.matmul.fp32_precision == "ieee"
+    assert not torch.backends.cudnn.allow_tf32
+    assert torch.get_float32_matmul_precision() == "highest"

@@ -17,6 +17,7 @@ from lab.launch import bench
 from lab.worker import strategies
 from lab.worker.models.gpt import GPT
 from lab.worker.optim import blocks_of, checkpoint_blocks
+from lab.worker.strategies import vanilla_data_parallel as vanilla
 from lab.worker.strategies.vanilla_data_parallel import (
     DataParallel,
     parallel_apply,
@@ -63,6 +64,45 @@ def test_a_replica_computes_with_its_own_parameters_and_keeps_the_tie() -> None:
         torch.log(torch.tensor(11.0)).item()
     )
     assert model(*samples()).item() == before
+
+
+class Normalized(nn.Module):
+    """A frozen layer before batch norm, whose running statistics are buffers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.frozen, self.norm, self.head = nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Linear(4, 1)
+        self.frozen.requires_grad_(False)
+
+    def forward(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return (self.head(self.norm(self.frozen(inputs)))[:, 0] - targets).square().mean()
+
+
+def test_each_device_has_buffers_of_its_own_and_the_model_keeps_the_first_ones() -> None:
+    model, alone = Normalized(), Normalized()
+    inputs, targets = torch.randn(8, 5), torch.randn(8)
+    DataParallel(model, [CPU, CPU], recorder=None)(inputs, targets)
+    alone(inputs[:4], targets[:4])
+    for (name, found), (_, expected) in zip(
+        model.named_buffers(), alone.named_buffers(), strict=True
+    ):
+        torch.testing.assert_close(found, expected, msg=name)
+    # A second kind of device, whose tensors have no values here.
+    parallel = DataParallel(model, [CPU, torch.device("meta")], recorder=None)
+    twin = replica(model, parallel._copies(dict(vanilla._tensors(model)))[1])
+    assert {tensor.device.type for tensor in vars(twin.norm)["_buffers"].values()} == {"meta"}
+    assert twin.frozen.weight.device.type == twin.norm.weight.device.type == "meta"
+
+
+def test_what_is_frozen_gets_no_gradient_on_any_device() -> None:
+    model = Normalized()
+    parallel = DataParallel(model, [CPU, CPU], recorder=None)
+    for copies in parallel._copies(dict(vanilla._tensors(model))):
+        learning = {name for name, tensor in copies.items() if tensor.requires_grad}
+        assert learning == {"norm.weight", "norm.bias", "head.weight", "head.bias"}
+    parallel(torch.randn(8, 5), torch.randn(8)).backward()
+    assert model.frozen.weight.grad is None and model.head.weight.grad is not None
 
 
 def test_scatter_divides_the_samples_in_order() -> None:

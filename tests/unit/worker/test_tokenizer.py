@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import stat
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from lab.config.run import Run
 from lab.errors import InputError
 from lab.worker import data
 from lab.worker.data import corpora, tokenizer
-from lab.worker.data.cache import CachedArrays, cache_folder
+from lab.worker.data.cache import CachedArrays, in_cache
 from lab.worker.data.tokenizer import tokenize
 
 DOCUMENTS = [
@@ -136,10 +137,28 @@ def test_what_a_killed_build_left_is_removed(cache: Path) -> None:
 def test_the_cache_lies_where_the_environment_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert cache_folder("tokens") == tmp_path / "cache" / "tokens"
+    assert in_cache("tokens", "x") == tmp_path / "cache" / "tokens" / "x"
     monkeypatch.delenv("LAB_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    assert cache_folder("tokens") == tmp_path / "xdg" / "scaling-lab" / "tokens"
+    assert in_cache("tokens", "x") == tmp_path / "xdg" / "scaling-lab" / "tokens" / "x"
+
+
+def test_a_shared_cache_is_only_read_and_what_it_lacks_is_made_in_the_own_one(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    shared = build()
+    before = sorted(cache.rglob("*"))
+    allowed = os.access
+
+    def access(path: Path, mode: int) -> bool:  # as root may write everywhere
+        return allowed(path, mode) and not (mode & os.W_OK and path.is_relative_to(cache))
+
+    monkeypatch.setattr(os, "access", access)
+    assert build().folder == shared.folder
+    own = build(DOCUMENTS[:3])
+    assert own.folder.parent == tmp_path / "xdg" / "scaling-lab" / "tokens"
+    assert sorted(cache.rglob("*")) == before
 
 
 @given(st.text(max_size=300), st.integers(1, 50))

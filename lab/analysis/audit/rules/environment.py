@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -84,7 +85,8 @@ def _listed(values: pd.Series) -> str:
 def _by_data(observations: Observations, name: str) -> bool:
     """Whether all runs on the same data agree on a column."""
     data = [key for key in observations.keys if key in {"key:data", "key:dataset"}]
-    return bool(data) and bool((observations.frame.groupby(data)[name].nunique() <= 1).all())
+    frame = observations.frame
+    return bool(data) and name in frame and bool((frame.groupby(data)[name].nunique() <= 1).all())
 
 
 def _hosts(observations: Observations, *, differs: bool) -> Iterator[Fault]:
@@ -153,14 +155,17 @@ def same_learning(observations: Observations) -> Iterator[Fault]:
     if batch:
         names.append(batch)
         rows = rows[rows[batch].notna()]
-    groups = (
-        [group for _, group in rows.groupby(names, sort=False, dropna=False)] if names else [rows]
-    )
-    groups = [group for group in groups if len(group) > 1]
-    if not groups:
+    groups = pd.Series(0, rows.index)
+    if names:
+        groups = rows.groupby(names, sort=False, dropna=False).ngroup()
+    rows = rows[groups.groupby(groups).transform("size") > 1]
+    if rows.empty:
         raise UncheckedError("two runs of equal global batch with a loss or accuracy")
-    for group in groups:
-        yield from _loss_curves(group) if records else _last_values(group, batch)
+    if records:
+        for _, group in rows.groupby(groups[rows.index], sort=False):
+            yield from _loss_curves(group)
+    else:
+        yield from _last_values(rows, groups[rows.index], batch)
 
 
 def _loss_curves(group: pd.DataFrame) -> Iterator[Fault]:
@@ -190,25 +195,34 @@ def _loss_curves(group: pd.DataFrame) -> Iterator[Fault]:
                 )
 
 
-def _last_values(group: pd.DataFrame, batch: str | None) -> Iterator[Fault]:
-    order = next((name for name in ("epoch", "step") if group[name].notna().any()), None)
-    last = group[group[order] == group[order].max()] if order else group
-    medians = last.groupby("world_size")[["loss", "accuracy"]].median()
+def _last_values(rows: pd.DataFrame, groups: pd.Series, batch: str | None) -> Iterator[Fault]:
+    """Groups of a table whose last losses or accuracies differ between world sizes."""
+    order = pd.Series(np.nan, rows.index)
+    for name in ("step", "epoch"):
+        given = rows[name].notna().groupby(groups).transform("any")
+        order = rows[name].where(given, order)
+    latest = order.groupby(groups).transform("max")
+    last = rows[(order == latest) | latest.isna()]
+    groups = groups[last.index]
+    places = last.groupby(groups).indices
+    medians = last.groupby([groups, last["world_size"]])[["loss", "accuracy"]].median()
     for name, tolerance in (("loss", LOSS_TOLERANCE), ("accuracy", ACCURACY_TOLERANCE)):
         ends = medians[name].dropna()
-        if len(ends) < 2 or group["world_size"].nunique() < 2:
-            continue
-        low, high = float(ends.idxmin()), float(ends.idxmax())  # type: ignore[arg-type]
-        gap, unit = ends[high] - ends[low], "points"
+        least, most = (ends.groupby(level=0).agg(end) for end in ("min", "max"))
+        gaps, unit = most - least, "points"
         if name == "loss":
-            gap, unit = gap / (abs(ends[low]) or 1.0), "%"
-        if gap > tolerance:
+            gaps, unit = gaps / least.abs().where(least != 0, 1.0), "%"
+        apart: Any = gaps[gaps > tolerance]
+        for group, gap in apart.items():
+            own: Any = ends[group]
+            of_group = last.iloc[places[group]]
+            low, high = float(own.idxmin()), float(own.idxmax())
             where = "at batches that the table does not give"
             if batch:
-                where = f"at {batch.replace('_', ' ')} {last[batch].iloc[0]:g}"
+                where = f"at {batch.replace('_', ' ')} {of_group[batch].iloc[0]:g}"
             yield Fault(
-                last["label"],
-                f"The {name} ends at {ends[low]:.4g} with {low:g} ranks and {ends[high]:.4g} with "
+                of_group["label"],
+                f"The {name} ends at {own[low]:.4g} with {low:g} ranks and {own[high]:.4g} with "
                 f"{high:g}, {100 * gap:.1f} {unit} apart {where}.",
                 severity="warning" if batch else "note",
             )

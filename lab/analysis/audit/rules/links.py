@@ -10,7 +10,8 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from lab.analysis.audit.observations import Observations, Point, UncheckedError, largest
+from lab.analysis.audit.observations import Observations, UncheckedError, largest
+from lab.analysis.audit.points import Point
 from lab.analysis.audit.rule import Fault, rule, seconds
 from lab.perfmodel.hardware import LINKS, named_link
 
@@ -53,14 +54,16 @@ def plausible_bandwidth(observations: Observations) -> Iterator[Fault]:
     if checked:
         yield from _quoted(observations)
     if observations.kind == "collectives":
-        yield from _collectives(observations)
+        if not checked or (observations.frame["world_size"] > 1).any():
+            yield from _collectives(observations)
         return
+    links: dict[object, tuple[Link, bool]] = {}
     for point in observations.points:
         size = point.bytes if point.bytes > 0 else GRADIENT_BYTES * point.parameters
         transfer = _transfer(point, observations)
         if point.world_size > 1 and size > 0 and transfer is not None:
             checked = True
-            yield from _judged(point, size, transfer, observations)
+            yield from _judged(point, size, transfer, _link_of(point, observations, links))
     if not checked:
         what = "communication time per step at more than one rank"
         raise UncheckedError("bytes or parameters", what)
@@ -139,14 +142,25 @@ def _link(
     return Link()
 
 
+def _link_of(
+    point: Point, observations: Observations, known: dict[object, tuple[Link, bool]]
+) -> tuple[Link, bool]:
+    """The link of a point, and whether it is emulated; `known` are those of points before."""
+    rows = observations.rows_of(point)
+    columns = ["world_size", "nodes", "emulated", *(name for name in LINK_COLUMNS if name in rows)]
+    first = tuple(map(str, rows[columns].iloc[0]))
+    if first not in known:
+        emulated = bool(rows["emulated"].astype(str).str.startswith("link").any())
+        known[first] = _link(rows, observations, emulated=emulated), emulated
+    return known[first]
+
+
 def _judged(
-    point: Point, size: float, transfer: Transfer, observations: Observations
+    point: Point, size: float, transfer: Transfer, on: tuple[Link, bool]
 ) -> Iterator[Fault]:
     n = point.world_size
     bandwidth = 2 * (n - 1) / n * size / transfer.time
-    rows = observations.frame[observations.frame["label"].isin(point.labels)]
-    emulated = bool(rows["emulated"].astype(str).str.startswith("link").any())
-    link = _link(rows, observations, emulated=emulated)
+    link, emulated = on
     source = "bytes given" if point.bytes > 0 else f"{point.parameters:,.0f} parameters in fp32"
     evidence = (
         f"{size / 1e6:.3g} MB per step ({source}) over {seconds(transfer.time)} ({transfer.words}) "

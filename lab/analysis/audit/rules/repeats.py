@@ -8,7 +8,8 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from lab.analysis.audit.observations import Curve, Observations, Point, UncheckedError
+from lab.analysis.audit.observations import Observations, UncheckedError
+from lab.analysis.audit.points import Curve, Point
 from lab.analysis.audit.rule import Fault, rule, seconds
 
 # Ranges of n and n repeats of equal runs lie apart by chance in 2 / binomial(2n, n): in 1 of 3
@@ -39,9 +40,15 @@ def two_writers(observations: Observations) -> Iterator[Fault]:
         *observations.keys,
         *("world_size", "nodes", "global_batch_size", "batch", "rank", "repeat"),
     ]
-    for _, group in rows.groupby(names, sort=False, dropna=False):
-        index = list(group[columns].itertuples(index=False, name=None))
-        again = np.flatnonzero(group.duplicated(columns)).tolist()
+    series: dict[int, list[int]] = {}
+    for place, number in enumerate(rows.groupby(names, sort=False, dropna=False).ngroup()):
+        series.setdefault(number, []).append(place)
+    numbers = list(rows[columns].itertuples(index=False, name=None))
+    labels, sizes = rows["label"].tolist(), rows["world_size"].tolist()
+    for rows_of in series.values():
+        index = [numbers[place] for place in rows_of]
+        first = {value: at for at, value in reversed(list(enumerate(index)))}
+        again = [at for at, value in enumerate(index) if first[value] != at]
         back = [place for place in range(1, len(index)) if index[place] < index[place - 1]]
         if not again and not back:
             continue
@@ -49,9 +56,9 @@ def two_writers(observations: Observations) -> Iterator[Fault]:
         # Whole series one after the other are runs that were appended, not two jobs at once.
         appended = len(parts[0]) == len(set(index)) and all(part == parts[0] for part in parts)
         places = again or back
-        size = group["world_size"].iloc[0]
+        size = sizes[rows_of[0]]
         yield Fault(
-            group["label"].iloc[places],
+            [labels[rows_of[place]] for place in places],
             f"{len(index)} rows{f' at world size {size:g}' if size == size else ''} hold "
             f"{len(set(index))} different values of {' and '.join(columns)}: "
             f"{index[places[0]][-1]:g} is there again, and the order goes back {len(back)} times.",
@@ -199,8 +206,10 @@ def _no_variance(curve: Curve, observations: Observations) -> Iterator[Fault]:
 
 def _times_of_one_rank(point: Point, observations: Observations) -> tuple[float, ...]:
     """The times of one rank over epochs or steps of a table."""
-    frame = observations.frame
-    rows = frame[frame["label"].isin(point.labels) & ~frame["aggregate"]]
+    if len(point.labels) < FEWEST_POINTS or not {"epoch", "step"} & observations.known:
+        return ()
+    rows = observations.rows_of(point)
+    rows = rows[~rows["aggregate"]]
     if observations.kind == "records" or not rows[["epoch", "step"]].notna().any(axis=None):
         return ()
     rows = rows[rows["rank"].isna() | (rows["rank"] == rows["rank"].min())]

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from typing import Any
 
 import pandas as pd
 
-from lab.analysis.audit.observations import (
-    Observations,
-    Point,
-    UncheckedError,
-    largest,
-    measurements,
-)
+from lab.analysis.audit.observations import Observations, UncheckedError, largest, measurements
+from lab.analysis.audit.points import Point
 from lab.analysis.audit.rule import Fault, rule, seconds
 
 # Clocks and rounding of a log differ by less; a mean over ranks that are equal passes.
@@ -123,14 +119,18 @@ def rank_imbalance(observations: Observations) -> Iterator[Fault]:
     rows = frame[frame["rank"].notna() & ~frame["aggregate"] & frame["time"].notna()]
     names = [*observations.keys, "global_batch_size", "batch", "world_size"]
     names += ["run_id"] if observations.kind == "records" else []
-    for _, group in rows.groupby(names, sort=False, dropna=False):
-        largest, worst = IMBALANCE, group[:0]
-        for _, ranks in group.groupby(measurements(group), sort=False):
-            gap = ranks["time"].max() / ranks["time"].min() - 1
-            if gap > largest and not _by_chance(ranks):
-                largest, worst = gap, ranks
-        if len(worst):
-            yield _imbalance(worst, largest)
+    groups = rows.groupby(names, sort=False, dropna=False).ngroup()
+    measured = rows.groupby([groups, measurements(rows, groups)], sort=False).ngroup()
+    times = rows["time"].groupby(measured)
+    gaps = times.max() / times.min() - 1
+    places, group_of = rows.groupby(measured).indices, groups.groupby(measured).first()
+    widest: dict[int, Fault] = {}
+    wide: Any = gaps[gaps > IMBALANCE].sort_values(ascending=False)
+    for measurement, gap in wide.items():
+        ranks, group = rows.iloc[places[measurement]], group_of[measurement]
+        if group not in widest and not _by_chance(ranks):
+            widest[group] = _imbalance(ranks, gap)
+    yield from (widest[group] for group in sorted(widest))
 
 
 def _imbalance(ranks: pd.DataFrame, gap: float) -> Fault:
@@ -280,21 +280,20 @@ def _first_is_slow(observations: Observations) -> Iterator[Fault]:
         return
     rows = frame[frame[column].notna() & frame["time"].notna() & ~frame["aggregate"]]
     names = [*observations.keys, "world_size", "global_batch_size", "batch", "rank", "repeat"]
-    labels: list[str] = []
-    worst = (0.0, math.nan, math.nan)
-    for _, group in rows.groupby(names, sort=False, dropna=False):
-        if len(group) < 3:
-            continue
-        first = largest(group, -group[column])
-        rest = float(group["time"].drop(first.name).median())
-        if rest > 0 and first["time"] / rest - 1 > COLD:
-            labels.append(first["label"])
-            worst = max(worst, (first["time"] / rest - 1, first["time"], rest))
-    if labels:
-        excess, time, rest = worst
+    groups = rows.groupby(names, sort=False, dropna=False)
+    group = groups.ngroup()[groups["time"].transform("size") >= 3]
+    rows = rows.loc[group.index]
+    first = rows[column].groupby(group).idxmin()
+    times = rows.loc[first, "time"].set_axis(first.index)
+    rest = rows["time"].drop(first).groupby(group).median()
+    excess = (times / rest - 1)[rest > 0]
+    slow = excess[excess > COLD]
+    if len(slow):
+        worst: Any = slow.idxmax()
+        labels = rows.loc[first[slow.index], "label"]
         yield Fault(
             labels,
-            f"The first {column} takes {seconds(time)}, {100 * excess:.0f} % more than the "
-            f"{seconds(rest)} of the others, in {len(labels)} series.",
+            f"The first {column} takes {seconds(times[worst])}, {100 * slow[worst]:.0f} % more "
+            f"than the {seconds(rest[worst])} of the others, in {len(labels)} series.",
             f"Leave the first {column} out of every mean, and say so.",
         )

@@ -1,0 +1,303 @@
+"""Points of a curve: one configuration at one world size, made of rows on all ranks and repeats."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import takewhile
+from statistics import median
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from lab.analysis.audit.columns import NUMERIC, ROUNDED, residue
+
+ROUNDINGS = tuple(f"{name}_rounding" for name in ROUNDED)
+CARRIED = (*NUMERIC, *ROUNDINGS, "total_steps", "foreign_share")  # from rows to points
+FEW_EPOCHS = 3  # fewer, and the first counts too
+CERTAINLY_MORE = 1.3
+ROUNDING = 0.03  # rates, times and ratios of a table are rounded, each by itself
+INDEX = ("repeat", "epoch", "step")
+Cells = dict[str, list[Any]]
+
+
+def columns_of(rows: pd.DataFrame) -> Cells:
+    """What points are made of; of the numbers that they carry only those that are known."""
+    carried = [name for name in CARRIED if name in rows and rows[name].notna().any()]
+    numbers = dict.fromkeys([*carried, "time", "time_mean", "rate", "rank"])
+    cells: Cells = {name: rows[name].astype(float).tolist() for name in numbers}
+    return cells | {name: rows[name].tolist() for name in (*INDEX, "aggregate", "label")}
+
+
+def point_of(curve: Curve, size: float, strategy: str, rows: Cells, kind: str) -> Point:
+    """A point of rows at one world size; `kind` is that of their observations."""
+    every = range(len(rows["label"]))
+    apart = [row for row in every if not rows["aggregate"][row]]
+    own, means, of_means = list(every), list(every), "time_mean"
+    if kind != "records" and apart:
+        own = apart
+        if kind == "table" and len(apart) < len(every):
+            means, of_means = [row for row in every if rows["aggregate"][row]], "time"
+    index = _measurements(rows)
+    values = {name: median(known) for name in CARRIED if (known := _known(rows.get(name, ())))}
+    repeats = {rows["repeat"][row] for row in own if _is_known(rows["repeat"][row])}
+    ranked = bool(_known(rows["rank"][row] for row in own))
+    if len(own) <= 2 or (len(repeats) <= 1 and ranked):
+        times = rows["time"]
+        slowest = max(own, key=lambda row: times[row] if times[row] == times[row] else -math.inf)
+        of_slowest = {name: rows[name][slowest] for name in values}
+        values |= {name: value for name, value in of_slowest.items() if value == value}
+    return Point(
+        curve=curve,
+        world_size=size,
+        strategy=strategy,
+        times=_per_repeat(rows["time"], own, index),
+        means=_per_repeat(rows[of_means], means, index),
+        rates=_per_repeat(rows["rate"], own, index),
+        values=values,
+        labels=tuple(rows["label"]),
+    )
+
+
+def _is_known(value: Any) -> bool:
+    return value is not None and value == value
+
+
+def _known(values: Iterable[float]) -> list[float]:
+    return [value for value in values if value == value]
+
+
+def _measurements(rows: Cells) -> list[tuple[object, object]]:
+    """Of each row the repeat, and the measurement that rows of other ranks share with it."""
+    indices = list(zip(*(rows[name] for name in INDEX), strict=True))
+    numbered = any(_is_known(value) for index in indices for value in index)
+    again: Counter[object] = Counter()
+    keys: list[tuple[object, object]] = []
+    for index, rank, aggregate in zip(indices, rows["rank"], rows["aggregate"], strict=True):
+        measurement = tuple(map(str, index))
+        of_rank = measurement, rank if rank == rank else -1, aggregate
+        again[of_rank] += 1
+        measured = measurement, again[of_rank]
+        repeat = index[0] if _is_known(index[0]) else ""
+        keys.append((repeat if numbered else measured, measured))
+    return keys
+
+
+def _per_repeat(
+    values: Sequence[float], rows: Iterable[int], index: Sequence[tuple[object, object]]
+) -> tuple[float, ...]:
+    """The slowest rank of each measurement, then the median over epochs or steps of a repeat."""
+    slowest: dict[object, dict[object, float]] = {}
+    for row in rows:
+        if (value := values[row]) == value:
+            repeat, measurement = index[row]
+            known = slowest.setdefault(repeat, {})
+            known[measurement] = max(value, known.get(measurement, value))
+    each = [list(known.values()) for known in slowest.values()]
+    # The first epoch pays for caches and compilation.
+    return tuple(median(part[1:] if len(part) >= FEW_EPOCHS else part) for part in each)
+
+
+@dataclass(eq=False)
+class Curve:
+    """Points in ascending world size, and the column that holds their batch constant.
+
+    `per` is what a time is of (step, epoch, total), `scaling` what is declared: strong, weak, none
+    or "".
+    """
+
+    label: str
+    batch: str | None
+    per: str
+    scaling: str
+    points: list[Point] = field(default_factory=list)
+
+    @cached_property
+    def smallest(self) -> list[Point]:
+        """The points of the smallest world size."""
+        least = self.points[0].world_size
+        return list(takewhile(lambda point: point.world_size == least, self.points))
+
+    @cached_property
+    def by_strategy(self) -> dict[str, list[Point]]:
+        """The smallest points by their strategy."""
+        return _grouped(self.smallest, lambda point: point.strategy)
+
+    @cached_property
+    def by_residue(self) -> dict[frozenset[str], list[Point]]:
+        """The smallest points by what their strategy says beside the number of ranks."""
+        return _grouped(self.smallest, lambda point: residue(point.strategy))
+
+    @cached_property
+    def ratios_over(self) -> float:
+        """The ranks that quoted speedups and efficiencies are over: those of the smallest row where
+        they are 1 in it, or its own gains where it quotes none; else one rank.
+
+        NaN where one rank has a speedup too: then they are over another program.
+        """
+        least = self.points[0].world_size
+        for name in ("speedup", "efficiency"):
+            quoted = [value for point in self.smallest if (value := getattr(point, name)) > 0]
+            if quoted and any(abs(value - 1) < ROUNDING for value in quoted):
+                return math.nan if name == "speedup" and self._over_another else least
+            if quoted:
+                return math.nan if least == 1 and name == "speedup" else 1.0
+        own = [ratio for point in self.points if (ratio := point.speedup / point.gain) > 0]
+        return least if own and abs(float(np.median(own)) - 1) < ROUNDING else 1.0
+
+    @property
+    def _over_another(self) -> bool:
+        """Whether more ranks are quoted at 1 as well, although they do far more: it is the speedup
+        of another program over this one."""
+        return any(point.speedup == 1 and point.gain > CERTAINLY_MORE for point in self.points)
+
+
+def _grouped(points: Iterable[Point], key: Callable[[Point], Any]) -> dict[Any, list[Point]]:
+    groups: dict[Any, list[Point]] = {}
+    for point in points:
+        groups.setdefault(key(point), []).append(point)
+    return groups
+
+
+@dataclass(eq=False)
+class Point:
+    """One configuration at one world size; its medians in `values` are attributes, NaN if unknown.
+
+    `times` has the slowest rank's time in s for each repeat, `means` quoted means over ranks,
+    `rates` what is done per second.
+    """
+
+    curve: Curve = field(repr=False)
+    world_size: float
+    strategy: str
+    times: tuple[float, ...]
+    means: tuple[float, ...]
+    rates: tuple[float, ...]
+    values: dict[str, float]
+    labels: tuple[str, ...]
+
+    def __getattr__(self, name: str) -> float:
+        values = self.__dict__.get("values")
+        if values is None or name.startswith("__"):
+            raise AttributeError(name)
+        return float(values.get(name, math.nan))
+
+    @property
+    def ranks(self) -> str:
+        """The world size and the curve in words."""
+        return f"{self.world_size:g} ranks" + (
+            f" at {self.curve.label}" if self.curve.label else ""
+        )
+
+    @cached_property
+    def time(self) -> float:
+        """Median over repeats of the slowest rank's time."""
+        return float(np.median(self.times)) if self.times else math.nan
+
+    @cached_property
+    def mean(self) -> float:
+        """Median over repeats of the quoted mean over ranks."""
+        return float(np.median(self.means)) if self.means else math.nan
+
+    @cached_property
+    def bounds(self) -> tuple[float, float] | None:
+        """The range of the time by repeats, or as the table gives it; None if unknown."""
+        if len(self.times) > 1:
+            return min(self.times), max(self.times)
+        if self.low <= self.time <= self.high:
+            return self.low, self.high
+        # Two standard deviations hold 95 % of a normal spread.
+        return (self.time - 2 * self.std, self.time + 2 * self.std) if self.std > 0 else None
+
+    @cached_property
+    def base(self) -> Point | None:
+        """The point of the smallest world size to compare with, None where none or several fit."""
+        smallest = self.curve.smallest
+        if self.world_size == smallest[0].world_size:
+            return None
+        own = residue(self.strategy)
+        for fits in (
+            self.curve.by_strategy.get(self.strategy, []),
+            self.curve.by_residue.get(own, []),
+            self.curve.by_residue.get(frozenset(), []),
+            smallest,
+        ):
+            if len(fits) == 1:
+                return fits[0]
+        return None
+
+    @property
+    def over(self) -> float:
+        """The number of ranks relative to those that quoted ratios are over."""
+        return self.world_size / self.curve.ratios_over
+
+    @cached_property
+    def ideal(self) -> float:
+        """The gain that the number of ranks allows: N over the baseline's."""
+        return self.world_size / self.base.world_size if self.base else 1.0
+
+    @property
+    def rounding(self) -> float:
+        """What the last digits leave open of the time, or of the rate, as a share of it."""
+        share = self.time_rounding if self.times else self.rate_rounding
+        return share if share == share else 0.0
+
+    @cached_property
+    def work(self) -> float:
+        """How many times the baseline's samples its time stands for.
+
+        Those of a step are its batch. An epoch or a total has the same samples, except in weak
+        scaling, which is declared or follows from rates times times.
+        """
+        base, per = self.base, self.curve.per
+        if base is None:
+            return math.nan
+        if per == "step":
+            ratio = self.global_batch_size / (base.global_batch_size or math.nan)
+            if math.isfinite(ratio):
+                return ratio
+        else:
+            done = base.rate * base.time
+            ratio = self.rate * self.time / done if done > 0 else math.nan
+            if abs(ratio / self.ideal - 1) < ROUNDING:
+                return ratio
+        return self.ideal if self.curve.scaling == "weak" else 1.0
+
+    @cached_property
+    def gain(self) -> float:
+        """Work per time over that of the baseline, NaN if unknown."""
+        base = self.base
+        if base is None:
+            return math.nan
+        if math.isfinite(base.time) and self.time > 0:
+            return base.time / self.time * self.work
+        return self.rate / base.rate if base.rate > 0 else math.nan
+
+    @property
+    def least_gain(self) -> float:
+        """The gain where both numbers are rounded to its favour."""
+        if self.base is None:
+            return math.nan
+        ends = (self.base.rounding, self.rounding)
+        larger, smaller = ends if self.times else reversed(ends)
+        return self.gain * (1 - larger) / (1 + smaller)
+
+    @property
+    def gain_of_means(self) -> float:
+        """The gain by means over ranks, NaN if unknown."""
+        if self.base is None or not self.mean > 0:
+            return math.nan
+        quoted = self.base.time if math.isnan(self.base.mean) else self.base.mean
+        return quoted / self.mean * self.work
+
+    @property
+    def gain_bounds(self) -> tuple[float, float] | None:
+        """Where the gain may lie by the ranges of both times; None where one is unknown."""
+        here, there = self.bounds, self.base.bounds if self.base else None
+        if here is None or there is None or min(here[0], there[0]) <= 0:
+            return None
+        return there[0] / here[1] * self.work, there[1] / here[0] * self.work

@@ -1,0 +1,252 @@
+"""Rules about numbers that follow from others of the same row or table."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+
+import pandas as pd
+
+from lab.analysis.audit.columns import LAYOUT, normal
+from lab.analysis.audit.observations import ROW, Observations, UncheckedError, largest
+from lab.analysis.audit.points import ROUNDING, Point
+from lab.analysis.audit.rule import Fault, rule
+
+QUOTED = 0.05  # nobody rounds further, once the last digits of both are allowed for
+UNIT = re.compile(r"([a-z]+)_(?:per_)?(?:s|secs?|seconds?)(?=_|$)")
+
+
+@rule("parallel-consistent", "tp or pp or cp or dp or grad_accum or per_node, world_size")
+def parallel_consistent(observations: Observations) -> Iterator[Fault]:
+    """Degrees of parallelism, ranks and batches that do not multiply to each other."""
+    frame, given = observations.frame, set(observations.given)
+    layout = frame[list(LAYOUT)].fillna(1.0).prod(axis=1)
+    checked = False
+    if "world_size" in given and given & {"dp", *LAYOUT}:
+        checked = True
+        yield from _degrees(frame, layout)
+    if {"world_size", "nodes", "per_node"} <= given:
+        checked = True
+        yield from _nodes(frame)
+    if {"global_batch_size", "micro_batch_size"} <= given and (
+        "grad_accum" in given or given & {"dp", *LAYOUT}
+    ):
+        checked = True
+        yield from _batches(frame, layout, observations)
+    if not checked:
+        raise UncheckedError("degrees of parallelism, or batch sizes, beside the ranks")
+
+
+def _unlike(frame: pd.DataFrame, layout: pd.Series) -> pd.Series:
+    """The rows whose degrees of parallelism do not multiply to their ranks."""
+    product = frame["dp"] * layout
+    ranks = frame["world_size"]
+    # Some count the replicas of experts alone.
+    experts = product * frame["ep"].fillna(1.0)
+    wrong = ((product != ranks) & (experts != ranks)).where(
+        frame["dp"].notna(), ranks % layout != 0
+    )
+    return wrong & ranks.notna()
+
+
+def _degrees(frame: pd.DataFrame, layout: pd.Series) -> Iterator[Fault]:
+    rows = frame[_unlike(frame, layout)]
+    if len(rows):
+        row = rows.iloc[0]
+        names = [name for name in ("dp", *LAYOUT) if row[name] > 0]
+        factors = " x ".join(f"{name} {float(row[name]):g}" for name in names)
+        verdict = (
+            f"is {math.prod(float(row[name]) for name in names):g}, not"
+            if row["dp"] > 0
+            else "does not divide"
+        )
+        yield Fault(
+            rows["label"],
+            f"{factors} {verdict} {row['world_size']:g} ranks in {row['label']}; so in "
+            f"{len(rows)} of {len(frame)} rows.",
+            "The degrees of parallelism multiply to the number of ranks: find out which of these "
+            "numbers was meant.",
+            "error",
+        )
+
+
+def _nodes(frame: pd.DataFrame) -> Iterator[Fault]:
+    rows = frame[frame["nodes"] * frame["per_node"] - frame["world_size"] != 0]
+    rows = rows[rows[["nodes", "per_node", "world_size"]].notna().all(axis=1)]
+    if len(rows):
+        row = rows.iloc[0]
+        yield Fault(
+            rows["label"],
+            f"{row['nodes']:g} nodes of {row['per_node']:g} are not {row['world_size']:g} ranks "
+            f"in {row['label']}; so in {len(rows)} of {len(frame)} rows.",
+            "Nodes times the ranks on each are the ranks: find out which of these was meant.",
+        )
+
+
+def _batches(frame: pd.DataFrame, layout: pd.Series, observations: Observations) -> Iterator[Fault]:
+    replicas = frame["dp"].fillna(frame["world_size"] / layout)
+    of_step = frame["micro_batch_size"] * replicas
+    quoted, accumulated = frame["global_batch_size"], of_step * frame["grad_accum"]
+    wrong = (accumulated != quoted).where(frame["grad_accum"].notna(), quoted % of_step != 0)
+    if not re.search("micro|mbs", normal(observations.given["micro_batch_size"])):
+        wrong &= of_step != quoted  # a batch per rank may hold all that it accumulates
+    if not set(observations.given) & {"dp", *LAYOUT}:
+        # Model parallelism that the table does not mention leaves fewer replicas.
+        wrong &= (accumulated % quoted != 0) & frame["grad_accum"].notna()
+    rows = frame[wrong & quoted.notna() & of_step.notna() & ~_unlike(frame, layout)]
+    if len(rows):
+        row = rows.iloc[0]
+        steps, copies = row["grad_accum"], float(replicas.loc[rows.index[0]])
+        by = f" x {steps:g} accumulated" if steps == steps else ""
+        verdict = (
+            f"is {row['micro_batch_size'] * steps * copies:g}, not" if by else "does not divide"
+        )
+        yield Fault(
+            rows["label"],
+            f"{row['micro_batch_size']:g} per rank{by} x {copies:g} replicas {verdict} "
+            f"the global batch of {row['global_batch_size']:g} in {row['label']}; so in "
+            f"{len(rows)} of {len(frame)} rows.",
+            "The global batch is micro-batch x accumulation x data-parallel ranks: find out which "
+            "of these numbers was meant.",
+        )
+
+
+@rule(
+    "quoted-against-own",
+    "speedup or efficiency or ratio_of_times or ratio_of_rates or rate_per_rank, time or rate"
+    " or speedup or ratio_of_times or ratio_of_rates",
+)
+def quoted_against_own(observations: Observations) -> Iterator[Fault]:
+    """A quoted speedup, efficiency or total that is not that of the table's own numbers."""
+    checked = False
+    for point in observations.points if observations.kind != "collectives" else ():
+        own = point.gain == point.gain and point.base is not None
+        quotes = point.speedup > 0 or point.efficiency > 0
+        both = point.speedup > 0 and point.efficiency > 0
+        if (quotes and own) or both:
+            checked = True
+            yield from _misquoted(point)
+    for kind in ("times", "rates"):
+        rows = observations.frame[observations.frame[f"ratio_of_{kind}"].notna()]
+        if len(rows):
+            compared, fault = _ratios(rows, kind, observations)
+            checked = checked or compared > 0
+            yield from fault
+    if {"rate", "rate_per_rank", "world_size"} <= set(observations.given):
+        units = [
+            UNIT.findall(normal(observations.given[name])) for name in ("rate", "rate_per_rank")
+        ]
+        if units[0] and units[0][:1] == units[1][:1]:
+            checked = True
+            yield from _totals(observations.frame)
+    if not checked:
+        raise UncheckedError("a quoted speedup, efficiency or total beside the numbers it is of")
+
+
+def _misquoted(point: Point) -> Iterator[Fault]:
+    """A quoted speedup or efficiency that is not that of the table's own times."""
+    n, speedup, efficiency = point.world_size, point.speedup, point.efficiency
+    base, gain, over = point.base, point.gain, point.over
+    comparable = base is not None and base.world_size == point.curve.ratios_over
+    if base is not None and not comparable:
+        gain *= base.speedup * point.curve.ratios_over  # which may be unknown
+    gain = gain or float("nan")  # an endless time has no speedup to compare
+    margin = point.rounding + (base.rounding if base else 0.0)
+    if (
+        base is not None
+        and point.times
+        and abs(speedup / (point.rate / base.rate or 1) - 1) < QUOTED
+    ):
+        return  # it is that of the rates beside the times
+    if not point.means and abs(speedup / gain - 1) > max(
+        QUOTED, margin + _digits(point, "speedup")
+    ):
+        yield Fault(
+            point.labels,
+            f"A speedup of {speedup:.2f}x is quoted on {point.ranks}, and the table's own "
+            f"{'times' if point.times else 'rates'} give {gain:.2f}x.",
+            "Name the baseline that the quoted speedup is over.",
+        )
+    alone = comparable and speedup != speedup and not point.means
+    # Where the work grows with the ranks and no batch says so, it is the ratio of the times.
+    own = min((abs(efficiency / ratio - 1) for ratio in (gain / over, gain)), default=0.0)
+    if alone and own > max(QUOTED, margin + _digits(point, "efficiency")):
+        yield Fault(
+            point.labels,
+            f"An efficiency of {efficiency:.0%} is quoted on {point.ranks}, and the table's own "
+            f"numbers give {gain / over:.0%}.",
+            "Name the baseline that the quoted efficiency is over.",
+        )
+    digits = _digits(point, "speedup") + _digits(point, "efficiency")
+    if abs(efficiency * over / speedup - 1) > max(ROUNDING, digits):
+        yield Fault(
+            point.labels,
+            f"An efficiency of {efficiency:.0%} on {n:g} ranks is quoted beside a speedup of "
+            f"{speedup:.2f}x, which is {speedup / over:.0%}.",
+            "Efficiency is speedup over N: say what else it is over.",
+        )
+
+
+def _digits(point: Point, name: str) -> float:
+    value = getattr(point, f"{name}_rounding")
+    return value if value == value else 0.0
+
+
+def _ratios(
+    rows: pd.DataFrame, kind: str, observations: Observations
+) -> tuple[int, Iterator[Fault]]:
+    """Ratios between two settings that the same row of the table has its own numbers of."""
+    frame, quantity = observations.frame, kind.removesuffix("s")
+    key = next(
+        name
+        for name in observations.keys
+        if set(rows["ratio_over"].dropna()) <= set(observations.frame[name])
+    )
+    others = frame.set_index([frame[ROW], frame[key]])
+    others = others[~others.index.duplicated()]
+    places = pd.MultiIndex.from_arrays([rows[ROW], rows["ratio_over"]])
+    over = others.reindex(places)
+    here, there = rows[quantity].to_numpy(), over[quantity].to_numpy()
+    own = pd.Series(there / here if kind == "times" else here / there, rows.index)
+    digits = (
+        rows[f"{quantity}_rounding"].fillna(0.0)
+        + over[f"{quantity}_rounding"].fillna(0.0).to_numpy()
+        + rows[f"ratio_of_{kind}_rounding"].fillna(0.0)
+    )
+    quoted = rows[f"ratio_of_{kind}"]
+    margin = digits.clip(lower=QUOTED)
+    # "A to B" may mean either over the other.
+    gap = (quoted / own - 1).abs().combine((quoted * own - 1).abs(), min)
+    wrong = rows[(gap > margin) & own.notna()]
+    return int(own.notna().sum()), _misquoted_ratios(wrong, quoted, own, gap, kind, key)
+
+
+def _misquoted_ratios(
+    wrong: pd.DataFrame, quoted: pd.Series, own: pd.Series, gap: pd.Series, kind: str, key: str
+) -> Iterator[Fault]:
+    if len(wrong):
+        worst = largest(wrong, gap)
+        yield Fault(
+            wrong["label"],
+            f"{quoted[worst.name]:.2f}x is quoted for {worst[key]} over {worst['ratio_over']} in "
+            f"{worst['label']}, and the {kind} of its own row give {own[worst.name]:.2f}x; so in "
+            f"{len(wrong)} rows.",
+            "Compute it again from the numbers beside it, or say what else it is of.",
+        )
+
+
+def _totals(frame: pd.DataFrame) -> Iterator[Fault]:
+    total = frame["rate_per_rank"] * frame["world_size"]
+    digits = frame["rate_rounding"].fillna(0.0) + frame["rate_per_rank_rounding"].fillna(0.0)
+    gap = (frame["rate"] / total - 1).abs()
+    wrong = frame[gap > digits.clip(lower=QUOTED)]
+    if len(wrong):
+        worst = largest(wrong, gap)
+        yield Fault(
+            wrong["label"],
+            f"{worst['rate']:.6g} per s on {worst['world_size']:g} ranks are quoted beside "
+            f"{worst['rate_per_rank']:.6g} per rank, which make {total[worst.name]:.6g}, in "
+            f"{worst['label']}; so in {len(wrong)} rows.",
+            "The total is the rate of a rank times the ranks: find out which of these was meant.",
+        )

@@ -1,0 +1,174 @@
+"""Rules about the share of a GPU's peak that training reaches (MFU, HFU, TFLOP/s)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import numpy as np
+import pandas as pd
+
+from lab.analysis.audit.columns import LAYOUT
+from lab.analysis.audit.observations import Observations, UncheckedError, largest
+from lab.analysis.audit.rule import Fault, rule
+from lab.perfmodel.hardware import GPUS, named_gpu
+
+# FLOPs of a token are a constant of model and length; rates and shares are rounded, and makers
+# round the time of a step before they divide by it.
+CONSTANT = 0.05
+# Where no column names the model, rows further apart are of different models.
+ONE_MODEL = 1.5
+# How a model is trained, which changes none of its FLOPs; a share of a peak knows the GPU too.
+HOW = {
+    *("key:strategy", "key:scaling", "key:recompute", "key:sharding", "key:interleave"),
+    *("key:compile", "key:link", "key:seed", "key:emulated", *(f"key:{name}" for name in LAYOUT)),
+}
+OF_PEAK = {"key:gpu", "key:precision", "key:device"}
+SPARSE, SPARSE_TOLERANCE = 2.0, 0.02  # makers' figures with sparsity are twice the dense ones
+HALF = re.compile(r"bf16|fp16|float16|bfloat16|mixed|amp$|half")
+COMMON = ("a100", "h100")  # whose sparse peaks are taken for dense ones where no GPU is named
+
+
+@rule(
+    "mfu-consistent",
+    "mfu or flops or flops_per_rank, rate or rate_per_rank, world_size or rate_per_rank",
+    advice="For one model and sequence length this ratio is a constant: find what the FLOPs of "
+    "these rows count twice or leave out, and rank by tokens per second.",
+)
+def mfu_consistent(observations: Observations) -> Iterator[Fault]:
+    """MFU or TFLOP/s that are not in proportion to the rate, for one model and length."""
+    frame = observations.frame
+    rates = frame["rate_per_rank"].fillna(frame["rate"] / frame["world_size"])
+    known = [name for name in ("flops_per_rank", "flops", "mfu") if frame[name].notna().any()]
+    compared = 0
+    for name in known:
+        keys = [key for key in [*observations.keys, "parameters"] if key not in HOW]
+        if name != "mfu":
+            keys = [key for key in keys if key not in OF_PEAK]
+        shares = frame[name] / rates
+        rounding = frame[f"{name}_rounding"].fillna(0.0) + _rate_rounding(frame)
+        rows = frame[shares.notna() & (shares > 0)]
+        group = (
+            rows.groupby(keys, sort=False, dropna=False).ngroup()
+            if keys
+            else pd.Series(0, rows.index)
+        )
+        own, share = shares[rows.index], rounding[rows.index]
+        of_one = own.groupby(group)
+        compared += int((of_one.transform("size") > 1).sum())
+        usual = of_one.transform("median")
+        wrong = (own * (1 - share) > usual * (1 + CONSTANT)) | (
+            own * (1 + share) < usual / (1 + CONSTANT)
+        )
+        if "key:model" not in keys:
+            wrong &= of_one.transform("max") <= ONE_MODEL * of_one.transform("min")
+        places = rows.groupby(group).indices
+        for number in group[wrong].unique():
+            same = rows.iloc[places[number]]
+            if not (name == "flops" and _is_constant(same["flops"] / same["rate"])):
+                median = float(usual[same.index[0]])
+                yield _inconstant(same, name, own[same.index], median, wrong[same.index])
+    if not compared:
+        raise UncheckedError("two rows of one model with MFU or TFLOP/s and a rate")
+
+
+def _rate_rounding(frame: pd.DataFrame) -> pd.Series:
+    return frame["rate_per_rank_rounding"].fillna(frame["rate_rounding"]).fillna(0.0)
+
+
+def _is_constant(ratios: pd.Series) -> bool:
+    return bool(ratios.max() < ratios.min() * (1 + CONSTANT))
+
+
+def _inconstant(
+    group: pd.DataFrame, name: str, own: pd.Series, usual: float, wrong: pd.Series
+) -> Fault:
+    rows = group[wrong]
+    worst = largest(rows, np.log(own / usual).abs())
+    what = "MFU" if name == "mfu" else "TFLOP/s"
+    evidence = (
+        f"{what} over the rate is more than {CONSTANT:.0%} off its median in {len(rows)} of "
+        f"{len(group)} rows of one model, such as {own[worst.name] / usual - 1:+.0%} in "
+        f"{worst['label']}"
+    )
+    return Fault(rows["label"], f"{evidence}{_told_by(group, own)}.")
+
+
+def _told_by(group: pd.DataFrame, own: pd.Series) -> str:
+    """The degree of parallelism that the ratio changes with most, between 1 and more."""
+    gaps = {}
+    for name in LAYOUT:
+        alone, shared = own[group[name] == 1].median(), own[group[name] > 1].median()
+        if alone > 0 and shared > 0:
+            gaps[name] = shared / alone - 1
+    name = max(gaps, key=lambda name: abs(gaps[name]), default="")
+    if not name or abs(gaps[name]) < CONSTANT:
+        return ""
+    return f"; it is {abs(gaps[name]):.0%} {'more' if gaps[name] > 0 else 'less'} where {name} > 1"
+
+
+@rule("impossible-mfu", "mfu or hfu or flops_per_rank or peak_flops", severity="error")
+def impossible_mfu(observations: Observations) -> Iterator[Fault]:
+    """A share of the peak above 1, more FLOP/s than the GPU has, or a peak with sparsity."""
+    frame = observations.frame
+    for name in ("mfu", "hfu"):
+        beyond = frame[frame[name] * (1 - frame.get(f"{name}_rounding", 0.0)) > 1]
+        if len(beyond):
+            worst = largest(beyond, beyond[name])
+            yield Fault(
+                beyond["label"],
+                f"{name.upper()} is {worst[name]:.0%} in {worst['label']}: nothing computes faster "
+                "than its peak.",
+                "Check the FLOPs of a token, the peak and its precision, and whether the rate is "
+                "of one GPU or of all.",
+            )
+    checked = bool(frame[["mfu", "hfu"]].notna().any(axis=None))
+    words = _words(frame)
+    for text in words.unique():
+        rows = frame[words == text]
+        checked = checked or named_gpu(text) is not None
+        yield from _against_peak(rows, text, observations)
+    if not checked:
+        raise UncheckedError("mfu, or a GPU that is known")
+
+
+def _words(frame: pd.DataFrame) -> pd.Series:
+    """What names the GPU of each row, and after a bar its precision."""
+    names = frame["gpu"].fillna(frame["device"]).fillna("").astype(str)
+    return names + "|" + frame["precision"].fillna("").astype(str).str.lower()
+
+
+def _against_peak(rows: pd.DataFrame, text: str, observations: Observations) -> Iterator[Fault]:
+    name, _, precision = text.partition("|")
+    gpu = named_gpu(name) or named_gpu(" ".join(observations.notes))
+    half = bool(HALF.search(precision)) or (
+        gpu is not None and "fp8" not in gpu.flops and not re.search("32|int", precision)
+    )
+    if not half:
+        return  # which peak is meant nobody knows
+    dense = {gpu.name: gpu.flops["fp16"]} if gpu else {n: GPUS[n].flops["fp16"] for n in COMMON}
+    if gpu:
+        beyond = rows[rows["flops_per_rank"] > dense[gpu.name]]
+        if len(beyond):
+            worst = largest(beyond, beyond["flops_per_rank"])
+            yield Fault(
+                beyond["label"],
+                f"{worst['flops_per_rank'] / 1e12:.4g} TFLOP/s per GPU in {worst['label']} are "
+                f"more than the {dense[gpu.name] / 1e12:.4g} of {gpu.name} in half precision, "
+                "dense.",
+                "Check the FLOPs of a token and whether the rate is of one GPU or of all.",
+            )
+    flops = rows["flops_per_rank"].fillna(rows["flops"])
+    peaks = rows["peak_flops"].fillna(flops / rows["mfu"])
+    for which, peak in dense.items():
+        sparse = rows[(peaks / (SPARSE * peak) - 1).abs() < SPARSE_TOLERANCE]
+        if len(sparse):
+            value = float(peaks[sparse.index[0]])
+            yield Fault(
+                sparse["label"],
+                f"The peak is {value / 1e12:.4g} TFLOP/s in {len(sparse)} rows, which is that of "
+                f"{which} with sparsity; dense it is {peak / 1e12:.4g}.",
+                "Training is dense: quote MFU over the dense peak, twice what stands here.",
+                "warning",
+            )
+            return

@@ -1,0 +1,160 @@
+"""Why a measured layout is faster or slower than expected: which input would explain the gap."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lab.analysis.layout_table import LayoutRow, read_layouts
+from lab.formatting import format_seconds
+from lab.perfmodel import layout_law
+from lab.perfmodel.hardware import Link
+from lab.perfmodel.layout_law import Case, LayoutLaw
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+SIZE_OFF = 1.5  # a name's parameters over those of the sizes, either way
+MFU_OFF = 0.05  # relative
+SPARSE, SPARSE_OFF = 2.0, 0.15  # makers double the peak for sparsity; FLOPs are counted roughly
+CLOSE = 0.02
+SLOWEST = 1e-3  # of a link's rate
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """A row's measured and expected step in s, the interval's ends, and sentences on the gap."""
+
+    row: int
+    measured_s: float
+    expected_s: float
+    low_s: float
+    high_s: float
+    mfu: float
+    reasons: tuple[str, ...]
+
+    def table_row(self) -> dict[str, str]:
+        """For people."""
+        return {
+            "row": str(self.row + 1),
+            "measured": format_seconds(self.measured_s),
+            "expected": format_seconds(self.expected_s, self.low_s, self.high_s),
+            "MFU": f"{100 * self.mfu:.1f} %",
+            "explained by": "; ".join(self.reasons),
+        }
+
+
+def explain_layouts(
+    rows: str | Path | pd.DataFrame, *, assume: Mapping[str, Any] | None = None
+) -> list[Explanation]:
+    """For each measured row of a table of layouts: what is expected, and what explains the gap.
+
+    Compared are the parameters that the name and the sizes say, the MFU that is quoted and the
+    table's own, and, where a step is not inside its interval, which link, recomputation or cost
+    would make up the difference. Raises InputError as `lab.fit_layouts` does.
+    """
+    return [_explained(row) for row in read_layouts(rows, assume=assume).measured]
+
+
+def _explained(row: LayoutRow) -> Explanation:
+    case, measured = row.case, float(row.step_s or 0)
+    law = layout_law.expected(case.machine.gpu.name, case.framework)
+    low, high = (float(end[0]) for end in law.intervals([case]))
+    step = float(law.predict([case])[0])
+    tokens = _tokens(case)
+    peak = case.machine.gpu.fastest(case.candidate.precision)
+    gpus = case.candidate.layout.world_size
+    mfu = tokens * case.model.flops_per_token(case.sequence) / measured / gpus / peak
+    reasons = [*_size(row), *_quoted_mfu(row, mfu, peak)]
+    if mfu > 1:
+        gpu = case.machine.gpu.name.upper()
+        reasons.insert(0, f"no {gpu} can do this: another GPU, model, batch or precision was meant")
+    elif measured > high:
+        reasons += _slower(case, law, measured)
+    elif measured < low:
+        reasons.append(
+            f"faster than {format_seconds(low)}: fewer FLOPs, fewer tokens or a faster GPU than "
+            "the table says"
+        )
+    if not reasons:
+        parts = law.parts(case)
+        wait = max((name for name in parts if name != "compute"), key=lambda name: parts[name])
+        share = parts[wait] / step
+        reasons = [f"inside the interval; beside compute most goes to {wait} ({share:.0%})"]
+    return Explanation(row.place, measured, step, low, high, mfu, tuple(reasons))
+
+
+def _tokens(case: Case) -> float:
+    candidate = case.candidate
+    samples = candidate.micro_batch * candidate.grad_accum * candidate.layout.data
+    return float(samples * case.sequence)
+
+
+def _size(row: LayoutRow) -> list[str]:
+    model, quoted = row.case.model, row.quoted_parameters
+    if not quoted or 1 / SIZE_OFF < quoted / model.parameters < SIZE_OFF:
+        return []
+    return [
+        f"width {model.width} and {model.layers} layers make {_short(model.parameters)} "
+        f"parameters, not {_short(quoted)}"
+    ]
+
+
+def _short(count: float) -> str:
+    return f"{count / 1e9:.3g}B" if count >= 1e9 else f"{count / 1e6:.3g}M"
+
+
+def _quoted_mfu(row: LayoutRow, mfu: float, peak: float) -> list[str]:
+    quoted = row.quoted_mfu
+    if not quoted or abs(quoted / mfu - 1) < MFU_OFF:
+        return []
+    own = f"by the row's own rate the MFU is {mfu:.1%}, not {quoted:.1%}"
+    if abs(quoted / mfu * SPARSE - 1) < SPARSE_OFF:
+        return [f"{own}: the quoted one is of the sparse peak, {SPARSE * peak / 1e12:.0f} TFLOP/s"]
+    return [f"{own}, of {peak / 1e12:g} TFLOP/s dense"]
+
+
+def _slower(case: Case, law: LayoutLaw, measured: float) -> list[str]:
+    """The one change that makes the step as slow as it was; else the largest part."""
+    if case.passes < 4:
+        full = replace(case, recomputed=1.0)
+        if abs(float(law.predict([full])[0]) / measured - 1) < 0.1:
+            return ["recomputing all activations would explain it"]
+    for where, changed in _LINKS.items():
+        link = changed(case, 1.0)[1]
+
+        def seconds(share: float, change: Any = changed) -> float:
+            return float(law.predict([change(case, share)[0]])[0])
+
+        if seconds(SLOWEST) < measured:
+            continue
+        least, most = SLOWEST, 1.0
+        while most / least > 1 + CLOSE:
+            middle = (least * most) ** 0.5
+            least, most = (middle, most) if seconds(middle) > measured else (least, middle)
+        rate = least * link.bytes_per_s / 1e9
+        given = link.bytes_per_s / 1e9
+        return [f"a link of {rate:.2g} GB/s {where} in place of {given:.3g} would explain it"]
+    parts = law.parts(case)
+    slow = max(parts, key=lambda name: parts[name])
+    return [f"no link explains it; {slow} would have to take {measured / sum(parts.values()):.1f}x"]
+
+
+def _inner(case: Case, share: float) -> tuple[Case, Link]:
+    link = case.machine.inner
+    slow = replace(link, bytes_per_s=share * link.bytes_per_s)
+    return replace(case, machine=replace(case.machine, inner=slow)), link
+
+
+def _outer(case: Case, share: float) -> tuple[Case, Link]:
+    link = case.machine.outer
+    slow = replace(link, bytes_per_s=share * link.bytes_per_s)
+    return replace(case, machine=replace(case.machine, outer=slow)), link
+
+
+_LINKS: dict[str, Callable[[Case, float], tuple[Case, Link]]] = {
+    "between nodes": _outer,
+    "within the node": _inner,
+}

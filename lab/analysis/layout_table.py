@@ -1,0 +1,380 @@
+"""Anybody's table of layouts: which model trained how on what, and how long a step took.
+
+Columns are guessed by the names that people use; what a table leaves out comes from its notes, and
+every assumption is listed.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from lab.analysis.audit.columns import guess, normal
+from lab.analysis.audit.text_table import read_table
+from lab.analysis.audit.values import BYTE_UNITS, COUNT_UNITS, TIME_UNITS, number
+from lab.errors import InputError, Problem
+from lab.perfmodel import layout_law, transformer
+from lab.perfmodel.framework import named_framework
+from lab.perfmodel.hardware import LINKS, Machine, named_gpu
+from lab.perfmodel.layout import Candidate, Checkpointing, Layout, Sharing
+from lab.perfmodel.layout_law import Case, LayoutLaw
+from lab.perfmodel.transformer import Transformer
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+# What only tables of layouts have, by the whole normal name; the audit's guesses know the rest.
+_SIZE = "(_?(size|degree|parallel(ism)?(_size|_degree)?|world_?size))?"
+NAMES = {
+    "tensor": rf"tp{_SIZE}|tensor(_model)?_parallel(ism)?(_size|_degree)?",
+    "pipeline": rf"pp{_SIZE}|pipeline(_model)?_parallel(ism)?(_size|_degree)?",
+    "context": rf"cp{_SIZE}|context_parallel(ism)?(_size|_degree)?",
+    "expert": rf"ep{_SIZE}|expert(_model)?_parallel(ism)?(_size|_degree)?",
+    "data": rf"dp{_SIZE}|data_parallel(ism)?(_size|_degree)?",
+    "interleave": r"vp|vpp|virtual_pipeline.*|interleav.*",
+    "zero": r"zero(_?stage)?|ds_zero.*",
+    "fsdp": "fsdp(_size)?",
+    "sharding": r"shard(ing)?(_strategy)?|strategy",
+    "layers": r"(n|num|number_of)?_?layers?|depth",
+    "width": r"(hidden|model|embed(ding)?)_?(size|dim(ension)?|width)|d_?model|width|n_?embd",
+    "heads": r"((n|num)_)?(attention_)?heads?|n_?head",
+    "groups": r"((n|num)_)?(kv|key_value|query)_(heads|groups)|n_?kv.*",
+    "hidden": r"(ffn|mlp|intermediate|feed_?forward)_?(hidden_)?(size|dim|width)?",
+    "vocabulary": r"(padded_)?vocab(ulary)?(_?size)?",
+    "experts": r"((n|num)_)?experts",
+    "recomputed": r"(activation_|gradient_)?(checkpoint(ing)?|recompute.*|recomputation)",
+    "memory": r".*(memory|vram)(_.*)?|peak_mem(_.*)?|mem(_gb|_gib)?",
+    "status": r"status|result|outcome|state",
+    "sequence": r"(max_?)?(seq(uence)?|context|ctx)_?len(gth)?(_t(okens)?)?|seq_?len|seq",
+    "micro_batch": r"(micro|per_?gpu|device|local)_?(batch)_?(size)?(_per_gpu)?|mbs|microbatch",
+    "global_batch": r"(global|total)_?(train_)?batch_?(size)?|gbs",
+    "accum": r"grad(ient)?_?acc(um)?(ulation)?(_steps)?|gas?|accumulation(_steps)?",
+    "parameters": r"(n|num)_?param(eter)?s|param(eter)?s",
+    "mfu": r"(model_flops?_utili[sz]ation|mfu)(_pct|_percent)?",
+}
+TEXT = {"recomputed", "status", "sharding", "model", "gpu", "precision"}
+GUESSED = {
+    "world_size": "gpus", "nodes": "nodes", "per_node": "per_node", "model": "model",
+    "global_batch_size": "global_batch", "micro_batch_size": "micro_batch", "gpu": "gpu",
+    "grad_accum": "accum", "precision": "precision", "device": "gpu", "parameters": "parameters",
+    "sequence_length": "sequence",
+}  # fmt: skip
+RATE = re.compile(r"tok|(^|_)t_per_s|sampl|imag|seq|(^|_)s_per_s")
+NOTED = {
+    "sequence": r"sequences?(?: length| of)?[ =:]*(\d{3,7})",
+    "global_batch": r"global batch(?: size| of)?[ =:]*(\d+)",
+    "per_node": r"x ?(\d+) per node|(\d+) GPUs per node",
+}
+SHARINGS: dict[int, Sharing] = {0: "ddp", 1: "zero1", 2: "zero2", 3: "fsdp"}
+FAILED = re.compile("oom|out of memory|crash|fail|error|killed|timeout", re.IGNORECASE)
+ADVICE = "needed: GPUs, model or its sizes, sequence length, batch, and a step time or a rate"
+
+
+@dataclass(frozen=True)
+class LayoutRow:
+    """A row that can be predicted: `step_s` is None where it did not run, `memory_bytes` its peak.
+
+    `failed` says that the row was tried and crashed or ran out of memory. Quoted are what the table
+    says beside the sizes and times that are counted with.
+    """
+
+    place: int
+    case: Case
+    step_s: float | None
+    memory_bytes: float | None = None
+    failed: bool = False
+    quoted_parameters: float | None = None
+    quoted_mfu: float | None = None
+    quoted_batch: float | None = None  # where it is not what ran
+
+
+@dataclass(frozen=True)
+class LayoutTable:
+    """Rows of a table that can be predicted, how its columns were read, and why others were not."""
+
+    rows: tuple[LayoutRow, ...]
+    columns: dict[str, str]
+    assumptions: tuple[str, ...]
+    left_out: dict[str, int] = field(default_factory=dict)
+    name: str = "rows"
+
+    @property
+    def measured(self) -> list[LayoutRow]:
+        """Rows with a time."""
+        return [row for row in self.rows if row.step_s is not None]
+
+    @property
+    def cases(self) -> list[Case]:
+        """Those of the measured rows."""
+        return [row.case for row in self.measured]
+
+    @property
+    def step_s(self) -> np.ndarray[Any, np.dtype[np.float64]]:
+        """Those of the measured rows, in s."""
+        return np.array([row.step_s for row in self.measured], dtype=float)
+
+
+def read_layouts(
+    source: str | Path | pd.DataFrame, *, assume: Mapping[str, Any] | None = None
+) -> LayoutTable:
+    """A file or DataFrame of layouts; `assume` gives what it does not say, such as gpu="a100".
+
+    Raises InputError where no row can be predicted, with what is missing.
+    """
+    frame = read_table(source) if isinstance(source, str | Path) else source
+    name = str(frame.attrs.get("name", "rows"))
+    notes = " ".join([*map(str, frame.attrs.get("notes", ())), name.replace("_", " ")])
+    columns = _columns(frame)
+    defaults, assumptions = _defaults(columns, notes, dict(assume or {}))
+    rows: list[LayoutRow] = []
+    left_out: Counter[str] = Counter()
+    for place, cells in enumerate(frame.to_dict("records")):
+        values = {meant: _cell(meant, column, cells) for meant, column in columns.items()}
+        given = {key: value for key, value in values.items() if value is not None}
+        try:
+            rows.append(_row(place, {**defaults, **given}, notes))
+        except ValueError as error:
+            left_out[str(error)] += 1
+    if not rows:
+        problems = [Problem(f"{count} rows", reason, ADVICE) for reason, count in left_out.items()]
+        raise InputError(name, problems or [Problem("table", "it has no rows", ADVICE)])
+    if others := sum(row.quoted_batch is not None for row in rows):
+        assumptions.append(
+            f"{others} rows quote another batch than micro-batch x accumulation x replicas, "
+            "which is taken"
+        )
+    return LayoutTable(tuple(rows), columns, tuple(assumptions), dict(left_out), name)
+
+
+def _columns(frame: pd.DataFrame) -> dict[str, str]:
+    columns: dict[str, str] = {}
+    for column in map(str, frame.columns):
+        stem = normal(column.strip(" #"))
+        meant = next((name for name, names in NAMES.items() if re.fullmatch(names, stem)), None)
+        if meant is None and re.fullmatch("gpus?", stem):
+            numeric = math.isfinite(number(frame[column].iloc[0])) if len(frame) else False
+            meant = "gpus" if numeric else "gpu"
+        if meant is None and re.fullmatch("system|gpu_?(type|model|name)|hardware", stem):
+            meant = "gpu"
+        if meant is None and (guessed := guess(column)):
+            meant = GUESSED.get(guessed.canonical)
+            if guessed.canonical == "time" and guessed.per == "step":
+                meant = "time"
+        if RATE.search(stem) and re.search("per_s|throughput|tok_s", stem) and "flop" not in stem:
+            things = "tokens" if re.search(r"tok|(^|_)t_per_s", stem) else "samples"
+            meant = f"{things}_per_gpu" if "gpu" in stem else things
+        if meant and meant not in columns:
+            columns[meant] = column
+    return columns
+
+
+def _defaults(
+    columns: Mapping[str, str], notes: str, assume: dict[str, Any]
+) -> tuple[dict[str, Any], list[str]]:
+    values: dict[str, Any] = {}
+    assumptions = []
+    for meant, pattern in NOTED.items():
+        if meant not in columns and (match := re.search(pattern, notes, re.IGNORECASE)):
+            values[meant] = float(match[1] or match[2])
+            assumptions.append(f"{meant.replace('_', ' ')} {values[meant]:g}, by the notes")
+    gpu = named_gpu(notes)
+    if "gpu" not in columns and "gpu" not in assume:
+        values["gpu"] = gpu.name if gpu else "a100"
+        by = "by the notes" if gpu else "as the table names no GPU"
+        assumptions.append(f"{values['gpu'].upper()} GPUs, {by}")
+    if "recomputed" not in columns and "recomputed" not in assume:
+        full = r"full (activation )?(recomputation|recompute|checkpoint)"
+        if re.search(full, notes, re.IGNORECASE):
+            values["recomputed"] = "full"
+        else:
+            assumptions.append("the table does not say whether activations are recomputed: half")
+    return values | assume, assumptions
+
+
+def _cell(meant: str, column: str, cells: Mapping[Any, Any]) -> Any:
+    cell = cells[column]
+    text = "" if cell is None else str(cell).strip()
+    if text.lower() in {"", "nan", "none", "n/a", "-"} and not (
+        text and meant in {"status", "recomputed"}
+    ):
+        return None
+    if meant in TEXT:
+        return text
+    units = {"time": TIME_UNITS, "memory": BYTE_UNITS, "parameters": COUNT_UNITS}.get(meant)
+    factor = 1.0
+    if meant in {"time", "memory"}:
+        guessed = guess(column)
+        factor = (guessed.factor if guessed and guessed.factor else 1.0) if meant == "time" else 1e9
+        factor = 2.0**20 if meant == "memory" and re.search(r"mi?b\b", column.lower()) else factor
+    if meant == "mfu" and re.search("pct|percent", normal(column)):
+        factor = 0.01
+    value = number(cell, units=units, factor=factor)
+    return value if math.isfinite(value) else None
+
+
+def _row(place: int, values: Mapping[str, Any], notes: str) -> LayoutRow:
+    """A row of a table; ValueError with what it lacks."""
+
+    def whole(name: str, default: float = 1) -> int:
+        return max(round(float(values.get(name) or default)), 1)
+
+    tensor, pipeline, context = whole("tensor"), whole("pipeline"), whole("context")
+    per_node = values.get("per_node")
+    gpus = values.get("gpus") or (values.get("nodes") or 0) * (per_node or 0)
+    split = tensor * pipeline * context
+    data = whole("data", (gpus or split) / split)
+    gpus = gpus or data * split
+    if gpus % split or data * split > gpus:
+        raise ValueError(f"{gpus:g} GPUs are not a multiple of tp x pp x cp")
+    data = round(gpus / split)
+    sequence = values.get("sequence")
+    if not sequence:
+        raise ValueError("no sequence length")
+    model = _model(values, notes)
+    batch, micro, accum = (values.get(name) for name in ("global_batch", "micro_batch", "accum"))
+    quoted, ran = batch, (micro or 0) * (accum or 1) * data
+    # What ran counts, not what is quoted; a micro-batch may hold all that is accumulated.
+    if micro and (not batch or (accum and batch not in {ran, micro * data})):
+        batch = ran
+    if not batch:
+        raise ValueError("no batch size")
+    micro = micro or batch / data / (accum or 1)
+    passes = batch / data / micro
+    if passes < 0.999:
+        raise ValueError("the global batch is smaller than a micro-batch on each rank")
+    gpu = named_gpu(str(values["gpu"]))
+    if gpu is None:
+        raise ValueError(f"unknown GPU {values['gpu']}")
+    nodes = values.get("nodes")
+    inside = round(per_node or (gpus / nodes if nodes else 8))
+    outer = "infiniband-hdr" if gpu.name.startswith(("a100", "v100", "a10")) else "infiniband-ndr"
+    machine = Machine(gpu, max(inside, 1), LINKS[gpu.link], LINKS[outer])
+    framework = named_framework(notes)
+    layout = Layout(
+        _sharing(values, data),
+        data=data,
+        tensor=tensor,
+        pipeline=pipeline,
+        layers=model.layers,
+        context=context,
+        expert=min(whole("expert"), data * context * tensor),
+        interleave=min(whole("interleave"), max(model.layers // pipeline, 1)),
+        sequence_parallel=framework.sequence_parallel,
+    )
+    candidate = Candidate(
+        layout, round(micro), max(round(passes), 1), _recomputed(values), _precision(values)
+    )
+    failed = bool(FAILED.search(str(values.get("status", ""))))
+    step_s = None if failed else _step(values, gpus, batch, sequence)
+    if step_s is None and not failed:
+        raise ValueError("no step time and no rate")
+    memory = values.get("memory")
+    # Where nothing is said, half a pass is the smaller mistake either way.
+    recomputed = None if "recomputed" in values else 0.5
+    case = Case(model, int(sequence), candidate, machine, recomputed, framework)
+    parameters = values.get("parameters") or transformer.size(str(values.get("model", "")))
+    mfu = values.get("mfu")
+    mfu = mfu / 100 if mfu and mfu > 1.5 else mfu  # per cent without saying so
+    other = quoted if quoted != batch else None
+    return LayoutRow(place, case, step_s, memory, failed, parameters, mfu, other)
+
+
+def _model(values: Mapping[str, Any], notes: str) -> Transformer:
+    vocabulary = int(values.get("vocabulary") or transformer.GPT2_VOCABULARY)
+    if (layers := values.get("layers")) and (width := values.get("width")):
+        heads = int(values.get("heads") or max(width // 64, 1))
+        gated = bool(re.search("llama|swiglu", notes, re.IGNORECASE))
+        hidden = int(values.get("hidden") or 4 * width)
+        groups, experts = int(values.get("groups") or 0), int(values.get("experts") or 1)
+        return Transformer(
+            int(layers), int(width), heads, hidden, vocabulary, groups, gated, experts=experts
+        )
+    text = str(values.get("model", ""))
+    model = transformer.named(text, notes)
+    if model is None and (count := values.get("parameters") or transformer.size(text)):
+        model = transformer.of_parameters(count, vocabulary=vocabulary)
+    if model is None:
+        raise ValueError(f"unknown model {text}" if text else "no model and no sizes of one")
+    return model
+
+
+def _sharing(values: Mapping[str, Any], data: int) -> Sharing:
+    if data == 1:
+        return "single"
+    words = str(values.get("sharding", "")).lower()
+    if re.search(r"full_?shard|fsdp|zero-?3", words) or (values.get("fsdp") or 0) > 1:
+        return "fsdp"
+    if "zero" in values:
+        return SHARINGS.get(int(values["zero"]), "ddp")
+    return "zero2" if re.search(r"shard_?grad|zero-?2", words) else "ddp"
+
+
+def _recomputed(values: Mapping[str, Any]) -> Checkpointing:
+    text = str(values.get("recomputed", "")).lower()
+    if "select" in text:
+        return "selective"
+    return "none" if text in {"", "false", "0", "0.0", "no", "none", "off"} else "full"
+
+
+def _precision(values: Mapping[str, Any]) -> str:
+    text = str(values.get("precision", "bf16")).lower()
+    names = {"fp32": "fp32|float32|tf32", "fp16": "fp16|half|amp", "fp8": "fp8", "fp4": "fp4"}
+    return next((name for name, words in names.items() if re.search(words, text)), "bf16")
+
+
+def _step(values: Mapping[str, Any], gpus: float, batch: float, sequence: float) -> float | None:
+    work = {
+        "tokens_per_gpu": batch * sequence / gpus,
+        "tokens": batch * sequence,
+        "samples_per_gpu": batch / gpus,
+        "samples": batch,
+    }
+    if time := values.get("time"):
+        return float(time)
+    return next((work[name] / values[name] for name in work if values.get(name)), None)
+
+
+@dataclass(frozen=True)
+class FittedLayouts:
+    """A law that was fitted to rows of a table, which predicts other rows of such tables."""
+
+    law: LayoutLaw
+    table: LayoutTable
+    assume: Mapping[str, Any]
+
+    def predict(self, rows: str | Path | pd.DataFrame) -> pd.DataFrame:
+        """Step time in s with its 95 % interval for each row that can be predicted.
+
+        The index is the place of the row. Columns: `step_s`, `low_s`, `high_s`, and s of the parts.
+        Times of these rows are not looked at. Raises InputError.
+        """
+        import pandas as pd
+
+        table = read_layouts(rows, assume={"time": None, **self.assume})
+        cases = [row.case for row in table.rows]
+        low, high = self.law.intervals(cases)
+        parts = layout_law.parts(layout_law.quantities(cases), self.law.coefficients)
+        content = {"step_s": self.law.predict(cases), "low_s": low, "high_s": high} | parts
+        return pd.DataFrame(content, index=[row.place for row in table.rows])
+
+
+def fit_layouts(
+    rows: str | Path | pd.DataFrame, *, assume: Mapping[str, Any] | None = None
+) -> FittedLayouts:
+    """Fit the law of layouts to measured rows of any table: ten are enough where they vary.
+
+    Columns are guessed by name: GPUs, nodes, dp, tp, pp, cp, ep, ZeRO stage, micro and global batch
+    or accumulation, model or layers and width, sequence length, step time or tokens/s, memory,
+    status. `assume` gives what the table does not say, such as {"gpu": "a100-40gb", "recomputed":
+    "full"}. Rows that crashed teach nothing. Raises InputError where nothing can be read.
+    """
+    table = read_layouts(rows, assume=assume)
+    law = layout_law.fit(table.cases, table.step_s.tolist())
+    return FittedLayouts(law, table, dict(assume or {}))

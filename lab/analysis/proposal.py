@@ -1,0 +1,267 @@
+"""What a proposal for compute time needs of somebody's table: where to stop, and what it costs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pandas as pd
+
+from lab.analysis.laws import fit_amdahl, fit_gustafson
+from lab.analysis.scaling_curves import baseline_name, curves, ranks, rows_of, with_interval
+from lab.analysis.verdict import against_baseline, beyond_baseline, labels_of
+from lab.formatting import format_seconds, percent, rounded
+from lab.perfmodel.step_law import fit
+
+# Shares of the time of all ranks that do work, over those of the baseline: the report names both.
+WELL_USED, HALF_USED = 0.7, 0.5
+SUPER_LINEAR = 1.05  # as in the audit: from here on efficiency is not explained by rounding
+CLOSE = 0.1  # a law that misses a speedup by more is not extrapolated
+# What GPU-hours are counted for, by what a time of the table is of.
+COUNTED = {"step": (1000, "1000 steps"), "epoch": (1, "epoch"), "total": (1, "run")}
+MILLION = 1e6
+
+
+def headline(summary: pd.DataFrame) -> str:
+    """What the most ranks bring: on every curve of one or two, else on the best and the worst."""
+    labels = labels_of(summary)
+    ends = [
+        known.iloc[-1] for _, points in curves(summary) if len(known := beyond_baseline(points))
+    ]
+    if not ends:
+        return ""
+    ends.sort(key=lambda row: -row["efficiency"])
+    sentences = []
+    for row in ends if len(ends) <= 2 else (ends[0], ends[-1]):
+        which = "" if len(ends) <= 2 else "At best, on " if row is ends[0] else "At worst, on "
+        where = ranks(row["device"], row["world_size"])
+        where += f" ({labels[row['run_id']]})" * (len(ends) > 1)
+        base = {row["baseline_run_id"]: labels[row["run_id"]]}  # which several curves may share
+        compared = against_baseline(row, summary, labels | base)
+        sentences.append(f"{which or 'On '}{where}, {compared}.")
+    return " ".join(sentences)
+
+
+def stops(summary: pd.DataFrame) -> list[str]:
+    """Up to how many ranks each curve is worth its cost, as far as the table goes."""
+    return _of_each(summary, _stop)
+
+
+def _of_each(summary: pd.DataFrame, say: Callable[[pd.DataFrame], str]) -> list[str]:
+    """What is said of each curve after its name, which a single one needs not."""
+    lines = curves(summary)
+    texts = [(label, text) for label, points in lines if (text := say(points))]
+    if len(lines) == 1:
+        return [f"{text[0].upper()}{text[1:]}." for _, text in texts]
+    return [f"{label}: {text}." for label, text in texts]
+
+
+def _stop(points: pd.DataFrame) -> str:
+    known = points[points["efficiency"].notna()]
+    if not len(beyond_baseline(known)):
+        return ""
+    device, base, last = known["device"].iloc[0], known.iloc[0], known.iloc[-1]
+    if _impossible(known):
+        best = known.sort_values("efficiency").iloc[-1]
+        return (
+            f"no place to stop is named, because an efficiency of {percent(best['efficiency'])} on "
+            f"{ranks(device, best['world_size'])} is more than ranks can give: the work or the "
+            "baseline differs"
+        )
+    well, half = (_last_above(known, least) for least in (WELL_USED, HALF_USED))
+
+    def size(row: Any) -> str:
+        return f"{ranks(device, row['world_size'])} ({percent(row['efficiency'])})"
+
+    if well["world_size"] == last["world_size"]:
+        text = (
+            f"efficiency is still {percent(last['efficiency'])} on "
+            f"{ranks(device, last['world_size'])}, the most in the table: where to stop lies beyond"
+        )
+    elif half["world_size"] == base["world_size"]:
+        following = known[known["world_size"] > base["world_size"]].iloc[0]
+        text = (
+            f"stay on {ranks(device, base['world_size'])}: on {size(following)} more than half of "
+            "the time paid for is lost"
+        )
+    else:
+        parts = [f"{100 * HALF_USED:.0f} % or more up to {size(half)}"]
+        if well["world_size"] > base["world_size"]:
+            same = int(half["world_size"] == well["world_size"])
+            parts = [f"{100 * WELL_USED:.0f} % or more up to {size(well)}", *parts[same:]]
+        text = f"efficiency is {', and '.join(parts)}"
+        if half["world_size"] < last["world_size"]:
+            text += f"; on {size(last)} more than half of the time paid for is lost"
+    times = known[known["step_time"].notna()]
+    if len(times) and base["scaling"] == "strong":
+        shortest = times.sort_values("step_time").iloc[0]
+        if shortest["world_size"] < last["world_size"]:
+            text += f"; beyond {ranks(device, shortest['world_size'])} the time grows again"
+    return text
+
+
+def _impossible(known: pd.DataFrame) -> bool:
+    return bool((known["efficiency"] > SUPER_LINEAR).any())
+
+
+def _last_above(known: pd.DataFrame, least: float) -> Any:
+    """The row of the most ranks up to which efficiency has not fallen below a limit."""
+    above = known["efficiency"] >= least
+    return known[above.cummin()].iloc[-1]
+
+
+def fits(summary: pd.DataFrame) -> list[str]:
+    """The law that meets the speedups of each curve of three or more sizes, and how closely."""
+    return _of_each(summary, _fit)
+
+
+def _fit(points: pd.DataFrame) -> str:
+    known = points[points["speedup"].notna()]
+    if len(known) < 3 or not (known["speedup"] > 0).all() or _impossible(known):
+        return ""
+    device, base = known["device"].iloc[0], known["world_size"].iloc[0]
+    sizes, speedups = list(known["world_size"] / base), list(known["speedup"])
+    kind = known["scaling"].iloc[0]
+    if kind == "weak":
+        fraction, error = fit_gustafson(sizes, speedups)
+        return _law("Gustafson", percent(fraction), error)
+    fit = fit_amdahl(sizes, speedups) if kind == "strong" else None
+    if fit is None:
+        return ""
+    text = _law("Amdahl", percent(fit.serial_fraction, fit.low, fit.high), fit.largest_error)
+    if fit.low and fit.high and fit.largest_error <= CLOSE:
+        ends = (fit.serial_fraction, fit.high, fit.low)
+        half = rounded(*(base * (1 + (1 / HALF_USED - 1) / end) for end in ends))
+        bound = rounded(*(1 / end for end in ends))
+        text += (
+            f"; by it, efficiency falls to {100 * HALF_USED:.0f} % on {half} {ranks(device)}, and "
+            f"no number of them exceeds a speedup of {bound}"
+        )
+    return text
+
+
+def _law(name: str, fraction: str, error: float) -> str:
+    if error > CLOSE:
+        return f"{name}'s law does not hold: at best it misses a speedup by {percent(error)}"
+    return (
+        f"{name}'s law with a serial fraction of {fraction} meets the speedups within "
+        f"{percent(error)}"
+    )
+
+
+def step_laws(summary: pd.DataFrame) -> list[str]:
+    """What the law of `lab.fit` finds in the steps of each curve that begins on one rank.
+
+    It needs steps on two or more other numbers of ranks, and the bytes of the gradients. A step on
+    one rank has the work of a rank: in strong scaling an equal share of the baseline's.
+    """
+    return _of_each(summary, _step_law)
+
+
+def _step_law(points: pd.DataFrame) -> str:
+    known = points[points["step_time"].notna() & points["gradient_bytes"].notna()]
+    known = known[known["speedup"].notna() & (known["per"] == "step")]
+    kind = set(known["scaling"])
+    if len(known) < 3 or known["world_size"].iloc[0] != 1 or kind not in ({"strong"}, {"weak"}):
+        return ""
+    alone = known["step_time"].iloc[0]
+    share = known["world_size"] if kind == {"strong"} else 1
+    rows = known.assign(one_device_step_s=alone / share, step_s=known["step_time"])
+    law = fit(rows)
+    device = known["device"].iloc[0]
+    adds = {
+        "fixed_overhead_s": f"{format_seconds(law.fixed_overhead_s)} whatever its size",
+        "bytes_per_s": f"its gradients ({rounded(known['gradient_bytes'].iloc[0] / 1e6)} MB) over "
+        f"links of {rounded(law.bytes_per_s / 1e9)} GB/s",
+        "overlap": f"of which {percent(law.overlap)} hides behind the backward pass",
+    }
+    parts = [text for name, text in adds.items() if name not in law.undetermined]
+    if not parts or law.largest_relative_error > CLOSE:
+        return ""
+    most = int(known["world_size"].max())
+    last = rows[rows["world_size"] == most].assign(world_size=2 * most)
+    if kind == {"strong"}:
+        last["one_device_step_s"] /= 2
+    return (
+        f"beside the work of a rank, a step on several {ranks(device)} takes {', '.join(parts)}: "
+        f"a fit that meets the steps within {percent(law.largest_relative_error)} and expects "
+        f"{format_seconds(float(law.predict(last)[0]))} on {ranks(device, 2 * most)}"
+    )
+
+
+def costs(summary: pd.DataFrame, *, gpu_hours: float | None = None) -> list[dict[str, str]]:
+    """A row for each configuration: its ranks, and their hours for a run, an epoch or 1000 steps.
+
+    `hours = time x ranks / 3600`; of a rate alone, for a million of what it counts. With
+    `gpu_hours`, of which a rank takes one in an hour, how often they pay for that.
+    """
+    rows = []
+    least: dict[str, float] = {}
+    for label, points in curves(summary):
+        for row in rows_of(points):
+            hours, counted = hours_of(row)
+            if hours is None:
+                continue
+            unit = row["unit"] if gpu_hours is None else "GPU"
+            least.setdefault(label, hours)
+            cells = {
+                "configuration": label,
+                ranks(row["device"]): str(row["world_size"]),
+                f"{unit}-hours for {_article(counted)}{counted}": rounded(hours),
+            }
+            if row["scaling"] != "weak" or pd.isna(row["step_time"]):  # it grows with the work
+                cells["cost over the fewest"] = rounded(hours / least[label])
+            if gpu_hours is not None:
+                cells[f"{gpu_hours:g} {unit}-hours pay for"] = _paid(gpu_hours / hours, row)
+            rows.append(cells)
+    return rows
+
+
+def _article(counted: str) -> str:
+    return "" if counted[0].isdigit() else "an " if counted[0] in "aeiou" else "a "
+
+
+def hours_of(row: Mapping[Any, Any]) -> tuple[float | None, str]:
+    """The hours of all ranks together, and for what: a run, an epoch, 1000 steps, a million."""
+    if pd.notna(row["step_time"]):
+        times, counted = COUNTED[row["per"]]
+        return row["step_time"] * times * row["world_size"] / 3600, counted
+    if pd.notna(row["samples_per_second"]):
+        counted = f"million {row['rate_of'] or 'of what the rate counts'}"
+        return row["world_size"] * MILLION / row["samples_per_second"] / 3600, counted
+    return None, ""
+
+
+def _paid(times: float, row: Mapping[Any, Any]) -> str:
+    if pd.isna(row["step_time"]):
+        return f"{rounded(times)} million"
+    many, counted = COUNTED[row["per"]]
+    whole = math.floor(times * many)
+    noun = counted.removeprefix("1000 ").removesuffix("s")
+    return f"{whole:,} {noun}{'s' * (whole != 1)}"
+
+
+def requests(summary: pd.DataFrame, gpu_hours: float) -> list[str]:
+    """For each curve, the job on the most ranks that are well used, and how many are paid for."""
+    over = baseline_name(summary)
+
+    def say(points: pd.DataFrame) -> str:
+        known = points[points["efficiency"].notna() & points["step_time"].notna()]
+        if not len(beyond_baseline(known)) or _impossible(known):
+            return ""
+        row = _last_above(known, WELL_USED)
+        hours, counted = hours_of(row)
+        if hours is None or row["per"] == "step":
+            return ""
+        count = math.floor(gpu_hours / hours)
+        faster = f"{rounded(*with_interval(row, 'speedup'))} times as fast as on {over}"
+        is_base = row["run_id"] == row["baseline_run_id"]
+        return (
+            f"{count:,} {counted}{'s' * (count != 1)} x "
+            f"{format_seconds(*with_interval(row, 'step_time'))} x "
+            f"{ranks(row['device'], row['world_size'])} = {rounded(count * hours)} of the "
+            f"{gpu_hours:g} GPU-hours" + f", each {faster}" * (not is_base)
+        )
+
+    return _of_each(summary, say)

@@ -1,0 +1,357 @@
+"""Somebody's table as records: what it says, by which baseline, and nothing that it does not."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import cached_property
+from itertools import zip_longest
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from lab.analysis.audit import TABLE_SUFFIXES, Audit, apply_rules
+from lab.analysis.audit.columns import PHASES, THINGS, normal
+from lab.analysis.audit.observations import Observations
+from lab.analysis.audit.points import Curve, Point
+from lab.analysis.audit.table import from_table
+from lab.analysis.audit.text_table import read_file
+from lab.analysis.scaling_curves import shortest
+from lab.config.reported import ReportedRun
+from lab.errors import InputError, Problem
+from lab.records.schema import Reported
+from lab.records.store import Record
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Kind = Literal["auto", "strong", "weak"]
+Scaling = Literal["strong", "weak", ""]
+SCALINGS: tuple[Scaling, ...] = ("strong", "weak", "")
+Unit = Literal["GPU", "node", "rank"]
+MOST_REPEATS = 1000
+MOST_POINTS = 2000  # configurations: more are a log, and no table of results
+FP32_BYTES = 4
+LONGEST = 30  # letters of a name that is no configuration's, but the table's
+NAMED = 12  # columns in a sentence
+# From this share of the baseline's time down, a step or a run has less work per rank: it is no weak
+# scaling, which can at best keep its time.
+SHORTER = 0.75
+KNOWN_NUMBERS = ("global_batch_size", "micro_batch_size", "grad_accum")
+BATCH_WORDS = {
+    "global_batch_size": "global batch",
+    "micro_batch_size": "batch per rank",
+    "grad_accum": "accumulation",
+    "batch": "batch",
+}
+KNOWN_TEXTS = {
+    "model": "model",
+    "strategy": "strategy",
+    "precision": "precision",
+    "data": "dataset",
+}
+
+
+@dataclass(frozen=True)
+class ReportedTable:
+    """Somebody's results, as `read` reads them; `frame` has the columns of the table itself."""
+
+    name: str
+    frame: pd.DataFrame
+    observations: Observations
+    records: tuple[Record, ...]
+
+    @cached_property
+    def audit(self) -> Audit:
+        """What in the table cannot be trusted."""
+        return apply_rules(self.observations)
+
+    @property
+    def unit(self) -> Unit:
+        """What its world sizes count."""
+        return _unit(self.observations, self.frame)
+
+    @property
+    def kinds(self) -> list[Scaling]:
+        """The kinds of scaling that its rows are of, strong first; "" where nothing tells."""
+        kinds = {record.reported.scaling for record in self.records if record.reported}
+        return [kind for kind in SCALINGS if kind in kinds]
+
+    def of_kind(self, kind: Scaling) -> ReportedTable:
+        """The same with the records of one kind alone."""
+        records = [r for r in self.records if r.reported and r.reported.scaling == kind]
+        return dataclasses.replace(self, records=tuple(records))
+
+    @classmethod
+    def read(
+        cls,
+        table: pd.DataFrame | str | Path,
+        *,
+        columns: Mapping[str, str] | None = None,
+        scaling: Kind = "auto",
+        baseline: int | None = None,
+    ) -> ReportedTable:
+        """A DataFrame or a file of results (text as of `lab audit`, or Parquet).
+
+        `columns` maps canonical names to columns, the rest is guessed as by the audit. `scaling`
+        says what the table may leave open; of a table that has both kinds it takes one. Speedups
+        are over the fewest ranks of each curve, or over `baseline` ranks. Raises InputError for
+        what cannot be read, and for a table without ranks, without times and rates, with a single
+        number of ranks, or without the baseline.
+        """
+        import pandas as pd
+
+        frame = table if isinstance(table, pd.DataFrame) else read_file(Path(table), columns)
+        name = str(frame.attrs.get("name", "table"))
+        source = name if isinstance(table, pd.DataFrame) else str(table)
+        observations = from_table(frame, columns=columns, source=source)
+        if scaling != "auto":
+            observations = dataclasses.replace(observations, scaling=scaling)
+        if problems := list(_lacks(frame, observations)):
+            raise InputError(source, problems)
+        curves = _curves(observations, source)
+        if baseline is not None:
+            curves = _above(curves, baseline, source)
+        kinds = {id(curve): _kind(curve, observations) for curve in curves}
+        if set(kinds.values()) == {"strong", ""}:  # what some of its times show holds of all
+            kinds = dict.fromkeys(kinds, "strong")
+        if scaling != "auto":
+            curves = [curve for curve in curves if kinds[id(curve)] == scaling]
+            if not curves:
+                what = f"no rows of {scaling} scaling: the table itself says that they are not"
+                raise InputError(source, [Problem("scaling", what, "leave it to the table")])
+        _check_repeats(curves, source)
+        several = len(set(kinds.values())) > 1
+        names = shortest(sorted({curve.label for curve in curves}))
+        by_label = observations.frame.set_index("label")
+        records: list[Record] = []
+        for curve in curves:
+            kind = kinds[id(curve)]
+            prefix = kind if several else ""
+            runs = {
+                id(point): _run(point, by_label, observations, [prefix, names[curve.label]], name)
+                for point in curve.points
+            }
+            records += _records(curve, kind, observations, runs, _unit(observations, frame))
+        return cls(name, frame, observations, tuple(records))
+
+
+def records_from(
+    table: pd.DataFrame | str | Path,
+    *,
+    columns: Mapping[str, str] | None = None,
+    scaling: Kind = "auto",
+    baseline: int | None = None,
+) -> list[Record]:
+    """Records of somebody's results: one for each repeat of each configuration.
+
+    `table` is a DataFrame or a file (CSV and other text as of `lab audit`, or Parquet); `columns`
+    maps canonical names to columns, the rest is guessed. What the table does not say is None: a
+    batch, a model, a rate. Speedups are over the fewest ranks of each curve, or over `baseline`
+    ranks; `scaling` (strong, weak) says what the table leaves open. Raises InputError for a table
+    that cannot be read, or holds nothing that scales.
+    """
+    return list(
+        ReportedTable.read(table, columns=columns, scaling=scaling, baseline=baseline).records
+    )
+
+
+def is_table(source: object) -> bool:
+    """Whether this is the path of a file, or of what should be a table's."""
+    if not isinstance(source, str | Path):
+        return False
+    path = Path(source)
+    return path.is_file() or (path.suffix.lower() in TABLE_SUFFIXES and not path.is_dir())
+
+
+def _lacks(frame: pd.DataFrame, observations: Observations) -> Iterator[Problem]:
+    """What a table of scaling needs and this one has not."""
+    named = ", ".join(repr(str(column)) for column in list(frame.columns)[:NAMED])
+    if observations.kind == "collectives":
+        what = "times of collectives by their size, not of training, and without a report"
+        advice = "`lab audit` reads them; `lab calibrate` measures, draws and fits such times"
+        yield Problem("table", what, advice)
+        return
+    tidy = observations.frame
+    if not tidy["world_size"].notna().any():
+        advice = f"name it: --column world_size=COLUMN, one of {named}"
+        yield Problem("columns", "none gives the number of ranks, GPUs or nodes", advice)
+    elif tidy["world_size"].nunique() == 1:
+        size = tidy["world_size"].dropna().iloc[0]
+        what = f"all rows are on the same number of ranks ({size:g}): nothing scales"
+        yield Problem("table", what, "add rows on other numbers; `lab audit` reads any table")
+    if not tidy[["time", "rate"]].notna().any(axis=None):
+        advice = f"name one: --column time=COLUMN or --column rate=COLUMN, one of {named}"
+        yield Problem("columns", "none holds times or rates of training as numbers", advice)
+
+
+def _curves(observations: Observations, source: str) -> list[Curve]:
+    tidy = observations.frame
+    keys = [*observations.keys, *KNOWN_NUMBERS, "batch", "world_size"]
+    known = tidy[tidy["time"].notna() | tidy["rate"].notna()]
+    configurations = len(known[keys].drop_duplicates())
+    if configurations > MOST_POINTS:
+        what = f"{configurations} configurations: a report shows up to {MOST_POINTS}"
+        raise InputError(source, [Problem("table", what, "give a part of it")])
+    curves = dataclasses.replace(observations, frame=known).curves
+    mixed = _mixed_batches(known, curves, observations)
+    if mixed:  # other batches are other configurations, and no repeats
+        cells = {f"key:{BATCH_WORDS[name]}": known[name].map("{:g}".format) for name in mixed}
+        curves = dataclasses.replace(observations, frame=known.assign(**cells)).curves
+    return curves
+
+
+def _mixed_batches(
+    rows: pd.DataFrame, curves: Sequence[Curve], observations: Observations
+) -> list[str]:
+    """The batches, among those that the table gives, of which a point has several."""
+    given = [name for name in (*KNOWN_NUMBERS, "batch") if name in observations.given]
+    batches = rows.set_index("label")[given]
+    points = [point for curve in curves for point in curve.points if len(point.labels) > 1]
+    return [
+        name
+        for name in given
+        if any(batches.loc[list(point.labels), name].nunique() > 1 for point in points)
+    ]
+
+
+def _check_repeats(curves: Sequence[Curve], source: str) -> None:
+    """Raise InputError for a log in which nothing tells thousands of rows apart."""
+    most = max(max(len(p.times), len(p.rates)) for curve in curves for p in curve.points)
+    if most > MOST_REPEATS:
+        what = f"{most} rows are one configuration, and nothing tells them apart"
+        advice = "give a row for each run, or a column that says the step, the run or the model"
+        raise InputError(source, [Problem("table", what, advice)])
+
+
+def _above(curves: Sequence[Curve], baseline: int, source: str) -> list[Curve]:
+    """The curves from this number of ranks on, which they are then relative to."""
+    kept = []
+    for curve in curves:
+        if any(point.world_size == baseline for point in curve.points):
+            new = dataclasses.replace(curve, points=[])
+            new.points += [
+                dataclasses.replace(point, curve=new)
+                for point in curve.points
+                if point.world_size >= baseline
+            ]
+            kept.append(new)
+    if not kept:
+        sizes = sorted({point.world_size for curve in curves for point in curve.points})
+        advice = f"one of {', '.join(f'{size:g}' for size in sizes[:NAMED])}"
+        what = f"no row on {baseline} ranks"
+        raise InputError(source, [Problem("baseline", what, advice)])
+    return kept
+
+
+def _kind(curve: Curve, observations: Observations) -> Scaling:
+    """Strong or weak, as the table or its batches say or its times show; "" where nothing tells."""
+    if curve.scaling in {"strong", "weak"}:
+        return "strong" if curve.scaling == "strong" else "weak"
+    if curve.batch == "global_batch_size":
+        return "strong"
+    if curve.batch == "micro_batch_size":
+        return "weak"
+    compared = [(point, point.base) for point in curve.points if point.base is not None]
+    if any(point.work > 1 for point, _ in compared):
+        return "weak"
+    times = [point.time / base.time for point, base in compared]
+    if not any(map(math.isfinite, times)):
+        return ""
+    same_work = observations.noted("strong[ _-]?scal") or curve.per == "epoch"
+    return "strong" if same_work or min(filter(math.isfinite, times)) < SHORTER else ""
+
+
+def _unit(observations: Observations, frame: pd.DataFrame) -> Unit:
+    given = observations.given
+    column = normal(given.get("world_size", given.get("per_node", "")))
+    if (
+        "world_size" in given and given["world_size"] not in frame
+    ):  # it was read from the names of columns
+        column = " ".join(map(normal, frame.columns))
+    if re.search(r"gpu|cuda|accelerator", column):
+        return "GPU"
+    if not column:
+        return "node" if "nodes" in given else "rank"
+    return "node" if re.search("node", column) else "rank"
+
+
+def _rate_of(observations: Observations) -> str:
+    """What a rate counts, by its column: `samples`, `tokens`; "" where it does not say."""
+    match = re.search(rf"(^|_)({THINGS})(?=_|$)", normal(observations.given.get("rate", "")))
+    if not match:
+        return ""
+    thing = match[2].removesuffix("s")
+    return {"img": "images", "seq": "sequences"}.get(thing, f"{thing}s")
+
+
+def _records(
+    curve: Curve,
+    kind: Scaling,
+    observations: Observations,
+    runs: Mapping[int, ReportedRun],
+    unit: Unit,
+) -> Iterator[Record]:
+    """One record for each repeat of each point; `runs` are the configurations by their points."""
+    least = curve.points[0].world_size
+    # Of times that may stand for more work with more ranks, no speedup can be stated.
+    is_open = not kind and any(point.times for point in curve.points)
+    for point in curve.points:
+        base = point if point.world_size == least else point.base
+        base = None if is_open else base
+        run = runs[id(point)]
+        parts = {part: value for part in PHASES if math.isfinite(value := getattr(point, part))}
+        for repeat, (time, rate) in enumerate(zip_longest(point.times, point.rates)):
+            reported = Reported(
+                configuration=run.configuration,
+                scaling=kind,
+                per=observations.per,
+                unit=unit,
+                time=time,
+                interval=point.bounds if len(point.times) == 1 else None,
+                rate=rate,
+                rate_of=_rate_of(observations),
+                parts=parts,
+                gradient_bytes=_gradient_bytes(point),
+                baseline=runs[id(base)].id if base else None,
+                work=(1.0 if base is point else point.work) if base else None,
+            )
+            yield Record(
+                run_id=run.id,
+                repeat=repeat,
+                run=run,
+                status="completed",
+                finished_at=datetime.now(UTC).isoformat(),
+                reported=reported,
+            )
+
+
+def _gradient_bytes(point: Point) -> float | None:
+    size = point.bytes if point.bytes > 0 else FP32_BYTES * point.parameters
+    return size if math.isfinite(size) else None
+
+
+def _run(
+    point: Point,
+    by_label: pd.DataFrame,
+    observations: Observations,
+    names: Sequence[str],
+    table: str,
+) -> ReportedRun:
+    """What the table says of a point's configuration, which is called as the table by default."""
+    row = by_label.loc[point.labels[0]]
+    known: dict[str, Any] = {
+        field: round(value)
+        for field in KNOWN_NUMBERS
+        if field in observations.given and math.isfinite(value := getattr(point, field))
+    }
+    known |= {
+        field: text for field, column in KNOWN_TEXTS.items() if isinstance(text := row[column], str)
+    }
+    label = ", ".join(filter(None, [*names, point.strategy])) or known.get("model") or table
+    if len(label) > LONGEST and not any(names) and not point.strategy:
+        label = "the table"
+    return ReportedRun.of(label, world_size=round(point.world_size), **known)

@@ -1,0 +1,98 @@
+"""`lab course budget`: what the course's jobs cost a class, before anybody starts one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lab.config.cluster import Cluster
+from lab.config.study import Study
+from lab.course.release import LESSONS
+from lab.errors import InputError, Problem
+from lab.formatting import rounded
+from lab.launch.hours import Hours, of_job
+from lab.launch.plan import plan
+from lab.launch.preflight import usable
+
+
+@dataclass(frozen=True)
+class StudyHours:
+    """What a study of the course takes of one student; `left_out` jobs cannot run there."""
+
+    study: str
+    lessons: tuple[str, ...]
+    hours: Hours
+    left_out: int
+
+
+def class_budget(
+    cluster: str | Cluster = "local",
+    *,
+    folder: str | Path = LESSONS,
+    quick: bool = False,
+    minutes_per_job: float | None = None,
+) -> list[StudyHours]:
+    """Core- and GPU-hours of each study of the lessons in `folder`, for one student.
+
+    A job takes what the same run took there before, else what is predicted from what was measured
+    there, else `minutes_per_job`; where none of these is known it counts as unknown. Raises
+    InputError for a folder without studies or notebooks that measure them, and for an unknown
+    cluster.
+    """
+    place, profile = Path(folder), usable(cluster)
+    studies = sorted(place.glob("**/studies/*/study.yaml"))
+    if not studies:
+        problem = Problem("DIR", "no studies in it", "name a folder of `lab course lessons`")
+        raise InputError(str(place), [problem])
+    notebooks = {path.stem: path.read_text() for path in sorted(place.rglob("*.ipynb"))}
+    budgets = []
+    for path in studies:
+        mark = f'studies/{path.parent.name}\\"'  # in the JSON of a notebook
+        using = tuple(name for name, text in notebooks.items() if mark in text)
+        if not using:  # somebody's own, or the copy of one
+            continue
+        study = Study.load(path.parent, quick=quick)
+        hours = list(_hours(study, profile, minutes_per_job))
+        known = sum((one for one in hours if one is not None), Hours())
+        budgets.append(StudyHours(path.parent.name, using, known, hours.count(None)))
+    if not budgets:
+        problem = Problem(
+            "DIR",
+            "no notebook that measures one of its studies",
+            "name a folder of `lab course lessons`",
+        )
+        raise InputError(str(place), [problem])
+    return budgets
+
+
+def _hours(study: Study, profile: Cluster, minutes: float | None) -> Iterator[Hours | None]:
+    """Of each job of the study, measured already or not; None for one that cannot run there."""
+    rows = {row["run"]: row for row in plan(study, profile)}
+    for task in study.tasks:
+        row = rows[task.run.id]
+        times = (row["seconds"], row["predicted_s"], minutes and 60 * minutes)
+        seconds = next((time for time in times if time is not None), None)
+        yield None if row["cannot run"] else of_job(task.run, profile, seconds)
+
+
+def class_hours(budgets: Sequence[StudyHours], students: Sequence[int]) -> list[dict[str, Any]]:
+    """A row for each class size: hours where each student measures, where pairs do, and once.
+
+    None where the time of some job is unknown.
+    """
+    each = sum((budget.hours for budget in budgets), Hours())
+    if each.unknown:
+        return []
+    unit = "GPU-hours" if each.gpu else "core-hours"
+    hours = each.gpu or each.core
+    return [
+        {
+            "students": count,
+            f"{unit}, each alone": rounded(count * hours),
+            "in pairs": rounded(-(-count // 2) * hours),
+            "measured once for all": rounded(hours),
+        }
+        for count in students
+    ]

@@ -1,0 +1,149 @@
+"""`lab course collect`: what learners put into a shared folder, copied to where it is graded.
+
+It is data of people who may not be trusted: no link is followed, no pipe or device opened, and
+nobody fills the disk.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import stat
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from lab.course.release import LESSONS
+from lab.errors import InputError, Problem
+from lab.files import private_folder, unwritable
+
+MOST_BYTES, MOST_FILES = 2 * 10**9, 50_000  # of one lesson of a student
+
+
+@dataclass(frozen=True)
+class Collected:
+    """A lesson of a student: what was copied, whose it was, its newest file's time, and what not.
+
+    Without `files` nothing was copied, and `problem` says why.
+    """
+
+    student: str
+    lesson: str
+    files: int = 0
+    bytes: int = 0
+    owner: str = ""
+    newest: str = ""
+    problem: str = ""
+
+
+class _TooMuchError(Exception):
+    """A submission that is larger than any lesson."""
+
+
+def collect(sources: Sequence[str | Path], *, into: str | Path = "submitted") -> list[Collected]:
+    """Copy <source>/<student>/<lesson>/ to `into`/<student>/<lesson>/, which is for you alone.
+
+    What was collected before is replaced where it is handed in again, whole or not at all. Raises
+    InputError where a source is no folder or nothing of it can be copied, and where `into` cannot
+    be written.
+    """
+    target, places = Path(into), list(map(Path, sources))
+    problems = [
+        Problem(str(place), "no such folder", "name one that holds a folder for each student")
+        for place in places
+        if not place.is_dir()
+    ]
+    if problems := problems or unwritable(target):
+        raise InputError("collect", problems)
+    private_folder(target)
+    collected = [
+        one
+        for place in places
+        for student in sorted(place.iterdir())
+        if not student.name.startswith(".")
+        for one in _of_student(student, target)
+    ]
+    if not any(one.files for one in collected):
+        reasons = "; ".join(f"{one.student}: {one.problem}" for one in collected[:5])
+        advice = reasons or "such as ada/03-data-parallel, as released"
+        what = "holds no lesson of a student"
+        raise InputError("collect", [Problem(str(place), what, advice) for place in places])
+    return collected
+
+
+def _of_student(place: Path, target: Path) -> Iterator[Collected]:
+    if not stat.S_ISDIR(place.lstat().st_mode):
+        yield Collected(place.name, "", problem="no folder: unpack what is packed")
+        return
+    try:
+        lessons = [one for one in sorted(place.iterdir()) if _is_lesson(one)]
+    except OSError as error:
+        yield Collected(place.name, "", problem=f"cannot be opened: {error.strerror}")
+        return
+    for lesson in lessons:
+        yield _of_lesson(lesson, target / place.name / lesson.name)
+    if not lessons:
+        yield Collected(place.name, "", problem="no folder in it is named after a lesson")
+
+
+def _is_lesson(place: Path) -> bool:
+    return stat.S_ISDIR(place.lstat().st_mode) and (LESSONS / f"{place.name}.ipynb").is_file()
+
+
+def _of_lesson(source: Path, target: Path) -> Collected:
+    """Copy one lesson beside its place, then put it there in one step."""
+    student, lesson = target.parent.name, target.name
+    private_folder(target.parent)
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=".") as room:
+        try:
+            files, size, newest, skipped = _copy(source, Path(room, lesson))
+        except OSError as error:
+            problem = f"{error.filename or source}: {error.strerror or error}"
+            return Collected(student, lesson, problem=problem)
+        except _TooMuchError:
+            most = f"{MOST_FILES} files or {MOST_BYTES / 1e9:g} GB"
+            return Collected(student, lesson, problem=f"more than {most}: ask what it is")
+        if target.exists():
+            target.rename(Path(room, "before"))
+        Path(room, lesson).rename(target)
+    when = datetime.fromtimestamp(newest, UTC).isoformat(timespec="seconds") if files else ""
+    problem = f"{skipped} links, pipes or devices were left out" if skipped else ""
+    return Collected(student, lesson, files, size, _login(source.lstat().st_uid), when, problem)
+
+
+def _copy(source: Path, target: Path) -> tuple[int, int, float, int]:
+    """Copy plain files alone: how many, their bytes, the newest's time, and what was left out."""
+    files, size, newest, skipped = 0, 0, 0.0, 0
+    for folder, folders, names in os.walk(source, onerror=_raise):
+        room = target / Path(folder).relative_to(source)
+        room.mkdir(mode=0o700)
+        skipped += sum(Path(folder, name).is_symlink() for name in folders)
+        for name in names:
+            path = Path(folder, name)
+            if not stat.S_ISREG(path.lstat().st_mode):
+                skipped += 1
+                continue
+            # What has become a link or a pipe since is not followed, and not waited for.
+            handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+            with os.fdopen(handle, "rb") as stream, (room / name).open("xb") as copy:
+                state = os.fstat(handle)
+                files, size = files + 1, size + state.st_size
+                if files > MOST_FILES or size > MOST_BYTES:
+                    raise _TooMuchError
+                shutil.copyfileobj(stream, copy)
+                newest = max(newest, state.st_mtime)
+    return files, size, newest, skipped
+
+
+def _raise(error: OSError) -> None:
+    raise error
+
+
+def _login(uid: int) -> str:
+    with suppress(KeyError):
+        return pwd.getpwuid(uid).pw_name
+    return str(uid)

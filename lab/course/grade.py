@@ -1,0 +1,193 @@
+"""`lab course grade`: the points of a class, each with its reason, from what students handed in.
+
+Nothing of a student's notebook runs. Answers and records are read as data in a process of their own
+(`lab.course.replay`), files of the ladder run confined on ranks (`lab.course.ranks`).
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+import json
+import secrets
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from lab.course import source
+from lab.course.check import WrongAnswerError
+from lab.course.ladder import RUNGS
+from lab.course.ranks import judge
+from lab.course.release import LESSONS, without_solutions
+from lab.course.replay import cells, checks
+from lab.errors import InputError, Problem
+from lab.files import write_atomically
+from lab.launch.confined import set_limits
+
+REPLAY_S = 300.0  # for one lesson of one student
+
+
+@dataclass(frozen=True)
+class Grade:
+    """The points of one exercise; None where a person has to judge it."""
+
+    student: str
+    lesson: str
+    exercise: str
+    points: float | None
+    of: float
+    reason: str
+
+
+@dataclass(frozen=True)
+class Submission:
+    """What a student handed in of one lesson."""
+
+    student: str
+    lesson: str
+    folder: Path
+
+
+def grade(
+    submissions: str | Path, *, output: str | Path | None = None, shared_records: bool = False
+) -> list[Grade]:
+    """Grade `submissions`/<student>/<lesson>/, and write the grades as CSV to `output`.
+
+    Where records were edited, or two students handed in the same, no answer of that lesson gets
+    points, files of the ladder apart; `shared_records` permits the latter. Raises InputError where
+    nothing was handed in, LabError where this machine cannot confine code.
+    """
+    handed_in = submissions_in(Path(submissions))
+    replays = {one: _replay(one) for one in handed_in}
+    owners: dict[str, set[str]] = defaultdict(set)
+    for one, replay in replays.items():
+        for signature in replay["signatures"]:
+            owners[signature].add(one.student)
+    grades = []
+    for one, replay in replays.items():
+        others = {owner for signature in replay["signatures"] for owner in owners[signature]} - {
+            one.student
+        }
+        faults = list(replay["faults"])
+        if others and not shared_records:
+            faults.append(f"records are the same as those of {', '.join(sorted(others))}")
+        grades += [_without_faulty(row, faults) for row in _of_checks(one, replay)]
+        grades += _of_files(one)
+    if output is not None:
+        write_atomically(Path(output), _csv(grades).encode())
+    return grades
+
+
+def submissions_in(folder: Path) -> list[Submission]:
+    """The lessons of all students, in order; raises InputError where there is none."""
+    lessons = {path.stem for path in LESSONS.glob("*.ipynb")}
+    submissions = [
+        Submission(place.parent.name, place.name, place.resolve())
+        for place in sorted(folder.glob("*/*"))
+        if place.name in lessons and place.is_dir() and not place.is_symlink()
+    ]
+    if not submissions:
+        advice = (
+            "it holds a folder for each student, with one for each lesson, such as 03-data-parallel"
+        )
+        raise InputError(str(folder), [Problem("SUBMISSIONS", "no lesson of a student", advice)])
+    return submissions
+
+
+def _replay(one: Submission) -> dict[str, Any]:
+    """What a process of its own says of the answers; where it fails, why."""
+    command = [sys.executable, "-P", "-m", "lab.course.replay", one.lesson, str(one.folder)]
+    try:
+        process = subprocess.run(
+            command, capture_output=True, timeout=REPLAY_S, preexec_fn=set_limits, check=False
+        )
+        replay: dict[str, Any] = json.loads(process.stdout.splitlines()[-1])
+    except subprocess.TimeoutExpired:
+        return _failed(f"it took longer than {REPLAY_S:.0f} s to read")
+    except (IndexError, ValueError):
+        lines = process.stderr.decode(errors="replace").strip().splitlines()
+        return _failed(f"it cannot be read: {lines[-1] if lines else process.returncode}")
+    return replay
+
+
+def _failed(reason: str) -> dict[str, Any]:
+    return {"exercises": {}, "faults": [reason], "signatures": []}
+
+
+def _of_checks(one: Submission, replay: dict[str, Any]) -> Iterator[Grade]:
+    for name, most in _points(one.lesson, "lab.check"):
+        right, reason = replay["exercises"].get(name, (False, "no answer was handed in"))
+        points = None if right is None else most * bool(right)
+        yield Grade(one.student, one.lesson, name, points, most, reason)
+
+
+def _without_faulty(row: Grade, faults: Sequence[str]) -> Grade:
+    if not faults or row.points is None:
+        return row
+    return replace(row, points=0.0, reason=f"not graded: {'; '.join(faults[:3])}")
+
+
+def _of_files(one: Submission) -> Iterator[Grade]:
+    for name, most in _points(one.lesson, "lab.check_ranks"):
+        right, reason = _rung(one, name)
+        yield Grade(one.student, one.lesson, name, most * right, most, reason)
+
+
+def _rung(one: Submission, name: str) -> tuple[bool, str]:
+    """Whether a file climbs its rung at every world size, on an instance drawn for the student."""
+    rung = RUNGS[name]
+    path = one.folder / "studies" / "ladder" / rung.file
+    if not path.is_file() or path.is_symlink():
+        return False, f"{rung.file} was not handed in"
+    if path.stat().st_size > 4 * source.LARGEST:
+        return False, f"{rung.file} is longer than a rung needs"
+    text = path.read_text(errors="replace")
+    if text == without_solutions((LESSONS / "studies" / "ladder" / rung.file).read_text()):
+        return False, f"{rung.file} is as it was handed out"
+    name_seed = int.from_bytes(hashlib.sha256(f"{one.student} {name}".encode()).digest()[:8])
+    try:
+        for world_size in rung.ranks:
+            seed = (name_seed, secrets.randbits(32))  # nobody can know the instance beforehand
+            verdict = judge(name, text, path=path, world_size=world_size, seed=seed)
+    except WrongAnswerError as error:
+        return False, f"on {world_size} ranks: {error}"
+    return True, verdict.sentence
+
+
+def _points(lesson: str, function: str) -> Iterator[tuple[str, float]]:
+    """The exercises of a lesson that a function checks, with their points."""
+    for mark, text in cells(lesson):
+        if mark.get("grade"):
+            for called, name, _ in checks(text):
+                if called == function:
+                    yield name, float(mark["points"])
+
+
+def _csv(grades: Sequence[Grade]) -> str:
+    with io.StringIO(newline="") as stream:
+        writer = csv.DictWriter(stream, [field.name for field in fields(Grade)])
+        writer.writeheader()
+        writer.writerows(asdict(row) for row in grades)
+        return stream.getvalue()
+
+
+def totals(grades: Sequence[Grade]) -> list[dict[str, Any]]:
+    """A row for each student and lesson: points, of how many, and what is left to judge by hand."""
+    groups: dict[tuple[str, str], list[Grade]] = defaultdict(list)
+    for row in grades:
+        groups[row.student, row.lesson].append(row)
+    return [
+        {
+            "student": student,
+            "lesson": lesson,
+            "points": f"{sum(row.points or 0 for row in rows):g}",
+            "of": f"{sum(row.of for row in rows if row.points is not None):g}",
+            "by hand": f"{sum(row.of for row in rows if row.points is None):g}",
+        }
+        for (student, lesson), rows in groups.items()
+    ]

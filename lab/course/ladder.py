@@ -1,0 +1,506 @@
+"""The ladder: eight files of a learner's own, each judged by what real ranks did with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from lab.course.check import require
+from lab.perfmodel.collectives import bus_factor
+
+EXACT = 1e-8  # of parameters in fp64, whose rounding is far below
+CARRIED = 0.9  # of the bytes that an exchange needs, the least that the kernel must have carried
+STEPS = 20
+SAMPLES = 48  # of each rank in each step
+BUCKETS = (1, 1 << 18, 1 << 30)  # bytes: each gradient by itself, some together, all together
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One setting, on all ranks: what each reported of its calls and times, and its arrays."""
+
+    facts: list[dict[str, Any]]
+    arrays: list[dict[str, Any]]
+
+    @property
+    def calls(self) -> list[tuple[str, int, str, str]]:
+        """Calls of rank 0 in the last step: operation, bytes, lap of launch and of the wait."""
+        return [tuple(call) for call in self.facts[0]["calls"]]
+
+    def slowest(self, name: str) -> float:
+        """The greatest of the ranks' medians, in s."""
+        return float(max(fact[name] for fact in self.facts))
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What a judge sees; `expected` are arrays of `single`, or of the formula."""
+
+    world_size: int
+    trials: list[Trial]
+    expected: dict[str, Any]
+    spec: Mapping[str, Any]
+
+
+Instance = tuple[dict[str, Any], list[dict[str, Any]], dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Rung:
+    """One step of the ladder: a file, what it must define, and how it is tried and judged.
+
+    `instance` draws from a seed what the ranks get: a specification, the arrays of each rank, and
+    those of the reference. `questions` are asked first, `formula` is told after three tries. `own`
+    is the lab's strategy that the file is timed against.
+    """
+
+    file: str
+    needs: str
+    task: str
+    instance: Callable[[np.random.Generator, int], Instance]
+    judge: Callable[[Evidence], str]
+    questions: tuple[str, str]
+    formula: str
+    trials: tuple[dict[str, Any], ...] = ({},)
+    own: dict[str, Any] = field(default_factory=dict)
+    ranks: tuple[int, ...] = (2,)  # world sizes at which a grader tries it
+
+
+def _tensors(draw: np.random.Generator, world_size: int) -> Instance:
+    lengths = draw.integers(1000, 3000, 2) * world_size + draw.integers(1, 4, 2)
+    arrays = [
+        {f"values{place}": draw.normal(size=length) for place, length in enumerate(lengths)}
+        for _ in range(world_size)
+    ]
+    return {"steps": 3}, arrays, {}
+
+
+def _samples(draw: np.random.Generator, world_size: int) -> Instance:
+    widths = [24, *draw.integers(150, 220, draw.integers(4, 6)).tolist(), 8]
+    shape = (world_size, STEPS, SAMPLES)
+    inputs, targets = draw.normal(size=(*shape, widths[0])), draw.normal(size=(*shape, widths[-1]))
+    arrays = [
+        {"inputs": mine, "targets": wanted} for mine, wanted in zip(inputs, targets, strict=True)
+    ]
+    whole = {"inputs": np.concatenate(inputs, axis=1), "targets": np.concatenate(targets, axis=1)}
+    return {"widths": widths, "seed": int(draw.integers(2**31))}, arrays, whole
+
+
+def _matrices(draw: np.random.Generator, world_size: int) -> Instance:
+    width, hidden, outputs = 12, 8 * world_size, 10
+    first, second = draw.normal(size=(hidden, width)), draw.normal(size=(outputs, hidden))
+    whole = {
+        "column_weight": first / width**0.5,
+        "column_bias": draw.normal(size=hidden),
+        "row_weight": second / hidden**0.5,
+        "row_bias": draw.normal(size=outputs),
+        "inputs": draw.normal(size=(5, 16, width)),
+        "targets": draw.normal(size=(5, 16, outputs)),
+    }
+    axes = {"column_weight": 0, "column_bias": 0, "row_weight": 1}
+    arrays = [
+        {
+            name: np.split(value, world_size, axes[name])[rank] if name in axes else value
+            for name, value in whole.items()
+        }
+        for rank in range(world_size)
+    ]
+    return {}, arrays, whole
+
+
+def _pipeline(draw: np.random.Generator, world_size: int) -> Instance:
+    micro_batches, width = int(draw.integers(world_size + 2, world_size + 6)), 6
+    inputs, targets = draw.normal(size=(2, micro_batches, 4, width))
+    weights = draw.normal(size=(world_size, width, width))
+    arrays = [
+        # Of the first stage the values count, of the others the shape.
+        {"weight": weight, "inputs": inputs if rank == 0 else 0 * inputs}
+        | ({"targets": targets} if rank == world_size - 1 else {})
+        for rank, weight in enumerate(weights)
+    ]
+    whole = {"inputs": inputs, "targets": targets, "weights": weights}
+    return {"micro_batches": micro_batches}, arrays, whole
+
+
+def _ring(evidence: Evidence) -> str:
+    n = evidence.world_size
+    for place, trial in enumerate(evidence.trials):
+        right = sum(arrays[f"values{place}"] for arrays in evidence.spec["arrays"])
+        for rank, arrays in enumerate(trial.arrays):
+            require(
+                arrays["result"].shape == right.shape
+                and bool(np.allclose(arrays["result"], right, rtol=1e-9)),
+                f"With {n} ranks and {len(right)} numbers, rank {rank} does not end with the sum.",
+            )
+        names = {operation for operation, *_ in trial.calls}
+        require(
+            names <= {"send", "receive"},
+            f"Messages between neighbours are wanted, not {', '.join(sorted(names))}.",
+        )
+        sent = sum(size for operation, size, *_ in trial.calls if operation == "send")
+        least = bus_factor("all_reduce", n) * right.nbytes
+        require(
+            sent <= 1.02 * least + 64 * n,
+            f"Rank 0 sent {sent} bytes of a tensor of {right.nbytes}; "
+            f"a ring sends {least:.0f}, a chunk in each round.",
+        )
+    messages = sum(operation == "send" for operation, *_ in evidence.trials[0].calls)
+    return (
+        f"{n} ranks hold the sum of every tensor; rank 0 sent {messages} messages for each, "
+        f"{bus_factor('all_reduce', n):.2f} times the tensor's bytes in all."
+    )
+
+
+def _gradient_bytes(evidence: Evidence) -> int:
+    return sum(value.nbytes for value in evidence.expected.values())
+
+
+def _same_as_single(evidence: Evidence) -> str:
+    worst = 0.0
+    for trial in evidence.trials:
+        for rank, arrays in enumerate(trial.arrays):
+            require(
+                arrays.keys() == evidence.expected.keys(),
+                f"Rank {rank} has {len(arrays)} parameters, `single` {len(evidence.expected)}.",
+            )
+        pairs = [
+            float(np.abs(arrays[name] - value).max())
+            for arrays in trial.arrays
+            for name, value in evidence.expected.items()
+        ]
+        apart = max(
+            float(np.abs(arrays[name] - trial.arrays[0][name]).max())
+            for arrays in trial.arrays
+            for name in evidence.expected
+        )
+        require(
+            apart <= EXACT,
+            f"After five steps the ranks hold parameters that are up to {apart:.1e} apart. Did "
+            "they begin with the same, and is every gradient the same on all?",
+        )
+        worst = max(worst, *pairs)
+    require(
+        worst <= EXACT,
+        f"After five steps all ranks agree, but not with one rank that has all samples: "
+        f"parameters differ by up to {worst:.1e}. Is it the mean that they apply?",
+    )
+    return f"Parameters are those of `single` after five steps, up to {worst:.0e}."
+
+
+def _reduced(evidence: Evidence, trial: Trial, *, calls: int | None = None) -> str:
+    size = _gradient_bytes(evidence)
+    others = {operation for operation, *_ in trial.calls} - {"all_reduce"}
+    require(not others, f"Steps call {', '.join(sorted(others))}; all_reduce is enough.")
+    sent = sum(call[1] for call in trial.calls)
+    require(
+        sent == size,
+        f"A step reduces {sent} bytes; the gradients have {size}.",
+    )
+    count = len(trial.calls)
+    require(calls is None or count == calls, f"A step makes {count} calls, where {calls} do.")
+    return f"A step makes {count} call{'s' * (count != 1)} with {size / 1e6:.2f} MB."
+
+
+def _hidden(trial: Trial) -> float:
+    """The share of the time on the link in which the backward pass went on; of the worst rank."""
+    early = [call for call in trial.calls if call[2] == "backward" and call[3] != "backward"]
+    require(
+        bool(early),
+        "No call is launched in the backward pass and left under way: each is waited for at once, "
+        "or comes when the pass is over.",
+    )
+    shares = [1 - fact["exposed_s"] / fact["total_s"] for fact in trial.facts]
+    require(min(shares) > 0, "Nothing is hidden: ranks wait for all of the time on the link.")
+    return float(min(shares))
+
+
+def _naive(evidence: Evidence) -> str:
+    same = _same_as_single(evidence)
+    return f"{same} {_reduced(evidence, evidence.trials[0], calls=len(evidence.expected))}"
+
+
+def _flat(evidence: Evidence) -> str:
+    return f"{_same_as_single(evidence)} {_reduced(evidence, evidence.trials[0], calls=1)}"
+
+
+def _hooks(evidence: Evidence) -> str:
+    same, trial = _same_as_single(evidence), evidence.trials[0]
+    reduced = _reduced(evidence, trial, calls=len(evidence.expected))
+    return f"{same} {reduced} {_hidden(trial):.0%} of the time on the link is hidden."
+
+
+def _buckets(evidence: Evidence) -> str:
+    same = _same_as_single(evidence)
+    counts = [len(trial.calls) for trial in evidence.trials]
+    for trial in evidence.trials:
+        _reduced(evidence, trial)
+    tensors = len(evidence.expected)
+    require(
+        counts[0] == tensors and counts[-1] == 1,
+        f"Buckets of 1 byte make {counts[0]} calls for {tensors} gradients, and one that holds all "
+        f"makes {counts[-1]}.",
+    )
+    require(
+        1 < counts[1] < tensors,
+        f"Buckets of {BUCKETS[1]} bytes make {counts[1]} calls: some gradients should share one.",
+    )
+    hidden = [f"{_hidden(trial):.0%}" for trial in evidence.trials[:-1]]
+    steps = ", ".join(f"{1e3 * trial.slowest('step_s'):.1f}" for trial in evidence.trials)
+    return (
+        f"{same} From small to large buckets a step makes {', '.join(map(str, counts))} calls and "
+        f"takes {steps} ms; of the first two sizes {' and '.join(hidden)} of the time on the link "
+        "is hidden."
+    )
+
+
+def _zero1(evidence: Evidence) -> str:
+    same, trial, n = _same_as_single(evidence), evidence.trials[0], evidence.world_size
+    size = _gradient_bytes(evidence)
+    for operation in ("reduce_scatter", "all_gather"):
+        moved = sum(call[1] for call in trial.calls if call[0] == operation)
+        require(
+            size <= moved <= 1.01 * size + 64 * n,
+            f"A step moves {moved} bytes by {operation}; the parameters have {size}.",
+        )
+    whole = sum(value.size for value in evidence.expected.values())
+    kept = max(fact["state"] for fact in trial.facts)
+    require(
+        kept <= 2 * whole / n * 1.01 + 64,
+        f"A rank keeps {kept} numbers of the optimizer's state; its part of {2 * whole} is wanted.",
+    )
+    return (
+        f"{same} A rank keeps {kept} numbers of the optimizer's state, {kept / (2 * whole):.0%} "
+        "of all; reduce-scatter and all-gather together move the bytes of one all-reduce."
+    )
+
+
+def _linear(evidence: Evidence) -> str:
+    trial, n, right = evidence.trials[0], evidence.world_size, evidence.expected
+    axes = {"column_weight": 0, "column_bias": 0, "row_weight": 1}
+    for rank, arrays in enumerate(trial.arrays):
+        for name, hint in (
+            ("output0", "the outputs of `row`"),
+            ("input_grad0", "the gradient of the inputs"),
+        ):
+            actual, wanted = arrays[name], right[name]
+            require(
+                actual.shape == wanted.shape and bool(np.allclose(actual, wanted, atol=EXACT)),
+                f"On rank {rank}, {hint} {_misfit(actual, wanted)}.",
+            )
+        for name in ("column_weight", "column_bias", "row_weight", "row_bias"):
+            whole = right[name]
+            wanted = np.split(whole, n, axes[name])[rank] if name in axes else whole
+            worst = float(np.abs(arrays[name] - wanted).max())
+            require(
+                worst <= EXACT,
+                f"After five steps {name} of rank {rank} is off by up to {worst:.1e}.",
+            )
+    reduced = [call for call in trial.calls if call[0] == "all_reduce"]
+    require(
+        len(reduced) == len(trial.calls) == 2,
+        f"A step makes {len(trial.calls)} calls; one forward and one backward are enough.",
+    )
+    return (
+        f"Outputs, gradients and all parts of the weights on {n} ranks are those of whole "
+        "matrices, with one all-reduce forward and one backward."
+    )
+
+
+def _misfit(actual: Any, wanted: Any) -> str:
+    if actual.shape != wanted.shape:
+        return f"have the shape {actual.shape}, not {wanted.shape}"
+    return f"differ from those of the whole matrices by up to {np.abs(actual - wanted).max():.1e}"
+
+
+def _order(evidence: Evidence) -> str:
+    stages, trial = evidence.world_size, evidence.trials[0]
+    micro_batches = evidence.spec["micro_batches"]
+    orders = [[tuple(row) for row in arrays["order"].tolist()] for arrays in trial.arrays]
+    for stage, passes in enumerate(orders):
+        for kind, name in enumerate(("forward", "backward")):
+            passed = [which for what, which in passes if what == kind]
+            require(
+                passed == list(range(micro_batches)),
+                f"Stage {stage} passes {name} by the micro-batches {passed}.",
+            )
+        most = peak(passes)
+        require(
+            most <= min(stages - stage, micro_batches),
+            f"Stage {stage} of {stages} keeps the activations of {most} micro-batches; "
+            f"{min(stages - stage, micro_batches)} would do.",
+        )
+    took = slots(orders)
+    best = micro_batches + stages - 1
+    require(
+        took == 3 * best,
+        f"The pipeline takes {took} slots of time (a forward pass is one, a backward pass two); "
+        f"{3 * best} are enough.",
+    )
+    for stage, arrays in enumerate(trial.arrays):
+        worst = float(np.abs(arrays["grad"] - evidence.expected[f"grad{stage}"]).max())
+        require(worst <= EXACT, f"The gradient of stage {stage} is off by up to {worst:.1e}.")
+    return (
+        f"{stages} stages and {micro_batches} micro-batches take {best} rounds, a bubble of "
+        f"{(stages - 1) / best:.0%}; the first stage keeps {peak(orders[0])} micro-batches, where "
+        f"GPipe keeps {micro_batches}."
+    )
+
+
+def peak(passes: Sequence[tuple[int, int]]) -> int:
+    """Of how many micro-batches a stage keeps activations at most; a pass is (0 or 1, number)."""
+    return int(np.cumsum([1 if what == 0 else -1 for what, _ in passes]).max(initial=0))
+
+
+def slots(orders: Sequence[Sequence[tuple[int, int]]]) -> int | None:
+    """When the last stage is done; None where stages wait for each other for ever."""
+    ends = timetable(orders)
+    return None if ends is None else max(ends.values(), default=0)
+
+
+def timetable(
+    orders: Sequence[Sequence[tuple[int, int]]],
+) -> dict[tuple[int, int, int], int] | None:
+    """When each pass ends, by stage, kind and micro-batch; a backward pass takes two slots.
+
+    None where stages wait for each other for ever. Messages take no time.
+    """
+    done: dict[tuple[int, int, int], int] = {}
+    now, place = [0] * len(orders), [0] * len(orders)
+    while any(place[stage] < len(passes) for stage, passes in enumerate(orders)):
+        moved = False
+        for stage, passes in enumerate(orders):
+            while place[stage] < len(passes):
+                kind, which = passes[place[stage]]
+                giver = (stage - 1 if kind == 0 else stage + 1, kind, which)
+                given = 0 <= giver[0] < len(orders)
+                if (given and giver not in done) or (kind and (stage, 0, which) not in done):
+                    break
+                begin = max(now[stage], done[giver] if given else 0)
+                now[stage] = done[stage, kind, which] = begin + 1 + kind
+                place[stage] += 1
+                moved = True
+        if not moved:
+            return None
+    return done
+
+
+_NAIVE = {"strategy": "naive_ddp"}
+RUNGS: dict[str, Rung] = {
+    "02.ring-all-reduce": Rung(
+        file="ring.py",
+        needs="all_reduce",
+        task="all_reduce",
+        instance=_tensors,
+        judge=_ring,
+        questions=(
+            "In which round does a rank receive a chunk, and what does it do with it?",
+            "If every rank waited for its message to arrive before it received one, who would "
+            "ever receive?",
+        ),
+        formula="In round r of n - 1 rank k sends chunk k - r and adds what comes to chunk "
+        "k - r - 1; then it sends chunk k + 1 - r and keeps what comes in chunk k - r; modulo n.",
+        own=_NAIVE,
+        ranks=(2, 3, 4),
+    ),
+    "03.naive-ddp": Rung(
+        file="naive.py",
+        needs="NaiveDDP",
+        task="strategy",
+        instance=_samples,
+        judge=_naive,
+        questions=(
+            "What must be equal on all ranks before the first step, and what after each?",
+            "The loss is a mean over samples: what is then the gradient of all samples?",
+        ),
+        formula="Broadcast every parameter from rank 0; after the backward pass divide every "
+        "gradient by the number of ranks, and all-reduce it.",
+        own=_NAIVE,
+    ),
+    "03.flat": Rung(
+        file="flat.py",
+        needs="FlatDDP",
+        task="strategy",
+        instance=_samples,
+        judge=_flat,
+        questions=(
+            "How do tensors of several shapes become one, and how do you get them back?",
+            "Are the gradients that the optimizer reads those that you have averaged?",
+        ),
+        formula="torch.cat of the flattened gradients, one all_reduce, then split(sizes), view_as "
+        "and copy_ into each gradient.",
+        own=_NAIVE | {"flat": True},
+    ),
+    "03.hooks": Rung(
+        file="hooks.py",
+        needs="HookedDDP",
+        task="strategy",
+        instance=_samples,
+        judge=_hooks,
+        questions=(
+            "What does dist.all_reduce return if it is not to wait?",
+            "When may the optimizer read a gradient that is still on the link?",
+        ),
+        formula="In the hook all_reduce(..., async_op=True), and keep the work that it returns; in "
+        "synchronize wait() for each, then empty the list.",
+        own={"strategy": "ddp"},
+    ),
+    "03.buckets": Rung(
+        file="buckets.py",
+        needs="BucketedDDP",
+        task="strategy",
+        instance=_samples,
+        judge=_buckets,
+        trials=tuple({"bucket_bytes": size} for size in BUCKETS),
+        questions=(
+            "When is a bucket full, and who sends the last one, which is not?",
+            "What do you have to keep of a bucket until its gradients can be unpacked?",
+        ),
+        formula="Collect gradients until their bytes reach bucket_bytes, send them as one flat "
+        "tensor; in synchronize send the rest, wait, split and copy back.",
+        own={"strategy": "ddp"},
+    ),
+    "07.zero1": Rung(
+        file="zero1.py",
+        needs="ZeRO1",
+        task="strategy",
+        instance=_samples,
+        judge=_zero1,
+        questions=(
+            "Of which part of the mean gradient does a rank that updates a shard need to know?",
+            "After the step each rank has new values for one shard: how do the others get them?",
+        ),
+        formula="Divide by the ranks and reduce_scatter_tensor(mean, gradients); after the step "
+        "all_gather_into_tensor(flat, shard).",
+        own={"strategy": "zero1"},
+    ),
+    "08.parallel-linear": Rung(
+        file="parallel_linear.py",
+        needs="column",
+        task="linear",
+        instance=_matrices,
+        judge=_linear,
+        questions=(
+            "Which of the two products is complete on each rank, and which is a part of a sum?",
+            "Every rank's outputs depend on the inputs: what is then the gradient of the inputs?",
+        ),
+        formula="column: the inputs as they are, whose gradient is all-reduced; row: the product "
+        "is all-reduced, then the bias is added once, and gradients pass as they are.",
+    ),
+    "08.one-f-one-b": Rung(
+        file="schedule.py",
+        needs="order",
+        task="order",
+        instance=_pipeline,
+        judge=_order,
+        questions=(
+            "How many micro-batches are under way below a stage when its first gradient arrives?",
+            "Which pass frees memory, and why then do it as soon as it can be done?",
+        ),
+        formula="Stage s of p first passes p - s - 1 micro-batches forward, then takes one forward "
+        "and one backward in turn, and ends with the backward passes that are left.",
+        ranks=(2, 3),
+    ),
+}

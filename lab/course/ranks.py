@@ -1,0 +1,247 @@
+"""`lab.check_ranks`: run a learner's file on real ranks, and judge what they did."""
+
+from __future__ import annotations
+
+import io
+import json
+import secrets
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lab.course import source
+from lab.course.check import WrongAnswerError, require
+from lab.course.ladder import CARRIED, RUNGS, Evidence, Rung, Trial
+from lab.errors import InputError, LabError, Problem, nearest
+from lab.files import read_json, write_atomically
+from lab.launch.confined import Ended, line_in, run_ranks
+from lab.perfmodel.collectives import bus_factor
+from lab.report.blocks import Markdown
+from lab.worker import confine
+
+LIMIT_S = 30.0  # for all steps of a file; they take less than one on an idle machine
+LARGEST_WORLD = 8
+TRIES = ".tries.json"  # beside the file
+OBSTACLES = {
+    "MemoryError": "it asks for more memory than the 2 GiB that a rank may have",
+    "PermissionError": "it may start no process, open no file to write, and reach no network",
+}
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a right file gets: a sentence, and its step time beside the lab's, in s."""
+
+    sentence: str
+    step_s: float
+    lab_step_s: float | None
+
+
+def check_ranks(name: str, *, file: str | Path, world_size: int = 2) -> None:
+    """Run a file on ranks of this machine over gloo, and judge it, as rung `name` asks.
+
+    The file is confined: it may start no process, write to no file and open no connection, and has
+    half a minute. Raises WrongAnswerError, an AssertionError, with what the ranks did and a hint;
+    InputError for an unknown rung, a missing file, or a world size beyond 2 to 8; LabError where
+    this machine cannot confine the file.
+    """
+    from IPython.display import display
+
+    rung, path = _rung(name, world_size), Path(file)
+    if not path.is_file():
+        raise InputError("check_ranks", [Problem("file", f"no file {file}", f"write {rung.file}")])
+    try:
+        verdict = judge(name, path.read_text(), path=path, world_size=world_size, timed=True)
+    except WrongAnswerError as error:
+        hint = _hint(rung, _count(path, name))
+        raise WrongAnswerError(f"{name}: not yet. {error} {hint}") from None
+    times = f" A step takes {1e3 * verdict.step_s:.2f} ms"
+    if verdict.lab_step_s is not None:
+        times += f", by the lab's own {1e3 * verdict.lab_step_s:.2f} ms"
+    timed = f"{times}." if rung.own else ""
+    display(Markdown.of(f"{name}: right. {verdict.sentence}{timed}"))  # type: ignore[no-untyped-call]
+
+
+def judge(
+    name: str,
+    text: str,
+    *,
+    path: Path,
+    world_size: int,
+    seed: Sequence[int] | None = None,
+    timed: bool = False,
+) -> Verdict:
+    """The verdict on a file's text; `seed` draws its instance, a new one where none is given.
+
+    With `timed` the lab's own is run beside it. Raises WrongAnswerError without a hint.
+    """
+    rung = _rung(name, world_size)
+    if why := confine.obstacle():
+        raise LabError(f"{name} cannot be tried on this machine: {why}")
+    problems = source.problems(text)
+    require(not problems, f"{path.name} cannot be tried: {'; '.join(problems[:3])}.")
+    draw = np.random.default_rng(list(seed) if seed else secrets.randbits(64))
+    spec, arrays, whole = rung.instance(draw, world_size)
+    spec |= {"needs": rung.needs, "world_size": world_size, "limit_s": LIMIT_S}
+    theirs = spec | {"task": rung.task, "file": str(path.resolve()), "source": text}
+    theirs |= {"trials": rung.trials, "confined": True}
+    ended = _run(theirs, arrays)
+    trials = _trials(ended, theirs)
+    expected, own = _expected(rung, spec, arrays, whole, timed=timed)
+    evidence = Evidence(world_size, trials, expected, spec | {"arrays": arrays})
+    sentence = rung.judge(evidence)
+    _require_carried(ended, rung, evidence)
+    return Verdict(sentence, min(trial.slowest("step_s") for trial in trials), own)
+
+
+def _rung(name: str, world_size: int) -> Rung:
+    if name not in RUNGS:
+        raise InputError("check_ranks", [Problem(name, "no such rung", nearest(name, RUNGS))])
+    if not 2 <= world_size <= LARGEST_WORLD:
+        what = f"{world_size}; a rung is tried on 2 to {LARGEST_WORLD} ranks"
+        raise InputError("check_ranks", [Problem("world_size", what)])
+    return RUNGS[name]
+
+
+def _run(spec: Mapping[str, Any], arrays: Sequence[Mapping[str, Any]]) -> Ended:
+    with tempfile.TemporaryDirectory(prefix="lab-ranks-") as folder:
+        inputs = []
+        for rank, mine in enumerate(arrays):
+            with io.BytesIO() as stream:
+                task = json.dumps(dict(spec) | {"rank": rank, "folder": folder})
+                np.savez(stream, spec=np.array(task), **mine)
+                inputs.append(stream.getvalue())
+        return run_ranks(inputs, folder=Path(folder), limit_s=LIMIT_S)
+
+
+def _trials(ended: Ended, spec: Mapping[str, Any]) -> list[Trial]:
+    """What the ranks left; raises WrongAnswerError with the first cause where one left nothing."""
+    contents = [_open(archive) for archive in ended.archives]
+    errors = {rank: _error(content) for rank, content in enumerate(contents) if "error" in content}
+    if errors:
+        # Those that lost a peer follow from the one that failed by itself.
+        first = min(errors, key=lambda rank: ("Connection" in errors[rank]["message"], rank))
+        error, file = errors[first], Path(str(spec.get("file", ""))).name
+        place = f" in {file}, line {error['line']}" if error["line"] else ""
+        why = OBSTACLES.get(error["type"], "")
+        raise WrongAnswerError(
+            f"Rank {first} failed{place}: {error['type']}: {error['message']}"
+            f"{f' ({why})' if why else ''}."
+        )
+    if any(ended.stacks):
+        raise WrongAnswerError(_hang(ended, spec))
+    if any(not content for content in contents):
+        rank = next(rank for rank, content in enumerate(contents) if not content)
+        raise WrongAnswerError(
+            f"Rank {rank} ended with exit code {ended.codes[rank]} before it was done."
+        )
+    numbers = sorted({key.split("/")[0] for key in contents[0]}, key=int)
+    try:
+        return [
+            Trial(
+                [json.loads(str(content[f"{number}/facts"])) for content in contents],
+                [_of(content, number) for content in contents],
+            )
+            for number in numbers
+        ]
+    except (KeyError, ValueError):
+        raise WrongAnswerError("Ranks did not all do the same.") from None
+
+
+def _of(content: Mapping[str, Any], number: str) -> dict[str, Any]:
+    prefix = f"{number}/"
+    return {
+        key.removeprefix(prefix): value
+        for key, value in content.items()
+        if key.startswith(prefix) and key != f"{prefix}facts"
+    }
+
+
+def _open(archive: bytes) -> dict[str, Any]:
+    try:
+        with np.load(io.BytesIO(archive), allow_pickle=False) as content:
+            return dict(content)
+    except (ValueError, OSError, EOFError, KeyError):
+        return {}
+
+
+def _error(content: Mapping[str, Any]) -> dict[str, Any]:
+    error: dict[str, Any] = json.loads(str(content["error"]))
+    return error
+
+
+def _hang(ended: Ended, spec: Mapping[str, Any]) -> str:
+    file = str(spec.get("file", ""))
+    places = []
+    for rank, stack in enumerate(ended.stacks):
+        where = line_in(stack, file) or ("outside of the file" if stack else "it had ended")
+        places.append(f"rank {rank}: {where}")
+    return (
+        f"After {LIMIT_S:.0f} s the ranks were not done. They stood in {Path(file).name}: "
+        f"{'; '.join(places)}."
+    )
+
+
+def _expected(
+    rung: Rung,
+    spec: dict[str, Any],
+    arrays: Sequence[dict[str, Any]],
+    whole: dict[str, Any],
+    *,
+    timed: bool,
+) -> tuple[dict[str, Any], float | None]:
+    """What one process makes of the data of all ranks, and the step time of the lab's own."""
+    if rung.task == "all_reduce" and not timed:
+        return {}, None  # a sum, which the judge takes itself
+    given: list[dict[str, Any]] = list(arrays)
+    task = spec | {"task": rung.task, "own": rung.own, "confined": False}
+    if rung.task == "strategy":
+        given[0] = given[0] | {f"all_{name}": value for name, value in whole.items()}
+    elif whole:
+        task |= {"task": {"order": "stages"}.get(rung.task, rung.task), "world_size": 1}
+        given = [whole]
+    (trial, *_) = _trials(_run(task, given), task)
+    step_s = trial.slowest("step_s") if rung.own else None
+    return {name.removeprefix("single_"): one for name, one in trial.arrays[0].items()}, step_s
+
+
+def _require_carried(ended: Ended, rung: Rung, evidence: Evidence) -> None:
+    """Hold what the ranks say of their calls against what the kernel carried between them."""
+    if ended.sent is None:
+        return
+    n = evidence.world_size
+    said = sum(fact["bytes"] for trial in evidence.trials for fact in trial.facts)
+    if rung.task == "strategy":  # a ring's 2 (n - 1)/n of the gradients, of all steps and ranks
+        steps = sum(trial.facts[0]["steps"] for trial in evidence.trials)
+        size = sum(value.nbytes for value in evidence.expected.values())
+        said = int(steps * n * bus_factor("all_reduce", n) * size)
+    elif rung.task == "order":
+        said = 0  # in which a few numbers travel
+    elif rung.task == "all_reduce":
+        said = said // 2  # what one sends another receives
+    require(
+        ended.sent >= CARRIED * said,
+        f"{said} bytes should have passed between the ranks; the kernel carried {ended.sent}.",
+    )
+
+
+def _hint(rung: Rung, tries: int) -> str:
+    if tries <= len(rung.questions):
+        return rung.questions[tries - 1]
+    return rung.formula
+
+
+def _count(path: Path, name: str) -> int:
+    """How often a file was tried in vain, this time included."""
+    place = path.parent / TRIES
+    tries = read_json(place) or {}
+    tries[name] = int(tries.get(name, 0)) + 1
+    try:
+        write_atomically(place, json.dumps(tries).encode(), durable=False)
+    except OSError as error:
+        raise LabError(f"{place}: {error.strerror}") from None
+    return int(tries[name])

@@ -1,0 +1,248 @@
+"""Judges one lesson of a student as data: `python -m lab.course.replay LESSON FOLDER`.
+
+The instructor's copy of the lesson runs here, with the student's records in place of jobs and the
+student's answers in place of the exercises. Of the student's notebook nothing runs. The answers,
+and what is known of the records, are printed as JSON.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import importlib
+import json
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import FunctionType, SimpleNamespace
+from typing import Any
+
+from lab.config.study import Study, Task
+from lab.course.check import ANSWERS, WrongAnswerError, verdict
+from lab.course.release import LESSONS
+from lab.errors import LabError
+from lab.records.store import Store, read_record
+
+CHECKS = ("lab.check", "lab.check_ranks")
+LARGEST = 20 << 20  # bytes of a file that is read
+MOST_FILES = 3000
+MOST_CHARACTERS = 10_000  # of an answer
+TOLERANCE = 0.005  # relative, of a record's step time against its steps
+# What only a person can judge, or the machine on which it was done.
+BY_HAND = {
+    "02.ring": "a function of the notebook, which is not run here; ring.py is",
+    "09.quantize": "a function of the notebook, which is not run here",
+    "11.report": "look at the report itself",
+}
+
+
+class ElsewhereError(LabError):
+    """What depends on the machine of the student."""
+
+
+def cells(lesson: str) -> Iterator[tuple[dict[str, Any], str]]:
+    """Code cells of a lesson: nbgrader's metadata, empty where there is none, and the source."""
+    content = json.loads((LESSONS / f"{lesson}.ipynb").read_text())
+    for cell in content["cells"]:
+        if cell["cell_type"] == "code":
+            yield cell["metadata"].get("nbgrader", {}), "".join(cell["source"])
+
+
+def without_checks(source: str) -> ast.Module:
+    """The statements of a cell, less those that check something."""
+    tree = ast.parse(source)
+    tree.body = [statement for statement in tree.body if not any(checks(ast.unparse(statement)))]
+    return tree
+
+
+def checks(source: str) -> Iterator[tuple[str, str, ast.Call]]:
+    """Calls of the CHECKS in a cell: the function, the exercise, the call."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in {
+            "lab.check",
+            "lab.check_ranks",
+        }:
+            assert isinstance(node.args[0], ast.Constant)
+            yield ast.unparse(node.func), str(node.args[0].value), node
+
+
+def judged(lesson: str, submitted: Path) -> dict[str, Any]:
+    """Whether each exercise is right (None where it cannot be told here), why, and the records."""
+    with tempfile.TemporaryDirectory(prefix="lab-grade-") as folder:
+        work = Path(folder)
+        for name in ("studies", "tables"):
+            without = shutil.ignore_patterns("out", ".*", "*.py")
+            shutil.copytree(LESSONS / name, work / name, ignore=without)
+        _copy_records(submitted, work)
+        os.chdir(work)
+        faults, signatures = _inspect(work)
+        exercises = {}
+        if any((submitted / ANSWERS).glob("*.txt")):
+            _replace_jobs()
+            exercises = dict(_outcomes(lesson, submitted))
+        os.chdir("/")
+    return {"exercises": exercises, "faults": faults, "signatures": signatures}
+
+
+def handed_in(submitted: Path) -> Iterator[Path]:
+    """Files that a repeat left, relative to the submission, and no links.
+
+    Nothing outside of what was handed in is read. Raises LabError where it is more than any study
+    leaves.
+    """
+    count = 0
+    for root, folders, files in os.walk(submitted / "studies", followlinks=False):
+        folders[:] = [name for name in folders if not (Path(root) / name).is_symlink()]
+        place = Path(root).relative_to(submitted)
+        if "out" not in place.parts:
+            continue
+        for name in files:
+            path = Path(root) / name
+            wanted = name == "record.json" or name.endswith(".parquet")
+            if wanted and path.is_file() and not path.is_symlink():
+                count += 1
+                if count > MOST_FILES or path.stat().st_size > LARGEST:
+                    raise LabError(f"{place / name}: more than is read of a submission")
+                yield place / name
+
+
+def _copy_records(submitted: Path, work: Path) -> None:
+    """Copy what was measured of the course's own studies."""
+    for place in handed_in(submitted):
+        if (work / Path(*place.parts[:2]) / "study.yaml").exists():
+            (work / place).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(submitted / place, work / place)
+
+
+def _inspect(work: Path) -> tuple[list[str], list[str]]:
+    """Faults of the records, and signatures by which copies of them are known."""
+    import numpy as np
+    import pandas as pd
+
+    faults, signatures = [], []
+    for path in sorted(work.glob("studies/*/out/runs/*/*/record.json")):
+        place = str(path.parent.relative_to(work / "studies"))
+        record = read_record(path)
+        if record is None or not record.completed or record.timing is None:
+            continue
+        if record.run.id != path.parent.parent.name or str(record.repeat) != path.parent.name:
+            faults.append(f"{place} holds the record of another run")
+        signatures.append(f"{record.run_id} {record.repeat} {record.finished_at}")
+        try:
+            steps = pd.read_parquet(path.with_name("steps.parquet"))
+            measured = steps[~steps["warmup"].astype(bool)]
+            slowest = measured.groupby("step")["step_time"].max()
+            median, times = float(slowest.median()), measured["step_time"].to_numpy(float)
+        except Exception as error:  # noqa: BLE001 whatever is wrong with a student's file
+            faults.append(f"{place} has no steps that can be read ({type(error).__name__})")
+            continue
+        if not abs(median - record.timing.step.median) <= TOLERANCE * median:
+            recorded = f"{record.timing.step.median:.6g} s"
+            faults.append(f"{place} says {recorded} for a step, and its steps say {median:.6g} s")
+        losses = steps.groupby("step")["loss"].mean().to_numpy(float)
+        said = np.array(record.quality.loss if record.quality else [])
+        if said.shape != losses.shape or not np.allclose(said, losses, rtol=TOLERANCE):
+            faults.append(f"{place} says other losses than its steps")
+        # Relative, so that times which were all multiplied are known too.
+        content = np.round(times / times[0], 6).tobytes()
+        signatures.append(hashlib.sha256(record.run_id.encode() + content).hexdigest())
+    return faults, signatures
+
+
+def _replace_jobs() -> None:
+    """Make the lesson's calls read records; what asks the machine raises, what shows is silent."""
+    from lab.course import pictures
+    from lab.report import blocks, inference_sections, sections, study_sections
+
+    lab: Any = importlib.import_module("lab")  # as the lesson's cells see it
+
+    def elsewhere(*_: Any, **__: Any) -> None:
+        raise ElsewhereError("it depends on the machine on which it was measured")
+
+    def stored(study: Study, *_: Any, tasks: Sequence[Task] | None = None, **__: Any) -> Any:
+        return SimpleNamespace(wait=lambda **_: _records(study, tasks or study.tasks))
+
+    for name in ("calibrate", "doctor", "plan", "predict", "report"):
+        setattr(lab, name, elsewhere)
+    lab.Cluster = SimpleNamespace(load=elsewhere)
+    lab.launch = stored
+    for module in (blocks, pictures, inference_sections, sections, study_sections):
+        for name, value in list(vars(module).items()):
+            if isinstance(value, FunctionType):
+                setattr(module, name, lambda *_, **__: None)
+
+
+def _records(study: Study, tasks: Sequence[Task]) -> list[Any]:
+    store = Store(study.out)
+    missing = [task for task in tasks if not store.completed(task)]
+    if missing:
+        count = f"{len(missing)} of {len(tasks)} records of {study.name} are missing"
+        raise LabError(f"{count}, such as that of {missing[0].label}")
+    return store.records(tasks)
+
+
+def _outcomes(lesson: str, submitted: Path) -> Iterator[tuple[str, tuple[bool | None, str]]]:
+    """The verdict on each exercise, in the order of the lesson."""
+    space: dict[str, Any] = {"display": lambda *_: None}
+    lost: dict[str, tuple[bool | None, str]] = {}  # names that the lesson could not compute
+    for mark, source in cells(lesson):
+        if mark.get("solution"):
+            continue
+        tree = without_checks(source)
+        try:
+            exec(compile(tree, lesson, "exec"), space)  # noqa: S102 our own cell
+        except Exception as error:  # noqa: BLE001 the exercises that need it tell why
+            reason = _reason(error, lost)
+            for node in ast.walk(tree):
+                if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+                    lost[node.id] = reason
+        for function, name, call in checks(source):
+            if function != "lab.check":
+                continue
+            try:
+                measured = {str(given.arg): _value(given.value, space) for given in call.keywords}
+            except Exception as error:  # noqa: BLE001 what the lesson could not compute
+                yield name, _reason(error, lost)
+                continue
+            yield name, _outcome(name, submitted, measured)
+
+
+def _value(node: ast.expr, space: dict[str, Any]) -> Any:
+    return eval(compile(ast.Expression(node), "lesson", "eval"), space)  # noqa: S307 our own cell
+
+
+def _reason(error: Exception, lost: dict[str, tuple[bool | None, str]]) -> tuple[bool | None, str]:
+    if isinstance(error, NameError) and error.name in lost:
+        return lost[error.name]
+    return (None if isinstance(error, ElsewhereError) else False), str(error)
+
+
+def _outcome(name: str, submitted: Path, measured: dict[str, Any]) -> tuple[bool | None, str]:
+    if name in BY_HAND:
+        return None, BY_HAND[name]
+    path = submitted / ANSWERS / f"{name}.txt"
+    try:
+        if path.is_symlink() or path.stat().st_size > MOST_CHARACTERS:
+            return False, "the answer cannot be read"
+        answer = ast.literal_eval(path.read_text())
+    except FileNotFoundError:
+        return False, "no answer was handed in"
+    except (OSError, ValueError, SyntaxError, MemoryError, RecursionError):
+        return False, "the answer cannot be read"
+    try:
+        return True, verdict(name, answer, **measured)
+    except WrongAnswerError as error:
+        return False, str(error)
+    except Exception as error:  # noqa: BLE001 an answer of a shape that no judge expects
+        return (
+            False,
+            f"{name}: not yet. The answer has an unexpected form ({type(error).__name__}).",
+        )
+
+
+if __name__ == "__main__":
+    verdicts = judged(sys.argv[1], Path(sys.argv[2]))
+    sys.stdout.write("\n" + json.dumps(verdicts))

@@ -1,0 +1,248 @@
+"""lab bench public: how wrong the law of layouts is on tables that others published."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from lab.analysis.layout_table import LayoutRow, LayoutTable, read_layouts
+from lab.errors import InputError, Problem
+from lab.files import SHARED
+from lab.perfmodel import layout_law
+from lab.perfmodel.layout_law import LayoutLaw
+from lab.perfmodel.memory import USABLE, transformer_memory
+
+TABLES = ("vtrain_a100_single_node", "mpt_a100_40gb", "playbook_1b_h100")
+MOST_TENSOR = 8  # of a second row for tables that go further: ranks of one node
+
+
+@dataclass(frozen=True)
+class PublicScore:
+    """How predictions of one table compare with what was measured, where `fitted` rows were known.
+
+    `error` is the mean absolute relative error, `median_error` the median one, `spearman` the rank
+    correlation, `inside` the share of measurements within their intervals. Of the layouts of one
+    model, batch and number of GPUs the fastest predicted that fits is picked: `regret` is how much
+    slower it is than the fastest measured, and `ran` the share of picks that ran. All are medians
+    over `splits`, but for `worst_regret`, the median of the worst. `memory_error` is the mean error
+    of the peaks that the table tells, `fit` the share of rows that ran and fit in prediction,
+    `refused` that of rows that failed, for whatever reason, and do not fit. None where nothing can
+    be compared.
+    """
+
+    table: str
+    rows: int
+    fitted: int
+    splits: int
+    error: float
+    median_error: float
+    spearman: float | None
+    inside: float
+    groups: int = 0
+    regret: float | None = None
+    worst_regret: float | None = None
+    ran: float | None = None
+    memory_error: float | None = None
+    fit: float | None = None
+    refused: float | None = None
+
+    def row(self) -> dict[str, str]:
+        """For people."""
+        return {
+            "table": self.table,
+            "rows": f"{self.rows}",
+            "fitted": f"{self.fitted}",
+            "error": _percent(self.error),
+            "median error": _percent(self.median_error),
+            "Spearman": "" if self.spearman is None else f"{self.spearman:.3f}",
+            "in interval": _percent(self.inside),
+            "groups": f"{self.groups}",
+            "picks that ran": _percent(self.ran),
+            "regret": _percent(self.regret),
+            "worst regret": _percent(self.worst_regret),
+            "memory error": _percent(self.memory_error),
+            "ran and fits": _percent(self.fit),
+            "failed and does not fit": _percent(self.refused),
+        }
+
+
+@dataclass(frozen=True)
+class PublicBench:
+    """Scores without and with fitted rows, what was assumed of each table, and the git commit."""
+
+    scores: tuple[PublicScore, ...]
+    assumptions: dict[str, list[str]]
+    commit: str | None
+
+    def table(self) -> list[dict[str, str]]:
+        """One row per table and number of fitted rows."""
+        return [score.row() for score in self.scores]
+
+    def content(self) -> dict[str, Any]:
+        """For programs: errors, regrets and shares as fractions."""
+        scores = [asdict(score) for score in self.scores]
+        return {"commit": self.commit, "scores": scores, "assumptions": self.assumptions}
+
+    def notes(self) -> list[str]:
+        """What was assumed, and the commit, as sentences."""
+        notes = [f"{name}: {'; '.join(told)}." for name, told in self.assumptions.items() if told]
+        return [*notes, f"commit {self.commit}"] if self.commit else notes
+
+
+def public(
+    tables: Sequence[str | Path] = (),
+    *,
+    fit: int = 10,
+    splits: int = 30,
+    assume: Mapping[str, Any] | None = None,
+) -> PublicBench:
+    """Fit `fit` random rows of each table and predict the others, `splits` times; and with none.
+
+    Without tables those that come with the lab. Raises InputError for a table of which no rows can
+    be read, and for fewer rows than are to be fitted.
+    """
+    if fit < 0 or splits < 1:
+        wrong = Problem("--fit" if fit < 0 else "--splits", "is too small", "such as 10 and 30")
+        raise InputError("bench public", [wrong])
+    paths = [Path(table) for table in tables] or [
+        SHARED / "docs" / "tables" / f"{name}.csv" for name in TABLES
+    ]
+    scores: list[PublicScore] = []
+    assumptions = {}
+    for path in paths:
+        table = read_layouts(path, assume=assume)
+        notes = [*table.assumptions]
+        notes += [f"{count} rows left out: {why}" for why, count in table.left_out.items()]
+        assumptions[table.name] = notes
+        for name, rows in _parts(table):
+            measured = sum(row.step_s is not None for row in rows)
+            if measured <= fit:
+                what = f"{measured} rows have a time, of which {fit} are to be fitted"
+                raise InputError(name, [Problem("--fit", what, "fewer, or a larger table")])
+            scores += [
+                _score(name, rows, known, splits if known else 1) for known in {0: 0, fit: fit}
+            ]
+    return PublicBench(tuple(scores), assumptions, _commit())
+
+
+def _parts(table: LayoutTable) -> Iterable[tuple[str, list[LayoutRow]]]:
+    """All rows, and those whose tensor parallel ranks share a node where not all do."""
+    rows = list(table.rows)
+    near = [row for row in rows if row.case.candidate.layout.tensor <= MOST_TENSOR]
+    yield table.name, rows
+    if len(near) < len(rows):
+        yield f"{table.name}, tp <= {MOST_TENSOR}", near
+
+
+def _score(name: str, rows: Sequence[LayoutRow], known: int, splits: int) -> PublicScore:
+    from scipy.stats import spearmanr
+
+    measured = [row for row in rows if row.step_s is not None]
+    cases = [row.case for row in measured]
+    steps = np.array([row.step_s for row in measured])
+    groups = _groups(rows)
+    rng = np.random.default_rng(0)
+    results = []
+    for _ in range(splits):
+        order = rng.permutation(len(cases))
+        train, rest = order[:known], order[known:]
+        others = [cases[place] for place in rest]
+        law = layout_law.expected(cases[0].machine.gpu.name, cases[0].framework)
+        if known:
+            law = layout_law.fit([cases[place] for place in train], steps[train].tolist())
+        expected, truth = law.predict(others), steps[rest]
+        low, high = law.intervals(others)
+        errors = np.abs(expected / truth - 1)
+        rank = float(spearmanr(expected, truth)[0]) if len(truth) > 2 else None
+        inside = float(np.mean((low <= truth) & (truth <= high)))
+        means = float(errors.mean()), float(np.median(errors))
+        results.append((*means, rank, inside, *_picks(law, groups)))
+    errors_of, middles, ranks, insides, *picks = map(list, zip(*results, strict=True))
+    regret, worst, ran = map(_median, picks)
+    return PublicScore(
+        name, len(measured), known, splits, median(errors_of), median(middles), _median(ranks),
+        median(insides), len(groups), regret, worst, ran, *_memory(rows),
+    )  # fmt: skip
+
+
+def _median(values: Iterable[Any]) -> float | None:
+    known = [float(value) for value in values if value is not None]
+    return median(known) if known else None
+
+
+def _groups(rows: Sequence[LayoutRow]) -> list[list[LayoutRow]]:
+    """Layouts that train the same model with the same batch on as many GPUs, where several ran."""
+    groups: dict[Any, list[LayoutRow]] = {}
+    for row in rows:
+        case, layout = row.case, row.case.candidate.layout
+        batch = case.candidate.micro_batch * case.candidate.grad_accum * layout.data
+        key = (case.model, case.sequence, batch, layout.world_size, case.machine.gpu.name)
+        groups.setdefault(key, []).append(row)
+    return [group for group in groups.values() if sum(row.step_s is not None for row in group) > 1]
+
+
+def _picks(
+    law: LayoutLaw, groups: Sequence[Sequence[LayoutRow]]
+) -> tuple[float | None, float | None, float | None]:
+    """Median and largest regret of what is picked in each group, and the share of it that ran."""
+    regrets, ran = [], []
+    for group in groups:
+        possible = [row for row in group if _fits(row)] or list(group)
+        pick = possible[int(np.argmin(law.predict([row.case for row in possible])))]
+        ran.append(pick.step_s is not None)
+        if pick.step_s is not None:
+            regrets.append(
+                pick.step_s / min(row.step_s for row in group if row.step_s is not None) - 1
+            )
+    if not groups:
+        return None, None, None
+    worst = max(regrets) if regrets else None
+    return (median(regrets) if regrets else None), worst, sum(ran) / len(ran)
+
+
+def _peak(row: LayoutRow, *, first_stage: bool = False) -> float:
+    """Bytes of the fullest rank, or of rank 0, whose peak is what tables hold."""
+    case = row.case
+    memory = transformer_memory(
+        case.model,
+        case.sequence,
+        case.candidate,
+        balanced=case.framework.balanced,
+        first_stage=first_stage,
+    )
+    return memory.total
+
+
+def _fits(row: LayoutRow) -> bool:
+    return _peak(row) <= USABLE * row.case.machine.gpu.memory_bytes
+
+
+def _memory(rows: Sequence[LayoutRow]) -> tuple[float | None, float | None, float | None]:
+    """Mean error of peaks, share of rows that ran and fit, of those that failed and do not fit."""
+    errors = [
+        abs(_peak(row, first_stage=True) / row.memory_bytes - 1) for row in rows if row.memory_bytes
+    ]
+    ran = [_fits(row) for row in rows if not row.failed]
+    failed = [not _fits(row) for row in rows if row.failed]
+    means = [float(np.mean(values)) if values else None for values in (errors, ran, failed)]
+    return means[0], means[1], means[2]
+
+
+def _percent(share: float | None) -> str:
+    return "" if share is None else f"{100 * share:.1f} %"
+
+
+def _commit() -> str | None:
+    """The commit of the checkout, with a + where files differ from it; None without git."""
+    command = ["git", "-C", str(SHARED), "describe", "--always", "--abbrev=12", "--dirty=+"]
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, check=False)
+    except OSError:
+        return None
+    return answer.stdout.strip() or None

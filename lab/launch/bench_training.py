@@ -1,0 +1,157 @@
+"""lab bench training: the lab's step beside that of other loops that train the same model."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lab import machine
+from lab.config.datasets import vocab_size_of
+from lab.config.models import GPT
+from lab.config.run import Run
+from lab.config.study import Study
+from lab.errors import InputError, LabError, Problem
+from lab.formatting import format_seconds, rounded
+from lab.records.schema import Stat
+from lab.records.statistics import stat
+
+LAB, PLAIN, CONTROL = "instrumented", "plain", "control"
+WARMUP = 5
+LIMIT = 1.01  # of the lab's step to that of a plain loop, and of any other
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "cpu": {"model": "gpt-nano", "micro_batch_size": 8},
+    "cuda": {"model": "gpt2-small", "micro_batch_size": 16, "precision": "bf16"},
+}
+SETTINGS = {"model", "precision", "micro_batch_size", "compile", "learning_rate", "seed"}
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The lab's step over that of another loop, by rounds of one step each."""
+
+    run: Run
+    device: str
+    loop: str
+    rounds: int
+    ratio: Stat
+    control: Stat  # of two equal plain loops: what this machine makes of no difference
+    lab_s: float  # medians of a step
+    loop_s: float
+
+    @property
+    def slower(self) -> bool:
+        """Whether the lab's step takes longer, by more than the limit and surely."""
+        low = self.ratio.interval[0] if self.ratio.interval else self.ratio.median
+        return self.ratio.median > LIMIT and low > 1
+
+    def row(self) -> dict[str, str]:
+        """For people."""
+        return {
+            "configuration": ", ".join(self.run.label_parts[:1] + self.run.label_parts[3:]),
+            "device": self.device,
+            "beside": self.loop,
+            "lab / other": _with_interval(self.ratio),
+            "plain / plain": _with_interval(self.control),
+            "step of the lab": format_seconds(self.lab_s),
+            "of the other": format_seconds(self.loop_s),
+            "rounds": str(self.rounds),
+        }
+
+
+def _with_interval(ratio: Stat) -> str:
+    low, high = ratio.interval or (None, None)
+    return rounded(ratio.median, low, high)
+
+
+def training(
+    study: str | None = None,
+    *,
+    nanogpt: str | None = None,
+    rounds: int = 60,
+    quick: bool = False,
+) -> list[Comparison]:
+    """Time the lab's loop, two plain ones and those of others in turn, on one GPU or CPU core.
+
+    The others are nanoGPT's, where the path of its `model.py` is given, and Lightning Fabric's if
+    it is installed. Of a `study` its GPTs on one device are trained, each on synthetic samples;
+    without one a small GPT, on a GPU GPT-2. `quick` takes 20 rounds. Raises InputError for a study
+    without such a run and a file that is missing, LabError where a loop fails.
+    """
+    if nanogpt is not None and not Path(nanogpt).is_file():
+        raise InputError("bench", [Problem(nanogpt, "no such file", "nanoGPT's model.py")])
+    device = "cuda" if machine.gpus() else "cpu"
+    steps = {"steps": WARMUP + 1 + (20 if quick else rounds), "warmup_steps": WARMUP}
+    path = str(Path(nanogpt).resolve()) if nanogpt else ""
+    runs = [Run.model_validate(DEFAULTS[device])]
+    if study is not None:
+        runs = _of_study(study, device, quick=quick)
+    comparisons: list[Comparison] = []
+    for settings in _distinct(map(_settings, runs)):
+        run = Run.model_validate(settings | steps)
+        answer = selftest("training", run.model_dump_json(), device, path)
+        comparisons += compared(run, device, answer)
+    return comparisons
+
+
+def compared(run: Run, device: str, answer: dict[str, Any]) -> Iterable[Comparison]:
+    """One comparison with each other loop, from the seconds of each round by loop."""
+    seconds = {name: np.array(values) for name, values in answer["wall"].items()}
+    control = stat(seconds[CONTROL] / seconds[PLAIN])
+    for name in seconds:
+        if name not in {LAB, CONTROL}:
+            yield Comparison(
+                run=run,
+                device=device,
+                loop=name,
+                rounds=answer["rounds"],
+                ratio=stat(seconds[LAB] / seconds[name]),
+                control=control,
+                lab_s=float(np.median(seconds[LAB])),
+                loop_s=float(np.median(seconds[name])),
+            )
+
+
+def _of_study(study: str, device: str, *, quick: bool) -> list[Run]:
+    """The study's runs that every loop can make on one device of this kind."""
+    loaded = Study.load(study, quick=quick)
+    runs = [
+        run
+        for run in loaded.runs
+        if run.task == "train"
+        and isinstance(run.architecture, GPT)
+        and run.world_size == run.grad_accum == 1
+        and run.precision != "fp16"  # the other loops scale no loss
+        and run.device_needed in {"any", device}
+    ]
+    if not runs:
+        what = "no GPT trained on one device, in fp32, tf32 or bf16, without accumulation"
+        raise InputError(loaded.name, [Problem("grid", what, "choose another study")])
+    return runs
+
+
+def _settings(run: Run) -> dict[str, Any]:
+    """What every loop knows of a run, with synthetic samples of its own vocabulary."""
+    words = vocab_size_of(run.architecture, run.dataset)
+    data = {"kind": "synthetic", "vocab_size": words}
+    return run.model_dump(include=SETTINGS) | {"strategy": "single", "data": data}
+
+
+def _distinct(settings: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    every = list(settings)
+    return [one for place, one in enumerate(every) if one not in every[:place]]
+
+
+def selftest(name: str, *arguments: str) -> Any:
+    """The JSON that a benchmark of the worker prints; raises LabError where its ranks fail."""
+    command = [sys.executable, "-m", "lab.worker.selftest", name, *arguments]
+    process = subprocess.run(command, capture_output=True, text=True, check=False)
+    if process.returncode:
+        raise LabError(f"the ranks of the benchmark failed:\n{process.stderr.strip()[-2000:]}")
+    return json.loads(process.stdout)

@@ -1,0 +1,63 @@
+"""What the ranks of a job are to do: a JSON file, believed with the digest in their command alone.
+
+`python -m lab.launch.work FILE SHA256` runs on each rank. It is no pickle, as submitit's is: one
+that another user put in its place would run as whoever reads it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lab.errors import LabError
+from lab.files import OWN_MODE, write_atomically
+from lab.launch.supervisor import supervise
+
+if TYPE_CHECKING:
+    from lab.launch.executor import JobSpec
+
+
+def write_work(specs: Sequence[JobSpec], folder: Path) -> list[str]:
+    """Write what an array of jobs does; returns the options by which Python does it."""
+    calls = [
+        {
+            "folder": str(spec.folder),
+            "function": [spec.function.__module__, spec.function.__qualname__],
+            "arguments": spec.arguments,
+        }
+        for spec in specs
+    ]
+    content = json.dumps(calls).encode()
+    path = folder / "work.json"
+    write_atomically(path, content, mode=OWN_MODE)
+    return ["-m", "lab.launch.work", str(path), hashlib.sha256(content).hexdigest()]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Do this rank's part of its job; returns the exit status."""
+    import submitit
+
+    path, digest = sys.argv[1:] if arguments is None else arguments
+    try:
+        content = Path(path).read_bytes()
+        if hashlib.sha256(content).hexdigest() != digest:
+            raise LabError(f"{path} is not what was submitted: somebody has changed it")
+        os.environ["SUBMITIT_FOLDER"] = str(Path(path).parent)
+        call = json.loads(content)[int(submitit.JobEnvironment().array_task_id or 0)]
+        supervise(Path(call["folder"]))
+        module, name = call["function"]
+        getattr(importlib.import_module(module), name)(*call["arguments"])
+    except LabError as error:
+        sys.stderr.write(f"lab: {error}\n")
+        return error.exit_status
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,298 @@
+"""The law of a training step by its layout, and its fit to a few measured rows.
+
+A step is a sum of few terms, each a quantity of the layout by itself (FLOPs over the peak, bytes
+over a link's rate, passes of a layer, hops between stages) times a coefficient that is never
+negative. The coefficients have expectations by GPU; rows move them as far as they know better.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from lab.config.run import value_bytes
+from lab.perfmodel.collectives import Level
+from lab.perfmodel.framework import ANY, Framework
+from lab.perfmodel.hardware import Machine
+from lab.perfmodel.layout import Candidate
+from lab.perfmodel.transformer import Transformer
+
+Floats = npt.NDArray[np.float64]
+ROW_ERROR, TAIL = 0.06, 2.0  # relative; the pull of errors fades beyond TAIL times that
+LEFT_ERROR = 0.08  # relative, of what the terms leave out, where too few rows tell it
+
+
+@dataclass(frozen=True)
+class Coefficient:
+    """What is expected of a coefficient before a row is seen, and the deviation of its logarithm.
+
+    Without a unit it multiplies the time by the makers' figures.
+    """
+
+    expected: float
+    spread: float
+    meaning: str
+
+
+# Expectations of A100s: between the fits to 1440 layouts of Megatron-DeepSpeed (vTrain 2024) and 78
+# of FSDP (llm-foundry); `crossing` and `nodes` to nanotron's (Ultra-Scale Playbook 2025).
+COEFFICIENTS = {
+    "flops": Coefficient(1.45, 0.15, "products, over the peak: its inverse is the share reached"),
+    "launch": Coefficient(7e-4, 0.5, "s to launch a layer's pass, which products hide"),
+    "memory": Coefficient(7.0, 0.6, "reads and writes of a layer's values, over memory's rate"),
+    "head": Coefficient(1.0, 0.5, "head and loss, over products and memory"),
+    "tensor_bytes": Coefficient(1.4, 0.5, "sums of tensor parallelism, over the links' rate"),
+    "tensor_messages": Coefficient(3.0, 0.7, "messages of these sums, over the links' latency"),
+    "data": Coefficient(0.7, 0.6, "gradients and gathered weights, over the links' rate"),
+    "stage": Coefficient(3e-4, 1.0, "s to hand a micro-batch on to the next stage"),
+    "stage_bytes": Coefficient(1.0, 0.7, "what stages hand on, over the links' rate"),
+    "crossing": Coefficient(2e-5, 2.0, "s that tensor parallel ranks lose per layer's pass where "
+                            "their pipeline crosses nodes"),
+    "optimizer": Coefficient(1.5, 0.5, "state that the optimizer reads and writes"),
+    "nodes": Coefficient(2e-4, 1.5, "s of a step per node"),
+    "constant": Coefficient(1e-2, 1.0, "s of a step"),
+}  # fmt: skip
+NAMES = tuple(COEFFICIENTS)
+_SPREADS = np.array([coefficient.spread for coefficient in COEFFICIENTS.values()])
+# Inverse shares of the peak by generation. H100s reach less of theirs: MLPerf's and the playbook's.
+FLOPS_BY_GPU = {"h100": 2.0, "h200": 2.0, "b200": 2.2, "gh200": 2.0}
+OPTIMIZER_BYTES = 28  # AdamW in fp32: weights, gradients, both moments read, all but one written
+_HIDES = 2.0  # gathers and passes hide each other: by the root of squares
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model that trains with sequences of so many tokens, one way, on one machine."""
+
+    model: Transformer
+    sequence: int
+    candidate: Candidate
+    machine: Machine
+    recomputed: float | None = None  # share of the forward pass; None: by the candidate
+    framework: Framework = ANY
+
+    @property
+    def passes(self) -> float:
+        """Forward passes' worth of work: the backward pass is two, and what it recomputes."""
+        if self.recomputed is not None:
+            return 3 + self.recomputed
+        return 4.0 if self.candidate.checkpointing == "full" else 3.0
+
+
+def quantities(cases: Sequence[Case]) -> dict[str, Floats]:
+    """What the coefficients multiply: s by the makers' figures, counts of passes, hops, nodes."""
+    rows = [_quantities(case) for case in cases]
+    return {name: np.array([row[name] for row in rows], dtype=float) for name in rows[0]}
+
+
+def _quantities(case: Case) -> dict[str, float]:
+    model, candidate, machine = case.model, case.candidate, case.machine
+    layout, accum = candidate.layout, candidate.grad_accum
+    tensor, stages, data = layout.tensor, layout.pipeline, layout.data
+    tokens = candidate.micro_batch * case.sequence / layout.context
+    passes = case.passes
+    peak, memory = machine.gpu.fastest(candidate.precision), machine.gpu.memory_bytes_per_s
+    value = value_bytes(candidate.precision)
+    handed = tokens * model.width * value / (tensor if layout.sequence_parallel else 1)
+    longest, last = model.stage_layers(stages, balanced=case.framework.balanced)
+    # The first micro-batch passes all layers; each further one ends a stage later.
+    through = longest + (stages - 1) * longest / layout.interleave
+    if stages == 1 or stages > model.layers or case.framework.balanced:
+        through = model.layers
+    split = tokens * (model.hidden * model.active * (2 if model.gated else 1) + 3 * model.width)
+    sums = (2 * passes - 2) if tensor > 1 else 0
+    level = machine.levels(tensor)
+    summed = tokens * model.width * value
+    exchanged = _exchanged(case, tokens, value, passes)
+    weights = (longest * model.block() / layout.expert + model.embedding) / tensor
+    gradients = weights * value
+    gathered = model.parameters / (tensor * stages) * value
+    whole = layout.sharing == "fsdp" and data > 1
+    hops = 2 * (accum * layout.interleave + stages - 2) if stages > 1 else 0
+    crosses = tensor * data * stages > machine.gpus_per_node
+    cards = machine.outer if crosses else machine.inner
+    state = weights / (data if layout.shards("optimizer") else 1)
+    nodes = math.ceil(layout.world_size / machine.gpus_per_node)
+    groups = machine.levels(data * layout.context, stride=tensor)
+    return {
+        "layer_flops": passes * model.layer_flops(tokens, case.sequence) / tensor / peak,
+        "layer_launch": passes,
+        "layer_memory": passes * (value / 2) * (2 * handed / value + 2 * split / tensor) / memory,
+        "layer_tensor": (sums * 2 * _ring(level, summed) + exchanged),
+        "layer_messages": sums * _messages(level),
+        "layer_crossing": passes * tensor * (stages > 1 and tensor > 1 and crosses),
+        "visits": through + (accum - 1) * longest,
+        "visits_last": through + (accum - 1) * last,
+        "head_flops": 6 * model.embedding * tokens / tensor / peak,
+        "head_memory": 12 * model.vocabulary * tokens / tensor / memory,
+        "accum": accum,
+        "hides": case.framework.hides,
+        "gathers": 3 * _ring(groups, gathered) if whole else 0.0,
+        "data": 0.0 if whole else 2 * _ring(groups, gradients),
+        "stage": hops,
+        "stage_bytes": hops * handed / cards.bytes_per_s,
+        "optimizer": state * OPTIMIZER_BYTES / memory,
+        "nodes": nodes if data > 1 else 0,
+    }
+
+
+def _ring(levels: Sequence[Level], size: float) -> float:
+    """Seconds to gather or scatter `size` bytes within each level in turn."""
+    return sum(size * (level.parts - 1) / level.parts / level.bytes_per_s for level in levels)
+
+
+def _messages(levels: Sequence[Level]) -> float:
+    return sum((level.parts - 1) * level.alpha_s for level in levels)
+
+
+def _exchanged(case: Case, tokens: float, value: int, passes: float) -> float:
+    """Seconds of a layer's keys and values round a context ring, and tokens to and from experts."""
+    layout, model, machine = case.candidate.layout, case.model, case.machine
+    seconds = 0.0
+    if layout.context > 1:
+        keys = 2 * tokens * layout.context * model.width * model.key_value_share * value
+        ranks = machine.levels(layout.context, stride=layout.tensor)
+        seconds += passes * _ring(ranks, keys / layout.tensor)
+    if layout.expert > 1:
+        routed = 2 * tokens * model.active * model.width * value
+        ranks = machine.levels(layout.expert, stride=layout.tensor)
+        seconds += passes * _ring(ranks, routed) / layout.expert
+    return seconds
+
+
+def parts(q: Mapping[str, Floats], coefficients: Mapping[str, Any]) -> dict[str, Floats]:
+    """Seconds of a step by what takes them; their sum is the step."""
+    c = coefficients
+    # What a link waits for is launched too: tensor parallel calls across a pipeline's nodes.
+    launch = c["launch"] * q["layer_launch"] + c["crossing"] * q["layer_crossing"]
+    dense = c["flops"] * q["layer_flops"] + c["memory"] * q["layer_memory"]
+    layer = _larger(dense, launch, q["hides"])
+    head = c["head"] * (c["flops"] * q["head_flops"] + c["memory"] * q["head_memory"])
+    tensor = c["tensor_bytes"] * q["layer_tensor"] + c["tensor_messages"] * q["layer_messages"]
+    # A pipeline goes as fast as the slower of its longest stage and its last, which has the head.
+    ends = q["visits_last"] * (layer + tensor) + q["accum"] * head
+    slowest = q["visits"] * (layer + tensor) + head > ends
+    visits = np.where(slowest, q["visits"], q["visits_last"])
+    compute = visits * layer + np.where(slowest, 1, q["accum"]) * head
+    passed = compute + visits * tensor
+    gathers = _larger(passed, q["accum"] * c["data"] * q["gathers"], _HIDES) - passed
+    return {
+        "compute": compute,
+        "tensor parallelism": visits * tensor,
+        "data parallelism": gathers + c["data"] * q["data"] + c["nodes"] * q["nodes"],
+        "stages": c["stage"] * q["stage"] + c["stage_bytes"] * q["stage_bytes"],
+        "optimizer": c["optimizer"] * q["optimizer"],
+        "constant": np.asarray(c["constant"] + 0.0 * q["visits"]),
+    }
+
+
+def _larger(one: Floats, other: Floats, power: Floats | float) -> Floats:
+    """The larger of two times that hide each other, smooth where they are alike."""
+    return np.asarray((one**power + other**power) ** (1 / power))
+
+
+@dataclass(frozen=True)
+class LayoutLaw:
+    """Coefficients by name, how many rows they were fitted to, and what the fit leaves open.
+
+    `covariance` is that of the logarithms, `error` the relative deviation of a row.
+    """
+
+    coefficients: dict[str, float]
+    rows: int = 0
+    error: float = LEFT_ERROR
+    covariance: Floats = field(repr=False, default_factory=lambda: np.diag(_SPREADS**2))
+
+    def parts(self, case: Case) -> dict[str, float]:
+        """Seconds of a step by what takes them."""
+        every = parts(quantities([case]), self.coefficients)
+        return {name: float(seconds[0]) for name, seconds in every.items()}
+
+    def predict(self, cases: Sequence[Case]) -> Floats:
+        """Seconds of a step for each case."""
+        every = parts(quantities(cases), self.coefficients).values()
+        return np.asarray(sum(every, np.zeros(len(cases))))
+
+    def intervals(self, cases: Sequence[Case]) -> tuple[Floats, Floats]:
+        """Where nineteen of twenty are expected: the lower and upper ends in s."""
+        from scipy.stats import t
+
+        q, at = quantities(cases), np.log([self.coefficients[name] for name in NAMES])
+        steps = np.exp(_log_step(q, at))
+        step = 1e-4
+        slopes = [
+            (_log_step(q, at + step * unit) - np.log(steps)) / step for unit in np.eye(len(NAMES))
+        ]
+        slope = np.stack(slopes)
+        variance = self.error**2 + np.einsum("ir,ij,jr->r", slope, self.covariance, slope)
+        factor = np.exp(t.ppf(0.975, max(self.rows - 1, 3)) * np.sqrt(variance))
+        return steps / factor, steps * factor
+
+
+def _log_step(q: Mapping[str, Floats], logarithms: Floats) -> Floats:
+    every = parts(q, dict(zip(NAMES, np.exp(logarithms), strict=True))).values()
+    return np.asarray(np.log(sum(every, np.zeros(len(q["visits"])))))
+
+
+def expected(gpu: str = "", framework: Framework = ANY) -> LayoutLaw:
+    """The law before any row is seen, for a GPU by its name in the table and for a program."""
+    values = {name: (one.expected, one.spread) for name, one in COEFFICIENTS.items()}
+    family = next((name for name in FLOPS_BY_GPU if gpu.startswith(name)), "")
+    if family:
+        values["flops"] = FLOPS_BY_GPU[family], values["flops"][1]
+    values |= framework.coefficients
+    spreads = np.array([values[name][1] for name in NAMES])
+    return LayoutLaw({name: values[name][0] for name in NAMES}, covariance=np.diag(spreads**2))
+
+
+def _linear(errors: Floats) -> Floats:
+    """Roots of a loss that grows with an error, and not with its square (pseudo-Huber)."""
+    return np.asarray(np.sign(errors) * np.sqrt(2 * (np.sqrt(1 + errors**2) - 1)))
+
+
+def _bounded(errors: Floats) -> Floats:
+    """Roots of a loss whose pull fades beyond TAIL (Cauchy)."""
+    return np.asarray(np.sign(errors) * TAIL * np.sqrt(np.log1p((errors / TAIL) ** 2)))
+
+
+def fit(cases: Sequence[Case], step_s: Sequence[float]) -> LayoutLaw:
+    """The coefficients that explain measured steps (s), between what rows say and is expected.
+
+    Logarithms of ratios are compared, so that short and long steps count alike; a crashed
+    neighbour's time pulls the less the further it lies from what the other rows say.
+    """
+    from scipy.optimize import least_squares
+
+    if not cases:
+        return expected()
+    gpus = [case.machine.gpu.name for case in cases]
+    prior = expected(max(set(gpus), key=gpus.count), cases[0].framework)
+    spreads = np.sqrt(np.diag(prior.covariance))
+    centre = np.log([prior.coefficients[name] for name in NAMES])
+    q, measured = quantities(cases), np.log(np.asarray(step_s, dtype=float))
+
+    def costs(tamed: Callable[[Floats], Floats]) -> Callable[[Floats], Floats]:
+        return lambda logarithms: np.concatenate(
+            [
+                tamed((_log_step(q, logarithms) - measured) / ROW_ERROR),
+                (logarithms - centre) / spreads,
+            ]
+        )
+
+    near = least_squares(costs(_linear), centre, max_nfev=100)
+    # What bounds the pull of a crashed neighbour has several minima.
+    solutions = [least_squares(costs(_bounded), start, max_nfev=100) for start in (near.x, centre)]
+    solution = min(solutions, key=lambda one: float(one.cost))
+    left = np.abs(_log_step(q, solution.x) - measured)
+    own = 1.4826 * float(np.median(left)) * math.sqrt(len(left) / max(len(left) - 4, 1))
+    return LayoutLaw(
+        coefficients=dict(zip(NAMES, np.exp(solution.x).tolist(), strict=True)),
+        rows=len(cases),
+        error=max(own, LEFT_ERROR / 2),
+        covariance=np.linalg.inv(solution.jac.T @ solution.jac),
+    )

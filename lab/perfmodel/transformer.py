@@ -1,0 +1,158 @@
+"""Transformers as published: the sizes of GPT-like, Llama-like and mixture-of-experts models."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from lab.config.models import GPT
+
+GPT2_VOCABULARY = 50304  # 50,257 filled up to a multiple of 64, as frameworks do
+
+
+@dataclass(frozen=True)
+class Transformer:
+    """A decoder: `key_value_heads` as in grouped-query attention, `hidden` the width within an MLP.
+
+    A `gated` MLP has three matrices (SwiGLU) and not two. Of `experts` MLPs in a layer each token
+    passes `active`. An untied head has a matrix of its own.
+    """
+
+    layers: int
+    width: int
+    heads: int
+    hidden: int
+    vocabulary: int = GPT2_VOCABULARY
+    key_value_heads: int = 0  # 0: as many as heads
+    gated: bool = False
+    tied: bool = True
+    experts: int = 1
+    active: int = 1
+    head_width: int = 0  # 0: width / heads
+
+    @classmethod
+    def of(cls, model: GPT, vocabulary: int) -> Transformer:
+        """The sizes of a GPT of a study, whose MLP is four times as wide as the model."""
+        vocabulary = model.vocab_size or vocabulary
+        return cls(model.layers, model.width, model.heads, 4 * model.width, vocabulary)
+
+    @property
+    def key_value_share(self) -> float:
+        """Width of keys or values over that of queries."""
+        return (self.key_value_heads or self.heads) / self.heads
+
+    @cached_property
+    def _attention(self) -> float:
+        queries = self.heads * (self.head_width or self.width / self.heads)
+        return 2 * self.width * queries * (1 + self.key_value_share)
+
+    def block(self, *, experts: int = 0) -> float:
+        """Parameters of the matrices of a layer with this many experts; 0: with all of them."""
+        mlp = (3 if self.gated else 2) * self.width * self.hidden
+        return self._attention + (experts or self.experts) * mlp
+
+    @property
+    def embedding(self) -> float:
+        """Parameters of one embedding, and of the head."""
+        return float(self.vocabulary * self.width)
+
+    @property
+    def parameters(self) -> float:
+        """All of them but biases, norms and positions."""
+        return self.layers * self.block() + self.embedding * (1 if self.tied else 2)
+
+    def stage_layers(self, stages: int, *, balanced: bool = False) -> tuple[int, int]:
+        """Layers of a pipeline's longest stage, and of its last, which has the head.
+
+        By default stages have equal layers; `balanced` ones equal parameters, the head's counted.
+        """
+        longest = math.ceil(self.layers / stages)
+        if stages == 1 or not balanced:
+            return longest, longest
+        head = self.embedding / self.block(experts=self.active)
+        # A stage takes a layer more only where it would otherwise lack more than a twentieth.
+        longest = min(math.ceil((self.layers + head) / stages - 0.05), self.layers)
+        return longest, max(self.layers - longest * (stages - 1), 0)
+
+    def layer_flops(self, tokens: float, sequence: float) -> float:
+        """FLOPs of a layer's forward pass: 2 per active parameter, and attention without a mask."""
+        queries = self.heads * (self.head_width or self.width / self.heads)
+        return 2 * tokens * self.block(experts=self.active) + 4 * tokens * sequence * queries
+
+    def flops_per_token(self, sequence: float) -> float:
+        """Model FLOPs of forward and backward, the numerator of MFU (PaLM, appendix B)."""
+        return 3 * (self.layers * self.layer_flops(1, sequence) + 2 * self.embedding)
+
+
+def _llama(
+    layers: int, width: int, heads: int, groups: int, hidden: int, vocabulary: int
+) -> Transformer:
+    return Transformer(layers, width, heads, hidden, vocabulary, groups, gated=True, tied=False)
+
+
+def _gpt(layers: int, width: int, heads: int) -> Transformer:
+    return Transformer(layers, width, heads, 4 * width)
+
+
+# What a name with a size means; the first pattern that is found. Sizes by the models' config.json;
+# MPT by llm-foundry's; GPT-3 by Brown et al. (2020), table 2.1. nanotron's 1B is what the
+# playbook's own MFU and tokens/s say: 9.66e9 FLOPs per token, an embedding of 131,072 tokens.
+NAMED: dict[str, Transformer] = {
+    r"llama.?3.*405b": _llama(126, 16384, 128, 8, 53248, 128256),
+    r"llama.?3.*70b": _llama(80, 8192, 64, 8, 28672, 128256),
+    r"llama.?3.*8b": _llama(32, 4096, 32, 8, 14336, 128256),
+    r"llama.?3.*3b": replace(_llama(28, 3072, 24, 8, 8192, 128256), tied=True),
+    r"llama.?3.*1b": replace(_llama(16, 2048, 32, 8, 8192, 128256), tied=True),
+    r"llama.*70b": _llama(80, 8192, 64, 8, 28672, 32000),
+    r"llama.*65b": _llama(80, 8192, 64, 64, 22016, 32000),
+    r"llama.*(30|33)b": _llama(60, 6656, 52, 52, 17920, 32000),
+    r"llama.*13b": _llama(40, 5120, 40, 40, 13824, 32000),
+    r"llama.*7b": _llama(32, 4096, 32, 32, 11008, 32000),
+    r"mixtral.*8x7b": replace(_llama(32, 4096, 32, 8, 14336, 32000), experts=8, active=2),
+    r"mistral.*7b": _llama(32, 4096, 32, 8, 14336, 32000),
+    r"nanotron.*\b1b": replace(_llama(16, 2048, 32, 32, 8192, 131072), tied=True),
+    r"\bmpt.*125m|gpt2?.?(124|125)m|gpt2.?small": _gpt(12, 768, 12),
+    r"\bmpt.*350m|gpt2?.?(345|350|355)m|gpt2.?medium": _gpt(24, 1024, 16),
+    r"gpt2.?large|gpt2?.?774m": _gpt(36, 1280, 20),
+    r"gpt2.?xl|gpt2?.?1\.5b": _gpt(48, 1600, 25),
+    r"gpt.?3.*175b": _gpt(96, 12288, 96),
+}
+# Layers and width of what has only a number of parameters: the usual steps of GPT-3 and its kin.
+_LADDER = (
+    *((12, 768), (24, 1024), (24, 1536), (16, 2048), (24, 2048), (32, 2560), (28, 3072)),
+    *((32, 4096), (40, 5120), (48, 7168), (60, 6656), (80, 8192), (96, 12288), (118, 16384)),
+)
+_SIZE = re.compile(r"(?<![\d.])(\d+(?:\.\d+)?)\s*([mbt])\b", re.IGNORECASE)
+_FACTOR = {"m": 1e6, "b": 1e9, "t": 1e12}
+
+
+def named(text: str, context: str = "") -> Transformer | None:
+    """The model that words such as "Llama-3 8B" name, None where they name none of NAMED.
+
+    `context` are words around it, such as the notes of a table whose rows name only sizes.
+    """
+    for words in (text, f"{context} {text}"):
+        for pattern, model in NAMED.items():
+            if re.search(pattern, words, re.IGNORECASE):
+                return model
+    return None
+
+
+def size(text: str) -> float | None:
+    """The number of parameters in words such as "7B" or "350m"."""
+    match = _SIZE.search(text)
+    return float(match[1]) * _FACTOR[match[2].lower()] if match else None
+
+
+def of_parameters(count: float, *, vocabulary: int = GPT2_VOCABULARY) -> Transformer:
+    """A GPT with about so many parameters, whose MLP makes up what the usual sizes miss."""
+
+    def gpt(step: tuple[int, int]) -> Transformer:
+        layers, width = step
+        return Transformer(layers, width, max(width // 128, 1), 4 * width, vocabulary)
+
+    near = min(map(gpt, _LADDER), key=lambda model: abs(model.parameters / count - 1))
+    missing = (count - near.parameters) / (2 * near.layers * near.width)
+    return replace(near, hidden=max(round(near.hidden + missing), near.width))

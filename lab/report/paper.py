@@ -1,0 +1,203 @@
+"""What makes a report a paper: date, abstract, discussion, threats to validity, references."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+
+from lab.analysis import findings as analysis
+from lab.analysis.audit import Finding
+from lab.analysis.scaling_curves import with_interval
+from lab.analysis.waterfall import Waterfall, on_most_ranks, with_baseline
+from lab.config.run import Run, distinct_labels
+from lab.figures.data import StudyResults
+from lab.formatting import format_seconds, percent
+from lab.report import references, sections
+from lab.report.blocks import Markdown, Table
+from lab.report.numbering import cite
+
+NAMED = 6  # names in a sentence
+ADDED = (
+    "If the largest loss were gone and nothing else changed, the waterfall says what would be left"
+)
+
+
+def date(results: StudyResults) -> Markdown:
+    """When the records were measured; nothing of published numbers."""
+    if results.citations:
+        return Markdown("")
+    moments = (record.finished_at for record in results.records if record.completed)
+    days = sorted({datetime.fromisoformat(moment).date() for moment in moments})
+    names = [f"{day.day} {day:%B %Y}" for day in (days[:1] + days[1:][-1:])]
+    return Markdown.of(f"Measured {' to '.join(names)}." if names else "")
+
+
+def abstract(results: StudyResults) -> Markdown:
+    """The question, its answer, and how far the predictions were right, in one paragraph."""
+    parts = [Markdown.of(results.study.question), sections.answer(results)]
+    if results.study.kind != "inference" and results.scores:
+        parts.append(Markdown.of(sections.prediction_summary(results)))
+    return Markdown(" ".join(["**Abstract.**", *(part.markdown for part in parts)]))
+
+
+def discussion(results: StudyResults) -> list[Markdown]:
+    """What the numbers support, and what would be left without the largest loss of each curve."""
+    supported = analysis.supported(results.study, results.summary, results.records)
+    text = Markdown.bullets(supported, otherwise="The numbers support no further statement.")
+    falls = on_most_ranks(with_baseline(results.waterfalls))
+    bounds = [
+        sentence
+        for fall in falls
+        if results.noise.trustworthy([fall.row["run_id"], fall.row["baseline_run_id"]])
+        if (sentence := _without_largest(fall))
+    ]
+    blocks = [Markdown(references.cited(text.markdown))]
+    if bounds:
+        places = cite("fig-waterfall", "tbl-waterfall")
+        blocks.append(Markdown(f"{Markdown.of(ADDED).markdown}{places}:"))
+        blocks.append(Markdown.bullets(bounds))
+    return blocks
+
+
+def _without_largest(fall: Waterfall) -> str:
+    """The efficiency without the largest loss; nothing where repeats do not tell which that is."""
+    if not (fall.compared and fall.supported):
+        return ""
+    step, loss = fall.step.value, fall.losses[fall.largest].value
+    efficiency, low, high = with_interval(fall.row, "efficiency")
+    return (
+        f"At {fall.place}, without the {format_seconds(loss)} of {fall.name(fall.largest)}, "
+        f"efficiency would be {percent(efficiency * step / (step - loss))} "
+        f"instead of {percent(efficiency, low, high)}."
+    )
+
+
+def threats(results: StudyResults) -> list[Markdown | Table]:
+    """What may be wrong with these results: scope, noise, and what the audit says."""
+    caveats = analysis.caveats(results.study, results.summary, results.records)
+    blocks: list[Markdown | Table] = [Markdown.bullets([*_scope(results), *caveats])]
+    return [*blocks, *audit(results)]
+
+
+def _scope(results: StudyResults) -> list[str]:
+    """Of which machines the numbers are."""
+    places = [record.environment for record in results.records if record.completed]
+    machines = {place.gpu or place.cpu for place in places if place and not place.replay}
+    if not machines:
+        return []
+    hosts = {host for place in places if place for host in place.hosts}
+    some = "one host" if len(hosts) == 1 else f"{len(hosts)} hosts"
+    return [f"All numbers are of {some} ({', '.join(sorted(machines))}) and of no other machine."]
+
+
+def audit(results: StudyResults) -> list[Markdown | Table]:
+    """What in these records cannot be trusted, with configurations instead of the ids of runs."""
+    verdict, names = results.audit, _Names([record.run for record in results.records])
+    blocks: list[Markdown | Table] = [Markdown.of(verdict.summary)]
+    if verdict.findings:
+        rows = map(names.row, verdict.findings)
+        caption = "Findings of the audit: errors first, then warnings, then notes"
+        blocks.append(Table.of_rows(caption, rows, label="tbl-audit"))
+    if verdict.not_checked:
+        rules = "; ".join(
+            f"{one.rule} (lacks {', '.join(one.lacks)})" for one in verdict.not_checked
+        )
+        blocks.append(Markdown.of(f"Not checked: {rules}."))
+    return blocks
+
+
+class _Names:
+    """Configurations by the ids of their runs."""
+
+    def __init__(self, runs: Iterable[Run]) -> None:
+        labels, _ = distinct_labels(list(dict.fromkeys(runs)))
+        self.labels = {run.id: label for run, label in labels.items()}
+        self.pattern = re.compile(rf"\b({'|'.join(self.labels) or '(?!)'})(?:/(\d+))?\b")
+
+    def row(self, finding: Finding) -> dict[str, str]:
+        """A finding for people."""
+        repeats: dict[str, list[str]] = {}
+        for record in finding.records:
+            match = self.pattern.match(record)
+            label = self.labels[match[1]] + record[match.end() :] if match else record
+            repeats.setdefault(label, []).extend(filter(None, match.groups()[1:] if match else ()))
+        names = [
+            label + (f" (repeat{'s' * (len(of) > 1)} {', '.join(of)})" if of else "")
+            for label, of in repeats.items()
+        ]
+        more = [f"and {len(names) - NAMED} more"] if len(names) > NAMED else []
+        return {
+            "severity": finding.severity,
+            "rule": finding.rule,
+            "evidence": self.readable(finding.evidence),
+            "what to do": finding.advice,
+            "configurations": "; ".join([*names[:NAMED], *more]),
+        }
+
+    def readable(self, text: str) -> str:
+        """A sentence in which ids are names."""
+
+        def name(match: re.Match[str]) -> str:
+            repeat = f", repeat {match[2]}" if match[2] else ""
+            return f"{self.labels[match[1]]}{repeat}"
+
+        return self.pattern.sub(name, text)
+
+
+def setup(results: StudyResults) -> Markdown:
+    """What was run: models, data, strategies, world sizes, steps and repeats."""
+    study = results.study
+    runs = study.runs
+    models = _named((run.names["model"], references.of_model(run)) for run in runs)
+    data = _named((run.names["data"], references.of_data(run)) for run in runs)
+    strategies = _named(
+        (", ".join(run.own_strategy.names), "")
+        if run.own_strategy
+        else (run.facts.label, references.of_strategy(run))
+        for run in runs
+        if run.task == "train"
+    )
+    sizes = sorted({run.world_size for run in runs})
+    several = "s" * (len(sizes) > 1)
+    ranks = f"world size{several} {_listed(map(str, sizes))}"
+    steps = _span([run.steps for run in runs], "optimizer step")
+    warmup = _span([run.warmup_steps for run in runs], "step")
+    work = f"trains {models} on {data}" + (f" by {strategies}" if strategies else "")
+    if any(run.script for run in runs):  # which says nothing of data and strategy
+        work = f"runs {models}"
+    precisions = sorted({run.precision for run in runs if run.precision})
+    return Markdown(
+        f"The study {work}, at {ranks}, {f'with {_listed(precisions)}, ' * bool(precisions)}"
+        f"for {steps}, of which {warmup} of warm-up are left out; "
+        f"it asks for {study.repeats} repeat{'s' * (study.repeats > 1)} of each of its "
+        f"{len(runs)} configuration{'s' * (len(runs) > 1)}."
+    )
+
+
+def _named(pairs: Iterable[tuple[str, str]]) -> str:
+    """Names in Markdown, each with what it was published in."""
+    labels = dict(pairs)
+    names = [
+        Markdown.of(name).markdown + (cite(label) if label else "")
+        for name, label in labels.items()
+    ]
+    return _listed(names[:NAMED] + ([f"{len(names) - NAMED} more"] if len(names) > NAMED else []))
+
+
+def _listed(names: Iterable[str]) -> str:
+    *most, last = names or [""]
+    return f"{', '.join(most)} and {last}" if most else last
+
+
+def _span(counts: Sequence[int], noun: str) -> str:
+    low, high = min(counts), max(counts)
+    number = str(high) if low == high else f"{low} to {high}"
+    return f"{number} {noun}{'s' * (high != 1)}"
+
+
+def bibliography() -> Markdown:
+    """All references; a page keeps those that it cites."""
+    entries = (f'<li id="{label}">{text}</li>' for label, text in references.BIBLIOGRAPHY.items())
+    emphasized = re.sub(r"[*](.+?)[*]", r"<em>\1</em>", "".join(entries))
+    return Markdown(f'<ol class="references">{emphasized}</ol>')

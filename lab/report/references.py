@@ -1,0 +1,115 @@
+"""The bibliography: where the formulas, methods, models and data sets of a study come from."""
+
+from __future__ import annotations
+
+from lab.config.models import CNN, DistilBERT, PythonModel
+from lab.config.run import Run
+from lab.config.script import Script
+from lab.report.numbering import cite
+
+# By label, in Markdown.
+BIBLIOGRAPHY = {
+    "ref-amdahl": "G. M. Amdahl. Validity of the single processor approach to achieving large "
+    "scale computing capabilities. *AFIPS Spring Joint Computer Conference*, 483–485, 1967.",
+    "ref-gustafson": "J. L. Gustafson. Reevaluating Amdahl's law. *Communications of the ACM* "
+    "31(5), 532–533, 1988.",
+    "ref-karp": "A. H. Karp, H. P. Flatt. Measuring parallel processor performance. "
+    "*Communications of the ACM* 33(5), 539–543, 1990.",
+    "ref-hockney": "R. W. Hockney. The communication challenge for MPP: Intel Paragon and Meiko "
+    "CS-2. *Parallel Computing* 20(3), 389–398, 1994.",
+    "ref-patarasuk": "P. Patarasuk, X. Yuan. Bandwidth optimal all-reduce algorithms for clusters "
+    "of workstations. *Journal of Parallel and Distributed Computing* 69(2), 117–124, 2009.",
+    "ref-efron": "B. Efron. Bootstrap methods: another look at the jackknife. *The Annals of "
+    "Statistics* 7(1), 1–26, 1979.",
+    "ref-wilson": "E. B. Wilson. Probable inference, the law of succession, and statistical "
+    "inference. *Journal of the American Statistical Association* 22(158), 209–212, 1927.",
+    "ref-hoefler": "T. Hoefler, R. Belli. Scientific benchmarking of parallel computing systems. "
+    "*SC15*, 2015.",
+    "ref-williams": "S. Williams, A. Waterman, D. Patterson. Roofline: an insightful visual "
+    "performance model for multicore architectures. *Communications of the ACM* 52(4), 65–76, "
+    "2009.",
+    "ref-ddp": "S. Li et al. PyTorch Distributed: experiences on accelerating data parallel "
+    "training. *Proceedings of the VLDB Endowment* 13(12), 3005–3018, 2020.",
+    "ref-zero": "S. Rajbhandari, J. Rasley, O. Ruwase, Y. He. ZeRO: memory optimizations toward "
+    "training trillion parameter models. *SC20*, 2020.",
+    "ref-fsdp": "Y. Zhao et al. PyTorch FSDP: experiences on scaling fully sharded data parallel. "
+    "*Proceedings of the VLDB Endowment* 16(12), 3848–3860, 2023.",
+    "ref-megatron": "M. Shoeybi et al. Megatron-LM: training multi-billion parameter language "
+    "models using model parallelism. arXiv:1909.08053, 2019.",
+    "ref-gpipe": "Y. Huang et al. GPipe: efficient training of giant neural networks using "
+    "pipeline parallelism. *NeurIPS*, 2019.",
+    "ref-powersgd": "T. Vogels, S. P. Karimireddy, M. Jaggi. PowerSGD: practical low-rank gradient "
+    "compression for distributed optimization. *NeurIPS*, 2019.",
+    "ref-transformer": "A. Vaswani et al. Attention is all you need. *NeurIPS*, 2017.",
+    "ref-gpt2": "A. Radford et al. Language models are unsupervised multitask learners. OpenAI, "
+    "2019.",
+    "ref-distilbert": "V. Sanh, L. Debut, J. Chaumond, T. Wolf. DistilBERT, a distilled version of "
+    "BERT: smaller, faster, cheaper and lighter. arXiv:1910.01108, 2019.",
+    "ref-agnews": "X. Zhang, J. Zhao, Y. LeCun. Character-level convolutional networks for text "
+    "classification. *NeurIPS*, 2015.",
+    "ref-imdb": "A. L. Maas et al. Learning word vectors for sentiment analysis. *ACL*, 142–150, "
+    "2011.",
+    "ref-mnist": "Y. LeCun, L. Bottou, Y. Bengio, P. Haffner. Gradient-based learning applied to "
+    "document recognition. *Proceedings of the IEEE* 86(11), 2278–2324, 1998.",
+    "ref-digits": "E. Alpaydin, C. Kaynak. Optical recognition of handwritten digits. UCI Machine "
+    "Learning Repository, 1998.",
+    "ref-shakespeare": "A. Karpathy. The unreasonable effectiveness of recurrent neural networks "
+    "(the data set Tiny Shakespeare). 2015.",
+}
+# What sentences of the report say, and whose it is.
+SAID = {
+    "Amdahl's law": "ref-amdahl",
+    "Gustafson's law": "ref-gustafson",
+    "Gustafson's serial fraction": "ref-gustafson",
+    "Karp and Flatt's serial fraction": "ref-karp",
+    "bootstrap intervals": "ref-efron",
+    "rules for benchmarks of parallel machines": "ref-hoefler",
+    "alpha-beta model": "ref-hockney",
+    "ring all-reduce": "ref-patarasuk",
+    "Wilson's interval": "ref-wilson",
+    "roofline": "ref-williams",
+    "PowerSGD": "ref-powersgd",
+}
+# Whose method each strategy, data set and setting is; of others there is nothing to cite.
+STRATEGIES = {
+    "ddp": "ref-ddp",
+    "zero1": "ref-zero",
+    "fsdp": "ref-fsdp",
+    "tensor_parallel": "ref-megatron",
+    "pipeline_parallel": "ref-gpipe",
+}
+DATA = {
+    "ag_news": "ref-agnews",
+    "imdb": "ref-imdb",
+    "mnist": "ref-mnist",
+    "digits": "ref-digits",
+    "shakespeare": "ref-shakespeare",
+}
+
+
+def cited(markdown: str) -> str:
+    """Sentences of the report, with a reference after the first mention of what is published."""
+    for words, label in SAID.items():
+        markdown = markdown.replace(words, words + cite(label), 1)
+    return markdown
+
+
+def of_model(run: Run) -> str:
+    """The label of what a run's model was published in; empty where there is nothing to cite."""
+    match run.architecture:
+        case PythonModel() | CNN() | Script():
+            return ""
+        case DistilBERT():
+            return "ref-distilbert"
+        case model:
+            return "ref-gpt2" if model.kind == "gpt" else "ref-transformer"
+
+
+def of_data(run: Run) -> str:
+    """The label of what a run's data set was published in; empty where there is none."""
+    return DATA.get(getattr(run.dataset, "kind", ""), "")
+
+
+def of_strategy(run: Run) -> str:
+    """The label of what a run's strategy was published in; empty for one device, and own code."""
+    return STRATEGIES.get(run.strategy, "") if run.world_size > 1 else ""

@@ -1,0 +1,384 @@
+"""Sections of the report on somebody's table; what the table does not support is left out."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import pandas as pd
+
+from lab.analysis import proposal
+from lab.analysis.audit.columns import PHASES
+from lab.analysis.reported import Kind, ReportedTable, Scaling
+from lab.analysis.scaling_curves import (
+    baseline_name,
+    device_of,
+    ranks,
+    rate_name,
+    rows_of,
+    time_name,
+    with_interval,
+)
+from lab.figures.data import StudyResults
+from lab.formatting import format_seconds, percent, rounded, unit_for
+from lab.report import paper, references
+from lab.report.blocks import Figure, Markdown, Table, figure
+
+Blocks = list[Markdown | Table | Figure]
+MOST_CURVES = 6  # in a figure: as many colours as can be told apart
+MOST_SENTENCES = 16
+MOST_ROWS = 60  # of a table on a page
+SHOWN_NOTES = 6
+HEADINGS = {"strong": "Strong scaling", "weak": "Weak scaling", "": "Scaling"}
+ORIGIN = (
+    "All numbers of this report are those of the table, or follow from them: nothing was run for "
+    "it, and what the table does not say is left out."
+)
+OPEN = (
+    "The table does not say whether a time stands for the same work on more ranks (strong scaling) "
+    "or for more of it (weak scaling), and its times show neither: no speedup can be stated. Give "
+    "the batch in a column, or say --scaling strong or --scaling weak."
+)
+GUESSED = {
+    "strong": "A time is read as that of equal work on all numbers of ranks (strong scaling).",
+    "weak": "The batch of a rank is held (weak scaling).",
+    "": "Of rates alone, a speedup is their ratio: whether the batch is held is not known.",
+}
+SPREAD = "an interval in brackets is the range that the table gives, or two standard deviations"
+BOOTSTRAP = (
+    "medians over repeats, with 95 % intervals by bootstrap over them (from two or three repeats "
+    "the whole range)"
+)
+CAPTIONS = {
+    "speedup": "speedup over {base}, and the ideal (dashed),",
+    "efficiency": "efficiency against {base}",
+    "step_time": "{time} as the table gives it",
+    "throughput": "throughput ({rate}) as the table gives it",
+}
+FORMULAS = {
+    "strong": r"$$S(N) = \frac{T(B)}{T(N)}, \qquad E(N) = S(N) \, \frac{B}{N}$$",
+    "weak": r"$$S(N) = \frac{X(N)}{X(B)}, \qquad E(N) = S(N) \, \frac{B}{N}$$",
+}
+AMDAHL = r"Amdahl's law: $S(n) \le 1 / (f + (1 - f)/n)$ with the serial fraction $f$ and $n = N/B$."
+GUSTAFSON = (
+    r"Gustafson's law: $S(n) = s + (1 - s) \, n$ with the serial fraction $s$ and $n = N/B$."
+)
+
+
+@dataclass(frozen=True)
+class TableReport:
+    """A table with what its report was asked for."""
+
+    table: ReportedTable
+    title: str
+    file: str
+    command: str
+    gpu_hours: float | None = None
+
+    @cached_property
+    def parts(self) -> dict[Scaling, StudyResults]:
+        """Results by kind of scaling."""
+        return {kind: StudyResults(self.table.of_kind(kind)) for kind in self.table.kinds}
+
+    def told(self, kind: Scaling, sentence: str) -> str:
+        """A sentence on one kind of scaling, which it names where there are several."""
+        return f"{HEADINGS[kind]}: {sentence}" if len(self.parts) > 1 else sentence
+
+    @property
+    def summaries(self) -> list[pd.DataFrame]:
+        """The summary of each kind of scaling."""
+        return [part.summary for part in self.parts.values()]
+
+    @property
+    def kinds(self) -> list[Scaling]:
+        """The kinds of scaling of which a speedup can be stated."""
+        return [kind for kind, p in self.parts.items() if p.summary["speedup"].notna().any()]
+
+
+def head(report: TableReport) -> Blocks:
+    """Title, origin, the answer in a sentence or two, and how far to trust it."""
+    table = report.table
+    rows = f"{len(table.frame)} rows of {report.file}"
+    answers = [
+        report.told(kind, text)
+        for kind, part in report.parts.items()
+        if (text := proposal.headline(part.summary))
+    ]
+    if not answers:
+        answers = ["No two rows can be compared: this table permits no speedup."]
+    everything = StudyResults(table)
+    strip = Markdown.of(everything.noise.strip(table.audit)).markdown
+    return [
+        Markdown.of(report.title, heading=1),
+        Markdown.of(*answers, strong=True),
+        Markdown(f"<small>*{strip}*</small>"),
+        Markdown.of(f"From {rows}. {ORIGIN}"),
+        *_notes(table),
+    ]
+
+
+def _notes(table: ReportedTable) -> Blocks:
+    notes = [note for note in table.observations.notes if note.strip()]
+    if not notes:
+        return []
+    return [Markdown.of("The table's own notes:"), Markdown.bullets(notes[:SHOWN_NOTES])]
+
+
+def scaling(report: TableReport) -> Blocks:
+    """A section for each kind of scaling: figures, and a row for each configuration."""
+    return [block for kind, part in report.parts.items() for block in _kind(kind, part)]
+
+
+def _kind(kind: Scaling, results: StudyResults) -> Blocks:
+    summary = results.summary
+    blocks: Blocks = [Markdown(f"## {HEADINGS[kind]}")]
+    if summary["speedup"].isna().all():
+        blocks.append(Markdown.of(OPEN))
+    drawn, note = _drawn(results)
+    names = [
+        name
+        for name, column in (
+            ("speedup", "speedup"),
+            ("efficiency", "efficiency"),
+            ("step_time", "step_time"),
+            ("throughput", "samples_per_second"),
+        )
+        if drawn.summary[column].notna().any() and any(len(c.points) > 1 for c in drawn.curves)
+    ]
+    suffix = f"-{kind}" if kind else ""
+    blocks += [_figure(name, drawn, suffix=suffix, note=note) for name in names]
+    return [*blocks, _results(results, label=f"tbl-results{suffix}")]
+
+
+def _figure(name: str, results: StudyResults, *, suffix: str, note: str) -> Figure:
+    """A figure with a caption that holds for the table."""
+    summary = results.summary
+    what = CAPTIONS[name].format(
+        base=baseline_name(summary), time=time_name(summary), rate=rate_name(summary)
+    )
+    column = {"throughput": "samples_per_second"}.get(name, name)
+    has_intervals = summary[f"{column}_low"].notna().any()
+    how = f" Bars are intervals: {_how(summary)}." if has_intervals else ""
+    drawn = figure(name, results)
+    caption = f"{what[:1].upper()}{what[1:]} by number of {ranks(device_of(summary))}.{how} {note}"
+    return dataclasses.replace(drawn, caption=caption.strip(), label=drawn.label + suffix)
+
+
+def _how(summary: pd.DataFrame) -> str:
+    """What values and intervals of a summary are."""
+    if summary["repeats"].max() > 1:
+        return BOOTSTRAP
+    return SPREAD if summary["step_time_low"].notna().any() else "one value per configuration"
+
+
+def _drawn(results: StudyResults) -> tuple[StudyResults, str]:
+    """The results with as many curves as a figure holds, and what is left out."""
+    lines = [curve for curve in results.curves if len(curve.points) > 1]
+    if len(lines) <= MOST_CURVES:
+        chosen = lines
+    else:
+        # Those that say most of scaling: the most sizes, then the most ranks.
+        order = sorted(lines, key=lambda c: (-len(c.points), -c.points["world_size"].max()))
+        chosen = [curve for curve in lines if curve in order[:MOST_CURVES]]
+    ids = {run_id for curve in chosen for run_id in curve.points["run_id"]}
+    table = results.source
+    if not isinstance(table, ReportedTable) or not chosen:
+        return results, ""
+    records = tuple(record for record in table.records if record.run_id in ids)
+    note = (
+        f"Drawn are {len(chosen)} of {len(results.curves)} configurations, those with the most "
+        "numbers of ranks."
+        if len(chosen) < len(results.curves)
+        else ""
+    )
+    return StudyResults(dataclasses.replace(table, records=records)), note
+
+
+def _results(results: StudyResults, *, label: str) -> Table:
+    summary = results.summary
+    unit = unit_for(summary["step_time"])
+    over = f"speedup over {baseline_name(summary)}"
+    size = ranks(device_of(summary))
+    rows = []
+    for name, points in results.curves:
+        for row in rows_of(points):
+            is_base = row["baseline_run_id"] == row["run_id"]
+            ratios = {
+                over: "1 (baseline)" if is_base else rounded(*with_interval(row, "speedup")),
+                "efficiency": percent(*with_interval(row, "efficiency")),
+            }
+            rows.append(
+                {
+                    "configuration": name,
+                    size: str(row["world_size"]),
+                    time_name(summary): format_seconds(*with_interval(row, "step_time"), unit=unit),
+                    rate_name(summary): rounded(*with_interval(row, "samples_per_second")),
+                    **ratios,
+                    "repeats": str(row["repeats"]),
+                }
+            )
+    return _table(f"Results: {_how(summary)}", rows, label=label)
+
+
+def _table(caption: str, rows: list[dict[str, str]], *, label: str) -> Table:
+    """A table without columns in which nothing is known or all says the same of the repeats."""
+    frame = pd.DataFrame(rows).replace("not measured", "-")
+    known = [name for name in frame if not (frame[name] == "-").all()]
+    if "repeats" in known and (frame["repeats"] == "1").all():
+        known.remove("repeats")
+    if len(frame) > MOST_ROWS:
+        caption += f"; the first {MOST_ROWS} of {len(frame)} rows"
+    return Table(caption, frame[known].head(MOST_ROWS), index=False, label=label)
+
+
+def parts(report: TableReport) -> Blocks:
+    """Where the time goes, where the table says so."""
+    rows = []
+    given = report.table.observations.given
+    for results in report.parts.values():
+        by_run = {record.run_id: record.reported for record in report.table.records}
+        for label, points in results.curves:
+            for row in rows_of(points):
+                reported = by_run[row["run_id"]]
+                if reported is None or not reported.parts:
+                    continue
+                cells = {"configuration": f"{label}, {ranks(row['device'], row['world_size'])}"}
+                whole = row["step_time"]
+                for part in PHASES:
+                    value = reported.parts.get(part)
+                    cells[part] = "-" if value is None else format_seconds(value)
+                    if value is not None and whole > 0:
+                        cells[part] += f" ({percent(value / whole)})"
+                rows.append(cells)
+    if not rows:
+        return []
+    columns = ", ".join(repr(given[part]) for part in PHASES if part in given)
+    caption = f"Parts of the time as the table gives them ({columns}), and their share of it"
+    return [Markdown("## Where the time goes"), _table(caption, rows, label="tbl-parts")]
+
+
+def stop(report: TableReport) -> Blocks:
+    """Where to stop, by efficiency and by the law that meets the speedups."""
+    sentences = [
+        report.told(kind, sentence)
+        for kind, results in report.parts.items()
+        for say in (proposal.stops, proposal.fits, proposal.step_laws)
+        for sentence in say(results.summary)
+    ]
+    if not sentences:
+        return []
+    text = references.cited(_bullets(sentences).markdown)
+    return [Markdown("## Where to stop"), Markdown(text)]
+
+
+def _bullets(sentences: list[str]) -> Markdown:
+    more = len(sentences) - MOST_SENTENCES
+    listed = sentences[:MOST_SENTENCES]
+    return Markdown.bullets([*listed, f"And {more} more configurations."] if more > 0 else listed)
+
+
+def request(report: TableReport) -> Blocks:
+    """What a proposal for compute time states: sizes of jobs, and the hours that they take."""
+    blocks: Blocks = []
+    for kind, results in report.parts.items():
+        rows = proposal.costs(results.summary, gpu_hours=report.gpu_hours)
+        if not rows:
+            continue
+        about = f", {HEADINGS[kind].lower()}" if len(report.parts) > 1 else ""
+        caption = f"Job sizes and their cost: time x ranks{about}"
+        blocks.append(_table(caption, rows, label=f"tbl-cost-{kind or 'open'}"))
+        if report.gpu_hours is not None:
+            requests = proposal.requests(results.summary, report.gpu_hours)
+            blocks += [_bullets(requests)] if requests else []
+    return [Markdown("## For a compute-time proposal"), *blocks] if blocks else []
+
+
+def audit(report: TableReport) -> Blocks:
+    """What in the table cannot be trusted; findings name its rows, and no run."""
+    rows = StudyResults(dataclasses.replace(report.table, records=()))
+    return [Markdown("## Threats to validity"), *paper.audit(rows)]
+
+
+def method(report: TableReport) -> Blocks:
+    """How the table was read, and by which formulas its speedups were made."""
+    table = report.table
+    given = table.observations.given
+    names = [str(name) for name in table.frame.columns]
+    rows = [{"column": name, "read as": what} for what, name in given.items() if name in names]
+    turned = " ".join(table.observations.assumptions)  # which name the columns that became rows
+    read = {row["column"] for row in rows}
+    unread = [name for name in names if name not in read and repr(name) not in turned]
+    blocks: Blocks = [Markdown("## How the table was read")]
+    if rows:
+        blocks.append(Table.of_rows("Columns, as they were read", rows, label="tbl-columns"))
+    sentences = [*table.observations.assumptions, *_readings(report)]
+    keys = [name for name in unread if f"key:{name}" in table.observations.frame]
+    unread = [name for name in unread if name not in keys]
+    if keys:
+        sentences.append(f"configurations are told apart by: {', '.join(keys)}")
+    if unread and rows:
+        sentences.append(f"no quantity was read from: {', '.join(unread)}")
+    blocks += [Markdown.bullets([_sentence(text) for text in sentences])] if sentences else []
+    texts = [
+        "With the time $T(N)$ or the rate $X(N)$ on $N$ ranks, and $B$ ranks the baseline, the "
+        "fewest with which a configuration is in the table where no other was asked for:"
+    ]
+    kinds = set(report.kinds)
+    texts += [FORMULAS[kind] for kind in ("strong", "weak") if kind in kinds]
+    texts += [FORMULAS["weak"]] if kinds == {""} else []
+    texts += [AMDAHL] * ("strong" in kinds) + [GUSTAFSON] * ("weak" in kinds)
+    return [*blocks, *([Markdown(references.cited("\n\n".join(texts)))] if kinds else [])]
+
+
+def _readings(report: TableReport) -> list[str]:
+    """What was taken of each kind of scaling where the table does not declare it."""
+    declared = report.table.observations.frame["scaling"].notna().any()
+    readings = [] if declared else [GUESSED[kind] for kind in report.kinds]
+    units = {record.reported.unit for record in report.table.records if record.reported}
+    if report.gpu_hours is not None and units == {"rank"}:
+        readings.append("For its GPU-hours, a rank counts as one GPU.")
+    return readings
+
+
+def _sentence(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:].rstrip('.')}."
+
+
+def reproduce(report: TableReport) -> list[Markdown]:
+    """The references, and the command that makes this report again."""
+    command = report.command.replace("```", "'''")
+    blocks = [Markdown(f"## Reproduce\n\n```\n{command}\n```")]
+    cites = {"strong", "weak"} & set(report.kinds) or BOOTSTRAP in map(_how, report.summaries)
+    return [*([Markdown("## References"), paper.bibliography()] if cites else []), *blocks]
+
+
+def appendix(report: TableReport) -> Blocks:
+    """The table as it was given."""
+    frame = report.table.frame
+    shown = frame.head(MOST_ROWS).astype(str)
+    caption = f"The table as it was given: {report.file}"
+    if len(frame) > MOST_ROWS:
+        caption += f", the first {MOST_ROWS} of {len(frame)} rows"
+    return [
+        Markdown("## Appendix: the table"),
+        Table(caption, shown, index=False, label="tbl-given"),
+    ]
+
+
+def load(
+    file: str,
+    *,
+    columns: Mapping[str, str] | None = None,
+    scaling: Kind = "auto",
+    baseline: int | None = None,
+    title: str = "",
+    gpu_hours: float | None = None,
+    command: str = "",
+) -> TableReport:
+    """A file of results, read for its report; raises InputError."""
+    table = ReportedTable.read(file, columns=columns, scaling=scaling, baseline=baseline)
+    name = Path(file).name
+    return TableReport(table, title or f"Scaling by {name}", name, command, gpu_hours)

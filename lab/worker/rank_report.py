@@ -1,0 +1,69 @@
+"""What ranks tell rank 0 of their steps, and what all of them together say of communication."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from lab.config.run import Run
+from lab.records.schema import Communication, Event, GpuState
+from lab.worker.environment import CpuUse, StateBytes
+from lab.worker.measure import overlap, parquet
+from lab.worker.measure.clock import FloatArray
+from lab.worker.measure.collective_trace import Calls
+from lab.worker.measure.ddp_hook import Buckets
+from lab.worker.sync_cost import Probe, costs
+
+
+@dataclass(frozen=True)
+class RankReport:
+    """What a rank sends to rank 0 when it is done; times are those of rank 0's clock."""
+
+    host: str
+    cores: tuple[int, ...]
+    steps: dict[str, FloatArray]  # the columns of steps.parquet
+    start: float  # of the first step
+    sent: Buckets | Calls | None
+    bars: tuple[float, list[Event]] | None  # of the median step, for the timeline
+    probe: Probe | None
+    use: CpuUse
+    gpus: list[GpuState]
+    peak_flops: float | None
+    peak_memory: list[int]
+    state: StateBytes
+    fingerprint: tuple[float, float] | None
+
+
+def communication_of(
+    run: Run, reports: Sequence[RankReport], folder: Path, *, first_step: int
+) -> Communication | None:
+    """The record's part; puts all ranks' steps and their communication on one time axis."""
+    probes = [report.probe for report in reports if report.probe]
+    update: dict[str, object] = dict(costs(probes)) if probes else {}
+    origin = reports[0].start
+    buckets = [report.sent for report in reports if isinstance(report.sent, Buckets)]
+    calls = [report.sent for report in reports if isinstance(report.sent, Calls)]
+    if buckets:
+        path = folder / "buckets.parquet"
+        parquet.write_buckets(buckets, path, origin=origin, first_step=first_step)
+        exposure = overlap.Exposure.from_buckets(buckets)
+        # PowerSGD takes several collectives per bucket, which the hook does not see.
+        operation = None if run.compression == "powersgd" else "all_reduce"
+        update |= overlap.count_buckets(buckets[0], operation=operation)
+    elif calls:
+        path = folder / "calls.parquet"
+        parquet.write_calls(calls, path, origin=origin, first_step=first_step)
+        exposure = overlap.Exposure.from_calls(calls, steps=run.steps - first_step)
+        update |= overlap.count_calls(calls[0])
+    else:
+        return Communication().model_copy(update=update) if update else None
+    for rank, report in enumerate(reports):
+        report.steps["start"] += report.start - origin
+        report.steps.update(exposure.columns(rank))
+    step_time = np.stack([report.steps["step_time"] for report in reports])
+    update["timeline"] = overlap.timeline([report.bars for report in reports if report.bars])
+    summary = overlap.summary(exposure, step_time, warmup_steps=run.warmup_steps)
+    return summary.model_copy(update=update)

@@ -1,0 +1,1 @@
+"""Scripts of the user's, which run unchanged while their steps are measured."""

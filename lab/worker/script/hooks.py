@@ -1,0 +1,281 @@
+"""What torch tells of a script's steps: hooks on its optimizers, modules, loaders and DDP.
+
+A step is what lies between the ends of two optimizer steps. Every hook only takes a mark of the
+clock; nothing that the script computes changes.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial, wraps
+from typing import Any
+
+import torch
+from torch import distributed as dist
+from torch import nn
+from torch.distributed import GradBucket  # type: ignore[attr-defined]
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import optimizer as optimizers
+from torch.utils.data import DataLoader, dataloader
+
+from lab.errors import LabError
+from lab.worker.measure.clock import Clock
+from lab.worker.measure.collective_trace import CallRecorder, trace_calls
+from lab.worker.measure.ddp_hook import BucketRecorder, Sent, recorded
+
+
+class StepsDone(SystemExit):
+    """Raised in a script that has made the steps it was to make: it ends as by `sys.exit()`."""
+
+
+class StepRecorder:
+    """Marks the phases of a script's steps on a clock; `on_step` is called at the end of each.
+
+    The first optimizer that steps is the one whose steps count, unless the script names another by
+    `lab.instrument`. Phases inside each other count for the innermost, but the forward passes that
+    a backward pass repeats, and whatever a hook sees in a phase that the script itself marks.
+    """
+
+    def __init__(self, clock: Clock, *, world_size: int, on_step: Callable[[int], None]) -> None:
+        self.clock, self.world_size, self._on_step = clock, world_size, on_step
+        self.samples_per_step: int | None = None
+        self.optimizer: torch.optim.Optimizer | None = None
+        self.optimizers: dict[int, torch.optim.Optimizer] = {}
+        self.modules: list[nn.Module] = []  # whose calls are the forward pass
+        self.seen: set[str] = set()  # phases
+        self.steps = 0
+        self.backend: str | None = None
+        self.buckets: BucketRecorder | None = None
+        self.calls = CallRecorder(clock) if world_size > 1 else None
+        self._inside: list[str] = []  # the phases under way, the innermost last
+        self._marked = 0  # phases under way that the script marks itself
+        self._stepping: list[torch.optim.Optimizer] = []  # one wraps another
+        self._entered_step = False
+        self._group: Any = None  # of the DDP whose buckets are stamped
+        self._done = False
+
+    # What a script says by lab.instrument.
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Time what runs inside as this phase, whatever else is seen of it."""
+        entered = self._enter(name)
+        self._marked += 1
+        try:
+            yield
+        finally:
+            self._marked -= 1
+            self._leave(entered)
+
+    def count_steps_of(self, optimizer: Any) -> None:
+        """Let the steps of this optimizer be those of the script."""
+        self.optimizer = _innermost(optimizer)
+
+    def watch(self, model: Any) -> None:
+        """Take the calls of this module for the forward pass."""
+        if isinstance(model, nn.Module):
+            self._hook(model)
+
+    # What torch's hooks call.
+
+    def _enter(self, phase: str) -> bool:
+        repeated = phase in self._inside or (phase == "forward" and "backward" in self._inside)
+        if self._done:
+            raise StepsDone
+        if repeated or self._marked:
+            return False
+        if self.clock.position()[0] < 0:
+            self.clock.start()
+        self.clock.lap(self._inside[-1] if self._inside else "other")
+        self._inside.append(phase)
+        return True
+
+    def _leave(self, entered: bool) -> None:
+        if entered:
+            phase = self._inside.pop()
+            self.clock.lap(phase)
+            self.seen.add(phase)
+
+    def timed(self, phase: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The function, with its calls as this phase."""
+
+        @wraps(function)
+        def call(*arguments: Any, **options: Any) -> Any:
+            entered = self._enter(phase)
+            try:
+                return function(*arguments, **options)
+            finally:
+                self._leave(entered)
+
+        return call
+
+    def before_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        """An optimizer begins a step."""
+        self._stepping.append(optimizer)
+        if self._counts(optimizer):
+            self._entered_step = self._enter("optimizer")
+
+    def after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        """An optimizer has made a step."""
+        self.optimizers[id(optimizer)] = optimizer
+        if self._stepping and self._stepping[-1] is optimizer:
+            self._stepping.pop()
+        if not self._counts(optimizer):
+            return
+        self._leave(self._entered_step)
+        if self.steps == 0:
+            self._begin()
+        self.steps += 1
+        self._on_step(self.steps)
+        if self._done:
+            raise StepsDone
+        self.clock.start()
+
+    def _counts(self, optimizer: torch.optim.Optimizer) -> bool:
+        if self.optimizer is None:
+            self.optimizer = optimizer
+        return optimizer is self.optimizer
+
+    def finish(self) -> None:
+        """End the script with the step that it is about to end."""
+        self._done = True
+
+    def _begin(self) -> None:
+        """What the first step shows: whether ranks form a group, and the modules that train."""
+        if dist.is_available() and dist.is_initialized():
+            self.backend = str(dist.get_backend())
+        elif self.world_size > 1:
+            raise LabError(
+                f"{self.world_size} ranks made a step without a process group: each of them trains "
+                "alone; call torch.distributed.init_process_group, or measure it on one rank"
+            )
+        for module in [] if self.modules else outermost(self.parameters()):
+            self._hook(module)
+
+    def parameters(self) -> list[torch.Tensor]:
+        """What the optimizer that counts updates."""
+        groups = self.optimizer.param_groups if self.optimizer else ()
+        return [parameter for group in groups for parameter in group["params"]]
+
+    def _hook(self, module: nn.Module) -> None:
+        self.modules.append(module)
+        if (compiled := module._compiled_call_impl) is not None:
+            # Hooks would be compiled with it, and break its graph.
+            module._compiled_call_impl = self._timed_forward(module, compiled)
+            return
+        entered: list[bool] = []
+
+        # Within a function that is compiled nothing is timed, as that would break its graph.
+        def before(module: nn.Module, _: Any) -> None:
+            if not torch.compiler.is_compiling():
+                entered.append(_trains(module) and self._enter("forward"))
+
+        def after(*_: Any) -> None:
+            if not torch.compiler.is_compiling() and entered:
+                self._leave(entered.pop())
+
+        module.register_forward_pre_hook(before)
+        # Also where the call fails: a script may go on from there.
+        module.register_forward_hook(after, always_call=True)
+
+    def _timed_forward(self, module: nn.Module, function: Callable[..., Any]) -> Callable[..., Any]:
+        timed = self.timed("forward", function)
+
+        @wraps(function)
+        def call(*arguments: Any, **options: Any) -> Any:
+            measured = _trains(module) and not torch.compiler.is_compiling()
+            return (timed if measured else function)(*arguments, **options)
+
+        return call
+
+    def record_buckets(self, parallel: DistributedDataParallel) -> None:
+        """Stamp the buckets of a DDP, unless the script has a hook of its own there."""
+        if self.world_size == 1 or getattr(parallel, "_comm_hooks", None):
+            return
+        first = self.buckets or BucketRecorder(self.clock)
+        # Another group's buckets come in an order of their own.
+        if self.buckets is not None and parallel.process_group is not self._group:
+            return
+        first.exchange = partial(_all_reduce, parallel.process_group)
+        with suppress(RuntimeError):  # it has a hook in C++, of which Python knows nothing
+            parallel.register_comm_hook(first, recorded)
+            self.buckets, self._group = first, parallel.process_group
+            # The buckets tell all that the calls would.
+            trace_calls(None)
+
+
+def _all_reduce(group: Any, bucket: GradBucket) -> Sent:
+    """What DDP does without a hook: the mean of the gradients over the ranks of its group."""
+    return Sent(allreduce_hook(group, bucket), bucket.buffer().nbytes)
+
+
+def _trains(module: nn.Module) -> bool:
+    return module.training and torch.is_grad_enabled()
+
+
+def _innermost(optimizer: Any) -> Any:
+    """The optimizer of torch under the wrappers of accelerate and Lightning."""
+    while (inner := getattr(optimizer, "optimizer", None)) is not None and inner is not optimizer:
+        optimizer = inner
+    return optimizer
+
+
+def outermost(parameters: list[torch.Tensor]) -> list[nn.Module]:
+    """The modules that hold any of these parameters and are in no other module that does."""
+    wanted = set(map(id, parameters))
+    # By type: asking a lazily loaded module of a library for its class would load it.
+    modules = [one for one in gc.get_objects() if issubclass(type(one), nn.Module)]
+    holders = [one for one in modules if any(id(p) in wanted for p in one.parameters())]
+    inner = {id(child) for one in holders for child in one.modules() if child is not one}
+    return [one for one in holders if id(one) not in inner]
+
+
+@contextmanager
+def installed(recorder: StepRecorder) -> Iterator[None]:
+    """Let torch tell the recorder of every step."""
+    # Where a script compiles the step of an optimizer, its ends are still to be seen.
+    disable: Any = torch.compiler.disable
+    handles = [
+        optimizers.register_optimizer_step_pre_hook(disable(recorder.before_step)),
+        optimizers.register_optimizer_step_post_hook(disable(recorder.after_step)),
+    ]
+    ddp: Any = DistributedDataParallel
+    loaders: Any = (DataLoader, dataloader._BaseDataLoaderIter)
+    replaced = [
+        (torch.autograd, "backward", recorder.timed("backward", torch.autograd.backward)),
+        (loaders[0], "__iter__", recorder.timed("data", loaders[0].__iter__)),
+        (loaders[1], "__next__", recorder.timed("data", loaders[1].__next__)),
+        (ddp, "__init__", _announcing(ddp.__init__, recorder.record_buckets)),
+    ]
+    originals = [(owner, name, getattr(owner, name)) for owner, name, _ in replaced]
+    for owner, name, value in replaced:
+        setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        for owner, name, value in originals:
+            setattr(owner, name, value)
+        for handle in handles:
+            handle.remove()
+
+
+def _announcing(
+    construct: Callable[..., None], announce: Callable[[DistributedDataParallel], None]
+) -> Callable[..., None]:
+    """DDP's constructor, which announces the module when it is first called."""
+
+    @wraps(construct)
+    def build(parallel: DistributedDataParallel, *arguments: Any, **options: Any) -> None:
+        construct(parallel, *arguments, **options)
+
+        # Not before: the script may still register a hook, of which DDP takes one alone.
+        def on_first_call(module: nn.Module, _: Any) -> None:
+            handle.remove()
+            announce(parallel)
+
+        handle = parallel.register_forward_pre_hook(torch.compiler.disable(on_first_call))
+
+    return build

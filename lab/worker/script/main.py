@@ -1,0 +1,377 @@
+"""Runs a script of the user's on a rank, and makes a measurement of what its hooks saw."""
+
+from __future__ import annotations
+
+import os
+import runpy
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import distributed as dist
+from torch import nn
+
+from lab.config.run import Run
+from lab.config.script import SCRIPT_OUT, Script
+from lab.errors import LabError
+from lab.machine import age
+from lab.records.schema import PHASES, Memory, Observed
+from lab.worker import environment
+from lab.worker.context import Measurement, Progress, RankContext
+from lab.worker.distributed import (
+    ClockOffset,
+    all_gather_object,
+    device_of,
+    gather,
+    leave_group,
+    on_clock_of_rank_0,
+    open_store,
+    pace_sockets,
+    process_group,
+    read_clock_offset,
+)
+from lab.worker.environment import StateBytes, cpu_use
+from lab.worker.gpu_watch import GpuWatch
+from lab.worker.measure import overlap, parquet
+from lab.worker.measure.clock import Clock, CudaClock, FloatArray, HostClock, timing
+from lab.worker.measure.collective_trace import Calls
+from lab.worker.measure.ddp_hook import Buckets
+from lab.worker.own import blamed
+from lab.worker.rank_report import RankReport, communication_of
+from lab.worker.script import meter
+from lab.worker.script.hooks import StepRecorder, StepsDone, installed
+
+CPU = torch.device("cpu")
+
+
+class Watch:
+    """What a rank reads of its machine while a script runs: at its first steps and at its last."""
+
+    def __init__(self, run: Run, context: RankContext, device: torch.device) -> None:
+        self.run, self.context, self.device = run, context, device
+        self.setup_time: float | None = None
+        self.cpu_times: list[float] = []
+        self._cpu = time.process_time()
+        self._before = cpu_use(context.cores)
+        self._gpus = GpuWatch(device)
+
+    def after(self, step: int) -> None:
+        """Read what there is to read after a step."""
+        now = time.process_time()
+        self.cpu_times.append(now - self._cpu)
+        if step == 1:
+            self.setup_time = age()
+            if self.device.type == "cpu":  # a script may read the counters of a GPU itself
+                environment.reset_peak(self.device)
+        if step == self.run.warmup_steps:
+            self._before = cpu_use(self.context.cores)
+        self._cpu = now
+
+    def end(self) -> None:
+        """Take the last readings."""
+        self.use = cpu_use(self.context.cores).since(self._before)
+        self.peak_memory = environment.peak_memory(self.device)
+        self.gpus = self._gpus.stop()
+
+
+def measure_script(
+    run: Run, context: RankContext, *, data_root: Path, folder: Path, progress: Progress
+) -> Measurement | None:
+    """Measure one repeat of a script; the measurement on rank 0, else None.
+
+    As `measure` of the lab's own training. Raises LabError for a script that changed since it was
+    planned, fails, or makes no step beyond the warm-up.
+    """
+    script = run.script
+    assert script is not None
+    if not script.is_unchanged(data_root):
+        raise LabError(
+            f"{script.name}, or what it imports, is not what it was when this run was planned: "
+            "run the study again, which makes new runs of it"
+        )
+    torch.set_num_threads(context.threads)
+    device = device_of(context)
+    clock: Clock = CudaClock() if device.type == "cuda" else HostClock()
+    several_hosts = not context.host.startswith("127.")
+    offset = ClockOffset(0.0, 0.0)
+    if several_hosts:
+        # Once before and once after the script: clocks of two hosts drift.
+        with process_group(context, device=device):
+            offset = read_clock_offset(socket.gethostname())
+        context = replace(context, rendezvous=context.rendezvous.with_suffix(".script"))
+    watch = Watch(run, context, device)
+
+    def on_step(step: int) -> None:
+        if step == 1:
+            pace_sockets(context.emulated)  # those of all groups that the script has formed
+        watch.after(step)
+        progress("measuring" if step > run.warmup_steps else "warm-up", step, run.steps)
+        if step == run.steps:
+            watch.end()
+            recorder.finish()
+
+    recorder = StepRecorder(clock, world_size=context.world_size, on_step=on_step)
+    progress(f"starting {script.name}", 0, run.steps)
+    meter.recorder = recorder
+    hooks = installed(recorder)
+    run_script(script, run, context, hooks, data_root=data_root, out=folder / SCRIPT_OUT)
+    _require_steps(recorder.steps, run, script)
+    ended_early = recorder.steps < run.steps
+    if ended_early:
+        watch.end()
+        clock.discard()  # the step after the last
+    progress("collecting", run.steps, run.steps)
+    # The script may have left its group or not; the ranks meet in one of the lab's own.
+    if dist.is_initialized():
+        leave_group()
+    rendezvous = context.rendezvous.with_suffix(".reports")
+    context = replace(context, rendezvous=rendezvous)
+    grouped = context.world_size > 1
+    with process_group(context, device=CPU, over="gloo") if grouped else nullcontext():
+        offsets = offset, read_clock_offset(socket.gethostname())
+        steps = set(all_gather_object(recorder.steps))
+        if len(steps) > 1:
+            made = " and ".join(map(str, sorted(steps)))
+            raise LabError(
+                f"the ranks of {script.name} made {made} steps: they must make equally many"
+            )
+        reports = gather(_report(run, context, recorder, watch, offsets))
+    if reports is None:
+        return None
+    done = run.model_copy(update={"steps": recorder.steps})
+    communication = communication_of(done, reports, folder, first_step=0)
+    phases = _phases(recorder.seen)
+    parquet.write_steps(
+        [report.steps for report in reports],
+        folder / "steps.parquet",
+        warmup_steps=run.warmup_steps,
+    )
+    laps = ("step_time", "start", *phases)
+    samples = run.global_batch_size or recorder.samples_per_step
+    return Measurement(
+        timing=timing(
+            {name: np.stack([report.steps[name] for report in reports]) for name in laps},
+            warmup_steps=run.warmup_steps,
+            setup_time=watch.setup_time or 0.0,
+            samples_per_step=samples,
+            tokens_per_sample=None,
+            flops_per_sample=None,
+            peak_flops=None,
+            peak_source=None,
+            phases=phases,
+        ),
+        communication=communication,
+        memory=Memory(
+            kind="cuda_allocated" if device.type == "cuda" else "resident",
+            peak=[peak for report in reports for peak in report.peak_memory],
+            parameters=max(report.state.parameters for report in reports),
+            optimizer=max(report.state.optimizer for report in reports),
+        ),
+        quality=None,
+        environment=environment.environment(
+            context,
+            device=device,
+            hosts=[report.host for report in reports],
+            cores=[report.cores for report in reports],
+            foreign_cpu=environment.background_cpu((r.host, r.use) for r in reports),
+            gpu_states=[state for report in reports for state in report.gpus],
+        ).model_copy(update={"backend": recorder.backend if context.world_size > 1 else None}),
+        checks={},
+        script=Observed(
+            steps=recorder.steps,
+            ended="by itself" if ended_early else "by the lab",
+            optimizer=type(recorder.optimizer).__name__,
+            optimizers=len(recorder.optimizers),
+            wrappers=sorted({type(module).__name__ for module in recorder.modules}),
+            samples_per_step=recorder.samples_per_step,
+        ),
+    )
+
+
+def run_script(
+    script: Script,
+    run: Run,
+    context: RankContext,
+    hooks: AbstractContextManager[None],
+    *,
+    data_root: Path,
+    out: Path,
+) -> None:
+    """Run a script with hooks to its end, or to that of its steps, as `torchrun` on this rank."""
+    path = script.path(data_root)
+    out.mkdir(exist_ok=True)
+    values = {name: getattr(run, name) for name in Run.model_fields}
+    values |= {"rank": context.rank, "local_rank": context.local_rank, "out": out}
+    sys.argv = [str(path), *script.arguments(values)]
+    sys.path.insert(0, str(path.parent))
+    os.chdir(data_root / script.directory)
+    store = None
+    if script.launcher == "torchrun":
+        store = open_store(context)
+        os.environ.update(_torchrun(context, store.underlying_store))
+    with _interrupts() as interrupted, hooks:
+        try:
+            with blamed(script.name):
+                runpy.run_path(str(path), run_name="__main__")
+        except StepsDone:
+            pass
+        except SystemExit as end:
+            if end.code not in (None, 0):
+                reason = f"exit status {end.code}" if isinstance(end.code, int) else str(end.code)
+                raise LabError(f"{script.name} ended with {reason}; see its log") from end
+        finally:
+            meter.recorder = None
+        # Some scripts catch it to save their state, and end as if all was done.
+        if interrupted():
+            raise KeyboardInterrupt
+
+
+def _torchrun(context: RankContext, store: Any) -> dict[str, str]:
+    """The environment variables of torchrun, by which libraries know that it started a script.
+
+    Ranks meet at rank 0's `store`, a TCPStore. What the script puts there has no secret in its
+    keys, as torch reads none from the environment: whoever reaches the address may do the same.
+    """
+    nodes = int(os.environ.get("SLURM_NNODES", 1)) if not context.host.startswith("127.") else 1
+    local = context.world_size // nodes
+    variables: dict[str, Any] = {
+        # Else gloo resolves the host's name, which on many laptops leads nowhere.
+        **({"GLOO_SOCKET_IFNAME": "lo"} if context.host.startswith("127.") else {}),
+        "RANK": context.rank,
+        # Where the scheduler shows each rank only its own GPU, that one is number 0.
+        "LOCAL_RANK": context.local_rank
+        if context.device == "cpu"
+        else torch.cuda.current_device(),
+        "WORLD_SIZE": context.world_size,
+        "LOCAL_WORLD_SIZE": local,
+        "GROUP_RANK": context.rank // local,
+        "GROUP_WORLD_SIZE": nodes,
+        "ROLE_RANK": context.rank,
+        "ROLE_WORLD_SIZE": context.world_size,
+        "ROLE_NAME": "default",
+        "MASTER_ADDR": store.host,  # of rank 0, which another node knows from its file alone
+        "MASTER_PORT": store.port,
+        "TORCHELASTIC_RUN_ID": context.job_id or "lab",
+        "TORCHELASTIC_RESTART_COUNT": 0,
+        "TORCHELASTIC_MAX_RESTARTS": 0,
+        # Rank 0 listens already, so that no other process can take its port.
+        "TORCHELASTIC_USE_AGENT_STORE": True,
+    }
+    return {name: str(value) for name, value in variables.items()}
+
+
+@contextmanager
+def _interrupts() -> Iterator[Callable[[], bool]]:
+    """Note the signals that interrupt Python while they do what they did before."""
+    noted: list[int] = []
+    earlier = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def note(number: int, frame: FrameType | None) -> None:
+        noted.append(number)
+        if callable(handler := earlier[signal.Signals(number)]):
+            handler(number, frame)
+
+    chained = [number for number, handler in earlier.items() if callable(handler)]
+    for number in chained:
+        signal.signal(number, note)
+    try:
+        yield lambda: signal.SIGINT in noted
+    finally:
+        for number in chained:
+            signal.signal(number, earlier[number])
+
+
+def _require_steps(steps: int, run: Run, script: Script) -> None:
+    if steps == 0:
+        raise LabError(
+            f"{script.name} ended without a step of an optimizer of torch.optim: a script that "
+            "starts processes itself, or trains without one, cannot be measured"
+        )
+    if steps <= run.warmup_steps:
+        raise LabError(
+            f"{script.name} ended after {steps} steps, and the first {run.warmup_steps} are "
+            "warm-up: let it make more, or lower warmup_steps"
+        )
+
+
+def _phases(seen: set[str]) -> tuple[str, ...]:
+    """The phases to tell of: those that were seen, and what is left where the passes were."""
+    rest = {"other"} if {"forward", "backward"} <= seen else set()
+    return tuple(phase for phase in PHASES if phase in seen | rest)
+
+
+def _report(
+    run: Run,
+    context: RankContext,
+    recorder: StepRecorder,
+    watch: Watch,
+    offsets: tuple[ClockOffset, ClockOffset],
+) -> RankReport:
+    def shift(times: FloatArray) -> FloatArray:
+        return on_clock_of_rank_0(times, offsets)
+
+    clock = recorder.clock
+    laps = clock.read()
+    start = float(clock.phases(0)[0][1])
+    sent = _sent(recorder, start + laps["start"])
+    bars = None
+    # Every rank or none: a rank without any would leave the others waiting.
+    if all(all_gather_object(sent is not None)) and sent is not None:
+        step_time = np.stack(all_gather_object(laps["step_time"]))
+        step = overlap.representative_step(step_time, warmup_steps=run.warmup_steps)
+        bars = overlap.events(context.rank, step, clock=clock, sent=sent, shift=shift)
+    else:
+        sent = None
+    columns = {"step_time", "start", *_phases(recorder.seen)}
+    assert recorder.optimizer is not None
+    return RankReport(
+        host=socket.gethostname(),
+        cores=context.cores,
+        steps={name: values for name, values in laps.items() if name in columns}
+        | {"cpu_time": np.array(watch.cpu_times)},
+        start=float(shift(np.array(start))),
+        sent=sent.shifted(shift) if sent else None,
+        bars=bars,
+        probe=None,
+        use=watch.use,
+        gpus=watch.gpus,
+        peak_flops=None,
+        peak_memory=watch.peak_memory,
+        state=_state(recorder.optimizer, recorder.parameters()),
+        fingerprint=None,
+    )
+
+
+def _sent(recorder: StepRecorder, starts: FloatArray) -> Buckets | Calls | None:
+    """What the steps sent; None where nothing was seen, or a step had several passes of DDP.
+
+    Each of several passes waits for a last bucket of its own: one number would tell too little.
+    """
+    steps = len(starts)
+    if recorder.buckets is not None:
+        sent = recorder.buckets.take()
+        step = np.searchsorted(starts, sent.ready, side="right") - 1
+        inside = (step >= 0) & (sent.ready < recorder.clock.phases(steps - 1)[-1][2])
+        passes = set(zip(step[inside].tolist(), sent.step[inside].tolist(), strict=True))
+        if sorted(number for number, _ in passes) != list(range(steps)):
+            return None
+        columns = {name: values[inside] for name, values in vars(sent).items()}
+        return Buckets(**columns | {"step": step[inside]})
+    if recorder.calls is None:
+        return None
+    calls = recorder.calls.take()
+    return calls if len(calls.step) else None
+
+
+def _state(optimizer: torch.optim.Optimizer, parameters: list[torch.Tensor]) -> StateBytes:
+    """The bytes of what an optimizer updates, and of its state."""
+    return environment.state_bytes(nn.ParameterList(parameters), optimizer)

@@ -1,0 +1,65 @@
+"""lab.instrument: what a script may say of its own steps; it loads no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, Protocol
+
+
+class Recorder(Protocol):
+    """What measures a script on a rank of the lab."""
+
+    def phase(self, name: str) -> AbstractContextManager[None]:
+        """Time what runs inside as this phase, whatever else is seen of it."""
+
+    def count_steps_of(self, optimizer: Any) -> None:
+        """Let the steps of this optimizer be those of the script."""
+
+    def watch(self, model: Any) -> None:
+        """Take the calls of this module for the forward pass."""
+
+    samples_per_step: int | None
+
+
+# Set by the lab where it runs a script.
+recorder: Recorder | None = None
+
+
+class Meter:
+    """Phases of a step that a script marks itself."""
+
+    def data(self) -> AbstractContextManager[None]:
+        """Where the step waits for its batch."""
+        return self._phase("data")
+
+    def forward(self) -> AbstractContextManager[None]:
+        """The forward pass with the loss."""
+        return self._phase("forward")
+
+    def backward(self) -> AbstractContextManager[None]:
+        """The backward pass."""
+        return self._phase("backward")
+
+    def _phase(self, name: str) -> AbstractContextManager[None]:
+        return nullcontext() if recorder is None else recorder.phase(name)
+
+
+@contextmanager
+def instrument(
+    model: Any = None, optimizer: Any = None, *, samples_per_step: int | None = None
+) -> Iterator[Meter]:
+    """Tell the lab of a training loop: its model, its optimizer, the samples of a step.
+
+    `samples_per_step` are those of all ranks between two steps of `optimizer`, with accumulation.
+    Where the script is not run by the lab this does nothing.
+    """
+    if samples_per_step is not None and samples_per_step < 1:
+        raise ValueError(f"samples_per_step is {samples_per_step}: count at least one sample")
+    if recorder is not None:
+        if optimizer is not None:
+            recorder.count_steps_of(optimizer)
+        if model is not None:
+            recorder.watch(model)
+        recorder.samples_per_step = samples_per_step
+    yield Meter()

@@ -1,0 +1,75 @@
+"""Jobs whose ranks or files vanish at a moment when nothing else would notice."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from faults import await_steps
+from studies import LONG, StudyMaker
+
+import lab
+from lab.config.study import Study
+
+# Python loads this at the start of a rank, which is killed once it begins to load torch.
+SITE = """
+import os, sys
+class Fault:
+    def find_spec(self, name, path=None, target=None):
+        if name == "lab.worker.main":
+            os.kill(os.getpid(), {signal})
+if os.environ.get("SUBMITIT_LOCAL_GLOBALID") == "{rank}":
+    sys.meta_path.insert(0, Fault())
+"""
+
+
+@pytest.mark.parametrize(("rank", "signal", "name"), [(0, 9, "SIGKILL"), (1, 11, "SIGSEGV")])
+def test_a_rank_killed_before_the_group_forms_is_named_with_signal_and_phase(
+    make_study: StudyMaker,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    rank: int,
+    signal: int,
+    name: str,
+) -> None:
+    """The others would wait for it for ten minutes."""
+    site = tmp_path / "site"
+    site.mkdir()
+    (site / "sitecustomize.py").write_text(SITE.format(rank=rank, signal=signal))
+    monkeypatch.setenv("PYTHONPATH", f"{site}:{Path(__file__).parents[3]}")
+    study = Study.load(make_study())
+    (task,) = (task for task in study.tasks if task.run.world_size == 2)
+    (record,) = lab.launch(study, tasks=[task]).wait(progress=False)
+    assert record.error is not None and record.error.type == "RankLost"
+    assert record.error.rank == rank
+    assert record.error.message.startswith(f"rank {rank} was killed by {name}")
+    assert record.error.message.endswith("while loading torch")
+    assert record.duration_s is None or record.duration_s < 60
+
+
+def test_a_job_whose_files_are_removed_ends_itself(make_study: StudyMaker) -> None:
+    study = Study.load(make_study(base=LONG, grid={"world_size": [2]}, baseline={"world_size": 2}))
+    code = f"import lab; lab.launch(lab.Study.load({str(study.folder)!r})).wait(progress=False)"
+    driver = subprocess.Popen([sys.executable, "-c", code], start_new_session=True)
+    await_steps(study, study.tasks[0])
+    driver.kill()
+    driver.wait()
+    shutil.rmtree(study.out)
+    deadline = time.monotonic() + 60
+    while running := _processes(study.folder):
+        assert time.monotonic() < deadline, running
+        time.sleep(0.5)
+    assert not study.out.exists()
+
+
+def _processes(folder: Path) -> list[psutil.Process]:
+    return [
+        process
+        for process in psutil.process_iter(["cmdline"])
+        if any(str(folder) in word for word in process.info["cmdline"] or ())
+    ]

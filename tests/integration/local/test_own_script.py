@@ -1,0 +1,157 @@
+"""The example of a script of one's own, on one and two ranks: its record, its report, its failures."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from typer.testing import CliRunner
+
+import lab
+from lab.cli import app
+from lab.records.schema import Operation
+from lab.records.store import Record
+
+EXAMPLE = Path(__file__).parents[3] / "reports" / "own-script"
+# FSDP and a collective of its own; of its first attempt a rank is killed.
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+import torch
+from torch import distributed as dist, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+dist.init_process_group("gloo")
+out, first, rank = Path(sys.argv[1]), not Path("tried").exists(), dist.get_rank()
+assert not list(out.iterdir()), "left by the first attempt"
+dist.barrier()
+mesh = init_device_mesh("cpu", (2,))
+model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 2))
+fully_shard(model[0], mesh=mesh)
+fully_shard(model, mesh=mesh)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(40):
+    model(torch.randn(8, 64)).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    dist.all_gather([torch.empty(100) for _ in range(2)], torch.ones(100))
+    (out / f"{rank}.pt").touch()
+    if step == 7 and first and rank == 1:
+        Path("tried").touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory: pytest.TempPathFactory) -> lab.Study:
+    folder = tmp_path_factory.mktemp("script") / "own-script"
+    shutil.copytree(EXAMPLE, folder, ignore=shutil.ignore_patterns("out"))
+    return lab.Study.load(folder, quick=True)
+
+
+@pytest.fixture(scope="module")
+def records(study: lab.Study) -> list[Record]:
+    return lab.launch(study).wait(progress=False)
+
+
+def folder_of(study: lab.Study, record: Record) -> Path:
+    return study.out / "runs" / record.run_id / "0"
+
+
+def test_a_plain_script_yields_ordinary_records(study: lab.Study, records: list[Record]) -> None:
+    assert [record.status for record in records] == ["completed", "completed"]
+    alone, both = records
+    assert alone.timing and both.timing and alone.communication is None and both.communication
+    for record in records:
+        assert set(record.timing.phases) == {"data", "forward", "backward", "optimizer", "other"}
+        assert record.script and record.script.steps == 20
+    # 8 -> 16 -> 32 channels of 3 x 3, and a layer of 10 classes: all gradients in one bucket.
+    parameters = (3 * 9 + 1) * 8 + (8 * 9 + 1) * 16 + (16 * 9 + 1) * 32 + 33 * 10
+    assert both.communication.buckets == [4 * parameters] and both.communication.exposed
+    assert both.environment and both.environment.backend == "gloo"
+    assert alone.timing.flops_per_second is None and alone.quality is None
+
+
+def test_steps_take_what_the_script_itself_prints(study: lab.Study, records: list[Record]) -> None:
+    for record in records:
+        log = next((folder_of(study, record) / "log").glob("*_0_log.out")).read_text()
+        printed = [float(ms) / 1e3 for ms in re.findall(r"step \d+: .*?, ([\d.]+) ms", log)]
+        steps = pd.read_parquet(folder_of(study, record) / "steps.parquet")
+        ours = steps[steps["rank"] == 0].step_time.to_numpy()
+        # It is ended within its last step. The same intervals, however loaded the machine is.
+        assert len(printed) == 19 and len(ours) == 20
+        ratios = ours[1:19] / printed[1:]
+        assert abs(float(pd.Series(ratios).median()) - 1) < 0.02
+
+
+def test_the_report_tells_what_was_seen_and_nothing_else(
+    study: lab.Study, records: list[Record]
+) -> None:
+    page = lab.report(study).html.read_text()
+    page = re.sub(r"<(style|script|svg)\b.*?</\1>", "", page, flags=re.DOTALL)
+    text = re.sub(r"<[^>]+>", " ", page)
+    assert "Where the time of a step goes" in text and "measured by hooks of torch" in text
+    for absent in ("not measured", "h2d", "MFU", "last loss", "unknown", "None", "nan"):
+        assert not re.search(rf"\b{absent}\b", text), absent
+    assert all(state.state == "completed" for state in lab.status(study))
+
+
+def test_a_killed_rank_is_named_and_the_same_command_measures_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "sharded.py").write_text(KILLED)
+    arguments = [
+        "measure",
+        "--ranks",
+        "2",
+        "--repeats",
+        "1",
+        "--steps",
+        "12",
+        "--warmup-steps",
+        "3",
+    ]
+    arguments += ["--", "sharded.py", "{out}"]
+    result = CliRunner().invoke(app, arguments)
+    assert "RankLost on rank 1: rank 1 was killed by SIGKILL" in str(result.exception)
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0, result.exception
+    (record,) = lab.load_records("reports/sharded")
+    assert record.memory and record.communication and record.communication.exposed
+    # The first layer is gathered in both passes, what is left at the root in one of them.
+    layer, root = 64 * 65, 2 * 65
+    gathered = Operation(calls=2 + 1 + 1, bytes=4 * (2 * layer + root) + 2 * 400)
+    scattered = Operation(calls=2, bytes=4 * (layer + root))
+    operations = {"all_gather": gathered, "reduce_scatter": scattered}
+    assert record.communication.operations == operations
+    assert record.memory.parameters == 4 * (layer + root) / 2
+
+
+def test_a_script_that_trains_alone_or_fails_on_two_ranks_is_a_failed_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "alone.py").write_text(
+        "import torch\nw = torch.zeros(1, requires_grad=True)\n"
+        "optimizer = torch.optim.SGD([w])\n"
+        "while True:\n    (w + 1).sum().backward()\n    optimizer.step()\n"
+    )
+    small = "executor: local\ndevice: cpu\ntime_limit_min: 60\nbudget: {core_hours: 0.5}\n"
+    (tmp_path / "small.yaml").write_text(small)
+    arguments = ["measure", "--repeats", "1", "--steps", "20", "--cluster", "small.yaml"]
+    refused = CliRunner().invoke(app, [*arguments, "--ranks", "2", "--", "alone.py"])
+    assert "--yes runs it all the same" in str(refused.exception)
+    assert not list(tmp_path.glob("reports/alone/out/runs/*"))
+    arguments.append("--yes")
+    result = CliRunner().invoke(app, [*arguments, "--ranks", "2", "--", "alone.py"])
+    assert "each of them trains alone" in str(result.exception)
+    # The same script on one rank is ended after its steps.
+    result = CliRunner().invoke(app, [*arguments, "--ranks", "1", "--", "alone.py"])
+    assert result.exit_code == 0 and "1 of 1 runs completed" in result.output
+    record = lab.load_records("reports/alone")[-1]
+    assert record.timing and record.timing.samples_per_second is None

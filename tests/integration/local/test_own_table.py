@@ -1,0 +1,40 @@
+"""lab report on somebody's table: the command, the page and the PDF."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from bs4 import BeautifulSoup
+from pypdf import PdfReader
+
+
+def lab_command(*words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "lab", *words]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_somebodys_table_becomes_a_report(tmp_path: Path) -> None:
+    table = tmp_path / "my results.csv"
+    table.write_text("<b>model</b>,gpus,time_s\n$a$,1,100\n$a$,2,55\n$a$,4,31\n$a$,8,20\n")
+    made = lab_command(
+        "report", str(table), "--title", 'A <b>"title"</b> $x^2$', "--gpu-hours", "9"
+    )
+    assert made.returncode == 0, made.stderr
+    folder = tmp_path / "my results-report"
+    page = BeautifulSoup((folder / "report.html").read_text(), "html.parser")
+    assert page.h1 is not None and page.h1.get_text() == 'A <b>"title"</b> $x^2$'
+    text = page.get_text(" ", strip=True)
+    assert "5.00 times as fast as on 1 GPU" in text and "measured here" not in text
+    assert len(page.find_all("figure")) == 3 and "<b>model</b>" in text
+    pages = PdfReader(folder / "report.pdf").pages
+    assert "Amdahl" in "".join(part.extract_text() for part in pages)
+
+
+def test_a_table_that_cannot_be_reported_leaves_nothing(tmp_path: Path) -> None:
+    table = tmp_path / "results.csv"
+    table.write_text("model,time_s\na,1\nb,2\n")
+    made = lab_command("report", str(table))
+    assert made.returncode == 2 and "--column world_size=COLUMN" in made.stderr
+    assert "Traceback" not in made.stderr and [table] == list(tmp_path.iterdir())

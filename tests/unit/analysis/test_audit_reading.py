@@ -1,0 +1,283 @@
+"""What columns and cells are taken for, in the many ways that people write the same table."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from lab.analysis.audit import Audit, audit
+from lab.analysis.audit.columns import guess
+from lab.analysis.audit.table import from_table
+from lab.analysis.audit.values import COUNT_UNITS, number, ranks_of, rounding
+from lab.errors import InputError
+
+
+def frame(text: str) -> pd.DataFrame:
+    rows = [[cell.strip() for cell in line.split("|")] for line in text.strip().splitlines()]
+    return pd.DataFrame(rows[1:], columns=rows[0])
+
+
+def broken(result: Audit) -> set[str]:
+    return {finding.rule for finding in result.findings if finding.severity != "note"}
+
+
+@pytest.mark.parametrize(
+    ("canonical", "names"),
+    {
+        "world_size": ["#-GPUs", "No. of GPUs", "GPUs¹", "# of accelerators", "gpu_num"],
+        "rate_per_rank": [
+            *("Tokens / sec / GPU", "tok_s_gpu", "tokens/s/GPU", "Throughput (T/s/GPU)"),
+            *("samples/sec per GPU", "tokens/GPU/s", "per-GPU throughput", "TGS"),
+        ],
+        "rate": [
+            "Throughput - TF32 [img/s]",
+            "throuthput(sample/sec)",
+            "tok_s",
+            "OneFlow samples/s",
+        ],
+        "flops_per_rank": ["TFLOP/s/GPU", "Model TFLOP / sec / GPU", "TFLOPs per GPU"],
+        "mfu": ["MFU", "mfu_pct", "MFU (%)", "Model FLOPs utilization"],
+        "tp": ["TP", "tp_size", "tensor parallel", "Tensor Model Parallel Size"],
+        "pp": ["PP", "pipeline parallelism"],
+        "dp": ["DP", "data parallel size", "dp_degree"],
+        "micro_batch_size": [
+            "MBS",
+            "Batch size / GPU",
+            "Local Batch size",
+            "batch_size_per_device",
+        ],
+        "global_batch_size": ["GBS", "GlobalBatchSize", "Global Batch Size"],
+        "grad_accum": ["GA", "GAS", "grad_acc", "Accumulation steps (FP32 and FP16)"],
+        "speedup": ["Weak scaling - FP32", "Mixed Precision Strong Scaling", "speed-up"],
+        "time": ["Time to train - TF32", "Training time with FP32", "FP32 Training Time (90E)"],
+        "gpu": ["DGX System", "System", "GPU model"],
+        "memory": ["gpu_memory_gb", "memory_usage(MB)"],
+    }.items(),
+)
+def test_names_that_people_use(canonical: str, names: list[str]) -> None:
+    meanings = {name: (meaning := guess(name)) and meaning.canonical for name in names}
+    assert meanings == dict.fromkeys(names, canonical)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("Ideal speedup", "Linear scaling", "Expected throughput", "Energy efficiency"),
+        *("Throughput speedup (FP32 - mixed precision)", "Accuracy (perplexity)", "GFLOPs"),
+        *("Peak memory bandwidth utilisation factor x", "Inference throughput"),
+    ],
+)
+def test_what_nobody_measured_or_means_something_else(name: str) -> None:
+    meaning = guess(name)
+    assert meaning is None or meaning.canonical == "memory"
+
+
+@pytest.mark.parametrize(
+    ("cell", "ranks", "words"),
+    [
+        ("8x A100", 8, "a100"),
+        ("8 × H100 SXM", 8, "h100 sxm"),
+        ("2 nodes x 8", 16, ""),
+        ("4 nodes, 8 GPUs", 32, ""),
+        ("n1g8", 8, ""),
+        ("2n_8g", 16, ""),
+        ("2x8", 16, ""),
+        ("8 GPUs", 8, ""),
+        ("A100 x8", 8, "a100"),
+        ("DGX A100 (8x A100 80GB)", 8, "a100 80gb"),
+    ],
+)
+def test_ranks_in_cells(cell: str, ranks: float, words: str) -> None:
+    assert ranks_of(cell) == (ranks, words)
+
+
+@pytest.mark.parametrize("cell", ["A100", "32", "", "yes", "512 tokens of it"])
+def test_cells_that_name_no_ranks(cell: str) -> None:
+    assert math.isnan(ranks_of(cell)[0])
+
+
+def test_two_numbers_in_a_cell_are_none_and_suffixes_count() -> None:
+    for cell in ("5120/2560", "64 , 32", "4096 and 4096", "128 (FP32) / 256 (AMP)"):
+        assert math.isnan(number(cell, units=COUNT_UNITS))
+    assert number("12.4k tok/s", units=COUNT_UNITS) == 12400
+    assert number("3849(-1754,↓31.3%)") == 3849 and number("37556 (36108)") == 37556
+    assert number("12*") == 12 and number("x3.62") == 3.62
+
+
+@pytest.mark.parametrize(
+    ("cell", "share"), [("~18h", 0.5 / 18), ("7h 36min", 30 / 27360), ("01:00:00", 0.5 / 3600)]
+)
+def test_what_the_last_digit_leaves_open(cell: str, share: float) -> None:
+    assert rounding(cell, is_time=True) == pytest.approx(share)
+
+
+def test_what_the_last_digit_leaves_open_of_a_number() -> None:
+    assert rounding("1.98 x") == pytest.approx(0.005 / 1.98)
+    assert rounding("17400 img/s") == pytest.approx(50 / 17400)
+    assert rounding("1000") == pytest.approx(0.005) and rounding("n/a") == 0
+
+
+PRECISIONS = """
+GPUs|Batch size / GPU|Throughput - FP32|Throughput - mixed precision|Throughput speedup (FP32 to mixed precision)|Weak scaling - FP32|Weak scaling - mixed precision
+1|64|100.2|301.5|3.01|1.00|1.00
+4|64|371.4|1034.2|2.78|3.71|3.43
+8|64|728.6|2014.8|2.77|7.27|6.68
+"""
+
+
+def test_columns_of_precisions_in_any_order_are_read_the_same() -> None:
+    table = frame(PRECISIONS)
+    for order in itertools.islice(itertools.permutations(table.columns), 0, 5040, 360):
+        observations = from_table(table[list(order)])
+        gains = {curve.label: round(curve.points[-1].gain, 2) for curve in observations.curves}
+        assert gains == {"fp32": 7.27, "mixed precision": 6.68}
+        assert broken(audit(table[list(order)])) == set()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "evidence"),
+    [
+        ("2.77|7.27|6.68", "2.77|6.68|7.27", "7.27x is quoted on 8 ranks at mixed precision"),
+        ("2014.8|2.77", "2014.8|3.77", "3.77x is quoted for mixed precision over fp32"),
+    ],
+)
+def test_quotes_beside_their_own_numbers(old: str, new: str, evidence: str) -> None:
+    result = audit(frame(PRECISIONS.replace(old, new)))
+    assert broken(result) == {"quoted-against-own"} and evidence in str(result)
+
+
+def test_hours_without_decimals_are_no_superlinear_speedup() -> None:
+    table = frame("GPUs|Time to train - AMP|Time to train - TF32\n1|~18h|~40h\n8|~2h|~5h")
+    result = audit(table)
+    assert broken(result) == set() and "super-linear" in result.checked
+    exact = frame("GPUs|Time to train - AMP|Time to train - TF32\n1|18.0h|40.0h\n8|2.00h|5.0h")
+    assert broken(audit(exact)) == {"super-linear"}
+
+
+def test_ranks_and_gpus_in_one_column_are_lines_of_their_own() -> None:
+    table = frame("Hardware|samples/s\n1x V100|100.1\n8x V100|741.3\n1x A100|310.2\n8x A100|2290.7")
+    observations = from_table(table)
+    assert {curve.label: len(curve.points) for curve in observations.curves} == {
+        "v100": 2,
+        "a100": 2,
+    }
+    assert broken(audit(table)) == set()
+
+
+LAYOUTS = """
+model|gpus|dp|tp|pp|mbs|gas|gbs|tokens/s/gpu|mfu
+7B|8|4|2|1|2|8|64|3410|45.1
+7B|16|8|2|1|2|4|64|3290|43.5
+7B|16|4|2|2|2|8|64|3105|41.1
+13B|16|4|2|2|2|8|64|1790|43.9
+"""
+
+
+def test_layouts_that_multiply_are_clean_in_any_order_and_by_other_names() -> None:
+    table = frame(LAYOUTS)
+    names = {
+        "gpus": "#-GPUs",
+        "dp": "Data Parallel",
+        "tp": "TP size",
+        "gas": "Gradient accumulation steps",
+        "tokens/s/gpu": "Tokens / sec / GPU",
+        "mfu": "MFU (%)",
+    }
+    for variant in (table, table[table.columns[::-1]], table.rename(columns=names)):
+        result = audit(variant)
+        assert broken(result) == set()
+        assert {"parallel-consistent", "mfu-consistent"} <= set(result.checked)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "rule", "severity", "evidence"),
+    [
+        ("16|8|2|1", "16|4|2|1", "parallel-consistent", "error", "is 8, not 16 ranks"),
+        ("7B|16|4|2|2|2|8|64", "7B|16|4|2|2|2|8|128", "parallel-consistent", "warning", "of 128"),
+        ("3105|41.1", "3105|47.8", "mfu-consistent", "warning", "more where pp > 1"),
+        ("1790|43.9", "1790|143.9", "impossible-mfu", "error", "MFU is 144%"),
+    ],
+)
+def test_a_planted_fault_of_layouts(
+    old: str, new: str, rule: str, severity: str, evidence: str
+) -> None:
+    result = audit(frame(LAYOUTS.replace(old, new)))
+    (finding,) = [finding for finding in result.findings if finding.rule == rule]
+    assert finding.severity == severity and evidence in finding.evidence
+
+
+def test_a_peak_with_sparsity() -> None:
+    table = "gpu|gpus|precision|TFLOP/s/GPU|MFU\nH100|8|{0}|430|{1}\nH100|16|{0}|421|{2}"
+    assert "impossible-mfu" in broken(audit(frame(table.format("bf16", "21.7%", "21.3%"))))
+    assert not broken(audit(frame(table.format("bf16", "43.5%", "42.5%"))))
+    assert not broken(audit(frame(table.format("fp8", "21.7%", "21.3%")))), "its dense peak"
+
+
+def test_a_total_beside_what_each_gpu_does() -> None:
+    table = "gpus|tokens/s|tokens/s/gpu\n8|80123|10015\n16|{}|9870"
+    assert not broken(audit(frame(table.format(157920))))
+    assert broken(audit(frame(table.format(137920)))) == {"quoted-against-own"}
+
+
+def test_silence_is_not_health() -> None:
+    result = audit(frame("model|score\na|1\nb|2"))
+    assert not result.conclusive and result.trustworthy and not result.findings
+    assert str(result).startswith("Checked 0 of 21 rules: too little to say.")
+    assert "More rules could speak with: " in str(result) and "world_size" in str(result)
+    assert "nothing found" not in str(result)
+    assert "too little to say" in result._repr_html_()
+
+
+def test_the_reading_is_shown() -> None:
+    result = audit(frame(PRECISIONS))
+    assert result.reading["Throughput - FP32"] == result.reading["Throughput - mixed precision"]
+    assert "'Weak scaling - FP32' as speedup" in str(result)
+    assert (
+        "'<b>GPUs</b>'" not in audit(frame("<b>GPUs</b>|images/s\n1|100\n2|190"))._repr_html_()
+    ), "names are escaped"
+
+
+def test_a_speedup_of_one_precision_over_another_at_every_size_is_no_parallel_one() -> None:
+    table = "GPUs|Precision|images/s|Speedup\n1|FP32|100|1.0\n1|AMP|210|2.1\n8|FP32|770|1.0\n8|AMP|1540|2.0"
+    assert broken(audit(frame(table))) == set()
+
+
+def test_faults_of_one_cause_are_one_finding_with_their_rows() -> None:
+    rows = "\n".join(f"model{n}|1|10.0\nmodel{n}|8|1.0" for n in range(9))
+    result = audit(frame(f"model|gpus|time (s)\n{rows}"))
+    (finding,) = [finding for finding in result.findings if finding.rule == "super-linear"]
+    assert len(finding.records) == 18 and "And 6 more like these." in finding.evidence
+
+
+def test_batches_that_differ_at_one_world_size_are_settings_and_no_repeats() -> None:
+    table = "gpus|tp|mbs|gbs|step (ms)\n4|2|4|8|130\n4|2|4|16|219\n8|2|4|16|131\n8|2|4|32|221"
+    observations = from_table(frame(table))
+    assert all(len(point.times) == 1 for point in observations.points)
+    assert "repeats" not in broken(audit(frame(table)))
+
+
+def test_of_several_rates_the_audit_says_which_one_it_took() -> None:
+    rates = frame("gpus|images/s|tokens/s\n1|100|2000\n2|190|3800")
+    result = audit(rates)
+    said = "'tokens/s' is read as the rate, and not 'images/s'"
+    assert said in str(result) and said.replace("'", "&#x27;") in result._repr_html_()
+    assert result.reading == {"gpus": "world_size", "tokens/s": "rate"}
+    named = audit(rates, columns={"rate": "images/s"})
+    assert named.reading["images/s"] == "rate" and not named.assumptions
+
+
+def test_parquet_is_read_as_text_is(tmp_path: Path) -> None:
+    path = tmp_path / "results.parquet"
+    text = frame("gpus|time (s)|speedup\n1|100|1\n2|50|1.4")
+    text.to_parquet(path)
+    result = audit(path)
+    assert result.findings == audit(text).findings and "quoted-against-own" in broken(result)
+    path.write_bytes(b"PAR1")
+    with pytest.raises(InputError, match="no Parquet that can be read"):
+        audit(path)
+    with pytest.raises(InputError, match=r"no Parquet that can be read: No such file"):
+        audit(tmp_path / "none.parquet")

@@ -1,0 +1,75 @@
+"""Gaps between measured and expected layouts, each with a planted cause."""
+
+from __future__ import annotations
+
+import pandas as pd
+import pytest
+
+import lab
+from lab.analysis.explain_layouts import Explanation
+from lab.analysis.layout_table import read_layouts
+from lab.files import SHARED
+from lab.perfmodel import layout_law
+
+ROW = {
+    "model": "gpt 1.3B", "layers": 24, "hidden size": 2048, "heads": 16, "sequence length": 1024,
+    "gpu": "A100 80GB", "gpus": 16, "nodes": 2, "micro batch": 16, "global batch": 256,
+    "recompute": "none",
+}  # fmt: skip
+
+
+def explained(factor: float = 1.0, **more: object) -> Explanation:
+    """A row that takes `factor` times what is expected of it."""
+    row = ROW | more
+    frame = pd.DataFrame([row | {"step time (s)": 1.0}])
+    case = read_layouts(frame).rows[0].case
+    step = float(layout_law.expected("a100").predict([case])[0]) * factor
+    return lab.explain_layouts(pd.DataFrame([row | {"step time (s)": step}]))[0]
+
+
+def test_what_is_as_expected_is_inside_and_its_wait_is_named() -> None:
+    one = explained()
+    assert one.low_s < one.measured_s < one.high_s
+    assert one.reasons[0].startswith("inside the interval")
+
+
+def test_a_name_that_the_sizes_do_not_bear_out() -> None:
+    small = {"model": "my 7B", "layers": 12, "hidden size": 768, "heads": 12}
+    assert explained(**small).reasons == ("width 768 and 12 layers make 124M parameters, not 7B",)
+
+
+@pytest.mark.parametrize(
+    ("of_own", "words"), [(0.5, "sparse peak, 624"), (1.3, "TFLOP/s dense"), (1.0, "inside")]
+)
+def test_a_quoted_mfu_is_held_to_the_rows_own(of_own: float, words: str) -> None:
+    own = explained().mfu
+    assert words in explained(MFU=of_own * own).reasons[0]
+
+
+def test_a_slow_link_is_named_with_its_rate() -> None:
+    (reason,) = explained(8.0).reasons
+    assert reason.startswith("a link of") and "between nodes in place of 25 would" in reason
+
+
+def test_what_a_gpu_cannot_do_is_said_first() -> None:
+    assert explained(0.1).reasons[0].startswith("no A100 can do this")
+
+
+def test_on_one_gpu_no_link_is_to_blame() -> None:
+    one = {"gpus": 1, "nodes": 1, "global batch": 16}
+    assert "no link explains it; compute would have to take" in explained(8.0, **one).reasons[0]
+
+
+def test_the_playbooks_mfu_is_found_to_count_its_embedding_twice() -> None:
+    rows = lab.explain_layouts(SHARED / "docs" / "tables" / "playbook_1b_h100.csv")
+    told = {one.row: one.reasons[0] for one in rows}
+    table = read_layouts(SHARED / "docs" / "tables" / "playbook_1b_h100.csv")
+    several = {row.place for row in table.rows if row.case.candidate.layout.pipeline > 1}
+    wrong = {place for place, reason in told.items() if "by the row's own rate" in reason}
+    exact = {row.place for row in table.rows if (row.quoted_mfu or 0) > 0.05}
+    assert wrong & exact == several & exact and len(wrong & exact) > 100
+
+
+def test_per_cent_are_read_as_such_however_small() -> None:
+    frame = pd.DataFrame([ROW | {"MFU %": 1.2, "step time (s)": 1.0}])
+    assert read_layouts(frame).rows[0].quoted_mfu == pytest.approx(0.012)

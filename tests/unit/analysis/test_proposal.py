@@ -1,0 +1,102 @@
+"""What a proposal for compute time asks for: where to stop, what jobs cost, what hours pay for."""
+
+from __future__ import annotations
+
+import pandas as pd
+import pytest
+
+from lab.analysis import proposal
+from lab.analysis.laws import fit_gustafson
+from lab.analysis.reported import records_from
+from lab.analysis.scaling import summary
+from lab.records.table import table
+
+
+def rows(sizes: list[int], times: list[float], **columns: object) -> pd.DataFrame:
+    content = {"gpus": sizes, "time_s": times, **columns}
+    return summary(table(records_from(pd.DataFrame(content))), baseline={}, scaling="strong")
+
+
+def test_hours_are_time_times_ranks() -> None:
+    (one, two) = proposal.costs(rows([1, 4], [3600.0, 1200.0]), gpu_hours=10)
+    assert one["GPU-hours for a run"] == "1.00" and two["GPU-hours for a run"] == "1.33"
+    assert two["cost over the fewest"] == "1.33"
+    assert one["10 GPU-hours pay for"] == "10 runs" and two["10 GPU-hours pay for"] == "7 runs"
+
+
+def test_a_rate_costs_by_the_million() -> None:
+    content = pd.DataFrame({"gpus": [1, 2], "tokens/s": [1000, 1600]})
+    (one, _) = proposal.costs(
+        summary(table(records_from(content)), baseline={}, scaling="strong"), gpu_hours=1
+    )
+    assert one["GPU-hours for a million tokens"] == "0.278"
+    assert one["1 GPU-hours pay for"] == "3.60 million"
+
+
+def test_where_to_stop_is_the_last_size_before_efficiency_falls() -> None:
+    (text,) = proposal.stops(rows([1, 2, 4, 8, 16], [100, 55, 31, 20, 22]))
+    assert "70 % or more up to 4 GPUs (80.6 %)" in text
+    assert "50 % or more up to 8 GPUs (62.5 %)" in text
+    assert "beyond 8 GPUs the time grows again" in text
+
+
+def test_a_table_that_ends_before_is_not_said_to_stop() -> None:
+    (text,) = proposal.stops(rows([1, 2, 4], [100, 51, 26]))
+    assert text.endswith("the most in the table: where to stop lies beyond.")
+
+
+def test_a_second_gpu_that_loses_is_told() -> None:
+    (text,) = proposal.stops(rows([1, 2], [100.0, 120.0], global_batch_size=[8, 8]))
+    assert text.startswith("Stay on 1 GPU")
+
+
+def test_amdahls_law_is_found_again_and_extended_only_where_it_holds() -> None:
+    sizes = [1, 2, 4, 8]
+    # Rounded as people write: a law that is met exactly has no interval to speak of.
+    times = [round(1000 * (0.05 + 0.95 / n) * (1 + 0.004 * (-1) ** n), 1) for n in sizes]
+    (text,) = proposal.fits(rows(sizes, times))
+    assert "Amdahl's law with a serial fraction of 5" in text and "efficiency falls to 50 %" in text
+    (bad,) = proposal.fits(rows([1, 2, 4, 8], [100, 50, 25, 60]))
+    assert "does not hold" in bad and "50 %" not in bad
+
+
+def test_gustafsons_law_is_found_again() -> None:
+    sizes = [1, 2, 4, 8]
+    fraction, error = fit_gustafson(sizes, [0.1 + 0.9 * n for n in sizes])
+    assert fraction == pytest.approx(0.1) and error == pytest.approx(0, abs=1e-12)
+    with pytest.raises(ValueError, match="one above 1"):
+        fit_gustafson([1], [1])
+
+
+def test_a_request_multiplies_out() -> None:
+    (text,) = proposal.requests(rows([1, 2, 4], [3600, 1900, 1100]), 100)
+    assert text.startswith("81 runs x 1100 s x 4 GPUs = 99.0 of the 100 GPU-hours, each 3.27 times")
+
+
+def test_the_law_of_a_step_finds_link_and_overhead_again() -> None:
+    size, bandwidth, fixed = 400e6, 5e9, 0.002
+    sizes = [1, 2, 4, 8, 16]
+    times = [0.1] + [0.1 + fixed + 2 * (n - 1) / n * size / bandwidth for n in sizes[1:]]
+    content = {"gpus": sizes, "batch_per_gpu": [8] * 5, "step_time_s": times}
+    frame = pd.DataFrame(content | {"parameters": [int(size / 4)] * 5})
+    (text,) = proposal.step_laws(summary(table(records_from(frame)), baseline={}, scaling="strong"))
+    assert "its gradients (400 MB) over links of 5.0" in text and "on 32 GPUs" in text
+    without = pd.DataFrame(content)
+    assert not proposal.step_laws(
+        summary(table(records_from(without)), baseline={}, scaling="strong")
+    )
+
+
+def test_more_than_ranks_can_give_is_no_place_to_stop() -> None:
+    summarized = rows([1, 4], [100.0, 8.0])
+    (text,) = proposal.stops(summarized)
+    assert text.startswith("No place to stop is named, because an efficiency of 312 %")
+    assert not proposal.fits(summarized) and not proposal.requests(summarized, 10)
+
+
+def test_a_baseline_that_curves_share_is_named_by_its_ranks_alone() -> None:
+    frame = pd.DataFrame(
+        {"strategy": ["single", "ddp", "fsdp"], "gpus": [1, 2, 2], "time_s": [100, 55, 60]}
+    )
+    text = proposal.headline(summary(table(records_from(frame)), baseline={}, scaling="strong"))
+    assert "1.82 times as fast as on 1 GPU (efficiency 90.9 %)" in text

@@ -1,0 +1,183 @@
+"""Somebody's table as records: what it says, which baseline it permits, and what it leaves open."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+import lab
+from lab.analysis.reported import ReportedTable, records_from
+from lab.analysis.scaling import summary
+from lab.errors import InputError
+from lab.records.store import Record
+from lab.records.table import table
+
+PUBLISHED = Path(lab.__file__).parents[1] / "notebooks/lessons/tables"
+
+
+def frame(text: str) -> pd.DataFrame:
+    return pd.read_csv(io.StringIO(text.strip()), skipinitialspace=True)
+
+
+def summarized(text: str, **options: object) -> pd.DataFrame:
+    records = records_from(frame(text), **options)  # type: ignore[arg-type]
+    return summary(table(records), baseline={}, scaling="strong")
+
+
+def test_speedups_are_by_the_slowest_rank_over_the_fewest_ranks() -> None:
+    path = PUBLISHED / "gpt_strong_scaling.csv"
+    rows = summary(table(records_from(path)), baseline={}, scaling="strong")
+    last = rows[(rows["configuration"] == "batch 128") & (rows["world_size"] == 4)].iloc[0]
+    assert last["speedup"] == pytest.approx(2082.29 / 706.41)  # which was published as 4.25
+    assert last["scaling"] == "strong" and last["per"] == "epoch"
+
+
+def test_a_record_says_what_the_table_says_and_nothing_else() -> None:
+    first = records_from(frame("gpus,step_time_ms\n4,100\n8,60\n16,40"))[0]
+    assert isinstance(first, Record) and first.completed
+    assert first.run.world_size == 4 and first.reported is not None
+    assert first.reported.time == pytest.approx(0.1) and first.reported.unit == "GPU"
+    assert first.timing is None and first.environment is None
+    row = table([first]).iloc[0]
+    unknown = ["global_batch_size", "model", "precision", "learning_rate", "seed", "mfu"]
+    assert row[unknown].isna().all() and pd.isna(row["samples_per_second"])
+    assert row["step_time"] == pytest.approx(0.1)
+
+
+def test_an_epoch_is_no_step() -> None:
+    row = table(records_from(frame("gpus,epoch_time_s\n1,100\n2,60"))).iloc[0]
+    assert row["time"] == 100 and row["per"] == "epoch" and pd.isna(row["step_time"])
+
+
+def test_the_baseline_is_the_fewest_ranks_or_the_one_that_is_asked_for() -> None:
+    text = "gpus,global_batch_size,step_time_s\n4,64,1.0\n8,64,0.6\n16,64,0.4"
+    assert list(summarized(text)["speedup"]) == pytest.approx([1, 1 / 0.6, 2.5])
+    rows = summarized(text, baseline=8)
+    assert list(rows["world_size"]) == [8, 16]
+    assert list(rows["efficiency"]) == pytest.approx([1, 0.6 / 0.4 / 2])
+    with pytest.raises(InputError, match="no row on 2 ranks; one of 4, 8, 16"):
+        summarized(text, baseline=2)
+
+
+def test_strong_and_weak_rows_of_one_table_are_apart() -> None:
+    text = """
+scaling,gpus,global_batch,step_time_ms
+strong,1,256,800
+strong,4,256,240
+weak,1,64,200
+weak,4,256,215
+"""
+    rows = summarized(text).set_index(["scaling", "world_size"])
+    assert rows.loc[("strong", 4), "speedup"] == pytest.approx(800 / 240)
+    assert rows.loc[("weak", 4), "efficiency"] == pytest.approx(200 / 215)
+    assert rows.loc[("weak", 4), "speedup"] == pytest.approx(4 * 200 / 215)
+    assert ReportedTable.read(frame(text)).kinds == ["strong", "weak"]
+    assert set(summarized(text, scaling="weak")["scaling"]) == {"weak"}
+
+
+def test_steps_that_keep_their_length_may_be_of_either_kind() -> None:
+    text = "ranks,step_ms\n1,100\n2,104\n4,111"
+    assert summarized(text)["speedup"].isna().all()
+    assert summarized(text, scaling="weak")["efficiency"].iloc[-1] == pytest.approx(100 / 111)
+    assert summarized(text, scaling="strong")["speedup"].iloc[-1] == pytest.approx(100 / 111)
+
+
+def test_rates_alone_permit_a_speedup_and_no_time() -> None:
+    rows = summarized("GPUs,Images/sec\n1,380\n2,750\n8,2800")
+    assert rows["step_time"].isna().all() and set(rows["rate_of"]) == {"images"}
+    assert rows["speedup"].iloc[-1] == pytest.approx(2800 / 380)
+
+
+def test_repeats_become_intervals() -> None:
+    text = "gpus,run,time_s\n1,1,100\n1,2,102\n1,3,98\n2,1,55\n2,2,56\n2,3,54"
+    rows = summarized(text)
+    assert list(rows["repeats"]) == [3, 3]
+    assert rows["step_time_low"].iloc[0] < 100 < rows["step_time_high"].iloc[0]
+    assert rows["speedup_low"].iloc[1] < 100 / 55 < rows["speedup_high"].iloc[1]
+
+
+def test_a_deviation_that_the_table_gives_is_the_interval_of_its_time() -> None:
+    row = summarized("gpus,epoch_s,epoch_s_std\n1,100,1\n4,30,0.5").iloc[1]
+    assert (row["step_time_low"], row["step_time_high"]) == pytest.approx((29, 31))
+    assert pd.isna(row["speedup_low"])
+
+
+def test_other_batches_on_the_same_ranks_are_no_repeats() -> None:
+    text = "gpus,micro_batch_size,step_time_s\n1,8,1.0\n1,16,1.9\n2,8,1.1\n2,16,2.0"
+    rows = summarized(text)
+    assert set(rows["repeats"]) == {1} and len(rows) == 4
+    assert set(rows["scaling"]) == {"weak"}
+
+
+def test_a_strategy_has_its_curve_from_the_one_baseline() -> None:
+    text = "strategy,gpus,time_s\nsingle,1,100\nddp,2,55\nddp,4,30\nfsdp,2,60\nfsdp,4,35"
+    from lab.analysis.scaling_curves import curves
+
+    lines = dict(curves(summarized(text)))
+    assert {label: list(points["world_size"]) for label, points in lines.items()} == {
+        "ddp": [1, 2, 4],
+        "fsdp": [1, 2, 4],
+    }
+
+
+def test_parquet_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "results.parquet"
+    frame("gpus,time_s\n1,100\n2,60").to_parquet(path)
+    assert [record.run.world_size for record in records_from(path)] == [1, 2]
+    path.write_bytes(b"PAR1 is no table")
+    with pytest.raises(InputError, match="no Parquet that can be read"):
+        records_from(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("", "no header with rows below it"),
+        ("gpus,time_s", "no header with rows below it"),
+        ("gpus,time_s\n4,100", "same number of ranks"),
+        ("model,time_s\na,1\nb,2", "number of ranks, GPUs or nodes"),
+        ("gpus,time_s\n1,fast\n2,faster", "times or rates of training as numbers"),
+        ("gpus,message_bytes,time_us\n2,1024,10\n4,2048,20", "`lab audit` reads them"),
+    ],
+)
+def test_what_cannot_be_reported_is_told(tmp_path: Path, text: str, what: str) -> None:
+    path = tmp_path / "results.csv"
+    path.write_text(text)
+    with pytest.raises(InputError, match=what):
+        records_from(path)
+
+
+def test_a_log_of_unlike_rows_is_refused() -> None:
+    rows = pd.DataFrame(
+        {"world_size": [1, 2] * 2500, "model": [f"m{n // 2}" for n in range(5000)], "time_s": 1.0}
+    )
+    with pytest.raises(InputError, match="configurations: a report shows up to"):
+        records_from(rows)
+
+
+def test_records_of_a_table_are_audited_as_a_table() -> None:
+    with pytest.raises(InputError, match="audit the table"):
+        lab.audit(records_from(frame("gpus,time_s\n1,100\n2,60")))
+
+
+def test_figures_draw_a_frame_its_records_and_its_file(tmp_path: Path) -> None:
+    rows = frame("gpus,time_s\n1,100\n2,60\n4,40")
+    path = tmp_path / "results.csv"
+    rows.to_csv(path, index=False)
+    for source in (rows, records_from(rows), path):
+        axes = lab.figures.speedup(source)
+        assert axes.get_ylabel() == "speedup over 1 GPU"
+        line = next(line for line in axes.get_lines() if line.get_linestyle() == "-")
+        assert list(line.get_ydata()) == pytest.approx([1, 100 / 60, 2.5])
+    assert "2.50 on 4 GPUs" in lab.figures.alt_text("speedup", rows)
+    assert "no rates" in lab.figures.alt_text("throughput", rows)
+    assert lab.figures.efficiency(rows, baseline={"world_size": 2}).get_lines()
+
+
+def test_rows_that_nothing_tells_apart_are_refused() -> None:
+    rows = pd.DataFrame({"world_size": [1, 2] * 1500, "time_s": 1.0})
+    with pytest.raises(InputError, match="1500 rows are one configuration"):
+        records_from(rows)

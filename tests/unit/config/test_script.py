@@ -1,0 +1,166 @@
+"""A script in a study: its command, its sources in the run's id, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from lab.config.new_study import script_study
+from lab.config.run import Run
+from lab.config.study import Study
+from lab.errors import InputError, LabError
+from lab.perfmodel.predict import at_world_size
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "train.py").write_text("from net import Net\nexec(open('more.py').read())\n")
+    (tmp_path / "net.py").write_text("class Net: ...\n")
+    (tmp_path / "more.py").write_text("x = 1\n")
+    (tmp_path / "config.yaml").write_text("lr: 1\n")
+    (tmp_path / "other.py").write_text("y = 1\n")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def load(folder: Path, command: Any = "train.py --config=config.yaml", **base: Any) -> Study:
+    model = {"kind": "script", "command": command} | base.pop("model", {})
+    content = {
+        "title": "Script",
+        "question": "?",
+        "base": {"model": model, **base},
+        "grid": {"world_size": [1, 2]},
+    }
+    (folder / "study.yaml").write_text(yaml.safe_dump(content))
+    return Study.load(folder)
+
+
+def ids(*args: Any, **kwargs: Any) -> set[str]:
+    return {run.id for run in load(*args, **kwargs).runs}
+
+
+@pytest.mark.parametrize("name", ["train.py", "net.py", "more.py", "config.yaml"])
+def test_an_id_changes_with_all_that_the_script_is_made_of(folder: Path, name: str) -> None:
+    before = ids(folder)
+    (folder / "other.py").write_text("y = 2\n")
+    assert ids(folder) == before
+    (folder / name).write_text((folder / name).read_text() + "\n# changed\n")
+    assert ids(folder).isdisjoint(before)
+
+
+def test_an_id_changes_with_the_arguments_and_not_with_the_folder(folder: Path) -> None:
+    before = ids(folder)
+    assert ids(folder, "train.py --config=config.yaml --lr 2").isdisjoint(before)
+    inner = folder / "reports" / "study"
+    inner.mkdir(parents=True)
+    assert ids(inner, model={"directory": "../.."}) == before
+
+
+def test_what_a_script_decides_is_unknown_and_not_a_default(folder: Path) -> None:
+    run = load(folder).runs[1]
+    assert (run.global_batch_size, run.micro_batch_size, run.precision) == (None, None, None)
+    assert run.label == "train.py script x2, --config=config.yaml"
+    again = Run.model_validate_json(run.model_dump_json())
+    assert again == run and again.id == run.id and hash(again) == hash(run)
+
+
+def test_a_stated_batch_is_shared_out_to_the_ranks(folder: Path) -> None:
+    study = load(folder, "train.py {micro_batch_size} {world_size}", global_batch_size=8)
+    values = [
+        {"micro_batch_size": run.micro_batch_size, "world_size": n}
+        for n, run in enumerate(study.runs, start=1)
+    ]
+    assert [run.script.arguments(one) for run, one in zip(study.runs, values, strict=True)] == [
+        ["8", "1"],
+        ["4", "2"],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("command", "base", "message"),
+    [
+        ("train2.py", {}, "no script 'train2.py'; did you mean 'train.py'"),
+        ("torchrun train.py", {}, "leave it out: the lab starts the script"),
+        ("train.py 'x", {}, "No closing quotation"),
+        ([], {}, "at least 1 item"),
+        ("train.py {micro_batch}", {}, "unknown placeholder '{micro_batch}'"),
+        ("train.py {micro_batch_size}", {}, "which has no value"),
+        ("train.py", {"learning_rate": 0.1}, "learning_rate: the script never sees it"),
+        ("train.py", {"strategy": "ddp"}, "beside a script, which decides it"),
+        ("train.py", {"data": "digits"}, "beside a script, which decides them"),
+        ("train.py", {"warmup_steps": 0}, "at least 1"),
+        ("train.py", {"model": {"launcher": "python"}}, "is one process, world_size is 2"),
+        ("train.py", {"global_batch_size": 3}, "global_batch_size 3 is not"),
+    ],
+)
+def test_mistakes_are_told_before_a_job_starts(
+    folder: Path, command: Any, base: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InputError) as error:
+        load(folder, command, **base)
+    assert message in str(error.value)
+
+
+def test_a_script_that_is_not_python_is_told_with_its_line(folder: Path) -> None:
+    (folder / "train.py").write_text("x = 1\nfor\n")
+    with pytest.raises(InputError, match=r"train\.py, line 2"):
+        load(folder)
+
+
+def test_only_a_script_leaves_its_batch_open(folder: Path) -> None:
+    with pytest.raises(InputError, match="neither global_batch_size"):
+        load(folder, model={"kind": "gpt", "command": None})
+    for name in ("global_batch_size", "precision"):
+        with pytest.raises(ValueError, match=f"{name} is null"):
+            Run.model_validate(
+                {"global_batch_size": None, "micro_batch_size": None}
+                | (
+                    {}
+                    if name == "global_batch_size"
+                    else {"global_batch_size": 8, "precision": None}
+                )
+            )
+    with pytest.raises(ValueError, match="is that of a script"):
+        Run.model_validate({"global_batch_size": 8, "strategy": "script"})
+
+
+def test_measure_writes_a_study_that_the_same_command_goes_on_with(folder: Path) -> None:
+    study = script_study(["train.py", "--lr", "1"], ranks=[1, 2], scaling="weak")
+    assert (
+        study.folder == folder / "reports" / "train" and study.title == "train.py on 1 and 2 ranks"
+    )
+    assert {run.id for run in script_study(["train.py", "--lr", "1"], ranks=[1]).runs} < {
+        run.id for run in study.runs
+    }
+    assert study.runs[0].script.path(study.folder) == folder / "train.py"
+
+
+def test_measure_leaves_nothing_behind_where_it_is_refused(folder: Path) -> None:
+    with pytest.raises(InputError, match=r"did you mean 'train\.py'"):
+        script_study(["train2.py"])
+    assert not (folder / "reports" / "train2").exists()
+    script_study(["train.py"])
+    written = (folder / "reports/train/study.yaml").read_text()
+    with pytest.raises(InputError, match="no value"):
+        script_study(["train.py", "{micro_batch_size}"])
+    assert (folder / "reports/train/study.yaml").read_text() == written
+    load(folder)
+    with pytest.raises(InputError, match="did not write"):
+        script_study(["train.py"], folder=folder)
+
+
+def test_of_what_a_script_decides_no_number_is_made(folder: Path) -> None:
+    study = load(folder)
+    (run, _) = study.runs
+    assert run.global_batch_size is None and run.micro_batch_size is None and run.precision is None
+    with pytest.raises(LabError, match="not all known"):
+        _ = run.stated
+    larger = at_world_size(run, 8, study=study)
+    assert larger is not None and (larger.world_size, larger.global_batch_size) == (8, None)
+    told = load(folder, "train.py", global_batch_size=8)
+    larger = at_world_size(told.runs[0], 8, study=told)
+    assert larger is not None and larger.micro_batch_size == 1
+    assert at_world_size(told.runs[0], 3, study=told) is None

@@ -1,0 +1,62 @@
+"""A class in one table: every repeat once, whoever handed it in how often, and nothing that a spreadsheet runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from factories import record, run
+
+import lab
+from lab.analysis.audit.rules import RULES
+from lab.course.class_results import spread
+from lab.records.store import write_record
+
+
+def hand_in(room: Path, student: str, lesson: str, *steps: float, **surroundings: Any) -> None:
+    for repeat, step in enumerate(steps):
+        one = record(run(1), repeat, step_time=step, **surroundings)
+        place = room / student / lesson / "studies" / "strong" / "out" / "runs" / one.run_id
+        write_record(one, place / str(repeat))
+
+
+@pytest.fixture
+def room(tmp_path: Path) -> Path:
+    """Ada measured once and handed it in with two lessons; Bob's machine is slower."""
+    for lesson in ("04-strong-scaling", "05-weak-scaling"):
+        hand_in(tmp_path, "ada", lesson, 0.1, 0.12)
+    hand_in(tmp_path, "bob", "05-weak-scaling", 0.2, cpu="=cmd()")
+    return tmp_path
+
+
+def test_each_repeat_is_one_row_with_its_student_and_its_machine(room: Path) -> None:
+    collected = lab.class_results(room)
+    assert list(collected["student"]) == ["ada", "ada", "bob"]
+    assert list(collected["lesson"]) == ["04-strong-scaling"] * 2 + ["05-weak-scaling"]
+    assert list(collected["cpu"]) == ["Model CPU", "Model CPU", "=cmd()"]
+    (row,) = spread(collected)
+    assert (row["study"], row["students"]) == ("strong", 2)
+    assert [float(row[f"{name} (ms)"]) for name in ("min", "median", "max")] == [110, 155, 200]
+
+
+def test_the_csv_holds_no_formula_and_on_demand_no_names(room: Path, tmp_path: Path) -> None:
+    lab.class_results(room, output=tmp_path / "class.csv", anonymous=True)
+    written = pd.read_csv(tmp_path / "class.csv")
+    assert list(written["student"]) == ["student 1", "student 1", "student 2"]
+    assert written["cpu"].iloc[-1] == "'=cmd()"
+    assert len(lab.audit(tmp_path / "class.csv").not_checked) < len(RULES)
+
+
+def test_links_and_what_is_no_record_are_left_alone(room: Path) -> None:
+    runs = next((room / "bob").rglob("runs"))
+    (runs / "broken" / "0").mkdir(parents=True)
+    (runs / "broken" / "0" / "record.json").write_text("{")
+    (runs / "linked").symlink_to(next((room / "ada").rglob("runs")), target_is_directory=True)
+    assert len(lab.class_results(room)) == 3
+
+
+def test_a_folder_without_submissions_is_unusable_input(tmp_path: Path) -> None:
+    with pytest.raises(lab.InputError, match="no lesson of a student"):
+        lab.class_results(tmp_path)

@@ -1,0 +1,89 @@
+"""What learners hand in is copied as data: links, pipes and masses of it are not."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import lab
+from lab import cli
+from lab.course import collect
+from lab.errors import InputError
+
+LESSON = "03-data-parallel"
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+@pytest.fixture
+def handed_in(tmp_path: Path) -> Path:
+    """Of ada a lesson, of bob one with tricks, of eve an archive."""
+    place = tmp_path / "handed-in"
+    for student in ("ada", "bob"):
+        answers = place / student / LESSON / "answers"
+        answers.mkdir(parents=True)
+        (answers / "1.1.json").write_text(student)
+    (tmp_path / "secret").write_text("of the instructor")
+    (tmp_path / "secrets").mkdir()
+    (tmp_path / "secrets" / "a").write_text("of the instructor")
+    tricks = place / "bob" / LESSON
+    (tricks / "link").symlink_to(tmp_path / "secret")
+    (tricks / "folder").symlink_to(tmp_path / "secrets")
+    os.mkfifo(tricks / "pipe")
+    (place / "eve.zip").write_bytes(b"PK")
+    (place / ".hidden").mkdir()
+    return place
+
+
+def test_lessons_are_copied_for_the_instructor_alone(handed_in: Path, tmp_path: Path) -> None:
+    ada, bob, eve = lab.collect([handed_in], into=tmp_path / "submitted")
+    assert (ada.files, ada.bytes, ada.problem) == (1, 3, "") and ada.owner and ada.newest
+    assert bob.files == 1 and bob.problem == "3 links, pipes or devices were left out"
+    assert not eve.files and "unpack" in eve.problem
+    copied = tmp_path / "submitted" / "bob" / LESSON
+    assert [path.name for path in copied.rglob("*")] == ["answers", "1.1.json"]
+    assert stat.S_IMODE((tmp_path / "submitted").stat().st_mode) == 0o700
+
+
+def test_what_is_handed_in_again_replaces_what_was(handed_in: Path, tmp_path: Path) -> None:
+    target = tmp_path / "submitted"
+    lab.collect([handed_in], into=target)
+    answers = handed_in / "ada" / LESSON / "answers"
+    (answers / "1.1.json").unlink()
+    (answers / "1.2.json").write_text("later")
+    lab.collect([handed_in], into=target)
+    assert names(target / "ada" / LESSON / "answers") == ["1.2.json"]
+    assert names(target / "ada") == [LESSON]
+
+
+def test_masses_are_left_and_what_was_collected_stays(
+    handed_in: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = tmp_path / "submitted"
+    lab.collect([handed_in], into=target)
+    monkeypatch.setattr(collect, "MOST_BYTES", 100)
+    with (handed_in / "ada" / LESSON / "large").open("wb") as stream:
+        stream.truncate(101)
+    ada, *_ = lab.collect([handed_in], into=target)
+    assert not ada.files and "more than 50000 files or 1e-07 GB" in ada.problem
+    assert names(target / "ada" / LESSON) == ["answers"]
+
+
+def test_nothing_to_collect_is_said(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no such folder"):
+        lab.collect([tmp_path / "nowhere"], into=tmp_path / "submitted")
+    (tmp_path / "place" / "ada" / "03-data-paralel").mkdir(parents=True)
+    with pytest.raises(InputError, match="ada: no folder in it is named after a lesson"):
+        lab.collect([tmp_path / "place"], into=tmp_path / "submitted")
+
+
+def test_the_command_names_whose_was_not_copied(handed_in: Path, tmp_path: Path) -> None:
+    words = ["course", "collect", str(handed_in), "--into", str(tmp_path / "submitted")]
+    ended = CliRunner().invoke(cli.app, words)
+    assert "ada" in ended.stdout and str(ended.exception) == "not copied whole: eve.zip"

@@ -1,0 +1,137 @@
+"""What no machine could do, or no job could say of itself, is refused before a job starts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from factories import record
+from studies import SMALL_STUDY, StudyMaker
+
+import lab
+from lab import cli
+from lab.config.cluster import Cluster
+from lab.config.run import Run
+from lab.config.study import Study
+from lab.launch import preflight
+from lab.launch.launcher import Jobs
+from lab.launch.plan import obstacle
+from lab.perfmodel.flops import model_cost
+from lab.records.schema import Memory
+from lab.records.store import write_record
+
+BASE: Mapping[str, Any] = SMALL_STUDY["base"]  # type: ignore[assignment]
+GPT3 = {"kind": "gpt", "layers": 96, "heads": 96, "width": 12288, "block_size": 2048}
+LONG_TEXT = {"kind": "gpt", "layers": 1, "heads": 1, "width": 16, "block_size": 1_000_000}
+MANY_SAMPLES = {"kind": "synthetic", "samples": 100_000_000}
+TOO_LARGE = {
+    "model": ({"model": GPT3}, [4], "weights, gradients and optimizer state take 2,7"),
+    "batch": ({"model": LONG_TEXT}, [1_000_000_000], "one micro-batch on each rank take"),
+    "samples": ({"model": LONG_TEXT, "data": MANY_SAMPLES}, [4], "synthetic samples take 200,000"),
+}
+
+
+@pytest.mark.parametrize(("changes", "sizes", "what"), TOO_LARGE.values(), ids=TOO_LARGE.keys())
+def test_what_no_memory_here_can_hold_starts_no_job(
+    make_study: StudyMaker, changes: dict[str, Any], sizes: list[int], what: str
+) -> None:
+    grid = {"global_batch_size": sizes, "world_size": [1]}
+    study = Study.load(make_study(base={**BASE, **changes}, grid=grid))
+    with pytest.raises(lab.InputError, match=what):
+        lab.launch(study)
+    assert not list(study.out.rglob("log"))
+
+
+def test_of_the_state_that_ranks_share_each_needs_its_share(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Known answers: 4, 4 and 8 bytes per parameter of weights, gradients and AdamW's moments."""
+    model = {"kind": "gpt", "layers": 4, "heads": 2, "width": 16, "block_size": 16}
+    settings = {"model": model, "world_size": 2, "global_batch_size": 2}
+    shares = {"ddp": 16, "naive_ddp": 16, "zero1": 12, "fsdp": 8}
+    shares |= {"tensor_parallel": 8, "pipeline_parallel": 8}
+    runs = {s: Run.model_validate(settings | {"strategy": s}) for s in shares}
+    parameters = model_cost(runs["ddp"]).parameters
+    assert {name: preflight.state_bytes(run) for name, run in runs.items()} == {
+        name: share * parameters for name, share in shares.items()
+    }
+    halves = {"strategy": "fsdp", "world_size": 4, "global_batch_size": 4, "shard_size": 2}
+    assert preflight.state_bytes(Run.model_validate(settings | halves)) == 8 * parameters
+    own = Run.model_validate(settings | {"strategy": "mine:Sharding"})
+    assert preflight.state_bytes(own) is None, "what it shards, its code alone knows"
+    monkeypatch.setattr(preflight, "_memory_bytes", lambda run, cluster: 25 * parameters)
+    cluster = Cluster(name="here", device="cpu")
+    refused = {name for name, run in runs.items() if preflight._too_large(run, cluster)}
+    assert refused == {"ddp", "naive_ddp"}
+    shares_fit = {"zero1", "fsdp", "tensor_parallel", "pipeline_parallel"}
+    monkeypatch.setattr(Cluster, "memory_bytes_per_rank", 12 * parameters)
+    assert {name for name, run in runs.items() if not obstacle(run, cluster, None)} == shares_fit
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "a time limit without end": ({"time_limit_min": 10**30}, "time_limit_min"),
+    "a patience without end": ({"hang_timeout_s": 10**30}, "hang_timeout_s"),
+    "no checkpoint ever": ({"checkpoint_every_min": 1e300}, "checkpoint_every_min"),
+    "a NUL in a variable": ({"environment": {"NAME": "a\0b"}}, "environment.NAME"),
+    "a NUL in a command": ({"executor": "slurm", "setup": ["true\0"]}, "setup[0]"),
+}
+
+
+@pytest.mark.parametrize(("keys", "where"), REFUSED.values(), ids=REFUSED.keys())
+def test_a_profile_that_no_job_could_obey_is_refused(
+    tmp_path: Path, keys: dict[str, Any], where: str
+) -> None:
+    path = tmp_path / "site.yaml"
+    path.write_text(yaml.safe_dump(keys))
+    with pytest.raises(lab.InputError) as refused:
+        Cluster.load(path)
+    assert [problem.where for problem in refused.value.problems] == [where]
+
+
+@pytest.mark.parametrize("option", ["parsable", "test-only", "test_only", "wait", "version"])
+def test_options_that_change_what_sbatch_does_are_refused(tmp_path: Path, option: str) -> None:
+    path = tmp_path / "site.yaml"
+    keys = {"executor": "slurm", "device": "cpu", "cores_per_node": 2, "extra": {option: True}}
+    path.write_text(yaml.safe_dump(keys))
+    with pytest.raises(lab.InputError, match=f"extra.{option}: this option changes what sbatch"):
+        Cluster.load(path)
+
+
+def test_an_interface_that_is_not_there_is_refused_with_the_nearest(make_study: StudyMaker) -> None:
+    cluster = Cluster(name="here", device="cpu", network_interface="loo")
+    with pytest.raises(lab.InputError, match="network_interface: no 'loo' here; did you mean 'lo'"):
+        lab.launch(Study.load(make_study()), cluster)
+
+
+def test_a_folder_that_slurm_takes_for_a_pattern_is_refused(make_study: StudyMaker) -> None:
+    study = Study.load(make_study("50%j"))
+    cluster = Cluster(name="site", executor="slurm", device="cpu", cores_per_node=2)
+    with pytest.raises(lab.InputError, match="with '%' in its name; rename it"):
+        lab.launch(study, cluster)
+
+
+def test_a_record_that_could_not_be_read_back_is_no_record(tmp_path: Path) -> None:
+    broken = record(Run(global_batch_size=4)).model_copy(
+        update={"memory": Memory.model_construct(kind="resident", peak=["much"], parameters=1)}
+    )
+    with pytest.raises(lab.LabError, match=r"memory\.peak\.0 cannot be read back"):
+        write_record(broken, tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_run_without_a_record_is_named_and_is_a_failure(
+    make_study: StudyMaker, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    study = Study.load(make_study())
+    for task in study.tasks:
+        write_record(record(task.run), study.out / "runs" / task.run.id / "0")
+    wait = Jobs.wait
+    monkeypatch.setattr(Jobs, "wait", lambda jobs, progress: wait(jobs, progress=progress)[1:])
+    monkeypatch.setattr("sys.argv", ["lab", "run", str(study.folder)])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 1
+    assert f"{study.tasks[0].label}: no record" in " ".join(capsys.readouterr().err.split())

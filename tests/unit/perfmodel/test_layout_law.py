@@ -1,0 +1,174 @@
+"""The law of layouts: known answers, what must always hold, and fits to rows that it made."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lab.perfmodel.framework import ANY, NANOTRON, named_framework
+from lab.perfmodel.hardware import machine
+from lab.perfmodel.layout import Candidate, Layout, Sharing
+from lab.perfmodel.layout_law import NAMES, Case, LayoutLaw, expected, fit, quantities
+from lab.perfmodel.transformer import Transformer
+
+MODEL = Transformer(layers=24, width=2048, heads=16, hidden=8192)
+PLACE = machine("a100x8:nvlink3:infiniband-hdr")
+
+
+def case(
+    *,
+    data: int = 1,
+    tensor: int = 1,
+    pipeline: int = 1,
+    micro: int = 1,
+    accum: int = 1,
+    sharing: Sharing = "ddp",
+    **more: int,
+) -> Case:
+    layout = Layout(sharing, data, tensor, pipeline, MODEL.layers, **more)
+    return Case(MODEL, 1024, Candidate(layout, micro, accum), PLACE)
+
+
+def only(**coefficients: float) -> LayoutLaw:
+    """A law of these terms alone."""
+    return LayoutLaw(dict.fromkeys(NAMES, 0.0) | coefficients)
+
+
+def test_flops_alone_are_those_of_the_model_over_the_peak() -> None:
+    tokens = 4 * 2 * 1024
+    whole = only(flops=1.0, head=1.0).predict([case(micro=4, accum=2)])[0]
+    assert whole == pytest.approx(tokens * MODEL.flops_per_token(1024) / 312e12)
+
+
+def test_a_pipeline_adds_its_bubble_and_interleaving_divides_it() -> None:
+    law = only(flops=1.0)  # no head: equal stages
+    one, four = law.predict([case(accum=8), case(pipeline=4, accum=8)])
+    assert four == pytest.approx(one / 4 * (1 + 3 / 8))
+    two_each = law.predict([case(pipeline=4, accum=8, interleave=2)])[0]
+    assert two_each == pytest.approx(one / 4 * (1 + 3 / 2 / 8))
+
+
+def test_a_balanced_pipeline_counts_its_head_as_layers() -> None:
+    """A head of four layers' parameters on 16 layers: two stages of ten layers' work each."""
+    block = Transformer(layers=16, width=1024, heads=8, hidden=4096).block()
+    model = Transformer(16, 1024, 8, 4096, vocabulary=round(4 * block / 1024))
+    assert model.stage_layers(2, balanced=True) == (10, 6)
+    assert model.stage_layers(4, balanced=True) == (5, 1)
+    assert model.stage_layers(8, balanced=True) == (3, 0)
+    assert model.stage_layers(4) == (4, 4)
+    law = only(flops=1.0, head=1.0)
+    many = Candidate(Layout("single", pipeline=4, layers=16), 1, 1000)
+    whole = Candidate(Layout("single", layers=16), 1, 1000)
+    one, equal, balanced = law.predict(
+        [
+            Case(model, 128, whole, PLACE),
+            Case(model, 128, many, PLACE),
+            Case(model, 128, many, PLACE, framework=NANOTRON),
+        ]
+    )
+    assert balanced == pytest.approx(one / 4, rel=0.02) and equal > 1.5 * balanced
+
+
+def test_a_framework_is_known_by_its_name() -> None:
+    assert named_framework("benchmarks of Nanotron, H100") is NANOTRON
+    assert named_framework("Megatron-LM") is ANY
+    law = expected("h100", NANOTRON)
+    assert law.coefficients["crossing"] == NANOTRON.coefficients["crossing"][0]
+    assert set(NANOTRON.coefficients) <= set(NAMES)
+
+
+def test_gradients_are_summed_by_a_ring_within_the_node_and_once_across() -> None:
+    law = only(data=1.0)
+    size = 2 * (24 * MODEL.block() + MODEL.embedding)
+    inside, across = law.predict([case(data=8), case(data=16)])
+    ring = 2 * 7 / 8 * size / (300e9 * 0.76)
+    assert inside == pytest.approx(ring)
+    assert across == pytest.approx(ring + 2 * 1 / 2 * size / (8 * 25e9 * 0.8))
+
+
+def test_launches_are_the_floor_of_small_layers() -> None:
+    small, large = case(tensor=8), case(micro=64)
+    law = expected("a100")
+    floor = only(launch=law.coefficients["launch"])
+    assert law.parts(small)["compute"] < 1.6 * floor.predict([small])[0]
+    assert law.parts(large)["compute"] > 5 * floor.predict([large])[0]
+
+
+def test_expert_and_context_parallelism_send_something() -> None:
+    model = replace(MODEL, experts=8, active=2)
+    for more in ({"expert": 4}, {"context": 4}):
+        layout = Layout("ddp", 4, **more)
+        sent = Case(model, 8192, Candidate(layout, 1), PLACE)
+        assert only(tensor_bytes=1.0).predict([sent])[0] > 0
+
+
+LAYOUTS = [
+    (data, tensor, pipeline, micro, accum)
+    for data, tensor, pipeline in itertools.product((1, 2, 8), (1, 2, 4), (1, 2, 4))
+    for micro, accum in ((1, 8), (2, 4), (8, 1))
+]
+CASES = [
+    case(data=d, tensor=t, pipeline=p, micro=m, accum=a, sharing="ddp") for d, t, p, m, a in LAYOUTS
+]
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.sampled_from(CASES), st.integers(2, 8))
+def test_more_work_never_takes_less_time(one: Case, factor: int) -> None:
+    law = expected("a100")
+    candidate = one.candidate
+    more = [
+        replace(one, candidate=replace(candidate, grad_accum=candidate.grad_accum * factor)),
+        replace(one, candidate=replace(candidate, micro_batch=candidate.micro_batch * factor)),
+        replace(one, sequence=one.sequence * factor),
+        replace(one, model=replace(one.model, layers=one.model.layers * factor)),
+        replace(one, candidate=replace(candidate, checkpointing="full")),
+    ]
+    assert (law.predict(more) > law.predict([one])).all()
+
+
+def true_law() -> LayoutLaw:
+    values = expected("a100").coefficients
+    factors = dict(zip(NAMES, np.linspace(0.6, 1.6, len(NAMES)), strict=True))
+    return LayoutLaw({name: value * factors[name] for name, value in values.items()})
+
+
+def test_ten_rows_teach_the_others_and_crashed_neighbours_do_not_spoil_it() -> None:
+    truth = true_law().predict(CASES)
+    places = np.random.default_rng(1).permutation(len(CASES))
+    known, others = places[:10], places[10:]
+    law = fit([CASES[place] for place in known], truth[known].tolist())
+    rest = [CASES[place] for place in others]
+    before = np.abs(expected("a100").predict(rest) / truth[others] - 1).mean()
+    error = np.abs(law.predict(rest) / truth[others] - 1).mean()
+    assert error < 0.05 < before
+    spoiled = truth[known].copy()
+    spoiled[3] *= 30
+    robust = fit([CASES[place] for place in known], spoiled.tolist())
+    assert np.abs(robust.predict(rest) / truth[others] - 1).mean() < 0.1
+
+
+def test_intervals_hold_what_was_predicted_and_rows_narrow_them() -> None:
+    prior, truth = expected("a100"), true_law().predict(CASES)
+    law = fit(CASES, truth.tolist())
+    for some in (prior, law):
+        low, high = some.intervals(CASES)
+        steps = some.predict(CASES)
+        assert ((low < steps) & (steps < high)).all()
+    before, after = (np.subtract(*np.log(one.intervals(CASES))[::-1]) for one in (prior, law))
+    assert (after < before).all()
+
+
+def test_no_rows_leave_what_is_expected() -> None:
+    assert fit([], []).coefficients == expected().coefficients
+    assert expected("h100-pcie").coefficients["flops"] > expected("a100").coefficients["flops"]
+
+
+def test_quantities_are_finite_and_never_negative() -> None:
+    for values in quantities(CASES).values():
+        assert np.isfinite(values).all() and (values >= 0).all()

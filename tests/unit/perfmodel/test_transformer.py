@@ -1,0 +1,70 @@
+"""Sizes of published models, counted and found by name."""
+
+from __future__ import annotations
+
+import pytest
+
+from lab.config.models import GPT, MODELS
+from lab.perfmodel.flops import gpt_flops_per_token
+from lab.perfmodel.transformer import Transformer, named, of_parameters, size
+
+
+@pytest.mark.parametrize(
+    ("name", "billions"),
+    [
+        ("Llama-2-7b", 6.74),
+        ("meta-llama/Llama-3.1-8B", 8.03),
+        ("LLAMA3_70B", 70.6),
+        ("LLAMA3.1_405B", 405.9),
+        ("Mixtral 8x7B", 46.7),
+        ("GPT-3 175B", 175.0),
+        ("Llama 3.2 1B", 1.236),
+    ],
+)
+def test_published_models_have_the_parameters_that_they_are_known_by(
+    name: str, billions: float
+) -> None:
+    model = named(name)
+    assert model is not None and model.parameters / 1e9 == pytest.approx(billions, rel=0.01)
+
+
+def test_a_gpt_has_the_flops_of_the_published_formula() -> None:
+    gpt = MODELS["gpt2-small"]
+    assert isinstance(gpt, GPT)
+    model = Transformer.of(gpt, 0)
+    # The formula counts biases and norms too.
+    expected = gpt_flops_per_token(gpt, 0)
+    assert model.flops_per_token(gpt.block_size) == pytest.approx(expected, rel=0.002)
+
+
+def test_the_playbook_says_how_large_its_model_is() -> None:
+    # 39.2 % of 989.5 TFLOP/s at 40,150 tokens/s of a GPU.
+    model = named("1B", "benchmarks of nanotron")
+    assert model is not None
+    assert model.flops_per_token(4096) == pytest.approx(0.392 * 989.5e12 / 40150, rel=0.01)
+
+
+def test_experts_cost_memory_but_only_the_active_ones_cost_time() -> None:
+    mixtral, dense = named("mixtral-8x7b"), named("mistral-7b")
+    assert mixtral and dense
+    assert mixtral.block() > 7 * dense.block() * 0.8
+    assert mixtral.layer_flops(1, 4096) < 2 * dense.layer_flops(1, 4096)
+
+
+def test_grouped_queries_and_a_gate_change_a_block() -> None:
+    plain = Transformer(layers=1, width=64, heads=8, hidden=256)
+    assert plain.block() == 12 * 64**2
+    grouped = Transformer(layers=1, width=64, heads=8, hidden=256, key_value_heads=2, gated=True)
+    assert grouped.block() == 2 * 64**2 + 2 * 64 * 16 + 3 * 64 * 256
+
+
+@pytest.mark.parametrize("count", [1.25e8, 3.5e8, 1.3e9, 7e9, 6.5e10, 1.75e11])
+def test_a_number_of_parameters_makes_a_model_of_that_size(count: float) -> None:
+    assert of_parameters(count).parameters == pytest.approx(count, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("text", "count"), [("7b", 7e9), ("some 1.3B model", 1.3e9), ("350M", 3.5e8), ("gpt", None)]
+)
+def test_sizes_are_read_from_names(text: str, count: float | None) -> None:
+    assert size(text) == count

@@ -1,0 +1,58 @@
+"""Text, figures and tables of a report as files of their own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import nbformat
+import pandas as pd
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
+
+from lab.report.artifacts import write_artifacts
+from lab.report.numbering import cite
+
+SVG = (
+    '<svg xmlns="http://www.w3.org/2000/svg" width="80pt" height="40pt" viewBox="0 0 8 4">'
+    '<rect width="8" height="4"/></svg>'
+)
+TABLE = (
+    "<table id='tbl-a'><caption>Cost in %.</caption><thead><tr><th>name</th><th>a_b</th></tr></thead>"
+    "<tbody><tr><td>x &amp; y</td><td>1.5 [1, 2] ms</td></tr></tbody></table>"
+)
+
+
+def test_text_figures_and_tables_are_files_of_their_own(tmp_path: Path) -> None:
+    about = {"image/svg+xml": {"alt": "Bars", "caption": "Drawn.", "label": "fig-a"}}
+    cells = [
+        new_markdown_cell(f"## Part\n\nSee{cite('fig-a', 'tbl-a')}: $x^2$."),
+        new_code_cell(
+            "",
+            outputs=[
+                new_output("display_data", data={"image/svg+xml": SVG}, metadata=about),
+                new_output("display_data", data={"text/html": TABLE}),
+            ],
+        ),
+    ]
+    nbformat.write(new_notebook(cells=cells), tmp_path / "report.ipynb")
+    folder = tmp_path / "artifacts"
+    written = write_artifacts(tmp_path / "report.ipynb", folder, title="A & B")
+    assert {str(path.relative_to(folder)) for path in written} == {
+        "report.md",
+        "report.tex",
+        "figures/fig-a.svg",
+        "figures/fig-a.pdf",
+        "tables/tbl-a.csv",
+        "tables/tbl-a.tex",
+    }
+    assert (folder / "figures" / "fig-a.svg").read_text() == SVG
+    assert (folder / "figures" / "fig-a.pdf").read_bytes().startswith(b"%PDF")
+    frame = pd.read_csv(folder / "tables" / "tbl-a.csv")
+    assert frame.to_dict("list") == {"name": ["x & y"], "a_b": ["1.5 [1, 2] ms"]}
+    latex = (folder / "tables" / "tbl-a.tex").read_text()
+    assert r"\caption{Cost in \%.}" in latex and r"x \& y & 1.5 [1, 2] ms" in latex
+    markdown = (folder / "report.md").read_text()
+    assert "figures/fig-a.svg" in markdown and "Figure 1" in markdown and "$x^2$" in markdown
+    tex = (folder / "report.tex").read_text()
+    assert r"\section{Part}" in tex and "figures/fig-a.pdf" in tex and r"A \& B" in tex
+    # LaTeX numbers its captions by itself.
+    assert r"\caption{Drawn.}" in tex and r"\caption{Cost in \%.}" in tex

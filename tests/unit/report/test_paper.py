@@ -1,0 +1,79 @@
+"""Abstract, discussion, threats to validity and references of a report."""
+
+from __future__ import annotations
+
+import re
+
+from factories import record, repeats, run, study
+
+from lab.config.datasets import DATASETS
+from lab.config.strategies import STRATEGIES
+from lab.figures.data import StudyResults
+from lab.records.store import Store, write_record
+from lab.report import paper, references
+from lab.report.blocks import Markdown, Table
+
+
+def results_of(tmp_path, times) -> StudyResults:
+    made = study(tmp_path, [run(size) for size in times], repeats=len(next(iter(times.values()))))
+    for size, steps in times.items():
+        for one in repeats(run(size), steps):
+            write_record(one, Store(made.out).folder(one.task))
+    return StudyResults(made)
+
+
+def text_of(blocks) -> str:
+    return "\n".join(
+        one.markdown.replace("\\", "") if isinstance(one, Markdown) else one.frame.to_string()
+        for one in blocks
+    )
+
+
+TIMES = {1: [0.2, 0.201, 0.202], 2: [0.15, 0.151, 0.152]}
+
+
+def test_the_discussion_says_what_is_left_without_the_largest_loss(tmp_path) -> None:
+    results = results_of(tmp_path, TIMES)
+    [fall] = [fall for fall in results.waterfalls if fall.compared]
+    assert fall.supported
+    said = text_of(paper.discussion(results))
+    left = fall.step.value - fall.losses[fall.largest].value
+    efficiency = fall.row["efficiency"] * fall.step.value / left
+    assert f"efficiency would be {100 * efficiency:.1f} % instead of" in said
+    assert "fig-waterfall" in said and "tbl-waterfall" in said
+
+
+def test_nothing_is_said_of_a_loss_that_repeats_do_not_tell(tmp_path) -> None:
+    said = text_of(paper.discussion(results_of(tmp_path, {1: [0.2], 2: [0.15]})))
+    assert "would be" not in said and "fig-waterfall" not in said
+
+
+def test_threats_name_configurations_and_no_ids(tmp_path) -> None:
+    results = results_of(tmp_path, {1: [0.2], 2: [0.15]})
+    blocks = paper.threats(results)
+    assert any(isinstance(one, Table) and one.label == "tbl-audit" for one in blocks)
+    said = text_of(blocks)
+    assert results.audit.findings and "x2" in said and "one host" in said
+    assert not re.search("|".join(r.run_id for r in results.records), said)
+
+
+def test_the_date_is_that_of_the_measurements(tmp_path) -> None:
+    made = study(tmp_path, [run(1)], repeats=2)
+    for repeat, moment in enumerate(("2026-01-30T10:00:00Z", "2026-02-02T10:00:00Z")):
+        one = record(run(1), repeat).model_copy(update={"finished_at": moment})
+        write_record(one, Store(made.out).folder(one.task))
+    said = paper.date(StudyResults(made)).markdown.replace("\\", "")
+    assert said == "Measured 30 January 2026 to 2 February 2026."
+
+
+def test_the_setup_names_and_cites_what_was_run(tmp_path) -> None:
+    said = paper.setup(results_of(tmp_path, TIMES)).markdown.replace("\\", "")
+    assert "world sizes 1 and 2" in said and "DDP" in said and "#ref-ddp" in said
+
+
+def test_every_citation_has_its_reference() -> None:
+    cited = {*references.SAID.values(), *references.STRATEGIES.values(), *references.DATA.values()}
+    cited |= {"ref-gpt2", "ref-transformer", "ref-distilbert"}
+    assert cited == set(references.BIBLIOGRAPHY)
+    assert references.STRATEGIES.keys() <= STRATEGIES.keys()
+    assert references.DATA.keys() <= DATASETS.keys()

@@ -1,0 +1,307 @@
+"""Scripts of a user's, measured in this process on one rank: what their hooks see."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+
+import lab
+from lab.config.run import Run
+from lab.errors import LabError
+from lab.records.schema import PHASES
+from lab.worker.context import Measurement, RankContext
+from lab.worker.script.main import measure_script
+from lab.worker.script.meter import instrument
+
+HEAD = """
+import sys, torch
+from torch import nn
+from torch.utils.data import DataLoader
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+def train(batch, model=model, optimizer=optimizer):
+    model(batch).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@pytest.fixture
+def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Measure a script on one rank; a failure in it is raised."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["pytest"])
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(os, "environ", os.environ.copy())
+    threads = torch.get_num_threads()
+
+    def measure(body: str, *arguments: str, **fields: Any) -> Measurement:
+        (tmp_path / "train.py").write_text(HEAD + body)
+        model = {"kind": "script", "command": ["train.py", *arguments], "launcher": "python"}
+        content = {"steps": 6, "warmup_steps": 2} | fields | {"model": model}
+        run = Run.model_validate(content, context={"folder": tmp_path, "digests": {}})
+        context = RankContext(
+            rank=0,
+            world_size=1,
+            local_rank=0,
+            device="cpu",
+            cores=tuple(os.sched_getaffinity(0)),
+            threads=threads,
+            cluster="local",
+            rendezvous=tmp_path / "address",
+        )
+        # Each measurement is a process of its own elsewhere.
+        monkeypatch.chdir(tmp_path)
+        measurement = measure_script(
+            run, context, data_root=tmp_path, folder=tmp_path, progress=lambda *_: None
+        )
+        assert measurement is not None
+        return measurement
+
+    return measure
+
+
+def phases(measurement: Measurement) -> set[str]:
+    assert measurement.timing is not None
+    return set(measurement.timing.phases)
+
+
+def test_a_plain_loop_tells_all_its_phases_and_is_ended_after_its_steps(
+    measured: Any, tmp_path: Path
+) -> None:
+    body = "for batch in DataLoader(torch.randn(4000, 4), 8):\n    train(batch)\nopen('whole', 'w')"
+    measurement = measured(body)
+    assert phases(measurement) == set(PHASES) - {"h2d"}
+    assert measurement.script.steps == 6 and measurement.script.ended == "by the lab"
+    assert not (tmp_path / "whole").exists()
+    assert measurement.timing.measured_steps == 4
+    # Nobody said how many samples a step has.
+    assert measurement.timing.samples_per_second is None and measurement.communication is None
+    steps = pd.read_parquet(tmp_path / "steps.parquet")
+    parts = steps[["data", "forward", "backward", "optimizer", "other"]].sum(axis=1)
+    assert len(steps) == 6 and (abs(parts - steps.step_time) < 1e-9).all()
+    assert steps.h2d.isna().all() and steps.loss.isna().all()
+
+
+def test_phases_that_were_not_seen_are_not_there(measured: Any) -> None:
+    assert phases(measured("for _ in range(9): train(torch.randn(8, 4))")) == {
+        *("forward", "backward", "optimizer", "other")
+    }
+    by_hand = """
+w = torch.zeros(4, requires_grad=True)
+optimizer = torch.optim.SGD([w], lr=0.1)
+for _ in range(9):
+    w.grad = torch.ones(4)
+    optimizer.step()
+"""
+    assert phases(measured(by_hand)) == {"optimizer"}
+
+
+def test_a_step_is_one_of_the_optimizer_however_many_passes_it_has(measured: Any) -> None:
+    body = """
+for step in range(9):
+    for _ in range(4):
+        (model(torch.randn(8, 4)).mean() / 4).backward()
+    optimizer.step()
+    with torch.no_grad():
+        model(torch.randn(8, 4))  # is not trained on
+"""
+    measurement = measured(body)
+    assert measurement.script.steps == 6 and "forward" in phases(measurement)
+
+
+def test_of_two_optimizers_the_first_counts_or_the_one_that_the_script_names(
+    measured: Any,
+) -> None:
+    body = """
+import lab
+critic = nn.Linear(4, 1)
+slow = torch.optim.AdamW(critic.parameters())
+with {}:
+    for step in range(40):
+        train(torch.randn(8, 4))
+        if step % 3 == 2:
+            train(torch.randn(8, 4), critic, slow)
+"""
+    measurement = measured(body.format("torch.enable_grad()"))
+    assert (measurement.script.optimizer, measurement.script.optimizers) == ("SGD", 2)
+    named = measured(body.format("lab.instrument(critic, slow, samples_per_step=24)"))
+    assert (named.script.optimizer, named.script.samples_per_step) == ("AdamW", 24)
+    rate = 24 / named.timing.step.median
+    assert named.timing.samples_per_second == pytest.approx(rate)
+
+
+def test_a_phase_that_the_script_marks_holds_all_within(measured: Any) -> None:
+    body = """
+import lab, time
+with lab.instrument(model, optimizer) as meter:
+    for _ in range(9):
+        with meter.data():
+            time.sleep(0.02)
+        with meter.forward():
+            loss = model(torch.randn(8, 4)).mean()
+            time.sleep(0.02)
+        with meter.backward():
+            loss.backward()
+        optimizer.step()
+"""
+    timing = measured(body).timing
+    assert timing.phases["data"].median >= 0.02 and timing.phases["forward"].median >= 0.02
+    assert timing.phases["backward"].median < timing.step.median - 0.04
+
+
+def test_closures_and_scaled_losses_are_seen(measured: Any) -> None:
+    body = """
+scaler = torch.amp.GradScaler("cpu")
+for step in range(9):
+    loss = model(torch.randn(8, 4)).square().mean()
+    scaler.scale(loss).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad()
+"""
+    assert measured(body).script.steps == 6
+    body = """
+optimizer = torch.optim.LBFGS(model.parameters(), max_iter=2)
+def closure():
+    optimizer.zero_grad()
+    loss = model(torch.ones(8, 4)).square().mean()
+    loss.backward()
+    return loss
+for step in range(9):
+    optimizer.step(closure)
+"""
+    assert {"forward", "backward", "optimizer"} <= phases(measured(body))
+
+
+# Of a module that is torch's own, torch compiles nothing in place.
+OWN_FORWARD = """
+class Net(nn.Sequential):
+    def forward(self, x):
+        return super().forward(x)
+model = Net(*model)
+"""
+COMPILED = {
+    "a module": ("model = torch.compile(model, backend='eager')", "train(BATCH, model)", True),
+    "a module in place": (
+        OWN_FORWARD + "model.compile(backend='eager')",
+        "train(BATCH, model)",
+        True,
+    ),
+    "a function": (
+        "loss = torch.compile(lambda x: model(x).square().mean(), backend='eager')",
+        "loss(BATCH).backward(); optimizer.step(); optimizer.zero_grad()",
+        False,
+    ),
+}
+
+
+@pytest.mark.parametrize(("compiled", "step", "seen"), COMPILED.values(), ids=COMPILED)
+def test_what_is_compiled_stays_one_graph(
+    measured: Any, tmp_path: Path, compiled: str, step: str, seen: bool
+) -> None:
+    """A forward pass inside a compiled function is not seen; its step is."""
+    body = f"""
+import lab
+from torch._dynamo.utils import counters
+torch._dynamo.reset()
+counters.clear()
+{compiled}
+with lab.instrument(model, optimizer):
+    for _ in range(4):
+        {step.replace("BATCH", "torch.randn(8, 4)")}
+open("graphs", "w").write(f"{{dict(counters['graph_break'])}} {{counters['stats']['unique_graphs']}}")
+"""
+    assert ("forward" in phases(measured(body))) == seen
+    assert (tmp_path / "graphs").read_text() == "{} 1"
+
+
+def test_a_compiled_step_of_the_optimizer_is_seen(measured: Any) -> None:
+    body = """
+step = torch.compile(lambda: optimizer.step(), backend="eager")
+for _ in range(9):
+    model(torch.randn(8, 4)).square().mean().backward()
+    step()
+"""
+    measurement = measured(body)
+    assert measurement.script.steps == 6 and "optimizer" in phases(measurement)
+
+
+def test_ctrl_c_is_one_also_where_the_script_catches_it(measured: Any) -> None:
+    body = """
+import os, signal
+try:
+    while True:
+        train(torch.randn(8, 4))
+        os.kill(os.getpid(), signal.SIGINT)
+except KeyboardInterrupt:
+    pass
+"""
+    earlier = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            measured(body)
+    finally:
+        signal.signal(signal.SIGINT, earlier)
+
+
+def test_a_script_may_end_by_itself_after_the_warm_up(measured: Any) -> None:
+    measurement = measured("for _ in range(4): train(torch.randn(8, 4))")
+    assert (measurement.script.steps, measurement.script.ended) == (4, "by itself")
+    assert measurement.timing.measured_steps == 2
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("pass", "without a step"),
+        ("train(torch.randn(8, 4))", "ended after 1 steps"),
+        ("sys.exit(3)", "exit status 3"),
+        ("sys.exit('no data')", "no data"),
+        ("train(torch.randn(8, 5))", r"train.py failed in train.py, line 9: RuntimeError"),
+        ("import nothing_here", "ModuleNotFoundError"),
+    ],
+)
+def test_a_script_that_cannot_be_measured_says_why(measured: Any, body: str, message: str) -> None:
+    with pytest.raises(LabError, match=message):
+        measured(body)
+
+
+def test_arguments_and_settings_reach_the_script(measured: Any, tmp_path: Path) -> None:
+    body = "open('said', 'w').write(' '.join(sys.argv[1:]))\nfor _ in range(9): train(torch.ones(8, 4))"
+    arguments = ("--batch={micro_batch_size}", "--lr", "{learning_rate}", "{rank}", "{out}")
+    measurement = measured(body, *arguments, micro_batch_size=8, learning_rate=0.5)
+    said = (tmp_path / "said").read_text()
+    assert said == f"--batch=8 --lr 0.5 0 {tmp_path / 'script'}"
+    assert measurement.timing.samples_per_second == 8 / measurement.timing.step.median
+
+
+def test_torch_is_left_as_it_was(measured: Any) -> None:
+    from torch.optim import optimizer as optimizers
+    from torch.utils.data import DataLoader
+
+    before = torch.autograd.backward, DataLoader.__iter__
+    measured("for _ in range(9): train(torch.ones(8, 4))")
+    assert (torch.autograd.backward, DataLoader.__iter__) == before
+    assert not optimizers._global_optimizer_post_hooks
+
+
+def test_without_the_lab_an_instrumented_script_only_runs() -> None:
+    with (
+        instrument(None, SimpleNamespace(), samples_per_step=8) as meter,
+        meter.data(),
+        meter.forward(),
+        meter.backward(),
+    ):
+        pass
+    with pytest.raises(ValueError, match="samples_per_step is 0"):
+        lab.instrument(samples_per_step=0).__enter__()
