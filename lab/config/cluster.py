@@ -5,6 +5,7 @@ A profile with `executor: replay` holds a published table in place of a machine.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -153,6 +154,8 @@ class Cluster(SlurmKeys):
             raise InputError(str(path), problems) from None
         if problems := [*problems, *cluster._problems()]:
             raise InputError(str(path), problems)
+        if os.environ.get("LAB_REPEAT_DISTURBED") == "0":
+            return cluster.model_copy(update={"repeat_disturbed": False})
         return cluster
 
     def _problems(self) -> Iterator[Problem]:

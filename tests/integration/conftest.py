@@ -23,6 +23,8 @@ def own_turn(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Iterat
         if worker_id != "master":
             patch.setenv("TMPDIR", str(tmp_path_factory.mktemp("turn")))
             patch.setattr(tempfile, "tempdir", None)
+            # Beside each other all are disturbed, and would measure everything twice.
+            patch.setenv("LAB_REPEAT_DISTURBED", "0")
         yield
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import sysconfig
 from collections.abc import Callable, Sequence
@@ -64,12 +65,12 @@ def prepare(run: Run, *, pretrained: Path | None, data_root: Path, progress: Pro
 
 def read_stdlib(config: object, data_root: Path, progress: Progress) -> Corpus:
     """Source files of the interpreter's standard library at equal steps, without tests."""
-    root = Path(sysconfig.get_path("stdlib"))
-    files = [
-        path
-        for path in sorted(root.rglob("*.py"))  # the file system's order differs between nodes
-        if not LEFT_OUT.intersection(path.relative_to(root).parts)
-    ]
+    root = sysconfig.get_path("stdlib")
+    files = []
+    for folder, folders, names in os.walk(root):
+        folders[:] = set(folders) - LEFT_OUT  # not even walked: site-packages may be large
+        files += [Path(folder, name) for name in names if name.endswith(".py")]
+    files.sort()  # the file system's order differs between nodes
     stride = max(round(sum(path.stat().st_size for path in files) / MAX_BYTES), 1)
     documents = [path.read_text(encoding="utf-8", errors="replace") for path in files[::stride]]
     library = f"the standard library of Python {platform.python_version()}"

@@ -287,8 +287,9 @@ def test_clock_set_back_while_a_run_measures_and_disk_full_for_another(
 
 
 def test_a_disturbed_repeat_is_measured_once_more_and_the_quieter_attempt_counts(
-    make_study: StudyMaker, profile: Path
+    make_study: StudyMaker, profile: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.delenv("LAB_REPEAT_DISTURBED", raising=False)
     study = Study.load(
         make_study(
             # Long enough for the system's clock ticks of 10 ms to tell whose time it was.

@@ -91,6 +91,17 @@ def test_bad_profile_says_what_where_and_what_to_do(
     assert message in str(caught.value)
 
 
+def test_nothing_is_measured_twice_where_the_machine_is_said_to_be_never_quiet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "shared.yaml"
+    path.write_text("executor: local\nrepeat_disturbed: true\n")
+    monkeypatch.delenv("LAB_REPEAT_DISTURBED", raising=False)
+    assert Cluster.load(path).repeat_disturbed
+    monkeypatch.setenv("LAB_REPEAT_DISTURBED", "0")
+    assert not Cluster.load(path).repeat_disturbed
+
+
 def test_unknown_profile_names_the_nearest() -> None:
     with pytest.raises(InputError, match="did you mean 'local'"):
         Cluster.load("locla")
