@@ -30,6 +30,8 @@ class JobSpec:
     arguments: tuple[Any, ...]
     code: Path | None = None  # a folder with a copy of `lab` to import instead of the driver's
     devices: int = 1  # of each rank
+    # Whether ranks on CPUs may begin with torch loaded; a script loads all by itself.
+    preload: bool = True
 
     @property
     def variables(self) -> dict[str, str]:

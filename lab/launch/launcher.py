@@ -250,7 +250,13 @@ class Jobs:
             run, repeat = self._tasks[folder].run, self._tasks[folder].repeat
             arguments = job.job_arguments(self.study, run, repeat, self.cluster, folder)
             spec = JobSpec(
-                folder, run.processes, job.execute, arguments, self._code, devices=run.devices
+                folder,
+                run.processes,
+                job.execute,
+                arguments,
+                self._code,
+                devices=run.devices,
+                preload=run.script is None,
             )
             specs.append(spec)
         return specs

@@ -17,6 +17,7 @@ from typing import ClassVar
 import psutil
 
 from lab.config.cluster import Cluster
+from lab.launch import fork_server
 from lab.launch.attempt import Attempt, RankError
 from lab.launch.executor import JobSpec, JobStatus, LocalJob, prepare, write_job
 from lab.launch.work import write_work
@@ -38,7 +39,7 @@ class LocalHandle:
         attempt: Attempt,
         pid: int,
         since: float,
-        controller: subprocess.Popen[bytes] | None = None,
+        controller: subprocess.Popen[bytes] | fork_server.Controller | None = None,
     ) -> None:
         self.attempt = attempt
         self._pid, self._since = pid, since
@@ -116,17 +117,8 @@ class LocalExecutor:
         prepare(spec.folder)
         log = spec.folder / "log"
         command = [sys.executable, "-P", "-u", *write_work([spec], log)]
-        with (log / "controller.log").open("ab") as output:
-            # Out of reach of the terminal's Ctrl-C: the driver alone ends jobs, as a rank that is
-            # interrupted by itself would look like a failure.
-            controller = subprocess.Popen(
-                [sys.executable, "-P", "-m", "submitit.local._local", str(log)],
-                env=self._environment(spec, shlex.join(command)),
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                start_new_session=True,
-            )
+        environment = self._environment(spec, shlex.join(command))
+        controller = self._fork(spec, log, environment) or _start_controller(log, environment)
         pid = controller.pid
         try:
             since = began(pid)
@@ -143,6 +135,19 @@ class LocalExecutor:
         )
         write_job(spec.folder, job)
         return LocalHandle(Attempt(spec.folder, job.job_id), pid, since, controller)
+
+    def _fork(
+        self, spec: JobSpec, log: Path, environment: dict[str, str]
+    ) -> fork_server.Controller | None:
+        """A controller with torch loaded; None where the ranks must load it for themselves.
+
+        They must after they have set a profile's variables, with code of their own in its place,
+        and on GPUs, which no fork may find in use.
+        """
+        on_cpus = self._cluster.device_kind == "cpu" and not self._cluster.environment
+        if spec.code or not (spec.preload and on_cpus):
+            return None
+        return fork_server.start(log, environment)
 
     def _environment(self, spec: JobSpec, command: str) -> dict[str, str]:
         """What submitit's controller is told, and hands on to the ranks."""
@@ -162,3 +167,17 @@ class LocalExecutor:
             "SUBMITIT_STDERR_TO_STDOUT": "1",
             "CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", devices) if gpus else "",
         }
+
+
+def _start_controller(log: Path, environment: dict[str, str]) -> subprocess.Popen[bytes]:
+    with (log / "controller.log").open("ab") as output:
+        # Out of reach of the terminal's Ctrl-C: the driver alone ends jobs, as a rank that is
+        # interrupted by itself would look like a failure.
+        return subprocess.Popen(
+            [sys.executable, "-P", "-m", "submitit.local._local", str(log)],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )

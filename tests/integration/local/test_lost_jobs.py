@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import sys
 import time
 from pathlib import Path
 
-import psutil
 import pytest
 from faults import await_steps
 from studies import LONG, StudyMaker
 
 import lab
 from lab.config.study import Study
+from lab.launch.attempt import Attempt
+from lab.machine import began, is_running
+from lab.records.store import Store
 
 # Python loads this at the start of a rank, which is killed once it begins to load torch.
 SITE = """
@@ -59,17 +62,14 @@ def test_a_job_whose_files_are_removed_ends_itself(make_study: StudyMaker) -> No
     await_steps(study, study.tasks[0])
     driver.kill()
     driver.wait()
+    folder = Store(study.out).folder(study.tasks[0])
+    job = json.loads((folder / "job.json").read_text())
+    ranks = Attempt(folder, job["job_id"]).running_ranks()
+    processes = {pid: began(pid) for pid in (job["pid"], *ranks)}
+    assert len(processes) == 3
     shutil.rmtree(study.out)
     deadline = time.monotonic() + 60
-    while running := _processes(study.folder):
+    while running := [pid for pid, since in processes.items() if is_running(pid, since)]:
         assert time.monotonic() < deadline, running
         time.sleep(0.5)
     assert not study.out.exists()
-
-
-def _processes(folder: Path) -> list[psutil.Process]:
-    return [
-        process
-        for process in psutil.process_iter(["cmdline"])
-        if any(str(folder) in word for word in process.info["cmdline"] or ())
-    ]

@@ -188,7 +188,9 @@ def test_what_is_measured_is_whole(measured: dict[str, Measurement], name: str) 
     assert found.timing.measured_steps == 6
     assert found.timing.setup_time > 0 and found.timing.train_time > 0
     assert found.timing.samples_per_second == pytest.approx(8 / found.timing.step.median)
-    assert found.timing.mfu is not None and 0 < found.timing.mfu < 1
+    assert (found.timing.flops_per_second or 0) > 0 < (found.timing.peak_flops_per_second or 0)
+    # Beside other tests the peak may come out too low; then there is no share of it.
+    assert found.timing.mfu is None or 0 < found.timing.mfu < 1
     assert [len(values) for values in found.timing.per_rank.values()] == [run.world_size] * 7
     assert len(found.memory.peak) == run.world_size
     assert (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -16,6 +17,7 @@ import pytest
 import yaml
 from daemons import Slurm
 from faults import Faults, await_record, await_state, await_steps, state_of
+from filelock import FileLock, Timeout
 from studies import LONG, StudyMaker
 
 import lab
@@ -68,6 +70,17 @@ def command(*words: object) -> subprocess.CompletedProcess[str]:
         check=False,
         timeout=60,
     )
+
+
+def await_driver(study: Study) -> None:
+    """Wait until a driver has taken the study's lock, which it may wait for itself meanwhile."""
+    deadline = time.monotonic() + 60
+    with contextlib.suppress(Timeout):
+        while time.monotonic() < deadline:
+            with FileLock(study.out / "driver.lock", timeout=0):
+                pass
+            time.sleep(0.2)
+        pytest.fail("no driver came")
 
 
 def submitted(study: Study) -> int:
@@ -209,7 +222,7 @@ def test_jobs_that_never_start_tell_why_and_another_terminal_attaches_and_cancel
             row["job"] and row["reason"] for row in rows
         )
         attached = driver(study.folder, profile)
-        time.sleep(3)
+        await_driver(study)
         answer = command("cancel", study.folder)
         output, _ = attached.communicate(timeout=60)
         assert answer.returncode == 0 and "2 jobs ended" in answer.stdout, answer

@@ -1,0 +1,83 @@
+"""Jobs that begin with torch loaded: forks with a job's own environment, and none where they must not be."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import psutil
+import pytest
+from studies import SMALL_STUDY, StudyMaker
+
+import lab
+from lab.config.study import Study
+from lab.launch import fork_server
+from lab.records.store import Record, Store
+
+PROFILE = "executor: local\ndevice: cpu\ndevices: 2\n"
+
+
+@pytest.fixture
+def profile(tmp_path: Path) -> Path:
+    path = tmp_path / "here.yaml"
+    path.write_text(PROFILE)
+    return path
+
+
+@pytest.fixture
+def study(make_study: StudyMaker) -> Study:
+    base = SMALL_STUDY["base"] | {"strategy": "ddp"}
+    return Study.load(
+        make_study(
+            base=base,
+            grid={"global_batch_size": [4], "world_size": [2]},
+            baseline={"world_size": 2},
+            scaling="none",
+        )
+    )
+
+
+def measured(study: Study, profile: Path) -> tuple[Record, bool]:
+    """The record of a study's one task, and whether its job was a fork of the server."""
+    jobs = lab.launch(study, str(profile))
+    (record,) = jobs.wait(progress=False)
+    assert record.completed, record.error
+    job = json.loads((Store(study.out).folder(study.tasks[0]) / "job.json").read_text())
+    server = fork_server._server
+    return record, server is not None and job["pid"] in server[1]._codes
+
+
+def test_forked_ranks_learn_what_others_learn_whatever_ends_the_server(
+    study: Study, profile: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("LAB_PRELOAD", raising=False)
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    record, forked = measured(study, profile)
+    assert forked
+    assert fork_server._server is not None
+    first = fork_server._server[1]._process.pid
+    os.kill(first, signal.SIGKILL)
+    psutil.wait_procs([psutil.Process(first)], timeout=30)
+    study.out.rename(study.out.with_name("first"))
+    again, forked = measured(study, profile)
+    assert forked and fork_server._server[1]._process.pid != first
+    study.out.rename(study.out.with_name("second"))
+    monkeypatch.setenv("LAB_PRELOAD", "0")
+    alone, forked = measured(study, profile)
+    assert not forked
+    losses = {tuple(one.quality.loss) for one in (record, again, alone) if one.quality}
+    assert len(losses) == 1
+
+
+def test_a_job_gets_the_environment_that_its_driver_has_by_then(
+    study: Study, profile: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("LAB_PRELOAD", raising=False)
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    measured(study, profile)
+    study.out.rename(study.out.with_name("first"))
+    monkeypatch.setenv("LAB_CACHE", str(tmp_path / "elsewhere"))
+    assert measured(study, profile)[1]
+    assert list((tmp_path / "elsewhere").rglob("tokenizer.json"))

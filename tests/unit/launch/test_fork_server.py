@@ -1,0 +1,80 @@
+"""The fork server: which jobs are none of its own, and how a fork ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from lab.config.cluster import Cluster
+from lab.launch import fork_server
+from lab.launch.executor import JobSpec
+from lab.launch.local import LocalExecutor
+
+
+def spec(**changes: object) -> JobSpec:
+    return JobSpec(Path("job"), 1, print, (), **changes)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("cluster", "job"),
+    [
+        ({"device": "cuda"}, {}),
+        ({"environment": {"OMP_PLACES": "cores"}}, {}),
+        ({}, {"code": Path("snapshot")}),
+        ({}, {"preload": False}),
+    ],
+)
+def test_ranks_that_must_load_torch_themselves_do(
+    cluster: dict[str, object], job: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fork_server, "start", lambda *_: pytest.fail("forked"))
+    executor = LocalExecutor(Cluster.model_validate({"name": "here", "device": "cpu"} | cluster))
+    assert executor._fork(spec(**job), Path("log"), {}) is None
+
+
+@pytest.mark.parametrize("variable", [{"LAB_PRELOAD": "0"}, {"PYTHONPATH": "site"}])
+def test_the_environment_can_forbid_it(
+    variable: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fork_server, "ForkServer", lambda _: pytest.fail("a server started"))
+    assert fork_server.start(Path("log"), variable) is None
+
+
+def test_a_server_that_cannot_start_leaves_the_job_to_a_start_of_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    assert fork_server.start(Path("log"), dict(os.environ, PYTHONPATH="")) is None
+
+
+def ends(how: object) -> int:
+    if isinstance(how, BaseException):
+        raise how
+    if callable(how):
+        how()
+    return how if isinstance(how, int) else 0
+
+
+@pytest.mark.parametrize(
+    ("how", "code"),
+    [
+        (0, 0),
+        (3, 3),
+        (SystemExit(4), 4),
+        (SystemExit("why"), 1),
+        (ValueError("why"), 1),
+        (lambda: os.kill(os.getpid(), signal.SIGKILL), -signal.SIGKILL),
+    ],
+)
+def test_a_fork_ends_as_a_program_does(how: object, code: int) -> None:
+    task = fork_server.Task(fork_server.fork(ends, how))
+    deadline = time.monotonic() + 60
+    while task.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert task.poll() == code
+    task.send_signal(signal.SIGTERM)  # of which nobody hears any more
