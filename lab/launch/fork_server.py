@@ -16,6 +16,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import traceback
 from collections.abc import Callable, Mapping
@@ -31,6 +32,8 @@ READ_ON_LOADING = (
     *("ATEN_", "DNNL_", "GOMP_", "KMP_", "LD_", "MALLOC_", "MKL_", "OMP_", "ONEDNN_", "OPENBLAS_"),
     *("LC_", "LANG", "PYTHON", "PYTORCH_", "TORCH"),
 )
+MOST_BYTES = 2**20  # of a message: a job's whole environment
+LOAD_S = 300.0  # of a shared file system, torch may take minutes; then ranks try it themselves
 IDLE_S = 600.0  # a server without jobs for so long ends, as it holds memory
 
 
@@ -50,7 +53,8 @@ class ForkServer:
     """The driver's side of a server."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
-        ours, theirs = socket.socketpair()
+        # One packet is one message, whatever its length.
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-u", "-m", __name__, str(theirs.fileno())],
@@ -61,22 +65,28 @@ class ForkServer:
                 stderr=subprocess.DEVNULL,
                 start_new_session=True,  # the terminal's Ctrl-C is the driver's
             )
-        self._connection, self._answers = ours, ours.makefile("rb")
+        ours.settimeout(LOAD_S)
+        self._connection = ours
         self._codes: dict[int, int] = {}
         self._lock = threading.Lock()
 
     def start(self, log: Path, environment: Mapping[str, str]) -> Controller:
         """Fork a controller whose files lie in `log`; raises OSError where the server has ended."""
-        request = {"log": str(log), "folder": str(Path.cwd()), "environment": dict(environment)}
+        request = {
+            "log": str(log),
+            "folder": str(Path.cwd()),
+            "environment": dict(environment),
+            "umask": _umask(),
+        }
         with self._lock:
-            self._connection.sendall(json.dumps(request).encode() + b"\n")
+            self._connection.sendall(json.dumps(request).encode())
             while "code" in (answer := self._read()):
                 self._codes[answer["pid"]] = answer["code"]
             return Controller(self, answer["pid"])
 
     def exit_code(self, pid: int) -> int | None:
         """How a controller ended; None where that is not known."""
-        with self._lock, suppress(OSError), selectors.DefaultSelector() as selector:
+        with self._lock, suppress(OSError, ValueError), selectors.DefaultSelector() as selector:
             selector.register(self._connection, selectors.EVENT_READ)
             while pid not in self._codes and selector.select(0):
                 answer = self._read()
@@ -86,18 +96,24 @@ class ForkServer:
     def close(self) -> None:
         """End the server; jobs go on."""
         self._connection.close()
-        self._answers.close()
         self._process.kill()
         self._process.wait()
 
     def _read(self) -> dict[str, int]:
-        line = self._answers.readline()
-        if not line:
+        message = self._connection.recv(MOST_BYTES)
+        if not message:
             raise OSError("the server has ended")
-        answer: dict[str, int] = json.loads(line)
+        answer: dict[str, int] = json.loads(message)
         return answer
 
 
+def _umask() -> int:
+    """This process's umask, which no call tells without changing it for all threads."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return int(next(line.split()[1] for line in lines if line.startswith("Umask:")), 8)
+
+
+_LOCK = threading.Lock()
 _server: tuple[object, ForkServer] | None = None
 
 
@@ -108,20 +124,21 @@ def start(log: Path, environment: Mapping[str, str]) -> Controller | None:
     fork does not: such a job is not forked, nor is any with LAB_PRELOAD=0.
     """
     global _server
-    if not hasattr(os, "pidfd_open") or environment.get("LAB_PRELOAD") == "0":
+    if sys.platform != "linux" or environment.get("LAB_PRELOAD") == "0":
         return None
     if environment.get("PYTHONPATH"):
         return None
     read = {key: value for key, value in environment.items() if key.startswith(READ_ON_LOADING)}
     kind = (os.getpid(), read)
-    for _ in range(2):
-        if _server is None or _server[0] != kind:
-            end()
-            _server = kind, ForkServer(environment)
-        try:
-            return _server[1].start(log, environment)
-        except (OSError, ValueError):  # it was idle for long, or killed
-            end()
+    with _LOCK:
+        for _ in range(2):
+            if _server is None or _server[0] != kind:
+                end()
+                _server = kind, ForkServer(environment)
+            try:
+                return _server[1].start(log, environment)
+            except (OSError, ValueError):  # it was idle for long, or killed
+                end()
     return None
 
 
@@ -140,9 +157,9 @@ def main() -> None:
     connection = socket.socket(fileno=int(sys.argv[1]))
     for module in LOADED:
         import_module(module)
+    os.close(os.pidfd_open(os.getpid()))  # where the kernel has none, end before anything is forked
     gc.collect()
     gc.freeze()  # forks share these pages for as long as no collection writes to them
-    requests = connection.makefile("rb")
     children: set[int] = set()
     with selectors.DefaultSelector() as selector:
         selector.register(connection, selectors.EVENT_READ)
@@ -154,8 +171,8 @@ def main() -> None:
                     children.remove(key.data)
                     code = os.waitstatus_to_exitcode(os.waitpid(key.data, 0)[1])
                     _answer(connection, pid=key.data, code=code)
-                elif line := requests.readline():
-                    pid = fork(lambda request: _control(connection, request), json.loads(line))
+                elif message := connection.recv(MOST_BYTES):
+                    pid = fork(_control, connection, json.loads(message))
                     children.add(pid)
                     selector.register(os.pidfd_open(pid), selectors.EVENT_READ, pid)
                     _answer(connection, pid=pid)
@@ -165,7 +182,7 @@ def main() -> None:
 
 def _answer(connection: socket.socket, **answer: int) -> None:
     with suppress(OSError):  # the driver has gone: the next event says so
-        connection.sendall(json.dumps(answer).encode() + b"\n")
+        connection.sendall(json.dumps(answer).encode())
 
 
 def _control(connection: socket.socket, request: dict[str, Any]) -> int:
@@ -173,8 +190,10 @@ def _control(connection: socket.socket, request: dict[str, Any]) -> int:
     connection.close()
     os.setsid()
     os.chdir(request["folder"])
+    os.umask(request["umask"])
     os.environ.clear()
     os.environ.update(request["environment"])
+    tempfile.tempdir = None  # as the driver's TMPDIR may be another by now
     log = Path(request["log"])
     _redirect(log / "controller.log")
     _controller()(log).run()

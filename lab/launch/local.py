@@ -147,7 +147,9 @@ class LocalExecutor:
         on_cpus = self._cluster.device_kind == "cpu" and not self._cluster.environment
         if spec.code or not (spec.preload and on_cpus):
             return None
-        return fork_server.start(log, environment)
+        # Which each rank sets for itself, but libraries read it when they are loaded.
+        threads = {"OMP_NUM_THREADS": str(self._cluster.threads_per_rank)}
+        return fork_server.start(log, environment | threads)
 
     def _environment(self, spec: JobSpec, command: str) -> dict[str, str]:
         """What submitit's controller is told, and hands on to the ranks."""
