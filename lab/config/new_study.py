@@ -24,7 +24,7 @@ base:                    # what all runs share
   model: gpt-nano
   data: stdlib
   strategy: ddp
-  precision: fp32        # fp32 or bf16
+  precision: fp32        # fp32, bf16; on GPUs also tf32 or fp16
   steps: 40
   warmup_steps: 8        # of them, left out of every measure
 

@@ -472,8 +472,8 @@ RUNGS: dict[str, Rung] = {
             "Of which part of the mean gradient does a rank that updates a shard need to know?",
             "After the step each rank has new values for one shard: how do the others get them?",
         ),
-        formula="Divide by the ranks and reduce_scatter_tensor(mean, gradients); after the step "
-        "all_gather_into_tensor(flat, shard).",
+        formula="Divide by the ranks and reduce_scatter_single(mean, gradients); after the step "
+        "all_gather_single(flat, shard).",
         own={"strategy": "zero1"},
     ),
     "08.parallel-linear": Rung(

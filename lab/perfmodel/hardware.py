@@ -45,7 +45,12 @@ class Gpu:
         return flops, f"{self.source}: {flops / 1e12:g} TFLOP/s {precision}, dense"
 
     def fastest(self, precision: str) -> float:
-        """The peak of a precision that it has, or else of its fastest one of 16 bits, in FLOP/s."""
+        """The peak of a precision that it has, or else of its fastest one of 16 bits, in FLOP/s.
+
+        A GPU without TF32 computes in fp32 instead.
+        """
+        if precision == "tf32" and precision not in self.flops:
+            precision = "fp32"
         return self.flops.get(precision) or self.flops.get("bf16") or max(self.flops.values())
 
 

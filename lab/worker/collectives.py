@@ -16,7 +16,11 @@ from lab.errors import LabError
 from lab.perfmodel.calibration import CollectiveTime, ContentionTime
 from lab.perfmodel.collectives import COLLECTIVES, Collective
 from lab.worker.context import Progress
-from lab.worker.distributed import all_gather_object
+from lab.worker.distributed import (
+    all_gather_object,
+    all_gather_single,
+    reduce_scatter_single,
+)
 from lab.worker.measure.clock import FloatArray, stat, synchronize
 
 KIB, MIB = 2**10, 2**20
@@ -92,13 +96,10 @@ def _views(size: int, buffers: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
 
 def _call(collective: Collective, size: int, buffers: Sequence[Tensor]) -> _Call:
     whole, part = _views(size, buffers)
-    # torch 2.13 gave these two new names and warns of the old ones.
-    all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-    reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
     runs: dict[Collective, Callable[[], object]] = {
         "all_reduce": lambda: dist.all_reduce(whole),
-        "all_gather": lambda: all_gather(whole, part),
-        "reduce_scatter": lambda: reduce_scatter(part, whole),
+        "all_gather": lambda: all_gather_single(whole, part),
+        "reduce_scatter": lambda: reduce_scatter_single(part, whole),
         "broadcast": lambda: dist.broadcast(whole, src=0),
     }
     return _Call(collective, size, runs[collective])

@@ -229,6 +229,21 @@ def averaging(tensor: torch.Tensor) -> Any:
     return dist.ReduceOp.SUM
 
 
+# torch 2.13 gave these two new names, and warns of the old ones.
+def all_gather_single(whole: torch.Tensor, part: torch.Tensor) -> None:
+    """Bring each rank the equal parts of all, in their order."""
+    gather_parts = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+    gather_parts(whole, part)
+
+
+def reduce_scatter_single(
+    part: torch.Tensor, whole: torch.Tensor, operation: Any = dist.ReduceOp.SUM
+) -> None:
+    """Reduce the tensors of all ranks, and bring each rank its part of the result."""
+    scatter_parts = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+    scatter_parts(part, whole, operation)
+
+
 def pace_sockets(emulated: Emulated | None) -> int:
     """Limit this process's connections to the emulated link's rate, if so emulated; their number.
 

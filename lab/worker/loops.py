@@ -24,6 +24,10 @@ from lab.worker.distributed import RankJob
 from lab.worker.optim import autocast, learning_rate, optimizer_for
 
 
+# Modules by package. Fabric's own first: `lightning` also loads torchmetrics and torchvision.
+FABRICS = {"lightning_fabric": "lightning_fabric", "lightning": "lightning.fabric"}
+
+
 class PlainLoop:
     """The training that `train` does without its measuring: what a user would write."""
 
@@ -128,7 +132,7 @@ class FabricLoop(PlainLoop):
     PRECISIONS = {"fp32": "32-true", "tf32": "32-true", "bf16": "bf16-mixed"}
 
     def __init__(self, job: RankJob) -> None:
-        fabric = importlib.import_module("lightning.fabric").Fabric
+        fabric = importlib.import_module(FABRICS[_fabric()]).Fabric
         accelerator = "cuda" if job.device.type == "cuda" else "cpu"
         precision = self.PRECISIONS[job.run.stated.precision]
         self.fabric = fabric(accelerator=accelerator, devices=1, precision=precision)
@@ -151,13 +155,14 @@ def peers(job: RankJob, nanogpt: Path | None) -> dict[str, PlainLoop]:
     loops: dict[str, PlainLoop] = {}
     if nanogpt is not None:
         loops["nanoGPT"] = NanoGptLoop(job, nanogpt)
-    if _installed("lightning"):
+    if _fabric():
         loops["Lightning Fabric"] = FabricLoop(job)
     return loops
 
 
-def _installed(package: str) -> bool:
-    return importlib.util.find_spec(package) is not None
+def _fabric() -> str:
+    """The installed package that has Fabric; empty without one."""
+    return next((package for package in FABRICS if importlib.util.find_spec(package)), "")
 
 
 def _load(path: Path) -> ModuleType:

@@ -13,7 +13,7 @@ from torch import distributed as dist
 from torch import nn
 
 from lab.config.run import Run
-from lab.worker.distributed import averaging
+from lab.worker.distributed import all_gather_single, averaging, reduce_scatter_single
 from lab.worker.optim import adamw, decayed_and_not
 from lab.worker.strategies.base import Setup, Strategy, Wrapper, clip
 
@@ -89,13 +89,13 @@ class Flat:
                 part.copy_(parameter.grad.flatten())
                 parameter.grad = None  # at once, as the flat copy takes its place
         shard = torch.empty_like(self.shard)
-        dist.reduce_scatter_tensor(shard, gradients, averaging(gradients))
+        reduce_scatter_single(shard, gradients, averaging(gradients))
         self.shard.grad = shard
 
     @torch.no_grad()
     def gather(self) -> None:
         """Bring every rank the shards of all."""
-        dist.all_gather_into_tensor(self.values, self.shard.detach())
+        all_gather_single(self.values, self.shard.detach())
 
 
 STRATEGY = Zero1()

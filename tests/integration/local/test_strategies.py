@@ -72,6 +72,7 @@ def answers(root: Path) -> list[dict[str, Any]]:
     ):
         patch.setenv("LAB_CACHE", str(root / "cache"))
         patch.setenv("OMP_NUM_THREADS", "1")
+        patch.setenv("PYTHONWARNINGS", "error::FutureWarning")  # as torch warns of old names
         return list(pool.map(run_all, range(4), [str(root)] * 4))
 
 

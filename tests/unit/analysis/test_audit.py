@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import pandas as pd
@@ -19,6 +19,7 @@ from lab.analysis.audit.records import from_records
 from lab.analysis.audit.rule import Finding
 from lab.analysis.audit.rules import RULES
 from lab.config.emulation import Compute, Emulated, Link
+from lab.config.run import PrecisionName
 from lab.errors import InputError
 from lab.records.store import Record
 
@@ -627,6 +628,17 @@ def test_same_learning() -> None:
     assert not of(
         audit(frame("gpus,epoch_s,test_acc\n1,100,91.2\n2,51,91.3\n4,26,91.0")), "same-learning"
     )
+
+
+@pytest.mark.parametrize("precision", get_args(PrecisionName))
+def test_losses_may_differ_more_where_products_are_rounded(precision: str) -> None:
+    ways = [
+        record(run(2, 64), loss=losses(30, floor=2.0)),
+        record(run(2, 64, precision=precision), loss=losses(30, floor=2.06)),
+    ]
+    gap = abs(np.mean(ways[0].quality.loss[-7:]) / np.mean(ways[1].quality.loss[-7:]) - 1)
+    assert 0.02 < gap < 0.05
+    assert bool(of(audit(ways), "same-learning")) == (precision == "fp32")
 
 
 def test_learning_that_depends_on_the_split_is_compared_between_equal_splits() -> None:

@@ -217,6 +217,19 @@ def test_a_peak_with_sparsity() -> None:
     assert not broken(audit(frame(table.format("fp8", "21.7%", "21.3%")))), "its dense peak"
 
 
+def test_tf32_has_its_own_peak() -> None:
+    table = "gpu|gpus|precision|TFLOP/s/GPU|MFU\n{}|8|{}|{}|{}"
+    beyond = audit(frame(table.format("A100", "TF32", 170, "90%")))
+    (finding,) = [found for found in beyond.findings if found.rule == "impossible-mfu"]
+    assert finding.severity == "error" and "156 of a100 in TF32, dense" in finding.evidence
+    for words in ("A100|TF32|62.4|20%", "node|TF32|62.4|20%"):  # of 312, which is with sparsity
+        gpu, *cells = words.split("|")
+        (finding,) = audit(frame(table.format(gpu, *cells))).findings
+        assert finding.rule == "impossible-mfu" and "dense it is 156" in finding.evidence
+    assert not broken(audit(frame(table.format("A100", "TF32", 62.4, "40%"))))
+    assert not broken(audit(frame(table.format("V100", "TF32", 14, "90%"))))
+
+
 def test_a_total_beside_what_each_gpu_does() -> None:
     table = "gpus|tokens/s|tokens/s/gpu\n8|80123|10015\n16|{}|9870"
     assert not broken(audit(frame(table.format(157920))))

@@ -54,6 +54,24 @@ def test_sharding_is_read(columns: dict[str, object], sharing: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("system", "precision", "read", "peak"),
+    [
+        ("DGX-A100", "TF32", "tf32", 156e12),
+        ("DGX-A100", "tf-32", "tf32", 156e12),
+        ("DGX-A100", "FP32", "fp32", 19.5e12),
+        ("DGX-A100", None, "bf16", 312e12),
+        ("V100", "TF32", "tf32", 15.7e12),
+    ],
+)
+def test_a_precision_is_read_with_its_own_peak(
+    system: str, precision: str | None, read: str, peak: float
+) -> None:
+    case = read_layouts(frame(System=system, Precision=precision)).rows[0].case
+    assert case.candidate.precision == read
+    assert case.machine.gpu.fastest(read) == peak
+
+
+@pytest.mark.parametrize(
     ("columns", "message"),
     [
         ({"GPUs": 6}, "not a multiple"),

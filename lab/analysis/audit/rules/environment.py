@@ -10,6 +10,7 @@ import pandas as pd
 
 from lab.analysis.audit.observations import Observations, UncheckedError
 from lab.analysis.audit.rule import Fault, rule
+from lab.config.run import MANTISSA_BITS
 from lab.records.schema import FOREIGN_SHARE
 
 # What must not differ inside one study, in the words of a sentence.
@@ -30,6 +31,7 @@ NAMED = 4  # values in a sentence
 # share of the loss. Reduced precision rounds more.
 LOSS_TOLERANCE = 0.02
 REDUCED_TOLERANCE = 0.05
+REDUCED = {name for name, bits in MANTISSA_BITS.items() if bits < MANTISSA_BITS["fp32"]}
 ACCURACY_TOLERANCE = 0.01  # about what seeds differ by in fine-tuning
 QUARTERS = 4
 SAME_LEARNING = {"key:strategy", "key:compile", "key:precision"}  # whatever their values
@@ -175,7 +177,7 @@ def _loss_curves(group: pd.DataFrame) -> Iterator[Fault]:
     split = [known["world_size"].where(depends, 0.0), known["strategy"].where(depends, "")]
     for _, alike in known.groupby(split, sort=False):
         first = alike.iloc[0]
-        reduced = alike["precision"].isin(["bf16", "fp16"]).any()
+        reduced = alike["precision"].isin(REDUCED).any()
         tolerance = REDUCED_TOLERANCE if reduced else LOSS_TOLERANCE
         for _, other in alike.iloc[1:].iterrows():
             length = min(len(first["loss_curve"]), len(other["loss_curve"]))

@@ -141,12 +141,14 @@ def _words(frame: pd.DataFrame) -> pd.Series:
 def _against_peak(rows: pd.DataFrame, text: str, observations: Observations) -> Iterator[Fault]:
     name, _, precision = text.partition("|")
     gpu = named_gpu(name) or named_gpu(" ".join(observations.notes))
-    half = bool(HALF.search(precision)) or (
-        gpu is not None and "fp8" not in gpu.flops and not re.search("32|int", precision)
-    )
-    if not half:
-        return  # which peak is meant nobody knows
-    dense = {gpu.name: gpu.flops["fp16"]} if gpu else {n: GPUS[n].flops["fp16"] for n in COMMON}
+    meant, words = "fp16", "in half precision"
+    if not HALF.search(precision):
+        if re.search("tf.?32", precision) and (gpu is None or "tf32" in gpu.flops):
+            meant, words = "tf32", "in TF32"
+        elif gpu is None or "fp8" in gpu.flops or re.search("32|int", precision):
+            return  # which peak is meant nobody knows
+    gpus = [gpu] if gpu else [GPUS[name] for name in COMMON]
+    dense = {each.name: each.flops[meant] for each in gpus}
     if gpu:
         beyond = rows[rows["flops_per_rank"] > dense[gpu.name]]
         if len(beyond):
@@ -154,8 +156,7 @@ def _against_peak(rows: pd.DataFrame, text: str, observations: Observations) -> 
             yield Fault(
                 beyond["label"],
                 f"{worst['flops_per_rank'] / 1e12:.4g} TFLOP/s per GPU in {worst['label']} are "
-                f"more than the {dense[gpu.name] / 1e12:.4g} of {gpu.name} in half precision, "
-                "dense.",
+                f"more than the {dense[gpu.name] / 1e12:.4g} of {gpu.name} {words}, dense.",
                 "Check the FLOPs of a token and whether the rate is of one GPU or of all.",
             )
     flops = rows["flops_per_rank"].fillna(rows["flops"])
