@@ -102,7 +102,8 @@ def gpus() -> tuple[Gpu, ...]:
     unlike GPUs only with CUDA_DEVICE_ORDER=PCI_BUS_ID.
     """
     rows = _nvidia_smi("--query-gpu=uuid,name,driver_version,memory.total", "--format=csv,noheader")
-    devices = dict(map(_gpu, rows))
+    # Of a GPU that fell off the bus the driver prints a sentence instead, and CUDA counts none.
+    devices = dict(_gpu(row) for row in rows if row.count(",") == 3)
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None or not devices:
         return tuple(devices.values())

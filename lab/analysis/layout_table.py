@@ -326,8 +326,11 @@ def _recomputed(values: Mapping[str, Any]) -> Checkpointing:
 def _precision(values: Mapping[str, Any]) -> str:
     text = re.sub("[^a-z0-9]", "", str(values.get("precision", "bf16")).lower())
     names = {
-        **{"fp32": "fp32|float32", "tf32": "tf32", "fp16": "fp16|half|amp"},
-        **{"fp8": "fp8", "fp4": "fp4"},
+        "fp32": "fp32|float32",
+        "tf32": "tf32",
+        "fp16": "fp16|half|amp",
+        "fp8": "fp8",
+        "fp4": "fp4",
     }
     return next((name for name, words in names.items() if re.search(words, text)), "bf16")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import subprocess
 import sys
@@ -29,6 +30,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "cpu": {"model": "gpt-nano", "micro_batch_size": 8},
     "cuda": {"model": "gpt2-small", "micro_batch_size": 16, "precision": "bf16"},
 }
+MODEL = {"GPT", "GPTConfig"}  # classes of nanoGPT's file
 SETTINGS = {"model", "precision", "micro_batch_size", "compile", "learning_rate", "seed"}
 
 
@@ -84,8 +86,8 @@ def training(
     without one a small GPT, on a GPU GPT-2. `quick` takes 20 rounds. Raises InputError for a study
     without such a run and a file that is missing, LabError where a loop fails.
     """
-    if nanogpt is not None and not Path(nanogpt).is_file():
-        raise InputError("bench", [Problem(nanogpt, "no such file", "nanoGPT's model.py")])
+    if nanogpt is not None:
+        _require_model(Path(nanogpt))
     device = "cuda" if machine.gpus() else "cpu"
     steps = {"steps": WARMUP + 1 + (20 if quick else rounds), "warmup_steps": WARMUP}
     path = str(Path(nanogpt).resolve()) if nanogpt else ""
@@ -116,6 +118,22 @@ def compared(run: Run, device: str, answer: dict[str, Any]) -> Iterable[Comparis
                 lab_s=float(np.median(seconds[LAB])),
                 loop_s=float(np.median(seconds[name])),
             )
+
+
+def _require_model(path: Path) -> None:
+    """Raise InputError for what is not nanoGPT's model; nothing in it runs."""
+    advice = "name nanoGPT's model.py"
+    if not path.is_file():
+        what = "a folder" if path.is_dir() else "no such file"
+        raise InputError("bench", [Problem(str(path), what, advice)])
+    try:
+        tree = ast.parse(path.read_bytes())
+    except (SyntaxError, ValueError) as error:
+        raise InputError("bench", [Problem(str(path), f"no Python: {error}", advice)]) from None
+    # Its neighbour train.py would begin to train where it is imported.
+    if missing := MODEL - {node.name for node in tree.body if isinstance(node, ast.ClassDef)}:
+        what = f"it defines no class {' and no '.join(sorted(missing))}"
+        raise InputError("bench", [Problem(str(path), what, advice)])
 
 
 def _of_study(study: str, device: str, *, quick: bool) -> list[Run]:

@@ -131,8 +131,10 @@ def register(
         world_size=world_size,
         local_rank=here.local_rank,
         device=cluster.device_kind,
-        cores=tuple(
-            core for slot in range(first, first + devices) for core in cluster.cores_of(slot)
+        cores=tuple(  # each once, where slots share them
+            dict.fromkeys(
+                core for slot in range(first, first + devices) for core in cluster.cores_of(slot)
+            )
         ),
         threads=cluster.threads_per_rank,
         cluster=cluster.name,

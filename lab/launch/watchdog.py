@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from lab.files import write_atomically
@@ -19,9 +19,11 @@ from lab.worker.context import RankContext
 
 # Frames in which a rank waits for the others; they mark it as a victim of a hang and not its cause.
 COLLECTIVE_FRAMES = {
-    *("_engine_run_backward", "all_reduce", "barrier"),
-    *("all_gather", "gather", "broadcast"),
+    *("_engine_run_backward", "all_reduce", "barrier", "send", "recv"),
+    *("all_gather", "gather", "broadcast", "all_gather_single", "reduce_scatter_single"),
+    "_pre_forward",  # of DDP, which brings buffers and the order of its buckets to all ranks
 }
+TRACE = "collective_trace.py"  # around the calls of other strategies, and their waits
 PUBLISH_S = 0.5
 # How long a rank may take to fail by itself once another is lost, in s.
 LOST_S = 10.0
@@ -115,7 +117,7 @@ class Watchdog:
         if stack:
             last = stack[-1]
             message += f"; stood in {last.name} ({Path(last.filename).name}:{last.lineno})"
-        waiting = any(entry.name in COLLECTIVE_FRAMES for entry in stack) or _device_waits()
+        waiting = _waits_for_others(stack) or _device_waits()
         self._end(message, waiting=waiting, stack="".join(traceback.format_list(stack)))
 
     def _end(self, message: str, *, waiting: bool, stack: str = "") -> None:
@@ -128,6 +130,12 @@ class Watchdog:
         os._exit(1)
 
 
+def _waits_for_others(stack: Iterable[traceback.FrameSummary]) -> bool:
+    return any(
+        entry.name in COLLECTIVE_FRAMES or Path(entry.filename).name == TRACE for entry in stack
+    )
+
+
 def _device_waits() -> bool:
     """Whether this rank's GPU still has work, as where a kernel of NCCL waits for other ranks.
 
@@ -135,4 +143,7 @@ def _device_waits() -> bool:
     """
     # Not imported here, which would hang too where the rank hangs in an import.
     module = sys.modules.get("lab.worker.distributed")
-    return module is not None and bool(module.device_is_busy())
+    # A device that failed answers nothing but its error, and this rank must end all the same.
+    with contextlib.suppress(RuntimeError):
+        return module is not None and bool(module.device_is_busy())
+    return False

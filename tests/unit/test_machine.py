@@ -61,6 +61,7 @@ H100, A100, GH200 = "NVIDIA H100 80GB HBM3", "NVIDIA A100-SXM4-40GB", "NVIDIA GH
         ("", []),
         ("-1", []),
         ("2", [GH200]),
+        ("0,2", [H100, GH200]),
         ("1, 0", [A100, H100]),
         ("0,-1,1", [H100]),
         ("0,7,1", [H100]),
@@ -86,5 +87,9 @@ def test_gpus_are_those_that_cuda_may_see(
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     gpus = machine.gpus.__wrapped__()
     assert [gpu.name for gpu in gpus] == names
+    lost = "Unable to determine the device handle for GPU1: 0000:41:00.0: GPU is lost"
+    program.write_text(f"#!/bin/sh\ncat <<END\n{lost}\n{GPUS}END\n")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert [gpu.name for gpu in machine.gpus.__wrapped__()] == [H100, A100, GH200]
     memory = {H100: 81559 * 2**20, A100: 40960 * 2**20}
     assert [gpu.memory for gpu in gpus] == [memory.get(name) for name in names]

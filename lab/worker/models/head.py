@@ -99,8 +99,9 @@ def _add_product(total: Tensor, a: Tensor, b: Tensor, *, first: bool) -> None:
     if a.dtype == total.dtype:
         total.addmm_(a, b, beta=0 if first else 1)
         return
-    # Only CUDA keeps the sums of such a product in fp32.
-    product = torch.mm(a, b, out_dtype=total.dtype) if a.is_cuda else torch.mm(a, b)
+    # Only CUDA keeps the sums of such a product in fp32, since torch 2.8.
+    wide = a.is_cuda and hasattr(torch.ops.aten.mm, "dtype")
+    product = torch.mm(a, b, out_dtype=total.dtype) if wide else torch.mm(a, b)
     total.copy_(product) if first else total.add_(product)
 
 

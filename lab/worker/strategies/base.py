@@ -14,6 +14,8 @@ from torch.distributed import ProcessGroup
 
 from lab.config.run import Run
 from lab.errors import InputError, Problem
+from lab.worker.distributed import all_gather_single as all_gather_single  # for learners' files
+from lab.worker.distributed import reduce_scatter_single as reduce_scatter_single
 from lab.worker.measure.clock import Clock
 from lab.worker.measure.collective_trace import CallRecorder
 from lab.worker.measure.ddp_hook import BucketRecorder

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -46,6 +47,28 @@ def test_of_a_study_each_gpt_on_one_device_is_trained_once(trained: list[tuple[s
     names = {comparison.run.label for comparison in training("quickstart", quick=True)}
     assert len(names) == len(trained) == 1 and "single x1" in names.pop()
     assert all(arguments[0] == "training" and arguments[2:] == ("cpu", "") for arguments in trained)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "a folder"),
+        ("import torch\nfrom model import GPTConfig, GPT", "no class GPT and no GPTConfig"),
+        ("class GPT: pass", "no class GPTConfig"),
+        ("class GPT(", "no Python"),
+    ],
+)
+def test_what_is_not_nanogpts_model_is_not_run(
+    trained: list[tuple[str, ...]], tmp_path: Path, content: str | None, message: str
+) -> None:
+    path = tmp_path / "train.py"
+    path.mkdir() if content is None else path.write_text(content)
+    with pytest.raises(InputError, match=message):
+        training(nanogpt=str(path))
+    assert not trained
+    path = tmp_path / "model.py"
+    path.write_text("class GPTConfig: pass\nclass GPT: pass")
+    assert training(nanogpt=str(path)) and trained[0][-1] == str(path)
 
 
 def test_a_study_for_gpus_has_nothing_for_a_cpu(trained: list[tuple[str, ...]]) -> None:

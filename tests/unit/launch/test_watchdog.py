@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import threading
 import time
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import torch
 
 from lab.files import read_json
 from lab.launch import watchdog
 from lab.launch.attempt import Attempt
 from lab.launch.watchdog import Watchdog
 from lab.worker.context import RankContext
+from lab.worker.measure import collective_trace
 
 
 @contextmanager
@@ -72,6 +75,37 @@ def test_a_slow_disk_does_not_hold_up_the_training(
     assert threading.current_thread() not in writers
 
 
+@pytest.mark.parametrize("name", ["all_gather_single", "reduce_scatter_single"])
+def test_a_rank_in_a_collective_waits_for_the_others(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    from torch import distributed as dist
+
+    from lab.worker import distributed
+
+    stacks = []
+    old = {"all_gather_single": "all_gather_into_tensor"}.get(name, "reduce_scatter_tensor")
+    monkeypatch.setattr(
+        dist,
+        name if hasattr(dist, name) else old,
+        lambda *tensors: stacks.append(traceback.extract_stack()),
+    )
+    tensor = torch.zeros(1)
+    getattr(distributed, name)(tensor, tensor)
+    assert watchdog._waits_for_others(stacks[0])
+    assert not watchdog._waits_for_others(traceback.extract_stack())
+
+
+def test_a_rank_waits_for_the_others_where_a_traced_call_does() -> None:
+    stacks = []
+
+    def wait(work: object) -> None:
+        stacks.append(traceback.extract_stack())
+
+    collective_trace._traced_wait(wait, id)(object())
+    assert watchdog._waits_for_others(stacks[0])
+
+
 @pytest.mark.parametrize("busy", [True, False])
 def test_a_rank_whose_gpu_has_work_left_only_waits(
     monkeypatch: pytest.MonkeyPatch, busy: bool
@@ -81,3 +115,13 @@ def test_a_rank_whose_gpu_has_work_left_only_waits(
     assert not watchdog._device_waits()  # there is no GPU
     monkeypatch.setattr(distributed, "device_is_busy", lambda: busy)
     assert watchdog._device_waits() is busy
+
+
+def test_a_rank_whose_gpu_failed_is_no_rank_that_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    from lab.worker import distributed
+
+    def fail() -> bool:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(distributed, "device_is_busy", fail)
+    assert watchdog._device_waits() is False  # and the watchdog goes on to end it

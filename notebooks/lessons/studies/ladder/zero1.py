@@ -5,9 +5,16 @@ from torch import distributed as dist
 from torch import nn
 
 from lab.config.run import Run
-# torch's calls, which had other names before torch 2.13.
-from lab.worker.distributed import all_gather_single, reduce_scatter_single
-from lab.worker.strategies.base import Setup, Strategy, Wrapper, clip
+
+# The two collectives are torch's, which had other names before 2.13.
+from lab.worker.strategies.base import (
+    Setup,
+    Strategy,
+    Wrapper,
+    all_gather_single,
+    clip,
+    reduce_scatter_single,
+)
 
 
 class Sharded(Wrapper):

@@ -1,0 +1,25 @@
+"""What a rank is given before it begins."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from lab import machine
+from lab.config.cluster import Cluster
+from lab.launch import job
+from lab.launch.attempt import Attempt
+
+
+def test_a_rank_of_several_devices_has_each_of_its_cores_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = SimpleNamespace(global_rank=0, local_rank=0, num_nodes=1)
+    monkeypatch.setattr(job, "present", lambda folder: (here, Attempt(folder, "17")))
+    monkeypatch.setattr(job, "listen_for_preemption", lambda: None)
+    monkeypatch.setattr(machine, "cores", lambda: (4, 5, 6, 7))
+    cluster = Cluster.model_validate({"name": "site", "executor": "slurm", "gpus_per_node": 4})
+    context, _ = job.register(1, cluster, tmp_path, devices=4)
+    assert context.cores == (4, 5, 6, 7)
