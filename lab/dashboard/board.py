@@ -180,11 +180,11 @@ class Dashboard:
     def _watch(self, study: Study, jobs: Jobs | None) -> None:
         pace = Pace()
         try:
-            (state,) = status(study)
+            (state,) = status(study, study.tasks)
             while not jobs.done if jobs else state.state in UNDER_WAY:
                 self._show_progress(state, pace)
                 time.sleep(POLL_S)
-                (state,) = status(study)
+                (state,) = status(study, study.tasks)
             if jobs:
                 jobs.wait(progress=False)
             self._finish(study)

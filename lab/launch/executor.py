@@ -17,6 +17,7 @@ from lab.config.base import Frozen
 from lab.errors import LabError
 from lab.files import OWN_MODE, private_folder, read_own, write_atomically
 from lab.launch.attempt import Attempt, RankError
+from lab.launch.work import WORK
 from lab.records.schema import Allocation
 
 
@@ -111,6 +112,10 @@ class LocalJob(Frozen):
     host: str = ""  # unknown in files of 0.1.0
     submitted_at: float
 
+    def work(self, folder: Path) -> tuple[Path, int]:
+        """The file that says what the job of a folder does, and the number of its entry there."""
+        return folder / "log" / WORK, 0
+
 
 class SlurmJob(Frozen):
     """One job of an array, whose folder is found from the job's own."""
@@ -120,6 +125,10 @@ class SlurmJob(Frozen):
     array: str = Field(pattern=r"^(\.\./){0,3}arrays/[\w-]+$")
     index: int = Field(ge=0)
     submitted_at: float
+
+    def work(self, folder: Path) -> tuple[Path, int]:
+        """The file that says what the job of a folder does, and the number of its entry there."""
+        return (folder / self.array).resolve() / WORK, self.index
 
 
 _JOB: TypeAdapter[LocalJob | SlurmJob] = TypeAdapter(

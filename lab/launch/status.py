@@ -7,7 +7,9 @@ import time
 import uuid
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Self
 
 from filelock import FileLock, Timeout
@@ -23,13 +25,16 @@ from lab.files import unwritable, write_atomically
 from lab.launch import driver
 from lab.launch.attempt import RankError, read_progress
 from lab.launch.executor import Handle, read_job
+from lab.launch.job import submitted_task
 from lab.launch.outcome import failed
-from lab.records.store import Record, Store, write_record
+from lab.records.store import Record, Store, read_record, write_record
 
 # States of a task without a record: not submitted, in the scheduler's queue, running.
 OPEN = ("waiting", "pending", "running")
 # Those of a job that somebody has submitted.
 UNDER_WAY = ("pending", "running")
+# Why a job is shown of which the study, as it is read, has no run.
+OTHER_FORM = "of another form of this study: its file was changed, or read with or without --quick"
 WATCH_S = 1.0  # between two looks
 # How long a driver may take to notice that its study is cancelled, in s.
 PATIENCE_S = 60.0
@@ -59,7 +64,11 @@ class TaskState:
 
 
 def status(study: Study, tasks: Sequence[Task] | None = None) -> list[TaskState]:
-    """The state of each task of a study; one query to the scheduler, for unmeasured tasks."""
+    """The state of each task of a study; one query to the scheduler, for unmeasured tasks.
+
+    Unless `tasks` are given, jobs under way that another form of the study submitted follow: its
+    file before it was changed, or with --quick or without.
+    """
     store = Store(study.out)
     records = {task: store.read(task) for task in (study.tasks if tasks is None else tasks)}
     open_tasks = [task for task, record in records.items() if not (record and record.completed)]
@@ -67,10 +76,32 @@ def status(study: Study, tasks: Sequence[Task] | None = None) -> list[TaskState]
         handles, unknown = driver.handles(map(store.folder, open_tasks)), ""
     except LabError as error:
         handles, unknown = {}, str(error)
-    return [
+    states = [
         _state(store, task, record, handles.get(store.folder(task)), unknown)
         for task, record in records.items()
     ]
+    if tasks is not None:
+        return states
+    with suppress(LabError):  # who ends them is told
+        for folder, handle in _unlisted(study).items():
+            task = submitted_task(folder)
+            state = _state(store, task, store.read(task), handle, "")
+            states.append(replace(state, reason=state.reason or OTHER_FORM))
+    return states
+
+
+def _unlisted(study: Study) -> dict[Path, Handle]:
+    """Jobs under way in the study's folder, of tasks that the study as it is read has not."""
+    store = Store(study.out)
+    listed = {store.folder(task) for task in study.tasks}
+    records = {
+        path.parent: read_record(path.with_name("record.json"))
+        for path in sorted(store.runs.glob("*/*/job.json"))
+        if path.parent not in listed
+    }
+    unmeasured = [folder for folder, record in records.items() if not (record and record.completed)]
+    handles = driver.handles(unmeasured)
+    return {path: job for path, job in handles.items() if job.status().state != "ended"}
 
 
 def _state(
@@ -163,9 +194,9 @@ class Cancellation:
 def cancel(study: Study) -> int:
     """End all jobs of a study, waiting or running, and its drivers; returns how many jobs it ended.
 
-    Each leaves a record of status cancelled; what is measured stays, and the next launch goes on
-    from there. Raises LabError where a driver or Slurm does not answer, InputError where the study
-    cannot be written.
+    Those of a study file that was changed meanwhile are among them. Each leaves a record of status
+    cancelled; what is measured stays, and the next launch goes on from there. Raises LabError where
+    a driver or Slurm does not answer, InputError where the study cannot be written.
     """
     if not study.out.is_dir():
         return 0
@@ -188,6 +219,9 @@ def _end_jobs(study: Study) -> int:
     tasks = {store.folder(task): task for task in study.tasks if not store.completed(task)}
     handles = driver.handles(tasks)
     alive = {path: job for path, job in handles.items() if job.status().state != "ended"}
+    others = _unlisted(study)
+    tasks |= {folder: submitted_task(folder) for folder in others}
+    alive |= others
     driver.terminate(alive.values())
     for folder, handle in alive.items():
         task = tasks[folder]

@@ -13,14 +13,16 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lab.errors import LabError
-from lab.files import OWN_MODE, write_atomically
+from lab.files import OWN_MODE, read_own, write_atomically
 from lab.launch.supervisor import supervise
 
 if TYPE_CHECKING:
     from lab.launch.executor import JobSpec
+
+WORK = "work.json"
 
 
 def write_work(specs: Sequence[JobSpec], folder: Path) -> list[str]:
@@ -34,9 +36,20 @@ def write_work(specs: Sequence[JobSpec], folder: Path) -> list[str]:
         for spec in specs
     ]
     content = json.dumps(calls).encode()
-    path = folder / "work.json"
+    path = folder / WORK
     write_atomically(path, content, mode=OWN_MODE)
     return ["-m", "lab.launch.work", str(path), hashlib.sha256(content).hexdigest()]
+
+
+def read_arguments(path: Path, index: int) -> list[Any]:
+    """With what one job of an array calls its function, for who looks at the job.
+
+    Raises OSError, InputError and ValueError where the file does not tell, or is another user's.
+    """
+    try:
+        return list(json.loads(read_own(path))[index]["arguments"])
+    except (LookupError, TypeError) as error:
+        raise ValueError(f"no entry {index}") from error
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

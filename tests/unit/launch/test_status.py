@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -11,9 +13,15 @@ from factories import record, run, study
 from filelock import FileLock
 from rich.console import Console
 
-from lab.config.study import Task
+from lab.config.cluster import Cluster
+from lab.config.run import Run
+from lab.config.study import Study, Task
 from lab.launch import status
-from lab.launch.status import StudyDisplay, TaskState, _view, time_left
+from lab.launch.executor import JobSpec, LocalJob, prepare, write_job
+from lab.launch.job import execute, job_arguments
+from lab.launch.status import StudyDisplay, TaskState, _view, cancel, time_left
+from lab.launch.work import write_work
+from lab.machine import began
 from lab.records.store import Store, write_record
 
 TASK = Task(run(), 0)
@@ -92,3 +100,44 @@ def test_who_watches_sees_what_another_process_measures(
     assert [state.state for state in status.watch(made)] == ["completed"]
     driver.join()
     assert "completed in 60 s" in capsys.readouterr().out
+
+
+def job_of(study: Study, run: Run) -> subprocess.Popen[bytes]:
+    """A process that stands for the job of a run, with the files by which it is known."""
+    task = Task(run, 0)
+    folder = Store(study.out).folder(task)
+    arguments = job_arguments(study, run, 0, Cluster.load("local"), folder)
+    prepare(folder)
+    write_work([JobSpec(folder, 1, execute, arguments)], folder / "log")
+    job = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    since = began(job.pid)
+    local = LocalJob(
+        cluster="local", job_id=str(job.pid), pid=job.pid, began=since, submitted_at=time.time()
+    )
+    write_job(folder, local)
+    return job
+
+
+def test_jobs_of_a_study_that_was_changed_meanwhile_are_shown_and_ended(tmp_path: Path) -> None:
+    before, now = run(learning_rate=0.1), run(learning_rate=0.2)
+    changed = study(tmp_path, [now], repeats=1)
+    jobs = [job_of(changed, before), job_of(changed, now)]
+    measured = run(learning_rate=0.3)  # earlier still, and done
+    write_record(record(measured), Store(changed.out).folder(Task(measured, 0)))
+    try:
+        listed, other = status.status(changed)
+        assert (listed.task.run, listed.reason) == (now, "")
+        assert (other.task, other.state) == (Task(before, 0), "running")
+        assert other.job_id == str(jobs[0].pid) and "its file was changed" in other.reason
+        # Who drives the one form of the study does not count the other.
+        assert [state.task.run for state in status.status(changed, changed.tasks)] == [now]
+        assert cancel(changed) == 2
+        assert all(job.wait(timeout=60) for job in jobs)
+        for ended in (before, now):
+            written = Store(changed.out).read(Task(ended, 0))
+            assert written and written.status == "cancelled" and written.run == ended
+        assert [state.task.run for state in status.status(changed)] == [now]
+    finally:
+        for job in jobs:
+            job.kill()
+            job.wait()
