@@ -34,7 +34,7 @@ def row(record: Record) -> dict[str, Any]:
         "repeat": record.repeat,
         "status": record.status,
         **dict.fromkeys(_NAMED),
-        **{key: getattr(record.run, key) for key in _SETTINGS},
+        **{key: getattr(record.run, key, None) for key in _SETTINGS},  # a table may leave it open
         "global_batch_size": record.global_batch_size,
         **record.run.names,
         **{

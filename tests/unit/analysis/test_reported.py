@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import io
+import pickle
 from pathlib import Path
 
 import pandas as pd
@@ -11,7 +13,7 @@ import pytest
 import lab
 from lab.analysis.reported import ReportedTable, records_from
 from lab.analysis.scaling import summary
-from lab.errors import InputError
+from lab.errors import InputError, LabError
 from lab.records.store import Record
 from lab.records.table import table
 
@@ -181,3 +183,15 @@ def test_rows_that_nothing_tells_apart_are_refused() -> None:
     rows = pd.DataFrame({"world_size": [1, 2] * 1500, "time_s": 1.0})
     with pytest.raises(InputError, match="1500 rows are one configuration"):
         records_from(rows)
+
+
+def test_what_a_table_leaves_open_cannot_be_read_as_a_number() -> None:
+    first = records_from(frame("gpus,step_time_ms,batch_size_per_gpu\n1,100,8\n2,104,8"))[0]
+    run = first.run
+    assert (run.micro_batch_size, run.precision) == (8, None)
+    assert not hasattr(run, "steps") and not hasattr(run, "model")
+    with pytest.raises(AttributeError, match="table x1: its table does not say learning_rate"):
+        _ = run.learning_rate
+    with pytest.raises(LabError, match="are not all known"):
+        _ = run.stated
+    assert pickle.loads(pickle.dumps(run)) == copy.deepcopy(run) == run and run.id == first.run_id
