@@ -64,7 +64,9 @@ def measure(
     dataset = data.prepare(run, data_root=data_root, progress=progress)
     progress("data", 1, 1)
     job = RankJob(run, context, device, dataset, progress)
-    grouped = context.world_size > 1 or strategies.of(run).needs_group
+    strategy = strategies.of(run)
+    _require_whole_cycle(run, strategy.cycle)
+    grouped = context.world_size > 1 or strategy.needs_group
     with process_group(context, device=device) if grouped else nullcontext():
         _require_same_data(dataset)
         pauses = pauses_for(job)
@@ -85,7 +87,9 @@ def measure(
     if reports is None:
         return None
     first_step = training.first_step
-    communication = communication_of(run, reports, folder, first_step=first_step)
+    communication = communication_of(
+        run, reports, folder, first_step=first_step, cycle=strategy.cycle
+    )
     parquet.write_steps(
         [report.steps for report in reports],
         folder / "steps.parquet",
@@ -104,6 +108,7 @@ def measure(
         peak_flops=float(np.mean(peaks)) if peaks else None,
         peak_source=peak_source,
         devices=run.world_size,
+        cycle=strategy.cycle,
     )
     checks = {"phases_close": phases_close(timed)}
     if pauses is None:
@@ -146,6 +151,17 @@ def measure(
         ),
         checks=checks,
     )
+
+
+def _require_whole_cycle(run: Run, cycle: int) -> None:
+    if type(cycle) is not int or cycle < 1:
+        raise LabError(f"{run.strategy}: cycle is {cycle!r}; it is a number of steps, 1 or more")
+    if run.steps - run.warmup_steps < cycle:
+        measured = f"{run.steps - run.warmup_steps} of {run.steps} steps"
+        raise LabError(
+            f"{run.strategy} does the same again after {cycle} steps, and {measured} are "
+            "measured: raise steps"
+        )
 
 
 def _require_same_data(dataset: Dataset) -> None:

@@ -38,9 +38,12 @@ class RankReport:
 
 
 def communication_of(
-    run: Run, reports: Sequence[RankReport], folder: Path, *, first_step: int
+    run: Run, reports: Sequence[RankReport], folder: Path, *, first_step: int, cycle: int = 1
 ) -> Communication | None:
-    """The record's part; puts all ranks' steps and their communication on one time axis."""
+    """The record's part; puts all ranks' steps and their communication on one time axis.
+
+    `cycle` is that of the strategy.
+    """
     probes = [report.probe for report in reports if report.probe]
     update: dict[str, object] = dict(costs(probes)) if probes else {}
     origin = reports[0].start
@@ -65,5 +68,5 @@ def communication_of(
         report.steps.update(exposure.columns(rank))
     step_time = np.stack([report.steps["step_time"] for report in reports])
     update["timeline"] = overlap.timeline([report.bars for report in reports if report.bars])
-    summary = overlap.summary(exposure, step_time, warmup_steps=run.warmup_steps)
+    summary = overlap.summary(exposure, step_time, warmup_steps=run.warmup_steps, cycle=cycle)
     return summary.model_copy(update=update)

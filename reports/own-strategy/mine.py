@@ -17,7 +17,7 @@ class LocalSGD(Strategy):
     """
 
     def __init__(self, period: int = 4) -> None:
-        self.period = period
+        self.period = self.cycle = period  # steps are timed by means over a period
 
     def wrap(self, model: nn.Module, setup: Setup) -> Wrapper:
         """The model with its parameters broadcast from rank 0."""

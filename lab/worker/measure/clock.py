@@ -211,19 +211,23 @@ def timing(
     peak_source: str | None,
     devices: int | None = None,
     phases: Collection[str] = PHASES,
+    cycle: int = 1,
 ) -> Timing:
     """The record's timing from all ranks' clocks; `laps` are (ranks, steps) in s, with warm-up.
 
     A synchronous step ends with its slowest rank, so a step's time and phases are those of that
     rank. Rates are per median step. `peak_flops` is that of one device; there are as many as ranks
-    unless `devices` says otherwise. `phases` are those that were seen.
+    unless `devices` says otherwise. `phases` are those that were seen; `cycle` as in `by_cycle`.
     """
     # Warm-up steps compile, allocate, rebuild DDP's buckets and fill caches.
     measured = {name: values[:, warmup_steps:] for name, values in laps.items()}
     ranks, steps = measured["step_time"].shape
     slowest = measured["step_time"].argmax(axis=0)
     # All phases from one rank: each phase's own maximum would add up to more than the step.
-    of_slowest = {name: values[slowest, np.arange(steps)] for name, values in measured.items()}
+    of_slowest = {
+        name: by_cycle(values[slowest, np.arange(steps)], cycle)
+        for name, values in measured.items()
+    }
     step = stat(of_slowest["step_time"])
     wall = measured["start"][:, -1] + measured["step_time"][:, -1] - measured["start"][:, 0]
     rate = samples_per_step / step.median if samples_per_step else None
@@ -235,8 +239,8 @@ def timing(
         step=step,
         phases={phase: stat(of_slowest[phase]) for phase in phases},
         per_rank={
-            "step": np.median(measured["step_time"], axis=1).tolist(),
-            **{phase: np.median(measured[phase], axis=1).tolist() for phase in phases},
+            name: np.median(by_cycle(measured[column], cycle), axis=1).tolist()
+            for name, column in {"step": "step_time", **{p: p for p in phases}}.items()
         },
         slowest_rank=int(np.bincount(slowest, minlength=ranks).argmax()),
         measured_steps=steps,
@@ -250,6 +254,19 @@ def timing(
         peak_flops_per_second=peak_flops,
         peak_source=peak_source,
     )
+
+
+def by_cycle(values: FloatArray, cycle: int) -> FloatArray:
+    """The means of every `cycle` steps on end, of (..., steps); up to the last of them.
+
+    Where a strategy does something in every fourth step alone, no median of steps has it.
+    """
+    if cycle == 1:
+        return values
+    whole = values.shape[-1] // cycle
+    last = values[..., values.shape[-1] - whole * cycle :]
+    means: FloatArray = last.reshape(*values.shape[:-1], whole, cycle).mean(axis=-1)
+    return means
 
 
 def phases_close(timing: Timing) -> bool:

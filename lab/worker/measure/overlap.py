@@ -16,7 +16,7 @@ import numpy as np
 
 from lab.perfmodel.collectives import bus_factor
 from lab.records.schema import Communication, Event, Operation
-from lab.worker.measure.clock import Clock, FloatArray, stat
+from lab.worker.measure.clock import Clock, FloatArray, by_cycle, stat
 from lab.worker.measure.collective_trace import Calls
 from lab.worker.measure.ddp_hook import Buckets
 
@@ -157,11 +157,13 @@ def _wait_for_later_ranks(step: Buckets, met: FloatArray) -> float:
     return max(through - replayed, 0.0)
 
 
-def summary(exposure: Exposure, step_time: FloatArray, *, warmup_steps: int) -> Communication:
+def summary(
+    exposure: Exposure, step_time: FloatArray, *, warmup_steps: int, cycle: int = 1
+) -> Communication:
     """The record's part: statistics of the slowest rank of each measured step, as in `timing`.
 
     `step_time` is (ranks, steps) with warm-up, as are the exposures. What is not known of every
-    measured step is None.
+    measured step is None. `cycle` as in `by_cycle`.
     """
     measured = {kind: getattr(exposure, kind)[:, warmup_steps:] for kind in KINDS}
     measured["transfer"] = measured["exposed"] - measured["straggler"]
@@ -171,16 +173,24 @@ def summary(exposure: Exposure, step_time: FloatArray, *, warmup_steps: int) -> 
     slowest = step_time[:, warmup_steps:].argmax(axis=0)
     steps = np.arange(len(slowest))
     exposed_in = {
-        phase: float(np.median(values[:, warmup_steps:][slowest, steps]))
+        phase: float(np.median(by_cycle(values[:, warmup_steps:][slowest, steps], cycle)))
         for phase, values in exposure.exposed_in.items()
         if "exposed" in known
     }
     return Communication(
-        bytes=int(np.median(exposure.bytes[:, warmup_steps:])),
-        bytes_moved=int(np.median(exposure.moved[:, warmup_steps:])),
+        bytes=int(np.median(by_cycle(exposure.bytes[:, warmup_steps:], cycle))),
+        bytes_moved=int(np.median(by_cycle(exposure.moved[:, warmup_steps:], cycle))),
         exposed_in=exposed_in,
-        per_rank={kind: np.median(known[kind], axis=1).tolist() for kind in KINDS if kind in known},
-    ).model_copy(update={kind: stat(values[slowest, steps]) for kind, values in known.items()})
+        per_rank={
+            kind: np.median(by_cycle(known[kind], cycle), axis=1).tolist()
+            for kind in KINDS
+            if kind in known
+        },
+    ).model_copy(
+        update={
+            kind: stat(by_cycle(values[slowest, steps], cycle)) for kind, values in known.items()
+        }
+    )
 
 
 def count_buckets(sent: Buckets, *, operation: str | None) -> dict[str, object]:

@@ -43,6 +43,7 @@ class Strategy(Generic[Parallel]):
     """
 
     needs_group = True  # whether it works on a process group, at world size 1 too
+    cycle = 1  # after how many steps a strategy that does not do the same in each begins anew
     comparable = False  # whether a pass without the exchange computes the same, as a probe needs
 
     def recorder(self, clock: Clock, *, world_size: int) -> Recorder | None:

@@ -7,8 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lab.records.schema import PHASES, Timing
+from lab.worker.measure import overlap
 from lab.worker.measure.clock import CudaClock, FloatArray, HostClock, phases_close, stat, timing
-from lab.worker.measure.overlap import merge_adjacent
+from lab.worker.measure.overlap import Exposure, merge_adjacent
 
 
 class Readings(HostClock):
@@ -64,7 +65,10 @@ def readings(phases: dict[str, list[list[float]]]) -> dict[str, FloatArray]:
 
 
 def summary(
-    laps: dict[str, FloatArray], warmup_steps: int = 0, peak_flops: float | None = None
+    laps: dict[str, FloatArray],
+    warmup_steps: int = 0,
+    peak_flops: float | None = None,
+    cycle: int = 1,
 ) -> Timing:
     return timing(
         laps,
@@ -75,6 +79,7 @@ def summary(
         flops_per_sample=700,
         peak_flops=peak_flops,
         peak_source=None,
+        cycle=cycle,
     )
 
 
@@ -97,6 +102,22 @@ def test_a_step_is_that_of_its_slowest_rank_and_so_are_its_phases() -> None:
     assert timing.flops_per_second == 1400.0
     assert timing.mfu == 0.5  # two ranks
     assert timing.step.interval is None  # three steps are too few
+
+
+def test_what_only_some_steps_of_a_cycle_do_is_in_all_of_them() -> None:
+    # Every fourth step takes 5 s, the others 1 s; warm-up is a step that begins no cycle.
+    laps = readings({"optimizer": [[9, 1, 1, 1, 5, 1, 1, 1, 5]]})
+    by_step, by_cycle = summary(laps, warmup_steps=1), summary(laps, warmup_steps=1, cycle=4)
+    assert (by_step.step.median, by_cycle.step.median) == (1.0, 2.0)
+    assert by_cycle.phases["optimizer"].median == by_cycle.per_rank["optimizer"][0] == 2.0
+    assert by_cycle.samples_per_second == 6.0 and by_cycle.train_time == 16.0
+    assert by_cycle.measured_steps == 8
+    ready = np.full((1, 9), np.nan)
+    sent = np.array([[0, 0, 0, 0, 400, 0, 0, 0, 400]])
+    exposure = Exposure(ready, *[sent / 100] * 2, ready, sent, sent, {"optimizer": sent / 100})
+    told = overlap.summary(exposure, laps["step_time"], warmup_steps=1, cycle=4)
+    assert (told.bytes, told.exposed_in) == (100, {"optimizer": 1.0})
+    assert told.exposed and told.exposed.median == 1.0
 
 
 def test_mfu_is_none_where_the_peak_is_unknown() -> None:
