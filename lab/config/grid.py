@@ -125,7 +125,10 @@ def _validate(
             rest = {key: value for key, value in rest.items() if key not in wrong}
         elif missing:
             # Either size of a batch is enough: where both are missing, that is one problem.
-            if complete and not faulty & set(SIZES):
+            # A script decides them itself.
+            model = content.get("model")
+            script = isinstance(model, dict) and model.get("kind") == "script"
+            if complete and not script and not faulty & set(SIZES):
                 what = f"neither {SIZES[0]} nor {SIZES[1]}"
                 problems.append(Problem("base", what, "give one of them"))
             faulty |= missing

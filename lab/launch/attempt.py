@@ -23,6 +23,7 @@ from lab.files import OWN_MODE, private_folder, read_own, write_atomically
 from lab.machine import began, is_running
 
 Decision = Literal["run", "skip"]
+WORK = "work.json"  # what the ranks of a job, or of an array of jobs, are to do
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from lab.config.base import Frozen
 from lab.errors import LabError
 from lab.files import OWN_MODE, private_folder, read_own, write_atomically
-from lab.launch.attempt import Attempt, RankError
-from lab.launch.work import WORK
+from lab.launch.attempt import WORK, Attempt, RankError
 from lab.records.schema import Allocation
 
 

@@ -17,12 +17,11 @@ from typing import TYPE_CHECKING, Any
 
 from lab.errors import LabError
 from lab.files import OWN_MODE, read_own, write_atomically
+from lab.launch.attempt import WORK
 from lab.launch.supervisor import supervise
 
 if TYPE_CHECKING:
     from lab.launch.executor import JobSpec
-
-WORK = "work.json"
 
 
 def write_work(specs: Sequence[JobSpec], folder: Path) -> list[str]:

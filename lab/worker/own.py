@@ -42,7 +42,7 @@ def make(own: Own, **offered: Any) -> Any:
         known = {name: value for name, value in offered.items() if name in wanted}
         made = factory(**{**known, **own.args})
     if made is None:
-        raise LabError(f"{own.factory} returned nothing")
+        raise LabError(f"{own.factory} returned nothing: let it return what it makes")
     return made
 
 

@@ -102,6 +102,7 @@ def test_mistakes_are_told_before_a_job_starts(
     with pytest.raises(InputError) as error:
         load(folder, command, **base)
     assert message in str(error.value)
+    assert "neither global_batch_size" not in str(error.value)  # which a script decides
 
 
 def test_a_script_that_is_not_python_is_told_with_its_line(folder: Path) -> None:
