@@ -30,7 +30,7 @@ report: env
 # Unit tests, then whole studies, Slurm and browsers; last those that believe their times, alone. Where chromium or Slurm is
 # missing its tests are skipped, unless CI=true.
 test: unit
-	$(BIN)/python -m pytest tests/integration tests/fuzz tests/gpu -m "not alone" --numprocesses 3 --dist loadfile
+	$(BIN)/python -m pytest tests/integration tests/fuzz tests/gpu -m "not alone" --numprocesses 3 --dist loadfile --no-loadscope-reorder
 	$(BIN)/python -m pytest tests/integration -m alone
 
 unit: env

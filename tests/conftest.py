@@ -79,6 +79,11 @@ def pytest_configure() -> None:
     gc.disable()
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    # Whole files go to workers in this order: one that takes minutes must not be the last.
+    items.sort(key=lambda item: item.get_closest_marker("long") is None)
+
+
 def pytest_collection_finish() -> None:
     gc.freeze()
     gc.enable()

@@ -20,7 +20,10 @@ from lab import machine
 from lab.course.release import LESSONS, course, release
 from lab.report.build import execute
 
-pytestmark = pytest.mark.skipif(len(machine.cores()) < 2, reason="two ranks need two cores")
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.skipif(len(machine.cores()) < 2, reason="two ranks need two cores"),
+]
 
 NAMES = sorted(path.stem for path in LESSONS.glob("*.ipynb"))
 GRADED = ("05-weak-scaling", "06-when-ddp-fails")

@@ -21,9 +21,11 @@ NAMES = sorted(
     for path in REPORTS.glob("*/study.yaml")
     if not path.parent.name.startswith("replay-")
 )
-pytestmark = pytest.mark.timeout(
-    1800
-)  # the first test waits for all studies; minutes, where nobody else uses the machine
+pytestmark = [
+    pytest.mark.long,
+    # The first test waits for all studies; minutes, where nobody else uses the machine.
+    pytest.mark.timeout(1800),
+]
 Made = dict[str, tuple[Study, Future[Report]]]
 
 

@@ -22,6 +22,7 @@ from lab.launch.plan import obstacle
 from lab.perfmodel.flops import model_cost
 from lab.records.schema import Memory
 from lab.records.store import write_record
+from lab.report.build import Report
 
 BASE: Mapping[str, Any] = SMALL_STUDY["base"]  # type: ignore[assignment]
 GPT3 = {"kind": "gpt", "layers": 96, "heads": 96, "width": 12288, "block_size": 2048}
@@ -130,6 +131,8 @@ def test_a_run_without_a_record_is_named_and_is_a_failure(
         write_record(record(task.run), study.out / "runs" / task.run.id / "0")
     wait = Jobs.wait
     monkeypatch.setattr(Jobs, "wait", lambda jobs, progress: wait(jobs, progress=progress)[1:])
+    made = Report(*(study.folder / f"report.{kind}" for kind in ("ipynb", "html", "pdf")))
+    monkeypatch.setattr(lab, "report", lambda *_, **__: made)
     monkeypatch.setattr("sys.argv", ["lab", "run", str(study.folder)])
     with pytest.raises(SystemExit) as ended:
         cli.main()
