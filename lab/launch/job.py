@@ -25,13 +25,12 @@ from lab.config.cluster import Cluster
 from lab.config.emulation import Emulated
 from lab.config.run import Run
 from lab.config.script import SCRIPT_OUT
-from lab.config.study import Study, Task
+from lab.config.study import Study
 from lab.config.variables import expand
 from lab.errors import InputError, LabError, Problem, nearest
 from lab.files import private_folder
 from lab.launch import netem
 from lab.launch.attempt import Attempt, Decision, claim, present
-from lab.launch.executor import read_job
 from lab.launch.outcome import (
     archive_failed,
     failed,
@@ -42,7 +41,6 @@ from lab.launch.outcome import (
 )
 from lab.launch.supervisor import supervise
 from lab.launch.watchdog import Watchdog
-from lab.launch.work import read_arguments
 from lab.machine import interfaces
 from lab.records.schema import Allocation
 from lab.records.store import Record, Store, read_record, write_record
@@ -293,18 +291,6 @@ def job_arguments(
     """The arguments of `execute`, all of them text or numbers, since they travel as JSON."""
     profile = cluster.settled.model_dump_json()
     return run.model_dump_json(), repeat, profile, str(folder), str(study.folder)
-
-
-def submitted_task(folder: Path) -> Task:
-    """What the last job of a folder measures, as it was submitted; LabError where nothing tells."""
-    job = read_job(folder)
-    try:
-        if job is None:
-            raise FileNotFoundError(folder / "job.json")
-        run, repeat, *_ = read_arguments(*job.work(folder))
-        return Task(Run.model_validate_json(run), repeat)
-    except (OSError, ValueError, InputError) as error:
-        raise LabError(f"{folder}: nothing tells what its job measures: {error}") from None
 
 
 if __name__ == "__main__":

@@ -19,14 +19,15 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from lab.config.run import Run
 from lab.config.study import Study, Task
 from lab.errors import InputError, LabError
 from lab.files import unwritable, write_atomically
 from lab.launch import driver
 from lab.launch.attempt import RankError, read_progress
 from lab.launch.executor import Handle, read_job
-from lab.launch.job import submitted_task
 from lab.launch.outcome import failed
+from lab.launch.work import read_arguments
 from lab.records.store import Record, Store, read_record, write_record
 
 # States of a task without a record: not submitted, in the scheduler's queue, running.
@@ -84,10 +85,22 @@ def status(study: Study, tasks: Sequence[Task] | None = None) -> list[TaskState]
         return states
     with suppress(LabError):  # who ends them is told
         for folder, handle in _unlisted(study).items():
-            task = submitted_task(folder)
+            task = _submitted_task(folder)
             state = _state(store, task, store.read(task), handle, "")
             states.append(replace(state, reason=state.reason or OTHER_FORM))
     return states
+
+
+def _submitted_task(folder: Path) -> Task:
+    """What the last job of a folder measures, as it was submitted; LabError where nothing tells."""
+    job = read_job(folder)
+    try:
+        if job is None:
+            raise FileNotFoundError(folder / "job.json")
+        run, repeat, *_ = read_arguments(*job.work(folder))
+        return Task(Run.model_validate_json(run), repeat)
+    except (OSError, ValueError, InputError) as error:
+        raise LabError(f"{folder}: nothing tells what its job measures: {error}") from None
 
 
 def _unlisted(study: Study) -> dict[Path, Handle]:
@@ -220,7 +233,7 @@ def _end_jobs(study: Study) -> int:
     handles = driver.handles(tasks)
     alive = {path: job for path, job in handles.items() if job.status().state != "ended"}
     others = _unlisted(study)
-    tasks |= {folder: submitted_task(folder) for folder in others}
+    tasks |= {folder: _submitted_task(folder) for folder in others}
     alive |= others
     driver.terminate(alive.values())
     for folder, handle in alive.items():
