@@ -13,7 +13,7 @@ $(STAMP): requirements.lock pyproject.toml
 	@echo "lab: building .venv, once; it takes minutes, most of them for torch"
 	@$(PYTHON) -m venv --clear .venv || \
 	  { echo "lab: $(PYTHON) cannot make virtual environments; on Debian: apt install python3-venv"; exit 2; }
-	@# torch by pip, which knows where this machine gets it; all else by uv in a tenth of pip's time, or by pip where uv cannot.
+	@# torch by pip, which knows where this machine gets it; all else by uv, which is faster, or by pip where uv cannot.
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint requirements.lock torch torchvision uv
 	@index="$${PIP_INDEX_URL:-$$($(BIN)/python -m pip config get global.index-url 2>/dev/null)}"; \
 	env UV_NATIVE_TLS=1 $${index:+UV_DEFAULT_INDEX="$$index"} \

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
 import os
 import platform
@@ -9,9 +10,14 @@ import re
 import shutil
 import subprocess
 import sys
+import threading
 import time
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, NoReturn
 
 import psutil
 
@@ -96,13 +102,13 @@ def interfaces() -> tuple[str, ...]:
 
 @functools.cache
 def gpus() -> tuple[Gpu, ...]:
-    """The NVIDIA GPUs that this process may see; empty where there is no driver.
+    """The NVIDIA GPUs visible to this process; empty where there is no driver.
 
     Numbers in CUDA_VISIBLE_DEVICES are taken in the driver's order, in which CUDA itself counts
     unlike GPUs only with CUDA_DEVICE_ORDER=PCI_BUS_ID.
     """
     rows = _nvidia_smi("--query-gpu=uuid,name,driver_version,memory.total", "--format=csv,noheader")
-    # Of a GPU that fell off the bus the driver prints a sentence instead, and CUDA counts none.
+    # For a GPU that fell off the bus the driver prints a sentence; CUDA does not count it either.
     devices = dict(_gpu(row) for row in rows if row.count(",") == 3)
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None or not devices:
@@ -190,3 +196,25 @@ def is_running(pid: int, since: float) -> bool:
         return abs(began(pid) - since) < 0.05 and not zombie
     except psutil.Error:
         return False
+
+
+def exit_with(function: Callable[..., int | None], *arguments: object) -> NoReturn:
+    """Call the function, and end this process with what it returns as `sys.exit` would.
+
+    But the interpreter is not taken apart: a thread of gloo that then still waits for its lock
+    would be ended by Python 3.11 and 3.12 where C++ lets no thread end, and the process aborted.
+    """
+    code: Any = 1
+    try:
+        code = function(*arguments)
+    except SystemExit as exit_:
+        code = exit_.code
+    except BaseException:  # noqa: BLE001 whatever it is, nothing else of the process may run after it
+        traceback.print_exc()
+    with suppress(Exception):
+        # As multiprocessing ends its processes: first the threads, then the handlers.
+        threading._shutdown()  # type: ignore[attr-defined]
+        atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code if isinstance(code, int) else int(code is not None))

@@ -39,7 +39,7 @@ _MODEL_PARTS = {"tensors", "layers"}
 _OF_MEASURING = {"model", "data", "strategy", "world_size", "steps", "warmup_steps", "needs_device"}
 _STATED = {"global_batch_size", "micro_batch_size", "grad_accum", "precision"}
 PrecisionName = Literal["fp32", "tf32", "bf16", "fp16"]
-# Bits behind the point of a product's factors: IEEE 754, and for TF32 NVIDIA's A100 whitepaper.
+# Explicit mantissa bits of a product's inputs: IEEE 754, and for TF32 NVIDIA's A100 whitepaper.
 MANTISSA_BITS: dict[PrecisionName, int] = {"fp32": 23, "tf32": 10, "bf16": 7, "fp16": 10}
 _NAMES = {"powersgd": "PowerSGD", "gpipe": "GPipe", "1f1b": "1F1B"}
 

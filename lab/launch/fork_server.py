@@ -18,12 +18,13 @@ import subprocess
 import sys
 import tempfile
 import threading
-import traceback
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
+
+from lab.machine import exit_with
 
 # What every training on CPUs imports; an optimizer and DDP import torch._dynamo when they are made.
 LOADED = ("submitit.local.local", "torch", "torch._dynamo", "lab.launch.job", "lab.worker.main")
@@ -34,6 +35,7 @@ READ_ON_LOADING = (
 )
 MOST_BYTES = 2**20  # of a message: a job's whole environment
 LOAD_S = 300.0  # of a shared file system, torch may take minutes; then ranks try it themselves
+CONTROLLER_LOG = "controller.log"  # in a job's folder: what its controller prints
 IDLE_S = 600.0  # a server without jobs for so long ends, as it holds memory
 
 
@@ -53,7 +55,7 @@ class ForkServer:
     """The driver's side of a server."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
-        # One packet is one message, whatever its length.
+        # A packet is one whole message; one too long for the socket raises OSError.
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._process = subprocess.Popen(
@@ -195,7 +197,7 @@ def _control(connection: socket.socket, request: dict[str, Any]) -> int:
     os.environ.update(request["environment"])
     tempfile.tempdir = None  # as the driver's TMPDIR may be another by now
     log = Path(request["log"])
-    _redirect(log / "controller.log")
+    _redirect(log / CONTROLLER_LOG)
     _controller()(log).run()
     return 0
 
@@ -258,23 +260,7 @@ def _redirect(path: Path) -> None:
 
 def fork(function: Callable[..., int], *arguments: object) -> int:
     """The id of a fork of this process that calls a function and exits with what it returns."""
-    return os.fork() or _end(function, *arguments)
-
-
-def _end(function: Callable[..., int], *arguments: object) -> NoReturn:
-    """Call the function, and end as a program would whose last line that is."""
-    code = 1
-    try:
-        code = function(*arguments)
-    except SystemExit as exit_:
-        code = exit_.code if isinstance(exit_.code, int) else 1
-    except BaseException:  # noqa: BLE001 whatever it is, nothing of the parent may run after it
-        traceback.print_exc()
-    with suppress(Exception):
-        atexit._run_exitfuncs()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
+    return os.fork() or exit_with(function, *arguments)
 
 
 if __name__ == "__main__":

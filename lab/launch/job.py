@@ -41,7 +41,7 @@ from lab.launch.outcome import (
 )
 from lab.launch.supervisor import supervise
 from lab.launch.watchdog import Watchdog
-from lab.machine import interfaces
+from lab.machine import exit_with, interfaces
 from lab.records.schema import Allocation
 from lab.records.store import Record, Store, read_record, write_record
 from lab.worker.context import RankContext, listen_for_preemption, preemption_noticed
@@ -294,4 +294,4 @@ def job_arguments(
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_with(main)

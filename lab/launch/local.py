@@ -141,8 +141,8 @@ class LocalExecutor:
     ) -> fork_server.Controller | None:
         """A controller with torch loaded; None where the ranks must load it for themselves.
 
-        They must after they have set a profile's variables, with code of their own in its place,
-        and on GPUs, which no fork may find in use.
+        A profile's variables must be set before torch is loaded, code in a snapshot is not what
+        the driver would load, and CUDA fails in a fork of a process that has used it.
         """
         on_cpus = self._cluster.device_kind == "cpu" and not self._cluster.environment
         if spec.code or not (spec.preload and on_cpus):
@@ -172,7 +172,7 @@ class LocalExecutor:
 
 
 def _start_controller(log: Path, environment: dict[str, str]) -> subprocess.Popen[bytes]:
-    with (log / "controller.log").open("ab") as output:
+    with (log / fork_server.CONTROLLER_LOG).open("ab") as output:
         # Out of reach of the terminal's Ctrl-C: the driver alone ends jobs, as a rank that is
         # interrupted by itself would look like a failure.
         return subprocess.Popen(

@@ -34,7 +34,7 @@ from lab.records.store import Record, Store, read_record, write_record
 OPEN = ("waiting", "pending", "running")
 # Those of a job that somebody has submitted.
 UNDER_WAY = ("pending", "running")
-# Why a job is shown of which the study, as it is read, has no run.
+# The reason shown beside a job whose run is not in the study as it stands now.
 OTHER_FORM = "of another form of this study: its file was changed, or read with or without --quick"
 WATCH_S = 1.0  # between two looks
 # How long a driver may take to notice that its study is cancelled, in s.
@@ -83,7 +83,7 @@ def status(study: Study, tasks: Sequence[Task] | None = None) -> list[TaskState]
     ]
     if tasks is not None:
         return states
-    with suppress(LabError):  # who ends them is told
+    with suppress(LabError):  # `lab cancel`, which must know all of them, reports the error
         for folder, handle in _unlisted(study).items():
             task = _submitted_task(folder)
             state = _state(store, task, store.read(task), handle, "")

@@ -7,6 +7,7 @@ import mmap
 import os
 import signal
 import sys
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 
@@ -49,6 +50,7 @@ def supervise(folder: Path) -> None:
         doing = bytes(_DOING).rstrip(b"\0").decode(errors="replace")
         attempt.leave_exit(RankExit(here.global_rank, code, doing))
     if code < 0:
-        signal.signal(-code, signal.SIG_DFL)
+        with suppress(OSError):  # SIGKILL has no other handler
+            signal.signal(-code, signal.SIG_DFL)
         os.kill(parent, -code)
     os._exit(abs(code))

@@ -19,6 +19,7 @@ from lab.errors import LabError
 from lab.files import OWN_MODE, read_own, write_atomically
 from lab.launch.attempt import WORK
 from lab.launch.supervisor import supervise
+from lab.machine import exit_with
 
 if TYPE_CHECKING:
     from lab.launch.executor import JobSpec
@@ -41,9 +42,9 @@ def write_work(specs: Sequence[JobSpec], folder: Path) -> list[str]:
 
 
 def read_arguments(path: Path, index: int) -> list[Any]:
-    """With what one job of an array calls its function, for who looks at the job.
+    """The arguments of one job of an array.
 
-    Raises OSError, InputError and ValueError where the file does not tell, or is another user's.
+    Raises OSError, InputError and ValueError where the file is missing, damaged or another user's.
     """
     try:
         return list(json.loads(read_own(path))[index]["arguments"])
@@ -72,4 +73,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_with(main)

@@ -120,10 +120,10 @@ def transformer_memory(
     own = state_memory(weights, sharing=layout.sharing, ranks=layout.data, state=state)
     mlp = (3 if model.gated else 2) * model.hidden * model.active
     split = mlp + 2 * model.width * (1 + model.key_value_share)
-    held = GATED if model.gated else PLAIN
+    per_value = GATED if model.gated else PLAIN
     logit = GATED_LOGIT / layout.tensor + WHOLE_LOGIT if model.gated else LOGIT / layout.tensor
     inputs = value * tokens * 2 * model.width / (layout.tensor if layout.sequence_parallel else 1)
-    layer = held * value * tokens * split / layout.tensor + inputs
+    layer = per_value * value * tokens * split / layout.tensor + inputs
     kept, once = layer, 0.0
     if candidate.checkpointing == "full":
         kept = value * tokens * model.width / (layout.tensor if layout.sequence_parallel else 1)

@@ -163,7 +163,7 @@ def report_table(
 
     path = Path(table)
     if gpu_hours is not None and not 0 < gpu_hours < math.inf:
-        problem = Problem("gpu_hours", f"{gpu_hours:g} is no number of hours", "more than 0")
+        problem = Problem("gpu_hours", f"cannot be {gpu_hours:g}", "more than 0")
         raise InputError(str(table), [problem])
     read = ReportedTable.read(path, columns=columns, scaling=scaling, baseline=baseline)
     if gpu_hours is not None and read.unit == "node":

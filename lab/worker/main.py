@@ -13,7 +13,7 @@ import torch
 
 from lab.config.run import Run
 from lab.errors import LabError
-from lab.records.schema import Memory, Quality
+from lab.records.schema import Quality
 from lab.worker import data, models, own, strategies
 from lab.worker.calibrate import peak_flops
 from lab.worker.context import Measurement, Progress, RankContext
@@ -32,7 +32,7 @@ from lab.worker.emulation import pauses_for
 from lab.worker.environment import background_cpu, environment
 from lab.worker.measure import overlap, parquet
 from lab.worker.measure.clock import FloatArray, phases_close, timing
-from lab.worker.rank_report import RankReport, communication_of
+from lab.worker.rank_report import RankReport, communication_of, memory_of
 from lab.worker.resume import forget
 from lab.worker.sync_cost import Probe, methods_agree, probe, readiness
 from lab.worker.train import Training, evaluate, train
@@ -123,12 +123,7 @@ def measure(
         timing=timed,
         communication=communication,
         gradients=gradients,
-        memory=Memory(
-            kind="cuda_allocated" if device.type == "cuda" else "resident",
-            peak=[peak for report in reports for peak in report.peak_memory],
-            parameters=max(report.state.parameters for report in reports),
-            optimizer=max(report.state.optimizer for report in reports),
-        ),
+        memory=memory_of(reports, device),
         # What sleeps learns nothing.
         quality=None
         if pauses

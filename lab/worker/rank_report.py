@@ -1,4 +1,4 @@
-"""What ranks tell rank 0 of their steps, and what all of them together say of communication."""
+"""What ranks send rank 0 about their steps, and the parts of a record that are made of it."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from lab.config.run import Run
-from lab.records.schema import Communication, Event, GpuState
+from lab.records.schema import Communication, Event, GpuState, Memory
 from lab.worker.environment import CpuUse, StateBytes
 from lab.worker.measure import overlap, parquet
 from lab.worker.measure.clock import FloatArray
@@ -70,3 +71,13 @@ def communication_of(
     update["timeline"] = overlap.timeline([report.bars for report in reports if report.bars])
     summary = overlap.summary(exposure, step_time, warmup_steps=run.warmup_steps, cycle=cycle)
     return summary.model_copy(update=update)
+
+
+def memory_of(reports: Sequence[RankReport], device: torch.device) -> Memory:
+    """The record's part: peaks of all ranks, and the most that one keeps of the model, in bytes."""
+    return Memory(
+        kind="cuda_allocated" if device.type == "cuda" else "resident",
+        peak=[peak for report in reports for peak in report.peak_memory],
+        parameters=max(report.state.parameters for report in reports),
+        optimizer=max(report.state.optimizer for report in reports),
+    )

@@ -21,6 +21,7 @@ from pydantic import TypeAdapter
 
 from lab.config.strategies import STRATEGIES
 from lab.errors import InputError, LabError
+from lab.machine import exit_with
 from lab.perfmodel.intervals import P10_TO_P90
 from lab.perfmodel.reference import ReferenceStep, pooled, reference_runs
 from lab.records.schema import PHASES
@@ -122,4 +123,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    exit_with(main)

@@ -27,6 +27,7 @@ from torch import distributed as dist
 from torch.nn import functional as F  # noqa: N812 torch's own name
 
 from lab.config.run import Run
+from lab.machine import exit_with
 from lab.worker import strategies
 from lab.worker.confine import confine
 from lab.worker.context import RankContext
@@ -294,7 +295,7 @@ def main() -> None:
             for number, (facts, values) in enumerate(TASKS[spec["task"]](module, spec, arrays)):
                 save[f"{number}/facts"] = np.array(json.dumps(facts))
                 save |= {f"{number}/{name}": value for name, value in values.items()}
-        except BaseException as error:  # noqa: BLE001 what a file raises is told, whatever it is
+        except BaseException as error:  # noqa: BLE001 whatever a learner's file raises is reported
             save = {"error": np.array(json.dumps(_told(error, spec)))}
         np.savez(result, **save)
         result.flush()
@@ -324,4 +325,4 @@ def _told(error: BaseException, spec: Mapping[str, Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    main()
+    exit_with(main)

@@ -148,8 +148,8 @@ def places_in(content: Any) -> list[tuple[Any, Any]]:
         if isinstance(content, list)
         else ()
     )
-    found = [(content, key) for key in keys]
-    return [*found, *(place for key in keys for place in places_in(content[key]))]
+    places = [(content, key) for key in keys]
+    return [*places, *(place for key in keys for place in places_in(content[key]))]
 
 
 def mutated(content: Any, draw: random.Random) -> Any:

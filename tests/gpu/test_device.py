@@ -58,7 +58,7 @@ def device(request: pytest.FixtureRequest) -> torch.device:
     return torch.device(request.param)
 
 
-def quiet(*told: object) -> None:
+def quiet(*report: object) -> None:
     pass
 
 
@@ -105,9 +105,9 @@ def test_the_head_has_the_loss_and_the_gradients_of_torch(
                 loss = functional.cross_entropy(functional.linear(hidden, weight), targets)
         loss.backward()
         results.append((loss.detach(), hidden.grad, weight.grad))
-    for found, expected in zip(*results, strict=True):
-        assert found is not None and expected is not None
-        assert (found - expected).norm() <= (1e-5, 2e-2)[dtype != torch.float32] * expected.norm()
+    for actual, expected in zip(*results, strict=True):
+        assert actual is not None and expected is not None
+        assert (actual - expected).norm() <= (1e-5, 2e-2)[dtype != torch.float32] * expected.norm()
 
 
 @pytest.mark.parametrize("name", [name for name, facts in STRATEGIES.items() if name != "single"])
@@ -208,11 +208,11 @@ def test_products_and_convolutions_of_fp32_are_not_rounded_to_tf32() -> None:
     torch.manual_seed(0)
     x, w = (torch.randn(*shape, device="cuda") for shape in ((8, 64, 32, 32), (64, 64, 3, 3)))
     a = torch.randn(2048, 2048, device="cuda")
-    for found, true in (
+    for result, true in (
         (a @ a, a.double() @ a.double()),
         (torch.conv2d(x, w), torch.conv2d(x.double(), w.double())),
     ):
-        assert (found.double() - true).norm() < 1e-5 * true.norm()
+        assert (result.double() - true).norm() < 1e-5 * true.norm()
 
 
 @needs_cuda
@@ -267,10 +267,10 @@ def test_batches_are_copied_from_pinned_memory(tmp_path: Path) -> None:
     samples = data.prepare(run, data_root=tmp_path, progress=quiet).train
     torch.zeros(1, device="cuda")
     batch = FastLoader(samples, run=run, rank=0).micro_batch(0, 0).pin_memory()
-    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as seen:
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
         batch.to(torch.device("cuda"))
         torch.cuda.synchronize()
-    copies = [event.name for event in seen.events() or [] if "HtoD" in event.name]
+    copies = [event.name for event in profiler.events() or [] if "HtoD" in event.name]
     assert copies and not any("Pageable" in name for name in copies)
 
 

@@ -38,7 +38,7 @@ BASE: dict[str, Any] = {
 SHARED = ("ddp", "naive_ddp", "zero1", "fsdp", "tensor_parallel")
 
 
-def quiet(*told: object) -> None:
+def quiet(*report: object) -> None:
     pass
 
 

@@ -37,10 +37,10 @@ def chromium() -> Iterator[Browser]:
         or shutil.which("google-chrome")
     )
     if path is None:
-        told = "no Chromium on this machine: apt install chromium"
+        reason = "no Chromium on this machine: apt install chromium"
         if os.environ.get("CI") == "true":
-            pytest.fail(told)
-        pytest.skip(told)
+            pytest.fail(reason)
+        pytest.skip(reason)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
         yield browser
@@ -88,10 +88,12 @@ def _test_cluster(*, accounting: bool) -> Iterator[Slurm]:
     """Brings one up for the session. Without the packages its tests are skipped, but fail where CI=true."""
     missing = testcluster.missing_packages(accounting=accounting)
     if missing:
-        told = f"no Slurm on this machine: apt install --no-install-recommends {' '.join(missing)}"
+        reason = (
+            f"no Slurm on this machine: apt install --no-install-recommends {' '.join(missing)}"
+        )
         if os.environ.get("CI") == "true":
-            pytest.fail(told)
-        pytest.skip(told)
+            pytest.fail(reason)
+        pytest.skip(reason)
     with tempfile.TemporaryDirectory(prefix="slurm-") as folder:  # short, as sockets lie in it
         slurm = testcluster.up(Path(folder) / "c", accounting=accounting)
         yield slurm

@@ -24,7 +24,7 @@ from lab.config.run import Run
 from lab.config.script import SCRIPT_OUT, Script
 from lab.errors import LabError
 from lab.machine import age
-from lab.records.schema import PHASES, Memory, Observed
+from lab.records.schema import PHASES, Observed
 from lab.worker import environment
 from lab.worker.context import Measurement, Progress, RankContext
 from lab.worker.distributed import (
@@ -46,7 +46,7 @@ from lab.worker.measure.clock import Clock, CudaClock, FloatArray, HostClock, ti
 from lab.worker.measure.collective_trace import Calls
 from lab.worker.measure.ddp_hook import Buckets
 from lab.worker.own import blamed
-from lab.worker.rank_report import RankReport, communication_of
+from lab.worker.rank_report import RankReport, communication_of, memory_of
 from lab.worker.script import meter
 from lab.worker.script.hooks import StepRecorder, StepsDone, installed
 
@@ -170,12 +170,7 @@ def measure_script(
             phases=phases,
         ),
         communication=communication,
-        memory=Memory(
-            kind="cuda_allocated" if device.type == "cuda" else "resident",
-            peak=[peak for report in reports for peak in report.peak_memory],
-            parameters=max(report.state.parameters for report in reports),
-            optimizer=max(report.state.optimizer for report in reports),
-        ),
+        memory=memory_of(reports, device),
         quality=None,
         environment=environment.environment(
             context,

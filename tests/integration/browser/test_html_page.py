@@ -68,7 +68,7 @@ def opened(request: pytest.FixtureRequest, chromium: Browser, report: Path) -> I
     page = context.new_page()
     requests: list[str] = []
     errors: list[str] = []
-    page.on("request", lambda asked: requests.append(asked.url))
+    page.on("request", lambda page_request: requests.append(page_request.url))
     page.on(
         "console",
         lambda message: (

@@ -136,13 +136,13 @@ def test_a_lesson_runs_solved_and_no_check_of_it_passes_unsolved(
         ),
         4,
     )
-    asked = [
+    checked_attempts = [
         (before, cell)
         for before, cell in zip(executed.cells[1:], executed.cells[3:], strict=False)
         if is_check(cell) and "check_ranks" not in cell.source
     ]
-    assert len(asked) >= 3
-    for attempt, check in asked:
+    assert len(checked_attempts) >= 3
+    for attempt, check in checked_attempts:
         assert re.search(r"unsolved: \d\d\.[\w-]+: (no answer|not) yet", printed(attempt)), attempt
         assert ": right" in str(check.outputs), check
     for check in executed.cells:

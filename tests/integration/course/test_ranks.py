@@ -45,9 +45,9 @@ def test_ranks_that_wait_for_each_other_are_told_with_their_lines(
     right, wrong = "irecv(incoming, before).wait()", "irecv(incoming, before, tag=7).wait()"
     text = changed("02.ring-all-reduce", right, wrong)
     line = next(i for i, row in enumerate(text.splitlines(), 1) if "tag=7" in row)
-    found = told("02.ring-all-reduce", text)
+    message = told("02.ring-all-reduce", text)
     for rank in (0, 1):
-        assert f"rank {rank}: line {line}, in all_reduce" in found
+        assert f"rank {rank}: line {line}, in all_reduce" in message
 
 
 @pytest.mark.parametrize(
@@ -70,8 +70,8 @@ def test_a_released_file_is_not_right_yet() -> None:
 
 def test_hooks_that_wait_at_once_hide_nothing() -> None:
     right = "self.sent.append(dist.all_reduce(parameter.grad, async_op=True))"
-    found = told("03.hooks", changed("03.hooks", right, "dist.all_reduce(parameter.grad)"))
-    assert "waited for at once" in found
+    message = told("03.hooks", changed("03.hooks", right, "dist.all_reduce(parameter.grad)"))
+    assert "waited for at once" in message
 
 
 @pytest.mark.skipif(bool(confine.obstacle()), reason=confine.obstacle() or "confined here")

@@ -31,8 +31,8 @@ class GPT(torch.nn.Module):
         super().__init__()
         print("number of parameters: some")
         sizes = {"layers": config.n_layer, "heads": config.n_head, "width": config.n_embd}
-        asked = models.GPT(**sizes, block_size=config.block_size)
-        self.model = gpt.GPT(asked, vocab_size=config.vocab_size)
+        architecture = models.GPT(**sizes, block_size=config.block_size)
+        self.model = gpt.GPT(architecture, vocab_size=config.vocab_size)
 
     def forward(self, idx, targets=None):
         return None, self.model(idx, targets)

@@ -69,7 +69,7 @@ CASES: dict[str, tuple[int, dict[str, Any]]] = {
 }
 
 
-def quiet(*told: object) -> None:
+def quiet(*report: object) -> None:
     pass
 
 
@@ -99,7 +99,7 @@ Trained = dict[str, list[tuple[list[float], float | None, int]]]
 def train_all(rank: int, root: str) -> Trained:
     """Of each case: a whole training, then one that is stopped and taken up again."""
     calibrate.PEAK_BUDGET_S = 0.05
-    found: Trained = {}
+    case_losses: Trained = {}
     for name, (world_size, settings) in CASES.items():
         if rank >= world_size:
             continue
@@ -121,11 +121,11 @@ def train_all(rank: int, root: str) -> Trained:
         again = measure(run, second, data_root=Path(root), folder=broken, progress=quiet)
         if measured is not None and again is not None:
             assert left is not None and measured.quality and again.quality and again.timing
-            found[name] = [
+            case_losses[name] = [
                 (measured.quality.loss, measured.quality.validation_loss, left.step),
                 (again.quality.loss, again.quality.validation_loss, again.timing.measured_steps),
             ]
-    return found
+    return case_losses
 
 
 @pytest.fixture(scope="module")
@@ -174,25 +174,28 @@ def test_a_model_of_two_ranks_is_read_by_one_without_pickle(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("LAB_CACHE", str(root / "cache"))
-    found = checkpoint.kept_model(root / "whole, two ranks")
-    assert found is not None
-    assert sorted(path.name for path in found.folder.iterdir()) == [
+    kept_checkpoint = checkpoint.kept_model(root / "whole, two ranks")
+    assert kept_checkpoint is not None
+    assert sorted(path.name for path in kept_checkpoint.folder.iterdir()) == [
         "checkpoint.json",
         "model.safetensors",
         "run.json",
         "tokenizer.json",
     ]
-    run = found.run.model_copy(
+    run = kept_checkpoint.run.model_copy(
         update={"strategy": "single", "world_size": 1, "micro_batch_size": 8}
     )
     dataset = data.prepare(run, data_root=root, progress=quiet)
     torch.manual_seed(0)
     model = models.build(run, dataset)
-    checkpoint.load_model(model, found)
+    checkpoint.load_model(model, kept_checkpoint)
     here = place(root, rank=0, world_size=1, every_s=None)
     loss, _ = evaluate(model, RankJob(run, here, torch.device("cpu"), dataset, quiet))
     assert loss == pytest.approx(trained["two ranks"][0][1], rel=ACROSS)
-    assert json.loads((found.folder / "tokenizer.json").read_text())["model"]["type"] == "BPE"
+    assert (
+        json.loads((kept_checkpoint.folder / "tokenizer.json").read_text())["model"]["type"]
+        == "BPE"
+    )
 
 
 def write_on(root: str) -> None:
@@ -218,10 +221,12 @@ def test_a_kill_while_writing_leaves_a_whole_checkpoint(tmp_path: Path, seed: in
     assert writer.pid is not None
     os.kill(writer.pid, signal.SIGKILL)
     writer.join()
-    found = checkpoint.newest(tmp_path)
-    assert found is not None
-    values = np.concatenate([tensor.numpy() for tensor in found.tensors(checkpoint.MODEL).values()])
-    assert len(values) == 400_000 and (values == found.step).all()
+    newest_checkpoint = checkpoint.newest(tmp_path)
+    assert newest_checkpoint is not None
+    values = np.concatenate(
+        [tensor.numpy() for tensor in newest_checkpoint.tensors(checkpoint.MODEL).values()]
+    )
+    assert len(values) == 400_000 and (values == newest_checkpoint.step).all()
     checkpoint.write(
-        tmp_path / f"{found.step + 1:09d}", {"run.json": b"{}"}
+        tmp_path / f"{newest_checkpoint.step + 1:09d}", {"run.json": b"{}"}
     )  # what was left unfinished hinders nobody

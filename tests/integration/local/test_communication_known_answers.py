@@ -140,7 +140,7 @@ def run_all(rank: int, root: str) -> dict[str, Measurement | None]:
     importlib.import_module(
         "torch._dynamo"
     )  # the first optimizer does, and would take minutes beside the noise
-    load, found = Sampler.micro_batch, {}
+    load, measurements = Sampler.micro_batch, {}
     stop = threading.Event()
     threading.Thread(target=make_noise, args=(stop,), daemon=True).start()
     for name, changes in SCENARIOS.items():
@@ -169,11 +169,11 @@ def run_all(rank: int, root: str) -> dict[str, Measurement | None]:
                 folder / "address",
                 timeout_s=60.0,
             )
-            found[name] = measure(
-                run, place, data_root=Path(root), folder=folder, progress=lambda *told: None
+            measurements[name] = measure(
+                run, place, data_root=Path(root), folder=folder, progress=lambda *report: None
             )
     stop.set()
-    return found
+    return measurements
 
 
 @pytest.fixture(scope="module")
@@ -196,16 +196,16 @@ def measured(root: Path) -> Iterator[dict[str, Measurement]]:
                 (root / name).mkdir()
             with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as pool:
                 answers = list(pool.map(run_all, range(2), [str(root)] * 2))
-            found = {name: value for name, value in answers[0].items() if value is not None}
-            if not any(value.environment.disturbed for value in found.values()):
+            measurements = {name: value for name, value in answers[0].items() if value is not None}
+            if not any(value.environment.disturbed for value in measurements.values()):
                 break
-        yield found
+        yield measurements
 
 
 def communication(measured: dict[str, Measurement], name: str) -> Communication:
-    found = measured[name].communication
-    assert found is not None
-    return found
+    traffic = measured[name].communication
+    assert traffic is not None
+    return traffic
 
 
 def near(seconds: float) -> Any:
@@ -219,23 +219,23 @@ EVEN_EXPOSED = BACKWARD + LAYERS * LINK - LAYERS * BACKWARD
 
 
 def test_total_exposed_and_overlap_are_those_of_the_link(measured: dict[str, Measurement]) -> None:
-    found = communication(measured, "even")
-    assert found.per_rank["total"] == [near(EVEN_TOTAL)] * 2
-    assert found.per_rank["exposed"] == [near(EVEN_EXPOSED)] * 2
-    assert found.total is not None and found.total.median == near(EVEN_TOTAL)
-    assert found.exposed is not None and found.exposed.median == near(EVEN_EXPOSED)
-    assert found.overlap is not None and found.overlap.median == near(EVEN_TOTAL - EVEN_EXPOSED)
-    assert max(found.per_rank["straggler"]) < TOLERANCE * EVEN_EXPOSED
-    assert found.bytes == LAYERS * BUCKET_BYTES and found.buckets == [BUCKET_BYTES] * LAYERS
+    traffic = communication(measured, "even")
+    assert traffic.per_rank["total"] == [near(EVEN_TOTAL)] * 2
+    assert traffic.per_rank["exposed"] == [near(EVEN_EXPOSED)] * 2
+    assert traffic.total is not None and traffic.total.median == near(EVEN_TOTAL)
+    assert traffic.exposed is not None and traffic.exposed.median == near(EVEN_EXPOSED)
+    assert traffic.overlap is not None and traffic.overlap.median == near(EVEN_TOTAL - EVEN_EXPOSED)
+    assert max(traffic.per_rank["straggler"]) < TOLERANCE * EVEN_EXPOSED
+    assert traffic.bytes == LAYERS * BUCKET_BYTES and traffic.buckets == [BUCKET_BYTES] * LAYERS
 
 
 def test_the_other_method_finds_the_same_cost(measured: dict[str, Measurement]) -> None:
-    found = communication(measured, "even")
-    assert found.sync_cost is not None and found.sync_cost.median == near(EVEN_EXPOSED)
-    assert found.sync_exposed is not None and found.sync_exposed.median == near(EVEN_EXPOSED)
+    traffic = communication(measured, "even")
+    assert traffic.sync_cost is not None and traffic.sync_cost.median == near(EVEN_EXPOSED)
+    assert traffic.sync_exposed is not None and traffic.sync_exposed.median == near(EVEN_EXPOSED)
     assert (
-        found.stolen_compute is not None
-        and abs(found.stolen_compute.median) < TOLERANCE * EVEN_EXPOSED
+        traffic.stolen_compute is not None
+        and abs(traffic.stolen_compute.median) < TOLERANCE * EVEN_EXPOSED
     )
     assert measured["even"].checks["communication_methods_agree"]
 
@@ -243,26 +243,26 @@ def test_the_other_method_finds_the_same_cost(measured: dict[str, Measurement]) 
 def test_a_slow_rank_is_a_wait_on_the_other_and_not_a_slow_link(
     measured: dict[str, Measurement],
 ) -> None:
-    found = communication(measured, "slow rank")
+    traffic = communication(measured, "slow rank")
     idle_from = (
         BACKWARD + (LAYERS - 1) * LINK
     )  # when the link has carried all buckets but that of the slow layer
     last_ready = LAYERS * BACKWARD + SLOW
     end = last_ready + LINK
-    assert found.per_rank["straggler"][0] == near(last_ready - idle_from)
-    assert found.per_rank["straggler"][1] < TOLERANCE * SLOW
-    assert found.per_rank["exposed"] == [near(end - LAYERS * BACKWARD), near(end - last_ready)]
+    assert traffic.per_rank["straggler"][0] == near(last_ready - idle_from)
+    assert traffic.per_rank["straggler"][1] < TOLERANCE * SLOW
+    assert traffic.per_rank["exposed"] == [near(end - LAYERS * BACKWARD), near(end - last_ready)]
     assert measured["slow rank"].timing.per_rank["backward"] == [near(end)] * 2
 
 
 def test_a_slow_loader_is_data_on_its_rank_and_a_wait_on_the_other(
     measured: dict[str, Measurement],
 ) -> None:
-    found, timing = communication(measured, "slow loader"), measured["slow loader"].timing
+    traffic, timing = communication(measured, "slow loader"), measured["slow loader"].timing
     assert timing.per_rank["data"][1] == near(STALL)
     assert timing.per_rank["data"][0] < TOLERANCE * STALL
-    assert found.per_rank["straggler"][0] == near(STALL)
-    assert found.per_rank["exposed"] == [near(EVEN_EXPOSED + STALL), near(EVEN_EXPOSED)]
+    assert traffic.per_rank["straggler"][0] == near(STALL)
+    assert traffic.per_rank["exposed"] == [near(EVEN_EXPOSED + STALL), near(EVEN_EXPOSED)]
 
 
 @pytest.mark.parametrize("name", ["even", "slow rank", "slow loader"])
@@ -320,12 +320,12 @@ def test_the_timeline_shows_the_median_step_of_all_ranks(measured: dict[str, Mea
 
 
 def test_one_rank_communicates_nothing(measured: dict[str, Measurement], root: Path) -> None:
-    found = communication(measured, "alone")
+    traffic = communication(measured, "alone")
     assert (
-        found == Communication(ddp_overhead_time=found.ddp_overhead_time)
-        and found.ddp_overhead_time is not None
+        traffic == Communication(ddp_overhead_time=traffic.ddp_overhead_time)
+        and traffic.ddp_overhead_time is not None
     )
-    assert abs(found.ddp_overhead_time.median) < TOLERANCE * LAYERS * (FORWARD + BACKWARD)
+    assert abs(traffic.ddp_overhead_time.median) < TOLERANCE * LAYERS * (FORWARD + BACKWARD)
     assert "communication_methods_agree" not in measured["alone"].checks
     table = pd.read_parquet(root / "alone" / "steps.parquet")
     columns = [f"communication_{name}" for name in ("total", "exposed", "straggler")]

@@ -58,7 +58,7 @@ RUNS: dict[str, dict[str, Any]] = {
 }
 
 
-def quiet(*told: object) -> None:
+def quiet(*report: object) -> None:
     pass
 
 
@@ -66,12 +66,12 @@ def run_all(rank: int, root: str) -> dict[str, Any]:
     calibrate.PEAK_BUDGET_S = 0.02
     # First, as the last of the runs ends with an error and leaves its group in disorder.
     overhead, reading = in_one_group(rank, root)
-    found: dict[str, Any] = {"overhead": overhead, "offset": reading}
+    results: dict[str, Any] = {"overhead": overhead, "offset": reading}
     for name, changes in RUNS.items():
         run = Run.model_validate(BASE | changes)
         if rank < run.world_size:
             try:
-                found[name] = measure(
+                results[name] = measure(
                     run,
                     place(rank, run, root, name),
                     data_root=Path(root),
@@ -79,9 +79,9 @@ def run_all(rank: int, root: str) -> dict[str, Any]:
                     progress=quiet,
                 )
             except InputError as error:
-                found[name] = error
+                results[name] = error
                 leave_group()
-    return found
+    return results
 
 
 def in_one_group(rank: int, root: str) -> tuple[dict[str, Any] | None, ClockOffset]:
@@ -131,9 +131,9 @@ def measured(answers: list[dict[str, Any]]) -> dict[str, Measurement]:
 
 
 def communication(measured: dict[str, Measurement], name: str) -> Communication:
-    found = measured[name].communication
-    assert found is not None
-    return found
+    traffic = measured[name].communication
+    assert traffic is not None
+    return traffic
 
 
 @pytest.mark.parametrize("name", ["small buckets", "own gradients", "static graph"])
@@ -182,8 +182,8 @@ def test_one_rank_rounds_like_many_and_sends_nothing(measured: dict[str, Measure
         measured["bf16"].quality.loss, rel=TOLERANCES["bf16"]
     )
     assert alone.quality.loss != pytest.approx(measured["none"].quality.loss, rel=1e-7)
-    found = communication(measured, "bf16 alone")
-    assert found.total is None and found.exposed is None and found.bytes is None
+    traffic = communication(measured, "bf16 alone")
+    assert traffic.total is None and traffic.exposed is None and traffic.bytes is None
 
 
 def test_powersgd_over_gloo_says_that_it_needs_one_bucket(answers: list[dict[str, Any]]) -> None:
@@ -194,14 +194,14 @@ def test_powersgd_over_gloo_says_that_it_needs_one_bucket(answers: list[dict[str
 
 
 def test_instruments_change_no_loss(answers: list[dict[str, Any]]) -> None:
-    found = answers[0]["overhead"]
+    overhead = answers[0]["overhead"]
     assert answers[1]["overhead"] is None
-    assert found["largest_loss_difference"] < 1e-5
-    assert found["rounds"] == BASE["steps"] - BASE["warmup_steps"] - 1
-    for seconds in (found["wall"], found["cpu"]):
+    assert overhead["largest_loss_difference"] < 1e-5
+    assert overhead["rounds"] == BASE["steps"] - BASE["warmup_steps"] - 1
+    for seconds in (overhead["wall"], overhead["cpu"]):
         assert set(seconds) == {"plain", "control", "instrumented"}
-        assert {len(values) for values in seconds.values()} == {found["rounds"]}
-    assert np.min(list(found["wall"].values())) > 0
+        assert {len(values) for values in seconds.values()} == {overhead["rounds"]}
+    assert np.min(list(overhead["wall"].values())) > 0
 
 
 def test_a_clock_on_another_host_is_set_right(answers: list[dict[str, Any]]) -> None:

@@ -90,12 +90,12 @@ def talk(folder: Path, link: Link, *, way: str = "join") -> tuple[float, float]:
         for rank in (0, 1)
     ]
     try:
-        told = [process.communicate(timeout=60) for process in ranks]
+        outputs = [process.communicate(timeout=60) for process in ranks]
     finally:
         for process in ranks:
             process.kill()
-    assert [process.returncode for process in ranks] == [0, 0], told
-    echo, transfer = map(float, told[1][0].split())
+    assert [process.returncode for process in ranks] == [0, 0], outputs
+    echo, transfer = map(float, outputs[1][0].split())
     return echo, transfer
 
 
@@ -221,15 +221,17 @@ def test_four_ranks_sleep_behind_real_wrappers_and_links(
         and record.timing.mfu is None
         and "same_parameters" not in record.checks
     )
-    told = summary(lab.table(made), baseline=made.baseline, scaling="strong")
-    assert [line.label for line in curves(told)] == [
+    scaling_summary = summary(lab.table(made), baseline=made.baseline, scaling="strong")
+    assert [line.label for line in curves(scaling_summary)] == [
         "batch 4, emulated link 50 Mbit/s and compute (times of one rank)"
     ]
 
 
 def test_a_calibration_goes_through_the_link(profile: Path) -> None:
-    found = calibrate(profile, world_sizes=[2], quick=True, progress=False)
-    assert found.environment is not None and found.environment.emulated is not None
-    assert found.environment.emulated.link == Cluster.load(profile).link
-    large = [row for row in found.rows if row.collective == "all_reduce" and row.bytes >= LARGE]
+    calibration = calibrate(profile, world_sizes=[2], quick=True, progress=False)
+    assert calibration.environment is not None and calibration.environment.emulated is not None
+    assert calibration.environment.emulated.link == Cluster.load(profile).link
+    large = [
+        row for row in calibration.rows if row.collective == "all_reduce" and row.bytes >= LARGE
+    ]
     assert large and all(row.busbw < 1.2 * SLOW.bytes_per_s for row in large)

@@ -61,20 +61,20 @@ def links(reader: PdfReader) -> list[Any]:
 
 def described(reader: PdfReader) -> list[str]:
     """Alternative texts of the figures, from the tags of the PDF."""
-    found = []
+    alt_texts = []
 
     def visit(node: Any) -> None:
         node = node.get_object()
         if isinstance(node, dict):
             if node.get("/S") == "/Figure":
-                found.append(str(node.get("/Alt")))
+                alt_texts.append(str(node.get("/Alt")))
             children = node.get("/K", [])
             for child in children if isinstance(children, list) else [children]:
                 if not isinstance(child, int):
                     visit(child)
 
     visit(reader.trailer["/Root"]["/StructTreeRoot"])  # type: ignore[index]
-    return found
+    return alt_texts
 
 
 def table(columns_: int, *, rows: int = 2, cell: str = "1234.5678") -> str:
@@ -221,7 +221,7 @@ def test_output_parts_all_appear() -> None:
 
 def right_edge(reader: PdfReader) -> float:
     """Largest x, in points, at which a piece of text starts, over the width of its page."""
-    found: list[float] = []
+    starts: list[float] = []
     for page in reader.pages:
         width = float(page.mediabox[2])
 
@@ -229,10 +229,10 @@ def right_edge(reader: PdfReader) -> float:
             text: str, cm: list[float], tm: list[float], *_: Any, width: float = width
         ) -> None:
             if text.strip():
-                found.append((tm[4] * cm[0] + cm[4]) / width)
+                starts.append((tm[4] * cm[0] + cm[4]) / width)
 
         page.extract_text(visitor_text=visit)
-    return max(found)
+    return max(starts)
 
 
 @pytest.mark.parametrize("count", [3, 9, 15, 40])
@@ -310,15 +310,15 @@ SMALLEST = 7.99  # points, for a reader
 
 def sizes(reader: PdfReader, text: str) -> list[float]:
     """In points, the type in which a text is set."""
-    found: list[float] = []
+    type_sizes: list[float] = []
 
     def visit(piece: str, cm: list[float], tm: list[float], font: Any, size: float) -> None:
         if text in piece:
-            found.append(size)
+            type_sizes.append(size)
 
     for page in reader.pages:
         page.extract_text(visitor_text=visit)
-    return found
+    return type_sizes
 
 
 def test_a_number_breaks_before_its_interval_alone_and_stays_readable() -> None:

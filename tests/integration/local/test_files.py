@@ -25,8 +25,8 @@ def _build_and_count(results: Any) -> None:
         nonlocal built
         built += steps == len(DOCUMENTS)
 
-    found = tokenize(DOCUMENTS, vocab_size=320, progress=count)
-    results.put((found.sha256, built))
+    tokens = tokenize(DOCUMENTS, vocab_size=320, progress=count)
+    results.put((tokens.sha256, built))
 
 
 def test_processes_that_want_the_same_build_it_once(
@@ -38,11 +38,11 @@ def test_processes_that_want_the_same_build_it_once(
     processes = [context.Process(target=_build_and_count, args=(results,)) for _ in range(2)]
     for process in processes:
         process.start()
-    found = [results.get(timeout=120) for _ in processes]
+    outcomes = [results.get(timeout=120) for _ in processes]
     for process in processes:
         process.join()
-    assert len({digest for digest, _ in found}) == 1
-    assert sum(built for _, built in found) == 1
+    assert len({digest for digest, _ in outcomes}) == 1
+    assert sum(built for _, built in outcomes) == 1
 
 
 def test_writer_killed_at_any_moment_leaves_a_whole_file(tmp_path: Path) -> None:

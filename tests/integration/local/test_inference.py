@@ -69,13 +69,13 @@ CLASSIFIER = STUDY | {
 def records(folder: Path) -> dict[str, Record]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("LAB_CACHE", str(folder / "cache"))
-        found = [
+        finished_records = [
             record
             for name in ("one", "two")
             for record in lab.launch(lab.Study.load(folder / name)).wait(progress=False)
         ]
-    assert [record.error for record in found] == [None] * 4
-    return {record.run.quantization: record for record in found}
+    assert [record.error for record in finished_records] == [None] * 4
+    return {record.run.quantization: record for record in finished_records}
 
 
 def inference(record: Record) -> Inference:
@@ -87,32 +87,39 @@ def inference(record: Record) -> Inference:
 def test_a_quantized_model_is_compared_before_it_is_timed(
     records: dict[str, Record], name: str
 ) -> None:
-    found = inference(records[name])
-    assert found.unavailable == "" and records[name].checks == {"outputs_agree": True}
+    comparison = inference(records[name])
+    assert comparison.unavailable == "" and records[name].checks == {"outputs_agree": True}
     world_size = records[name].run.world_size
-    assert set(found.output_errors) == {f"{2 // world_size}x4", f"{2 // world_size}x1", "1x1"}
-    assert max(found.output_errors.values()) < 0.05
-    [point] = found.points
+    assert set(comparison.output_errors) == {f"{2 // world_size}x4", f"{2 // world_size}x1", "1x1"}
+    assert max(comparison.output_errors.values()) < 0.05
+    [point] = comparison.points
     for latency in (point.base, point.quantized):
         assert 0 < latency.p50 <= latency.p90 <= latency.p99
         assert latency.total.median > latency.first_token.median > 0
         assert latency.decode_tokens_per_second == pytest.approx(2 / latency.inter_token.median)
     assert point.inter_token_ratio.interval is not None
     assert (
-        found.perplexity_ratio is not None
-        and found.base_perplexity is not None
-        and found.perplexity is not None
+        comparison.perplexity_ratio is not None
+        and comparison.base_perplexity is not None
+        and comparison.perplexity is not None
     )
-    assert found.perplexity_ratio.value == pytest.approx(found.perplexity / found.base_perplexity)
-    assert found.memory_bytes_per_second is not None and found.memory_bytes_per_second > 1e8
+    assert comparison.perplexity_ratio.value == pytest.approx(
+        comparison.perplexity / comparison.base_perplexity
+    )
+    assert (
+        comparison.memory_bytes_per_second is not None and comparison.memory_bytes_per_second > 1e8
+    )
 
 
 def test_a_second_copy_of_the_base_is_the_base(records: dict[str, Record]) -> None:
-    found = inference(records["none"])
-    assert set(found.output_errors.values()) == {0.0}
-    assert found.perplexity_ratio is not None and found.perplexity_ratio.value == 1.0
-    assert found.same_tokens is not None and found.same_tokens.value == found.generated_alike == 1.0
-    assert found.size == found.base_size
+    comparison = inference(records["none"])
+    assert set(comparison.output_errors.values()) == {0.0}
+    assert comparison.perplexity_ratio is not None and comparison.perplexity_ratio.value == 1.0
+    assert (
+        comparison.same_tokens is not None
+        and comparison.same_tokens.value == comparison.generated_alike == 1.0
+    )
+    assert comparison.size == comparison.base_size
 
 
 def test_a_base_in_bf16_is_the_quantized_model_itself(records: dict[str, Record]) -> None:
@@ -124,8 +131,11 @@ def test_a_base_in_bf16_is_the_quantized_model_itself(records: dict[str, Record]
 def test_what_the_machine_has_not_is_told(records: dict[str, Record]) -> None:
     if records["fp8"].environment is not None and records["fp8"].environment.device == "cuda":
         pytest.skip("fp8 may be there")
-    found = inference(records["fp8"])
-    assert found.unavailable.startswith("fp8 matrix products need a GPU") and found.points == []
+    comparison = inference(records["fp8"])
+    assert (
+        comparison.unavailable.startswith("fp8 matrix products need a GPU")
+        and comparison.points == []
+    )
 
 
 def test_all_start_from_one_trained_model(records: dict[str, Record], folder: Path) -> None:
@@ -141,20 +151,22 @@ def test_a_quantized_classifier_is_compared_by_its_accuracy(
     (folder / "classifier" / "study.yaml").write_text(yaml.safe_dump(CLASSIFIER))
     [record] = lab.launch(lab.Study.load(folder / "classifier")).wait(progress=False)
     assert record.error is None and record.checks == {"outputs_agree": True}
-    found = inference(record)
-    assert found.method.endswith("1 of 1 linear layers, 0 of 20 convolutions")
-    assert set(found.output_errors) == {"2x1x8x8"}
+    comparison = inference(record)
+    assert comparison.method.endswith("1 of 1 linear layers, 0 of 20 convolutions")
+    assert set(comparison.output_errors) == {"2x1x8x8"}
     assert (
-        found.held_out_samples == 180
+        comparison.held_out_samples == 180
     )  # all that are held out, each once, though 20 batches of 16 were asked for
     assert (
-        found.base_accuracy is not None
-        and found.accuracy is not None
-        and found.accuracy_change is not None
+        comparison.base_accuracy is not None
+        and comparison.accuracy is not None
+        and comparison.accuracy_change is not None
     )
-    assert found.accuracy_change.value == pytest.approx(found.accuracy - found.base_accuracy)
-    [point] = found.classifications
-    assert point.batch_size == 4 and point.ratio.interval is not None and found.points == []
+    assert comparison.accuracy_change.value == pytest.approx(
+        comparison.accuracy - comparison.base_accuracy
+    )
+    [point] = comparison.classifications
+    assert point.batch_size == 4 and point.ratio.interval is not None and comparison.points == []
 
 
 def test_the_command_generates_from_it(

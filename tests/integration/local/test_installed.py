@@ -19,8 +19,8 @@ CHECKOUT = Path(__file__).parents[3]
 LEFT_OUT = shutil.ignore_patterns(".*", "out", "build", "*.egg-info", "tests")
 WHERE = """
 import importlib.metadata, json, lab, sys
-found = len(list(importlib.metadata.distributions(name="scaling-lab")))
-print(json.dumps({"lab": lab.__file__, "path": sys.path, "found": found}))
+copies = len(list(importlib.metadata.distributions(name="scaling-lab")))
+print(json.dumps({"lab": lab.__file__, "path": sys.path, "copies": copies}))
 """
 
 
@@ -35,12 +35,12 @@ def needed(requires: list[str], extras: frozenset[str] = frozenset({""})) -> Ite
 def link_dependencies(requires: list[str], folder: Path) -> None:
     """Link what a distribution declares that it needs, from where it is installed, and no other."""
     folder.mkdir()
-    waiting, seen = list(needed(requires)), set[str]()
+    waiting, linked_requirements = list(needed(requires)), set[str]()
     while waiting:
         requirement = waiting.pop()
-        if str(requirement) in seen:
+        if str(requirement) in linked_requirements:
             continue
-        seen.add(str(requirement))
+        linked_requirements.add(str(requirement))
         dependency = metadata.distribution(requirement.name)
         extras = frozenset({"", *requirement.extras})
         waiting += needed(dependency.requires or [], extras)
@@ -93,7 +93,7 @@ def test_an_installed_lab_measures_a_new_study_and_hands_out_the_lessons(
     imported = run(str(environment / "bin" / "python"), "-c", WHERE)
     where = json.loads(imported.stdout)
     site = Path(where["lab"]).parents[1]
-    assert site.is_relative_to(environment) and where["found"] == 1
+    assert site.is_relative_to(environment) and where["copies"] == 1
     assert not [path for path in where["path"] if Path(path).is_relative_to(CHECKOUT)]
     assert lab("init", "mine", "--like", "own-model").returncode == 0
     assert (here / "mine" / "unet.py").exists()

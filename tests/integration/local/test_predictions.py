@@ -44,6 +44,8 @@ def test_a_study_is_predicted_before_it_runs_and_scored_after(
     (score,) = scores(study)
     assert score.frozen == frozen and score.measured_s == pair.timing.step.median
     assert score.memory_error is not None and abs(score.memory_error) < 0.1
-    found = lab.predict(study, str(profile), world_sizes=[1, 2, 4])
-    assert [expected.forecast.prediction is not None for expected in found.of] == [True] * 3
-    assert found.of[1].score == score and found.error == pytest.approx(abs(score.error))
+    expectations = lab.predict(study, str(profile), world_sizes=[1, 2, 4])
+    assert [expected.forecast.prediction is not None for expected in expectations.of] == [True] * 3
+    assert expectations.of[1].score == score and expectations.error == pytest.approx(
+        abs(score.error)
+    )

@@ -92,12 +92,12 @@ def test_report_opens_offline_and_says_what_was_measured(
     made = lab.report(measured)
     context = chromium.new_context(offline=True)
     page = context.new_page()
-    asked, faults = [], []
-    page.on("request", lambda request: asked.append(request.url))
+    requested_urls, faults = [], []
+    page.on("request", lambda request: requested_urls.append(request.url))
     page.on("pageerror", lambda error: faults.append(str(error)))
     page.on("console", lambda message: faults.append(message.text))
     page.goto(made.html.as_uri())
-    assert asked == [made.html.as_uri()] and faults == []
+    assert requested_urls == [made.html.as_uri()] and faults == []
     text = page.inner_text("body")
     assert "Two <b>ranks</b> & $one$ #study" in text and "Does it work?" in text
     assert "1.98" in text or "2.0" in text  # the speedup of the records above

@@ -37,7 +37,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Made]:
     # Reports are made meanwhile: a disturbed repeat is not measured again here.
     profile = root / "local.yaml"
     profile.write_text("executor: local\n")
-    found: Made = {}
+    reports: Made = {}
     with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(max_workers=1) as reporting:
         patch.setenv("LAB_CACHE", str(root / "cache"))
         for name in NAMES:
@@ -51,8 +51,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Made]:
                 shutil.copytree(
                     study.out / "runs" / record.run_id, known / record.run_id, dirs_exist_ok=True
                 )
-            found[name] = study, reporting.submit(lab.report, study)
-        yield found
+            reports[name] = study, reporting.submit(lab.report, study)
+        yield reports
 
 
 @pytest.mark.slow
@@ -62,10 +62,10 @@ def test_a_study_ends_in_a_report_without_an_audit_error(made: Made, name: str) 
     text = report.result().html.read_text()
     assert report.result().pdf.read_bytes().startswith(b"%PDF")
     assert study.title in text and "Traceback" not in text
-    found = lab.audit(study)
-    errors = {finding.rule for finding in found.findings if finding.severity == "error"}
+    audit = lab.audit(study)
+    errors = {finding.rule for finding in audit.findings if finding.severity == "error"}
     # Of two steps beside other tests the times prove nothing, nor does a calibration made elsewhere.
-    assert errors <= {"super-linear", "plausible-bandwidth"}, found.findings
+    assert errors <= {"super-linear", "plausible-bandwidth"}, audit.findings
     measured = {record.run_id for record in lab.load_records(study)}
     left_out = [run for run in study.runs if run.id not in measured]
     assert all(run.device_needed == "cuda" for run in left_out)

@@ -83,20 +83,20 @@ def measured(answers: list[dict[str, Any]]) -> dict[str, Measurement]:
 
 
 def communication(measured: dict[str, Measurement], name: str) -> Communication:
-    found = measured[name].communication
-    assert found is not None
-    return found
+    traffic = measured[name].communication
+    assert traffic is not None
+    return traffic
 
 
 @pytest.mark.parametrize("name", [name for name in RUNS if name != NOT_ON_CPU])
 def test_the_losses_are_those_of_single(measured: dict[str, Measurement], name: str) -> None:
-    found = measured[name].quality
+    quality = measured[name].quality
     single = measured["single of 3 layers" if name == "pipeline_parallel 3" else "single"].quality
     if name == "single of 3 layers":
         return
     tolerance = bench.TOLERANCES[RUNS[name].precision]
-    assert found.loss == pytest.approx(single.loss, rel=tolerance)
-    assert found.validation_loss == pytest.approx(single.validation_loss, rel=tolerance)
+    assert quality.loss == pytest.approx(single.loss, rel=tolerance)
+    assert quality.validation_loss == pytest.approx(single.validation_loss, rel=tolerance)
     assert measured[name].checks["same_parameters"]
 
 
@@ -107,7 +107,7 @@ def test_the_norms_that_clip_are_those_of_the_whole_model(
         table = pd.read_parquet(root / name / "steps.parquet")
         assert (
             table.groupby("step")["grad_norm"]
-            .apply(lambda found: found.max() / found.min() < 1 + 1e-6)
+            .apply(lambda step_norms: step_norms.max() / step_norms.min() < 1 + 1e-6)
             .all()
         )
         return [float(value) for value in table.groupby("step")["grad_norm"].first()]
@@ -126,27 +126,27 @@ def test_torchs_data_parallel_says_that_it_needs_gpus(answers: list[dict[str, An
 def test_communication_is_told_in_the_same_words(
     measured: dict[str, Measurement], root: Path, name: str
 ) -> None:
-    found = communication(measured, name)
+    traffic = communication(measured, name)
     assert (
-        found.bytes
-        and found.bytes_moved
-        and found.calls == sum(part.calls for part in found.operations.values())
+        traffic.bytes
+        and traffic.bytes_moved
+        and traffic.calls == sum(part.calls for part in traffic.operations.values())
     )
-    assert found.exposed is not None and found.exposed.median > 0
+    assert traffic.exposed is not None and traffic.exposed.median > 0
     assert (
-        set(found.exposed_in) <= {"forward", "backward", "optimizer"}
-        and max(found.exposed_in.values()) > 0
+        set(traffic.exposed_in) <= {"forward", "backward", "optimizer"}
+        and max(traffic.exposed_in.values()) > 0
     )
     if name == "pipeline_parallel 2":  # when a message over gloo has arrived is not known
-        assert found.total is None and found.straggler is None and found.overlap is None
+        assert traffic.total is None and traffic.straggler is None and traffic.overlap is None
     else:
-        assert found.total is not None and found.total.median >= found.exposed.median * 0.999
-        assert found.straggler is not None
+        assert traffic.total is not None and traffic.total.median >= traffic.exposed.median * 0.999
+        assert traffic.straggler is not None
     file = root / name / ("buckets.parquet" if name == "ddp 2" else "calls.parquet")
     table = pd.read_parquet(file)
     assert set(table["rank"]) == {0, 1} and set(table["step"]) == set(range(BASE["steps"]))
-    assert {event.rank for event in found.timeline} == {0, 1}
-    assert any(event.bytes for event in found.timeline)
+    assert {event.rank for event in traffic.timeline} == {0, 1}
+    assert any(event.bytes for event in traffic.timeline)
 
 
 def padded(size: int) -> Any:
@@ -196,11 +196,11 @@ OPERATIONS: dict[str, dict[str, tuple[Callable[[int], bool], Any]]] = {
 def test_what_is_sent_is_what_the_textbook_says(
     measured: dict[str, Measurement], name: str
 ) -> None:
-    found = communication(measured, name).operations
-    assert set(found) == set(OPERATIONS[name])
+    operations = communication(measured, name).operations
+    assert set(operations) == set(OPERATIONS[name])
     for operation, (calls, size) in OPERATIONS[name].items():
-        assert calls(found[operation].calls), (operation, found[operation])
-        assert size is None or found[operation].bytes == size
+        assert calls(operations[operation].calls), (operation, operations[operation])
+        assert size is None or operations[operation].bytes == size
 
 
 def test_sharing_out_what_is_kept_divides_the_memory(measured: dict[str, Measurement]) -> None:
@@ -216,9 +216,9 @@ def test_sharing_out_what_is_kept_divides_the_memory(measured: dict[str, Measure
         )
         assert getattr(measured["tensor_parallel 2"].memory, name) < 0.7 * getattr(whole, name)
         assert getattr(measured["pipeline_parallel 2"].memory, name) < 0.7 * getattr(whole, name)
-    assert {found.environment.parameters for name, found in measured.items() if name in TWO} == {
-        DDP_BYTES // 4
-    }
+    assert {
+        measurement.environment.parameters for name, measurement in measured.items() if name in TWO
+    } == {DDP_BYTES // 4}
 
 
 def test_one_rank_sends_nothing(measured: dict[str, Measurement]) -> None:
@@ -237,7 +237,7 @@ def test_a_pass_is_compared_with_one_that_sends_nothing_only_where_that_is_possi
 def test_the_audit_finds_no_error_in_a_healthy_run(
     measured: dict[str, Measurement], name: str
 ) -> None:
-    found = measured[name]
+    measurement = measured[name]
     run = RUNS[name]
     record = Record(
         run_id=run.id,
@@ -245,7 +245,7 @@ def test_the_audit_finds_no_error_in_a_healthy_run(
         run=run,
         status="completed",
         finished_at="2025-01-01T00:01:00+00:00",
-        **vars(found),
+        **vars(measurement),
     )
     # What other load on this machine does to these tiny steps is no fault of the strategy.
     noisy = {"rank-imbalance", "data-stall", "phases-close"}

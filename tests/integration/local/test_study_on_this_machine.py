@@ -64,14 +64,17 @@ HOG = "import os, sys; os.sched_setaffinity(0, {int(sys.argv[1])})\nwhile True: 
 
 def contents(study: Study) -> dict[str, tuple[str, int]]:
     """Each record's job and time of writing, by task."""
-    found = {}
+    timestamps = {}
     for task in study.tasks:
         path = Store(study.out).folder(task) / "record.json"
         record = read_record(path)
         if record is not None:
             assert record.completed, record.error
-            found[f"{task.run.id}/{task.repeat}"] = (record.finished_at, path.stat().st_mtime_ns)
-    return found
+            timestamps[f"{task.run.id}/{task.repeat}"] = (
+                record.finished_at,
+                path.stat().st_mtime_ns,
+            )
+    return timestamps
 
 
 def test_driver_killed_at_twenty_random_moments_loses_nothing(
@@ -80,20 +83,20 @@ def test_driver_killed_at_twenty_random_moments_loses_nothing(
     folder = make_study(repeats=3)
     study = Study.load(folder)
     moments = random.Random(20)
-    seen: dict[str, tuple[str, int]] = {}
+    earlier_timestamps: dict[str, tuple[str, int]] = {}
     for _ in range(20):
         process = driver(folder, profile)
         time.sleep(moments.uniform(0.2, 4.0))
         os.kill(process.pid, signal.SIGKILL)
         process.communicate()
         now = contents(study)
-        assert seen.items() <= now.items(), "a record was lost or written again"
-        seen = now
+        assert earlier_timestamps.items() <= now.items(), "a record was lost or written again"
+        earlier_timestamps = now
     last = driver(folder, profile)
     output, _ = last.communicate(timeout=600)
     assert last.returncode == 0, output
     complete = contents(study)
-    assert seen.items() <= complete.items() and len(complete) == len(study.tasks)
+    assert earlier_timestamps.items() <= complete.items() and len(complete) == len(study.tasks)
     again = driver(folder, profile)
     again.communicate(timeout=200)
     assert contents(study) == complete
@@ -118,14 +121,14 @@ def test_deleting_one_record_runs_exactly_that_one_again(
 
 def ranks_of(study: Study, rank: int) -> list[psutil.Process]:
     """The live processes of one rank of the study's running job."""
-    found = []
+    processes = []
     for path in study.out.glob(f"runs/*/*/log/*.rank{rank}.pid"):
         content = json.loads(path.read_text())
         if is_running(content["pid"], content["began"]) and not list(
             path.parent.parent.glob("record.json")
         ):
-            found.append(psutil.Process(content["pid"]))
-    return found
+            processes.append(psutil.Process(content["pid"]))
+    return processes
 
 
 def wait_until_measuring(study: Study) -> None:

@@ -52,7 +52,7 @@ RUNS = {
 }
 
 
-def quiet(*told: object) -> None:
+def quiet(*report: object) -> None:
     pass
 
 
@@ -184,29 +184,37 @@ def test_every_step_of_every_rank_is_kept(
 
 @pytest.mark.parametrize("name", list(RUNS))
 def test_what_is_measured_is_whole(measured: dict[str, Measurement], name: str) -> None:
-    run, found = Run.model_validate(BASE | RUNS[name]), measured[name]
-    assert found.timing.measured_steps == 6
-    assert found.timing.setup_time > 0 and found.timing.train_time > 0
-    assert found.timing.samples_per_second == pytest.approx(8 / found.timing.step.median)
-    assert (found.timing.flops_per_second or 0) > 0 < (found.timing.peak_flops_per_second or 0)
-    # Beside other tests the peak may come out too low; then there is no share of it.
-    assert found.timing.mfu is None or 0 < found.timing.mfu < 1
-    assert [len(values) for values in found.timing.per_rank.values()] == [run.world_size] * 7
-    assert len(found.memory.peak) == run.world_size
-    assert (
-        min(found.memory.peak) > found.memory.parameters == 4 * (found.environment.parameters or 0)
+    run, measurement = Run.model_validate(BASE | RUNS[name]), measured[name]
+    assert measurement.timing.measured_steps == 6
+    assert measurement.timing.setup_time > 0 and measurement.timing.train_time > 0
+    assert measurement.timing.samples_per_second == pytest.approx(
+        8 / measurement.timing.step.median
     )
-    assert found.environment.backend == (None if run.world_size == 1 else "gloo")
-    assert found.environment.cpus_granted == [[rank % 2] for rank in range(run.world_size)]
-    assert found.environment.threads_per_rank == 1
-    assert found.environment.versions["torch"] == torch.__version__
-    assert found.checks["same_parameters"]
+    assert (
+        (measurement.timing.flops_per_second or 0)
+        > 0
+        < (measurement.timing.peak_flops_per_second or 0)
+    )
+    # Beside other tests the peak may come out too low; then there is no share of it.
+    assert measurement.timing.mfu is None or 0 < measurement.timing.mfu < 1
+    assert [len(values) for values in measurement.timing.per_rank.values()] == [run.world_size] * 7
+    assert len(measurement.memory.peak) == run.world_size
+    assert (
+        min(measurement.memory.peak)
+        > measurement.memory.parameters
+        == 4 * (measurement.environment.parameters or 0)
+    )
+    assert measurement.environment.backend == (None if run.world_size == 1 else "gloo")
+    assert measurement.environment.cpus_granted == [[rank % 2] for rank in range(run.world_size)]
+    assert measurement.environment.threads_per_rank == 1
+    assert measurement.environment.versions["torch"] == torch.__version__
+    assert measurement.checks["same_parameters"]
     several = {"communication_methods_agree"} if run.world_size > 1 else set()
-    assert set(found.checks) == {"phases_close", "same_parameters"} | several
+    assert set(measurement.checks) == {"phases_close", "same_parameters"} | several
 
 
 def test_all_runs_saw_the_same_data(measured: dict[str, Measurement]) -> None:
-    assert len({found.environment.data_sha256 for found in measured.values()}) == 1
+    assert len({measurement.environment.data_sha256 for measurement in measured.values()}) == 1
 
 
 def test_a_loss_that_is_not_finite_names_its_step(
@@ -226,27 +234,27 @@ def test_progress_is_told_step_by_step(
     root: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("LAB_CACHE", str(root / "cache"))
-    told: list[tuple[Any, ...]] = []
+    reports: list[tuple[Any, ...]] = []
     run = Run.model_validate(BASE | {"strategy": "single"})
     measure(
         run,
         place(tmp_path),
         data_root=root,
         folder=tmp_path,
-        progress=lambda *step: told.append(step),
+        progress=lambda *step: reports.append(step),
     )
     steps = [
         ("warm-up", 1, 8),
         ("warm-up", 2, 8),
         *(("measuring", step, 8) for step in range(3, 9)),
     ]
-    assert [step[:3] for step in told if step[0] != "data"] == [
+    assert [step[:3] for step in reports if step[0] != "data"] == [
         *steps,
         ("evaluating", 1, 2),
         ("evaluating", 2, 2),
     ]
-    assert told[0][0] == "data"
-    losses = [step[3] for step in told if step[0] in {"warm-up", "measuring"}]
+    assert reports[0][0] == "data"
+    losses = [step[3] for step in reports if step[0] in {"warm-up", "measuring"}]
     assert losses[0] == pytest.approx(math.log(300), rel=0.1) and losses[-1] < losses[0]
 
 

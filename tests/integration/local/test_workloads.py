@@ -87,7 +87,7 @@ MORE: dict[str, dict[str, Any]] = {
 }
 
 
-def quiet(*told: object) -> None:
+def quiet(*report: object) -> None:
     pass
 
 
@@ -159,41 +159,43 @@ def measured(root: Path) -> dict[str, Measurement]:
 def test_the_same_learning_however_the_batch_is_split(
     measured: dict[str, Measurement], name: str, way: str
 ) -> None:
-    alone, found = measured[f"{name} single"].quality, measured[f"{name} {way}"].quality
-    assert found.depends_on_split is None
-    assert found.loss == pytest.approx(alone.loss, rel=TOLERANCE)
-    assert found.validation_loss == pytest.approx(alone.validation_loss, rel=TOLERANCE)
-    assert found.accuracy == alone.accuracy
+    alone, split_quality = measured[f"{name} single"].quality, measured[f"{name} {way}"].quality
+    assert split_quality.depends_on_split is None
+    assert split_quality.loss == pytest.approx(alone.loss, rel=TOLERANCE)
+    assert split_quality.validation_loss == pytest.approx(alone.validation_loss, rel=TOLERANCE)
+    assert split_quality.accuracy == alone.accuracy
 
 
 @pytest.mark.parametrize("name", list(WORKLOADS))
 def test_what_is_measured_is_whole(measured: dict[str, Measurement], root: Path, name: str) -> None:
     way = "single" if (name, "ddp 2") in SKIPPED else "ddp 2"
-    found, run = measured[f"{name} {way}"], runs(root)[f"{name} {way}"]
+    measurement, run = measured[f"{name} {way}"], runs(root)[f"{name} {way}"]
     language, images = name in {"gpt", "gpt2 weights"}, name in CNNS
-    assert (found.quality.accuracy is None) == language
-    assert (found.timing.tokens_per_second is None) == images
-    assert found.timing.samples_per_second == pytest.approx(4 / found.timing.step.median)
-    assert found.timing.flops_per_second > 0 and 0 < (found.timing.mfu or 0) < 1
-    assert found.checks["same_parameters"]
+    assert (measurement.quality.accuracy is None) == language
+    assert (measurement.timing.tokens_per_second is None) == images
+    assert measurement.timing.samples_per_second == pytest.approx(
+        4 / measurement.timing.step.median
+    )
+    assert measurement.timing.flops_per_second > 0 and 0 < (measurement.timing.mfu or 0) < 1
+    assert measurement.checks["same_parameters"]
     if way == "ddp 2":
-        assert found.communication is not None
+        assert measurement.communication is not None
         # A frozen parameter is neither counted nor sent.
-        assert found.communication.bytes == 4 * (found.environment.parameters or 0)
-    everything = found.memory.parameters == 4 * (found.environment.parameters or 0)
+        assert measurement.communication.bytes == 4 * (measurement.environment.parameters or 0)
+    everything = measurement.memory.parameters == 4 * (measurement.environment.parameters or 0)
     assert everything == (getattr(run.architecture, "trainable", "all") == "all")
 
 
 def test_batch_norm_is_said_to_depend_on_the_split(measured: dict[str, Measurement]) -> None:
-    found = measured["batch norm"]
+    measurement = measured["batch norm"]
     assert (
-        found.quality.depends_on_split
+        measurement.quality.depends_on_split
         == "batch norm takes its statistics from each rank's micro-batch"
     )
-    assert np.isfinite(found.quality.loss).all() and math.isfinite(
-        found.quality.validation_loss or math.nan
+    assert np.isfinite(measurement.quality.loss).all() and math.isfinite(
+        measurement.quality.validation_loss or math.nan
     )
-    assert found.checks["same_parameters"]
+    assert measurement.checks["same_parameters"]
 
 
 def test_both_loaders_give_the_same_samples_in_the_same_order(

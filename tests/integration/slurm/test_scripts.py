@@ -60,10 +60,10 @@ def test_study_runs_from_its_scripts(
     assert record.environment is not None and record.environment.slurm_job_id is not None
     # What the profile says of the cache was expanded on the node.
     assert (tmp_path / "room" / "cache" / "tokens").is_dir()
-    asked = slurm_cluster.ask("scontrol", "show", "job", job)
+    job_description = slurm_cluster.ask("scontrol", "show", "job", job)
     assert (
-        "NumNodes=2" in asked
-        and "Comment=a test's own" in asked
-        and "TresPerNode=gres:gpu:1" in asked
+        "NumNodes=2" in job_description
+        and "Comment=a test's own" in job_description
+        and "TresPerNode=gres:gpu:1" in job_description
     )
     assert "done" in log.read_text()

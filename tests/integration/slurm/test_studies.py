@@ -95,7 +95,7 @@ def written_at(study: Study) -> dict[str, int]:
     return {
         label: path.stat().st_mtime_ns
         for label, path in paths.items()
-        if (found := read_record(path)) and found.completed
+        if (record := read_record(path)) and record.completed
     }
 
 
@@ -106,20 +106,20 @@ def test_driver_killed_at_twenty_random_moments_submits_nothing_twice_and_loses_
     folder = make_study(repeats=2)
     study = Study.load(folder)
     moments = random.Random(4)
-    seen: dict[str, int] = {}
+    earlier_timestamps: dict[str, int] = {}
     for _ in range(20):
         process = driver(folder, profile)
         time.sleep(moments.uniform(0.2, 2.5))
         os.kill(process.pid, signal.SIGKILL)
         process.communicate()
         now = written_at(study)
-        assert seen.items() <= now.items(), "a record was lost or written again"
-        seen = now
+        assert earlier_timestamps.items() <= now.items(), "a record was lost or written again"
+        earlier_timestamps = now
     last = driver(folder, profile)
     output, _ = last.communicate(timeout=300)
     assert last.returncode == 0, output
     complete = written_at(study)
-    assert seen.items() <= complete.items() and len(complete) == len(study.tasks)
+    assert earlier_timestamps.items() <= complete.items() and len(complete) == len(study.tasks)
     assert submitted(study) == len(study.tasks)
     record = Store(study.out).read(next(task for task in study.tasks if task.run.world_size == 2))
     assert record is not None and record.allocation is not None

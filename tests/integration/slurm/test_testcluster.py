@@ -28,15 +28,15 @@ def state(slurm: Slurm, job: str) -> str:
 
 def await_state(slurm: Slurm, job: str, *wanted: str) -> str:
     deadline = time.monotonic() + 30
-    while (found := state(slurm, job)) not in wanted:
-        assert time.monotonic() < deadline, f"job {job} is {found}, not {wanted}"
+    while (job_state := state(slurm, job)) not in wanted:
+        assert time.monotonic() < deadline, f"job {job} is {job_state}, not {wanted}"
         time.sleep(0.05)
-    return found
+    return job_state
 
 
 def test_one_job_step_spans_all_nodes(slurm_cluster: Slurm) -> None:
-    told = slurm_cluster.ask("srun", "-N4", "printenv", "SLURMD_NODENAME").split()
-    assert sorted(told) == ["127.0.0.2", "127.0.0.3", "127.0.0.4", "127.0.0.5"]
+    nodes = slurm_cluster.ask("srun", "-N4", "printenv", "SLURMD_NODENAME").split()
+    assert sorted(nodes) == ["127.0.0.2", "127.0.0.3", "127.0.0.4", "127.0.0.5"]
 
 
 def test_two_jobs_on_one_node_get_different_gpus(slurm_cluster: Slurm, tmp_path: Path) -> None:
@@ -81,10 +81,10 @@ def test_memory_limit_is_enforced(slurm_cluster: Slurm) -> None:
 def test_preempted_job_is_warned_requeued_and_runs_again(
     slurm_cluster: Slurm, tmp_path: Path
 ) -> None:
-    told = tmp_path / "told"
+    log = tmp_path / "log"
     # Only the first time round it waits to be preempted.
     script = (
-        f"trap 'echo warned >>{told}' USR1; trap : TERM; echo start $SLURM_RESTART_COUNT >>{told}; "
+        f"trap 'echo warned >>{log}' USR1; trap : TERM; echo start $SLURM_RESTART_COUNT >>{log}; "
     )
     script += '[ -n "$SLURM_RESTART_COUNT" ] && exit; while true; do sleep 0.1; done'
     job = batch(
@@ -98,11 +98,11 @@ def test_preempted_job_is_warned_requeued_and_runs_again(
         "--requeue",
     )
     await_state(slurm_cluster, job, "RUNNING")
-    while not told.exists():
+    while not log.exists():
         time.sleep(0.05)
     slurm_cluster.ask("srun", "--nodelist=127.0.0.5", "--exclusive", "true")
     await_state(slurm_cluster, job, "COMPLETED")
-    assert told.read_text().split() == ["start", "warned", "start", "1"]
+    assert log.read_text().split() == ["start", "warned", "start", "1"]
 
 
 def test_running_job_survives_a_restart_of_the_controller(
@@ -136,11 +136,13 @@ def test_accounting_knows_the_end_of_a_job(slurm_accounting: Slurm) -> None:
     job = batch(slurm_accounting, "exit 3")
     deadline = time.monotonic() + 30
     while "FAILED" not in (
-        told := slurm_accounting.ask("sacct", "-X", "-n", "-P", "-o", "State,ExitCode", "-j", job)
+        accounting_line := slurm_accounting.ask(
+            "sacct", "-X", "-n", "-P", "-o", "State,ExitCode", "-j", job
+        )
     ):
         assert time.monotonic() < deadline
         time.sleep(0.1)
-    assert told.strip() == "FAILED|3:0"
+    assert accounting_line.strip() == "FAILED|3:0"
 
 
 def test_command_brings_it_up_and_leaves_nothing(

@@ -228,9 +228,9 @@ def test_strategies_of_many_models_are_compared_on_several_ranks(tmp_path):
     for model in ("gpt-nano", "gpt-mini", "gpt2-small"):
         for size, factor in ((1, 1.0), (2, 1.5)):
             for name in ("ddp", "data_parallel"):
-                asked = run(size, model=model, strategy=name)
+                strategy_run = run(size, model=model, strategy=name)
                 slower = factor if name == "data_parallel" else 1.0
-                records += repeats(asked, [0.1 * slower] * 3, device="cuda")
+                records += repeats(strategy_run, [0.1 * slower] * 3, device="cuda")
     text = answered(tmp_path, records, scaling="none", baseline={"world_size": 2})
     assert "With data_parallel, a step takes 1.50 to 1.50 times that with ddp" in text
     assert "(in 3 comparisons, 0 shown to be shorter, 3 longer)" in text

@@ -834,5 +834,7 @@ def test_a_disturbed_baseline_explains_a_part_of_a_gain(foreign_cpu: float, seve
     pair = record(run(2), step_time=0.1, foreign_cpu=0.0, cpus_granted=[[0], [1]])
     result = audit([base, pair])
     assert [finding.severity for finding in of(result, "super-linear")] == [severity]
-    told = "other processes took 50% of the ranks' cores" in evidence(result, "super-linear")
-    assert told == bool(foreign_cpu)
+    disturbance_named = "other processes took 50% of the ranks' cores" in evidence(
+        result, "super-linear"
+    )
+    assert disturbance_named == bool(foreign_cpu)

@@ -220,7 +220,7 @@ def test_a_peak_with_sparsity() -> None:
 def test_tf32_has_its_own_peak() -> None:
     table = "gpu|gpus|precision|TFLOP/s/GPU|MFU\n{}|8|{}|{}|{}"
     beyond = audit(frame(table.format("A100", "TF32", 170, "90%")))
-    (finding,) = [found for found in beyond.findings if found.rule == "impossible-mfu"]
+    (finding,) = [finding for finding in beyond.findings if finding.rule == "impossible-mfu"]
     assert finding.severity == "error" and "156 of a100 in TF32, dense" in finding.evidence
     for words in ("A100|TF32|62.4|20%", "node|TF32|62.4|20%"):  # of 312, which is with sparsity
         gpu, *cells = words.split("|")

@@ -62,10 +62,10 @@ def test_on_one_gpu_no_link_is_to_blame() -> None:
 
 def test_the_playbooks_mfu_is_found_to_count_its_embedding_twice() -> None:
     rows = lab.explain_layouts(SHARED / "docs" / "tables" / "playbook_1b_h100.csv")
-    told = {one.row: one.reasons[0] for one in rows}
+    reasons = {one.row: one.reasons[0] for one in rows}
     table = read_layouts(SHARED / "docs" / "tables" / "playbook_1b_h100.csv")
     several = {row.place for row in table.rows if row.case.candidate.layout.pipeline > 1}
-    wrong = {place for place, reason in told.items() if "by the row's own rate" in reason}
+    wrong = {place for place, reason in reasons.items() if "by the row's own rate" in reason}
     exact = {row.place for row in table.rows if (row.quoted_mfu or 0) > 0.05}
     assert wrong & exact == several & exact and len(wrong & exact) > 100
 

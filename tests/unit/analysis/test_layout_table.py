@@ -100,8 +100,8 @@ def test_what_ran_counts_whatever_batch_is_quoted(
     candidate = row.case.candidate
     assert candidate.micro_batch * candidate.grad_accum * candidate.layout.data == batch
     assert row.step_s == pytest.approx(batch * 4096 / 16 / 8000)
-    told = any("another batch" in assumption for assumption in table.assumptions)
-    assert told == (quoted == 256)
+    other_batch_assumed = any("another batch" in assumption for assumption in table.assumptions)
+    assert other_batch_assumed == (quoted == 256)
 
 
 def test_crashed_rows_have_no_time_and_stay_known() -> None:

@@ -73,7 +73,7 @@ def finding(severity, rule):
 
 
 @pytest.mark.parametrize(
-    ("found", "said"),
+    ("finding_arguments", "said"),
     [
         ((), "audit: no warning"),
         ((("note", "mixed-environment"),), "audit: no warning"),
@@ -81,9 +81,9 @@ def finding(severity, rule):
         ((("error", "equal-work"), ("warning", "repeats")), "audit: error equal-work and 1 more"),
     ],
 )
-def test_the_strip_ends_with_the_worst_that_the_audit_found(found, said):
+def test_the_strip_ends_with_the_worst_that_the_audit_found(finding_arguments, said):
     noise, _ = noise_of(QUIET)
-    audit = Audit(findings=tuple(finding(*one) for one in found), not_checked=())
+    audit = Audit(findings=tuple(finding(*one) for one in finding_arguments), not_checked=())
     assert noise.strip(audit) == (
         f"3 repeats · interval ±5.0 % · other processes took at most 0 % of the ranks' cores · {said}"
     )

@@ -161,7 +161,7 @@ def test_of_what_a_script_decides_no_number_is_made(folder: Path) -> None:
         _ = run.stated
     larger = at_world_size(run, 8, study=study)
     assert larger is not None and (larger.world_size, larger.global_batch_size) == (8, None)
-    told = load(folder, "train.py", global_batch_size=8)
-    larger = at_world_size(told.runs[0], 8, study=told)
+    study_with_batch = load(folder, "train.py", global_batch_size=8)
+    larger = at_world_size(study_with_batch.runs[0], 8, study=study_with_batch)
     assert larger is not None and larger.micro_batch_size == 1
-    assert at_world_size(told.runs[0], 3, study=told) is None
+    assert at_world_size(study_with_batch.runs[0], 3, study=study_with_batch) is None

@@ -371,8 +371,8 @@ def test_check_counts_for_graders_and_shows_nothing_but_the_hint(
         str(caught.value)
     ]
     lab.check("04.speedup", 1.6, step_s=T, ranks=2)
-    told = capsys.readouterr()
-    assert "right" in told.out and told.err == ""
+    captured = capsys.readouterr()
+    assert "right" in captured.out and captured.err == ""
     with pytest.raises(lab.InputError, match=r"did you mean '04\.speedup'"):
         lab.check("04.speedupp", 1.0)
 

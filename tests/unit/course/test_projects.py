@@ -31,7 +31,9 @@ def test_points_are_those_of_the_text_and_of_the_rubric(name: str) -> None:
     marks = [cell["metadata"].get("nbgrader", {}) for cell in cells(name)]
     given = sum(mark.get("points", 0) for mark in marks)
     text = "\n".join(cell["source"] for cell in cells(name) if cell["cell_type"] == "markdown")
-    asked = sum(int(points) for points in re.findall(r"\*\*[A-G] \((\d+) points\)\.", text))
+    points_in_text = sum(
+        int(points) for points in re.findall(r"\*\*[A-G] \((\d+) points\)\.", text)
+    )
     (rubric,) = re.findall(
         rf"^## .*`{name}.ipynb`\n(.*?)(?=^## |\Z)",
         (PROJECTS / "rubrics.md").read_text(),
@@ -40,7 +42,7 @@ def test_points_are_those_of_the_text_and_of_the_rubric(name: str) -> None:
     listed = sum(
         int(points) for points in re.findall(r"^\| [A-G]\b.*?\| (\d+) \|", rubric, re.MULTILINE)
     )
-    assert given == asked == listed and f"all {given} points" in text
+    assert given == points_in_text == listed and f"all {given} points" in text
     ids = [mark["grade_id"] for mark in marks if mark]
     assert len(ids) == len(set(ids)) >= 5
 
@@ -73,9 +75,13 @@ def test_the_fault_can_be_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 def test_machines_of_the_fault_differ_in_one_cause_each() -> None:
     loaded = {path.stem: lab.Cluster.load(path) for path in (PROJECTS / "profiles").glob("*.yaml")}
-    found = loaded.pop("as-found")
+    original_cluster = loaded.pop("as-found")
     changed = {
-        name: {key for key in type(found).model_fields if getattr(one, key) != getattr(found, key)}
+        name: {
+            key
+            for key in type(original_cluster).model_fields
+            if getattr(one, key) != getattr(original_cluster, key)
+        }
         for name, one in loaded.items()
     }
     assert changed == {"more-cores": {"name", "cores_per_job"}, "faster-link": {"name", "link"}}

@@ -40,8 +40,8 @@ def test_impossible_configuration_is_told_at_once_and_mended(
     before = {name: shown.fields[name].value for name in values}
     for name, value in values.items():
         shown.fields[name].value = value
-    told = text(shown.verdict).replace("&#x27;", "'")
-    assert told.startswith("Cannot run:") and words in told and "missing" not in told
+    verdict = text(shown.verdict).replace("&#x27;", "'")
+    assert verdict.startswith("Cannot run:") and words in verdict and "missing" not in verdict
     assert shown.run_button.disabled
     for name, value in before.items():
         shown.fields[name].value = value

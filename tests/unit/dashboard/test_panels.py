@@ -83,32 +83,37 @@ def test_without_a_basis_it_says_what_would_give_one(bench: Bench) -> None:
 def test_two_ranks_are_predicted_from_one(bench: Bench) -> None:
     calibrate("two")
     measure(bench, here(factories.run(1, 16), step_time=0.2))
-    found = look(bench, PAIR)
-    assert found.forecast.prediction is not None and found.forecast.memory_bytes is not None
-    # Half the batch halves forward and backward; 6 MB of gradients wait 60 ms for the link.
-    assert found.forecast.prediction.step_s == pytest.approx(0.2 - 0.172 / 2 + 0.061, rel=0.05)
-    assert found.speedup == pytest.approx(0.2 / found.forecast.prediction.step_s)
-    told = panel(found, cluster=Cluster.load("two"), history="Not measured yet.")
+    pair_outlook = look(bench, PAIR)
     assert (
-        "Predicted step" in told
-        and "Speedup over 1 rank <b>1.1" in told
-        and told.endswith("Not measured yet.")
+        pair_outlook.forecast.prediction is not None
+        and pair_outlook.forecast.memory_bytes is not None
     )
-    assert "Limited by <b>communication beside which nothing is computed, 3" in told
-    assert "beyond what was measured: micro-batch 8, measured at 16" in told
+    # Half the batch halves forward and backward; 6 MB of gradients wait 60 ms for the link.
+    assert pair_outlook.forecast.prediction.step_s == pytest.approx(
+        0.2 - 0.172 / 2 + 0.061, rel=0.05
+    )
+    assert pair_outlook.speedup == pytest.approx(0.2 / pair_outlook.forecast.prediction.step_s)
+    html = panel(pair_outlook, cluster=Cluster.load("two"), history="Not measured yet.")
+    assert (
+        "Predicted step" in html
+        and "Speedup over 1 rank <b>1.1" in html
+        and html.endswith("Not measured yet.")
+    )
+    assert "Limited by <b>communication beside which nothing is computed, 3" in html
+    assert "beyond what was measured: micro-batch 8, measured at 16" in html
 
 
 def test_an_interval_that_says_next_to_nothing_is_told_as_such(bench: Bench) -> None:
     calibrate("two")
     measure(bench, here(factories.run(1, 16), step_time=0.2))
-    found = look(bench, PAIR)
-    assert found.forecast.prediction is not None
-    wide = dataclasses.replace(found.forecast.prediction, step_s=0.3, low_s=0.0, high_s=0.6)
-    forecast = dataclasses.replace(found.forecast, prediction=wide)
-    unsure = dataclasses.replace(found, forecast=forecast)
-    told = panel(unsure, cluster=Cluster.load("two"), history="Not measured yet.")
-    assert "Predicted step <b>cannot tell: 0" in told and "to 600 ms" in told
-    assert "Speedup over 1 rank <b>cannot tell" in told
+    pair_outlook = look(bench, PAIR)
+    assert pair_outlook.forecast.prediction is not None
+    wide = dataclasses.replace(pair_outlook.forecast.prediction, step_s=0.3, low_s=0.0, high_s=0.6)
+    forecast = dataclasses.replace(pair_outlook.forecast, prediction=wide)
+    unsure = dataclasses.replace(pair_outlook, forecast=forecast)
+    html = panel(unsure, cluster=Cluster.load("two"), history="Not measured yet.")
+    assert "Predicted step <b>cannot tell: 0" in html and "to 600 ms" in html
+    assert "Speedup over 1 rank <b>cannot tell" in html
 
 
 def test_a_run_on_one_rank_counts_for_every_network_of_this_machine(bench: Bench) -> None:

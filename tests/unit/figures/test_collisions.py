@@ -47,8 +47,10 @@ def _axes_texts(ax: Axes) -> Iterator[Text]:
 
 def faults(sheet: Figure) -> list[str]:
     sheet.draw_without_rendering()
-    seen = [text for text in texts(sheet) if text.get_visible() and text.get_text().strip()]
-    boxes = [(text.get_text(), text.get_window_extent()) for text in seen]
+    visible_texts = [
+        text for text in texts(sheet) if text.get_visible() and text.get_text().strip()
+    ]
+    boxes = [(text.get_text(), text.get_window_extent()) for text in visible_texts]
     frame = sheet.bbox.padded(1)
     cut = [
         f"cut: {text}"
@@ -112,5 +114,5 @@ def test_a_collision_and_a_cut_text_would_be_found() -> None:
     ax.text(0.5, 0.5, "one")
     ax.text(0.5, 0.5, "two")
     ax.text(1.1, 0.5, "x" * 80)
-    found = faults(sheet)
-    assert "'one' upon 'two'" in found and f"cut: {'x' * 80}" in found
+    sheet_faults = faults(sheet)
+    assert "'one' upon 'two'" in sheet_faults and f"cut: {'x' * 80}" in sheet_faults

@@ -32,15 +32,15 @@ def test_steps_are_compared_round_by_round() -> None:
 @pytest.fixture
 def trained(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
     """What the ranks were asked for, in place of their steps."""
-    asked: list[tuple[str, ...]] = []
+    calls: list[tuple[str, ...]] = []
 
     def ranks(*arguments: str) -> dict[str, Any]:
-        asked.append(arguments)
+        calls.append(arguments)
         return {"wall": SECONDS, "rounds": 6}
 
     monkeypatch.setattr(bench_training, "selftest", ranks)
     monkeypatch.setattr("lab.machine.gpus", lambda: ())
-    return asked
+    return calls
 
 
 def test_of_a_study_each_gpt_on_one_device_is_trained_once(trained: list[tuple[str, ...]]) -> None:

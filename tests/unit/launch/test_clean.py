@@ -66,8 +66,8 @@ def test_what_can_go_is_shown_and_then_goes(used: Study, tmp_path: Path) -> None
     assert (tmp_path / "precious" / "a").exists()
     (kept,) = lab.clean(used)
     assert kept.what == "what stays" and not kept.again
-    told = CliRunner().invoke(cli.app, ["clean", str(used.folder)])
-    assert told.exit_code == 0 and "nothing can go" in told.stdout
+    result = CliRunner().invoke(cli.app, ["clean", str(used.folder)])
+    assert result.exit_code == 0 and "nothing can go" in result.stdout
 
 
 def test_nothing_goes_while_a_job_or_a_driver_is_at_work(used: Study) -> None:

@@ -39,9 +39,11 @@ def test_gradients_that_come_and_go_share_room_with_activations() -> None:
 
 def test_a_gpu_has_more_logits_at_once_than_a_cpu() -> None:
     for samples, chunk in ((2, 2 * 1024), (16, 8192)):  # a micro-batch of fewer tokens is one chunk
-        asked = run(1, samples, model="gpt2-small", data="synthetic")
-        on_gpu, on_cpu = (memory_of(asked, device=name).activations for name in ("cuda", "cpu"))
-        words = vocab_size_of(asked.architecture, asked.dataset)
+        training_run = run(1, samples, model="gpt2-small", data="synthetic")
+        on_gpu, on_cpu = (
+            memory_of(training_run, device=name).activations for name in ("cuda", "cpu")
+        )
+        words = vocab_size_of(training_run.architecture, training_run.dataset)
         assert on_gpu - on_cpu == words * 8 * (chunk - 512)
 
 

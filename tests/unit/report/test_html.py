@@ -114,9 +114,9 @@ def test_name_of_a_function_is_spaced() -> None:
 
 def test_math_font_holds_the_glyphs_in_use_and_the_math_table() -> None:
     html = export(r"$$\sqrt{\alpha} + \int x\,h = \mathbb{R}$$")
-    found = re.search(r"url\(data:font/(woff2?);base64,([A-Za-z0-9+/=]+)\)", html)
-    assert found
-    font = TTFont(io.BytesIO(base64.b64decode(found[2])))
+    font_match = re.search(r"url\(data:font/(woff2?);base64,([A-Za-z0-9+/=]+)\)", html)
+    assert font_match
+    font = TTFont(io.BytesIO(base64.b64decode(font_match[2])))
     # The italic alpha, x and Planck's h are what a browser shows for <mi>.
     assert {ord(letter) for letter in "√∫ℝ+=−\U0001d6fc\U0001d465\u210e"} <= set(font.getBestCmap())
     assert "MATH" in font and font["maxp"].numGlyphs < 200
@@ -199,10 +199,10 @@ def test_tags_hide_code_outputs_and_cells() -> None:
 
 
 def test_figures_are_svg_with_alt_text_and_caption() -> None:
-    told = {"image/svg+xml": {"alt": 'Speedup "rises"', "caption": "Figure 1. A <b>"}}
+    metadata = {"image/svg+xml": {"alt": 'Speedup "rises"', "caption": "Figure 1. A <b>"}}
     soup = page(
         "## Curves",
-        code(display(told, svg=SVG, png=PNG, text="<Figure>")),
+        code(display(metadata, svg=SVG, png=PNG, text="<Figure>")),
         code(display(svg=SVG)),
         code(display(png=PNG)),
     )

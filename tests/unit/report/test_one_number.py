@@ -93,10 +93,12 @@ def without_unit(text: str) -> str:
 def test_a_report_shows_one_text_for_one_quantity(shipped: Study, monkeypatch: Any) -> None:
     monkeypatch.setattr(Study, "load", lambda *_, **__: shipped)
     shown, _ = execute("report.ipynb", study=str(shipped.folder))
-    found: dict[tuple[str, str], dict[str, list[str]]] = {}
+    quantity_texts: dict[tuple[str, str], dict[str, list[str]]] = {}
     for quantity, owner, text, place in numbers(shown):
-        found.setdefault((quantity, owner), {}).setdefault(without_unit(text), []).append(place)
-    differing = {key: texts for key, texts in found.items() if len(texts) > 1}
+        quantity_texts.setdefault((quantity, owner), {}).setdefault(without_unit(text), []).append(
+            place
+        )
+    differing = {key: texts for key, texts in quantity_texts.items() if len(texts) > 1}
     assert not differing
     for quantity, least in {
         "step": 3,
@@ -106,7 +108,7 @@ def test_a_report_shows_one_text_for_one_quantity(shipped: Study, monkeypatch: A
         "exposed": 2,
         "speedup": 1,
     }.items():
-        [places] = found[quantity, "ddp"].values()
+        [places] = quantity_texts[quantity, "ddp"].values()
         assert len(places) >= least, (quantity, places)
     # The sentences, and the words for the figures, use the same texts.
     [text] = [
@@ -114,10 +116,10 @@ def test_a_report_shows_one_text_for_one_quantity(shipped: Study, monkeypatch: A
     ][:1]
     said = text.replace("\\", "")
     results = StudyResults(shipped)
-    [step] = found["step", "ddp"]
-    [speedup] = found["speedup", "ddp"]
-    [sent] = found["sent", "ddp"]
-    [exposed] = found["exposed", "ddp"]
+    [step] = quantity_texts["step", "ddp"]
+    [speedup] = quantity_texts["speedup", "ddp"]
+    [sent] = quantity_texts["sent", "ddp"]
+    [exposed] = quantity_texts["exposed", "ddp"]
     assert f"The shortest step, {step} ms" in said
     assert f"It is {speedup} times as fast as single" in said
     assert f"{sent} MB, are those of ddp" in said

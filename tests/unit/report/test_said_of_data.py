@@ -21,8 +21,8 @@ from lab.report import inference_sections, sections, study_sections
 
 def kept(folder: Path, records: list[Record], **fields: Any) -> StudyResults:
     """Results of a study with these records on disk; `runs` are further runs that it asks for."""
-    asked: list[Run] = [*(one.run for one in records), *fields.pop("runs", [])]
-    made: Study = study(folder, list({one.id: one for one in asked}.values()), **fields)
+    runs: list[Run] = [*(one.run for one in records), *fields.pop("runs", [])]
+    made: Study = study(folder, list({one.id: one for one in runs}.values()), **fields)
     for one in records:
         write_record(one, Store(made.out).folder(one.task))
     return StudyResults(made)
@@ -106,8 +106,8 @@ def test_categories_are_rows_and_only_world_sizes_make_lines(tmp_path: Path) -> 
 
 
 def test_accuracy_has_its_number_of_samples(tmp_path: Path) -> None:
-    asked = run(1, 8, model="agnews-small", data="topics", eval_batches=1)
-    none = record(asked).model_copy(
+    evaluated_run = run(1, 8, model="agnews-small", data="topics", eval_batches=1)
+    none = record(evaluated_run).model_copy(
         update={"quality": Quality(loss=[1.0], validation_loss=1.4, accuracy=0.0)}
     )
     frame = sections.learning(kept(tmp_path, [none])).frame

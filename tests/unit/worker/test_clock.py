@@ -115,9 +115,9 @@ def test_what_only_some_steps_of_a_cycle_do_is_in_all_of_them() -> None:
     ready = np.full((1, 9), np.nan)
     sent = np.array([[0, 0, 0, 0, 400, 0, 0, 0, 400]])
     exposure = Exposure(ready, *[sent / 100] * 2, ready, sent, sent, {"optimizer": sent / 100})
-    told = overlap.summary(exposure, laps["step_time"], warmup_steps=1, cycle=4)
-    assert (told.bytes, told.exposed_in) == (100, {"optimizer": 1.0})
-    assert told.exposed and told.exposed.median == 1.0
+    communication = overlap.summary(exposure, laps["step_time"], warmup_steps=1, cycle=4)
+    assert (communication.bytes, communication.exposed_in) == (100, {"optimizer": 1.0})
+    assert communication.exposed and communication.exposed.median == 1.0
 
 
 def test_mfu_is_none_where_the_peak_is_unknown() -> None:

@@ -55,8 +55,13 @@ def test_what_is_no_sample_tells_nothing(line: str) -> None:
 
 
 def test_a_gpu_that_gives_its_clock_alone() -> None:
-    seen = state([f"{ONE}, 1410, [Not Supported], [Not Supported]\n"])
-    assert (seen.samples, seen.sm_clock, seen.sm_clock_max, seen.reasons) == (1, 1410.0, None, {})
+    gpu_state = state([f"{ONE}, 1410, [Not Supported], [Not Supported]\n"])
+    assert (gpu_state.samples, gpu_state.sm_clock, gpu_state.sm_clock_max, gpu_state.reasons) == (
+        1,
+        1410.0,
+        None,
+        {},
+    )
 
 
 @pytest.mark.parametrize(
@@ -117,8 +122,10 @@ def test_the_sampler_ends_with_what_it_has_seen(gpu: torch.device) -> None:
     watch = GpuWatch(gpu)
     while len(watch._lines) < 3:
         pass
-    (seen,) = watch.stop()
-    assert seen.samples >= 3 and seen.sm_clock == 1500.0 and seen.other_processes == 1
+    (gpu_state,) = watch.stop()
+    assert (
+        gpu_state.samples >= 3 and gpu_state.sm_clock == 1500.0 and gpu_state.other_processes == 1
+    )
     assert watch._sampler is not None and watch._sampler.poll() is not None
 
 

@@ -46,10 +46,10 @@ def reference(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
     return functional.cross_entropy(functional.linear(hidden, weight), targets)
 
 
-def assert_close(found: Tensor | None, expected: Tensor | None, tolerance: float) -> None:
-    assert found is not None and expected is not None
-    assert found.dtype == expected.dtype and found.shape == expected.shape
-    assert (found - expected).norm() <= tolerance * expected.norm()
+def assert_close(actual: Tensor | None, expected: Tensor | None, tolerance: float) -> None:
+    assert actual is not None and expected is not None
+    assert actual.dtype == expected.dtype and actual.shape == expected.shape
+    assert (actual - expected).norm() <= tolerance * expected.norm()
 
 
 @pytest.mark.usefixtures("chunk")
@@ -67,8 +67,8 @@ def test_loss_and_gradients_are_those_of_torch(dtype: torch.dtype, words: int) -
             for factor in (3.0, 0.5):
                 (factor * loss).backward(retain_graph=True)
         results.append((loss.detach(), hidden.grad, weight.grad))
-    for found, expected in zip(*results, strict=True):
-        assert_close(found, expected, TOLERANCES[dtype])
+    for actual, expected in zip(*results, strict=True):
+        assert_close(actual, expected, TOLERANCES[dtype])
 
 
 def test_improbable_targets_and_large_logits_keep_their_digits() -> None:

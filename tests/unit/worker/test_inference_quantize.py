@@ -87,8 +87,8 @@ def test_compiled_blocks_generate_the_same_with_few_graphs(model: GPT, name: str
     expected = results()
     torch._dynamo.utils.counters.clear()
     compile_alike(copy, backend="eager")
-    for found, right in zip(results(), expected, strict=True):
-        assert torch.equal(found, right)
+    for output, right in zip(results(), expected, strict=True):
+        assert torch.equal(output, right)
     counters = torch._dynamo.utils.counters
     assert not counters["graph_break"] and counters["stats"]["unique_graphs"] <= 12
 

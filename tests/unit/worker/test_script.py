@@ -205,9 +205,9 @@ COMPILED = {
 }
 
 
-@pytest.mark.parametrize(("compiled", "step", "seen"), COMPILED.values(), ids=COMPILED)
+@pytest.mark.parametrize(("compiled", "step", "forward_recorded"), COMPILED.values(), ids=COMPILED)
 def test_what_is_compiled_stays_one_graph(
-    measured: Any, tmp_path: Path, compiled: str, step: str, seen: bool
+    measured: Any, tmp_path: Path, compiled: str, step: str, forward_recorded: bool
 ) -> None:
     """A forward pass inside a compiled function is not seen; its step is."""
     body = f"""
@@ -221,7 +221,7 @@ with lab.instrument(model, optimizer):
         {step.replace("BATCH", "torch.randn(8, 4)")}
 open("graphs", "w").write(f"{{dict(counters['graph_break'])}} {{counters['stats']['unique_graphs']}}")
 """
-    assert ("forward" in phases(measured(body))) == seen
+    assert ("forward" in phases(measured(body))) == forward_recorded
     assert (tmp_path / "graphs").read_text() == "{} 1"
 
 

@@ -84,10 +84,10 @@ def test_each_device_has_buffers_of_its_own_and_the_model_keeps_the_first_ones()
     inputs, targets = torch.randn(8, 5), torch.randn(8)
     DataParallel(model, [CPU, CPU], recorder=None)(inputs, targets)
     alone(inputs[:4], targets[:4])
-    for (name, found), (_, expected) in zip(
+    for (name, buffer), (_, expected) in zip(
         model.named_buffers(), alone.named_buffers(), strict=True
     ):
-        torch.testing.assert_close(found, expected, msg=name)
+        torch.testing.assert_close(buffer, expected, msg=name)
     # A second kind of device, whose tensors have no values here.
     parallel = DataParallel(model, [CPU, torch.device("meta")], recorder=None)
     twin = replica(model, parallel._copies(dict(vanilla._tensors(model)))[1])
