@@ -2,7 +2,7 @@
 
 A supervisor in a network namespace of its own starts them and counts, by the kernel, what they send
 each other. Where this machine permits no such namespace, the ranks still can open no socket, and
-nothing is counted.
+nothing is counted. All are forks of a server that has torch loaded and never runs a learner's code.
 """
 
 from __future__ import annotations
@@ -19,17 +19,21 @@ import signal
 import socket
 import struct
 import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+
+import psutil
 
 from lab import machine
+from lab.files import read_json, write_atomically
+from lab.launch import fork_server
 from lab.launch.attempt import Attempt, claim
 
+LOADED = ("torch", "torch._dynamo", "lab.worker.rungs", __name__)
+VARIABLES = {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+REPORT, LOG = "report.json", "supervisor.log"
 START_S = 120.0  # until the ranks have met, on a busy machine
 GRACE_S = 3.0  # of the other ranks, once one has failed
 MEMORY = 2 << 30  # bytes that a rank may allocate
@@ -54,32 +58,36 @@ class Ended:
     sent: int | None
 
 
-def run_ranks(
-    inputs: Sequence[bytes], *, folder: Path, limit_s: float, module: str = "lab.worker.rungs"
-) -> Ended:
-    """Run a module on one rank for each input, in a new folder, and return what they left."""
-    lengths = [len(content) for content in inputs]
-    order = {"folder": str(folder), "limit_s": limit_s, "module": module, "lengths": lengths}
-    order["own_network"] = has_spaces()
-    command = [sys.executable, "-m", "lab.launch.confined", json.dumps(order)]
-    with claim(folder, Attempt(folder, "ranks"), devices=True):
-        process = subprocess.Popen(
-            [*(_SPACES if has_spaces() else ()), *command],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
-        )
-        try:
-            answer, errors = process.communicate(b"".join(inputs), timeout=2 * START_S + limit_s)
-        except BaseException:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-            raise
-    if process.returncode:
-        raise OSError(f"the ranks could not be started: {errors.decode(errors='replace')[-500:]}")
-    report = json.loads(answer)
+def run_ranks(inputs: Sequence[bytes], *, folder: Path, limit_s: float) -> Ended:
+    """Run `lab.worker.rungs` on a rank for each input, in a new folder of this user's alone.
+
+    Returns what the ranks left. Raises OSError where they could not be started.
+    """
     ranks = range(len(inputs))
+    for rank, content in enumerate(inputs):
+        _input(folder, rank).write_bytes(content)
+    own_network = has_spaces()
+    arguments = {"folder": str(folder), "ranks": len(inputs), "limit_s": limit_s}
+    with claim(folder, Attempt(folder, "ranks"), devices=True):
+        supervisor = fork_server.start(
+            supervise,
+            arguments | {"own_network": own_network},
+            os.environ | VARIABLES,
+            modules=LOADED,
+            within=_SPACES if own_network else (),
+        )
+        if supervisor is None:
+            raise OSError("the ranks could not be started: this machine forks none for them")
+        try:
+            _wait(supervisor, 2 * START_S + limit_s)
+        finally:
+            if supervisor.poll() is None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(supervisor.pid, signal.SIGKILL)
+    report = read_json(folder / REPORT)
+    if report is None:
+        reason = _read(folder / LOG).decode(errors="replace")[-500:]
+        raise OSError(f"the ranks could not be started: {reason or 'their supervisor ended'}")
     return Ended(
         archives=[_read(folder / f"rank{rank}.npz") for rank in ranks],
         stacks=[_read(folder / f"rank{rank}.stack").decode(errors="replace") for rank in ranks],
@@ -87,6 +95,16 @@ def run_ranks(
         codes=report["codes"],
         sent=report["sent"],
     )
+
+
+def _wait(process: fork_server.Process, limit_s: float) -> None:
+    end = time.monotonic() + limit_s
+    while process.poll() is None and psutil.pid_exists(process.pid) and time.monotonic() < end:
+        time.sleep(0.02)
+
+
+def _input(folder: Path, rank: int) -> Path:
+    return folder / f"rank{rank}.input"
 
 
 @functools.cache
@@ -136,38 +154,38 @@ def _carried() -> int:
     return int(row.split(":")[1].split()[0])
 
 
-def supervise(order: dict[str, Any]) -> dict[str, Any]:
+def supervise(folder: str, *, ranks: int, limit_s: float, own_network: bool) -> int:
     """Start the ranks, each with its input alone, and end those that take too long."""
-    if own_network := order["own_network"]:
+    place = Path(folder)
+    fork_server.redirect(place / LOG)
+    if own_network:
         _loopback_up()
-    folder, cores = Path(order["folder"]), machine.cores()
-    contents = [sys.stdin.buffer.read(length) for length in order["lengths"]]
-    processes = []
-    for rank, content in enumerate(contents):
-        core = cores[rank % len(cores)]
-        with (folder / f"rank{rank}.log").open("wb") as log, tempfile.TemporaryFile() as given:
-            given.write(content)
-            given.seek(0)
-            process = subprocess.Popen(
-                [sys.executable, "-m", order["module"]],
-                stdin=given,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                preexec_fn=set_limits,
-                env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"},
-            )
-        os.sched_setaffinity(process.pid, {core})
-        processes.append(process)
-    end = time.monotonic() + START_S + order["limit_s"]
-    while any(process.poll() is None for process in processes) and time.monotonic() < end:
-        if any(process.poll() for process in processes):
+    before = _carried() if own_network else 0
+    # No rank can read another's: only open files are left of them, and each rank closes all others.
+    inputs = [os.open(_input(place, rank), os.O_RDONLY) for rank in range(ranks)]
+    for rank in range(ranks):
+        _input(place, rank).unlink()
+    children = [fork_server.Child(_be_rank, place, rank, inputs[rank]) for rank in range(ranks)]
+    end = time.monotonic() + START_S + limit_s
+    while any(child.poll() is None for child in children) and time.monotonic() < end:
+        if any(child.poll() for child in children):
             end = min(end, time.monotonic() + GRACE_S)  # the others may wait for this one
         time.sleep(0.02)
-    for process in processes:
-        process.kill()
-    codes = [process.wait() for process in processes]
-    return {"codes": codes, "sent": _carried() if own_network else None}
+    for child in children:
+        child.send_signal(signal.SIGKILL)
+    codes = [child.wait() for child in children]
+    sent = _carried() - before if own_network else None
+    write_atomically(place / REPORT, json.dumps({"codes": codes, "sent": sent}).encode())
+    return 0
 
 
-if __name__ == "__main__":
-    sys.stdout.write(json.dumps(supervise(json.loads(sys.argv[1]))))
+def _be_rank(folder: Path, rank: int, given: int) -> None:
+    from lab.worker import rungs
+
+    cores = machine.cores()
+    os.sched_setaffinity(0, {cores[rank % len(cores)]})
+    os.dup2(given, 0)
+    fork_server.redirect(folder / f"rank{rank}.log")
+    os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+    set_limits()
+    rungs.main()

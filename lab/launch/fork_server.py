@@ -1,8 +1,8 @@
-"""Jobs on this machine's CPUs as forks of a process that has torch loaded.
+"""Processes that begin with torch loaded: forks of a process that has loaded it.
 
-Loading torch takes longer than many a run trains. A driver keeps one server that loads it once;
-each job is a fork of the server, submitit's controller, and each rank is a fork of the controller.
-Repeats share no process: every fork begins with what was there before the first run.
+Loading torch takes longer than many a run trains. A driver keeps one server that loads it once, and
+each process that it asks for is a fork of the server. Such processes share nothing but what was
+there before the first of them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
@@ -26,21 +26,18 @@ from typing import Any
 
 from lab.machine import exit_with
 
-# What every training on CPUs imports; an optimizer and DDP import torch._dynamo when they are made.
-LOADED = ("submitit.local.local", "torch", "torch._dynamo", "lab.launch.job", "lab.worker.main")
 # Variables that a library may read while it is loaded: where they differ, another server starts.
 READ_ON_LOADING = (
     *("ATEN_", "DNNL_", "GOMP_", "KMP_", "LD_", "MALLOC_", "MKL_", "OMP_", "ONEDNN_", "OPENBLAS_"),
     *("LC_", "LANG", "PYTHON", "PYTORCH_", "TORCH"),
 )
-MOST_BYTES = 2**20  # of a message: a job's whole environment
+MOST_BYTES = 2**20  # of a message: a process's whole environment
 LOAD_S = 300.0  # of a shared file system, torch may take minutes; then ranks try it themselves
-CONTROLLER_LOG = "controller.log"  # in a job's folder: what its controller prints
-IDLE_S = 600.0  # a server without jobs for so long ends, as it holds memory
+IDLE_S = 600.0  # a server without processes for so long ends, as it holds memory
 
 
-class Controller:
-    """A job's controller, forked by the server: its process id, and how it ended."""
+class Process:
+    """A process that the server forked: its id, and how it ended."""
 
     def __init__(self, server: ForkServer, pid: int) -> None:
         self.pid = pid
@@ -52,14 +49,17 @@ class Controller:
 
 
 class ForkServer:
-    """The driver's side of a server."""
+    """The driver's side of a server that loads `modules`, started by the command `within`."""
 
-    def __init__(self, environment: Mapping[str, str]) -> None:
+    def __init__(
+        self, environment: Mapping[str, str], modules: Sequence[str], within: Sequence[str]
+    ) -> None:
         # A packet is one whole message; one too long for the socket raises OSError.
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
+            python = [sys.executable, "-P", "-u", "-m", __name__]
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-u", "-m", __name__, str(theirs.fileno())],
+                [*within, *python, str(theirs.fileno()), *modules],
                 env=dict(environment),
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
@@ -72,10 +72,16 @@ class ForkServer:
         self._codes: dict[int, int] = {}
         self._lock = threading.Lock()
 
-    def start(self, log: Path, environment: Mapping[str, str]) -> Controller:
-        """Fork a controller whose files lie in `log`; raises OSError where the server has ended."""
+    def start(
+        self,
+        function: Callable[..., int],
+        arguments: Mapping[str, object],
+        environment: Mapping[str, str],
+    ) -> Process:
+        """Fork a process that calls the function; raises OSError where the server has ended."""
         request = {
-            "log": str(log),
+            "function": [function.__module__, function.__qualname__],
+            "arguments": dict(arguments),
             "folder": str(Path.cwd()),
             "environment": dict(environment),
             "umask": _umask(),
@@ -84,10 +90,10 @@ class ForkServer:
             self._connection.sendall(json.dumps(request).encode())
             while "code" in (answer := self._read()):
                 self._codes[answer["pid"]] = answer["code"]
-            return Controller(self, answer["pid"])
+            return Process(self, answer["pid"])
 
     def exit_code(self, pid: int) -> int | None:
-        """How a controller ended; None where that is not known."""
+        """How a process ended; None where that is not known."""
         with self._lock, suppress(OSError, ValueError), selectors.DefaultSelector() as selector:
             selector.register(self._connection, selectors.EVENT_READ)
             while pid not in self._codes and selector.select(0):
@@ -95,8 +101,12 @@ class ForkServer:
                 self._codes[answer["pid"]] = answer["code"]
         return self._codes.get(pid)
 
+    def ended(self) -> bool:
+        """Whether the server has ended; always so in a fork of the driver, which has none."""
+        return self._process.poll() is not None
+
     def close(self) -> None:
-        """End the server; jobs go on."""
+        """End the server; its processes go on."""
         self._connection.close()
         self._process.kill()
         self._process.wait()
@@ -116,70 +126,90 @@ def _umask() -> int:
 
 
 _LOCK = threading.Lock()
-_server: tuple[object, ForkServer] | None = None
+# By what they load and the command that starts them: what they were started with, and the server.
+_servers: dict[tuple[str, ...], tuple[object, ForkServer]] = {}
 
 
-def start(log: Path, environment: Mapping[str, str]) -> Controller | None:
-    """Start submitit's controller of a job by a fork; None where that is not possible.
+def start(
+    function: Callable[..., int],
+    arguments: Mapping[str, object],
+    environment: Mapping[str, str],
+    *,
+    modules: Sequence[str],
+    within: Sequence[str] = (),
+) -> Process | None:
+    """Call a function of a module in a fork of a server that has loaded `modules`.
 
-    A job gets its whole `environment`. What lies in PYTHONPATH may run when Python starts, which a
-    fork does not: such a job is not forked, nor is any with LAB_PRELOAD=0.
+    It gets the whole `environment`; its arguments travel as JSON, and it returns its exit code.
+    `within` is a command that runs another, such as `unshare --net`. None where nothing can be
+    forked so.
     """
-    global _server
-    if sys.platform != "linux" or environment.get("LAB_PRELOAD") == "0":
-        return None
-    if environment.get("PYTHONPATH"):
+    if sys.platform != "linux":
         return None
     read = {key: value for key, value in environment.items() if key.startswith(READ_ON_LOADING)}
-    kind = (os.getpid(), read)
+    kind, key = (os.getpid(), read), (*within, *modules)
     with _LOCK:
         for _ in range(2):
-            if _server is None or _server[0] != kind:
-                end()
-                _server = kind, ForkServer(environment)
+            if key not in _servers or _servers[key][0] != kind:
+                _end(key)
+                _servers[key] = kind, ForkServer(environment, modules, within)
             try:
-                return _server[1].start(log, environment)
+                return _servers[key][1].start(function, arguments, environment)
             except (OSError, ValueError):  # it was idle for long, or killed
-                end()
+                _end(key)
     return None
+
+
+def _end(key: tuple[str, ...]) -> None:
+    _, server = _servers.pop(key, (None, None))
+    # A fork of the driver, such as a loader's worker, ends no server of its parent's.
+    if server is not None and not server.ended():
+        server.close()
 
 
 @atexit.register
 def end() -> None:
-    """End this process's server."""
-    global _server
-    # A fork of the driver, such as a loader's worker, has no server of its own.
-    if _server is not None and _server[1]._process.poll() is None:
-        _server[1].close()
-    _server = None
+    """End this process's servers."""
+    for key in list(_servers):
+        _end(key)
 
 
 def main() -> None:
-    """Load torch, then fork a controller for each request until the driver is gone."""
+    """Load the modules, then fork a process for each request until the driver is gone."""
     connection = socket.socket(fileno=int(sys.argv[1]))
-    for module in LOADED:
+    for module in sys.argv[2:]:
         import_module(module)
-    os.close(os.pidfd_open(os.getpid()))  # where the kernel has none, end before anything is forked
+    # Signals of children that ended wake the selector.
+    woken, wake = socket.socketpair()
+    for end_ in (woken, wake):
+        end_.setblocking(False)
+    signal.set_wakeup_fd(wake.fileno(), warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
     gc.collect()
     gc.freeze()  # forks share these pages for as long as no collection writes to them
     children: set[int] = set()
     with selectors.DefaultSelector() as selector:
         selector.register(connection, selectors.EVENT_READ)
+        selector.register(woken, selectors.EVENT_READ)
         while (events := selector.select(IDLE_S)) or children:
             for key, _ in events:
-                if key.fileobj is not connection:
-                    selector.unregister(key.fileobj)
-                    os.close(key.fd)
-                    children.remove(key.data)
-                    code = os.waitstatus_to_exitcode(os.waitpid(key.data, 0)[1])
-                    _answer(connection, pid=key.data, code=code)
+                if key.fileobj is woken:
+                    woken.recv(MOST_BYTES)
+                    for pid, code in _ended_children():
+                        children.discard(pid)
+                        _answer(connection, pid=pid, code=code)
                 elif message := connection.recv(MOST_BYTES):
-                    pid = fork(_control, connection, json.loads(message))
+                    pid = fork(_begin, connection, json.loads(message))
                     children.add(pid)
-                    selector.register(os.pidfd_open(pid), selectors.EVENT_READ, pid)
                     _answer(connection, pid=pid)
                 else:
                     return
+
+
+def _ended_children() -> Iterator[tuple[int, int]]:
+    with suppress(ChildProcessError):
+        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+            yield ended[0], os.waitstatus_to_exitcode(ended[1])
 
 
 def _answer(connection: socket.socket, **answer: int) -> None:
@@ -187,70 +217,52 @@ def _answer(connection: socket.socket, **answer: int) -> None:
         connection.sendall(json.dumps(answer).encode())
 
 
-def _control(connection: socket.socket, request: dict[str, Any]) -> int:
-    """Be the controller of a job."""
+def _begin(connection: socket.socket, request: dict[str, Any]) -> int:
+    """Do what a request asks for, in the process forked for it."""
     connection.close()
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.setsid()
     os.chdir(request["folder"])
     os.umask(request["umask"])
     os.environ.clear()
     os.environ.update(request["environment"])
     tempfile.tempdir = None  # as the driver's TMPDIR may be another by now
-    log = Path(request["log"])
-    _redirect(log / CONTROLLER_LOG)
-    _controller()(log).run()
-    return 0
+    module, name = request["function"]
+    code: int = getattr(import_module(module), name)(**request["arguments"])
+    return code
 
 
-def _controller() -> type[Any]:
-    """submitit's controller with forks as its tasks."""
-    from submitit.core.utils import JobPaths
-    from submitit.local.local import Controller as Submitits
+class Child:
+    """A fork of this process, used as a subprocess.Popen is."""
 
-    from lab.launch import work
-
-    class Forking(Submitits):
-        def start_tasks(self) -> None:
-            for rank in range(self.ntasks):
-                variables = {
-                    "SUBMITIT_LOCAL_LOCALID": str(rank),
-                    "SUBMITIT_LOCAL_GLOBALID": str(rank),
-                    "SUBMITIT_LOCAL_JOB_ID": self.pid,
-                }
-                output = JobPaths(self.folder, self.pid, rank).stdout
-                task: Any = Task(fork(self._be_rank, variables, output))
-                self.tasks.append(task)
-
-        def _be_rank(self, variables: dict[str, str], output: Path) -> int:
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            os.environ.update(variables)
-            _redirect(output)
-            return work.main(self.command[-2:])
-
-    return Forking
-
-
-class Task:
-    """A fork as submitit's controller uses a subprocess."""
-
-    def __init__(self, pid: int) -> None:
-        self.pid = pid
+    def __init__(self, function: Callable[..., int | None], *arguments: object) -> None:
+        self.pid = fork(function, *arguments)
         self._code: int | None = None
 
     def poll(self) -> int | None:
         """Its exit code; None while it runs."""
-        if self._code is None:
-            pid, status = os.waitpid(self.pid, os.WNOHANG)
-            self._code = os.waitstatus_to_exitcode(status) if pid else None
-        return self._code
+        return self._wait(os.WNOHANG)
+
+    def wait(self) -> int:
+        """Its exit code, once it has ended."""
+        code = self._wait(0)
+        assert code is not None
+        return code
 
     def send_signal(self, number: int) -> None:
         """Send a signal, unless it has ended."""
         if self.poll() is None:
             os.kill(self.pid, number)
 
+    def _wait(self, options: int) -> int | None:
+        if self._code is None:
+            pid, status = os.waitpid(self.pid, options)
+            self._code = os.waitstatus_to_exitcode(status) if pid else None
+        return self._code
 
-def _redirect(path: Path) -> None:
+
+def redirect(path: Path) -> None:
     """Let this process write what it prints to the end of a file."""
     output = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     for number in (1, 2):
@@ -258,7 +270,7 @@ def _redirect(path: Path) -> None:
     os.close(output)
 
 
-def fork(function: Callable[..., int], *arguments: object) -> int:
+def fork(function: Callable[..., int | None], *arguments: object) -> int:
     """The id of a fork of this process that calls a function and exits with what it returns."""
     return os.fork() or exit_with(function, *arguments)
 

@@ -17,7 +17,7 @@ from typing import ClassVar
 import psutil
 
 from lab.config.cluster import Cluster
-from lab.launch import fork_server
+from lab.launch import fork_server, forked_controller
 from lab.launch.attempt import Attempt, RankError
 from lab.launch.executor import JobSpec, JobStatus, LocalJob, prepare, write_job
 from lab.launch.work import write_work
@@ -39,7 +39,7 @@ class LocalHandle:
         attempt: Attempt,
         pid: int,
         since: float,
-        controller: subprocess.Popen[bytes] | fork_server.Controller | None = None,
+        controller: subprocess.Popen[bytes] | fork_server.Process | None = None,
     ) -> None:
         self.attempt = attempt
         self._pid, self._since = pid, since
@@ -138,7 +138,7 @@ class LocalExecutor:
 
     def _fork(
         self, spec: JobSpec, log: Path, environment: dict[str, str]
-    ) -> fork_server.Controller | None:
+    ) -> fork_server.Process | None:
         """A controller with torch loaded; None where the ranks must load it for themselves.
 
         A profile's variables must be set before torch is loaded, code in a snapshot is not what
@@ -149,7 +149,7 @@ class LocalExecutor:
             return None
         # Which each rank sets for itself, but libraries read it when they are loaded.
         threads = {"OMP_NUM_THREADS": str(self._cluster.threads_per_rank)}
-        return fork_server.start(log, environment | threads)
+        return forked_controller.start(log, environment | threads)
 
     def _environment(self, spec: JobSpec, command: str) -> dict[str, str]:
         """What submitit's controller is told, and hands on to the ranks."""
@@ -172,7 +172,7 @@ class LocalExecutor:
 
 
 def _start_controller(log: Path, environment: dict[str, str]) -> subprocess.Popen[bytes]:
-    with (log / fork_server.CONTROLLER_LOG).open("ab") as output:
+    with (log / forked_controller.LOG).open("ab") as output:
         # Out of reach of the terminal's Ctrl-C: the driver alone ends jobs, as a rank that is
         # interrupted by itself would look like a failure.
         return subprocess.Popen(

@@ -1,6 +1,6 @@
 """One rank of a rung of the course: calls what a learner's file defines, with its own data alone.
 
-`python -m lab.worker.rungs` reads the rank's task and arrays from its standard input, and leaves an
+`main` reads the rank's task and arrays from its standard input, and leaves an
 archive of arrays. Which data the other ranks have it never learns: a result that depends on all of
 them was communicated. What is reported of calls and times is counted in this process.
 """
@@ -27,7 +27,6 @@ from torch import distributed as dist
 from torch.nn import functional as F  # noqa: N812 torch's own name
 
 from lab.config.run import Run
-from lab.machine import exit_with
 from lab.worker import strategies
 from lab.worker.confine import confine
 from lab.worker.context import RankContext
@@ -322,7 +321,3 @@ def _told(error: BaseException, spec: Mapping[str, Any]) -> dict[str, Any]:
         lines = [error.lineno]
     line = lines[-1] if lines else None
     return {"type": type(error).__name__, "message": str(error)[:500], "line": line}
-
-
-if __name__ == "__main__":
-    exit_with(main)

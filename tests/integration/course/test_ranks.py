@@ -105,3 +105,32 @@ def all_reduce(tensor):
         error = json.loads(str(left["error"]))
     assert error["message"].split(",") == ["PermissionError"] * 8 + ["MemoryError"]
     assert victim.read_text() == "whole" and not (tmp_path / "victim2").exists()
+
+
+@pytest.mark.skipif(bool(confine.obstacle()), reason=confine.obstacle() or "confined here")
+def test_a_rank_can_read_no_input_but_its_own(tmp_path: Path) -> None:
+    text = """
+import os
+def all_reduce(tensor):
+    links = []
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            links.append(os.readlink(f"/proc/self/fd/{name}"))
+        except OSError:
+            pass
+    raise ValueError(",".join(os.path.basename(link) for link in links if ".input" in link))
+"""
+    inputs = []
+    for rank in range(2):
+        spec: dict[str, Any] = {"rank": rank, "world_size": 2, "folder": str(tmp_path)}
+        spec |= {"limit_s": 20, "task": "all_reduce", "steps": 1, "file": "/reads.py"}
+        spec |= {"source": text, "confined": True}
+        with io.BytesIO() as stream:
+            np.savez(stream, spec=np.array(json.dumps(spec)), values=np.ones(4))
+            inputs.append(stream.getvalue())
+    ended = confined.run_ranks(inputs, folder=tmp_path, limit_s=20)
+    for rank, archive in enumerate(ended.archives):
+        with np.load(io.BytesIO(archive)) as left:
+            message = json.loads(str(left["error"]))["message"]
+        assert message == f"rank{rank}.input (deleted)"
+    assert not list(tmp_path.glob("*.input"))

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 from pathlib import Path
 
-import psutil
 import pytest
 from studies import SMALL_STUDY, StudyMaker
 
 import lab
 from lab.config.study import Study
-from lab.launch import fork_server
+from lab.launch import fork_server, forked_controller
 from lab.records.store import Record, Store
 
 PROFILE = "executor: local\ndevice: cpu\ndevices: 2\n"
@@ -45,8 +42,13 @@ def measured(study: Study, profile: Path) -> tuple[Record, bool]:
     (record,) = jobs.wait(progress=False)
     assert record.completed, record.error
     job = json.loads((Store(study.out).folder(study.tasks[0]) / "job.json").read_text())
-    server = fork_server._server
-    return record, server is not None and job["pid"] in server[1]._codes
+    started = server()
+    return record, started is not None and job["pid"] in started._codes
+
+
+def server() -> fork_server.ForkServer | None:
+    """The one of this process's jobs."""
+    return fork_server._servers.get(forked_controller.LOADED, (None, None))[1]
 
 
 def test_forked_ranks_learn_what_others_learn_whatever_ends_the_server(
@@ -56,13 +58,13 @@ def test_forked_ranks_learn_what_others_learn_whatever_ends_the_server(
     monkeypatch.delenv("PYTHONPATH", raising=False)
     record, forked = measured(study, profile)
     assert forked
-    assert fork_server._server is not None
-    first = fork_server._server[1]._process.pid
-    os.kill(first, signal.SIGKILL)
-    psutil.wait_procs([psutil.Process(first)], timeout=30)
+    first = server()
+    assert first is not None
+    first._process.kill()
+    first._process.wait()
     study.out.rename(study.out.with_name("first"))
     again, forked = measured(study, profile)
-    assert forked and fork_server._server[1]._process.pid != first
+    assert forked and server() is not first
     study.out.rename(study.out.with_name("second"))
     monkeypatch.setenv("LAB_PRELOAD", "0")
     alone, forked = measured(study, profile)
