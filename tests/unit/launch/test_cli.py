@@ -239,3 +239,25 @@ def test_ctrl_c_at_any_moment_is_one_sentence(make_study: StudyMaker, after_s: f
     assert "Traceback" not in ended.stderr
     if ended.returncode:  # else it was faster
         assert ended.returncode == 130 and ended.stderr.startswith("lab: interrupted")
+
+
+def test_ctrl_c_where_nothing_can_be_raised_comes_again() -> None:
+    code = """
+import time
+import lab.cli
+from lab.__main__ import main
+
+class Dropped:
+    def __del__(self):
+        raise KeyboardInterrupt
+
+def run():
+    Dropped()
+    time.sleep(60)
+
+lab.cli.main = run
+main()
+"""
+    command = [sys.executable, "-c", code]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (130, "lab: interrupted\n")
