@@ -65,7 +65,7 @@ def test_a_study_ends_in_a_report_without_an_audit_error(made: Made, name: str) 
     audit = lab.audit(study)
     errors = {finding.rule for finding in audit.findings if finding.severity == "error"}
     # Of two steps beside other tests the times prove nothing, nor does a calibration made elsewhere.
-    assert errors <= {"super-linear", "plausible-bandwidth"}, audit.findings
+    assert errors <= {"super-linear", "rank-imbalance", "plausible-bandwidth"}, audit.findings
     measured = {record.run_id for record in lab.load_records(study)}
     left_out = [run for run in study.runs if run.id not in measured]
     assert all(run.device_needed == "cuda" for run in left_out)
