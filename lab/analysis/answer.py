@@ -1,7 +1,7 @@
 """The answer to a study's question, by what the study varies: the headline of its report.
 
-A study that varies several things gets a sentence or two on each. Numbers are told from any repeat;
-that one is more than another is claimed from FEWEST_REPEATS on, where intervals lie apart.
+A study that varies several things gets a sentence or two on each. Numbers are given even from one
+repeat; a difference is claimed only from FEWEST_REPEATS on, if the intervals do not overlap.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from lab.formatting import format_seconds, percent, rounded
 from lab.perfmodel.frozen import Score, mean_absolute_error
 from lab.records.store import Record
 
-FEW_MODELS = 2  # with more, strategies are compared over all models instead of for each
-LAST = 0.1  # of the steps: their mean is the loss that training reached
+FEW_MODELS = 2  # with more, strategies are compared across all models, not per model
+LAST = 0.1  # of the steps: their mean loss counts as the final loss
 
 
 class Evidence(NamedTuple):
@@ -67,10 +67,10 @@ def answer(
     *,
     scores: Sequence[Score] = (),
 ) -> str:
-    """The answer in a few sentences, or what is missing for one.
+    """The answer in a few sentences, or what is missing to give one.
 
-    Where some results are emulated and others measured, it is that of the measured ones; what is
-    too noisy is left out.
+    If some results are emulated and others measured, the answer covers the measured ones. Results
+    that are too noisy are left out.
     """
     if not any(record.completed for record in records):
         runs = f"{len(study.runs)} asked for, {len(records)} records"
@@ -92,7 +92,7 @@ def answer(
 
 
 def _untimed(evidence: Evidence) -> list[str]:
-    """What can be said where times are too noisy: sizes, bytes and learning."""
+    """What can be said if times are too noisy: sizes, bytes and learning."""
     if evidence.study.kind == "inference":
         return inference.untimed(evidence.records)
     texts = list(_larger_batch(evidence)) if evidence.study.scaling == "weak" else []
@@ -108,7 +108,7 @@ def _inference(evidence: Evidence) -> Iterator[str]:
 
 
 def _predictions(evidence: Evidence) -> Iterator[str]:
-    """How wrong the predictions were that were frozen before their runs."""
+    """The error of the predictions that were frozen before their runs."""
     scores = evidence.scores
     if not scores:
         yield (
@@ -147,8 +147,8 @@ class Pair(NamedTuple):
     repeats: int
 
 
-# Settings that are compared one by one: what a value and the one that it is compared with are
-# called, and the settings that may differ with it.
+# Settings that are compared one by one: the names of a value and of its reference, and the settings
+# that may differ along with it.
 COMPARED: dict[str, tuple[str, str, frozenset[str]]] = {
     "precision": ("{}", "{}", frozenset()),
     "compression": ("{} on the link", "uncompressed gradients", frozenset({"bucket_cap_mb"})),
@@ -159,7 +159,7 @@ COMPARED: dict[str, tuple[str, str, frozenset[str]]] = {
 
 
 def _settings(evidence: Evidence, *, field: str) -> Iterator[str]:
-    """What each value of a setting makes of the step, and of what was learned."""
+    """The effect of each value of a setting on the step time and on learning."""
     name, reference_name, _ = COMPARED[field]
     comparisons = pairs(evidence, field)
     for value in dict.fromkeys(getattr(pair.run, field) for pair in comparisons):
@@ -203,7 +203,7 @@ def _steps(records: Sequence[Record]) -> np.ndarray[Any, np.dtype[np.float64]]:
 
 
 def _ratios(evidence: Evidence, compared: Sequence[Pair]) -> tuple[str, str]:
-    """The ratio of one pair and its verdict, or the range of several and how many are shown."""
+    """The ratio and verdict of one pair, or the range of several and how many are significant."""
     if len(compared) == 1:
         run, _, (value, low, high), _ = compared[0]
         where = inference.place(evidence.measured[run][0])
@@ -246,7 +246,7 @@ def _share_of_data(records: Sequence[Record]) -> float:
 
 
 def _scaling(evidence: Evidence) -> Iterator[str]:
-    """What the most ranks of each curve bring: all of one or two, else the best and the worst."""
+    """The gain at the most ranks: of each curve if there are at most two, else the extremes."""
     summary = evidence.summary
     labels = labels_of(summary)
     beyond = beyond_baseline(summary)
@@ -275,7 +275,7 @@ def _scaling(evidence: Evidence) -> Iterator[str]:
 
 
 def _cause(evidence: Evidence, row: Any) -> Iterator[str]:
-    """What costs a configuration most of its step, or why that is not known."""
+    """The largest loss in a configuration's step, or why it is not known."""
     falls = waterfalls(evidence.summary, evidence.records)
     fall = next((fall for fall in falls if fall.run.id == row["run_id"]), None)
     if fall is None:
@@ -295,7 +295,7 @@ def _cause(evidence: Evidence, row: Any) -> Iterator[str]:
 
 
 def _scaled(row: Any, summary: pd.DataFrame, labels: Mapping[str, str]) -> str:
-    """What one configuration does against its baseline: strong a speedup, weak the pace kept."""
+    """A configuration against its baseline: strong scaling as speedup, weak as efficiency."""
     if row["scaling"] != "weak":
         return against_baseline(row, summary, labels)
     base = summary.set_index("run_id").loc[row["baseline_run_id"]]
@@ -308,7 +308,7 @@ def _scaled(row: Any, summary: pd.DataFrame, labels: Mapping[str, str]) -> str:
         f"the scaled speedup over {ranks(base['device'], base['world_size'])} is "
         f"{rounded(*speedup)} of {n:g}"
     )
-    # Outside 1 to n, which noise can bring about, the law has no fraction.
+    # Noise can push a speedup outside 1 to n, for which the law has no fraction.
     if n > 1 and all(1 <= end <= n for end in speedup if pd.notna(end)):
         ends = (speedup[0], speedup[2], speedup[1])
         serial = percent(*(gustafson_fraction(end, n) for end in ends))
@@ -317,14 +317,14 @@ def _scaled(row: Any, summary: pd.DataFrame, labels: Mapping[str, str]) -> str:
 
 
 def _larger_batch(evidence: Evidence) -> Iterator[str]:
-    """What the batch that grows with the ranks does to learning, on the most ranks of a curve."""
+    """How the batch that grows with the ranks affects learning, at the most ranks of a curve."""
     measured = {run.id: (run, records) for run, records in evidence.measured.items()}
     for label, points in curves(evidence.summary)[:1]:
         row = points.iloc[-1]
         run, own = measured[row["run_id"]]
         reference, base = measured.get(row["baseline_run_id"], (run, own))
         if not reference.global_batch_size or base[0].quality is None:
-            continue  # a script tells no losses
+            continue  # a script reports no losses
         samples = reference.steps * reference.global_batch_size
         losses = [_loss_after(records, samples) for records in (own, base)]
         if reference is run or None in losses:
@@ -338,7 +338,7 @@ def _larger_batch(evidence: Evidence) -> Iterator[str]:
 
 
 def _loss_after(records: Sequence[Record], samples: int) -> float | None:
-    """The mean training loss of the last steps before so many samples; None from too few."""
+    """The mean training loss of the last steps before this many samples; None if too few."""
 
     def reached(record: Record) -> float | None:
         batch = record.run.global_batch_size
@@ -350,7 +350,7 @@ def _loss_after(records: Sequence[Record], samples: int) -> float | None:
 
 
 def _step(evidence: Evidence) -> Iterator[str]:
-    """The step of each configuration, where nothing is compared; of many the shortest."""
+    """The step time of each configuration if nothing is compared; of many, the shortest."""
     rows = evidence.summary.sort_values("step_time")
     labels = labels_of(evidence.summary)
     for _, row in rows.head(1).iterrows():
@@ -376,7 +376,7 @@ def _utilization(evidence: Evidence) -> Iterator[str]:
 
 
 Maker = Callable[[Evidence], Iterator[str]]
-# What a study of training varies, and the sentences that answer it, in their order.
+# What a training study can vary, and the sentences that answer each question, in order.
 TRAINING: list[tuple[Callable[[Evidence], bool], Maker]] = [
     (lambda evidence: evidence.varies("strategy"), _strategies),
     (lambda evidence: evidence.varies("precision"), partial(_settings, field="precision")),
@@ -390,7 +390,7 @@ TRAINING: list[tuple[Callable[[Evidence], bool], Maker]] = [
 
 
 def _makers(evidence: Evidence) -> list[Maker]:
-    """What answers a study of this kind: of training, what it varies; else its one step."""
+    """The sentences for this kind of study: for training, by what it varies; else its one step."""
     if evidence.study.kind == "inference":
         return [_inference]
     if evidence.study.kind == "prediction":

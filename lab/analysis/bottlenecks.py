@@ -18,7 +18,7 @@ from lab.records.schema import Environment
 
 
 def limits(summary: pd.DataFrame, falls: Sequence[Waterfall]) -> list[str]:
-    """What keeps a step from the ideal one, on the most ranks of each curve."""
+    """What keeps a step from the ideal, at the most ranks of each curve."""
     return [sentence for fall in on_most_ranks(falls) for sentence in _limits(summary, fall)]
 
 
@@ -33,7 +33,7 @@ def _limits(summary: pd.DataFrame, fall: Waterfall) -> Iterator[str]:
 
 
 def largest_loss(fall: Waterfall) -> str | None:
-    """The largest loss with its time and what to do about it; None where repeats tell nothing."""
+    """The largest loss, its time and what to do about it; None if the repeats are inconclusive."""
     opening = f"At {fall.place},"
     if fall.compared:
         opening += f" a step takes {format_seconds(*fall.step)}"
@@ -69,7 +69,7 @@ def _compute_to_communication(row: Mapping[Any, Any]) -> str:
 
 
 def _serial_fraction(row: Mapping[Any, Any], summary: pd.DataFrame) -> str | None:
-    """By Karp and Flatt, with the ends of the speedup; outside 1 to N a speedup has none."""
+    """The Karp-Flatt serial fraction with its interval; a speedup outside 1 to N has none."""
     base = summary[summary["run_id"] == row["baseline_run_id"]]
     own = base.empty or row["run_id"] == row["baseline_run_id"]
     if row["scaling"] != "strong" or own or row["repeats"] < FEWEST_REPEATS:
@@ -82,7 +82,7 @@ def _serial_fraction(row: Mapping[Any, Any], summary: pd.DataFrame) -> str | Non
 
 
 def advice(fall: Waterfall) -> str:
-    """What to change or to measure first against the largest loss, as its run and place permit."""
+    """What to change or measure first against the largest loss, as its run and cluster permit."""
     if fall.largest == "compute" and (missing := list(_missing(fall))):
         return f"first to measure: {' and '.join(missing)}"
     *others, last = _remedies(fall.largest, fall.run, fall.environment)
@@ -90,7 +90,7 @@ def advice(fall: Waterfall) -> str:
 
 
 def _missing(fall: Waterfall) -> Iterator[str]:
-    """Measurements that would tell apart why compute takes longer."""
+    """Measurements that would distinguish the reasons why compute takes longer."""
     run, place = fall.run, fall.environment
     shares_batch = fall.row["scaling"] != "weak" and run.data_parallel_size == run.world_size
     size = run.micro_batch_size
@@ -101,7 +101,7 @@ def _missing(fall: Waterfall) -> Iterator[str]:
 
 
 def _remedies(cause: str, run: Run, place: Environment | None) -> Iterator[str]:
-    """At least one; none that this run could not have, or that its place has no use for."""
+    """At least one remedy, and only those that this run permits and that help on its cluster."""
     on_cpu = place is not None and place.device == "cpu"
     match cause:
         case "batch" | "launches" | "host":
@@ -148,7 +148,7 @@ def _allowed(run: Run, **changes: Any) -> bool:
 def _less_traffic(run: Run, place: Environment | None) -> Iterator[str]:
     facts, linked = run.facts, place and place.emulated and place.emulated.link
     if place is None or place.device != "cpu" or len(set(place.hosts)) > 1 or linked:
-        yield "a faster link"  # but not than the memory of one host
+        yield "a faster link"  # but none is faster than the memory of one host
     if run.compression == "none" and _allowed(run, compression="bf16"):
         yield "bf16 compression of the gradients"
     if run.strategy == "fsdp" and run.reshard_after_forward:

@@ -46,7 +46,7 @@ class Comparison:
         return summary(self.table, baseline=study.baseline, scaling=study.scaling)
 
     def sentences(self) -> list[str]:
-        """How fast each machine is beside the first, and what the most ranks bring on each."""
+        """How fast each machine is relative to the first, and each one's gain at the most ranks."""
         first, *others = self.studies
         texts = [text for machine in others for text in self._throughputs(machine, first)]
         for machine, rows in self.summary.groupby("machine", sort=False):
@@ -58,7 +58,7 @@ class Comparison:
         return texts
 
     def _throughputs(self, machine: str, first: str) -> Iterator[str]:
-        """Over the configurations that both ran: the range, and how many differences are shown."""
+        """Over the configurations that both ran: the range, and how many differ significantly."""
         here, there = self._rates(machine), self._rates(first)
         shared = [run_id for run_id in here if run_id in there]
         if not shared:
@@ -115,7 +115,7 @@ class Comparison:
         return tables
 
     def _times(self, row: Mapping[Any, Any], first: str) -> str:
-        """Its throughput over that of the first machine."""
+        """The machine's throughput over that of the first machine."""
         if row["machine"] == first:
             return "1"
         here, there = self._rates(row["machine"]), self._rates(first)
@@ -135,8 +135,8 @@ def _labels(summary: pd.DataFrame) -> dict[Any, str]:
 def compare(studies: Sequence[str | Path | Study], *, quick: bool = False) -> Comparison:
     """The same study as measured on several machines, from one folder of each.
 
-    Raises InputError for fewer than two folders, for one without completed records, and for studies
-    that have no configuration in common.
+    Raises InputError for fewer than two folders, for a folder without completed records, and for
+    studies that have no configuration in common.
     """
     loaded = [
         study if isinstance(study, Study) else Study.load(study, quick=quick) for study in studies
@@ -160,9 +160,9 @@ def compare(studies: Sequence[str | Path | Study], *, quick: bool = False) -> Co
 
 
 def _names(studies: Sequence[Study], records: Sequence[Sequence[Record]]) -> list[str]:
-    """Names of machines: their device, of one kind also their host or cluster, else the folder.
+    """Names of machines: the device; if it is the same, also the host or cluster; else the folder.
 
-    One machine that emulates several is called by what it emulates.
+    A machine that emulates several others is named after what it emulates.
     """
     places = [
         next(record.environment for record in of_study if record.environment)

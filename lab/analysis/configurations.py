@@ -20,7 +20,7 @@ from lab.records.table import value_at
 
 UNKNOWN = "-"
 LOW_LOSS = 0.04
-LEAST_DIFFERENCE = 1e-5  # of two losses: what is less is rounding
+LEAST_DIFFERENCE = 1e-5  # of two losses: anything less is rounding
 Cells = Callable[[Run, Sequence[Record], Mapping[Any, Any], Unit], dict[str, str]]
 
 
@@ -36,7 +36,7 @@ def trained(runs: Iterable[Run], records: Sequence[Record]) -> dict[Run, list[Re
 def median(records: Sequence[Record], quantity: str | Callable[[Record], Any]) -> float | None:
     """The median over repeats of a quantity, by a path such as `timing.step.median` or a function.
 
-    None where no repeat has it.
+    None if no repeat has it.
     """
     read = quantity if callable(quantity) else lambda record: value_at(record, quantity)
     values = [value for record in records if (value := read(record)) is not None]
@@ -110,7 +110,7 @@ def megabytes(size: float | None) -> str:
 
 
 def peak_memory(record: Record) -> int | None:
-    """Bytes at the peak of the rank that has most; None where not measured."""
+    """Peak bytes of the rank that uses most; None if not measured."""
     return max(record.memory.peak) if record.memory else None
 
 
@@ -121,7 +121,7 @@ def _losses(record: Record) -> Sequence[float]:
 def epochs_to_low_loss(record: Record) -> str | None:
     """The first epoch (from 1) with a mean training loss below LOW_LOSS, or what was reached.
 
-    None where samples make up no epochs, or nothing is known of them.
+    None if the samples do not make up epochs, or are unknown.
     """
     samples = record.environment.train_samples if record.environment else None
     if samples is None or record.quality is None:
@@ -153,7 +153,7 @@ def strategy_sentences(
     *,
     baseline: Mapping[str, Any],
 ) -> list[str]:
-    """The fastest and smallest strategy of each model, and how far losses are apart."""
+    """The fastest and the smallest strategy of each model, and how much their losses differ."""
     done, labels = _completed(runs, records)
     sentences: list[str] = []
     for own in _by_model(done):
@@ -166,7 +166,7 @@ def strategy_sentences(
 def untimed_sentences(
     runs: Sequence[Run], records: Sequence[Record], *, baseline: Mapping[str, Any]
 ) -> list[str]:
-    """What no load of the machine changes: state and bytes of each strategy, and losses."""
+    """Results independent of the machine's load: state and bytes per strategy, and losses."""
     done, labels = _completed(runs, records)
     sizes = [text for own in _by_model(done) for text in _extremes(own, labels)]
     return [*sizes, *_loss_distances(done, baseline, labels)]
@@ -175,7 +175,7 @@ def untimed_sentences(
 def _completed(
     runs: Iterable[Run], records: Sequence[Record]
 ) -> tuple[dict[Run, list[Record]], dict[Run, str]]:
-    """Runs with completed repeats, and the labels that tell all runs apart."""
+    """Runs with completed repeats, and labels that distinguish all runs."""
     known = trained(runs, records)
     labels, _ = distinct_labels(list(known))
     return {run: repeats for run, repeats in known.items() if repeats}, labels
@@ -190,7 +190,7 @@ def _by_model(done: Mapping[Run, list[Record]]) -> Iterator[dict[Run, list[Recor
 
 
 def _waits(rows: pd.DataFrame, names: Mapping[str, str]) -> Iterator[str]:
-    """Who waits the least and the most for communication in a step."""
+    """The strategies that wait least and most for communication in a step."""
     rows = rows[(rows["world_size"] > 1) & rows["exposed_communication_time"].notna()]
     rows = rows.sort_values("exposed_communication_time")
     if len(rows) > 1:
@@ -224,7 +224,7 @@ def _shortest_step(rows: pd.DataFrame, names: Mapping[str, str]) -> Iterator[str
 
 
 def _extremes(done: Mapping[Run, list[Record]], labels: Mapping[Run, str]) -> Iterator[str]:
-    """Who keeps the least and the most on a rank, and sends the least and the most."""
+    """The strategies that keep the least and the most on a rank, and that send least and most."""
     quantities: dict[str, Callable[[Record], float | None]] = {
         "weights and optimizer state on a rank": _state,
         "bytes that a rank sends for a step": lambda r: value_at(r, "communication.bytes_moved"),
@@ -240,7 +240,7 @@ def _extremes(done: Mapping[Run, list[Record]], labels: Mapping[Run, str]) -> It
 
 
 def epoch_sentences(done: Mapping[Run, list[Record]]) -> Iterator[str]:
-    """How many networks reached a low loss, and the fewest and the most epochs that it took."""
+    """How many networks reached a low loss, and the fewest and the most epochs needed."""
     labels, _ = distinct_labels(list(done))
     reached = {
         run: next(filter(None, map(epochs_to_low_loss, repeats)), None)
@@ -267,7 +267,7 @@ def _state(record: Record) -> float | None:
 
 
 def learning_sentences(study: Study, records: Sequence[Record]) -> list[str]:
-    """How far losses of equal batches lie apart, and which world sizes have no batch in common."""
+    """How much losses at equal batches differ, and which world sizes have no batch in common."""
     done, labels = _completed(study.runs, records)
     batches: dict[int, set[int]] = {}
     for run in done:
@@ -294,7 +294,7 @@ def evaluated_samples(run: Run) -> int:
 def _loss_distances(
     done: Mapping[Run, list[Record]], baseline: Mapping[str, Any], labels: Mapping[Run, str]
 ) -> Iterator[str]:
-    """How far losses lie at most from those of a baseline with equal samples and arithmetic."""
+    """The largest difference in loss from a baseline with equal samples and arithmetic."""
     bases: dict[tuple[str, ...], list[Run]] = defaultdict(list)
     for run in done:
         if all(getattr(run, key) == value for key, value in baseline.items()):
@@ -319,7 +319,7 @@ def _loss_distances(
 
 
 def _learned(run: Run) -> tuple[str, ...]:
-    """What is equal in runs that should learn the same."""
+    """The key of runs that should learn the same."""
     fields = ("model", "data", "global_batch_size", "seed", "precision", "steps", "learning_rate")
     return tuple(repr(getattr(run, field)) for field in fields)
 
@@ -331,7 +331,7 @@ def _distance(record: Record, reference: Record) -> float:
 
 
 def loader_sentences(runs: Sequence[Run], records: Sequence[Record]) -> list[str]:
-    """How long a step waits for data with each loader, and what the classic one costs."""
+    """How long a step waits for data with each loader, and the cost of the classic one."""
     done = {run: repeats for run, repeats in trained(runs, records).items() if repeats}
     labels, _ = distinct_labels(list(done))
     steps = {run: median(repeats, "timing.step.median") or 0.0 for run, repeats in done.items()}

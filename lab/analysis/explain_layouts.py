@@ -1,4 +1,4 @@
-"""Why a measured layout is faster or slower than expected: which input would explain the gap."""
+"""Why a measured layout is faster or slower than expected: the input that would explain the gap."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from lab.perfmodel.layout_law import Case, LayoutLaw
 if TYPE_CHECKING:
     import pandas as pd
 
-SIZE_OFF = 1.5  # a name's parameters over those of the sizes, either way
+SIZE_OFF = 1.5  # ratio of the name's parameters to those of the sizes, either way
 MFU_OFF = 0.05  # relative
-SPARSE, SPARSE_OFF = 2.0, 0.15  # makers double the peak for sparsity; FLOPs are counted roughly
+SPARSE, SPARSE_OFF = 2.0, 0.15  # vendors double the peak for sparsity; FLOP counts are rough
 CLOSE = 0.02
 SLOWEST = 1e-3  # of a link's rate
 
@@ -36,7 +36,7 @@ class Explanation:
     reasons: tuple[str, ...]
 
     def table_row(self) -> dict[str, str]:
-        """For people."""
+        """Formatted for display."""
         return {
             "row": str(self.row + 1),
             "measured": format_seconds(self.measured_s),
@@ -49,11 +49,11 @@ class Explanation:
 def explain_layouts(
     rows: str | Path | pd.DataFrame, *, assume: Mapping[str, Any] | None = None
 ) -> list[Explanation]:
-    """For each measured row of a table of layouts: what is expected, and what explains the gap.
+    """For each measured row of a layout table: the expected step, and what explains the gap.
 
-    Compared are the parameters that the name and the sizes say, the MFU that is quoted and the
-    table's own, and, where a step is not inside its interval, which link, recomputation or cost
-    would make up the difference. Raises InputError as `lab.fit_layouts` does.
+    This compares the parameters implied by the name and by the sizes, and the quoted MFU with the
+    table's own. If a step is outside its interval, it names the link, recomputation or cost that
+    would account for the difference. Raises InputError as `lab.fit_layouts` does.
     """
     return [_explained(row) for row in read_layouts(rows, assume=assume).measured]
 
@@ -117,7 +117,7 @@ def _quoted_mfu(row: LayoutRow, mfu: float, peak: float) -> list[str]:
 
 
 def _slower(case: Case, law: LayoutLaw, measured: float) -> list[str]:
-    """The one change that makes the step as slow as it was; else the largest part."""
+    """The one change that makes the step as slow as measured; else the largest part."""
     if case.passes < 4:
         full = replace(case, recomputed=1.0)
         if abs(float(law.predict([full])[0]) / measured - 1) < 0.1:

@@ -1,4 +1,4 @@
-"""Sentences for the report, each made from numbers; where numbers support none, there is none."""
+"""Sentences for the report, made only from numbers that support them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ STATUS_LABELS = {"oom": "out of memory", "timeout": "timed out"}
 
 
 def findings(study: Study, summary: pd.DataFrame, records: Sequence[Record]) -> list[str]:
-    """What else the numbers support, and what speaks against them, one sentence each."""
+    """What else the numbers support, and what casts doubt on them, one sentence each."""
     supports = supported(study, summary, records)
     return [*supports, *caveats(study, summary, records)]
 
@@ -84,7 +84,7 @@ def _serial_fractions(summary: pd.DataFrame) -> Iterator[str]:
 
 
 def _best_batch(summary: pd.DataFrame) -> Iterator[str]:
-    """The best batch at the largest world size, where its interval lies above all others."""
+    """The best batch at the largest world size, if its interval lies above all others."""
     widest = summary[summary["world_size"] == summary["world_size"].max()]
     widest = widest.sort_values("samples_per_second")
     if len(widest) < 2 or widest["repeats"].min() < FEWEST_REPEATS:
@@ -102,9 +102,9 @@ def _best_batch(summary: pd.DataFrame) -> Iterator[str]:
 def holes(
     study: Study, records: Sequence[Record], *, obstacles: Mapping[str, str] | None = None
 ) -> list[str]:
-    """What was asked for and is missing: a sentence per run and cause, with its repeats.
+    """What was requested and is missing: a sentence per run and cause, with its repeats.
 
-    `obstacles` say by run id why the cluster cannot run it.
+    `obstacles` maps run ids to why the cluster cannot run them.
     """
     known = {(record.run_id, record.repeat): record for record in records}
     missing: dict[tuple[str, str], list[str]] = {}
@@ -159,7 +159,7 @@ def _shared_cores(records: Sequence[Record]) -> Iterator[str]:
 
 
 def _threads_and_cores(place: Environment | None) -> Iterator[tuple[int, int]]:
-    """Of each host, where it is known which ranks ran there; what sleeps needs no core."""
+    """Threads per host, if it is known which ranks ran there; a sleeping thread needs no core."""
     if place is None or place.device != "cpu" or (place.emulated and place.emulated.compute):
         return
     hosts, granted = place.hosts, place.cpus_granted

@@ -24,13 +24,13 @@ from lab.records.schema import Inference, Point, Share, Stat
 from lab.records.statistics import share_interval
 from lab.records.store import Record
 
-# Growth of the time between tokens over the batch sizes, below which calls cost the most.
+# If the time between tokens grows by less than this over the batch sizes, calls dominate.
 SMALL_GROWTH = 1.5
 NEAR_ROOFLINE = 0.5
 
 
 class Estimate(NamedTuple):
-    """A median over repeats; the interval spans those of all repeats: rather too wide."""
+    """A median over repeats; the interval spans those of all repeats, so it is rather too wide."""
 
     value: float
     low: float | None = None
@@ -63,7 +63,7 @@ class Measurement(NamedTuple):
 
     @property
     def label(self) -> str:
-        """Quantization, where it ran, prompt length and batch size, for people."""
+        """Quantization, place, prompt length and batch size, formatted for display."""
         point, model = self.points[0], f"{self.results.quantization} on {place(self.record)}"
         prompt = f", prompt {point.prompt_tokens}" if isinstance(point, Point) else ""
         return f"{model}{prompt}, batch {point.batch_size}"
@@ -78,7 +78,7 @@ class Measurement(NamedTuple):
 
 
 class Kind(NamedTuple):
-    """What is measured of one kind of model, and the columns of its tables.
+    """The measurements of one kind of model, and the columns of its tables.
 
     `points` and `quality` are fields of Inference, `ratio` is one of its points.
     """
@@ -161,7 +161,7 @@ CLASSIFICATION = Kind(
 
 
 def accuracy(share: float | None, samples: int | None) -> str:
-    """A share of samples with their number, and Wilson's interval: `88.0 [78, 94] % of 64`."""
+    """A share of samples with Wilson's interval and their number: `88.0 [78, 94] % of 64`."""
     if share is None:
         return NOT_MEASURED
     ends = share_interval(share, samples) if samples else (None, None)
@@ -180,7 +180,7 @@ def inference_of(record: Record) -> Inference:
 
 
 def by_run(records: Sequence[Record]) -> list[list[Record]]:
-    """Completed inference records, those of one run together, in their order."""
+    """Completed inference records grouped by run, in order."""
     runs: dict[str, list[Record]] = {}
     for record in records:
         if record.completed and record.inference is not None:
@@ -213,9 +213,9 @@ def speed_rows(records: Sequence[Record], kind: Kind) -> list[dict[str, Any]]:
 
 
 def latency_rows(records: Sequence[Record]) -> list[dict[str, Any]]:
-    """Prefill and decode apart, a row per model and point, and above it the base of its own job.
+    """Prefill and decode separately: a row per model and point, below the base of its own job.
 
-    Times of two jobs do not compare: what the machine does besides differs.
+    Times of two jobs are not comparable, because the other load on the machine differs.
     """
     rows = []
     for row in measurements(records, GENERATION):
@@ -294,7 +294,7 @@ def _size_and_quality(results: Inference, kind: Kind) -> str:
 
 
 def untimed(records: Sequence[Record]) -> list[str]:
-    """What no load of the machine changes: size and quality of each quantization."""
+    """Results that do not depend on the machine's load: size and quality of each quantization."""
     return [
         f"{name}: {_size_and_quality(results, kind)}."
         for kind in (GENERATION, CLASSIFICATION)
@@ -305,7 +305,7 @@ def untimed(records: Sequence[Record]) -> list[str]:
 
 
 def _times(rows: Sequence[Measurement], kind: Kind, noise: float) -> str:
-    """Ratios of time over the points of one quantization, and at how many a gain is shown."""
+    """Ratios of time over the points of one quantization, and how many show a clear gain."""
     verdicts = [_verdict(row, kind, noise) for row in rows]
     if len(rows) == 1:
         return f"{rounded(*rows[0].estimate(kind.ratio))} of the base's {kind.time} ({verdicts[0]})"
@@ -324,9 +324,9 @@ FASTER, SLOWER, UNDECIDED = "faster", "slower", "no difference is shown"
 
 
 def noise_of(records: Sequence[Record], kind: Kind) -> float:
-    """How far the ratio of a second copy of the base lies from 1 at most; 0 where none was timed.
+    """The largest deviation from 1 of the ratio of a second copy of the base; 0 if none was timed.
 
-    Both copies compute the same: what their interval shows, no other one can claim.
+    Both copies compute the same, so a difference within their interval is not significant.
     """
     copies = [row for row in measurements(records, kind) if row.results.quantization == "none"]
     ends = [end for row in copies for end in row.estimate(kind.ratio) if end is not None]
@@ -334,7 +334,7 @@ def noise_of(records: Sequence[Record], kind: Kind) -> float:
 
 
 def _verdict(row: Measurement, kind: Kind, noise: float) -> str:
-    """Whether a time differs from the base's, beyond noise and in enough repeats."""
+    """Whether a time differs from the base's by more than noise and in enough repeats."""
     _, low, high = row.estimate(kind.ratio)
     if too_few := few(len(row.points)):
         return f"{too_few} for a claim"
@@ -344,7 +344,7 @@ def _verdict(row: Measurement, kind: Kind, noise: float) -> str:
 
 
 def sentences(records: Sequence[Record]) -> list[str]:
-    """What each quantization gains or costs, as far as intervals show it, and why it is slower."""
+    """What each quantization gains or costs, if intervals support it, and why it is slower."""
     generated, classified = (_quantized(records, kind) for kind in (GENERATION, CLASSIFICATION))
     noise, noise_of_classes = (noise_of(records, kind) for kind in (GENERATION, CLASSIFICATION))
     accuracies = {row.results.quantization: _accuracy(row.results) for row in classified}
@@ -442,18 +442,18 @@ class Stage(NamedTuple):
     seconds: Estimate | None = None
     speedup: Estimate | None = None
     reason: str = ""
-    repeats: int = 0  # the fewest that the speedup rests on
+    repeats: int = 0  # the fewest that the speedup is based on
 
 
 def stages(study: Study, records: Sequence[Record]) -> list[Stage]:
-    """Every stage of both tasks, in the order of STAGES; empty where the study lacks one task."""
+    """Every stage of both tasks, in the order of STAGES; empty if the study lacks one task."""
     if {run.task for run in study.runs} != set(TASKS):
         return []
     return [stage for task in TASKS for stage in _of_task(task, study, records)]
 
 
 def stage_sentences(ladder: Sequence[Stage]) -> list[str]:
-    """How much faster than serial each stage is that was run, and which were not."""
+    """The speedup over serial of each stage that was run, and the stages that were not."""
     words = {"train": "Training", "inference": "Inference"}
     texts = [
         f"{words[stage.task]} on {stage.on} is {rounded(*stage.speedup)} times as fast as serial, "
@@ -503,7 +503,7 @@ def _stage_of(device: str | None, world_size: int) -> str:
 
 
 def _seconds(records: Sequence[Record]) -> Estimate | None:
-    """Of an optimizer step, or of one batch with the base."""
+    """The time of an optimizer step, or of one batch with the base."""
     stats = [record.timing.step for record in records if record.timing is not None]
     if not stats:
         results = [record.inference for record in records if record.inference]

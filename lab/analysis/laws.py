@@ -9,7 +9,7 @@ import numpy as np
 
 
 def amdahl_speedup(n: float, serial_fraction: float) -> float:
-    """Speedup on `n` ranks of a fixed amount of work: `1 / (s + (1 - s) / n)` (Amdahl 1967).
+    """Speedup on `n` ranks for a fixed amount of work: `1 / (s + (1 - s) / n)` (Amdahl 1967).
 
     Raises ValueError for n < 1 or a serial fraction outside [0, 1].
     """
@@ -18,7 +18,7 @@ def amdahl_speedup(n: float, serial_fraction: float) -> float:
 
 
 def gustafson_speedup(n: float, serial_fraction: float) -> float:
-    """Scaled speedup on `n` ranks where the work grows with n: `s + (1 - s) n` (Gustafson 1988).
+    """Scaled speedup on `n` ranks with work that grows with n: `s + (1 - s) n` (Gustafson 1988).
 
     Raises ValueError for n < 1 or a serial fraction outside [0, 1].
     """
@@ -29,7 +29,7 @@ def gustafson_speedup(n: float, serial_fraction: float) -> float:
 def gustafson_fraction(speedup: float, n: float) -> float:
     """Serial fraction of a scaled speedup on `n` ranks: `(n - S) / (n - 1)` (Gustafson 1988).
 
-    Negative where the speedup is above n. Raises ValueError for n <= 1.
+    Negative if the speedup is above n. Raises ValueError for n <= 1.
     """
     if n <= 1:
         raise ValueError(f"Gustafson's fraction needs n > 1, not n = {n}")
@@ -39,7 +39,7 @@ def gustafson_fraction(speedup: float, n: float) -> float:
 def karp_flatt(speedup: float, n: float) -> float:
     """Serial fraction of a speedup on `n` ranks: `(1/S - 1/n) / (1 - 1/n)` (Karp and Flatt 1990).
 
-    Negative where the speedup is above n. Raises ValueError for n <= 1 or a speedup <= 0.
+    Negative if the speedup is above n. Raises ValueError for n <= 1 or a speedup <= 0.
     """
     if n <= 1 or speedup <= 0:
         raise ValueError(
@@ -58,13 +58,13 @@ class AmdahlFit(NamedTuple):
 
 
 def fit_amdahl(world_sizes: Sequence[float], speedups: Sequence[float]) -> AmdahlFit | None:
-    """Fit Amdahl's law to speedups over one rank; None where there is no point beyond one rank.
+    """Fit Amdahl's law to speedups over one rank; None if there is no point beyond one rank.
 
-    Least squares in the relative time 1/S, where the law is linear in s: `1/S - 1/n = s (1 - 1/n)`.
+    Least squares in the relative time 1/S, as the law is linear in s: `1/S - 1/n = s (1 - 1/n)`.
     The interval is Student's, from the residuals with one parameter fitted. Both are kept within
-    [0, 1]. Where the baseline has more than one rank, give world sizes as multiples of it.
+    [0, 1]. If the baseline has more than one rank, give world sizes as multiples of it.
 
-    Raises ValueError where the lengths differ, a world size is below 1 or a speedup is <= 0.
+    Raises ValueError if the lengths differ, a world size is below 1 or a speedup is <= 0.
     """
     n, speedup = np.asarray(world_sizes, dtype=float), np.asarray(speedups, dtype=float)
     if n.shape != speedup.shape or bool((n < 1).any()) or not bool((speedup > 0).all()):
@@ -76,7 +76,7 @@ def fit_amdahl(world_sizes: Sequence[float], speedups: Sequence[float]) -> Amdah
     fraction = float(x @ y / (x @ x))
     low = high = None
     if n.size > 1:
-        from scipy.special import stdtrit  # a tenth of the import of scipy.stats
+        from scipy.special import stdtrit  # takes a tenth of the import time of scipy.stats
 
         variance = float(np.sum((y - fraction * x) ** 2)) / (n.size - 1) / float(x @ x)
         half = float(stdtrit(n.size - 1, 0.975)) * variance**0.5
@@ -89,8 +89,8 @@ def fit_amdahl(world_sizes: Sequence[float], speedups: Sequence[float]) -> Amdah
 def fit_gustafson(world_sizes: Sequence[float], speedups: Sequence[float]) -> tuple[float, float]:
     """Fit Gustafson's law: the serial fraction, within [0, 1], and the largest relative error.
 
-    Least squares in `n - S = s (n - 1)`. Where the baseline has more than one rank, give world
-    sizes as multiples of it. Raises ValueError where the lengths differ, or no size is above 1.
+    Least squares in `n - S = s (n - 1)`. If the baseline has more than one rank, give world
+    sizes as multiples of it. Raises ValueError if the lengths differ, or no size is above 1.
     """
     n, speedup = np.asarray(world_sizes, dtype=float), np.asarray(speedups, dtype=float)
     if n.shape != speedup.shape or not bool((n > 1).any()):

@@ -1,7 +1,7 @@
-"""Anybody's table of layouts: which model trained how on what, and how long a step took.
+"""Layout tables from any source: the model, the layout, the machine and the step time.
 
-Columns are guessed by the names that people use; what a table leaves out comes from its notes, and
-every assumption is listed.
+Columns are guessed by their usual names, gaps in a table are filled from its notes, and every
+assumption is listed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from lab.perfmodel.transformer import Transformer
 if TYPE_CHECKING:
     import pandas as pd
 
-# What only tables of layouts have, by the whole normal name; the audit's guesses know the rest.
+# Columns only layout tables have, by whole normalized name; the audit's guesses cover the rest.
 _SIZE = "(_?(size|degree|parallel(ism)?(_size|_degree)?|world_?size))?"
 NAMES = {
     "tensor": rf"tp{_SIZE}|tensor(_model)?_parallel(ism)?(_size|_degree)?",
@@ -79,10 +79,10 @@ ADVICE = "needed: GPUs, model or its sizes, sequence length, batch, and a step t
 
 @dataclass(frozen=True)
 class LayoutRow:
-    """A row that can be predicted: `step_s` is None where it did not run, `memory_bytes` its peak.
+    """A row that can be predicted: `step_s` is None if it did not run, `memory_bytes` its peak.
 
-    `failed` says that the row was tried and crashed or ran out of memory. Quoted are what the table
-    says beside the sizes and times that are counted with.
+    `failed` means that the row was tried and crashed or ran out of memory. `quoted_` values are the
+    table's own figures, next to the sizes and times used for counting.
     """
 
     place: int
@@ -92,7 +92,7 @@ class LayoutRow:
     failed: bool = False
     quoted_parameters: float | None = None
     quoted_mfu: float | None = None
-    quoted_batch: float | None = None  # where it is not what ran
+    quoted_batch: float | None = None  # if it is not what ran
 
 
 @dataclass(frozen=True)
@@ -112,21 +112,21 @@ class LayoutTable:
 
     @property
     def cases(self) -> list[Case]:
-        """Those of the measured rows."""
+        """The cases of the measured rows."""
         return [row.case for row in self.measured]
 
     @property
     def step_s(self) -> np.ndarray[Any, np.dtype[np.float64]]:
-        """Those of the measured rows, in s."""
+        """The step times of the measured rows, in s."""
         return np.array([row.step_s for row in self.measured], dtype=float)
 
 
 def read_layouts(
     source: str | Path | pd.DataFrame, *, assume: Mapping[str, Any] | None = None
 ) -> LayoutTable:
-    """A file or DataFrame of layouts; `assume` gives what it does not say, such as gpu="a100".
+    """Read a file or DataFrame of layouts; `assume` fills in what is missing, such as gpu="a100".
 
-    Raises InputError where no row can be predicted, with what is missing.
+    Raises InputError, with what is missing, if no row can be predicted.
     """
     frame = read_table(source) if isinstance(source, str | Path) else source
     name = str(frame.attrs.get("name", "rows"))
@@ -220,7 +220,7 @@ def _cell(meant: str, column: str, cells: Mapping[Any, Any]) -> Any:
 
 
 def _row(place: int, values: Mapping[str, Any], notes: str) -> LayoutRow:
-    """A row of a table; ValueError with what it lacks."""
+    """A row of a table; raises ValueError with what it lacks."""
 
     def whole(name: str, default: float = 1) -> int:
         return max(round(float(values.get(name) or default)), 1)
@@ -240,7 +240,7 @@ def _row(place: int, values: Mapping[str, Any], notes: str) -> LayoutRow:
     model = _model(values, notes)
     batch, micro, accum = (values.get(name) for name in ("global_batch", "micro_batch", "accum"))
     quoted, ran = batch, (micro or 0) * (accum or 1) * data
-    # What ran counts, not what is quoted; a micro-batch may hold all that is accumulated.
+    # What ran counts, not what is quoted; a micro-batch may include all accumulation.
     if micro and (not batch or (accum and batch not in {ran, micro * data})):
         batch = ran
     if not batch:
@@ -276,12 +276,12 @@ def _row(place: int, values: Mapping[str, Any], notes: str) -> LayoutRow:
     if step_s is None and not failed:
         raise ValueError("no step time and no rate")
     memory = values.get("memory")
-    # Where nothing is said, half a pass is the smaller mistake either way.
+    # If nothing is stated, half a pass is the smaller error either way.
     recomputed = None if "recomputed" in values else 0.5
     case = Case(model, int(sequence), candidate, machine, recomputed, framework)
     parameters = values.get("parameters") or transformer.size(str(values.get("model", "")))
     mfu = values.get("mfu")
-    mfu = mfu / 100 if mfu and mfu > 1.5 else mfu  # per cent without saying so
+    mfu = mfu / 100 if mfu and mfu > 1.5 else mfu  # per cent, though not labelled so
     other = quoted if quoted != batch else None
     return LayoutRow(place, case, step_s, memory, failed, parameters, mfu, other)
 
@@ -349,7 +349,7 @@ def _step(values: Mapping[str, Any], gpus: float, batch: float, sequence: float)
 
 @dataclass(frozen=True)
 class FittedLayouts:
-    """A law that was fitted to rows of a table, which predicts other rows of such tables."""
+    """A law that was fitted to rows of one table and predicts rows of similar tables."""
 
     law: LayoutLaw
     table: LayoutTable
@@ -358,8 +358,8 @@ class FittedLayouts:
     def predict(self, rows: str | Path | pd.DataFrame) -> pd.DataFrame:
         """Step time in s with its 95 % interval for each row that can be predicted.
 
-        The index is the place of the row. Columns: `step_s`, `low_s`, `high_s`, and s of the parts.
-        Times of these rows are not looked at. Raises InputError.
+        The index is the row's position. Columns: `step_s`, `low_s`, `high_s`, and the parts in s.
+        Measured times of these rows are not used. Raises InputError.
         """
         import pandas as pd
 
@@ -374,12 +374,12 @@ class FittedLayouts:
 def fit_layouts(
     rows: str | Path | pd.DataFrame, *, assume: Mapping[str, Any] | None = None
 ) -> FittedLayouts:
-    """Fit the law of layouts to measured rows of any table: ten are enough where they vary.
+    """Fit the law of layouts to measured rows of any table: ten are enough if they vary.
 
     Columns are guessed by name: GPUs, nodes, dp, tp, pp, cp, ep, ZeRO stage, micro and global batch
     or accumulation, model or layers and width, sequence length, step time or tokens/s, memory,
     status. `assume` gives what the table does not say, such as {"gpu": "a100-40gb", "recomputed":
-    "full"}. Rows that crashed teach nothing. Raises InputError where nothing can be read.
+    "full"}. Rows that crashed are not used. Raises InputError if nothing can be read.
     """
     table = read_layouts(rows, assume=assume)
     law = layout_law.fit(table.cases, table.step_s.tolist())

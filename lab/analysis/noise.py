@@ -1,4 +1,4 @@
-"""Noise: how far other processes and the spread of repeats let results be believed."""
+"""Noise: how far results can be trusted, given other processes and the spread of repeats."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from lab.config.study import Study
 from lab.records.schema import FOREIGN_SHARE, Environment, GpuState
 from lab.records.store import Record
 
-MOST = 0.5  # share of a configuration's repeats that may be disturbed before none is believed
+MOST = 0.5  # share of a configuration's repeats that may be disturbed before none is trusted
 NAMED = 4  # configurations in a sentence
 
 
 @dataclass(frozen=True)
 class Noise:
-    """What disturbed completed repeats, and how far those of a configuration lie apart.
+    """What disturbed completed repeats, and the spread within each configuration.
 
-    `step_s` is the median step with the ends of its interval, in s, by run id; `again` the command
-    that measures disturbed repeats once more.
+    `step_s` is the median step with its interval, in s, by run id; `again` is the command that
+    measures disturbed repeats again.
     """
 
     records: tuple[Record, ...]
@@ -31,11 +31,11 @@ class Noise:
     again: str
 
     def trustworthy(self, run_ids: Iterable[str]) -> bool:
-        """Whether something may be concluded from all of these configurations."""
+        """Whether conclusions can be drawn from all of these configurations."""
         return self.loud.keys().isdisjoint(run_ids)
 
     def quiet(self, summary: pd.DataFrame) -> pd.DataFrame:
-        """The rows of a summary from which, with their baselines, something may be concluded."""
+        """The rows of a summary that, with their baselines, support conclusions."""
         loud = summary["run_id"].isin(self.loud) | summary["baseline_run_id"].isin(self.loud)
         return summary[~loud]
 
@@ -67,7 +67,7 @@ class Noise:
 
     @property
     def caveats(self) -> list[str]:
-        """What was measured again, and what is too noisy, or else was disturbed at all."""
+        """What was measured again, and what is too noisy, or else what was disturbed at all."""
         total, sentences = len(self.records), []
         if again := sum(record.disturbed is not None for record in self.records):
             sentences.append(
@@ -85,9 +85,9 @@ class Noise:
         return sentences
 
     def strip(self, audit: Audit | None = None, *, run_ids: Iterable[str] | None = None) -> str:
-        """One line: repeats, interval, other load, and the worst that the audit says.
+        """One line: repeats, interval, other load, and the audit's worst finding.
 
-        Of all configurations, or of some; `audit` is that of the study, left out where None.
+        It covers all configurations, or some; `audit` is the study's, left out if None.
         """
         ids = set(self._by_run) if run_ids is None else set(run_ids)
         groups = [records for run_id, records in self._by_run.items() if run_id in ids]
@@ -112,7 +112,7 @@ class Noise:
         return f"; {self.again} measures them again" if self.again else ""
 
     def _interval(self, run_ids: Iterable[str]) -> list[str]:
-        """The widest interval of these steps; nothing where no steps were timed."""
+        """The widest interval of these steps; empty if no steps were timed."""
         steps = [self.step_s[run_id] for run_id in run_ids if run_id in self.step_s]
         if not steps:
             return []
@@ -151,7 +151,7 @@ def _gpus(places: Iterable[Environment]) -> list[GpuState]:
 
 
 def _troubles(gpus: Sequence[GpuState]) -> list[str]:
-    """What shared or slowed GPUs, in clauses."""
+    """What shared or slowed the GPUs, in clauses."""
     shared = any(gpu.other_processes for gpu in gpus)
     names = sorted({name for gpu in gpus for name in gpu.throttled})
     throttled = [f"GPUs were throttled ({', '.join(names)})"] if names else []
@@ -159,7 +159,7 @@ def _troubles(gpus: Sequence[GpuState]) -> list[str]:
 
 
 def _load(places: Sequence[Environment], limit: str) -> str:
-    """The most that other processes took of any of these environments' cores."""
+    """The largest share that other processes took of the cores in any of these environments."""
     shares = [place.foreign_share for place in places if place.foreign_share is not None]
     if not shares:
         return "load by other processes not known"

@@ -1,4 +1,4 @@
-"""What a proposal for compute time needs of somebody's table: where to stop, and what it costs."""
+"""What a compute-time proposal needs from a results table: where to stop, and the cost."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from lab.analysis.verdict import against_baseline, beyond_baseline, labels_of
 from lab.formatting import format_seconds, percent, rounded
 from lab.perfmodel.step_law import fit
 
-# Shares of the time of all ranks that do work, over those of the baseline: the report names both.
+# Efficiency thresholds relative to the baseline; the report names both.
 WELL_USED, HALF_USED = 0.7, 0.5
-SUPER_LINEAR = 1.05  # as in the audit: from here on efficiency is not explained by rounding
-CLOSE = 0.1  # a law that misses a speedup by more is not extrapolated
+SUPER_LINEAR = 1.05  # as in the audit: rounding cannot explain an efficiency above this
+CLOSE = 0.1  # a law with a larger error in any speedup is not extrapolated
 # What GPU-hours are counted for, by what a time of the table is of.
 COUNTED = {"step": (1000, "1000 steps"), "epoch": (1, "epoch"), "total": (1, "run")}
 MILLION = 1e6
 
 
 def headline(summary: pd.DataFrame) -> str:
-    """What the most ranks bring: on every curve of one or two, else on the best and the worst."""
+    """The gain at the most ranks: on every curve if at most two, else on the best and the worst."""
     labels = labels_of(summary)
     ends = [
         known.iloc[-1] for _, points in curves(summary) if len(known := beyond_baseline(points))
@@ -37,19 +37,19 @@ def headline(summary: pd.DataFrame) -> str:
         which = "" if len(ends) <= 2 else "At best, on " if row is ends[0] else "At worst, on "
         where = ranks(row["device"], row["world_size"])
         where += f" ({labels[row['run_id']]})" * (len(ends) > 1)
-        base = {row["baseline_run_id"]: labels[row["run_id"]]}  # which several curves may share
+        base = {row["baseline_run_id"]: labels[row["run_id"]]}  # several curves may share it
         compared = against_baseline(row, summary, labels | base)
         sentences.append(f"{which or 'On '}{where}, {compared}.")
     return " ".join(sentences)
 
 
 def stops(summary: pd.DataFrame) -> list[str]:
-    """Up to how many ranks each curve is worth its cost, as far as the table goes."""
+    """The number of ranks up to which each curve is worth its cost, as far as the table goes."""
     return _of_each(summary, _stop)
 
 
 def _of_each(summary: pd.DataFrame, say: Callable[[pd.DataFrame], str]) -> list[str]:
-    """What is said of each curve after its name, which a single one needs not."""
+    """The statement about each curve, after its name unless there is only one."""
     lines = curves(summary)
     texts = [(label, text) for label, points in lines if (text := say(points))]
     if len(lines) == 1:
@@ -106,13 +106,13 @@ def _impossible(known: pd.DataFrame) -> bool:
 
 
 def _last_above(known: pd.DataFrame, least: float) -> Any:
-    """The row of the most ranks up to which efficiency has not fallen below a limit."""
+    """The row with the most ranks before efficiency falls below a limit."""
     above = known["efficiency"] >= least
     return known[above.cummin()].iloc[-1]
 
 
 def fits(summary: pd.DataFrame) -> list[str]:
-    """The law that meets the speedups of each curve of three or more sizes, and how closely."""
+    """The law that best fits the speedups of each curve of three or more sizes, and its error."""
     return _of_each(summary, _fit)
 
 
@@ -151,10 +151,10 @@ def _law(name: str, fraction: str, error: float) -> str:
 
 
 def step_laws(summary: pd.DataFrame) -> list[str]:
-    """What the law of `lab.fit` finds in the steps of each curve that begins on one rank.
+    """The fit by `lab.fit` to the steps of each curve that begins on one rank.
 
-    It needs steps on two or more other numbers of ranks, and the bytes of the gradients. A step on
-    one rank has the work of a rank: in strong scaling an equal share of the baseline's.
+    It needs steps at two or more other numbers of ranks, and the bytes of the gradients. The step
+    on one rank is that of a rank's work: in strong scaling an equal share of the baseline's.
     """
     return _of_each(summary, _step_law)
 
@@ -193,8 +193,8 @@ def _step_law(points: pd.DataFrame) -> str:
 def costs(summary: pd.DataFrame, *, gpu_hours: float | None = None) -> list[dict[str, str]]:
     """A row for each configuration: its ranks, and their hours for a run, an epoch or 1000 steps.
 
-    `hours = time x ranks / 3600`; of a rate alone, for a million of what it counts. With
-    `gpu_hours`, of which a rank takes one in an hour, how often they pay for that.
+    `hours = time x ranks / 3600`; from a rate alone, for a million of what it counts. With
+    `gpu_hours`, of which a rank uses one per hour, also how many times they cover that.
     """
     rows = []
     least: dict[str, float] = {}
@@ -210,7 +210,7 @@ def costs(summary: pd.DataFrame, *, gpu_hours: float | None = None) -> list[dict
                 ranks(row["device"]): str(row["world_size"]),
                 f"{unit}-hours for {_article(counted)}{counted}": rounded(hours),
             }
-            if row["scaling"] != "weak" or pd.isna(row["step_time"]):  # it grows with the work
+            if row["scaling"] != "weak" or pd.isna(row["step_time"]):  # time grows with work
                 cells["cost over the fewest"] = rounded(hours / least[label])
             if gpu_hours is not None:
                 cells[f"{gpu_hours:g} {unit}-hours pay for"] = _paid(gpu_hours / hours, row)
@@ -223,7 +223,7 @@ def _article(counted: str) -> str:
 
 
 def hours_of(row: Mapping[Any, Any]) -> tuple[float | None, str]:
-    """The hours of all ranks together, and for what: a run, an epoch, 1000 steps, a million."""
+    """The hours of all ranks together, and their unit: a run, an epoch, 1000 steps, a million."""
     if pd.notna(row["step_time"]):
         times, counted = COUNTED[row["per"]]
         return row["step_time"] * times * row["world_size"] / 3600, counted
@@ -243,7 +243,7 @@ def _paid(times: float, row: Mapping[Any, Any]) -> str:
 
 
 def requests(summary: pd.DataFrame, gpu_hours: float) -> list[str]:
-    """For each curve, the job on the most ranks that are well used, and how many are paid for."""
+    """For each curve, the largest efficient job, and how many such jobs the hours cover."""
     over = baseline_name(summary)
 
     def say(points: pd.DataFrame) -> str:

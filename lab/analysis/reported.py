@@ -1,4 +1,4 @@
-"""Somebody's table as records: what it says, by which baseline, and nothing that it does not."""
+"""A results table as records: only what it states, against a chosen baseline."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ Scaling = Literal["strong", "weak", ""]
 SCALINGS: tuple[Scaling, ...] = ("strong", "weak", "")
 Unit = Literal["GPU", "node", "rank"]
 MOST_REPEATS = 1000
-MOST_POINTS = 2000  # configurations: more are a log, and no table of results
+MOST_POINTS = 2000  # configurations: with more, it is a log and not a table of results
 FP32_BYTES = 4
-LONGEST = 30  # letters of a name that is no configuration's, but the table's
+LONGEST = 30  # letters of a name that is the table's, not a configuration's
 NAMED = 12  # columns in a sentence
-# From this share of the baseline's time down, a step or a run has less work per rank: it is no weak
-# scaling, which can at best keep its time.
+# At or below this share of the baseline's time, a step or a run has less work per rank. That is not
+# weak scaling, which can at best keep its time.
 SHORTER = 0.75
 KNOWN_NUMBERS = ("global_batch_size", "micro_batch_size", "grad_accum")
 BATCH_WORDS = {
@@ -57,7 +57,7 @@ KNOWN_TEXTS = {
 
 @dataclass(frozen=True)
 class ReportedTable:
-    """Somebody's results, as `read` reads them; `frame` has the columns of the table itself."""
+    """Results as returned by `read`; `frame` has the columns of the table itself."""
 
     name: str
     frame: pd.DataFrame
@@ -76,12 +76,12 @@ class ReportedTable:
 
     @property
     def kinds(self) -> list[Scaling]:
-        """The kinds of scaling that its rows are of, strong first; "" where nothing tells."""
+        """The kinds of scaling of its rows, strong first; "" if unknown."""
         kinds = {record.reported.scaling for record in self.records if record.reported}
         return [kind for kind in SCALINGS if kind in kinds]
 
     def of_kind(self, kind: Scaling) -> ReportedTable:
-        """The same with the records of one kind alone."""
+        """The same with only the records of one kind."""
         records = [r for r in self.records if r.reported and r.reported.scaling == kind]
         return dataclasses.replace(self, records=tuple(records))
 
@@ -94,12 +94,12 @@ class ReportedTable:
         scaling: Kind = "auto",
         baseline: int | None = None,
     ) -> ReportedTable:
-        """A DataFrame or a file of results (text as of `lab audit`, or Parquet).
+        """Read a DataFrame or a file of results (text as for `lab audit`, or Parquet).
 
-        `columns` maps canonical names to columns, the rest is guessed as by the audit. `scaling`
-        says what the table may leave open; of a table that has both kinds it takes one. Speedups
-        are over the fewest ranks of each curve, or over `baseline` ranks. Raises InputError for
-        what cannot be read, and for a table without ranks, without times and rates, with a single
+        `columns` maps canonical names to columns; the rest is guessed as by the audit. `scaling`
+        sets what the table leaves open; if a table has both kinds, it selects one. Speedups are
+        over the fewest ranks of each curve, or over `baseline` ranks. Raises InputError for
+        unreadable input, and for a table without ranks, without times and rates, with a single
         number of ranks, or without the baseline.
         """
         import pandas as pd
@@ -116,7 +116,7 @@ class ReportedTable:
         if baseline is not None:
             curves = _above(curves, baseline, source)
         kinds = {id(curve): _kind(curve, observations) for curve in curves}
-        if set(kinds.values()) == {"strong", ""}:  # what some of its times show holds of all
+        if set(kinds.values()) == {"strong", ""}:  # what some of its times show holds for all
             kinds = dict.fromkeys(kinds, "strong")
         if scaling != "auto":
             curves = [curve for curve in curves if kinds[id(curve)] == scaling]
@@ -146,13 +146,13 @@ def records_from(
     scaling: Kind = "auto",
     baseline: int | None = None,
 ) -> list[Record]:
-    """Records of somebody's results: one for each repeat of each configuration.
+    """Records from a results table: one for each repeat of each configuration.
 
-    `table` is a DataFrame or a file (CSV and other text as of `lab audit`, or Parquet); `columns`
-    maps canonical names to columns, the rest is guessed. What the table does not say is None: a
+    `table` is a DataFrame or a file (CSV and other text as for `lab audit`, or Parquet); `columns`
+    maps canonical names to columns; the rest is guessed. What the table does not state is None: a
     batch, a model, a rate. Speedups are over the fewest ranks of each curve, or over `baseline`
-    ranks; `scaling` (strong, weak) says what the table leaves open. Raises InputError for a table
-    that cannot be read, or holds nothing that scales.
+    ranks; `scaling` (strong, weak) sets what the table leaves open. Raises InputError for a table
+    that cannot be read, or that shows no scaling.
     """
     return list(
         ReportedTable.read(table, columns=columns, scaling=scaling, baseline=baseline).records
@@ -160,7 +160,7 @@ def records_from(
 
 
 def is_table(source: object) -> bool:
-    """Whether this is the path of a file, or of what should be a table's."""
+    """Whether this is the path of a file, or looks like the path of a table."""
     if not isinstance(source, str | Path):
         return False
     path = Path(source)
@@ -168,7 +168,7 @@ def is_table(source: object) -> bool:
 
 
 def _lacks(frame: pd.DataFrame, observations: Observations) -> Iterator[Problem]:
-    """What a table of scaling needs and this one has not."""
+    """What a scaling table needs and this one lacks."""
     named = ", ".join(repr(str(column)) for column in list(frame.columns)[:NAMED])
     if observations.kind == "collectives":
         what = "times of collectives by their size, not of training, and without a report"
@@ -198,7 +198,7 @@ def _curves(observations: Observations, source: str) -> list[Curve]:
         raise InputError(source, [Problem("table", what, "give a part of it")])
     curves = dataclasses.replace(observations, frame=known).curves
     mixed = _mixed_batches(known, curves, observations)
-    if mixed:  # other batches are other configurations, and no repeats
+    if mixed:  # different batches are different configurations, not repeats
         cells = {f"key:{BATCH_WORDS[name]}": known[name].map("{:g}".format) for name in mixed}
         curves = dataclasses.replace(observations, frame=known.assign(**cells)).curves
     return curves
@@ -207,7 +207,7 @@ def _curves(observations: Observations, source: str) -> list[Curve]:
 def _mixed_batches(
     rows: pd.DataFrame, curves: Sequence[Curve], observations: Observations
 ) -> list[str]:
-    """The batches, among those that the table gives, of which a point has several."""
+    """The batch columns of the table that have several values within one point."""
     given = [name for name in (*KNOWN_NUMBERS, "batch") if name in observations.given]
     batches = rows.set_index("label")[given]
     points = [point for curve in curves for point in curve.points if len(point.labels) > 1]
@@ -219,7 +219,7 @@ def _mixed_batches(
 
 
 def _check_repeats(curves: Sequence[Curve], source: str) -> None:
-    """Raise InputError for a log in which nothing tells thousands of rows apart."""
+    """Raise InputError for a log in which nothing distinguishes thousands of rows."""
     most = max(max(len(p.times), len(p.rates)) for curve in curves for p in curve.points)
     if most > MOST_REPEATS:
         what = f"{most} rows are one configuration, and nothing tells them apart"
@@ -228,7 +228,7 @@ def _check_repeats(curves: Sequence[Curve], source: str) -> None:
 
 
 def _above(curves: Sequence[Curve], baseline: int, source: str) -> list[Curve]:
-    """The curves from this number of ranks on, which they are then relative to."""
+    """The curves from this number of ranks on, which becomes their baseline."""
     kept = []
     for curve in curves:
         if any(point.world_size == baseline for point in curve.points):
@@ -248,7 +248,7 @@ def _above(curves: Sequence[Curve], baseline: int, source: str) -> list[Curve]:
 
 
 def _kind(curve: Curve, observations: Observations) -> Scaling:
-    """Strong or weak, as the table or its batches say or its times show; "" where nothing tells."""
+    """Strong or weak, by the table, its batches or its times; "" if none of them tells."""
     if curve.scaling in {"strong", "weak"}:
         return "strong" if curve.scaling == "strong" else "weak"
     if curve.batch == "global_batch_size":
@@ -280,7 +280,7 @@ def _unit(observations: Observations, frame: pd.DataFrame) -> Unit:
 
 
 def _rate_of(observations: Observations) -> str:
-    """What a rate counts, by its column: `samples`, `tokens`; "" where it does not say."""
+    """What a rate counts, by its column: `samples`, `tokens`; "" if not stated."""
     match = re.search(rf"(^|_)({THINGS})(?=_|$)", normal(observations.given.get("rate", "")))
     if not match:
         return ""
@@ -295,9 +295,9 @@ def _records(
     runs: Mapping[int, ReportedRun],
     unit: Unit,
 ) -> Iterator[Record]:
-    """One record for each repeat of each point; `runs` are the configurations by their points."""
+    """One record for each repeat of each point; `runs` maps points to configurations."""
     least = curve.points[0].world_size
-    # Of times that may stand for more work with more ranks, no speedup can be stated.
+    # If times may cover more work with more ranks, no speedup can be stated.
     is_open = not kind and any(point.times for point in curve.points)
     for point in curve.points:
         base = point if point.world_size == least else point.base
@@ -341,7 +341,7 @@ def _run(
     names: Sequence[str],
     table: str,
 ) -> ReportedRun:
-    """What the table says of a point's configuration, which is called as the table by default."""
+    """What the table states about a point's configuration; its default name is the table's."""
     row = by_label.loc[point.labels[0]]
     known: dict[str, Any] = {
         field: round(value)

@@ -17,8 +17,8 @@ from lab.records.statistics import bootstrap_interval
 
 Samples = np.ndarray[Any, np.dtype[np.float64]]
 Row = Mapping[str, Any]
-# What is measured per repeat and gets an interval; times in s. compute_time is forward and backward
-# without the communication exposed in them.
+# Quantities measured per repeat that get an interval; times in s. compute_time is forward and
+# backward without the communication exposed in them.
 EXPOSED = ("communication", "forward", "backward", "optimizer")
 COSTS = ("straggler", "transfer", "sync_cost", "stolen_compute", "ddp_overhead")
 QUANTITIES = (
@@ -37,12 +37,12 @@ REPORTED = (
     "unit",
     "rate_of",
     "gradient_bytes",
-)  # what somebody's table says
+)  # values from a results table
 ENDS = ("", "_low", "_high")
 RESAMPLES = 1999
 SEED = 20250
-# Ranges of n and n repeats of equal runs lie apart by chance in 2 / binomial(2n, n) of all cases:
-# 1 in 3 for two repeats, 1 in 10 for three.
+# The ranges of two sets of n repeats of equal runs are disjoint by chance with probability
+# 2 / binomial(2n, n): 1 in 3 for two repeats, 1 in 10 for three.
 FEWEST_REPEATS = 3
 
 
@@ -50,28 +50,28 @@ def summary(table: pd.DataFrame, *, baseline: Mapping[str, Any], scaling: Scalin
     """One row per configuration with completed repeats: medians with 95 % intervals, and speedups.
 
     Columns: `run_id`, the fields of Run, `scaling`, `device` ("mixed" where repeats disagree),
-    `repeats`; QUANTITIES and RATIOS each with `_low` and `_high`; MEDIANS; `baseline_run_id`. What
-    is unknown is NaN: an interval from one repeat or of the baseline against itself (1 by
+    `repeats`; QUANTITIES and RATIOS each with `_low` and `_high`; MEDIANS; `baseline_run_id`.
+    Unknown values are NaN: an interval from one repeat or of the baseline against itself (1 by
     definition), a speedup without a measured baseline. A table of several machines names them in
     the column `machine`: a configuration and its baseline are on one machine, and both measured or
     both emulated.
 
     The baseline of a run is the one completed run on the same kind of device that has the values
-    of `baseline` and equals it in every other field but those that follow from the world size
-    (strong: micro_batch_size and grad_accum; weak: global_batch_size), and on one rank or where
-    `baseline` names a strategy the settings that single strategies have; of several, the one with
-    equal settings, then grad_accum, then micro_batch_size; else there is none. Work is always
-    equal: strong (and "none") at one global batch, weak at one batch per rank. Where nobody knows
-    the batch of a script, it is equal if the study says how it scales, and else not compared.
+    of `baseline` and equals the run in every other field. Exempt are the fields that follow from
+    the world size (strong: micro_batch_size and grad_accum; weak: global_batch_size) and, on one
+    rank or if `baseline` names a strategy, strategy-specific settings. Of several, it is the one
+    with equal settings, then grad_accum, then micro_batch_size; else there is none. Work is always
+    equal: strong (and "none") at one global batch, weak at one batch per rank. If the batch of a
+    script is unknown, it counts as equal if the study says how it scales; else it is not compared.
 
     With T the median step time and X the median throughput over repeats, N the world size, B the
     baseline: strong: `speedup = T(B)/T(N)`, `efficiency = speedup N_B/N`; weak: `efficiency =
     T(B)/T(N)`, `speedup = X(N)/X(B)`. Intervals are percentile bootstraps over repeats (Efron
     1979) of the median or of the ratio of two medians, resampled independently: a resumed study
-    breaks pairs of repeats, and where they hold the independent interval is the wider one. From
+    breaks pairs of repeats, and if the pairs hold, the independent interval is the wider one. With
     two or three repeats it is the whole range.
 
-    Raises InputError for a baseline key that is no field of a run.
+    Raises InputError for a baseline key that is not a field of a run.
     """
     unknown = [key for key in baseline if key not in FIELDS]
     if unknown:
@@ -107,11 +107,11 @@ def _summary_columns(identity: Sequence[str]) -> list[str]:
 
 
 def _reported(table: pd.DataFrame, identity: Sequence[str]) -> pd.DataFrame:
-    """The summary of somebody's table, whose rows name their curve, scaling and baseline.
+    """The summary of a results table whose rows name their curve, scaling and baseline.
 
-    `step_time` is a time of what `per` says, `samples_per_second` a rate of what `rate_of` says. An
-    interval that the table gives of a single time stays. Speedups are ratios of times, for the work
-    that each stands for, else of rates; `efficiency = speedup N_B/N`.
+    `step_time` is a time per `per`, `samples_per_second` a rate of `rate_of`. An interval that the
+    table gives for a single time is kept. Speedups are ratios of times, allowing for the work that
+    each covers, else of rates; `efficiency = speedup N_B/N`.
     """
     times = {"step_time": table["time"], "samples_per_second": table["rate"]}
     devices = table["unit"].map({"GPU": "cuda", "node": "node"}).astype(object)
@@ -169,14 +169,14 @@ def _medians(group: pd.DataFrame, identity: Sequence[str]) -> dict[str, Any]:
     row: dict[str, Any] = {str(key): first[key] for key in (*identity, *FIELDS)}
     row["repeats"] = len(group)
     row["device"] = devices.pop() if len(devices) == 1 else "mixed" if devices else None
-    # Once for all: column by column pandas takes most of the time of a summary.
+    # All at once: column by column, pandas would take most of a summary's time.
     numbers = group[[*QUANTITIES, *MEDIANS]].to_numpy(dtype=np.float64).T
     known = (column[~np.isnan(column)] for column in numbers)
     samples = dict(zip((*QUANTITIES, *MEDIANS), known, strict=True))
     medians = {name: samples.pop(name) for name in MEDIANS}
     for size in {sample.size for sample in samples.values()}:
         names = [name for name, sample in samples.items() if sample.size == size]
-        # Together they take the time of one, and draw what each alone would draw.
+        # Together they take the time of one, and draw the same samples as each would alone.
         intervals = np.column_stack(_interval(np.stack([samples[name] for name in names])))
         for name, interval in zip(names, intervals, strict=True):
             row |= _columns(name, interval)
@@ -198,7 +198,7 @@ def _ratio_of_medians(top: Any, bottom: Any, axis: int = -1) -> Any:
 
 
 def _interval(*samples: Samples) -> tuple[Any, Any, Any]:
-    """The median of one sample or the ratio of two medians, along the last axis, with its ends."""
+    """The median of one sample or the ratio of two medians, along the last axis, with interval."""
     fewest = min(sample.shape[-1] for sample in samples)
     nothing = np.full(samples[0].shape[:-1], np.nan)
     if not fewest:
@@ -211,7 +211,7 @@ def _interval(*samples: Samples) -> tuple[Any, Any, Any]:
 
 
 def ratio(top: Samples, bottom: Samples) -> tuple[float, float, float]:
-    """The ratio of the medians of two samples, with the ends of its interval as in `summary`."""
+    """The ratio of the medians of two samples, with its interval as in `summary`."""
     value, low, high = map(float, _interval(top, bottom))
     return value, low, high
 
@@ -221,8 +221,8 @@ def _has(row: Row, baseline: Row) -> bool:
 
 
 def _baselines(rows: Sequence[Row], baseline: Row, scaling: Scaling) -> Callable[[Row], Row | None]:
-    """What finds the baseline of a row among `rows`, without looking at each of them."""
-    # On one rank the settings of a strategy mean nothing.
+    """An index that finds a row's baseline among `rows` without scanning them."""
+    # On one rank the settings of a strategy have no effect.
     settings = set(SETTINGS) if "strategy" in baseline or baseline.get("world_size") == 1 else set()
     free = FREE[scaling] | (set(baseline) - WORK[scaling]) | settings
     equal = sorted({*FIELDS, "device", "machine", "emulated"} - free)
@@ -237,7 +237,7 @@ def _baselines(rows: Sequence[Row], baseline: Row, scaling: Scaling) -> Callable
         if row["device"] == "mixed" or (scaling == "none" and pd.isna(row["global_batch_size"])):
             return None
         bases = alike.get(_text(row, equal), [])
-        # What is not known (NaN) equals nothing, although it reads alike.
+        # Unknown values (NaN) equal nothing, although their text is the same.
         bases = [base for base in bases if all(base.get(key) == row.get(key) for key in equal)]
         for field in (*SETTINGS, "grad_accum", "micro_batch_size"):
             if len(bases) > 1:
@@ -248,7 +248,7 @@ def _baselines(rows: Sequence[Row], baseline: Row, scaling: Scaling) -> Callable
 
 
 def _text(row: Row, keys: Sequence[str]) -> str:
-    """Some values of a row as text; numbers that are equal read alike."""
+    """Some values of a row as text; equal numbers give equal text."""
     values = (row.get(key) for key in keys)
     return repr([float(one) if isinstance(one, int | float) else one for one in values])
 

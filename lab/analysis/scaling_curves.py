@@ -1,4 +1,4 @@
-"""Scaling curves: configurations that differ in their world size alone, and their labels."""
+"""Scaling curves: configurations that differ only in world size, and their labels."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from lab.config.run import Run, setting_label
 
 Scaling = Literal["strong", "weak", "none"]
 FIELDS = tuple(Run.model_fields)
-# How long a run trains and evaluates: in a label only where nothing else tells curves apart.
+# How long a run trains and evaluates: in a label only if nothing else distinguishes curves.
 LENGTHS = {"steps", "warmup_steps", "lr_warmup_steps", "eval_batches"}
-# Batch fields that follow from the world size, and those that say how much work a step is.
+# Batch fields that follow from the world size, and those that set how much work a step is.
 PER_RANK, GLOBAL = {"micro_batch_size", "grad_accum"}, {"global_batch_size"}
 FREE = {"strong": PER_RANK, "weak": GLOBAL, "none": PER_RANK}
 WORK = {"strong": GLOBAL, "weak": PER_RANK, "none": GLOBAL}
@@ -27,7 +27,7 @@ class Curve(NamedTuple):
 
 
 def curves(summary: pd.DataFrame) -> list[Curve]:
-    """Rows of a summary, by all but the world size and the batch fields that follow from it.
+    """Group a summary's rows by all but the world size and the batch fields that follow from it.
 
     A label names the batch, what differs between curves (`batch 64, bf16`), and what was emulated.
     """
@@ -57,9 +57,9 @@ def curves(summary: pd.DataFrame) -> list[Curve]:
 
 
 def _reported_curves(summary: pd.DataFrame) -> Iterator[Curve]:
-    """The curves that somebody's table names, each with its baseline.
+    """The curves that a results table names, each with its baseline.
 
-    What is nothing but the baseline of others is no curve of its own.
+    A row that only serves as a baseline for others is not a curve of its own.
     """
     groups = dict(list(summary.groupby("configuration", sort=False)))
     shared = {
@@ -78,7 +78,7 @@ def _reported_curves(summary: pd.DataFrame) -> Iterator[Curve]:
 def _label(row: pd.Series[Any], varied: Sequence[str], models: Mapping[str, str]) -> str:
     implied = {"global_batch_size", "emulated"} | ({"device"} if "machine" in varied else set())
     parts = [f"batch {row['global_batch_size']}"]
-    if pd.isna(row["micro_batch_size"]):  # a script's, which nobody told
+    if pd.isna(row["micro_batch_size"]):  # a script that did not report it
         parts = [] if "model" in varied else [models[row["model"]]]
     elif row["scaling"] == "weak":
         parts = [f"batch {row['micro_batch_size'] * row['grad_accum']} per rank"]
@@ -88,7 +88,7 @@ def _label(row: pd.Series[Any], varied: Sequence[str], models: Mapping[str, str]
         if key in implied or (key == "own_strategy" and pd.isna(value)):
             continue
         if key == "strategy" and "own_strategy" in varied and pd.notna(row["own_strategy"]):
-            continue  # it is called by its factory and arguments
+            continue  # it is named after its factory and arguments
         if key == "own_strategy":
             parts.append(value)
         elif key == "model":
@@ -97,13 +97,13 @@ def _label(row: pd.Series[Any], varied: Sequence[str], models: Mapping[str, str]
             parts.append({"cpu": "CPU", "cuda": "GPU"}.get(str(value), str(value)))
         elif pd.notna(value) and value != Run.model_fields[key].default:
             parts.append(setting_label(key, value))
-    if row["emulated"] and "machine" not in row:  # the name of a machine says it already
+    if row["emulated"] and "machine" not in row:  # the machine's name already says it
         parts.append(f"emulated {row['emulated']}")
     return ", ".join(parts)
 
 
 def shortest(names: Sequence[str]) -> dict[str, str]:
-    """As much of each name, up to a comma, as tells it from the others."""
+    """As much of each name, up to a comma, as distinguishes it from the others."""
     parts = {name: name.split(", ") for name in names}
     for length in range(1, max(map(len, parts.values()), default=0)):
         short = {name: ", ".join(words[:length]) for name, words in parts.items()}
@@ -113,46 +113,46 @@ def shortest(names: Sequence[str]) -> dict[str, str]:
 
 
 def rows_of(frame: pd.DataFrame) -> list[dict[Any, Any]]:
-    """The rows as dictionaries of Python's own numbers.
+    """The rows as dictionaries of native Python numbers.
 
-    Of a frame of a few rows and many columns, pandas' `to_dict` takes ten times as long.
+    For a frame of few rows and many columns, pandas' `to_dict` takes ten times as long.
     """
     columns = (frame[name].tolist() for name in frame)
     return [dict(zip(frame, values, strict=True)) for values in zip(*columns, strict=True)]
 
 
 def with_interval(row: Any, quantity: str) -> tuple[float, float, float]:
-    """A quantity in a row of a summary, and the ends of its interval."""
+    """A quantity in a row of a summary, with the ends of its interval."""
     return row[quantity], row[f"{quantity}_low"], row[f"{quantity}_high"]
 
 
 def ranks(device: str | None, count: int | None = None) -> str:
-    """Ranks on a kind of device, for people: `1 GPU`, `4 CPU processes`, without a count `GPUs`."""
+    """Ranks on a kind of device, in words: `1 GPU`, `4 CPU processes`, without a count `GPUs`."""
     word = {"cuda": "GPU", "cpu": "CPU process", "node": "node"}.get(str(device), "rank")
     plural = word + ("es" if word.endswith("s") else "s")
     return plural if count is None else f"{count} {word if count == 1 else plural}"
 
 
 def time_name(summary: pd.DataFrame) -> str:
-    """What its times are: `step time`, of somebody's table perhaps `epoch time` or `time`."""
+    """What its times are: `step time`, or for a results table perhaps `epoch time` or `time`."""
     per = set(summary["per"]) if "per" in summary else {"step"}
     return {"step": "step time", "epoch": "epoch time"}.get(per.pop(), "time")
 
 
 def rate_name(summary: pd.DataFrame) -> str:
-    """What its rates count: `samples/s`, of somebody's table what it says, or `1/s`."""
+    """The unit of its rates: `samples/s`, or for a results table what it states, or `1/s`."""
     things = set(summary["rate_of"]) if "rate_of" in summary else {"samples"}
     return f"{things.pop() or '1'}/s"
 
 
 def device_of(summary: pd.DataFrame) -> str | None:
-    """The kind of device of all configurations; None where they differ or nothing is known."""
+    """The kind of device of all configurations; None if they differ or it is unknown."""
     devices = set(summary["device"])
     return str(devices.pop()) if len(devices) == 1 else None
 
 
 def baseline_name(summary: pd.DataFrame) -> str:
-    """What speedups are over: `1 CPU process` if each curve has its baseline, or `the baseline`."""
+    """What speedups are relative to: `1 CPU process` if every curve has it, or `the baseline`."""
     own = all(
         set(points["baseline_run_id"].dropna()) <= set(points["run_id"])
         for _, points in curves(summary)

@@ -19,7 +19,7 @@ from lab.analysis.scaling_curves import (
 from lab.formatting import NOT_MEASURED, Unit, format_seconds, percent, rounded, unit_for
 from lab.perfmodel.calibration import Calibration
 
-MOST_COLUMNS = 4  # more curves than these become rows: a page is higher than it is wide
+MOST_COLUMNS = 4  # more curves than this become rows, because a page is taller than it is wide
 PARTS = ("compute", "communication", "exposed communication", "data", "optimizer", "other")
 
 
@@ -28,7 +28,7 @@ def classical_tables(summary: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
 
     Step time, speedup and efficiency have a row per world size and a column per curve (turned where
     curves are many), compute and communication a row per configuration. Cells read
-    `1.841 [1.800, 1.900]`, or say why there is no number. Where no curve has two world sizes, one
+    `1.841 [1.800, 1.900]`, or say why there is no number. If no curve has two world sizes, one
     table has a row per configuration.
     """
     lines = curves(summary)
@@ -67,7 +67,7 @@ def classical_tables(summary: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
 def _side_by_side(
     lines: Sequence[Curve], cells: Mapping[str, Callable[[Mapping[Any, Any]], str]]
 ) -> pd.DataFrame:
-    """A row per configuration, where these are categories and no curves."""
+    """A row per configuration, if these are categories rather than curves."""
     rows = {
         f"{ranks(row['device'], row['world_size'])}, {label}": {
             name.lower(): cell(row) for name, cell in cells.items()
@@ -95,7 +95,7 @@ def _parts_of_step(lines: Sequence[Curve], unit: Unit) -> pd.DataFrame:
                 cells |= dict.fromkeys(("communication", "exposed communication"), "none")
             rows[f"{ranks(row['device'], row['world_size'])}, {label}"] = cells
     frame = pd.DataFrame.from_dict(rows, orient="index").rename_axis("configuration")
-    # What was seen nowhere, as some phases of a script, has no column.
+    # What was never measured, such as some phases of a script, has no column.
     return frame[[part for part in frame if set(frame[part]) - {NOT_MEASURED, "none"}]]
 
 

@@ -1,4 +1,4 @@
-"""What one configuration does against another, and whether repeats and intervals support it."""
+"""One configuration against another, and whether repeats and intervals support the difference."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lab.formatting import percent, rounded
 
 
 def by_emulation(summary: pd.DataFrame) -> list[pd.DataFrame]:
-    """Measured results and those of each emulation: nothing is said of one by another."""
+    """Measured results and those of each emulation, kept apart: none is compared with another."""
     return [part for _, part in summary.groupby("emulated")]
 
 
@@ -23,7 +23,7 @@ def labels_of(summary: pd.DataFrame) -> dict[str, str]:
 
 
 def beyond_baseline(rows: pd.DataFrame) -> pd.DataFrame:
-    """The rows of a summary that compare with a baseline other than themselves."""
+    """The rows of a summary that have a baseline other than themselves."""
     return rows[rows["speedup"].notna() & (rows["run_id"] != rows["baseline_run_id"])]
 
 
@@ -33,7 +33,7 @@ def place(row: Any, labels: Mapping[str, str]) -> str:
 
 
 def against_baseline(row: Any, summary: pd.DataFrame, labels: Mapping[str, str]) -> str:
-    """What one configuration does against its baseline, and whether the intervals support it."""
+    """One configuration against its baseline, and whether the intervals support the difference."""
     base = summary[summary["run_id"] == row["baseline_run_id"]].iloc[0]
     base_label = labels[row["baseline_run_id"]]
     over = ranks(base["device"], base["world_size"])
@@ -51,7 +51,7 @@ def against_baseline(row: Any, summary: pd.DataFrame, labels: Mapping[str, str])
 
 
 def few(repeats: int) -> str:
-    """Why so few repeats tell nothing from chance; empty where they are enough."""
+    """Why these repeats are too few to rule out chance; empty if they are enough."""
     if repeats >= FEWEST_REPEATS:
         return ""
     return f"{'one repeat is' if repeats == 1 else f'{repeats} repeats are'} too few"

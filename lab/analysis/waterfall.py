@@ -1,4 +1,4 @@
-"""Where a step loses time against the ideal one: by cause, in parts that add up to the step."""
+"""Where a step loses time against the ideal: by cause, in parts that add up to the step."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from lab.perfmodel.layout import Layout
 from lab.records.schema import Communication, Environment
 from lab.records.store import Record
 
-Draws = np.ndarray[Any, np.dtype[np.float64]]  # the value, then one of each resample of the repeats
-Calibrated = Callable[[str], Calibration | None]  # that of a cluster's profile
-# What takes time that the ideal step does not have, in the order in which it is shown.
+Draws = np.ndarray[Any, np.dtype[np.float64]]  # the value, then one per resample of the repeats
+Calibrated = Callable[[str], Calibration | None]  # by cluster profile
+# Causes of time that the ideal step does not have, in display order.
 CAUSES = {
     "batch": "smaller micro-batches",
     "launches": "launch overhead",
@@ -44,14 +44,14 @@ CAUSES = {
 }
 DERIVED = {"batch", "launches", "neighbours"}  # from other runs; the rest is in each record
 PARTS = [cause for cause in CAUSES if cause not in DERIVED]
-SHARE = 0.05  # of the step: a loss below it limits nothing that is worth a change
+SHARE = 0.05  # of the step: a smaller loss is not worth a change
 SHOWN = 0.01  # of the step: a smaller loss is shown with the rest
 TINY = 1e-9  # s, finer than any clock
-CERTAIN = 0.95  # of the resamples in which a cause is the largest loss
+CERTAIN = 0.95  # of the resamples: the share in which a cause is the largest loss
 
 
 class Amount(NamedTuple):
-    """Seconds, with the ends of a 95 % interval over repeats; NaN where one repeat gives none."""
+    """Seconds with a 95 % interval over repeats, NaN if one repeat gives none."""
 
     value: float
     low: float
@@ -59,17 +59,17 @@ class Amount(NamedTuple):
 
     @classmethod
     def of(cls, draws: Draws, repeats: int) -> Amount:
-        """From the value and what resampled repeats give."""
+        """Build an amount from the value and its resamples."""
         ends = np.percentile(draws[1:], [2.5, 97.5]) if repeats > 1 else (np.nan, np.nan)
         return cls(float(draws[0]), *map(float, ends))
 
 
 @dataclass(frozen=True)
 class Waterfall:
-    """One configuration from the ideal step to the measured one, in s; `losses` may be gains.
+    """The way from the ideal step to the measured one, in s; `losses` may be gains.
 
-    The ideal step is the baseline's, over as many times the ranks where the work is shared. Without
-    a baseline, or for itself, it is the step's own compute: `compared` is False.
+    The ideal step is the baseline's, divided by the ratio of ranks if the work is shared. Without a
+    baseline, or for the baseline itself, it is the step's own compute, and `compared` is False.
     """
 
     label: str  # of its curve
@@ -78,10 +78,10 @@ class Waterfall:
     environment: Environment | None
     compared: bool
     ideal: Amount
-    losses: dict[str, Amount]  # by cause, as far as it is known; they add up to step - ideal
-    repeats: int  # the fewest that it rests on
+    losses: dict[str, Amount]  # by cause, as far as known; they add up to step - ideal
+    repeats: int  # the fewest that it is based on
     largest: str  # loss
-    supported: bool = field(repr=False)  # whether the repeats tell that it is the largest
+    supported: bool = field(repr=False)  # whether the repeats show that it is the largest
 
     @property
     def step(self) -> Amount:
@@ -90,18 +90,18 @@ class Waterfall:
 
     @property
     def place(self) -> str:
-        """Its curve and its ranks, for people."""
+        """Its curve and its ranks, formatted for display."""
         return f"{self.label} on {ranks(self.row['device'], self.row['world_size'])}"
 
     @property
     def negligible(self) -> bool:
-        """Whether the repeats tell that no loss takes SHARE of the step."""
+        """Whether the repeats show that no loss takes SHARE of the step."""
         most = SHARE * self.step.value
         enough = self.repeats >= FEWEST_REPEATS
         return enough and all(loss.high <= most for loss in self.losses.values())
 
     def name(self, cause: str) -> str:
-        """What a cause is called in a step of this strategy and scaling."""
+        """The name of a cause in a step of this strategy and scaling."""
         if cause == "transfer":
             return f"moving {self.run.facts.moves}"
         if cause == "host" and self.run.script:
@@ -114,7 +114,7 @@ class Waterfall:
         return CAUSES[cause]
 
     def shown(self) -> dict[str, Amount]:
-        """The losses of at least SHOWN of the step by name, and the rest of what is lost."""
+        """The losses of at least SHOWN of the step by name, and the remaining loss."""
         least = SHOWN * self.step.value
         shown = {
             self.name(cause): loss
@@ -129,8 +129,8 @@ class Waterfall:
 def waterfalls(summary: pd.DataFrame, records: Sequence[Record]) -> list[Waterfall]:
     """One per configuration whose phases are known, in the order of the curves.
 
-    Medians of parts do not add up: each configuration is shown by the repeat of its median step,
-    whose parts do, and the intervals are bootstraps over repeats of that choice.
+    Medians of parts do not add up. Each configuration is therefore represented by the repeat with
+    the median step, whose parts do; the intervals are bootstraps over repeats of that choice.
     """
     measured: dict[str, dict[str, list[Record]]] = defaultdict(lambda: defaultdict(list))
     for record in records:
@@ -141,7 +141,7 @@ def waterfalls(summary: pd.DataFrame, records: Sequence[Record]) -> list[Waterfa
         ):
             measured[record.emulation][record.run_id].append(record)
     calibrated, baselines = cache(_calibrated), set(summary["baseline_run_id"].dropna())
-    # Resamples of a run are large, and of most runs are looked at once.
+    # Resamples of a run are large, and for most runs they are used only once.
     shared = {
         emulated: _Shared(
             {
@@ -164,12 +164,12 @@ def waterfalls(summary: pd.DataFrame, records: Sequence[Record]) -> list[Waterfa
 
 
 def with_baseline(falls: Sequence[Waterfall]) -> list[Waterfall]:
-    """Those that compare with a baseline; all of them where none does."""
+    """Those that have a baseline; all of them if none has one."""
     return [fall for fall in falls if fall.compared] or list(falls)
 
 
 def on_most_ranks(falls: Sequence[Waterfall]) -> list[Waterfall]:
-    """The last of each curve."""
+    """The last one of each curve."""
     return list({fall.label: fall for fall in falls}.values())
 
 
@@ -199,7 +199,7 @@ def _waterfall(label: str, row: Mapping[Any, Any], own: _Steps, shared: _Shared)
 
 
 class _Shared:
-    """The steps of the runs that others compare with: baselines, and all on one rank."""
+    """The steps of the reference runs: baselines, and all runs on one rank."""
 
     def __init__(self, steps: Mapping[str, _Steps]) -> None:
         self.steps = steps
@@ -209,7 +209,7 @@ class _Shared:
                 self._by_work[_work(one.run)].append(one)
 
     def alone(self, run: Run) -> dict[int, Draws]:
-        """Compute of a micro-batch on one rank, by its size; of several, of the run's strategy."""
+        """Compute of a micro-batch on one rank by its size, preferably with the run's strategy."""
         alike = sorted(
             self._by_work.get(_work(run), ()), key=lambda one: one.run.strategy == run.strategy
         )
@@ -221,23 +221,23 @@ class _Shared:
 
 
 def _work(run: Run) -> tuple[str, ...]:
-    """What is equal in runs that compute the same for a sample."""
+    """The key of runs with the same computation per sample."""
     return tuple(repr(getattr(run, name)) for name in SAME)
 
 
 def _losses(
     own: _Steps, base: _Steps, share: float, alone: Mapping[int, Draws]
 ) -> tuple[Draws, dict[str, Draws]]:
-    """`share` times the baseline's step, and what the measured one takes longer, by cause.
+    """`share` times the baseline's step, and the measured step's extra time by cause.
 
-    A share of 0 is that of no baseline.
+    A share of 0 means that there is no baseline.
     """
     losses = {part: own.draws[part] - share * base.draws[part] for part in PARTS}
     expected, derived = share * base.draws["compute"], dict[str, Draws]()
     run, intercept = own.run, _intercept(alone)
     size, base_size = run.micro_batch_size, base.run.micro_batch_size
     accum = share * base.run.grad_accum
-    # Ranks that share a model do not share samples.
+    # Ranks that share a model do not divide samples.
     changed = run.data_parallel_size == run.world_size and (size != base_size or not share)
     compute = [alone[one] for one in (size, base_size) if one is not None and one in alone]
     if changed and share and len(compute) == 2:
@@ -254,7 +254,7 @@ def _losses(
 
 
 def _intercept(alone: Mapping[int, Draws]) -> Draws | None:
-    """What a micro-batch takes without samples, by a line; None from fewer than two sizes."""
+    """A micro-batch's fixed time, from a linear fit; None with fewer than two sizes."""
     if len(alone) < 2:
         return None
     times = np.stack(list(alone.values()))
@@ -263,7 +263,7 @@ def _intercept(alone: Mapping[int, Draws]) -> Draws | None:
 
 
 class _Steps:
-    """The repeats of one run: each part of its step, with what resampled repeats give."""
+    """The repeats of one run: each part of its step, with its resamples."""
 
     def __init__(self, repeats: Sequence[Record], calibrated: Calibrated) -> None:
         self.run, self.environment = repeats[0].run, repeats[0].environment
@@ -274,9 +274,9 @@ class _Steps:
 
 
 def _resampled(rows: Sequence[Mapping[str, float]], seed: str) -> Draws:
-    """By part: the value in the repeat of the median step, and in those of resampled repeats.
+    """By part: the value in the repeat with the median step, and in that of each resample.
 
-    Of two repeats in the middle, it is their mean.
+    With two repeats in the middle, it is their mean.
     """
     values, count = np.array([list(row.values()) for row in rows]), len(rows)
     rng = np.random.default_rng([SEED, int(seed, 16)])
@@ -288,23 +288,23 @@ def _resampled(rows: Sequence[Mapping[str, float]], seed: str) -> Draws:
 
 
 def _parts(record: Record) -> dict[str, float]:
-    """The step of one repeat, and its parts on the rank that waits longest for the others, in s."""
+    """The step of one repeat in s, and its parts on the rank that waits longest for the others."""
     timing, sent, run = record.timing, record.communication or Communication(), record.run
     assert timing is not None
     waits, late = sent.per_rank.get("straggler", []), 0.0
     waited: float | None
     if waits and timing.per_rank.keys() >= timing.phases.keys():
-        # Which rank ends last changes from step to step, and with it who waits for whom.
+        # The last rank to finish changes from step to step, and with it the ranks that wait.
         rank = int(np.argmax(waits))
         phases = {name: timing.per_rank[name][rank] for name in timing.phases}
         exposed, waited = sent.per_rank["exposed"][rank], waits[rank]
-        # The step ends with its slowest rank: what that takes longer is a wait for it, too.
+        # The step ends with its slowest rank, so its extra time is also a wait for it.
         late = timing.step.median - timing.per_rank["step"][rank]
     else:
         phases = {name: stat.median for name, stat in timing.phases.items()}
         exposed = sent.exposed.median if sent.exposed else 0.0
         waited = sent.straggler.median if sent.straggler else None
-    # Records without phases are DDP's, which waits at the end of its backward pass.
+    # Records without phases are from DDP, which waits at the end of its backward pass.
     places = sent.exposed_in if sum(sent.exposed_in.values()) > 0 else {"backward": 1.0}
     for name, seconds in places.items():
         phases[name] = phases.get(name, 0.0) - exposed * seconds / sum(places.values())
@@ -327,7 +327,7 @@ def _parts(record: Record) -> dict[str, float]:
 
 
 def _bubble(run: Run) -> float:
-    """Idle over useful time of a pipeline's stage; 0 where layers are not divided."""
+    """Idle over useful time of a pipeline's stage; 0 if layers are not divided."""
     if run.facts.splits != "layers":
         return 0.0
     return Layout(pipeline=run.world_size).bubble(run.microbatches or run.world_size)
@@ -336,11 +336,11 @@ def _bubble(run: Run) -> float:
 def _set_apart_others(
     parts: dict[str, float], place: Environment | None, later: Sequence[float]
 ) -> None:
-    """Take out of the parts what other processes on the ranks' cores took.
+    """Subtract from the parts the time that other processes took on the ranks' cores.
 
-    `later` is how much longer each rank works than the first that is done. What others take from
-    such a rank is a wait on the others, and on a rank that waits they take nothing: their time
-    counts there first, and what is left of it evenly on all ranks.
+    `later` is how much longer each rank works than the first to finish. Time taken from such a rank
+    makes the others wait, while a waiting rank loses nothing. So the time counts there first, and
+    the rest is spread evenly over all ranks.
     """
     if place is None or not place.foreign_share or not _computes_on_cores(place):
         return
@@ -363,12 +363,12 @@ def _computes_on_cores(place: Environment) -> bool:
 def _calibrated(cluster: str) -> Calibration | None:
     try:
         return load_calibration(cluster)
-    except InputError:  # the profile may not be on this machine
+    except InputError:  # the profile may be missing on this machine
         return None
 
 
 def _neighbours(run: Run, place: Environment | None, calibrated: Calibrated) -> float | None:
-    """How many times longer a rank computes beside the others, where that is calibrated."""
+    """How many times longer a rank computes next to the others, if that is calibrated."""
     if run.world_size == 1 or place is None or not _computes_on_cores(place):
         return None
     calibration = calibrated(place.cluster)

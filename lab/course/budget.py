@@ -1,4 +1,4 @@
-"""`lab course budget`: what the course's jobs cost a class, before anybody starts one."""
+"""`lab course budget`: the cost of the course's jobs for a class, before any is started."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from lab.launch.preflight import usable
 
 @dataclass(frozen=True)
 class StudyHours:
-    """What a study of the course takes of one student; `left_out` jobs cannot run there."""
+    """The cost of a course study for one student; `left_out` jobs cannot run there."""
 
     study: str
     lessons: tuple[str, ...]
@@ -36,10 +36,9 @@ def class_budget(
 ) -> list[StudyHours]:
     """Core- and GPU-hours of each study of the lessons in `folder`, for one student.
 
-    A job takes what the same run took there before, else what is predicted from what was measured
-    there, else `minutes_per_job`; where none of these is known it counts as unknown. Raises
-    InputError for a folder without studies or notebooks that measure them, and for an unknown
-    cluster.
+    A job's time is that of the same run there before, else a prediction from measurements there,
+    else `minutes_per_job`; without any of these it counts as unknown. Raises InputError for a
+    folder without studies or notebooks that measure them, and for an unknown cluster.
     """
     place, profile = Path(folder), usable(cluster)
     studies = sorted(place.glob("**/studies/*/study.yaml"))
@@ -51,7 +50,7 @@ def class_budget(
     for path in studies:
         mark = f'studies/{path.parent.name}\\"'  # in the JSON of a notebook
         using = tuple(name for name, text in notebooks.items() if mark in text)
-        if not using:  # somebody's own, or the copy of one
+        if not using:  # a user's own study, or a copy of one
             continue
         study = Study.load(path.parent, quick=quick)
         hours = list(_hours(study, profile, minutes_per_job))
@@ -68,7 +67,7 @@ def class_budget(
 
 
 def _hours(study: Study, profile: Cluster, minutes: float | None) -> Iterator[Hours | None]:
-    """Of each job of the study, measured already or not; None for one that cannot run there."""
+    """The time of each job of the study, measured or not; None for one that cannot run there."""
     rows = {row["run"]: row for row in plan(study, profile)}
     for task in study.tasks:
         row = rows[task.run.id]
@@ -78,9 +77,9 @@ def _hours(study: Study, profile: Cluster, minutes: float | None) -> Iterator[Ho
 
 
 def class_hours(budgets: Sequence[StudyHours], students: Sequence[int]) -> list[dict[str, Any]]:
-    """A row for each class size: hours where each student measures, where pairs do, and once.
+    """A row for each class size: hours if each student measures, if pairs do, and if measured once.
 
-    None where the time of some job is unknown.
+    Empty if the time of some job is unknown.
     """
     each = sum((budget.hours for budget in budgets), Hours())
     if each.unknown:

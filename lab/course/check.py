@@ -1,4 +1,4 @@
-"""`lab.check`: judge a student's answer to an exercise of a lesson, with a hint where it is wrong.
+"""`lab.check`: judge a student's answer to an exercise, with a hint if it is wrong.
 
 Each `lesson*.py` beside this file registers the exercises of one notebook.
 """
@@ -17,20 +17,20 @@ from lab.errors import InputError, Problem, nearest
 from lab.files import write_atomically
 from lab.report.blocks import Markdown
 
-ANSWERS = "answers"  # a folder beside the notebook, which is handed in with it
-CLOSE = 0.02  # relative; answers are often read from tables that are rounded
+ANSWERS = "answers"  # a folder beside the notebook, handed in with it
+CLOSE = 0.02  # relative; answers are often read from rounded tables
 Judge = Callable[..., str]
 
 
 class WrongAnswerError(AssertionError):
-    """An answer that is not right yet; the message is the hint, and all that a notebook shows."""
+    """An answer that is not right yet; a notebook shows only the message, which is the hint."""
 
     def _render_traceback_(self) -> list[str]:
         return [str(self)]
 
 
 class Exercise(NamedTuple):
-    """`judge` takes the answer and what was measured, and returns what a right answer means."""
+    """`judge` takes the answer and the measurements, and returns what a right answer means."""
 
     hint: str
     judge: Judge
@@ -60,16 +60,16 @@ def exercises() -> dict[str, Exercise]:
 
 
 def check(name: str, answer: object, **measured: Any) -> None:
-    """Judge an answer, by what was `measured` where the right answer depends on it.
+    """Judge an answer, using what was `measured` if the right answer depends on it.
 
     A right answer gets one sentence in the notebook. Raises WrongAnswerError, an AssertionError
     with a hint, for a wrong one; InputError for an unknown exercise. In a notebook the answer is
-    kept beside it in a file, by which it is graded without running the notebook.
+    kept in a file beside it, so that it can be graded without running the notebook.
     """
     from IPython.display import display
 
     _keep(name, answer)
-    # Displayed and not returned: nbgrader takes a returned value for the points.
+    # Displayed, not returned: nbgrader would take a returned value for the points.
     display(Markdown.of(verdict(name, answer, **measured)))  # type: ignore[no-untyped-call]
 
 
@@ -83,7 +83,7 @@ def _keep(name: str, answer: object) -> None:
 
 
 def _plain(answer: Any) -> Any:
-    """An answer in numbers, text and collections; None for what has no such form."""
+    """An answer as numbers, text and collections; None if it has no such form."""
     if hasattr(answer, "tolist"):  # of numpy and pandas
         answer = answer.tolist()
     if isinstance(answer, dict):
@@ -108,14 +108,14 @@ def verdict(name: str, answer: object, **measured: Any) -> str:
 
 
 def _is_missing(answer: object) -> bool:
-    """Whether an exercise is as it was handed out: nothing, or nothing in any of several places."""
+    """Whether an exercise is as handed out: empty, or empty in each of several places."""
     if isinstance(answer, tuple | list):
         return all(map(_is_missing, answer))
     return answer is None or answer is Ellipsis
 
 
 def require(condition: bool, hint: str = "") -> None:
-    """Raise WrongAnswerError unless a condition holds; without a hint the exercise's is shown."""
+    """Raise WrongAnswerError unless a condition holds; the default hint is the exercise's."""
     if not condition:
         raise WrongAnswerError(hint)
 
@@ -133,7 +133,7 @@ def number(answer: object) -> float:
 
 
 def close(value: float, right: float, within: float = CLOSE) -> bool:
-    """Whether a value is within a relative distance of the right one; 0 is only close to 0."""
+    """Whether a value is within a relative distance of the right one; only 0 is close to 0."""
     return math.isclose(value, right, rel_tol=within, abs_tol=1e-12)
 
 
@@ -146,7 +146,7 @@ def judge(
 ) -> float:
     """The answer as a number if it is close to `right`; raises WrongAnswerError otherwise.
 
-    `mistakes` holds the results of known misunderstandings, by the hint that clears each up.
+    `mistakes` maps hints to the results of the misunderstandings that they clear up.
     """
     value = number(answer)
     if not close(value, right, within):

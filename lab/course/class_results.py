@@ -1,4 +1,4 @@
-"""`lab course results`: what a class has measured, as one table, from what was handed in."""
+"""`lab course results`: the measurements that a class handed in, as one table."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lab.records.table import row
 if TYPE_CHECKING:
     import pandas as pd
 
-FORMULA = ("=", "+", "-", "@", "\t", "\r")  # a text that begins so is run by a spreadsheet
+FORMULA = ("=", "+", "-", "@", "\t", "\r")  # a spreadsheet runs text that begins like this
 
 
 def class_results(
@@ -23,10 +23,10 @@ def class_results(
 ) -> pd.DataFrame:
     """One row for each repeat of each student, and its CSV at `output`.
 
-    Columns are those of `lab.table`, behind `student`, `lesson` (the first in which the record was
+    Columns are those of `lab.table`, after `student`, `lesson` (the first in which the record was
     handed in), `study`, `configuration`, `cpu` and `gpu`. `anonymous` numbers the students. Records
-    are read as data; whether they are sound is for `lab course grade` to say. Raises InputError
-    where nothing was handed in, LabError where a record cannot be read.
+    are read as data; `lab course grade` checks whether they are sound. Raises InputError if nothing
+    was handed in, LabError if a record cannot be read.
     """
     import pandas as pd
 
@@ -71,7 +71,7 @@ def _harmless(value: Any) -> Any:
 
 
 def spread(collected: pd.DataFrame) -> list[dict[str, Any]]:
-    """A row for each configuration: students, and the least, median and greatest of their steps."""
+    """A row for each configuration: students, and their shortest, median and longest step."""
     if collected.empty:
         return []
     keys = ["study", "configuration"]

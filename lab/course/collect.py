@@ -1,7 +1,7 @@
-"""`lab course collect`: what learners put into a shared folder, copied to where it is graded.
+"""`lab course collect`: copy what learners put into a shared folder to where it is graded.
 
-It is data of people who may not be trusted: no link is followed, no pipe or device opened, and
-nobody fills the disk.
+The data is untrusted: no link is followed, no pipe or device is opened, and sizes are limited so
+that no submission can fill the disk.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ MOST_BYTES, MOST_FILES = 2 * 10**9, 50_000  # of one lesson of a student
 
 @dataclass(frozen=True)
 class Collected:
-    """A lesson of a student: what was copied, whose it was, its newest file's time, and what not.
+    """A student's lesson: what was copied, its owner, its newest file's time, what was left out.
 
-    Without `files` nothing was copied, and `problem` says why.
+    If `files` is empty, nothing was copied, and `problem` says why.
     """
 
     student: str
@@ -41,15 +41,14 @@ class Collected:
 
 
 class _TooMuchError(Exception):
-    """A submission that is larger than any lesson."""
+    """A submission larger than any lesson should be."""
 
 
 def collect(sources: Sequence[str | Path], *, into: str | Path = "submitted") -> list[Collected]:
-    """Copy <source>/<student>/<lesson>/ to `into`/<student>/<lesson>/, which is for you alone.
+    """Copy <source>/<student>/<lesson>/ to `into`/<student>/<lesson>/, readable only by you.
 
-    What was collected before is replaced where it is handed in again, whole or not at all. Raises
-    InputError where a source is no folder or nothing of it can be copied, and where `into` cannot
-    be written.
+    What was collected before is replaced atomically if it is handed in again. Raises InputError if
+    a source is not a folder, if nothing in it can be copied, or if `into` cannot be written.
     """
     target, places = Path(into), list(map(Path, sources))
     problems = [
@@ -95,7 +94,7 @@ def _is_lesson(place: Path) -> bool:
 
 
 def _of_lesson(source: Path, target: Path) -> Collected:
-    """Copy one lesson beside its place, then put it there in one step."""
+    """Copy one lesson next to its destination, then move it there in one step."""
     student, lesson = target.parent.name, target.name
     private_folder(target.parent)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".") as room:
@@ -116,7 +115,7 @@ def _of_lesson(source: Path, target: Path) -> Collected:
 
 
 def _copy(source: Path, target: Path) -> tuple[int, int, float, int]:
-    """Copy plain files alone: how many, their bytes, the newest's time, and what was left out."""
+    """Copy only plain files; return their number, bytes, newest time, and what was left out."""
     files, size, newest, skipped = 0, 0, 0.0, 0
     for folder, folders, names in os.walk(source, onerror=_raise):
         room = target / Path(folder).relative_to(source)
@@ -127,7 +126,7 @@ def _copy(source: Path, target: Path) -> tuple[int, int, float, int]:
             if not stat.S_ISREG(path.lstat().st_mode):
                 skipped += 1
                 continue
-            # What has become a link or a pipe since is not followed, and not waited for.
+            # A file that has since become a link or a pipe is neither followed nor waited for.
             handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
             with os.fdopen(handle, "rb") as stream, (room / name).open("xb") as copy:
                 state = os.fstat(handle)

@@ -1,7 +1,7 @@
-"""`lab course grade`: the points of a class, each with its reason, from what students handed in.
+"""`lab course grade`: the points of a class, each with its reason, from students' submissions.
 
-Nothing of a student's notebook runs. Answers and records are read as data in a process of their own
-(`lab.course.replay`), files of the ladder run confined on ranks (`lab.course.ranks`).
+No code from a student's notebook runs. Answers and records are read as data in a separate process
+(`lab.course.replay`), and files of the ladder run confined on ranks (`lab.course.ranks`).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ REPLAY_S = 300.0  # for one lesson of one student
 
 @dataclass(frozen=True)
 class Grade:
-    """The points of one exercise; None where a person has to judge it."""
+    """The points of one exercise; None if a person has to judge it."""
 
     student: str
     lesson: str
@@ -46,7 +46,7 @@ class Grade:
 
 @dataclass(frozen=True)
 class Submission:
-    """What a student handed in of one lesson."""
+    """What a student handed in for one lesson."""
 
     student: str
     lesson: str
@@ -58,9 +58,9 @@ def grade(
 ) -> list[Grade]:
     """Grade `submissions`/<student>/<lesson>/, and write the grades as CSV to `output`.
 
-    Where records were edited, or two students handed in the same, no answer of that lesson gets
-    points, files of the ladder apart; `shared_records` permits the latter. Raises InputError where
-    nothing was handed in, LabError where this machine cannot confine code.
+    If records were edited, or two students handed in the same ones, no answer of that lesson gets
+    points, except files of the ladder; `shared_records` permits shared ones. Raises InputError if
+    nothing was handed in, LabError if this machine cannot confine code.
     """
     handed_in = submissions_in(Path(submissions))
     replays = {one: _replay(one) for one in handed_in}
@@ -84,7 +84,7 @@ def grade(
 
 
 def submissions_in(folder: Path) -> list[Submission]:
-    """The lessons of all students, in order; raises InputError where there is none."""
+    """The lessons of all students, in order; raises InputError if there is none."""
     lessons = {path.stem for path in LESSONS.glob("*.ipynb")}
     submissions = [
         Submission(place.parent.name, place.name, place.resolve())
@@ -100,7 +100,7 @@ def submissions_in(folder: Path) -> list[Submission]:
 
 
 def _replay(one: Submission) -> dict[str, Any]:
-    """What a process of its own says of the answers; where it fails, why."""
+    """The verdict of a separate process on the answers, or why that process failed."""
     command = [sys.executable, "-P", "-m", "lab.course.replay", one.lesson, str(one.folder)]
     try:
         process = subprocess.run(
@@ -139,7 +139,7 @@ def _of_files(one: Submission) -> Iterator[Grade]:
 
 
 def _rung(one: Submission, name: str) -> tuple[bool, str]:
-    """Whether a file climbs its rung at every world size, on an instance drawn for the student."""
+    """Whether a file passes its rung at every world size, on an instance drawn for the student."""
     rung = RUNGS[name]
     path = one.folder / "studies" / "ladder" / rung.file
     if not path.is_file() or path.is_symlink():
@@ -152,7 +152,7 @@ def _rung(one: Submission, name: str) -> tuple[bool, str]:
     name_seed = int.from_bytes(hashlib.sha256(f"{one.student} {name}".encode()).digest()[:8])
     try:
         for world_size in rung.ranks:
-            seed = (name_seed, secrets.randbits(32))  # nobody can know the instance beforehand
+            seed = (name_seed, secrets.randbits(32))  # the instance cannot be known beforehand
             verdict = judge(name, text, path=path, world_size=world_size, seed=seed)
     except WrongAnswerError as error:
         return False, f"on {world_size} ranks: {error}"
@@ -177,7 +177,7 @@ def _csv(grades: Sequence[Grade]) -> str:
 
 
 def totals(grades: Sequence[Grade]) -> list[dict[str, Any]]:
-    """A row for each student and lesson: points, of how many, and what is left to judge by hand."""
+    """A row for each student and lesson: points, the maximum, and what is left to judge by hand."""
     groups: dict[tuple[str, str], list[Grade]] = defaultdict(list)
     for row in grades:
         groups[row.student, row.lesson].append(row)

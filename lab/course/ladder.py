@@ -1,4 +1,4 @@
-"""The ladder: eight files of a learner's own, each judged by what real ranks did with it."""
+"""The ladder: eight files written by the learner, each judged by running it on real ranks."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import numpy as np
 from lab.course.check import require
 from lab.perfmodel.collectives import bus_factor
 
-EXACT = 1e-8  # of parameters in fp64, whose rounding is far below
-CARRIED = 0.9  # of the bytes that an exchange needs, the least that the kernel must have carried
+EXACT = 1e-8  # of parameters in fp64, whose rounding error is far smaller
+CARRIED = 0.9  # the smallest share of an exchange's bytes that the kernel must have carried
 STEPS = 20
 SAMPLES = 48  # of each rank in each step
 BUCKETS = (1, 1 << 18, 1 << 30)  # bytes: each gradient by itself, some together, all together
@@ -20,24 +20,24 @@ BUCKETS = (1, 1 << 18, 1 << 30)  # bytes: each gradient by itself, some together
 
 @dataclass(frozen=True)
 class Trial:
-    """One setting, on all ranks: what each reported of its calls and times, and its arrays."""
+    """One setting on all ranks: the calls and times that each reported, and its arrays."""
 
     facts: list[dict[str, Any]]
     arrays: list[dict[str, Any]]
 
     @property
     def calls(self) -> list[tuple[str, int, str, str]]:
-        """Calls of rank 0 in the last step: operation, bytes, lap of launch and of the wait."""
+        """Calls of rank 0 in the last step: operation, bytes, laps of launch and wait."""
         return [tuple(call) for call in self.facts[0]["calls"]]
 
     def slowest(self, name: str) -> float:
-        """The greatest of the ranks' medians, in s."""
+        """The largest of the ranks' medians, in s."""
         return float(max(fact[name] for fact in self.facts))
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """What a judge sees; `expected` are arrays of `single`, or of the formula."""
+    """The judge's input; `expected` holds arrays of `single`, or of the formula."""
 
     world_size: int
     trials: list[Trial]
@@ -50,10 +50,10 @@ Instance = tuple[dict[str, Any], list[dict[str, Any]], dict[str, Any]]
 
 @dataclass(frozen=True)
 class Rung:
-    """One step of the ladder: a file, what it must define, and how it is tried and judged.
+    """One rung of the ladder: a file, what it must define, and how it is run and judged.
 
-    `instance` draws from a seed what the ranks get: a specification, the arrays of each rank, and
-    those of the reference. `questions` are asked first, `formula` is told after three tries. `own`
+    `instance` draws the ranks' input from a seed: a specification, the arrays of each rank, and
+    those of the reference. `questions` are asked first, `formula` is shown after three tries. `own`
     is the lab's strategy that the file is timed against.
     """
 
@@ -66,7 +66,7 @@ class Rung:
     formula: str
     trials: tuple[dict[str, Any], ...] = ({},)
     own: dict[str, Any] = field(default_factory=dict)
-    ranks: tuple[int, ...] = (2,)  # world sizes at which a grader tries it
+    ranks: tuple[int, ...] = (2,)  # world sizes at which a grader runs it
 
 
 def _tensors(draw: np.random.Generator, world_size: int) -> Instance:
@@ -116,7 +116,7 @@ def _pipeline(draw: np.random.Generator, world_size: int) -> Instance:
     inputs, targets = draw.normal(size=(2, micro_batches, 4, width))
     weights = draw.normal(size=(world_size, width, width))
     arrays = [
-        # Of the first stage the values count, of the others the shape.
+        # For the first stage the values count, for the others only the shape.
         {"weight": weight, "inputs": inputs if rank == 0 else 0 * inputs}
         | ({"targets": targets} if rank == world_size - 1 else {})
         for rank, weight in enumerate(weights)
@@ -205,7 +205,7 @@ def _reduced(evidence: Evidence, trial: Trial, *, calls: int | None = None) -> s
 
 
 def _hidden(trial: Trial) -> float:
-    """The share of the time on the link in which the backward pass went on; of the worst rank."""
+    """The share of link time that overlapped with the backward pass, on the worst rank."""
     early = [call for call in trial.calls if call[2] == "backward" and call[3] != "backward"]
     require(
         bool(early),
@@ -350,12 +350,12 @@ def _order(evidence: Evidence) -> str:
 
 
 def peak(passes: Sequence[tuple[int, int]]) -> int:
-    """Of how many micro-batches a stage keeps activations at most; a pass is (0 or 1, number)."""
+    """The most micro-batches whose activations a stage keeps; a pass is (0 or 1, number)."""
     return int(np.cumsum([1 if what == 0 else -1 for what, _ in passes]).max(initial=0))
 
 
 def slots(orders: Sequence[Sequence[tuple[int, int]]]) -> int | None:
-    """When the last stage is done; None where stages wait for each other for ever."""
+    """When the last stage is done; None if the stages deadlock."""
     ends = timetable(orders)
     return None if ends is None else max(ends.values(), default=0)
 
@@ -365,7 +365,7 @@ def timetable(
 ) -> dict[tuple[int, int, int], int] | None:
     """When each pass ends, by stage, kind and micro-batch; a backward pass takes two slots.
 
-    None where stages wait for each other for ever. Messages take no time.
+    None if the stages deadlock. Messages take no time.
     """
     done: dict[tuple[int, int, int], int] = {}
     now, place = [0] * len(orders), [0] * len(orders)

@@ -1,4 +1,4 @@
-"""Checks of lesson 00: what there is, and what a study asks of it."""
+"""Checks of lesson 00: the available hardware, and what a study demands of it."""
 
 from __future__ import annotations
 

@@ -13,8 +13,8 @@ from lab.course.check import exercise, judge, number, require
 from lab.perfmodel.flops import gpt_flops_per_token, gpt_parameters
 from lab.records.store import Record
 
-# Standard deviations of a normal distribution: 1.96 hold 95 % of it on both sides, and 80 % lie
-# below 0.84: so often a difference of the asked size is found.
+# Standard deviations of a normal distribution: 95 % lies within 1.96 on both sides, and 80 % lies
+# below 0.84, which is the power to detect a difference of the requested size.
 CERTAIN, POWER = 1.96, 0.84
 
 

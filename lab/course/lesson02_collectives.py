@@ -141,8 +141,8 @@ class Ring:
     """`n` ranks in a ring, each with a tensor of `n` chunks; a rank sends only to the next one.
 
     `chunks[rank][chunk]` is what a rank holds; only `send` changes it. What is sent in a round
-    arrives when the round ends, so that all ranks send at the same time. Raises ValueError for a
-    tensor of another number of chunks than there are ranks.
+    arrives when the round ends, so all ranks send at the same time. Raises ValueError if the number
+    of chunks differs from the number of ranks.
     """
 
     def __init__(self, chunks: Sequence[Sequence[Any]]) -> None:
@@ -158,7 +158,7 @@ class Ring:
 
     @property
     def chunks(self) -> list[list[Any]]:
-        """What each rank holds, to look at: what is written there, no rank gets."""
+        """What each rank holds, for inspection: changes to it reach no rank."""
         return [[chunk.copy() for chunk in rank] for rank in self._held]
 
     def send(self, rank: int, chunk: int, *, add: bool) -> None:
@@ -179,5 +179,5 @@ class Ring:
 
     @property
     def pending(self) -> bool:
-        """Whether something was sent and no round ended since."""
+        """Whether something was sent since the last round ended."""
         return bool(self._waiting)

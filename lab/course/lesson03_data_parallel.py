@@ -1,4 +1,4 @@
-"""Checks of lesson 03: distributed SGD is the same SGD, and what it sends."""
+"""Checks of lesson 03: distributed SGD equals plain SGD, and what it sends."""
 
 from __future__ import annotations
 

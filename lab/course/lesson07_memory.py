@@ -9,9 +9,8 @@ from lab.course.check import close, exercise, judge, number, require
 # Bytes per parameter in mixed precision with AdamW: Rajbhandari et al. (2020), section 3.1.
 WEIGHT, GRADIENT, OPTIMIZER = 2, 2, 12
 STATE = WEIGHT + GRADIENT + OPTIMIZER
-# Bytes of activations of a transformer's layer in 16 bits for each token and unit of width, with an
-# attention that does not keep its scores: Korthikanti et al. (2023), equation 1 without its second
-# term.
+# Bytes of a transformer layer's activations in 16 bits per token and unit of width, with attention
+# that does not keep its scores: Korthikanti et al. (2023), equation 1 without its second term.
 ACTIVATION = 34
 
 

@@ -1,4 +1,4 @@
-"""Pictures of the lessons that no measurement makes: a ring, shares of memory, a schedule."""
+"""Pictures of the lessons that need no measurement: a ring, shares of memory, a schedule."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lab.report.blocks import Figure, drawn
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-Order = Sequence[tuple[str, int]]  # of a stage: ("forward", 0), ..., ("backward", 0), ...
+Order = Sequence[tuple[str, int]]  # per stage: ("forward", 0), ..., ("backward", 0), ...
 KINDS = ("forward", "backward")
 FORWARD, BACKWARD, PLAIN = "#56B4E9", "#0072B2", "#EEEEEE"
 INK = {FORWARD: "black", BACKWARD: "white", PLAIN: "black"}
@@ -28,7 +28,7 @@ SHARINGS: dict[str, Sharing] = {
 
 
 def chunks(ring: Ring) -> Figure:
-    """What each rank of a `Ring` holds; what arrived in the last round stands out."""
+    """What each rank of a `Ring` holds; arrivals of the last round are highlighted."""
 
     def draw(ax: Axes) -> None:
         for rank, row in enumerate(ring.chunks):
@@ -50,7 +50,7 @@ def chunks(ring: Ring) -> Figure:
 def shares(
     parameters: float, ranks: int, *, state: StateBytes = MIXED, memory: float | None = None
 ) -> Figure:
-    """GB of weights, gradients and optimizer on a rank, by stage of ZeRO; `memory` is a line."""
+    """GB of weights, gradients and optimizer per rank by ZeRO stage; `memory` is a line."""
     parts = {
         name: state_memory(parameters, sharing=sharing, ranks=ranks, state=state)
         for name, sharing in SHARINGS.items()
@@ -77,7 +77,7 @@ def shares(
 def schedule(orders: Sequence[Order]) -> Figure:
     """Passes of each stage of a pipeline over time, a backward pass as long as two forward ones.
 
-    Raises ValueError for orders in which stages wait for each other for ever.
+    Raises ValueError for orders in which the stages deadlock.
     """
     numbered = [[(KINDS.index(kind), which) for kind, which in order] for order in orders]
     ends = timetable(numbered)
@@ -113,7 +113,7 @@ def memory_of_step(
     """Memory over a training step, counted layer by layer, without and with recomputation.
 
     `layer_bytes` are the activations of each layer, of which recomputation keeps `kept_bytes`;
-    `gradient_bytes` appear in the backward pass, as one share for each layer.
+    `gradient_bytes` appear in the backward pass, in equal shares per layer.
     """
     plain = _step(state_bytes, gradient_bytes, layer_bytes, list(layer_bytes), again=0)
     kept = [kept_bytes] * len(layer_bytes)
@@ -139,7 +139,7 @@ def memory_of_step(
 def _step(
     state: float, gradients: float, whole: Sequence[float], kept: Sequence[float], *, again: int
 ) -> list[tuple[float, float]]:
-    """Time and bytes after each pass of a layer, `again` with its second forward pass."""
+    """Time and bytes after each layer's pass; with `again`, including its second forward pass."""
     now, total = 0.0, state
     curve = [(now, total)]
     for size in kept:

@@ -1,4 +1,4 @@
-"""`lab.check_ranks`: run a learner's file on real ranks, and judge what they did."""
+"""`lab.check_ranks`: run a learner's file on real ranks, and judge the result."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from lab.perfmodel.collectives import bus_factor
 from lab.report.blocks import Markdown
 from lab.worker import confine
 
-LIMIT_S = 30.0  # for all steps of a file; they take less than one on an idle machine
+LIMIT_S = 30.0  # for all steps of a file; they take less than one second on an idle machine
 LARGEST_WORLD = 8
 TRIES = ".tries.json"  # beside the file
 OBSTACLES = {
@@ -34,7 +34,7 @@ OBSTACLES = {
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a right file gets: a sentence, and its step time beside the lab's, in s."""
+    """The result for a right file: a sentence, and its step time beside the lab's, in s."""
 
     sentence: str
     step_s: float
@@ -42,12 +42,12 @@ class Verdict:
 
 
 def check_ranks(name: str, *, file: str | Path, world_size: int = 2) -> None:
-    """Run a file on ranks of this machine over gloo, and judge it, as rung `name` asks.
+    """Run a file on ranks of this machine over gloo, and judge it by the criteria of rung `name`.
 
-    The file is confined: it may start no process, write to no file and open no connection, and has
-    half a minute. Raises WrongAnswerError, an AssertionError, with what the ranks did and a hint;
-    InputError for an unknown rung, a missing file, or a world size beyond 2 to 8; LabError where
-    this machine cannot confine the file.
+    The file is confined: it may not start processes, write files or open connections, and has half
+    a minute. Raises WrongAnswerError, an AssertionError, with what the ranks did and a hint;
+    InputError for an unknown rung, a missing file, or a world size outside 2 to 8; LabError if this
+    machine cannot confine the file.
     """
     from IPython.display import display
 
@@ -75,9 +75,9 @@ def judge(
     seed: Sequence[int] | None = None,
     timed: bool = False,
 ) -> Verdict:
-    """The verdict on a file's text; `seed` draws its instance, a new one where none is given.
+    """The verdict on a file's text; `seed` draws its instance, a new one if none is given.
 
-    With `timed` the lab's own is run beside it. Raises WrongAnswerError without a hint.
+    With `timed`, the lab's own is run for comparison. Raises WrongAnswerError without a hint.
     """
     rung = _rung(name, world_size)
     if why := confine.obstacle():
@@ -119,11 +119,11 @@ def _run(spec: Mapping[str, Any], arrays: Sequence[Mapping[str, Any]]) -> Ended:
 
 
 def _trials(ended: Ended, spec: Mapping[str, Any]) -> list[Trial]:
-    """What the ranks left; raises WrongAnswerError with the first cause where one left nothing."""
+    """The ranks' output; raises WrongAnswerError with the first cause if a rank left none."""
     contents = [_open(archive) for archive in ended.archives]
     errors = {rank: _error(content) for rank, content in enumerate(contents) if "error" in content}
     if errors:
-        # Those that lost a peer follow from the one that failed by itself.
+        # Ranks that lost a peer failed because of the one that failed first.
         first = min(errors, key=lambda rank: ("Connection" in errors[rank]["message"], rank))
         error, file = errors[first], Path(str(spec.get("file", ""))).name
         place = f" in {file}, line {error['line']}" if error["line"] else ""
@@ -194,9 +194,9 @@ def _expected(
     *,
     timed: bool,
 ) -> tuple[dict[str, Any], float | None]:
-    """What one process makes of the data of all ranks, and the step time of the lab's own."""
+    """The result of one process on the data of all ranks, and the step time of the lab's own."""
     if rung.task == "all_reduce" and not timed:
-        return {}, None  # a sum, which the judge takes itself
+        return {}, None  # a sum, which the judge computes itself
     given: list[dict[str, Any]] = list(arrays)
     task = spec | {"task": rung.task, "own": rung.own, "confined": False}
     if rung.task == "strategy":
@@ -210,19 +210,19 @@ def _expected(
 
 
 def _require_carried(ended: Ended, rung: Rung, evidence: Evidence) -> None:
-    """Hold what the ranks say of their calls against what the kernel carried between them."""
+    """Check the calls that the ranks report against the bytes that the kernel carried."""
     if ended.sent is None:
         return
     n = evidence.world_size
     said = sum(fact["bytes"] for trial in evidence.trials for fact in trial.facts)
-    if rung.task == "strategy":  # a ring's 2 (n - 1)/n of the gradients, of all steps and ranks
+    if rung.task == "strategy":  # a ring's 2 (n - 1)/n of the gradients, over all steps and ranks
         steps = sum(trial.facts[0]["steps"] for trial in evidence.trials)
         size = sum(value.nbytes for value in evidence.expected.values())
         said = int(steps * n * bus_factor("all_reduce", n) * size)
     elif rung.task == "order":
-        said = 0  # in which a few numbers travel
+        said = 0  # only a few numbers are sent
     elif rung.task == "all_reduce":
-        said = said // 2  # what one sends another receives
+        said = said // 2  # every byte sent is also received
     require(
         ended.sent >= CARRIED * said,
         f"{said} bytes should have passed between the ranks; the kernel carried {ended.sent}.",
@@ -236,7 +236,7 @@ def _hint(rung: Rung, tries: int) -> str:
 
 
 def _count(path: Path, name: str) -> int:
-    """How often a file was tried in vain, this time included."""
+    """The number of failed tries of a file, including this one."""
     place = path.parent / TRIES
     tries = read_json(place) or {}
     tries[name] = int(tries.get(name, 0)) + 1

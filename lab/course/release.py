@@ -15,12 +15,12 @@ from lab.files import SHARED, private_folder
 
 LESSONS = SHARED / "notebooks" / "lessons"
 SETTINGS = "nbgrader_config.py"
-# What a lesson needs beside its notebook, so that a student's folder works by itself.
+# What a lesson needs besides its notebook, so that a student's folder is self-contained.
 NEEDED = ("studies", "tables")
 CODE_STUB = "# Put your answer here."
 TEXT_STUB = "Put your answer here, in two to five sentences."
 _SOLUTION = re.compile(r"^( *)### BEGIN SOLUTION\n.*?### END SOLUTION", re.MULTILINE | re.DOTALL)
-# Of a course folder, for the instructor's eyes: solutions, and what students handed in and got.
+# The parts of a course folder only for the instructor: solutions, submissions and grades.
 PRIVATE = ("source", "submitted", "autograded", "feedback")
 GRADEBOOK = "gradebook.db"
 
@@ -28,8 +28,8 @@ GRADEBOOK = "gradebook.db"
 def copy_lessons(folder: Path, *, solutions: bool = False) -> list[Path]:
     """Copy lessons and projects, their studies and tables; returns the notebooks.
 
-    Without `solutions` their places hold what a student finds there. Raises InputError for a folder
-    that is not empty, in which somebody may have worked.
+    Without `solutions`, placeholders take their place. Raises InputError for a folder that is not
+    empty, because it may contain work.
     """
     if folder.exists() and any(folder.iterdir()):
         problem = Problem("DIR", "not empty", "name a new folder")
@@ -45,7 +45,7 @@ def copy_lessons(folder: Path, *, solutions: bool = False) -> list[Path]:
 
 
 def without_solutions(text: str) -> str:
-    """Python source in which a comment stands for each solution."""
+    """Python source in which a comment replaces each solution."""
     return _SOLUTION.sub(rf"\1{CODE_STUB}", text)
 
 
@@ -68,10 +68,10 @@ def _clear_notebook(path: Path) -> None:
 def release(folder: Path, *, lessons: Path = LESSONS, names: tuple[str, ...] = ()) -> list[Path]:
     """Make `source/` and `release/` in a course folder; returns the released notebooks.
 
-    Each of the `lessons` is an assignment, or each of `names` where some are given. An existing
-    course folder is updated: its gradebook and what students handed in stay. All but what is
-    released is the instructor's alone to read. Raises InputError for
-    an unknown lesson, LabError where nbgrader is missing or refuses one.
+    Each of the `lessons` is an assignment, or each of `names` if given. An existing course folder
+    is updated: its gradebook and submissions stay. Only the instructor can read anything but the
+    released files. Raises InputError for an unknown lesson, LabError if nbgrader is missing or
+    refuses one.
     """
     notebooks = {path.stem: path for path in sorted(lessons.glob("*.ipynb"))}
     if unknown := [
@@ -91,14 +91,14 @@ def release(folder: Path, *, lessons: Path = LESSONS, names: tuple[str, ...] = (
 
 
 def course(folder: Path) -> Any:
-    """nbgrader's interface to a course folder; raises LabError where nbgrader is missing."""
+    """nbgrader's interface to a course folder; raises LabError if nbgrader is missing."""
     try:
         from nbgrader.apps import NbGraderAPI
     except ImportError:
         raise LabError("nbgrader is missing: pip install 'scaling-lab[course]'") from None
     from traitlets.config.loader import PyFileConfigLoader
 
-    # nbgrader calls alembic by its name, which lies beside this interpreter, activated or not.
+    # nbgrader calls alembic by name; it is installed beside this interpreter, activated or not.
     os.environ["PATH"] = os.pathsep.join(
         [str(Path(sys.executable).parent), os.environ.get("PATH", "")]
     )
@@ -115,7 +115,7 @@ def _release(lesson: Path, folder: Path, nbgrader: Any) -> Path:
     for name in NEEDED:
         without = shutil.ignore_patterns("out", ".*", "__pycache__")
         shutil.copytree(lesson.parent / name, source / name, ignore=without)
-    clear_files(source)  # of notebooks nbgrader does it, on the way from source/ to release/
+    clear_files(source)  # nbgrader does this for notebooks, on the way from source/ to release/
     made = nbgrader.generate_assignment(lesson.stem)
     if not made["success"]:
         raise LabError(

@@ -1,8 +1,8 @@
-"""Judges one lesson of a student as data: `python -m lab.course.replay LESSON FOLDER`.
+"""Judge one student's lesson as data: `python -m lab.course.replay LESSON FOLDER`.
 
 The instructor's copy of the lesson runs here, with the student's records in place of jobs and the
-student's answers in place of the exercises. Of the student's notebook nothing runs. The answers,
-and what is known of the records, are printed as JSON.
+student's answers in place of the exercises. Nothing in the student's notebook runs. The answers,
+and what is known about the records, are printed as JSON.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ LARGEST = 20 << 20  # bytes of a file that is read
 MOST_FILES = 3000
 MOST_CHARACTERS = 10_000  # of an answer
 TOLERANCE = 0.005  # relative, of a record's step time against its steps
-# What only a person can judge, or the machine on which it was done.
+# What can be judged only by a person, or on the machine where it was done.
 BY_HAND = {
     "02.ring": "a function of the notebook, which is not run here; ring.py is",
     "09.quantize": "a function of the notebook, which is not run here",
@@ -40,11 +40,11 @@ BY_HAND = {
 
 
 class ElsewhereError(LabError):
-    """What depends on the machine of the student."""
+    """What depends on the student's machine."""
 
 
 def cells(lesson: str) -> Iterator[tuple[dict[str, Any], str]]:
-    """Code cells of a lesson: nbgrader's metadata, empty where there is none, and the source."""
+    """Code cells of a lesson: nbgrader's metadata, empty if there is none, and the source."""
     content = json.loads((LESSONS / f"{lesson}.ipynb").read_text())
     for cell in content["cells"]:
         if cell["cell_type"] == "code":
@@ -52,7 +52,7 @@ def cells(lesson: str) -> Iterator[tuple[dict[str, Any], str]]:
 
 
 def without_checks(source: str) -> ast.Module:
-    """The statements of a cell, less those that check something."""
+    """The statements of a cell, except those that check something."""
     tree = ast.parse(source)
     tree.body = [statement for statement in tree.body if not any(checks(ast.unparse(statement)))]
     return tree
@@ -70,7 +70,7 @@ def checks(source: str) -> Iterator[tuple[str, str, ast.Call]]:
 
 
 def judged(lesson: str, submitted: Path) -> dict[str, Any]:
-    """Whether each exercise is right (None where it cannot be told here), why, and the records."""
+    """Whether each exercise is right (None if undecidable here), why, and the records."""
     with tempfile.TemporaryDirectory(prefix="lab-grade-") as folder:
         work = Path(folder)
         for name in ("studies", "tables"):
@@ -88,10 +88,9 @@ def judged(lesson: str, submitted: Path) -> dict[str, Any]:
 
 
 def handed_in(submitted: Path) -> Iterator[Path]:
-    """Files that a repeat left, relative to the submission, and no links.
+    """Files that a repeat left, relative to the submission, without links.
 
-    Nothing outside of what was handed in is read. Raises LabError where it is more than any study
-    leaves.
+    Nothing outside the submission is read. Raises LabError if there are more than any study leaves.
     """
     count = 0
     for root, folders, files in os.walk(submitted / "studies", followlinks=False):
@@ -118,7 +117,7 @@ def _copy_records(submitted: Path, work: Path) -> None:
 
 
 def _inspect(work: Path) -> tuple[list[str], list[str]]:
-    """Faults of the records, and signatures by which copies of them are known."""
+    """Faults of the records, and signatures by which copies are recognized."""
     import numpy as np
     import pandas as pd
 
@@ -146,14 +145,14 @@ def _inspect(work: Path) -> tuple[list[str], list[str]]:
         said = np.array(record.quality.loss if record.quality else [])
         if said.shape != losses.shape or not np.allclose(said, losses, rtol=TOLERANCE):
             faults.append(f"{place} says other losses than its steps")
-        # Relative, so that times which were all multiplied are known too.
+        # Relative, so that copies with all times scaled are recognized too.
         content = np.round(times / times[0], 6).tobytes()
         signatures.append(hashlib.sha256(record.run_id.encode() + content).hexdigest())
     return faults, signatures
 
 
 def _replace_jobs() -> None:
-    """Make the lesson's calls read records; what asks the machine raises, what shows is silent."""
+    """Make the lesson's calls read records; machine queries raise, displays do nothing."""
     from lab.course import pictures
     from lab.report import blocks, inference_sections, sections, study_sections
 

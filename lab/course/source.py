@@ -1,8 +1,8 @@
-"""What a learner's file may use: a rung of the ladder needs torch, arithmetic and little else.
+"""What a learner's file may use: a rung of the ladder needs little beyond torch and arithmetic.
 
-Refused before it runs, with the line: a check by real processes counts in these processes, and
-whoever rewrites the counter can count what he likes. It is the first fence, not the only one:
-`lab.worker.confine` holds what passes.
+A file is refused before it runs, with the line. A check with real processes counts inside these
+processes, so code that rewrites the counter could fake the count. This is the first barrier, not
+the only one: `lab.worker.confine` contains what passes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ MODULES = frozenset(
         *("lab.worker.strategies.base", "lab.config.run"),
     )
 )
-# Attributes, whatever they belong to; of a module also all that begins with an underscore.
+# Attributes of any object; for a module also all that begin with an underscore.
 REFUSED_PARTS = frozenset(
     (
         *("distributed_c10d", "c10d_logger", "ProcessGroup", "Work", "rpc", "elastic", "launcher"),
@@ -39,7 +39,7 @@ LARGEST = 50_000  # characters
 
 
 def problems(text: str) -> list[str]:
-    """What a file may not use, each with its line; none where it may run."""
+    """What a file may not use, each with its line; empty if it may run."""
     if len(text) > LARGEST:
         return [f"the file has {len(text)} characters; {LARGEST} are more than a rung needs"]
     try:
@@ -55,7 +55,7 @@ def problems(text: str) -> list[str]:
     for node in ast.walk(tree):
         line = getattr(node, "lineno", 1)
         problems |= {(line, what) for what in _problems_of(node, modules, imports)}
-        # By another name it could be changed unseen.
+        # Under another name it could be changed undetected.
         if isinstance(node, ast.Name) and node.id in modules and id(node) not in parents:
             problems.add((line, f"uses {node.id} by itself, where one of its functions is needed"))
     return [f"line {line}: {what}" for line, what in sorted(problems)]

@@ -31,14 +31,14 @@ from lab.report.blocks import Figure, Markdown, Table
 
 POLL_S = 0.3
 TRAINING = ("warm-up", "measuring")
-# Jobs of this process by the folder of their task: a dashboard that is shown again can cancel them.
+# Jobs of this process by task folder, so that a dashboard that is shown again can cancel them.
 _driven: dict[Path, Jobs] = {}
 
 
 class Dashboard:
     """The bench; `fields` holds the form's controls by field of Run, and the cluster.
 
-    A thread watches the run, so that other cells can be executed meanwhile.
+    A thread watches the run, so that other cells can be executed in the meantime.
     """
 
     def __init__(self, bench: Bench) -> None:
@@ -64,7 +64,7 @@ class Dashboard:
         import ipywidgets as widgets
 
         row = {"flex_flow": "row wrap", "align_items": "center"}
-        # Heights are fixed: a message that comes or goes moves nothing.
+        # Heights are fixed, so that changing messages do not move the layout.
         self.verdict = widgets.HTML(layout={"height": "7em", "overflow": "auto"})
         text = {"flex": "1 1 22em", "height": "3.2em", "overflow": "auto"}
         self.run_button = widgets.Button(description="Run", tooltip="measure this configuration")
@@ -92,28 +92,28 @@ class Dashboard:
         return self.view._repr_mimebundle_(**how)
 
     def configuration(self) -> Run:
-        """The configuration in the form; raises pydantic's ValidationError where it is invalid."""
+        """The configuration in the form; raises pydantic's ValidationError if it is invalid."""
         return Run.model_validate(self._content())
 
     def _content(self) -> dict[str, Any]:
         return {name: self.fields[name].value for name in OF_RUN}
 
     def _cluster(self) -> Cluster:
-        """The chosen one; raises LabError where it cannot be served from here."""
+        """The chosen cluster; raises LabError if it cannot be used from here."""
         name = self.fields["cluster"].value or "local"
         if obstacle := self._obstacles.get(name):
             raise LabError(f"{name} cannot be served from here: {obstacle}")
         return Cluster.load(name)
 
     def _basis(self, cluster: Cluster) -> Basis:
-        """What predictions rest on: records as of the last results, the calibration as of now."""
+        """The basis of predictions: records at the last results, and the current calibration."""
         if cluster.name not in self._bases:
             self._bases[cluster.name] = self.bench.basis(cluster)
         basis = self._bases[cluster.name]
         return Basis(basis.records, load_calibration(cluster), basis.model_error)
 
     def _judge(self) -> None:
-        """Show what is wrong with the configuration, or its forecast; starts nothing."""
+        """Show the configuration's error or its forecast, without starting anything."""
         self.send_button.disabled = True
         try:
             run = self.configuration()
@@ -151,7 +151,7 @@ class Dashboard:
             self._say(f"Not started: {error}")
 
     def _attach(self) -> None:
-        """Follow a run under way: this process's, one that lost its driver, another program's."""
+        """Follow a run in progress: this process's, one without its driver, another program's."""
         try:
             running = [
                 (study, state)
@@ -170,7 +170,7 @@ class Dashboard:
             self._say(f"A run that still goes cannot be followed: {error}")
 
     def _follow(self, study: Study, jobs: Jobs | None) -> None:
-        """Show a run from now on; `jobs` is None where another program drives it."""
+        """Show a run from now on; `jobs` is None if another program drives it."""
         self._jobs, self._going, self._cancelled = jobs, True, False
         if jobs is not None:
             _driven[Store(study.out).folder(study.task())] = jobs
@@ -188,7 +188,7 @@ class Dashboard:
             if jobs:
                 jobs.wait(progress=False)
             self._finish(study)
-        except Exception as error:  # noqa: BLE001 nobody else would tell it
+        except Exception as error:  # noqa: BLE001 nothing else would report it
             kind = "" if isinstance(error, LabError) else f"{type(error).__name__}: "
             self._say(f"{study.runs[0].label}: {kind}{error}")
         finally:
@@ -219,7 +219,7 @@ class Dashboard:
             threading.Thread(target=self._jobs.cancel, name="cancel", daemon=True).start()
 
     def _send(self) -> None:
-        """Write the configuration as a study beside the bench, and show what measures it."""
+        """Write the configuration as a study beside the bench, and show how to measure it."""
         try:
             run = self.configuration()
             name = self.name.value.strip() or store.suggested(run)
@@ -236,7 +236,7 @@ class Dashboard:
 
     def _show_results(self, study: Study | None = None) -> None:
         self._bases.clear()
-        # All at once: parts that are put in one by one would make the page jump.
+        # All at once: inserting parts one by one would make the page jump.
         try:
             self.results.outputs = tuple(map(output, results(self.bench, study)))
         except LabError as error:
@@ -244,32 +244,32 @@ class Dashboard:
 
 
 def output(part: Markdown | Table | Figure) -> dict[str, Any]:
-    """A part of a page as a Jupyter output; a figure as HTML, or JupyterLab drops its text."""
+    """Part of a page as a Jupyter output; figures as HTML, or JupyterLab drops their text."""
     from IPython.core.formatters import DisplayFormatter
 
     formatter: Any = DisplayFormatter()
     data, metadata = formatter.format(part)
     if isinstance(part, Figure):
         source = base64.b64encode(part.svg.encode()).decode()
-        # Their ink is dark: the dark theme needs paper below them.
+        # Figures have dark ink, so the dark theme needs a light background.
         image = f'style="background: white" src="data:image/svg+xml;base64,{source}"'
         data = {"text/html": f'<img alt="{html.escape(part.alt)}" {image}>', "text/plain": part.alt}
     return {"output_type": "display_data", "data": data, "metadata": metadata}
 
 
 def message(text: str, *, style: str = "") -> str:
-    """HTML that is read out when it changes."""
+    """HTML that screen readers announce when it changes."""
     return f'<div role="status" style="line-height: 1.4; {style}">{text}</div>'
 
 
 class Pace:
-    """How fast steps follow each other."""
+    """The rate of steps."""
 
     def __init__(self) -> None:
         self._steps: list[tuple[int, float]] = []
 
     def left(self, step: int, steps: int, *, now: float) -> float | None:
-        """Seconds until the last of `steps`, at `now` in s; None before two different steps."""
+        """Seconds at `now` (s) until the last of `steps`; None before two different steps."""
         if not self._steps or step > self._steps[-1][0]:
             self._steps.append((step, now))
         (first, began), (last, latest) = self._steps[0], self._steps[-1]
@@ -286,7 +286,7 @@ def done(state: TaskState) -> int:
 
 
 def progress_line(state: TaskState, pace: Pace, *, now: float, ours: bool) -> str:
-    """Phase, step, time left at `now` in s, loss, and whether another program drives the run."""
+    """Phase, step, time left at `now` (s), loss, and whether another program drives the run."""
     run = state.task.run
     words = [f"{run.label}: {state.phase or state.state}"]
     if state.phase in TRAINING:

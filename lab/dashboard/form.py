@@ -1,4 +1,4 @@
-"""The form of the bench: its controls, and the cluster profiles that this machine can serve."""
+"""The form of the bench: its controls, and the cluster profiles usable from this machine."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Network:
 
 
 def networks() -> list[Network]:
-    """The profiles of `slurm/`: those that can be served from here by name, then the others."""
+    """The profiles of `slurm/`: those usable from here by name, then the others."""
     names = {path.stem for folder in profile_folders() for path in folder.glob("*.yaml")}
     partitions = _partitions()
     offered = [_network(name, partitions) for name in names]
@@ -52,9 +52,9 @@ def networks() -> list[Network]:
 
 
 def _partitions() -> set[str] | str:
-    """The partitions of a Slurm that answers, or why none does."""
+    """The Slurm partitions, or why Slurm does not answer."""
     try:
-        # sinfo waits for a controller that is down.
+        # sinfo hangs if the controller is down.
         answer = subprocess.run(
             ["sinfo", "-h", "-o", "%R"], capture_output=True, text=True, timeout=3, check=True
         )
@@ -82,7 +82,7 @@ def _network(name: str, partitions: set[str] | str) -> Network:
 
 
 def _obstacle(cluster: Cluster, partitions: set[str] | str) -> str:
-    """Why nothing can be measured on a cluster from here; empty where it can."""
+    """Why nothing can be measured on a cluster from here; empty if it can."""
     if cluster.executor == "replay":
         return "it replays a table that others published, and measures nothing"
     if cluster.executor == "local":

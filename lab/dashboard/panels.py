@@ -1,4 +1,4 @@
-"""What the bench shows of a configuration: its forecast before it runs, then all results."""
+"""What the bench shows for a configuration: its forecast before it runs, then all results."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ Part = blocks.Markdown | blocks.Table | blocks.Figure
 FIGURES = ("throughput", "step_breakdown")
 INK = "black"
 CANNOT_TELL = "cannot tell"
-UNSURE = 4.0  # ends of an interval so many times apart tell little of a step
+UNSURE = 4.0  # an interval with ends this many times apart says little about a step
 LIMITS = {
     "compute": "the forward and backward passes",
     "exposed_communication": "communication beside which nothing is computed",
@@ -56,7 +56,7 @@ LIMITS = {
 
 @dataclass(frozen=True)
 class Outlook:
-    """A forecast and its speedup over the equal run on one rank; `advice` how to get one."""
+    """A forecast and its speedup over the equal run on one rank; `advice` says how to get one."""
 
     forecast: Forecast
     speedup: float | None = None
@@ -64,7 +64,7 @@ class Outlook:
 
 
 def outlook(run: Run, basis: Basis, *, cluster: Cluster) -> Outlook:
-    """The forecast of a run; starts nothing."""
+    """The forecast of a run, without starting anything."""
     forecast = basis.forecast(run)
     if forecast.prediction is None:
         return Outlook(forecast, advice=_advice(forecast, basis, cluster))
@@ -101,7 +101,7 @@ def _advice(forecast: Forecast, basis: Basis, cluster: Cluster) -> str:
 
 
 def panel(outlook: Outlook, *, cluster: Cluster, history: str) -> str:
-    """The outlook as HTML: numbers or how to get them, what they rest on, and the run's history."""
+    """The outlook as HTML: numbers or how to get them, their basis, and the run's history."""
     lines = [*_basis(outlook), history]
     return "<br>".join([_numbers(outlook, cluster), *map(html.escape, lines)])
 
@@ -128,7 +128,7 @@ def _numbers(outlook: Outlook, cluster: Cluster) -> str:
 
 
 def expected_step(step: Prediction | Frozen) -> str:
-    """A predicted step with its interval; where that says next to nothing, no more than that."""
+    """A predicted step with its interval, or only a remark if the interval says very little."""
     if _is_unsure(step):
         return f"{CANNOT_TELL}: {format_seconds(step.low_s)} to {format_seconds(step.high_s)}"
     return format_seconds(step.step_s, step.low_s, step.high_s)
@@ -139,7 +139,7 @@ def _is_unsure(step: Prediction | Frozen) -> bool:
 
 
 def _basis(outlook: Outlook) -> list[str]:
-    """What a forecast rests on, and what the model takes."""
+    """The basis of a forecast, and the model's cost."""
     forecast = outlook.forecast
     if forecast.prediction is None:
         return [_cost(forecast.run)]
@@ -163,7 +163,7 @@ def _cost(run: Run) -> str:
 
 
 def history(study: Study) -> str:
-    """Whether the run of a bench's study was measured before, and what Run does therefore."""
+    """Whether the run of a bench's study was measured before, and what Run will do."""
     record = Store(study.out).read(study.task())
     if record is None:
         return "Not measured yet."
@@ -180,7 +180,7 @@ def _bytes(size: float | None) -> str:
 
 
 def results(bench: Bench, study: Study | None = None) -> list[Part]:
-    """The results of a bench as parts of a page: the run of `study`, else the latest, and all."""
+    """The results of a bench as page parts: the run of `study`, else the latest, then all."""
     measured = [(it, record) for it in bench.studies() for record in load_records(it)]
     ids = {_key(study, run.id) for run in study.runs} if study else set()
     wanted = [entry for entry in measured if not ids or _key_of(entry) in ids]
@@ -203,7 +203,7 @@ def results(bench: Bench, study: Study | None = None) -> list[Part]:
 
 
 def _trust(home: Study, record: Record, score: Score | None) -> list[Part]:
-    """The strip of a run, and what was predicted of it."""
+    """The strip of a run, and its prediction."""
     strip = sections.strip(StudyResults(home), run_ids=[record.run_id])
     return [strip, blocks.Markdown.of(beside(score))]
 
@@ -217,7 +217,7 @@ def _key_of(entry: Entry) -> Key:
 
 
 def _scores(entries: list[Entry]) -> dict[Key, Score]:
-    """What was predicted of the runs before they were measured."""
+    """The predictions of the runs before they were measured."""
     studies = {study.folder: study for study, _ in entries}.values()
     return {_key(study, it.frozen.run_id): it for study in studies for it in scores(study)}
 
@@ -279,7 +279,7 @@ def _row(record: Record, speedup: float | None, score: Score | None) -> dict[str
 
 
 def _speedups(entries: list[Entry]) -> dict[Key, float]:
-    """Speedup over the equal run at world size 1 of the same study, where that was measured."""
+    """Speedup over the equal run at world size 1 of the same study, if that was measured."""
     from lab.analysis.scaling import summary
 
     speedups = {}
@@ -331,7 +331,7 @@ def draw(
 
 
 def in_words(expected: Mapping[str, Score]) -> str:
-    """The predictions, for those who do not see the marks."""
+    """The predictions as text, for readers who cannot see the marks."""
     steps = [
         f"{score.frozen.run.label} a step of {format_seconds(score.frozen.step_s)}"
         for score in expected.values()
@@ -352,7 +352,7 @@ def rates(ax: Axes, lines: list[Curve], expected: Mapping[str, Score]) -> None:
     drawn = {run_id for _, points in lines for run_id in points["run_id"]}
     for run_id in drawn & set(expected):
         frozen = expected[run_id].frozen
-        # An interval that reaches down to nothing would make the rate infinite.
+        # An interval that reaches zero would make the rate infinite.
         low_s = max(frozen.low_s, 0.2 * frozen.step_s)
         batch = frozen.run.stated.global_batch_size
         middle, low, high = (batch / seconds for seconds in (frozen.step_s, frozen.high_s, low_s))
@@ -377,7 +377,7 @@ def frame(ax: Axes, lines: list[Curve], run_id: str) -> None:
 
 
 def steps(ax: Axes, lines: list[Curve], expected: Mapping[str, Score]) -> None:
-    """The same below the bar of each run that was predicted, where its step was expected to end."""
+    """The same below the bar of each predicted run, at the predicted end of its step."""
     from lab.figures.breakdown import BAR
 
     unit = unit_for([float(step) for _, points in lines for step in points["step_time"]])
@@ -391,7 +391,7 @@ def steps(ax: Axes, lines: list[Curve], expected: Mapping[str, Score]) -> None:
 
 
 def bars(ax: Axes, lines: list[Curve]) -> dict[str, float]:
-    """Where the bar of each run lies: the line with the longest first bar is on top."""
+    """The position of each run's bar: the line with the longest first bar is on top."""
     ordered = sorted(lines, key=lambda line: -float(line.points["step_time"].iloc[0]))
     ids = [run_id for _, points in ordered for run_id in points["run_id"]]
     return dict(zip(ids, map(float, ax.get_yticks()), strict=True))

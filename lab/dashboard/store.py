@@ -25,7 +25,7 @@ from lab.records.store import Record, Store
 
 TITLE = "Tried on the bench: {run}"
 QUESTION = "How long does a step of this configuration take, and what does a further rank bring?"
-REPEATS = 3  # of a study that a configuration is sent to
+REPEATS = 3  # of a study written from a configuration
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Bench:
     folder: Path
 
     def study(self, run: Run, cluster: str) -> Study:
-        """The study that a run belongs to, with this run alone; writes nothing."""
+        """The study that a run belongs to, with only this run; writes nothing."""
         base = alone(run)
         return Study(
             folder=self.folder.resolve() / cluster / base.id,
@@ -49,9 +49,9 @@ class Bench:
         )
 
     def keep(self, study: Study) -> None:
-        """Write the study file of a run, or add the run's world size to the one that is there.
+        """Write the study file of a run, or add the run's world size to the existing one.
 
-        World size 1 is always in it: the study is complete when its baseline is measured too.
+        World size 1 is always included, so that the study has its baseline.
         """
         path, run = study.folder / "study.yaml", study.runs[0]
         content = read_yaml(path) if path.exists() else _content(run, study.title, repeats=1)
@@ -72,7 +72,7 @@ class Bench:
         return studies
 
     def is_driven(self, study: Study) -> bool:
-        """Whether a driver, of this process or another, works on a study now."""
+        """Whether a driver, in this process or another, is working on a study."""
         try:
             with FileLock(study.out / "driver.lock").acquire(timeout=0):
                 return False
@@ -80,10 +80,10 @@ class Bench:
             return True
 
     def basis(self, cluster: Cluster) -> Basis:
-        """What predictions on a cluster rest on: runs on one rank, calibration, earlier errors.
+        """The basis of predictions on a cluster: runs on one rank, calibration, earlier errors.
 
-        A run on one rank uses no link: it counts for each cluster of this machine whose ranks
-        compute alike.
+        A run on one rank uses no link, so it counts for every cluster of this machine whose ranks
+        compute the same way.
         """
         studies = self.studies()
         records = [
@@ -97,7 +97,7 @@ class Bench:
 
 
 def _is_profile(record: Record, cluster: Cluster, *, of: Path) -> bool:
-    """Whether a record's one rank computed as the cluster's do; `of` is its cluster's folder."""
+    """Whether a one-rank record computed as the cluster's ranks do; `of` is the record's folder."""
     place, run = record.environment, record.run
     if not (record.completed and run.world_size == 1 and run.task == "train" and place):
         return False
@@ -115,7 +115,7 @@ def alone(run: Run) -> Run:
 
 
 def _content(run: Run, title: str, *, repeats: int, **fields: Any) -> dict[str, Any]:
-    """A study file of strong scaling with an empty grid; `fields` limit what is told of the run."""
+    """A strong-scaling study file with an empty grid; `fields` limits the settings it states."""
     base = run.model_dump(
         mode="json", **(fields or {"exclude": {"micro_batch_size", "world_size"}})
     )
@@ -147,7 +147,7 @@ def send(run: Run, *, name: str, reports: Path) -> Study:
 
 
 def world_sizes(run: Run) -> list[int]:
-    """1, 2, 4 and so on up to the run's own, where its batch can be divided."""
+    """1, 2, 4 and so on up to the run's own, as far as its batch can be divided."""
     doubling = {2**power for power in range(run.world_size.bit_length())}
     return [size for size in sorted(doubling | {run.world_size}) if _possible(run, size)]
 

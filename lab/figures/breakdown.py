@@ -36,7 +36,7 @@ COLORS = {
     "other": ("#BBBBBB", "black"),
 }
 LINK = ("#CC79A7", "black")
-BAR = 0.76  # of the distance between bars
+BAR = 0.76  # relative to the distance between bars
 BETWEEN = 0.7  # extra distance between curves
 NAME = 42  # characters of a name in one line
 TITLE = 66  # of a name over a waterfall
@@ -76,7 +76,7 @@ def step_breakdown(ax: Axes, results: StudyResults) -> None:
     Times are medians over repeats. Phases that took no time anywhere are left out. Exposed
     communication, where it was measured, is a part of its own, and taken from the phases that wait.
     """
-    # The curve with the longest first bar is on top.
+    # The curve with the longest first bar goes on top.
     curves = sorted(results.drawn, key=lambda curve: -curve.points["step_time"].iloc[0])
     steps = pd.concat([curve.points for curve in curves])
     unit = unit_for(steps["step_time"])
@@ -104,7 +104,7 @@ def step_breakdown(ax: Axes, results: StudyResults) -> None:
 
 
 def _parts(row: Mapping[Any, Any], unit: Unit) -> dict[str, float]:
-    """Times by part; what is not known is left out."""
+    """Times by part; unknown ones are left out."""
     times = {phase: row[f"{phase}_time"] for phase in PHASES}
     if pd.notna(row["exposed_communication_time"]):
         times[EXPOSED] = row["exposed_communication_time"]
@@ -134,7 +134,7 @@ def _write_inside(
 
 
 def _name_phases(ax: Axes, parts: Mapping[str, float], shown: Sequence[str]) -> None:
-    """Names in their colours above the first bar, each as near to its part as others allow."""
+    """Names in their colours above the first bar, each as near to its part as the others allow."""
     widths = np.array([parts.get(name, 0.0) for name in shown])
     centers = np.cumsum(widths) - widths / 2
     chips = []
@@ -143,12 +143,12 @@ def _name_phases(ax: Axes, parts: Mapping[str, float], shown: Sequence[str]) -> 
         box = {"facecolor": color, "edgecolor": "none", "boxstyle": "round,pad=0.2"}
         chip = ax.text(center, -HEADER, name, color=ink, fontsize=8.5, bbox=box, gid="phase")
         chip.set(ha="center", va="center")
-        chip.set_in_layout(False)  # it may lie above bars' names, and must not shrink the axes
+        chip.set_in_layout(False)  # it may overlap the bars' names, and must not shrink the axes
         chips.append(chip)
     sheet = measure(ax)
     sizes = [chip.get_window_extent().width + 9 * sheet.dpi / 72 for chip in chips]
     pixels = [float(ax.transData.transform((center, 0))[0]) for center in centers]
-    # Where they do not fit above the bars, they begin above the names of these.
+    # If they do not fit above the bars, they begin above the bars' names.
     low = ax.bbox.x0 if sum(sizes) <= ax.bbox.width else 0.02 * sheet.bbox.width
     for chip, pixel in zip(chips, spread(pixels, sizes, low=low, high=ax.bbox.x1), strict=True):
         chip.set_x(float(ax.transData.inverted().transform((pixel, 0))[0]))
@@ -159,8 +159,8 @@ def spread(
 ) -> list[float]:
     """Move intervals of these widths, in order, as little as needed so that none overlaps another.
 
-    They stay between `low` and `high` where all fit there, and begin at `low` where they do not.
-    Least squares: with the widths before each taken off, the centers need only not decrease.
+    They stay between `low` and `high` if all fit there, and otherwise begin at `low`. This is a
+    least-squares problem: after subtracting the preceding widths, centers must not decrease.
     """
     from scipy.optimize import isotonic_regression
 
@@ -171,7 +171,7 @@ def spread(
 
 
 def _hide_wide(ax: Axes) -> None:
-    """Hide texts inside bars, one per bar in order, that are too wide or lie upon another one."""
+    """Hide texts inside bars, one per bar in order, that are too wide or overlap another one."""
     inside: list[Text] = [text for text in ax.texts if text.get_gid() == "inside"]
     visible: list[Bbox] = []
     for text, patch in zip(inside, ax.patches, strict=True):
@@ -183,7 +183,7 @@ def _hide_wide(ax: Axes) -> None:
 
 
 def _falls(results: StudyResults) -> list[Waterfall]:
-    """On the most ranks of each curve; of too many, those that lose the largest shares."""
+    """The most ranks of each curve; if too many, those that lose the largest shares."""
     falls = on_most_ranks(with_baseline(results.waterfalls))
     lost = [1 - fall.ideal.value / fall.step.value for fall in falls]
     least = sorted(lost, reverse=True)[:MOST_WATERFALLS][-1] if lost else 0.0
@@ -213,7 +213,7 @@ def _time(amount: Amount, unit: Unit) -> str:
 
 
 def _largest(results: StudyResults) -> str:
-    """The largest loss of all that are drawn, where repeats tell that it is the largest."""
+    """The largest loss of all that are drawn, if the repeats show that it is the largest."""
     falls = [fall for fall in _falls(results) if fall.supported]
     if not falls:
         return "The repeats do not tell which loss is the largest."
@@ -243,7 +243,7 @@ def waterfall(ax: Axes, results: StudyResults) -> None:
             fontsize=9,
         )
         title.set_transform(blended_transform_factory(ax.figure.transFigure, ax.transData))
-        title.set_in_layout(False)  # it begins above the names of the bars
+        title.set_in_layout(False)  # it begins above the bars' names
         losses = fall.shown()
         total = fall.ideal.value * scale
         bars = [("ideal" if fall.compared else "compute", 0.0, total, fall.ideal, IDEAL)]
@@ -262,7 +262,7 @@ def waterfall(ax: Axes, results: StudyResults) -> None:
             ax.annotate(
                 f"{sign}{_time(amount, unit)}", (end, y), va="center", fontsize=8.5, **beside
             )
-            if nth < len(bars) - 1:  # where the next bar begins
+            if nth < len(bars) - 1:  # the start of the next bar
                 ax.plot([left + width] * 2, [y, y + 1], color=IDEAL, linewidth=0.8, zorder=0)
             farthest = max(farthest, end)
         y += 1 + BETWEEN
@@ -277,7 +277,7 @@ def waterfall(ax: Axes, results: StudyResults) -> None:
 
 
 def _events(records: Sequence[Record]) -> list[Event]:
-    """The timeline of the record on the most ranks; of several, the one of the median step time."""
+    """The timeline of the record on the most ranks; of several, the one with the median step."""
     steps = [
         (record.run.world_size, record.timing.step.median, record.communication.timeline)
         for record in records

@@ -41,11 +41,11 @@ from lab.perfmodel.collectives import (
 
 __all__ = ["loss_by_step", "loss_by_time", "losses", "overlap_band"]
 
-MOST_POINTS = 300  # of a line: a figure is about as many pixels wide
-MOST_NAMES = 12  # of points between the edges of overlap; of more, those at its ends
-FEW = 3  # of more curves one end is named, beside the axes
+MOST_POINTS = 300  # per line: about the width of a figure in pixels
+MOST_NAMES = 12  # of points between the bounds of overlap; of more, those at its ends
+FEW = 3  # with more curves only one end is named, beside the axes
 LINKS_HEIGHT = 4.5  # inches
-ROOM = 0.85  # for labels beside the times of collectives, in widths of the data
+ROOM = 0.85  # for labels beside the times of collectives, relative to the width of the data
 NO_LOSSES = "no loss was recorded"
 NO_COLLECTIVES = "no collective is measured here yet"
 
@@ -110,14 +110,14 @@ def _draw_losses(ax: Axes, results: StudyResults, *, by_time: bool, named: bool 
     few = len(results.drawn) <= FEW
     for (label, points), color, _ in styled(results.drawn):
         known = points[points["run_id"].isin(results.losses.keys())]
-        # Of more curves than colours the most ranks alone: lines within lines tell nothing more.
+        # With more curves than colours, only the most ranks: nested lines would be unreadable.
         known = known[-1:] if len(results.drawn) > len(COLORS) else known
         ends = []
         for nth, row in enumerate(rows_of(known), 1):
             name = f"{label}, ×{row['world_size']}"
             steps, loss = thinned(results.losses[row["run_id"]])
             x = steps * (row["step_time"] if by_time else 1)
-            inner = nth / len(known)  # where losses are equal, thin lines lie within thick ones
+            inner = nth / len(known)  # if losses are equal, thin lines lie within thick ones
             width, alpha = (None, None) if by_time else (6 - 4.5 * inner, 0.3 + 0.7 * inner)
             legend = name if named else f"{'_' * (nth < len(known))}{label}"
             ax.plot(x, loss, color=color, label=legend, linewidth=width, alpha=alpha)
@@ -132,9 +132,9 @@ def _draw_losses(ax: Axes, results: StudyResults, *, by_time: bool, named: bool 
 
 
 def thinned(values: Losses, most: int = MOST_POINTS) -> tuple[Losses, Losses]:
-    """Steps from 1 and values; of more than `most` the means over equal stretches.
+    """Steps from 1 and values; if more than `most`, means over equal intervals.
 
-    Their first and last are kept. So a figure does not grow with the steps of its runs.
+    The first and the last are kept. So a figure does not grow with the steps of its runs.
     """
     steps = np.arange(1.0, len(values) + 1)
     if len(values) <= most:
@@ -149,13 +149,13 @@ def thinned(values: Losses, most: int = MOST_POINTS) -> tuple[Losses, Losses]:
 
 
 def _stretches(results: StudyResults) -> str:
-    """What is said of lines that are means."""
+    """The note on lines that are means."""
     longest = max(map(len, results.losses.values()), default=0)
     return f"Drawn are means over {MOST_POINTS} equal stretches." if longest > MOST_POINTS else ""
 
 
 def _loss_axis(ax: Axes, *, by_time: bool, ticks: int) -> None:
-    """Logarithmic where the runs took unlike times; ticks only where there are losses."""
+    """Logarithmic if the runs' times differ widely; ticks only where there are losses."""
     starts, ends = np.array([np.asarray(line.get_xdata())[[0, -1]] for line in ax.get_lines()]).T
     last = float(max(ends))
     ax.set(xlabel="training time (s)" if by_time else "optimizer step", ylabel="training loss")
@@ -174,14 +174,14 @@ def _world_size_of(end: Label) -> str:
 
 
 def _shortened(ends: list[Label]) -> list[Label]:
-    """The whole name at the last end; world sizes at the others, of many at the first alone."""
+    """The whole name at the last end; world sizes at the others, or at the first only if many."""
     ends = sorted(ends, key=lambda end: end.x)
     ends = ends if len(ends) <= 3 else [ends[0], ends[-1]]
     return [*(end._replace(text=_world_size_of(end)) for end in ends[:-1]), *ends[-1:]]
 
 
 def _merged(ends: list[Label], label: str) -> list[Label]:
-    """One label for the world sizes of a curve where their losses end within 1 % of each other."""
+    """One label for the world sizes of a curve if their losses end within 1 % of each other."""
     values = [end.y for end in ends]
     if len(ends) < 2 or max(values) - min(values) > 0.01 * abs(max(values)):
         return ends
@@ -191,7 +191,7 @@ def _merged(ends: list[Label], label: str) -> list[Label]:
     return [Label(x, y, f"{label}\n{sizes}", ends[0].color)]
 
 
-# Strategies that average gradients alone, in the backward pass or after it: between these is R's
+# Strategies that only average gradients, during the backward pass or after it; these bound R's
 # band. Others send weights or activations that compute waits for.
 OVERLAPPING = {name for name, facts in STRATEGIES.items() if facts.moves == "gradients"}
 
@@ -264,13 +264,13 @@ def overlap_band(ax: Axes, results: StudyResults) -> None:
 
 
 def _outermost(labels: Sequence[Label]) -> list[Label]:
-    """Those with the least and the most of either coordinate."""
+    """The points with the smallest and largest value of either coordinate."""
     orders = sorted(labels, key=lambda at: at.x), sorted(labels, key=lambda at: at.y)
     return list(dict.fromkeys(order[end] for order in orders for end in (0, -1)))
 
 
 class _Times(NamedTuple):
-    """Times of one collective on one world size, by bytes, and how a fit describes them."""
+    """Times of one collective at one world size, by bytes, and their fit."""
 
     name: str
     world_size: int
@@ -280,7 +280,7 @@ class _Times(NamedTuple):
 
     @property
     def error(self) -> str:
-        """For people: how far the fit is from the times at most."""
+        """The largest error of the fit, formatted for display."""
         if self.fit is None:
             return ", no fit"
         return f", fit within {100 * self.fit.largest_relative_error:.2g} %"
@@ -323,7 +323,7 @@ def links(calibration: Calibration, *, ax: Axes | None = None) -> Axes:
 
 
 def links_alt(calibration: Calibration) -> str:
-    """What that figure shows, in one sentence."""
+    """What the figure shows, in one sentence."""
     parts = []
     for times in _times(calibration):
         ends = [
@@ -357,8 +357,8 @@ def _bytes_axis(ax: Axes, sizes: Sequence[int]) -> None:
     ax.xaxis.set_major_locator(FixedLocator(shown))
     ax.xaxis.set_major_formatter(FixedFormatter([_bytes(size) for size in shown]))
     ax.xaxis.set_minor_locator(NullLocator())
-    # Room from the start: while labels stick out of the axes, the layout shrinks these, and the
-    # room that is made then comes out too wide.
+    # Room from the start: while labels stick out of the axes, the layout shrinks the axes, and
+    # the room added then would be too wide.
     ax.set_xlim(sizes[0] / 1.6, sizes[-1] * max(sizes[-1] / sizes[0], 4) ** ROOM)
     ax.spines["bottom"].set_bounds(sizes[0] / 1.6, sizes[-1])
 

@@ -25,17 +25,17 @@ from lab.records.store import Record, Store, load_records
 from lab.records.table import table
 
 Losses = np.ndarray[Any, np.dtype[np.float64]]
-MOST_CURVES = 24  # of a figure: of more nobody could tell one from another
+MOST_CURVES = 24  # of a figure: more could not be told apart
 
 
 class StudyResults:
     """Records with what is derived from them: table, summary, curves, losses, scored predictions.
 
-    Made of a Study, its name or folder, a list of records, somebody's table (a DataFrame, a file or
-    a ReportedTable), or a Comparison, whose machines have curves of their own. Speedups are over
-    the study's baseline in the study's scaling, where `baseline` (fields of a run with their
-    values) and `scaling` name no other; for a list of records they are over one rank, and scaling
-    is strong; of a table they are over the fewest ranks, and each row has its scaling.
+    The source is a Study, its name or folder, a list of records, a results table (a DataFrame, a
+    file or a ReportedTable), or a Comparison, whose machines have their own curves. Speedups are
+    over the study's baseline in the study's scaling, unless `baseline` (fields of a run with their
+    values) and `scaling` name another. For a list of records they are over one rank, with strong
+    scaling; for a table they are over the fewest ranks, and each row has its scaling.
     """
 
     def __init__(
@@ -63,13 +63,13 @@ class StudyResults:
         baseline: Mapping[str, Any] | None = None,
         scaling: Scaling | None = None,
     ) -> StudyResults:
-        """`source` itself if it is results already, unless another baseline or scaling is named."""
+        """`source` itself if it already is results, unless another baseline or scaling is named."""
         if not isinstance(source, StudyResults):
             return cls(source, baseline=baseline, scaling=scaling)
         if baseline is None and scaling is None:
             return source
         other = cls(source.source, baseline=baseline, scaling=scaling)
-        other.records = source.records  # they do not depend on either
+        other.records = source.records  # records do not depend on either
         return other
 
     @property
@@ -93,26 +93,26 @@ class StudyResults:
 
     @cached_property
     def set_aside(self) -> dict[Task, Record]:
-        """The louder of two attempts at a task, which no result counts; none without a study."""
+        """The noisier of two attempts at a task, which no result includes; none without a study."""
         store = Store(self._study.out) if self._study else None
         tasks = [record.task for record in self.records if record.disturbed is not None]
         return {task: louder for task in tasks if store and (louder := store.set_aside(task))}
 
     @cached_property
     def table(self) -> pd.DataFrame:
-        """One row per repeat, as of `lab.table`."""
+        """One row per repeat, as in `lab.table`."""
         return self.source.table if isinstance(self.source, Comparison) else table(self.records)
 
     @cached_property
     def summary(self) -> pd.DataFrame:
-        """One row per configuration, as of `lab.analysis.scaling.summary`."""
+        """One row per configuration, as in `lab.analysis.scaling.summary`."""
         if isinstance(self.source, Comparison):
             return self.source.summary
         return summary(self.table, baseline=self.baseline, scaling=self.scaling)
 
     @cached_property
     def noise(self) -> Noise:
-        """How far other processes and the spread of repeats let these results be believed."""
+        """How far these results can be trusted, given other processes and the spread of repeats."""
         return judge(self.records, self.summary, study=self._study)
 
     @cached_property
@@ -132,7 +132,7 @@ class StudyResults:
 
     @cached_property
     def drawn(self) -> list[Curve]:
-        """The curves that figures show: all, or of too many those that scale best and worst."""
+        """The curves that figures show: all, or if too many those that scale best and worst."""
         if len(self.curves) <= MOST_CURVES:
             return self.curves
         ends = [curve.points.iloc[-1] for curve in self.curves]
@@ -143,7 +143,7 @@ class StudyResults:
 
     @property
     def left_out(self) -> str:
-        """What figures say of curves that they do not show; empty where they show all."""
+        """The note in figures about curves that they omit; empty if they show all."""
         if len(self.drawn) == len(self.curves):
             return ""
         shown = f"{len(self.drawn)} of {len(self.curves)} configurations"
@@ -151,7 +151,7 @@ class StudyResults:
 
     @cached_property
     def waterfalls(self) -> list[Waterfall]:
-        """Where the steps of one machine lose time, by configuration; none of a comparison."""
+        """Where the steps of one machine lose time, by configuration; none for a comparison."""
         machines = isinstance(self.source, Comparison)
         return [] if machines else waterfalls(self.summary, self.records)
 
@@ -169,41 +169,41 @@ class StudyResults:
 
     @cached_property
     def scores(self) -> list[Score]:
-        """Predictions of the study's runs beside what was measured since; none without a study."""
+        """Predictions of the study's runs beside later measurements; none without a study."""
         return scores(self._study, self.records) if self._study else []
 
     @cached_property
     def predicted(self) -> dict[str, Frozen]:
-        """What was predicted of each run that has been measured since, by run id."""
+        """The prediction of each run that has since been measured, by run id."""
         return {score.frozen.run_id: score.frozen for score in self.scores}
 
     @cached_property
     def emulated(self) -> str:
-        """What was emulated in all of them, such as `emulated 1 Gbit/s`; empty of a comparison."""
+        """What was emulated in all of them, such as `emulated 1 Gbit/s`; empty for a comparison."""
         kinds = set() if isinstance(self.source, Comparison) else set(self.summary["emulated"])
         return f"emulated {kind}" if len(kinds) == 1 and (kind := kinds.pop()) else ""
 
     @cached_property
     def clusters(self) -> list[str]:
-        """Names of the cluster profiles that the records are from."""
+        """Names of the cluster profiles of the records."""
         return sorted({r.environment.cluster for r in self.records if r.environment})
 
     @cached_property
     def citations(self) -> list[str]:
-        """Where the numbers were published that others measured."""
+        """The source of published numbers."""
         places = (record.environment for record in self.records)
         return sorted({place.replay for place in places if place and place.replay})
 
     @property
     def notice(self) -> str:
-        """What must stand on figures of numbers that others published; else empty."""
+        """The note that figures of published numbers must carry; else empty."""
         return NOTICE if self.citations else ""
 
 
 def _reported(
     source: Any, baseline: Mapping[str, Any] | None, scaling: Scaling | None
 ) -> ReportedTable:
-    """Somebody's table, whose baseline is a number of ranks alone; raises InputError."""
+    """A results table, whose baseline is only a number of ranks; raises InputError."""
     if unknown := [key for key in baseline or {} if key != "world_size"]:
         advice = "such as {'world_size': 4}"
         problem = Problem(f"baseline.{unknown[0]}", "that of a table is its ranks alone", advice)

@@ -1,4 +1,4 @@
-"""What a figure is: a function that draws results, its words, its height, and its absence."""
+"""Figures: a function that draws results, its texts, its height, and why it may be missing."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class Figure:
     """A figure of a study: calling it draws it and returns its Axes; it is never shown or saved.
 
     It takes a Study, its name or folder, a list of records, a comparison, or StudyResults. `height`
-    is what it needs to be readable, in inches; `missing` says why it is empty, "" where it is not;
-    its caption is the first paragraph of its function's docstring, and what is to be seen.
+    is the height it needs to be readable, in inches; `missing` says why it is empty, or "" if it is
+    not. Its caption is the first paragraph of its function's docstring, plus what to look at.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class Figure:
     ) -> Axes:
         """Draw into the given axes, or into a new figure of the usual width.
 
-        Speedups are over the study's `baseline` and `scaling`, where these name no other.
+        Speedups use the study's baseline and scaling, unless `baseline` and `scaling` name others.
         """
         results = StudyResults.of(records, baseline=baseline, scaling=scaling)
         with style():
@@ -64,14 +64,14 @@ class Figure:
         return ax
 
     def caption(self, results: StudyResults) -> str:
-        """What is drawn, and what to see in it; empty where nothing is drawn."""
+        """What is drawn, and what to look at; empty if nothing is drawn."""
         if self.missing(results):
             return ""
         drawn = " ".join((self.__doc__ or "").partition("\n\n")[0].split())
         return f"{drawn} {self.see(results)}".strip()
 
     def alt_text(self, results: StudyResults) -> str:
-        """What it shows, in a sentence or two with numbers, for those who do not see it."""
+        """What it shows, in a sentence or two with numbers, for readers who cannot see it."""
         reason = self.missing(results)
         sentences = [
             f"{results.notice}." if results.notice else "",
@@ -91,11 +91,11 @@ def figure(
     height: Callable[[StudyResults], float] = lambda _: SIZE[1],
     see: Callable[[StudyResults], str] = lambda _: "",
 ) -> Callable[[Callable[[Axes, StudyResults], None]], Figure]:
-    """Register a function that draws as a figure of its name.
+    """Register a drawing function as a figure under its name.
 
-    `describe` makes its alternative text, `missing` says why there is nothing to draw (empty where
-    there is something), `height` how many inches it needs, `see` a sentence for the caption on what
-    to look at.
+    `describe` makes its alternative text, `missing` says why there is nothing to draw (empty if
+    there is something), `height` is its height in inches, and `see` is a sentence for the caption
+    on what to look at.
     """
 
     def register(draw: Callable[[Axes, StudyResults], None]) -> Figure:
@@ -106,7 +106,7 @@ def figure(
 
 
 def figure_named(name: str) -> Figure:
-    """One of FIGURES; raises InputError, with the nearest name, for a name that is not there."""
+    """One of FIGURES; raises InputError, with the nearest name, for an unknown name."""
     if name not in FIGURES:
         raise InputError("figure", [Problem(name, "unknown figure", nearest(name, FIGURES))])
     return FIGURES[name]
@@ -121,14 +121,14 @@ def alt_text(
 ) -> str:
     """What the figure of this name shows of these records, in a sentence or two with numbers.
 
-    Raises InputError, with the nearest name, where there is no such figure.
+    Raises InputError, with the nearest name, if there is no such figure.
     """
     results = StudyResults.of(records, baseline=baseline, scaling=scaling)
     return figure_named(name).alt_text(results)
 
 
 def no_runs(results: StudyResults) -> str:
-    """Why a figure of completed training runs is empty; nothing where there are some."""
+    """Why a figure of completed training runs is empty; empty if there are some."""
     return NO_RUNS if results.summary.empty else ""
 
 

@@ -34,8 +34,8 @@ NO_INFERENCE = "no inference run has completed yet"
 def _latencies(results: StudyResults) -> dict[str, list[tuple[int, float, float]]]:
     """By model and place: batch size, seconds between tokens, tokens/s, at the longest prompt.
 
-    The base is the median over all jobs, and a quantized model lies from it by the ratio to the
-    base of its own job: times of two jobs do not compare.
+    The base is the median over all jobs. A quantized model is placed relative to it by the ratio to
+    the base of its own job, because times of two jobs are not comparable.
     """
     rows = measurements(results.records, GENERATION)
     longest = max((row.points[0].prompt_tokens for row in rows), default=0)
@@ -134,7 +134,7 @@ def size_perplexity(ax: Axes, results: StudyResults) -> None:
 
 
 def pareto(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """The points that no other one beats or equals in both numbers, by the first."""
+    """The Pareto-optimal points, which no other beats or equals in both numbers, by the first."""
     best: list[tuple[float, float]] = []
     for point in sorted(set(points)):
         if not best or point[1] < best[-1][1]:

@@ -31,7 +31,7 @@ class Label(NamedTuple):
 def place(ax: Axes, labels: Sequence[Label], *, side: str = "right") -> None:
     """Write labels beside their points (`right`) or under them (`below`), away from what is drawn.
 
-    Makes room within the axes, so that no label is clipped. Call it last: it measures the drawing.
+    Makes room within the axes so that no label is clipped. Call it last: it measures the drawing.
     """
     labels = [label for label in labels if np.isfinite([label.x, label.y]).all()]
     if not labels:
@@ -82,7 +82,7 @@ def _write(ax: Axes, label: Label, side: str, most: int) -> Annotation:
     look: dict[str, Any] = {"color": label.color, "zorder": 5, "bbox": box}
     text, point = wrapped(label.text, most=most), (label.x, label.y)
     annotation = ax.annotate(text, point, textcoords="offset points", **where, **look)
-    annotation.set_in_layout(False)  # room is made for it within the axes, which need not shrink
+    annotation.set_in_layout(False)  # it gets room within the axes, which need not shrink
     return annotation
 
 
@@ -96,7 +96,7 @@ def _make_room(ax: Axes, texts: Sequence[Annotation], side: str, pixels_per_poin
     ]
     scale = ax.xaxis.get_transform()
     left, right = scale.transform(np.asarray(ax.get_xlim(), dtype=float))
-    for _ in range(20):  # a wider axis moves the points, and they the ends of their labels
+    for _ in range(20):  # a wider axis moves the points, and with them the ends of their labels
         starts = [ax.transData.transform(text.xy)[0] for text in texts]
         end = max(start + width for start, width in zip(starts, reach, strict=True))
         if end <= frame.x1:
@@ -109,7 +109,7 @@ def _make_room(ax: Axes, texts: Sequence[Annotation], side: str, pixels_per_poin
 
 
 def _drawn_points(ax: Axes) -> Points:
-    """Pixels along all lines of an axes, so close that no label fits between two of them."""
+    """Pixels along all lines of an axes, spaced so closely that no label fits between two."""
     lines = [np.empty((0, 2))]
     for line in ax.get_lines():
         data = np.column_stack(line.get_data(orig=False)).astype(float)
@@ -123,7 +123,7 @@ def _drawn_points(ax: Axes) -> Points:
 
 
 def _cost(box: Bbox, distance: float, taken: Sequence[Bbox], drawn: Points, frame: Bbox) -> float:
-    """How bad a place is: other labels count most, then the frame, lines, and lines of distance."""
+    """The cost of a position: other labels count most, then the frame, lines, and distance."""
     covered = float(((drawn > box.min) & (drawn < box.max)).all(axis=1).sum())
     outside = bool(box.y0 < frame.y0 or box.y1 > frame.y1)
     overlaps = sum(map(box.expanded(1.0, 1.1).overlaps, taken))

@@ -42,17 +42,17 @@ __all__ = ["efficiency", "overview", "speedup", "step_time", "throughput"]
 
 NO_BASELINE = "no run of the baseline has completed yet"
 PREDICTED = "predicted beforehand"
-BAR = 0.62  # of the distance between bars
+BAR = 0.62  # relative to the distance between bars
 NARROW, WHOLE = 22, 40  # characters of a name in a line, beside bars in panels and in a figure
 FEW_TICKS = 4  # of world sizes in panels
 
 
 class Quantity(NamedTuple):
-    """A column of a summary as it is drawn."""
+    """How a column of a summary is drawn."""
 
     column: str
     text: Callable[..., str]  # of a value and the ends of its interval
-    axis: Callable[[StudyResults], tuple[str, float]]  # its name, and what values are times
+    axis: Callable[[StudyResults], tuple[str, float]]  # its name, and the factor for values
 
 
 def _times(results: StudyResults) -> tuple[str, float]:
@@ -80,17 +80,17 @@ MEMORY = Quantity(
 
 
 def _points_alone(results: StudyResults) -> bool:
-    """Whether no curve has two world sizes: then configurations are categories, not curves."""
+    """Whether no curve has two world sizes, so that configurations are categories, not curves."""
     return not results.summary.empty and all(len(points) < 2 for _, points in results.curves)
 
 
 def _bars(results: StudyResults) -> bool:
-    """Whether the overview has bars: of categories, and of more curves than there are colours."""
+    """Whether the overview has bars: for categories, or for more curves than colours."""
     return _points_alone(results) or len(results.curves) > len(COLORS)
 
 
 def _height(results: StudyResults) -> float:
-    """Room for a row per configuration, where these are categories."""
+    """Room for a row per configuration, if these are categories."""
     return _rows_height(results, width=WHOLE) if _points_alone(results) else SIZE[1]
 
 
@@ -178,7 +178,7 @@ def efficiency(ax: Axes, results: StudyResults) -> None:
 
 
 def _quantities(results: StudyResults) -> list[Quantity]:
-    """What the overview shows: of curves all four, in bars step time, speedup and memory."""
+    """What the overview shows: all four for curves; step time, speedup and memory as bars."""
     bars = [STEP_TIME, SPEEDUP, MEMORY]
     wanted = bars if _bars(results) else [SPEEDUP, EFFICIENCY, STEP_TIME, THROUGHPUT]
     summary = results.summary
@@ -200,7 +200,7 @@ def _describe_overview(results: StudyResults) -> str:
 
 
 def _best(results: StudyResults) -> str:
-    """The configuration whose median is farthest from that of its baseline, where it is quiet."""
+    """The configuration whose median is farthest from its baseline's, if it is quiet."""
     quiet = results.noise.quiet(results.summary)
     known = quiet[quiet["speedup"].notna()]
     known = known[known["run_id"] != known["baseline_run_id"]]
@@ -235,10 +235,10 @@ def overview(ax: Axes, results: StudyResults) -> None:
         for panel, quantity in zip(drawn, quantities, strict=True)
     ]
     for panel in drawn[:-2]:
-        panel.set_xlabel("")  # that of the panel below
+        panel.set_xlabel("")  # the panel below has it
     legend_above(ax, drawn[0])
     for panel, values in zip(drawn, labels, strict=True):
-        place(panel, values)  # once nothing changes the layout any more
+        place(panel, values)  # once the layout is final
 
 
 def _ends(results: StudyResults, column: str, what: str, text: Callable[..., str]) -> str:
@@ -257,7 +257,7 @@ def _ends(results: StudyResults, column: str, what: str, text: Callable[..., str
 
 
 def _interval(rows: Any, column: str) -> tuple[Any, Any, Any]:
-    """Value and ends of the interval, of one row or of many; without one they are NaN."""
+    """Value and ends of the interval, for one row or many; NaN without an interval."""
     nothing = np.nan * rows[column]
     return rows[column], *(rows.get(f"{column}_{end}", nothing) for end in ("low", "high"))
 
@@ -273,7 +273,7 @@ def _draw(ax: Axes, results: StudyResults, quantity: Quantity) -> None:
 def _draw_curves(
     ax: Axes, results: StudyResults, quantity: Quantity, *, named: bool = True
 ) -> list[Label]:
-    """Draw a line per curve; labels for their ends: last values, and `named` all names too."""
+    """Draw a line per curve and return end labels: last values and, if `named`, all names."""
     column, text = quantity.column, quantity.text
     name, factor = quantity.axis(results)
     ax.set_ylabel(name)
@@ -286,7 +286,7 @@ def _draw_curves(
         errors = np.vstack([value - low, high - value]).clip(min=0)
         sizes = points["world_size"]
         ax.errorbar(sizes, value, yerr=errors, color=color, marker=marker, label=label)
-        # Without the interval, which is drawn.
+        # Without the interval, because it is drawn.
         last = value_of(text(*_interval(points.iloc[-1], column)))
         shown = f"{label}: {last}" if named else last
         labels.append(Label(sizes.iloc[-1], value.iloc[-1], shown, ink(color)))
@@ -298,7 +298,7 @@ def _draw_curves(
 
 
 def _names(results: StudyResults, width: int) -> list[str]:
-    """Configurations on the most ranks that each has, for the axis of their bars."""
+    """Each configuration at its most ranks, for the axis of bars."""
     return [
         wrapped(
             f"{label}, {ranks(row['device'], row['world_size'])}",
@@ -340,7 +340,7 @@ def _draw_bars(
 
 
 def _ideal(ax: Axes, results: StudyResults, column: str, factor: float) -> list[Label]:
-    """Draw perfect scaling, where all speedups are over one world size."""
+    """Draw perfect scaling, if all speedups are relative to one world size."""
     summary = results.summary
     bases = set(summary["world_size"][summary["run_id"] == summary["baseline_run_id"]])
     sizes = np.array(sorted(set(summary["world_size"][summary[column].notna()])))
@@ -373,7 +373,7 @@ def _draw_predicted(ax: Axes, points: list[tuple[int, float]], *, color: str) ->
 
 
 def _world_size_axis(ax: Axes, results: StudyResults, *, most: int) -> None:
-    """Logarithmic, with ticks at measured world sizes alone, of which so many have a number."""
+    """Logarithmic, with ticks only at measured world sizes, a limited number of them labelled."""
     sizes = sorted({int(size) for size in results.summary["world_size"]})
     every = -(-len(sizes) // most)
     names = [str(size) if not nth % every else "" for nth, size in enumerate(sizes)]
@@ -386,7 +386,7 @@ def _world_size_axis(ax: Axes, results: StudyResults, *, most: int) -> None:
 
 
 def _value_axis(ax: Axes, column: str) -> None:
-    """From zero; logarithmic for speedups, to make the ideal straight, and unlike step times."""
+    """From zero; logarithmic for speedups, so that the ideal is straight, and for unequal times."""
     low, high = ax.dataLim.y0, ax.dataLim.y1
     if column == "speedup":
         ax.set_yscale("log", base=2)

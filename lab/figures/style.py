@@ -15,13 +15,13 @@ from matplotlib.ticker import FixedLocator, LogLocator, NullLocator, StrMethodFo
 
 Item = TypeVar("Item")
 SIZE = (6.4, 3.6)  # inches
-# Okabe and Ito (2008), safe for colour-blind readers; without black, which is the ideal's, and
+# Okabe and Ito (2008), safe for colour-blind readers; without black, which marks the ideal, and
 # yellow, which is faint on white.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 MARKERS = ("o", "s", "^", "D", "v")
 IDEAL = "#595959"
 LEGEND = 38  # characters of a name in a line above panels
-WIDE = 8  # from this ratio of the longest to the shortest on, times have a logarithmic axis
+WIDE = 8  # if the longest is this many times the shortest, times have a logarithmic axis
 MOST_TICKS = 9  # of a logarithmic axis
 STYLE: dict[str, Any] = {
     "figure.figsize": SIZE,
@@ -60,9 +60,9 @@ def styled(curves: Iterable[Item]) -> Iterator[tuple[Item, str, str]]:
 
 
 def panels(ax: Axes, count: int, *, columns: int = 2) -> list[Axes]:
-    """Axes for small multiples, row by row, in the place of one; that one stays for a title.
+    """Axes for small multiples, row by row, in place of one, which remains to hold a title.
 
-    Raises ValueError for axes that no grid placed.
+    Raises ValueError for axes that were not placed by a grid.
     """
     spec, sheet = ax.get_subplotspec(), ax.get_figure()
     if spec is None or sheet is None:
@@ -77,13 +77,13 @@ def panels(ax: Axes, count: int, *, columns: int = 2) -> list[Axes]:
 
 
 def legend_height(names: Iterable[str]) -> float:
-    """Inches that the names of these curves take above panels."""
+    """Height in inches of the names of these curves above panels."""
     lines = [wrapped(name, width=LEGEND).count("\n") + 1 for name in names]
     return 0.25 + 0.17 * sum(lines) / 2
 
 
 def legend_above(ax: Axes, panel: Axes) -> None:
-    """Name above all panels what one of them shows; nothing where that is a single curve."""
+    """Name the curves of one panel above all panels; nothing if there is only one curve."""
     handles, names = panel.get_legend_handles_labels()
     sheet = ax.get_figure()
     if sheet is not None and len(names) > 1:
@@ -101,7 +101,7 @@ def ink(color: str) -> str:
 
 
 def wrapped(label: str, width: int = 40, *, most: int = 3) -> str:
-    """A name in at most so many lines of about `width` characters, broken after commas alone."""
+    """A name in a limited number of lines of about `width` characters, broken only after commas."""
     lines = [""]
     for part in label.replace(", ", ",\0").split("\0"):
         if lines[-1] and len(lines[-1]) + len(part) > width:
@@ -113,9 +113,9 @@ def wrapped(label: str, width: int = 40, *, most: int = 3) -> str:
 def plain_log(
     axis: Axis, *, ends: tuple[float, float] | None = None, most: int = MOST_TICKS
 ) -> None:
-    """Ticks at 1, 2 and 5 of each power of ten, as plain numbers; between `ends`, where given.
+    """Ticks at 1, 2 and 5 of each power of ten, as plain numbers; between `ends`, if given.
 
-    Where more than `most` lie between the ends, they are at 1 alone.
+    If more than `most` lie between the ends, only those at 1 are kept.
     """
     ticks = FixedLocator(_ticks(*ends, most)) if ends else LogLocator(subs=(1, 2, 5))
     axis.set_major_locator(ticks)

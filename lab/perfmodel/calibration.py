@@ -1,4 +1,4 @@
-"""What a cluster's links and devices can do, measured once and stored beside its profile."""
+"""The measured speed of a cluster's links and devices, stored beside its profile."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from lab.perfmodel.reference import ReferenceStep
 from lab.records.schema import Environment
 
 SCHEMA_VERSION = 1
-# Gradient buckets lie above it, and below it other costs than alpha and beta rule; times there are
-# interpolated.
+# Gradient buckets are larger. Below it, costs other than alpha and beta dominate, so times there
+# are interpolated.
 FIT_FROM_BYTES = 64 * 2**10
 
 
 class _Stored(BaseModel):
-    """A part of a calibration; NaN and infinities cannot be stored."""
+    """A part of a calibration; rejects NaN and infinities."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -77,9 +77,9 @@ class MemoryBandwidth(_Stored):
 
 
 class ContentionTime(_Stored):
-    """How many times longer matrix products and all-reduces of `bytes` take beside each other.
+    """The slowdown of concurrent matrix products and all-reduces of `bytes`.
 
-    `neighbours` is how many times longer training takes on a rank while the other ranks train too.
+    `neighbours` is the slowdown of training on a rank while the other ranks train too.
     """
 
     device: float = Field(ge=1)
@@ -108,12 +108,12 @@ class Part(_Stored):
 
     @property
     def disturbed(self) -> bool:
-        """Whether other processes took a noticeable share of the ranks' cores meanwhile."""
+        """Whether other processes took a noticeable share of the ranks' cores during it."""
         return self.environment.disturbed
 
     @cached_property
     def fits(self) -> tuple[CollectiveFit, ...]:
-        """One per collective whose times grow over two sizes or more from FIT_FROM_BYTES on."""
+        """One per collective whose times grow over two or more sizes from FIT_FROM_BYTES on."""
         fits = []
         for name in COLLECTIVES:
             rows = [row for row in self.times if row.collective == name]
@@ -136,7 +136,7 @@ class Calibration(_Stored):
 
     @property
     def complete(self) -> bool:
-        """Whether every world size that was asked for is measured."""
+        """Whether every requested world size is measured."""
         return set(self.wanted) <= {part.world_size for part in self.parts}
 
     @property
@@ -170,23 +170,23 @@ class Calibration(_Stored):
         return min((part.measured_at for part in self.parts), default=None)
 
     def contention(self, world_size: int) -> ContentionTime | None:
-        """That of a world size, else of the nearest measured one; None where none was."""
+        """The contention at a world size, else at the nearest measured one; None if none was."""
         parts = [part for part in self.parts if part.contention]
         nearest = min(parts, key=lambda part: abs(part.world_size - world_size), default=None)
         return nearest.contention if nearest else None
 
     def with_steps(self, world_size: int) -> Part | None:
-        """The part of several ranks with reference steps that is nearest to a world size."""
+        """The multi-rank part with reference steps nearest to a world size."""
         parts = [part for part in self.parts if part.steps and part.world_size > 1]
         return min(parts, key=lambda part: abs(part.world_size - world_size), default=None)
 
     @property
     def processes(self) -> list[tuple[float, ...]]:
-        """Seconds of each reference step on one rank, by new process."""
+        """Seconds of each reference step on one rank, per fresh process."""
         return [step.seconds for part in self.parts if part.world_size == 1 for step in part.steps]
 
     def alone(self, run: Run, strategy: str) -> ReferenceStep | None:
-        """The reference step of a run's model on one rank, of a strategy or else of none."""
+        """The reference step of a run's model on one rank, with a strategy or else without one."""
         steps = {
             step.run.strategy: step
             for part in self.parts
@@ -197,7 +197,7 @@ class Calibration(_Stored):
         return with_gradients.get(strategy, with_gradients.get("single"))
 
     def fit(self, collective: Collective, world_size: int) -> LinkFit:
-        """The fit of a collective; LabError where it was not measured or cannot be fitted."""
+        """The fit of a collective; LabError if it was not measured or cannot be fitted."""
         fits = {fit.world_size: fit.fit for fit in self.fits if fit.collective == collective}
         if world_size in fits:
             return fits[world_size]
@@ -208,10 +208,10 @@ class Calibration(_Stored):
         raise LabError(f"calibration of {self.cluster}: {missing} ({known})")
 
     def time(self, collective: Collective, world_size: int, size: float) -> float:
-        """Seconds of a collective on `size` bytes: interpolated, by the fit beyond; 0 on one rank.
+        """Seconds of a collective on `size` bytes: interpolated, beyond by the fit; 0 on one rank.
 
-        Raises LabError for a collective or world size that was not measured, ValueError where bytes
-        are not positive.
+        Raises LabError for a collective or world size that was not measured, ValueError if `size`
+        is not positive.
         """
         if world_size == 1:
             return 0.0
@@ -224,10 +224,10 @@ class Calibration(_Stored):
         return interpolate(size, list(times), list(times.values()), fit)
 
     def time_error(self, world_size: int) -> float | None:
-        """Relative standard deviation of the times of collectives, by the median of all of them.
+        """Relative standard deviation of collective times, the median over all of them.
 
-        Times between measured sizes are interpolated, so that it is not the fit that errs. None
-        where no interval is known, as in published tables.
+        Times between measured sizes are interpolated, so the error is not that of the fit. None
+        if no interval is known, as in published tables.
         """
         deviations = [
             (row.high - row.low) / (2 * NORMAL_95) / row.seconds
@@ -237,15 +237,15 @@ class Calibration(_Stored):
         return statistics.median(deviations) if deviations else None
 
     def with_part(self, part: Part) -> Calibration:
-        """The same with one part added, in place of an earlier one of its world size."""
+        """The same with one part added, replacing an earlier one of its world size."""
         parts = {one.world_size: one for one in (*self.parts, part)}
         return self.model_copy(update={"parts": tuple(parts[size] for size in sorted(parts))})
 
 
 def calibration_path(cluster: str | Path | Cluster = "local") -> Path:
-    """`calibration/<profile>.json` beside the profile's file; raises InputError for no profile.
+    """`calibration/<profile>.json` beside the profile's file; InputError for an unknown profile.
 
-    Of a profile of the installed package it is in the user's configuration.
+    For a profile of the installed package it is in the user's configuration.
     """
     profile = find_profile(cluster.name if isinstance(cluster, Cluster) else cluster)
     folder = USER / "slurm" if profile.is_relative_to(PACKAGE) else profile.parent
@@ -253,9 +253,9 @@ def calibration_path(cluster: str | Path | Cluster = "local") -> Path:
 
 
 def load_calibration(cluster: str | Path | Cluster = "local") -> Calibration | None:
-    """The calibration of a profile (its name, path or itself); None where no readable one exists.
+    """The calibration of a profile (its name, path or itself); None if no readable one exists.
 
-    Raises InputError for an unknown profile, LabError for a calibration of a newer lab.
+    Raises InputError for an unknown profile, LabError for a calibration by a newer lab version.
     """
     if isinstance(cluster, Cluster) and cluster.published is not None:
         return published_calibration(cluster)
@@ -272,7 +272,7 @@ def load_calibration(cluster: str | Path | Cluster = "local") -> Calibration | N
 
 
 def read_calibration(path: Path) -> Calibration | None:
-    """Read one file; None where it is missing or not whole. Raises LabError for a newer schema."""
+    """Read one file; None if missing or incomplete. Raises LabError for a newer schema."""
     version = (read_json(path) or {}).get("schema_version")
     if isinstance(version, int) and version > SCHEMA_VERSION:
         schemas = f"schema {version}, this one reads {SCHEMA_VERSION}"
@@ -284,12 +284,12 @@ def read_calibration(path: Path) -> Calibration | None:
 
 
 def write_calibration(calibration: Calibration, path: Path) -> None:
-    """Write a calibration so that at every moment it is there whole or not at all."""
+    """Write a calibration atomically."""
     write_atomically(path, calibration.model_dump_json(indent=1).encode())
 
 
 def published_calibration(cluster: Cluster) -> Calibration | None:
-    """The published all-reduces as a calibration; None where the table holds none."""
+    """The published all-reduces as a calibration; None if the table holds none."""
     assert cluster.published is not None
     times: dict[int, list[CollectiveTime]] = {}
     for row in cluster.published.all_reduce:
@@ -312,7 +312,7 @@ def published_calibration(cluster: Cluster) -> Calibration | None:
 
 
 def published_environment(cluster: Cluster, published: Published, ranks: int) -> Environment:
-    """The environment of published numbers: what their source says, nothing of this machine."""
+    """The environment of published numbers: what their source states, not this machine's."""
     gpus = cluster.device_kind == "cuda"
     return Environment(
         cluster=cluster.name,

@@ -1,8 +1,8 @@
-"""What a step takes beyond its parts: costs per call and per byte of its strategy, and a factor.
+"""A step's cost beyond its parts: costs per call and per byte of its strategy, and a factor.
 
-DTensor dispatches every operation, FSDP gathers and frees each unit and copies what is in it, a
-pipeline walks through its schedule. What that costs is derived from the calibration's reference
-steps under each strategy.
+DTensor dispatches every operation, FSDP gathers, copies and frees each unit, and a pipeline walks
+through its schedule. These costs are derived from the calibration's reference steps under each
+strategy.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from lab.perfmodel.reference import ReferenceStep
 from lab.perfmodel.requirements import calls_of, layout_of, messages_of, passes
 from lab.perfmodel.simulate import Conditions, predict
 
-# Relative errors that are expected: of a reference step, and of the step model without it.
+# Expected relative errors of a reference step, and of the step model without one.
 STEP_ERROR, MODEL_ERROR = 0.03, 0.05
 
 
 @dataclass(frozen=True)
 class CallCost:
-    """How many times longer a step takes than its parts, and s more per call and per byte.
+    """The ratio of a step to its parts, and additional s per call and per byte.
 
     Bytes are those of the model's gradients.
     """
@@ -38,7 +38,7 @@ class CallCost:
     deviation: Deviation = EXACT
 
     def seconds(self, calls: int, size: int) -> float:
-        """What so many calls for so many bytes cost."""
+        """The cost of this many calls for this many bytes."""
         return self.call_s * calls + self.byte_s * size
 
 
@@ -55,11 +55,11 @@ class Residual:
 def call_cost(
     calibration: Calibration, run: Run, *, like: str, links: Links, contention: Contention
 ) -> CallCost | None:
-    """That of the run's strategy, for predictions from steps on one rank of the strategy `like`.
+    """The cost of the run's strategy, for predictions from one-rank steps of the strategy `like`.
 
-    What ranks cost each other beside their messages is part of it: `contention.neighbours` tells
-    how far the factor may be from 1. None where the reference steps of both are not known, as in
-    older calibrations.
+    It includes what ranks cost each other apart from messages: `contention.neighbours` limits how
+    far the factor may be from 1. None if the reference steps of either are unknown, as in older
+    calibrations.
     """
     part = calibration.with_steps(run.world_size)
     if part is None:
@@ -79,8 +79,8 @@ def call_cost(
         return beside_load(fitted(residuals, least=float(whole)), run, slowdown)
     model_error = math.hypot(MODEL_ERROR, contention.neighbours - 1)
     if whole:
-        # Calls in a row, after the backward pass, find the other ranks awake, and take less than
-        # the lone ones that were calibrated.
+        # Consecutive calls after the backward pass find the other ranks awake, and take less
+        # time than the isolated ones that were calibrated.
         in_a_row = run.strategy == "naive_ddp"
         latency_s = links.data("all_reduce", 1) if in_a_row else 0.0
         return fitted(
@@ -90,16 +90,16 @@ def call_cost(
 
 
 def computes_whole_passes(run: Run) -> bool:
-    """Whether each rank computes as one rank alone does, and waits for none within a pass."""
+    """Whether each rank computes as a single rank does, without waiting within a pass."""
     return run.facts.splits == "samples" and "weights" not in run.facts.sharded
 
 
 def beside_load(cost: CallCost, run: Run, slowdown: float) -> CallCost:
-    """The cost where other processes take a part of the ranks' cores; `slowdown` of a lone step.
+    """The cost if other processes take part of the ranks' cores; `slowdown` is of a lone step.
 
-    Reference steps are short, and the load runs while they wait for each other; longer ones leave
-    it no such time. A rank that computes whole passes by itself is slowed as a lone step is, one
-    that waits within its passes by something up to that.
+    Reference steps are short, and the load runs while they wait for each other; longer steps leave
+    it no such time. A rank that computes whole passes by itself is slowed like a lone step; one
+    that waits within its passes is slowed by at most that.
     """
     factor = max(cost.factor, slowdown if computes_whole_passes(run) else 1.0)
     unsure = (slowdown - 1) / NORMAL_95
@@ -114,12 +114,12 @@ def fitted(
     expected: float = 1.0,
     latency_s: float = 0.0,
 ) -> CallCost:
-    """The factor and the costs that explain the measured steps best, the costs not negative.
+    """The factor and the non-negative costs that best explain the measured steps.
 
-    Least squares of relative errors, with the `expected` factor as one more observation that may
-    be wrong by `model_error`; it is at `least` 1 where no rank can be faster than alone. A call may
-    take up to `latency_s` less than modelled. The deviation is that of each step from the fit to
-    the others: such a step was not seen either.
+    Least squares of relative errors, with the `expected` factor as one more observation with error
+    `model_error`; `least` is 1 if no rank can be faster than alone. A call may take up to
+    `latency_s` less than modelled. The deviation is that of each step from the fit to the others,
+    because a predicted step is not part of the fit either.
     """
     solve = partial(
         _solved, model_error=model_error, least=least, expected=expected, latency_s=latency_s
@@ -130,7 +130,7 @@ def fitted(
         step_s = cost.factor * one.modelled_s + cost.seconds(one.calls, one.bytes)
         errors.append(step_s / one.measured_s - 1)
     squares = statistics.fmean(error**2 for error in errors)
-    # The fit to all lies between those to the others.
+    # The fit to all lies between the leave-one-out fits.
     return replace(
         solve(residuals),
         deviation=Deviation(math.sqrt(squares) / 2),
@@ -138,7 +138,7 @@ def fitted(
 
 
 def neighbours(calibration: Calibration, world_size: int) -> tuple[float, Deviation] | None:
-    """How many times longer a whole step takes while all ranks train; None where not measured."""
+    """How many times longer a whole step takes while all ranks train; None if not measured."""
     part = calibration.with_steps(world_size)
     if part is None:
         return None
@@ -204,7 +204,7 @@ def _solved(
     matrix = np.array([*rows, [1 / model_error, 0.0, 0.0]])
     known = np.array([*[1 / STEP_ERROR] * len(residuals), expected / model_error])
     scale = np.maximum(np.linalg.norm(matrix, axis=0), 1e-30)
-    # nnls keeps from being negative what factor and calls are beyond the least that they can be.
+    # nnls keeps the excess of the factor and calls over their minimum from going negative.
     beyond, _ = nnls(matrix / scale, known - matrix @ [least, -latency_s, 0.0])
     factor, call_s, byte_s = (beyond / scale).tolist()
     return CallCost(least + factor, call_s - latency_s, byte_s)

@@ -1,7 +1,7 @@
-"""Collectives: bytes on links, alpha-beta fits, and the cost of algorithms on networks of levels.
+"""Collectives: bytes on links, alpha-beta fits, and algorithm costs on hierarchical networks.
 
-`bytes` is everywhere the size of the whole tensor: what all-reduce sums, what all-gather puts
-together, what reduce-scatter takes apart, what broadcast sends.
+Throughout, `bytes` is the size of the whole tensor: the one that all-reduce sums, all-gather
+assembles, reduce-scatter splits, or broadcast sends.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "broadcast"]
 
 @dataclass(frozen=True)
 class Ring:
-    """A collective as a ring: it goes round `passes` times, by `n - 1` messages each.
+    """A collective as a ring: it goes round `passes` times, with `n - 1` messages each.
 
-    A `split` tensor travels in n parts, of which each rank has one already. `methods` are the names
-    that versions of torch's `ProcessGroup` give it, each with the place of the argument that holds
-    the bytes.
+    A `split` tensor travels in n parts, one of which each rank already has. `methods` are its names
+    in different versions of torch's `ProcessGroup`, each with the position of the argument that
+    holds the bytes.
     """
 
     passes: int
@@ -41,7 +41,7 @@ Algorithm = Literal["ring", "tree", "hierarchical", "fastest"]
 ALGORITHMS: tuple[Algorithm, ...] = get_args(Algorithm)
 # Seconds of a collective on `size` bytes, among the ranks of one group.
 CollectiveSeconds = Callable[[Collective, float], float]
-# Backward takes two matrix products for each one of the forward pass; communication hides behind
+# Backward takes two matrix products for each one in the forward pass; communication hides behind
 # it.
 BACKWARD_SHARE = 2 / 3
 
@@ -65,16 +65,16 @@ def busbw(collective: Collective, world_size: int, size: float, seconds: float) 
 
 
 def of_all_reduce(collective: Collective) -> float:
-    """Cost relative to an all-reduce, for collectives that were not measured themselves."""
+    """Cost relative to an all-reduce, for collectives that were not measured."""
     return RINGS[collective].passes / RINGS["all_reduce"].passes
 
 
 def ring_time(
     collective: Collective, size: float, world_size: int, alpha_s: float, bytes_per_s: float
 ) -> float:
-    """Seconds of a collective by a ring; alpha (s) and bytes/s are one message's on one link.
+    """Seconds of a ring collective; alpha (s) and bytes/s are per message on one link.
 
-    For an all-reduce `2 (n-1)/n * bytes/B + 2 (n-1) * alpha`: no other among ranks
+    For an all-reduce `2 (n-1)/n * bytes/B + 2 (n-1) * alpha`: no other algorithm between ranks
     alone moves fewer bytes per link (Patarasuk and Yuan 2009).
     """
     messages = RINGS[collective].passes * (world_size - 1)
@@ -83,7 +83,7 @@ def ring_time(
 
 @dataclass(frozen=True)
 class LinkFit:
-    """A line through times of one collective at one world size: `alpha_s + bytes / bytes_per_s`.
+    """A linear fit to times of one collective at one world size: `alpha_s + bytes / bytes_per_s`.
 
     It was fitted from `smallest_bytes` to `largest_bytes`, with `largest_relative_error` on these
     times.
@@ -100,9 +100,9 @@ class LinkFit:
         return self.alpha_s + size / self.bytes_per_s
 
     def of_one_link(self, collective: Collective, world_size: int) -> tuple[float, float]:
-        """Alpha (s) and bytes/s of one message on one link of a ring: other world sizes follow.
+        """Alpha (s) and bytes/s of one message on one ring link; other world sizes follow.
 
-        `ring_time` of these gives the line back. Raises ValueError for world sizes below 2.
+        `ring_time` with these reproduces the line. Raises ValueError for world sizes below 2.
         """
         if world_size < 2:
             raise ValueError(f"no link between {world_size} ranks")
@@ -111,9 +111,9 @@ class LinkFit:
 
 
 def fit_link(sizes: Sequence[float], seconds: Sequence[float]) -> LinkFit:
-    """Fit alpha >= 0 and bytes/s to times by size: least squares of the relative errors.
+    """Fit alpha >= 0 and bytes/s to times by size, by least squares of the relative errors.
 
-    Absolute errors would let the largest size decide alone and give negative alphas. Raises
+    With absolute errors the largest size would dominate and alphas could be negative. Raises
     ValueError for fewer than two different sizes, for sizes or times that are not positive, and for
     times that do not grow with the size.
     """
@@ -155,10 +155,10 @@ def interpolate(
 
 @dataclass(frozen=True)
 class Level:
-    """One level of a network: how many parts meet there, s per message, bytes/s of a part's link.
+    """One level of a network: its number of parts, s per message, bytes/s of a part's link.
 
-    A part of the lowest level is a rank; a part of the next one is what the lower level joins, such
-    as a node with all of its network cards.
+    A part of the lowest level is a rank; a part of the next level is a group that the lower level
+    joins, such as a node with all of its network cards.
     """
 
     parts: int
@@ -169,14 +169,14 @@ class Level:
 def collective_seconds(
     collective: Collective, size: float, levels: Sequence[Level], algorithm: Algorithm = "fastest"
 ) -> float:
-    """Seconds of a collective on `size` bytes over all ranks of the levels, the lowest first.
+    """Seconds of a collective on `size` bytes over all ranks of the levels, lowest level first.
 
     A ring passes through all ranks and is as fast as its slowest link (Patarasuk and Yuan 2009). A
     tree takes a number of messages that grows with the logarithm of the ranks; two trees that share
     the links move an all-reduce's bytes up and down at full rate (Sanders, Speck and Traff 2009). A
     hierarchy scatters the tensor in the lower level first, so that the parts of an upper level
-    exchange every byte once (Thakur, Rabenseifner and Gropp 2005). Libraries take the fastest by
-    size. Raises ValueError for an unknown algorithm.
+    exchange every byte once (Thakur, Rabenseifner and Gropp 2005). Libraries choose the fastest
+    by size. Raises ValueError for an unknown algorithm.
     """
     levels = [level for level in levels if level.parts > 1]
     if not levels or size <= 0:
@@ -211,7 +211,7 @@ def on_levels(levels: Sequence[Level], algorithm: Algorithm = "fastest") -> Coll
 def nodes_of(world_size: int, ranks_per_node: int, inner: Level, outer: Level) -> tuple[Level, ...]:
     """The two levels of `world_size` ranks; `parts` of the given levels do not matter.
 
-    Where ranks do not fill the nodes, they are spread over these as equally as possible.
+    If ranks do not fill the nodes, they are spread over them as evenly as possible.
     """
     nodes = math.ceil(world_size / max(ranks_per_node, 1))
     inside = math.ceil(world_size / nodes)
@@ -229,7 +229,7 @@ def efficiency_without_overlap(r: float) -> float:
 
 
 def efficiency_with_overlap(r: float, *, backward_share: float = BACKWARD_SHARE) -> float:
-    """Efficiency where communication hides behind the backward pass as far as that reaches.
+    """Efficiency if communication hides behind the backward pass as far as possible.
 
     The step is `max(T_compute, (1 - backward_share) T_compute + T_communication)`, so the
     efficiency is `1 / max(1, 1 - backward_share + 1 / R)`. Raises ValueError for a negative R or a

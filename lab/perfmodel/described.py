@@ -1,4 +1,4 @@
-"""A GPT on a machine that is known by its makers' figures and by what others reached on such."""
+"""A GPT on a machine known from vendor figures and from published results on similar ones."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from lab.perfmodel.memory import FP32, MIXED, USABLE, transformer_memory
 from lab.perfmodel.simulate import Conditions
 from lab.perfmodel.transformer import Transformer
 
-# Relative standard deviation of a step that rests on no measured row: between what published A100s
-# and H100s show (`lab bench public --fit 0`).
+# Relative standard deviation of a step that is not based on any measured row: between the values
+# for published A100s and H100s (`lab bench public --fit 0`).
 ERROR = 0.3
 
 
 @dataclass(frozen=True)
 class Described:
-    """A GPT on a machine that is known by its makers' figures alone."""
+    """A GPT on a machine known only from vendor figures."""
 
     model: GPT
     vocab_size: int
@@ -47,15 +47,15 @@ class Described:
 
     @cached_property
     def law(self) -> LayoutLaw:
-        """The law of layouts as it is expected on this GPU."""
+        """The law of layouts as expected on this GPU."""
         return layout_law.expected(self.machine.gpu.name)
 
     def profile(self, candidate: Candidate) -> Profile:
         """One device's step: products, memory and launches by the law of layouts.
 
-        Of a candidate with tensor parallelism the passes are those of all its ranks together, each
-        as slow as its smaller products and launches are. The gradients of the layers are ready at
-        even distances, those of the tied embedding at the end.
+        With tensor parallelism the passes are those of all the candidate's ranks together, each
+        slowed by its smaller products and its launches. The gradients of the layers become ready at
+        even intervals, those of the tied embedding at the end.
         """
         tensor, model = candidate.layout.tensor, Transformer.of(self.model, self.vocab_size)
         case = Case(model, self.model.block_size, candidate, self.machine)
@@ -78,12 +78,12 @@ class Described:
         )
 
     def conditions(self, ranks: int) -> Conditions:
-        """What a step on so many ranks meets: a cost per node, and the error of the law."""
+        """The conditions of a step on this many ranks: a cost per node, and the law's error."""
         nodes = math.ceil(ranks / self.machine.gpus_per_node) if ranks > 1 else 0
         return Conditions(model_error=ERROR, call_s=nodes * self.law.coefficients["nodes"])
 
     def memory(self, candidate: Candidate) -> float:
-        """Bytes of a rank at its peak: state, values of the layers, logits."""
+        """Peak bytes of a rank: state, activations of the layers, logits."""
         model = Transformer.of(self.model, self.vocab_size)
         state = FP32 if value_bytes(candidate.precision) == 4 else MIXED
         return transformer_memory(model, self.model.block_size, candidate, state=state).total
@@ -95,5 +95,5 @@ class Described:
 
     @property
     def memory_limit(self) -> float:
-        """Bytes of a GPU that training may take: the rest is left to the back end."""
+        """Bytes of a GPU that training may use; the rest is left to the back end."""
         return USABLE * self.machine.gpu.memory_bytes

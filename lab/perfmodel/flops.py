@@ -1,7 +1,7 @@
-"""What a model costs: parameters, FLOPs, and the activations that wait for the backward pass.
+"""Model costs: parameters, FLOPs, and the activations kept for the backward pass.
 
-Counted layer by layer without torch, for any image size, batch and precision. The tests hold the
-counts to the real modules, to torch's own FLOP counter and to the tensors that autograd saves.
+Counted layer by layer without torch, for any image size, batch and precision. The tests check the
+counts against the real modules, torch's own FLOP counter and the tensors that autograd saves.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from lab.config.run import PrecisionName, Run, value_bytes
 from lab.config.script import Script
 from lab.errors import LabError
 
-INDEX = 8  # bytes of a token, a class, a place in a pooling window: int64
+INDEX = 8  # bytes of a token, a class, a position in a pooling window: int64
 FLOAT = 4
-# Tokens whose logits the head of a GPT has at once. In bf16 on a CPU 512 were within 6 % of the
-# fastest number, for 4,096 and for 50,304 words. A GPU wants large products (untried).
+# Tokens whose logits the head of a GPT holds at once. In bf16 on a CPU, 512 was within 6 % of the
+# fastest number, for vocabularies of 4,096 and 50,304. A GPU needs large products (untested).
 HEAD_CHUNK = {"cpu": 512, "cuda": 8192}
 DROPOUT = 0.5  # as published for AlexNet, VGG and SqueezeNet
 DISTILBERT_DROPOUT, DISTILBERT_HEAD_DROPOUT = 0.1, 0.2
@@ -31,9 +31,9 @@ DISTILBERT_HEAD = 2  # layers that transformers adds to the encoder
 class ModelCost:
     """Parameters of a model, FLOPs of one sample, bytes that one micro-batch keeps for backward.
 
-    What is frozen is not trained, and no gradient goes further back than the first layer that
-    trains. Activations are those of fused attention, without parameters and their copies in low
-    precision.
+    Frozen parameters are not trained, and gradients go no further back than the first layer that
+    trains. Activations assume fused attention, and exclude parameters and their low-precision
+    copies.
     """
 
     parameters: int
@@ -60,7 +60,7 @@ def model_cost(run: Run) -> ModelCost:
 def flops_per_sample(run: Run) -> int:
     """FLOPs of forward and backward of one sample, the numerator of MFU.
 
-    By the published formula for a GPT, else as counted.
+    For a GPT by the published formula, else as counted.
     """
     model = run.architecture
     if isinstance(model, GPT):
@@ -77,7 +77,7 @@ def block_parameters(width: int) -> int:
 def gpt_parameters(config: GPT, vocab_size: int) -> int:
     """Trainable parameters of a GPT with a tied head: V d + T d + L (12 d^2 + 13 d) + 2 d.
 
-    T is the block size. A vocabulary in the configuration goes before `vocab_size`, the data's.
+    T is the block size. A vocabulary in the configuration overrides `vocab_size`, the data's.
     """
     width, vocabulary = config.width, config.vocab_size or vocab_size
     blocks = config.layers * block_parameters(width)
@@ -85,18 +85,19 @@ def gpt_parameters(config: GPT, vocab_size: int) -> int:
 
 
 def gpt_flops_per_token(config: GPT, vocab_size: int) -> int:
-    """FLOPs of forward and backward per token: 6 N + 12 L T d, N without position embeddings.
+    """FLOPs per token, forward and backward: 6 N + 12 L T d, N without position embeddings.
 
-    Chowdhery et al. (2022), PaLM, appendix B. What is computed twice to save memory does not count.
+    Chowdhery et al. (2022), PaLM, appendix B. Recomputation to save memory does not count.
     """
     active = gpt_parameters(config, vocab_size) - config.block_size * config.width
     return 6 * active + 12 * config.layers * config.block_size * config.width
 
 
 def first_trainable(sizes: Sequence[int], trainable: str | float, *, head: int = 1) -> int:
-    """How many first layers stay frozen, by each layer's parameters; the last `head` are the head.
+    """The number of first layers that stay frozen, from each layer's parameters.
 
-    A share is met by the fewest last layers that together hold at least as much of the parameters.
+    The last `head` layers are the head. A share is met by the fewest last layers that together hold
+    at least that share of the parameters.
     """
     if trainable == "all":
         return 0
@@ -119,7 +120,7 @@ class Value:
     grad: bool = False
 
     def like(self, *shape: int) -> Value:
-        """Another of the same kind, of this shape or its own."""
+        """Another value of the same kind, with this shape or its own."""
         return Value(shape or self.shape, self.item, self.grad)
 
 
@@ -127,9 +128,9 @@ class Value:
 class Trace:
     """Follows one forward pass of a micro-batch; each method is a layer, from values to a value.
 
-    Only products (linear, convolution, attention) count as operations, a multiplication and an
-    addition as two. The first `frozen` layers with parameters do not train. Under autocast products
-    read and write two bytes an element.
+    Only products (linear, convolution, attention) count as operations; a multiply-add counts as
+    two. The first `frozen` layers with parameters do not train. Under autocast, products read and
+    write two bytes per element.
     """
 
     samples: int
@@ -138,7 +139,7 @@ class Trace:
     sizes: list[int] = field(default_factory=list)  # parameters of each layer that has any
     forward: int = 0  # FLOPs of one sample
     backward: int = 0
-    saved: dict[Value, int] = field(default_factory=dict)  # bytes; what several layers keep is one
+    saved: dict[Value, int] = field(default_factory=dict)  # bytes; shared tensors count once
     unshared: int = 0  # bytes that one layer alone keeps
     views: dict[Value, Value] = field(default_factory=dict)
 
@@ -154,12 +155,12 @@ class Trace:
             self.saved[whole] = self.samples * math.prod(whole.shape) * whole.item
 
     def layer(self, parameters: int) -> bool:
-        """Begin a layer with parameters; whether it trains."""
+        """Begin a layer with parameters; return whether it trains."""
         self.sizes.append(parameters)
         return len(self.sizes) > self.frozen
 
     def low(self, x: Value) -> Value:
-        """Under autocast a copy in fewer bytes, unless it is one."""
+        """Under autocast a copy in fewer bytes, unless the value already is one."""
         return x if x.item == self.item else Value(x.shape, self.item, x.grad)
 
     def linear(self, x: Value, out: int) -> Value:
@@ -176,7 +177,7 @@ class Trace:
         trains = self.layer((window + bias) * out)
         shape = (out, *(_windows(size, kernel, stride, padding) for size in x.shape[1:]))
         flops = 2 * math.prod(shape) * window
-        # Backward is one function of input and weight: it keeps the input also for either alone.
+        # Backward is one function of input and weight, and keeps the input for either of them.
         return self._product(x, shape, flops, trains=trains, keep=trains or x.grad)
 
     def _product(
@@ -197,7 +198,7 @@ class Trace:
         return Value((*tokens.shape, width), grad=trains)
 
     def positions(self, tokens: Value, rows: int, width: int, *, made: bool = False) -> Value:
-        """Rows in order for all samples; keeps their numbers if these are `made` each time."""
+        """Rows in order for all samples; keeps their indices if these are `made` each time."""
         trains = self.layer(rows * width)
         self.unshared += INDEX * math.prod(tokens.shape) * (trains and made)
         return Value((*tokens.shape, width), grad=trains)
@@ -228,7 +229,7 @@ class Trace:
         return self.relu(x).like()
 
     def dropout(self, x: Value, rate: float) -> Value:
-        """Keeps its mask, a factor for each element as on CPUs."""
+        """Keeps its mask, one factor per element as on CPUs."""
         if not rate:
             return x
         self.unshared += self.samples * math.prod(x.shape) * x.item * x.grad
@@ -239,14 +240,14 @@ class Trace:
         return Value(x.shape, max(x.item, y.item), x.grad or y.grad)
 
     def concatenate(self, values: Sequence[Value]) -> Value:
-        """Channels of several values one after the other."""
+        """Concatenates the channels of several values."""
         channels, grad = sum(x.shape[0] for x in values), any(x.grad for x in values)
         return Value((channels, *values[0].shape[1:]), values[0].item, grad)
 
     def max_pool(
         self, x: Value, kernel: int, stride: int, *, padding: int = 0, ceil: bool = False
     ) -> Value:
-        """Keeps its input and the place of each maximum."""
+        """Keeps its input and the position of each maximum."""
         sides = (_windows(size, kernel, stride, padding, ceil=ceil) for size in x.shape[1:])
         y = self.relu(x).like(x.shape[0], *sides)
         self.unshared += self.samples * INDEX * math.prod(y.shape) * x.grad
@@ -272,13 +273,13 @@ class Trace:
         return y
 
     def first(self, x: Value) -> Value:
-        """The first token: a view, so that whoever keeps it keeps all of them."""
+        """The first token, as a view: keeping it keeps all tokens."""
         y = x.like(*x.shape[1:])
         self.views[y] = x
         return y
 
     def mean_of_tokens(self, x: Value) -> Value:
-        """A weighted mean as a product of the weights of the tokens and the tokens."""
+        """A weighted mean, as a product of token weights and tokens."""
         x = self.low(x)
         flops = 2 * math.prod(x.shape)
         self.forward += flops
@@ -287,14 +288,14 @@ class Trace:
         return x.like(x.shape[1])
 
     def cross_entropy(self, logits: Value) -> None:
-        """Keeps the logarithms of the shares, and the targets."""
+        """Keeps the log-probabilities and the targets."""
         if logits.grad:
             rows = math.prod(logits.shape[:-1])
             self.unshared += self.samples * (FLOAT * math.prod(logits.shape) + INDEX * rows) + FLOAT
 
 
 def _windows(size: int, kernel: int, stride: int, padding: int, *, ceil: bool = False) -> int:
-    """Places of a window along an axis."""
+    """Positions of a window along an axis."""
     steps = (size + 2 * padding - kernel) / stride
     return (math.ceil(steps) if ceil else math.floor(steps)) + 1
 
@@ -326,8 +327,8 @@ def _gpt(trace: Trace, config: GPT, vocab_size: int) -> None:
     """GPT-2 with a tied head."""
     hidden = trace.low(trace.layer_norm(_blocks(trace, config, vocab_size)))
     tokens, width = hidden.shape
-    # The head's weight is the embedding's: it trains, and its parameters count there. Its loss
-    # makes both gradients in the forward pass, and keeps them instead of what they are made from.
+    # The head shares the embedding's weight: it trains, and its parameters count there. Its loss
+    # computes both gradients in the forward pass, and keeps them instead of their inputs.
     trace.forward += 3 * 2 * tokens * vocab_size * width
     trace.save(hidden)
     trace.unshared += FLOAT * (vocab_size * width + 1)
@@ -402,7 +403,7 @@ def _squeezenet(trace: Trace, x: Value, config: CNN, classes: int) -> Value:
         pair = [trace.conv(x, 4 * squeeze, kernel, padding=kernel // 2) for kernel in (1, 3)]
         x = trace.concatenate([trace.relu(half) for half in pair])
     x = trace.relu(trace.conv(trace.dropout(x, _rate(config)), classes, 1))
-    return x.like(x.shape[0])  # the mean of the places
+    return x.like(x.shape[0])  # the mean over positions
 
 
 def _resnet18(trace: Trace, x: Value, config: CNN, classes: int) -> Value:
@@ -417,7 +418,7 @@ def _resnet18(trace: Trace, x: Value, config: CNN, classes: int) -> Value:
             y = conv_norm(y, channels, 3)
             short = x if stride == 1 else conv_norm(x, channels, 1, stride)
             y.grad = y.grad or short.grad
-            x = trace.relu(y)  # the sum is made in place
+            x = trace.relu(y)  # the sum is computed in place
     return trace.linear(x.like(x.shape[0]), classes)
 
 

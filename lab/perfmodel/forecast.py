@@ -1,7 +1,7 @@
-"""Forecasts of runs from what was measured: steps of one rank, and the calibrated links of several.
+"""Forecasts of runs from measured one-rank steps and from the calibrated links of several ranks.
 
-A run's layout, messages and memory come from its settings; the time of its parts from records on
-one rank; what communication costs from the cluster's calibration.
+A run's layout, messages and memory come from its settings, the time of its parts from records on
+one rank, and the cost of communication from the cluster's calibration.
 """
 
 from __future__ import annotations
@@ -44,18 +44,18 @@ SAME = (
     "loader_workers",
 )
 Kind = tuple[Any, ...]  # the values of these
-# Strategies by how much they resemble a plain loop on one rank.
+# Strategies in order of how closely they resemble a plain loop on one rank.
 PLAINEST = ("single", "ddp", "naive_ddp", "zero1")
 SENDING_NOTHING = {"single", "ddp"}
-# Per doubling beyond what was measured, relative: of a micro-batch, and of the ranks.
+# Relative, per doubling beyond the measured range: of a micro-batch, and of the ranks.
 BEYOND_ERROR = 0.04
 
 
 @dataclass(frozen=True)
 class Forecast:
-    """What is expected of a run: its step and the peak memory of a rank in bytes, or why nothing.
+    """The forecast of a run: its step and a rank's peak memory in bytes, or why there is none.
 
-    `basis` says what it is made from; `extrapolated` names what lies outside of what was measured.
+    `basis` states what it is based on; `extrapolated` names what lies outside the measured range.
     """
 
     run: Run
@@ -80,7 +80,7 @@ class MeasuredLinks:
     deviations: tuple[Deviation, ...] = ()
 
     def conditions(self, model_error: float) -> Conditions:
-        """What a step meets on these links."""
+        """The conditions of a step on these links."""
         return Conditions(
             self.contention,
             link_error=self.error,
@@ -96,9 +96,9 @@ class MeasuredLinks:
 
 @dataclass(frozen=True)
 class Basis:
-    """What predictions are made from: one-rank records, a calibration, errors of earlier ones.
+    """The basis of predictions: one-rank records, a calibration, errors of earlier predictions.
 
-    They speak of the median over `repeats` of a run.
+    They predict the median over `repeats` of a run.
     """
 
     records: tuple[Record, ...]
@@ -115,7 +115,7 @@ class Basis:
         profiles: Sequence[Study] = (),
         model_error: float = 0.0,
     ) -> Basis:
-        """That of a study and a cluster now; records on one rank also of the studies `profiles`."""
+        """The current basis of a study and cluster; the studies `profiles` add one-rank records."""
         records = tuple(
             record
             for source in (study, *profiles)
@@ -125,7 +125,7 @@ class Basis:
         return cls(records, load_calibration(cluster), model_error, study.repeats)
 
     def forecast(self, run: Run) -> Forecast:
-        """Predict one run, or say what is missing for it."""
+        """Predict one run, or state what is missing for it."""
         try:
             if run.task != "train":
                 raise LabError("inference is measured, not predicted")
@@ -150,10 +150,10 @@ class Basis:
         return Forecast(run, prediction, self.memory(run), profile.basis, notes)
 
     def profile(self, run: Run) -> tuple[Profile, tuple[str, ...]]:
-        """One device's step at the samples of one pass, and how it was interpolated, if it was.
+        """One device's step for the samples of one pass, and how it was interpolated, if at all.
 
-        They are the run's micro-batch, of which a pipeline passes on a part at a time. Raises
-        LabError where nothing was measured.
+        The samples are the run's micro-batch, which a pipeline passes on part by part. Raises
+        LabError if nothing was measured.
         """
         records, samples = self._like(run), run.stated.micro_batch_size / passes(run)
         sizes = sorted({record.run.stated.micro_batch_size for record in records})
@@ -169,9 +169,9 @@ class Basis:
     def _like(self, run: Run) -> list[Record]:
         """Records on one rank of the run's model: of its own strategy, else of the plainest one.
 
-        A plain loop and DDP, which sends nothing there, differ by less than two of one of them, and
-        stand together; another's wrapper is part of what it took. Raises LabError where nothing was
-        measured.
+        A plain loop and DDP, which sends nothing there, differ by less than two runs of either, so
+        they are pooled; other strategies' wrappers are part of their time. Raises LabError if
+        nothing was measured.
         """
         same = self._groups.get(_kind(run), [])
         records = [record for record in same if record.gradients and record.timing]
@@ -189,7 +189,7 @@ class Basis:
     def _conditions(
         self, run: Run, records: Sequence[Record], links: MeasuredLinks, calls: int, size: int
     ) -> Conditions:
-        """What the run meets, and by how much it may deviate from what these records tell."""
+        """The run's conditions, and by how much it may deviate from these records."""
         sizes = {record.run.stated.micro_batch_size for record in records}
         samples = run.stated.micro_batch_size / passes(run)
         nearest = min(sizes, key=lambda size: abs(size - samples))
@@ -224,7 +224,7 @@ class Basis:
 
     @cached_property
     def _groups(self) -> dict[Kind, list[Record]]:
-        """The records by all that they must share with a run that they tell of."""
+        """The records by all that they must share with a run that they predict."""
         groups: dict[Kind, list[Record]] = {}
         for record in self.records:
             groups.setdefault(_kind(record.run), []).append(record)
@@ -244,7 +244,7 @@ class Basis:
 
     @cached_property
     def _spread(self) -> Deviation | None:
-        """How much one step differs between processes: of records, and of the calibration."""
+        """How much one step differs between processes, in the records and in the calibration."""
         steps: dict[str, list[float]] = {}
         for record in self.records:
             if record.timing:
@@ -253,9 +253,9 @@ class Basis:
         return spread([*steps.values(), *calibrated])
 
     def _foreign(self, run: Run, records: Sequence[Record]) -> tuple[float, ...]:
-        """Shares that others took of the ranks' cores, of records and calibration if disturbed.
+        """Shares of the ranks' cores taken by others, in records and calibration if disturbed.
 
-        Each as of one rank's cores: where one rank is held up, the others wait for it.
+        Each is a share of one rank's cores: if one rank is held up, the others wait for it.
         """
         environments = [record.environment for record in records if record.environment]
         if self.calibration and run.world_size > 1:
@@ -267,7 +267,7 @@ class Basis:
         )
 
     def links(self, world_size: int) -> MeasuredLinks:
-        """The calibrated links, as a ring on world sizes beyond; LabError without a calibration."""
+        """The calibrated links, as a ring at larger world sizes; LabError without a calibration."""
         if world_size == 1:
             return MeasuredLinks(lambda collective, size: 0.0)
         calibration, sizes = self.calibration, list[int]()
@@ -298,11 +298,11 @@ class Basis:
         return MeasuredLinks(ring, contention, error, (note,), deviations)
 
     def memory(self, run: Run) -> float | None:
-        """Peak bytes: those of the measured run nearest by count, and what the counts differ by.
+        """Peak bytes: those of the measured run with the nearest count, plus the count difference.
 
-        Runs of the same model go before others, and where they were measured at several
-        micro-batches, a line through these tells what a counted byte takes: an allocator on CPUs
-        leaves holes between tensors. None where nothing was measured or can be counted.
+        Runs of the same model are preferred. If they were measured at several micro-batches, a
+        linear fit gives the real cost of a counted byte, because an allocator on CPUs leaves holes
+        between tensors. None if nothing was measured or can be counted.
         """
         try:
             wanted = memory_of(run, device=self._device).total
@@ -316,12 +316,12 @@ class Basis:
         per_byte = 1.0
         if alike and len(known) > 1:
             slope, _ = statistics.linear_regression(list(known), list(known.values()))
-            per_byte = min(max(slope, 0.8), 1.5)  # no other slope is possible
+            per_byte = min(max(slope, 0.8), 1.5)  # other slopes are implausible
         return known[counted] + per_byte * (wanted - counted)
 
 
 def _nearest(run: Run, records: Sequence[Record]) -> str:
-    """The strategy of these records that is the run's own, else the plainest of them."""
+    """The run's own strategy if these records have it, else the plainest of theirs."""
     strategies = [record.run.strategy for record in records]
     return next(name for name in (run.strategy, *PLAINEST, *strategies) if name in strategies)
 
@@ -331,13 +331,13 @@ def _kind(run: Run) -> Kind:
 
 
 def _device_of(records: Iterable[Record]) -> str:
-    """Where memory was measured: a GPU has more logits at once."""
+    """Where memory was measured: a GPU holds more logits at once."""
     kinds = {record.memory.kind for record in records if record.memory}
     return "cuda" if "cuda_allocated" in kinds else "cpu"
 
 
 def _peaks_of(records: Iterable[Record]) -> dict[float, float] | None:
-    """Median peak bytes of records by their counted ones; None where one cannot be counted."""
+    """Median peak bytes of records by their counted bytes; None if one cannot be counted."""
     peaks: dict[float, list[int]] = {}
     try:
         for record in records:
@@ -350,7 +350,7 @@ def _peaks_of(records: Iterable[Record]) -> dict[float, float] | None:
 
 
 def _calibrated(calibration: Calibration, world_size: int) -> CollectiveSeconds:
-    """The measured cost; of a collective that was not measured, its share of an all-reduce."""
+    """The measured cost; for a collective that was not measured, its share of an all-reduce."""
     known = {fit.collective for fit in calibration.fits if fit.world_size == world_size}
 
     def cost(collective: Collective, size: float) -> float:
@@ -399,10 +399,10 @@ def _measured(records: Sequence[Record]) -> Profile:
 
 
 def _between(micro_batch: float, profiles: Mapping[int, Profile]) -> Profile:
-    """A micro-batch that was not measured: on a line through the nearest two, or in proportion.
+    """An unmeasured micro-batch: on a line through the nearest two, or in proportion.
 
-    Outside of what was measured nothing shrinks faster than in proportion, and more samples never
-    take less time: a step holds work that grows with its samples and some that does not.
+    Outside the measured range, time shrinks no faster than in proportion, and more samples never
+    take less time, because a step has work that grows with its samples and work that does not.
     """
     nearest, *others = sorted(profiles, key=lambda size: abs(size - micro_batch))
     here, ratio = profiles[nearest], micro_batch / nearest

@@ -1,4 +1,4 @@
-"""What is known of programs that train, where a table names one: their pipelines and costs."""
+"""Known properties of training frameworks that a table may name: their pipelines and costs."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Framework:
-    """How a program cuts its pipelines, and how it differs from what is expected of any.
+    """How a framework splits its pipelines, and how it differs from the general expectation.
 
-    Stages of a `balanced` pipeline have equal FLOPs, the head's among them; others equal layers.
-    Tensor parallelism may be `sequence_parallel`, too, unless a table says otherwise.
-    Launches and products hide each other by the root of the sum of their powers `hides`: the higher
-    it is, the more the longer alone counts. `coefficients` are those of the law of layouts that are
-    expected otherwise, with the deviation of their logarithm.
+    Stages of a `balanced` pipeline have equal FLOPs, including the head's; others equal layers.
+    Tensor parallelism may also be `sequence_parallel`, unless a table says otherwise.
+    Launches and products hide each other as a p-norm with exponent `hides`: the higher it is, the
+    more the longer one alone counts. `coefficients` are those of the law of layouts with different
+    expectations, with the deviation of their logarithm.
     """
 
     name: str = ""
@@ -26,9 +26,9 @@ class Framework:
 
 
 ANY = Framework()
-# nanotron: by 525 layouts of one model on H100s (Ultra-Scale Playbook 2025). A pass of a layer is
-# launched in no less than 1.1 ms, which a layer that is long enough hides wholly; sums of tensor
-# parallelism hide behind products, and ranks of a pipeline across nodes wait for each other.
+# nanotron: from 525 layouts of one model on H100s (Ultra-Scale Playbook 2025). Launching a pass of
+# a layer takes at least 1.1 ms, which a long enough layer hides completely; tensor-parallel sums
+# hide behind products, and the ranks of a pipeline across nodes wait for each other.
 NANOTRON = Framework(
     name="nanotron",
     balanced=True,
@@ -48,6 +48,6 @@ FRAMEWORKS = {framework.name: framework for framework in (NANOTRON,)}
 
 
 def named_framework(text: str) -> Framework:
-    """The framework that words name; for none that is known what holds for any."""
+    """The framework named in some words, or the general one if none is recognized."""
     names = (name for name in FRAMEWORKS if re.search(rf"\b{name}\b", text, re.IGNORECASE))
     return FRAMEWORKS.get(next(names, ""), ANY)

@@ -1,4 +1,4 @@
-"""Frozen predictions: written before the runs they speak of, never again, scored once these ran."""
+"""Frozen predictions: written once before their runs, and scored after those are measured."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Frozen(BaseModel):
-    """A prediction as it was written down; times in s, memory in bytes, `sha256` of the rest."""
+    """A prediction as written; times in s, memory in bytes, `sha256` of the rest."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -54,7 +54,7 @@ class Frozen(BaseModel):
 
     @property
     def genuine(self) -> bool:
-        """Whether it is as it was frozen."""
+        """Whether it is unchanged since it was frozen."""
         return self.sha256 == self.digest
 
 
@@ -77,7 +77,7 @@ class Score(BaseModel):
 
     @property
     def memory_error(self) -> float | None:
-        """Relative and signed; None where memory was not predicted or not measured."""
+        """Relative signed error; None if memory was not predicted or not measured."""
         if not self.frozen.memory_bytes or not self.memory_measured:
             return None
         return self.frozen.memory_bytes / self.memory_measured - 1
@@ -86,7 +86,7 @@ class Score(BaseModel):
 def basis_of(
     study: Study, cluster: str | Cluster = "local", *, profiles: Sequence[Study] = ()
 ) -> Basis:
-    """What predictions of a study rest on now, with the error of those that were scored already."""
+    """The current basis of a study's predictions, with the error of those already scored."""
     return Basis.of(study, cluster, profiles=profiles, model_error=error_so_far(study))
 
 
@@ -97,12 +97,12 @@ def freeze(
     runs: Iterable[Run] | None = None,
     basis: Basis | None = None,
 ) -> list[Frozen]:
-    """Write down what is expected of runs that can be predicted, before they are measured.
+    """Write down predictions for all runs that can be predicted, before they are measured.
 
-    Of all runs of the study, or of some. Files are `out/predictions/<run id>-<time>.json`; one that
-    is there is never changed, and a run that is predicted is not predicted again until it is
-    measured. Runs on one rank are what predictions are made from, and have none, unless a `basis`
-    is given, which can be another than the study's.
+    This covers all runs of the study, or some. Files are `out/predictions/<run id>-<time>.json`. An
+    existing file is never changed, and a predicted run is not predicted again until it is measured.
+    Runs on one rank are the basis of predictions and get none, unless a `basis` is given, which
+    need not be the study's own.
     """
     store = Store(study.out)
     runs = dict.fromkeys(study.runs if runs is None else runs)
@@ -149,7 +149,7 @@ def _frozen(forecast: Forecast, cluster: str) -> Frozen | None:
 
 
 def archive_replaced(study: Study, run_ids: Iterable[str], target: Path) -> None:
-    """Move the predictions of these runs elsewhere, as they are to be measured anew."""
+    """Move the predictions of these runs elsewhere, because the runs will be measured again."""
     for run_id in run_ids:
         for path in (study.out / "predictions").glob(f"{run_id}-*.json"):
             target.mkdir(parents=True, exist_ok=True)
@@ -157,7 +157,7 @@ def archive_replaced(study: Study, run_ids: Iterable[str], target: Path) -> None
 
 
 def predictions(study: Study, run: Run | None = None) -> list[Frozen]:
-    """What was frozen of a run, or of all, oldest first; without broken and changed files."""
+    """Frozen predictions of a run, or of all, oldest first, without broken or changed files."""
     frozen = []
     for path in sorted((study.out / "predictions").glob(f"{run.id if run else '*'}-*.json")):
         try:
@@ -168,9 +168,9 @@ def predictions(study: Study, run: Run | None = None) -> list[Frozen]:
 
 
 def scores(study: Study, records: Sequence[Record] | None = None) -> list[Score]:
-    """The last prediction from before each run's first repeat, beside what was measured since.
+    """The last prediction before each run's first repeat, beside the measurement.
 
-    `records` are those of the study, where they are loaded already.
+    `records` are those of the study, if they are already loaded.
     """
     measured: dict[str, list[Record]] = {}
     for record in load_records(study) if records is None else records:
@@ -206,18 +206,18 @@ def _score(frozen: Frozen, records: Sequence[Record]) -> Score:
 
 
 def error_so_far(*studies: Study) -> float:
-    """Root mean square of the relative errors of the studies' scored predictions; 0 without one."""
+    """RMS of the relative errors of the studies' scored predictions; 0 without one."""
     errors = [score.error for study in studies for score in scores(study)]
     return statistics.fmean(error**2 for error in errors) ** 0.5 if errors else 0.0
 
 
 def mean_absolute_error(scored: Sequence[Score]) -> float | None:
-    """Mean of the relative errors without their sign; None without a score."""
+    """Mean absolute relative error; None without a score."""
     return statistics.fmean(abs(score.error) for score in scored) if scored else None
 
 
 def scores_table(scored: Sequence[Score]) -> pd.DataFrame:
-    """One row per scored run: predicted with its interval, measured, error, for people."""
+    """One row per scored run, for display: prediction with interval, measurement, error."""
     import pandas as pd
 
     def percent(error: float | None) -> str:

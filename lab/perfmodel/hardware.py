@@ -1,7 +1,7 @@
-"""Hardware: the table of GPUs and links by their makers' figures, and clusters described by it.
+"""Hardware: the table of GPUs and links from vendor figures, and clusters described by it.
 
-MFU, emulated compute, the audit's plausible bandwidths, and predictions and plans for machines that
-nobody here has are all computed from these figures.
+MFU, emulated compute, the audit's plausible bandwidths, and predictions and plans for unavailable
+machines are all computed from these figures.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from lab.errors import InputError, Problem, nearest
 from lab.perfmodel.collectives import Level, nodes_of, on_levels
 from lab.perfmodel.layout import Layout, Links
 
-# Share of a link's peak that collectives reach, and s per message. Eight A100 all-reduce 1 GiB at
+# Share of a link's peak that collectives reach, and s per message. Eight A100s all-reduce 1 GiB at
 # 229 of 300 GB/s, and 1 MiB in 93 us, 14 messages: tables published with vTrain (2024).
 _NVLINK = (0.76, 6e-6)
 # TCP over 1 Gbit/s reached 0.91 to 0.96 of the rate here; 1 MiB is 8 ms. Faster links are assumed
@@ -24,9 +24,9 @@ _ETHERNET = (0.92, 1e-4)
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU: dense peaks in FLOP/s by precision, memory in bytes and bytes/s, the link in its node.
+    """A GPU: dense peaks in FLOP/s by precision, memory in bytes and bytes/s, its intra-node link.
 
-    `cuda` matches the names that CUDA reports, also those of boards that differ only in memory.
+    `cuda` matches the names that CUDA reports, including boards that differ only in memory.
     """
 
     name: str
@@ -45,7 +45,7 @@ class Gpu:
         return flops, f"{self.source}: {flops / 1e12:g} TFLOP/s {precision}, dense"
 
     def fastest(self, precision: str) -> float:
-        """The peak of a precision that it has, or else of its fastest one of 16 bits, in FLOP/s.
+        """The peak of a supported precision, or else of its fastest 16-bit one, in FLOP/s.
 
         A GPU without TF32 computes in fp32 instead.
         """
@@ -54,10 +54,10 @@ class Gpu:
         return self.flops.get(precision) or self.flops.get("bf16") or max(self.flops.values())
 
 
-# Dense peaks: where a source gives only figures with sparsity, half of them. fp32 is without TF32,
-# the others on tensor cores with fp32 accumulation; 0 is what no source gave, or what a GPU lacks.
-# Volta and Turing have no bf16. Of an MI250X each of its two dies is a GPU of its own.
-# Where there is TF32, its products take twice as long as bf16's: NVIDIA A100 whitepaper, table 2.
+# Dense peaks; if a source gives only figures with sparsity, half of them. fp32 is without TF32, the
+# others on tensor cores with fp32 accumulation; 0: no source gives it, or the GPU lacks it.
+# Volta and Turing have no bf16. Each of the two dies of an MI250X is a GPU of its own.
+# If there is TF32, its products take twice as long as bf16's: NVIDIA A100 whitepaper, table 2.
 _HALVES, _FP16 = ("bf16", "fp16"), ("fp16",)
 _WITHOUT_TF32 = {"t4", "v100", "v100-pcie", "mi250x"}
 # fmt: off
@@ -134,7 +134,7 @@ GPUS = {
 class Link:
     """A GPU's link in one direction: peak bytes/s, the share collectives reach, s per message.
 
-    `pattern` matches the words by which tables of others name it.
+    `pattern` matches the words that published tables use for it.
     """
 
     name: str
@@ -147,7 +147,7 @@ class Link:
 
 _BOTH = "in both directions"
 _IBTA = "InfiniBand Trade Association roadmap, 4x port"
-# Where a text matches several patterns, the first of these is meant.
+# If a text matches several patterns, the first one counts.
 LINKS = {
     link.name: link
     for link in (
@@ -175,13 +175,13 @@ LINKS = {
 
 
 def vendor_peak(cuda_name: str, *, precision: str) -> tuple[float, str] | None:
-    """The dense peak (FLOP/s) of a device by CUDA's name, with its source; None where unknown."""
+    """The dense peak (FLOP/s) of a device by CUDA's name, with its source; None if unknown."""
     gpu = next((gpu for gpu in GPUS.values() if re.fullmatch(gpu.cuda, cuda_name)), None)
     return gpu.peak(precision) if gpu else None
 
 
 def named_gpu(text: str) -> Gpu | None:
-    """The GPU that words such as "8x A100 40GB" or "DGX-GB200" name; None for none."""
+    """The GPU named by words such as "8x A100 40GB" or "DGX-GB200"; None if there is none."""
     words = re.sub(r"[^a-z0-9]+", "-", text.lower())
     known = [name for name in GPUS if re.search(rf"(?<![a-z0-9]){name}(?![0-9])", words)]
     return GPUS[max(known, key=len)] if known else None
@@ -193,14 +193,14 @@ def emulated_gpu(name: str) -> Gpu:
 
 
 def named_link(text: str) -> Link | None:
-    """The link that words such as "PCIe 4.0" or "8x A100" name; None for none."""
+    """The link named by words such as "PCIe 4.0" or "8x A100"; None if there is none."""
     links = (link for link in LINKS.values() if link.pattern)
     return next((link for link in links if re.search(link.pattern, text, re.IGNORECASE)), None)
 
 
 @dataclass(frozen=True)
 class Machine:
-    """A described cluster: GPUs per node, their link there, one card per GPU between nodes."""
+    """A described cluster: GPUs per node, their link there, one network card per GPU."""
 
     gpu: Gpu
     gpus_per_node: int
@@ -210,7 +210,7 @@ class Machine:
     def levels(self, ranks: int, *, stride: int = 1) -> tuple[Level, ...]:
         """The network among `ranks` ranks `stride` places apart, with all cards of a node.
 
-        Ranks that are further apart than a node meet on their own card.
+        Ranks that are further apart than a node communicate through their own card.
         """
         inside = max(self.gpus_per_node // stride, 1)
         inner = Level(0, self.inner.alpha_s, self.inner.bytes_per_s * self.inner.reached)
@@ -218,7 +218,7 @@ class Machine:
         return nodes_of(ranks, inside, inner, outer)
 
     def links(self, layout: Layout) -> Links:
-        """Tensor parallel ranks are neighbours, then come replicas, then a pipeline's stages."""
+        """Rank order: tensor parallel ranks are neighbours, then replicas, then pipeline stages."""
         stages, neighbours = min(layout.pipeline, 2), layout.tensor * layout.data
         return Links(
             data=on_levels(self.levels(layout.data, stride=layout.tensor)),
@@ -249,7 +249,7 @@ def machine(text: str) -> Machine:
         advice = "such as h100x8:nvlink4:infiniband-ndr"
         raise InputError("machine", [Problem(text, "cannot be read as a machine", advice)])
     gpu, count, inner, outer = match[1], int(match[2] or 8), match[3], match[4] or "infiniband-ndr"
-    known = [name for name in GPUS if "bf16" in GPUS[name].flops]  # what is planned for is bf16
+    known = [name for name in GPUS if "bf16" in GPUS[name].flops]  # plans assume bf16
     reason = "has no bf16" if gpu in GPUS else "unknown GPU"
     problems = [] if gpu in known else [Problem(gpu, reason, nearest(gpu, known))]
     problems += [

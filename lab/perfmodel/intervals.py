@@ -1,4 +1,4 @@
-"""Intervals of predictions from deviations that are known from few values, or from many."""
+"""Prediction intervals from deviations that were estimated from few values, or from many."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 LEVEL = 0.95
-NORMAL_95 = 1.96  # standard deviations to each side of a normal value that hold LEVEL of all
+NORMAL_95 = 1.96  # standard deviations around the mean that cover LEVEL of a normal distribution
 # Standard deviations between the quantiles at 10 and 90 % of a normal distribution.
 P10_TO_P90 = 2.563
-# Five processes that ran one step on cores of their own differed by 3.5 %.
+# Five processes that ran one step on their own cores differed by 3.5 %.
 UNKNOWN_SPREAD = 0.035
-# The standard deviation of a sample's median over that of its mean, for normal values.
+# The standard deviation of a sample median relative to that of the mean, for normal values.
 OF_MEDIAN = math.sqrt(math.pi / 2)
-# Of a core that a rank wants for itself one competitor gets no more.
+# The most that one competitor gets of a core that a rank wants for itself.
 MOST_FOREIGN = 0.5
 
 
 @dataclass(frozen=True)
 class Deviation:
-    """A relative standard deviation, and the degrees of freedom from which it is known."""
+    """A relative standard deviation, and its degrees of freedom."""
 
     sd: float
     freedom: float = math.inf
 
     def times(self, factor: float) -> Deviation:
-        """The same of a quantity that deviates so many times as much."""
+        """The same for a quantity that deviates this many times as much."""
         return Deviation(self.sd * factor, self.freedom)
 
 
@@ -35,7 +35,7 @@ EXACT = Deviation(0.0)
 
 
 def half_width(deviations: Iterable[Deviation]) -> float:
-    """Half width of the 95 % interval of what deviates by all of these, independently.
+    """Half width of the 95 % interval of a quantity with all of these independent deviations.
 
     Student's t with the degrees of freedom by Welch (1947) and Satterthwaite (1946).
     """
@@ -52,9 +52,9 @@ def half_width(deviations: Iterable[Deviation]) -> float:
 
 
 def spread(groups: Iterable[Sequence[float]]) -> Deviation | None:
-    """The relative deviation between values of one group, pooled; None where all are single.
+    """The pooled relative deviation within groups of values; None if all groups have one value.
 
-    Of logarithms, as times of small and large steps deviate by like shares.
+    It uses logarithms, because times of small and large steps deviate by similar shares.
     """
     squares, freedom = 0.0, 0
     for group in groups:
@@ -65,7 +65,7 @@ def spread(groups: Iterable[Sequence[float]]) -> Deviation | None:
 
 
 def of_processes(known: Deviation | None, *, basis: int, measured: int) -> Deviation:
-    """Of the median over `measured` processes from that over the `basis`, by their spread."""
+    """Deviation of the median over `measured` processes from that over `basis`, by their spread."""
     spread_of_one = known or Deviation(UNKNOWN_SPREAD, 4)
 
     def share(count: int) -> float:
@@ -75,6 +75,6 @@ def of_processes(known: Deviation | None, *, basis: int, measured: int) -> Devia
 
 
 def of_foreign_load(share: float) -> Deviation:
-    """Of a step that had to leave a `share` of its core to others: it may be without them too."""
+    """Deviation of a step that lost a `share` of its core to others, and might run without them."""
     share = min(share, MOST_FOREIGN)
     return Deviation(share / (1 - share) / NORMAL_95)

@@ -1,7 +1,7 @@
-"""Layouts: how ranks share a training step, and the replay of that step on device and link.
+"""Layouts: how ranks share a training step, and its replay on device and link.
 
-A layout turns a profile of one device into works of one rank; `replay` runs them event by event,
-each slowing the other where they share cores.
+A layout turns a profile of one device into work items of one rank; `replay` runs them event by
+event, with mutual slowdown if they share cores.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Where = Literal["device", "link"]
 
 @dataclass(frozen=True)
 class Work:
-    """What takes `seconds` alone, once all of `after` (places in the list) and its queue are
+    """Work that takes `seconds` alone, once all of `after` (indices in the list) and its queue are
     done.
     """
 
@@ -42,9 +42,9 @@ class Span:
 
 @dataclass(frozen=True)
 class Contention:
-    """How many times longer the device and the link take while the other one works too.
+    """The slowdown of the device and of the link while the other one is busy too.
 
-    `neighbours` is how many times longer the device takes while those of the other ranks work too.
+    `neighbours` is the slowdown of the device while those of the other ranks are busy too.
     """
 
     device: float = 1.0
@@ -59,13 +59,13 @@ NO_CONTENTION = Contention()
 class _Running:
     place: int
     start: float
-    left: float  # s, if nothing slowed it
+    left: float  # s, without slowdown
 
 
 def replay(works: Sequence[Work], contention: Contention = NO_CONTENTION) -> list[Span]:
-    """When each work runs; device and link each do theirs in the order of the list.
+    """When each work item runs; device and link each process theirs in list order.
 
-    Raises ValueError where a work waits for one that comes later in its own queue, or for itself.
+    Raises ValueError if an item waits for one that comes later in its own queue, or for itself.
     """
     queues: dict[Where, deque[int]] = {"device": deque(), "link": deque()}
     for place, work in enumerate(works):
@@ -93,7 +93,7 @@ def replay(works: Sequence[Work], contention: Contention = NO_CONTENTION) -> lis
 
 
 def covered(spans: Sequence[Span]) -> float:
-    """Seconds in which at least one of the spans ran."""
+    """Seconds during which at least one of the spans ran."""
     total = reached = 0.0
     for span in sorted(spans, key=lambda span: span.start):
         total += max(span.end - max(span.start, reached), 0.0)
@@ -102,11 +102,11 @@ def covered(spans: Sequence[Span]) -> float:
 
 
 def alone(spans: Sequence[Span]) -> float:
-    """Seconds in which the link worked and the device waited for it: the exposed communication."""
+    """Seconds the link was busy while the device waited for it: the exposed communication."""
     device = [(span.start, span.end) for span in spans if span.work.where == "device"]
     link = [(span.start, span.end) for span in spans if span.work.where == "link"]
     exposed, reached, first = 0.0, 0.0, 0
-    # Both are in the order of time; a gap of the device ends where its next work begins.
+    # Both are in time order; a gap of the device ends when its next work begins.
     for begin, end in [*device, (float("inf"), float("inf"))]:
         while begin > reached and first < len(link) and link[first][0] < begin:
             exposed += max(min(link[first][1], begin) - max(link[first][0], reached), 0.0)
@@ -117,14 +117,14 @@ def alone(spans: Sequence[Span]) -> float:
     return exposed
 
 
-# How ranks that hold whole layers share a model: one device, replicas, shards.
+# How ranks with whole layers share a model: one device, replicas, shards.
 Sharing = Literal["single", "naive_ddp", "ddp", "zero1", "zero2", "fsdp"]
 SHARDED: dict[Sharing, frozenset[State]] = {
     sharing: STRATEGIES[sharing].sharded for sharing in get_args(Sharing) if sharing != "zero2"
-} | {"zero2": frozenset({"gradients", "optimizer"})}  # ZeRO-2 is planned for and not trained
+} | {"zero2": frozenset({"gradients", "optimizer"})}  # ZeRO-2 is planned for but not trained
 SHARINGS: dict[str, Sharing] = {sharing: sharing for sharing in SHARDED if sharing in STRATEGIES}
 Checkpointing = Literal["none", "selective", "full"]
-# The times of a profile: those of each micro-batch, then those of each step.
+# The times of a profile: per micro-batch, then per step.
 MICRO_BATCH, STEP = ("data_s", "forward_s", "backward_s"), ("optimizer_s", "other_s")
 
 
@@ -137,16 +137,16 @@ class Bucket:
     messages: int = 1
 
     def later(self, factor: float) -> Bucket:
-        """The same in a backward pass that takes `factor` times as long."""
+        """The same for a backward pass that takes `factor` times as long."""
         return replace(self, ready_s=self.ready_s * factor)
 
 
 @dataclass(frozen=True)
 class Profile:
-    """One device's step by itself: s of each part of a micro-batch, gradients as they get ready.
+    """One device's step by itself: s of each part of a micro-batch, gradients as they become ready.
 
-    `spread` is the relative standard deviation of its steps, `error` that of their median, `basis`
-    where the numbers come from.
+    `spread` is the relative standard deviation of its steps, `error` that of their median, and
+    `basis` the origin of the numbers.
     """
 
     forward_s: float
@@ -170,13 +170,13 @@ class Profile:
         return grad_accum * micro_batch_s + self.optimizer_s + self.other_s
 
     def with_backward(self, seconds: float) -> Profile:
-        """The same with another backward pass, its gradients ready at the same shares of it."""
+        """The same with another backward time, gradients ready at the same shares of it."""
         factor = seconds / self.backward_s
         gradients = tuple(bucket.later(factor) for bucket in self.gradients)
         return replace(self, backward_s=seconds, gradients=gradients)
 
     def scaled(self, factor: float, names: Sequence[str] = MICRO_BATCH + STEP) -> Profile:
-        """The same with these times, the backward pass among them, multiplied by `factor`."""
+        """The same with these times, which include the backward pass, multiplied by `factor`."""
         times = {name: getattr(self, name) * factor for name in names}
         return replace(self.with_backward(times.pop("backward_s")), **times)
 
@@ -184,9 +184,9 @@ class Profile:
 def buckets_of(
     gradients: Sequence[Bucket], cap_bytes: float, *, first_bytes: float | None = None
 ) -> tuple[Bucket, ...]:
-    """Gradients put together as DDP does (Li et al. 2020): in order, until a bucket holds the cap.
+    """Gradients in buckets as in DDP (Li et al. 2020): in order, until a bucket reaches the cap.
 
-    `first_bytes` is the smaller cap of the first bucket.
+    `first_bytes` is the smaller cap for the first bucket.
     """
     buckets: list[Bucket] = []
     size = 0
@@ -202,15 +202,15 @@ def buckets_of(
 
 @dataclass(frozen=True)
 class Layout:
-    """Who shares what: `data` replicas or shards, each of `tensor` times `pipeline` ranks.
+    """How ranks share a model: `data` replicas or shards, each of `tensor` times `pipeline` ranks.
 
-    `activation_bytes` are those that a layer hands on per micro-batch, `layers` the layers whose
+    `activation_bytes` are those that a layer passes on per micro-batch, `layers` the layers whose
     activations tensor parallelism sums twice in each direction (Shoeybi et al. 2019). It divides
-    the shares `divided` of the passes and `divided_parameters` of the model. `busiest` is the share
-    of the passes in a pipeline's longest stage, `largest` that of the parameters in its largest,
-    equal parts where they are 0; `tied_bytes` are summed over the first and the last stage.
+    the share `divided` of the passes and `divided_parameters` of the model. `busiest` is the share
+    of the passes in a pipeline's longest stage, `largest` that of the parameters in its largest
+    stage; 0 means equal parts. `tied_bytes` are summed over the first and the last stage.
     `context` ranks share each sequence, `expert` of the data-parallel ones the experts; a rank has
-    `interleave` stages. `sequence_parallel` splits what tensor parallelism leaves whole.
+    `interleave` stages. `sequence_parallel` splits what tensor parallelism leaves undivided.
     """
 
     sharing: Sharing = "ddp"
@@ -235,12 +235,12 @@ class Layout:
 
     @property
     def compute_share(self) -> float:
-        """Of the time of one device's passes, that of a rank's own, in the mean over stages."""
+        """A rank's mean share, over stages, of the time of one device's passes."""
         return (self.divided / self.tensor + 1 - self.divided) / self.pipeline
 
     @property
     def parameter_share(self) -> float:
-        """Of the model's parameters, those of the rank that has most, before data shards them."""
+        """The largest share of the parameters on one rank, before data parallelism shards them."""
         divided = self.divided_parameters / self.tensor + 1 - self.divided_parameters
         return divided * (self.largest or 1 / self.pipeline)
 
@@ -250,10 +250,10 @@ class Layout:
         return self.data * self.tensor * self.pipeline * self.context
 
     def bubble(self, micro_batches: int) -> float:
-        """Idle time of a rank in a pipeline over its useful time.
+        """Idle time of a pipeline's rank over its useful time.
 
-        The first micro-batch passes all stages, and each further one ends as much later as the
-        longest takes. With equal stages `(p - 1) / m` (Narayanan et al. 2021).
+        The first micro-batch passes through all stages, and each further one ends later by the time
+        of the longest stage. With equal stages it is `(p - 1) / m` (Narayanan et al. 2021).
         """
         longest = self.busiest or 1 / self.pipeline
         return (1 + (micro_batches - 1) * longest) * self.pipeline / micro_batches - 1
@@ -261,7 +261,7 @@ class Layout:
 
 @dataclass(frozen=True)
 class Candidate:
-    """One way to train: `bucket_mb` in MiB, None where gradients are not sent in DDP's buckets."""
+    """One way to train: `bucket_mb` in MiB, None if gradients are not sent in DDP's buckets."""
 
     layout: Layout
     micro_batch: int
@@ -272,7 +272,7 @@ class Candidate:
 
     @property
     def label(self) -> str:
-        """For people."""
+        """Formatted for display."""
         layout = self.layout
         parts = {
             f"{layout.sharing} x{layout.data}": True,
@@ -304,15 +304,15 @@ def works_of(
     *,
     grad_accum: int = 1,
 ) -> list[Work]:
-    """The step of one rank as work on its device and its link, to be replayed in order.
+    """The step of one rank as work on its device and link, to be replayed in order.
 
-    `buckets` are what is sent at a time: DDP's buckets, the tensors of naive DDP, the flat buffers
+    `buckets` are the units of transfer: DDP's buckets, the tensors of naive DDP, the flat buffers
     of ZeRO-1, the units of FSDP.
     """
     step = _Step(links, layout)
     share, compute = layout.tensor * layout.pipeline, layout.compute_share
     forward, backward = profile.forward_s * compute, profile.backward_s * compute
-    # All micro-batches but the last are alike, and send no gradients: replayed as one.
+    # All micro-batches but the last are equal and send no gradients, so they are replayed as one.
     for times, last in ((grad_accum - 1, False), (1, True)):
         if not times:
             continue
@@ -345,14 +345,14 @@ def works_of(
 
 
 class _Step:
-    """A step that is being written down."""
+    """A step under construction."""
 
     def __init__(self, links: Links, layout: Layout) -> None:
         self.works: list[Work] = []
         self.links, self.layout = links, layout
 
     def device(self, name: str, seconds: float, *, after: tuple[int, ...] = ()) -> int:
-        """Add work of the device; nothing where it takes no time and waits for nothing."""
+        """Add work of the device; nothing if it takes no time and waits for nothing."""
         if seconds > 0 or after:
             self.works.append(Work(name, "device", max(seconds, 0.0), after))
         return len(self.works) - 1
@@ -363,19 +363,19 @@ class _Step:
         return len(self.works) - 1
 
     def last(self, where: Where) -> tuple[int, ...]:
-        """The place of the last work there, if any: both do theirs in order."""
+        """The index of the last work item of that queue, if any; both queues are in order."""
         places = reversed(range(len(self.works)))
         return next(((place,) for place in places if self.works[place].where == where), ())
 
     def tensor_sums(self, passes: int = 1) -> None:
-        """Add the sums of activations that tensor parallelism waits for: two per layer and pass."""
+        """Add the activation sums that tensor parallelism waits for: two per layer and pass."""
         if self.layout.tensor > 1:
             sums = 2 * -(-self.layout.layers // self.layout.pipeline) * passes
             seconds = self.links.tensor("all_reduce", self.layout.activation_bytes)
             self._wait_for("activations", sums, seconds)
 
     def hand_on(self, micro_batches: int) -> None:
-        """Add the last micro-batch's way through the stages, forward and back."""
+        """Add the last micro-batch's path through the stages, forward and back."""
         if self.layout.pipeline > 1:
             hops = 2 * (micro_batches + self.layout.pipeline - 2)
             seconds = self.links.pipeline("broadcast", self.layout.activation_bytes)
@@ -388,7 +388,7 @@ class _Step:
 
 
 def _backward(step: _Step, profile: Profile, buckets: Sequence[Bucket], share: int) -> None:
-    """The backward pass: DDP sends each bucket when it is ready, the others all at the end."""
+    """The backward pass: DDP sends each bucket when it is ready, others send all at the end."""
     exchanged = buckets if step.layout.data > 1 and step.layout.sharing != "single" else ()
     overlapped, compute = step.layout.sharing == "ddp", step.layout.compute_share
     collective: Collective = "reduce_scatter" if step.layout.sharing == "zero1" else "all_reduce"

@@ -1,8 +1,8 @@
 """The law of a training step by its layout, and its fit to a few measured rows.
 
-A step is a sum of few terms, each a quantity of the layout by itself (FLOPs over the peak, bytes
-over a link's rate, passes of a layer, hops between stages) times a coefficient that is never
-negative. The coefficients have expectations by GPU; rows move them as far as they know better.
+A step is a sum of a few terms. Each is a quantity of the layout alone (FLOPs over the peak, bytes
+over a link's rate, passes of a layer, hops between stages) times a non-negative coefficient. The
+coefficients have prior expectations by GPU, which measured rows update.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from lab.perfmodel.layout import Candidate
 from lab.perfmodel.transformer import Transformer
 
 Floats = npt.NDArray[np.float64]
-ROW_ERROR, TAIL = 0.06, 2.0  # relative; the pull of errors fades beyond TAIL times that
-LEFT_ERROR = 0.08  # relative, of what the terms leave out, where too few rows tell it
+ROW_ERROR, TAIL = 0.06, 2.0  # relative; the influence of errors fades beyond TAIL times that
+LEFT_ERROR = 0.08  # relative, of what the terms omit, if there are too few rows to estimate it
 
 
 @dataclass(frozen=True)
 class Coefficient:
-    """What is expected of a coefficient before a row is seen, and the deviation of its logarithm.
+    """A coefficient's prior expectation, and the deviation of its logarithm.
 
-    Without a unit it multiplies the time by the makers' figures.
+    Without a unit it multiplies the time by vendor figures.
     """
 
     expected: float
@@ -59,33 +59,33 @@ COEFFICIENTS = {
 }  # fmt: skip
 NAMES = tuple(COEFFICIENTS)
 _SPREADS = np.array([coefficient.spread for coefficient in COEFFICIENTS.values()])
-# Inverse shares of the peak by generation. H100s reach less of theirs: MLPerf's and the playbook's.
+# Inverse shares of peak by generation. H100s reach a smaller share: MLPerf and the playbook.
 FLOPS_BY_GPU = {"h100": 2.0, "h200": 2.0, "b200": 2.2, "gh200": 2.0}
 OPTIMIZER_BYTES = 28  # AdamW in fp32: weights, gradients, both moments read, all but one written
-_HIDES = 2.0  # gathers and passes hide each other: by the root of squares
+_HIDES = 2.0  # gathers and passes hide each other: root of the sum of squares
 
 
 @dataclass(frozen=True)
 class Case:
-    """A model that trains with sequences of so many tokens, one way, on one machine."""
+    """A model trained on sequences of a given length, in one layout, on one machine."""
 
     model: Transformer
     sequence: int
     candidate: Candidate
     machine: Machine
-    recomputed: float | None = None  # share of the forward pass; None: by the candidate
+    recomputed: float | None = None  # share of the forward pass; None: as in the candidate
     framework: Framework = ANY
 
     @property
     def passes(self) -> float:
-        """Forward passes' worth of work: the backward pass is two, and what it recomputes."""
+        """Work in units of forward passes: the backward pass is two, plus recomputation."""
         if self.recomputed is not None:
             return 3 + self.recomputed
         return 4.0 if self.candidate.checkpointing == "full" else 3.0
 
 
 def quantities(cases: Sequence[Case]) -> dict[str, Floats]:
-    """What the coefficients multiply: s by the makers' figures, counts of passes, hops, nodes."""
+    """The terms' quantities: s by vendor figures, and counts of passes, hops and nodes."""
     rows = [_quantities(case) for case in cases]
     return {name: np.array([row[name] for row in rows], dtype=float) for name in rows[0]}
 
@@ -100,7 +100,7 @@ def _quantities(case: Case) -> dict[str, float]:
     value = value_bytes(candidate.precision)
     handed = tokens * model.width * value / (tensor if layout.sequence_parallel else 1)
     longest, last = model.stage_layers(stages, balanced=case.framework.balanced)
-    # The first micro-batch passes all layers; each further one ends a stage later.
+    # The first micro-batch passes through all layers; each further one ends a stage later.
     through = longest + (stages - 1) * longest / layout.interleave
     if stages == 1 or stages > model.layers or case.framework.balanced:
         through = model.layers
@@ -151,7 +151,7 @@ def _messages(levels: Sequence[Level]) -> float:
 
 
 def _exchanged(case: Case, tokens: float, value: int, passes: float) -> float:
-    """Seconds of a layer's keys and values round a context ring, and tokens to and from experts."""
+    """Seconds of a layer's keys and values round a context ring, and of tokens via experts."""
     layout, model, machine = case.candidate.layout, case.model, case.machine
     seconds = 0.0
     if layout.context > 1:
@@ -166,15 +166,15 @@ def _exchanged(case: Case, tokens: float, value: int, passes: float) -> float:
 
 
 def parts(q: Mapping[str, Floats], coefficients: Mapping[str, Any]) -> dict[str, Floats]:
-    """Seconds of a step by what takes them; their sum is the step."""
+    """Seconds of a step by cause; their sum is the step."""
     c = coefficients
-    # What a link waits for is launched too: tensor parallel calls across a pipeline's nodes.
+    # Communication is launched too: tensor parallel calls across a pipeline's nodes.
     launch = c["launch"] * q["layer_launch"] + c["crossing"] * q["layer_crossing"]
     dense = c["flops"] * q["layer_flops"] + c["memory"] * q["layer_memory"]
     layer = _larger(dense, launch, q["hides"])
     head = c["head"] * (c["flops"] * q["head_flops"] + c["memory"] * q["head_memory"])
     tensor = c["tensor_bytes"] * q["layer_tensor"] + c["tensor_messages"] * q["layer_messages"]
-    # A pipeline goes as fast as the slower of its longest stage and its last, which has the head.
+    # A pipeline is as fast as the slower of its longest stage and its last, which has the head.
     ends = q["visits_last"] * (layer + tensor) + q["accum"] * head
     slowest = q["visits"] * (layer + tensor) + head > ends
     visits = np.where(slowest, q["visits"], q["visits_last"])
@@ -192,13 +192,13 @@ def parts(q: Mapping[str, Floats], coefficients: Mapping[str, Any]) -> dict[str,
 
 
 def _larger(one: Floats, other: Floats, power: Floats | float) -> Floats:
-    """The larger of two times that hide each other, smooth where they are alike."""
+    """A smooth maximum of two times that hide each other."""
     return np.asarray((one**power + other**power) ** (1 / power))
 
 
 @dataclass(frozen=True)
 class LayoutLaw:
-    """Coefficients by name, how many rows they were fitted to, and what the fit leaves open.
+    """Coefficients by name, the number of rows they were fitted to, and their uncertainty.
 
     `covariance` is that of the logarithms, `error` the relative deviation of a row.
     """
@@ -209,7 +209,7 @@ class LayoutLaw:
     covariance: Floats = field(repr=False, default_factory=lambda: np.diag(_SPREADS**2))
 
     def parts(self, case: Case) -> dict[str, float]:
-        """Seconds of a step by what takes them."""
+        """Seconds of a step by cause."""
         every = parts(quantities([case]), self.coefficients)
         return {name: float(seconds[0]) for name, seconds in every.items()}
 
@@ -219,7 +219,7 @@ class LayoutLaw:
         return np.asarray(sum(every, np.zeros(len(cases))))
 
     def intervals(self, cases: Sequence[Case]) -> tuple[Floats, Floats]:
-        """Where nineteen of twenty are expected: the lower and upper ends in s."""
+        """The ends of the 95 % interval in s."""
         from scipy.stats import t
 
         q, at = quantities(cases), np.log([self.coefficients[name] for name in NAMES])
@@ -240,7 +240,7 @@ def _log_step(q: Mapping[str, Floats], logarithms: Floats) -> Floats:
 
 
 def expected(gpu: str = "", framework: Framework = ANY) -> LayoutLaw:
-    """The law before any row is seen, for a GPU by its name in the table and for a program."""
+    """The prior law, for a GPU by its name in the table and for a framework."""
     values = {name: (one.expected, one.spread) for name, one in COEFFICIENTS.items()}
     family = next((name for name in FLOPS_BY_GPU if gpu.startswith(name)), "")
     if family:
@@ -251,20 +251,20 @@ def expected(gpu: str = "", framework: Framework = ANY) -> LayoutLaw:
 
 
 def _linear(errors: Floats) -> Floats:
-    """Roots of a loss that grows with an error, and not with its square (pseudo-Huber)."""
+    """Roots of a loss that grows linearly with large errors, not as their square (pseudo-Huber)."""
     return np.asarray(np.sign(errors) * np.sqrt(2 * (np.sqrt(1 + errors**2) - 1)))
 
 
 def _bounded(errors: Floats) -> Floats:
-    """Roots of a loss whose pull fades beyond TAIL (Cauchy)."""
+    """Roots of a loss whose influence fades beyond TAIL (Cauchy)."""
     return np.asarray(np.sign(errors) * TAIL * np.sqrt(np.log1p((errors / TAIL) ** 2)))
 
 
 def fit(cases: Sequence[Case], step_s: Sequence[float]) -> LayoutLaw:
-    """The coefficients that explain measured steps (s), between what rows say and is expected.
+    """Fit the coefficients to measured steps (s), weighing the rows against prior expectations.
 
-    Logarithms of ratios are compared, so that short and long steps count alike; a crashed
-    neighbour's time pulls the less the further it lies from what the other rows say.
+    Logarithms of ratios are compared, so that short and long steps count equally; outliers, such as
+    rows disturbed by a crashed neighbour, weigh less the further they lie from the other rows.
     """
     from scipy.optimize import least_squares
 
@@ -285,7 +285,7 @@ def fit(cases: Sequence[Case], step_s: Sequence[float]) -> LayoutLaw:
         )
 
     near = least_squares(costs(_linear), centre, max_nfev=100)
-    # What bounds the pull of a crashed neighbour has several minima.
+    # The loss that bounds the influence of outliers has several minima.
     solutions = [least_squares(costs(_bounded), start, max_nfev=100) for start in (near.x, centre)]
     solution = min(solutions, key=lambda one: float(one.cost))
     left = np.abs(_log_step(q, solution.x) - measured)

@@ -1,4 +1,4 @@
-"""Memory of a rank: parameters, gradients, optimizer, activations, by how the ranks share them."""
+"""Memory of a rank: parameters, gradients, optimizer and activations, and how ranks share them."""
 
 from __future__ import annotations
 
@@ -22,23 +22,24 @@ class StateBytes:
 # AdamW as the lab trains: everything in fp32. In mixed precision with fp32 masters: Rajbhandari et
 # al. (2020), section 3.1.
 FP32 = StateBytes(4, 4, 8)
-FROZEN = StateBytes(4, 0, 0)  # of parameters that do not train
+FROZEN = StateBytes(4, 0, 0)  # parameters that do not train
 MIXED = StateBytes(2, 2, 12)
 ACCUMULATED = StateBytes(2, 4, 12)  # gradients summed in fp32, as Megatron and nanotron do
-# Bytes held over those of the matrices' values, without and with a gate, which comes with copies in
-# fp32 and of rotations; those of a logit with its gradient, which code of the latter kind holds in
-# fp32 too, a little of it whole on every tensor parallel rank; those of a rank that does nothing.
+# Bytes held relative to those of the matrices' values, without and with a gate, which comes with
+# copies in fp32 and of rotations; bytes of a logit with its gradient, which gated code also holds
+# in fp32, a little of it undivided on every tensor parallel rank; bytes of an idle rank.
 # With a gate: the peaks of 525 layouts of nanotron (Ultra-Scale Playbook 2025); without: the
 # micro-batches that ran in 40 GB (llm-foundry's benchmarks of MPT).
 PLAIN, GATED, IDLE = 1.0, 1.62, 0.4e9
 LOGIT, GATED_LOGIT, WHOLE_LOGIT = 6, 12, 0.6
-# What training may take of the GB of a name, which are GiB on the card: the rest is the back end's.
+# Share of a GPU's nominal GB, which are GiB on the card, that training may use; the back end takes
+# the rest.
 USABLE = 0.95
 
 
 @dataclass(frozen=True)
 class MemoryParts:
-    """Bytes of a rank at its peak."""
+    """Peak bytes of a rank."""
 
     weights: float
     gradients: float
@@ -78,9 +79,9 @@ def rank_memory(
 ) -> MemoryParts:
     """Bytes of a rank of a layout; `activation_bytes` are a micro-batch's in the whole model.
 
-    A pipeline's first stage holds the activations of as many micro-batches as there are stages, at
-    most of all (Narayanan et al. 2021). FSDP holds `largest_unit` bytes of gathered weights, twice
-    as it gathers ahead.
+    A pipeline's first stage holds the activations of as many micro-batches as there are stages, or
+    of all if fewer (Narayanan et al. 2021). FSDP holds `largest_unit` bytes of gathered weights,
+    twice because it gathers ahead.
     """
     share = parameters / (layout.tensor * layout.pipeline)
     own = state_memory(share, sharing=layout.sharing, ranks=layout.data, state=state)
@@ -102,13 +103,13 @@ def transformer_memory(
     balanced: bool = False,
     first_stage: bool = False,
 ) -> MemoryParts:
-    """Bytes of the fullest rank of a layout that trains with fused attention, or of rank 0, which
-    is in the `first_stage` and whose peak is what most programs print.
+    """Bytes of the fullest rank of a layout with fused attention, or of rank 0, which is in the
+    `first_stage` and whose peak most programs print.
 
-    A pipeline's first stage holds the values of as many micro-batches as there are stages, its last
-    those of one and the logits (Narayanan et al. 2021); `balanced` stages count the head as layers.
-    Full checkpointing keeps the input of each layer, and all values of one. Without sequence
-    parallelism every tensor parallel rank holds the inputs of attention and MLP whole.
+    A pipeline's first stage holds the activations of as many micro-batches as there are stages, its
+    last those of one plus the logits (Narayanan et al. 2021); `balanced` stages count the head as
+    layers. Full checkpointing keeps the input of each layer, and all activations of one. Without
+    sequence parallelism every tensor parallel rank holds the full inputs of attention and MLP.
     """
     layout, accum = candidate.layout, candidate.grad_accum
     tokens = candidate.micro_batch * sequence / layout.context

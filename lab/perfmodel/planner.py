@@ -1,7 +1,7 @@
 """The planner: of all ways to train a model with a global batch, the fastest that fits.
 
-It predicts every candidate of a search space, for a described machine or from what was measured on
-a cluster, and says why the second best is slower.
+It predicts every candidate of a search space, for a described machine or from measurements on a
+cluster, and explains why the second best is slower.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from lab.perfmodel.layout import (
 from lab.perfmodel.simulate import Conditions, Prediction, predict
 
 BUCKETS_MB = (5.0, 25.0, 100.0)
-MOST_BUCKETS = 16  # a replay of more tells the planner nothing new
+MOST_BUCKETS = 16  # replaying more gains the planner nothing
 MOST_TENSOR = 8
 MOST_RANKED = 10
 
@@ -54,9 +54,9 @@ class Ranked:
 
 @dataclass(frozen=True)
 class Plan:
-    """The candidates that fit, fastest first; how many were searched, and refused for which reason.
+    """The candidates that fit, fastest first; how many were searched, and how many refused and why.
 
-    `least_bytes` are those of a rank, over all candidates.
+    `least_bytes` is the smallest memory of a rank over all candidates.
     """
 
     ranked: tuple[Ranked, ...]
@@ -86,9 +86,9 @@ class Plan:
 
 @dataclass(frozen=True)
 class Space:
-    """What may be varied; tensor and pipeline degrees that do not divide the ranks are left out.
+    """The search space; tensor and pipeline degrees that do not divide the ranks are left out.
 
-    `activation_bytes_per_sample` are those that a layer hands on to the next.
+    `activation_bytes_per_sample` are those that a layer passes on to the next.
     """
 
     layers: int
@@ -101,14 +101,14 @@ class Space:
     buckets_mb: Sequence[float] = BUCKETS_MB
 
     def candidates(self, world_size: int, global_batch: int) -> Iterator[Candidate]:
-        """All of them, with every micro-batch and accumulation that make up the global batch."""
+        """All candidates, with every micro-batch and accumulation that make up the global batch."""
         for tensor, pipeline in itertools.product(self.tensor, self.pipeline):
             data, rest = divmod(world_size, tensor * pipeline)
             if rest or global_batch % data:
                 continue
             share = global_batch // data
             for sharing in self.sharings if data > 1 else ("single",):
-                # Stages that gather their weights for each micro-batch send too much.
+                # Stages that gather their weights for each micro-batch would send too much.
                 if sharing == "fsdp" and pipeline > 1:
                     continue
                 buckets = self.buckets_mb if sharing == "ddp" and data > 1 else (None,)
@@ -124,7 +124,7 @@ class Space:
 
     @property
     def description(self) -> str:
-        """One line for people."""
+        """One line for display."""
         degrees = [
             f"{name} x{', x'.join(map(str, sizes))}"
             for name, sizes in (("tensor", self.tensor), ("pipeline", self.pipeline))
@@ -150,8 +150,8 @@ def best(
     global_batch: int,
     conditions: Conditions,
 ) -> Plan:
-    """Predict every candidate that fits into memory; rank them by step time, then by memory."""
-    # Many candidates share what these depend on: the degrees, one device's step, all but the
+    """Predict every candidate that fits into memory, ranked by step time, then by memory."""
+    # Many candidates share the inputs of these: the degrees, one device's step, all but the
     # buckets.
     links, profile, memory = cache(costing.links), cache(costing.profile), cache(costing.memory)
     ranked: list[Ranked] = []
@@ -198,7 +198,7 @@ def _predict(
 
 
 def merged(buckets: Sequence[Bucket], most: int) -> tuple[Bucket, ...]:
-    """At most `most` buckets: neighbours together, each still a message of its own."""
+    """At most `most` buckets: neighbours are merged, but each still counts as a message."""
     if len(buckets) <= most:
         return tuple(buckets)
     cuts = [round(nth * len(buckets) / most) for nth in range(most + 1)]
@@ -211,7 +211,7 @@ def merged(buckets: Sequence[Bucket], most: int) -> tuple[Bucket, ...]:
 
 @dataclass(frozen=True)
 class Search:
-    """What was planned, in which space, the plan, and s that the search took."""
+    """The request, the search space, the plan, and the search time in s."""
 
     work: str
     space: str
@@ -220,7 +220,7 @@ class Search:
     memory_limit: float
 
     def table(self) -> list[dict[str, Any]]:
-        """The fastest ways, one row each, for people."""
+        """The fastest candidates, one row each, for display."""
         return [
             {
                 "": place,
@@ -236,7 +236,7 @@ class Search:
 
     @property
     def summary(self) -> str:
-        """How much was searched and refused, and why the second is second."""
+        """How many were searched and refused, and why the second is slower."""
         refused = "".join(
             f"; {count:,} refused: {reason}" for reason, count in self.plan.refused.items()
         )
@@ -282,11 +282,11 @@ def best_plans(
     machine: str | Machine | None = None,
     world_size: int | None = None,
 ) -> list[Search]:
-    """The fastest ways to train each model and global batch of a study on `world_size` ranks.
+    """Find the fastest ways to train each model and global batch of a study on `world_size` ranks.
 
-    By default as many as the cluster has, or the study's largest. From records of one rank and the
-    cluster's calibration, or for a described `machine`. Raises InputError for unknown names,
-    LabError where nothing is measured to plan from or no way fits into memory.
+    The default is all ranks of the cluster, or the study's largest number. Plans use records of one
+    rank and the cluster's calibration, or a described `machine`. Raises InputError for unknown
+    names, LabError if there are no measurements to plan from or nothing fits into memory.
     """
     works: dict[Any, Run] = {}
     for run in study.runs:
@@ -364,7 +364,7 @@ def _measured(
 
 
 class MeasuredCosting:
-    """A model on a cluster whose one-rank steps and links are measured."""
+    """A model on a cluster with measured one-rank steps and links."""
 
     def __init__(self, basis: Basis, run: Run, memory_limit: float) -> None:
         self.basis, self.run, self.memory_limit = basis, run, memory_limit
@@ -383,7 +383,7 @@ class MeasuredCosting:
     def profile(self, candidate: Candidate) -> Profile:
         """One device's step as measured.
 
-        Where only the other checkpointing was measured, with or without a second forward pass.
+        If only the other checkpointing mode was measured, a forward pass is added or removed.
         """
         run, full = self._as_run(candidate), candidate.checkpointing == "full"
         try:
@@ -395,7 +395,7 @@ class MeasuredCosting:
         return plain.with_backward(max(backward_s, plain.forward_s))
 
     def memory(self, candidate: Candidate) -> float:
-        """Bytes of a rank at its peak."""
+        """Peak bytes of a rank."""
         return self.basis.memory(self._as_run(candidate)) or math.inf
 
     def links(self, layout: Layout) -> Links:
@@ -416,7 +416,7 @@ class MeasuredCosting:
         if layout.tensor > 1:
             update["strategy"] = "tensor_parallel"
         elif layout.pipeline > 1:
-            # A pipeline's micro-batches are parts of what the run calls one.
+            # A pipeline's micro-batches are parts of the run's micro-batch.
             update |= {"strategy": "pipeline_parallel", "microbatches": accum}
             update |= {"micro_batch_size": micro * accum, "grad_accum": 1}
         return self.run.model_copy(update=update)

@@ -1,4 +1,4 @@
-"""lab predict: what is expected of a study's runs, here and on other world sizes."""
+"""lab predict: forecasts for a study's runs, here and at other world sizes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MOST_RANKS = 1_000_000
 class Expectation:
     """A forecast, its speedup over the study's baseline, what was measured, its frozen score.
 
-    `world_size` differs from the run's where its batch cannot be divided over that many ranks.
+    `world_size` differs from the run's if its batch cannot be divided over that many ranks.
     """
 
     forecast: Forecast
@@ -40,12 +40,12 @@ class Expectation:
 
     @property
     def configuration(self) -> str:
-        """For people."""
+        """Formatted for display."""
         run = self.forecast.run
         return run.label.replace(f" x{run.world_size}", f" x{self.world_size}")
 
     def row(self) -> dict[str, Any]:
-        """For people."""
+        """Formatted for display."""
         forecast, prediction = self.forecast, self.forecast.prediction
         row = {
             "configuration": self.configuration,
@@ -91,7 +91,7 @@ class Expectation:
 
 @dataclass(frozen=True)
 class Expectations:
-    """What is expected of a study, and the scores of its frozen predictions."""
+    """The forecasts for a study, and the scores of its frozen predictions."""
 
     of: tuple[Expectation, ...]
     scored: tuple[Score, ...] = ()
@@ -102,11 +102,11 @@ class Expectations:
         return mean_absolute_error(self.scored)
 
     def table(self) -> list[dict[str, Any]]:
-        """One row per run, for people."""
+        """One row per run, for display."""
         return [expectation.row() for expectation in self.of]
 
     def notes(self) -> list[str]:
-        """What the predictions are made from, and how wrong frozen ones were, as sentences."""
+        """The basis of the predictions and the errors of frozen ones, as sentences."""
         bases = dict.fromkeys(expectation.forecast.basis for expectation in self.of)
         notes = [f"From {basis}." for basis in bases if basis]
         if self.error is not None:
@@ -118,7 +118,7 @@ class Expectations:
         return notes
 
     def content(self) -> dict[str, Any]:
-        """The same for programs: times in s, memory in bytes."""
+        """The same in machine-readable form: times in s, memory in bytes."""
         return {
             "runs": [expectation.content() for expectation in self.of],
             "mean_absolute_error": self.error,
@@ -133,12 +133,12 @@ def predict(
     machine: str | Machine | None = None,
     profiles: Sequence[Study] = (),
 ) -> Expectations:
-    """Predict every run of a study, or each of its lines on `world_sizes` beyond the machine.
+    """Predict every run of a study, or each of its curves at `world_sizes` beyond the machine.
 
-    From records of one rank (the study's, or those of the studies `profiles`) and the cluster's
-    calibration, else for a described `machine` such as `h100x8:nvlink4:infiniband-ndr`. On other
-    world sizes the batch follows from the study's scaling. Raises InputError for unknown names, and
-    where no line can have any of the world sizes.
+    Predictions come from records of one rank (the study's, or those of the studies `profiles`) and
+    the cluster's calibration, or are for a described `machine` such as
+    `h100x8:nvlink4:infiniband-ndr`. At other world sizes the batch follows from the study's
+    scaling. Raises InputError for unknown names, and if no curve allows any of the world sizes.
     """
     requested: Sequence[tuple[Run, int, Run | None]]
     if world_sizes is None:
@@ -167,7 +167,7 @@ def predict(
 
 
 def on_described(run: Run, place: Machine) -> Forecast:
-    """What a run would take on a machine that is known by its makers' figures alone."""
+    """The forecast for a run on a machine known only from vendor figures."""
     try:
         costing, layout, stated = Described.of(run, place), layout_of(run), run.stated
     except LabError as error:
@@ -196,7 +196,7 @@ def on_described(run: Run, place: Machine) -> Forecast:
 
 
 def at_world_size(run: Run, world_size: int, *, study: Study) -> Run | None:
-    """The run on `world_size` ranks by the study's scaling; None where the batch forbids it."""
+    """The run on `world_size` ranks by the study's scaling; None if the batch does not allow it."""
     if run.world_size == world_size:
         return run
     content = run.model_dump() | {"world_size": world_size}
@@ -205,7 +205,7 @@ def at_world_size(run: Run, world_size: int, *, study: Study) -> Run | None:
     whole, micro = run.global_batch_size, run.micro_batch_size
     split_model = run.data_parallel_size == 1 and run.world_size > 1
     if split_model or whole is None or micro is None:
-        pass  # nothing is to be divided
+        pass  # there is nothing to divide
     elif study.scaling == "weak":
         content["global_batch_size"] = micro * run.grad_accum * world_size
     else:
@@ -221,7 +221,7 @@ def at_world_size(run: Run, world_size: int, *, study: Study) -> Run | None:
 
 
 def _extended(study: Study, world_sizes: Sequence[int]) -> list[tuple[Run, int, Run | None]]:
-    """Each line of the study on each size: one of its runs, the size, and the run there if any."""
+    """Each curve of the study at each size: one of its runs, the size, and the run there if any."""
     problems = [
         Problem("--world-size", f"{size} ranks", f"1 to {MOST_RANKS:,}")
         for size in world_sizes
@@ -256,7 +256,7 @@ def _measured(study: Study) -> dict[str, float]:
 
 
 def _speedup(here: Forecast, base: Forecast) -> float | None:
-    """The ratio of throughputs, which at an equal batch is that of the steps."""
+    """The ratio of throughputs, which at equal batch is that of the steps."""
     if here.prediction is None or base.prediction is None:
         return None
     rate = here.run.stated.global_batch_size / here.prediction.step_s

@@ -1,7 +1,7 @@
-"""Reference steps: short trainings of small fixed GPTs, by which a calibration knows whole steps.
+"""Reference steps: short trainings of small fixed GPTs that calibrate whole steps.
 
-Collectives and products tell what the parts of a step cost; how far a step of these parts is from
-one that was measured, and how much the same step varies from process to process, only steps tell.
+Collectives and products give the cost of a step's parts. Only whole steps show how far the sum of
+these parts is from a measured step, and how much a step varies from process to process.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ def _gpt(layers: int, width: int, block_size: int) -> GPT:
     return GPT(layers=layers, heads=4, width=width, block_size=block_size)
 
 
-# The first two take little memory, one deep and one wide, so that what a call and what a byte costs
-# can be told apart; the others fill caches as real steps do, and tell what grows with the samples.
+# The first two need little memory, one deep and one wide, so that the cost of a call and that of a
+# byte can be separated; the others fill caches as real steps do, and show what grows with samples.
 REFERENCES = (
     Reference(_gpt(4, 128, 64), samples=4),
     Reference(_gpt(2, 256, 64), samples=4),
@@ -60,14 +60,14 @@ class ReferenceStep(BaseModel):
 
     @property
     def median(self) -> float:
-        """Of all processes or rounds."""
+        """The median over all processes or rounds."""
         return statistics.median(self.seconds)
 
 
 def reference_runs(world_size: int) -> list[Run]:
-    """Each model by each strategy that has a process per rank, and alone as it runs on one rank.
+    """Each model with each strategy that has a process per rank, and alone on one rank.
 
-    Without those that have too few layers or heads for so many ranks.
+    Models with too few layers or heads for this many ranks are left out.
     """
     names = [name for name, facts in STRATEGIES.items() if not facts.single_process]
     settings = {"steps": STEPS, "warmup_steps": WARMUP_STEPS, "lr_warmup_steps": 0}
@@ -86,7 +86,7 @@ def reference_runs(world_size: int) -> list[Run]:
 
 
 def pooled(steps: Iterable[ReferenceStep]) -> ReferenceStep | None:
-    """The same run of several processes as one, its phases their medians; None without any."""
+    """Merge one run's processes, with median phases; None if there are none."""
     steps = list(steps)
     if not steps:
         return None

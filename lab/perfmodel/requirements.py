@@ -1,4 +1,4 @@
-"""What a run asks of its ranks: how they share its work, what they send, and what they hold."""
+"""A run's demands on its ranks: how they share its work, what they send, and what they hold."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from lab.perfmodel.layout import SHARINGS, Bucket, Layout, Profile, buckets_of
 from lab.perfmodel.memory import MemoryParts, rank_memory
 
 MIB = 2**20
-# Bytes that a compression of DDP's gradients leaves.
+# Bytes left by a compression of DDP's gradients.
 COMPRESSED = {"none": 1.0, "bf16": 0.5, "fp16": 0.5}
 
 
 def layout_of(run: Run) -> Layout:
-    """How a run's ranks share its work; raises LabError for what the step model does not know."""
+    """How a run's ranks share its work; raises LabError for what the step model does not cover."""
     if run.compression not in COMPRESSED:
         raise LabError(f"the step model does not know compression {run.compression!r}")
     if run.strategy == "fsdp" and run.shard_size not in {None, run.world_size}:
@@ -38,7 +38,7 @@ def layout_of(run: Run) -> Layout:
 
 
 def _tensors(model: GPT, vocabulary: int, ranks: int, border: int) -> Layout:
-    """The blocks' products are divided; embedding, norms and the head are on each rank whole."""
+    """The blocks' products are divided; embedding, norms and head are whole on each rank."""
     blocks, head = _work(model, vocabulary)
     divided = 12 * model.layers * model.width**2
     return Layout(
@@ -52,7 +52,7 @@ def _tensors(model: GPT, vocabulary: int, ranks: int, border: int) -> Layout:
 
 
 def _stages(model: GPT, vocabulary: int, ranks: int, border: int) -> Layout:
-    """Consecutive blocks per rank, and on the last the head, whose matrix the first holds too."""
+    """Consecutive blocks per rank, and on the last the head, whose matrix the first also holds."""
     blocks, head = _work(model, vocabulary)
     cuts = [model.layers * cut // ranks for cut in range(ranks + 1)]
     layers = [end - begin for begin, end in itertools.pairwise(cuts)]
@@ -80,16 +80,16 @@ def _work(model: GPT, vocabulary: int) -> tuple[float, float]:
 
 
 def passes(run: Run) -> int:
-    """Into how many parts a pipeline splits a micro-batch; 1 for other strategies."""
+    """The number of parts into which a pipeline splits a micro-batch; 1 for other strategies."""
     pipelined = run.facts.splits == "layers"
     return (run.microbatches or run.world_size) if pipelined else 1
 
 
 def messages_of(profile: Profile, run: Run) -> tuple[Bucket, ...]:
-    """What the run's strategy sends at a time, with the bytes that its compression leaves."""
+    """The run's units of transfer, with the bytes left by its compression."""
     buckets = profile.gradients
     if run.strategy == "ddp":
-        # Only where no size is given does DDP make the first bucket small.
+        # DDP makes the first bucket small only if no size is given.
         first = MIB if run.bucket_cap_mb == DEFAULT_BUCKET_CAP_MB else None
         buckets = buckets_of(buckets, run.bucket_cap_mb * MIB, first_bytes=first)
     elif run.strategy == "zero1" or run.flat:
@@ -101,10 +101,10 @@ def messages_of(profile: Profile, run: Run) -> tuple[Bucket, ...]:
 
 
 def calls_of(run: Run, messages: int) -> int:
-    """How often a step's strategy calls what it adds to the plain loop, with so many messages.
+    """The calls per step that a strategy adds to the plain loop, for this many messages.
 
-    Exchanges of gradients, gathers and scatters of FSDP's units, the layers of tensor parallelism,
-    and of a pipeline the layers of a stage in each of its parts of a micro-batch.
+    These are gradient exchanges, gathers and scatters of FSDP's units, the layers of tensor
+    parallelism, and for a pipeline the layers of a stage in each part of a micro-batch.
     """
     splits, layers = run.facts.splits, getattr(run.architecture, "layers", 1)
     if splits == "tensors":
@@ -123,10 +123,10 @@ def largest_unit(run: Run) -> int:
 
 
 def memory_of(run: Run, *, device: str = "cpu") -> MemoryParts:
-    """Bytes of a rank at its peak, as the backward pass begins or ends, without the process's own.
+    """Peak bytes of a rank, as the backward pass begins or ends, without the process's own.
 
     Weights, gradients and AdamW's moments are fp32, also under autocast. Gradients are dropped
-    after each step, so that outside of the buffers of DDP and ZeRO-1 they share their room with the
+    after each step, so outside the buffers of DDP and ZeRO-1 they reuse the memory of the
     activations that the backward pass frees.
     """
     weights, trainable, activations = _cost(run, device)
@@ -150,12 +150,12 @@ def _cost(run: Run, device: str) -> tuple[int, int, float]:
     activations: float = cost.activation_bytes
     if isinstance(model, GPT):
         # A chunk of logits and its gradient at the end of the forward pass, or the gradient of the
-        # head's weight when the backward pass begins, which scales a copy of it.
+        # head's weight at the start of the backward pass, which scales a copy of it.
         tokens = run.stated.micro_batch_size * model.block_size
         chunk = min(tokens, HEAD_CHUNK[device])
         activations += vocab_size_of(model, run.dataset) * max(8 * chunk, 4 * model.width)
         if run.activation_checkpointing:
-            # What is kept more with twice as many blocks is theirs; all but one keep their input.
+            # The increase with twice as many blocks is theirs; all but one keep their input.
             twice = model.model_copy(update={"layers": 2 * model.layers})
             double = model_cost(run.model_copy(update={"model": twice})).activation_bytes
             blocks = double - cost.activation_bytes

@@ -21,16 +21,16 @@ from lab.perfmodel.layout import (
     works_of,
 )
 
-SHARE = 0.05  # a part of the step below this share limits nothing
+SHARE = 0.05  # a part of the step below this share is not a limit
 
 
 @dataclass(frozen=True)
 class Conditions:
-    """What a step meets beside its own work: contention, and the errors of its basis.
+    """The conditions of a step beyond its own work: contention, and the errors of its basis.
 
     `link_error` is the relative standard deviation of the links' costs, `model_error` that of
     earlier predictions; `deviations` are others of the whole step. A step takes `factor` times as
-    long as its parts tell, and `call_s` more for what its strategy calls.
+    long as its parts, plus `call_s` for its strategy's calls.
     """
 
     contention: Contention = NO_CONTENTION
@@ -46,11 +46,11 @@ ALONE = Conditions()
 
 @dataclass(frozen=True)
 class Prediction:
-    """A step, in s: its time with a 95 % interval, communication in all and exposed, its parts.
+    """A step, in s: its time with a 95 % interval, total and exposed communication, its parts.
 
     `parts` hold data, forward, backward, optimizer, exposed_communication, straggler, bubble,
-    stolen_compute, call_overhead, other; they add up to the step. `limit` names the one that costs
-    most of what training itself does not need, or compute.
+    stolen_compute, call_overhead, other; they add up to the step. `limit` names the costliest part
+    that training itself does not need, or compute.
     """
 
     step_s: float
@@ -73,10 +73,10 @@ def predict(
     grad_accum: int = 1,
     conditions: Conditions = ALONE,
 ) -> Prediction:
-    """Replay the step of a rank and add what the slowest of them and the strategy's calls cost.
+    """Replay the step of a rank and add the cost of the slowest rank and of the strategy's calls.
 
-    The interval joins the errors of profile, links and earlier predictions and all other
-    deviations, as independent and relative: it reaches as many times below the step as above.
+    The interval combines the errors of profile, links and earlier predictions and all other
+    deviations as independent and relative: it extends by the same factor below and above the step.
     """
     ranks, neighbours = layout.world_size, conditions.contention.neighbours
     if ranks > 1 and neighbours > 1:

@@ -1,7 +1,7 @@
-"""The law of a data-parallel step on bare numbers: its prediction, and its fit to rows of a table.
+"""The law of a data-parallel step on plain numbers: prediction, and fit to rows of a table.
 
 A step on several ranks is one device's step, a fixed overhead, and a ring all-reduce of the
-gradients, of which a share hides behind the backward pass.
+gradients, part of which hides behind the backward pass.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ REQUIRED = ("one_device_step_s", "gradient_bytes", "world_size", "step_s")
 OPTIONAL = ("backward_s", "messages", "step_std_s", "ranks_per_node")
 MAY_BE_ZERO = {"gradient_bytes", "fixed_overhead_s", "alpha_s", "backward_s", "step_std_s"}
 
-# What is expected of the unknowns before a row is seen, each with its spread; rows that tell them
-# apart overrule it. The fixed share is that of what a distributed step adds: wrapper, launches and
-# skew do not grow with the bytes. An overlap is claimed only where the rows need one.
+# Prior expectations of the unknowns, each with its spread; rows that determine the unknowns
+# overrule them. The fixed share is that of a distributed step's added time: wrapper, launches and
+# skew do not grow with the bytes. An overlap is claimed only if the rows need one.
 FIXED_SHARE, FIXED_SPREAD = 0.2, 0.15
 OVERLAP_SPREAD = 0.1  # around none
 ALPHA_SPREAD_S = 1e-4  # around none
-OUTER_SPREAD = 3.0  # of the logarithm of the rate between nodes, around that within them
-ROW_ERROR = 0.005  # relative, of a published time; fewer rows than unknowns cannot tell it
+OUTER_SPREAD = 3.0  # of the logarithm of the rate between nodes, around the rate within them
+ROW_ERROR = 0.005  # relative, of a published time, if there are too few rows to estimate it
 _TINY = 1e-5
 _LARGEST = np.array([1e9, 1e9, 0.999, 1e9, 1e9])
 _STARTS = ([0.1, 1.0, 0.01, 0.1, 1.0], [0.1, 2.0, 0.5, 0.1, 2.0], [0.1, 4.0, 0.95, 0.3, 4.0])
@@ -55,9 +55,9 @@ def predict_step(
     The link is `alpha_s` (s per message, 0 by default) and `bytes_per_s` of a ring, or `allreduce`:
     the same two numbers as a pair, or a table of the whole all-reduce on these ranks: pairs of
     bytes and seconds, a mapping of bytes to seconds, or a DataFrame with columns `bytes` and
-    `seconds`. Of the communication the share `overlap` hides, as far as `backward_s` reaches (by
-    default two thirds of the one-device step). On one rank the step is that of one device. Raises
-    InputError for values that no step can have.
+    `seconds`. The share `overlap` of the communication is hidden, as far as `backward_s` reaches
+    (by default two thirds of the one-device step). On one rank the step is that of one device.
+    Raises InputError for impossible values.
     """
     quantities = {
         "one_device_step_s": one_device_step_s,
@@ -111,11 +111,11 @@ def all_reduce_seconds(
 
 @dataclass(frozen=True)
 class StepLaw:
-    """The unknowns of a table's steps: s per message, bytes/s of a link, share hidden, s added.
+    """The fitted unknowns: s per message, bytes/s of a link, hidden share, overhead in s.
 
-    `largest_relative_error` is that over the rows of the fit. `undetermined` names the unknowns
-    that those rows cannot tell from others; their values are the simplest that explain the rows.
-    `outer_bytes_per_s` is that of a node's way to others, None where no row needs one.
+    `largest_relative_error` is over the rows of the fit. `undetermined` names the unknowns that
+    those rows cannot separate from others; their values are the simplest that explain the rows.
+    `outer_bytes_per_s` is the rate from node to node, None if no row needs one.
     """
 
     alpha_s: float
@@ -130,7 +130,7 @@ class StepLaw:
     def predict(self, rows: pd.DataFrame) -> FloatArray:
         """Seconds of a step for each row; columns as in `fit`, without `step_s`. InputError.
 
-        Without a rate between nodes all ranks meet on the link that was fitted.
+        Without a rate between nodes, all ranks share the fitted link.
         """
         columns = _columns(rows, needed=REQUIRED[:-1])
         if self.outer_bytes_per_s is None:
@@ -141,15 +141,15 @@ class StepLaw:
 
 
 def fit(rows: pd.DataFrame) -> StepLaw:
-    """Find alpha, bandwidth, overlap and fixed overhead that explain the steps of two or more rows.
+    """Fit alpha, bandwidth, overlap and fixed overhead to the steps of two or more rows.
 
     Needed columns: `one_device_step_s`, `gradient_bytes`, `world_size`, `step_s`. Optional ones
     refine it: `backward_s` (s of one device's backward pass, behind which communication hides),
-    `messages` (all-reduces of a step, 1 by default), `step_std_s` (how far each time is to be
-    believed), `ranks_per_node` (beyond so many, gradients are summed within each node and then
-    between nodes, at a rate of its own). Relative errors are squared and summed, with the
-    expectations above for what the rows leave open (a maximum of the posterior). Raises InputError
-    for a missing column, values that no step can have, and tables without a row on several ranks.
+    `messages` (all-reduces of a step, 1 by default), `step_std_s` (the uncertainty of each time),
+    `ranks_per_node` (beyond this many, gradients are summed within each node and then between
+    nodes, at a separate rate). Relative errors are squared and summed, with the expectations above
+    as priors for what the rows leave open (a maximum a posteriori estimate). Raises InputError for
+    a missing column, impossible values, and tables without a row on several ranks.
     """
     columns = _columns(rows, needed=REQUIRED)
     several = columns["world_size"] > 1
@@ -159,7 +159,7 @@ def fit(rows: pd.DataFrame) -> StepLaw:
     columns = {name: values[several] for name, values in columns.items()}
     scaled = _solve(columns, error=ROW_ERROR)
     spare = len(columns["step_s"]) - 3
-    if spare > 0:  # these rows tell by themselves how far they are to be believed
+    if spare > 0:  # these rows determine their own uncertainty
         closest = _solve(columns, error=_TINY, start=scaled)
         residuals = np.log(_law(columns, *_natural(closest, columns)) / columns["step_s"])
         error = max(float(np.sqrt(np.sum(residuals**2) / spare)), _TINY)
@@ -207,7 +207,7 @@ def _solve(
 def _natural(
     scaled: FloatArray, columns: Mapping[str, FloatArray]
 ) -> tuple[float, float, float, float, float]:
-    """From units of what the rows themselves add per step and byte to s, s/byte, a share, s and
+    """Convert from units of the rows' own added time per step and byte to s, s/byte, a share, s and
     s/byte.
     """
     steps = columns["step_s"]
@@ -219,7 +219,7 @@ def _natural(
 
 
 def _sent(columns: Mapping[str, FloatArray]) -> FloatArray:
-    """Bytes that cross a rank's link within its node, or anywhere where there is one node."""
+    """Bytes that cross a rank's link within its node, or in all if there is one node."""
     inside = columns["world_size"] / _nodes(columns)
     return np.asarray(2 * (inside - 1) / inside * columns["gradient_bytes"])
 
@@ -265,7 +265,7 @@ def _step(
 
 
 def _undetermined(columns: Mapping[str, FloatArray]) -> tuple[str, ...]:
-    """Unknowns whose column is a combination of the others'; the overlap where rows are too few."""
+    """Unknowns whose column is a combination of the others'; the overlap if rows are too few."""
     unknowns = {
         "bytes_per_s": _sent(columns),
         "fixed_overhead_s": np.ones_like(columns["step_s"]),
@@ -318,7 +318,7 @@ def _columns(rows: pd.DataFrame, *, needed: Sequence[str]) -> dict[str, FloatArr
 
 
 def _problems(quantities: Mapping[str, Any], *, where: str = "") -> list[Problem]:
-    """What is wrong with quantities by their names: not a number, not finite, out of range."""
+    """Faults of named quantities: not a number, not finite, out of range."""
     problems = []
     for name, value in quantities.items():
         advice = "zero or more" if name in MAY_BE_ZERO else "a positive number"

@@ -14,10 +14,10 @@ GPT2_VOCABULARY = 50304  # 50,257 filled up to a multiple of 64, as frameworks d
 
 @dataclass(frozen=True)
 class Transformer:
-    """A decoder: `key_value_heads` as in grouped-query attention, `hidden` the width within an MLP.
+    """A decoder: `key_value_heads` as in grouped-query attention, `hidden` the inner MLP width.
 
-    A `gated` MLP has three matrices (SwiGLU) and not two. Of `experts` MLPs in a layer each token
-    passes `active`. An untied head has a matrix of its own.
+    A `gated` MLP has three matrices (SwiGLU) instead of two. Each token passes through `active` of
+    the `experts` MLPs in a layer. An untied head has its own matrix.
     """
 
     layers: int
@@ -60,11 +60,11 @@ class Transformer:
 
     @property
     def parameters(self) -> float:
-        """All of them but biases, norms and positions."""
+        """All parameters except biases, norms and positions."""
         return self.layers * self.block() + self.embedding * (1 if self.tied else 2)
 
     def stage_layers(self, stages: int, *, balanced: bool = False) -> tuple[int, int]:
-        """Layers of a pipeline's longest stage, and of its last, which has the head.
+        """Layers of a pipeline's longest stage, and of its last stage, which has the head.
 
         By default stages have equal layers; `balanced` ones equal parameters, the head's counted.
         """
@@ -72,7 +72,7 @@ class Transformer:
         if stages == 1 or not balanced:
             return longest, longest
         head = self.embedding / self.block(experts=self.active)
-        # A stage takes a layer more only where it would otherwise lack more than a twentieth.
+        # A stage takes one more layer only if it would otherwise lack more than a twentieth.
         longest = min(math.ceil((self.layers + head) / stages - 0.05), self.layers)
         return longest, max(self.layers - longest * (stages - 1), 0)
 
@@ -96,9 +96,9 @@ def _gpt(layers: int, width: int, heads: int) -> Transformer:
     return Transformer(layers, width, heads, 4 * width)
 
 
-# What a name with a size means; the first pattern that is found. Sizes by the models' config.json;
-# MPT by llm-foundry's; GPT-3 by Brown et al. (2020), table 2.1. nanotron's 1B is what the
-# playbook's own MFU and tokens/s say: 9.66e9 FLOPs per token, an embedding of 131,072 tokens.
+# Models by name and size; the first matching pattern counts. Sizes from the models' config.json;
+# MPT from llm-foundry's; GPT-3 from Brown et al. (2020), table 2.1. nanotron's 1B follows from the
+# playbook's own MFU and tokens/s: 9.66e9 FLOPs per token, an embedding of 131,072 tokens.
 NAMED: dict[str, Transformer] = {
     r"llama.?3.*405b": _llama(126, 16384, 128, 8, 53248, 128256),
     r"llama.?3.*70b": _llama(80, 8192, 64, 8, 28672, 128256),
@@ -119,7 +119,7 @@ NAMED: dict[str, Transformer] = {
     r"gpt2.?xl|gpt2?.?1\.5b": _gpt(48, 1600, 25),
     r"gpt.?3.*175b": _gpt(96, 12288, 96),
 }
-# Layers and width of what has only a number of parameters: the usual steps of GPT-3 and its kin.
+# Layers and width of models given only by a parameter count: the usual sizes of the GPT-3 family.
 _LADDER = (
     *((12, 768), (24, 1024), (24, 1536), (16, 2048), (24, 2048), (32, 2560), (28, 3072)),
     *((32, 4096), (40, 5120), (48, 7168), (60, 6656), (80, 8192), (96, 12288), (118, 16384)),
@@ -129,7 +129,7 @@ _FACTOR = {"m": 1e6, "b": 1e9, "t": 1e12}
 
 
 def named(text: str, context: str = "") -> Transformer | None:
-    """The model that words such as "Llama-3 8B" name, None where they name none of NAMED.
+    """The model named by words such as "Llama-3 8B"; None if it is none of NAMED.
 
     `context` are words around it, such as the notes of a table whose rows name only sizes.
     """
@@ -147,7 +147,7 @@ def size(text: str) -> float | None:
 
 
 def of_parameters(count: float, *, vocabulary: int = GPT2_VOCABULARY) -> Transformer:
-    """A GPT with about so many parameters, whose MLP makes up what the usual sizes miss."""
+    """A GPT with about this many parameters, whose MLP makes up for what the usual sizes lack."""
 
     def gpt(step: tuple[int, int]) -> Transformer:
         layers, width = step

@@ -1,4 +1,4 @@
-"""A report in parts for other documents: its text as Markdown and LaTeX, figures, tables."""
+"""The parts of a report for other documents: text as Markdown and LaTeX, figures, tables."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TEXTS = {".md": "markdown-raw_html-fenced_divs-bracketed_spans", ".tex": "latex"
 
 
 def write_artifacts(notebook: Path, folder: Path, *, title: str) -> list[Path]:
-    """Write what an executed notebook shows into a folder, for a proposal or a thesis.
+    """Write the contents of an executed notebook into a folder, for a proposal or a thesis.
 
     `report.md` and `report.tex` hold the text; `figures/` each figure as SVG and PDF, `tables/`
     each table as CSV and LaTeX, by their labels or numbers. Raises LabError as the exporters do.
@@ -44,7 +44,7 @@ def write_artifacts(notebook: Path, folder: Path, *, title: str) -> list[Path]:
 
 
 def _write_figures(body: BeautifulSoup, folder: Path) -> list[Path]:
-    """Write each figure that is an SVG, also as PDF; its image then names the file."""
+    """Write each SVG figure, also as PDF; its image then refers to the file."""
     written = []
     for nth, image in enumerate(body.select("figure img"), start=1):
         header, _, data = str(image["src"]).partition(",")
@@ -96,7 +96,7 @@ def _write_tables(body: BeautifulSoup, folder: Path) -> list[Path]:
 
 
 def _escaped(text: str) -> str:
-    """Text as LaTeX shows it."""
+    """Text escaped for LaTeX."""
     special: dict[str, str | int | None] = {letter: f"\\{letter}" for letter in "&%$#_{}"}
     special |= {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
     return text.translate(str.maketrans(special))

@@ -1,4 +1,4 @@
-"""What a report of many runs costs: made-up records, reported in a process that is measured."""
+"""The cost of a report of many runs: synthetic records, reported in a measured process."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ print(json.dumps({"seconds": seconds, "peak_bytes": 1024 * peak, **sizes}))
 
 @dataclass(frozen=True)
 class ReportCost:
-    """What the report of a study of `runs` jobs of so many steps took, and how large it is.
+    """The cost and size of a report of a study with `runs` jobs of a given number of steps.
 
-    `peak_bytes` adds up the peaks of the process and of the largest of those that it started.
+    `peak_bytes` adds the peaks of the process and of its largest child.
     """
 
     runs: int
@@ -61,7 +61,7 @@ class ReportCost:
         return all(value <= share * limit for value, limit in zip(values, limits, strict=True))
 
     def row(self) -> dict[str, int | float]:
-        """The same for people."""
+        """The same, for display."""
         return {
             "runs": self.runs,
             "steps": self.steps,
@@ -74,9 +74,9 @@ class ReportCost:
 
 
 def report_costs(*, runs: int = LIMIT_RUNS, steps: int = 60) -> list[ReportCost]:
-    """Report made-up studies of a quarter, a half and all of `runs`, and of ten times the steps.
+    """Report synthetic studies of a quarter, a half and all of `runs`, and of ten times the steps.
 
-    Raises LabError where a report fails.
+    Raises LabError if a report fails.
     """
     sizes = [(runs // 4, steps), (runs // 2, steps), (runs, steps), (runs, 10 * steps)]
     return [_cost(*size) for size in sizes]
@@ -93,7 +93,7 @@ def _cost(runs: int, steps: int) -> ReportCost:
 
 
 def made_up_study(folder: Path, *, runs: int, steps: int) -> Study:
-    """A study of so many runs (rounded up to whole curves) with records that nobody measured."""
+    """A study of a number of runs (rounded up to whole curves) with synthetic records."""
     rates = -(-runs // (len(WORLD_SIZES) * len(BATCHES)))
     content = {
         "title": f"{runs} made-up runs",
@@ -119,7 +119,7 @@ def made_up_study(folder: Path, *, runs: int, steps: int) -> Study:
 
 
 def _record(task: Task, rng: np.random.Generator) -> Record:
-    """A run by Amdahl's law with noise: everything that the report looks at, and no more."""
+    """A run by Amdahl's law with noise: everything that the report uses, and no more."""
     run, batch = task.run, task.run.stated.global_batch_size
     compute = 1e-3 * batch * (0.1 + 0.9 / run.world_size)
     wait = compute * 0.05 * (run.world_size > 1)

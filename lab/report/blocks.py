@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from lab.analysis.scaling_curves import Curve
 
-# Of more, a page and its PDF would take minutes to make and to scroll.
+# With more, a page and its PDF would take minutes to make and to scroll.
 MOST_ROWS, MOST_SENTENCES = 200, 30
 
 
@@ -46,9 +46,9 @@ class Markdown:
 
     @classmethod
     def bullets(cls, sentences: Iterable[str], *, otherwise: str = "") -> Markdown:
-        """Sentences taken literally, as a list; a paragraph of `otherwise` where there are none.
+        """Sentences taken literally, as a list; the paragraph `otherwise` if there are none.
 
-        Of more than MOST_SENTENCES the others are counted.
+        Beyond MOST_SENTENCES, the rest are only counted.
         """
         lines = [f"- {_escaped(sentence)}" for sentence in sentences]
         if more := len(lines[MOST_SENTENCES:]):
@@ -57,7 +57,7 @@ class Markdown:
 
 
 def _escaped(sentence: str) -> str:
-    # Of an address the colon and the at sign too: what is taken for a link swallows the escapes.
+    # In an address also the colon and the at sign: a detected link would swallow the escapes.
     special = r"([\\`*_{}\[\]()#+\-.!|<>$&~^@]|:(?=//))"
     return re.sub(special, r"\\\1", " ".join(sentence.split()))
 
@@ -78,9 +78,9 @@ class Table:
     def of_rows(
         cls, caption: str, rows: Iterable[Mapping[str, Any]], *, common: str = "", label: str = ""
     ) -> Table:
-        """A table of rows by column; what is `common` to all rows ends the caption.
+        """A table of rows by column; the caption ends with what is `common` to all rows.
 
-        Columns of which nothing was measured are left out.
+        Columns without any measurement are left out.
         """
         caption = f"{caption}. All: {common}" if common else caption
         frame = pd.DataFrame(list(rows))
@@ -124,9 +124,9 @@ class Figure:
 def figure(
     name: str, source: Source, *, mark: Callable[[Axes, list[Curve]], None] | None = None
 ) -> Figure:
-    """Draw one figure of `lab.figures` by its name; `mark` draws something more upon it.
+    """Draw one figure of `lab.figures` by its name; `mark` adds to the drawing.
 
-    Raises InputError, with the nearest name, where there is no such figure.
+    Raises InputError, with the nearest name, if there is no such figure.
     """
     results, drawing = StudyResults.of(source), figure_named(name)
 
@@ -147,9 +147,9 @@ def figure(
 def drawn(
     draw: Callable[[Axes], object], alt: str, *, height: float, caption: str = "", label: str = ""
 ) -> Figure:
-    """A figure of the usual width and this height in inches, drawn by a function into its axes.
+    """A figure of standard width and this height in inches, drawn by a function into its axes.
 
-    It is drawn without pyplot, so that the kernel's own figures and their backend stay as they are.
+    It is drawn without pyplot, so that the kernel's own figures and backend stay unchanged.
     """
     with style(), io.StringIO() as stream:
         sheet = canvas.Figure(figsize=(SIZE[0], height), layout="constrained")

@@ -44,7 +44,7 @@ _TEMPLATES = {
 
 @dataclass(frozen=True)
 class Report:
-    """Where the files of a report lie, and what it says: its answer, of predictions, of noise."""
+    """The files of a report, and its statements: the answer, on predictions, on noise."""
 
     notebook: Path
     html: Path
@@ -52,16 +52,16 @@ class Report:
     answer: str = ""
     predictions: str = ""
     noise: str = ""
-    artifacts: tuple[Path, ...] = ()  # where they were asked for
+    artifacts: tuple[Path, ...] = ()  # if they were requested
 
 
 def report(study: Study, *, artifacts: bool = False, runs: bool = False) -> Report:
     """Execute the notebook of a study on its records, and write `out/report.{ipynb,html,pdf}`.
 
-    Starts no job, and executes nothing where the report that is there was made of the same records
-    by the same code. `artifacts` writes its text, figures and tables as files of their own into
-    `out/artifacts/`, for other documents; `runs` executes one notebook per record too, about a
-    second each. Raises LabError where a notebook fails, with the place of the partial one.
+    Starts no job, and executes nothing if the existing report was made from the same records by the
+    same code. `artifacts` also writes its text, figures and tables as separate files into
+    `out/artifacts/`, for other documents; `runs` also executes one notebook per record, about a
+    second each. Raises LabError if a notebook fails, with the path of the partial one.
     """
     if runs:
         run_notebooks(study)
@@ -88,7 +88,7 @@ def report(study: Study, *, artifacts: bool = False, runs: bool = False) -> Repo
 
 
 def authors(study: Study) -> list[str]:
-    """Who wrote a study: as it says, else as `authors` in the user's `authors.yaml` says."""
+    """The authors of a study: as it states, else `authors` in the user's `authors.yaml`."""
     path = USER / "authors.yaml"
     if study.authors or not path.is_file():
         return list(study.authors)
@@ -99,9 +99,9 @@ def authors(study: Study) -> list[str]:
 
 
 def fingerprint(study: Study, template: str) -> str:
-    """SHA-256 of all that a report is made of: code, template, study, records, predictions.
+    """SHA-256 of all inputs of a report: code, template, study, records, predictions.
 
-    Besides, of the profiles of its records with their calibrations, and of what this machine can
+    It also covers the profiles of its records with their calibrations, and what this machine can
     run.
     """
     where = [os.path.relpath(study.folder), study.quick]
@@ -111,7 +111,7 @@ def fingerprint(study: Study, template: str) -> str:
     files = [*PACKAGE.rglob("*.py"), *(PACKAGE / "report" / "assets").iterdir()]
     files += [NOTEBOOKS / template, study.folder / "study.yaml", USER / "authors.yaml"]
     files += _profiles_and_calibrations(study)
-    # Hours count failures and repeats that were set aside or replaced too.
+    # Hours include failures, and repeats that were set aside or replaced.
     files += [*study.out.rglob("*record.json"), *study.out.glob("predictions/*.json")]
     for path in sorted({path.resolve() for path in files if path.is_file()}):
         digest.update(f"\n{path}\n".encode())
@@ -120,10 +120,10 @@ def fingerprint(study: Study, template: str) -> str:
 
 
 def _profiles_and_calibrations(study: Study) -> Iterator[Path]:
-    """The files of the clusters that a study's records are from, wherever they lie."""
+    """The files of the clusters of a study's records, wherever they are."""
     places = (record.environment for record in load_records(study))
     for name in sorted({place.cluster for place in places if place}):
-        with suppress(InputError):  # the profile may not be on this machine
+        with suppress(InputError):  # the profile may be missing on this machine
             yield find_profile(name)
             yield calibration_path(name)
 
@@ -153,11 +153,11 @@ def report_table(
     gpu_hours: float | None = None,
     out: Path | None = None,
 ) -> Report:
-    """Make the report that somebody's table supports: `<name>-report/report.{ipynb,html,pdf}`.
+    """Make the report that a results table supports: `<name>-report/report.{ipynb,html,pdf}`.
 
-    Columns, scaling and baseline are as of `records_from`; `gpu_hours` is what a proposal asks for.
-    Raises InputError, before anything is written, for a table that cannot be read or holds nothing
-    that scales, for hours that are none, and where the folder cannot be written.
+    Columns, scaling and baseline are as in `records_from`; `gpu_hours` is what a proposal requests.
+    Raises InputError, before anything is written, for a table that cannot be read or shows no
+    scaling, for invalid hours, and if the folder cannot be written.
     """
     from lab.analysis.reported import ReportedTable
 
@@ -208,16 +208,16 @@ def _report(
 
 
 def run_notebooks(study: Study) -> list[Path]:
-    """One executed notebook per record, made where it is missing or older than its record."""
+    """One executed notebook per record, made if it is missing or older than its record."""
     store = Store(study.out)
     stale = [task for task in study.tasks if _is_stale(store.folder(task))]
     return _in_threads([partial(_run_notebook, study, task, store.folder(task)) for task in stale])
 
 
 def _in_threads(executions: Sequence[Callable[[], Path]]) -> list[Path]:
-    """Execute notebooks, two at a time; Ctrl-C ends their kernels, and is raised again.
+    """Execute notebooks, two at a time; Ctrl-C ends their kernels and is raised again.
 
-    In the main thread nbclient takes Ctrl-C for itself, and calls what follows a dead kernel.
+    In the main thread, nbclient would handle Ctrl-C itself and report it as a dead kernel.
     """
     with ThreadPoolExecutor(max_workers=2) as pool:
         futures: list[Future[Path]] = []
@@ -230,7 +230,7 @@ def _in_threads(executions: Sequence[Callable[[], Path]]) -> list[Path]:
                 time.sleep(0.1)
             raise
         except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)  # what runs is awaited
+            pool.shutdown(wait=False, cancel_futures=True)  # running ones are awaited
             raise
 
 
@@ -255,10 +255,10 @@ def _run_notebook(study: Study, task: Task, folder: Path) -> Path:
 
 
 def execute(template: Path, target: Path, parameters: Mapping[str, Any]) -> Path:
-    """Execute a parameterized notebook; a name that it does not declare is an InputError.
+    """Execute a parameterized notebook; an undeclared parameter name is an InputError.
 
-    So is a folder that cannot be written. Where a cell fails, LabError names it, and the partial
-    notebook that is kept beside the target.
+    So is a folder that cannot be written. If a cell fails, LabError names it and the partial
+    notebook, which is kept beside the target.
     """
     import papermill
     from nbclient.exceptions import DeadKernelError
@@ -269,7 +269,7 @@ def execute(template: Path, target: Path, parameters: Mapping[str, Any]) -> Path
         raise InputError(target.name, problems)
     unfinished = target.with_name(f"{target.stem}.partial.ipynb")
     try:
-        # Sockets in a folder of each kernel's own: no open ports, and kernels that start together
+        # Sockets in a separate folder per kernel: no open ports, and kernels that start together
         # do not collide.
         with _quiet(), tempfile.TemporaryDirectory(prefix="lab-kernel-") as sockets:
             papermill.execute_notebook(
@@ -314,7 +314,7 @@ def _check_parameters(template: Path, parameters: Mapping[str, Any]) -> None:
 
 
 def plain(value: Any) -> Any:
-    """A value as papermill can pass it: numpy scalars become numbers, paths text, tuples lists."""
+    """A value that papermill can pass: numpy scalars become numbers, paths text, tuples lists."""
     if isinstance(value, Path):
         return str(value)
     if isinstance(value, list | tuple | set):

@@ -1,4 +1,4 @@
-"""Cell outputs as a static page can show them: one form each, widgets as text, HTML sanitized."""
+"""Cell outputs for a static page: one form each, widgets as text, HTML sanitized."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from lab.report.math import ELEMENT
 from lab.report.page import svg_to_image
 
 TAGS = (nh3.ALLOWED_TAGS - {"area", "map", "nav"}) | {"section", "style", ELEMENT}
-# Removed with their content; any other unknown element gives way to its content.
+# Removed with their content; any other unknown element is replaced by its content.
 REMOVED = set(
     re.findall(
         r"\w+",
@@ -52,7 +52,7 @@ _IMAGE_DATA = re.compile(r"data:image/(png|jpeg|gif|webp|svg\+xml)[;,]", re.IGNO
 _CHECKBOX = re.compile(r"<input\b(?=[^>]*type=[\"']?checkbox)([^>]*)>", re.IGNORECASE)
 
 
-# Escape sequences of terminals (ECMA-48), links and titles among them, and control characters.
+# Terminal escape sequences (ECMA-48), including links and titles, and control characters.
 _ESCAPES = re.compile(
     r"\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?|\x1b\[[0-?]*[ -/]*[@-~]|\x1b[ -/]*[0-~]"
     r"|[\x00-\x08\x0b-\x1f\x7f-\x9f]"
@@ -60,7 +60,7 @@ _ESCAPES = re.compile(
 
 
 def plain(text: str) -> str:
-    """Text without what only a terminal understands."""
+    """Text without terminal escape sequences."""
     return _ESCAPES.sub("", text)
 
 
@@ -98,7 +98,7 @@ _CLEANER = nh3.Cleaner(
     clean_content_tags=REMOVED,
     attributes=ATTRIBUTES,
     attribute_filter=_filter_attribute,
-    # A file or an attachment may be an image, whose embedding reports it where it is missing.
+    # A file or an attachment may be an image; embedding reports it if it is missing.
     url_schemes={"http", "https", "mailto", "data", "file", "attachment"},
     link_rel=None,
 )
@@ -149,7 +149,7 @@ def make_static(nb: NotebookNode, resources: dict[str, Any]) -> tuple[NotebookNo
 
 
 def _choose_form(output: NotebookNode, cell: NotebookNode) -> bool:
-    """Leave the form that a static page shows best, in place; false where there is none."""
+    """Reduce an output, in place, to the form that a static page shows best; false if none."""
     if "data" not in output:
         return True
     order = [IMAGES[0], "text/html", "text/markdown", *IMAGES[1:], "text/latex", "text/plain"]
@@ -176,7 +176,7 @@ def _is_visible(html: str) -> bool:
 
 
 def _figure(form: str, data: str, metadata: Mapping[str, Any], cell: NotebookNode) -> str:
-    """HTML of a figure; its words and its size come from the metadata of output or cell."""
+    """HTML of a figure; its texts and size come from the metadata of output or cell."""
     own = metadata.get(form, {})
     sources = [cell.get("metadata", {}), metadata, own if isinstance(own, Mapping) else {}]
     keys = ("alt", "caption", "label", "width", "height")
@@ -215,9 +215,9 @@ def _expand(output: NotebookNode, widgets: Mapping[str, Any]) -> Iterator[Notebo
 
 
 def _widget_outputs(identifier: str, widgets: Mapping[str, Any]) -> Iterator[NotebookNode | str]:
-    """Outputs of a widget and those inside it; of a control, a table row with its value."""
+    """Outputs of a widget and its children; for a control, a table row with its value."""
     model = widgets.get(identifier, {})
-    # A widget that contains itself ends here.
+    # Recursion ends here if a widget contains itself.
     others = {key: other for key, other in widgets.items() if key != identifier}
     name, state = str(model.get("model_name", "")), model.get("state", {})
     if name == "OutputModel":
@@ -234,7 +234,7 @@ def _widget_outputs(identifier: str, widgets: Mapping[str, Any]) -> Iterator[Not
     elif "children" in state:
         children = [child.removeprefix("IPY_MODEL_") for child in state["children"]]
         names = [str(widgets.get(child, {}).get("model_name", "")) for child in children]
-        # A box with a bar in it is one progress display, whose labels say nothing once it is done.
+        # A box that contains a bar is a progress display, whose labels are useless once done.
         if not any(child.endswith("ProgressModel") for child in names):
             for child in children:
                 yield from _widget_outputs(child, others)

@@ -26,7 +26,7 @@ class Entry(NamedTuple):
     study: Study
     answer: str
     state: str
-    page: str  # its report and its picture, from the folder of the studies
+    page: str  # its report and its picture, relative to the folder of the studies
     picture: str
     alt: str
 
@@ -34,8 +34,8 @@ class Entry(NamedTuple):
 def gallery(folder: Path) -> tuple[Path, Path]:
     """Make the reports of all studies with records; write `index.html` and `README.md` into it.
 
-    A study is told of in its whole form where that has records, else in its quick one. Raises
-    InputError for a folder without studies.
+    A study is shown in its full form if that has records, else in its quick one. Raises InputError
+    for a folder without studies.
     """
     places = sorted(path.parent for path in folder.glob("*/study.yaml"))
     if not places:

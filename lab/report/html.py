@@ -33,7 +33,7 @@ class Document:
     authors: tuple[str, ...]
     language: str
     body: BeautifulSoup
-    lists_contents: bool  # in print, where they take a page's best place
+    lists_contents: bool  # in print, where they would take up prime space
 
     @property
     def byline(self) -> str:
@@ -46,7 +46,7 @@ class LabHTMLExporter(TemplateExporter):
 
     Cells tagged `remove-cell` and the parameters that papermill injects are left out, `hide-input`
     shows no code, `hide-output` no output. A figure's metadata may hold `alt`, `caption` and
-    `label`; a caption is numbered where the label, of a table its id, begins with `fig-` or `tbl-`.
+    `label`; a caption is numbered if the label (for a table, its id) begins with `fig-` or `tbl-`.
     Title, authors and language come from the notebook's metadata (`title`, `authors`, `lang`), or
     the title from the first heading; with `toc: false` the PDF lists no contents. Raises
     LabError for a formula that cannot be translated and for a missing or remote image.
@@ -107,7 +107,7 @@ class LabHTMLExporter(TemplateExporter):
     def document(
         self, nb: NotebookNode, resources: dict[str, Any] | None, **kw: Any
     ) -> tuple[Document, dict[str, Any]]:
-        """The notebook's page, from which both the file and the PDF are made."""
+        """The notebook's page, the source of both the file and the PDF."""
         try:
             html, resources = super().from_notebook_node(nb, resources, **kw)
         except InvalidNotebook as error:
@@ -132,7 +132,7 @@ class LabHTMLExporter(TemplateExporter):
     def from_notebook_node(  # type: ignore[override]  # text, as nbconvert's own exporters
         self, nb: NotebookNode, resources: dict[str, Any] | None = None, **kw: Any
     ) -> tuple[str, dict[str, Any]]:
-        """The page of a notebook, with all that it needs inside, and nbconvert's resources."""
+        """The self-contained page of a notebook, and nbconvert's resources."""
         document, resources = self.document(nb, resources, **kw)
         body = document.body
         heading = page.title_heading(body)

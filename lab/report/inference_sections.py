@@ -52,7 +52,7 @@ LATENCIES = (
 
 
 def stages(results: StudyResults) -> list[Markdown | Table | Figure]:
-    """The ladder of stages beside the published one; nothing where the study has not both tasks."""
+    """The ladder of stages beside the published one; nothing unless the study has both tasks."""
     rows = [
         {
             "task": stage.task,
@@ -71,19 +71,19 @@ def stages(results: StudyResults) -> list[Markdown | Table | Figure]:
 
 
 def _kinds(results: StudyResults) -> list[Kind]:
-    """What the study measures inference of: language models, classifiers, or both."""
+    """The kinds of models whose inference is measured: language models, classifiers, or both."""
     tasks = {run.architecture.task for run in results.study.runs if run.task == "inference"}
     text = {"language modelling"}
     return [GENERATION] * bool(tasks & text) + [CLASSIFICATION] * bool(tasks - text)
 
 
 def tradeoff(results: StudyResults, name: str) -> list[Figure]:
-    """The figure `latency_throughput` or `size_perplexity`; nothing where no text is generated."""
+    """The figure `latency_throughput` or `size_perplexity`; nothing if no text is generated."""
     return [blocks.figure(name, results)] if GENERATION in _kinds(results) else []
 
 
 def training(results: StudyResults) -> list[Markdown | Table]:
-    """What the study's training runs learned; nothing where it has none."""
+    """What the study's training runs learned; nothing if it has none."""
     if all(run.task != "train" for run in results.study.runs):
         return []
     return [Markdown("## Training"), sections.learning(results)]
@@ -108,7 +108,7 @@ def quality(results: StudyResults) -> list[Table]:
 
 
 def latencies(results: StudyResults) -> list[Markdown | Table]:
-    """Prefill and decode apart, with the achieved bandwidth; nothing where no text is generated."""
+    """Prefill and decode separately, with the bandwidth; nothing if no text is generated."""
     if GENERATION not in _kinds(results):
         return []
     rows = inference.latency_rows(results.records)
@@ -119,14 +119,14 @@ def latencies(results: StudyResults) -> list[Markdown | Table]:
 
 
 def findings(results: StudyResults) -> Markdown:
-    """What quantization gains or costs, and why where it costs."""
+    """What quantization gains or costs, and the reason for a cost."""
     quiet = [one for one in results.records if results.noise.trustworthy([one.run_id])]
     sentences = [*inference.sentences(quiet), *results.noise.caveats]
     return Markdown.bullets(sentences, otherwise="No quantization was compared with the base.")
 
 
 def unavailable(results: StudyResults) -> Markdown:
-    """What this machine cannot do, each with its reason; what has not run stands elsewhere."""
+    """What this machine cannot do, each with its reason; runs not yet run are listed elsewhere."""
     gone = [
         f"{stage.task} on {stage.name}: {stage.reason}."
         for stage in stages_of(results.study, results.records)
@@ -158,6 +158,6 @@ METHODS = (
 
 
 def method(results: StudyResults) -> Markdown:
-    """How quality is measured of what the study quantizes."""
+    """How the quality of the quantized models is measured."""
     texts = [text for kind, text in METHODS if kind in _kinds(results)]
     return Markdown(references.cited("\n\n".join(texts)))

@@ -26,8 +26,8 @@ ELEMENT = "lab-math"
 # STIX Two Math (SIL Open Font License 1.1).
 FONT = "STIXTwoMath-Regular.ttf"
 
-# `(?<!\\)` keeps a line break of TeX (two backslashes) from being read as the start of a command.
-# Pandoc would drop a label and the number of an equation; a number stays as text.
+# `(?<!\\)` keeps a TeX line break (two backslashes) from being read as the start of a command.
+# Pandoc would drop the label and number of an equation; a number stays as text.
 _TO_PLAIN = (
     (re.compile(r"(?<!\\)\\(?:label\s*\{[^{}]*\}|nonumber\b|notag\b)"), ""),
     (re.compile(r"(?<!\\)\\tag\*?\s*\{([^{}]*)\}"), r"\\qquad\\text{(\1)}"),
@@ -39,7 +39,7 @@ _TO_TYPST = (
     (re.compile(r"(?<!\\)\\[;:>]"), r"\\,"),
     (re.compile(r"(?<!\\)\\\|"), r"\\Vert "),
 )
-# What a browser draws by itself: radical and overline, minus for a hyphen, prime, infinity.
+# Glyphs that a browser draws by itself: radical, overline, minus for a hyphen, prime, infinity.
 _BROWSER_GLYPHS = "√‾−′∞"
 
 
@@ -62,8 +62,8 @@ class MathRenderer(IPythonRenderer):
 def run_pandoc(html: str, sections: Mapping[str, str], *, to: str, options: Sequence[str]) -> str:
     """Convert an HTML fragment, with math as `<script type="math/tex">`.
 
-    Raises LabError where pandoc fails, and with each formula that it cannot translate and the
-    section it stands in. It runs in its sandbox and reads no file and no address.
+    Raises LabError if pandoc fails, with each formula that it cannot translate and that formula's
+    section. Pandoc runs in its sandbox and reads neither files nor addresses.
     """
     import pypandoc
 
@@ -105,7 +105,7 @@ def to_scripts(soup: Tag, *, typst: bool = False) -> dict[str, str]:
 
 
 def for_typst(tex: str) -> str:
-    """TeX without the commands that pandoc writes badly to Typst."""
+    """TeX without the commands that pandoc translates badly to Typst."""
     for pattern, replacement in _TO_TYPST:
         tex = pattern.sub(replacement, tex)
     return tex
@@ -114,7 +114,7 @@ def for_typst(tex: str) -> str:
 def to_mathml(soup: BeautifulSoup) -> None:
     """Replace every formula of the page by MathML, with one run of pandoc.
 
-    The TeX source stays as `alttext`. Raises LabError, naming the formula, where pandoc cannot
+    The TeX source stays as `alttext`. Raises LabError, naming the formula, if pandoc cannot
     translate one.
     """
     formulas = soup.find_all(ELEMENT)
@@ -161,7 +161,7 @@ def _squeeze(tex: str) -> str:
 
 def font_folder() -> Path:
     """Folder of the math font, which comes with the `ziamath` wheel."""
-    # Not imported: the wheel is wanted for its font alone.
+    # Not imported: only the wheel's font is needed.
     spec = importlib.util.find_spec("ziamath")
     for location in (spec.submodule_search_locations or ()) if spec else ():
         if (Path(location) / "fonts" / FONT).is_file():
@@ -170,7 +170,7 @@ def font_folder() -> Path:
 
 
 def font_face(soup: Tag) -> str:
-    """CSS `@font-face` with the glyphs of the page's MathML; empty where there is no math."""
+    """CSS `@font-face` with the glyphs of the page's MathML; empty if there is no math."""
     text = "".join(math.get_text() for math in soup.find_all("math"))
     if not text:
         return ""

@@ -1,4 +1,4 @@
-"""Numbers of figures, tables and references, and the places of a page that cite them."""
+"""Numbers of figures, tables and references, and the citations of them."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ REFERENCE = "ref-"
 
 
 def cite(*labels: str) -> str:
-    """Markdown that cites figures, tables or references: `number_parts` writes their numbers.
+    """Markdown that cites figures, tables or references; `number_parts` fills in their numbers.
 
-    What the page does not show is left out, the parentheses with the last of it.
+    Targets that the page lacks are left out, and the parentheses too if none remains.
     """
     links = "".join(f'<a href="#{label}"></a>' for label in labels)
     return f'<span class="cite">{links}</span>'
@@ -23,7 +23,7 @@ def cite(*labels: str) -> str:
 def number_parts(soup: BeautifulSoup) -> None:
     """Number captions whose figure or table has a label, cited references, and all citations.
 
-    Of a list of class `references` stays what is cited, in the order of its first citation.
+    A list of class `references` keeps only what is cited, in order of first citation.
     """
     names = _number_captions(soup)
     names |= _arrange_references(soup)
@@ -46,7 +46,7 @@ def _target(link: Tag) -> str:
 
 
 def _number_captions(soup: BeautifulSoup) -> dict[str, str]:
-    """The names of labelled figures and tables, which their captions now begin with."""
+    """The names of labelled figures and tables, now the beginnings of their captions."""
     names: dict[str, str] = {}
     counts: Counter[str] = Counter()
     for part in soup.find_all(["figure", "table"], id=True):

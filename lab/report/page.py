@@ -45,19 +45,19 @@ def headings(soup: Tag) -> list[Tag]:
 
 
 def title_heading(soup: Tag) -> Tag | None:
-    """The heading that is the page's title: the first one, where it is of the first level."""
+    """The heading that is the page's title: the first one, if it is of the first level."""
     first = next(iter(headings(soup)), None)
     return first if first is not None and first.name == "h1" else None
 
 
 def section_of(tag: Tag) -> str | None:
-    """Text of the heading that a tag stands under."""
+    """Text of the heading above a tag."""
     heading = tag.find_previous(HEADING)
     return heading.get_text().strip() if heading else None
 
 
 def set_ids(soup: Tag) -> None:
-    """Give each heading Jupyter's id, its words joined by hyphens; other repeated ids go."""
+    """Give each heading Jupyter's id, its words joined by hyphens; drop other repeated ids."""
     taken = {"main", "contents"}
     for tag in soup.find_all(id=True):
         if HEADING.match(tag.name) or tag["id"] in taken:
@@ -81,7 +81,7 @@ def link_target(anchor: Tag) -> str:
 
 
 def resolve_links(soup: Tag) -> None:
-    """Make links within the page reach their target; a link to nothing becomes plain text."""
+    """Make links within the page reach their target; a dangling link becomes plain text."""
 
     def letters(name: str) -> str:
         return re.sub(r"\W|_", "", name.lower())
@@ -98,7 +98,7 @@ def resolve_links(soup: Tag) -> None:
 
 
 def contents(soup: Tag) -> list[tuple[int, Tag]]:
-    """Headings but the title, with levels that count from 1 at the highest of them."""
+    """Headings except the title, with levels counted from 1 at the highest of them."""
     title = title_heading(soup)
     rest = [tag for tag in headings(soup) if tag is not title and tag.get_text().strip()]
     top = min((int(tag.name[1]) for tag in rest), default=1)
@@ -107,7 +107,7 @@ def contents(soup: Tag) -> list[tuple[int, Tag]]:
 
 
 def contents_html(soup: Tag) -> str:
-    """The table of contents as nested lists; empty where there are fewer than two headings."""
+    """The table of contents as nested lists; empty if there are fewer than two headings."""
     entries = contents(soup)
     if len(entries) < 2:
         return ""
@@ -134,7 +134,7 @@ def contents_html(soup: Tag) -> str:
 def arrange_tables(soup: BeautifulSoup) -> None:
     """Mark columns of numbers, merge pandas' rows of headers, and let each table scroll."""
     for table in soup.find_all("table"):
-        if table.find(["td", "th"]) is None:  # Typst knows no table without columns
+        if table.find(["td", "th"]) is None:  # Typst does not support tables without columns
             table.replace_with(*(table.caption.contents if table.caption else ()))
             continue
         _merge_index_names(table)
@@ -182,7 +182,7 @@ def _add_class(tag: Tag, name: str) -> None:
 
 
 def _merge_index_names(table: Tag) -> None:
-    """Put the names of the index, for which pandas writes a row, into the headers above it."""
+    """Move the index names, for which pandas writes a row, into the headers above it."""
     head, _ = _rows(table)
     if len(head) < 2 or len(head[-1]) != len(head[-2]) or _spans([*head[-1], *head[-2]]):
         return
@@ -212,7 +212,7 @@ def _mark_numbers(head: list[list[Tag]], body: list[list[Tag]]) -> None:
 
 
 def _keep_together(soup: BeautifulSoup, cell: Tag) -> None:
-    """Let a line of a number end before its interval, and nowhere else."""
+    """Let a number break across lines before its interval, and nowhere else."""
     parts = re.split(r" (?=\[)", _text(cell))
     if not any(" " in part for part in parts) or cell.find(True):
         return
@@ -234,7 +234,7 @@ def _mark_sortable(table: Tag, head: list[list[Tag]], body: list[list[Tag]]) -> 
 
 
 def svg_to_image(html: str) -> str:
-    """HTML whose inline SVG are images: there ids are their own, and nothing in them can run."""
+    """HTML with inline SVGs as images, which have separate ids and cannot run scripts."""
 
     def image(match: re.Match[str]) -> str:
         svg = match[0]
@@ -260,10 +260,10 @@ def is_well_formed(svg: bytes) -> bool:
 
 
 def embed_images(soup: BeautifulSoup, *, folder: Path, title: str) -> None:
-    """Put each image into the page, as a figure where it is alone, and describe it.
+    """Embed each image, as a figure if it is alone, and describe it.
 
-    Without alternative text it takes that of its caption or of its section. `folder` is the
-    notebook's. Raises LabError for a remote or missing image, naming it.
+    Without alternative text, an image takes its caption or its section's heading. `folder` is the
+    notebook's. Raises LabError, naming the image, if it is remote or missing.
     """
     for image in soup.find_all("img"):
         alt = str(image.get("alt", "")).strip()

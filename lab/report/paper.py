@@ -24,7 +24,7 @@ ADDED = (
 
 
 def date(results: StudyResults) -> Markdown:
-    """When the records were measured; nothing of published numbers."""
+    """When the records were measured; empty for published numbers."""
     if results.citations:
         return Markdown("")
     moments = (record.finished_at for record in results.records if record.completed)
@@ -34,7 +34,7 @@ def date(results: StudyResults) -> Markdown:
 
 
 def abstract(results: StudyResults) -> Markdown:
-    """The question, its answer, and how far the predictions were right, in one paragraph."""
+    """The question, its answer, and how accurate the predictions were, in one paragraph."""
     parts = [Markdown.of(results.study.question), sections.answer(results)]
     if results.study.kind != "inference" and results.scores:
         parts.append(Markdown.of(sections.prediction_summary(results)))
@@ -42,7 +42,7 @@ def abstract(results: StudyResults) -> Markdown:
 
 
 def discussion(results: StudyResults) -> list[Markdown]:
-    """What the numbers support, and what would be left without the largest loss of each curve."""
+    """What the numbers support, and the efficiency without the largest loss of each curve."""
     supported = analysis.supported(results.study, results.summary, results.records)
     text = Markdown.bullets(supported, otherwise="The numbers support no further statement.")
     falls = on_most_ranks(with_baseline(results.waterfalls))
@@ -61,7 +61,7 @@ def discussion(results: StudyResults) -> list[Markdown]:
 
 
 def _without_largest(fall: Waterfall) -> str:
-    """The efficiency without the largest loss; nothing where repeats do not tell which that is."""
+    """The efficiency without the largest loss; empty if the repeats do not show which that is."""
     if not (fall.compared and fall.supported):
         return ""
     step, loss = fall.step.value, fall.losses[fall.largest].value
@@ -74,14 +74,14 @@ def _without_largest(fall: Waterfall) -> str:
 
 
 def threats(results: StudyResults) -> list[Markdown | Table]:
-    """What may be wrong with these results: scope, noise, and what the audit says."""
+    """What may be wrong with these results: scope, noise, and the audit's findings."""
     caveats = analysis.caveats(results.study, results.summary, results.records)
     blocks: list[Markdown | Table] = [Markdown.bullets([*_scope(results), *caveats])]
     return [*blocks, *audit(results)]
 
 
 def _scope(results: StudyResults) -> list[str]:
-    """Of which machines the numbers are."""
+    """The machines on which the numbers were measured."""
     places = [record.environment for record in results.records if record.completed]
     machines = {place.gpu or place.cpu for place in places if place and not place.replay}
     if not machines:
@@ -92,7 +92,7 @@ def _scope(results: StudyResults) -> list[str]:
 
 
 def audit(results: StudyResults) -> list[Markdown | Table]:
-    """What in these records cannot be trusted, with configurations instead of the ids of runs."""
+    """What in these records cannot be trusted, with configurations instead of run ids."""
     verdict, names = results.audit, _Names([record.run for record in results.records])
     blocks: list[Markdown | Table] = [Markdown.of(verdict.summary)]
     if verdict.findings:
@@ -108,7 +108,7 @@ def audit(results: StudyResults) -> list[Markdown | Table]:
 
 
 class _Names:
-    """Configurations by the ids of their runs."""
+    """Configurations by run id."""
 
     def __init__(self, runs: Iterable[Run]) -> None:
         labels, _ = distinct_labels(list(dict.fromkeys(runs)))
@@ -116,7 +116,7 @@ class _Names:
         self.pattern = re.compile(rf"\b({'|'.join(self.labels) or '(?!)'})(?:/(\d+))?\b")
 
     def row(self, finding: Finding) -> dict[str, str]:
-        """A finding for people."""
+        """A finding, formatted for display."""
         repeats: dict[str, list[str]] = {}
         for record in finding.records:
             match = self.pattern.match(record)
@@ -136,7 +136,7 @@ class _Names:
         }
 
     def readable(self, text: str) -> str:
-        """A sentence in which ids are names."""
+        """A sentence with names instead of ids."""
 
         def name(match: re.Match[str]) -> str:
             repeat = f", repeat {match[2]}" if match[2] else ""
@@ -164,7 +164,7 @@ def setup(results: StudyResults) -> Markdown:
     steps = _span([run.steps for run in runs], "optimizer step")
     warmup = _span([run.warmup_steps for run in runs], "step")
     work = f"trains {models} on {data}" + (f" by {strategies}" if strategies else "")
-    if any(run.script for run in runs):  # which says nothing of data and strategy
+    if any(run.script for run in runs):  # a script does not state its data and strategy
         work = f"runs {models}"
     precisions = sorted({run.precision for run in runs if run.precision})
     return Markdown(
@@ -176,7 +176,7 @@ def setup(results: StudyResults) -> Markdown:
 
 
 def _named(pairs: Iterable[tuple[str, str]]) -> str:
-    """Names in Markdown, each with what it was published in."""
+    """Names in Markdown, each with its publication."""
     labels = dict(pairs)
     names = [
         Markdown.of(name).markdown + (cite(label) if label else "")
@@ -197,7 +197,7 @@ def _span(counts: Sequence[int], noun: str) -> str:
 
 
 def bibliography() -> Markdown:
-    """All references; a page keeps those that it cites."""
+    """All references; a page keeps only those that it cites."""
     entries = (f'<li id="{label}">{text}</li>' for label, text in references.BIBLIOGRAPHY.items())
     emphasized = re.sub(r"[*](.+?)[*]", r"<em>\1</em>", "".join(entries))
     return Markdown(f'<ol class="references">{emphasized}</ol>')

@@ -30,14 +30,14 @@ _SIGNATURES = {
 
 
 _LONG_WORD = re.compile(r"\S{300,}")
-MOST_LETTERS = 2000  # of a word that are printed
+MOST_LETTERS = 2000  # printed at most per word
 
 
 class LabPDFExporter(LabHTMLExporter):
     """Exporter of nbconvert: `jupyter nbconvert --to lab_pdf NOTEBOOK`; needs no LaTeX or browser.
 
-    The same notebook gives the same bytes where the environment variable SOURCE_DATE_EPOCH is set
-    (seconds since 1970). Raises LabError as LabHTMLExporter does, and where Typst cannot set the
+    The same notebook gives the same bytes if the environment variable SOURCE_DATE_EPOCH is set
+    (seconds since 1970). Raises LabError as LabHTMLExporter does, and if Typst cannot typeset the
     page.
     """
 
@@ -72,7 +72,7 @@ def _write_images(body: Tag, folder: Path) -> None:
             raise LabError(f"image “{alt}” is damaged or not {suffix.removeprefix('.').upper()}")
         name = image["src"] = f"figure-{number:03d}{suffix}"
         (folder / name).write_bytes(content)
-        # Pandoc keeps an attribute that it does not know, and no alternative text.
+        # Pandoc keeps unknown attributes, but not the alternative text.
         image["data-described"] = alt
 
 
@@ -116,7 +116,7 @@ def _label_targets(body: BeautifulSoup) -> None:
     labels: dict[str, str] = {}
     for tag in body.find_all(id=True):
         name = str(tag.attrs.pop("id"))
-        # Other targets are reached through the heading above them.
+        # Links to other targets lead to the heading above them.
         carries = page.HEADING.match(tag.name) or tag.name in {"figure", "table"}
         heading = tag if carries else tag.find_previous(page.HEADING)
         if name in linked and heading is not None:
@@ -144,7 +144,7 @@ def _simplify_code(body: BeautifulSoup) -> None:
 
 
 def _prepare_tables(body: BeautifulSoup) -> None:
-    """Numbers to the right, broken at most before their interval; headers bold."""
+    """Numbers right-aligned, broken only before their interval; headers bold."""
     for cell in body.select("td.number, th.number"):
         cell["style"] = "text-align: right"
     for part in body.select("td.number span.nowrap"):
@@ -156,7 +156,7 @@ def _prepare_tables(body: BeautifulSoup) -> None:
 
 
 def _break_long_words(body: BeautifulSoup) -> None:
-    """Break words that no line can hold, and cut those that would fill pages.
+    """Break words that are longer than a line, and cut those that would fill pages.
 
     Typst takes minutes over a word of 100,000 letters.
     """
@@ -176,7 +176,7 @@ def _literal(text: str) -> str:
 
 
 def typeset(source: str, folder: Path) -> bytes:
-    """The PDF of Typst source whose images lie in a folder; LabError where Typst refuses it."""
+    """The PDF of Typst source with its images in a folder; LabError if Typst rejects it."""
     import typst
 
     epoch = os.environ.get("SOURCE_DATE_EPOCH", "")
@@ -184,8 +184,8 @@ def typeset(source: str, folder: Path) -> bytes:
         raise LabError(
             f"SOURCE_DATE_EPOCH is {epoch!r}; it must be a whole number of seconds since 1970"
         )
-    # The wheel's fonts alone, so that every machine makes the same pages; the machine's own only
-    # for scripts that they lack.
+    # Only the wheel's fonts, so that every machine makes the same pages; system fonts only for
+    # scripts that these lack.
     foreign = any(unicodedata.east_asian_width(letter) in "WF" for letter in source)
     (folder / "main.typ").write_text(source, "utf-8")
     shutil.copy(ASSETS / "report.typ", folder)

@@ -1,4 +1,4 @@
-"""The bibliography: where the formulas, methods, models and data sets of a study come from."""
+"""The bibliography: sources of the formulas, methods, models and data sets of a study."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ BIBLIOGRAPHY = {
     "ref-shakespeare": "A. Karpathy. The unreasonable effectiveness of recurrent neural networks "
     "(the data set Tiny Shakespeare). 2015.",
 }
-# What sentences of the report say, and whose it is.
+# Terms in the report's sentences, and their sources.
 SAID = {
     "Amdahl's law": "ref-amdahl",
     "Gustafson's law": "ref-gustafson",
@@ -70,7 +70,7 @@ SAID = {
     "roofline": "ref-williams",
     "PowerSGD": "ref-powersgd",
 }
-# Whose method each strategy, data set and setting is; of others there is nothing to cite.
+# The source of each strategy, data set and setting; for others there is nothing to cite.
 STRATEGIES = {
     "ddp": "ref-ddp",
     "zero1": "ref-zero",
@@ -88,14 +88,14 @@ DATA = {
 
 
 def cited(markdown: str) -> str:
-    """Sentences of the report, with a reference after the first mention of what is published."""
+    """Sentences of the report, with a reference after the first mention of published work."""
     for words, label in SAID.items():
         markdown = markdown.replace(words, words + cite(label), 1)
     return markdown
 
 
 def of_model(run: Run) -> str:
-    """The label of what a run's model was published in; empty where there is nothing to cite."""
+    """The label of the publication of a run's model; empty if there is nothing to cite."""
     match run.architecture:
         case PythonModel() | CNN() | Script():
             return ""
@@ -106,10 +106,10 @@ def of_model(run: Run) -> str:
 
 
 def of_data(run: Run) -> str:
-    """The label of what a run's data set was published in; empty where there is none."""
+    """The label of the publication of a run's data set; empty if there is none."""
     return DATA.get(getattr(run.dataset, "kind", ""), "")
 
 
 def of_strategy(run: Run) -> str:
-    """The label of what a run's strategy was published in; empty for one device, and own code."""
+    """The label of the publication of a run's strategy; empty for one device, and user code."""
     return STRATEGIES.get(run.strategy, "") if run.world_size > 1 else ""

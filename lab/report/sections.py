@@ -41,7 +41,7 @@ PREDICTIONS = (
 RESULTS = ("tbl-step-time", "tbl-speedup", "tbl-efficiency", "tbl-parts")
 # The status of an attempt that is shown and not counted.
 SET_ASIDE = "set aside"
-# How each column of the table of learning is made of the repeats of a run and its row in a summary.
+# How the columns of the learning table follow from a run's repeats and its row in a summary.
 LEARNING: dict[str, Callable[[Sequence[Record], Mapping[Any, Any]], str]] = {
     "last loss": lambda repeats, _: _quality(repeats, lambda q: q.loss[-1] if q.loss else None),
     "validation loss": lambda repeats, _: _quality(repeats, lambda q: q.validation_loss),
@@ -72,7 +72,7 @@ def headline_of(results: StudyResults) -> str:
 def strip(results: StudyResults, run_ids: Sequence[str] | None = None) -> Markdown:
     """How far to trust these results: repeats, interval, other load, the audit's worst finding.
 
-    The audit is that of their study; records alone have none.
+    The audit is that of their study; plain records have none.
     """
     audit = results.audit if results.has_study else None
     line = results.noise.strip(audit, run_ids=run_ids)
@@ -90,7 +90,7 @@ def result_tables(results: StudyResults) -> list[Table]:
 
 
 def waterfall(results: StudyResults) -> list[Table]:
-    """What each configuration loses against the ideal step, by cause, where phases are known."""
+    """What each configuration loses against the ideal step, by cause, if phases are known."""
     falls = results.waterfalls
     return [Table(*waterfall_table(falls), index=False, label="tbl-waterfall")] if falls else []
 
@@ -106,7 +106,7 @@ def holes(results: StudyResults) -> Markdown:
     study = results.study
     sentences = analysis.holes(study, results.records)
     if sentences and len(results.clusters) == 1:
-        with contextlib.suppress(InputError):  # the profile may not be on this machine
+        with contextlib.suppress(InputError):  # the profile may be missing on this machine
             obstacles = {row["run"]: row["cannot run"] for row in plan(study, results.clusters[0])}
             sentences = analysis.holes(study, results.records, obstacles=obstacles)
     complete = f"all {len(study.tasks)} repeats of {len(study.runs)} configurations completed"
@@ -142,7 +142,7 @@ def communication(results: StudyResults) -> Table:
 
 
 def _sent(repeats: Sequence[Record]) -> str:
-    """The bytes of the table of strategies, in how many calls."""
+    """The bytes as in the table of strategies, with the number of calls."""
     size = megabytes(median(repeats, "communication.bytes_moved"))
     records = [record.communication for record in repeats if record.communication]
     calls = next((one.calls or len(one.buckets or ()) for one in records), 0)
@@ -182,12 +182,12 @@ def _quality(repeats: Sequence[Record], read: Callable[[Quality], float | None])
 
 
 def learning_compared(results: StudyResults) -> Markdown:
-    """How far equal batches learn the same, and that unequal ones are not expected to."""
+    """How closely equal batches learn the same, and a note that unequal ones need not."""
     return Markdown.bullets(configurations.learning_sentences(results.study, results.records))
 
 
 def every_repeat(results: StudyResults) -> Table:
-    """One row per repeat, as measured; the louder of two attempts below the one that counts."""
+    """One row per repeat, as measured; the noisier of two attempts follows the one that counts."""
     records, louder = results.records, results.set_aside
     labels, common = distinct_labels(list(dict.fromkeys(record.run for record in records)))
     emulating = any(record.emulation for record in records)
@@ -291,7 +291,7 @@ def _rows(results: StudyResults) -> list[dict[Any, Any]]:
 
 
 def predictions(results: StudyResults) -> list[Markdown | Table]:
-    """What became of the predictions, with a row per run that was predicted and measured."""
+    """The outcome of the predictions, with a row per run that was predicted and measured."""
     summary = Markdown.of(prediction_summary(results))
     if not results.scores:
         return [summary]
@@ -305,7 +305,7 @@ def predictions(results: StudyResults) -> list[Markdown | Table]:
 
 
 def prediction_summary(results: StudyResults) -> str:
-    """One sentence: how many predictions there are, and what became of them."""
+    """One sentence: the number of predictions and their outcome."""
     scores = results.scores
     if scores:
         inside = sum(score.inside for score in scores)

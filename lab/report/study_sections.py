@@ -1,4 +1,4 @@
-"""Sections on what a study compares and where it ran; empty where it does not compare."""
+"""Sections on what a study compares and where it ran; empty if it compares nothing."""
 
 from __future__ import annotations
 
@@ -55,19 +55,19 @@ def scaling_figures(results: StudyResults) -> list[Figure]:
 
 
 def overlap(results: StudyResults) -> list[Figure]:
-    """The band between no and perfect overlap, where a strategy hides gradients behind backward."""
+    """The band between no and perfect overlap, if a strategy hides gradients behind backward."""
     strategies = {run.strategy for run in results.study.runs}
     return [figure("overlap_band", results)] if OVERLAPPING & strategies else []
 
 
 def comparisons(results: StudyResults) -> Blocks:
-    """Strategies, loaders and networks side by side, where the study has several of them."""
+    """Strategies, loaders and networks side by side, if the study has several of them."""
     blocks = [*_strategies(results), *_loaders(results), *_networks(results)]
     return [*blocks, sections.strip(results)] if blocks else []
 
 
 def _strategies(results: StudyResults) -> Blocks:
-    """Time, throughput, memory, traffic and loss by strategy; of CNNs there is another table."""
+    """Time, throughput, memory, traffic and loss by strategy; CNNs have a separate table."""
     study, records = results.study, results.records
     runs = [run for run in study.runs if run.task == "train" and run.architecture.kind != "cnn"]
     if len({run.strategy for run in runs}) < 2:
@@ -115,7 +115,7 @@ def _table(
 
 
 def calibration(results: StudyResults) -> list[Markdown | Table | Figure]:
-    """What links, arithmetic and memory of the clusters can do, as `lab calibrate` measured."""
+    """The clusters' links, arithmetic and memory as measured by `lab calibrate`."""
     blocks: list[Markdown | Table | Figure] = []
     for name in results.clusters:
         try:
@@ -160,7 +160,7 @@ def links(calibration: Calibration) -> Figure:
 
 
 def environment(results: StudyResults) -> Table:
-    """Where and with what was measured; of values that differ between records, all are listed."""
+    """Hardware and software of the measurement; values that differ between records are listed."""
     values: dict[str, dict[str, None]] = {}
     for record in results.records:
         for name, value in [*environment_rows(record), *_allocation_rows(record)]:
@@ -179,21 +179,21 @@ def environment(results: StudyResults) -> Table:
 
 
 def _hours(results: StudyResults) -> dict[str, str]:
-    """What the jobs of a study took, and what is missing will; nothing of published numbers."""
+    """The hours of a study's jobs, past and still missing; empty for published numbers."""
     if not results.has_study or results.citations:
         return {}
     study = results.study
     taken, rows = spent(study, results.records), {}
     if taken.jobs:
         rows["spent"] = str(taken)
-    with contextlib.suppress(InputError):  # the profile may not be on this machine
+    with contextlib.suppress(InputError):  # the profile may be missing on this machine
         if len(results.clusters) == 1 and len(results.records) < len(study.tasks):
             rows["planned"] = str(planned(study, usable(results.clusters[0])))
     return rows
 
 
 def environment_rows(record: Record) -> Iterator[tuple[str, str]]:
-    """Names and values of a record's environment for people; none where it has no environment."""
+    """Names and values of a record's environment, for display; empty if it has none."""
     env = record.environment
     if env is None:
         return
@@ -236,7 +236,7 @@ def environment_rows(record: Record) -> Iterator[tuple[str, str]]:
 
 
 def _allocation_rows(record: Record) -> Iterator[tuple[str, str]]:
-    """What Slurm granted; nothing of a record without an environment, or without Slurm."""
+    """What Slurm granted; empty for a record without an environment, or without Slurm."""
     slurm = record.allocation
     if slurm is None or record.environment is None:
         return

@@ -1,4 +1,4 @@
-"""Sections of the report on somebody's table; what the table does not support is left out."""
+"""Sections of the report on a results table; what the table does not support is left out."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ GUSTAFSON = (
 
 @dataclass(frozen=True)
 class TableReport:
-    """A table with what its report was asked for."""
+    """A table with the options of its report."""
 
     table: ReportedTable
     title: str
@@ -84,7 +84,7 @@ class TableReport:
         return {kind: StudyResults(self.table.of_kind(kind)) for kind in self.table.kinds}
 
     def told(self, kind: Scaling, sentence: str) -> str:
-        """A sentence on one kind of scaling, which it names where there are several."""
+        """A sentence on one kind of scaling, which it names if there are several."""
         return f"{HEADINGS[kind]}: {sentence}" if len(self.parts) > 1 else sentence
 
     @property
@@ -94,7 +94,7 @@ class TableReport:
 
     @property
     def kinds(self) -> list[Scaling]:
-        """The kinds of scaling of which a speedup can be stated."""
+        """The kinds of scaling for which a speedup can be stated."""
         return [kind for kind, p in self.parts.items() if p.summary["speedup"].notna().any()]
 
 
@@ -168,19 +168,19 @@ def _figure(name: str, results: StudyResults, *, suffix: str, note: str) -> Figu
 
 
 def _how(summary: pd.DataFrame) -> str:
-    """What values and intervals of a summary are."""
+    """What the values and intervals of a summary mean."""
     if summary["repeats"].max() > 1:
         return BOOTSTRAP
     return SPREAD if summary["step_time_low"].notna().any() else "one value per configuration"
 
 
 def _drawn(results: StudyResults) -> tuple[StudyResults, str]:
-    """The results with as many curves as a figure holds, and what is left out."""
+    """The results with as many curves as fit a figure, and what is left out."""
     lines = [curve for curve in results.curves if len(curve.points) > 1]
     if len(lines) <= MOST_CURVES:
         chosen = lines
     else:
-        # Those that say most of scaling: the most sizes, then the most ranks.
+        # Those most informative about scaling: the most sizes, then the most ranks.
         order = sorted(lines, key=lambda c: (-len(c.points), -c.points["world_size"].max()))
         chosen = [curve for curve in lines if curve in order[:MOST_CURVES]]
     ids = {run_id for curve in chosen for run_id in curve.points["run_id"]}
@@ -224,7 +224,7 @@ def _results(results: StudyResults, *, label: str) -> Table:
 
 
 def _table(caption: str, rows: list[dict[str, str]], *, label: str) -> Table:
-    """A table without columns in which nothing is known or all says the same of the repeats."""
+    """A table without columns that are empty, and without `repeats` if all are 1."""
     frame = pd.DataFrame(rows).replace("not measured", "-")
     known = [name for name in frame if not (frame[name] == "-").all()]
     if "repeats" in known and (frame["repeats"] == "1").all():
@@ -235,7 +235,7 @@ def _table(caption: str, rows: list[dict[str, str]], *, label: str) -> Table:
 
 
 def parts(report: TableReport) -> Blocks:
-    """Where the time goes, where the table says so."""
+    """Where the time goes, if the table says so."""
     rows = []
     given = report.table.observations.given
     for results in report.parts.values():
@@ -261,7 +261,7 @@ def parts(report: TableReport) -> Blocks:
 
 
 def stop(report: TableReport) -> Blocks:
-    """Where to stop, by efficiency and by the law that meets the speedups."""
+    """Where to stop, by efficiency and by the law that fits the speedups."""
     sentences = [
         report.told(kind, sentence)
         for kind, results in report.parts.items()
@@ -281,7 +281,7 @@ def _bullets(sentences: list[str]) -> Markdown:
 
 
 def request(report: TableReport) -> Blocks:
-    """What a proposal for compute time states: sizes of jobs, and the hours that they take."""
+    """The statements of a compute-time proposal: job sizes and their hours."""
     blocks: Blocks = []
     for kind, results in report.parts.items():
         rows = proposal.costs(results.summary, gpu_hours=report.gpu_hours)
@@ -297,18 +297,18 @@ def request(report: TableReport) -> Blocks:
 
 
 def audit(report: TableReport) -> Blocks:
-    """What in the table cannot be trusted; findings name its rows, and no run."""
+    """What in the table cannot be trusted; findings name its rows, not runs."""
     rows = StudyResults(dataclasses.replace(report.table, records=()))
     return [Markdown("## Threats to validity"), *paper.audit(rows)]
 
 
 def method(report: TableReport) -> Blocks:
-    """How the table was read, and by which formulas its speedups were made."""
+    """How the table was read, and the formulas of its speedups."""
     table = report.table
     given = table.observations.given
     names = [str(name) for name in table.frame.columns]
     rows = [{"column": name, "read as": what} for what, name in given.items() if name in names]
-    turned = " ".join(table.observations.assumptions)  # which name the columns that became rows
+    turned = " ".join(table.observations.assumptions)  # these name the columns that became rows
     read = {row["column"] for row in rows}
     unread = [name for name in names if name not in read and repr(name) not in turned]
     blocks: Blocks = [Markdown("## How the table was read")]
@@ -334,7 +334,7 @@ def method(report: TableReport) -> Blocks:
 
 
 def _readings(report: TableReport) -> list[str]:
-    """What was taken of each kind of scaling where the table does not declare it."""
+    """The assumption about the kind of scaling if the table does not declare it."""
     declared = report.table.observations.frame["scaling"].notna().any()
     readings = [] if declared else [GUESSED[kind] for kind in report.kinds]
     units = {record.reported.unit for record in report.table.records if record.reported}
@@ -348,7 +348,7 @@ def _sentence(text: str) -> str:
 
 
 def reproduce(report: TableReport) -> list[Markdown]:
-    """The references, and the command that makes this report again."""
+    """The references, and the command that reproduces this report."""
     command = report.command.replace("```", "'''")
     blocks = [Markdown(f"## Reproduce\n\n```\n{command}\n```")]
     cites = {"strong", "weak"} & set(report.kinds) or BOOTSTRAP in map(_how, report.summaries)

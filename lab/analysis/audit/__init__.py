@@ -1,4 +1,4 @@
-"""The audit of a study, of records, or of anybody's table: what in it cannot be trusted."""
+"""The audit of a study, of records, or of any results table: what in it cannot be trusted."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ __all__ = ["RULES", "Audit", "Finding", "NotChecked", "audit"]
 
 TABLE_SUFFIXES = {".csv", ".tsv", ".txt", ".dat", ".tab", ".md", ".tex", ".html", ".parquet"}
 SEVERITIES: tuple[Severity, ...] = get_args(Severity)  # the gravest first
-NAMED = 4  # records that people read before "and more"
-FEWEST_CHECKED = 3  # rules; of fewer, silence says nothing
+NAMED = 4  # records that a sentence names before "and more"
+FEWEST_CHECKED = 3  # rules; with fewer, finding no fault means nothing
 
 
 def audit(
@@ -37,14 +37,14 @@ def audit(
     calibration: float | Mapping[int, float] | None = None,
     records: Sequence[Record] | None = None,
 ) -> Audit:
-    """What in a study, in records or in a table cannot be trusted.
+    """Audit a study, records or a table: report what cannot be trusted.
 
     `source` is a study or its name or folder, records, a DataFrame, or the path or open stream of a
-    table; `columns` maps canonical names to columns of a table, the rest is guessed; `calibration`
-    is the bus bandwidth of the links in bytes/s, alone or by world size; `records` are those of the
-    study, where they are loaded already.
+    table. `columns` maps canonical names to columns of a table; the rest is guessed. `calibration`
+    is the bus bandwidth of the links in bytes/s, one number or by world size. `records` are those
+    of the study, if they are already loaded.
 
-    Raises InputError for a source that cannot be read and for a mapping that does not fit.
+    Raises InputError for a source that cannot be read and for a mapping that does not match it.
     """
     if isinstance(source, Study):
         records = load_records(source) if records is None else records
@@ -91,7 +91,7 @@ def _observations(
 
 
 def _calibration(records: Sequence[Record]) -> dict[int, float]:
-    """Bus bandwidth in bytes/s of all-reduce by world size, if the study's one cluster has any."""
+    """All-reduce bus bandwidth in bytes/s by world size, if the study's one cluster has any."""
     from lab.perfmodel.calibration import load_calibration
 
     clusters = {record.environment.cluster for record in records if record.environment}
@@ -109,7 +109,7 @@ def _calibration(records: Sequence[Record]) -> dict[int, float]:
 
 
 class NotChecked(BaseModel):
-    """A rule that could not be applied, and what it lacks."""
+    """A rule that could not be applied, and what was missing for it."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -118,9 +118,9 @@ class NotChecked(BaseModel):
 
 
 class Audit(BaseModel):
-    """The findings, the gravest first, which rules were checked and which could not be.
+    """The findings, most severe first, and which rules were and were not checked.
 
-    `reading` says what each column of a table was taken for, `assumptions` what else was assumed.
+    `reading` states how each column of a table was interpreted, `assumptions` what was assumed.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -138,7 +138,7 @@ class Audit(BaseModel):
 
     @property
     def conclusive(self) -> bool:
-        """Whether enough was checked for silence to mean something, or a fault was found."""
+        """Whether a fault was found, or enough was checked for a clean result to mean something."""
         return len(self.checked) >= FEWEST_CHECKED or not self.trustworthy
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""What a column holds, guessed from its name: a canonical quantity, its unit, its statistic."""
+"""The content of a column, guessed from its name: canonical quantity, unit, statistic."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ THINGS = (
 )
 RANK = "gpu|rank|device|worker|chip|card|accelerator|process|proc"
 SECOND = "s|secs?|seconds?"
-# Canonical columns and the names that mean them. NUMBERS and then TEXTS match the whole stem of a
-# name, in this order; PARTS of a step (in s) are found anywhere in the name of a time.
+# Canonical columns and their usual names. NUMBERS and then TEXTS match the whole stem of a name, in
+# this order; PARTS of a step (in s) match anywhere in the name of a time.
 PARTS = {
     "exposed": "exposed|non_?overlap|unoverlapped",
     "compute": r"comput|calc|kernel|(fwd|forward)_?(and_)?(bwd|backward)",
@@ -93,7 +93,7 @@ NUMBERS = {
     "ratio_of_times": "ratio_of_times",
     "ratio_of_rates": "ratio_of_rates",
 }
-# No parallel efficiency, and no accuracy of which a difference of 0.01 means much.
+# Not parallel efficiency, nor an accuracy for which a difference of 0.01 means much.
 OTHERWISE = {
     "efficiency": r"energy|power|memory|flops?|hardware|compute|cost|model|gpu|util",
     "accuracy": r"perplexity|ppl|bleu|error|loss|wer|mae|rmse|std",
@@ -101,7 +101,7 @@ OTHERWISE = {
     "speedup": r"inference",
     "loss": r"dropped|packet",
 }
-# What nobody measured.
+# Values that were not measured.
 IDEAL = (
     r"(^|_)(ideal|linear|perfect|theoretical|expected|predicted|estimated|simulated|target)(_|$)"
 )
@@ -140,8 +140,8 @@ TEXTS = {
 }
 PHASES = tuple(PARTS)
 TIMES = ("time", *PHASES)
-LAYOUT = ("tp", "pp", "cp")  # which with `dp` make the ranks; experts live on these
-# Numbers whose last digit says how far their ratios can be trusted.
+LAYOUT = ("tp", "pp", "cp")  # with `dp`, these multiply to the ranks; experts live on these ranks
+# Numbers whose last digit tells how precise their ratios are.
 ROUNDED = (
     "time",
     "speedup",
@@ -165,8 +165,8 @@ BANDWIDTHS = {"gb_per_s": 1e9, "gbs": 1e9, "mb_per_s": 1e6, "gib_per_s": 2.0**30
 BANDWIDTHS |= {"gbps": 1e9 / 8, "gbit_per_s": 1e9 / 8}
 PERCENT = {"percent": 0.01, "pct": 0.01}
 UNITS = {"time": TIME_UNITS, "bytes": BYTE_UNITS, "count": COUNT_UNITS, "percent": PERCENT}
-# Words for settings in the names of columns: those that differ tell columns of one quantity apart,
-# and a speedup that is named after one is between programs, not over ranks.
+# Words for settings in column names. They distinguish columns of one quantity, and a speedup named
+# after one compares programs, not numbers of ranks.
 SETTINGS = {
     "precision": r"(?:mixed|mid|full|half|single|reduced)_precision|mixed|(?:amp_)?(?:mx|nv)?"
     r"f(?:p|loat)?_?(?:4|8|16|32|64)(?:_(?:cs|mx|sc))?|tf_?32|bf(?:loat)?_?16|int_?[48]|amp",
@@ -185,7 +185,7 @@ NOT_TRAINING = (
     r"inference|eval|valid|(^|_)val(_|$)|test|setup|warm|checkpoint|save|start|compil|timestamp"
     r"|generat"
 )
-# Times without a word for time, and what a whole time may be called.
+# Names of times without a word for time, and names of total times.
 BARE = (
     r"(t|comm|communication|compute|computation|forward|fwd|backward|bwd|optimi[sz]er|h2d"
     r"|data_?load(ing)?|all_?reduce|exposed_.*)"
@@ -209,7 +209,7 @@ CLOCK_FORMAT = re.compile(r"(?:^|_)((?:hh?_)?mm?_ss?|hh?_mm?)$")  # of "time (hh
 
 
 class Name(NamedTuple):
-    """A column's name taken apart: its stem, the family and factor of its unit, a statistic."""
+    """A parsed column name: its stem, the family and factor of its unit, a statistic."""
 
     stem: str
     family: str | None = None
@@ -218,8 +218,8 @@ class Name(NamedTuple):
 
 
 class Guess(NamedTuple):
-    """What a column holds: the canonical name, the factor to base units (None: no unit is named)
-    and what a time is `per` (step, epoch or total)."""
+    """The content of a column: canonical name, factor to base units (None if no unit is named), and
+    what a time is `per` (step, epoch or total)."""
 
     canonical: str
     factor: float | None
@@ -230,7 +230,7 @@ def normal(name: str) -> str:
     """A name in lower snake case, `#` as n, `/` as per, `%` as percent."""
     text = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", str(name).strip()).lower()
     text = FOOTNOTE.sub("", text.replace("µ", "u").replace("μ", "u"))
-    # Without its brackets, "min" would be the minimum.
+    # Without the brackets, "min" would be read as the minimum.
     text = re.sub(r"[\[(]\s*min\.?\s*[\])]$", " minutes", text)
     text = text.replace("%", " percent ").replace("#", " n ").replace("/", " per ")
     return TOKEN.sub("_", text).strip("_")
@@ -253,7 +253,7 @@ def parse_name(name: str) -> Name:
     statistic = next((word for word in (words[0], *words[:-3:-1]) if word in STATISTICS), None)
     words = [word for word in words if word != statistic]
     family, factor = None, 1.0
-    # After "per" a unit is that of a rate, and "bytes" alone is the quantity.
+    # A unit after "per" belongs to a rate, and "bytes" alone is the quantity.
     if words and (len(words) < 2 or words[-2] != "per") and words not in (["bytes"], ["b"]):
         family = next((family for family, units in UNITS.items() if words[-1] in units), None)
         factor = UNITS[family][words.pop()] if family else 1.0
@@ -261,7 +261,7 @@ def parse_name(name: str) -> Name:
 
 
 class Setting(NamedTuple):
-    """A column's name without its words for settings, and those by kind, in their order."""
+    """A column's name without its words for settings, and those words by kind, in order."""
 
     base: str
     words: tuple[tuple[str, str], ...]
@@ -269,7 +269,7 @@ class Setting(NamedTuple):
 
 @cache
 def setting_of(name: str) -> Setting:
-    """A column's name taken apart: what it holds, and of which setting, such as a precision."""
+    """Parse a column's name: the quantity, and the setting it is for, such as a precision."""
     text = normal(name)
     words = tuple(
         (str(match.lastgroup), match.group().strip("_").replace("_", " "))
@@ -282,9 +282,9 @@ def setting_of(name: str) -> Setting:
 
 @cache
 def guess(name: str) -> Guess | None:
-    """What a column's name stands for; None where it says nothing known."""
+    """The meaning of a column's name; None if it is not recognized."""
     if normal(name) in {"s", "h", "b", "k", "m"}:
-        return None  # a letter alone is a symbol, such as S for the speedup, and no unit
+        return None  # a single letter is a symbol, such as S for the speedup, not a unit
     meaning = _guess(name)
     base, words = setting_of(name)
     if words and (meaning is None or meaning.canonical in {"speedup", "rate"}):
@@ -295,7 +295,7 @@ def guess(name: str) -> Guess | None:
 
 
 def is_ratio(name: str) -> bool:
-    """Whether a column's name speaks of a speedup from one setting to another."""
+    """Whether a column's name denotes a speedup from one setting to another."""
     base, words = setting_of(name)
     return bool(words) and bool(re.search(r"speed_?up", normal(base)))
 
@@ -310,7 +310,7 @@ def _guess(name: str) -> Guess | None:
     text = normal(name)
     if re.search(IDEAL, text):
         return None
-    # The unit of a rate would be read as one of a time.
+    # The unit of a rate would be read as the unit of a time.
     rates = ("rate_per_rank", "rate", "flops_per_rank", "flops")
     for canonical in rates:
         if re.fullmatch(NUMBERS[canonical], text):
@@ -351,13 +351,13 @@ def _time(name: Name) -> Guess | None:
 
 
 def is_parallel(strategy: str) -> bool:
-    """Whether a word of a strategy says that it runs on several ranks."""
+    """Whether a word in a strategy's name means that it runs on several ranks."""
     return any(re.fullmatch(PARALLEL, token) for token in TOKEN.split(strategy))
 
 
 @cache
 def residue(strategy: str) -> frozenset[str]:
-    """The words of a strategy that say what it runs on, without how many ranks."""
+    """The words in a strategy's name for what it runs on, without the number of ranks."""
     tokens = {token for token in TOKEN.split(strategy.lower()) if token}
     ranks = {token for token in tokens if re.fullmatch(rf"\d+|x\d+|{PARALLEL}|{SERIAL}", token)}
     return frozenset(tokens - ranks - NO_VARIANT)

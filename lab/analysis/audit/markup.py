@@ -1,4 +1,4 @@
-"""Tables in the text that people publish: Markdown, HTML and LaTeX, with the lines around them."""
+"""Tables in published text: Markdown, HTML and LaTeX, with the lines around them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 BAR = re.compile(r"(?<!\\)\|")
 RULE = re.compile(r"\s*\|?(?:\s*:?-{2,}:?\s*\|)+(?:\s*:?-{2,}:?\s*)?\s*")
-# Rules and bars as terminals draw them: of psql, of grids, of boxes.
+# Rules and bars as drawn in terminals: psql, grid and box styles.
 _STROKES = dict.fromkeys(map(chr, range(0x2500, 0x2580)), "|") | {"+": "|", "=": "-"}
 RULES = str.maketrans(_STROKES | dict.fromkeys("\u2500\u2501\u2550", "-"))
 BARS = str.maketrans(dict.fromkeys("\u2502\u2503\u2551", "|"))
@@ -60,21 +60,21 @@ class Table(NamedTuple):
 
 
 def find_table(lines: Sequence[str]) -> Table | None:
-    """The longest table in Markdown, HTML or LaTeX, the first of equal ones; None without one."""
+    """The longest table in Markdown, HTML or LaTeX, the first if tied; None without one."""
     text = "\n".join(lines)
     tables = [*_markdown(list(map(_drawn, lines))), *_html(text), *_latex(text)]
     return max(tables, key=lambda table: len(table.rows), default=None)
 
 
 def _drawn(line: str) -> str:
-    """A line of a table that a terminal drew as one of Markdown; other lines as they are."""
+    """Convert a line of a terminal-drawn table to Markdown; leave other lines as they are."""
     rule = line.translate(RULES)
     return rule if "--" in rule and not rule.strip("-:| \t") else line.translate(BARS)
 
 
 def _markdown(lines: Sequence[str]) -> Iterator[Table]:
-    """Tables with a line of dashes below their names; notes are the lines from the last heading,
-    and those down to the next one or the next table."""
+    """Tables with a line of dashes below the column names; notes are the lines from the last
+    heading on and those up to the next heading or table."""
     starts = [
         place - 1
         for place in range(1, len(lines))
@@ -120,7 +120,7 @@ def _latex(text: str) -> Iterator[Table]:
     end = 0
     for match in TABULAR.finditer(text):
         if not 0 <= end <= match.start():
-            continue  # within another one, or nothing ends any more
+            continue  # nested in another table, or never closed
         end = text.find(f"\\end{{{match[1]}}}", match.end())
         body = text[match.end() : max(end, match.end())].lstrip()
         while body.startswith(("{", "[")):  # the width and the columns
@@ -131,14 +131,14 @@ def _latex(text: str) -> Iterator[Table]:
             yield table
 
 
-SPANNED = "\x1f"  # before a name that stands above several columns
+SPANNED = "\x1f"  # before a name that spans several columns
 WIDEST, MOST_COLUMNS = 100, 500  # columns that a cell may span, and a table have
 
 
 def _table(lines: Sequence[list[str]], notes: Sequence[str]) -> Table | None:
-    """A table of lines, the first of which are names; None without rows or a second column.
+    """A table made of lines, the column names first; None without rows or a second column.
 
-    A line that is one cell is a title: a note above the names, a section among the rows.
+    A line with a single cell is a title: a note above the names, a section among the rows.
     """
     below = [*itertools.dropwhile(_is_title, lines)]
     titles = [*notes, *(line[0].lstrip(SPANNED) for line in lines[: len(lines) - len(below)])]
@@ -166,7 +166,7 @@ def _is_title(line: Sequence[str]) -> bool:
 
 
 def _rows(body: str) -> list[list[str]]:
-    """The cells of a tabular, those that span rows or columns repeated."""
+    """The cells of a tabular; cells that span rows or columns are repeated."""
     rows: list[list[str]] = []
     below: dict[int, tuple[int, str]] = {}  # of a column: for how many rows, and what
     for line in ROW.split(LINES.sub("", body)):
@@ -188,7 +188,7 @@ def _rows(body: str) -> list[list[str]]:
 
 
 def _braced(text: str, start: int) -> tuple[str, str]:
-    """What stands in the braces that open at `start`, and what follows them."""
+    """The content of the braces that open at `start`, and the text after them."""
     depth = 0
     for place in range(start, len(text)):
         depth += {"{": 1, "}": -1}.get(text[place], 0)
@@ -198,7 +198,7 @@ def _braced(text: str, start: int) -> tuple[str, str]:
 
 
 def _plain(text: str) -> str:
-    """The words of a cell without commands."""
+    """The text of a cell without commands."""
     for sign, plain in SIGNS.items():
         text = text.replace(sign, plain)
     return re.sub(r"[{}]", "", COMMAND.sub("", text)).strip()
@@ -210,11 +210,11 @@ HEADINGS = {"caption", "h1", "h2", "h3", "h4", "h5", "h6"}
 
 
 def _html(text: str) -> Iterator[Table]:
-    """The tables of a page, those within others too; notes are the heading above and a caption."""
+    """The tables of a page, nested ones included; notes are the heading above and the caption."""
     if "<table" not in text.lower():
         return
     page = _Page()
-    with contextlib.suppress(AssertionError):  # of a declaration that nobody can parse
+    with contextlib.suppress(AssertionError):  # from a declaration that cannot be parsed
         page.feed(HIDDEN.sub("", text))
         page.close()
     for lines, notes in page.tables:
@@ -223,7 +223,7 @@ def _html(text: str) -> Iterator[Table]:
 
 
 def _grid(lines: Sequence[Sequence[Span]]) -> list[list[str]]:
-    """The cells of a page's table, those that span rows or columns repeated."""
+    """The cells of a page's table; cells that span rows or columns are repeated."""
     rows: list[list[str]] = []
     below: dict[int, tuple[int, str]] = {}  # of a column: for how many rows, and what
 
@@ -245,7 +245,7 @@ def _grid(lines: Sequence[Sequence[Span]]) -> list[list[str]]:
 
 
 class _Page(HTMLParser):
-    """The words in the cells of a page's tables; nothing of it is run, loaded or believed."""
+    """The text in the cells of a page's tables; nothing in the page is run, loaded or trusted."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -256,7 +256,7 @@ class _Page(HTMLParser):
         self._words: list[str] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Begin a table, a row, or words of one."""
+        """Begin a table, a row or a cell."""
         if tag == "br":
             self._words.append(" ")
         if tag not in {"table", "tr", "td", "th", *HEADINGS}:
@@ -274,19 +274,19 @@ class _Page(HTMLParser):
             self._tag = tag
 
     def handle_endtag(self, tag: str) -> None:
-        """End what was begun; many pages leave out the ends of cells and rows."""
+        """End the open element; many pages omit the end tags of cells and rows."""
         if tag in {"table", "tr", self._tag}:
             self._keep()
         if tag == "table" and self._open:
             self._open.pop()
 
     def handle_data(self, data: str) -> None:
-        """Keep words that a reader sees."""
+        """Keep text that a reader sees."""
         if self._tag and not self.cdata_elem:  # a script or style
             self._words.append(data)
 
     def close(self) -> None:
-        """Read what the page left open."""
+        """Close what the page left open."""
         super().close()
         self._keep()
 

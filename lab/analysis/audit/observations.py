@@ -1,4 +1,4 @@
-"""Anybody's results in one form: canonical columns, and curves of time over the number of ranks."""
+"""Results from any source in one form: canonical columns, and curves of time over ranks."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ import pandas as pd
 from lab.analysis.audit.points import Curve, Point, columns_of, point_of
 from lab.config.strategies import SETTINGS
 
-# The batch that each kind of scaling holds.
+# The batch that each kind of scaling keeps constant.
 HELD = {"strong": "global_batch_size", "weak": "micro_batch_size", "none": "global_batch_size"}
-# How ranks work together: on one rank it means nothing, so that all its values share a baseline.
+# How ranks work together. On one rank it has no effect, so all its values share a baseline.
 STRATEGY_KEYS = ("key:strategy", *(f"key:{name}" for name in SETTINGS))
-REPEATED = {"key:seed"}  # runs of a table that differ in nothing else are repeats
+REPEATED = {"key:seed"}  # runs of a table that differ only in this are repeats
 BATCHES = {"global_batch_size": "batch", "batch": "batch", "micro_batch_size": "batch per rank"}
 NUMBERS = BATCHES | {"grad_accum": "accumulation"}  # in the names of curves
-ROW = "row of the table"  # its number from 1, where one row becomes several
+ROW = "row of the table"  # its number from 1, if one row becomes several
 
 
 class UncheckedError(Exception):
-    """A rule cannot be applied for lack of `args`."""
+    """A rule cannot be applied because `args` are missing."""
 
 
 @dataclass(frozen=True)
 class Observations:
     """Measurements in canonical columns.
 
-    `frame` has the columns of `lab.analysis.audit.columns.COLUMNS`, NaN where unknown, times in s,
-    sizes in bytes. `label` names a row, `aggregate` says that it stands for all ranks of others,
-    columns that start with `key:` tell configurations apart. `given` are the names of the table's
-    own columns by canonical name, `reading` what each of them was taken for, `derived` columns that
-    follow from others, `calibrated` bus bandwidths in bytes/s by world size, `per` what a time is
-    of. `summarised` rows may stand for several repeats.
+    `frame` has the columns of `lab.analysis.audit.columns.COLUMNS`, NaN if unknown, times in s,
+    sizes in bytes. `label` names a row, `aggregate` marks one that covers all ranks of other rows,
+    and columns that start with `key:` distinguish configurations. `given` maps canonical names to
+    the table's own column names, `reading` states how each was interpreted, `derived` lists columns
+    that follow from others, `calibrated` holds bus bandwidths in bytes/s by world size, and `per`
+    is what a time covers. `summarised` rows may stand for several repeats.
     """
 
     frame: pd.DataFrame
@@ -61,12 +61,12 @@ class Observations:
 
     @property
     def keys(self) -> list[str]:
-        """Columns that tell configurations apart, world size and batch aside."""
+        """Columns that distinguish configurations, apart from world size and batch."""
         return [name for name in self.frame.columns if name.startswith("key:")]
 
     @property
     def runs(self) -> pd.DataFrame:
-        """Rows that stand for whole runs: of records those over all ranks, of a table every row."""
+        """Rows that cover whole runs: for records those over all ranks, for a table every row."""
         return self.frame[self.frame["aggregate"]] if self.kind == "records" else self.frame
 
     def noted(self, pattern: str) -> re.Match[str] | None:
@@ -76,7 +76,7 @@ class Observations:
 
     @property
     def noted_samples(self) -> float:
-        """Samples of an epoch by the notes, NaN where they name none."""
+        """Samples per epoch according to the notes, NaN if they give none."""
         what = r"(\d[\d,]*)\s+(?:training\s+|train\s+)?(?:samples|examples|images|sequences)"
         match = self.noted(what)
         return float(match[1].replace(",", "")) if match else math.nan
@@ -95,7 +95,7 @@ class Observations:
         return [curve for kind, part in groups for curve in self._curves_of(part, str(kind))]
 
     def _curves_of(self, rows: pd.DataFrame, scaling: str) -> list[Curve]:
-        """The curves of rows that declare one kind of scaling, or none ("")."""
+        """The curves of rows that declare one kind of scaling, or none at all ("")."""
         left_out = {*STRATEGY_KEYS, *(REPEATED if self.kind == "table" else ())}
         keys = [key for key in self.keys if key not in left_out]
         batch = _batch_key(self, rows, keys, scaling)
@@ -103,7 +103,7 @@ class Observations:
         varied = [name for name in names if rows[name].nunique(dropna=False) > 1]
         joined = _joined(rows, names)
         if self.kind == "table" and "micro_batch_size" in self.given:
-            # Rows at one world size that share their work otherwise are settings, and no repeats.
+            # Rows at one world size that divide their work differently are settings, not repeats.
             for other in ("micro_batch_size", "grad_accum"):
                 at_once = rows[other].groupby([joined, rows["world_size"]])
                 several = at_once.transform("nunique").groupby(joined).transform("max") > 1
@@ -134,7 +134,7 @@ class Observations:
         return [point for curve in self.curves for point in curve.points]
 
     def rows_of(self, point: Point) -> pd.DataFrame:
-        """The rows that a point is made of."""
+        """The rows that make up a point."""
         places = (self._places[label] for label in point.labels)
         return self.frame.iloc[sorted({place for some in places for place in some})]
 
@@ -147,12 +147,12 @@ class Observations:
 
     @property
     def compared(self) -> list[tuple[Point, Point]]:
-        """Each point that has a baseline, with it."""
+        """Each point that has a baseline, together with that baseline."""
         return [(point, point.base) for point in self.points if point.base is not None]
 
 
 def _joined(rows: pd.DataFrame, names: Sequence[str]) -> pd.Series:
-    """The values of some columns as one text for each row."""
+    """The values of some columns joined into one string per row."""
     joined = pd.Series("", index=rows.index)
     for name in names:
         joined = joined + "\x1f" + rows[name].map(str)
@@ -176,8 +176,8 @@ def _label(values: Mapping[str, Any]) -> str:
 def _batch_key(
     observations: Observations, rows: pd.DataFrame, keys: Sequence[str], scaling: str
 ) -> str | None:
-    """The batch that is constant over world sizes in most rows: the one that the declared scaling
-    holds before others, given ones before derived. Where none is, what should be."""
+    """The batch that is constant over world sizes in most rows. The one that the declared scaling
+    keeps constant goes first, and given ones before derived; if none is, the one that should be."""
     held = HELD.get(scaling)
     best, most = held, 0.5
     known = [name for name in BATCHES if rows[name].notna().any()]
@@ -193,7 +193,7 @@ def _batch_key(
 
 
 def _strategies(rows: pd.DataFrame, curves: pd.Series) -> list[str]:
-    """The strategy of each row, with those of its settings that differ within its curve."""
+    """The strategy of each row, with the settings that differ within its curve."""
     strategies = rows.get("key:strategy", pd.Series("", index=rows.index))
     for key in STRATEGY_KEYS[1:]:
         if key in rows:
@@ -204,8 +204,8 @@ def _strategies(rows: pd.DataFrame, curves: pd.Series) -> list[str]:
 
 
 def measurements(rows: pd.DataFrame, groups: pd.Series) -> pd.Series:
-    """What is equal in rows of one measurement on all ranks of a group: the repeat, epoch and step,
-    or the number among equal rows."""
+    """The key that rows of one measurement share on all ranks of a group: the repeat, epoch and
+    step, or the number among equal rows."""
     names = [name for name in ("repeat", "epoch", "step") if rows[name].notna().any()]
     index = _joined(rows, names)
     again = rows.groupby([groups, index, rows["rank"].fillna(-1), rows["aggregate"]]).cumcount()

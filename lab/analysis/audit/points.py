@@ -1,4 +1,4 @@
-"""Points of a curve: one configuration at one world size, made of rows on all ranks and repeats."""
+"""Points of a curve: one configuration at one world size, over rows of all ranks and repeats."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from lab.analysis.audit.columns import NUMERIC, ROUNDED, residue
 
 ROUNDINGS = tuple(f"{name}_rounding" for name in ROUNDED)
 CARRIED = (*NUMERIC, *ROUNDINGS, "total_steps", "foreign_share")  # from rows to points
-FEW_EPOCHS = 3  # fewer, and the first counts too
+FEW_EPOCHS = 3  # with fewer, the first counts too
 CERTAINLY_MORE = 1.3
-ROUNDING = 0.03  # rates, times and ratios of a table are rounded, each by itself
+ROUNDING = 0.03  # a table rounds rates, times and ratios independently
 INDEX = ("repeat", "epoch", "step")
 Cells = dict[str, list[Any]]
 
 
 def columns_of(rows: pd.DataFrame) -> Cells:
-    """What points are made of; of the numbers that they carry only those that are known."""
+    """The columns that points are made of, with only those carried numbers that are known."""
     carried = [name for name in CARRIED if name in rows and rows[name].notna().any()]
     numbers = dict.fromkeys([*carried, "time", "time_mean", "rate", "rank"])
     cells: Cells = {name: rows[name].astype(float).tolist() for name in numbers}
@@ -34,7 +34,7 @@ def columns_of(rows: pd.DataFrame) -> Cells:
 
 
 def point_of(curve: Curve, size: float, strategy: str, rows: Cells, kind: str) -> Point:
-    """A point of rows at one world size; `kind` is that of their observations."""
+    """A point made of rows at one world size; `kind` is that of their observations."""
     every = range(len(rows["label"]))
     apart = [row for row in every if not rows["aggregate"][row]]
     own, means, of_means = list(every), list(every), "time_mean"
@@ -72,7 +72,7 @@ def _known(values: Iterable[float]) -> list[float]:
 
 
 def _measurements(rows: Cells) -> list[tuple[object, object]]:
-    """Of each row the repeat, and the measurement that rows of other ranks share with it."""
+    """The repeat of each row, and the measurement that it shares with rows of other ranks."""
     indices = list(zip(*(rows[name] for name in INDEX), strict=True))
     numbered = any(_is_known(value) for index in indices for value in index)
     again: Counter[object] = Counter()
@@ -104,9 +104,9 @@ def _per_repeat(
 
 @dataclass(eq=False)
 class Curve:
-    """Points in ascending world size, and the column that holds their batch constant.
+    """Points in ascending world size, and the batch column that is constant over them.
 
-    `per` is what a time is of (step, epoch, total), `scaling` what is declared: strong, weak, none
+    `per` is what a time covers (step, epoch, total), `scaling` is as declared: strong, weak, none
     or "".
     """
 
@@ -118,7 +118,7 @@ class Curve:
 
     @cached_property
     def smallest(self) -> list[Point]:
-        """The points of the smallest world size."""
+        """The points at the smallest world size."""
         least = self.points[0].world_size
         return list(takewhile(lambda point: point.world_size == least, self.points))
 
@@ -129,15 +129,15 @@ class Curve:
 
     @cached_property
     def by_residue(self) -> dict[frozenset[str], list[Point]]:
-        """The smallest points by what their strategy says beside the number of ranks."""
+        """The smallest points by their strategy's words other than the number of ranks."""
         return _grouped(self.smallest, lambda point: residue(point.strategy))
 
     @cached_property
     def ratios_over(self) -> float:
-        """The ranks that quoted speedups and efficiencies are over: those of the smallest row where
-        they are 1 in it, or its own gains where it quotes none; else one rank.
+        """The ranks that quoted speedups and efficiencies are relative to: those of the smallest
+        row if it quotes 1, or quotes none and the others match the table's gains; else one rank.
 
-        NaN where one rank has a speedup too: then they are over another program.
+        NaN if one rank has a speedup too: then the reference is another program.
         """
         least = self.points[0].world_size
         for name in ("speedup", "efficiency"):
@@ -151,8 +151,8 @@ class Curve:
 
     @property
     def _over_another(self) -> bool:
-        """Whether more ranks are quoted at 1 as well, although they do far more: it is the speedup
-        of another program over this one."""
+        """Whether more ranks are also quoted at 1 although they are far faster: then the quoted
+        value is the speedup of another program over this one."""
         return any(point.speedup == 1 and point.gain > CERTAINLY_MORE for point in self.points)
 
 
@@ -165,10 +165,10 @@ def _grouped(points: Iterable[Point], key: Callable[[Point], Any]) -> dict[Any, 
 
 @dataclass(eq=False)
 class Point:
-    """One configuration at one world size; its medians in `values` are attributes, NaN if unknown.
+    """One configuration at one world size; medians in `values` are attributes, NaN if unknown.
 
-    `times` has the slowest rank's time in s for each repeat, `means` quoted means over ranks,
-    `rates` what is done per second.
+    `times` holds the slowest rank's time in s for each repeat, `means` the quoted means over ranks,
+    `rates` the work per second.
     """
 
     curve: Curve = field(repr=False)
@@ -205,17 +205,17 @@ class Point:
 
     @cached_property
     def bounds(self) -> tuple[float, float] | None:
-        """The range of the time by repeats, or as the table gives it; None if unknown."""
+        """The range of the time over repeats, or as the table gives it; None if unknown."""
         if len(self.times) > 1:
             return min(self.times), max(self.times)
         if self.low <= self.time <= self.high:
             return self.low, self.high
-        # Two standard deviations hold 95 % of a normal spread.
+        # Two standard deviations cover 95 % of a normal distribution.
         return (self.time - 2 * self.std, self.time + 2 * self.std) if self.std > 0 else None
 
     @cached_property
     def base(self) -> Point | None:
-        """The point of the smallest world size to compare with, None where none or several fit."""
+        """The point at the smallest world size to compare with, None if none or several fit."""
         smallest = self.curve.smallest
         if self.world_size == smallest[0].world_size:
             return None
@@ -232,7 +232,7 @@ class Point:
 
     @property
     def over(self) -> float:
-        """The number of ranks relative to those that quoted ratios are over."""
+        """The number of ranks relative to the one that quoted ratios are based on."""
         return self.world_size / self.curve.ratios_over
 
     @cached_property
@@ -242,16 +242,16 @@ class Point:
 
     @property
     def rounding(self) -> float:
-        """What the last digits leave open of the time, or of the rate, as a share of it."""
+        """The rounding uncertainty of the time, or of the rate, as a share of it."""
         share = self.time_rounding if self.times else self.rate_rounding
         return share if share == share else 0.0
 
     @cached_property
     def work(self) -> float:
-        """How many times the baseline's samples its time stands for.
+        """The samples that its time covers, relative to the baseline's.
 
-        Those of a step are its batch. An epoch or a total has the same samples, except in weak
-        scaling, which is declared or follows from rates times times.
+        The samples of a step are its batch. An epoch or a total has the same samples, except in
+        weak scaling, which is declared or follows from rate times time.
         """
         base, per = self.base, self.curve.per
         if base is None:
@@ -269,7 +269,7 @@ class Point:
 
     @cached_property
     def gain(self) -> float:
-        """Work per time over that of the baseline, NaN if unknown."""
+        """Work per time relative to the baseline, NaN if unknown."""
         base = self.base
         if base is None:
             return math.nan
@@ -279,7 +279,7 @@ class Point:
 
     @property
     def least_gain(self) -> float:
-        """The gain where both numbers are rounded to its favour."""
+        """The gain if both numbers were rounded in its favour."""
         if self.base is None:
             return math.nan
         ends = (self.base.rounding, self.rounding)
@@ -288,7 +288,7 @@ class Point:
 
     @property
     def gain_of_means(self) -> float:
-        """The gain by means over ranks, NaN if unknown."""
+        """The gain computed from means over ranks, NaN if unknown."""
         if self.base is None or not self.mean > 0:
             return math.nan
         quoted = self.base.time if math.isnan(self.base.mean) else self.base.mean
@@ -296,7 +296,7 @@ class Point:
 
     @property
     def gain_bounds(self) -> tuple[float, float] | None:
-        """Where the gain may lie by the ranges of both times; None where one is unknown."""
+        """The range of the gain, from the ranges of both times; None if one is unknown."""
         here, there = self.bounds, self.base.bounds if self.base else None
         if here is None or there is None or min(here[0], there[0]) <= 0:
             return None

@@ -15,7 +15,7 @@ from lab.perfmodel.collectives import bus_factor
 from lab.records.schema import ClassificationPoint, Communication, Environment, Point, Timing
 from lab.records.store import Record
 
-# Settings of a run that follow from the world size or that a rule compares by itself.
+# Settings of a run that follow from the world size or that have their own rule.
 NO_KEYS = {
     *("world_size", "global_batch_size", "micro_batch_size", "grad_accum"),
     *("steps", "warmup_steps", "lr_warmup_steps", "eval_batches"),
@@ -60,7 +60,7 @@ def from_records(
         scaling=scaling,
         baseline=baseline or {},
         derived=frozenset({"micro_batch_size"}),
-        # A published row is one record, whatever it was the mean of.
+        # A published row is one record, whatever it averages.
         summarised=any(record.environment and record.environment.replay for record in records),
     )
 
@@ -73,7 +73,7 @@ def _common(record: Record) -> dict[str, Any]:
         "repeat": str(record.repeat),
         "world_size": run.world_size,
         "global_batch_size": record.global_batch_size,
-        # Of a script it may be unknown.
+        # For a script it may be unknown.
         "micro_batch_size": run.micro_batch_size and run.micro_batch_size * run.grad_accum,
         "total_steps": run.steps,
         "warmup": run.warmup_steps,
@@ -122,7 +122,7 @@ def _environment(environment: Environment) -> dict[str, Any]:
 
 
 def _inference(point: Point | ClassificationPoint, run_id: str) -> dict[str, Any]:
-    """One point of an inference record: the time for one batch with the quantized model."""
+    """One point of an inference record: the time of one batch with the quantized model."""
     if isinstance(point, Point):
         total, prompt = point.quantized.total, str(point.prompt_tokens)
         name = f"{run_id}, prompt {prompt}"
@@ -151,7 +151,7 @@ def _quoted(timing: Timing, communication: Communication | None, world_size: int
         total, exposed = communication.total, communication.exposed
         size: float | None = communication.bytes
         if communication.bytes_moved is not None and world_size > 1:
-            # Rules of bandwidth assume an all-reduce: the size of one that moves as much.
+            # Bandwidth rules assume an all-reduce: the size of one that moves as many bytes.
             size = communication.bytes_moved / bus_factor("all_reduce", world_size)
         row["communication"] = total.median if total else None
         row["exposed"] = exposed.median if exposed else None

@@ -1,4 +1,4 @@
-"""Wide tables made long: columns such as `time_1gpu`, `ddp_s` or `time_b64` become rows."""
+"""Wide tables in long form: columns such as `time_1gpu`, `ddp_s` or `time_b64` become rows."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ NAMED = 4  # columns in a sentence
 
 
 class Spread(NamedTuple):
-    """A column of a wide table: its world size (NaN: not named), what it holds, its setting."""
+    """A column of a wide table: its world size (NaN if not named), its content, its setting."""
 
     column: str
     world_size: float
@@ -55,7 +55,7 @@ class Spread(NamedTuple):
 
 
 def hinted_ranks(name: str, notes: Sequence[str]) -> tuple[int, str] | None:
-    """A number of ranks that the file's name or its notes mention, and which of them does."""
+    """A number of ranks given in the file's name or its notes, and which of the two gives it."""
     for text, where in [(name, "the name of the table"), *((note, "its notes") for note in notes)]:
         match = next((match for hint in HINTS if (match := hint.search(text))), None)
         if match and 1 < int(match[1][:7]) <= MAX_RANKS:
@@ -64,14 +64,14 @@ def hinted_ranks(name: str, notes: Sequence[str]) -> tuple[int, str] | None:
 
 
 def noted_quantity(name: str, notes: Sequence[str]) -> str:
-    """What numbers without a name are: a rate where the notes speak of one, else times."""
+    """What unnamed numbers are: a rate if the notes mention one, else times."""
     texts = " ".join([name, *notes])
     rest = NOTED_RATE.sub("", texts)
     return "rate" if rest != texts and not NOTED_TIME.search(rest) else "time"
 
 
 def turned(frame: pd.DataFrame, mapped: Collection[str]) -> tuple[pd.DataFrame, list[str]]:
-    """A table with a row for each quantity and a column for each number of ranks, on its side;
+    """Transpose a table with a row for each quantity and a column for each number of ranks; leave
     other tables as they are."""
     first, *others = frame.columns
     names = frame[first].astype(str)
@@ -96,8 +96,8 @@ def turned(frame: pd.DataFrame, mapped: Collection[str]) -> tuple[pd.DataFrame, 
 
 
 def by_rank(frame: pd.DataFrame, mapped: Collection[str]) -> tuple[pd.DataFrame, list[str]]:
-    """A table with a column for the time of each rank as a long one with a column `rank`, of which
-    another time is over all ranks; other tables as they are."""
+    """Turn a table with a time column per rank into a long one with a column `rank`, in which any
+    other time covers all ranks; leave other tables as they are."""
     matches = {
         column: match
         for column in frame.columns
@@ -125,8 +125,8 @@ def by_rank(frame: pd.DataFrame, mapped: Collection[str]) -> tuple[pd.DataFrame,
 
 
 def by_batch(frame: pd.DataFrame, mapped: Collection[str]) -> tuple[pd.DataFrame, list[str]]:
-    """A table with columns for several batches as a long one with a column `batch size`, and what
-    that assumes; other tables as they are. Columns that are `mapped` stay."""
+    """Turn a table with columns for several batches into a long one with a column `batch size`, and
+    state what that assumes; leave other tables as they are. `mapped` columns stay."""
     matches = {
         column: match
         for column in frame.columns
@@ -143,7 +143,7 @@ def by_batch(frame: pd.DataFrame, mapped: Collection[str]) -> tuple[pd.DataFrame
         if not name or name in TIME_UNITS:
             name = f"time_{name}".strip("_")
         if name in part:
-            return frame, []  # two columns would be one
+            return frame, []  # two columns would become one
         part[name] = frame[column]
     assumption = f"the batches are read from the column names {_listed(matches)}"
     return pd.concat(parts.values(), ignore_index=True), [assumption]
@@ -160,12 +160,12 @@ Words = tuple[str, ...]
 def by_setting(
     frame: pd.DataFrame, mapped: Collection[str]
 ) -> tuple[pd.DataFrame, list[str], dict[str, list[str]]]:
-    """A table with a column for each of several precisions, programs or GPUs as a long one with a
-    column for that setting, what that assumes, and the columns that each new one is from; other
-    tables as they are.
+    """Turn a table with a column for each of several precisions, programs or GPUs into a long one
+    with a column for that setting. Also return what that assumes and the source columns of each new
+    column; leave other tables as they are.
 
-    A quoted ratio between two settings stands in `ratio_of_times` or `ratio_of_rates` of the rows
-    of the one, and the other in `ratio_over`.
+    A quoted ratio between two settings goes to `ratio_of_times` or `ratio_of_rates` in the rows of
+    one of them; `ratio_over` names the other.
     """
     free = [column for column in frame.columns if column not in mapped]
     named = {column: setting for column in free if (setting := setting_of(column)).words}
@@ -225,19 +225,19 @@ def by_setting(
 
 
 def _ratio_kind(column: str, *, rates: bool) -> str:
-    """What a speedup between settings is of, by its name or by what the table has."""
+    """What a speedup between settings refers to, by its name or by what the table has."""
     named = re.search("time|throughput", normal(column))
     return "rates" if (named[0] == "throughput" if named else rates) else "times"
 
 
 def _told_apart(setting: Setting) -> bool:
-    """Whether a name holds one word for each kind of setting: "Batch: FP32, AMP" is of both."""
+    """Whether a name has one word for each kind of setting: "Batch: FP32, AMP" has two."""
     kinds = [kind for kind, _ in setting.words]
     return len(kinds) == len(set(kinds))
 
 
 def _quantity(cells: pd.Series, setting: Setting) -> tuple[str, str] | None:
-    """What a column of one setting holds, and its name without the setting."""
+    """The content of a column for one setting, and its name without the setting."""
     if setting.base:
         meaning = guess(setting.base)
         numeric = meaning is not None and meaning.canonical in NUMERIC
@@ -261,7 +261,7 @@ def _free_name(name: str, taken: Sequence[str]) -> str:
 def _other_of(
     setting: Setting, words: Words, parts: Sequence[Words], kinds: Sequence[str]
 ) -> Words | None:
-    """What a ratio is over, where it is one of `words`: "FP32 to AMP" is AMP's, over FP32."""
+    """The reference of a ratio, if it is one of `words`: "FP32 to AMP" is AMP's, over FP32."""
     named = [word for kind, word in setting.words if kind in kinds]
     ends = [part for word in named for part in parts if word in part]
     if len(ends) == 1 and len(parts) == 2:
@@ -277,10 +277,10 @@ def by_world_size(
     mapped: Collection[str],
     quantity: str = "time",
 ) -> tuple[pd.DataFrame, list[str]]:
-    """A table with columns for several world sizes as a long one with columns `world_size`,
-    `setting` and quantities in base units, and what that assumes; other tables as they are.
+    """Turn a table with columns for several world sizes into a long one with columns `world_size`,
+    `setting` and quantities in base units, and state what that assumes; leave other tables as is.
 
-    Columns that name no `quantity` hold this one.
+    Columns that name no quantity hold `quantity`.
     """
     columns = [column for column in frame.columns if column not in mapped]
     spreads = [spread for column in columns if (spread := _spread(column, quantity))]
@@ -312,7 +312,7 @@ def _listed(columns: Iterable[str]) -> str:
 
 
 def _without(match: re.Match[str]) -> str:
-    """A column's name without what was matched in it."""
+    """A column's name without the matched part."""
     before, after = match.string[: match.start()], match.string[match.end() :]
     return f"{before}_{after.strip('_')}".strip("_")
 

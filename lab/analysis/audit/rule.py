@@ -1,4 +1,4 @@
-"""What a rule of the audit is, and what it finds."""
+"""Audit rules and their findings."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from lab.analysis.audit.observations import Observations, UncheckedError
 
 Severity = Literal["error", "warning", "note"]
 MOST_RECORDS = 50
-SHOWN = 3  # faults of one cause whose numbers a finding gives
+SHOWN = 3  # faults of one cause for which a finding gives numbers
 
 
 class Finding(BaseModel):
-    """A fault: which rule, where, why, and what to do.
+    """A fault: the rule, the place, the reason, and what to do.
 
-    An error is wrong, a warning not to be trusted as it stands, a note worth knowing.
+    An error is wrong, a warning should not be trusted as it stands, a note is worth knowing.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -32,7 +32,7 @@ class Finding(BaseModel):
 
 
 class Fault(NamedTuple):
-    """What a check yields: labels of rows, and what differs from its rule's advice and severity."""
+    """What a check yields: row labels, and any advice or severity other than its rule's."""
 
     records: Iterable[object]
     evidence: str
@@ -51,14 +51,14 @@ class Rule:
     check: Callable[[Observations], Iterator[Fault]]
 
     def apply(self, observations: Observations) -> list[Finding]:
-        """What the rule finds. Raises UncheckedError with what is lacking where it cannot say."""
+        """The rule's findings. Raises UncheckedError with what is missing if it cannot apply."""
         needs = self.needs.split(", ")
         lacks = [need for need in needs if observations.known.isdisjoint(need.split(" or "))]
         if lacks:
             raise UncheckedError(*lacks)
         faults: dict[tuple[Severity | None, str], list[Fault]] = {}
         try:
-            # What overflows is not a number and takes part in no comparison.
+            # An overflow becomes NaN, which takes part in no comparison.
             with np.errstate(all="ignore"):
                 for fault in self.check(observations):
                     faults.setdefault((fault.severity, fault.advice), []).append(fault)
@@ -68,7 +68,7 @@ class Rule:
         return [self._finding(alike) for alike in faults.values()]
 
     def _finding(self, alike: Sequence[Fault]) -> Finding:
-        """Faults of one cause, which is what their advice mends, as one finding."""
+        """Faults of one cause, that is with the same advice, as one finding."""
         fault, more = alike[0], len(alike) - SHOWN
         records = tuple(dict.fromkeys(str(record) for each in alike for record in each.records))
         evidence = " ".join(each.evidence for each in alike[:SHOWN])
@@ -87,12 +87,12 @@ class Rule:
 def rule(
     name: str, needs: str, *, severity: Severity = "warning", advice: str = ""
 ) -> Callable[[Callable[[Observations], Iterator[Fault]]], Rule]:
-    """Make a check the rule `name`; `severity` and `advice` are of faults that have no other."""
+    """Make a check the rule `name`; `severity` and `advice` apply to faults without their own."""
     return lambda check: Rule(name, needs, severity, advice, check)
 
 
 def seconds(value: float) -> str:
-    """A time for a sentence, in s, ms or µs, with digits enough to find it again in the table."""
+    """A time for a sentence, in s, ms or µs, with enough digits to find it in the table."""
     for unit, scale in (("s", 1.0), ("ms", 1e3), ("µs", 1e6)):
         amount = value * scale
         if abs(amount) >= 0.1 or (unit == "µs" and value):

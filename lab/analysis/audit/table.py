@@ -1,4 +1,4 @@
-"""Anybody's table as observations: columns are guessed by name, and assumptions listed."""
+"""Any results table as observations: columns are guessed by name, and assumptions listed."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from lab.analysis.audit.values import (
 )
 from lab.errors import InputError, Problem, nearest
 
-# What a rank may be called in rows that are statistics over ranks; only means are of use.
+# Rank labels of rows that are statistics over ranks; only means are of use.
 AGGREGATES = {"mean", "avg", "average", "all", "mean over ranks", "overall"}
 OTHER_STATISTICS = {"std", "stdev", "sd", "min", "median", "sum", "total"}
 KEYS = (
@@ -48,7 +48,7 @@ KEYS = (
     *("link", "device", "emulated", "strategy", "scaling", "recompute", "sharding", "interleave"),
     *LAYOUT,
 )
-# What nobody writes beside the time of a collective.
+# Columns that never appear next to the time of a collective.
 TRAINING = {
     *("step", "epoch", "parameters", "loss", "accuracy"),
     *("global_batch_size", "micro_batch_size", "batch"),
@@ -59,7 +59,7 @@ POSITIVE = (
     *("batch", "speedup", "parameters", "bytes", "rate_per_rank", "flops", "flops_per_rank"),
     *("mfu", "hfu", "peak_flops", "dp", *LAYOUT, "grad_accum", "ratio_of_times", "ratio_of_rates"),
 )
-# Larger values are per cent without saying so; of a share of a peak all values of the column.
+# Larger values are per cent even if unlabelled; for a share of peak, so is the whole column.
 PERCENT_FROM = {"efficiency": 4, "accuracy": 1.5, "mfu": 3, "hfu": 3}
 SHARES = {"mfu", "hfu"}
 WHOLE_NUMBERS = {
@@ -78,9 +78,9 @@ SCALING = re.compile(r"(strong|weak)(?:[ _-]?scal.*|)", re.IGNORECASE)
 NOTED_SCALING = re.compile("(strong|weak)[ _-]?scal", re.IGNORECASE)
 # Rows of these are single measurements; others may stand for several.
 LOGGED = {"rank", "epoch", "step"}
-# What runs may be compared by, where they were all measured at several world sizes.
+# What runs may be compared by, if all of them were measured at several world sizes.
 COMPARED = ("gpu", "cpu", "version", "driver")
-# Of which a table may hold several, that say different things.
+# A table may hold several of these, with different meanings.
 MEASURED = {"time": "time", "rate": "rate", "rate_per_rank": "rate per rank"}
 NOTED_UNITS = {
     "microseconds": (re.compile(r"microseconds|\bus\b|µs", re.IGNORECASE), 1e-6),
@@ -154,7 +154,7 @@ def from_table(
 
 
 def _reading(given: Mapping[str, str], origins: Mapping[str, Sequence[str]]) -> dict[str, str]:
-    """What each column of the table was taken for."""
+    """How each column of the table was interpreted."""
     return {
         column: canonical
         for canonical, name in given.items()
@@ -163,7 +163,7 @@ def _reading(given: Mapping[str, str], origins: Mapping[str, Sequence[str]]) -> 
 
 
 def _noted_scaling(name: str, notes: Sequence[str]) -> Literal["weak"] | None:
-    """Weak, where the name or the notes say so and of nothing else that it is strong."""
+    """Weak, if the name or the notes say so and do not call anything else strong."""
     kinds = {kind.lower() for text in (name, *notes) for kind in NOTED_SCALING.findall(text)}
     return "weak" if kinds == {"weak"} else None
 
@@ -280,7 +280,7 @@ def _canonicals(meanings: Mapping[str, Guess]) -> list[str]:
 
 
 def _by_precision(frame: pd.DataFrame, meanings: Mapping[str, Guess]) -> dict[str, Guess]:
-    """The columns, of several rates the one with the most digits first."""
+    """The columns; of several rates, the one with the most digits comes first."""
     rates = [column for column, meaning in meanings.items() if meaning.canonical == "rate"]
     if len(rates) < 2:
         return dict(meanings)
@@ -290,7 +290,7 @@ def _by_precision(frame: pd.DataFrame, meanings: Mapping[str, Guess]) -> dict[st
 
 
 def _are_shares(cells: pd.Series) -> bool:
-    """Whether what is called scaling is per cent or a share, and no number of times."""
+    """Whether a column called scaling holds a percentage or share, not a speedup factor."""
     texts = cells.dropna().astype(str)
     return bool(texts.str.contains("%").any()) or bool(
         (numbers(texts).dropna() <= 1 + ROUNDING).all() and (numbers(texts).dropna() < 1).any()
@@ -305,7 +305,7 @@ def _counts(cells: pd.Series) -> bool:
 def _ranks(
     cells: pd.Series, tidy: pd.DataFrame, given: dict[str, str], column: str, canonical: str
 ) -> pd.Series:
-    """The ranks of cells such as "8x A100", whose words say the GPU; other cells as they are."""
+    """The ranks in cells such as "8x A100", which also name the GPU; other cells as they are."""
     texts = cells.dropna()
     if canonical != "world_size" and "world_size" in given:
         return cells
@@ -323,7 +323,7 @@ def _ranks(
 
 
 def _is_mean(column: str, meanings: Mapping[str, Guess]) -> bool:
-    """Whether a column is a mean over ranks: another one holds the slowest of the same quantity."""
+    """Whether a column is a mean over ranks, because another holds the slowest rank's value."""
     canonical = meanings[column].canonical
     return parse_name(column).statistic in columns.MEANS and any(
         parse_name(other).statistic in columns.MAXIMA
@@ -357,7 +357,7 @@ def _text(cell: object) -> str | None:
 
 
 def _clean(tidy: pd.DataFrame, assumptions: list[str]) -> pd.DataFrame:
-    """Without rows that are other statistics of ranks, and values that no measurement can have."""
+    """Drop rows with other statistics over ranks, and values that no measurement can have."""
     ranks = tidy["rank"].str.lower()
     tidy["aggregate"] = ranks.isin(AGGREGATES)
     tidy["rank"] = ranks.str.extract(r"(\d{1,7})$", expand=False).astype(float)
@@ -404,13 +404,13 @@ def _world_size(tidy: pd.DataFrame, hint: tuple[int, str] | None) -> tuple[pd.Se
 def _add_keys(
     tidy: pd.DataFrame, frame: pd.DataFrame, used: Collection[str], *, collective: bool
 ) -> None:
-    """Columns that tell configurations apart: KEYS, and others met at several world sizes."""
+    """Columns that distinguish configurations: KEYS, and others with several world sizes each."""
     compared = (name for name in COMPARED if _is_compared(tidy[name], tidy["world_size"]))
     keys = {f"key:{name}": tidy[name] for name in (*KEYS, *compared) if tidy[name].notna().any()}
     if collective:
         keys["key:bytes"] = tidy["bytes"].map(_size)
     for column in frame.columns:
-        # What stands in a column whose numbers cannot be read may tell rows apart all the same.
+        # A column whose numbers cannot be parsed may still distinguish rows.
         meaning = guess(column)
         read = meaning is not None and meaning.canonical not in {*WHOLE_NUMBERS, *TEXTS}
         if column not in used and not read and column != ROW:
@@ -451,7 +451,7 @@ def _is_compared(cells: pd.Series, sizes: pd.Series) -> bool:
 
 
 def _labels(tidy: pd.DataFrame) -> list[str]:
-    """A name for each row: its number in the table from 1, and what tells it apart."""
+    """A name for each row: its number in the table from 1, and what distinguishes it."""
     keys = [name for name in tidy.columns if name.startswith("key:") and tidy[name].nunique() > 1]
     batches = tidy["batch"].fillna(tidy["global_batch_size"])
     rows = tidy[[*keys, "world_size", "rank", "aggregate"]].to_dict("records")

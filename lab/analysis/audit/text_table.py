@@ -1,4 +1,4 @@
-"""Tables of others as DataFrames of text: delimited, marked up, or what nccl-tests print."""
+"""External tables as DataFrames of text: delimited, marked up, or printed by nccl-tests."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ MAX_BYTES = 50 * 10**6
 MAX_CELL = 1_000_000
 STREAM = "standard input"
 DELIMITERS = (",", ";", "\t", "|")
-SPACES = " "  # where none of these is
-PROSE = (".", ":", "!", "?")  # ends of lines that hold no names
+SPACES = " "  # if none of these occurs
+PROSE = (".", ":", "!", "?")  # ends of lines that are not column names
 SAMPLE_LINES = 50
 WORD = re.compile(r"[A-Za-z]{2}")
-# What launchers write before a line: "0: " (srun -l), "[1,0]<stdout>:" (mpirun, after a time where
-# asked), "[0] " (mpiexec -l), "[rank0]: " (torchrun); before what nccl-tests print also "node1: ".
+# Line prefixes of launchers: "0: " (srun -l), "[1,0]<stdout>:" (mpirun, after a time if
+# requested), "[0] " (mpiexec -l), "[rank0]: " (torchrun); in nccl-tests output also "node1: ".
 LAUNCHED = re.compile(
     r"^(?:\s*\d+:\s|[^\[]{0,40}\[\w+,\w+\](?:\[[\w.:-]*\])?<std(?:out|err)>: ?"
     r"|\s*\[(?:rank|default)?\d+\]:?\s)"
@@ -38,7 +38,7 @@ NCCL_RANK = re.compile(r"#?\s*Rank\s+(\d+)\s.*\son\s+(\S+)\s+device\s+\d+\s+\[\w
 NCCL_HEADER = re.compile(r"^[#\s]*size\s+count\s+type\b.*\btime\s+algbw\s+busbw\b")
 NCCL_ITERATIONS = re.compile(r"(?<!warmup )\biters:\s*(\d+)")
 NCCL_MEASURED = 4  # time, algbw, busbw, errors
-NEARLY = 0.02  # a whole number, as far as two decimals of bandwidths tell
+NEARLY = 0.02  # a whole number, within two decimals of the bandwidths
 NCCL_COLUMNS = [
     *("message_bytes", "variant", "time_us", "algbw_gb_per_s", "busbw_gb_per_s"),
     *("gpus", "nodes", "gpu_name", "repeats"),
@@ -48,8 +48,8 @@ NCCL_COLUMNS = [
 def read_table(
     source: str | Path | IO[Any], mapping: Mapping[str, str] | None = None
 ) -> pd.DataFrame:
-    """A delimited text (comma, semicolon, tab, bar, else spaces), the longest table of a text in
-    Markdown, HTML or LaTeX, or what nccl-tests print, as a DataFrame of text, empty cells as "".
+    """Read delimited text (comma, semicolon, tab, bar, else spaces), the longest table of a text in
+    Markdown, HTML or LaTeX, or nccl-tests output as a DataFrame of text, empty cells as "".
 
     `source` is a path or an open stream. Notes are in `frame.attrs["notes"]`: lines that start with
     #, except for column names right above numbers, or the text around a table. The file's stem is
@@ -112,7 +112,7 @@ def _text(stream: IO[Any] | None, name: str) -> str:
     is_utf16 = raw.startswith((b"\xff\xfe", b"\xfe\xff"))
     if b"\0" in raw and not is_utf16:
         raise _error(name, "not text", "save the table as CSV")
-    # Spreadsheets that do not write UTF-8 write cp1252.
+    # Spreadsheets that do not save UTF-8 save cp1252.
     for encoding in ("utf-16",) if is_utf16 else ("utf-8-sig", "cp1252"):
         with contextlib.suppress(UnicodeDecodeError):
             return str(raw.decode(encoding))
@@ -120,8 +120,8 @@ def _text(stream: IO[Any] | None, name: str) -> str:
 
 
 def _unmarked(lines: Sequence[str]) -> list[str]:
-    """Lines without what stands before each of them: marks of a quotation, or of a launcher; and
-    without the fences of a block of code."""
+    """Lines without quotation marks or launcher prefixes at their start, and without the fences of
+    code blocks."""
     for mark in (QUOTED, LAUNCHED):
         if any(lines) and all(mark.match(line) for line in lines if line.strip()):
             lines = [mark.sub("", line) for line in lines]
@@ -131,7 +131,7 @@ def _unmarked(lines: Sequence[str]) -> list[str]:
 def _rectangular(
     name: str, header: list[str], rows: list[list[str]]
 ) -> tuple[list[str], list[list[str]]]:
-    """Names for all columns, and rows as long as they are."""
+    """Names for all columns, and rows of equal length."""
     for number, row in enumerate(rows, start=1):
         if any(row[len(header) :]):
             what = f"{len(row)} cells under {len(header)} column names"
@@ -174,8 +174,8 @@ def _sample(name: str, lines: Sequence[str]) -> list[str]:
 
 
 def _below_prose(lines: Sequence[str]) -> list[str]:
-    """The longest run of lines of as many cells, words first and numbers below; without one, or
-    where the first line may be its names, all lines."""
+    """The longest run of lines with equal numbers of cells, words first and numbers below; all
+    lines if there is none, or if the first line may hold its names."""
     place, first = next(item for item in enumerate(lines) if item[1].strip())
     alone = not "".join(lines[place + 1 : place + 2]).strip()
     best: list[str] = []
@@ -197,9 +197,9 @@ def _has_digits(line: str) -> bool:
 
 
 def _names(header: str, row: str) -> list[str] | None:
-    """Column names, one for each cell of the row below; None where their numbers differ.
+    """Column names, one for each cell of the row below; None if their numbers differ.
 
-    In columns of spaces, names that hold spaces are two or more of them apart.
+    In columns separated by spaces, names that contain spaces are two or more spaces apart.
     """
     delimiter = _delimiter([row])
     if delimiter != SPACES:
@@ -209,7 +209,7 @@ def _names(header: str, row: str) -> list[str] | None:
 
 
 def _delimiter(lines: Sequence[str]) -> str:
-    """The delimiter that the header has, and most rows as often as the header."""
+    """The delimiter that occurs in the header, and equally often in most rows."""
 
     def agreement(delimiter: str) -> tuple[float, int]:
         counts = [len(next(csv.reader([line], delimiter=delimiter), [])) for line in lines]
@@ -234,7 +234,7 @@ def _cells(name: str, lines: Sequence[str], delimiter: str) -> tuple[list[str], 
                 cells.pop()
             if not any(cells):
                 continue
-            if not header:  # whoever saves a DataFrame leaves the name of its index empty
+            if not header:  # a saved DataFrame has an empty name for its index
                 header = [cell or f"unnamed {number}" for number, cell in enumerate(cells, start=1)]
                 continue
             if len(cells) > len(header):
@@ -251,8 +251,8 @@ def _cells(name: str, lines: Sequence[str], delimiter: str) -> tuple[list[str], 
 
 
 def _nccl_tests(name: str, lines: Sequence[str]) -> tuple[list[str], list[list[str]]]:
-    """A row for each size, out of place and in place, with what the list of devices says."""
-    # Programs that do not know each other all list a rank 0: they measured one rank each.
+    """A row for each size, out of place and in place, with the facts from the device list."""
+    # Independent programs all list a rank 0: each measured a single rank.
     devices = [match.groups() for line in lines if (match := NCCL_RANK.match(line))]
     ranks, hosts, gpus = ({device[place] for device in devices} for place in range(3))
     iterations = next((match[1] for line in lines if (match := NCCL_ITERATIONS.search(line))), "")
@@ -274,11 +274,11 @@ def _nccl_tests(name: str, lines: Sequence[str]) -> tuple[list[str], list[list[s
 
 
 def _ranks_by_bandwidths(rows: Sequence[Sequence[str]]) -> str:
-    """The ranks that make algorithm and bus bandwidth of the fastest row what they are, if any."""
+    """The number of ranks that relates algbw to busbw in the fastest row, if any."""
     with contextlib.suppress(ValueError, ZeroDivisionError):
         algorithm, bus = max((float(row[3]), float(row[4])) for row in rows)
         ratio = bus / algorithm
-        # 2(n-1)/n of an all-reduce lies above 1, (n-1)/n of a gather or scatter below.
+        # The factor 2(n-1)/n of an all-reduce is above 1, (n-1)/n of a gather or scatter is below.
         ranks = 2 / (2 - ratio) if ratio > 1 else 1 / (1 - ratio)
         if ranks > 1 and abs(ranks / round(ranks) - 1) < NEARLY:
             return str(round(ranks))
@@ -286,7 +286,7 @@ def _ranks_by_bandwidths(rows: Sequence[Sequence[str]]) -> str:
 
 
 def read_file(path: Path, mapping: Mapping[str, str] | None = None) -> pd.DataFrame:
-    """The table in a file of text, as of `read_table`, or of Parquet; raises InputError."""
+    """The table in a Parquet file, or in a text file as by `read_table`; raises InputError."""
     if path.suffix.lower() != ".parquet":
         return read_table(path, mapping)
     import pandas as pd

@@ -14,7 +14,7 @@ MISSING = {
     *("oom", "failed", "fail", "error"),
 }
 NUMBER = re.compile(r"[-+]?(?:\d[\d.,'\u202f\u00a0_]*\d|\d|\.\d+)(?:[eE][-+]?\d+)?")
-# 1:02:03.5, 42:18, and 1-02:03:04 or 1 day, 2:03:04 where there are days.
+# 1:02:03.5, 42:18, and with days 1-02:03:04 or 1 day, 2:03:04.
 CLOCK = re.compile(r"(?:(?:(\d+)(?:-|\s*days?,?\s+))?(\d+):)?(\d{1,3}):(\d{2}(?:\.\d+)?)")
 AMOUNT = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]+)[\s,]*")
 PLUS_MINUS = r"±|\+/-"
@@ -35,7 +35,7 @@ TIME_UNITS = _by_name(
         3600.0: "h hr hrs hour hours",
     }
 )
-# In a cell, unlike in a name, "min" is no minimum and "m" no million.
+# In a cell, unlike in a name, "min" does not mean minimum and "m" does not mean million.
 CELL_TIMES = TIME_UNITS | _by_name({60.0: "m min", 86400.0: "d day days"})
 BYTE_UNITS = _by_name(
     {1.0: "b byte bytes", 1e3: "kb", 1e6: "mb", 1e9: "gb", 1e12: "tb"}
@@ -94,9 +94,9 @@ def _number(cell: object, units: dict[str, float] | None, factor: float) -> floa
 
 
 def duration(cell: object, factor: float = 1.0) -> float:
-    """The seconds of a cell that needs no unit of its column: 1:02:03, 42:18, 1h 12m 30s; else NaN.
+    """Seconds in a cell that carries its own unit, such as 1:02:03, 42:18, 1h 12m 30s; else NaN.
 
-    In a column of hours, of which `factor` is 3600, 9:41 are hours and minutes.
+    In a column of hours, with a `factor` of 3600, 9:41 means hours and minutes.
     """
     text = str(cell).strip().lower()
     if clock := CLOCK.fullmatch(text):
@@ -111,7 +111,7 @@ def duration(cell: object, factor: float = 1.0) -> float:
 
 def ranks_of(cell: object) -> tuple[float, str]:
     """The number of ranks in a cell such as "8x A100" or "2 nodes x 8", and what they are; NaN and
-    "" where it names none."""
+    "" if it names none."""
     text = str(cell).strip().lower()
     if match := NODES_TIMES.fullmatch(text):
         nodes, each = (float(number) for number in match.groups() if number)
@@ -143,7 +143,7 @@ def _rounding(text: str) -> float:
     whole, _, decimals = digits.strip("-+").partition(".")
     if not (whole + decimals).isdigit() or not float(digits):
         return 0.0
-    # Of 17,400 nobody knows whether the zeros were measured.
+    # In 17,400 the zeros may or may not be significant.
     zeros = 0 if decimals else max(min(len(whole) - len(whole.rstrip("0")), len(whole) - 3), 0)
     return float(0.5 * 10.0 ** (zeros - len(decimals)) / abs(float(digits)))
 
@@ -156,7 +156,7 @@ def _decimal(text: str) -> float:
 
 
 def _digits(text: str) -> str:
-    """Digits without separators: of two kinds of separator, the last is the decimal one."""
+    """Digits without separators; if there are two kinds, the last is the decimal separator."""
     digits = re.sub(r"['\u202f\u00a0_]", "", text)
     if "," in digits and "." in digits:
         group, point = (",", ".") if digits.rfind(".") > digits.rfind(",") else (".", ",")
@@ -169,7 +169,7 @@ def _digits(text: str) -> str:
 
 
 def spread(cell: object, *, factor: float = 1.0) -> float:
-    """The deviation in a cell such as `12.3 ± 0.4`, NaN where it has none."""
+    """The deviation in a cell such as `12.3 ± 0.4`, NaN if it has none."""
     parts = re.split(PLUS_MINUS, str(cell))
     return number(parts[1], units=TIME_UNITS, factor=factor) if len(parts) == 2 else math.nan
 
@@ -177,7 +177,7 @@ def spread(cell: object, *, factor: float = 1.0) -> float:
 def numbers(
     column: pd.Series, *, units: dict[str, float] | None = None, factor: float = 1.0
 ) -> pd.Series:
-    """A column in base units; only cells that pandas cannot read are parsed one by one."""
+    """A column in base units; only cells that pandas cannot parse are parsed one by one."""
     values = pd.to_numeric(column, errors="coerce").astype(float) * factor
     unread = values.isna() & column.notna()
     values = values.mask(~np.isfinite(values))
@@ -188,7 +188,7 @@ def numbers(
 
 
 def roundings(column: pd.Series, *, is_time: bool = False) -> pd.Series:
-    """`rounding` of each cell; 0 where it is not text."""
+    """`rounding` of each cell; 0 if it is not text."""
     if is_numeric_dtype(column):
         return pd.Series(0.0, column.index)
     share = {cell: rounding(cell, is_time=is_time) for cell in column.dropna().unique()}

@@ -13,7 +13,7 @@ from lab.analysis.audit.rule import Fault, rule
 from lab.config.run import MANTISSA_BITS
 from lab.records.schema import FOREIGN_SHARE
 
-# What must not differ inside one study, in the words of a sentence.
+# What must not differ inside one study, worded for a sentence.
 SAME = {
     "gpu": "GPU models",
     "cpu": "CPU models",
@@ -27,12 +27,12 @@ SAME = {
 }
 NOT_EMULATED = {"", "no", "none", "nothing", "false", "0", "nan"}  # in tables
 NAMED = 4  # values in a sentence
-# Sums in another order change the last digits; over a short training they stay far below this
-# share of the loss. Reduced precision rounds more.
+# Summing in another order changes the last digits; over a short training the effect stays far below
+# this share of the loss. Reduced precision rounds more.
 LOSS_TOLERANCE = 0.02
 REDUCED_TOLERANCE = 0.05
 REDUCED = {name for name, bits in MANTISSA_BITS.items() if bits < MANTISSA_BITS["fp32"]}
-ACCURACY_TOLERANCE = 0.01  # about what seeds differ by in fine-tuning
+ACCURACY_TOLERANCE = 0.01  # about the difference between seeds in fine-tuning
 QUARTERS = 4
 SAME_LEARNING = {"key:strategy", "key:compile", "key:precision"}  # whatever their values
 
@@ -48,7 +48,7 @@ def mixed_environment(observations: Observations) -> Iterator[Fault]:
     differs = False
     for name, what in SAME.items():
         values = rows[name].dropna().astype(str) if name in rows else pd.Series(dtype=str)
-        # Where a study varies the data on purpose, data sets differ between configurations.
+        # If a study varies the data on purpose, data sets differ between configurations.
         compared = f"key:{name}" in observations.keys  # on purpose, at several world sizes each
         by_data = name == "data_sha256" and _by_data(observations, name)
         if values.nunique() > 1 and not (compared or by_data):
@@ -93,7 +93,7 @@ def _by_data(observations: Observations, name: str) -> bool:
 
 def _hosts(observations: Observations, *, differs: bool) -> Iterator[Fault]:
     rows = observations.frame[observations.frame["host"].notna()]
-    # Ranks of one run may be on many hosts; runs on one node each should share theirs.
+    # Ranks of one run may be on many hosts; single-node runs should all be on the same host.
     single = rows[rows["nodes"].isna() | (rows["nodes"] == 1)]
     runs = single.groupby([single["world_size"], single["repeat"].fillna("")], sort=False)["host"]
     sets = {frozenset(hosts) for _, hosts in runs}
@@ -172,7 +172,7 @@ def same_learning(observations: Observations) -> Iterator[Fault]:
 
 def _loss_curves(group: pd.DataFrame) -> Iterator[Fault]:
     known = group[[isinstance(curve, list) and len(curve) > 0 for curve in group["loss_curve"]]]
-    # Where the loss depends on how ranks share the batch, only equal ways to share it compare.
+    # If the loss depends on how ranks share the batch, only runs that share it alike compare.
     depends = known["depends_on_split"].notna()
     split = [known["world_size"].where(depends, 0.0), known["strategy"].where(depends, "")]
     for _, alike in known.groupby(split, sort=False):

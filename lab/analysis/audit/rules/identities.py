@@ -13,7 +13,7 @@ from lab.analysis.audit.observations import ROW, Observations, UncheckedError, l
 from lab.analysis.audit.points import ROUNDING, Point
 from lab.analysis.audit.rule import Fault, rule
 
-QUOTED = 0.05  # nobody rounds further, once the last digits of both are allowed for
+QUOTED = 0.05  # rounding explains no more, once the last digits of both are allowed for
 UNIT = re.compile(r"([a-z]+)_(?:per_)?(?:s|secs?|seconds?)(?=_|$)")
 
 
@@ -39,10 +39,10 @@ def parallel_consistent(observations: Observations) -> Iterator[Fault]:
 
 
 def _unlike(frame: pd.DataFrame, layout: pd.Series) -> pd.Series:
-    """The rows whose degrees of parallelism do not multiply to their ranks."""
+    """The rows whose degrees of parallelism do not multiply to the number of ranks."""
     product = frame["dp"] * layout
     ranks = frame["world_size"]
-    # Some count the replicas of experts alone.
+    # Some tables count the replicas of experts alone.
     experts = product * frame["ep"].fillna(1.0)
     wrong = ((product != ranks) & (experts != ranks)).where(
         frame["dp"].notna(), ranks % layout != 0
@@ -90,9 +90,9 @@ def _batches(frame: pd.DataFrame, layout: pd.Series, observations: Observations)
     quoted, accumulated = frame["global_batch_size"], of_step * frame["grad_accum"]
     wrong = (accumulated != quoted).where(frame["grad_accum"].notna(), quoted % of_step != 0)
     if not re.search("micro|mbs", normal(observations.given["micro_batch_size"])):
-        wrong &= of_step != quoted  # a batch per rank may hold all that it accumulates
+        wrong &= of_step != quoted  # a batch per rank may include accumulation
     if not set(observations.given) & {"dp", *LAYOUT}:
-        # Model parallelism that the table does not mention leaves fewer replicas.
+        # If the table omits model parallelism, there are fewer replicas.
         wrong &= (accumulated % quoted != 0) & frame["grad_accum"].notna()
     rows = frame[wrong & quoted.notna() & of_step.notna() & ~_unlike(frame, layout)]
     if len(rows):
@@ -151,14 +151,14 @@ def _misquoted(point: Point) -> Iterator[Fault]:
     comparable = base is not None and base.world_size == point.curve.ratios_over
     if base is not None and not comparable:
         gain *= base.speedup * point.curve.ratios_over  # which may be unknown
-    gain = gain or float("nan")  # an endless time has no speedup to compare
+    gain = gain or float("nan")  # an infinite time has no speedup to compare
     margin = point.rounding + (base.rounding if base else 0.0)
     if (
         base is not None
         and point.times
         and abs(speedup / (point.rate / base.rate or 1) - 1) < QUOTED
     ):
-        return  # it is that of the rates beside the times
+        return  # it matches the rates next to the times
     if not point.means and abs(speedup / gain - 1) > max(
         QUOTED, margin + _digits(point, "speedup")
     ):
@@ -169,7 +169,7 @@ def _misquoted(point: Point) -> Iterator[Fault]:
             "Name the baseline that the quoted speedup is over.",
         )
     alone = comparable and speedup != speedup and not point.means
-    # Where the work grows with the ranks and no batch says so, it is the ratio of the times.
+    # If the work grows with the ranks and no batch shows it, it is the ratio of the times.
     own = min((abs(efficiency / ratio - 1) for ratio in (gain / over, gain)), default=0.0)
     if alone and own > max(QUOTED, margin + _digits(point, "efficiency")):
         yield Fault(
@@ -196,7 +196,7 @@ def _digits(point: Point, name: str) -> float:
 def _ratios(
     rows: pd.DataFrame, kind: str, observations: Observations
 ) -> tuple[int, Iterator[Fault]]:
-    """Ratios between two settings that the same row of the table has its own numbers of."""
+    """Ratios between two settings for which the same row of the table has its own numbers."""
     frame, quantity = observations.frame, kind.removesuffix("s")
     key = next(
         name
@@ -216,7 +216,7 @@ def _ratios(
     )
     quoted = rows[f"ratio_of_{kind}"]
     margin = digits.clip(lower=QUOTED)
-    # "A to B" may mean either over the other.
+    # "A to B" may mean A over B or B over A.
     gap = (quoted / own - 1).abs().combine((quoted * own - 1).abs(), min)
     wrong = rows[(gap > margin) & own.notna()]
     return int(own.notna().sum()), _misquoted_ratios(wrong, quoted, own, gap, kind, key)

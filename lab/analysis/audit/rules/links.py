@@ -22,16 +22,16 @@ RATE = re.compile(
     r"(\d+(?:\.\d+)?)\s*([GgMm])(?:(B/s|Bps)|\s*[Bb][Ii][Tt](?:/s|ps)?|[Bb]ps|[Bb]/s|[Bb]?[Ee]\b)"
 )
 FASTEST = max(link.bytes_per_s for link in LINKS.values())
-SINGLE_NODE = LINKS["pcie3"].bytes_per_s  # the slowest that joins the GPUs of one node as a rule
-CALIBRATED = 1.25  # a calibration on another day differs by less
+SINGLE_NODE = LINKS["pcie3"].bytes_per_s  # the slowest usual link between the GPUs of one node
+CALIBRATED = 1.25  # calibrations on different days differ by less
 FAR_BELOW = 0.1
-CARRIED = 0.4  # of an emulated link's bandwidth; a machine that has the cores for it carries 0.9
-LATENCY_BOUND = 2**20  # smaller messages are about latency, not bandwidth
+CARRIED = 0.4  # of an emulated link's bandwidth; a machine with enough cores carries 0.9
+LATENCY_BOUND = 2**20  # smaller messages are bound by latency, not bandwidth
 NON_MONOTONIC = 0.9
 
 
 class Link(NamedTuple):
-    """What a link carries in bytes/s, in words, and whether that is measured or named."""
+    """A link's bandwidth in bytes/s, its description, and whether it is measured or nominal."""
 
     bytes_per_s: float = math.nan
     words: str = ""
@@ -39,7 +39,7 @@ class Link(NamedTuple):
 
     @property
     def limit(self) -> float:
-        """The most that may be measured on it, in bytes/s."""
+        """The highest plausible measurement on it, in bytes/s."""
         return self.bytes_per_s * CALIBRATED if self.certain else FASTEST
 
 
@@ -70,7 +70,7 @@ def plausible_bandwidth(observations: Observations) -> Iterator[Fault]:
 
 
 class Transfer(NamedTuple):
-    """A time for communication per step in s, in words, and whether it is an upper bound."""
+    """A communication time per step in s, its description, and whether it is an upper bound."""
 
     time: float
     words: str = "communication"
@@ -78,7 +78,7 @@ class Transfer(NamedTuple):
 
 
 def _steps(point: Point, observations: Observations) -> float:
-    """Optimizer steps that the times stand for, NaN if unknown."""
+    """Optimizer steps that the times cover, NaN if unknown."""
     if observations.per == "step":
         return 1.0
     if point.steps > 0:
@@ -97,7 +97,7 @@ def _transfer(point: Point, observations: Observations) -> Transfer | None:
     base = point.base
     if base is None or base.world_size != 1 or observations.kind == "records":
         return None
-    # With equal work per rank, what a step takes longer on N ranks bounds the communication.
+    # With equal work per rank, the extra step time on N ranks bounds the communication.
     equal = abs(point.micro_batch_size / (base.micro_batch_size or math.nan) - 1) < 0.01
     added = point.time / steps - base.time / _steps(base, observations)
     return (
@@ -112,9 +112,9 @@ def _link(
     *,
     emulated: bool = False,
 ) -> Link:
-    """The link of rows of one configuration: as calibrated, else as named, else within a node."""
+    """The link for rows of one configuration: as calibrated, else as named, else within a node."""
     calibrated = observations.calibrated
-    if calibrated and not emulated:  # an emulated link is held to its name
+    if calibrated and not emulated:  # an emulated link is judged by its nominal bandwidth
         world_size = rows["world_size"].fillna(2).iloc[0]
         best = float(calibrated.get(int(world_size), max(calibrated.values())))
         return Link(best, f"calibrated at {_gigabytes(best)}", certain=True)
@@ -130,7 +130,7 @@ def _link(
     if link:
         words = f"{text.strip()}, at most {_gigabytes(link.bytes_per_s)}"
         return Link(link.bytes_per_s, words, certain=True)
-    # On CPUs, gloo over loopback is anywhere from 0.1 to 2 GB/s: it has to be calibrated.
+    # On CPUs, gloo over loopback reaches anything from 0.1 to 2 GB/s: it has to be calibrated.
     nodes, on_cpu = rows["nodes"].median(), observations.frame["device"].eq("cpu").any()
     if (nodes == 1 or observations.noted(r"\b(one|single|1)[- ]node\b")) and not on_cpu:
         noted = named_link(" ".join(observations.notes))
@@ -145,7 +145,7 @@ def _link(
 def _link_of(
     point: Point, observations: Observations, known: dict[object, tuple[Link, bool]]
 ) -> tuple[Link, bool]:
-    """The link of a point, and whether it is emulated; `known` are those of points before."""
+    """The link of a point, and whether it is emulated; `known` holds those of earlier points."""
     rows = observations.rows_of(point)
     columns = ["world_size", "nodes", "emulated", *(name for name in LINK_COLUMNS if name in rows)]
     first = tuple(map(str, rows[columns].iloc[0]))
@@ -231,7 +231,7 @@ def _collectives(observations: Observations) -> Iterator[Fault]:
 def _one_collective(group: pd.DataFrame, observations: Observations) -> Iterator[Fault]:
     n = group["world_size"].iloc[0]
     size, times = group["bytes"].to_numpy(), group["time"].to_numpy()
-    # Any collective without a bus bandwidth is taken for an all-reduce.
+    # Any collective without a bus bandwidth is treated as an all-reduce.
     bus = group["busbw"].fillna(2 * (n - 1) / n * group["bytes"] / group["time"]).to_numpy()
     limit = _link(group, observations).limit
     best = int(bus.argmax())

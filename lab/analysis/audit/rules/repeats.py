@@ -1,4 +1,4 @@
-"""Rules about repetition: by how many writers, how often, and with what variance."""
+"""Rules about repetition: the number of writers, the number of repeats, and their variance."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from lab.analysis.audit.observations import Observations, UncheckedError
 from lab.analysis.audit.points import Curve, Point
 from lab.analysis.audit.rule import Fault, rule, seconds
 
-# Ranges of n and n repeats of equal runs lie apart by chance in 2 / binomial(2n, n): in 1 of 3
-# cases for two repeats, in 1 of 10 for three.
+# The ranges of two sets of n repeats of equal runs are disjoint by chance with probability
+# 2 / binomial(2n, n): in 1 of 3 cases for two repeats, in 1 of 10 for three.
 FEWEST_REPEATS = 3
-CLAIM = 0.05  # nobody would claim a smaller difference
-# Clocks resolve microseconds and machines vary by a per cent: agreement to this share is computed.
+CLAIM = 0.05  # a smaller difference is not worth claiming
+# Clocks resolve microseconds and machines vary by a per cent: closer agreement was computed.
 EXACT = 5e-4
-FEWEST_POINTS = 3  # any two lie on some line
+FEWEST_POINTS = 3  # any two points lie on a line
 
 
 @rule(
@@ -53,7 +53,7 @@ def two_writers(observations: Observations) -> Iterator[Fault]:
         if not again and not back:
             continue
         parts = [index[start:end] for start, end in itertools.pairwise([0, *back, len(index)])]
-        # Whole series one after the other are runs that were appended, not two jobs at once.
+        # Whole series one after another are appended runs, not two concurrent jobs.
         appended = len(parts[0]) == len(set(index)) and all(part == parts[0] for part in parts)
         places = again or back
         size = sizes[rows_of[0]]
@@ -98,7 +98,7 @@ def repeats(observations: Observations) -> Iterator[Fault]:
         point.repeats if point.repeats > 0 else max(len(_repeated(point)), 1) for point in points
     ]
     numbered = observations.kind == "table" and {"repeats", "repeat"} & observations.known
-    # Few that stand twice in a table may differ in what it calls by names that nobody knows.
+    # A few duplicates in a table may differ in columns whose names were not recognized.
     stated = numbered or np.median([len(_repeated(point)) for point in points]) > 1
     single = [point for point, count in zip(points, counts, strict=True) if count < 2]
     spread = [point for point in single if point.bounds is not None]
@@ -114,7 +114,7 @@ def repeats(observations: Observations) -> Iterator[Fault]:
             f"{len(once)} of {len(points)} configurations were measured once, so nothing tells "
             "their differences from chance.",
             "Repeat each at least three times, interleaved, and state the spread.",
-            "warning" if len(points) > 1 else "note",  # one alone claims no difference
+            "warning" if len(points) > 1 else "note",  # a single one claims no difference
         )
     if spread:
         yield Fault(
@@ -135,7 +135,7 @@ def repeats(observations: Observations) -> Iterator[Fault]:
 
 
 def _repeated(point: Point) -> tuple[float, ...]:
-    """The times of a point by repeats, its rates where it has no times."""
+    """The times of a point by repeat, or its rates if it has no times."""
     return point.times or point.rates
 
 
@@ -166,7 +166,7 @@ def _overlaps(curve: Curve, observations: Observations) -> Iterator[Fault]:
                 f"{100 * gap:.0f} %, and their ranges overlap: {seconds(low)} to {seconds(high)} "
                 f"and {seconds(least)} to {seconds(most)}.",
                 "Repeat more often before calling this a difference.",
-                # The lab's own report claims nothing where intervals overlap; a table may.
+                # The lab's own report claims nothing if intervals overlap; a table may.
                 "note" if observations.kind == "records" else "warning",
             )
 
@@ -205,7 +205,7 @@ def _no_variance(curve: Curve, observations: Observations) -> Iterator[Fault]:
 
 
 def _times_of_one_rank(point: Point, observations: Observations) -> tuple[float, ...]:
-    """The times of one rank over epochs or steps of a table."""
+    """The times of one rank over the epochs or steps of a table."""
     if len(point.labels) < FEWEST_POINTS or not {"epoch", "step"} & observations.known:
         return ()
     rows = observations.rows_of(point)

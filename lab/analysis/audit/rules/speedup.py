@@ -12,18 +12,18 @@ from lab.analysis.audit.points import Curve, Point
 from lab.analysis.audit.rule import Fault, Severity, rule, seconds
 from lab.records.schema import FOREIGN_SHARE
 
-# Where no interval is known, repeats usually differ by up to this.
+# The usual difference between repeats, used if no interval is known.
 MARGIN = 0.05
-# No cache or memory effect seen in data-parallel training makes ranks 1.5 times as effective: the
-# baseline is another program.
+# No cache or memory effect seen in data-parallel training makes ranks 1.5 times as effective: then
+# the baseline is another program.
 IMPOSSIBLE = 1.5
-SETTINGS = ("precision", "compile", "threads", "gpu", "cpu")  # that a baseline should share
-# Samples that do not divide are dropped or padded: less than this is no difference of work.
+SETTINGS = ("precision", "compile", "threads", "gpu", "cpu")  # a baseline should share these
+# A remainder of samples is dropped or padded: below this share the work counts as equal.
 WORK = 0.02
-# Less of the work and still this share of the time: launches, not arithmetic, set the pace.
+# Less work that still takes this share of the time is bound by launches, not arithmetic.
 HARDLY = 0.8
 LESS_WORK = 0.6
-EXPLAINS = 0.5  # communication that is this share of the added time explains it
+EXPLAINS = 0.5  # communication explains the added time if it makes up this share of it
 NO_PAIR = "times at two world sizes of one configuration"
 
 
@@ -78,25 +78,25 @@ def _beyond(point: Point, assumptions: Sequence[str]) -> Iterator[Fault]:
 
 
 def _severity(impossible: bool, point: Point, base: Point) -> Severity:
-    """Milder where another batch per rank, or other processes, may explain a part of the gain."""
+    """Milder if a different batch per rank, or other processes, may explain part of the gain."""
     severities: tuple[Severity, ...] = get_args(Severity)
     return severities[(not impossible) + (_other_batch(point, base) or _foreign(point, base) > 0)]
 
 
 def _foreign(point: Point, base: Point) -> float:
-    """The share of cores that others took from the more disturbed of two; 0 where it is little."""
+    """The share of cores that others took from the more disturbed of two; 0 if it is small."""
     most = max(point.foreign_share, base.foreign_share)
     return most if most > FOREIGN_SHARE else 0.0
 
 
 def _other_batch(point: Point, base: Point) -> bool:
-    """Whether rates of other batches per rank are compared, as where each size has its best."""
+    """Whether rates at different batches per rank are compared, such as the best of each size."""
     share = point.micro_batch_size / base.micro_batch_size
     return point.curve.batch is None and not point.time > 0 and abs(share - 1) >= WORK
 
 
 def _explanation(point: Point, base: Point) -> str:
-    """What the phases say: the part that shrank by more than the ranks allow."""
+    """The evidence of the phases: the part that shrank by more than the ranks allow."""
     if _other_batch(point, base):
         sizes = f"{base.micro_batch_size:g} against {point.micro_batch_size:g}"
         return f"the batch per rank is another ({sizes})"
@@ -140,7 +140,7 @@ def _missing(curve: Curve, observations: Observations) -> Iterator[Fault]:
     quotes = [value for point in curve.points for value in (point.speedup, point.efficiency)]
     quoted = any(map(math.isfinite, quotes))
     table = observations.kind == "table"
-    # In the log of one run nothing is compared.
+    # The log of a single run compares nothing.
     if n == 1 or (len(curve.points) == 1 and table and not quoted):
         return
     declared = observations.baseline.get("world_size") == n
@@ -225,7 +225,7 @@ def equal_work(observations: Observations) -> Iterator[Fault]:
             yield from _unclear(curve, observations)
     for point, base in observations.compared:
         yield from _batches(point, base, observations)
-        if not tables or observations.per != "step":  # which is one, however many there were
+        if not tables or observations.per != "step":  # a step counts as one, whatever their number
             yield from _amounts(point, base, observations)
 
 
@@ -245,7 +245,7 @@ def _batches(point: Point, base: Point, observations: Observations) -> Iterator[
                 "Hold the batch per rank, or call it strong scaling.",
             )
         return
-    # Rates compare batches of any size.
+    # Rates can be compared between batches of any size.
     if scaling == "" and not point.time > 0:
         return
     if shares_differ:
@@ -277,7 +277,7 @@ def _batches(point: Point, base: Point, observations: Observations) -> Iterator[
         f"{before:g} to {after:g} on {n:g} ranks{cost}.",
         "Hold the global batch, or call it weak scaling and compare times per step; the optimizer "
         "steps differ, and with them what is learned.",
-        "warning" if claims else "note",  # times to train that nobody calls a speedup
+        "warning" if claims else "note",  # times to train that are not called a speedup
     )
 
 
@@ -332,8 +332,8 @@ def fixed_overhead(observations: Observations) -> Iterator[Fault]:
 
 
 def _hardly_shrinks(point: Point, base: Point, observations: Observations) -> Iterator[Fault]:
-    """Compute of one step or epoch against the share of it that a rank has left."""
-    # An epoch is shared in any case, a step only where the global batch is held.
+    """Compute of one step or epoch against the share of it that remains per rank."""
+    # An epoch is always shared, a step only if the global batch is constant.
     share = point.work / point.ideal
     if share > LESS_WORK or (observations.per == "step" and point.curve.batch is None):
         return

@@ -12,26 +12,26 @@ from lab.analysis.audit.observations import Observations, UncheckedError, larges
 from lab.analysis.audit.points import Point
 from lab.analysis.audit.rule import Fault, rule, seconds
 
-# Clocks and rounding of a log differ by less; a mean over ranks that are equal passes.
+# Clocks and rounding in a log differ by less; a mean over equal ranks passes.
 QUOTED_TOLERANCE = 0.02
-# Synchronous ranks wait for each other in every step: medians of the same steps agreed within a
-# few per cent when tried.
+# Synchronous ranks wait for each other in every step: in trials, medians of the same steps agreed
+# within a few per cent.
 IMBALANCE = 0.05
-# Beyond this no skew explains it: the ranks did not run the same synchronous steps.
+# Skew cannot explain more than this: the ranks did not run the same synchronous steps.
 NOT_ONE_RUN = 0.25
-# Ranks that step together may still be up to a step apart at either end of what was measured.
+# Ranks in step may still be up to one step apart at either end of the measurement.
 SKEW_STEPS = 2
 # A wrapper that copies buckets at world size 1 stays below this share of the step.
 ALONE = 0.001
 PARTS_TOLERANCE = 0.02  # of the step: phases are laps of one clock and add up
 # Medians of parts need not add up to the median of the whole; a record that was checked step by
-# step may differ by this.
+# step may be off by this much.
 MEDIANS_TOLERANCE = 0.10
-# A step that waits for data for more than this is not about parallelism.
+# A step that waits longer than this for data measures the loader, not parallelism.
 STALL = 0.10
-# DDP rebuilds its buckets after the first step: two steps at least do not count.
+# DDP rebuilds its buckets after the first step, so at least two steps are warm-up.
 FEWEST_WARMUP = 2
-# The first epoch or step takes this much longer where something is compiled or allocated in it.
+# The first epoch or step takes this much longer if it includes compilation or allocation.
 COLD = 0.20
 PARTS = ["data", "h2d", "forward", "backward", "compute", "optimizer", "other"]
 
@@ -138,7 +138,7 @@ def _imbalance(ranks: pd.DataFrame, gap: float) -> Fault:
     times = [seconds(row["time"]) for row in (slow, fast)]
     if slow["time"] >= 1:
         times = [f"{row['time']:.2f} s" for row in (slow, fast)]
-    # The largest gap that skew explains in as many steps as a record measured.
+    # The largest gap that skew can explain over the measured steps of a record.
     steps = (
         float(slow["total_steps"]) - float(slow["warmup"]) if "total_steps" in slow else math.nan
     )
@@ -153,7 +153,7 @@ def _imbalance(ranks: pd.DataFrame, gap: float) -> Fault:
 
 
 def _by_chance(ranks: pd.DataFrame) -> bool:
-    """Whether the medians of all ranks lie where the median of the record's step may lie."""
+    """Whether the medians of all ranks are compatible with the median of the record's step."""
     return "median_low" in ranks and bool(
         ranks["time"].between(ranks["median_low"], ranks["median_high"]).all()
     )
@@ -200,7 +200,7 @@ def phases_close(observations: Observations) -> Iterator[Fault]:
             f"({100 * gaps[worst.name]:+.1f} %) in {worst['label']}.",
             "Name the part that is missing or counted twice; report what is left as a part of its "
             "own.",
-            # Medians of a record overshoot by noise alone; parts of one row beyond it are wrong.
+            # Medians of a record overshoot through noise alone; parts of one row that do are wrong.
             "error" if over.any() and not records else "warning",
         )
 
@@ -208,7 +208,7 @@ def phases_close(observations: Observations) -> Iterator[Fault]:
 def _exposed_beyond(observations: Observations) -> Iterator[Fault]:
     frame = observations.frame
     rows = frame[frame["exposed"] > frame["communication"] * (1 + PARTS_TOLERANCE)]
-    if len(rows) and observations.kind != "records":  # whose medians need not be of one step
+    if len(rows) and observations.kind != "records":  # their medians need not belong to one step
         worst = largest(rows, rows["exposed"] / rows["communication"])
         yield Fault(
             rows["label"],

@@ -13,20 +13,20 @@ from lab.analysis.audit.observations import Observations, UncheckedError, larges
 from lab.analysis.audit.rule import Fault, rule
 from lab.perfmodel.hardware import GPUS, named_gpu
 
-# FLOPs of a token are a constant of model and length; rates and shares are rounded, and makers
-# round the time of a step before they divide by it.
+# FLOPs per token depend only on model and length; rates and shares are rounded, and authors round
+# the time of a step before they divide by it.
 CONSTANT = 0.05
-# Where no column names the model, rows further apart are of different models.
+# If no column names the model, rows further apart belong to different models.
 ONE_MODEL = 1.5
-# How a model is trained, which changes none of its FLOPs; a share of a peak knows the GPU too.
+# How a model is trained, which leaves its FLOPs unchanged; a share of peak depends on the GPU too.
 HOW = {
     *("key:strategy", "key:scaling", "key:recompute", "key:sharding", "key:interleave"),
     *("key:compile", "key:link", "key:seed", "key:emulated", *(f"key:{name}" for name in LAYOUT)),
 }
 OF_PEAK = {"key:gpu", "key:precision", "key:device"}
-SPARSE, SPARSE_TOLERANCE = 2.0, 0.02  # makers' figures with sparsity are twice the dense ones
+SPARSE, SPARSE_TOLERANCE = 2.0, 0.02  # vendors' figures with sparsity are twice the dense ones
 HALF = re.compile(r"bf16|fp16|float16|bfloat16|mixed|amp$|half")
-COMMON = ("a100", "h100")  # whose sparse peaks are taken for dense ones where no GPU is named
+COMMON = ("a100", "h100")  # their sparse peaks are mistaken for dense ones if no GPU is named
 
 
 @rule(
@@ -95,7 +95,7 @@ def _inconstant(
 
 
 def _told_by(group: pd.DataFrame, own: pd.Series) -> str:
-    """The degree of parallelism that the ratio changes with most, between 1 and more."""
+    """The degree of parallelism that changes the ratio most, between 1 and more."""
     gaps = {}
     for name in LAYOUT:
         alone, shared = own[group[name] == 1].median(), own[group[name] > 1].median()
@@ -133,7 +133,7 @@ def impossible_mfu(observations: Observations) -> Iterator[Fault]:
 
 
 def _words(frame: pd.DataFrame) -> pd.Series:
-    """What names the GPU of each row, and after a bar its precision."""
+    """The text that names the GPU of each row and, after a bar, its precision."""
     names = frame["gpu"].fillna(frame["device"]).fillna("").astype(str)
     return names + "|" + frame["precision"].fillna("").astype(str).str.lower()
 
@@ -146,7 +146,7 @@ def _against_peak(rows: pd.DataFrame, text: str, observations: Observations) -> 
         if re.search("tf.?32", precision) and (gpu is None or "tf32" in gpu.flops):
             meant, words = "tf32", "in TF32"
         elif gpu is None or "fp8" in gpu.flops or re.search("32|int", precision):
-            return  # which peak is meant nobody knows
+            return  # it is unknown which peak is meant
     gpus = [gpu] if gpu else [GPUS[name] for name in COMMON]
     dense = {each.name: each.flops[meant] for each in gpus}
     if gpu:
