@@ -65,7 +65,7 @@ if TYPE_CHECKING:
     from lab.worker.script.meter import instrument as instrument
 
 __version__ = "0.2.0"
-# Job scripts that users keep call `python -m lab.rank`, which is found there.
+# Users' existing job scripts call `python -m lab.rank`, which is found there.
 __path__.append(f"{__path__[0]}/launch/compat")
 
 # Where each public name is defined. Nothing is imported before it is used.

@@ -1,4 +1,4 @@
-"""The command `lab`, also as `python -m lab`; Ctrl-C ends it quietly while it loads, too."""
+"""The command `lab`, also as `python -m lab`; Ctrl-C ends it quietly even while it loads."""
 
 import signal
 import sys
@@ -17,11 +17,11 @@ def main() -> None:
         sys.stderr.write("lab: interrupted\n")
         sys.exit(130)
     finally:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Python's own end would tell of it
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Python's own shutdown would report it
 
 
 def _interrupt_again(unraisable: Any) -> None:
-    """Send a Ctrl-C again that came where nothing can be raised, as in a library's callback."""
+    """Resend a Ctrl-C that arrived where nothing can be raised, as in a library's callback."""
     if isinstance(unraisable.exc_value, KeyboardInterrupt):
         main_thread = threading.main_thread().ident
         threading.Timer(0.01, signal.pthread_kill, [main_thread, signal.SIGINT]).start()

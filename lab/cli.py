@@ -24,12 +24,12 @@ from typer import Argument, Option
 import lab
 from lab.errors import InputError, LabError, Problem, nearest
 
-INTERRUPTED = 130  # as shells say of a command that Ctrl-C ended
+INTERRUPTED = 130  # as shells report for a command ended by Ctrl-C
 WIDE = 200  # columns for a file or a pipe, in which nothing need be broken; a terminal has its own
 
 
 def _open_streams() -> None:
-    """Give closed streams a place to go: else the next file that is opened would be one of them."""
+    """Give closed streams a target, or the next file to be opened would become one of them."""
     for number, name in ((1, "stdout"), (2, "stderr")):
         if getattr(sys, name) is None:
             null = os.open(os.devnull, os.O_WRONLY)
@@ -38,7 +38,7 @@ def _open_streams() -> None:
 
 
 _open_streams()
-# The error of a wrong command line, of the click that typer carries or of the installed one.
+# The error for a wrong command line, from the click bundled with typer or the installed one.
 UsageError: Any = typer.BadParameter.__mro__[1]
 app = typer.Typer(
     add_completion=False,
@@ -84,14 +84,14 @@ def main() -> None:
     except (KeyboardInterrupt, typer.Abort):
         status = INTERRUPTED
     except BrokenPipeError:
-        # Nobody reads what is left, nor what Python would say of that at its end.
+        # Nobody reads the remaining output, nor Python's complaint about it at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except OSError as error:
         message = f"{error.filename or 'output'}: {error.strerror or error}"
     except Exception as error:  # noqa: BLE001 the traceback is kept for whoever mends it
         fault = f"a fault of the lab itself: {type(error).__name__}: {error}"
         message = f"{fault}\nlab: traceback in {_write_traceback()}"
-    if status == INTERRUPTED:  # which is also what typer returns for it
+    if status == INTERRUPTED:  # which typer also returns for it
         message = message or "interrupted; the same command goes on from there"
     if message:
         Console(stderr=True).print(f"lab: {message}", highlight=False, markup=False, soft_wrap=True)
@@ -121,7 +121,7 @@ def _plain(value: Any) -> Any:
 
 
 def table_of(rows: Sequence[Mapping[Any, Any]]) -> Table:
-    """A table with a column for each key of the first row; numbers stand to the right."""
+    """A table with a column for each key of the first row; numbers are right-aligned."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for key in rows[0] if rows else ():
         cells = [str(row[key]) for row in rows if row[key] is not None]
@@ -133,7 +133,7 @@ def table_of(rows: Sequence[Mapping[Any, Any]]) -> Table:
 
 
 def relative(*paths: Path) -> str:
-    """Paths as seen from here, one per line."""
+    """Paths relative to the current directory, one per line."""
     return "\n".join(map(os.path.relpath, paths))
 
 

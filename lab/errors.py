@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-MOST_ALIKE = 4  # problems of an input that differ only in numbers and names
+MOST_ALIKE = 4  # shown problems of an input that differ only in numbers and names
 
 
 class LabError(Exception):
@@ -29,7 +29,7 @@ class Problem:
 
 
 class InputError(LabError):
-    """What the user gave cannot be used; the command ends with status 2 and no job was started."""
+    """The user's input cannot be used; the command ends with status 2 and no job was started."""
 
     exit_status = 2
 
@@ -39,7 +39,7 @@ class InputError(LabError):
         super().__init__(str(self))
 
     def __reduce__(self) -> tuple[type[InputError], tuple[str, tuple[Problem, ...]]]:
-        # So that it can be pickled, from one process to another.
+        # So that it can be pickled between processes.
         return type(self), (self.source, self.problems)
 
     def __str__(self) -> str:
@@ -50,7 +50,7 @@ class InputError(LabError):
 
 
 def _lines(problems: Iterable[Problem]) -> Iterator[str]:
-    """One line for each problem; of many that differ in numbers and names alone, the first."""
+    """One line per problem; of many that differ only in numbers and names, only the first."""
     alike: dict[tuple[str, ...], list[Problem]] = {}
     for problem in problems:
         parts = (problem.where, problem.what, problem.advice)
@@ -65,7 +65,7 @@ def _lines(problems: Iterable[Problem]) -> Iterator[str]:
 
 
 def nearest(word: str, choices: Iterable[str]) -> str:
-    """Advice that names the choice closest to `word`, or all choices where none is close."""
+    """Advice that names the choice closest to `word`, or all choices if none is close."""
     names = sorted(str(choice) for choice in choices)
     close = difflib.get_close_matches(str(word), names, n=1, cutoff=0.6)
     if close:

@@ -1,4 +1,4 @@
-"""Small files: written whole or not at all, JSON, and the YAML that people write."""
+"""Small files: atomic writes, JSON, and YAML written by people."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from lab.errors import InputError, Problem
 
 PACKAGE = Path(__file__).resolve().parent
 ROOT = PACKAGE.parent
-# Notebooks, profiles and studies: beside the package in a checkout, within it once installed.
+# Notebooks, profiles and studies lie beside the package in a checkout, in it once installed.
 SHARED = ROOT if (ROOT / "notebooks").is_dir() else PACKAGE / "share"
-# A user's own profiles, and the calibrations of those that the package brings along.
+# A user's own profiles, and the calibrations of those that come with the package.
 USER = Path(os.environ.get("XDG_CONFIG_HOME") or "~/.config").expanduser() / "scaling-lab"
 MAX_BYTES = 256 * 1024
 MAX_DEPTH = 20
@@ -33,8 +33,8 @@ def write_atomically(
 ) -> None:
     """Replace a file's content in one step, or raise OSError and leave the old content.
 
-    `durable` waits until it is on the disk, so that it survives a power cut, not only the process.
-    `mode` is the most that it permits; the umask takes from that.
+    `durable` waits until it is on disk, so that it survives a power cut, not only the process.
+    `mode` is the most permissive mode, which the umask restricts.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
@@ -49,12 +49,12 @@ def write_atomically(
         with suppress(OSError):
             partial.unlink(missing_ok=True)
         if isinstance(error, OSError):
-            error.filename = str(path)  # which says more than the name of a moment
+            error.filename = str(path)  # which is more helpful than the temporary name
         raise
 
 
 def unwritable(out: Path) -> list[Problem]:
-    """Why nothing can be written into a folder, which is made where it is missing; or nothing."""
+    """Why a folder, which is created if missing, cannot be written to; empty if it can."""
     try:
         out.mkdir(parents=True, exist_ok=True)
         probe = out / f".writable-{os.getpid()}"
@@ -67,7 +67,7 @@ def unwritable(out: Path) -> list[Problem]:
 
 
 def read_json(path: Path, *, own: bool = False) -> dict[str, Any] | None:
-    """A small JSON object; None where the file is missing or not whole, or not `own`."""
+    """A small JSON object; None if the file is missing, incomplete or, with `own`, another's."""
     try:
         content = json.loads(read_own(path) if own else path.read_bytes())
     except (OSError, ValueError, RecursionError, InputError):
@@ -75,15 +75,15 @@ def read_json(path: Path, *, own: bool = False) -> dict[str, Any] | None:
     return content if isinstance(content, dict) else None
 
 
-# Of a file by which processes of one user talk: others may read it, as the umask says.
+# For files through which a user's processes communicate; others may read them if the umask allows.
 OWN_MODE = 0o644
 
 
 def read_own(path: Path) -> bytes:
     """The content of a file that this user wrote and nobody else can have changed.
 
-    What such files say is acted upon: processes are ended, addresses called. Raises InputError
-    where another user may have said it, OSError where it cannot be read.
+    Such files are acted upon: processes are ended, addresses contacted. Raises InputError if
+    another user may have written it, OSError if it cannot be read.
     """
     with open(path, "rb", opener=_open_no_link) as stream:
         _require_own(path, os.fstat(stream.fileno()), others=0o022)
@@ -91,12 +91,12 @@ def read_own(path: Path) -> bytes:
 
 
 def _open_no_link(name: str, flags: int) -> int:
-    # Nor does a pipe in place of a file make the reader wait.
+    # A pipe in place of the file must not block the reader either.
     return os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
 
 
 def private_folder(path: Path) -> Path:
-    """Make a folder that this user alone may open; raises InputError where it is another's."""
+    """Make a folder that only this user may open; raises InputError if it is another's."""
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     state = path.lstat()
     _require_own(path, state)
@@ -106,7 +106,7 @@ def private_folder(path: Path) -> Path:
 
 
 def _require_own(path: Path, state: os.stat_result, *, others: int = 0, root: bool = False) -> None:
-    """Raise InputError for what another user owns, perhaps `root`, or `others` have a right to."""
+    """Raise InputError for a path that another user owns or to which `others` have access."""
     if stat.S_ISLNK(state.st_mode):
         what = "a link"
     elif state.st_uid != os.geteuid() and not (root and state.st_uid == 0):
@@ -120,11 +120,11 @@ def _require_own(path: Path, state: os.stat_result, *, others: int = 0, root: bo
 
 
 def require_own_path(folder: Path) -> None:
-    """Raise InputError where another user but root may put something else in a folder's place."""
+    """Raise InputError if a user other than root may put something else in a folder's place."""
     for place in (folder, *folder.resolve().parents):
         state = place.stat()
         if state.st_uid == 0 and state.st_mode & stat.S_ISVTX:
-            continue  # as /tmp: there nobody moves what is another's
+            continue  # like /tmp, where nobody can move another user's files
         _require_own(place, state, others=0o022, root=True)
 
 
@@ -146,7 +146,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
         if len(raw) > MAX_BYTES:
             what = f"larger than {MAX_BYTES // 1024} KiB"
             raise InputError(str(path), [Problem("file", what, "give a study or a profile")])
-        # The loader extends SafeLoader: it builds plain values only.
+        # The loader extends SafeLoader, so it builds only plain values.
         content = yaml.load(raw.decode("utf-8"), Loader=_StrictLoader)  # noqa: S506
     except OSError as error:
         what = error.strerror or str(error)
@@ -170,7 +170,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 class _StrictLoader(yaml.SafeLoader):
-    """Safe YAML 1.2 without repeated keys, tags, and aliases, which can expand to any size."""
+    """Safe YAML 1.2 without repeated keys, tags and aliases, as aliases can expand to any size."""
 
     depth = 0
 

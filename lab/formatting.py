@@ -9,12 +9,12 @@ from typing import NamedTuple, TypeGuard
 
 NOT_MEASURED = "not measured"
 DIGITS_ALONE = 3  # significant digits of a value without an interval
-DIGITS_OF_INTERVAL = 2  # of half its width: those of the value that mean something
+DIGITS_OF_INTERVAL = 2  # of half its width, which are the meaningful ones of the value
 DIGITS_MOST = 5  # no measurement here supports more
 
 
 class Unit(NamedTuple):
-    """A unit of time: how many of it make a second."""
+    """A unit of time and how many of it make a second."""
 
     name: str
     per_second: float
@@ -48,7 +48,7 @@ def rounded(value: float | None, low: float | None = None, high: float | None = 
 def value_of(text: str) -> str:
     """A formatted number without its interval, with the same digits: `87 [71, 93] ms` is `87 ms`.
 
-    For where the interval stands beside it already, or is drawn.
+    Used if the interval already stands beside it or is drawn.
     """
     return re.sub(r" \[[^\]]*\]", "", text)
 
@@ -65,12 +65,12 @@ def format_seconds(
     *,
     unit: Unit | None = None,
 ) -> str:
-    """A duration in s and its interval, such as `153.2 [150.0, 157.0] ms`; its unit fits."""
+    """A duration in s and its interval in a suitable unit, such as `153.2 [150.0, 157.0] ms`."""
     return _scaled(value, low, high, unit or unit_for([value]))
 
 
 def unit_for(values: Iterable[float | None]) -> Unit:
-    """The unit in which the largest of these durations (s) is at least 1; ms where all are 0."""
+    """The unit in which the largest of these durations (s) is at least 1; ms if all are 0."""
     largest = max((abs(value) for value in values if _known(value)), default=0.0)
     if not largest:
         return UNITS[1]
@@ -89,7 +89,7 @@ def _known(value: float | None) -> TypeGuard[float]:
 
 
 def _leading(value: float, digits: int) -> int:
-    """The power of ten of a number's first digit, once it is rounded to these many digits."""
+    """The power of ten of a number's first digit after rounding to this many digits."""
     return math.floor(math.log10(float(f"{abs(value):.{digits - 1}e}"))) if value else 0
 
 

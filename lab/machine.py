@@ -1,4 +1,4 @@
-"""This machine without torch: the cores that may be used, memory, GPUs, and which processes run."""
+"""This machine, without torch: usable cores, memory, GPUs, and running processes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ import psutil
 
 @dataclass(frozen=True)
 class Gpu:
-    """One NVIDIA GPU as its driver names it; memory in bytes, None where that is not said."""
+    """One NVIDIA GPU as named by its driver; memory in bytes, None if not reported."""
 
     name: str
     driver: str
@@ -102,13 +102,13 @@ def interfaces() -> tuple[str, ...]:
 
 @functools.cache
 def gpus() -> tuple[Gpu, ...]:
-    """The NVIDIA GPUs visible to this process; empty where there is no driver.
+    """The NVIDIA GPUs visible to this process; empty if there is no driver.
 
-    Numbers in CUDA_VISIBLE_DEVICES are taken in the driver's order, in which CUDA itself counts
-    unlike GPUs only with CUDA_DEVICE_ORDER=PCI_BUS_ID.
+    Numbers in CUDA_VISIBLE_DEVICES are taken in the driver's order; CUDA itself counts GPUs of
+    different models in this order only with CUDA_DEVICE_ORDER=PCI_BUS_ID.
     """
     rows = _nvidia_smi("--query-gpu=uuid,name,driver_version,memory.total", "--format=csv,noheader")
-    # For a GPU that fell off the bus the driver prints a sentence; CUDA does not count it either.
+    # For a GPU that fell off the bus the driver prints a message; CUDA does not count it either.
     devices = dict(_gpu(row) for row in rows if row.count(",") == 3)
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None or not devices:
@@ -117,7 +117,7 @@ def gpus() -> tuple[Gpu, ...]:
     slices = _slices(devices) if "MIG-" in visible else {}
     for name in visible.split(","):
         gpu = _visible(name.strip(), devices, slices)
-        if gpu is None:  # CUDA too ignores the first that it does not know, and all after it
+        if gpu is None:  # CUDA also ignores the first unknown one and all after it
             break
         chosen.append(gpu)
     return tuple(chosen)
@@ -137,7 +137,7 @@ def _nvidia_smi(*arguments: str) -> list[str]:
 def _gpu(row: str) -> tuple[str, Gpu]:
     """A GPU by its UUID, from a row such as `GPU-8f2a..., NVIDIA H100, 570.86, 81559 MiB`."""
     uuid, name, driver, memory = (cell.strip() for cell in row.split(","))
-    mib = re.fullmatch(r"(\d+) MiB", memory)  # else a word such as [N/A], where it is the host's
+    mib = re.fullmatch(r"(\d+) MiB", memory)  # else a word such as [N/A] if it is the host's
     return uuid, Gpu(name, driver, int(mib[1]) * 2**20 if mib else None)
 
 
@@ -154,7 +154,7 @@ def _slices(devices: dict[str, Gpu]) -> dict[str, Gpu]:
 
 
 def _visible(name: str, devices: dict[str, Gpu], slices: dict[str, Gpu]) -> Gpu | None:
-    """What one entry of CUDA_VISIBLE_DEVICES means: a number, or the beginning of a UUID."""
+    """The GPU of one entry of CUDA_VISIBLE_DEVICES, a number or the beginning of a UUID."""
     if name.isdecimal():
         return dict(enumerate(devices.values())).get(int(name))
     # Before driver 470 a slice was named by its GPU: MIG-GPU-<uuid>/<instance>/<instance>.
@@ -168,9 +168,9 @@ def _visible(name: str, devices: dict[str, Gpu], slices: dict[str, Gpu]) -> Gpu 
 
 
 def began(pid: int) -> float:
-    """When a process began, in s of a clock of this machine; tells it from a later one with its id.
+    """When a process began, in s of a local clock; distinguishes it from a later one with its id.
 
-    On Linux since the last boot, which does not change when the time of day is set (proc(5)).
+    On Linux this counts from the last boot, so setting the time of day has no effect (proc(5)).
     Raises psutil.NoSuchProcess.
     """
     if sys.platform != "linux":
@@ -179,18 +179,18 @@ def began(pid: int) -> float:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
         raise psutil.NoSuchProcess(pid) from None
-    # The second field, the name in brackets, may hold brackets itself; `starttime` is the 22nd.
+    # The second field, the name in brackets, may itself contain brackets; `starttime` is the 22nd.
     return int(stat.rpartition(")")[2].split()[19]) / os.sysconf("SC_CLK_TCK")
 
 
 def age() -> float:
-    """How long this process has lived, in s."""
+    """The age of this process, in s."""
     now = time.clock_gettime(time.CLOCK_BOOTTIME) if sys.platform == "linux" else time.time()
     return now - began(os.getpid())
 
 
 def is_running(pid: int, since: float) -> bool:
-    """Whether the process that had this id and beginning still runs; a zombie does not."""
+    """Whether the process with this id and start time still runs; a zombie does not."""
     try:
         zombie = psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
         return abs(began(pid) - since) < 0.05 and not zombie
@@ -199,10 +199,10 @@ def is_running(pid: int, since: float) -> bool:
 
 
 def exit_with(function: Callable[..., int | None], *arguments: object) -> NoReturn:
-    """Call the function, and end this process with what it returns as `sys.exit` would.
+    """Call the function, and end this process with its result as `sys.exit` would.
 
-    But the interpreter is not taken apart: a thread of gloo that then still waits for its lock
-    would be ended by Python 3.11 and 3.12 where C++ lets no thread end, and the process aborted.
+    But the interpreter is not finalized: a gloo thread still waiting for its lock would then be
+    ended by Python 3.11 and 3.12 where C++ permits no thread to end, and the process would abort.
     """
     code: Any = 1
     try:

@@ -1,4 +1,4 @@
-"""What all configurations share: strict immutable models, and errors that people can read."""
+"""What all configurations share: strict immutable models and readable errors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Counts = Annotated[
 ]
 
 
-# What to write where a value is of another type, by pydantic's errors.
+# What to write instead of a value of the wrong type, by pydantic's error types.
 LIST = "write values in brackets, such as [1, 2]"
 TYPE_ADVICE = {
     **dict.fromkeys(("int_type", "int_from_float"), "write a whole number, without quotes"),
@@ -38,7 +38,7 @@ class Frozen(BaseModel):
 
 
 class InvalidValueError(ValueError):
-    """Raised by validators: what is wrong with a value, and what to do about it; maybe `more`."""
+    """Raised by validators: what is wrong with a value and what to do about it, perhaps `more`."""
 
     def __init__(self, what: str, advice: str = "", *more: tuple[str, str]) -> None:
         self.faults = [(what, advice), *more]
@@ -61,7 +61,7 @@ def check_name(noun: str, name: str, choices: Mapping[str, Any]) -> str:
 def unknown_keys(
     content: Mapping[str, Any], allowed: Iterable[str], where: str = ""
 ) -> list[Problem]:
-    """One problem for each key that is not allowed, with the nearest key that is."""
+    """One problem for each key that is not allowed, with the nearest allowed key."""
     names = set(allowed)
     unknown = [key for key in content if key not in names]
     return [Problem(f"{where}{key}", "unknown key", nearest(key, names)) for key in unknown]
@@ -70,7 +70,7 @@ def unknown_keys(
 def problems_of(
     error: ValidationError, model: type[BaseModel], content: Any
 ) -> list[tuple[str, Problem]]:
-    """Pydantic's errors about `content`: the top-level field, and the problem with its path."""
+    """Pydantic's errors about `content`: the top-level field and the problem with its path."""
     problems = []
     for item in error.errors(include_url=False):
         path, owner = _locate(item["loc"], item["type"], model, content)
@@ -102,7 +102,7 @@ def _locate(
         elif isinstance(part, int):
             path.append(part)
             content = content[part] if isinstance(content, list | tuple) else None
-        else:  # a tag: the kind of one of several models
+        else:  # a tag that selects one of several models
             inside = [one for one in inside if _kind(one) == part] or inside
     return path, inside[0]
 

@@ -34,17 +34,17 @@ class Row(BaseModel):
     model_config = ConfigDict(frozen=True, extra="allow", strict=True, allow_inf_nan=False)
 
     world_size: int = Field(ge=1)
-    steps: int = Field(ge=1)  # over which the table's time was taken
+    steps: int = Field(ge=1)  # over which the table's time was measured
     step_s: float | list[float]
 
     @property
     def times(self) -> list[float]:
-        """By rank, in s; the same for all where the table has only one."""
+        """Times by rank, in s; the same for all if the table has only one."""
         return self.step_s if isinstance(self.step_s, list) else [self.step_s] * self.world_size
 
     @property
     def where(self) -> dict[str, Any]:
-        """What a run must have."""
+        """The values that a run must have."""
         return {"world_size": self.world_size, **(self.model_extra or {})}
 
 
@@ -57,7 +57,7 @@ class AllReduce(Frozen):
 
 
 class Published(Frozen):
-    """A published table: its source, the device, what must be known to read it, its rows."""
+    """A published table: its source, device, what is needed to interpret it, and its rows."""
 
     source: str = Field(min_length=1, max_length=500)
     gpu: str = Field(min_length=1, max_length=100)
@@ -73,9 +73,9 @@ class Published(Frozen):
 
 
 class Budget(Frozen):
-    """Hours that a study may take of cores and of GPUs, unless it is run with --yes.
+    """Core-hours and GPU-hours that a study may take, unless it is run with --yes.
 
-    With `per: folder` all studies that lie beside each other share them, as those of a learner.
+    With `per: folder`, all studies that lie beside each other share them, such as a learner's.
     """
 
     core_hours: float | None = Field(default=None, gt=0)
@@ -90,7 +90,7 @@ class Budget(Frozen):
         return f"{label} for all studies beside it" if self.per == "folder" else label
 
 
-MOST_SLEEPING = 16  # emulated ranks: each still holds a model and sends its gradients
+MOST_SLEEPING = 16  # emulated ranks, each of which still holds a model and sends its gradients
 
 
 def _value(value: str) -> str:
@@ -109,8 +109,8 @@ def _variable(name: str) -> str:
 class Cluster(SlurmKeys):
     """A profile: the executor and what it gives to each rank.
 
-    `device: auto` takes GPUs where there are any, else CPU cores. Locally `devices` is how many
-    ranks run at once: GPUs, or groups of `cores_per_rank` physical cores.
+    `device: auto` uses GPUs if there are any, else CPU cores. Locally `devices` is the number of
+    ranks that run at once: GPUs, or groups of `cores_per_rank` physical cores.
     """
 
     name: str
@@ -119,24 +119,24 @@ class Cluster(SlurmKeys):
     backend: Literal["auto", "gloo", "nccl"] = "auto"  # auto: nccl on GPUs, else gloo
     devices: int | Literal["auto"] = "auto"
     cores_per_rank: int = Field(default=1, ge=1, le=1024)
-    # All ranks of a job share this many cores, however many ranks there are, and so do their loader
-    # processes: the job that asked for too few CPUs.
+    # All ranks of a job and their loader processes share this many cores, however many ranks there
+    # are, as in a job that requested too few CPUs.
     cores_per_job: int | None = Field(default=None, ge=1, le=1024)
     # A run that takes longer is ended; at most a year.
     time_limit_min: int = Field(default=120, ge=1, le=525_600)
-    # A run without progress for so long is ended; at most a day.
+    # A run without progress for this long is ended; at most a day.
     hang_timeout_s: int = Field(default=300, ge=5, le=86_400)
-    # How much of a long run its sudden end may cost.
+    # How much of a long run may be lost if it ends suddenly.
     checkpoint_every_min: float = Field(default=10.0, gt=0, le=525_600)
-    # A repeat during which other processes took the ranks' cores is measured once more.
+    # A repeat during which other processes used the ranks' cores is measured once more.
     repeat_disturbed: bool = False
     budget: Budget | None = None  # what a study may take, unless it is run with --yes
-    # Variables set for every rank; `$NAME` and `~` in their values are those of its node.
+    # Variables set for every rank; `$NAME` and `~` in their values are expanded on its node.
     environment: dict[
         Annotated[str, AfterValidator(_variable)], Annotated[str, AfterValidator(_value)]
     ] = {}
     published: Published | None = None  # the table that executor: replay shows
-    network_interface: Word | None = None  # over which gloo and NCCL talk, such as ib0
+    network_interface: Word | None = None  # used by gloo and NCCL, such as ib0
     link: Link | None = None  # emulated, between ranks of one machine
     compute: Compute | None = None  # emulated: ranks sleep, and may outnumber the cores
 
@@ -204,7 +204,7 @@ class Cluster(SlurmKeys):
 
     @property
     def device_kind(self) -> Literal["cpu", "cuda"]:
-        """What a rank computes on."""
+        """The kind of device that a rank computes on."""
         if self.emulates:
             return "cpu"
         if self.device != "auto":
@@ -213,7 +213,7 @@ class Cluster(SlurmKeys):
         return "cuda" if gpus else "cpu"
 
     def on(self, device: Literal["any", "cpu", "cuda"]) -> Cluster | None:
-        """The same for runs that need this kind of device; None where the cluster has none."""
+        """The same cluster for runs that need this kind of device; None if it has none."""
         if device in {"any", self.device_kind}:
             return self
         if device == "cuda":
@@ -222,7 +222,7 @@ class Cluster(SlurmKeys):
 
     @property
     def settled(self) -> Cluster:
-        """The same with the GPUs of this machine counted, for jobs, which may see fewer of them."""
+        """The same cluster with this machine's GPUs counted, as jobs may see fewer of them."""
         if self.executor != "local" or self.device_kind == "cpu":
             return self
         return self.model_copy(update={"device": "cuda", "devices": self.ranks_per_node})
@@ -242,9 +242,9 @@ class Cluster(SlurmKeys):
         return self.ranks_per_node * self.nodes
 
     def layout(self, ranks: int, *, devices: int = 1) -> Layout:
-        """Nodes and ranks on each of them, where each rank drives `devices` devices.
+        """Nodes and ranks on each of them, if each rank drives `devices` devices.
 
-        A node is filled before the next one is taken. Raises InputError where the ranks do not fit,
+        A node is filled before the next one is used. Raises InputError if the ranks do not fit,
         would leave nodes half empty, or would have devices on several nodes.
         """
         total, slots = ranks * devices, self.ranks_per_node
@@ -266,11 +266,11 @@ class Cluster(SlurmKeys):
 
     @property
     def cpus_per_rank(self) -> int:
-        """CPUs that Slurm is asked for, for each rank."""
+        """CPUs requested from Slurm for each rank."""
         return self.cpus_per_gpu or self.cores_per_rank
 
     def memory_mb(self, ranks_on_node: int) -> int | None:
-        """These ranks' share of a node's memory, in MiB; None where the site decides."""
+        """These ranks' share of a node's memory, in MiB; None if the site decides."""
         if self.mem_gb is None:
             return None
         return max(int(self.mem_gb * 1024 * ranks_on_node / self.ranks_per_node), 1)
@@ -286,8 +286,8 @@ class Cluster(SlurmKeys):
     def cores_of(self, local_rank: int) -> tuple[int, ...]:
         """The cores of one rank; on Slurm those of its job, as the site binds ranks to cores.
 
-        As many at every world size, so that the baseline is not measured on a stronger machine;
-        with `cores_per_job` all ranks have the same.
+        Their number is the same at every world size, so that the baseline is not measured on a
+        stronger machine; with `cores_per_job` all ranks have the same cores.
         """
         cores = machine.cores()
         if self.executor == "slurm":
@@ -308,7 +308,7 @@ class Cluster(SlurmKeys):
 
     @property
     def memory_bytes_per_rank(self) -> int | None:
-        """Memory of a rank: its GPU's, or its share of main memory; None where unknown."""
+        """Memory of a rank: its GPU's, or its share of main memory; None if unknown."""
         if self.executor == "replay":
             return None
         if self.executor == "slurm":

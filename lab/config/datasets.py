@@ -20,7 +20,7 @@ _IMAGES: tuple[Task, ...] = ("image classification",)
 class _DataSet(Frozen):
     @property
     def label(self) -> str:
-        """A short name with all that is not at its default: `synthetic, samples 512`."""
+        """A short name with all non-default values: `synthetic, samples 512`."""
         changes = self.model_dump(exclude_defaults=True)
         settings = [f"{key.replace('_', ' ')} {value}" for key, value in changes.items()]
         return ", ".join([getattr(self, "kind", ""), *settings])
@@ -70,7 +70,7 @@ class IMDB(_DataSet):
 
 
 class Topics(_DataSet):
-    """Pieces of the interpreter's sources, each of its module's topic; no download."""
+    """Pieces of the interpreter's sources, labelled with their module's topic; no download."""
 
     tasks: ClassVar = _LABELLED
     classes: ClassVar = 4
@@ -99,8 +99,8 @@ class Digits(_DataSet):
 class Synthetic(_DataSet):
     """Random samples for any model, made from the seed, with something to learn in each class.
 
-    `vocab_size` counts for text, `channels` and `image_size` for images, `classes` for labelled
-    ones.
+    `vocab_size` applies to text, `channels` and `image_size` to images, `classes` to labelled
+    samples.
     """
 
     tasks: ClassVar = (*_CONTINUED, *_LABELLED, *_IMAGES)
@@ -114,10 +114,10 @@ class Synthetic(_DataSet):
 
 
 class PythonData(Own, _DataSet):
-    """Data of the user's: `factory` returns two torch data sets, to train on and held out.
+    """A user's own data: `factory` returns two torch data sets, for training and held out.
 
     Each item is a pair of tensors, arrays or numbers: an input and a target. A factory with a
-    parameter `seed` gets the run's.
+    parameter `seed` gets the run's seed.
     """
 
     tasks: ClassVar = ("its own task",)
@@ -130,7 +130,7 @@ class PythonData(Own, _DataSet):
 
 
 class ScriptData(_DataSet):
-    """What a script trains on, which it alone knows."""
+    """The data that a script trains on, which only the script knows."""
 
     tasks: ClassVar = ("its own task",)
     kind: Literal["script"] = "script"
@@ -151,7 +151,7 @@ Data = (
 )
 Corpora = Stdlib | Text | Shakespeare
 LabelledTexts = AGNews | IMDB | Topics
-# By their names; what needs a path or a factory has none.
+# By name; data sets that need a path or a factory have none.
 DATASETS: dict[str, Data] = {
     kind.model_fields["kind"].default: kind()
     for kind in get_args(Data)
@@ -193,7 +193,7 @@ DataField = Annotated[
 
 
 def vocab_size_of(model: Model, data: Data) -> int:
-    """The size of the model's own vocabulary where it has one, else of the data's; 0 for images."""
+    """The model's own vocabulary size if it has one, else the data's; 0 for images."""
     if isinstance(model, CNN):
         return 0
     own = model.vocab_size if isinstance(model, GPT | DistilBERT) else None
@@ -201,7 +201,7 @@ def vocab_size_of(model: Model, data: Data) -> int:
 
 
 def misfit(model: Model, data: Data) -> tuple[str, str] | None:
-    """Why a model cannot be trained on a data set, and what fits; None where it can."""
+    """Why a model cannot be trained on a data set, and what fits; None if it can."""
     if _fits(model, data):
         return None
     own = ["your own (kind: python)"]
@@ -219,5 +219,5 @@ _ANY_MODEL = PythonModel(factory="any:Model")
 
 
 def _fits(model: Model, data: Data) -> bool:
-    # The lab's texts are cut to a model's own length; images are for any model that takes them.
+    # The lab's texts are cut to a model's length; images suit any model that takes them.
     return model.task in data.tasks or (isinstance(model, PythonModel) and data.tasks == _IMAGES)

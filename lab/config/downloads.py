@@ -45,8 +45,8 @@ IMDB = Download(
     size=84_125_825,
     sha256="c40f74a18d3b61f90feba1e17730e0d38e8b97c05fde7008942e91923d1658fe",
 )
-# As mirrored for torchvision: the site of LeCun, Cortes and Burges serves them no more.
-# torchvision.datasets.MNIST checks MD5 only, and takes no lock when several ranks want the files.
+# As mirrored for torchvision, as the site of LeCun, Cortes and Burges no longer serves them.
+# torchvision.datasets.MNIST checks only MD5, and takes no lock if several ranks need the files.
 _MNIST_URL = "https://ossci-datasets.s3.amazonaws.com/mnist"
 _MNIST_FILES = """
 train-images-idx3-ubyte.gz 9912422 440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609

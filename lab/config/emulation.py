@@ -41,15 +41,15 @@ class Link(Frozen):
 
 
 class Compute(Frozen):
-    """Ranks that sleep instead of computing, so that there can be more of them than cores.
+    """Ranks that sleep instead of computing, so that they can outnumber the cores.
 
-    They sleep for the times that one rank takes alone, or for those of a described GPU that reaches
-    `mfu` of its peak.
+    They sleep for the times that one rank takes alone, or that a described GPU takes at `mfu` of
+    its peak.
     """
 
     emulated: Literal["measured", "V100", "A100", "H100", "H200", "B200", "RTX 3090", "RTX 4090"]
-    # Of the whole step, for a described GPU. 44 to 52 % of an A100's peak were reached in training
-    # GPT models (Narayanan et al., 2021, table 1).
+    # For the whole step on a described GPU. Training GPT models reached 44 to 52 % of an A100's
+    # peak (Narayanan et al., 2021, table 1).
     mfu: float = Field(default=0.45, gt=0, le=1)
 
     @property
@@ -68,7 +68,7 @@ class Compute(Frozen):
 
 
 class Emulated(Frozen):
-    """What was emulated where a record was measured, and how; what is None was real."""
+    """What was emulated when a record was measured, and how; whatever is None was real."""
 
     link: Link | None = None
     way: Way | None = None  # how the link was emulated
@@ -84,7 +84,7 @@ class Emulated(Frozen):
 
     @property
     def description(self) -> str:
-        """The label, and how it was done."""
+        """The label and how the emulation was done."""
         parts = []
         if self.link:
             parts.append(f"link {self.link.label}" + (f", by {WAYS[self.way]}" if self.way else ""))

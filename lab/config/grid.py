@@ -1,4 +1,4 @@
-"""The points of a study's grids: the run that each makes, and all that is wrong with it."""
+"""The points of a study's grids: the run that each defines, and all of its problems."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from lab.errors import Problem
 MAX_RUNS = 1000
 SIZES = ("global_batch_size", "micro_batch_size")  # of which a run needs one
 Grid = dict[str, list[Any]]
-Located = list[tuple[str, Problem]]  # problems with the fields that they are of
+Located = list[tuple[str, Problem]]  # problems with the fields that they concern
 
 
 class Point(NamedTuple):
-    """A point of the grid: what the file says of it, and the run that follows.
+    """A point of the grid: its values in the file, and the resulting run.
 
-    Keys that are `faulty` stand at their defaults in the run, which is None where keys contradict
-    each other.
+    Keys that are `faulty` have their defaults in the run, which is None if keys contradict each
+    other.
     """
 
     content: dict[str, Any]
@@ -33,13 +33,13 @@ class Point(NamedTuple):
     faulty: frozenset[str]
 
     def value(self, key: str) -> Any:
-        """What a key is here, None if unknown."""
+        """The value of a key here, None if unknown."""
         if key in self.faulty or self.run is None:
             return self.content.get(key)
         return getattr(self.run, key)
 
     def may_have(self, values: dict[str, Any]) -> bool:
-        """Whether it has these values, or may have them where it is faulty."""
+        """Whether it has these values, or may have them because it is faulty."""
         if self.run is not None and not self.faulty & set(values):
             return all(getattr(self.run, key) == value for key, value in values.items())
         known = {key: self.content[key] for key in values if key in self.content}
@@ -49,10 +49,10 @@ class Point(NamedTuple):
 def multiply_out(
     base: Mapping[str, Any], grids: Mapping[str, Grid], *, folder: Path, complete: bool = True
 ) -> tuple[list[Point], list[Problem]]:
-    """All points of grids by their path, and all that is wrong with base and grids, once each.
+    """All points of grids by their path, and each problem of base and grids once.
 
-    Own code is looked for in the study's `folder`. Unless both are `complete`, what is missing or
-    in conflict is no problem of its own.
+    Own code is searched for in the study's `folder`. Unless both are `complete`, missing or
+    conflicting values are not reported as problems.
     """
     problems = unknown_keys(base, Run.model_fields, "base.")
     if complete and (not all(grids.values()) or not grids):
@@ -70,7 +70,7 @@ def multiply_out(
         problems.append(Problem("grid", f"more than {MAX_RUNS} runs", "vary less at a time"))
         return [], problems
     base = {key: value for key, value in base.items() if key in Run.model_fields}
-    # By which the sources of own code are found, and read once for all points.
+    # Used to find the sources of own code, which are read once for all points.
     context: dict[str, Any] = {"folder": folder, "digests": {}}
     points: list[Point] = []
     ids: set[str] = set()
@@ -86,7 +86,7 @@ def multiply_out(
                     point_problems.append(Problem(path, what, "remove one of the equal values"))
                 ids.add(point.run.id)
             points.append(point)
-            # A conflict that many points have is told of the first.
+            # A conflict that many points share is reported for the first.
             known = {problem.what for problem in problems if problem.where.startswith(f"{path} (")}
             problems += [
                 problem
@@ -104,7 +104,7 @@ def _validate(
     *,
     complete: bool,
 ) -> tuple[Point, list[Problem]]:
-    """One point of the grid at `path`, and its problems; `chosen` is the index of each grid value.
+    """One point of the grid at `path` and its problems; `chosen` is the index of each grid value.
 
     Fields with a wrong value are set aside and the rest is checked again, so that one fault does
     not hide another.
@@ -124,7 +124,7 @@ def _validate(
             faulty |= wrong
             rest = {key: value for key, value in rest.items() if key not in wrong}
         elif missing:
-            # Either size of a batch is enough: where both are missing, that is one problem.
+            # Either batch size is enough, so if both are missing, that is one problem.
             # A script decides them itself.
             model = content.get("model")
             script = isinstance(model, dict) and model.get("kind") == "script"
@@ -140,7 +140,7 @@ def _validate(
 
 
 def _as_written(field: str, problem: Problem) -> tuple[str, Problem]:
-    """The problem of a field, by the key of the file that the field was made of."""
+    """The problem of a field, under the key of the file from which the field was made."""
     if field != "own_strategy":
         return field, problem
     where = problem.where.replace(field, "strategy", 1)
@@ -158,7 +158,7 @@ def _wrong_values(
 
 
 def _conflicts(located: Located, faulty: frozenset[str], where: str) -> Iterator[Problem]:
-    """Conflicts between values, but for those with a default that stands for a faulty one."""
+    """Conflicts between values, except for those with a default in place of a faulty value."""
     # Whether data fit a model is said in words that name one of them.
     names = faulty | ({"model", "data"} if faulty & {"model", "data"} else set())
     stand_in = re.compile(rf"\b({'|'.join(map(re.escape, names)) or '(?!)'})\b")

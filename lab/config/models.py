@@ -15,7 +15,7 @@ from lab.errors import nearest
 Task = Literal["language modelling", "text classification", "image classification", "its own task"]
 Network = Literal["resnet18", "vgg16", "squeezenet1_0", "densenet121", "alexnet"]
 
-# The smallest image that leaves something for the last pooling layer of each network.
+# The smallest image that leaves a non-empty input to each network's last pooling layer.
 SMALLEST_IMAGE: dict[Network, int] = {
     "resnet18": 1,
     "vgg16": 32,
@@ -68,22 +68,22 @@ class _Transformer(_Model):
 
     @property
     def depends_on_split(self) -> str:
-        """Why the loss curve depends on how ranks share the batch; empty where it must not."""
+        """Why the loss curve depends on how ranks split the batch; empty if it must not."""
         return "" if self.dropout == 0 else DROPOUT_BY_RANK
 
 
 class GPT(_Transformer):
-    """A decoder-only transformer; `vocab_size` follows the data's tokenizer where it is not given.
+    """A decoder-only transformer; `vocab_size` follows the data's tokenizer if not given.
 
     `weights` is a folder with GPT-2 as published on Hugging Face (config.json, model.safetensors,
-    tokenizer.json), where text may lie too; positions after `block_size` are left out.
+    tokenizer.json), in a place where text may also lie; positions after `block_size` are dropped.
     """
 
     task: ClassVar[Task] = "language modelling"
     kind: Literal["gpt"] = "gpt"
     vocab_size: int | None = Field(default=None, ge=2, le=10_000_000)
     dropout: float = Field(default=0.0, ge=0.0, lt=1.0)
-    # Left out of dumps where there is none: runs from before it keep their id.
+    # Left out of dumps if there is none, so that earlier runs keep their id.
     weights: str | None = Field(default=None, min_length=1, exclude_if=lambda path: path is None)
 
     def _label_parts(self) -> Iterable[str]:
@@ -109,8 +109,8 @@ class TextClassifier(_Transformer):
 class DistilBERT(_Transformer):
     """DistilBERT (Sanh et al., 2019) with a classification head, from a Hugging Face folder.
 
-    The sizes are those of distilbert-base-uncased; where the folder holds others they must be
-    given. `dropout` replaces the rates that the folder names.
+    The default sizes are those of distilbert-base-uncased; if the folder holds others, they must be
+    given. `dropout` replaces the rates given in the folder.
     """
 
     task: ClassVar[Task] = "text classification"
@@ -148,8 +148,8 @@ class CNN(_Model):
     """One of torchvision's convolutional networks, with the data's channels and classes.
 
     Images are scaled to `image_size`. `dropout` replaces the published rate. Batch norm that is
-    `frozen` normalizes with its running statistics and leaves them alone: only then is the loss the
-    same however ranks share the batch.
+    `frozen` normalizes with its running statistics and does not update them. Only then is the loss
+    the same however ranks split the batch.
     """
 
     task: ClassVar[Task] = "image classification"
@@ -180,7 +180,7 @@ class CNN(_Model):
 
     @property
     def depends_on_split(self) -> str:
-        """Why the loss curve depends on how ranks share the batch; empty where it must not."""
+        """Why the loss curve depends on how ranks split the batch; empty if it must not."""
         reasons = []
         if self.network in WITH_BATCH_NORM and self.batch_norm == "batch":
             reasons.append("batch norm takes its statistics from each rank's micro-batch")
@@ -190,19 +190,19 @@ class CNN(_Model):
 
 
 class PythonModel(Own, _Model):
-    """A model of the user's: `factory` makes a torch module.
+    """A user's own model: `factory` makes a torch module.
 
     The module is called with a batch's inputs; `loss`, called with its result and the targets,
-    gives the mean loss. Without `loss` the module is called with inputs and targets, and gives the
-    mean loss itself. `blocks` names its ModuleList of equal blocks, such as `encoder.layers`, which
-    FSDP shards and checkpointing recomputes one by one.
+    returns the mean loss. Without `loss`, the module is called with inputs and targets and returns
+    the mean loss itself. `blocks` names its ModuleList of equal blocks, such as `encoder.layers`,
+    which FSDP shards and checkpointing recomputes one by one.
     """
 
     task: ClassVar[Task] = "its own task"
     entry_points: ClassVar = "lab.models"
     loss: Reference | None = None
     blocks: str | None = Field(default=None, pattern=r"^[A-Za-z_]\w*(\.\w+)*$")
-    # Only the module itself tells; a record says what was found in it.
+    # Only the module itself shows this; a record states what was found in it.
     depends_on_split: ClassVar[str] = "the model's own code decides"
 
     def _label_parts(self) -> Iterable[str]:

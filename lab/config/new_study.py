@@ -1,4 +1,4 @@
-"""Studies that are written for a user: one to begin with, a copy of an example, one of a script."""
+"""Studies written for a user: one to start with, a copy of an example, or one of a script."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ baseline: {{world_size: 1}}  # what speedups are over
 quick:                   # a smaller form, for `--quick`
   base: {{steps: 12, warmup_steps: 4}}
 """
-# Its first line, by which it is known.
+# Its first line, which identifies it.
 OF_SCRIPT = "# Written by `lab measure`, which writes it anew for another command."
 
 
 def new_study(folder: Path, *, like: str | None = None) -> list[Path]:
     """Write a commented study, or copy one `like` an example with its code; returns its files.
 
-    Raises InputError for a folder that holds a study already, and for an unknown example.
+    Raises InputError for a folder that already holds a study, and for an unknown example.
     """
     if (folder / "study.yaml").exists():
         problem = Problem("study.yaml", "there is one already", "choose another folder")
@@ -76,10 +76,10 @@ def script_study(
 ) -> Study:
     """A study of a training script on several numbers of ranks, which runs in this directory.
 
-    `folder` is where it is written, or its name under `reports/`; by default that of the script.
-    Batches are what the arguments of the script amount to, where the study is to know them. Raises
-    InputError, and writes nothing, for a script that is not there, a folder that holds a study of
-    another kind, and values that no study may have.
+    `folder` is where it is written, or its name under `reports/`, by default the script's. Batch
+    sizes describe what the script's arguments amount to, if the study has to know them. Raises
+    InputError, and writes nothing, for a missing script, a folder that holds a study of another
+    kind, and values that no study may have.
     """
     name = Path(command[0]).stem if command else ""
     place = Path(folder or name)

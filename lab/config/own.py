@@ -1,7 +1,7 @@
 """A user's own code in a study: the function or class that makes a part of a run, and its sources.
 
-Nothing is imported here: a module is found, read and parsed, so that a wrong name is refused before
-a job starts, and so that a run's id changes with the code that it measures.
+Nothing is imported here. A module is found, read and parsed, so that a wrong name is rejected
+before a job starts, and a run's id changes with the code that it measures.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pydantic import AfterValidator, JsonValue, ValidationInfo, model_validator
 from lab.config.base import Frozen, InvalidValueError
 from lab.errors import nearest
 
-# As in entry points: the module, and what it calls the function or class.
+# As in entry points: the module, and the name of the function or class in it.
 _REFERENCE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 
 
@@ -35,7 +35,7 @@ def check_reference(value: str) -> str:
 
 @cache
 def installed(group: str) -> dict[str, str]:
-    """References by the names that installed packages give them in a group of entry points."""
+    """References by their names in an entry point group of installed packages."""
     entries = metadata.entry_points(group=group)
     return {entry.name: f"{entry.module}:{entry.attr}" for entry in entries}
 
@@ -47,9 +47,9 @@ NAMES = ("factory", "loss")
 class Own(Frozen):
     """What `factory`, called with `args`, makes; the module lies beside the study or is installed.
 
-    A name that an installed package gives in `entry_points` stands for its reference. `source` is
-    the SHA-256 of the module and of what it imports from beside the study. The lab fills it in
-    where a study is read.
+    A name given by an installed package in `entry_points` stands for its reference. `source` is the
+    SHA-256 of the module and of what it imports from beside the study. The lab fills it in when a
+    study is read.
     """
 
     entry_points: ClassVar[str] = ""
@@ -60,9 +60,9 @@ class Own(Frozen):
 
     @classmethod
     def resolved(cls, content: Any) -> Any:
-        """Settings with the reference for which an installed name stands; other content as it is.
+        """Settings with an installed name replaced by its reference; other content unchanged.
 
-        The name is the `factory`, or stands alone.
+        The name is the `factory`, or the whole content.
         """
         settings = content if isinstance(content, dict) else {"kind": "python", "factory": content}
         name = settings.get("factory")
@@ -73,13 +73,13 @@ class Own(Frozen):
     @model_validator(mode="before")
     @classmethod
     def _with_source(cls, content: Any, info: ValidationInfo) -> Any:
-        """With the digest of the sources, where the study's folder is known."""
+        """Add the digest of the sources if the study's folder is known."""
         context: dict[str, Any] = info.context or {}
         content = cls.resolved(content)
         if "folder" not in context or not isinstance(content, dict):
             return content
         references = [str(content[name]) for name in NAMES if name in content]
-        # What is no reference is refused by the field itself, and names no file.
+        # Anything but a reference is rejected by the field itself, and names no file.
         references = [one for one in references if _REFERENCE.fullmatch(one)]
         digests = context["digests"]
         if (key := tuple(references)) not in digests:
@@ -87,22 +87,22 @@ class Own(Frozen):
         return content | {"source": digests[key]}
 
     def __hash__(self) -> int:
-        # `args` has no hash of its own.
+        # `args` is not hashable.
         return hash(self.model_dump_json())
 
     @property
     def names(self) -> list[str]:
-        """What it is called with its arguments: `UNet`, `width 16`."""
+        """Its name and its arguments: `UNet`, `width 16`."""
         return [self.factory.split(":")[1], *(f"{key} {value}" for key, value in self.args.items())]
 
     def is_unchanged(self, folder: Path) -> bool:
-        """Whether the sources are those that the run was made from; `folder` is the study's."""
+        """Whether the sources are still those of the run; `folder` is the study's."""
         references = [getattr(self, name, None) for name in NAMES]
         return digest([reference for reference in references if reference], folder) == self.source
 
 
 def digest(references: list[str], folder: Path) -> str:
-    """SHA-256 of the sources behind references; InvalidValueError where one leads nowhere."""
+    """SHA-256 of the sources behind references; InvalidValueError if one does not exist."""
     paths: dict[str, Path] = {}
     for reference in references:
         module, _, name = reference.partition(":")
@@ -127,7 +127,7 @@ def hash_files(paths: Mapping[str, Path]) -> str:
 
 
 def find_module(name: str, folder: Path) -> Path | None:
-    """The file of a module, in a folder or installed; None for neither. Imports nothing."""
+    """The file of a module in a folder or installed, else None. Imports nothing."""
     first, *rest = name.split(".")
     if local := _file(folder / Path(first, *rest)):
         return local
@@ -147,7 +147,7 @@ def _file(place: Path) -> Path | None:
 
 
 def _require_name(name: str, path: Path) -> None:
-    """Raise InvalidValueError where a module's top level defines or imports no such name."""
+    """Raise InvalidValueError if a module's top level neither defines nor imports this name."""
     names: set[str] = set()
     for node in parsed(path).body:
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
@@ -163,7 +163,7 @@ def _require_name(name: str, path: Path) -> None:
 
 
 def local_files(path: Path, folder: Path) -> set[Path]:
-    """A file in a folder, and the files that it imports from there, at any depth."""
+    """A file in a folder and the files that it imports from there, at any depth."""
     files, waiting = set[Path](), [path]
     while waiting:
         file = waiting.pop()
@@ -188,7 +188,7 @@ def _local_imports(path: Path, folder: Path) -> Iterator[Path]:
 
 
 def parsed(path: Path) -> ast.Module:
-    """The syntax tree of a file; InvalidValueError, with its line, where it is not Python."""
+    """The syntax tree of a file; InvalidValueError, with the line, if it is not Python."""
     try:
         return ast.parse(path.read_bytes(), str(path))
     except (SyntaxError, ValueError) as error:

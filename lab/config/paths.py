@@ -1,4 +1,4 @@
-"""Which files a study may read: of its own folder, and of LAB_DATA_PATH; and where caches lie."""
+"""The files that a study may read, in its own folder and LAB_DATA_PATH, and where caches lie."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def text_roots(data_root: Path) -> list[Path]:
 def resolve_text(path: str, data_root: Path) -> Path:
     """The file or folder of texts at `path`, absolute or below one of `text_roots`.
 
-    Links are followed first, so that none leads outside. Raises InputError where it is outside,
+    Links are followed first, so that none leads outside. Raises InputError if it is outside,
     missing or unreadable.
     """
     return _resolve(path, data_root, source="data", key="path", noun="text")
@@ -74,8 +74,8 @@ def _resolve(path: str, data_root: Path, *, source: str, key: str, noun: str) ->
 def read_texts(path: str, data_root: Path) -> list[str]:
     """The UTF-8 texts of a file, or of all files below a folder in the order of their paths.
 
-    Left out are hidden entries, the study's own output, binary files, and links that lead outside
-    the allowed folders. Raises InputError where nothing is left, or more than MAX_BYTES.
+    Hidden entries, the study's own output, binary files, and links that lead outside the allowed
+    folders are left out. Raises InputError if nothing is left, or more than MAX_BYTES.
     """
     place = resolve_text(path, data_root)
     roots = text_roots(data_root)
@@ -111,7 +111,7 @@ def _files(place: Path, *, out: Path) -> Iterator[Path]:
 
 
 def _text(file: Path) -> str:
-    """A file's content, or nothing where it is not text."""
+    """A file's content, or nothing if it is not text."""
     try:
         text = file.read_bytes().decode("utf-8")
     except (OSError, UnicodeDecodeError):

@@ -1,4 +1,4 @@
-"""ReportedRun: a configuration of which somebody's table says only some."""
+"""ReportedRun: a configuration that a third-party table describes only in part."""
 
 from __future__ import annotations
 
@@ -9,44 +9,44 @@ from typing import TYPE_CHECKING, Any, Self
 
 from lab.config.run import Run, Stated
 
-# What any run may leave open, None then: of a table all other fields are left out.
+# Fields that any run may leave open as None; for a table all other unknown fields are removed.
 OPEN = Stated._fields
 
 
 class ReportedRun(Run):
-    """A configuration in a table of others: what the table does not say has no value, no default.
+    """A configuration in a third-party table; fields not in the table have no value or default.
 
-    Batches and precision are None then, as every run may leave them open; any other field that is
-    read raises AttributeError, so that nothing takes None for a number. It is made with `of`
-    alone, which skips the checks of a run that can be started.
+    Batches and precision are None then, as any run may leave them open. Reading any other such
+    field raises AttributeError, so that nothing takes None for a number. Create it only with `of`,
+    which skips the checks of a run that can be started.
     """
 
     configuration: str = ""
 
     @classmethod
     def of(cls, configuration: str, **known: Any) -> Self:
-        """The configuration of this name, with those fields of a run that are known."""
+        """The configuration of this name, with the known fields of a run."""
         made = cls.model_construct(None, configuration=configuration)
         for name in Run.model_fields:
             made.__dict__.pop(name, None)  # its default
         made.__dict__.update(dict.fromkeys(OPEN) | known)
         return made
 
-    if not TYPE_CHECKING:  # to a type checker every field is there
+    if not TYPE_CHECKING:  # for a type checker every field exists
 
         def __getattr__(self, name: str) -> Any:
-            """Say that the table leaves a field open."""
+            """Raise the error for a field that the table leaves open."""
             if name in Run.model_fields:
                 raise AttributeError(f"{self.label}: its table does not say {name}")
             return super().__getattr__(name)
 
     def _conflicts(self) -> Iterator[tuple[str, str]]:
-        """None: nobody starts it, and nobody knows all of it."""
+        """No conflicts, as the run is never started and not fully known."""
         return iter(())
 
     @cached_property
     def id(self) -> str:
-        """Ten hexadecimal digits of the SHA-256 of its name and of what is known of it."""
+        """Ten hexadecimal digits of the SHA-256 of its name and its known fields."""
         return hashlib.sha256(repr(sorted(self._known.items())).encode()).hexdigest()[:10]
 
     @property

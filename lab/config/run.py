@@ -1,4 +1,4 @@
-"""Run: one configuration of training or inference, its id and label, and what goes together."""
+"""Run: one configuration of training or inference, its id, label and valid combinations."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ INFERENCE_ONLY = {
 }
 # Parts of a model: ranks that hold them see the same samples.
 _MODEL_PARTS = {"tensors", "layers"}
-# Settings of a run of a script that say how it is measured, and need not stand in its command.
+# Settings of a script's run that control its measurement and need not be in its command.
 _OF_MEASURING = {"model", "data", "strategy", "world_size", "steps", "warmup_steps", "needs_device"}
 _STATED = {"global_batch_size", "micro_batch_size", "grad_accum", "precision"}
 PrecisionName = Literal["fp32", "tf32", "bf16", "fp16"]
@@ -45,13 +45,13 @@ _NAMES = {"powersgd": "PowerSGD", "gpipe": "GPipe", "1f1b": "1F1B"}
 
 
 def value_bytes(precision: str) -> int:
-    """Bytes of a value that a product in this precision makes; TF32 rounds inside of it alone."""
+    """Bytes of a value that a product in this precision returns; TF32 rounds only inside it."""
     return 4 if precision in {"fp32", "tf32"} else 2
 
 
 @dataclass(frozen=True)
 class Words:
-    """How a label tells of a setting that is not at its default; `last` ones follow all others."""
+    """How a label shows a setting that is not at its default; `last` ones follow all others."""
 
     text: str
     last: bool = False
@@ -60,16 +60,15 @@ class Words:
 class InferenceSettings(Frozen):
     """The fields of a Run that inference needs.
 
-    An inference run is a training run and what is done with its model: the model is trained as the
-    other fields say, on one process, unless it is there already; then a quantized copy works in
-    turn with the base. A language model generates, at every pair of a prompt length and a
-    batch size; a classifier classifies batches of each size. Batch sizes are samples over all
-    ranks.
+    An inference run is a training run plus what is done with its model. Unless the model already
+    exists, it is trained on one process as the other fields specify; then a quantized copy and the
+    base run alternately. A language model generates at every pair of a prompt length and a batch
+    size; a classifier classifies batches of each size. Batch sizes are samples over all ranks.
     """
 
     task: Literal["train", "inference"] = "train"
-    needs_device: Literal["any", "cpu", "cuda"] = "any"  # skipped where the cluster has none
-    quantization: Quantization = "none"  # of the copy that is compared with the base
+    needs_device: Literal["any", "cpu", "cuda"] = "any"  # skipped if the cluster has none
+    quantization: Quantization = "none"  # of the copy compared with the base
     # Of the base, in which the other is made. Left out of dumps at its default: predictions that
     # were frozen before it keep their digest.
     base_precision: Annotated[Literal["fp32", "bf16"], Words("base in {}")] = Field(
@@ -78,11 +77,11 @@ class InferenceSettings(Frozen):
     prompt_tokens: Counts = (64,)
     batch_sizes: Counts = (1, 8)
     new_tokens: int = Field(default=32, ge=2, le=1_000_000)  # generated per sequence
-    rounds: int = Field(default=7, ge=5, le=10_000)  # of base and copy in turn
+    rounds: int = Field(default=7, ge=5, le=10_000)  # with base and copy in turn
 
 
 class Stated(NamedTuple):
-    """What every run of the lab's own training says, and a script or a table may leave open."""
+    """What every run of the lab's own training specifies, and a script or table may leave open."""
 
     global_batch_size: int
     micro_batch_size: int
@@ -93,11 +92,11 @@ class Run(InferenceSettings):
     """One configuration: everything that changes the measurement, and nothing about where it runs.
 
     `world_size` counts the devices that share the work. Batches are in samples: `global_batch_size
-    = micro_batch_size * grad_accum * data_parallel_size`, the last being the world size except
-    where ranks split the model and see the same samples; what is not given of `global_batch_size`,
-    `micro_batch_size` and `grad_accum` follows from the others. `steps` counts optimizer steps; the
-    first `warmup_steps` of them are left out of every measure. Of a script, which decides them,
-    batch sizes and precision are None unless the study states them.
+    = micro_batch_size * grad_accum * data_parallel_size`, the last being the world size unless
+    ranks split the model and see the same samples. Any of `global_batch_size`, `micro_batch_size`
+    and `grad_accum` that is not given follows from the others. `steps` counts optimizer steps; the
+    first `warmup_steps` of them are excluded from every measure. A script decides batch sizes and
+    precision itself, so they are None unless the study states them.
     """
 
     model: datasets.ModelField = "gpt-nano"
@@ -125,7 +124,7 @@ class Run(InferenceSettings):
     compile: Annotated[bool, Words("compiled")] = False
     seed: Annotated[int, Words("seed {}", last=True)] = Field(default=1337, ge=0, le=2**31)
     eval_batches: int = Field(default=4, ge=1, le=MANY)  # global batches of held-out samples
-    # MiB of gradients that DDP sends at a time; at the default its first bucket holds 1 MiB.
+    # MiB of gradients that DDP sends at a time; by default its first bucket holds 1 MiB.
     bucket_cap_mb: Annotated[float, Words("buckets of {} MiB")] = Field(
         default=DEFAULT_BUCKET_CAP_MB, gt=0, le=1_000_000
     )
@@ -149,7 +148,7 @@ class Run(InferenceSettings):
     schedule: Annotated[Literal["gpipe", "1f1b"], Words("{}")] = "gpipe"
     # Parts of a micro-batch in a pipeline; None: as many as it has stages.
     microbatches: Annotated[int | None, Words("{} microbatches")] = Field(default=None, ge=1)
-    # Blocks keep their inputs alone and compute the rest again.
+    # Blocks keep only their inputs and recompute the rest.
     activation_checkpointing: Annotated[bool, Words("checkpointing")] = False
     # Fast: slices of tokens made once; classic: a DataLoader that makes each sample on request.
     loader: Annotated[Literal["fast", "classic"], Words("{} loader")] = "fast"
@@ -160,7 +159,7 @@ class Run(InferenceSettings):
     @model_validator(mode="before")
     @classmethod
     def _with_own_strategy(cls, content: Any) -> Any:
-        """With a reference, or a mapping that holds one, as the strategy's name."""
+        """Accept a reference, or a mapping that holds one, as the strategy's name."""
         given = content.get("strategy") if isinstance(content, dict) else None
         if isinstance(given, dict) or (isinstance(given, str) and given not in STRATEGIES):
             given = OwnStrategy.resolved(given)
@@ -173,7 +172,7 @@ class Run(InferenceSettings):
     @model_validator(mode="before")
     @classmethod
     def _decided_by_script(cls, content: Any) -> Any:
-        """Without a guess at what a script decides."""
+        """Leave open what a script decides, without guessing."""
         model = content.get("model") if isinstance(content, dict) else None
         kind = model.get("kind") if isinstance(model, dict) else getattr(model, "kind", "")
         if kind != "script":
@@ -214,7 +213,7 @@ class Run(InferenceSettings):
         return conflicts(self)
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
-        """A copy with changed fields and an id of its own; the changes are not validated."""
+        """A copy with changed fields and a new id; the changes are not validated."""
         copy = super().model_copy(update=update, deep=deep)
         copy.__dict__.pop("id", None)
         return copy
@@ -223,14 +222,14 @@ class Run(InferenceSettings):
     def id(self) -> str:
         """Ten hexadecimal digits of the SHA-256 of all that changes the measurement.
 
-        Presets count by what they stand for; fields at their defaults are left out, so that a field
-        added later does not rename the runs of today.
+        Presets count as what they stand for; fields at their defaults are left out, so that a field
+        added later does not rename existing runs.
         """
         unused = {"model", "data", "keep_model"}
         if self.task == "train":
             unused |= INFERENCE_ONLY
         content = self.model_dump(mode="json", exclude_defaults=True, exclude=unused)
-        # Where a script lies says nothing of what it does.
+        # A script's location does not affect what it does.
         content["model"] = self.architecture.model_dump(mode="json", exclude={"directory"})
         content["data"] = self.dataset.model_dump(mode="json")
         canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
@@ -238,7 +237,7 @@ class Run(InferenceSettings):
 
     @property
     def stated(self) -> Stated:
-        """Its batches and precision, for what computes with them; LabError where one is None."""
+        """Its batches and precision, for computing with them; LabError if one is None."""
         whole, micro, precision = self.global_batch_size, self.micro_batch_size, self.precision
         if whole is None or micro is None or precision is None:
             raise LabError(f"{self.label}: its batches and precision are not all known")
@@ -246,14 +245,14 @@ class Run(InferenceSettings):
 
     @property
     def facts(self) -> StrategyFacts:
-        """What holds of its strategy."""
+        """The facts of its strategy."""
         if self.strategy == SCRIPT_NAME:
             return SCRIPT
         return OWN if self.own_strategy else STRATEGIES[self.strategy]
 
     @property
     def data_parallel_size(self) -> int:
-        """How many devices see samples of their own."""
+        """How many devices see different samples."""
         return 1 if self.facts.splits in _MODEL_PARTS else self.world_size
 
     @property
@@ -268,30 +267,30 @@ class Run(InferenceSettings):
 
     @property
     def device_needed(self) -> Literal["any", "cpu", "cuda"]:
-        """The kind of device without which it cannot run."""
+        """The kind of device that it requires."""
         gpus_only = self.precision == "tf32" or (self.facts.gpus_only and self.world_size > 1)
         return "cuda" if gpus_only else self.needs_device
 
     @property
     def script(self) -> Script | None:
-        """The script that it runs, in place of a model, data and a strategy."""
+        """The script that it runs instead of a model, data and a strategy."""
         return self.model if isinstance(self.model, Script) else None
 
     @property
     def architecture(self) -> models.Model:
-        """The model's configuration, looked up where a preset is named."""
+        """The model's configuration, looked up if it is a preset's name."""
         return models.MODELS[self.model] if isinstance(self.model, str) else self.model
 
     @property
     def dataset(self) -> datasets.Data:
-        """The data set's configuration, looked up where it is named."""
+        """The data set's configuration, looked up if it is a name."""
         return datasets.DATASETS[self.data] if isinstance(self.data, str) else self.data
 
     @property
     def names(self) -> dict[str, str]:
-        """What model and data set are called: their names, or their labels where they have none.
+        """The names of model and data set, or their labels if they have none.
 
-        A strategy of the user's own is called as its factory, with its arguments.
+        A user's own strategy is named after its factory, with its arguments.
         """
         parts = {"model": self.model, "data": self.data}
         names = {k: part if isinstance(part, str) else part.label for k, part in parts.items()}
@@ -302,7 +301,7 @@ class Run(InferenceSettings):
     def label(self) -> str:
         """A short name: model, strategy, world size, batch, precision, unusual settings.
 
-        How long it trains and evaluates is left out.
+        The lengths of training and evaluation are left out.
         """
         parts = self.label_parts
         return ", ".join([" ".join(parts[:3]), *parts[3:]])
@@ -329,7 +328,7 @@ class Run(InferenceSettings):
         return [model, strategy, place, *known, *sizes, *args, *settings]
 
     def has_default(self, name: str) -> bool:
-        """Whether a setting has the value that it has where nobody gives one."""
+        """Whether a setting has its default value."""
         return bool(getattr(self, name) == type(self).model_fields[name].default)
 
 
@@ -354,7 +353,7 @@ Conflicts = Iterator[tuple[str, str]]
 
 
 def conflicts(run: Run) -> Conflicts:
-    """Every conflict between the fields of a run: what is wrong, and what to do about it."""
+    """Every conflict between the fields of a run: what is wrong and what to do about it."""
     yield from _work(run)
     if run.script:
         yield from _of_script(run, run.script)
@@ -448,7 +447,7 @@ def _strategy(run: Run) -> Conflicts:
 
 def _ddp(run: Run) -> Conflicts:
     if run.static_graph and run.grad_accum > 1:
-        # DDP learns the graph in the first backward pass, which only adds up gradients.
+        # DDP learns the graph in the first backward pass, which only accumulates gradients.
         what = (
             f"static_graph with grad_accum {run.grad_accum}: the first backward pass sends nothing"
         )
@@ -521,7 +520,7 @@ def _inference(run: Run) -> Conflicts:
 
 
 def distinct_labels(runs: Sequence[Run]) -> tuple[dict[Run, str], str]:
-    """Labels without the words that all share, and these; sizes of models where needed."""
+    """Labels without the words that all share, and those words; sizes of models if needed."""
     parts = {run: run.label_parts for run in runs}
     shared = set.intersection(*map(set, parts.values())) if len(parts) > 1 else set()
     common = _joined(next(iter(parts.values())), shared) if shared else ""

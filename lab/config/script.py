@@ -1,4 +1,4 @@
-"""A training script of the user's, run as it is: its command, what stands in it, its sources."""
+"""A user's training script, run unchanged: its command, its placeholders, its sources."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from lab.config.own import hash_files, local_files, parsed
 from lab.errors import nearest
 
 PLACEHOLDER = re.compile(r"\{([a-z_]+)\}")
-# What a command may name beside the settings of its run; `out` is a folder of each repeat's own.
+# What a command may name besides the settings of its run; `out` is a folder per repeat.
 OF_RANK = ("rank", "local_rank", "out")
-SCRIPT_OUT = "script"  # what `{out}` is in the folder of a repeat
-# Files that a script names or is given; larger ones are data.
+SCRIPT_OUT = "script"  # the name of `{out}` in a repeat's folder
+# Size limit of files that a script names or is given; larger ones are data.
 _SETTINGS_FILES = {".py", ".yaml", ".yml", ".json", ".toml"}
 _LARGEST_FILE = 2**20
 _LAUNCHERS = {"python", "python3", "torchrun", "accelerate", "fabric"}
@@ -28,13 +28,13 @@ _LAUNCHERS = {"python", "python3", "torchrun", "accelerate", "fabric"}
 class Script(Frozen):
     """A Python script with its arguments, which the lab runs on each rank and does not change.
 
-    `command` begins with the script's path in `directory`, which is relative to the study's folder
-    and where the script runs. A setting of the run in braces, such as `{micro_batch_size}`, stands
-    for its value, as do `{rank}`, `{local_rank}` and `{out}`, a new folder. `launcher` is whose
-    environment variables the script finds: those of torchrun, or none, as for `python train.py`.
+    `command` begins with the script's path in `directory`, in which the script runs and which is
+    relative to the study's folder. A setting of the run in braces, such as `{micro_batch_size}`,
+    stands for its value, as do `{rank}`, `{local_rank}` and `{out}`, a new folder. `launcher`
+    determines the script's environment variables: torchrun's, or none, as for `python train.py`.
 
     `source` is the SHA-256 of the script, of what it imports from beside it, and of the settings
-    files that it names or is given. The lab fills it in where a study is read.
+    files that it names or is given. The lab fills it in when a study is read.
     """
 
     task: ClassVar[Literal["its own task"]] = "its own task"
@@ -48,7 +48,7 @@ class Script(Frozen):
     @field_validator("command", mode="before")
     @classmethod
     def _split(cls, command: Any) -> Any:
-        """A command in one line is cut as a shell does it."""
+        """Split a one-line command as a shell would."""
         if not isinstance(command, str):
             return command
         try:
@@ -69,13 +69,13 @@ class Script(Frozen):
 
     @model_validator(mode="after")
     def _is_there(self, info: ValidationInfo) -> Script:
-        """With the digest of the sources, where the study's folder is known."""
+        """Add the digest of the sources if the study's folder is known."""
         context: dict[str, Any] = info.context or {}
         if "folder" in context:
             key = ("script", self.command, self.directory)
             if key not in context["digests"]:
                 context["digests"][key] = self.digest(context["folder"])
-            # Frozen for everybody else: the model is not finished before this.
+            # Frozen for everyone else, but the model is not complete before this.
             self.__dict__["source"] = context["digests"][key]
         return self
 
@@ -91,11 +91,11 @@ class Script(Frozen):
 
     @property
     def placeholders(self) -> list[str]:
-        """What its arguments name in braces."""
+        """The names in braces in its arguments."""
         return [name for part in self.command[1:] for name in PLACEHOLDER.findall(part)]
 
     def arguments(self, values: Mapping[str, Any]) -> list[str]:
-        """Its arguments with values for what they name."""
+        """Its arguments with values in place of the names."""
         return [
             PLACEHOLDER.sub(lambda match: str(values[match[1]]), part) for part in self.command[1:]
         ]
@@ -105,11 +105,11 @@ class Script(Frozen):
         return (folder / self.directory / self.command[0]).resolve()
 
     def is_unchanged(self, folder: Path) -> bool:
-        """Whether the sources are those that the run was made from."""
+        """Whether the sources are still those of the run."""
         return self.digest(folder) == self.source
 
     def digest(self, folder: Path) -> str:
-        """SHA-256 of its sources; InvalidValueError where it cannot be read."""
+        """SHA-256 of its sources; InvalidValueError if it cannot be read."""
         path = self.path(folder)
         if not path.is_file():
             advice = nearest(path.name, sorted(one.name for one in path.parent.glob("*.py")))
@@ -123,12 +123,12 @@ class Script(Frozen):
         ]:
             if (file := _settings_file(name, place)) is not None:
                 files.add(file)
-        # The script's folder may move; files elsewhere go by their name.
+        # The script's folder may move; files elsewhere are identified by name.
         return hash_files({_name_of(file, path.parent): file for file in files})
 
 
 def _constants(file: Path) -> Iterator[str]:
-    """Texts in a source file, of which some name files that it runs or reads."""
+    """String constants in a source file, some of which name files that it runs or reads."""
     for node in ast.walk(parsed(file)):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             yield node.value

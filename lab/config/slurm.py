@@ -1,4 +1,4 @@
-"""What a job asks of Slurm: the keys of a profile with `executor: slurm`."""
+"""What a job requests from Slurm: the keys of a profile with `executor: slurm`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lab.config.base import Frozen, InvalidValueError
 from lab.config.variables import check_variables, uses_variables
 from lab.errors import Problem
 
-# Options of sbatch that the lab sets itself, so not `extra`: each with the key that it follows.
+# sbatch options that the lab sets itself, so not allowed in `extra`, with the key that sets each.
 _TAKEN = {
     "time": "time_limit_min",
     "nodes": "nodes",
@@ -75,16 +75,16 @@ def _program(value: str) -> str:
     return value
 
 
-# Options that make sbatch do or say something else than submit a job and tell its number.
+# Options that make sbatch do anything but submit a job and print its number.
 _ANSWERS = (
     *("parsable", "test-only", "wait", "help", "usage", "version", "quiet", "verbose"),
     *("clusters", "uid", "gid"),
 )
 
 
-# The value of an option in a script's header, where nothing can be quoted.
+# The value of an option in a script's header, which cannot contain quotes.
 Word = Annotated[str, AfterValidator(_word)]
-# A line for the shell whose quotes are closed.
+# A shell line with closed quotes.
 Command = Annotated[str, AfterValidator(_command)]
 # A program and its arguments, in which variables are expanded and nothing is run.
 Program = Annotated[str, AfterValidator(_program)]
@@ -93,7 +93,7 @@ SBATCH = Field(json_schema_extra={"sbatch": True})
 
 
 class Layout(NamedTuple):
-    """How the ranks of one job lie on nodes."""
+    """How the ranks of one job are placed on nodes."""
 
     nodes: int
     ranks_per_node: int
@@ -120,10 +120,10 @@ class SlurmKeys(Frozen):
     setup: tuple[Command, ...] = Field(default=(), strict=False)
     modules: tuple[Word, ...] = Field(default=(), strict=False)  # loaded before `setup`
     container: Program | None = None  # the command that runs another one inside an image
-    python: Program | None = None  # the interpreter on the nodes, where it is not this one
+    python: Program | None = None  # the interpreter on the nodes, if not this one
     # Jobs of a study that run at once.
     array_limit: int | None = Field(default=None, ge=1, le=1_000_000)
-    extra: dict[str, str | int | bool] = {}  # further options of sbatch, passed on as they are
+    extra: dict[str, str | int | bool] = {}  # further options of sbatch, passed on unchanged
 
 
 # The keys so marked, by their option.
@@ -135,7 +135,7 @@ SBATCH_OPTIONS = {
 
 
 def slurm_problems(keys: SlurmKeys) -> Iterator[Problem]:
-    """What does not fit together among the keys of Slurm."""
+    """Conflicts between the Slurm keys."""
     if not keys.gpus_per_node and not keys.cores_per_node:
         advice = "say how many GPUs a node has, or cores_per_node where it has none"
         yield Problem("gpus_per_node", "missing", advice)

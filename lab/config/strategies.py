@@ -1,7 +1,7 @@
 """The facts of each strategy, in one table that everything outside `worker/strategies/` reads.
 
-A new strategy is an entry here and a module `worker/strategies/<name>.py`. No fact has a default:
-whoever adds a strategy decides each of them, and a forgotten one is a type error.
+A new strategy is an entry here and a module `worker/strategies/<name>.py`. No fact has a default,
+so whoever adds a strategy decides each of them, and a forgotten one is a type error.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ Moved = Literal[
 
 @dataclass(frozen=True, kw_only=True)
 class StrategyFacts:
-    """What holds of a strategy, whatever model it trains."""
+    """Facts about a strategy that hold for any model."""
 
     label: str
-    splits: Literal["nothing", "samples", "tensors", "layers"]  # what the devices divide up
+    splits: Literal["nothing", "samples", "tensors", "layers"]  # what is divided among the devices
     sharded: frozenset[State]  # of which each data-parallel rank keeps a share
-    moves: Moved  # what goes from device to device
+    moves: Moved  # what is sent between devices
     single_process: bool  # one process drives all devices
     gpus_only: bool  # several devices must be GPUs
     partial_gradients: bool  # no rank has all gradients, from which fp16 scales the loss
-    compiles: bool  # calls the result of torch.compile as it calls the model
+    compiles: bool  # can call the result of torch.compile like the model
     resumable: bool  # a checkpoint of rank 0 holds the state of all ranks
     emulable: bool  # ranks can sleep for the times of a device instead of computing
     settings: tuple[str, ...]  # the fields of a run that only this strategy reads
@@ -96,17 +96,17 @@ STRATEGIES: dict[str, StrategyFacts] = {
         compiles=False, resumable=True, emulable=False, settings=(),
     ),
 }
-# What may be assumed of a strategy of the user's own.
+# What may be assumed about a user's own strategy.
 OWN = StrategyFacts(
     label="its own strategy", splits="samples", sharded=frozenset(), moves="what its code sends",
     single_process=False, gpus_only=False, partial_gradients=False,
     compiles=False, resumable=False, emulable=False, settings=(),
 )
-# Of a script, which alone knows how its ranks work together.
+# For a script, which alone knows how its ranks cooperate.
 SCRIPT = replace(OWN, label="the script's own strategy", moves="what the script sends")
 SCRIPT_NAME = "script"
 # fmt: on
-# Settings that one strategy alone reads.
+# Settings that only one strategy reads.
 SETTINGS = (*(name for facts in STRATEGIES.values() for name in facts.settings), "own_strategy")
 
 

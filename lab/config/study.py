@@ -19,7 +19,7 @@ from lab.files import PACKAGE, SHARED, read_yaml
 FIXED = {"strong": ["global_batch_size"], "weak": ["micro_batch_size", "grad_accum"], "none": []}
 Scaling = Literal["strong", "weak", "none"]
 Kind = Literal["training", "inference", "prediction"]
-# A smaller form asks what it can answer: it may have a title and a question of its own.
+# A smaller form asks what it can answer, so it may have its own title and question.
 QUICK_KEYS = ("title", "question", "base", "grid", "repeats")
 
 
@@ -55,7 +55,7 @@ class Study(Frozen):
         """Read a study by its name under `reports/` or by its folder.
 
         Raises InputError that lists every problem of the file at once, or says that results cannot
-        be where they belong.
+        be stored where they belong.
         """
         loaded = read_study(find_folder(study), quick=quick)
         if (loaded.out.exists() or loaded.out.is_symlink()) and not loaded.out.is_dir():
@@ -70,16 +70,16 @@ class Study(Frozen):
 
     @property
     def out(self) -> Path:
-        """The folder of everything that is measured and made of this study."""
+        """The folder of all measurements and outputs of this study."""
         return self.folder / "out"
 
     @property
     def tasks(self) -> list[Task]:
-        """Every repeat of every run, interleaved so that a slow drift touches all runs alike."""
+        """Every repeat of every run, interleaved so that a slow drift affects all runs equally."""
         return [Task(run, repeat) for repeat in range(self.repeats) for run in self.runs]
 
     def command(self, verb: str, clusters: Iterable[str] = ()) -> str:
-        """What to type here for a verb on this study, on the one cluster that it is measured on."""
+        """The command to type here for a verb on this study, on its cluster if it has only one."""
         folder = os.path.relpath(self.folder)
         words = ["lab", verb, self.name if folder.startswith("..") else folder]
         others = sorted(set(clusters) - {"local"})
@@ -135,7 +135,7 @@ def find_folder(study: str | Path) -> Path:
     for place in (Path(study), *(parent / study for parent in parents)):
         if (place / "study.yaml").is_file():
             if place.is_relative_to(PACKAGE):
-                # What is measured does not belong among the files of an installed package.
+                # Measurements do not belong among the files of an installed package.
                 what = "an example of the package, which is measured in a folder of yours"
                 advice = f"`lab init {study} --like {study}`, then the same command"
                 raise InputError(str(study), [Problem("STUDY", what, advice)])
@@ -162,7 +162,7 @@ def read_study(folder: Path, *, quick: bool = False) -> Study:
     problems += [*quick_problems, *file_problems, *grid_problems]
     problems += _study_problems(file, points, faulty)
     if known.get("quick") and not quick and not problems:
-        # So that whoever writes one finds its faults before whoever uses it.
+        # So that its author finds its faults before its users do.
         try:
             read_study(folder, quick=True)
         except InputError as error:
@@ -183,8 +183,8 @@ def read_study(folder: Path, *, quick: bool = False) -> Study:
 def _read_file(content: dict[str, Any]) -> tuple[StudyFile, list[Problem], set[str]]:
     """The keys of a file, its problems, and the keys that have any.
 
-    Faulty keys stand at their defaults, so that one fault does not hide another: of a grid, single
-    values count as lists of one.
+    Faulty keys have their defaults, so that one fault does not hide another; single values in a
+    grid count as lists of one.
     """
     try:
         return StudyFile.model_validate(content), [], set()
@@ -228,11 +228,11 @@ def _quick_problems(section: Any, wanted: bool) -> list[Problem]:
 
 
 def _with_quick(content: dict[str, Any]) -> dict[str, Any]:
-    """The study with its `quick:` section laid over base key by key, and over the rest whole."""
+    """The study with its `quick:` section merged into base by key, and replacing the rest whole."""
     section: dict[str, Any] = content["quick"]
     own, base = section.get("base", {}), content.get("base", {})
     if not isinstance(base, dict):
-        return content  # which is a problem of its own
+        return content  # which is reported as a separate problem
     base = base | own
     grid = section.get("grid", content.get("grid", {}))
     if isinstance(grid, dict):
@@ -245,7 +245,7 @@ def _with_quick(content: dict[str, Any]) -> dict[str, Any]:
 
 
 def _study_problems(file: StudyFile, points: list[Point], faulty: set[str]) -> Iterator[Problem]:
-    """What is wrong between the keys of a file, as far as they are not `faulty`."""
+    """Conflicts between the keys of a file, except for those that are `faulty`."""
     baseline_problems = unknown_keys(file.baseline, Run.model_fields, "baseline.")
     yield from baseline_problems
     if faulty & {"base", "grid"}:

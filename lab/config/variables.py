@@ -1,7 +1,7 @@
 """Variables in a profile: `$NAME`, `${NAME}` and a leading `~`, expanded on the node.
 
-A rank expands them itself, a job script leaves them to its shell; both give the same, and neither
-can be made to run a command.
+A rank expands them itself, and a job script leaves them to its shell. Both give the same result,
+and neither can be made to run a command.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ _VARIABLE = re.compile(rf"\$(?:({_NAME})|\{{({_NAME})\}}|(\$))")
 
 
 def _pieces(text: str) -> list[tuple[str, str]]:
-    """Each stretch of plain text with the name of the variable after it, which the last one lacks.
+    """Each piece of plain text with the name of the variable that follows it, if any.
 
-    Raises InvalidValueError for what a shell would read as more than a variable.
+    Raises InvalidValueError for anything that a shell would treat as more than a variable.
     """
     if re.match(r"~(/|$)", text):
         text = "${HOME}" + text[1:]
@@ -48,13 +48,13 @@ def _plain(text: str) -> str:
 
 
 def check_variables(text: str) -> str:
-    """The text itself; raises InvalidValueError where it cannot be expanded anywhere."""
+    """The text itself; raises InvalidValueError if it cannot be expanded anywhere."""
     _pieces(text)
     return text
 
 
 def uses_variables(text: str) -> bool:
-    """Whether something in a text would be expanded."""
+    """Whether anything in a text would be expanded."""
     return bool(_VARIABLE.search(text)) or text.startswith("~")
 
 
@@ -69,7 +69,7 @@ def expand(text: str, variables: Mapping[str, str]) -> str:
 
 
 def for_shell(text: str) -> str:
-    """The text as one word for bash, which ends the script with a sentence where one is not set."""
+    """The text as one word for bash, which ends the script with a message if one is not set."""
     return (
         "".join(
             (shlex.quote(plain) if plain else "")

@@ -1,4 +1,4 @@
-"""The files by which a job's ranks and its driver talk: claim, heartbeat, pids, ends, logs."""
+"""Files through which a job's ranks and driver communicate: claim, heartbeat, pids, ends, logs."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from lab.files import OWN_MODE, private_folder, read_own, write_atomically
 from lab.machine import began, is_running
 
 Decision = Literal["run", "skip"]
-WORK = "work.json"  # what the ranks of a job, or of an array of jobs, are to do
+WORK = "work.json"  # what the ranks of a job or a job array have to do
 
 
 @dataclass(frozen=True)
 class RankError:
-    """How one rank ended: the exception, when (s since the epoch), and its traceback."""
+    """How one rank ended: the exception, its time (s since the epoch), and its traceback."""
 
     rank: int
     type: str
     message: str
     time: float
     traceback: str = ""
-    waiting: bool = False  # it stood in a collective, so another rank is the cause
+    waiting: bool = False  # it was waiting in a collective, so another rank is the cause
 
 
 @dataclass(frozen=True)
@@ -47,14 +47,14 @@ class RankProcess:
     began: float
 
     def has(self, *, run: bool) -> bool:
-        """Whether it is one of this host, and runs or does not."""
+        """Whether the process belongs to this host and is running (with `run=False`, is not)."""
         here = self.host == socket.gethostname()
         return here and is_running(self.pid, self.began) == run
 
 
 @dataclass(frozen=True)
 class RankExit:
-    """How the process of a rank ended, as its parent saw it: a negative `code` is a signal."""
+    """How a rank's process ended, as seen by its parent; a negative `code` is a signal."""
 
     rank: int
     code: int
@@ -72,7 +72,7 @@ class RankExit:
 
 @dataclass(frozen=True)
 class RankProgress:
-    """How far rank 0 is; `time` is that of this news, in s since the epoch."""
+    """How far rank 0 has come; `time` is when it reported this, in s since the epoch."""
 
     phase: str = "starting"
     step: int = 0
@@ -82,7 +82,7 @@ class RankProgress:
 
 
 def read_progress(folder: Path, *, phase: str = "starting") -> RankProgress:
-    """The progress of a folder's job, which anybody may read; `phase` where it tells of none."""
+    """The progress of a folder's job, which anybody may read; in `phase` if it reported none."""
     try:
         return _PROGRESS.validate_json((folder / "progress.json").read_bytes())
     except (OSError, ValidationError):
@@ -95,7 +95,7 @@ T = TypeVar("T", RankError, RankProcess, RankExit)
 
 
 def _read(path: Path, kind: type[T]) -> T | None:
-    """What a rank left in a file; None where it is missing, not whole, or another user's."""
+    """What a rank left in a file; None if it is missing, incomplete, or owned by another user."""
     try:
         return cast("T", _READERS[kind].validate_json(read_own(path)))
     except (OSError, ValidationError, InputError):
@@ -104,16 +104,16 @@ def _read(path: Path, kind: type[T]) -> T | None:
 
 @dataclass(frozen=True)
 class Attempt:
-    """One start of the job of the repeat in `folder`; `job_id` and `restarts` identify it."""
+    """One start of the job for the repeat in `folder`, identified by `job_id` and `restarts`."""
 
     folder: Path
     job_id: str
-    restarts: int = 0  # how often the scheduler has put the job back into its queue
-    output: Path | None = None  # where the ranks' output goes, unless to the log
+    restarts: int = 0  # how often the scheduler has requeued the job
+    output: Path | None = None  # where the ranks' output goes, if not to the log
 
     @classmethod
     def latest(cls, folder: Path, job_id: str, output: Path, *, at_least: int = 0) -> Attempt:
-        """The last start of a job of which any rank has registered."""
+        """The last start of a job in which any rank has registered."""
         paths = (folder / "log").glob(f"{job_id}.r*.rank*.pid")
         starts = [int(path.name.removeprefix(f"{job_id}.r").split(".")[0]) for path in paths]
         return cls(folder, job_id, max([at_least, *starts]), output)
@@ -125,24 +125,24 @@ class Attempt:
 
     @property
     def log(self) -> Path:
-        """The folder of logs and these files; private to the user."""
+        """The folder that holds the logs and these files; private to the user."""
         return self.folder / "log"
 
     def path(self, name: str) -> Path:
-        """A file of this start alone."""
+        """The path of a file that belongs to this start only."""
         return self.log / f"{self.name}.{name}"
 
     def decide(self, decision: Decision) -> None:
-        """As rank 0, tell the others to run, or that the task is measured already."""
+        """As rank 0, tell the others to run or that the task is already measured."""
         write_atomically(self.path("start"), decision.encode(), mode=OWN_MODE)
 
     def wait_for_leader(self, *, patience_s: float = 60.0) -> Decision:
         """Wait for rank 0's decision.
 
-        Raises TimeoutError `patience_s` after its last heartbeat, LabError where it is known to
+        Raises TimeoutError `patience_s` after its last heartbeat, and LabError if it is known to
         have ended.
         """
-        # Compared with each other, never with a clock: the nodes' clocks differ, and may jump.
+        # Compared with each other, never with a clock: the nodes' clocks differ and may jump.
         beat, since = self._last_heartbeat(), time.monotonic()
         while not self.path("start").exists():
             if (latest := self._last_heartbeat()) != beat:
@@ -160,12 +160,12 @@ class Attempt:
         return None
 
     def heartbeat(self) -> None:
-        """As rank 0, show the others that it still waits for its claim."""
+        """As rank 0, show the others that it is still waiting for its claim."""
         private_folder(self.log)
         self.path("alive").touch()
 
     def register_rank(self, rank: int) -> None:
-        """Leave this rank's host and process id, to tell a lost rank from a silent one."""
+        """Record this rank's host and process id, to distinguish a lost rank from a silent one."""
         process = RankProcess(socket.gethostname(), os.getpid(), began(os.getpid()))
         self._tell(f"rank{rank}.pid", process)
 
@@ -174,13 +174,13 @@ class Attempt:
         return any(self.log.glob(f"{self.name}.rank*.pid"))
 
     def running_ranks(self) -> list[int]:
-        """Process ids of the ranks that run on this host."""
+        """Process ids of the ranks running on this host."""
         paths = self.log.glob(f"{self.name}.rank*.pid")
         processes = [_read(path, RankProcess) for path in paths]
         return [process.pid for process in processes if process and process.has(run=True)]
 
     def lost_ranks(self, world_size: int) -> list[int]:
-        """Ranks of this host whose process is gone and left no error."""
+        """Ranks of this host whose process is gone without having left an error."""
         failed = {error.rank for error in self.errors()}
         return [rank for rank in range(world_size) if rank not in failed and self._is_gone(rank)]
 
@@ -189,23 +189,23 @@ class Attempt:
         return process is not None and process.has(run=False)
 
     def leave_exit(self, ended: RankExit) -> None:
-        """As the parent of a rank, leave how the rank ended, unless its files were removed."""
+        """As a rank's parent, record how the rank ended, unless its files were removed."""
         if self.log.is_dir():
             self._tell(f"rank{ended.rank}.exit.json", ended)
 
     def exits(self) -> list[RankExit]:
-        """Ranks whose process failed without a word of its own, in their order."""
+        """Ends of ranks whose process failed without reporting an error itself, in rank order."""
         paths = self.log.glob(f"{self.name}.rank*.exit.json")
         exits = [ended for path in paths if (ended := _read(path, RankExit))]
         explained = {error.rank for error in self.errors()} if exits else set()
         return sorted((one for one in exits if one.rank not in explained), key=lambda one: one.rank)
 
     def write_error(self, error: RankError) -> None:
-        """Leave how a rank ended."""
+        """Record how a rank ended."""
         self._tell(f"rank{error.rank}.error.json", error)
 
     def errors(self) -> list[RankError]:
-        """Errors of the ranks: causes before those that only waited for them, then by time."""
+        """Errors of the ranks: causes before ranks that only waited for them, then by time."""
         paths = self.log.glob(f"{self.name}.rank*.error.json")
         errors = [error for path in paths if (error := _read(path, RankError))]
         return sorted(errors, key=lambda error: (error.waiting, error.time))
@@ -214,7 +214,7 @@ class Attempt:
         write_atomically(self.path(name), json.dumps(asdict(content)).encode(), mode=OWN_MODE)
 
     def log_tail(self, rank: int, *, lines: int = 30) -> str:
-        """The last lines that a rank printed."""
+        """The last lines printed by a rank."""
         path = (self.output or self.log) / f"{self.job_id}_{rank}_log.out"
         try:
             with path.open("rb") as stream:
@@ -225,12 +225,12 @@ class Attempt:
         return "\n".join(text.splitlines()[-lines:])
 
     def last_line(self) -> str:
-        """The last line of the ranks' logs that is not empty."""
+        """The last non-empty line of the ranks' logs."""
         lines = (line.strip() for tail in self._log_tails() for line in tail.splitlines())
         return next(reversed([line for line in lines if line]), "")
 
     def log_contains(self, *phrases: str) -> bool:
-        """Whether the ends of the ranks' logs contain one of these, in lower case."""
+        """Whether the ends of the ranks' logs contain one of these lower-case phrases."""
         return any(phrase in tail.lower() for tail in self._log_tails() for phrase in phrases)
 
     def _log_tails(self) -> list[str]:
@@ -240,7 +240,7 @@ class Attempt:
 
 
 def present(folder: Path) -> tuple[Any, Attempt]:
-    """What submitit knows of this process's place in its job, and the job's files in `folder`."""
+    """submitit's view of this process's place in its job, and the job's files in `folder`."""
     import submitit
 
     here = submitit.JobEnvironment()
@@ -250,10 +250,10 @@ def present(folder: Path) -> tuple[Any, Attempt]:
 
 @contextmanager
 def claim(folder: Path, attempt: Attempt, *, devices: bool) -> Iterator[None]:
-    """Hold a task and then, where no scheduler shares them out, this machine's `devices`.
+    """Lock a task and then, if no scheduler allocates them, this machine's `devices`.
 
-    The kernel releases both when the process ends, however it ends. The order is the same in every
-    job, so that two of them cannot deadlock.
+    The kernel releases both locks when the process ends, however it ends. The order is the same in
+    every job, so two jobs cannot deadlock.
     """
     paths = [folder / "lock", *([_private_folder() / "devices.lock"] if devices else [])]
     with contextlib.ExitStack() as stack:
@@ -267,5 +267,5 @@ def claim(folder: Path, attempt: Attempt, *, devices: bool) -> Iterator[None]:
 
 
 def _private_folder() -> Path:
-    """A folder of this user's alone, the same for every study on this machine."""
+    """A folder private to this user, the same for every study on this machine."""
     return private_folder(Path(tempfile.gettempdir()) / f"scaling-lab-{os.getuid()}")

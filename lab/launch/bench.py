@@ -1,4 +1,4 @@
-"""lab bench: cost of measuring, equal losses of strategies, speed of predictions; other benches."""
+"""lab bench: measuring overhead, equal losses across strategies, prediction speed, and others."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from lab.records.statistics import stat
 WARMUP = 5
 _WAYS = {"plain": "plain", "control": "plain", "instrumented": "instrumented"}
 
-# Relative. Sums in another order round differently, and AdamW amplifies it.
+# Relative. Summing in another order rounds differently, and AdamW amplifies the difference.
 TOLERANCES = {"fp32": 2e-4, "bf16": 2e-2}
 REFERENCE = "single"
 BASE: dict[str, Any] = {
@@ -54,7 +54,7 @@ BASE: dict[str, Any] = {
     "eval_batches": 1,
     "grad_clip": 0.5,  # low enough that most steps are clipped, by the norm of the whole model
 }
-# Settings by a word for the table; those of one strategy, and those that go with many.
+# Settings by a label for the table: those of one strategy, and those that work with many.
 OWN: dict[str, dict[str, dict[str, Any]]] = {
     "naive_ddp": {"flat": {"flat": True}},
     "fsdp": {"not resharded": {"reshard_after_forward": False}},
@@ -65,7 +65,7 @@ COMBINED: dict[str, dict[str, Any]] = {
     "accumulated": {"grad_accum": 2},
     "checkpointed": {"activation_checkpointing": True},
 }
-# A pipeline accumulates over its microbatches; checkpointing is tried inside each kind of wrapper.
+# A pipeline accumulates over its microbatches; checkpointing is tested in each kind of wrapper.
 LEFT_OUT = {
     ("pipeline_parallel", "accumulated"),
     *((name, "checkpointed") for name in ("naive_ddp", "zero1", "data_parallel")),
@@ -78,22 +78,22 @@ PREDICTION_LIMIT_S, SEARCH_LIMIT_S = 1.0, 10.0
 
 @dataclass(frozen=True)
 class Overhead:
-    """Step time of the lab's training loop over a plain loop's; `control` is plain over plain."""
+    """Ratio of the lab loop's step time to a plain loop's; `control` is plain over plain."""
 
     world_size: int
     rounds: int
     ratio: Stat
     control: Stat
-    cpu_ratio: Stat  # the same of CPU time, all ranks together
+    cpu_ratio: Stat  # the same for the CPU time of all ranks together
     cpu_control: Stat
     step_s: dict[str, float]  # medians of "instrumented", "plain", "control"
-    largest_loss_difference: float | None  # between the two loops; of a script unknown
+    largest_loss_difference: float | None  # between the two loops; unknown for a script
     what: str = "rounds"
     device: str = "cpu"
 
     @property
     def within_limit(self) -> bool:
-        """Whether the ratio is LIMIT at most."""
+        """Whether the ratio is at most LIMIT."""
         return self.ratio.median <= LIMIT
 
     def __str__(self) -> str:
@@ -108,9 +108,9 @@ class Overhead:
 
 
 def overhead(*, world_size: int = 2, rounds: int = 200, quick: bool = False) -> Overhead:
-    """Measure what measuring costs a GPT on GPUs or CPU ranks, in `rounds` rounds (`quick`: 40).
+    """Time the overhead of measuring a GPT on GPUs or CPU ranks in `rounds` rounds (`quick`: 40).
 
-    Raises LabError where the ranks fail.
+    Raises LabError if the ranks fail.
     """
     gpus = len(machine.gpus())
     size = min(world_size, gpus) if gpus else world_size
@@ -137,11 +137,11 @@ def script_overhead(
     steps: int = 60,
     warmup: int = 10,
 ) -> Overhead:
-    """Measure what measuring costs a step of a script in this directory, on CPU ranks.
+    """Measure the overhead of measuring a step of a script in this directory, on CPU ranks.
 
     A round is one run with the lab's hooks and two equal ones that only note the end of each step,
-    in random order; rounds are compared by the median step of the slowest rank, and by the CPU time
-    of all ranks. Raises InputError for a script that cannot be measured, LabError where it fails.
+    in random order. Rounds are compared by the median step of the slowest rank and by the CPU time
+    of all ranks. Raises InputError for a script that cannot be measured, LabError if it fails.
     """
     model = {"kind": "script", "command": command, "directory": str(Path.cwd())}
     model["launcher"] = "python" if ranks == 1 else "torchrun"
@@ -169,7 +169,7 @@ def script_overhead(
 
 
 def _overhead(wall: dict[str, Any], cpu: dict[str, Any], **fields: Any) -> Overhead:
-    """From seconds by loop and round."""
+    """The overhead computed from seconds by loop and round."""
     return Overhead(
         rounds=len(wall["plain"]),
         ratio=stat(wall["instrumented"] / wall["plain"]),
@@ -188,7 +188,7 @@ def _with_interval(stat: Stat) -> str:
 
 @dataclass(frozen=True)
 class EqualLoss:
-    """One run beside `single`; the losses are None where it did not run, for `reason`."""
+    """One run compared with `single`; the losses are None if it did not run, for `reason`."""
 
     name: str
     strategy: str
@@ -196,20 +196,20 @@ class EqualLoss:
     precision: str
     final_loss: float | None
     validation_loss: float | None
-    difference: float | None  # the largest, relative, over all steps and the validation loss
+    difference: float | None  # the largest relative one, over all steps and the validation loss
     tolerance: float
     reason: str = ""
 
     @property
     def equal(self) -> bool | None:
-        """Whether the difference is within the tolerance; None where the run was not made."""
+        """Whether the difference is within the tolerance; None if the run did not take place."""
         return None if self.difference is None else self.difference <= self.tolerance
 
 
 def cases(world_sizes: Sequence[int] = (1, 2), *, quick: bool = False) -> dict[str, dict[str, Any]]:
-    """Settings of a run by name: each strategy at each world size and with its own settings.
+    """Run settings by name: each strategy at each world size and with its own settings.
 
-    Unless `quick`, also with the settings that go with many strategies.
+    Unless `quick`, they include the settings that work with many strategies.
     """
     runs: dict[str, dict[str, Any]] = {REFERENCE: {"strategy": REFERENCE}}
     for strategy, facts in STRATEGIES.items():
@@ -228,7 +228,7 @@ def cases(world_sizes: Sequence[int] = (1, 2), *, quick: bool = False) -> dict[s
 def equal_losses(*, quick: bool = False) -> list[EqualLoss]:
     """Compare the losses of a small GPT trained by every strategy, on GPUs or two CPU ranks.
 
-    Raises LabError where a run fails otherwise than by saying that it cannot be made here.
+    Raises LabError if a run fails for any reason other than being impossible on this machine.
     """
     gpus = len(machine.gpus())
     sizes = sorted({1, min(gpus or 2, 2)})
@@ -243,7 +243,7 @@ def equal_losses(*, quick: bool = False) -> list[EqualLoss]:
 def _equal_loss(
     name: str, run: Run, answer: dict[str, Any], reference: dict[str, Any]
 ) -> EqualLoss:
-    """A row from `loss` by step and `validation_loss`, or from the `reason` for not running."""
+    """A row from the `loss` by step and `validation_loss`, or from the `reason` for not running."""
     difference = None
     if "reason" not in answer:
         losses, expected = ([*a["loss"], a["validation_loss"]] for a in (answer, reference))
@@ -263,7 +263,7 @@ def _equal_loss(
 
 @dataclass(frozen=True)
 class Speed:
-    """Seconds of one prediction for RANKS ranks, and of a search over `candidates` plans."""
+    """Seconds for one prediction for RANKS ranks and for a search over `candidates` plans."""
 
     prediction_s: float
     candidates: int
@@ -271,7 +271,7 @@ class Speed:
 
     @property
     def within_limit(self) -> bool:
-        """Whether both take no longer than their limits."""
+        """Whether both stay within their limits."""
         return self.prediction_s <= PREDICTION_LIMIT_S and self.search_s <= SEARCH_LIMIT_S
 
     def __str__(self) -> str:
@@ -283,7 +283,7 @@ class Speed:
 
 
 def planner_speed() -> Speed:
-    """Predict and plan the training of GPT-2 XL on a described machine."""
+    """Time the prediction and planning of GPT-2 XL training on a described machine."""
     model = MODELS["gpt2-xl"]
     assert isinstance(model, GPT)
     run = Run.model_validate(

@@ -1,4 +1,4 @@
-"""lab bench public: how wrong the law of layouts is on tables that others published."""
+"""lab bench public: prediction error of the layout model on published tables."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from lab.perfmodel.layout_law import LayoutLaw
 from lab.perfmodel.memory import USABLE, transformer_memory
 
 TABLES = ("vtrain_a100_single_node", "mpt_a100_40gb", "playbook_1b_h100")
-MOST_TENSOR = 8  # of a second row for tables that go further: ranks of one node
+MOST_TENSOR = 8  # limit of a second row for tables that exceed it: the ranks of one node
 
 
 @dataclass(frozen=True)
 class PublicScore:
-    """How predictions of one table compare with what was measured, where `fitted` rows were known.
+    """How the predictions for one table compare with its measurements, given `fitted` known rows.
 
     `error` is the mean absolute relative error, `median_error` the median one, `spearman` the rank
-    correlation, `inside` the share of measurements within their intervals. Of the layouts of one
-    model, batch and number of GPUs the fastest predicted that fits is picked: `regret` is how much
-    slower it is than the fastest measured, and `ran` the share of picks that ran. All are medians
-    over `splits`, but for `worst_regret`, the median of the worst. `memory_error` is the mean error
-    of the peaks that the table tells, `fit` the share of rows that ran and fit in prediction,
-    `refused` that of rows that failed, for whatever reason, and do not fit. None where nothing can
-    be compared.
+    correlation, `inside` the share of measurements within their intervals. Among the layouts of one
+    model, batch and number of GPUs, the one predicted fastest that fits is picked: `regret` is how
+    much slower it is than the fastest measured, and `ran` is the share of picks that ran. All are
+    medians over `splits`, except `worst_regret`, the median of the worst. `memory_error` is the
+    mean error of the peaks in the table, `fit` the share of rows that ran and are predicted to fit,
+    `refused` the share of rows that failed, for whatever reason, and are predicted not to fit. None
+    if there is nothing to compare.
     """
 
     table: str
@@ -74,14 +74,14 @@ class PublicScore:
 
 @dataclass(frozen=True)
 class PublicBench:
-    """Scores without and with fitted rows, what was assumed of each table, and the git commit."""
+    """Scores without and with fitted rows, the assumptions about each table, and the git commit."""
 
     scores: tuple[PublicScore, ...]
     assumptions: dict[str, list[str]]
     commit: str | None
 
     def table(self) -> list[dict[str, str]]:
-        """One row per table and number of fitted rows."""
+        """One row for each table and number of fitted rows."""
         return [score.row() for score in self.scores]
 
     def content(self) -> dict[str, Any]:
@@ -90,7 +90,7 @@ class PublicBench:
         return {"commit": self.commit, "scores": scores, "assumptions": self.assumptions}
 
     def notes(self) -> list[str]:
-        """What was assumed, and the commit, as sentences."""
+        """The assumptions and the commit, as sentences."""
         notes = [f"{name}: {'; '.join(told)}." for name, told in self.assumptions.items() if told]
         return [*notes, f"commit {self.commit}"] if self.commit else notes
 
@@ -102,10 +102,10 @@ def public(
     splits: int = 30,
     assume: Mapping[str, Any] | None = None,
 ) -> PublicBench:
-    """Fit `fit` random rows of each table and predict the others, `splits` times; and with none.
+    """Fit `fit` random rows of each table and predict the others, `splits` times; also fit none.
 
-    Without tables those that come with the lab. Raises InputError for a table of which no rows can
-    be read, and for fewer rows than are to be fitted.
+    Without `tables`, those that come with the lab are used. Raises InputError for a table with no
+    readable rows or with fewer rows than have to be fitted.
     """
     if fit < 0 or splits < 1:
         wrong = Problem("--fit" if fit < 0 else "--splits", "is too small", "such as 10 and 30")
@@ -132,7 +132,7 @@ def public(
 
 
 def _parts(table: LayoutTable) -> Iterable[tuple[str, list[LayoutRow]]]:
-    """All rows, and those whose tensor parallel ranks share a node where not all do."""
+    """All rows, and those whose tensor-parallel ranks share a node if some rows' do not."""
     rows = list(table.rows)
     near = [row for row in rows if row.case.candidate.layout.tensor <= MOST_TENSOR]
     yield table.name, rows
@@ -177,7 +177,7 @@ def _median(values: Iterable[Any]) -> float | None:
 
 
 def _groups(rows: Sequence[LayoutRow]) -> list[list[LayoutRow]]:
-    """Layouts that train the same model with the same batch on as many GPUs, where several ran."""
+    """Groups of layouts with the same model, batch and number of GPUs of which several ran."""
     groups: dict[Any, list[LayoutRow]] = {}
     for row in rows:
         case, layout = row.case, row.case.candidate.layout
@@ -190,7 +190,7 @@ def _groups(rows: Sequence[LayoutRow]) -> list[list[LayoutRow]]:
 def _picks(
     law: LayoutLaw, groups: Sequence[Sequence[LayoutRow]]
 ) -> tuple[float | None, float | None, float | None]:
-    """Median and largest regret of what is picked in each group, and the share of it that ran."""
+    """Median and largest regret of the picks from each group, and the share of picks that ran."""
     regrets, ran = [], []
     for group in groups:
         possible = [row for row in group if _fits(row)] or list(group)
@@ -207,7 +207,7 @@ def _picks(
 
 
 def _peak(row: LayoutRow, *, first_stage: bool = False) -> float:
-    """Bytes of the fullest rank, or of rank 0, whose peak is what tables hold."""
+    """Peak bytes of the fullest rank, or of rank 0, whose peak the tables hold."""
     case = row.case
     memory = transformer_memory(
         case.model,
@@ -224,7 +224,7 @@ def _fits(row: LayoutRow) -> bool:
 
 
 def _memory(rows: Sequence[LayoutRow]) -> tuple[float | None, float | None, float | None]:
-    """Mean error of peaks, share of rows that ran and fit, of those that failed and do not fit."""
+    """Mean error of peaks, share of rows that ran and fit, of rows that failed and do not fit."""
     errors = [
         abs(_peak(row, first_stage=True) / row.memory_bytes - 1) for row in rows if row.memory_bytes
     ]
@@ -239,7 +239,7 @@ def _percent(share: float | None) -> str:
 
 
 def _commit() -> str | None:
-    """The commit of the checkout, with a + where files differ from it; None without git."""
+    """The commit of the checkout, with a + if files differ from it; None without git."""
     command = ["git", "-C", str(SHARED), "describe", "--always", "--abbrev=12", "--dirty=+"]
     try:
         answer = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -1,4 +1,4 @@
-"""lab bench training: the lab's step beside that of other loops that train the same model."""
+"""lab bench training: the lab's step time compared with other loops training the same model."""
 
 from __future__ import annotations
 
@@ -25,31 +25,31 @@ from lab.records.statistics import stat
 
 LAB, PLAIN, CONTROL = "instrumented", "plain", "control"
 WARMUP = 5
-LIMIT = 1.01  # of the lab's step to that of a plain loop, and of any other
+LIMIT = 1.01  # of the lab's step time to that of a plain loop, or of any other
 DEFAULTS: dict[str, dict[str, Any]] = {
     "cpu": {"model": "gpt-nano", "micro_batch_size": 8},
     "cuda": {"model": "gpt2-small", "micro_batch_size": 16, "precision": "bf16"},
 }
-MODEL = {"GPT", "GPTConfig"}  # classes of nanoGPT's file
+MODEL = {"GPT", "GPTConfig"}  # classes in nanoGPT's file
 SETTINGS = {"model", "precision", "micro_batch_size", "compile", "learning_rate", "seed"}
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """The lab's step over that of another loop, by rounds of one step each."""
+    """The lab's step time relative to another loop's, in rounds of one step each."""
 
     run: Run
     device: str
     loop: str
     rounds: int
     ratio: Stat
-    control: Stat  # of two equal plain loops: what this machine makes of no difference
-    lab_s: float  # medians of a step
+    control: Stat  # of two equal plain loops: the noise of this machine
+    lab_s: float  # median step times
     loop_s: float
 
     @property
     def slower(self) -> bool:
-        """Whether the lab's step takes longer, by more than the limit and surely."""
+        """Whether the lab's step is slower by more than the limit, with certainty."""
         low = self.ratio.interval[0] if self.ratio.interval else self.ratio.median
         return self.ratio.median > LIMIT and low > 1
 
@@ -79,12 +79,12 @@ def training(
     rounds: int = 60,
     quick: bool = False,
 ) -> list[Comparison]:
-    """Time the lab's loop, two plain ones and those of others in turn, on one GPU or CPU core.
+    """Time the lab's loop, two plain ones and third-party loops in turn, on one GPU or CPU core.
 
-    The others are nanoGPT's, where the path of its `model.py` is given, and Lightning Fabric's if
-    it is installed. Of a `study` its GPTs on one device are trained, each on synthetic samples;
-    without one a small GPT, on a GPU GPT-2. `quick` takes 20 rounds. Raises InputError for a study
-    without such a run and a file that is missing, LabError where a loop fails.
+    The third-party loops are nanoGPT's, if the path of its `model.py` is given, and Lightning
+    Fabric's, if it is installed. The models are the one-device GPTs of `study`, each trained on
+    synthetic samples; without a study, a small GPT, or GPT-2 on a GPU. `quick` takes 20 rounds.
+    Raises InputError for a study without such a run or a missing file, LabError if a loop fails.
     """
     if nanogpt is not None:
         _require_model(Path(nanogpt))
@@ -103,7 +103,7 @@ def training(
 
 
 def compared(run: Run, device: str, answer: dict[str, Any]) -> Iterable[Comparison]:
-    """One comparison with each other loop, from the seconds of each round by loop."""
+    """One comparison with each other loop, from the seconds per round of each loop."""
     seconds = {name: np.array(values) for name, values in answer["wall"].items()}
     control = stat(seconds[CONTROL] / seconds[PLAIN])
     for name in seconds:
@@ -121,7 +121,7 @@ def compared(run: Run, device: str, answer: dict[str, Any]) -> Iterable[Comparis
 
 
 def _require_model(path: Path) -> None:
-    """Raise InputError for what is not nanoGPT's model; nothing in it runs."""
+    """Raise InputError for a file that is not nanoGPT's model, without executing any of it."""
     advice = "name nanoGPT's model.py"
     if not path.is_file():
         what = "a folder" if path.is_dir() else "no such file"
@@ -130,14 +130,14 @@ def _require_model(path: Path) -> None:
         tree = ast.parse(path.read_bytes())
     except (SyntaxError, ValueError) as error:
         raise InputError("bench", [Problem(str(path), f"no Python: {error}", advice)]) from None
-    # Its neighbour train.py would begin to train where it is imported.
+    # Importing train.py, which lies beside it, would start a training.
     if missing := MODEL - {node.name for node in tree.body if isinstance(node, ast.ClassDef)}:
         what = f"it defines no class {' and no '.join(sorted(missing))}"
         raise InputError("bench", [Problem(str(path), what, advice)])
 
 
 def _of_study(study: str, device: str, *, quick: bool) -> list[Run]:
-    """The study's runs that every loop can make on one device of this kind."""
+    """The study's runs that every loop can train on one device of this kind."""
     loaded = Study.load(study, quick=quick)
     runs = [
         run
@@ -145,7 +145,7 @@ def _of_study(study: str, device: str, *, quick: bool) -> list[Run]:
         if run.task == "train"
         and isinstance(run.architecture, GPT)
         and run.world_size == run.grad_accum == 1
-        and run.precision != "fp16"  # the other loops scale no loss
+        and run.precision != "fp16"  # the other loops do not scale the loss
         and run.device_needed in {"any", device}
     ]
     if not runs:
@@ -155,7 +155,7 @@ def _of_study(study: str, device: str, *, quick: bool) -> list[Run]:
 
 
 def _settings(run: Run) -> dict[str, Any]:
-    """What every loop knows of a run, with synthetic samples of its own vocabulary."""
+    """The settings of a run passed to every loop, with synthetic samples from its vocabulary."""
     words = vocab_size_of(run.architecture, run.dataset)
     data = {"kind": "synthetic", "vocab_size": words}
     return run.model_dump(include=SETTINGS) | {"strategy": "single", "data": data}
@@ -167,7 +167,7 @@ def _distinct(settings: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def selftest(name: str, *arguments: str) -> Any:
-    """The JSON that a benchmark of the worker prints; raises LabError where its ranks fail."""
+    """The JSON printed by a benchmark of the worker; raises LabError if its ranks fail."""
     command = [sys.executable, "-m", "lab.worker.selftest", name, *arguments]
     process = subprocess.run(command, capture_output=True, text=True, check=False)
     if process.returncode:

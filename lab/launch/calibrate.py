@@ -31,12 +31,12 @@ from lab.perfmodel.calibration import (
     write_calibration,
 )
 
-# A part is measured again when it is older.
+# A part older than this is measured again.
 MAX_AGE = timedelta(days=1)
 
 
 class InterruptedCalibrationError(LabError):
-    """The user stopped the calibration; the world sizes that are measured are kept."""
+    """The user stopped the calibration; world sizes already measured are kept."""
 
     exit_status = 130
 
@@ -49,15 +49,15 @@ def calibrate(
     fresh: bool = False,
     progress: bool = True,
 ) -> Calibration:
-    """Measure collectives by size, matrix products by dtype and memory bandwidth on a cluster.
+    """Measure collectives by size, matrix products by dtype, and memory bandwidth on a cluster.
 
-    World sizes are 1, 2, 4 and so on up to the cluster's capacity, where none are given. Each is
-    stored when it is measured, and not measured again on the same day with the same profile, host
-    and torch, unless `fresh`. Where the profile repeats what is disturbed, a second attempt is made
-    of one that others disturbed and the quieter kept, until the next call measures it anew. `quick`
-    takes fewer sizes, less time and no second attempt. No study's run is timed meanwhile. Raises
-    InputError for an unknown profile or world sizes that it cannot run, InterruptedCalibrationError
-    on Ctrl-C, LabError where a job fails.
+    If no world sizes are given, they are 1, 2, 4 and so on up to the cluster's capacity. Each is
+    stored once measured, and not measured again on the same day with the same profile, host and
+    torch, unless `fresh`. If the profile repeats disturbed measurements, a world size disturbed by
+    other processes gets a second attempt, and the quieter one is kept until the next call measures
+    it anew. `quick` uses fewer sizes, less time and no second attempt. No study's run is timed
+    meanwhile. Raises InputError for an unknown profile or world sizes that it cannot run,
+    InterruptedCalibrationError on Ctrl-C, and LabError if a job fails.
     """
     profile = usable(cluster)
     path = calibration_path(cluster)
@@ -112,7 +112,7 @@ def _calibrate(
         write_calibration(calibration, path)
     if calibration != stored:
         write_calibration(calibration, path)
-    shutil.rmtree(path.with_suffix(""), ignore_errors=True)  # logs of jobs that went well
+    shutil.rmtree(path.with_suffix(""), ignore_errors=True)  # logs of successful jobs
     return calibration
 
 
@@ -135,7 +135,7 @@ def _same_conditions(part: Part, profile: Cluster) -> bool:
 def _measure(
     profile: Cluster, world_size: int, folder: Path, *, quick: bool, display: Display
 ) -> Part:
-    """Run one job to its end and read its part; ends the job where this call is interrupted."""
+    """Run one job to its end and read its part; end the job if this call is interrupted."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "progress.json").unlink(missing_ok=True)
     began = time.monotonic()
@@ -162,12 +162,12 @@ def _measure(
     (handle,) = handles
     try:
         part = Part.model_validate_json(handle.attempt.path("part.json").read_bytes())
-        part = part.model_copy(update={"profile": profile})  # as it will be asked for
+        part = part.model_copy(update={"profile": profile})  # as it will be looked up
     except (OSError, ValidationError):
         raise LabError(_cause(handle, world_size)) from None
     line = f"{_ranks(world_size)}: measured in {time.monotonic() - began:.0f} s"
     if part.disturbed:
-        # Not on top: pandas starts threads, with which no rank can enter an emulated link.
+        # Not at the top: pandas starts threads, with which a rank cannot enter an emulated link.
         from lab.analysis.noise import disturbances
 
         disturbed = disturbances([part.environment])
@@ -188,7 +188,7 @@ def _ranks(count: int) -> str:
 
 
 def execute(world_size: int, quick: bool, cluster_json: str, folder: str) -> None:
-    """Measure one world size on this rank; rank 0 writes the part."""
+    """Measure one world size as this rank; rank 0 writes the part."""
     cluster = Cluster.model_validate_json(cluster_json)
     context, attempt = job.register(world_size, cluster, Path(folder))
     with (

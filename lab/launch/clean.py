@@ -1,4 +1,4 @@
-"""clean(): what a study's `out/` holds, what of it can go without losing a measurement; it goes."""
+"""clean(): list a study's `out/` and remove what can go without losing a measurement."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lab.files import unwritable
 from lab.launch import driver
 from lab.records.store import Store
 
-# What can go, and how it comes back.
+# What can be removed, and how it can be restored.
 REMOVABLE = {
     "replaced": ("measurements that were replaced, less their records", "never"),
     "logs": ("logs of completed repeats", "never"),
@@ -28,7 +28,7 @@ REMOVABLE = {
 
 @dataclass(frozen=True)
 class Part:
-    """Files of one kind below `out/`; `again` is how they come back, empty for what stays."""
+    """Files of one kind below `out/`; `again` is how to restore them, empty for files that stay."""
 
     what: str
     files: int
@@ -37,11 +37,11 @@ class Part:
 
 
 def clean(study: Study, *, remove: bool = False) -> list[Part]:
-    """What a study's `out/` holds, the part that stays last; `remove` makes the others go.
+    """List what a study's `out/` holds, the part that stays last; `remove` deletes the others.
 
-    Each record stays, of failures and of what was replaced too, by which hours are counted, and
-    each series of a repeat that counts. Raises LabError where jobs or a driver of the study are at
-    work, or a file cannot be removed; InputError where nothing may be removed.
+    Every record stays, including failed and replaced ones, because hours are counted from them, and
+    so does every series of a repeat that counts. Raises LabError if jobs or a driver of the study
+    are active or a file cannot be removed, and InputError if nothing may be removed.
     """
     if not study.out.is_dir():
         return []
@@ -81,7 +81,7 @@ def _parts(study: Study) -> list[Part]:
 
 
 def _files(study: Study) -> Iterator[tuple[str, Path]]:
-    """Each file below `out/` with the key of REMOVABLE that it falls under; no link is followed."""
+    """Each file below `out/` with its key in REMOVABLE; links are not followed."""
     store = Store(study.out)
     completed = {store.folder(record.task) for record in store.records() if record.completed}
     for folder, _, names in os.walk(study.out):
@@ -91,7 +91,7 @@ def _files(study: Study) -> Iterator[tuple[str, Path]]:
 
 
 def _kind(place: Path, completed: Collection[Path]) -> str:
-    """By its place below `out/`, and the completed repeat that it is of, if it is of one."""
+    """The kind of a file, from its place below `out/` and whether its repeat is completed."""
     first, *_ = parts = place.parts
     if place.name.endswith("record.json") or len(parts) == 1:
         return ""
@@ -101,6 +101,6 @@ def _kind(place: Path, completed: Collection[Path]) -> str:
         return ""
     if parts[3] == "run.ipynb" or place.name.endswith(".partial.ipynb"):
         return "notebooks"
-    if parts[3] == "checkpoint" and not completed:  # else it is the model that a run was to keep
+    if parts[3] == "checkpoint" and not completed:  # else it is the model that a run had to keep
         return "checkpoints"
     return "logs" if parts[3] == "log" and completed else ""

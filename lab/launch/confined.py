@@ -1,8 +1,8 @@
-"""Ranks that run a learner's code: within limits of time, memory, files, processes and network.
+"""Ranks that run a learner's code within limits on time, memory, files, processes and network.
 
-A supervisor in a network namespace of its own starts them and counts, by the kernel, what they send
-each other. Where this machine permits no such namespace, the ranks still can open no socket, and
-nothing is counted. All are forks of a server that has torch loaded and never runs a learner's code.
+A supervisor in its own network namespace starts them and reads from kernel counters how much they
+send each other. If this machine permits no such namespace, the ranks still cannot open a socket,
+and nothing is counted. All are forks of a server that has loaded torch and runs no learner's code.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from lab.launch.attempt import Attempt, claim
 LOADED = ("torch", "torch._dynamo", "lab.worker.rungs", __name__)
 VARIABLES = {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
 REPORT, LOG = "report.json", "supervisor.log"
-START_S = 120.0  # until the ranks have met, on a busy machine
-GRACE_S = 3.0  # of the other ranks, once one has failed
-MEMORY = 2 << 30  # bytes that a rank may allocate
+START_S = 120.0  # until the ranks have connected, on a busy machine
+GRACE_S = 3.0  # for the other ranks, once one has failed
+MEMORY = 2 << 30  # most bytes that a rank may allocate
 OUTPUT = 64 << 20  # bytes of its largest file
 DESCRIPTORS = 512
 _SPACES = ("unshare", "--user", "--map-root-user", "--net")
@@ -47,8 +47,8 @@ _UP, _SET_FLAGS = 0x1, 0x8914  # IFF_UP, SIOCSIFFLAGS
 class Ended:
     """How ranks ended: the archives that they left, by rank, and what stopped them.
 
-    `stacks` are those of ranks that were ended by the time limit; `sent` are the bytes that the
-    kernel carried between the ranks, None where nobody counted.
+    `stacks` are those of ranks ended by the time limit; `sent` is the number of bytes that the
+    kernel carried between the ranks, None if they were not counted.
     """
 
     archives: list[bytes]
@@ -59,9 +59,9 @@ class Ended:
 
 
 def run_ranks(inputs: Sequence[bytes], *, folder: Path, limit_s: float) -> Ended:
-    """Run `lab.worker.rungs` on a rank for each input, in a new folder of this user's alone.
+    """Run `lab.worker.rungs` with one rank per input, in a new folder private to this user.
 
-    Returns what the ranks left. Raises OSError where they could not be started.
+    Returns what the ranks left. Raises OSError if they could not be started.
     """
     ranks = range(len(inputs))
     for rank, content in enumerate(inputs):
@@ -109,7 +109,7 @@ def _input(folder: Path, rank: int) -> Path:
 
 @functools.cache
 def has_spaces() -> bool:
-    """Whether this machine permits a network namespace to this user."""
+    """Whether this machine permits this user to create a network namespace."""
     if shutil.which("unshare") is None:
         return False
     with contextlib.suppress(OSError, subprocess.SubprocessError):
@@ -119,8 +119,8 @@ def has_spaces() -> bool:
 
 
 def line_in(stack: str, file: str) -> str:
-    """Where a rank stood, as `line 12, in synchronize`; empty where it was not in that file."""
-    # The main thread is the last; its innermost frame stands first.
+    """A rank's position, such as `line 12, in synchronize`; empty if it was not in that file."""
+    # The main thread comes last; its innermost frame comes first.
     place = re.search(rf'File "{re.escape(file)}", line (\d+) in (\S+)', stack)
     return f"line {place[1]}, in {place[2]}" if place else ""
 
@@ -133,7 +133,7 @@ def _read(path: Path) -> bytes:
 
 
 def set_limits() -> None:
-    """In a new process, before its program starts: limits of what it may use."""
+    """Limit the resources of a new process before its program starts."""
     for kind, most in (
         (resource.RLIMIT_DATA, MEMORY),
         (resource.RLIMIT_FSIZE, OUTPUT),
@@ -155,13 +155,13 @@ def _carried() -> int:
 
 
 def supervise(folder: str, *, ranks: int, limit_s: float, own_network: bool) -> int:
-    """Start the ranks, each with its input alone, and end those that take too long."""
+    """Start the ranks, each with only its own input, and end those that take too long."""
     place = Path(folder)
     fork_server.redirect(place / LOG)
     if own_network:
         _loopback_up()
     before = _carried() if own_network else 0
-    # No rank can read another's: only open files are left of them, and each rank closes all others.
+    # No rank can read another's: only open descriptors remain, and each rank closes all others.
     inputs = [os.open(_input(place, rank), os.O_RDONLY) for rank in range(ranks)]
     for rank in range(ranks):
         _input(place, rank).unlink()
@@ -169,7 +169,7 @@ def supervise(folder: str, *, ranks: int, limit_s: float, own_network: bool) -> 
     end = time.monotonic() + START_S + limit_s
     while any(child.poll() is None for child in children) and time.monotonic() < end:
         if any(child.poll() for child in children):
-            end = min(end, time.monotonic() + GRACE_S)  # the others may wait for this one
+            end = min(end, time.monotonic() + GRACE_S)  # the others may be waiting for this one
         time.sleep(0.02)
     for child in children:
         child.send_signal(signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""doctor(): what this machine has, what is missing, and the command that gets it."""
+"""doctor(): what this machine has, what is missing, and the command that installs it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PROGRAMS = {
     "g++": "only `compile: true` needs it: `apt install g++`",
     "git": "records then hold the commit of the code: `apt install git`",
 }
-# As the profiles slurm/local-*.yaml emulate them.
+# The links that the profiles slurm/local-*.yaml emulate.
 LINKS = {
     "emulated links": Link(bandwidth_gbit=1.0),
     "emulated latency": Link(bandwidth_gbit=1.0, latency_ms=1.0),
@@ -30,7 +30,7 @@ LINKS = {
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that was looked for; the lab does not work without `needed` ones."""
+    """One item that was looked for; the lab does not work without a `needed` one."""
 
     name: str
     found: str
@@ -40,7 +40,7 @@ class Check:
 
 
 def doctor() -> list[Check]:
-    """Look for everything that the lab uses, without importing torch."""
+    """Look for everything the lab uses, without importing torch."""
     return [
         *_machine(),
         *(_link(name, link) for name, link in LINKS.items()),
@@ -57,7 +57,7 @@ def _machine() -> list[Check]:
     space = "free at least 2 GB for records, caches and reports"
     driver = "with an NVIDIA card, install its driver so that `nvidia-smi` works"
     none = "none: runs use CPU processes and gloo"
-    if Path("/dev/kfd").exists():  # the device of AMD's driver
+    if Path("/dev/kfd").exists():  # the device file of AMD's driver
         none += "; AMD's GPUs with ROCm are untried"
     return [
         Check("python", sys.version.split()[0], python, remedy=update),
@@ -71,7 +71,7 @@ def _machine() -> list[Check]:
 
 
 def _link(name: str, link: Link) -> Check:
-    """Whether ranks of this machine can be put behind such a link."""
+    """Whether ranks on this machine can be put behind such a link."""
     way = netem.way_for(link)
     if way is not None:
         return Check(name, f"by {WAYS[way]}", needed=False)

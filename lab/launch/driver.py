@@ -11,7 +11,7 @@ from pathlib import Path
 from lab.config.cluster import Cluster
 from lab.launch.executor import Executor, Handle, JobSpec, SlurmJob, read_job
 
-# How long the other ranks may take to end by themselves once one of them has failed, in s.
+# How long the other ranks may take to end on their own once one of them has failed, in s.
 GRACE_S = 20.0
 
 
@@ -19,8 +19,8 @@ GRACE_S = 20.0
 class Driver:
     """The jobs that one driver has under way, by folder.
 
-    `on_end` is called once for each job, when it is over; `has_result` tells whether its result has
-    arrived, which may take as long as files need from the job's node to this one.
+    `on_end` is called once for each job, when it is over; `has_result` returns whether its result
+    has arrived, which may take as long as files need to travel from the job's node to this one.
     """
 
     executor: Executor
@@ -60,7 +60,7 @@ class Driver:
             if self._elapsed("failed", folder) > GRACE_S:
                 terminate([handle])
         else:
-            self._since.pop(("failed", folder), None)  # it was put back into its queue
+            self._since.pop(("failed", folder), None)  # it was requeued
         return False
 
     def _elapsed(self, event: str, folder: Path) -> float:
@@ -69,7 +69,7 @@ class Driver:
 
 
 def executor_for(cluster: Cluster, home: Path) -> Executor:
-    """The executor of a cluster; files that belong to no single job lie under `home`."""
+    """The executor of a cluster; files shared by several jobs lie under `home`."""
     if cluster.executor == "slurm":
         from lab.launch.slurm.executor import SlurmExecutor
 
@@ -86,7 +86,7 @@ def executor_for(cluster: Cluster, home: Path) -> Executor:
 def handles(folders: Iterable[Path]) -> dict[Path, Handle]:
     """The last job of each folder that ever had one, whatever its executor, polled once.
 
-    Raises LabError where a folder's job is not told by this user, or Slurm does not answer.
+    Raises LabError if a folder's job file was not written by this user, or Slurm does not answer.
     """
     from lab.launch.local import LocalHandle
     from lab.launch.slurm.executor import SlurmHandle
@@ -104,12 +104,12 @@ def handles(folders: Iterable[Path]) -> dict[Path, Handle]:
 
 
 def poll(handles: Iterable[Handle]) -> float:
-    """Update jobs with one query per scheduler; returns after how many s to poll again."""
+    """Update jobs with one query per scheduler; returns the seconds until the next poll."""
     return min((kind.poll(jobs) for kind, jobs in _by_kind(handles)), default=0.0)
 
 
 def terminate(handles: Iterable[Handle]) -> None:
-    """End jobs; returns when they are gone."""
+    """End jobs; return once they are gone."""
     for kind, jobs in _by_kind(handles):
         kind.terminate(jobs)
 

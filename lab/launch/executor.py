@@ -1,6 +1,6 @@
-"""What the driver needs of a place where jobs run: job specification, handle, executor.
+"""What the driver needs from a place where jobs run: job specification, handle, executor.
 
-`local`, `slurm` and `replay` implement `Executor`; the first two through submitit, with handles.
+`local`, `slurm` and `replay` implement `Executor`; the first two use submitit and have handles.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ class JobSpec:
     function: Callable[..., Any]
     arguments: tuple[Any, ...]
     code: Path | None = None  # a folder with a copy of `lab` to import instead of the driver's
-    devices: int = 1  # of each rank
-    # Whether ranks on CPUs may begin with torch loaded; a script loads all by itself.
+    devices: int = 1  # per rank
+    # Whether ranks on CPUs may start with torch loaded; a script loads everything itself.
     preload: bool = True
 
     @property
     def variables(self) -> dict[str, str]:
-        """Environment by which the job imports `code` and no other `lab`, wherever it starts."""
+        """Environment that makes the job import `code` and no other `lab`, wherever it starts."""
         if self.code is None:
             return {}
         path = [str(self.code), os.environ.get("PYTHONPATH", "")]
@@ -44,55 +44,55 @@ class JobSpec:
 
 @dataclass(frozen=True)
 class JobStatus:
-    """The state of a job, and why it waits or where it runs."""
+    """The state of a job, and why it is waiting or where it is running."""
 
     state: Literal["pending", "running", "ended"]
     reason: str = ""
 
 
 class Handle(Protocol):
-    """A submitted job, of this driver or of an earlier one."""
+    """A job submitted by this driver or an earlier one."""
 
-    # How long a file that the job wrote may take to appear here, in s.
+    # How long a file written by the job may take to appear here, in s.
     lag_s: ClassVar[float]
 
     @property
     def attempt(self) -> Attempt:
-        """The files of the job's present start."""
+        """The files of the job's current start."""
 
     def status(self) -> JobStatus:
-        """The status as of the last poll."""
+        """The status at the last poll."""
 
     def exit_reason(self) -> RankError:
-        """Why the job ended, for a record that it did not write itself."""
+        """Why the job ended, for the record that it did not write itself."""
 
     def allocation(self) -> Allocation | None:
-        """What the scheduler gave to the job; None without a scheduler."""
+        """What the scheduler allocated to the job; None without a scheduler."""
 
     @classmethod
     def poll(cls, handles: Sequence[Any]) -> float:
-        """Update jobs of this kind with one query; returns after how many s to poll again."""
+        """Update jobs of this kind with one query; returns the seconds until the next poll."""
 
     @classmethod
     def terminate(cls, handles: Sequence[Any]) -> None:
-        """End jobs of this kind, if need be by force; returns when they are gone."""
+        """End jobs of this kind, if need be by force; return once they are gone."""
 
 
 class Executor(Protocol):
-    """Where jobs are submitted; one driver at a time uses it."""
+    """A place where jobs are submitted, used by one driver at a time."""
 
-    # Whether jobs go on without a driver, so that an interrupted driver leaves them.
+    # Whether jobs continue without a driver, so that an interrupted driver leaves them running.
     persistent: bool
 
     def free_slots(self, running: int) -> int:
-        """How many more jobs may be submitted while `running` jobs run."""
+        """How many more jobs may be submitted while `running` jobs are active."""
 
     def submit(self, specs: Sequence[JobSpec]) -> Sequence[Handle]:
-        """Submit jobs; after a crash in the middle the next driver submits none twice."""
+        """Submit jobs; if this crashes midway, the next driver submits none of them twice."""
 
 
 def prepare(folder: Path) -> None:
-    """Create a job's folder and private log, less what earlier jobs left for their driver."""
+    """Create a job's folder and private log, without what earlier jobs left for their driver."""
     log = private_folder(folder / "log")
     kinds = ("error.json", "exit.json", "pid", "start")
     stale = [path for kind in kinds for path in log.glob(f"*.{kind}")]
@@ -101,7 +101,7 @@ def prepare(folder: Path) -> None:
 
 
 class LocalJob(Frozen):
-    """A job on one machine, and the process that controls it."""
+    """A job on one machine and the process that controls it."""
 
     executor: Literal["local"] = "local"
     cluster: str
@@ -117,7 +117,7 @@ class LocalJob(Frozen):
 
 
 class SlurmJob(Frozen):
-    """One job of an array, whose folder is found from the job's own."""
+    """One job of an array; the array's folder is found from the job's folder."""
 
     executor: Literal["slurm"] = "slurm"
     cluster: str
@@ -136,14 +136,15 @@ _JOB: TypeAdapter[LocalJob | SlurmJob] = TypeAdapter(
 
 
 def write_job(folder: Path, job: LocalJob | SlurmJob) -> None:
-    """Write job.json, by which every later process finds the folder's last job."""
+    """Write job.json, in which every later process finds the folder's last job."""
     write_atomically(folder / "job.json", job.model_dump_json().encode(), mode=OWN_MODE)
 
 
 def read_job(folder: Path) -> LocalJob | SlurmJob | None:
-    """The folder's last job; None where there was none.
+    """The folder's last job; None if there was none.
 
-    By it jobs are ended: raises LabError where it is not whole, or not written by this user.
+    Jobs are ended according to this file, so an incomplete one, or one not written by this user,
+    raises LabError.
     """
     path = folder / "job.json"
     try:

@@ -1,4 +1,4 @@
-"""fetch(): the data of a study in the cache, before ranks without a network need it."""
+"""fetch(): bring a study's data into the cache before ranks without a network need it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from lab.launch.status import Display, bars
 
 @dataclass(frozen=True)
 class Fetched:
-    """A data set that is ready for its ranks: what it holds, and the SHA-256 of its samples."""
+    """A data set that is ready for its ranks: its contents and the SHA-256 of its samples."""
 
     data: str
     holds: str
@@ -31,8 +31,8 @@ def fetch(
 ) -> list[Fetched]:
     """Download and prepare all data of a study in this process, with a cluster's variables.
 
-    Ranks find it where they share the cache with this machine. Raises InputError for data that
-    cannot be used, LabError for a file that cannot be had or is not what was published.
+    Ranks find it if they share the cache with this machine. Raises InputError for unusable data,
+    and LabError for a file that cannot be obtained or differs from the published one.
     """
     from lab.worker import data
     from lab.worker.inference.model import training_run
@@ -57,7 +57,7 @@ def fetch(
 
 @contextmanager
 def _variables_of(profile: Cluster) -> Iterator[None]:
-    """The environment of a profile's ranks, as far as this machine can tell it."""
+    """The environment of a profile's ranks, as far as it is known on this machine."""
     before = {name: os.environ.get(name) for name in profile.variables}
     try:
         set_variables(profile)

@@ -1,8 +1,8 @@
-"""Processes that begin with torch loaded: forks of a process that has loaded it.
+"""Processes that start with torch loaded, as forks of a process that has loaded it.
 
-Loading torch takes longer than many a run trains. A driver keeps one server that loads it once, and
-each process that it asks for is a fork of the server. Such processes share nothing but what was
-there before the first of them.
+Loading torch takes longer than many runs train. A driver keeps one server that loads it once, and
+each process requested from it is a fork of the server. Such processes share only what existed
+before the first of them.
 """
 
 from __future__ import annotations
@@ -26,35 +26,35 @@ from typing import Any
 
 from lab.machine import exit_with
 
-# Variables that a library may read while it is loaded: where they differ, another server starts.
+# Variables that a library may read while loading; if they differ, another server is started.
 READ_ON_LOADING = (
     *("ATEN_", "DNNL_", "GOMP_", "KMP_", "LD_", "MALLOC_", "MKL_", "OMP_", "ONEDNN_", "OPENBLAS_"),
     *("LC_", "LANG", "PYTHON", "PYTORCH_", "TORCH"),
 )
-MOST_BYTES = 2**20  # of a message: a process's whole environment
-LOAD_S = 300.0  # of a shared file system, torch may take minutes; then ranks try it themselves
-IDLE_S = 600.0  # a server without processes for so long ends, as it holds memory
+MOST_BYTES = 2**20  # of a message, which holds a process's whole environment
+LOAD_S = 300.0  # on a shared file system, torch may take minutes; then ranks load it themselves
+IDLE_S = 600.0  # a server without processes for this long ends, because it holds memory
 
 
 class Process:
-    """A process that the server forked: its id, and how it ended."""
+    """A process forked by the server: its id, and how it ended."""
 
     def __init__(self, server: ForkServer, pid: int) -> None:
         self.pid = pid
         self._server = server
 
     def poll(self) -> int | None:
-        """Its exit code; None while it runs, and where the server ended before it."""
+        """Its exit code; None while it runs, or if the server ended first."""
         return self._server.exit_code(self.pid)
 
 
 class ForkServer:
-    """The driver's side of a server that loads `modules`, started by the command `within`."""
+    """The driver's side of a server that loads `modules`, started through the command `within`."""
 
     def __init__(
         self, environment: Mapping[str, str], modules: Sequence[str], within: Sequence[str]
     ) -> None:
-        # A packet is one whole message; one too long for the socket raises OSError.
+        # A packet is one whole message; sending one too long for the socket raises OSError.
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             python = [sys.executable, "-P", "-u", "-m", __name__]
@@ -65,7 +65,7 @@ class ForkServer:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
-                start_new_session=True,  # the terminal's Ctrl-C is the driver's
+                start_new_session=True,  # the terminal's Ctrl-C is for the driver
             )
         ours.settimeout(LOAD_S)
         self._connection = ours
@@ -78,7 +78,7 @@ class ForkServer:
         arguments: Mapping[str, object],
         environment: Mapping[str, str],
     ) -> Process:
-        """Fork a process that calls the function; raises OSError where the server has ended."""
+        """Fork a process that calls the function; raises OSError if the server has ended."""
         request = {
             "function": [function.__module__, function.__qualname__],
             "arguments": dict(arguments),
@@ -93,7 +93,7 @@ class ForkServer:
             return Process(self, answer["pid"])
 
     def exit_code(self, pid: int) -> int | None:
-        """How a process ended; None where that is not known."""
+        """How a process ended; None if that is not known."""
         with self._lock, suppress(OSError, ValueError), selectors.DefaultSelector() as selector:
             selector.register(self._connection, selectors.EVENT_READ)
             while pid not in self._codes and selector.select(0):
@@ -102,11 +102,11 @@ class ForkServer:
         return self._codes.get(pid)
 
     def ended(self) -> bool:
-        """Whether the server has ended; always so in a fork of the driver, which has none."""
+        """Whether the server has ended; always true in a fork of the driver, which has none."""
         return self._process.poll() is not None
 
     def close(self) -> None:
-        """End the server; its processes go on."""
+        """End the server; its processes continue."""
         self._connection.close()
         self._process.kill()
         self._process.wait()
@@ -120,13 +120,13 @@ class ForkServer:
 
 
 def _umask() -> int:
-    """This process's umask, which no call tells without changing it for all threads."""
+    """This process's umask; umask(2) cannot read it without changing it for all threads."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return int(next(line.split()[1] for line in lines if line.startswith("Umask:")), 8)
 
 
 _LOCK = threading.Lock()
-# By what they load and the command that starts them: what they were started with, and the server.
+# What each server was started with, and the server, by its modules and the command around it.
 _servers: dict[tuple[str, ...], tuple[object, ForkServer]] = {}
 
 
@@ -141,8 +141,8 @@ def start(
     """Call a function of a module in a fork of a server that has loaded `modules`.
 
     It gets the whole `environment`; its arguments travel as JSON, and it returns its exit code.
-    `within` is a command that runs another, such as `unshare --net`. None where nothing can be
-    forked so.
+    `within` is a command that runs another, such as `unshare --net`. None if no process can be
+    forked this way.
     """
     if sys.platform != "linux":
         return None
@@ -155,14 +155,14 @@ def start(
                 _servers[key] = kind, ForkServer(environment, modules, within)
             try:
                 return _servers[key][1].start(function, arguments, environment)
-            except (OSError, ValueError):  # it was idle for long, or killed
+            except (OSError, ValueError):  # it was idle for too long, or killed
                 _end(key)
     return None
 
 
 def _end(key: tuple[str, ...]) -> None:
     _, server = _servers.pop(key, (None, None))
-    # A fork of the driver, such as a loader's worker, ends no server of its parent's.
+    # A fork of the driver, such as a loader's worker, must not end its parent's servers.
     if server is not None and not server.ended():
         server.close()
 
@@ -179,14 +179,14 @@ def main() -> None:
     connection = socket.socket(fileno=int(sys.argv[1]))
     for module in sys.argv[2:]:
         import_module(module)
-    # Signals of children that ended wake the selector.
+    # Signals from children that have ended wake the selector.
     woken, wake = socket.socketpair()
     for end_ in (woken, wake):
         end_.setblocking(False)
     signal.set_wakeup_fd(wake.fileno(), warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     gc.collect()
-    gc.freeze()  # forks share these pages for as long as no collection writes to them
+    gc.freeze()  # forks share these pages as long as no collection writes to them
     children: set[int] = set()
     with selectors.DefaultSelector() as selector:
         selector.register(connection, selectors.EVENT_READ)
@@ -213,12 +213,12 @@ def _ended_children() -> Iterator[tuple[int, int]]:
 
 
 def _answer(connection: socket.socket, **answer: int) -> None:
-    with suppress(OSError):  # the driver has gone: the next event says so
+    with suppress(OSError):  # the driver is gone: the next event shows it
         connection.sendall(json.dumps(answer).encode())
 
 
 def _begin(connection: socket.socket, request: dict[str, Any]) -> int:
-    """Do what a request asks for, in the process forked for it."""
+    """Carry out a request in the process forked for it."""
     connection.close()
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -227,14 +227,14 @@ def _begin(connection: socket.socket, request: dict[str, Any]) -> int:
     os.umask(request["umask"])
     os.environ.clear()
     os.environ.update(request["environment"])
-    tempfile.tempdir = None  # as the driver's TMPDIR may be another by now
+    tempfile.tempdir = None  # as the driver's TMPDIR may have changed
     module, name = request["function"]
     code: int = getattr(import_module(module), name)(**request["arguments"])
     return code
 
 
 class Child:
-    """A fork of this process, used as a subprocess.Popen is."""
+    """A fork of this process, used like a subprocess.Popen."""
 
     def __init__(self, function: Callable[..., int | None], *arguments: object) -> None:
         self.pid = fork(function, *arguments)
@@ -251,7 +251,7 @@ class Child:
         return code
 
     def send_signal(self, number: int) -> None:
-        """Send a signal, unless it has ended."""
+        """Send it a signal, unless it has ended."""
         if self.poll() is None:
             os.kill(self.pid, number)
 
@@ -263,7 +263,7 @@ class Child:
 
 
 def redirect(path: Path) -> None:
-    """Let this process write what it prints to the end of a file."""
+    """Append this process's output to a file."""
     output = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     for number in (1, 2):
         os.dup2(output, number)
@@ -271,7 +271,7 @@ def redirect(path: Path) -> None:
 
 
 def fork(function: Callable[..., int | None], *arguments: object) -> int:
-    """The id of a fork of this process that calls a function and exits with what it returns."""
+    """Fork a process that calls a function and exits with its result; returns the process id."""
     return os.fork() or exit_with(function, *arguments)
 
 

@@ -1,7 +1,7 @@
-"""A job on this machine's CPUs whose controller and ranks begin with torch loaded.
+"""A job on this machine's CPUs whose controller and ranks start with torch loaded.
 
-Each job's controller, which is submitit's, is a fork of the driver's fork server, and each rank a
-fork of the controller.
+Each job's controller, which comes from submitit, is a fork of the driver's fork server, and each
+rank is a fork of the controller.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from typing import Any
 
 from lab.launch import fork_server
 
-# What every training on CPUs imports; an optimizer and DDP import torch._dynamo when they are made.
+# What every training on CPUs imports; constructing an optimizer or DDP imports torch._dynamo.
 LOADED = (
     *("submitit.local.local", "torch", "torch._dynamo", "lab.launch.job", "lab.worker.main"),
     __name__,
 )
-LOG = "controller.log"  # in a job's folder: what its controller prints
+LOG = "controller.log"  # output of the controller, in the job's folder
 
 
 def start(log: Path, environment: Mapping[str, str]) -> fork_server.Process | None:
-    """Start the controller of a job whose files lie in `log`; None where it cannot be a fork.
+    """Start the controller of a job whose files lie in `log`; None if it cannot be a fork.
 
-    What lies in PYTHONPATH may run when Python starts, which a fork does not: such a job is not
-    forked, nor is any with LAB_PRELOAD=0.
+    Code in PYTHONPATH may run when Python starts, but not in a fork. A job with such a path is not
+    forked, nor is any job with LAB_PRELOAD=0.
     """
     if environment.get("LAB_PRELOAD") == "0" or environment.get("PYTHONPATH"):
         return None
@@ -34,7 +34,7 @@ def start(log: Path, environment: Mapping[str, str]) -> fork_server.Process | No
 
 
 def control(log: str) -> int:
-    """Be the controller of a job."""
+    """Run as the controller of a job."""
     fork_server.redirect(Path(log) / LOG)
     _controller()(Path(log)).run()
     return 0

@@ -1,4 +1,4 @@
-"""lab bench predict: how wrong predictions are on runs not seen before, quiet and under load."""
+"""lab bench predict: prediction error on held-out runs, on a quiet machine and under load."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from lab.perfmodel.frozen import Score, mean_absolute_error, scores, scores_tabl
 from lab.records.store import load_records
 
 STUDY, ALL = "held-out", "held-out-all"
-ERROR_LIMIT = 0.05  # mean absolute error of the step time
-# Of strategies that add more to a step than messages at the end of its backward pass.
+ERROR_LIMIT = 0.05  # limit on the mean absolute error of the step time
+# For strategies that add more to a step than messages at the end of its backward pass.
 INTRICATE_LIMIT = 0.10
 PLAIN = {"ddp", "naive_ddp"}
 INSIDE_LIMIT, WIDTH_LIMIT = 0.90, 0.15
 QUIET, LOADED = "quiet", "loaded"
-# It ends with its parent, however that ends.
+# It ends with its parent, however the parent ends.
 LOAD = """
 import os, sys
 if hasattr(os, "sched_setaffinity"):
@@ -44,7 +44,7 @@ while os.getppid() == int(sys.argv[2]):
 
 @dataclass(frozen=True)
 class HeldOut:
-    """Scored runs; `foreign` is the share of the ranks' cores that others took, by run id."""
+    """Scored runs; `foreign` is the share of the ranks' cores that others used, by run id."""
 
     study: Study
     scores: tuple[Score, ...]
@@ -57,13 +57,13 @@ class HeldOut:
 
     @property
     def memory_error(self) -> float | None:
-        """That of a rank's peak memory."""
+        """Mean absolute error of a rank's peak memory, relative."""
         errors = [abs(s.memory_error) for s in self.scores if s.memory_error is not None]
         return statistics.fmean(errors) if errors else None
 
     @property
     def within_limit(self) -> bool:
-        """Whether the error is ERROR_LIMIT at most."""
+        """Whether the error is at most ERROR_LIMIT."""
         return self.error <= ERROR_LIMIT
 
     def table(self) -> list[dict[str, Any]]:
@@ -98,10 +98,10 @@ class HeldOut:
 def held_out(
     cluster: str = "local", *, quick: bool = False, fresh: bool = False, progress: bool = True
 ) -> HeldOut:
-    """Calibrate, measure runs on one rank, freeze predictions of those on several, measure, score.
+    """Calibrate, measure runs on one rank, freeze predictions for several ranks, measure, score.
 
-    What is measured already is kept unless `fresh`. Raises InputError for a cluster with fewer than
-    two ranks, LabError where runs fail or nothing could be predicted.
+    Existing measurements are kept unless `fresh`. Raises InputError for a cluster with fewer than
+    two ranks, and LabError if runs fail or nothing could be predicted.
     """
     study = Study.load(STUDY, quick=quick)
     return _scored(study, cluster, quick=quick, fresh=fresh, progress=progress)
@@ -127,13 +127,13 @@ def _scored(study: Study, cluster: str, *, quick: bool, fresh: bool, progress: b
 
 @dataclass(frozen=True)
 class HeldOutStrategies:
-    """The scored runs of every strategy, by whether others loaded a core meanwhile."""
+    """The scored runs of every strategy, on the quiet machine and with one core loaded."""
 
     conditions: dict[str, HeldOut]
 
     @property
     def scores(self) -> list[Score]:
-        """All of them."""
+        """All scores."""
         return [score for result in self.conditions.values() for score in result.scores]
 
     @property
@@ -154,7 +154,7 @@ class HeldOutStrategies:
         return {name: mean_absolute_error(some) or 0.0 for name, some in by_strategy.items()}
 
     def misses(self) -> list[str]:
-        """The targets that are missed, as sentences."""
+        """The missed targets, as sentences."""
         misses = []
         if self.inside < INSIDE_LIMIT:
             what = f"{self.inside:.0%} of the measurements are inside of their intervals"
@@ -169,7 +169,7 @@ class HeldOutStrategies:
         return misses
 
     def summary(self) -> list[dict[str, Any]]:
-        """One row per strategy and in all: errors and intervals, quiet and loaded, for people."""
+        """One row per strategy and one for all: errors, intervals, quiet and loaded, for people."""
         rows = []
         for name in (*self.errors(), ""):
             row: dict[str, Any] = {"strategy": STRATEGIES[name].label if name else "all"}
@@ -221,7 +221,7 @@ def _percent(ratio: float | None) -> str:
 
 
 def limit_of(strategy: str) -> float:
-    """The mean absolute error that predictions of a strategy may have."""
+    """The largest mean absolute error allowed for predictions of a strategy."""
     return ERROR_LIMIT if strategy in PLAIN else INTRICATE_LIMIT
 
 
@@ -242,8 +242,8 @@ def held_out_strategies(
 ) -> HeldOutStrategies:
     """Predict and measure every strategy on two ranks, quiet and with a load on one of the cores.
 
-    Under load everything is measured anew: calibration, runs on one rank, runs on two. What is
-    measured already is kept unless `fresh`. Raises as `held_out` does.
+    Under load everything is measured anew: the calibration, runs on one rank and runs on two.
+    Existing measurements are kept unless `fresh`. Raises the same errors as `held_out`.
     """
     study = Study.load(ALL, quick=quick)
     results = {}
@@ -257,14 +257,14 @@ def held_out_strategies(
 
 
 def _beside(study: Study) -> Study:
-    """The same study in a folder of its own below `out`, so that its records are kept apart."""
+    """The same study in a separate folder below `out`, so that its records are kept apart."""
     folder = study.out / LOADED
     write_atomically(folder / "study.yaml", (study.folder / "study.yaml").read_bytes())
     return study.model_copy(update={"folder": folder})
 
 
 def _keeping_disturbed(study: Study, cluster: str) -> str:
-    """A profile like the cluster's that repeats nothing, as under load all is disturbed."""
+    """The cluster's profile without repeats of disturbed runs: under load, all are disturbed."""
     path = find_profile(cluster)
     content = read_yaml(path) | {"repeat_disturbed": False}
     copy: Path = study.out / LOADED / path.with_suffix(".yaml").name
@@ -274,7 +274,7 @@ def _keeping_disturbed(study: Study, cluster: str) -> str:
 
 @contextmanager
 def load(cluster: Cluster) -> Iterator[None]:
-    """Keep the core of the second rank busy from a process of our own."""
+    """Keep the second rank's core busy with a separate process."""
     core = cluster.cores_of(1)[0]
     process = subprocess.Popen([sys.executable, "-c", LOAD, str(core), str(os.getpid())])
     try:

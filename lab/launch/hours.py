@@ -1,4 +1,4 @@
-"""Core- and GPU-hours of a study: what its jobs took and will take, and its cluster's budget."""
+"""Core-hours and GPU-hours of a study: spent and planned, and its cluster's budget."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lab.records.store import Record, Store, read_record
 
 @dataclass(frozen=True)
 class Hours:
-    """Hours of cores and of GPUs, and of how many jobs; of `unknown` more they are not known."""
+    """Core-hours and GPU-hours of a number of jobs; for `unknown` more jobs they are not known."""
 
     core: float = 0.0
     gpu: float = 0.0
@@ -44,10 +44,10 @@ class Hours:
 
 
 def spent(study: Study, records: Iterable[Record] = ()) -> Hours:
-    """What the jobs of a study took: wall time of each record, times its ranks' cores and GPUs.
+    """Hours used by a study's jobs: each record's wall time times its ranks' cores and GPUs.
 
-    Repeats that were set aside or replaced count, and failures; a job that left no record does not.
-    `records` are those that are loaded already.
+    Repeats that were set aside or replaced count, as do failures; a job that left no record does
+    not. `records` are those already loaded.
     """
     store = Store(study.out)
     loaded = {store.folder(record.task) / "record.json": record for record in records}
@@ -55,7 +55,7 @@ def spent(study: Study, records: Iterable[Record] = ()) -> Hours:
 
 
 def charged(study: Study, cluster: Cluster) -> Hours:
-    """What was spent of a cluster's budget: by the study, or by all studies beside it."""
+    """Hours spent from a cluster's budget by the study, or by all studies beside it."""
     if cluster.budget is None or cluster.budget.per == "study":
         return spent(study)
     folders = sorted(path.parent for path in study.folder.parent.glob("*/study.yaml"))
@@ -73,14 +73,14 @@ def _of_record(record: Record) -> Hours:
     if place is not None and place.replay:
         return Hours()  # no job of this study
     seconds, allocated = record.duration_s, record.allocation and record.allocation.cpus
-    if seconds is None or place is None:  # nobody knows on what a job ran that began nothing
+    if seconds is None or place is None:  # it is unknown where a job ran that started nothing
         return Hours(unknown=1)
     cores = allocated or place.core_count
     return Hours(cores * seconds / 3600, place.gpu_count * seconds / 3600, 1)
 
 
 def of_job(run: Run, cluster: Cluster, seconds: float | None) -> Hours:
-    """What a job of a run takes on a cluster; nothing where the run is left out there."""
+    """What a job of a run takes on a cluster; nothing if the run is left out there."""
     profile = cluster.on(run.device_needed)
     if profile is None or cluster.executor == "replay":
         return Hours()

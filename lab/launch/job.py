@@ -1,4 +1,4 @@
-"""What runs on each rank of a job: claim the task, measure, and make a record of every end.
+"""What each rank of a job runs: claim the task, measure, and record the end, whatever it is.
 
 Job scripts call `python -m lab.launch.job STUDY RUN REPEAT --cluster PROFILE` under srun.
 """
@@ -48,15 +48,15 @@ from lab.worker.context import RankContext, listen_for_preemption, preemption_no
 
 
 class TimeLimitError(LabError):
-    """A job took longer than its profile permits."""
+    """A job took longer than its profile allows."""
 
 
 def execute(
     run_json: str, repeat: int, cluster_json: str, folder: str, data_root: str
 ) -> Literal["done", "skipped"]:
-    """Measure one repeat of one run on this rank; every rank calls it.
+    """Measure one repeat of one run on this rank; every rank calls this function.
 
-    Rank 0 writes the record, however the job ends. A task measured meanwhile is skipped.
+    Rank 0 writes the record, however the job ends. A task measured in the meantime is skipped.
     """
     run, cluster = Run.model_validate_json(run_json), Cluster.model_validate_json(cluster_json)
     cluster = cluster.on(run.needs_device) or cluster
@@ -102,15 +102,15 @@ def execute(
 
 
 def _decide(folder: Path) -> Decision:
-    for partial in folder.glob(".record.json.*"):  # of a job that was killed while it wrote
+    for partial in folder.glob(".record.json.*"):  # from a job that was killed while writing
         partial.unlink(missing_ok=True)
     record = read_record(folder / "record.json")
     if record is not None and record.completed:
         return "skip"
-    archive_failed(folder)  # of an earlier start of this job
+    archive_failed(folder)  # from an earlier start of this job
     if restore_quieter(folder):
         return "skip"
-    # From what an earlier start wrote there, a script might go on.
+    # A script might resume from what an earlier start wrote there.
     shutil.rmtree(folder / SCRIPT_OUT, ignore_errors=True)
     return "run"
 
@@ -131,7 +131,7 @@ def register(
         world_size=world_size,
         local_rank=here.local_rank,
         device=cluster.device_kind,
-        cores=tuple(  # each once, where slots share them
+        cores=tuple(  # each once if slots share them
             dict.fromkeys(
                 core for slot in range(first, first + devices) for core in cluster.cores_of(slot)
             )
@@ -150,10 +150,10 @@ def register(
 
 
 def _address(cluster: Cluster) -> str:
-    """The address by which ranks on other nodes reach this one; its name where none is found.
+    """The address at which ranks on other nodes reach this one; its host name if none is found.
 
-    That of the profile's interface, else the one from which packets to another node leave: rank 0
-    listens nowhere else.
+    It is that of the profile's interface, or else the source address of packets to another node.
+    Rank 0 listens on no other address.
     """
     from lab.launch.slurm.controller import expand as nodes_of
 
@@ -163,7 +163,7 @@ def _address(cluster: Cluster) -> str:
     name = os.environ["SLURMD_NODENAME"]
     for other in set(nodes_of(os.environ.get("SLURM_JOB_NODELIST", ""))) - {name}:
         with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.connect((other, 9))  # of a datagram socket: nothing is sent
+            probe.connect((other, 9))  # on a datagram socket this sends nothing
             here = str(probe.getsockname()[0])
             if not here.startswith("127."):
                 return here
@@ -196,7 +196,7 @@ def watched(
     steps: int = 1,
     on_failure: Callable[[], None] = lambda: None,
 ) -> Iterator[tuple[RankContext, Watchdog]]:
-    """Set this rank up and watch it; an error is left for the driver before it is raised."""
+    """Set this rank up and watch it; an error is recorded for the driver before it is raised."""
     watchdog = Watchdog(context, attempt, steps=steps, on_hang=on_failure)
     try:
         context = setup_rank(context, cluster, attempt)
@@ -211,7 +211,7 @@ def watched(
 
 
 def setup_rank(context: RankContext, cluster: Cluster, attempt: Attempt) -> RankContext:
-    """Take this rank's cores and emulated link, and set what must precede the import of torch."""
+    """Bind this rank to its cores and link, and set what must precede the import of torch."""
     if cluster.executor == "local":
         signal.signal(signal.SIGTERM, _interrupt)
     if (name := cluster.network_interface) and name not in interfaces():
@@ -228,7 +228,7 @@ def setup_rank(context: RankContext, cluster: Cluster, attempt: Attempt) -> Rank
 
 
 def set_variables(cluster: Cluster) -> None:
-    """Set a profile's variables in this process; raises InputError where one uses an unset one."""
+    """Set a profile's variables in this process; raises InputError if one uses an unset one."""
     for name, value in cluster.variables.items():
         try:
             os.environ[name] = expand(value, os.environ)
@@ -244,7 +244,7 @@ def _interrupt(signum: int, frame: FrameType | None) -> None:
 
 
 def _time_is_over(signum: int, frame: FrameType | None) -> None:
-    """submitit's controller gives this signal half a minute before it kills the ranks."""
+    """Handle the signal that submitit's controller sends half a minute before killing the ranks."""
     raise TimeLimitError("its time limit is over: raise time_limit_min")
 
 
@@ -288,7 +288,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def job_arguments(
     study: Study, run: Run, repeat: int, cluster: Cluster, folder: Path
 ) -> tuple[str, int, str, str, str]:
-    """The arguments of `execute`, all of them text or numbers, since they travel as JSON."""
+    """The arguments of `execute`, all text or numbers because they travel as JSON."""
     profile = cluster.settled.model_dump_json()
     return run.model_dump_json(), repeat, profile, str(folder), str(study.folder)
 

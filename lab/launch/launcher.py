@@ -1,4 +1,4 @@
-"""launch(): missing runs become jobs, their ends records; goes on after any interruption."""
+"""launch(): turn missing runs into jobs and their ends into records, even after interruptions."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from lab.perfmodel.frozen import archive_replaced, freeze
 from lab.records.provenance import keep_code
 from lab.records.store import Record, Store, write_record
 
-# The display of a study rests so many times as long as it works.
+# The display of a study pauses for this multiple of the time that it works.
 DISPLAY_PAUSE = 50
 
 
 class InterruptedStudyError(LabError):
-    """The user stopped the study; what is measured is kept."""
+    """The user stopped the study; completed measurements are kept."""
 
     exit_status = 130
 
@@ -47,16 +47,16 @@ def launch(
     snapshot: bool = False,
     yes: bool = False,
 ) -> Jobs:
-    """Start what is missing of a study and return at once; finished runs are reused.
+    """Start the missing runs of a study and return at once; finished runs are reused.
 
     `tasks` limits it to some of the study's tasks; `fresh` archives their records and measures
-    again; `repeat_disturbed` does so where a repeat was disturbed, and the quieter attempt is its
-    record; with `snapshot` jobs run a copy of the code as it is now. On a replay published rows
-    become records, and no job starts. Raises InputError, before anything is submitted, where the
-    cluster cannot run the study, and unless `yes` where its budget would be exceeded.
+    again; `repeat_disturbed` does so if a repeat was disturbed, and keeps the quieter attempt as
+    its record; with `snapshot` jobs run a copy of the current code. On a replay, published rows
+    become records and no job starts. Raises InputError, before anything is submitted, if the
+    cluster cannot run the study or, unless `yes`, if its budget would be exceeded.
     """
     profile = usable(cluster)
-    # What needs a kind of device that is not there is left out: the report says so.
+    # Runs that need a missing kind of device are left out; the report says so.
     chosen = [
         task
         for task in (study.tasks if tasks is None else tasks)
@@ -74,13 +74,13 @@ def launch(
         check_budget(study, profile, missing)
     if profile.executor == "replay":
         replay(study, profile, missing)
-        fresh = False  # its records are written already
+        fresh = False  # its records are already written
     code = keep_code(study.out) if snapshot else None
     return Jobs(study, profile, chosen, calibrated=cluster, fresh=fresh, noisy=noisy, code=code)
 
 
 class Jobs:
-    """The jobs of a study, in the manner of a concurrent.futures.Future.
+    """The jobs of a study, similar to a concurrent.futures.Future.
 
     A thread drives them. One driver at a time works on a study: a second one watches, and takes
     over when the first ends. Ended drivers leave running jobs behind; the next driver adopts them.
@@ -99,22 +99,22 @@ class Jobs:
     ) -> None:
         self.study, self.cluster, self.tasks = study, cluster, list(tasks)
         self._replaced = study.out / "replaced" / stamp()
-        self._calibrated = calibrated or cluster  # the profile by which its calibration is stored
+        self._calibrated = calibrated or cluster  # profile under which its calibration is stored
         self._store = Store(study.out)
         self._tasks = {self._store.folder(task): task for task in self.tasks}
         self._executor = driver.executor_for(cluster, study.out)
         self._driver = Driver(self._executor, self._on_end, self._has_record)
         self._fresh, self._noisy, self._code = fresh, noisy, code
-        # What is from before this call is run again; what a concurrent driver measured is not.
+        # Records from before this call are replaced; those of a concurrent driver are not.
         self._earlier = {
             task: record.finished_at for task in self.tasks if (record := self._store.read(task))
         }
         self._measured = set(filter(self._store.completed, self.tasks))
-        self._awaited: set[Path] = set()  # jobs on one rank, from which the others are predicted
+        self._awaited: set[Path] = set()  # one-rank jobs, from which the others are predicted
         self._cancellation = Cancellation.of(study)
         self._stop = threading.Event()
         self._failure: BaseException | None = None
-        # Not Thread.join: after an interrupt in it Python may take a running thread for ended.
+        # Not Thread.join: interrupted in it, Python may consider a running thread ended.
         self._ended = threading.Event()
         if fresh or noisy or not all(map(self._store.completed, self.tasks)):
             threading.Thread(target=self._drive, name="driver", daemon=True).start()
@@ -127,21 +127,21 @@ class Jobs:
         return self._ended.is_set()
 
     def states(self) -> list[TaskState]:
-        """The present state of each task."""
+        """The current state of each task."""
         return status(self.study, self.tasks)
 
     def wait(self, *, progress: bool = True) -> list[Record]:
-        """Wait for all tasks, with a progress display; returns their records, failed ones too.
+        """Wait for all tasks, with a progress display; returns their records, even failed ones.
 
-        Raises InterruptedStudyError on Ctrl-C (this machine's running job has been ended then, a
-        scheduler's go on), and CancelledStudyError where another process has cancelled the study.
+        Raises InterruptedStudyError on Ctrl-C, after ending a running job on this machine (those of
+        a scheduler continue), and CancelledStudyError if another process has cancelled the study.
         """
         try:
             with StudyDisplay(self.states, enabled=progress and not self.done) as display:
                 while not self.done:
                     began = time.monotonic()
                     display.update()
-                    # Of a thousand runs this takes long enough to disturb those that are timed.
+                    # With a thousand runs this takes long enough to disturb those being timed.
                     pause = DISPLAY_PAUSE * (time.monotonic() - began)
                     self._ended.wait(max(pause, 1.0 if self._executor.persistent else 0.2))
         except KeyboardInterrupt:
@@ -151,13 +151,13 @@ class Jobs:
         return self._store.records(self.tasks)
 
     def cancel(self) -> None:
-        """Start no further job, end those that run, keep what is measured."""
+        """Start no further job, end running ones, and keep completed measurements."""
         self.leave()
         driver.terminate(self._driver.alive.values())
         self._driver.alive.clear()
 
     def leave(self) -> None:
-        """Start no further job here, and leave those that run to the next driver."""
+        """Start no further job here, and leave running ones to the next driver."""
         self._stop.set()
         self._ended.wait()
 
@@ -217,7 +217,7 @@ class Jobs:
             if folder in handles:
                 self._ensure_record(folder, handles[folder])
             archive_failed(folder)
-        # Two repeats of each: from one nobody knows how much it differs from the next.
+        # Two repeats of each, as a single one does not show how much repeats differ.
         single = {f for f, t in self._tasks.items() if t.run.world_size == 1 and t.repeat < 2}
         self._awaited = single & {*adopted, *due}
         due.sort(key=lambda folder: folder not in self._awaited)
@@ -232,8 +232,8 @@ class Jobs:
     def _predict(self) -> None:
         """Freeze predictions once the first two repeats on one rank are measured.
 
-        Locally that is before any other run starts, on a scheduler before others have left its
-        queue; a prediction that came too late is never scored.
+        Locally this happens before any other run starts, on a scheduler before others have left its
+        queue. A prediction made too late is never scored.
         """
         if not self._awaited:
             freeze(self.study, self._calibrated, runs=[task.run for task in self.tasks])
@@ -262,17 +262,17 @@ class Jobs:
         return specs
 
     def _is_due(self, task: Task) -> bool:
-        """Whether a task has no record, or that of a failure from before this call."""
+        """Whether a task has no record, or only a failure from before this call."""
         record = self._store.read(task)
         return record is None or (not record.completed and self._is_earlier(task))
 
     def _is_earlier(self, task: Task) -> bool:
-        """Whether a task's record is there from before this call."""
+        """Whether a task's record dates from before this call."""
         record = self._store.read(task)
         return record is not None and record.finished_at == self._earlier.get(task)
 
     def _was_disturbed(self, task: Task) -> bool:
-        """Whether a task was measured in this call, for the first time, and disturbed."""
+        """Whether a task was measured for the first time in this call, and was disturbed."""
         if task in self._measured or self._store.set_aside(task):
             return False
         return self._store.noisy(task)
@@ -281,7 +281,7 @@ class Jobs:
         return (folder / "record.json").exists()
 
     def _ensure_record(self, folder: Path, handle: Handle) -> None:
-        """Write the record that an ended job lacks, or one that names the cause better."""
+        """Write the record that an ended job lacks, or one that states the cause more precisely."""
         task = self._tasks[folder]
         record = self._store.read(task)
         if record is not None and record.completed:

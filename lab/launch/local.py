@@ -24,9 +24,9 @@ from lab.launch.work import write_work
 from lab.machine import began, is_running
 
 POLL_S = 0.1
-# How long a job may take to end once it is interrupted, in s; then it is killed.
+# How long a job may take to end once interrupted, in s, before it is killed.
 INTERRUPT_S = 5.0
-NEVER = -1.0  # when a process began that does not run here
+NEVER = -1.0  # start time of a process that does not run here
 
 
 class LocalHandle:
@@ -47,32 +47,32 @@ class LocalHandle:
 
     @classmethod
     def of(cls, folder: Path, job: LocalJob) -> LocalHandle:
-        """The job that a folder's job.json names; of another machine's no process is here."""
+        """The job named in a folder's job.json; another machine's job has no process here."""
         here = job.host in {"", socket.gethostname()}
         return cls(Attempt(folder, job.job_id), job.pid, job.began if here else NEVER)
 
     def status(self) -> JobStatus:
-        """The job runs for as long as its controller or one of its ranks does."""
+        """The status of the job, which runs as long as its controller or one of its ranks does."""
         return JobStatus("running" if self._is_running() else "ended")
 
     def exit_reason(self) -> RankError:
-        """Why the job ended, for a record that it did not write itself."""
+        """Why the job ended, for the record that it did not write itself."""
         code = self._controller.poll() if self._controller else None
         cause = f", its controller with exit code {code}" if code else ": killed from outside?"
         return RankError(0, "JobLost", f"the job ended without a record{cause}", 0.0)
 
     def allocation(self) -> None:
-        """There is no scheduler."""
+        """None, as there is no scheduler."""
         return
 
     @classmethod
     def poll(cls, handles: Sequence[LocalHandle]) -> float:
-        """Nothing to do: `status` looks at the processes themselves."""
+        """Do nothing, as `status` looks at the processes themselves."""
         return POLL_S
 
     @classmethod
     def terminate(cls, handles: Sequence[LocalHandle]) -> None:
-        """Interrupt jobs in turn, then kill; returns when no process of them is left."""
+        """Interrupt jobs in turn, then kill them; return once none of their processes is left."""
         for handle in handles:
             handle._terminate()
 
@@ -98,7 +98,7 @@ class LocalHandle:
 
 
 class LocalExecutor:
-    """One job at a time: runs share no core and no GPU while they are timed."""
+    """Runs one job at a time, so that timed runs share no core and no GPU."""
 
     persistent = False
 
@@ -106,7 +106,7 @@ class LocalExecutor:
         self._cluster = cluster
 
     def free_slots(self, running: int) -> int:
-        """One job at a time."""
+        """One slot unless a job is running."""
         return 1 - running
 
     def submit(self, specs: Sequence[JobSpec]) -> list[LocalHandle]:
@@ -139,20 +139,20 @@ class LocalExecutor:
     def _fork(
         self, spec: JobSpec, log: Path, environment: dict[str, str]
     ) -> fork_server.Process | None:
-        """A controller with torch loaded; None where the ranks must load it for themselves.
+        """A controller with torch loaded; None if the ranks must load it themselves.
 
-        A profile's variables must be set before torch is loaded, code in a snapshot is not what
-        the driver would load, and CUDA fails in a fork of a process that has used it.
+        A profile's variables must be set before torch is loaded, a snapshot's code differs from
+        what the driver would load, and CUDA fails in a fork of a process that has used it.
         """
         on_cpus = self._cluster.device_kind == "cpu" and not self._cluster.environment
         if spec.code or not (spec.preload and on_cpus):
             return None
-        # Which each rank sets for itself, but libraries read it when they are loaded.
+        # Each rank sets this itself, but libraries read it when they are loaded.
         threads = {"OMP_NUM_THREADS": str(self._cluster.threads_per_rank)}
         return forked_controller.start(log, environment | threads)
 
     def _environment(self, spec: JobSpec, command: str) -> dict[str, str]:
-        """What submitit's controller is told, and hands on to the ranks."""
+        """The environment of submitit's controller, which it passes on to the ranks."""
         gpus = spec.world_size * spec.devices if self._cluster.device_kind == "cuda" else 0
         devices = ",".join(map(str, range(gpus)))
         return {
@@ -173,8 +173,8 @@ class LocalExecutor:
 
 def _start_controller(log: Path, environment: dict[str, str]) -> subprocess.Popen[bytes]:
     with (log / forked_controller.LOG).open("ab") as output:
-        # Out of reach of the terminal's Ctrl-C: the driver alone ends jobs, as a rank that is
-        # interrupted by itself would look like a failure.
+        # Out of reach of the terminal's Ctrl-C: only the driver ends jobs, as a rank interrupted
+        # on its own would look like a failure.
         return subprocess.Popen(
             [sys.executable, "-P", "-m", "submitit.local._local", str(log)],
             env=environment,

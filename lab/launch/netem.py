@@ -1,9 +1,9 @@
-"""Emulated links: each rank of one machine behind a chosen bandwidth and latency, without root.
+"""Emulated links: each rank on one machine behind a chosen bandwidth and latency, without root.
 
-Three ways, the best that the machine permits. Namespaces: a bridge joins one network namespace per
-rank, a token bucket (tc-tbf) limits the bandwidth, and netem delays. Switch: as above, with a
-switch in user space that delays. Pacing: the kernel paces each rank's sockets
-(`lab.worker.distributed`), without latency.
+There are three ways; the best one that the machine permits is used. Namespaces: a bridge joins one
+network namespace per rank, a token bucket (tc-tbf) limits the bandwidth, and netem adds delay.
+Switch: as above, but a user-space switch adds the delay. Pacing: the kernel paces each rank's
+sockets (`lab.worker.distributed`), without latency.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _HOLDERS: list[subprocess.Popen[bytes]] = []  # processes whose pipes must stay 
 
 
 def ways(link: Link) -> dict[Way, str]:
-    """The ways to emulate a link, best first, each with its obstacle here; empty where it works."""
+    """The ways to emulate a link, best first, each with its obstacle here, or empty if it works."""
     spaces = _spaces_obstacle()
     delayed = link.latency_ms > 0 and not _has_netem()
     return {
@@ -44,17 +44,17 @@ def ways(link: Link) -> dict[Way, str]:
 
 
 def way_for(link: Link) -> Way | None:
-    """The best way that works here; None where there is none."""
+    """The best way that works here; None if there is none."""
     return next((way for way, obstacle in ways(link).items() if not obstacle), None)
 
 
 def obstacle(link: Link) -> str:
-    """Why a link cannot be emulated here, by any way; empty where one works."""
+    """Why no way of emulating a link works here; empty if one does."""
     return "" if way_for(link) else "; ".join(dict.fromkeys(filter(None, ways(link).values())))
 
 
 def advice(link: Link) -> str:
-    """What to do where a link cannot be emulated: the next best that works here."""
+    """What to do if a link cannot be emulated: the next best that works here."""
     plain = way_for(Link(bandwidth_gbit=link.bandwidth_gbit))
     if plain is not None:
         works = f"{link.bandwidth_gbit:g} Gbit/s without it works here, by {WAYS[plain]}"
@@ -68,8 +68,9 @@ def advice(link: Link) -> str:
 def join(context: RankContext, link: Link, meeting: Path) -> RankContext:
     """Put this process behind its link, in the network that rank 0 creates; returns its context.
 
-    Must be called before the process starts threads, as one that has them cannot enter a namespace.
-    The network lasts as long as rank 0. Raises LabError where no way is permitted or announced.
+    Must be called before the process starts threads, as a multithreaded one cannot enter a
+    namespace. The network lasts as long as rank 0. Raises LabError if no way is permitted or
+    announced.
     """
     if context.rank == 0:
         way = way_for(link)
@@ -96,7 +97,7 @@ def address(rank: int) -> str:
 
 def script(link: Link, world_size: int, way: Way) -> str:
     """Shell commands that create the network, as root of a namespace of users, network, mounts."""
-    # What may pass at once after a pause: half a millisecond of the link, within bounds.
+    # The burst allowed after a pause: half a millisecond of the link, within bounds.
     burst = int(min(max(link.bytes_per_s * 0.5e-3, 2**14), 2**18))
     packet = min(max(burst // 2, 2**14), 2**16)
     commands = ["set -e", "mount -t tmpfs none /run", "ip link set lo up"]
@@ -125,7 +126,7 @@ def _create_network(link: Link, world_size: int, way: Way) -> int:
     hold = "echo ready; exec cat"
     if way == "switch":
         hold = f"exec {sys.executable} -I {_SWITCH} {world_size} {link.latency_ms / 1e3}"
-    # Its standard input ends with this process, however that ends, and the network with it.
+    # Its standard input closes when this process ends, however it does, and ends the network.
     holder = subprocess.Popen(
         _in_namespaces(f"{script(link, world_size, way)}\n{hold}"),
         stdin=subprocess.PIPE,
@@ -174,7 +175,7 @@ def _in_namespaces(commands: str) -> list[str]:
 
 @functools.cache
 def _spaces_obstacle() -> str:
-    """Why no network of namespaces can be created here; empty where a trial worked."""
+    """Why no network of namespaces can be created here; empty if a trial succeeded."""
     if sys.platform != "linux":
         return "network namespaces are Linux's"
     missing = [name for name in ("unshare", "ip", "tc") if shutil.which(name) is None]

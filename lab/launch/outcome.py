@@ -1,4 +1,4 @@
-"""Why a job ended: the first cause among its ranks and its scheduler, as a record."""
+"""Why a job ended: the first cause found among its ranks and its scheduler, as a record."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ STATUSES: dict[str, Status] = {
     "Preempted": "preempted",
     "Cancelled": "cancelled",
 }
-# Where the quieter of two attempts waits while the louder one, made whole in LOUDER, takes its
-# place in DISTURBED.
+# Where the quieter of two attempts is kept while the louder one, completed in LOUDER, is moved to
+# DISTURBED.
 QUIETER, LOUDER = "quieter", "louder"
-# What a scheduler did to the whole job, and so the cause of whatever its ranks then met.
+# What a scheduler did to the whole job, and so the cause of its ranks' subsequent errors.
 JOB_WIDE = {"MemoryLimit", "TimeLimit", "Preempted", "NodeFailure"}
-# Inferred from silence; gives way to a scheduler that knows better.
+# Inferred from silence; overridden by a scheduler that knows better.
 INFERRED = {"RankLost", "Hang", "JobLost"}
-# torch's messages where the other end of a connection is gone or late, over gloo and over NCCL.
+# torch's messages if the other end of a connection is gone or late, with gloo and with NCCL.
 PEER_LOST = (
     *("Connection closed by peer", "Connection reset by peer", "Timed out waiting"),
     *("ncclRemoteError", "NCCL communicator was aborted"),
@@ -48,7 +48,7 @@ OUT_OF_MEMORY = re.compile(
 
 
 def rank_error(rank: int, error: Exception, *, phase: str = "") -> RankError:
-    """How a rank ended, and whether it only lost a peer; where torch cannot load is a bad node."""
+    """How a rank ended, and whether it only lost a peer; if torch cannot load, the node is bad."""
     name, message = type(error).__name__, str(error).strip()
     if phase == "loading torch" and isinstance(error, ImportError | OSError):
         host = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
@@ -102,10 +102,10 @@ def _first_cause(run: Run, attempt: Attempt, reason: RankError | None) -> RankEr
 
 
 def _silent_rank(attempt: Attempt, world_size: int, errors: list[RankError]) -> RankError | None:
-    """The rank for which the others waited: one that is gone, or alive without an error."""
+    """The rank that the others waited for: one that is gone, or alive without an error."""
     lost = attempt.lost_ranks(world_size)
     silent = sorted(set(range(world_size)) - {error.rank for error in errors})
-    # From another node a lost rank cannot be seen, but the end of its connections can.
+    # A lost rank on another node cannot be observed, but the end of its connections can.
     if lost or (silent and any("Connection" in error.message for error in errors)):
         rank = (lost or silent)[0]
         message = f"rank {rank} ended without an error of its own: killed from outside?"
@@ -126,7 +126,7 @@ def conclude(
     *,
     allocation: Allocation | None = None,
 ) -> Record | None:
-    """The record that an ended job lacks: it left none, or only a guess at the cause."""
+    """The record for an ended job that left none, or only a guess at the cause."""
     if record is not None:
         guess = record.error is not None and record.error.type in INFERRED
         if not guess or reason.type not in JOB_WIDE:
@@ -138,7 +138,7 @@ def conclude(
 
 
 def archive_failed(folder: Path) -> None:
-    """Move the record of an earlier failure to the logs, so that it is not taken for the next."""
+    """Move the record of an earlier failure to the logs, so that it is not taken for a new one."""
     path = folder / "record.json"
     if path.exists():
         private_folder(folder / "log")
@@ -146,11 +146,11 @@ def archive_failed(folder: Path) -> None:
 
 
 def archive_noisy(folder: Path, *, replaced: Path) -> None:
-    """Move a disturbed measurement aside; it stays whole where it was until its record moves.
+    """Move a disturbed measurement aside; it stays complete in place until its record moves.
 
-    What was set aside before goes to `replaced`/<run>/<repeat>.
+    A measurement set aside earlier goes to `replaced`/<run>/<repeat>.
     """
-    for left in (QUIETER, LOUDER):  # by a job that was killed
+    for left in (QUIETER, LOUDER):  # left by a job that was killed
         shutil.rmtree(folder / left, ignore_errors=True)
     if (folder / DISTURBED / "record.json").exists():
         earlier = replaced / folder.parent.name / folder.name
@@ -161,10 +161,10 @@ def archive_noisy(folder: Path, *, replaced: Path) -> None:
 
 
 def keep_quieter(record: Record, folder: Path) -> None:
-    """Write a measurement; of two attempts at a repeat the quieter is its record, whichever it is.
+    """Write a measurement; the quieter of two attempts at a repeat becomes its record.
 
-    The other one lies whole in DISTURBED. At every moment both are on the disk, once the second is
-    whole there; what a kill leaves undone, `restore_quieter` completes.
+    The other one is kept whole in DISTURBED. Once the second is complete on disk, both are there at
+    any moment; if a kill interrupts this, `restore_quieter` completes it.
     """
     first = read_record(folder / DISTURBED / "record.json")
     if first is None:
@@ -179,7 +179,7 @@ def keep_quieter(record: Record, folder: Path) -> None:
 
 
 def restore_quieter(folder: Path) -> bool:
-    """Make the attempt in QUIETER the record again; whether there is one, and a louder one."""
+    """Make the attempt in QUIETER the record again; returns whether there were both attempts."""
     quieter = folder / QUIETER
     first = read_record(quieter / "record.json")
     if first is None:
@@ -187,7 +187,7 @@ def restore_quieter(folder: Path) -> bool:
     if (folder / LOUDER / "record.json").exists():
         (folder / LOUDER).rename(folder / DISTURBED)
     second = read_record(folder / DISTURBED / "record.json")
-    if second is None:  # killed before the second attempt was whole
+    if second is None:  # killed before the second attempt was complete
         quieter.rename(folder / DISTURBED)
         return False
     _copy_series(quieter, folder)
@@ -203,7 +203,7 @@ def _copy_series(folder: Path, target: Path) -> None:
 
 
 def _is_louder(record: Record, other: Record) -> bool:
-    """Whether a record was disturbed more; not known of one that was not judged."""
+    """Whether a record was disturbed more than another; unknown if one was not judged."""
     gpus = [bool(one.environment and one.environment.gpus_disturbed) for one in (record, other)]
     if gpus[0] != gpus[1]:
         return gpus[0]

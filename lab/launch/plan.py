@@ -21,11 +21,11 @@ from lab.records.store import Record, Store
 def plan(study: Study, cluster: str | Cluster = "local") -> list[dict[str, Any]]:
     """One row per run: measured repeats, their duration, what is predicted, what forbids it.
 
-    `seconds` is the median duration of the repeats that are measured, None where there are none;
-    `predicted_s` the same as predicted, and `predicted_step_ms` one step of it. `state_mb` (MB, 1e6
-    bytes, per rank) counts weights, gradients and optimizer state; `predicted_mb` all that a rank
-    takes at its peak. `core_hours` and `gpu_hours` are those of one repeat, by `seconds` or else
-    `predicted_s`. None where nothing can be predicted yet.
+    `seconds` is the median duration of the measured repeats, None if there are none; `predicted_s`
+    is its prediction, and `predicted_step_ms` that of one step. `state_mb` (MB, 1e6 bytes, per
+    rank) counts weights, gradients and optimizer state; `predicted_mb` is a rank's peak memory.
+    `core_hours` and `gpu_hours` are for one repeat, from `seconds` or else `predicted_s`. None if
+    nothing can be predicted yet.
     """
     profile = usable(cluster)
     basis = basis_of(study, cluster)
@@ -33,7 +33,7 @@ def plan(study: Study, cluster: str | Cluster = "local") -> list[dict[str, Any]]
     for record in Store(study.out).records(study.tasks):
         if record.completed:
             measured[record.run_id].append(record)
-    if profile.executor == "local":  # whose devices are counted once, not for each run
+    if profile.executor == "local":  # whose devices are counted once, not per run
         profile = profile.model_copy(update={"devices": profile.ranks_per_node})
     rows = []
     for run in study.runs:
@@ -69,10 +69,10 @@ def planned(
     at_most: bool = False,
     rows: Sequence[Mapping[str, Any]] = (),
 ) -> Hours:
-    """What is missing of a study, or these tasks, will take: as earlier repeats, else predicted.
+    """Hours that a study's missing tasks, or these, will take, from earlier repeats or predictions.
 
-    Where neither is known the time limit counts with `at_most`: no job takes longer. `rows` are
-    those of `plan`, where they are known.
+    If neither is known, `at_most` counts the time limit, which no job exceeds. `rows` are those of
+    `plan`, if they are known.
     """
     store = Store(study.out)
     missing = [t for t in study.tasks if not store.completed(t)] if tasks is None else tasks
@@ -87,7 +87,7 @@ def planned(
 
 
 def check_budget(study: Study, cluster: Cluster, tasks: Sequence[Task]) -> None:
-    """Raise InputError, with the numbers, where these tasks would exceed the cluster's budget."""
+    """Raise InputError, with the numbers, if these tasks would exceed the cluster's budget."""
     if cluster.budget is None or not tasks:
         return
     rows = plan(study, cluster)
@@ -98,7 +98,7 @@ def check_budget(study: Study, cluster: Cluster, tasks: Sequence[Task]) -> None:
 
 
 def hours_sentence(study: Study, cluster: Cluster, rows: Sequence[Mapping[str, Any]] = ()) -> str:
-    """Core- and GPU-hours that are spent and planned, and the budget, for people; as `planned`."""
+    """Spent and planned core- and GPU-hours, and the budget, for people; `rows` as in `planned`."""
     budget = cluster.budget.label if cluster.budget else ""
     allowed = f"; budget of {cluster.name}: {budget}" if budget else ""
     if cluster.budget and cluster.budget.per == "folder":
@@ -107,7 +107,7 @@ def hours_sentence(study: Study, cluster: Cluster, rows: Sequence[Mapping[str, A
 
 
 def _predicted(forecast: Forecast, records: Sequence[Record]) -> dict[str, float | None]:
-    """Predicted seconds of a step and of a whole repeat, whose start takes what it took before."""
+    """Predicted seconds of a step and of a whole repeat, whose startup is assumed as before."""
     if forecast.prediction is None:
         return {"predicted_s": None, "predicted_step_ms": None}
     starts = [r.timing.setup_time for r in records if r.timing and r.timing.setup_time is not None]
@@ -117,7 +117,7 @@ def _predicted(forecast: Forecast, records: Sequence[Record]) -> dict[str, float
 
 
 def obstacle(run: Run, cluster: Cluster, peak_bytes: float | None) -> str:
-    """What forbids a run whose ranks are predicted to take `peak_bytes`; empty where it can run."""
+    """What prevents a run whose ranks are predicted to use `peak_bytes`; empty if it can run."""
     profile = cluster.on(run.device_needed)
     if profile is None:
         return f"left out: it needs {run.device_needed.upper()}, {cluster.name} has none"

@@ -27,13 +27,13 @@ from lab.perfmodel.layout import SHARINGS
 from lab.perfmodel.memory import FP32, FROZEN, state_memory
 from lab.records.store import Store
 
-TOKEN_BYTES, STORED_TOKEN_BYTES = 8, 2  # as a batch holds it, and as the cache does
+TOKEN_BYTES, STORED_TOKEN_BYTES = 8, 2  # in a batch, and in the cache
 
 
 def usable(cluster: str | Path | Cluster) -> Cluster:
     """A profile, by name or path, that this machine can provide.
 
-    Raises InputError for a profile that is wrong, and for a link that cannot be emulated here.
+    Raises InputError for an invalid profile, and for a link that cannot be emulated here.
     """
     profile = cluster if isinstance(cluster, Cluster) else Cluster.load(cluster)
     if profile.link is not None and netem.way_for(profile.link) is None:
@@ -43,7 +43,7 @@ def usable(cluster: str | Path | Cluster) -> Cluster:
 
 
 def check(study: Study, cluster: Cluster, tasks: Sequence[Task], *, fresh: bool) -> None:
-    """Raise InputError with all that keeps these tasks from being run on this cluster."""
+    """Raise InputError with everything that prevents these tasks from running on this cluster."""
     problems, shapes = [], set()
     for run in dict.fromkeys(task.run for task in tasks):
         if run.world_size > cluster.capacity:
@@ -87,9 +87,9 @@ def check(study: Study, cluster: Cluster, tasks: Sequence[Task], *, fresh: bool)
 
 
 def check_emulation(study: Study, cluster: Cluster) -> None:
-    """Raise InputError where records of a study are of another link or compute than the cluster's.
+    """Raise InputError if a study's records use another link or compute than the cluster's.
 
-    Where all is measured already, no run would show that they are not of this cluster.
+    If everything is already measured, no run would show that the records are of another cluster.
     """
     for record in Store(study.out).records(study.tasks):
         if record.environment is None:
@@ -107,10 +107,10 @@ def check_emulation(study: Study, cluster: Cluster) -> None:
 
 
 def state_bytes(run: Run) -> int | None:
-    """Bytes of weights, gradients and optimizer state on a rank, in the mean; all are fp32.
+    """Mean bytes of weights, gradients and optimizer state on a rank; all are fp32.
 
-    What a strategy shards, and the parts of a model that it splits, count with the rank's share.
-    None for a model or a strategy of one's own, of which it is known once it has been measured.
+    Sharded state and the parts of a split model count with the rank's share. None for a user's own
+    model or strategy, for which it is known only after a measurement.
     """
     if isinstance(run.architecture, PythonModel | Script) or run.own_strategy is not None:
         return None
@@ -125,7 +125,7 @@ def state_bytes(run: Run) -> int | None:
 
 
 def _too_large(run: Run, cluster: Cluster) -> str:
-    """What of a run is larger than all memory that its job can have; empty where nothing is."""
+    """What part of a run exceeds all memory that its job can have; empty if nothing does."""
     has, samples = _memory_bytes(run, cluster), 0
     if has is None or isinstance(run.architecture, PythonModel | Script):
         return ""
@@ -146,7 +146,7 @@ def _too_large(run: Run, cluster: Cluster) -> str:
 
 
 def _memory_bytes(run: Run, cluster: Cluster) -> int | None:
-    """All memory of the devices of a run's job; None where it is not known."""
+    """Total memory of the devices of a run's job; None if it is not known."""
     profile = cluster.on(run.device_needed)
     if profile is None or profile.executor == "replay":
         return None
@@ -157,7 +157,7 @@ def _memory_bytes(run: Run, cluster: Cluster) -> int | None:
 
 
 def _sample_bytes(run: Run) -> tuple[int, int]:
-    """The least that a sample's input takes in a batch, and where it is kept."""
+    """The fewest bytes that a sample's input takes in a batch, and in storage."""
     model, data = run.architecture, run.dataset
     if isinstance(model, CNN):
         size = getattr(data, "image_size", 1)
@@ -167,7 +167,7 @@ def _sample_bytes(run: Run) -> tuple[int, int]:
 
 
 def _unreachable(study: Study, cluster: Cluster) -> Iterator[Problem]:
-    """What of names and addresses would end jobs before they can say so."""
+    """Names and addresses that would end jobs before they could report a problem."""
     name = cluster.network_interface
     if cluster.executor == "local" and name is not None and name not in machine.interfaces():
         yield Problem("network_interface", f"no {name!r} here", nearest(name, machine.interfaces()))
@@ -177,7 +177,7 @@ def _unreachable(study: Study, cluster: Cluster) -> Iterator[Problem]:
 
 
 def _not_fetched(study: Study, cluster: Cluster, tasks: Sequence[Task]) -> Iterator[Problem]:
-    """Downloads that the nodes of a cluster, most of which have no network, would lack."""
+    """Downloads missing on the nodes of a cluster, most of which have no network."""
     if cluster.executor != "slurm":
         return
     try:

@@ -1,4 +1,4 @@
-"""Replay: records from the rows of a published table; no run is ever executed on such a cluster."""
+"""Replay: records made from the rows of a published table; such a cluster never executes a run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from lab.records.store import Record, Store, write_record
 
 
 class ReplayExecutor:
-    """An executor that takes no job: both methods raise LabError, so that nobody waits for it."""
+    """An executor that accepts no job: both methods raise LabError, so nothing waits for it."""
 
     persistent = False
 
@@ -39,7 +39,7 @@ class ReplayExecutor:
 def replay(study: Study, cluster: Cluster, tasks: Sequence[Task]) -> list[Record]:
     """Write the published times of these tasks as records.
 
-    Raises InputError, before any is written, for runs that the table does not hold.
+    Raises InputError, before any is written, for runs that are not in the table.
     """
     assert cluster.published is not None
     records, problems = [], []

@@ -32,9 +32,9 @@ from lab.records.store import Record, Store, read_record, write_record
 
 # States of a task without a record: not submitted, in the scheduler's queue, running.
 OPEN = ("waiting", "pending", "running")
-# Those of a job that somebody has submitted.
+# States of a submitted job.
 UNDER_WAY = ("pending", "running")
-# The reason shown beside a job whose run is not in the study as it stands now.
+# The reason shown for a job whose run is not in the current study.
 OTHER_FORM = "of another form of this study: its file was changed, or read with or without --quick"
 WATCH_S = 1.0  # between two looks
 # How long a driver may take to notice that its study is cancelled, in s.
@@ -60,15 +60,15 @@ class TaskState:
 
     @property
     def ended(self) -> bool:
-        """Whether there is nothing to wait for."""
+        """Whether there is nothing left to wait for."""
         return self.state not in OPEN
 
 
 def status(study: Study, tasks: Sequence[Task] | None = None) -> list[TaskState]:
-    """The state of each task of a study; one query to the scheduler, for unmeasured tasks.
+    """The state of each task of a study, with one query to the scheduler for unmeasured tasks.
 
-    Unless `tasks` are given, jobs under way that another form of the study submitted follow: its
-    file before it was changed, or with --quick or without.
+    Unless `tasks` are given, these are followed by active jobs that another form of the study
+    submitted: its file before a change, or with or without --quick.
     """
     store = Store(study.out)
     records = {task: store.read(task) for task in (study.tasks if tasks is None else tasks)}
@@ -92,7 +92,7 @@ def status(study: Study, tasks: Sequence[Task] | None = None) -> list[TaskState]
 
 
 def _submitted_task(folder: Path) -> Task:
-    """What the last job of a folder measures, as it was submitted; LabError where nothing tells."""
+    """The task that a folder's last job measures, as submitted; LabError if it cannot be known."""
     job = read_job(folder)
     try:
         if job is None:
@@ -104,7 +104,7 @@ def _submitted_task(folder: Path) -> Task:
 
 
 def _unlisted(study: Study) -> dict[Path, Handle]:
-    """Jobs under way in the study's folder, of tasks that the study as it is read has not."""
+    """Active jobs in the study's folder for tasks that the loaded study does not contain."""
     store = Store(study.out)
     listed = {store.folder(task) for task in study.tasks}
     records = {
@@ -140,11 +140,11 @@ def _state(
 
 
 def watch(study: Study) -> list[TaskState]:
-    """Show the states live until all tasks have ended or nobody works on them; the last states."""
+    """Show the states live until all tasks end or nothing works on them; returns the last ones."""
     states = status(study)
     with StudyDisplay(lambda: states) as display:
         while not all(state.ended for state in states):
-            driven = _is_driven(study)  # first: what ends between the two looks is seen
+            driven = _is_driven(study)  # first, so that whatever ends between the checks is seen
             states = status(study)
             display.update()
             if not driven and not any(state.state in UNDER_WAY for state in states):
@@ -154,7 +154,7 @@ def watch(study: Study) -> list[TaskState]:
 
 
 def _is_driven(study: Study) -> bool:
-    """Whether a driver is at work: between two of its jobs none is under way."""
+    """Whether a driver is active, as between two of its jobs none is running."""
     lock = study.out / "driver.lock"
     if not lock.exists():
         return False
@@ -166,7 +166,7 @@ def _is_driven(study: Study) -> bool:
 
 
 def time_left(states: Sequence[TaskState]) -> float | None:
-    """Seconds until the last task ends, from the durations of ended ones; None without any."""
+    """Seconds until the last task ends, from the durations of completed ones; None without any."""
     durations: dict[str, list[float]] = defaultdict(list)
     for state in states:
         if state.state == "completed" and state.seconds is not None:
@@ -186,12 +186,12 @@ def time_left(states: Sequence[TaskState]) -> float | None:
 
 
 class CancelledStudyError(LabError):
-    """Another process cancelled the study; what is measured is kept."""
+    """Another process cancelled the study; completed measurements are kept."""
 
 
 @dataclass(frozen=True)
 class Cancellation:
-    """The request of one call of `cancel`; its token differs from one that was cut short."""
+    """The request of one call of `cancel`; its token differs from that of an interrupted call."""
 
     token: str
 
@@ -207,9 +207,9 @@ class Cancellation:
 def cancel(study: Study) -> int:
     """End all jobs of a study, waiting or running, and its drivers; returns how many jobs it ended.
 
-    Those of a study file that was changed meanwhile are among them. Each leaves a record of status
-    cancelled; what is measured stays, and the next launch goes on from there. Raises LabError where
-    a driver or Slurm does not answer, InputError where the study cannot be written.
+    This includes jobs of a study file that has since been changed. Each leaves a record with status
+    cancelled; completed measurements stay, and the next launch continues from there. Raises
+    LabError if a driver or Slurm does not answer, InputError if the study cannot be written.
     """
     if not study.out.is_dir():
         return 0
@@ -283,7 +283,7 @@ class StudyDisplay(Display):
         self._states = states
         self._reported: set[int] = set()
         if enabled and not self.is_live:
-            # What was measured before needs no line.
+            # Earlier measurements need no line.
             self._reported = {i for i, s in enumerate(states()) if s.state == "completed"}
 
     def __exit__(self, *_: object) -> None:
@@ -291,14 +291,14 @@ class StudyDisplay(Display):
         super().__exit__()
 
     def update(self) -> None:
-        """Show the present states."""
+        """Show the current states."""
         if not self.enabled:
             return
         states = self._states()
         self.show(_view(states))
         for i, state in enumerate([] if self.is_live else states):
             if not state.ended:
-                self._reported.discard(i)  # what is measured again gets another line
+                self._reported.discard(i)  # a repeated measurement gets another line
             elif i not in self._reported:
                 self._reported.add(i)
                 duration = f" in {state.seconds:.0f} s" if state.seconds is not None else ""
@@ -307,7 +307,7 @@ class StudyDisplay(Display):
 
 
 def _view(states: list[TaskState]) -> Table:
-    """How many runs are in each state, and a bar for each that runs."""
+    """The number of runs in each state, and a bar for each running one."""
     ended = sum(state.ended for state in states)
     left = time_left(states)
     summary = Text(f"{ended} of {len(states)} runs", style="bold")
@@ -329,7 +329,7 @@ def _view(states: list[TaskState]) -> Table:
 
 
 def bars(rows: Sequence[tuple[Text, float, float]]) -> Table:
-    """Progress bars from a text, what is done, and what is to be done."""
+    """Progress bars from a text, the amount done, and the total."""
     grid = Table.grid(padding=(0, 2))
     for text, done, total in rows:
         grid.add_row(text, ProgressBar(total=total, completed=done, width=30))

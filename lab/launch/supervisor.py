@@ -1,4 +1,4 @@
-"""The parent of each rank: it leaves how the rank ended, where that could not say so itself."""
+"""The parent of each rank, which records how the rank ended if the rank could not do so itself."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from lab.launch.attempt import RankExit, present
 
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT)
 PR_SET_PDEATHSIG = 1  # prctl(2)
-_DOING = mmap.mmap(-1, 128)  # the rank's phase, in memory that it shares with its parent
+_DOING = mmap.mmap(-1, 128)  # the rank's phase, in memory shared with its parent
 
 
 def note(phase: str) -> None:
-    """Let the parent of this rank know what the rank does; this costs one copy in memory."""
+    """Tell this rank's parent what the rank is doing, at the cost of one copy in memory."""
     _DOING[:] = phase.encode()[: len(_DOING)].ljust(len(_DOING), b"\0")
 
 
 def supervise(folder: Path) -> None:
-    """Return in a child that is a rank of the job in `folder`; the parent ends as the child does.
+    """Return in a child, which is a rank of the job in `folder`; the parent ends as the child does.
 
     Both end together, whichever is killed. Must be called before the process starts threads.
     """

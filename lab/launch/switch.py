@@ -1,6 +1,6 @@
-"""A switch in user space that holds each frame for a while: latency where the kernel has no netem.
+"""A user-space switch that delays each frame, to add latency if the kernel has no netem.
 
-Run inside the namespace of the ports: `switch.py PORTS SECONDS`. It ends with its standard input.
+Run inside the ports' namespace: `switch.py PORTS SECONDS`. It ends when its standard input does.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from collections import deque
 
 _SOL_PACKET, _VNET_HEADER, _IGNORE_OUTGOING = 263, 15, 23  # packet(7)
 _EVERY_PROTOCOL = 3
-_HEADER = 10  # of struct virtio_net_hdr, which carries what the kernel left undone of a large frame
+_HEADER = 10  # of struct virtio_net_hdr, which describes unfinished work of the kernel on a frame
 _LARGEST = 2**17
 _BUFFER = 2**24
 
 
 def open_port(name: str) -> socket.socket:
-    """A raw socket on one port, for the kernel's frames: unsegmented, without checksums."""
+    """A raw socket on one port for the kernel's frames, unsegmented and without checksums."""
     opened = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(_EVERY_PROTOCOL))
     opened.setsockopt(_SOL_PACKET, _VNET_HEADER, 1)
     opened.setsockopt(_SOL_PACKET, _IGNORE_OUTGOING, 1)

@@ -17,26 +17,26 @@ from lab.launch.attempt import Attempt, RankError
 from lab.launch.supervisor import note
 from lab.worker.context import RankContext
 
-# Frames in which a rank waits for the others; they mark it as a victim of a hang and not its cause.
+# Frames in which a rank waits for the others; they mark it as a victim, not the cause, of a hang.
 COLLECTIVE_FRAMES = {
     *("_engine_run_backward", "all_reduce", "barrier", "send", "recv"),
     *("all_gather", "gather", "broadcast", "all_gather_single", "reduce_scatter_single"),
-    "_pre_forward",  # of DDP, which brings buffers and the order of its buckets to all ranks
+    "_pre_forward",  # of DDP, which sends buffers and the order of its buckets to all ranks
 }
-TRACE = "collective_trace.py"  # around the calls of other strategies, and their waits
+TRACE = "collective_trace.py"  # around other strategies' calls and waits
 PUBLISH_S = 0.5
-# How long a rank may take to fail by itself once another is lost, in s.
+# How long a rank may take to fail on its own once another is lost, in s.
 LOST_S = 10.0
-# How long the folder of a job must be gone before its ranks end, in s: file systems have hiccups.
+# How long a job's folder must be gone before its ranks end, in s, as file systems have hiccups.
 REMOVED_S = 10.0
 # Phases in which every rank makes progress at each step: the shorter timeout applies.
 STEPPING = ("warm-up", "measuring", "evaluating", "comparing")
 
 
 class Watchdog:
-    """Publishes a rank's progress, and ends the rank when there has been none for too long.
+    """Publishes a rank's progress, and ends the rank if there has been none for too long.
 
-    `steps` is how many there are in all; `on_hang` is called before the rank is ended.
+    `steps` is the total number; `on_hang` is called before the rank is ended.
     """
 
     def __init__(
@@ -57,16 +57,16 @@ class Watchdog:
             threading.Thread(target=self._publish, name="progress", daemon=True).start()
 
     def stop(self) -> None:
-        """Stop watching: what follows has its own time limit."""
+        """Stop watching, as what follows has its own time limit."""
         self._stopped.set()
 
     @property
     def phase(self) -> str:
-        """The rank's present phase."""
+        """The rank's current phase."""
         return self._progress[0]
 
     def progress(self, phase: str, step: int, steps: int, loss: float | None = None) -> None:
-        """Note progress; this costs the training nothing, because another thread publishes it."""
+        """Note progress, at no cost to the training, because another thread publishes it."""
         self._last = time.monotonic()
         if phase != self.phase:
             note(phase)
@@ -79,25 +79,25 @@ class Watchdog:
             if time.monotonic() - self._last > limit:
                 self._give_up(limit)
             if self._lasted("removed", self.is_removed()) > REMOVED_S:
-                os._exit(1)  # nobody could know of this job any more, or end it
+                os._exit(1)  # the job could no longer be found or ended
             exits = self._attempt.exits()
             if self._lasted("lost", bool(exits)) > LOST_S:
                 self._end(str(exits[0]), waiting=True)
 
     def _lasted(self, event: str, is_so: bool) -> float:
-        """For how long, in s, something has been so."""
+        """How long, in s, a condition has held."""
         now = time.monotonic()
         if not is_so:
             self._since.pop(event, None)
         return now - self._since.setdefault(event, now) if is_so else 0.0
 
     def is_removed(self) -> bool:
-        """Whether the job's files are gone, by which a driver would find it; not its logs alone."""
+        """Whether the files by which a driver finds the job are gone, not only its logs."""
         registered = self._attempt.path(f"rank{self._context.rank}.pid")
         return not (registered.exists() or (self._attempt.folder / "job.json").exists())
 
     def _publish(self) -> None:
-        # Not in the training's thread: a busy disk would make this rank late for the others.
+        # Not in the training thread, as a busy disk would make this rank late for the others.
         path, published = self._attempt.folder / "progress.json", None
         while not self._stopped.wait(PUBLISH_S if published else 0.0):
             if published is self._progress or self.is_removed():
@@ -105,7 +105,7 @@ class Watchdog:
             published = self._progress
             phase, step, steps, loss = published
             content = {"phase": phase, "step": step, "steps": steps, "loss": loss}
-            # A full disk ends the run where something is lost by it, and not here.
+            # A full disk ends the run only when it causes a loss, not here.
             with contextlib.suppress(OSError):
                 text = json.dumps(content | {"time": time.time()})
                 write_atomically(path, text.encode(), durable=False)
@@ -137,13 +137,13 @@ def _waits_for_others(stack: Iterable[traceback.FrameSummary]) -> bool:
 
 
 def _device_waits() -> bool:
-    """Whether this rank's GPU still has work, as where a kernel of NCCL waits for other ranks.
+    """Whether this rank's GPU still has work, such as an NCCL kernel waiting for other ranks.
 
-    The GPU of a rank whose host is stuck has done all that was launched on it.
+    The GPU of a rank whose host is stuck has finished everything launched on it.
     """
-    # Not imported here, which would hang too where the rank hangs in an import.
+    # Not imported here, as that would also hang if the rank hangs in an import.
     module = sys.modules.get("lab.worker.distributed")
-    # A device that failed answers nothing but its error, and this rank must end all the same.
+    # A failed device only returns its error, and this rank must end all the same.
     with contextlib.suppress(RuntimeError):
         return module is not None and bool(module.device_is_busy())
     return False

@@ -1,7 +1,7 @@
-"""What the ranks of a job are to do: a JSON file, believed with the digest in their command alone.
+"""The work of a job's ranks: a JSON file, trusted only with the digest in their command.
 
-`python -m lab.launch.work FILE SHA256` runs on each rank. It is no pickle, as submitit's is: one
-that another user put in its place would run as whoever reads it.
+`python -m lab.launch.work FILE SHA256` runs on each rank. The file is not a pickle like submitit's:
+a pickle put in its place by another user would run with the reader's rights.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def write_work(specs: Sequence[JobSpec], folder: Path) -> list[str]:
-    """Write what an array of jobs does; returns the options by which Python does it."""
+    """Write the work of a job array; returns the options with which Python runs it."""
     calls = [
         {
             "folder": str(spec.folder),
@@ -44,7 +44,7 @@ def write_work(specs: Sequence[JobSpec], folder: Path) -> list[str]:
 def read_arguments(path: Path, index: int) -> list[Any]:
     """The arguments of one job of an array.
 
-    Raises OSError, InputError and ValueError where the file is missing, damaged or another user's.
+    Raises OSError, InputError or ValueError if the file is missing, damaged or another user's.
     """
     try:
         return list(json.loads(read_own(path))[index]["arguments"])

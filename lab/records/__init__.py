@@ -1,1 +1,1 @@
-"""What a run leaves: the schema of its record, the store, tables."""
+"""What a run leaves behind: the schema of its record, the store, and tables."""

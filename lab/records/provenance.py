@@ -1,4 +1,4 @@
-"""The code that a job runs: its commit, and a copy of it that nobody edits."""
+"""The code that a job runs: its commit, and a copy that nobody edits."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ GIT_STATE = "code.json"  # in a copy of the code, which has no repository
 def keep_code(out: Path) -> Path:
     """Copy the `lab` package to `out`/code/<hash of its content> once; returns that folder.
 
-    A copy that differs from its name is made again. Raises InputError where others could change it.
+    A copy that does not match its name is made again. Raises InputError if others could change it.
     """
     package = ROOT / "lab"
     digest = _digest(package)

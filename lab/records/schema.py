@@ -11,7 +11,7 @@ from lab.config.emulation import Emulated
 
 
 class Section(BaseModel):
-    """A part of a record; unknown keys are refused, so that a typing error hides no measurement."""
+    """A part of a record; unknown keys are rejected, so that a typo hides no measurement."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
 
@@ -22,7 +22,7 @@ class Stat(Section):
     median: float
     p10: float
     p90: float
-    interval: tuple[float, float] | None  # None where there are too few for one
+    interval: tuple[float, float] | None  # None if there are too few values
 
 
 # The parts of a step, in the order in which they happen; all in seconds.
@@ -30,8 +30,8 @@ PHASES = ("data", "h2d", "forward", "backward", "optimizer", "other")
 # From 0.12 of two cores on, repeats differed by more than 4 % when tried; the same share of one
 # core is stricter: what lost it takes 1 / (1 - 0.06) times as long, 6 % more.
 FOREIGN_SHARE = 0.06
-# Heat and a failing supply slow a GPU down; its power cap (sw_power_cap) does so in every run that
-# is heavy enough, and belongs to the machine that is measured.
+# Heat and a failing power supply slow a GPU down. Its power cap (sw_power_cap) does so in every
+# demanding run, and is a property of the measured machine.
 THROTTLES = (
     "hw_slowdown",
     "hw_thermal_slowdown",
@@ -41,11 +41,11 @@ THROTTLES = (
 
 
 class Timing(Section):
-    """Where the time of a step went, in seconds; warm-up, compilation and evaluation are outside.
+    """Where the time of a step went, in seconds, without warm-up, compilation and evaluation.
 
-    `step` is that of the slowest rank of each step, `phases` are those of the same rank in the same
-    step and hold the keys of PHASES, as far as they were seen; `per_rank` holds medians by rank of
-    the step and of each phase. Rates are None where nobody knows the samples of a step.
+    `step` is the time of each step's slowest rank; `phases` are those of the same rank in the same
+    step, with the keys of PHASES that were observed; `per_rank` holds medians by rank of the step
+    and of each phase. Rates are None if the samples of a step are unknown.
     """
 
     step: Stat
@@ -58,7 +58,7 @@ class Timing(Section):
     train_time: float  # s, wall time of the measured steps on the slowest rank
     samples_per_second: float | None
     tokens_per_second: float | None = None
-    # Model FLOP/s of all ranks together; None where nothing counts them.
+    # Model FLOP/s of all ranks together; None if they are not counted.
     flops_per_second: float | None
     mfu: float | None  # flops_per_second over peak_flops_per_second of all ranks
     peak_flops_per_second: float | None  # of one rank, dense, in the run's precision
@@ -68,8 +68,8 @@ class Timing(Section):
 class Event(Section):
     """One bar of a timeline, in seconds from the earliest start of its step on any rank.
 
-    `name` is forward, backward, optimizer, "bucket k" of DDP, or an operation such as all_reduce;
-    what goes over the link has `bytes`, and starts when it is handed to it.
+    `name` is forward, backward, optimizer, "bucket k" of DDP, or an operation such as all_reduce.
+    Whatever goes over the link has `bytes`, and starts when it is handed to the link.
     """
 
     rank: int
@@ -90,13 +90,13 @@ class Operation(Section):
 class Communication(Section):
     """What went over the links, per step: seconds of the slowest rank of each step, bytes per rank.
 
-    None where not measured; at world size 1 nothing is sent, and only `ddp_overhead_time` can be
-    there. `total` is the union of the times on the link of buckets, collectives and messages,
-    `exposed` what a rank did nothing but wait for them (with DDP from its last gradient on),
-    `overlap` the rest; `straggler` is the part of `exposed` that waited for ranks which came later,
-    `transfer` the rest. `bytes` are those of the tensors that were reduced, gathered, scattered or
-    sent; `bytes_moved` what a rank sends for them where the ranks form a ring. `sync_cost` comes
-    from another method: rounds of forward and backward with and without synchronisation, in turn.
+    None if not measured; at world size 1 nothing is sent, and only `ddp_overhead_time` can be set.
+    `total` is the union of the times on the link of buckets, collectives and messages, `exposed`
+    the time in which a rank only waited for them (with DDP from its last gradient on), `overlap`
+    the rest; `straggler` is the part of `exposed` spent waiting for ranks that arrived later,
+    `transfer` the rest. `bytes` counts the tensors that were reduced, gathered, scattered or sent;
+    `bytes_moved` is what a rank sends for them if the ranks form a ring. `sync_cost` comes from
+    another method: alternating rounds of forward and backward with and without synchronisation.
     """
 
     total: Stat | None = None
@@ -119,14 +119,14 @@ class Communication(Section):
 
 
 class Gradient(Section):
-    """A gradient: its bytes, and the share of the backward pass after which it is ready."""
+    """A gradient: its bytes, and the fraction of the backward pass after which it is ready."""
 
     ready: float = Field(ge=0, le=1)
     bytes: int
 
 
 class Observed(Section):
-    """What was seen of a script."""
+    """What was observed of a script."""
 
     steps: int  # of the optimizer that counts
     ended: Literal["by the lab", "by itself"]  # once all steps were made, or before
@@ -137,7 +137,7 @@ class Observed(Section):
 
 
 class Memory(Section):
-    """Peak memory by rank, in bytes; by device where one process has several.
+    """Peak memory by rank, in bytes; by device if one process has several.
 
     `kind` is the resident set on CPUs, the allocator's peak on CUDA.
     """
@@ -154,7 +154,7 @@ class Quality(Section):
     loss: list[float]
     validation_loss: float | None = None
     accuracy: float | None = None  # share of held-out samples whose class is found; of classifiers
-    # Why the loss curve depends on how ranks share the batch; None where it must not.
+    # Why the loss curve depends on how ranks split the batch; None if it must not.
     depends_on_split: str | None = None
 
 
@@ -171,7 +171,7 @@ class Failure(Section):
 class GpuState(Section):
     """One GPU while its rank measured, in samples twice a second; clocks in MHz.
 
-    `reasons` gives the share of samples in which something held the clock down, by NVML's name.
+    `reasons` gives the share of samples in which something limited the clock, by NVML's name.
     """
 
     samples: int  # in which it was not idle
@@ -179,12 +179,12 @@ class GpuState(Section):
     sm_clock_low: float | None
     sm_clock_max: float | None  # of this model of GPU
     reasons: dict[str, float] = {}
-    # When the steps were done; None where the driver shows no process, as in a container.
+    # When the steps were done; None if the driver shows no process, as in a container.
     other_processes: int | None = None
 
     @property
     def throttled(self) -> list[str]:
-        """What slowed it down that does not belong to its work."""
+        """What slowed it down for reasons other than its work."""
         return [name for name in THROTTLES if self.reasons.get(name, 0.0) > FOREIGN_SHARE]
 
     @property
@@ -212,9 +212,9 @@ class Environment(Section):
     git_dirty: bool | None = None
     slurm_job_id: str | None = None
     job_id: str | None = None
-    data_sha256: str | None = None  # content hash of the samples that were trained on
+    data_sha256: str | None = None  # content hash of the training samples
     data_description: str | None = None
-    # Of an epoch; None where samples overlap, as windows of a text.
+    # Of an epoch; None if samples overlap, like windows of a text.
     train_samples: int | None = None
     parameters: int | None = None  # trainable parameters of the whole model
     emulated: Emulated | None = None  # what was not real, and how it was emulated
@@ -225,7 +225,7 @@ class Environment(Section):
 
     @property
     def core_count(self) -> int:
-        """The cores of all ranks, one that several ranks share once; 0 where none is known."""
+        """The number of cores of all ranks, counting shared ones once; 0 if none is known."""
         hosts = self.hosts
         if len(hosts) != len(self.cpus_granted):  # one host alone stands for all ranks
             hosts = hosts[:1] * len(self.cpus_granted) if len(set(hosts)) == 1 else []
@@ -234,14 +234,14 @@ class Environment(Section):
 
     @property
     def foreign_share(self) -> float | None:
-        """The share of the ranks' cores that other processes took; None where it is not known."""
+        """The share of the ranks' cores that other processes used; None if it is not known."""
         if self.foreign_cpu is None or not self.core_count:
             return None
         return self.foreign_cpu / self.core_count
 
     @property
     def was_watched(self) -> bool:
-        """Whether anything is known of what else used the ranks' cores or GPUs."""
+        """Whether anything is known about other use of the ranks' cores or GPUs."""
         return self.foreign_share is not None or bool(self.gpu_states)
 
     @property
@@ -251,20 +251,20 @@ class Environment(Section):
 
     @property
     def disturbed(self) -> bool:
-        """Whether something else took too much of the ranks' cores or GPUs to believe the times."""
+        """Whether others used too much of the ranks' cores or GPUs for the times to be trusted."""
         share = self.foreign_share
         return self.gpus_disturbed or (share is not None and share > FOREIGN_SHARE)
 
 
 class Allocation(Section):
-    """What a scheduler gave to the job that left a record, as far as it is known."""
+    """What a scheduler allocated to the job that left a record, as far as it is known."""
 
     job_id: str  # Slurm's, with the index of the array's task: 17_3
     nodes: list[str]
     gpus: list[str] = []  # numbers of the GPUs on the first node, as the scheduler counts them
     cpus: int | None = None  # of all nodes together
     queue_time: float | None = None  # s, from the submission to the job's last start
-    # How often the job was put back into the queue, and went on from a checkpoint.
+    # How often the job was requeued and resumed from a checkpoint.
     requeues: int = 0
 
 
@@ -317,12 +317,12 @@ class ClassificationPoint(Section):
 
 
 class Reported(Section):
-    """What somebody's table says of one repeat; None where it does not.
+    """What a third-party table reports about one repeat; None if it reports nothing.
 
     `configuration` names the curve that it lies on, whose `scaling` may be unknown (""). `time` (s)
-    is that of a step, an epoch or the whole, by `per`; `parts` are parts of it by their audit's
-    names. `rate` counts `rate_of` per second. `work` is what the time stands for, over that of the
-    baseline, whose run id is `baseline`; both are None where no speedup can be stated.
+    is for a step, an epoch or the whole run, by `per`; `parts` are parts of it by their names in
+    the audit. `rate` counts `rate_of` per second. `work` is the work done in the time, relative to
+    the baseline's, whose run id is `baseline`; both are None if no speedup can be stated.
     """
 
     configuration: str
@@ -334,7 +334,7 @@ class Reported(Section):
     rate: float | None = None
     rate_of: str = ""
     parts: dict[str, float] = {}
-    gradient_bytes: float | None = None  # in fp32, where the table gives the parameters alone
+    gradient_bytes: float | None = None  # in fp32, if the table gives only the parameters
     baseline: str | None = None
     work: float | None = None
 
@@ -351,7 +351,7 @@ class Inference(Section):
 
     quantization: Quantization
     method: str = ""
-    unavailable: str = ""  # why this machine cannot, or why no time was taken
+    unavailable: str = ""  # why this machine cannot, or why nothing was timed
     quantize_time: float | None = None  # s
     base_size: Size
     size: Size | None = None

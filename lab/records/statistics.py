@@ -1,4 +1,4 @@
-"""Statistics of repeated measurements: the one bootstrap behind every interval of the lab."""
+"""Statistics of repeated measurements: the bootstrap behind every interval of the lab."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 from lab.records.schema import Stat
 
-BATCH = 1_000_000  # numbers that are resampled at once, so that memory stays bounded
+BATCH = 1_000_000  # numbers resampled at a time, so that memory stays bounded
 
 MIN_STEPS_FOR_INTERVAL = 5
 _RESAMPLES = 2000
@@ -45,7 +45,7 @@ def bootstrap_interval(
 
 
 def share_interval(share: float, samples: int) -> tuple[float, float]:
-    """Wilson's 95 % interval (1927) of a share that was found in so many samples, at least 1."""
+    """Wilson's 95 % interval (1927) of a share observed in `samples` samples, at least 1."""
     z2 = 1.959964**2
     middle = (share + z2 / (2 * samples)) / (1 + z2 / samples)
     variance = share * (1 - share) / samples + z2 / (4 * samples**2)
@@ -54,7 +54,7 @@ def share_interval(share: float, samples: int) -> tuple[float, float]:
 
 
 def stat(values: np.ndarray[Any, Any]) -> Stat:
-    """Median, percentiles and the bootstrap interval of the median, None for too few values."""
+    """Median, percentiles and the median's bootstrap interval, None for too few values."""
     p10, median, p90 = (float(value) for value in np.percentile(values, [10, 50, 90]))
     interval = None
     if len(values) >= MIN_STEPS_FOR_INTERVAL:

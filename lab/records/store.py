@@ -1,4 +1,4 @@
-"""Record: what one repeat of a run measured; and the store of a study's records on disk."""
+"""Record: what one repeat of a run measured, and the store of a study's records on disk."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from lab.records.schema import (
 )
 
 SCHEMA_VERSION = 1
-# Where the louder of two attempts at a repeat is kept whole, in the repeat's folder.
+# Where the louder of two attempts at a repeat is kept complete, in the repeat's folder.
 DISTURBED = "disturbed"
 Status = Literal["completed", "failed", "oom", "timeout", "preempted", "cancelled"]
 
@@ -55,7 +55,7 @@ class Record(Section):
     memory: Memory | None = None
     quality: Quality | None = None
     inference: Inference | None = None
-    reported: Reported | None = None  # of a table of others, with nothing of the above
+    reported: Reported | None = None  # of a third-party table, with none of the above
     script: Observed | None = None
     checks: dict[str, bool] = {}
     # `foreign_cpu` of the other attempt at this repeat, the louder one, which is kept beside it.
@@ -68,23 +68,23 @@ class Record(Section):
 
     @property
     def global_batch_size(self) -> int | None:
-        """Samples of a step on all ranks, as the study or the script says; None where neither."""
+        """Samples per step on all ranks, from the study or the script; None if in neither."""
         said = self.script.samples_per_step if self.script else None
         return self.run.global_batch_size or said
 
     @property
     def foreign_share(self) -> float | None:
-        """The share of its ranks' cores that other processes took; None where it is not known."""
+        """The share of its ranks' cores that other processes used; None if it is not known."""
         return self.environment.foreign_share if self.environment else None
 
     @property
     def noisy(self) -> bool:
-        """Whether it holds a measurement that was disturbed; what was not judged was not."""
+        """Whether it holds a disturbed measurement; an unjudged one counts as undisturbed."""
         return self.completed and self.environment is not None and self.environment.disturbed
 
     @property
     def emulation(self) -> str:
-        """What was emulated; nothing where all was real."""
+        """What was emulated; empty if everything was real."""
         emulated = self.environment and self.environment.emulated
         return emulated.label if emulated else ""
 
@@ -95,7 +95,7 @@ class Record(Section):
 
     @property
     def duration_s(self) -> float | None:
-        """Wall time of the job until its record, in s; 0 where the clock was set back meanwhile."""
+        """Wall time of the job until its record, in s; 0 if the clock was set back meanwhile."""
         if self.started_at is None:
             return None
         passed = datetime.fromisoformat(self.finished_at) - datetime.fromisoformat(self.started_at)
@@ -110,15 +110,15 @@ class Store:
         self.runs = out / "runs"
 
     def folder(self, task: Task) -> Path:
-        """Where one repeat of one run lies."""
+        """The folder of one repeat of one run."""
         return self.runs / task.run.id / str(task.repeat)
 
     def read(self, task: Task) -> Record | None:
-        """The record of a task; None where it is missing or not whole, and is to be measured."""
+        """The record of a task; None if it is missing or incomplete and has to be measured."""
         return read_record(self.folder(task) / "record.json")
 
     def set_aside(self, task: Task) -> Record | None:
-        """The louder of two attempts at a task; None where it was measured once."""
+        """The louder of two attempts at a task; None if it was measured only once."""
         return read_record(self.folder(task) / DISTURBED / "record.json")
 
     def completed(self, task: Task) -> bool:
@@ -127,7 +127,7 @@ class Store:
         return record is not None and record.completed
 
     def noisy(self, task: Task) -> bool:
-        """Whether a task is measured, and was disturbed."""
+        """Whether a task is measured and was disturbed."""
         record = self.read(task)
         return record is not None and record.noisy
 
@@ -141,10 +141,10 @@ class Store:
 
 
 def read_record(path: Path) -> Record | None:
-    """Read one record; None where it is missing or not whole.
+    """Read one record; None if it is missing or incomplete.
 
-    Raises LabError for a record of a newer schema than this library knows, and for what cannot be
-    read at all.
+    Raises LabError for a record with a newer schema than this library knows, and for one that
+    cannot be read at all.
     """
     try:
         stat = path.stat()
@@ -158,7 +158,7 @@ def read_record(path: Path) -> Record | None:
 
 @lru_cache(maxsize=4096)  # the driver and `lab status` poll all records of a study
 def _validated(path: Path, inode: int, mtime_ns: int, size: int) -> Record | None:
-    """The record in a file, which is replaced and never edited: its inode, time and size tell."""
+    """The record in a file; files are replaced, never edited: inode, time and size identify one."""
     content = path.read_bytes()
     try:
         return Record.model_validate_json(content)
@@ -179,9 +179,9 @@ def _schema_version(content: bytes) -> int | None:
 
 
 def write_record(record: Record, folder: Path) -> Path:
-    """Write a record so that at every moment it is there whole or not at all.
+    """Write a record atomically: at any moment it is complete or absent.
 
-    Raises LabError for one that could not be read back: what was measured would be lost unnoticed.
+    Raises LabError for one that could not be read back, as its measurement would be lost unnoticed.
     """
     path, content = folder / "record.json", record.model_dump_json(indent=1).encode()
     try:
@@ -198,7 +198,7 @@ OneStudy = Study | str | Path | Sequence[Record]
 
 
 def load_records(source: OneStudy, *, tasks: Sequence[Task] | None = None) -> list[Record]:
-    """Records of a study's grid or of `tasks` of it, of all in a folder, or as they are given."""
+    """Records of a study's grid or of its `tasks`, all those in a folder, or those given."""
     if isinstance(source, Study):
         return Store(source.out).records(source.tasks if tasks is None else tasks)
     if isinstance(source, str | Path):

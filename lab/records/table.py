@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 def table(source: OneStudy) -> pd.DataFrame:
     """One row per repeat, one column per quantity of a record; times in s, memory in bytes.
 
-    What was not measured is NaN or None, never zero; failed runs are rows too, with their `status`.
-    Records of somebody's table have columns of their own: `configuration`, `scaling`, `unit`,
-    `time` of what `per` says, with `time_low` and `time_high`, `rate` of what `rate_of` says,
-    `baseline`.
+    Values not measured are NaN or None, never zero; failed runs are also rows, with their `status`.
+    Records of a third-party table have additional columns: `configuration`, `scaling`, `unit`,
+    `time` for what `per` names, with `time_low` and `time_high`, `rate` of what `rate_of` names,
+    and `baseline`.
     """
     import pandas as pd
 
@@ -46,7 +46,7 @@ def row(record: Record) -> dict[str, Any]:
 
 
 def _reported(reported: Reported) -> dict[str, Any]:
-    """What somebody's table says, and which of the lab's own quantities that is."""
+    """What a third-party table reports, and the corresponding quantities of the lab."""
     columns = reported.model_dump(exclude={"interval", "parts"})
     low, high = reported.interval or (None, None)
     columns |= {"time_low": low, "time_high": high}
@@ -58,7 +58,7 @@ def _reported(reported: Reported) -> dict[str, Any]:
 
 
 def value_at(value: Any, path: str) -> Any:
-    """The value at a path of fields and keys; None where one of them was not measured."""
+    """The value at a path of fields and keys; None if one of them was not measured."""
     for name in path.split("."):
         if value is not None:
             value = value.get(name) if isinstance(value, dict) else getattr(value, name)
@@ -75,7 +75,7 @@ def _exposed_in(record: Record, *, phase: str) -> float | None:
     communication = record.communication
     if communication is None or communication.exposed is None:
         return None
-    # Records without phases are DDP's, which waits at the end of its backward pass.
+    # Records without phases come from DDP, which waits at the end of its backward pass.
     return (communication.exposed_in or {"backward": communication.exposed.median}).get(phase, 0.0)
 
 
@@ -91,7 +91,7 @@ def _error(record: Record) -> str | None:
     return f"{record.error.type}: {record.error.message}" if record.error else None
 
 
-# The settings of every run come first, those of inference alone last.
+# The settings of every run come first, those only for inference last.
 _INFERENCE = tuple(InferenceSettings.model_fields)
 _NAMED = ("model", "data", "own_strategy")
 _TRAINING = [key for key in Run.model_fields if key not in {*_NAMED, *_INFERENCE}]

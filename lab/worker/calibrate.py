@@ -31,18 +31,18 @@ QUICK_LARGEST = 4 * MIB
 COPY_BYTES = {"cpu": 2**28, "cuda": 2**30}  # far above the last cache
 COPY_S = 1.5
 PEAK_BUDGET_S = 0.6
-TOGETHER_S = 0.02  # of products that are timed as one on CUDA
+TOGETHER_S = 0.02  # of products that are timed together on CUDA
 PEAK_SIZES = {"cpu": (128, 256, 512, 1024, 2048), "cuda": (1024, 2048, 4096, 8192)}
 
 
 def measure(
     context: RankContext, cluster: Cluster, *, quick: bool, progress: Progress
 ) -> Part | None:
-    """Measure one world size; rank 0 gets the part, the others None. All ranks must call it.
+    """Measure one world size; rank 0 gets the part, the others None. All ranks must call this.
 
-    Raises LabError for a device that is not there and for a collective that gives a wrong result.
+    Raises LabError for a missing device and for a collective that gives a wrong result.
     """
-    torch.set_num_threads(context.threads)  # as the runs that are predicted from it
+    torch.set_num_threads(context.threads)  # as in the runs predicted from it
     device = device_of(context)
     fields: dict[str, Any] = {}
     gpu_watch, before = GpuWatch(device), cpu_use(context.cores)
@@ -53,7 +53,7 @@ def measure(
             fields["times"], fields["missing"] = measure_collectives(
                 device, sizes, budget_s=budget, progress=progress
             )
-            if cluster.compute is None:  # ranks that sleep leave the cores to others
+            if cluster.compute is None:  # sleeping ranks leave the cores to others
                 fields["contention"] = measure_contention(device, quick=quick, progress=progress)
                 # Over an emulated slow link all of these steps would take minutes.
                 if cluster.link is None:
@@ -95,7 +95,7 @@ def matrix_products(device: torch.device) -> tuple[list[MatrixProduct], dict[str
         set_products(name)
         try:
             flops, size = measured_peak(device, dtype=dtype)
-        except RuntimeError as error:  # a dtype that this device or build lacks
+        except RuntimeError as error:  # a dtype that this device or build does not support
             missing[name] = str(error).strip().splitlines()[0]
         else:
             products.append(MatrixProduct(dtype=name, flops_per_s=flops, size=size))
@@ -105,14 +105,14 @@ def matrix_products(device: torch.device) -> tuple[list[MatrixProduct], dict[str
 def memory_bandwidth(
     device: torch.device, *, copy_bytes: int | None = None, seconds: float = COPY_S
 ) -> MemoryBandwidth:
-    """Bytes/s of the fastest copy of a large tensor, reads and writes counted (as STREAM does)."""
+    """Bytes/s of the fastest copy of a large tensor, counting reads and writes (as in STREAM)."""
     cuda = device.type == "cuda"
     free = torch.cuda.mem_get_info(device)[0] if cuda else psutil.virtual_memory().available
-    # If memory is short, the two tensors take a quarter of what is free, or the job would swap.
+    # If memory is short, the two tensors take a quarter of the free memory to avoid swapping.
     size = min(copy_bytes or COPY_BYTES[device.type], free // 8)
     source = torch.ones(size // 4, device=device)
     target = torch.empty_like(source)
-    target.copy_(source)  # the first copy pays for the pages
+    target.copy_(source)  # the first copy pays for the page faults
     best = float("inf")
     end = time.perf_counter() + seconds
     while best == float("inf") or time.perf_counter() < end:
@@ -120,15 +120,15 @@ def memory_bandwidth(
         begin = time.perf_counter()
         target.copy_(source)
         synchronize(device)
-        # The fastest: whatever else runs on the machine can only slow a copy down.
+        # The fastest: anything else running on the machine can only slow a copy down.
         best = min(best, time.perf_counter() - begin)
     return MemoryBandwidth(bytes_per_s=2 * source.nbytes / best, bytes=source.nbytes)
 
 
 def peak_flops(device: torch.device, *, precision: str) -> tuple[float, str]:
-    """FLOP/s of one rank's device in the run's precision, and where the figure comes from.
+    """FLOP/s of one rank's device in the run's precision, and the source of the figure.
 
-    The vendor's for a known GPU, else that of the best matrix product in under a second.
+    The vendor's figure for a known GPU, else the best matrix product found in under a second.
     """
     cuda = device.type == "cuda"
     name = torch.cuda.get_device_name(device) if cuda else cpu_model()
@@ -155,7 +155,7 @@ def measured_peak(device: torch.device, *, dtype: torch.dtype) -> tuple[float, i
         a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
         out = a @ b  # the first product chooses a kernel and allocates
         stop = min(time.perf_counter() + PEAK_BUDGET_S / len(sizes), end)
-        # A GPU raises its clock under load, and a lone product there is as long as its launch.
+        # A GPU raises its clock under load, and a single product there takes as long as its launch.
         together = 1
         while True:
             seconds = _seconds_of(device, partial(torch.matmul, a, b, out=out), together)
@@ -169,7 +169,7 @@ def measured_peak(device: torch.device, *, dtype: torch.dtype) -> tuple[float, i
 
 
 def _seconds_of(device: torch.device, call: Callable[[], object], times: int) -> float:
-    """Seconds of so many calls one behind the other, on CUDA by events."""
+    """Seconds that `times` consecutive calls take, measured with events on CUDA."""
     if device.type == "cpu":
         begin = time.perf_counter()
         for _ in range(times):

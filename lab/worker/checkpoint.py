@@ -32,12 +32,12 @@ Tensors = Mapping[str, Tensor]
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint on disk: what `checkpoint.json` and `run.json` in its folder say.
+    """A checkpoint on disk: the contents of `checkpoint.json` and `run.json` in its folder.
 
     `model.safetensors` holds the whole model under the names of the unwrapped module, however it
-    was trained. One from which training can go on has `optimizer.safetensors`
-    (`<parameter>/<state>`) and `history.safetensors` (`loss` of each step, states of each rank's
-    random generators) beside it.
+    was trained. A checkpoint from which training can resume also has `optimizer.safetensors`
+    (`<parameter>/<state>`) and `history.safetensors` (the `loss` of each step and the states of
+    each rank's random generators).
     """
 
     folder: Path
@@ -54,7 +54,7 @@ class Checkpoint:
 
 
 def read(folder: Path) -> Checkpoint | None:
-    """The checkpoint in a folder, None without one of a known format."""
+    """The checkpoint in a folder, None if it holds none of a known format."""
     meta = read_json(folder / META)
     if meta is None or meta.get("format") != FORMAT:
         return None
@@ -67,7 +67,7 @@ def read(folder: Path) -> Checkpoint | None:
 
 
 def newest(root: Path) -> Checkpoint | None:
-    """The latest checkpoint below `root` from which training can go on."""
+    """The latest checkpoint below `root` from which training can resume."""
     folders = sorted(root.glob("[0-9]*"), reverse=True)  # names have leading zeros
     return next(filter(None, map(read, folders)), None)
 
@@ -78,18 +78,18 @@ def kept_model(repeat: Path) -> Checkpoint | None:
 
 
 def describe(run: Run, *, tokenizer: Path | None, **meta: Any) -> dict[str, bytes]:
-    """The files of a checkpoint that hold no tensors; `meta` are the other fields of Checkpoint."""
+    """The files of a checkpoint without tensors; `meta` are the other fields of Checkpoint."""
     meta |= {"format": FORMAT, "torch": str(torch.__version__)}
     files = {RUN: run.model_dump_json(indent=1).encode(), META: json.dumps(meta, indent=1).encode()}
     return files if tokenizer is None else files | {TOKENIZER: tokenizer.read_bytes()}
 
 
 def write(folder: Path, files: Mapping[str, bytes | Tensors]) -> None:
-    """Write a checkpoint so that at every moment `folder` is there whole or not at all."""
+    """Write a checkpoint atomically: at any moment, `folder` is complete or absent."""
     folder.parent.mkdir(parents=True, exist_ok=True)
-    for leftover in folder.parent.glob(f".{folder.name}.*"):  # of a process that was killed
+    for leftover in folder.parent.glob(f".{folder.name}.*"):  # from a process that was killed
         shutil.rmtree(leftover, ignore_errors=True)
-    # Beside it: a folder can be renamed within one file system only.
+    # Beside it, because a folder can be renamed only within one file system.
     building = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
     for name, content in files.items():
         if isinstance(content, bytes):
@@ -97,7 +97,7 @@ def write(folder: Path, files: Mapping[str, bytes | Tensors]) -> None:
         else:
             save_file(_unshared(content), building / name)
         _flush(building / name)
-    # Contents reach the disk before the name: after a power cut the name never stands for less.
+    # Contents reach the disk before the name, so the name stands for them even after a power cut.
     _flush(building)
     replaced = folder.with_name(f".{folder.name}.old")
     if folder.exists():  # a folder cannot replace another in one step
@@ -108,7 +108,7 @@ def write(folder: Path, files: Mapping[str, bytes | Tensors]) -> None:
 
 
 def _unshared(tensors: Tensors) -> dict[str, Tensor]:
-    """Contiguous tensors; safetensors refuses two that share memory, as tied weights do."""
+    """Contiguous tensors; safetensors rejects two that share memory, as tied weights do."""
     storages: set[int] = set()
     unshared = {}
     for name, tensor in tensors.items():
@@ -128,12 +128,12 @@ def _flush(path: Path) -> None:
 
 
 def _state_dict() -> ModuleType:
-    """torch's module, which imports all of DTensor: most ranks save and load nothing."""
+    """torch's module; imported late, as it loads all of DTensor and most ranks need none of it."""
     return importlib.import_module("torch.distributed.checkpoint.state_dict")
 
 
 def _options(*, gathered: bool = False) -> Any:
-    """Of whole models; gathered on the CPU, as a second copy would not fit on the GPU."""
+    """Options for whole models; gathered on the CPU, as a second copy would not fit on the GPU."""
     return _state_dict().StateDictOptions(full_state_dict=True, cpu_offload=gathered)
 
 
@@ -146,7 +146,7 @@ def full_model(model: nn.Module) -> dict[str, Tensor]:
 def full_optimizer(
     model: nn.Module, optimizer: torch.optim.Optimizer
 ) -> tuple[dict[str, Tensor], list[dict[str, Any]]]:
-    """The optimizer's tensors as `<parameter>/<state>` and its groups, on rank 0 as the model."""
+    """The optimizer's tensors as `<parameter>/<state>` and its groups, on rank 0 like the model."""
     options = _options(gathered=True)
     content: dict[str, Any] = _state_dict().get_optimizer_state_dict(
         model, optimizer, options=options
@@ -159,14 +159,14 @@ def full_optimizer(
 
 
 def load_model(model: nn.Module, checkpoint: Checkpoint) -> None:
-    """Give a model, sharded or not, the checkpoint's weights; all ranks must call it."""
+    """Load the checkpoint's weights into a model, sharded or not; all ranks must call it."""
     _state_dict().set_model_state_dict(model, {**checkpoint.tensors(MODEL)}, options=_options())
 
 
 def load_optimizer(
     model: nn.Module, optimizer: torch.optim.Optimizer, checkpoint: Checkpoint
 ) -> None:
-    """Give an optimizer, sharded or not, the checkpoint's state; all ranks must call it."""
+    """Load the checkpoint's state into an optimizer, sharded or not; all ranks must call it."""
     states: dict[str, dict[str, Tensor]] = {}
     for name, tensor in checkpoint.tensors(OPTIMIZER).items():
         parameter, _, key = name.rpartition("/")  # safetensors holds no nested mappings
@@ -188,8 +188,8 @@ def random_states(device: torch.device) -> dict[str, Tensor]:
 
 
 def restore_random_states(history: Tensors, *, rank: int, device: torch.device) -> None:
-    """Set this rank's generators as they were."""
-    # Dropout goes on as it would have done.
+    """Restore the states of this rank's generators."""
+    # Dropout continues as it would have without the interruption.
     torch.set_rng_state(history[f"cpu/{rank}"])
     if device.type == "cuda" and f"cuda/{rank}" in history:
         torch.cuda.set_rng_state(history[f"cuda/{rank}"], device)

@@ -1,4 +1,4 @@
-"""What a calibration measures on several ranks: collectives by size, contention with computing."""
+"""What a calibration measures on several ranks: collectives by size, contention with compute."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ from lab.worker.measure.clock import FloatArray, stat, synchronize
 
 KIB, MIB = 2**10, 2**20
 SIZES = {  # bytes of the whole tensor
-    # Closer where messages outgrow a socket's buffer, from which on a transfer has to wait.
+    # Closer around the size of a socket's buffer, beyond which a transfer has to wait.
     "cpu": tuple(KIB * size for size in (4, 16, 64, 128, 256, 512, 1024, 4096, 16384)),
     "cuda": tuple(4 * KIB * 4**power for power in range(10)),  # up to 1 GiB
 }
 MIN_ROUNDS, MAX_ROUNDS = 7, 100
-SPIN_CYCLES = 1_000_000  # of a GPU, half a millisecond
+SPIN_CYCLES = 1_000_000  # on a GPU, half a millisecond
 _ITEM = 4  # bytes of an element: gradients are fp32
 
 CONTENTION_BYTES = 4 * MIB  # near the buckets of small models
 CONTENTION_S, QUICK_CONTENTION_S = 6.0, 1.5  # for each of the two measurements
 MIN_CONTENTION_ROUNDS = 5
-SIDE = 128  # products so short that the end of a collective is seen in time
-# Tokens and width of a block whose tensors, as those of small models, leave the nearer caches.
+SIDE = 128  # products short enough for the end of a collective to be seen in time
+# Tokens and width of a block whose tensors, like those of small models, exceed the nearer caches.
 ROWS, WIDTH = 512, 192
-PASSES = 3  # of that block, timed as one
+PASSES = 3  # of that block, timed together
 
 
 class _Call(NamedTuple):
@@ -54,9 +54,9 @@ def measure_collectives(
     """Times of every collective by size (bytes of the whole tensor), and why some are missing.
 
     All ranks must call it, and each gets the answer. A time is that of the slowest rank from a
-    barrier to the end of the call, so it includes by how much the ranks left the barrier apart.
-    Calls are interleaved over collectives and sizes in as many rounds as fit into `budget_s`,
-    MIN_ROUNDS at least; sizes too large for that are left out. Raises LabError for a collective
+    barrier to the end of the call, so it includes the skew with which ranks leave the barrier.
+    Calls are interleaved over collectives and sizes in as many rounds as fit into `budget_s`, but
+    at least MIN_ROUNDS; sizes too large for that are left out. Raises LabError for a collective
     that gives a wrong result.
     """
     world_size = dist.get_world_size()
@@ -89,7 +89,7 @@ def measure_collectives(
 
 
 def _views(size: int, buffers: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """The first `size` bytes of one buffer, and one rank's share of as many in the other."""
+    """The first `size` bytes of one buffer, and one rank's share of `size` bytes in the other."""
     count = size // _ITEM
     return buffers[0][:count], buffers[1][: count // dist.get_world_size()]
 
@@ -106,7 +106,7 @@ def _call(collective: Collective, size: int, buffers: Sequence[Tensor]) -> _Call
 
 
 def _check(collective: Collective, size: int, buffers: Sequence[Tensor]) -> str:
-    """Call once with a known answer; the reason if the backend lacks the collective, else empty."""
+    """Call once with a known answer; returns why the backend lacks the collective, else empty."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
     whole, part = _views(size, buffers)
     whole.fill_(rank + 1)
@@ -130,7 +130,7 @@ def _check(collective: Collective, size: int, buffers: Sequence[Tensor]) -> str:
         if not all(all_gather_object(bool(right))):
             backend = dist.get_backend()
             raise LabError(f"{collective} of {backend} gives a wrong result on {world_size} ranks")
-    # Sums of zeros stay finite however often they are taken.
+    # Sums of zeros stay finite however often they are repeated.
     whole.zero_()
     part.zero_()
     version = f"{dist.get_backend()} of torch {torch.__version__}"
@@ -138,7 +138,7 @@ def _check(collective: Collective, size: int, buffers: Sequence[Tensor]) -> str:
 
 
 def _affordable(calls: Sequence[_Call], *, device: torch.device, budget_s: float) -> list[_Call]:
-    """Warm up size by size, while MIN_ROUNDS of the next, four times slower at worst, still fit."""
+    """Warm up size by size while MIN_ROUNDS of the next, at most four times slower, still fit."""
     affordable: list[_Call] = []
     round_s = 0.0
     for size in sorted({call.bytes for call in calls}):
@@ -156,11 +156,11 @@ def _affordable(calls: Sequence[_Call], *, device: torch.device, budget_s: float
 def _rounds(
     calls: Sequence[_Call], *, device: torch.device, budget_s: float, progress: Progress
 ) -> FloatArray:
-    """Seconds of the slowest rank by round and call."""
+    """The slowest rank's seconds by round and call."""
     rounds: list[list[float]] = []
     begin = time.perf_counter()
     while len(rounds) < MAX_ROUNDS:
-        # Anew in each round, so that no call always follows the same one; alike on all ranks.
+        # Shuffled in each round, so that no call always follows the same one; equal on all ranks.
         order = random.Random(len(rounds)).sample(range(len(calls)), len(calls))
         seconds = [0.0] * len(calls)
         for index in order:
@@ -170,7 +170,7 @@ def _rounds(
         progress("collectives", round(100 * min(max(used, len(rounds) / MAX_ROUNDS), 1.0)), 100)
         if len(rounds) >= MIN_ROUNDS and not _decided(used < 1, device):
             break
-    # A collective is over when its slowest rank is done.
+    # A collective is complete when its slowest rank is done.
     slowest = torch.tensor(rounds, dtype=torch.float64, device=device)
     dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
     seconds_of_slowest: FloatArray = slowest.cpu().numpy()
@@ -178,29 +178,29 @@ def _rounds(
 
 
 def _timed(call: _Call, device: torch.device) -> float:
-    """Seconds of one call on this rank, begun when all ranks are there."""
+    """Seconds of one call on this rank, started when all ranks are ready."""
     if dist.get_backend() != "nccl":
-        # Gloo returns when the data is there; what it copies from and to a GPU must be waited for.
+        # Gloo returns when the data has arrived; its copies from and to a GPU must be waited for.
         dist.barrier()
         synchronize(device)
         begin = time.perf_counter()
         call.run()
         synchronize(device)
         return time.perf_counter() - begin
-    # While the device spins, the host launches what follows, as it runs ahead in training: what a
-    # launch takes is no part of the link. The ranks meet on their devices, not on their hosts.
+    # While the device spins, the host launches what follows, as it runs ahead in training: launch
+    # time is not part of the link's. The ranks synchronize on their devices, not on their hosts.
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     torch.cuda._sleep(SPIN_CYCLES)
     dist.all_reduce(torch.zeros(1, device=device))
     start.record()
-    call.run()  # the current stream waits for NCCL's: the next event marks the transfer's end
+    call.run()  # the current stream waits for NCCL's, so the next event marks the transfer's end
     end.record()
     end.synchronize()
     return float(start.elapsed_time(end)) / 1e3
 
 
 def _decided(decision: bool, device: torch.device) -> bool:
-    """Rank 0's decision, on each rank: clocks differ, and one that went on alone would hang."""
+    """Rank 0's decision, on each rank: clocks differ, and a rank continuing alone would hang."""
     flag = torch.tensor([int(decision)], device=device)
     dist.broadcast(flag, src=0)
     return bool(flag.item())
@@ -211,11 +211,11 @@ def measure_contention(
 ) -> ContentionTime | None:
     """How much products and all-reduces slow each other, and one rank's training the others'.
 
-    Of the first the slowest rank's medians count, of the second the mean over the ranks' medians.
+    The first uses the slowest rank's medians, the second the mean over the ranks' medians.
     All ranks must call it. None on CUDA.
     """
     if device.type == "cuda":
-        return None  # the host does not see a product end, and a device is one rank's alone
+        return None  # the host does not see a product end, and each device belongs to one rank
     tensor = torch.ones(CONTENTION_BYTES // _ITEM)
     a, b = torch.ones(SIDE, SIDE), torch.ones(SIDE, SIDE)
     tokens = torch.randn(ROWS, WIDTH)
@@ -223,7 +223,7 @@ def measure_contention(
     seconds = QUICK_CONTENTION_S if quick else CONTENTION_S
 
     def repeat(measure: Callable[[], tuple[float, ...]]) -> FloatArray:
-        """What every rank measured in every round but the first: ranks x rounds x quantities."""
+        """Each rank's measurements in all rounds but the first: ranks x rounds x quantities."""
         rounds: list[tuple[float, ...]] = []
         deadline = time.perf_counter() + seconds
         while True:
@@ -247,15 +247,15 @@ def measure_contention(
 
 
 def _alone(tensor: Tensor, a: Tensor, b: Tensor) -> tuple[float, float]:
-    """Seconds of a product and of an all-reduce, each with nothing beside it on this rank."""
-    dist.barrier()  # else the wait for a late rank would count as transfer
+    """Seconds of a product and of an all-reduce, each with nothing else running on this rank."""
+    dist.barrier()  # else the wait for a late rank would count as transfer time
     begin = time.perf_counter()
     dist.all_reduce(tensor)
     reduced = time.perf_counter() - begin
-    tensor.fill_(1.0)  # sums of sums would grow beyond fp32
+    tensor.fill_(1.0)  # repeated sums would overflow fp32
     dist.barrier()
     begin, count = time.perf_counter(), 0
-    while time.perf_counter() - begin < reduced:  # for as long as the products of `_together`
+    while time.perf_counter() - begin < reduced:  # for as long as the products in `_together`
         torch.mm(a, b)
         count += 1
     return (time.perf_counter() - begin) / count, reduced
@@ -277,7 +277,7 @@ def _together(tensor: Tensor, a: Tensor, b: Tensor) -> tuple[float, float]:
 
 
 def _beside_others(block: nn.Module, tokens: Tensor) -> tuple[float, float]:
-    """Seconds of forward and backward passes while the others wait, and while they do the same."""
+    """Seconds of forward and backward passes while the other ranks wait, and while they run too."""
 
     def passes() -> float:
         begin = time.perf_counter()
@@ -288,7 +288,7 @@ def _beside_others(block: nn.Module, tokens: Tensor) -> tuple[float, float]:
     alone = 0.0
     for turn in range(dist.get_world_size()):
         dist.barrier()
-        if turn == dist.get_rank():  # the others wait in the next barrier
+        if turn == dist.get_rank():  # the others are waiting in the next barrier
             alone = passes()
     dist.barrier()
     return alone, passes()

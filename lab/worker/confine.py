@@ -1,7 +1,8 @@
-"""What a process may no longer do once it runs a learner's code: a seccomp filter on x86-64 Linux.
+"""A seccomp filter for processes that run a learner's code, on x86-64 Linux.
 
-It may compute, start threads, read files, and talk over the connections that it has. It may start
-no process, write to no file that is not open, open no socket and signal no other process.
+Such a process may compute, start threads, read files, and communicate over existing connections.
+It may not start a process, write to a file that is not already open, open a socket, or signal
+another process.
 """
 
 from __future__ import annotations
@@ -34,18 +35,18 @@ _FILES = (
 )
 # mount, umount2, setns, unshare, chroot, pivot_root, io_uring_setup, bpf, socket, setrlimit
 _SYSTEM = (165, 166, 308, 272, 161, 155, 425, 321, 41, 160)
-_ABSENT = (435, 437)  # clone3 and openat2, whose flags a filter cannot see: libraries fall back
+_ABSENT = (435, 437)  # clone3 and openat2, whose flags a filter cannot see; libraries fall back
 
 
 def obstacle() -> str:
-    """Why this machine cannot confine a process so; empty where it can."""
+    """Why this machine cannot confine a process this way; empty if it can."""
     if sys.platform != "linux" or platform.machine() != "x86_64":
         return "learners' code is confined on x86-64 Linux only"
     return ""
 
 
 def confine() -> None:
-    """Confine this process with all its threads, for good; raises OSError where it cannot."""
+    """Permanently confine this process with all its threads; raises OSError if that fails."""
     if obstacle():
         raise OSError(errno.ENOSYS, obstacle())
     libc = ctypes.CDLL(None, use_errno=True)
@@ -73,13 +74,13 @@ def _program(pid: int) -> bytes:
         lines += [(_EQUAL, 0, 1, number), (_RETURN, 0, 0, refuse)]
     for number in _ABSENT:
         lines += [(_EQUAL, 0, 1, number), (_RETURN, 0, 0, absent)]
-    # A call by its number, argument and test; whether it is refused where the test is met.
+    # A call by its number, argument and test, and whether it is refused if the test is met.
     for number, argument, test, value, refused in (
         (2, 1, _ANY_BIT, _WRITING, True),  # open
         (257, 2, _ANY_BIT, _WRITING, True),  # openat
         (56, 0, _ANY_BIT, _THREAD, False),  # clone
-        (234, 0, _EQUAL, pid, False),  # tgkill, by which abort() works
-        (302, 2, _EQUAL, 0, False),  # prlimit64, which reads limits where it is given no new one
+        (234, 0, _EQUAL, pid, False),  # tgkill, which abort() uses
+        (302, 2, _EQUAL, 0, False),  # prlimit64, which only reads limits if it is given no new one
     ):
         outcomes = (refuse, _ALLOW) if refused else (_ALLOW, refuse)
         lines += [

@@ -1,4 +1,4 @@
-"""Where one rank runs and what it gives back; importable before torch, whose threads it decides."""
+"""Where a rank runs and what it returns; importable before torch, whose threads it determines."""
 
 from __future__ import annotations
 
@@ -36,20 +36,20 @@ class RankContext:
     world_size: int
     local_rank: int
     device: str  # "cpu" or "cuda"
-    cores: tuple[int, ...]  # its affinity is set to them already
+    cores: tuple[int, ...]  # its affinity is already set to them
     threads: int  # intra-op threads of torch
     cluster: str  # the profile's name
-    rendezvous: Path  # rank 0 writes its address into this new file, for which the others wait
-    host: str = "127.0.0.1"  # the address under which the others reach rank 0
+    rendezvous: Path  # rank 0 creates this file with its address; the others wait for it
+    host: str = "127.0.0.1"  # the address at which the others reach rank 0
     timeout_s: float = 300.0  # a collective that takes longer is a hang
     job_id: str | None = None
-    emulated: Emulated | None = None  # what of this rank is not real
-    backend: str = "auto"  # "gloo", "nccl", or what fits the device
+    emulated: Emulated | None = None  # what is emulated on this rank
+    backend: str = "auto"  # "gloo", "nccl", or "auto", chosen by the device
     checkpoint_every_s: float | None = None  # None for never
 
     @property
     def start_timeout_s(self) -> float:
-        """Patience until the first step, in s: a shared file system may load torch for minutes."""
+        """Time limit for the first step, in s: torch on a shared disk may take minutes to load."""
         return max(self.timeout_s, 600.0)
 
 
@@ -57,26 +57,26 @@ _preemption_noticed = False
 
 
 def listen_for_preemption() -> None:
-    """Note the signals by which Slurm announces the end of a job, and work on until killed."""
-    # A job that ended by itself would count as failed, and not be put back into the queue.
+    """Note the signals with which Slurm announces the end of a job, and continue until killed."""
+    # A job that ended by itself would count as failed and not be requeued.
     for number in (signal.SIGUSR2, signal.SIGTERM):
         signal.signal(number, _note)
 
 
 def preemption_noticed() -> bool:
-    """Whether such a signal came."""
+    """Whether such a signal has arrived."""
     return _preemption_noticed
 
 
 def _note(signum: int, frame: FrameType | None) -> None:
-    # Nothing else, as it may interrupt any line: state is saved between steps, by all ranks.
+    # Nothing else, as this may interrupt any line: all ranks save their state between steps.
     global _preemption_noticed
     _preemption_noticed = True
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """All of a record that is measured inside the job."""
+    """All parts of a record that are measured inside the job."""
 
     timing: Timing | None
     communication: Communication | None

@@ -1,4 +1,4 @@
-"""The process group of a run's ranks, objects and means over ranks, one clock for all hosts."""
+"""The process group of a run's ranks, objects and means across ranks, one clock for all hosts."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ from lab.worker.messages import decode, encode
 T = TypeVar("T")
 
 EXCHANGES = 20  # of messages for one clock offset
-_LEFT: list[dist.ProcessGroup] = []  # groups that this process was in
+_LEFT: list[dist.ProcessGroup] = []  # groups that this process has left
 _device: torch.device | None = None  # this process's GPU
-_readings = itertools.count()  # of clock offsets, on all ranks alike
+_readings = itertools.count()  # of clock offsets, equal on all ranks
 
 
 def device_of(context: RankContext) -> torch.device:
-    """The device of a rank, a GPU made current; raises LabError where CUDA is missing."""
+    """The device of a rank; a GPU is made current. Raises LabError if CUDA is missing."""
     if context.device == "cpu":
         return torch.device("cpu")
     if not torch.cuda.is_available():
@@ -48,7 +48,7 @@ def device_of(context: RankContext) -> torch.device:
             f"cluster {context.cluster!r} promises CUDA, but torch {torch.__version__} on "
             f"{socket.gethostname()} finds none: see `lab doctor`"
         )
-    # Where the scheduler shows each rank only its own GPU, that one is number 0.
+    # If the scheduler shows each rank only its own GPU, that one is number 0.
     device = torch.device("cuda", context.local_rank % torch.cuda.device_count())
     torch.cuda.set_device(device)
     global _device
@@ -73,10 +73,10 @@ def process_group(
 ) -> Iterator[None]:
     """Form the group of all ranks, and leave it after success; raises LabError without rank 0.
 
-    `over` is its back end, by default that of the context.
+    `over` is its back end, by default the context's.
     """
     if context.host.startswith("127.") and sys.platform == "linux":
-        # Else gloo resolves the host's name, which on many laptops leads nowhere.
+        # Otherwise gloo resolves the host name, which fails on many laptops.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     dist.init_process_group(
         over or backend(context),
@@ -86,7 +86,7 @@ def process_group(
         timeout=timedelta(seconds=_collective_timeout(context)),
         device_id=device if device.type == "cuda" else None,
     )
-    # Now, as the connections to pace exist once the group is formed.
+    # Now, because the connections to pace exist once the group is formed.
     pace_sockets(context.emulated)
     yield
     # Not after a failure: the others may be gone, and waiting for them would hide the cause.
@@ -98,12 +98,12 @@ def _collective_timeout(context: RankContext) -> float:
     """Seconds after which the back end ends a collective."""
     if backend(context) != "nccl":
         return context.timeout_s
-    # NCCL's kills the process without a word on who was late: the lab's own watchdog comes first.
+    # NCCL's kills the process without naming the late rank, so the lab's own watchdog comes first.
     return context.start_timeout_s + context.timeout_s
 
 
 def device_is_busy() -> bool:
-    """Whether the GPU of this process has work left, as another thread may ask."""
+    """Whether this process's GPU has work left; callable from any thread."""
     if not torch.cuda.is_initialized() or _device is None:
         return False
     return not torch.cuda.default_stream(_device).query()
@@ -119,14 +119,14 @@ def leave_group() -> None:
 
 
 def open_store(context: RankContext) -> PrefixStore:
-    """Rank 0 listens on a free port and publishes it in a file; the others wait for the file.
+    """Let rank 0 listen on a free port and publish it in a file that the others wait for.
 
-    The file is private. It holds a secret besides, with which all keys begin, so that nobody who
-    finds the port meets the ranks there.
+    The file is private. It also holds a secret with which all keys begin, so that nobody who finds
+    the port can interfere with the ranks.
     """
 
     def connect(port: int, secret: str, listener: int | None = None) -> PrefixStore:
-        # No waiting for workers: rank 0 must publish its port before any of them can come.
+        # Don't wait for workers: rank 0 must publish its port before any of them can connect.
         store = TCPStore(
             host,
             port,
@@ -140,7 +140,7 @@ def open_store(context: RankContext) -> PrefixStore:
 
     path, host = context.rendezvous, context.host
     if context.rank == 0:
-        # The system chooses the port, so that jobs never collide.
+        # The system chooses the port, so jobs never collide.
         listener = socket.create_server((_own_address(host), 0))
         port, secret = listener.getsockname()[1], secrets.token_hex(16)
         store = connect(port, secret, listener.detach())
@@ -156,15 +156,15 @@ def open_store(context: RankContext) -> PrefixStore:
             )
         time.sleep(0.05)
         if path.parent.is_dir():
-            list(path.parent.iterdir())  # makes NFS ask the server instead of its cache
+            list(path.parent.iterdir())  # makes NFS query the server instead of its cache
     host, number, secret = read_own(path).decode().split()
     return connect(int(number), secret)
 
 
 def _own_address(host: str) -> str:
-    """Where rank 0 listens: at its address, and at all of them where only a name is known of it.
+    """Where rank 0 listens: at its address, or at all addresses if only its name is known.
 
-    What a name means may differ from node to node; a profile's network_interface is an address.
+    A name may resolve differently from node to node; a profile's network_interface is an address.
     """
     try:
         return str(ipaddress.ip_address(host))
@@ -177,12 +177,12 @@ def _default_store() -> Store:
 
 
 def gather(value: T) -> list[T] | None:
-    """The values of all ranks in their order, on rank 0; None on the others."""
+    """The values of all ranks in rank order, on rank 0; None on the others."""
     return _exchange(value, everywhere=False)
 
 
 def all_gather_object(value: T) -> list[T]:
-    """The values of all ranks in their order, on each rank."""
+    """The values of all ranks in rank order, on each rank."""
     values = _exchange(value, everywhere=True)
     assert values is not None
     return values
@@ -192,7 +192,7 @@ def _exchange(value: T, *, everywhere: bool) -> list[T] | None:
     """Send values as bytes; torch's own functions for objects send pickles."""
     if not dist.is_initialized():
         return [value]
-    # NCCL sends what lies on a device.
+    # NCCL sends only tensors on a device.
     device = torch.device("cuda" if dist.get_backend() == "nccl" else "cpu")
     content = torch.frombuffer(bytearray(encode(value)), dtype=torch.uint8).to(device)
     sizes = [torch.zeros(1, dtype=torch.int64, device=device) for _ in range(dist.get_world_size())]
@@ -222,16 +222,16 @@ def mean_over_ranks(values: FloatArray, *, device: torch.device) -> FloatArray:
 
 
 def averaging(tensor: torch.Tensor) -> Any:
-    """The operation by which a collective on this tensor averages over the ranks."""
+    """The operation with which a collective on this tensor averages over the ranks."""
     if dist.get_backend() == "nccl":
-        return dist.ReduceOp.AVG  # on the way, instead of one more pass over the tensor
+        return dist.ReduceOp.AVG  # during the reduction, instead of one more pass over the tensor
     tensor.div_(dist.get_world_size())  # before the sum, which might overflow
     return dist.ReduceOp.SUM
 
 
-# torch 2.13 gave these two new names, and warns of the old ones.
+# torch 2.13 renamed these two and deprecates the old names.
 def all_gather_single(whole: torch.Tensor, part: torch.Tensor) -> None:
-    """Bring each rank the equal parts of all, in their order."""
+    """Gather the equal parts of all ranks on each rank, in rank order."""
     gather_parts = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
     gather_parts(whole, part)
 
@@ -239,19 +239,19 @@ def all_gather_single(whole: torch.Tensor, part: torch.Tensor) -> None:
 def reduce_scatter_single(
     part: torch.Tensor, whole: torch.Tensor, operation: Any = dist.ReduceOp.SUM
 ) -> None:
-    """Reduce the tensors of all ranks, and bring each rank its part of the result."""
+    """Reduce the tensors of all ranks, and give each rank its part of the result."""
     scatter_parts = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
     scatter_parts(part, whole, operation)
 
 
 def pace_sockets(emulated: Emulated | None) -> int:
-    """Limit this process's connections to the emulated link's rate, if so emulated; their number.
+    """Pace this process's connections at the emulated link's rate, if there is one; their number.
 
-    In a ring each rank sends through one connection, whose rate is that of the rank's link.
+    In a ring each rank sends through one connection, so its rate is that of the rank's link.
     """
     if emulated is None or emulated.link is None or emulated.way != "pacing":
         return 0
-    # gloo does not show its sockets: they are found among the open files.
+    # gloo does not expose its sockets, so they are found among the open files.
     descriptors = [int(entry.name) for entry in Path("/proc/self/fd").iterdir()]
     return sum(_pace(descriptor, emulated.link.bytes_per_s) for descriptor in descriptors)
 
@@ -260,12 +260,12 @@ def _pace(descriptor: int, bytes_per_s: float) -> bool:
     try:
         if not str(Path(f"/proc/self/fd/{descriptor}").readlink()).startswith("socket:"):
             return False
-        # A duplicate: closing this object must not close gloo's connection.
+        # A duplicate, because closing this object must not close gloo's connection.
         with socket.socket(fileno=os.dup(descriptor)) as connection:
             if connection.family not in {socket.AF_INET, socket.AF_INET6}:
                 return False
             connection.getpeername()  # raises OSError unless connected
-            # Older kernels take 32 bits; more than that is no limit anyway.
+            # Older kernels take 32 bits; a higher rate is no limit in practice.
             rate = min(int(bytes_per_s), 2**32 - 2)
             connection.setsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE, rate)
             return True
@@ -284,13 +284,13 @@ class ClockOffset:
 def read_clock_offset(host: str, *, now: Callable[[], float] = time.perf_counter) -> ClockOffset:
     """This rank's distance from rank 0; all ranks must call it.
 
-    The first rank of each host exchanges messages with rank 0 through the group's store, which any
-    back end has. The exchange with the shortest round trip counts, its answer taken as given
-    half-way (as in NTP, RFC 5905, section 8).
+    The first rank of each host exchanges messages with rank 0 through the group's store, which
+    every back end has. The exchange with the shortest round trip counts; its answer is assumed to
+    be given half-way (as in NTP, RFC 5905, section 8).
     """
     if not dist.is_initialized():
         return ClockOffset(now(), 0.0)
-    # Ranks of one host share one clock, as `perf_counter` counts from the host's start.
+    # Ranks on one host share one clock, as `perf_counter` counts from the host's boot.
     hosts = all_gather_object(host)
     leaders = sorted({hosts.index(name) for name in hosts} - {0})
     if not leaders:
@@ -317,12 +317,12 @@ def _ask_rank_0(store: Store, leader: int, now: Callable[[], float]) -> ClockOff
         end = now()
         middle = (begin + end) / 2
         exchanges.append((end - begin, ClockOffset(middle, answer - middle)))
-    # The fastest one waited least in queues, whose delays need not be equal both ways.
+    # The fastest one spent the least time in queues, whose delays may differ by direction.
     return min(exchanges, key=lambda exchange: exchange[0])[1]
 
 
 def on_clock_of_rank_0(times: FloatArray, offsets: Sequence[ClockOffset]) -> FloatArray:
-    """Times of this rank as rank 0 reads them, by offsets before and after; drift taken as even."""
+    """This rank's times on rank 0's clock, by offsets before and after; drift taken as uniform."""
     first, last = offsets
     elapsed = last.here - first.here
     drift = (last.offset - first.offset) / elapsed if elapsed > 0 else 0.0

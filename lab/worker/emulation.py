@@ -1,6 +1,6 @@
-"""Emulated compute: ranks that sleep for measured times, more of them than there are cores.
+"""Emulated compute: more ranks than there are cores, each sleeping for measured times.
 
-DDP, its buckets and the network stay real. How long a step takes is measured on rank 0, or that of
+DDP, its buckets and the network stay real. The duration of a step is measured on rank 0 or that of
 a described GPU.
 """
 
@@ -24,9 +24,9 @@ from lab.worker.measure.clock import FloatArray
 from lab.worker.optim import autocast, checkpoint_blocks, optimizer_for
 
 WARMUP, ROUNDS, BUDGET_S = 2, 7, 60.0
-# Samples that are enough to see in which order and in what proportion of time gradients come.
+# Samples enough to see the order and relative timing of the gradients.
 FEW = 2
-# Gradients within this time of each other, in s, come together: a sleep is not much finer.
+# Gradients this close in time, in s, are grouped: a sleep is not much finer.
 GRAIN = 2e-4
 
 Stage = tuple[float, tuple[int, ...]]
@@ -36,8 +36,8 @@ Stage = tuple[float, tuple[int, ...]]
 class Pauses:
     """A rank's step on one micro-batch, in s.
 
-    `stages` divide the backward pass: the time of each, and the indices of the trainable parameters
-    whose gradients are complete at its end; `rest` comes after the last.
+    `stages` divide the backward pass: each has its time and the indices of the trainable parameters
+    whose gradients are complete at its end; `rest` is the time after the last.
     """
 
     forward: float
@@ -47,26 +47,26 @@ class Pauses:
 
     @property
     def backward(self) -> float:
-        """The whole backward pass."""
+        """Duration of the whole backward pass."""
         return sum(seconds for seconds, _ in self.stages) + self.rest
 
     @property
     def totals(self) -> dict[str, float]:
-        """For the record."""
+        """Totals for the record."""
         return {"forward": self.forward, "backward": self.backward, "optimizer": self.optimizer}
 
     def lasting(self, seconds: float) -> Pauses:
         """The same order of gradients in a step of this length (Kaplan et al., 2020)."""
-        factor = 2 / 3 * seconds / self.backward  # two products of the three are backward
+        factor = 2 / 3 * seconds / self.backward  # two of the three products are backward
         stages = tuple((factor * duration, indices) for duration, indices in self.stages)
         return Pauses(seconds / 3, stages, factor * self.rest, 0.0)
 
 
 def pauses_for(job: RankJob) -> Pauses | None:
-    """What each rank sleeps for; None where compute is real.
+    """How long each rank sleeps; None if compute is real.
 
-    A described GPU takes the model's FLOPs over its peak and the profile's `mfu`, gradients in the
-    measured order. Raises InputError for a precision without a known peak of the GPU.
+    The step time on a described GPU is the model's FLOPs over its peak and the profile's `mfu`,
+    with gradients in the measured order. Raises InputError for a precision without a known peak.
     """
     run, emulated = job.run, job.context.emulated
     if emulated is None or emulated.compute is None:
@@ -75,7 +75,7 @@ def pauses_for(job: RankJob) -> Pauses | None:
     described = emulated.compute.emulated != MEASURED
     _, micro_batch, precision = run.stated
     samples = min(FEW, micro_batch) if described else micro_batch
-    # Rank 0 measures while the others wait in the collective: beside them it would be slowed.
+    # Rank 0 measures while the others wait in the collective, as their work would slow it down.
     mine = _measured(job, samples) if job.context.rank == 0 else None
     pauses = all_gather_object(mine)[0]
     assert pauses is not None
@@ -131,13 +131,13 @@ def _measured(job: RankJob, samples: int) -> Pauses:
         rounds.append([*np.diff(marks), *(ready - marks[1])])
     forward_s, backward_s, optimizer_s, *moments = np.median(rounds[WARMUP:], axis=0).tolist()
     stages = _stages(np.array(moments))
-    # What the backward pass does after the last gradient.
+    # The time that the backward pass takes after the last gradient.
     rest = max(backward_s - sum(seconds for seconds, _ in stages), 0.0)
     return Pauses(forward_s, stages, rest, optimizer_s)
 
 
 def _stages(moments: FloatArray) -> tuple[Stage, ...]:
-    """Parameters by the moment of their gradient, those within GRAIN of each other together."""
+    """Parameters by the time of their gradient, grouped if within GRAIN of each other."""
     order = np.argsort(moments, kind="stable")
     begins = [0]
     for position in range(1, len(order)):
@@ -152,13 +152,13 @@ def _stages(moments: FloatArray) -> tuple[Stage, ...]:
 
 
 class Sleep:
-    """Sleeps as long as asked on average: what the system woke it late, later sleeps leave out."""
+    """Sleeps exactly as long as asked on average: later sleeps make up for late wake-ups."""
 
     def __init__(self) -> None:
         self._late = 0.0
 
     def __call__(self, seconds: float) -> None:
-        """Sleep, less what earlier sleeps took too long."""
+        """Sleep, shortened by the time that earlier sleeps overran."""
         begin = time.perf_counter()
         if seconds > self._late:
             time.sleep(seconds - self._late)
@@ -166,20 +166,20 @@ class Sleep:
 
 
 class Sleeper(nn.Module):
-    """A model whose passes are sleep, and whose zero gradients come when the model's own would."""
+    """A model whose passes sleep and whose zero gradients arrive when the real ones would."""
 
     def __init__(self, model: nn.Module, pauses: Pauses) -> None:
         super().__init__()
         self.model, self.pauses, self.sleep = model, pauses, Sleep()
 
     def forward(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Zero, after the time of a forward pass; at once in evaluation mode."""
+        """Return zero after the time of a forward pass, or at once in evaluation mode."""
         loss: torch.Tensor = torch.zeros((), requires_grad=self.training)
         if not self.training:
             return loss
         self.sleep(self.pauses.forward)
         parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
-        # The backward pass goes through the graph in reverse: what is done last comes first here.
+        # The backward pass traverses the graph in reverse, so its last stage comes first here.
         for seconds, indices in [(self.pauses.rest, ()), *reversed(self.pauses.stages)]:
             loss = _Stage.apply(loss, self.sleep, seconds, *(parameters[i] for i in indices))  # type: ignore[no-untyped-call]
         return loss
@@ -198,13 +198,13 @@ class _Stage(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> tuple[torch.Tensor | None, ...]:
         ctx.sleep(ctx.seconds)
-        # One zero seen in the parameter's shape: filling a whole tensor would take time of its own.
+        # One zero expanded to the parameter's shape, as filling a whole tensor would take time.
         zeros = (parameter.new_zeros(()).expand_as(parameter) for parameter in ctx.parameters)
         return gradients[0], None, None, *zeros
 
 
 class SleepingOptimizer(torch.optim.Optimizer):
-    """Takes the time of the model's optimizer and changes nothing."""
+    """Takes as long as the model's optimizer and changes nothing."""
 
     def __init__(self, model: Sleeper) -> None:
         super().__init__(model.parameters(), {"lr": 0.0})

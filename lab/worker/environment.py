@@ -1,4 +1,4 @@
-"""Where a run was measured, with what, and what else used the machine, read on each rank."""
+"""Where and with what a run was measured, and what else used the machine, read on each rank."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def environment(
     parameters: int | None = None,
     devices: int | None = None,
 ) -> Environment:
-    """The environment as rank 0 sees it, with the hosts and the cores of all ranks.
+    """The environment as seen by rank 0, with the hosts and cores of all ranks.
 
     `devices` are those of the whole run, one per rank if None.
     """
@@ -54,7 +54,7 @@ def environment(
         cpu=cpu_model(),
         cpu_count=os.cpu_count() or 1,
         cpus_granted=[list(granted) for granted in cores],
-        threads_per_rank=torch.get_num_threads(),  # as torch runs, whatever was asked of it
+        threads_per_rank=torch.get_num_threads(),  # as used by torch, whatever was requested
         gpu=torch.cuda.get_device_name(device) if cuda else None,
         gpu_count=(devices or context.world_size) if cuda else 0,
         driver=next((gpu.driver for gpu in gpus()), None) if cuda else None,
@@ -81,7 +81,7 @@ def backend(context: RankContext) -> str:
 
 
 def versions_of(*, cuda: bool) -> dict[str, str]:
-    """Versions of what a measurement depends on, by name."""
+    """Versions, by name, of the software that a measurement depends on."""
     versions = {"python": platform.python_version(), "torch": str(torch.__version__)}
     versions["numpy"] = np.__version__
     try:
@@ -97,37 +97,37 @@ def versions_of(*, cuda: bool) -> dict[str, str]:
 
 
 class StateBytes(NamedTuple):
-    """Bytes that a rank holds at every moment of a step."""
+    """Bytes that a rank holds throughout a step."""
 
     parameters: int
     optimizer: int  # its state
 
 
 def state_bytes(model: nn.Module, optimizer: torch.optim.Optimizer) -> StateBytes:
-    """This rank's bytes of parameters and optimizer state: its shards where they are sharded."""
+    """This rank's bytes of parameters and optimizer state, counting only its shards."""
     values = (value for state in optimizer.state.values() for value in state.values())
     tensors = [value for value in values if isinstance(value, torch.Tensor)]
     return StateBytes(sum(map(_bytes, model.parameters())), sum(map(_bytes, tensors)))
 
 
 def _bytes(tensor: torch.Tensor) -> int:
-    # Told by what it has: most ranks have no DTensor, whose module takes long to import.
+    # Recognized by attribute: most ranks use no DTensor, whose module takes long to import.
     return int(tensor.to_local().nbytes if hasattr(tensor, "to_local") else tensor.nbytes)
 
 
 def reset_peak(device: torch.device) -> None:
-    """Forget earlier peaks of memory, such as a tokenizer's, where the system lets us."""
+    """Reset earlier memory peaks, such as a tokenizer's, if the system permits."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     with contextlib.suppress(OSError, AttributeError):
-        # First the allocator's free pages go back to the system: else they would count as resident.
+        # First return the allocator's free pages to the system, or they would count as resident.
         ctypes.CDLL(None).malloc_trim(0)
         # proc(5): "5" resets the peak of the resident set.
         Path("/proc/self/clear_refs").write_text("5")
 
 
 def peak_memory(device: torch.device, devices: int = 1) -> list[int]:
-    """Peak bytes: on CUDA the allocator's, by device of the process; on CPU the resident set's."""
+    """Peak bytes: on CUDA the allocator's, per device of the process; on CPU the resident set's."""
     if device.type == "cuda":
         numbers = [device.index] if devices == 1 else range(devices)
         return [int(torch.cuda.max_memory_allocated(number)) for number in numbers]
@@ -141,7 +141,7 @@ class CpuUse:
 
     wall: float
     own: float
-    busy: dict[int, float]  # empty where the system keeps no such count
+    busy: dict[int, float]  # empty if the system keeps no such count
 
     def since(self, earlier: CpuUse) -> CpuUse:
         """What was used since `earlier`."""
@@ -154,15 +154,15 @@ class CpuUse:
 
 
 def cpu_use(cores: Sequence[int]) -> CpuUse:
-    """Readings as of now, each since a moment of its own: only differences mean anything."""
+    """Current readings, each with its own starting point, so only differences are meaningful."""
     times = os.times()
-    # A data loader's workers are the run's own; the system counts them when they have ended.
+    # A data loader's workers belong to the run; the system counts them only once they have ended.
     own = times.user + times.system + times.children_user + times.children_system
     return CpuUse(time.perf_counter(), own + _of_children(), _busy(cores))
 
 
 def _of_children() -> float:
-    """CPU seconds of the processes that this one started and that still run."""
+    """CPU seconds of this process's children that are still running."""
     seconds = 0.0
     for child in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.Error):
@@ -172,9 +172,9 @@ def _of_children() -> float:
 
 
 def background_cpu(uses: Iterable[tuple[str, CpuUse]]) -> float | None:
-    """Cores taken by other processes: busy less own time of all ranks, over wall time.
+    """Cores used by other processes: busy time minus all ranks' own CPU time, over wall time.
 
-    Takes each rank's host and use; None where the system does not count, or in too short a time.
+    Takes each rank's host and use; None if the system keeps no count or the time is too short.
     """
     uses = list(uses)
     if not all(use.busy and use.wall >= _shortest_s() for _, use in uses):
@@ -183,20 +183,20 @@ def background_cpu(uses: Iterable[tuple[str, CpuUse]]) -> float | None:
     for host, use in uses:
         for core, seconds in use.busy.items():
             readings.setdefault((host, core), []).append(seconds)
-    # A core that several ranks share was read by each of them, and counts once.
+    # A core shared by several ranks was read by each of them but counts once.
     busy = sum(fmean(seconds) for seconds in readings.values())
     own = sum(use.own for _, use in uses)
-    # Ticks of 10 ms round the busy time, so that on idle cores the difference may fall below zero.
+    # Busy time is rounded to ticks of 10 ms, so on idle cores the difference may be negative.
     return max(busy - own, 0.0) / fmean(use.wall for _, use in uses)
 
 
 def _shortest_s() -> float:
-    """How long a core must be watched for two ticks, one at each end, not to look like others."""
+    """How long to watch a core so that a tick at each end does not look like others' load."""
     return 2 / os.sysconf("SC_CLK_TCK") / FOREIGN_SHARE
 
 
 def _busy(cores: Sequence[int]) -> dict[int, float]:
-    """Seconds that each core was not idle, proc(5)."""
+    """Seconds for which each core was not idle, proc(5)."""
     try:
         lines = Path("/proc/stat").read_text().splitlines()
     except OSError:
@@ -205,7 +205,7 @@ def _busy(cores: Sequence[int]) -> dict[int, float]:
     busy = {}
     for name, *fields in map(str.split, lines):
         if name.startswith("cpu") and name[3:].isdigit() and int(name[3:]) in cores:
-            # Guests, which come after these eight, are part of user time already.
+            # Guest times, which follow these eight, are already part of user time.
             user, nice, system, _idle, _iowait, irq, softirq, steal = map(int, fields[:8])
             busy[int(name[3:])] = (user + nice + system + irq + softirq + steal) / tick
     return busy

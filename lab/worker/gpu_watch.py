@@ -15,9 +15,9 @@ from lab.records.schema import GpuState
 
 PERIOD_MS = 500
 PATIENCE_S = 20.0
-# The second name is that of drivers before release 535.
+# The second name is used by drivers before release 535.
 REASONS_FIELDS = ("clocks_event_reasons.active", "clocks_throttle_reasons.active")
-# Bits of the reasons, NVML's nvmlClocksEventReasons.
+# Bits of the throttling reasons, NVML's nvmlClocksEventReasons.
 IDLE = 0x1
 REASONS = {
     0x2: "applications_clocks_setting",
@@ -32,7 +32,7 @@ REASONS = {
 
 
 class GpuWatch:
-    """Samples the GPUs of this process with nvidia-smi until `stop`; on CPUs it does nothing."""
+    """Samples this process's GPUs with nvidia-smi until `stop`; does nothing on CPUs."""
 
     def __init__(self, device: torch.device, devices: int = 1) -> None:
         numbers = [device.index or 0] if devices == 1 else range(devices)
@@ -40,20 +40,20 @@ class GpuWatch:
         self._uuids = [_uuid(number) for number in numbers] if on_gpus else []
         self._sampler: subprocess.Popen[str] | None = None
         self._lines: list[str] = []
-        # A driver answers one of the fields at once, and refuses the other.
+        # A driver supports one of the fields and rejects the other at once.
         queries = map(self._query, REASONS_FIELDS if self._uuids else ())
         query = next(filter(_run, queries), None)
         if query is None:
             return
-        # It ends with this process: nobody reads what it prints then.
+        # It ends with this process, after which nobody reads its output.
         command = ["nvidia-smi", *query, f"--loop-ms={PERIOD_MS}"]
         self._sampler = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        # A thread reads, or the pipe would be full in a long run.
+        # A thread reads, or the pipe would fill up in a long run.
         self._reader = threading.Thread(target=self._read, args=[self._sampler.stdout], daemon=True)
         self._reader.start()
 
     def stop(self) -> list[GpuState]:
-        """Cease to sample; returns the state of each GPU that could be sampled."""
+        """Stop sampling; returns the state of each GPU that could be sampled."""
         if self._sampler is None:
             return []
         processes = _run(["--query-compute-apps=gpu_uuid,pid", "--format=csv,noheader"])
@@ -73,10 +73,10 @@ class GpuWatch:
 def parse_states(
     samples: Iterable[str], processes: Iterable[str], *, uuids: Sequence[str]
 ) -> list[GpuState]:
-    """The state of each GPU from what nvidia-smi printed: samples, and its processes at the end.
+    """The state of each GPU from nvidia-smi's output: samples, and its processes at the end.
 
-    A line of another form, such as an error, is no sample. One of an idle GPU, before the first
-    step, tells nothing of its clocks.
+    Lines of another form, such as errors, are ignored. A sample of an idle GPU, before the first
+    step, says nothing about its clocks.
     """
     by_gpu: dict[str, list[_Sample]] = {uuid: [] for uuid in uuids}
     for line in samples:
@@ -95,7 +95,7 @@ class _Sample(NamedTuple):
 
     @classmethod
     def of(cls, clock: str, clock_max: str, reasons: str) -> _Sample | None:
-        """None where the GPU was idle, or its clock is not known, as on a MIG slice."""
+        """A sample, or None if the GPU was idle or its clock is not known, as on a MIG slice."""
         values = _number(clock), _number(clock_max), _number(reasons)
         if values[0] is None or int(values[2] or 0) & IDLE:
             return None
@@ -123,19 +123,19 @@ def _state(samples: Sequence[_Sample], processes: int) -> GpuState:
         sm_clock_low=min(clocks, default=None),
         sm_clock_max=samples[-1].clock_max if samples else None,
         reasons={name: share for name, share in shares.items() if share},
-        # One is the rank itself; where not even that one is shown, as in a container, none is.
+        # One is the rank itself; if not even that is listed, as in a container, no others are.
         other_processes=processes - 1 if processes else None,
     )
 
 
 def _uuid(number: int) -> str:
-    """A GPU's name for nvidia-smi, whatever CUDA_VISIBLE_DEVICES calls it."""
+    """A GPU's identifier for nvidia-smi, independent of CUDA_VISIBLE_DEVICES."""
     uuid = str(torch.cuda.get_device_properties(number).uuid)
     return uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}"
 
 
 def _run(arguments: Sequence[str]) -> str:
-    """What nvidia-smi prints; empty where it is not there, refuses or does not answer."""
+    """The output of nvidia-smi; empty if it is missing, fails or does not answer."""
     try:
         return subprocess.run(
             ["nvidia-smi", *arguments],

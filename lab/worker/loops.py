@@ -1,6 +1,6 @@
-"""Training loops that the lab's own is compared with: the plainest, nanoGPT's, Lightning Fabric's.
+"""Training loops to compare the lab's with: the plainest, nanoGPT's, Lightning Fabric's.
 
-Each takes the same batches, learning rates and clipping as the lab's loop, and measures nothing.
+Each uses the same batches, learning rates and clipping as the lab's loop, and measures nothing.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ FABRICS = {"lightning_fabric": "lightning_fabric", "lightning": "lightning.fabri
 
 
 class PlainLoop:
-    """The training that `train` does without its measuring: what a user would write."""
+    """The training of `train` without the measuring, as a user would write it."""
 
     def __init__(self, job: RankJob) -> None:
         self.run, self.device, self.step = job.run, job.device, 0
-        torch.manual_seed(self.run.seed)  # as `train` does: the losses of both must agree
+        torch.manual_seed(self.run.seed)  # as in `train`, because the losses of both must agree
         self.model = self.build(job).to(self.device)
         torch.manual_seed(self.run.seed + 1 + job.context.rank)  # dropout differs between ranks
         wrapped = self.wrap(self.model)
@@ -75,7 +75,7 @@ class PlainLoop:
         nn.utils.clip_grad_norm_(self.model.parameters(), self.run.grad_clip)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        self.losses.append(loss.detach())  # read at the end: a GPU would have to be waited for
+        self.losses.append(loss.detach())  # read at the end, to avoid waiting for a GPU
         self.step += 1
 
 
@@ -83,7 +83,7 @@ class PlainDdpLoop(PlainLoop):
     """The same with torch's DDP."""
 
     def wrap(self, model: nn.Module) -> nn.Module:
-        """In DDP, of which nothing but the place of gradients is not at its default."""
+        """The model in DDP with default settings, except for where gradients are stored."""
         ids = [self.device.index] if self.device.type == "cuda" else None
         return DistributedDataParallel(model, device_ids=ids, gradient_as_bucket_view=True)
 
@@ -112,14 +112,14 @@ class NanoGptLoop(PlainLoop):
         return model
 
     def optimizer_for(self, model: Any) -> torch.optim.Optimizer:
-        """As the model configures it."""
+        """The optimizer as the model configures it."""
         optimizer: torch.optim.Optimizer = model.configure_optimizers(
             self.run.weight_decay, self.run.learning_rate, (0.9, 0.95), self.device.type
         )
         return optimizer
 
     def loss(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        """The second of what the model returns; its own batches have no gaps."""
+        """The second value that the model returns; its own batches have no gaps."""
         with autocast(self.run, self.device):
             loss: Tensor = self.forward(inputs.contiguous(), targets.contiguous())[1]
         return loss
@@ -140,17 +140,17 @@ class FabricLoop(PlainLoop):
         self.forward = torch.compile(wrapped) if self.run.compile else wrapped
 
     def loss(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        """In Fabric's own autocast."""
+        """The loss, computed in Fabric's own autocast."""
         loss: Tensor = self.forward(inputs, targets)
         return loss
 
     def backward(self, loss: Tensor) -> None:
-        """By Fabric."""
+        """Run the backward pass through Fabric."""
         self.fabric.backward(loss)
 
 
 def peers(job: RankJob, nanogpt: Path | None) -> dict[str, PlainLoop]:
-    """Loops of others by name: nanoGPT's where its `model.py` is given, Fabric's if installed."""
+    """Third-party loops by name: nanoGPT's if its `model.py` is given, Fabric's if installed."""
     loops: dict[str, PlainLoop] = {}
     if nanogpt is not None:
         loops["nanoGPT"] = NanoGptLoop(job, nanogpt)
@@ -160,14 +160,14 @@ def peers(job: RankJob, nanogpt: Path | None) -> dict[str, PlainLoop]:
 
 
 def _fabric() -> str:
-    """The installed package that has Fabric; empty without one."""
+    """The installed package that provides Fabric; empty without one."""
     return next((package for package in FABRICS if importlib.util.find_spec(package)), "")
 
 
 def _load(path: Path) -> ModuleType:
-    """A file as a module."""
+    """Load a file as a module."""
     loader = SourceFileLoader("nanogpt_model", str(path))
     module = ModuleType(loader.name)
-    sys.modules[loader.name] = module  # its dataclass looks itself up there
+    sys.modules[loader.name] = module  # its dataclass looks up its module there
     loader.exec_module(module)
     return module

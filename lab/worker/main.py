@@ -1,4 +1,4 @@
-"""What a job runs on each rank: prepare, train, evaluate, and bring measurements together."""
+"""What a job runs on each rank: prepare, train, evaluate, and gather the measurements."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ from lab.worker.train import Training, evaluate, train
 def measure(
     run: Run, context: RankContext, *, data_root: Path, folder: Path, progress: Progress
 ) -> Measurement | None:
-    """Measure one repeat of a run, of a model or a script; the measurement on rank 0, else None.
+    """Measure one repeat of a run of a model or a script; the measurement on rank 0, else None.
 
-    All ranks must call it. Rank 0 writes `folder`/steps.parquet, and where ranks communicate
+    All ranks must call it. Rank 0 writes `folder`/steps.parquet and, if ranks communicate,
     buckets.parquet (DDP) or calls.parquet. Raises InputError for data or a model that cannot be
-    used, LabError for a missing device, ranks with different data, or a loss that is not finite;
+    used, LabError for a missing device, ranks with different data, or a non-finite loss;
     torch.OutOfMemoryError passes through.
     """
     if run.task == "inference":
@@ -59,7 +59,7 @@ def measure(
     own.admit(run, data_root)
     torch.set_num_threads(context.threads)
     device = device_of(context)
-    # Before the group forms: one rank may build a tokenizer longer than a collective may take.
+    # Before the group forms, as building a tokenizer may take longer than a collective's timeout.
     progress("data", 0, 1)
     dataset = data.prepare(run, data_root=data_root, progress=progress)
     progress("data", 1, 1)
@@ -70,20 +70,20 @@ def measure(
     with process_group(context, device=device) if grouped else nullcontext():
         _require_same_data(dataset)
         pauses = pauses_for(job)
-        # What sleeps has no peak.
+        # Emulated compute has no peak.
         peak, peak_source = (
             peak_flops(device, precision=run.stated.precision) if pauses is None else (None, None)
         )
-        # Once before and once after all that is timed: clocks of two hosts drift.
+        # Once before and once after everything that is timed, as the clocks of two hosts drift.
         offset_before = read_clock_offset(socket.gethostname())
         training = train(job, folder=folder, pauses=pauses)
         validation_loss, accuracy = evaluate(training.model, job)
-        # After evaluation: extra passes change a model's running statistics.
+        # After evaluation, as extra passes change a model's running statistics.
         probed = probe(training, job)
         gradients = readiness(training, job)
         offsets = offset_before, read_clock_offset(socket.gethostname())
         reports = gather(_report(training, probed, job, peak, offsets))
-    # From here on rank 0 alone: no group, so that the others may end.
+    # From here on only rank 0 is needed; there is no group, so the others may end.
     if reports is None:
         return None
     first_step = training.first_step
@@ -96,7 +96,7 @@ def measure(
         warmup_steps=run.warmup_steps,
         first_step=first_step,
     )
-    forget(folder / "checkpoint")  # the repeat is done: nothing is left to go on with
+    forget(folder / "checkpoint")  # the repeat is done: there is nothing left to resume
     peaks = [report.peak_flops for report in reports if report.peak_flops is not None]
     timed = timing(
         {name: np.stack([report.steps[name] for report in reports]) for name in training.steps},
@@ -124,7 +124,7 @@ def measure(
         communication=communication,
         gradients=gradients,
         memory=memory_of(reports, device),
-        # What sleeps learns nothing.
+        # Emulated compute learns nothing.
         quality=None
         if pauses
         else Quality(
@@ -185,7 +185,7 @@ def _report(
 
     bars = None
     if sent:
-        # All ranks must show the same step: that of the slowest rank's median.
+        # All ranks must show the same step: the one at the slowest rank's median.
         step_time = np.stack(all_gather_object(training.steps["step_time"]))
         step = overlap.representative_step(step_time, warmup_steps=run.warmup_steps)
         bars = overlap.events(context.rank, step, clock=training.clock, sent=sent, shift=shift)
@@ -193,7 +193,7 @@ def _report(
         host=socket.gethostname(),
         cores=context.cores,
         steps=training.steps,
-        # The clock's own starts count from its first step; this places them on one axis.
+        # The clock counts starts from its own first step; this places them on one axis.
         start=float(shift(np.array(training.clock.phases(0)[0][1]))),
         sent=sent.shifted(shift) if sent else None,
         bars=bars,
@@ -209,15 +209,15 @@ def _report(
 
 @torch.no_grad()
 def _fingerprint(parameters: Iterable[torch.Tensor]) -> tuple[float, float] | None:
-    """Sum and sum of squares of parameters, in fp64; None without any."""
+    """Sum and sum of squares of the parameters, in fp64; None if there are none."""
     sums = [(float(p.double().sum()), float(p.double().square().sum())) for p in parameters]
     return (sum(first for first, _ in sums), sum(second for _, second in sums)) if sums else None
 
 
 def _same_parameters(reports: Sequence[RankReport]) -> bool:
-    """Whether all ranks end with one model, up to the rounding of unequal CPUs (1e-6)."""
+    """Whether all ranks end with the same model, up to rounding on different CPUs (1e-6)."""
     prints = np.array([report.fingerprint for report in reports if report.fingerprint])
     if not len(prints):
         return True  # nothing is replicated, as in a pipeline of one stage
-    scale = max(prints[0, 1], 1.0)  # of the squares, as a sum may be near zero by chance
+    scale = max(prints[0, 1], 1.0)  # the sum of squares, as a plain sum may be near zero by chance
     return bool(np.all(np.abs(prints - prints[0]) <= 1e-6 * scale))

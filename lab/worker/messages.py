@@ -1,4 +1,4 @@
-"""What ranks tell each other, as bytes: JSON with arrays and the lab's own types; no pickle."""
+"""Messages between ranks as bytes: JSON with arrays and the lab's own types, no pickle."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def encode(value: Any) -> bytes:
 
 
 def decode(content: bytes) -> Any:
-    """The value of `encode`; raises TypeError where it would make anything but what that takes."""
+    """The value passed to `encode`; raises TypeError for anything that `encode` does not take."""
     return _untagged(json.loads(content))
 
 
 def _tagged(value: Any) -> Any:
-    """Plain values as they are, others as a list of what makes them and their parts."""
+    """Plain values unchanged, others as a list of their constructor and parts."""
     if isinstance(value, np.generic):
         value = value.item()
     if type(value) in _PLAIN:
@@ -71,7 +71,7 @@ def _untagged(content: Any) -> Any:
 
 
 def _fields(kind: Any) -> list[str]:
-    """The fields of a type of the lab that holds values and does nothing; raises TypeError."""
+    """The fields of one of the lab's plain data types; raises TypeError for any other type."""
     if isinstance(kind, type) and kind.__module__.split(".")[0] == "lab":
         if dataclasses.is_dataclass(kind):
             return [field.name for field in dataclasses.fields(kind)]

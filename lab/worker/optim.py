@@ -25,7 +25,7 @@ DTYPES = {
 def decayed_and_not(
     parameters: Iterable[nn.Parameter],
 ) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
-    """Trainable parameters, divided into matrices and the others."""
+    """Trainable parameters, divided into matrices and all others."""
     trained = [parameter for parameter in parameters if parameter.requires_grad]
     return [p for p in trained if p.dim() >= 2], [p for p in trained if p.dim() < 2]
 
@@ -33,7 +33,7 @@ def decayed_and_not(
 def adamw(
     decayed: Iterable[Iterable[torch.Tensor]], others: Iterable[Iterable[torch.Tensor]], run: Run
 ) -> torch.optim.AdamW:
-    """AdamW over groups of parameters of one kind each, the first with the run's weight decay."""
+    """AdamW over homogeneous parameter groups, the first with the run's weight decay."""
     groups = [{"params": list(group), "weight_decay": run.weight_decay} for group in decayed]
     groups += [{"params": list(group), "weight_decay": 0.0} for group in others]
     # Fused: a step over 10.8M parameters on CPU took 8 ms instead of 20.
@@ -63,7 +63,7 @@ def checkpoint_blocks(model: nn.Module) -> None:
         advice = "leave it out, or train a transformer"
         raise InputError("run", [Problem("activation_checkpointing", what, advice)])
     for block in blocks:
-        # A wrapping module would change the names of parameters, by which checkpoints know them.
+        # A wrapper module would change the parameter names that checkpoints use.
         block.forward = partial(checkpoint, block.forward, use_reentrant=False)
 
 
@@ -77,14 +77,14 @@ def learning_rate(run: Run, step: int) -> float:
 
 
 def set_products(precision: str) -> None:
-    """Let products and convolutions of fp32 on GPUs compute in fp32, or with `tf32` in TF32.
+    """Make fp32 products and convolutions on GPUs compute in fp32, or with `tf32` in TF32.
 
     By default cuDNN's convolutions round to TF32, whose peak is several times that of fp32.
     """
     cuda: Any = torch.backends.cuda
     cudnn: Any = torch.backends.cudnn
     rounded = precision == "tf32"
-    # Both names, as torch refuses to read the older one where the two disagree.
+    # Both names, as torch refuses to read the older one if the two disagree.
     cuda.matmul.allow_tf32 = cudnn.allow_tf32 = rounded
     if hasattr(cudnn, "conv"):  # since torch 2.9
         for part in (cuda.matmul, cudnn.conv, cudnn.rnn):

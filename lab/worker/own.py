@@ -1,4 +1,4 @@
-"""A user's own code on a rank: imported, called, and named with its line where it fails."""
+"""A user's own code on a rank: imported, called, and blamed by line if it fails."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from lab.errors import InputError, LabError
 
 
 def admit(run: Run, folder: Path) -> None:
-    """Make modules beside the study importable; LabError where they are not those of the run."""
+    """Make modules beside the study importable; LabError if they are not those of the run."""
     parts = (run.architecture, run.dataset, run.own_strategy)
     own = [part for part in parts if isinstance(part, Own)]
     if not own:
@@ -31,11 +31,11 @@ def admit(run: Run, folder: Path) -> None:
                 "run the study again, which makes new runs of it"
             )
     if str(folder) not in sys.path:
-        sys.path.insert(0, str(folder))  # as for a script that lies there
+        sys.path.insert(0, str(folder))  # as for a script in that folder
 
 
 def make(own: Own, **offered: Any) -> Any:
-    """What the factory makes of its `args`, and of those `offered` that it has a parameter for."""
+    """The factory's result from its `args` and those `offered` for which it has a parameter."""
     factory = load(own.factory)
     with blamed(own.factory):
         wanted = inspect.signature(factory).parameters
@@ -47,7 +47,7 @@ def make(own: Own, **offered: Any) -> Any:
 
 
 def load(reference: str) -> Any:
-    """The function or class behind `module:name`; LabError where its import fails."""
+    """The function or class behind `module:name`; LabError if its import fails."""
     module, name = reference.split(":")
     with blamed(reference):
         return getattr(importlib.import_module(module), name)
@@ -55,7 +55,7 @@ def load(reference: str) -> Any:
 
 @contextmanager
 def blamed(reference: str) -> Iterator[None]:
-    """Tell an error in a user's code by its last line there, with Python's traceback as cause."""
+    """Report an error in a user's code by its last line there, with Python's traceback as cause."""
     try:
         yield
     except (InputError, MemoryError, torch.OutOfMemoryError):

@@ -1,4 +1,4 @@
-"""Published weights in a folder of the user's, as on Hugging Face: no network, no pickle."""
+"""Published weights in a user's folder, laid out as on Hugging Face: no network, no pickle."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lab.files import read_json
 
 # Weights as safetensors only: reading a pickle can run any code.
 FILES = ("config.json", "model.safetensors", "tokenizer.json")
-# What config.json calls the sizes of a configuration.
+# The names of a configuration's sizes in config.json.
 _GPT2 = {"layers": "n_layer", "heads": "n_head", "width": "n_embd", "vocab_size": "vocab_size"}
 _DISTILBERT = {
     "layers": "n_layers",
@@ -41,7 +41,7 @@ _LAYERS = {
 
 
 def folder_of(model: Model, *, data_root: Path) -> Path | None:
-    """The folder of a model's published weights, None for a model that starts from random ones.
+    """The folder of a model's published weights, None for a model initialized at random.
 
     Raises InputError for a folder that may not be read, lacks a file, or holds another model.
     """
@@ -58,7 +58,7 @@ def folder_of(model: Model, *, data_root: Path) -> Path | None:
         raise _unusable(f"{folder / 'config.json'} is not a JSON mapping")
     if config.get("model_type") != kind:
         raise _unusable(f"{folder} holds a {config.get('model_type')!r}, not a {kind!r}")
-    # Sizes that differ would fail later too, but by the names of tensors.
+    # Different sizes would fail later too, but with an error that names tensors.
     problems = []
     for name, published in sizes.items():
         size = config.get(published)
@@ -81,7 +81,7 @@ def _unusable(what: str, advice: str = "") -> InputError:
 def gpt2_weights(folder: Path, config: GPT) -> Mapping[str, Tensor]:
     """The weights of GPT-2 under the names of our GPT, with as many positions as its block size.
 
-    Raises InputError for a file that cannot be read or lacks one.
+    Raises InputError for a file that cannot be read or lacks a tensor.
     """
     from safetensors import SafetensorError
     from safetensors.torch import load_file
@@ -91,7 +91,7 @@ def gpt2_weights(folder: Path, config: GPT) -> Mapping[str, Tensor]:
         tensors = load_file(file)
     except (OSError, SafetensorError) as error:
         raise _unusable(f"{file} cannot be read: {error}") from None
-    # Some were saved with the name of the whole model in front.
+    # Some were saved with the name of the whole model as a prefix.
     tensors = {name.removeprefix("transformer."): tensor for name, tensor in tensors.items()}
     names = _WEIGHTS | {
         f"blocks.{layer}.{ours}.{kind}": f"h.{layer}.{published}.{kind}"
@@ -103,10 +103,10 @@ def gpt2_weights(folder: Path, config: GPT) -> Mapping[str, Tensor]:
     if missing:
         raise _unusable(f"{file} lacks {', '.join(missing[:3])}")
     weights = {ours: tensors[published] for ours, published in names.items()}
-    # A shorter block size uses the first positions alone.
+    # A shorter block size uses only the first positions.
     weights["positions.weight"] = weights["positions.weight"][: config.block_size]
     for ours, published in names.items():
-        # GPT-2 was published with its linear layers ("c_...") as (in, out), torch's are (out, in).
+        # GPT-2's linear layers ("c_...") were published as (in, out); torch's are (out, in).
         if ".c_" in published and ours.endswith("weight"):
             weights[ours] = weights[ours].t().contiguous()
     return weights

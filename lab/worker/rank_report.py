@@ -1,4 +1,4 @@
-"""What ranks send rank 0 about their steps, and the parts of a record that are made of it."""
+"""What ranks send to rank 0 about their steps, and the parts of a record built from it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from lab.worker.sync_cost import Probe, costs
 
 @dataclass(frozen=True)
 class RankReport:
-    """What a rank sends to rank 0 when it is done; times are those of rank 0's clock."""
+    """What a rank sends to rank 0 when it is done; times are on rank 0's clock."""
 
     host: str
     cores: tuple[int, ...]
@@ -41,9 +41,9 @@ class RankReport:
 def communication_of(
     run: Run, reports: Sequence[RankReport], folder: Path, *, first_step: int, cycle: int = 1
 ) -> Communication | None:
-    """The record's part; puts all ranks' steps and their communication on one time axis.
+    """The record's communication; puts all ranks' steps and communication on one time axis.
 
-    `cycle` is that of the strategy.
+    `cycle` is the strategy's.
     """
     probes = [report.probe for report in reports if report.probe]
     update: dict[str, object] = dict(costs(probes)) if probes else {}
@@ -74,7 +74,7 @@ def communication_of(
 
 
 def memory_of(reports: Sequence[RankReport], device: torch.device) -> Memory:
-    """The record's part: peaks of all ranks, and the most that one keeps of the model, in bytes."""
+    """The record's memory: peaks of all ranks, and the most model state kept by one, in bytes."""
     return Memory(
         kind="cuda_allocated" if device.type == "cuda" else "resident",
         peak=[peak for report in reports for peak in report.peak_memory],

@@ -1,6 +1,6 @@
-"""Reference steps on the ranks of a calibration: each strategy in turn, in processes of their own.
+"""Reference steps on the ranks of a calibration: each strategy in turn, in separate processes.
 
-`python -m lab.worker.reference CONTEXT STRATEGIES` trains as one rank by each of the strategies
+`python -m lab.worker.reference CONTEXT STRATEGIES` trains as one rank with each of the strategies
 (NAME,NAME), and prints JSON.
 """
 
@@ -32,7 +32,7 @@ from lab.worker.sync_cost import readiness
 from lab.worker.train import train
 
 STARTS, QUICK_STARTS = 5, 3
-STARTS_TOGETHER, QUICK_STARTS_TOGETHER = 3, 1  # of several ranks
+STARTS_TOGETHER, QUICK_STARTS_TOGETHER = 3, 1  # with several ranks
 ALL, PLAIN = tuple(STRATEGIES), ("single", "ddp")
 _STEPS = TypeAdapter(tuple[ReferenceStep, ...])
 
@@ -40,13 +40,13 @@ _STEPS = TypeAdapter(tuple[ReferenceStep, ...])
 def reference_steps(
     context: RankContext, *, quick: bool, progress: Progress
 ) -> tuple[ReferenceStep, ...]:
-    """The reference steps, each start of them in processes that begin anew; all ranks must call it.
+    """The reference steps, each start in new processes; all ranks must call this.
 
-    Two processes that run the same step differ by more than the steps of each: by where their
-    memory lies, and by what the machine does meanwhile. And one that has worked before keeps memory
-    that a run, which is a process of its own, has to ask the system for again and again. Of several
-    ranks those of one rank run on all at once, each by itself. Raises LabError where a process
-    fails.
+    Two processes that run the same step differ by more than the steps within each, because of their
+    memory layout and of what else the machine does. A process that has worked before also keeps
+    memory that a run, which is a new process, has to request from the system again and again. If
+    there are several ranks, the one-rank steps run on all of them at once, each by itself. Raises
+    LabError if a process fails.
     """
     starts = []
     alone = context.world_size == 1
@@ -54,13 +54,13 @@ def reference_steps(
     count = fewer if quick else full
     for start in range(count):
         progress("steps in new processes", start, count)
-        # Of the others on one rank little is predicted: one process tells enough of them.
+        # Little is predicted from the others on one rank, so one process is enough for them.
         starts.append(_start(context, start, PLAIN if alone and start else ALL))
     return _together(starts)
 
 
 def _start(context: RankContext, start: int, names: Sequence[str]) -> tuple[ReferenceStep, ...]:
-    """Train in a new process, which forms a group with those that the other ranks start."""
+    """Train in a new process, which forms a group with those started by the other ranks."""
     rendezvous = context.rendezvous.with_suffix(f".steps{start}")
     fields = dataclasses.asdict(context) | {"rendezvous": str(rendezvous)}
     command = [sys.executable, "-m", "lab.worker.reference", json.dumps(fields), ",".join(names)]
@@ -85,7 +85,7 @@ def _turn(
             continue
         alone = replace(context, rank=0, world_size=1) if run.world_size == 1 else context
         dataset = data.prepare(run, data_root=Path(), progress=_silent)
-        # Where torch is too old for a strategy, it is so on each rank.
+        # If torch is too old for a strategy, it is too old on every rank.
         with suppress(InputError):
             steps.append(_step(RankJob(run, alone, device, dataset, _silent)))
     return tuple(steps)
@@ -94,7 +94,7 @@ def _turn(
 def _step(job: RankJob) -> ReferenceStep:
     run, training = job.run, train(job)
     measured = slice(run.warmup_steps, None)
-    # All ranks must wait for the slowest, step by step; alone each has its own median.
+    # Together, all ranks wait for the slowest in each step; alone, each has its own median.
     ranks = np.stack(all_gather_object(training.steps["step_time"][measured]))
     low, middle, high = np.percentile(ranks[0], (10, 50, 90))
     together = ranks.max(axis=0) if run.world_size > 1 else np.median(ranks, axis=1).max()

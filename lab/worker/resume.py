@@ -1,4 +1,4 @@
-"""Interrupted trainings: when their state is saved, and how they are taken up again."""
+"""Interrupted trainings: when their state is saved, and how they are resumed."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from lab.worker.context import preemption_noticed
 from lab.worker.distributed import RankJob, all_gather_object, mean_over_ranks
 from lab.worker.measure.clock import synchronize
 
-PACE_STEPS = 3  # the last of the warm-up, from which the interval in steps is taken
+PACE_STEPS = 3  # the last of the warm-up, which determine the interval in steps
 MIN_MEASURED_STEPS = 5
 NOTICE, NOTICE_S = "lab/save-after-step", 2.0
 
 
 @dataclass
 class Checkpoints:
-    """The checkpoints of one repeat, saved by all ranks together between the steps of training.
+    """The checkpoints of one repeat, saved by all ranks together between training steps.
 
-    A resumed training measures only its own steps, after a warm-up of its own: none is saved if too
-    few would be left.
+    A resumed training measures only its own steps, after another warm-up, so nothing is saved if
+    too few steps would be left.
     """
 
     job: RankJob
@@ -50,7 +50,7 @@ class Checkpoints:
         return self.repeat / "checkpoint"
 
     def resume(self) -> int:
-        """Take up the newest checkpoint of this run and data; returns the steps that are done."""
+        """Resume from the newest checkpoint of this run and data; returns the steps done so far."""
         saved = None if self.repeat is None else checkpoint.newest(self.root)
         if saved and (saved.run.id, saved.data_sha256) != (
             self.job.run.id,
@@ -58,7 +58,7 @@ class Checkpoints:
         ):
             saved = None
         self._pace_from = self._now()
-        # A rank on a slow file system may not see it yet: then all start anew.
+        # A rank on a slow file system may not see it yet; then all start from scratch.
         steps = set(all_gather_object(saved.step if saved else 0))
         if saved is None or len(steps) > 1:
             return 0
@@ -67,7 +67,7 @@ class Checkpoints:
         history = saved.tensors(checkpoint.HISTORY)
         rank, device = self.job.context.rank, self.job.device
         checkpoint.restore_random_states(history, rank=rank, device=device)
-        # The mean over all ranks, taken up as each rank's own: its mean stays the same.
+        # The mean over all ranks, restored as each rank's own, which leaves the mean unchanged.
         self.losses[: saved.step] = history["loss"].to(self.losses)[:, None]
         if saved.scaler:
             self.scaler.load_state_dict(saved.scaler)
@@ -75,22 +75,22 @@ class Checkpoints:
         return saved.step
 
     def after(self, done: int) -> None:
-        """Save after this many steps if it is time to; all ranks must call it after each step."""
+        """Save after `done` steps if it is time to; all ranks must call it after each step."""
         every_s = self.job.context.checkpoint_every_s
         if self.repeat is None or every_s is None or not _can_resume(self.job.run):
             return
-        # In the warm-up: what a rank waits for here must not stand between measured steps.
+        # In the warm-up, so that this synchronization does not come between measured steps.
         paced = self._first + max(self.job.run.warmup_steps, 1)
         begin = max(paced - PACE_STEPS, self._first)
         if done == begin:
             self._pace_from = self._now()
         elif done == paced:
             self._pace_s = (self._now() - self._pace_from) / (paced - begin)
-            # Rank 0's: ranks that saved after different steps would wait for each other.
+            # Rank 0's value: ranks that saved after different steps would wait for each other.
             self._every = all_gather_object(max(round(every_s / self._pace_s), 1))[0]
             return
         due = self._every is not None and (done - paced) % self._every == 0
-        # Those that go on from here need steps of their own to measure.
+        # A training resumed from here needs steps of its own to measure.
         needed = self.job.run.warmup_steps + MIN_MEASURED_STEPS
         if (due or self._on_notice(done)) and self.job.run.steps - done >= needed:
             self._save(done)
@@ -104,7 +104,7 @@ class Checkpoints:
             return True
         store = dist.distributed_c10d._get_default_store()
         if self.job.context.rank == 0 and not store.check([NOTICE]):
-            # A step for all, a few seconds ahead: the notice does not reach all ranks at once.
+            # One step for all, a few seconds ahead: the notice does not reach all ranks at once.
             store.set(NOTICE, str(done + max(math.ceil(NOTICE_S / self._pace_s), 2)))
         step = int(store.get(NOTICE)) if store.check([NOTICE]) else None
         self._saved_on_notice = step == done
@@ -131,7 +131,7 @@ class Checkpoints:
         if self.job.context.rank == 0:
             forget(self.root, keep=f"{done:09d}")
         if dist.is_initialized():
-            dist.barrier()  # else the next step of the others would wait for rank 0
+            dist.barrier()  # else the others' next step would wait for rank 0
         self.job.progress("measuring", done, self.job.run.steps)
 
     def _write(
@@ -160,7 +160,7 @@ class Checkpoints:
 
 
 def forget(root: Path, *, keep: str = "") -> None:
-    """Remove the checkpoints from which training could go on, all but one, and unfinished ones."""
+    """Remove unfinished and resumable checkpoints, all but the one to keep."""
     for folder in [*root.glob("[0-9]*"), *root.glob(".[0-9]*")]:
         if folder.name != keep:
             shutil.rmtree(folder, ignore_errors=True)
@@ -169,9 +169,9 @@ def forget(root: Path, *, keep: str = "") -> None:
 def _can_resume(run: Run) -> bool:
     """Whether rank 0 can gather all that the training's next step depends on.
 
-    PowerSGD carries the error of its approximation from step to step in a place of its own;
-    ZeRO-1's optimizer, a pipeline's stages and shares of matrices lie on the ranks under names of
-    their own; a DataLoader begins at step 0.
+    PowerSGD carries its approximation error from step to step in a separate place; ZeRO-1's
+    optimizer, a pipeline's stages and shards of matrices lie on the ranks under separate names; a
+    DataLoader begins at step 0.
     """
     resumable = run.facts.resumable
     return resumable and run.compression != "powersgd" and run.loader == "fast"

@@ -1,8 +1,8 @@
-"""One rank of a rung of the course: calls what a learner's file defines, with its own data alone.
+"""One rank of a rung of the course: calls what a learner's file defines, with only its own data.
 
-`main` reads the rank's task and arrays from its standard input, and leaves an
-archive of arrays. Which data the other ranks have it never learns: a result that depends on all of
-them was communicated. What is reported of calls and times is counted in this process.
+`main` reads the rank's task and arrays from its standard input, and leaves an archive of arrays. It
+never sees the other ranks' data, so a result that depends on all of it must have been communicated.
+The reported calls and times are counted in this process.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from lab.worker.strategies.base import Setup
 
 Arrays = dict[str, Any]
 CHECKED_STEPS = 5  # after which parameters are compared
-# Of AdamW: with a small one, gradients that are all twice as large would make the same steps.
+# AdamW's epsilon: with a small one, gradients twice as large would give the same steps.
 EPSILON = 0.01
 WARM_UP = 2  # steps that are not timed
 # Laps of a step, by their place in it; the clock counts from 1.
@@ -79,7 +79,7 @@ def _lap(position: tuple[int, int] | None) -> str:
 
 
 class Net(nn.Module):
-    """Linear layers with tanh between them, called with inputs and targets for the mean loss."""
+    """Linear layers with tanh in between; called with inputs and targets for the mean loss."""
 
     def __init__(self, widths: list[int]) -> None:
         super().__init__()
@@ -94,7 +94,7 @@ class Net(nn.Module):
 
 
 def all_reduce(module: ModuleType | None, spec: Mapping[str, Any], arrays: Arrays) -> Iterator[Any]:
-    """Sum tensors of several lengths; without a module by torch's own all-reduce."""
+    """Sum tensors of several lengths; without a module, with torch's own all-reduce."""
     reduce = module.all_reduce if module else dist.all_reduce
     for name in sorted(arrays):
         recorded = Recorded()
@@ -108,9 +108,9 @@ def all_reduce(module: ModuleType | None, spec: Mapping[str, Any], arrays: Array
 
 
 def strategy(module: ModuleType | None, spec: Mapping[str, Any], arrays: Arrays) -> Iterator[Any]:
-    """Train for some steps by each setting of a strategy; without a module by the lab's own.
+    """Train for some steps with each setting of a strategy; without a module, with the lab's own.
 
-    Rank 0 then trains `single` as well, which has the samples of all ranks.
+    Rank 0 then also trains `single` on the samples of all ranks.
     """
     if module is not None:
         for args in spec["trials"]:
@@ -139,7 +139,7 @@ def _train(
     model = Net(spec["widths"])
     recorded = Recorded()
     clock = recorded.clock
-    # A clock of its own and no recorder: what is counted here is not the strategy's to change.
+    # A separate clock and no recorder, so that the strategy cannot change what is counted here.
     parallel = made.wrap(model, Setup(run, torch.device("cpu"), HostClock(), None))
     optimizer = made.optimizer(parallel, run)
     for group in optimizer.param_groups:
@@ -168,7 +168,7 @@ def _train(
 
 
 def linear(module: ModuleType | None, spec: Mapping[str, Any], arrays: Arrays) -> Iterator[Any]:
-    """Train two matrices with a GELU between them, of which this rank has its parts."""
+    """Train two matrices with a GELU in between, of which this rank holds its parts."""
     column = module.column if module else F.linear
     row = module.row if module else F.linear
     names = ("column_weight", "column_bias", "row_weight", "row_bias")
@@ -196,12 +196,12 @@ def linear(module: ModuleType | None, spec: Mapping[str, Any], arrays: Arrays) -
 
 
 def order(module: ModuleType | None, spec: Mapping[str, Any], arrays: Arrays) -> Iterator[Any]:
-    """Run a pipeline's stage in the order that the file gives, with real messages."""
+    """Run a pipeline stage in the order given by the file, with real messages."""
     rank, stages = spec["rank"], spec["world_size"]
     micro_batches = spec["micro_batches"]
     assert module is not None
     passes = [(str(what), int(which)) for what, which in module.order(rank, stages, micro_batches)]
-    # Before it is tried: whoever ends a hang can read it.
+    # Before it is tried, so that whoever ends a hang can read it.
     sys.stdout.write(json.dumps(passes))
     sys.stdout.flush()
     weight = torch.from_numpy(arrays["weight"].copy()).requires_grad_()
@@ -243,7 +243,7 @@ def order(module: ModuleType | None, spec: Mapping[str, Any], arrays: Arrays) ->
 
 
 def stages(module: None, spec: Mapping[str, Any], arrays: Arrays) -> Iterator[Any]:
-    """The gradients of a pipeline's stages, on one process that has them all."""
+    """The gradients of a pipeline's stages, computed in one process that holds them all."""
     weights = [torch.from_numpy(weight).requires_grad_() for weight in arrays["weights"]]
     outputs = torch.from_numpy(arrays["inputs"])
     for weight in weights:
@@ -259,19 +259,19 @@ TASKS: dict[str, Callable[..., Iterator[Any]]] = {
 
 
 def main() -> None:
-    """Do the task on standard input, and exit with status 1 where the file fails."""
+    """Do the task on standard input, and exit with status 1 if the file fails."""
     with np.load(io.BytesIO(sys.stdin.buffer.read()), allow_pickle=False) as given:
         arrays = dict(given)
     spec = json.loads(str(arrays.pop("spec")))
     rank, folder = spec["rank"], Path(spec["folder"])
-    # Opened before the process is confined, which may then open nothing to write.
+    # Opened before the process is confined, as it may not open files for writing after that.
     result = (folder / f"rank{rank}.npz").open("wb")
     stacks = (folder / f"rank{rank}.stack").open("w")
     if spec["task"] == "strategy":
-        # The optimizers import it when they are used first, and it writes files.
+        # The optimizers import it on first use, and it writes files.
         importlib.import_module("torch._dynamo")
     torch.set_num_threads(1)
-    torch.set_default_dtype(torch.float64)  # in which rounding explains no difference
+    torch.set_default_dtype(torch.float64)  # so that rounding cannot explain a difference
     context = RankContext(
         rank=rank,
         world_size=spec["world_size"],

@@ -1,4 +1,4 @@
-"""The lab's tests of itself on the ranks: what measuring costs, and what each strategy learns.
+"""The lab's self-tests on the ranks: what measuring costs, and what each strategy learns.
 
 `python -m lab.worker.selftest overhead RUN DEVICE` and `training RUN DEVICE [MODEL.PY]` take a run,
 `losses RUNS DEVICE` runs by name, and `script RUN WAY` a run of a script, as JSON; all print JSON.
@@ -46,7 +46,7 @@ PLAIN, CONTROL, INSTRUMENTED = "plain", "control", "instrumented"
 
 
 class Turns:
-    """In place of a progress display: between two instrumented steps, each plain loop does one."""
+    """In place of a progress display: between two instrumented steps, each plain loop takes one."""
 
     def __init__(self, plain: dict[str, PlainLoop], device: torch.device, *, seed: int) -> None:
         self.plain, self.device = plain, device
@@ -56,7 +56,7 @@ class Turns:
         self._begin: tuple[float, float] | None = None
 
     def __call__(self, phase: str, step: int, steps: int, loss: float | None = None, /) -> None:
-        """End an instrumented step, let the plain loops do theirs, begin the next."""
+        """End an instrumented step, let the plain loops take theirs, and begin the next."""
         if self._begin is not None:
             self._end(INSTRUMENTED, self._begin)
         for name in self.orders.permutation(list(self.plain)).tolist():
@@ -66,7 +66,7 @@ class Turns:
         self._begin = self._start()
 
     def _start(self) -> tuple[float, float]:
-        # Ranks that began apart would wait for each other in the step's all-reduce.
+        # Ranks that started apart would wait for each other in the step's all-reduce.
         dist.barrier()
         synchronize(self.device)
         return time.perf_counter(), time.process_time()
@@ -83,11 +83,11 @@ def measure_overhead(job: RankJob) -> dict[str, Any] | None:
 
 
 def compare(job: RankJob, loops: dict[str, PlainLoop]) -> dict[str, Any] | None:
-    """Seconds of the lab's loop and of others by round; rank 0 gets them, the others None.
+    """Seconds of the lab's loop and of the others by round; rank 0 gets them, the others None.
 
-    A round is one step of the lab's loop, INSTRUMENTED, and one of each other loop, these in random
-    order, with a barrier before each; the first `warmup_steps` do not count. `wall` is that of the
-    slowest rank. `cpu` is the CPU time of all ranks, which the load of others hardly touches.
+    A round is one step of the lab's loop, INSTRUMENTED, and one of each other loop in random order,
+    with a barrier before each; the first `warmup_steps` do not count. `wall` is the slowest rank's.
+    `cpu` is the CPU time of all ranks, which other load on the machine hardly affects.
     """
     turns = Turns(loops, job.device, seed=job.run.seed)
     training = train(replace(job, progress=turns))
@@ -95,7 +95,7 @@ def compare(job: RankJob, loops: dict[str, PlainLoop]) -> dict[str, Any] | None:
     ranks = gather((turns.wall, turns.cpu))
     if ranks is None:
         return None
-    # An instrumented step ends when the next round begins: there is one less of them. Round `k` of
+    # An instrumented step ends when the next round begins, so there is one fewer. Round `k` of
     # the other loops comes after instrumented step `k`, and before the next.
     rounds = len(turns.wall[INSTRUMENTED]) - job.run.warmup_steps
     walls, cpus = zip(*ranks, strict=True)
@@ -114,11 +114,11 @@ def compare(job: RankJob, loops: dict[str, PlainLoop]) -> dict[str, Any] | None:
 
 
 def _compare_rank(rank: int, content: str, folder: str, device: str, *nanogpt: str) -> None:
-    """The overhead of measuring on all ranks; with `nanogpt`, a path or nothing, the training."""
-    os.dup2(2, 1)  # the answer alone goes to the standard output, whatever a loop prints
+    """Compare loops on all ranks: overhead, or training if `nanogpt` (a path or empty) is given."""
+    os.dup2(2, 1)  # only the answer goes to the standard output, whatever a loop prints
     run = Run.model_validate_json(content)
     core = rank
-    # Ranks that share a core, or move between cores, would disturb each other by more than 1 %.
+    # Ranks that share a core or move between cores would disturb each other by more than 1 %.
     if device == "cpu" and hasattr(os, "sched_setaffinity"):  # not on macOS
         cores = sorted(os.sched_getaffinity(0))
         core = cores[rank % len(cores)]
@@ -141,7 +141,7 @@ def _compare_rank(rank: int, content: str, folder: str, device: str, *nanogpt: s
 
 @contextmanager
 def _counted(on_step: Callable[[], None]) -> Iterator[None]:
-    """Nothing but a call at the end of each step of the first optimizer."""
+    """Only call `on_step` at the end of each step of the first optimizer."""
     first: list[Any] = []
 
     def after(optimizer: Any, *_: Any) -> None:
@@ -158,7 +158,7 @@ def _counted(on_step: Callable[[], None]) -> Iterator[None]:
 
 
 def _script_rank(rank: int, content: str, folder: str, way: str) -> None:
-    """Run a script INSTRUMENTED or PLAIN; each rank tells wall and CPU time of every step."""
+    """Run a script INSTRUMENTED or PLAIN; each rank reports wall and CPU time of every step."""
     run = Run.model_validate_json(content)
     assert run.script is not None
     os.dup2(2, 1)  # the answer alone goes to the standard output
@@ -182,7 +182,7 @@ def _script_rank(rank: int, content: str, folder: str, way: str) -> None:
     if len(marks) <= run.warmup_steps + 1:
         raise LabError(f"{run.script.name} made {len(marks)} steps, which leave none to compare")
     steps = np.diff(np.array(marks)[run.warmup_steps :], axis=0).T.tolist()
-    # The script has left its group: what each rank knows meets in files.
+    # The script has left its group, so the ranks' results are collected in files.
     (place / f"{rank}.answer").write_text(json.dumps(steps))
     answers = [place / f"{other}.answer" for other in range(run.world_size)]
     if all(answer.exists() for answer in answers):
@@ -206,7 +206,7 @@ def _losses_rank(rank: int, content: str, folder: str, device: str) -> None:
 def measure_all(
     rank: int, runs: dict[str, Run], *, device: str, root: Path
 ) -> dict[str, Measurement | InputError | None]:
-    """Take part as one rank in each of the runs that has so many; an InputError is a result too."""
+    """Take part as one rank in each run that has this rank; an InputError is a result too."""
     results: dict[str, Measurement | InputError | None] = {}
     for name, run in runs.items():
         if rank >= run.processes:
@@ -218,7 +218,7 @@ def measure_all(
             results[name] = measure(run, context, data_root=root, folder=folder, progress=_silent)
         except InputError as error:
             results[name] = error
-            if dist.is_initialized():  # the next run forms a group of its own
+            if dist.is_initialized():  # the next run forms its own group
                 leave_group()
     return results
 
@@ -242,7 +242,7 @@ def _context(rank: int, run: Run, device: str, folder: Path, *, cores: tuple[int
 
 
 def main() -> None:
-    """Run one of them on ranks of this machine."""
+    """Run one of the self-tests on ranks of this machine."""
     benchmark, content, *arguments = sys.argv[1:]
     fields = json.loads(content)
     runs = fields.values() if benchmark == "losses" else [fields]

@@ -1,8 +1,8 @@
-"""A second measure of communication, and when gradients are ready: extra passes after training.
+"""A second measure of communication, and when gradients are ready, from passes after training.
 
-The cost of synchronising is the time of a forward and backward pass with the exchange less that
-without it, in turn. It holds the exposed wait and the compute that communication slowed, so that
-their difference is the stolen compute.
+The cost of synchronising is the time of a forward and backward pass with the exchange minus that of
+one without it, run alternately. It contains the exposed wait and the compute slowed down by
+communication, so its difference from the exposed wait is the stolen compute.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from lab.worker.measure.overlap import Exposure
 from lab.worker.optim import autocast
 from lab.worker.train import Training
 
-# With fewer rounds a median has no interval; more would tell little more of one job.
+# With fewer rounds a median has no interval; more would add little information on one job.
 ROUNDS = (5, 12)
 SHARE_OF_RUN = 0.25
 READY_ROUNDS = 7
@@ -35,24 +35,24 @@ READY_ROUNDS = 7
 
 @dataclass(frozen=True)
 class Probe:
-    """Rounds of forward and backward with and without the exchange on one rank.
+    """Rounds of forward and backward passes with and without the exchange on one rank.
 
     `spans` is (rounds, with and without, begin and end) in s.
     """
 
     spans: FloatArray
-    buckets: Buckets | None  # of the passes with the exchange, on several ranks
+    buckets: Buckets | None  # from the passes with the exchange, on several ranks
 
     def shifted(self, shift: Callable[[FloatArray], FloatArray]) -> Probe:
-        """The same on another clock."""
+        """The same probe on another clock."""
         return Probe(shift(self.spans), self.buckets.shifted(shift) if self.buckets else None)
 
 
 def probe(training: Training, job: RankJob) -> Probe | None:
-    """Time the wrapped model against the same without its exchange; None where it cannot be.
+    """Time the wrapped model with and without its exchange; None if that is not possible.
 
     On several ranks the second way is the wrapped model without synchronisation, on one it is the
-    bare model. No step is taken, gradients are dropped, and the model must not be used to train
+    bare model. No step is taken, gradients are dropped, and the model must not be trained
     afterwards.
     """
     run, strategy = job.run, strategies.of(job.run)
@@ -62,7 +62,7 @@ def probe(training: Training, job: RankJob) -> Probe | None:
 
     def without_exchange() -> None:
         if run.world_size == 1:
-            # Hooks that DDP left at the model's parameters return at once.
+            # Hooks that DDP left on the model's parameters return at once.
             forward_backward(training.model)
         else:
             with strategy.no_sync(training.parallel):
@@ -70,16 +70,16 @@ def probe(training: Training, job: RankJob) -> Probe | None:
 
     training.model.train()
     ways = (lambda: forward_backward(training.forward), without_exchange)
-    # A round costs two micro-batches, a step grad_accum of them; one more round warms up.
+    # A round takes two micro-batches, a step grad_accum of them; one extra round warms up.
     rounds = 1 + int(np.clip(SHARE_OF_RUN * run.steps * run.grad_accum / 2, *ROUNDS))
-    # Random, so that no periodic load favours a way; seeded, so that all ranks do the same.
+    # Random, so that no periodic load favours one way; seeded, so that all ranks agree.
     orders = np.random.default_rng(run.seed).permuted(np.tile([0, 1], (rounds, 1)), axis=1)
     marks = []
     for number, order in enumerate(orders):
         for way in order:
             _drop_gradients(training.model)
-            # Each pass begins with an idle device and when all ranks are there: a rank that is
-            # behind would make its wait a cost of the exchange.
+            # Each pass begins with an idle device and with all ranks ready, or waiting for a late
+            # rank would count as a cost of the exchange.
             synchronize(job.device)
             dist.barrier()
             begin = training.clock.now()
@@ -113,15 +113,15 @@ def _drop_gradients(model: nn.Module) -> None:
 def costs(probes: Sequence[Probe]) -> dict[str, Stat]:
     """Fields of Communication from the rounds of all ranks on one clock."""
     spans = np.stack([probe.spans for probe in probes])
-    # A pass lasts from when the last rank began to when the last one ended.
+    # A pass lasts from the last rank's start to the last rank's end.
     lasted = spans[..., 1].max(axis=0) - spans[..., 0].max(axis=0)
-    # Paired by round: what disturbs both ways cancels, which blocks one by one would not.
+    # Paired by round, so that what disturbs both ways cancels, as it would not in separate blocks.
     difference = lasted[:, 0] - lasted[:, 1]
     buckets = [probe.buckets for probe in probes if probe.buckets is not None]
     if not buckets:
         return {"ddp_overhead_time": stat(difference)}
     exposure = Exposure.from_buckets(buckets)
-    # Of the rank whose gradients came last: the others' wait for it is no cost of exchange.
+    # From the rank whose gradients came last: waiting for it is not a cost of the exchange.
     exposed = exposure.exposed[exposure.ready.argmax(axis=0), np.arange(len(difference))]
     return {
         "sync_cost": stat(difference),
@@ -135,16 +135,16 @@ def methods_agree(communication: Communication) -> bool | None:
     cost, exposed = communication.sync_cost, communication.sync_exposed
     if cost is None or exposed is None or cost.interval is None or exposed.interval is None:
         return None
-    # One-sided, as the cost also holds the compute that communication slowed.
+    # One-sided, as the cost also contains the compute slowed down by communication.
     return exposed.interval[0] <= cost.interval[1]
 
 
 def readiness(training: Training, job: RankJob) -> list[Gradient] | None:
-    """Gradients in the order of readiness, each with the share of the backward pass over by then.
+    """Gradients in order of readiness, each with the fraction of the backward pass done by then.
 
     Medians over rounds after training: no step is taken, gradients are dropped. None on several
-    ranks, of a compiled run, whose bare model is not, and of a pipeline, whose schedule does the
-    backward pass itself.
+    ranks, for a compiled run, whose bare model is not compiled, and for a pipeline, whose schedule
+    runs the backward pass itself.
     """
     run, model, clock = job.run, training.model, training.clock
     if run.world_size > 1 or run.compile or run.facts.splits == "layers":
@@ -173,7 +173,7 @@ def readiness(training: Training, job: RankJob) -> list[Gradient] | None:
             end = clock.now()
             stamped = [index for index, mark in enumerate(marks) if mark is not None]
             times = clock.seconds([begin, *(marks[index] for index in stamped), end])
-            shares = np.ones(len(marks))  # for gradients that never come, the end
+            shares = np.ones(len(marks))  # gradients that never arrive count as the end
             shares[stamped] = np.clip((times[1:-1] - times[0]) / (times[-1] - times[0]), 0.0, 1.0)
             rounds.append(shares)
     finally:

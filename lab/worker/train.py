@@ -1,4 +1,4 @@
-"""The training loop, one for every strategy; how ranks work together is the strategy's part."""
+"""The training loop, shared by all strategies; how ranks cooperate is up to the strategy."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ from lab.worker.strategies.base import Setup
 
 @dataclass(frozen=True)
 class Training:
-    """What one rank measured while it trained; times in s."""
+    """What one rank measured while training; times in s."""
 
     model: nn.Module
     parallel: nn.Module  # the model as its strategy wraps it
-    forward: Callable[..., torch.Tensor]  # the same, compiled where the run asks for it
+    forward: Callable[..., torch.Tensor]  # the same, compiled if the run asks for it
     clock: Clock
     recorder: BucketRecorder | CallRecorder | None
-    first_step: int  # 0, or that from which an interrupted training went on
+    first_step: int  # 0, or the step from which an interrupted training resumed
     steps: dict[str, FloatArray]  # the clock's laps and this rank's other columns, from first_step
-    sent: Buckets | Calls | None  # None where nothing is sent
-    loss: FloatArray  # of every step, mean over the global batch
+    sent: Buckets | Calls | None  # None if nothing is sent
+    loss: FloatArray  # of every step, averaged over the global batch
     setup_time: float  # s, from the start of this process to its first step
     use: CpuUse  # over the measured steps
     gpus: list[GpuState]  # while it trained
@@ -56,9 +56,9 @@ class Training:
 def train(job: RankJob, *, folder: Path | None = None, pauses: Pauses | None = None) -> Training:
     """Train this rank's part of the run; raises LabError for a loss that is not finite.
 
-    Checkpoints are kept in the repeat's `folder`. Training goes on from the newest of them, and
-    what is measured by step is measured from there on, after a warm-up of its own. With `pauses`
-    the model sleeps instead of computing, and leaves no checkpoint.
+    Checkpoints are kept in the repeat's `folder`. Training resumes from the newest one, and
+    measurements by step start from there, after another warm-up. With `pauses` the model sleeps
+    instead of computing, and leaves no checkpoint.
     """
     run, context, device, progress = job.run, job.context, job.device, job.progress
     set_products(run.stated.precision)
@@ -66,7 +66,7 @@ def train(job: RankJob, *, folder: Path | None = None, pauses: Pauses | None = N
     model = models.build(run, job.dataset).to(device)
     # Before the strategy shards it.
     parameters = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    # The same weights everywhere, but the same dropout only where ranks see the same samples.
+    # The same weights everywhere, but the same dropout only if ranks see the same samples.
     torch.manual_seed(run.seed + 1 + context.rank % run.data_parallel_size)
     if run.activation_checkpointing:
         checkpoint_blocks(model)
@@ -74,12 +74,12 @@ def train(job: RankJob, *, folder: Path | None = None, pauses: Pauses | None = N
         model = Sleeper(model, pauses)
     clock = CudaClock() if device.type == "cuda" else HostClock()
     strategy = strategies.of(run)
-    # Gloo works on GPUs' tensors in threads of the host, which no event on a stream can tell.
+    # Gloo handles GPU tensors in host threads, which no stream event can observe.
     timed = device.type == "cpu" or environment.backend(context) != "gloo"
     recorder = strategy.recorder(clock, world_size=run.world_size) if timed else None
     parallel = strategy.wrap(model, Setup(run, device, clock, recorder))
-    model = strategy.unwrap(parallel)  # of a pipeline, this rank's stage
-    # After wrapping: torch splits the graph of DDP at its buckets, which keeps the overlap.
+    model = strategy.unwrap(parallel)  # in a pipeline, this rank's stage
+    # After wrapping: torch splits DDP's graph at its buckets, which keeps the overlap.
     forward = torch.compile(parallel) if run.compile and pauses is None else parallel
     # After wrapping, as sharding replaces parameters.
     optimizer: torch.optim.Optimizer
@@ -90,11 +90,11 @@ def train(job: RankJob, *, folder: Path | None = None, pauses: Pauses | None = N
     # Without it fp16 loses small gradients; other precisions pass through.
     scaler = torch.amp.GradScaler(device.type, enabled=run.precision == "fp16")
     loader = loader_for(job.dataset, run=run, rank=context.rank)
-    # Room made at once: small tensors of each step would split the heap, and memory grow.
+    # Allocated at once: small tensors from each step would fragment the heap and memory would grow.
     losses = torch.zeros(run.steps, run.grad_accum, device=device)
     norms = torch.zeros(run.steps, device=device)
-    # Reading the loss for the display must cost nothing: on a GPU the host would wait for it, the
-    # first stage of a pipeline never gets it, and a sleeper has none.
+    # Reading the loss for the display must be free: on a GPU the host would wait for it, the first
+    # stage of a pipeline never gets it, and emulated compute has none.
     pipelined = run.facts.splits == "layers"
     loss_is_near = device.type == "cpu" and not pipelined and pauses is None
     rates, cpu_times = [], []
@@ -102,16 +102,16 @@ def train(job: RankJob, *, folder: Path | None = None, pauses: Pauses | None = N
     checkpoints = Checkpoints(job, repeat, model, optimizer, scaler, losses)
     first = checkpoints.resume()
     measured_from = first + run.warmup_steps
-    # Last before the first step: what preparing took is no part of the training's peak.
+    # Last before the first step, as preparation is not part of the training's peak.
     environment.reset_peak(device)
     gpu_watch = GpuWatch(device, run.devices)
     setup_time, use_before = age(), cpu_use(context.cores)
 
     for step in range(first, run.steps):
         if step == measured_from:
-            # What other processes take is judged over the measured steps only.
+            # The load of other processes is judged over the measured steps only.
             use_before = cpu_use(context.cores)
-        # No barrier: a user's loop has none, and it would hide waits for stragglers.
+        # No barrier: a user's loop has none, and it would hide time spent waiting for stragglers.
         cpu_start = time.process_time()
         clock.start()
         rate = learning_rate(run, step)
@@ -121,31 +121,31 @@ def train(job: RankJob, *, folder: Path | None = None, pauses: Pauses | None = N
         for micro in range(run.grad_accum):
             batch = loader.micro_batch(step, micro)
             if device.type == "cuda":
-                batch = batch.pin_memory()  # from pageable memory the host would wait for the copy
+                batch = batch.pin_memory()  # with pageable memory the host would wait for the copy
             clock.lap("data")
             batch = batch.to(device)
             clock.lap("h2d")
-            # Gradients meet once per step, in the backward pass of its last micro-batch. DDP reads
-            # this when the forward pass begins, FSDP in the backward pass: both stand inside.
+            # Gradients are exchanged once per step, in the backward pass of its last micro-batch.
+            # DDP reads this at the start of the forward pass, FSDP in the backward pass.
             last = micro == run.grad_accum - 1
             with nullcontext() if last else strategy.no_sync(parallel):
                 with autocast(run, device):
                     loss = forward(*batch)
                 clock.lap("forward")
-                # Divided here, so that accumulated gradients are those of the whole batch.
+                # Divided here, so that accumulated gradients equal those of the whole batch.
                 scaler.scale(loss / run.grad_accum).backward()
                 clock.lap("backward")
-            # It stays on the device: reading it would stop the host from launching ahead.
+            # It stays on the device, as reading it would stop the host from launching ahead.
             losses[step, micro] = loss.detach()
-        # What is exchanged after the backward pass counts as backward, as DDP's exchange does.
+        # An exchange after the backward pass counts as backward, like DDP's.
         strategy.synchronize(parallel)
         clock.lap("backward")
-        scaler.unscale_(optimizer)  # before clipping, whose norm is that of true gradients
-        # A sleeper's pause for the optimizer holds the time that clipping takes.
+        scaler.unscale_(optimizer)  # before clipping, which uses the norm of the true gradients
+        # With emulated compute, the optimizer's pause includes the time for clipping.
         norms[step] = strategy.clip(parallel, run.grad_clip) if pauses is None else math.nan
         scaler.step(optimizer)
         scaler.update()
-        # None instead of zero: the next backward pass writes instead of adding.
+        # None instead of zero, so that the next backward pass writes instead of adding.
         optimizer.zero_grad(set_to_none=True)
         # The last lap ends the step: notes, display and checkpoints are not timed.
         clock.lap("optimizer")
@@ -156,12 +156,12 @@ def train(job: RankJob, *, folder: Path | None = None, pauses: Pauses | None = N
         checkpoints.after(step + 1)
 
     loader.close()
-    # Only now are marks read: on CUDA that waits for the device.
+    # Marks are read only now, because on CUDA that waits for the device.
     laps = clock.read()
     gpus = gpu_watch.stop()
     sent = recorder.take() if recorder else None
     use = cpu_use(context.cores).since(use_before)
-    # Before anything else allocates: evaluation and checks have peaks of their own.
+    # Before anything else allocates, as evaluation and checks have their own peaks.
     peak_memory = environment.peak_memory(device, run.devices)
     rank_loss = _values(strategy.all_losses(losses)).mean(axis=1)
     mean_loss = mean_over_ranks(rank_loss, device=device)
@@ -195,14 +195,14 @@ def train(job: RankJob, *, folder: Path | None = None, pauses: Pauses | None = N
 def evaluate(model: nn.Module, job: RankJob) -> tuple[float, float | None]:
     """Mean loss on `eval_batches` global batches of held-out samples, and a classifier's accuracy.
 
-    The same on each rank.
+    The result is the same on each rank.
     """
     loader = FastLoader(job.dataset.held_out, run=job.run, rank=job.context.rank)
     batches = list(loader.evaluation())
     scores = []
     model.eval()
     if dist.is_initialized():
-        # Running statistics differ by rank: all ranks evaluate one model, rank 0's.
+        # Running statistics differ by rank, so all ranks evaluate the same model, rank 0's.
         for buffer in model.buffers():
             dist.broadcast(buffer, src=0)
     with torch.no_grad(), autocast(job.run, job.device):

@@ -1,4 +1,4 @@
-"""`python -m lab.rank` in job scripts of version 0.1.0; scripts of today call `lab.launch.job`."""
+"""`python -m lab.rank` for job scripts of version 0.1.0; newer ones call `lab.launch.job`."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""One job array, written down before it is submitted: never submitted twice, never lost."""
+"""One job array, recorded before it is submitted, so it is never submitted twice or lost."""
 
 from __future__ import annotations
 
@@ -29,25 +29,25 @@ from lab.launch.slurm.controller import (
 )
 from lab.launch.work import write_work
 
-# What a job that submits jobs hands on; the other variables describe its own allocation.
+# Variables that a job passes on to jobs it submits; the others describe its own allocation.
 INHERITED = ("SLURM_CONF", "SLURM_CLUSTERS")
-# Stands in place of the id of an array that never came to Slurm.
+# Stands for the id of an array that never reached Slurm.
 NEVER = "none"
 
 
 class RefusedError(Exception):
-    """Slurm does not take the job; the message is Slurm's."""
+    """Slurm rejects the job; the message is Slurm's."""
 
 
 @dataclass(frozen=True)
 class Array:
-    """The jobs of one shape in one folder, whose name is the array's in Slurm."""
+    """Jobs of one shape, in a folder named like the array in Slurm."""
 
     folder: Path
 
     @classmethod
     def new(cls, home: Path, label: str) -> Array:
-        """An array that has a unique name and a folder, and is not submitted."""
+        """A new array with a unique name and a folder, not yet submitted."""
         safe = "".join(letter if letter.isalnum() else "-" for letter in label)
         array = cls(home / f"lab-{safe}-{uuid.uuid4().hex[:8]}")
         private_folder(array.folder)
@@ -55,18 +55,18 @@ class Array:
 
     @property
     def name(self) -> str:
-        """The name in Slurm, which no other array has."""
+        """The unique name in Slurm."""
         return self.folder.name
 
     def submit(self, specs: Sequence[JobSpec], parameters: Mapping[str, Any], python: str) -> str:
         """Submit one job per spec and keep the array's id; raises RefusedError, SlurmSilentError.
 
-        The folder stays locked until sbatch has ended, even where this process is killed.
+        The folder stays locked until sbatch has ended, even if this process is killed.
         """
         command = f"{python} -P -u {shlex.join(write_work(specs, self.folder))}"
         named = {**parameters, "job_name": self.name}
         text = script(self.folder, named, command, jobs=len(specs))
-        # For people; what is submitted is the text itself, which nobody else can have changed.
+        # For people; the text itself is submitted, so nobody else can have changed it.
         (self.folder / "submission.sh").write_text(text)
         try:
             with self._locked() as lock:
@@ -76,23 +76,23 @@ class Array:
                 self._write_id(taken[1])
                 return taken[1]
         except (RefusedError, SlurmSilentError):
-            # sbatch may lose the answer of a busy controller that has taken the job.
+            # sbatch may lose the answer of a busy controller that has accepted the job.
             if job_id := self.job_id() or "":
                 return job_id
             raise
 
     def job_id(self) -> str | None:
-        """The array's id; None where it was never submitted.
+        """The array's id; None if it was never submitted.
 
-        Where a driver was killed before it could write the id down, Slurm is asked for the name;
-        raises SlurmSilentError where it does not answer, InputError for another's folder.
+        If a driver was killed before it could record the id, Slurm is queried by name; raises
+        SlurmSilentError if it does not answer, InputError for another user's folder.
         """
         if not self.folder.is_dir():
             return None
         private_folder(self.folder)
         job_id = self._read_id()
         if not job_id:
-            with self._locked():  # until an sbatch that is under way has ended
+            with self._locked():  # until a running sbatch has ended
                 job_id = self._read_id()
                 if not job_id:
                     jobs = queued([self.name]) or accounted([self.name])
@@ -133,7 +133,7 @@ def sbatch(
     lock: int | None = None,
     variables: Mapping[str, str] = MappingProxyType({}),
 ) -> str:
-    """What sbatch says of a script; raises RefusedError with its complaint, or SlurmSilentError."""
+    """sbatch's answer to a script; raises RefusedError with its complaint, or SlurmSilentError."""
     require_configuration()
     inherited = {
         name: value

@@ -1,4 +1,4 @@
-"""Slurm's answers about jobs: one squeue for all, sacct for those that squeue has forgotten."""
+"""Slurm's answers about jobs: one squeue for all, sacct for those that squeue has dropped."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from lab.launch.executor import read_job
 from lab.records.schema import Allocation
 
 TIMEOUT_S = 30.0
-# In place of an index: the jobs of an array that Slurm has not split yet.
+# In place of an index: the jobs of an array that Slurm has not yet split.
 REST = "rest"
 # The pause between two queries: FIRST_S after a change, growing up to LAST_S without one.
 FIRST_S, LAST_S, GROWTH = 0.7, 10.0, 1.15
@@ -54,17 +54,17 @@ ENDS = {
     "DEADLINE": ("TimeLimit", "it was not started before its deadline"),
     "REVOKED": ("Cancelled", "another cluster took it"),
 }
-# What slurmstepd writes into the log of a job that needed too much.
+# What slurmstepd writes to the log of a job that used too much.
 MEMORY_PHRASES = ("exceeded memory limit", "exceeded job memory limit", "oom-kill", "oom_kill")
 
 
 class SlurmSilentError(Exception):
-    """A command of Slurm is not there, gave no answer, or refused; the message is its own."""
+    """A Slurm command is missing, gave no answer, or failed; the message is its own."""
 
 
 @dataclass(frozen=True)
 class JobState:
-    """One job as Slurm sees it: `state` is Slurm's word, `reason` why it waits or how it ended."""
+    """One job as seen by Slurm: `state` is Slurm's term, `reason` why it waits or how it ended."""
 
     job_id: str
     name: str
@@ -76,24 +76,24 @@ class JobState:
 
     @property
     def pending(self) -> bool:
-        """Whether it waits to be started, for the first time or again."""
+        """Whether it is waiting to be started, for the first time or again."""
         return self.state in PENDING
 
     @property
     def ended(self) -> bool:
-        """Whether it will not run any more."""
+        """Whether it will not run again."""
         return not self.pending and self.state not in ALIVE
 
 
 def require_configuration() -> None:
-    """Raise SlurmSilentError where SLURM_CONF leads nowhere: Slurm's commands would wait long."""
+    """Raise SlurmSilentError if SLURM_CONF points nowhere, as Slurm's commands would hang long."""
     path = os.environ.get("SLURM_CONF")
     if path and not Path(path).is_file():
         raise SlurmSilentError(f"SLURM_CONF names {path}, and no such file is here")
 
 
 def ask(*command: str) -> str:
-    """The output of a command of Slurm; raises SlurmSilentError where it fails or is too slow."""
+    """The output of a Slurm command; raises SlurmSilentError if it fails or is too slow."""
     require_configuration()
     try:
         process = subprocess.run(
@@ -116,9 +116,9 @@ def ask(*command: str) -> str:
 
 
 def found_practice_cluster(failed: subprocess.CompletedProcess[str]) -> bool:
-    """Let SLURM_CONF name this user's practice cluster, where Slurm has no configuration else.
+    """Point SLURM_CONF to this user's practice cluster if Slurm has no other configuration.
 
-    It is the one of slurm/testcluster in its usual place. Returns whether to ask again.
+    That is the one of slurm/testcluster in its usual place. Returns whether to ask again.
     """
     conf = Path(tempfile.gettempdir()) / f"practice-slurm-{os.getuid()}" / "slurm.conf"
     if "configuration source" not in failed.stderr or os.environ.get("SLURM_CONF"):
@@ -130,12 +130,12 @@ def found_practice_cluster(failed: subprocess.CompletedProcess[str]) -> bool:
     return False
 
 
-# What Slurm's commands say where nobody could be asked.
+# What Slurm's commands print if no controller could be reached.
 UNANSWERED = ("configuration source", "contact slurm controller", "timed out", "not connected")
 
 
 def said(process: subprocess.CompletedProcess[str]) -> str:
-    """Why a command of Slurm failed, in its words, and what to do where it has no configuration."""
+    """Why a Slurm command failed, in its words, and what to do if it has no configuration."""
     command = process.args[0]
     text = process.stderr.strip() or f"{command} ended with status {process.returncode}"
     if "configuration source" in text and not os.environ.get("SLURM_CONF"):
@@ -144,7 +144,7 @@ def said(process: subprocess.CompletedProcess[str]) -> str:
 
 
 def queued(names: Iterable[str]) -> dict[str, JobState]:
-    """The jobs of these names that squeue knows, by id; ended ones too, for a while."""
+    """The jobs of these names that squeue knows, by id, including recently ended ones."""
     selected = [f"--user={getpass.getuser()}", f"--name={','.join(names)}", f"--Format={COLUMNS}"]
     jobs = {}
     for line in ask("squeue", "--noheader", "--array", "--states=all", *selected).splitlines():
@@ -159,7 +159,7 @@ def queued(names: Iterable[str]) -> dict[str, JobState]:
 
 
 def accounted(names: Iterable[str]) -> dict[str, JobState]:
-    """The jobs of these names that accounting knows, by id; none where there is no accounting."""
+    """The jobs of these names that accounting knows, by id; none if there is no accounting."""
     if shutil.which("sacct") is None:
         return {}
     selected = ["--starttime=now-60days", f"--name={','.join(names)}"]
@@ -183,7 +183,7 @@ def _reason(text: str) -> str:
 
 
 class Controller:
-    """Asks Slurm about all jobs of this process at once, and not more often than is kind to it."""
+    """Asks Slurm about all jobs of this process at once, and no more often than reasonable."""
 
     def __init__(self) -> None:
         self._names: dict[str, str] = {}  # of jobs that have not ended, by id
@@ -192,12 +192,12 @@ class Controller:
         self._asked_at = float("-inf")
         self._pause = FIRST_S
         self._lock = threading.Lock()
-        self.silence = ""  # why there was no answer the last time
+        self.silence = ""  # why the last query got no answer
 
     def poll(self, jobs: Mapping[str, str]) -> float:
-        """Ask about jobs, given as names by id, if due; returns after how many s to ask again.
+        """Ask about jobs, given as names by id, if due; returns the seconds until the next query.
 
-        Where there is no answer, what was known stays. What has ended is not asked about again.
+        Without an answer, the known states stay. Ended jobs are not asked about again.
         """
         with self._lock:
             new = {job_id: name for job_id, name in jobs.items() if job_id not in self._asked}
@@ -235,16 +235,16 @@ class Controller:
                 del self._names[job_id]
 
     def job(self, job_id: str) -> JobState | None:
-        """A job at the last poll; None where Slurm does not know it."""
+        """A job at the last poll; None if Slurm does not know it."""
         return self._jobs.get(job_id)
 
     def forgotten(self, job_id: str) -> bool:
-        """Whether Slurm was asked about a job that it no longer knows."""
+        """Whether Slurm was asked about this job and no longer knows it."""
         return job_id in self._asked and job_id not in self._names
 
 
 def exit_reason(job: JobState | None, attempt: Attempt) -> RankError:
-    """Why a job ended, by the controller, the ranks' registrations and the log."""
+    """Why a job ended, according to the controller, the ranks' registrations and the log."""
     if job is None:
         kind, message = (
             "JobLost",
@@ -279,7 +279,7 @@ def read_allocation(attempt: Attempt) -> Allocation:
     """The allocation of this process's job, from the variables that Slurm sets."""
     variables = os.environ
     job = None
-    with suppress(LabError):  # which is no reason to lose a record
+    with suppress(LabError):  # no reason to lose a record
         job = read_job(attempt.folder)
     gpus = variables.get("SLURM_JOB_GPUS") or variables.get("SLURM_STEP_GPUS") or ""
     started = float(variables.get("SLURM_JOB_START_TIME") or psutil.Process().create_time())
@@ -294,7 +294,7 @@ def read_allocation(attempt: Attempt) -> Allocation:
 
 
 def expand(nodes: str) -> list[str]:
-    """The names in Slurm's short form of a list of nodes: `a[01-03],b` is a01, a02, a03, b."""
+    """The names in Slurm's compact node list: `a[01-03],b` is a01, a02, a03, b."""
     names = []
     for prefix, ranges, suffix in re.findall(r"([^,\[\]]+)(?:\[([^\]]*)\])?([^,\[\]]*)", nodes):
         for part in ranges.split(",") if ranges else [""]:

@@ -1,4 +1,4 @@
-"""A study's jobs on Slurm: one array for each shape, all submitted before any is awaited."""
+"""A study's jobs on Slurm: one array per shape, all submitted before any is awaited."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ class SlurmExecutor:
         self._cluster, self._home = cluster, home
 
     def free_slots(self, running: int) -> int:
-        """No limit: how many run at once is Slurm's business, within the profile's limit."""
+        """No limit: Slurm decides how many run at once, within the profile's limit."""
         return sys.maxsize
 
     def submit(self, specs: Sequence[JobSpec]) -> list[SlurmHandle]:
-        """Submit arrays; raises InputError where Slurm refuses one, LabError without an answer."""
+        """Submit arrays; raises InputError if Slurm rejects one, LabError without an answer."""
         handles: dict[Path, SlurmHandle] = {}
         for shape in dict.fromkeys((spec.world_size, spec.devices) for spec in specs):
             alike = [spec for spec in specs if (spec.world_size, spec.devices) == shape]
@@ -48,7 +48,7 @@ class SlurmExecutor:
         array = Array.new(self._home / "arrays", label)
         for index, spec in enumerate(specs):
             prepare(spec.folder)
-            # Before there is a job: the next driver then knows for which array to look.
+            # Before there is a job, so that the next driver knows which array to look for.
             path = os.path.relpath(array.folder, spec.folder)
             job = SlurmJob(cluster=cluster.name, array=path, index=index, submitted_at=time.time())
             write_job(spec.folder, job)
@@ -77,9 +77,9 @@ class SlurmHandle:
 
     @classmethod
     def of(cls, folder: Path, job: SlurmJob) -> SlurmHandle | None:
-        """The job that a folder's job.json names; None where it never came to Slurm.
+        """The job named in a folder's job.json; None if it never reached Slurm.
 
-        Raises LabError where Slurm must be asked and does not answer.
+        Raises LabError if Slurm must be asked and does not answer.
         """
         array = Array((folder / job.array).resolve())
         try:
@@ -91,12 +91,12 @@ class SlurmHandle:
 
     @property
     def attempt(self) -> Attempt:
-        """The files of the job's present start; Slurm may have started it before."""
+        """The files of the job's current start; Slurm may have started it before."""
         restarts = self._job.restarts if self._job else 0
         return Attempt.latest(self.folder, self.job_id, self.array.folder, at_least=restarts)
 
     def status(self) -> JobStatus:
-        """What Slurm said at the last poll."""
+        """The status that Slurm gave at the last poll."""
         job = self._job
         if job is None:
             if self.controller.forgotten(self.job_id):
@@ -107,22 +107,22 @@ class SlurmHandle:
         return JobStatus("pending", job.reason) if job.pending else JobStatus("running", job.nodes)
 
     def exit_reason(self) -> RankError:
-        """How the job ended, by Slurm and its log."""
+        """How the job ended, according to Slurm and the log."""
         return controller.exit_reason(self._job, self.attempt)
 
     def allocation(self) -> Allocation:
-        """What Slurm gave to the job."""
+        """What Slurm allocated to the job."""
         nodes = controller.expand(self._job.nodes) if self._job else []
         return Allocation(job_id=self.job_id, nodes=nodes, requeues=self.attempt.restarts)
 
     @classmethod
     def poll(cls, handles: Sequence[SlurmHandle]) -> float:
-        """One query for all jobs; returns after how many s to ask again."""
+        """Query all jobs at once; returns the seconds until the next query."""
         return cls.controller.poll({handle.job_id: handle.array.name for handle in handles})
 
     @classmethod
     def terminate(cls, handles: Sequence[SlurmHandle]) -> None:
-        """Cancel jobs and wait until they are gone; raises LabError where Slurm does not answer."""
+        """Cancel jobs and wait until they are gone; raises LabError if Slurm does not answer."""
         try:
             controller.ask("scancel", *(handle.job_id for handle in handles))
         except SlurmSilentError as error:

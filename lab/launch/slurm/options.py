@@ -1,7 +1,7 @@
-"""What a job asks of Slurm: one translation of a profile to sbatch options, and two printers of it.
+"""What a job requests from Slurm: a profile translated to sbatch options, and two output formats.
 
-One printer gives submitit's parameters, by which `lab run` submits; the other writes scripts for
-people who submit by hand. A new plain option of sbatch is a key of `lab.config.slurm` alone.
+One format is submitit's parameters, with which `lab run` submits; the other is scripts for people
+who submit by hand. A new plain option of sbatch needs only a key in `lab.config.slurm`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from lab.config.variables import command_for_shell, for_shell
 from lab.errors import InputError, Problem
 from lab.files import ROOT, write_atomically
 
-# How long before its time limit a job is warned, at most, in s; that is when it saves its state.
+# The longest time before its limit at which a job is warned, in s; it then saves its state.
 NOTICE_S = 90
 COMMENTS = {
     "ntasks-per-node": "one process for each rank",
@@ -41,7 +41,7 @@ def sbatch_options(
 ) -> Options:
     """sbatch options of a job of `ranks` ranks with `devices` GPUs each, or of an array of them.
 
-    True is an option without a value. Raises InputError where the ranks do not fit.
+    True marks an option without a value. Raises InputError if the ranks do not fit.
     """
     nodes, ranks_per_node = cluster.layout(ranks, devices=devices)
     slots = ranks_per_node * devices
@@ -57,15 +57,15 @@ def sbatch_options(
         cluster.gpu_flag: gpus if cluster.gpus_per_node else None,
         "mem": None if memory is None else f"{memory}M",
         "time": cluster.time_limit_min,
-        # A tenth of the time limit where that is short.
+        # A tenth of the time limit if that is short.
         "signal": f"USR2@{min(NOTICE_S, 6 * cluster.time_limit_min)}",
-        # Without it a preempted job would be lost on many a site.
+        # Without it a preempted job would be lost on many sites.
         "requeue": True,
         "open-mode": "append",
         "array": None if jobs is None else f"0-{jobs - 1}{limit}",
         **{key.replace("_", "-"): value for key, value in cluster.extra.items()},
     }
-    # Not by equality: 0 is a value.
+    # Not by equality, because 0 is a value.
     return {name: value for name, value in options.items() if not (value is None or value is False)}
 
 
@@ -75,7 +75,7 @@ def setup_commands(cluster: Cluster) -> list[str]:
 
 
 def interpreter(cluster: Cluster, default: str) -> str:
-    """The shell command of Python on a node; `default` without a container and a profile's own."""
+    """The shell command for Python on a node; `default` unless the profile sets another."""
     if cluster.container is None:
         return command_for_shell(cluster.python) if cluster.python else default
     return command_for_shell(f"{cluster.container} {cluster.python or 'python3'}")
@@ -86,9 +86,9 @@ def submitit_parameters(
 ) -> dict[str, Any]:
     """The same as parameters of submitit's script."""
     options = sbatch_options(cluster, ranks, devices=devices, jobs=jobs)
-    # From Slurm 22.05 on srun does not take the number of CPUs from sbatch.
+    # Since Slurm 22.05, srun does not inherit the number of CPUs from sbatch.
     srun = [f"--cpus-per-task={options['cpus-per-task']}"]
-    # submitit computes with these three; it writes the others as they are.
+    # submitit computes with these three; it writes the others unchanged.
     own = {
         name.replace("-", "_"): options.pop(name) for name in ("nodes", "ntasks-per-node", "time")
     }
@@ -104,7 +104,7 @@ def submitit_parameters(
 def scripts(study: Study, profile: str | Path) -> dict[str, str]:
     """Scripts of a study by file name: one per configuration, and `study/` with one per world size.
 
-    Raises InputError for a profile of another executor, and for runs that do not fit on its nodes.
+    Raises InputError for a profile with another executor, and for runs that do not fit its nodes.
     """
     path = find_profile(profile)
     cluster = Cluster.load(path)
@@ -169,7 +169,7 @@ def _script(study: Study, cluster: Cluster, profile: Path, what: str, tasks: Seq
     run = tasks[0].run
     options = sbatch_options(cluster, run.processes, devices=run.devices, jobs=len(tasks))
     slug = re.sub(r"[^\w.-]+", "-", study.name).strip("-") or "study"
-    # `lab run` needs no such lines: its ranks set the variables themselves.
+    # `lab run` needs no such lines, as its ranks set the variables themselves.
     exports = [f"export {name}={for_shell(value)}" for name, value in cluster.variables.items()]
     setup = [*setup_commands(cluster), *exports]
     quick = " --quick" if study.quick else ""
@@ -208,7 +208,7 @@ def _directive(name: str, value: str | int | bool) -> str:
 
 
 def _shown(path: Path) -> str:
-    """A path as seen from the lab's folder, where it lies there, quoted for a shell."""
+    """A path, relative to the lab's folder if it lies there, quoted for a shell."""
     path = path.resolve()
     return shlex.quote(str(path.relative_to(ROOT) if path.is_relative_to(ROOT) else path))
 

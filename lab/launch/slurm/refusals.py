@@ -1,4 +1,4 @@
-"""What Slurm would refuse, by `sbatch --test-only`, and the key of the profile to blame."""
+"""What Slurm would reject, by `sbatch --test-only`, and the profile's key to blame."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ COMPLAINTS = {
 
 
 def refusals(cluster: Cluster, shapes: Sequence[tuple[int, int]]) -> list[Problem]:
-    """Problems of jobs with these ranks and devices each; raises LabError without an answer."""
+    """Problems of jobs with these (ranks, devices); raises LabError without an answer."""
     problems: dict[str, Problem] = {}
     try:
         for ranks, devices in shapes:
@@ -50,7 +50,7 @@ def _refusal(cluster: Cluster, ranks: int, devices: int) -> Problem | None:
 
 
 def refused(cluster: Cluster, world_size: int, error: RefusedError) -> LabError:
-    """The error for a job that Slurm did not take."""
+    """The error for a job that Slurm rejected."""
     with suppress(SlurmSilentError):
         if problem := complaint(cluster, world_size, str(error)):
             return InputError(cluster.name, [problem])
@@ -58,21 +58,21 @@ def refused(cluster: Cluster, world_size: int, error: RefusedError) -> LabError:
 
 
 def complaint(cluster: Cluster, world_size: int, answer: str) -> Problem | None:
-    """What Slurm complains of; None for the present state of the cluster, which may pass.
+    """Slurm's complaint; None if it is due to the cluster's current state, which may pass.
 
-    Raises SlurmSilentError where its nodes must be known, and Slurm does not tell.
+    Raises SlurmSilentError if its nodes must be known and Slurm does not answer.
     """
     text = " ".join(answer.replace("sbatch: error:", "").replace("allocation failure:", "").split())
     what = f"Slurm refuses a job of {world_size} rank{'s' * (world_size > 1)}: {text}"
     for part, (key, advice) in COMPLAINTS.items():
         if part in answer.lower():
             return Problem(key, what, advice)
-    # Slurm says the same of nodes that are too small and of nodes that are drained.
+    # Slurm gives the same message for nodes that are too small and for drained nodes.
     return _oversized(cluster, world_size, what)
 
 
 def _oversized(cluster: Cluster, world_size: int, what: str) -> Problem | None:
-    """The key by which a job requests more than any node has, whatever state the nodes are in."""
+    """The key that requests more than any node has, whatever state the nodes are in."""
     partition = [f"--partition={cluster.partition}"] if cluster.partition else []
     lines = ask("sinfo", "--noheader", "--Node", *partition, "--format=%N|%c|%m|%G").splitlines()
     nodes = {tuple(line.split("|")) for line in lines if line.strip()}
@@ -103,7 +103,7 @@ def _oversized(cluster: Cluster, world_size: int, what: str) -> Problem | None:
 
 
 def _number(text: str) -> int:
-    return int(text.rstrip("+"))  # sinfo marks the smallest of unequal ones with a plus
+    return int(text.rstrip("+"))  # sinfo marks the smallest of unequal values with a plus
 
 
 def _gpus(resources: str) -> int:

@@ -1,7 +1,7 @@
 """The data sets that the lab trains on, each from its real source.
 
-The module of a family of data sets holds a reader for each kind of `lab.config.datasets` in
-SOURCES.
+The module for a family of data sets holds in SOURCES a reader for each kind of
+`lab.config.datasets`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from lab.worker.context import Progress
 from lab.worker.data.dataset import Dataset
 from lab.worker.pretrained import folder_of
 
-# By the tasks of the configuration: a new kind of a known task needs no entry.
+# By the configuration's tasks, so a new kind for a known task needs no entry.
 FAMILIES = {
     ("language modelling",): "corpora",
     ("text classification",): "labelled",
@@ -30,9 +30,9 @@ FAMILIES = {
 def prepare(run: Run, *, data_root: Path, progress: Progress) -> Dataset:
     """The run's data as samples of its model.
 
-    Raises InputError for fewer tokens than a sample takes, LabError for an unreadable source.
+    Raises InputError for fewer tokens than a sample needs, LabError for an unreadable source.
     """
-    # The tokenizer beside a model's published weights makes its tokens.
+    # Published weights bring their own tokenizer.
     pretrained = folder_of(run.architecture, data_root=data_root)
     dataset: Dataset = module_of(run.dataset).prepare(
         run, pretrained=pretrained, data_root=data_root, progress=progress
@@ -41,5 +41,5 @@ def prepare(run: Run, *, data_root: Path, progress: Progress) -> Dataset:
 
 
 def module_of(config: Data | type[Data]) -> ModuleType:
-    """The module that reads data of this kind; the others are not imported."""
+    """The module that reads data of this kind; no other is imported."""
     return importlib.import_module(f"lab.worker.data.{FAMILIES[config.tasks]}")

@@ -24,7 +24,7 @@ from lab.errors import LabError
 from lab.files import write_atomically
 from lab.worker.context import Progress
 
-FORMAT = 2  # of the folders of arrays; another one makes them anew
+FORMAT = 2  # of the array folders; changing it rebuilds them
 TIMEOUT_S = 30
 BLOCK = 2**20  # bytes received between two reports of progress
 LOCK_POLL_S = 0.1
@@ -43,10 +43,10 @@ class CachedArrays:
 
 
 def in_cache(part: str, name: str) -> Path:
-    """Where a named file or folder of the cache lies, or is to be made if it lies in none.
+    """Where a named file or folder of the cache lies, or is to be made if it is in no cache.
 
-    A shared cache that this user may not write to is only read, and gets no lock: what it lacks is
-    made in the user's own.
+    A shared cache that this user may not write to is only read and gets no lock; what it lacks is
+    made in the user's own cache.
     """
     folders = [root / part for root in cache_roots()]
     holder = next((folder for folder in folders if _exists(folder / name)), None)
@@ -54,7 +54,7 @@ def in_cache(part: str, name: str) -> Path:
 
 
 def _may_write(folder: Path) -> bool:
-    """Whether this user may put something into a folder of the cache, which may not be there."""
+    """Whether this user may write to a folder of the cache, which need not exist yet."""
     existing = next(filter(_exists, (folder, folder.parent)), None)
     return existing is None or os.access(existing, os.W_OK | os.X_OK)
 
@@ -64,7 +64,7 @@ def _exists(path: Path) -> bool:
 
 
 def _made(folder: Path) -> Path:
-    # One at a time: the parents of a new folder get the umask's mode, not 0700.
+    # One at a time, as the parents of a new folder would get the umask's mode, not 0700.
     for place in (folder.parent, folder):
         place.mkdir(mode=0o700, parents=True, exist_ok=True)
     return folder
@@ -79,7 +79,7 @@ def load_or_build(
 ) -> T:
     """What `load` reads from `path`, after `build` if there is nothing yet.
 
-    Of all ranks and jobs one builds, under a lock; the others call `waiting` meanwhile.
+    Only one of all ranks and jobs builds, under a lock; the others call `waiting` meanwhile.
     Raises LabError if nothing can be loaded after `build`.
     """
     value = load()
@@ -115,12 +115,12 @@ def cached_arrays(
 
 
 def _load(folder: Path) -> CachedArrays | None:
-    """The arrays in a folder; None where there are none, or a file is torn."""
+    """The arrays in a folder; None if there are none or a file is incomplete."""
     try:
         meta = json.loads((folder / "meta.json").read_text())
         arrays = {}
         for name, shape in meta["shapes"].items():
-            # A plain view of the mapped file: numpy's memmap class costs time at every slice.
+            # A plain view of the mapped file, as numpy's memmap class costs time at every slice.
             arrays[name] = np.asarray(np.load(folder / f"{name}.npy", mmap_mode="r"))
             if list(arrays[name].shape) != shape:
                 return None
@@ -130,7 +130,7 @@ def _load(folder: Path) -> CachedArrays | None:
 
 
 def _build(folder: Path, build: Callable[[Path], Mapping[str, Array]]) -> None:
-    # Temporary folders are what killed processes left: no other builds while this one has the lock.
+    # Temporary folders were left by killed processes: no other builds while this one has the lock.
     for leftover in (folder, *folder.parent.glob(f".{folder.name}.*")):
         shutil.rmtree(leftover, ignore_errors=True)
     building = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
@@ -149,8 +149,8 @@ def _build(folder: Path, build: Callable[[Path], Mapping[str, Array]]) -> None:
 def fetch(download: Download, *, instead: str, progress: Progress) -> Path:
     """The file in the cache, downloaded unless it is there, its SHA-256 checked at each call.
 
-    `instead` names a data set that needs no network. Raises LabError for a file that cannot be had
-    or differs.
+    `instead` names a data set that needs no network. Raises LabError for a file that cannot be
+    obtained or differs.
     """
     path = in_cache("downloads", download.file)
 
@@ -181,7 +181,7 @@ def fetch(download: Download, *, instead: str, progress: Progress) -> Path:
 
     waiting = partial(progress, "data", 0, 1)
     load_or_build(path, lambda: path.exists() or None, receive, waiting=waiting)
-    # Checked even if it was here before: those without a network put it here by hand.
+    # Checked even if it already existed: users without a network put it here by hand.
     check(file_sha256(path), path)
     return path
 

@@ -1,4 +1,4 @@
-"""Language modelling: running text, tokenized into one stream of which every window is a sample."""
+"""Language modelling: text tokenized into one stream, every window of which is a sample."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from lab.worker.data.dataset import Dataset, Windows
 from lab.worker.data.tokenizer import tokenize
 
 LEFT_OUT = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
-MAX_BYTES = 6_000_000  # enough for models of this size, and tokenized in seconds
+MAX_BYTES = 6_000_000  # enough for models of this size, and quick to tokenize
 
 
 class Corpus(NamedTuple):
@@ -32,7 +32,7 @@ class Corpus(NamedTuple):
 
 
 def prepare(run: Run, *, pretrained: Path | None, data_root: Path, progress: Progress) -> Dataset:
-    """Windows of the corpus; raises InputError if a part of it is shorter than one."""
+    """Windows of the corpus; raises InputError if a part of it is shorter than one window."""
     config, model = run.dataset, run.architecture
     assert isinstance(config, datasets.Corpora) and isinstance(model, Transformer)
     corpus = SOURCES[config.kind](config, data_root, progress)
@@ -45,7 +45,7 @@ def prepare(run: Run, *, pretrained: Path | None, data_root: Path, progress: Pro
         tokenizer=pretrained / "tokenizer.json" if pretrained else None,
     )
     train, held_out = cached.arrays["train"], cached.arrays["held_out"]
-    needed = model.block_size + 1  # the targets are the inputs moved by one
+    needed = model.block_size + 1  # the targets are the inputs shifted by one
     for name, part in (("to train on", train), ("held out", held_out)):
         if len(part) < needed:
             what = f"{len(part)} tokens {name}, a sample of this model needs {needed}"
@@ -58,17 +58,17 @@ def prepare(run: Run, *, pretrained: Path | None, data_root: Path, progress: Pro
         sha256=cached.sha256,
         description=f"{corpus.description}, {count}, vocabulary {vocab_size}",
         tokens_per_sample=model.block_size,
-        vocab_size=vocab_size,  # as configured: a small text may use less of it
+        vocab_size=vocab_size,  # as configured; a small text may use fewer
         tokenizer=cached.folder / "tokenizer.json",
     )
 
 
 def read_stdlib(config: object, data_root: Path, progress: Progress) -> Corpus:
-    """Source files of the interpreter's standard library at equal steps, without tests."""
+    """Evenly spaced source files of the interpreter's standard library, without tests."""
     root = sysconfig.get_path("stdlib")
     files = []
     for folder, folders, names in os.walk(root):
-        folders[:] = set(folders) - LEFT_OUT  # not even walked: site-packages may be large
+        folders[:] = set(folders) - LEFT_OUT  # not even walked, as site-packages may be large
         files += [Path(folder, name) for name in names if name.endswith(".py")]
     files.sort()  # the file system's order differs between nodes
     stride = max(round(sum(path.stat().st_size for path in files) / MAX_BYTES), 1)
@@ -85,7 +85,7 @@ def read_text(config: datasets.Text, data_root: Path, progress: Progress) -> Cor
 
 
 def read_shakespeare(config: object, data_root: Path, progress: Progress) -> Corpus:
-    """Tiny Shakespeare, downloaded once; raises LabError as `fetch` does."""
+    """Tiny Shakespeare, downloaded once; raises LabError like `fetch`."""
     path = fetch(SHAKESPEARE, instead="stdlib", progress=progress)
     return Corpus([path.read_text(encoding="utf-8")], SHAKESPEARE.name)
 

@@ -1,4 +1,4 @@
-"""Samples by their global index, and which of them each rank sees at each step."""
+"""Samples by global index, and which of them each rank sees at each step."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from lab.config.run import Run
 
 Array = npt.NDArray[Any]
 Indices = npt.NDArray[np.int64]
-TRAINING, EVALUATION, GENERATION = range(3)  # independent streams of random numbers of one seed
+TRAINING, EVALUATION, GENERATION = range(3)  # independent random number streams from one seed
 
 
 class Samples(Protocol):
-    """What a loader draws from."""
+    """The samples that a loader draws from."""
 
     epochs: bool  # whether each sample is seen once before any is seen again
 
@@ -28,16 +28,16 @@ class Samples(Protocol):
         """Inputs and targets of these samples, along the first axis."""
 
     def __getitem__(self, index: int) -> tuple[Array, Array]:
-        """Input and target of one sample, made as a loader does that prepared nothing."""
+        """Input and target of one sample, made on the fly without any preparation."""
 
 
 class Windows:
     """Every window of a stream is a sample: inputs and targets one token later, int64."""
 
-    epochs = False  # windows overlap: there is no such thing as all of them once
+    epochs = False  # windows overlap, so there is no pass over all of them
 
     def __init__(self, tokens: npt.NDArray[np.unsignedinteger[Any]], *, block_size: int) -> None:
-        # A view: the windows take no memory beyond the tokens.
+        # A view, so the windows take no memory beyond the tokens.
         self._windows = np.lib.stride_tricks.sliding_window_view(tokens, block_size + 1)
 
     def __len__(self) -> int:
@@ -56,7 +56,7 @@ class Windows:
 class Labelled:
     """Samples with a class each: tokens (samples, tokens) or images (samples, channels, y, x).
 
-    `encoder` makes the tokens of a single sample anew from its text.
+    `encoder` tokenizes the text of a single sample again.
     """
 
     epochs = True
@@ -65,7 +65,7 @@ class Labelled:
         self, inputs: Array, labels: Array, encoder: Callable[[int], Array] | None = None
     ) -> None:
         self.inputs = inputs
-        self.labels = labels.astype(np.int64)  # widened once, not at each step
+        self.labels = labels.astype(np.int64)  # converted once, not at each step
         self.encoder = encoder
 
     def __len__(self) -> int:
@@ -81,42 +81,43 @@ class Labelled:
 
 
 def _widened(inputs: Array) -> Array:
-    # Images stay bytes until they are on the device: four times less to copy than fp32.
-    # Tokens index an embedding, which takes no unsigned integers.
+    # Images stay bytes until they are on the device: a quarter of the copy that fp32 would need.
+    # Tokens index an embedding, which does not take unsigned integers.
     return inputs if inputs.dtype == np.uint8 else inputs.astype(np.int64)
 
 
 @dataclass(frozen=True)
 class Dataset:
-    """What a run trains and is evaluated on."""
+    """The data that a run trains and is evaluated on."""
 
     train: Samples
     held_out: Samples
-    sha256: str  # of all samples and of where they are split
+    sha256: str  # of all samples and the split position
     description: str
     tokens_per_sample: int | None = None  # None for images
     vocab_size: int = 0  # of texts
     classes: int = 0  # of labelled samples
     channels: int = 0  # of images
-    pad: int = 0  # the token that fills short texts up
-    tokenizer: Path | None = None  # the file of what made the tokens
+    pad: int = 0  # the token that pads short texts
+    tokenizer: Path | None = None  # the file of the tokenizer that made the tokens
     pretrained: Path | None = None  # the folder whose tokenizer made the tokens
 
 
 class Sampler:
-    """The global indices of one rank's micro-batches, of `count` samples.
+    """The global indices of one rank's micro-batches, out of `count` samples.
 
-    A step's samples are a function of the seed, the step and the global batch size alone. With
-    `epochs` all are drawn once, in an order of the epoch's own, before any is drawn again. Ranks
-    take consecutive slices of the global batch, micro-batches those of the rank's; ranks that share
-    out the model take the same slice, a process of several devices that of all of them.
+    A step's samples depend only on the seed, the step and the global batch size. With `epochs`,
+    each sample is drawn once per epoch, in an order that changes with the epoch. Ranks take
+    consecutive slices of the global batch, and micro-batches consecutive slices of the rank's.
+    Ranks that split the model take the same slice; a process with several devices takes the slices
+    of all of them.
     """
 
     def __init__(self, count: int, *, run: Run, rank: int, epochs: bool) -> None:
         self.count, self.run, self.epochs = count, run, epochs
         self.shares = min(run.data_parallel_size, run.processes)
         self.rank = rank % self.shares
-        # Of a micro-batch of this process.
+        # Samples in a micro-batch of this process.
         self.size = run.stated.global_batch_size // (run.grad_accum * self.shares)
         self._step: tuple[int, Indices] | None = None
         self._epoch: tuple[tuple[int, int, int], Indices] | None = None
@@ -125,13 +126,13 @@ class Sampler:
         """The `micro`-th micro-batch of a training step."""
         if self._step is None or self._step[0] != step:
             samples = self.run.stated.global_batch_size
-            # Each rank draws the whole global batch and cuts out its slice: no communication.
+            # Each rank draws the whole global batch and takes its slice, without communication.
             self._step = step, self._draw(samples, seed=self.run.seed, stream=TRAINING, step=step)
         first = (self.rank * self.run.grad_accum + micro) * self.size
         return self._step[1][first : first + self.size]
 
     def evaluation(self) -> list[Indices]:
-        """The rank's share of `eval_batches` global batches, the same at all seeds and sizes."""
+        """The rank's share of `eval_batches` global batches, the same for all seeds and sizes."""
         share = self.run.eval_batches * self.run.grad_accum
         indices = self._draw(share * self.size * self.shares, seed=0, stream=EVALUATION, step=0)
         return list(indices.reshape(self.shares, share, self.size)[self.rank])
@@ -141,7 +142,7 @@ class Sampler:
             return random_numbers(seed, stream, step).integers(0, self.count, size=samples)
         epoch, first = divmod(step * samples, self.count)
         drawn = self._shuffled(seed, stream, epoch)[first : first + samples]
-        while len(drawn) < samples:  # a batch may reach into the next epochs
+        while len(drawn) < samples:  # a batch may extend into the next epochs
             epoch += 1
             more = self._shuffled(seed, stream, epoch)[: samples - len(drawn)]
             drawn = np.concatenate([drawn, more])
@@ -155,7 +156,7 @@ class Sampler:
 
 
 def random_numbers(seed: int, stream: int, place: int) -> np.random.Generator:
-    """A generator at any place of a stream, without drawing what lies before it.
+    """A generator at any position of a stream, without drawing what lies before it.
 
     Philox encrypts a counter (Salmon et al., 2011).
     """

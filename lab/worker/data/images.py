@@ -21,7 +21,7 @@ HELD_OUT = 0.1  # of scikit-learn's digits, which come without a split
 
 
 def prepare(run: Run, *, pretrained: Path | None, data_root: Path, progress: Progress) -> Dataset:
-    """Labelled images of one channel; raises LabError as `fetch` does."""
+    """Labelled images of one channel; raises LabError like `fetch`."""
     name, read = SOURCES[run.dataset.kind]
     cached = read(progress)
     train, held_out = (
@@ -41,7 +41,7 @@ def prepare(run: Run, *, pretrained: Path | None, data_root: Path, progress: Pro
 
 
 def mnist(progress: Progress) -> CachedArrays:
-    """MNIST with its published split; raises LabError as `fetch` does."""
+    """MNIST with its published split; raises LabError like `fetch`."""
     files = [fetch(download, instead="digits", progress=progress) for download in MNIST]
 
     def build(folder: Path) -> dict[str, Array]:
@@ -58,7 +58,7 @@ def digits(progress: Progress) -> CachedArrays:
         from sklearn.datasets import load_digits
 
         published = load_digits()
-        # The end of the published order need not resemble the rest.
+        # The end of the published order need not be representative.
         order = np.random.Generator(np.random.Philox(0)).permutation(len(published.target))
         images = np.round(published.images[order] * (255 / 16)).astype(np.uint8)
         labels = published.target[order].astype(np.uint8)
@@ -71,13 +71,13 @@ def digits(progress: Progress) -> CachedArrays:
 
 def _arrays(*parts: Array) -> dict[str, Array]:
     names = ("train", "train_labels", "held_out", "held_out_labels")
-    # Images get an axis for their one channel.
+    # Add an axis for the single channel.
     channels = [part[:, None] if part.ndim == 3 else part for part in parts]
     return dict(zip(names, channels, strict=True))
 
 
 def _read_idx(path: Path) -> Array:
-    """An IDX file: two zeros, 8 for the type of bytes, the number of axes, their lengths, bytes."""
+    """Read an IDX file: two zeros, 8 for bytes as the type, the number of axes, lengths, bytes."""
     content = gzip.decompress(path.read_bytes())
     axes = content[3] if content[:3] == b"\0\0\x08" else 0
     shape = [int.from_bytes(content[4 + 4 * axis : 8 + 4 * axis], "big") for axis in range(axes)]

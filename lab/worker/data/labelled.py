@@ -27,10 +27,10 @@ from lab.worker.data.dataset import Dataset, Labelled
 from lab.worker.data.tokenizer import END_OF_TEXT, load_tokenizer, train_tokenizer
 
 BATCH = 2000  # texts that are encoded at a time
-PADDING = ("[PAD]", "<pad>", END_OF_TEXT)  # the first of them that the tokenizer knows pads
+PADDING = ("[PAD]", "<pad>", END_OF_TEXT)  # the first one known to the tokenizer is used
 
 IMDB_CLASSES = ("neg", "pos")
-# Modules that every build has; those that a version lacks are passed over.
+# Modules that every build has; those missing from a version are skipped.
 TOPICS = {
     "network": "http email urllib xmlrpc wsgiref smtplib ftplib imaplib poplib socketserver "
     "socket ssl ipaddress mailbox nntplib",
@@ -47,7 +47,7 @@ HELD_OUT_EVERY = 10
 
 @dataclass(frozen=True)
 class Texts:
-    """Texts and the number of the class of each."""
+    """Texts and their class numbers."""
 
     texts: Sequence[str]
     labels: Sequence[int]
@@ -55,17 +55,17 @@ class Texts:
 
 @dataclass(frozen=True)
 class Source:
-    """Where labelled texts come from; they are read only if the cache lacks their tokens."""
+    """A source of labelled texts, which are read only if the cache lacks their tokens."""
 
     fingerprint: str  # changes with the content
     description: str
     classes: int
-    read: Callable[[], tuple[Texts, Texts]]  # to train on, and held out
+    read: Callable[[], tuple[Texts, Texts]]  # training and held-out texts
 
 
 @dataclass(frozen=True)
 class Encoder:
-    """Tokenizes single texts, as a loader does in `__getitem__`."""
+    """Tokenizes single texts, as a loader would in `__getitem__`."""
 
     texts: Sequence[str]
     tokenizer: Any
@@ -76,7 +76,7 @@ class Encoder:
 
 
 def prepare(run: Run, *, pretrained: Path | None, data_root: Path, progress: Progress) -> Dataset:
-    """The texts as tokens (samples, block_size), int64; raises LabError as `fetch` does."""
+    """The texts as tokens (samples, block_size), int64; raises LabError like `fetch`."""
     config, model = run.dataset, run.architecture
     assert isinstance(config, LabelledTexts) and isinstance(model, Transformer)
     return tokenized(
@@ -98,10 +98,10 @@ def tokenized(
     pretrained: Path | None = None,
     keep_texts: bool = False,
 ) -> Dataset:
-    """The texts as tokens (samples, block_size), cut or padded; from the cache or built into it.
+    """The texts as tokens (samples, block_size), truncated or padded; cached or built now.
 
-    The tokenizer is trained on the texts, or is that of the folder `pretrained`. With `keep_texts`
-    a sample can also be made anew from its text.
+    The tokenizer is trained on the texts or taken from the folder `pretrained`. With `keep_texts`
+    a sample can also be tokenized again from its text.
     """
     # A pretrained model knows only the tokens that it was trained with.
     file = pretrained / "tokenizer.json" if pretrained else None
@@ -144,16 +144,16 @@ def tokenized(
 
 
 def _set_length(tokenizer: Any, block_size: int) -> int:
-    """Let the tokenizer cut and pad; returns the token that pads."""
+    """Make the tokenizer truncate and pad; returns the padding token."""
     ids = (tokenizer.token_to_id(token) for token in PADDING)
     pad = next((int(number) for number in ids if number is not None), 0)
-    tokenizer.enable_truncation(block_size)  # what closes a text ([SEP]) stays
+    tokenizer.enable_truncation(block_size)  # the closing token ([SEP]) stays
     tokenizer.enable_padding(length=block_size, pad_id=pad)
     return pad
 
 
 def _encode(tokenizer: Any, texts: Sequence[str], block_size: int, progress: Progress) -> Array:
-    # The smallest type that holds the vocabulary: loaders read these arrays from the disk.
+    # The smallest type that holds the vocabulary, as loaders read these arrays from disk.
     dtype = np.uint16 if tokenizer.get_vocab_size() <= 2**16 else np.uint32
     tokens = np.empty((len(texts), block_size), dtype=dtype)
     for first in range(0, len(texts), BATCH):
@@ -176,15 +176,15 @@ def ag_news(progress: Progress) -> Source:
 
 
 def _read_ag_news(path: Path) -> Texts:
-    """Rows of class (from 1), title and description; raises LabError for any other row."""
+    """Read rows of class (from 1), title and description; raises LabError for any other row."""
     texts, labels = [], []
-    with path.open(encoding="utf-8", newline="") as stream:  # as the csv module asks
+    with path.open(encoding="utf-8", newline="") as stream:  # as the csv module requires
         for number, row in enumerate(csv.reader(stream), start=1):
             if len(row) != 3 or row[0] not in {"1", "2", "3", "4"}:
                 expected = "a class from 1 to 4, a title and a description"
                 raise LabError(f"{path}: row {number} is not {expected}")
             labels.append(int(row[0]) - 1)
-            # A backslash stands where the published text broke a line.
+            # A backslash marks a line break of the published text.
             texts.append(f"{row[1]} {row[2]}".replace("\\", " "))
     return Texts(texts, labels)
 
@@ -198,18 +198,18 @@ def imdb(progress: Progress) -> Source:
 def _read_imdb(path: Path) -> tuple[Texts, Texts]:
     """The labelled reviews of the archive in the order of their names."""
     reviews: dict[str, list[tuple[str, str, int]]] = {"train": [], "test": []}
-    # Never extracted: a name in an archive may point to another folder.
+    # Never extracted, as a name in an archive may point outside the folder.
     with tarfile.open(path, "r:gz") as archive:
         for member in archive:
             name = re.fullmatch(r"aclImdb/(train|test)/(neg|pos)/[^/]+\.txt", member.name)
             content = archive.extractfile(member) if name and member.isfile() else None
             if name and content:
-                # The reviews were taken from web pages, line breaks and all.
+                # The reviews come from web pages and contain their line breaks.
                 text = content.read().decode("utf-8").replace("<br />", " ")
                 reviews[name[1]].append((member.name, text, IMDB_CLASSES.index(name[2])))
     if not all(reviews.values()):
         raise LabError(f"{path} lacks reviews under aclImdb/train and aclImdb/test, neg and pos")
-    # By name: an archive's order is that of its packing.
+    # Sorted by name, as an archive's order depends on how it was packed.
     train, test = (
         Texts([text for _, text, _ in rows], [label for *_, label in rows])
         for rows in map(sorted, reviews.values())
@@ -218,11 +218,11 @@ def _read_imdb(path: Path) -> tuple[Texts, Texts]:
 
 
 def topics(progress: Progress) -> Source:
-    """Pieces of the standard library's sources by what their module is about."""
+    """Pieces of the standard library's sources, classified by the topic of their module."""
     root = Path(sysconfig.get_path("stdlib"))
     pieces = [list(_pieces(root, modules.split())) for modules in TOPICS.values()]
     count = min(map(len, pieces))  # equal classes, so that guessing is right 1 time in 4
-    # At equal steps, so that a topic's pieces come from all of its modules.
+    # Evenly spaced, so that a topic's pieces come from all of its modules.
     even = [[own[index * len(own) // count] for index in range(count)] for own in pieces]
     content = "\0".join(piece for own in even for piece in own)
     progress("data", 1, 1)
@@ -243,13 +243,13 @@ def topics(progress: Progress) -> Source:
 
 
 def _pieces(root: Path, modules: list[str]) -> Iterator[str]:
-    """Whole lines up to PIECE characters of the modules' files."""
+    """Pieces of whole lines, up to PIECE characters, from the modules' files."""
     for module in modules:
         file = root / f"{module}.py"
         for path in [file] if file.is_file() else sorted((root / module).rglob("*.py")):
             if LEFT_OUT.intersection(path.relative_to(root).parts):
                 continue
-            piece = ""  # what is left of it at the end of a file is too short to tell the topic
+            piece = ""  # the rest at the end of a file is too short to show the topic
             for line in path.read_text(encoding="utf-8", errors="replace").splitlines(True):
                 piece += line
                 if len(piece) >= PIECE:

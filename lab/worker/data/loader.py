@@ -1,4 +1,4 @@
-"""Micro-batches as tensors: slices of what was prepared, or sample by sample by a DataLoader."""
+"""Micro-batches as tensors: slices of prepared arrays, or sample by sample by a DataLoader."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ from lab.worker.data.dataset import Array, Dataset, Sampler, Samples
 
 
 class Batch(NamedTuple):
-    """What a model is called with: inputs and targets, samples along the first axis."""
+    """The arguments of a model: inputs and targets, samples along the first axis."""
 
     inputs: torch.Tensor
     targets: torch.Tensor
 
     def pin_memory(self) -> Batch:
-        """The same in page-locked memory, which a GPU reads by itself."""
-        # A slice of windows has gaps, which torch would close in pageable memory before the copy.
+        """The same batch in page-locked memory, which a GPU reads by itself."""
+        # A slice of windows is not contiguous; torch would make it so in pageable memory first.
         return Batch(*(tensor.contiguous().pin_memory() for tensor in self))
 
     def to(self, device: torch.device) -> Batch:
-        """The same on a device."""
-        # The host goes on to launch work while pinned memory is copied.
+        """The same batch on a device."""
+        # The host continues to launch work while pinned memory is copied.
         return Batch(*(tensor.to(device, non_blocking=True) for tensor in self))
 
 
 def loader_for(dataset: Dataset, *, run: Run, rank: int) -> FastLoader | ClassicLoader:
-    """The loader that the run names, over the samples to train on; both give the same batches."""
+    """The run's loader over the training samples; both loaders give the same batches."""
     loader = ClassicLoader if run.loader == "classic" else FastLoader
     return loader(dataset.train, run=run, rank=rank)
 
 
 class FastLoader:
-    """Slices of arrays that are mapped into memory: nothing is made while the model waits."""
+    """Slices of memory-mapped arrays: nothing is prepared while the model waits."""
 
     def __init__(self, samples: Samples, *, run: Run, rank: int) -> None:
         self.samples = samples
@@ -50,20 +50,20 @@ class FastLoader:
         return self._batch(self.sampler.micro_batch(step, micro))
 
     def evaluation(self) -> Iterator[Batch]:
-        """The rank's share of the samples that the model is evaluated on."""
+        """The rank's share of the evaluation samples."""
         return map(self._batch, self.sampler.evaluation())  # one at a time in memory
 
     def _batch(self, indices: Array) -> Batch:
         return Batch(*map(torch.as_tensor, self.samples.take(indices)))
 
     def close(self) -> None:
-        """Nothing works in the background."""
+        """Do nothing, as nothing runs in the background."""
 
 
 class ClassicLoader:
-    """torch's DataLoader over samples that are made one by one: text is tokenized in `__getitem__`.
+    """torch's DataLoader over samples made one by one, with text tokenized in `__getitem__`.
 
-    `loader_workers` processes make them ahead, on the cores of their rank.
+    `loader_workers` processes prepare them ahead, on the cores of their rank.
     """
 
     def __init__(self, samples: Samples, *, run: Run, rank: int) -> None:
@@ -79,7 +79,7 @@ class ClassicLoader:
         self._order = itertools.product(range(run.steps), range(run.grad_accum))
 
     def micro_batch(self, step: int, micro: int) -> Batch:
-        """The rank's `micro`-th micro-batch of a step; steps and micro-batches in their order."""
+        """The rank's `micro`-th micro-batch of a step; must be called in order."""
         expected = next(self._order)
         # A DataLoader cannot skip or go back.
         assert self._batches is not None and expected == (step, micro)
@@ -87,9 +87,9 @@ class ClassicLoader:
 
     def close(self) -> None:
         """End the worker processes."""
-        self._batches = None  # a DataLoader's iterator stops its workers when it is freed
+        self._batches = None  # freeing a DataLoader's iterator stops its workers
 
 
 def _silence_tokenizers(worker: int) -> None:
-    # A tokenizer's own threads do not survive the fork of a DataLoader's worker: it would warn.
+    # A tokenizer's threads do not survive the fork of a DataLoader's worker, and it would warn.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"

@@ -1,4 +1,4 @@
-"""Data of the user's: two torch data sets, whose samples are made one by one."""
+"""A user's own data: two torch data sets, whose samples are made one by one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from lab.worker import own
 from lab.worker.context import Progress
 from lab.worker.data.dataset import Dataset, Indices
 
-HASHED = 16  # samples of each data set: all of them may take hours to make
+HASHED = 16  # samples of each data set, as making all of them may take hours
 
 
 class Items:

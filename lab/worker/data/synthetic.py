@@ -1,4 +1,4 @@
-"""Random samples of any size for each kind of model, from a seed, with something to learn."""
+"""Random but learnable samples of any size for each kind of model, from a seed."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from lab.worker.context import Progress
 from lab.worker.data.cache import Array, cached_arrays
 from lab.worker.data.dataset import Dataset, Labelled, Samples, Windows
 
-HELD_OUT_EVERY = 10  # one in ten samples; there are 20 at least
-TOPIC_TOKENS = 0.2  # of a labelled text's tokens are those of its class
+HELD_OUT_EVERY = 10  # one in ten samples; there are at least 20
+TOPIC_TOKENS = 0.2  # share of a labelled text's tokens that come from its class
 NOISE = 48  # standard deviation of the noise on an image, of 255 levels
 
 
 def prepare(run: Run, *, pretrained: Path | None, data_root: Path, progress: Progress) -> Dataset:
     """Samples of the form that the model takes.
 
-    Tokens follow Zipf's law; a fifth of those of a labelled text come from its class's own part of
-    the vocabulary; an image is its class's pattern under noise.
+    Tokens follow Zipf's law. A fifth of the tokens of a labelled text come from its class's own
+    part of the vocabulary. An image is its class's pattern with noise.
     """
     config, model = run.dataset, run.architecture
     assert isinstance(config, Synthetic)
@@ -40,7 +40,7 @@ def prepare(run: Run, *, pretrained: Path | None, data_root: Path, progress: Pro
     train: Samples
     held_out: Samples
     if isinstance(model, GPT):
-        # No window reaches from one part into the other.
+        # No window spans both parts.
         split = len(inputs) - count * block_size - 1
         train = Windows(inputs[:split], block_size=block_size)
         held_out = Windows(inputs[split:], block_size=block_size)
@@ -63,13 +63,13 @@ def prepare(run: Run, *, pretrained: Path | None, data_root: Path, progress: Pro
 
 
 def _zipf(count: int, vocab_size: int, draw: np.random.Generator) -> Array:
-    """Tokens 1 to vocab_size - 1, the k-th as often as 1/k; 0 is left to padding."""
+    """Tokens 1 to vocab_size - 1, the k-th with frequency 1/k; 0 is reserved for padding."""
     shares = np.cumsum(1 / np.arange(1, vocab_size))
     return (1 + np.searchsorted(shares / shares[-1], draw.random(count))).astype(np.uint16)
 
 
 def _stream(config: Synthetic, block_size: int, draw: np.random.Generator) -> dict[str, Array]:
-    # Each of the two parts needs one token more than its windows: the last target.
+    # Each of the two parts needs one token more than its windows, for the last target.
     return {"inputs": _zipf(config.samples * block_size + 2, config.vocab_size, draw)}
 
 
@@ -78,7 +78,7 @@ def _texts(config: Synthetic, block_size: int, draw: np.random.Generator) -> dic
     shape, others = (config.samples, block_size), config.vocab_size - 1
     tokens = _zipf(config.samples * block_size, config.vocab_size, draw).reshape(shape)
     own = max(others // config.classes, 1)
-    # With more classes than tokens their parts of the vocabulary overlap.
+    # With more classes than tokens, the classes' parts of the vocabulary overlap.
     of_class = 1 + (labels[:, None] * own + draw.integers(0, own, shape)) % others
     inputs = np.where(draw.random(shape) < TOPIC_TOKENS, of_class, tokens).astype(np.uint16)
     return {"inputs": inputs, "labels": labels}
@@ -89,7 +89,7 @@ def _images(config: Synthetic, block_size: int, draw: np.random.Generator) -> di
     patterns = draw.integers(64, 192, (config.classes, *shape)).astype(np.float32)
     labels = draw.integers(0, config.classes, config.samples).astype(np.uint16)
     images = np.empty((config.samples, *shape), dtype=np.uint8)
-    # One by one: the noise of all at once would need eight times their memory.
+    # One by one, as noise for all at once would need eight times their memory.
     for index, label in enumerate(labels):
         images[index] = np.clip(patterns[label] + draw.normal(0, NOISE, shape), 0, 255)
     return {"inputs": images, "labels": labels}

@@ -13,10 +13,10 @@ import numpy as np
 from lab.worker.context import Progress
 from lab.worker.data.cache import Array, CachedArrays, cached_arrays
 
-TRAINING_TEXT = 3_000_000  # characters that the tokenizer is trained on
+TRAINING_TEXT = 3_000_000  # characters used to train the tokenizer
 END_OF_TEXT = "<|endoftext|>"  # token 0 of a tokenizer trained here, after each document
 HELD_OUT = 0.1
-PIECE = 500_000  # characters that are encoded at a time
+PIECE = 500_000  # characters encoded at a time
 
 
 def train_tokenizer(documents: Sequence[str], vocab_size: int) -> Any:
@@ -66,7 +66,8 @@ def tokenize(
 ) -> CachedArrays:
     """The documents as tokens: `train` and, the last tenth, `held_out`; cached or built now.
 
-    The tokenizer is their own or that of a file, and lies beside the arrays as `tokenizer.json`.
+    The tokenizer is trained on them or loaded from a file; it lies beside the arrays as
+    `tokenizer.json`.
     """
 
     def build(folder: Path) -> dict[str, Array]:
@@ -74,7 +75,7 @@ def tokenize(
         trained = partial(train_tokenizer, documents, vocab_size)
         encoder = load_tokenizer(tokenizer) if tokenizer else trained()
         encoder.save(str(folder / "tokenizer.json"))
-        # The smallest type that holds the vocabulary: loaders read these arrays from the disk.
+        # The smallest type that holds the vocabulary, as loaders read these arrays from disk.
         dtype = np.uint16 if vocab_size <= 2**16 else np.uint32
         tokens, ends = _encode(encoder, documents, dtype, progress)
         split = _split(ends, len(tokens))
@@ -90,7 +91,7 @@ def _key(documents: Sequence[str], vocab_size: int, tokenizer: Path | None) -> s
         digest.update(tokenizer.read_bytes())
     for document in documents:
         content = document.encode()
-        # The length keeps texts apart that differ only in where a document ends.
+        # The length distinguishes texts that differ only in where a document ends.
         digest.update(len(content).to_bytes(8, "little") + content)
     return digest.hexdigest()
 
@@ -98,7 +99,7 @@ def _key(documents: Sequence[str], vocab_size: int, tokenizer: Path | None) -> s
 def _encode(
     tokenizer: Any, documents: Sequence[str], dtype: type, progress: Progress
 ) -> tuple[Array, list[int]]:
-    """All documents, each followed by the end-of-text token, and where each of them ends."""
+    """The tokens of all documents, each followed by end-of-text, and where each document ends."""
     end_of_text = tokenizer.token_to_id(END_OF_TEXT)
     parts: list[Array] = []
     ends: list[int] = []
@@ -116,7 +117,7 @@ def _encode(
 
 
 def _batches(documents: Sequence[str]) -> Iterator[list[tuple[str, bool]]]:
-    """Pieces of about PIECE characters in all, each with whether it ends its document."""
+    """Batches of pieces, about PIECE characters in all, each with whether it ends its document."""
     batch: list[tuple[str, bool]] = []
     size = 0
     for document in documents:
@@ -134,6 +135,6 @@ def _batches(documents: Sequence[str]) -> Iterator[list[tuple[str, bool]]]:
 def _split(ends: Sequence[int], length: int) -> int:
     """Where the held-out part begins: at the end of a document if one is near nine tenths."""
     wanted = round(length * (1 - HELD_OUT))
-    # A document that was cut in two would let a model know the beginning of what it is tested on.
+    # Cutting a document in two would show the model the beginning of what it is tested on.
     nearest = min(ends, key=lambda end: abs(end - wanted))
     return nearest if abs(nearest - wanted) < 0.02 * length else wanted

@@ -1,4 +1,4 @@
-"""Text generation with a KV cache: greedy, or drawn by temperature, top-k and top-p."""
+"""Text generation with a KV cache: greedy, or sampled with temperature, top-k and top-p."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from lab.worker.models.gpt import GPT, Cache
 class Sampling:
     """How a token is chosen: the likeliest at temperature 0, else drawn from the `top_k` likeliest.
 
-    Of those, from the fewest that hold `top_p` of the probability (Holtzman et al., 2020).
+    These are limited to the fewest that hold `top_p` of the probability (Holtzman et al., 2020).
     """
 
     temperature: float = 0.0
@@ -48,12 +48,12 @@ def stream(
 ) -> Iterator[Tensor]:
     """The next `new_tokens` tokens of each prompt (samples, tokens), as (samples,) at a time.
 
-    `first` is the number of the first prompt among those of all ranks: what is drawn for a prompt
-    follows from the seed and its number, not from who draws it. Call it with gradients off. Raises
-    InputError if prompt and new tokens are more than the model's positions.
+    `first` is the number of the first prompt among those of all ranks: the tokens sampled for a
+    prompt depend on the seed and its number, not on the rank. Call it with gradients off. Raises
+    InputError if prompt and new tokens exceed the model's positions.
     """
     samples, length = prompts.shape
-    limit = model.positions.num_embeddings  # positions are learned: there are none beyond
+    limit = model.positions.num_embeddings  # positions are learned, so there are none beyond
     if length < 1 or length + new_tokens > limit:
         what = f"{length} tokens of prompt and {new_tokens} new ones"
         what += f", the model has positions for {limit}"
@@ -83,25 +83,25 @@ def choose(logits: Tensor, uniform: Tensor | None, sampling: Sampling) -> Tensor
     """A token for each row of logits (samples, vocabulary); `uniform` is (samples,), in [0, 1)."""
     if uniform is None or sampling.temperature == 0:
         return logits.argmax(dim=-1)
-    # Stable, so that equal logits have one order on every device.
+    # Stable, so that equal logits have the same order on every device.
     scaled = logits.float() / sampling.temperature
     values, order = scaled.sort(dim=-1, descending=True, stable=True)
     if sampling.top_k is not None:
         values[:, sampling.top_k :] = -torch.inf
     probabilities = values.softmax(dim=-1)
     if sampling.top_p is not None:
-        # A token stays if less than top_p lies before it, so that the likeliest always does.
+        # A token stays if less than top_p precedes it, so the likeliest always stays.
         before = probabilities.cumsum(dim=-1) - probabilities
         probabilities = probabilities * (before < sampling.top_p)
-    # In fp64: the sum of a large vocabulary would lose its small probabilities in fp32.
+    # In fp64, as the sum over a large vocabulary would lose small probabilities in fp32.
     cumulated = probabilities.double().cumsum(dim=-1)
-    # Not beyond the last token that may be drawn, whatever rounding makes of the sum.
+    # Never beyond the last permitted token, however the sum is rounded.
     last = (probabilities > 0).sum(dim=-1) - 1
     place = (cumulated <= uniform[:, None] * cumulated[:, -1:]).sum(dim=-1).minimum(last)
     return order.gather(-1, place[:, None])[:, 0]
 
 
 def by_length(prompts: Sequence[Sequence[int]]) -> Iterator[list[int]]:
-    """The numbers of prompts that can be generated as one batch: those of one length."""
+    """The numbers of prompts that can form one batch because they have the same length."""
     for length in dict.fromkeys(map(len, prompts)):
         yield [number for number, prompt in enumerate(prompts) if len(prompt) == length]

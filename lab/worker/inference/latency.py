@@ -23,7 +23,7 @@ from lab.worker.models.gpt import GPT, Cache
 
 
 class PromptBatch(NamedTuple):
-    """Prompts of one length: how many over all ranks, and this rank's share (sequences, tokens)."""
+    """Prompts of one length: their number over all ranks, and this rank's (sequences, tokens)."""
 
     prompt_tokens: int
     batch_size: int
@@ -48,7 +48,7 @@ def time_generation(
     points = []
     for number, batch in enumerate(batches):
         of_base, of_quantized = seconds[:, number, 0], seconds[:, number, 1]
-        # The median of each round: a single late token tells nothing about the model.
+        # The median of each round, as a single late token says nothing about the model.
         inter = [np.median(times[:, 1:], axis=1) for times in (of_base, of_quantized)]
         point = Point(
             prompt_tokens=batch.prompt_tokens,
@@ -70,7 +70,7 @@ def time_classification(
     rounds: int,
     progress: Progress,
 ) -> list[ClassificationPoint]:
-    """Time base and quantized model on this rank's shares of batches, by batch size of all ranks.
+    """Time base and quantized model on this rank's shares of batches, by the global batch size.
 
     All ranks must call it.
     """
@@ -87,7 +87,7 @@ def time_classification(
             batch_size=size,
             base=stat(base),
             quantized=stat(quantized),
-            ratio=stat(quantized / base),  # round by round, so that a slow phase hits both
+            ratio=stat(quantized / base),  # round by round, so that a slow phase affects both
             base_samples_per_second=size / stat(base).median,
             samples_per_second=size / stat(quantized).median,
         )
@@ -98,7 +98,7 @@ def time_classification(
 def _in_turn(
     work: Callable[[int, int], FloatArray], batches: int, *, rounds: int, progress: Progress
 ) -> FloatArray:
-    """Seconds (rounds, batches, models, laps) of `work(batch, model)`, each once in a round."""
+    """Seconds (rounds, batches, models, laps) of `work(batch, model)`, each once per round."""
     turns = list(itertools.product(range(batches), range(2)))
     # Kernels are chosen and memory is allocated before anything counts.
     for number, turn in enumerate(turns):
@@ -106,12 +106,12 @@ def _in_turn(
         progress("warm-up", number + 1, len(turns))
     seconds: list[list[FloatArray]] = []
     for number in range(rounds):
-        # Anew in each round, so that no turn always follows the same one; alike on all ranks.
+        # Shuffled in each round, so that no turn always follows the same one; equal on all ranks.
         order = np.random.default_rng(number).permutation(len(turns)).tolist()
         times = {turn: work(*turns[turn]) for turn in order}
         seconds.append([times[turn] for turn in range(len(turns))])
         progress("measuring", number + 1, rounds)
-    # A round takes as long as its slowest rank: ranks work on their own and only start together.
+    # A round takes as long as its slowest rank: ranks work independently and only start together.
     ranks = np.stack(all_gather_object(np.array(seconds).reshape(rounds, batches, 2, -1)))
     slowest = ranks.sum(axis=-1).argmax(axis=0)
     laps: FloatArray = np.take_along_axis(ranks, slowest[None, ..., None], axis=0)[0]
@@ -120,13 +120,13 @@ def _in_turn(
 
 @torch.inference_mode()
 def _laps(results: Iterable[Tensor], device: torch.device) -> FloatArray:
-    """Seconds to the first result and between all others, begun when all ranks are there."""
+    """Seconds to the first result and between the others, started when all ranks are ready."""
     if dist.is_initialized():
         dist.barrier()  # an idle rank would leave its share of the machine to the others
     synchronize(device)
     stamps = [time.perf_counter()]
     for _ in results:
-        synchronize(device)  # a token is there when it can be shown
+        synchronize(device)  # a token counts when it can be shown
         stamps.append(time.perf_counter())
     return np.diff(stamps)
 
@@ -135,8 +135,8 @@ def _latency(seconds: FloatArray, batch: PromptBatch, model: GPT) -> Latency:
     """One model's latencies from the seconds (rounds, tokens) of a batch."""
     first, inter = stat(seconds[:, 0]), stat(np.median(seconds[:, 1:], axis=1))
     p50, p90, p99 = (float(value) for value in np.percentile(seconds[:, 1:], [50, 90, 99]))
-    # A step reads each weight once for all sequences (the embedding as the head's, of the positions
-    # one row), and of each sequence the cache, with half of the new tokens on average.
+    # A step reads each weight once for all sequences (the embedding as the head, one row of the
+    # positions), and each sequence's cache, which holds half of the new tokens on average.
     weights = bytes_in_memory(model) - model.positions.weight.nbytes
     width, dtype = model.embedding.embedding_dim, model.norm.weight.dtype
     cached = len(batch.prompts) * (batch.prompt_tokens + seconds.shape[1] / 2)

@@ -46,20 +46,20 @@ def infer(
     """Measure one repeat on this rank; rank 0 gets the measurement, the others None.
 
     All ranks must call it. Raises InputError for data or a model that cannot be used, LabError for
-    a device that is not there; torch.OutOfMemoryError passes through.
+    a missing device; torch.OutOfMemoryError passes through.
     """
     torch.set_num_threads(context.threads)  # the ranks of a node share its cores
     device = device_of(context)
     dataset = data.prepare(training_run(run), data_root=data_root, progress=progress)
     job = RankJob(run, context, device, dataset, progress)
-    # Before the group is formed: while one rank trains, the others would run into its timeout.
+    # Before the group is formed, as the others would time out while one rank trains.
     trained = trained_model(job)
-    set_products("fp32")  # whatever it was trained in
+    set_products("fp32")  # whatever precision it was trained in
     base = load_model(trained, dataset, device=device)
     with process_group(context, device=device) if context.world_size > 1 else nullcontext():
         reset_peak(device)  # of the training, if this rank trained
         gpu_watch = GpuWatch(device)
-        before = cpu_use(context.cores)  # what others take of these cores makes times longer
+        before = cpu_use(context.cores)  # load from others on these cores makes times longer
         inference = _compare(job, base, trained)
         gpus = gpu_watch.stop()
         use = cpu_use(context.cores).since(before)
@@ -101,10 +101,10 @@ def _compare(job: RankJob, base: nn.Module, trained: Checkpoint) -> Inference:
     copy: Quantized | None = None
     reason, dtype = "", DTYPES[run.base_precision]
     try:
-        # Quantized from fp32, whatever the base computes in; `none` is a second base.
+        # Quantized from fp32, whatever the base's precision; `none` is a second base.
         source = base.to(dtype) if run.quantization == "none" else base
         copy = quantize(source, run.quantization)
-    except UnavailableError as error:  # a result too: tables show what a machine lacks, and why
+    except UnavailableError as error:  # also a result: tables show what a machine lacks, and why
         reason = str(error)
     base.to(dtype)
     inference = Inference(
@@ -137,7 +137,7 @@ def _compare(job: RankJob, base: nn.Module, trained: Checkpoint) -> Inference:
     try:
         errors = quality.output_errors(pair, inputs)
         if run.compile and isinstance(base, GPT):
-            # Compiled for itself: a kernel that is right for whole prompts says nothing of it.
+            # Compiled separately: a kernel correct for whole prompts says nothing about this one.
             longest = prompts[-1].prompts
             errors["1 after a prompt"] = quality.cached_error(
                 cast("tuple[GPT, GPT]", pair), longest
@@ -155,7 +155,7 @@ def _compare(job: RankJob, base: nn.Module, trained: Checkpoint) -> Inference:
     }
     worst = max(errors, key=lambda shape: errors[shape])
     if errors[worst] > quality.MAX_OUTPUT_ERROR:
-        # A kernel that computes nonsense may be fast: its time would look like a gain.
+        # A kernel that computes nonsense may be fast, and its time would look like a gain.
         wrong = f"its logits are wrong by {errors[worst]:.2g} of the base's for an input of {worst}"
         fields["unavailable"] = f"{wrong}: no time was taken"
     elif isinstance(base, GPT):
@@ -167,7 +167,7 @@ def _compare(job: RankJob, base: nn.Module, trained: Checkpoint) -> Inference:
         fields["points"] = time_generation(
             gpts, prompts, new_tokens=tokens, rounds=run.rounds, progress=progress
         )
-        # The ceiling of decoding, which reads every weight for each token.
+        # The upper limit for decoding, which reads every weight for each token.
         fields["memory_bytes_per_second"] = memory_bandwidth(device).bytes_per_s
     else:
         classifiers = cast("tuple[Classifier, Classifier]", pair)
@@ -198,11 +198,11 @@ def _share(job: RankJob, batch_size: int, *, seed: int) -> Tensor:
 
 
 def _held_out(job: RankJob) -> list[Batch]:
-    """This rank's share of the batches of an evaluation, each labelled sample once at most."""
+    """This rank's share of the evaluation batches, each labelled sample at most once."""
     samples = job.dataset.held_out
     batches = list(FastLoader(samples, run=training_run(job.run), rank=0).evaluation())
     if samples.epochs:
-        # A sample that is there twice would make the bootstrap's intervals too narrow.
+        # A duplicate sample would make the bootstrap's intervals too narrow.
         size = len(batches[0].targets)
         rest = [len(samples) - number * size for number in range(len(batches))]
         batches = [

@@ -1,4 +1,4 @@
-"""The model that inference starts from: trained once as the run says, and kept in the cache."""
+"""The model that inference starts from, trained once as the run specifies and then cached."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from lab.worker.models import build
 from lab.worker.models.gpt import GPT
 from lab.worker.train import train
 
-# The fields of an inference run that say how its model is trained.
+# The fields of an inference run that specify how its model is trained.
 TRAINING_FIELDS = {
     *("model", "data", "precision", "global_batch_size", "grad_accum", "seed", "eval_batches"),
     *("steps", "warmup_steps", "lr_warmup_steps", "learning_rate", "min_learning_rate"),
@@ -31,30 +31,30 @@ TRAINING_FIELDS = {
 
 
 def training_run(run: Run) -> Run:
-    """The training on one process that makes the model of an inference run."""
+    """The one-process training that produces the model of an inference run."""
     fields = {name: getattr(run, name) for name in TRAINING_FIELDS}
     return Run.model_validate(fields | {"strategy": "single", "keep_model": True})
 
 
 def trained_model(job: RankJob) -> Checkpoint:
-    """The checkpoint of the run's model, from the cache or trained now; raises as `train` does."""
-    # One process trains while the others wait for the lock: a process group would time out.
+    """The checkpoint of the run's model, cached or trained now; raises the errors of `train`."""
+    # One process trains while the others wait for the lock; a process group would time out.
     alone = dataclasses.replace(job.context, rank=0, world_size=1)
     training = dataclasses.replace(job, run=training_run(job.run), context=alone)
-    # Other data, another torch or another kind of device train another model.
+    # Different data, torch or kind of device give a different model.
     data, device = job.dataset.sha256[:16], job.device.type
     folder = in_cache("models", f"{training.run.id}-{data}-{torch.__version__}-{device}")
     return load_or_build(
         folder,
         lambda: checkpoint.kept_model(folder),
         lambda: train(training, folder=folder),
-        # A rank that reports nothing would be taken for hanging.
+        # A rank that reports nothing would be considered hung.
         waiting=lambda: job.progress("training", 0, training.run.steps),
     )
 
 
 def load_model(trained: Checkpoint, dataset: Dataset, *, device: torch.device) -> nn.Module:
-    """A checkpoint's model on a device, in evaluation mode; raises as `build` does."""
+    """A checkpoint's model on a device, in evaluation mode; raises the errors of `build`."""
     model = build(trained.run, dataset)
     checkpoint.load_model(model, trained)
     return model.to(device).eval()  # without dropout
@@ -63,9 +63,9 @@ def load_model(trained: Checkpoint, dataset: Dataset, *, device: torch.device) -
 def complete(
     trained: Checkpoint, prompts: Sequence[str], *, new_tokens: int, sampling: Sampling
 ) -> list[str]:
-    """What a language model writes after each prompt, on a GPU if there is one.
+    """Continue each prompt with a language model, on a GPU if there is one.
 
-    Raises InputError for a model of another kind, and for a prompt that is empty or too long.
+    Raises InputError for a model of another kind, and for an empty or too long prompt.
     """
     config = trained.run.architecture
     if not isinstance(config, models.GPT):

@@ -1,4 +1,4 @@
-"""How far a quantized model agrees with its base: logits, perplexity and tokens, or classes."""
+"""How well a quantized model agrees with its base: logits, perplexity and tokens, or classes."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ Pair = tuple[nn.Module, nn.Module]  # the base and its quantized copy
 
 @torch.inference_mode()
 def output_errors(models: Pair, inputs: Sequence[Tensor]) -> dict[str, float]:
-    """The largest relative error of logits on any rank by shape of the input; all ranks call it."""
+    """The largest relative error of logits on any rank by input shape; all ranks must call it."""
     errors: dict[str, float] = {}
-    for samples in inputs:  # kernels differ by shape, and some are wrong for one shape alone
+    for samples in inputs:  # kernels differ by shape, and some are wrong for only one shape
         expected, logits = (_logits(model, samples) for model in models)
-        # Relative to all of them: a single logit may be near zero.
+        # Relative to all of them, as a single logit may be near zero.
         error = float((logits - expected).norm() / expected.norm())
         # NaN would pass every comparison with a limit.
         shape = "x".join(map(str, samples.shape))
@@ -73,7 +73,7 @@ def compare_language_models(
         same = (expected.argmax(dim=-1) == logits.argmax(dim=-1)).float().mean(dim=1)
         rows.append(torch.stack([*losses, same], dim=1).double().cpu().numpy())
     of_base, of_quantized, same_tokens = _on_all_ranks(rows)
-    # Sample by sample, the difference of two models varies far less than each of them.
+    # Sample by sample, the difference between two models varies far less than either of them.
     change = _mean(of_quantized - of_base)
     # The ratio of two perplexities is the exponential of the mean difference of losses.
     low, high = (None if end is None else float(np.exp(end)) for end in (change.low, change.high))
@@ -107,18 +107,18 @@ def compare_classifiers(
 
 
 def _on_all_ranks(rows: Sequence[FloatArray]) -> FloatArray:
-    """The columns of rows over the samples of all ranks, of which some may have none."""
+    """The columns of the rows gathered from all ranks, some of which may have no samples."""
     return np.concatenate(all_gather_object(np.concatenate(rows))).T
 
 
 def generated_alike(models: tuple[GPT, GPT], prompts: Tensor, *, new_tokens: int) -> float:
-    """The share of greedily generated tokens that are the same, over all ranks."""
+    """The share of greedily generated tokens that agree, over all ranks."""
     expected, tokens = (generate(model, prompts, new_tokens=new_tokens) for model in models)
     return float(np.mean(all_gather_object(float((expected == tokens).float().mean()))))
 
 
 def _mean(values: FloatArray) -> Share:
-    """The mean with its bootstrap interval, without one for fewer than two values."""
+    """The mean with its bootstrap interval, or without one for fewer than two values."""
     if len(values) < 2:
         return Share(value=float(values.mean()), low=None, high=None)
     low, high = bootstrap_interval([values], np.mean, resamples=_RESAMPLES)

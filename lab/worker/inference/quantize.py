@@ -1,4 +1,4 @@
-"""Smaller and perhaps faster copies of a trained model, and how large they are."""
+"""Smaller and perhaps faster copies of a trained model, and their sizes."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ FP8_CAPABILITY = (8, 9)  # NVIDIA Ada and Hopper were the first with fp8 tensor 
 
 
 class UnavailableError(LabError):
-    """A method of quantization that this machine lacks; the message is the reason."""
+    """A quantization method that this machine lacks; the message is the reason."""
 
 
 @dataclass(frozen=True)
 class Quantized:
-    """A quantized copy of a model, by which method, and in how many s it was made."""
+    """A quantized copy of a model, its method, and the seconds it took to make."""
 
     model: nn.Module
     method: str
@@ -37,22 +37,22 @@ class Quantized:
 def quantize(model: nn.Module, name: str) -> Quantized:
     """A quantized copy of a trained fp32 model, on its device.
 
-    Raises UnavailableError if device or packages cannot, or no layer of the model can be quantized.
+    Raises UnavailableError if the device or packages do not support it or no layer is suitable.
     """
     device = next(model.parameters()).device
     quantized = copy.deepcopy(model).eval()  # torchao works in place
     begin = time.perf_counter()
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # what is deprecated works in the pinned version
+            warnings.simplefilter("ignore")  # deprecated functions work in the pinned version
             quantized, method = METHODS[name](quantized, device)
-    # Packages refuse a device, a dtype or a shape with any of these.
+    # Packages reject a device, a dtype or a shape with any of these.
     except (RuntimeError, ImportError, AssertionError, ValueError, AttributeError) as error:
         message = str(error).strip().splitlines()
         raise UnavailableError(message[0] if message else type(error).__name__) from error
-    synchronize(device)  # else the launch of the conversion would be all that is timed
+    synchronize(device)  # else only the launch of the conversion would be timed
     seconds = time.perf_counter() - begin
-    if name not in {"none", "bf16"}:  # those do the same with every layer
+    if name not in {"none", "bf16"}:  # those treat every layer the same
         method = f"{method}: {_count_layers(model, quantized)}"
     return Quantized(quantized, method, seconds)
 
@@ -97,11 +97,11 @@ def _int4_weight_only(model: nn.Module, device: torch.device) -> tuple[nn.Module
     if device.type == "cuda":
         from torchao.quantization import Int4WeightOnlyConfig
 
-        # The kernels of the default format are in a package that the lab does not install; those of
-        # this one are torch's, which fill up inputs to a multiple of 1,024.
+        # The kernels of the default format are in a package that the lab does not install. This
+        # format uses torch's, which pad inputs to a multiple of 1,024.
         config = Int4WeightOnlyConfig(group_size=32, int4_packing_format="tile_packed_to_4d")
         return _torchao(model, config, f"{method}, from 1,024 inputs on", (1024, 8))
-    # The plain one fails on CPU in each of its formats.
+    # The plain one fails on CPU in all of its formats.
     from torchao.prototype.quantization.int4 import PrototypeInt4WeightOnlyConfig
 
     return _torchao(model, PrototypeInt4WeightOnlyConfig(group_size=32), method, (32, 16))
@@ -125,7 +125,7 @@ def _fp8(model: nn.Module, device: torch.device) -> tuple[nn.Module, str]:
 def _torchao(
     model: nn.Module, config: Any, method: str, multiple_of: tuple[int, int] = (1, 1)
 ) -> tuple[nn.Module, str]:
-    """Quantize the linear layers whose sizes the kernels take, in place; the rest in bf16."""
+    """Quantize the linear layers whose sizes the kernels support, in place; the rest is bf16."""
     import torchao
 
     def fits(layer: nn.Module, _: str) -> bool:
@@ -151,11 +151,11 @@ METHODS: dict[str, Callable[[nn.Module, torch.device], tuple[nn.Module, str]]] =
 def compile_alike(*models: nn.Module, backend: str = "inductor") -> None:
     """Compile the blocks of each model in place, or all of a network without blocks.
 
-    Weights of 8 bits are converted, and activations rounded, in the kernels of the products then,
-    instead of by kernels of their own.
+    Weights of 8 bits are then converted, and activations rounded, within the kernels of the
+    products instead of by separate kernels.
     """
-    # A block is compiled for a prompt and for one token, of one sequence and of several, with a
-    # cache and without; beyond its limit torch would run the rest as it is, and say nothing.
+    # A block is compiled for a prompt and for one token, for one sequence and for several, with a
+    # cache and without; beyond its limit, torch would silently run the rest uncompiled.
     torch._dynamo.config.recompile_limit = RECOMPILE_LIMIT
     torch._dynamo.config.fail_on_recompile_limit_hit = True
     for model in models:
@@ -164,7 +164,7 @@ def compile_alike(*models: nn.Module, backend: str = "inductor") -> None:
 
 
 def bytes_on_disk(model: nn.Module) -> int:
-    """Size of the file that torch.save makes of the model's state."""
+    """Size of the file that torch.save writes for the model's state."""
     file = io.BytesIO()
     torch.save(model.state_dict(), file)
     return file.tell()
@@ -172,7 +172,7 @@ def bytes_on_disk(model: nn.Module) -> int:
 
 def bytes_in_memory(module: nn.Module) -> int:
     """Bytes of all weights in memory, scales and zero points included, each counted once."""
-    # All at once: a tensor that is freed would leave its address to the next one.
+    # All at once, as the address of a freed tensor may be reused by the next one.
     weights = list(_weights(module))
     return sum(dict(storage for tensor in weights for storage in _storages(tensor)).values())
 
@@ -180,7 +180,7 @@ def bytes_in_memory(module: nn.Module) -> int:
 def _weights(module: nn.Module) -> Iterator[Tensor]:
     for part in module.modules():
         packed = getattr(part, "_packed_params", None)
-        # torch's own quantized layer keeps its weight out of sight.
+        # torch's own quantized layer does not expose its weight as a parameter.
         if isinstance(packed, nn.Module):
             weight, bias = cast(Any, packed)._weight_bias()
             yield weight
@@ -193,7 +193,7 @@ def _weights(module: nn.Module) -> Iterator[Tensor]:
 
 
 def _storages(tensor: Tensor) -> Iterator[tuple[object, int]]:
-    """Storages and bytes of a tensor, or of the tensors that a quantized one consists of."""
+    """Storages and bytes of a tensor, or of the tensors that make up a quantized one."""
     if type(tensor) in (Tensor, nn.Parameter) or not hasattr(tensor, "__tensor_flatten__"):
         storage = None if tensor.is_quantized else tensor.untyped_storage().data_ptr()
         yield storage or id(tensor), tensor.numel() * tensor.element_size()

@@ -1,8 +1,8 @@
 """The clock of a training step, and the statistics of its phases over all ranks.
 
-A clock must not change what it measures. It only takes marks while the model trains: the host's
+A clock must not change what it measures. While the model trains it only takes marks: the host's
 time on CPU, events on the current stream on CUDA, where waiting for the device at every phase would
-forbid the overlap that is to be seen. The arithmetic is done when training is over.
+prevent the overlap to be observed. The arithmetic is done when training is over.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from lab.records.statistics import stat as stat
 FloatArray = npt.NDArray[np.float64]
 
 PHASES_TOLERANCE = 0.02
-WAITING_MARKS = 4096  # of a CUDA clock: more than a host launches ahead of its device
+WAITING_MARKS = 4096  # in a CUDA clock: more than a host launches ahead of its device
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait until a GPU has done all that was launched on it; a CPU has when a call returns."""
+    """Wait until a GPU has finished everything launched on it; on a CPU, calls return finished."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
@@ -37,14 +37,14 @@ class Clock:
     """Splits each step into phases without waiting for anything; subclasses choose the marks."""
 
     def __init__(self) -> None:
-        self._steps: list[list[tuple[str, Any]]] = []  # of each step its start and its laps
+        self._steps: list[list[tuple[str, Any]]] = []  # the start and laps of each step
 
     def now(self) -> Any:
-        """A mark of this moment in the work of the device, for `seconds` to read after training."""
+        """A mark of this moment in the device's work, for `seconds` to read after training."""
         raise NotImplementedError
 
     def seconds(self, marks: Sequence[Any]) -> FloatArray:
-        """Marks, each near the one before it, as seconds of this host's `perf_counter`."""
+        """Marks, each close to the one before it, as seconds of this host's `perf_counter`."""
         raise NotImplementedError
 
     def _between(self, begin: Any, end: Any) -> float:
@@ -55,31 +55,31 @@ class Clock:
         self._steps.append([("", self.now())])
 
     def lap(self, phase: str) -> None:
-        """Count the time since the step's last mark as `phase`; its last lap ends a step."""
+        """Count the time since the step's last mark as `phase`; the last lap ends the step."""
         self._steps[-1].append((phase, self.now()))
 
     def discard(self) -> None:
-        """Forget the step under way."""
+        """Discard the current step."""
         self._steps.pop()
 
     def position(self) -> tuple[int, int]:
-        """The numbers of the step and of its lap under way; step -1 before the first."""
+        """The numbers of the current step and lap; step -1 before the first."""
         return len(self._steps) - 1, len(self._steps[-1]) if self._steps else 0
 
     def is_over(self, position: tuple[int, int]) -> bool:
-        """Whether a lap was under way there, of a step that counts, and has ended."""
+        """Whether the position was within a lap of a step that counts, and that lap has ended."""
         step, lap = position
         return 0 <= step < len(self._steps) and lap < len(self._steps[step])
 
     def phase_of(self, position: tuple[int, int]) -> str:
-        """The phase of a lap that is over: its name is known only at its end."""
+        """The phase of a finished lap, whose name is known only at its end."""
         step, lap = position
         return self._steps[step][lap][0]
 
     def phases(self, step: int) -> list[tuple[str, float, float]]:
         """The laps of a step: phase, begin and end in seconds of this host's `perf_counter`."""
         marks = [mark for _, mark in self._steps[step]]
-        # From start to start: an event's 32-bit milliseconds lose digits over a long distance.
+        # From start to start: an event's 32-bit milliseconds lose precision over long distances.
         starts = [laps[0][1] for laps in self._steps[:step]]
         times = self.seconds([*starts, *marks])[step:].tolist()
         names = [phase for phase, _ in self._steps[step][1:]]
@@ -93,17 +93,17 @@ class Clock:
                 laps[phase][step] += self._between(begin, end)
             laps["step_time"][step] = self._between(marks[0][1], marks[-1][1])
             if step:
-                # From step to step, for the sake of 32-bit milliseconds as above.
+                # From step to step, because of the 32-bit milliseconds as above.
                 gap = self._between(self._steps[step - 1][-1][1], marks[0][1])
                 end_of_last = laps["start"][step - 1] + laps["step_time"][step - 1]
                 laps["start"][step] = end_of_last + gap
-        # By difference, so that the phases of a step add up to it exactly.
+        # As the difference, so that the phases of a step add up to it exactly.
         laps["other"] = laps["step_time"] - sum(laps[phase] for phase in PHASES if phase != "other")
         return laps
 
 
 class HostClock(Clock):
-    """The clock of CPU ranks, where a call returns when its work is done."""
+    """The clock of CPU ranks, on which a call returns when its work is done."""
 
     def now(self) -> float:
         """The time of the host."""
@@ -119,7 +119,7 @@ class HostClock(Clock):
 
 @dataclass
 class CudaMark:
-    """A moment on a device: an event, until it has passed and is s after the clock's first one."""
+    """A moment on a device: an event, or once it has passed, its s after the clock's first one."""
 
     event: torch.cuda.Event | None
     seconds: float = 0.0
@@ -128,16 +128,16 @@ class CudaMark:
 class CudaClock(Clock):
     """The clock of CUDA ranks: events on the current stream.
 
-    A phase is its time on the device, waits for the host included: `data` is what the device waits
-    for a batch, and nothing where the host runs ahead of it. Two anchors, taken when the clock is
-    made and when marks are read, tie the device's time to the host's. In a long
-    training old events become numbers while it goes on: each takes memory of host and device.
+    A phase is its time on the device, including waits for the host: `data` is the time for which
+    the device waits for a batch, and zero if the host runs ahead of it. Two anchors, taken when the
+    clock is created and when marks are read, tie the device's time to the host's. During a long
+    training old events are converted to numbers, as each takes memory on host and device.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self._waiting: deque[CudaMark] = deque()  # marks that are events yet, oldest first
-        self._latest: tuple[torch.cuda.Event, float] | None = None  # that became a number
+        self._waiting: deque[CudaMark] = deque()  # marks that are still events, oldest first
+        self._latest: tuple[torch.cuda.Event, float] | None = None  # that was converted to a number
         self._begin = self._anchor()
 
     def now(self) -> CudaMark:
@@ -149,13 +149,13 @@ class CudaClock(Clock):
         return mark
 
     def start(self) -> None:
-        """Begin a step; of many marks the oldest become numbers, if the device has passed them."""
+        """Begin a step; if there are many marks, convert the oldest that the device has passed."""
         while len(self._waiting) > WAITING_MARKS and self._convert_oldest():
             pass
         super().start()
 
     def read(self) -> dict[str, FloatArray]:
-        """As the base class, once the device has passed all events."""
+        """As in the base class, once the device has passed all events."""
         self._convert_all()
         return super().read()
 
@@ -164,7 +164,7 @@ class CudaClock(Clock):
         mark, host = self._begin
         last_mark, last_host = self._anchor()
         self._convert_all()
-        # The device's oscillator is not the host's: their rate is even between the anchors.
+        # The device's oscillator differs from the host's; their ratio is constant between anchors.
         rate = (last_host - host) / self._between(mark, last_mark)
         return host + rate * np.array([self._between(mark, one) for one in marks])
 
@@ -177,7 +177,7 @@ class CudaClock(Clock):
         assert mark.event is not None
         if not mark.event.query():
             return False
-        # From mark to mark: an event's 32-bit milliseconds lose digits over a long distance.
+        # From mark to mark: an event's 32-bit milliseconds lose precision over long distances.
         if self._latest is not None:
             event, seconds = self._latest
             mark.seconds = seconds + float(event.elapsed_time(mark.event)) / 1e3
@@ -191,7 +191,7 @@ class CudaClock(Clock):
             pass
 
     def _anchor(self) -> tuple[CudaMark, float]:
-        # With an idle device the event passes at once, so that both clocks speak of one moment.
+        # On an idle device the event passes at once, so both clocks refer to the same moment.
         torch.cuda.synchronize()
         mark = self.now()
         assert mark.event is not None
@@ -216,14 +216,14 @@ def timing(
     """The record's timing from all ranks' clocks; `laps` are (ranks, steps) in s, with warm-up.
 
     A synchronous step ends with its slowest rank, so a step's time and phases are those of that
-    rank. Rates are per median step. `peak_flops` is that of one device; there are as many as ranks
-    unless `devices` says otherwise. `phases` are those that were seen; `cycle` as in `by_cycle`.
+    rank. Rates are per median step. `peak_flops` is for one device; there is one per rank unless
+    `devices` says otherwise. `phases` are those that were observed; `cycle` is as in `by_cycle`.
     """
     # Warm-up steps compile, allocate, rebuild DDP's buckets and fill caches.
     measured = {name: values[:, warmup_steps:] for name, values in laps.items()}
     ranks, steps = measured["step_time"].shape
     slowest = measured["step_time"].argmax(axis=0)
-    # All phases from one rank: each phase's own maximum would add up to more than the step.
+    # All phases from one rank, as the maxima of the phases would add up to more than the step.
     of_slowest = {
         name: by_cycle(values[slowest, np.arange(steps)], cycle)
         for name, values in measured.items()
@@ -234,7 +234,7 @@ def timing(
     flops_per_second = rate * flops_per_sample if rate and flops_per_sample else None
     of_all = peak_flops * (devices or ranks) if peak_flops else None
     if of_all and flops_per_second and flops_per_second > of_all:
-        of_all = None  # then what was measured as the peak is none
+        of_all = None  # then the measured peak is not a peak
     return Timing(
         step=step,
         phases={phase: stat(of_slowest[phase]) for phase in phases},
@@ -257,9 +257,9 @@ def timing(
 
 
 def by_cycle(values: FloatArray, cycle: int) -> FloatArray:
-    """The means of every `cycle` steps on end, of (..., steps); up to the last of them.
+    """The means over every `cycle` consecutive steps of (..., steps), aligned with the last step.
 
-    Where a strategy does something in every fourth step alone, no median of steps has it.
+    If a strategy does something only in every fourth step, no median over steps would show it.
     """
     if cycle == 1:
         return values
@@ -270,6 +270,6 @@ def by_cycle(values: FloatArray, cycle: int) -> FloatArray:
 
 
 def phases_close(timing: Timing) -> bool:
-    """Whether the named phases explain the step: at most 2 % of it are left to `other`."""
-    # Each step adds up exactly; medians of its phases need not, where other load disturbs steps.
+    """Whether the named phases explain the step, with at most 2 % of it left to `other`."""
+    # Each step adds up exactly; the medians of its phases need not if other load disturbs steps.
     return abs(timing.phases["other"].median) <= PHASES_TOLERANCE * timing.step.median

@@ -1,7 +1,7 @@
-"""Trace of the collectives and messages of every strategy but DDP, whose reducer is C++.
+"""Trace of the collectives and messages of every strategy but DDP, whose reducer is in C++.
 
-Methods of torch's process groups are replaced by ones that stamp the launch of a call, the wait for
-it and its end.
+Methods of torch's process groups are replaced by ones that timestamp the launch of a call, the wait
+for it and its end.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from lab.worker.measure.clock import Clock, FloatArray
 
 IntArray = npt.NDArray[np.int64]
 
-# Methods of a process group: the collective, and the argument whose bytes count.
+# Methods of a process group: the collective and the argument whose bytes count.
 METHODS = {
     method: (name, place) for name, ring in RINGS.items() for method, place in ring.methods.items()
 } | {
@@ -40,7 +40,7 @@ _TIMES = ("launch", "finish", "wait_begin", "wait_end")
 
 @dataclass
 class Call:
-    """One call; marks are of the clock, None where unknown."""
+    """One call; marks are those of the clock, None if unknown."""
 
     operation: str
     bytes: int
@@ -60,12 +60,12 @@ class Call:
 
 @dataclass(frozen=True)
 class Calls:
-    """One rank's calls in the order of launches; times in s, NaN where they cannot be known.
+    """One rank's calls in launch order; times in s, NaN if they cannot be known.
 
-    `bytes` are those of the tensor of a message or an all-reduce, of the whole tensor of a gather
-    or scatter; `moved` what a rank sends for it on a ring (`perfmodel.collectives.bus_factor`).
-    `finish` is when the data were there; from `wait_begin` to `wait_end` the rank did nothing but
-    wait for them, in the phase `phase` of its step.
+    `bytes` is the size of the tensor of a message or an all-reduce, or of the whole tensor of a
+    gather or scatter; `moved` is what a rank sends for it on a ring
+    (`perfmodel.collectives.bus_factor`). `finish` is when the data arrived; from `wait_begin` to
+    `wait_end` the rank only waited for them, in the phase `phase` of its step.
     """
 
     step: IntArray
@@ -80,26 +80,26 @@ class Calls:
     moved: FloatArray
 
     def shifted(self, shift: Callable[[FloatArray], FloatArray]) -> Calls:
-        """The same on another clock."""
+        """The same calls on another clock."""
         times: dict[str, Any] = {name: shift(getattr(self, name)) for name in _TIMES}
         return replace(self, **times)
 
     def of(self, step: int) -> Calls:
-        """Of one step."""
+        """The calls of one step."""
         rows = self.step == step
         return Calls(*(getattr(self, column.name)[rows] for column in fields(self)))
 
 
 class CallRecorder:
-    """Keeps the stamps of one rank's calls until they are taken; no stamp waits for anything."""
+    """Keeps one rank's call timestamps until they are taken; taking a timestamp never waits."""
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
         self.calls: list[Call] = []
-        # By a key of the work or the tensor that is waited for, with what keeps that alive: Python
-        # gives the id of a dead object to the next one.
+        # By a key of the awaited work or tensor, with what keeps that alive, as Python reuses the
+        # id of a dead object.
         self.pending: dict[object, tuple[object, list[Call]]] = {}
-        self.together: list[Call] = []  # messages that NCCL will send as one
+        self.together: list[Call] = []  # messages that NCCL will send together
         self.last_on: dict[object, Call] = {}  # by a GPU's side stream
         trace_calls(self)
 
@@ -113,7 +113,7 @@ class CallRecorder:
         return call
 
     def expect(self, calls: Sequence[Call], key: object, holder: object) -> None:
-        """Know the wait for these calls by a key, whose holder is kept alive until then."""
+        """Associate the wait for these calls with a key, whose holder is kept alive until then."""
         self.pending[key] = holder, list(calls)
 
     @contextmanager
@@ -128,28 +128,28 @@ class CallRecorder:
         yield
         end = self.clock.now()
         for call in calls:
-            # On a side stream of a GPU nobody waits yet: the main stream will, for an event there.
+            # On a GPU's side stream nothing waits yet: the main stream will, for an event on it.
             if _side_stream() is None:
                 call.wait, call.waited_in = (begin, end), self.clock.position()
             if blocking:
                 call.finish = end
 
     def finished(self, call: Call) -> None:
-        """Stamp that the data of a call are there."""
+        """Record that a call's data have arrived."""
         call.finish = self.clock.now()
 
     @contextmanager
     def blocked(self, operation: str, size: int, *, members: int) -> Iterator[None]:
-        """Stamp a part of the program as one call that the rank waits for from begin to end."""
+        """Record a part of the program as one call that the rank waits for from begin to end."""
         call = self.launch(operation, size, members=members, blocking=True)
         self.expect([call], id(call), call)
         with self.waiting(id(call)):
             yield
 
     def take(self) -> Calls:
-        """The stamps, in s of `perf_counter`; ends the trace, and on CUDA waits for the device."""
+        """The calls, in s of `perf_counter`; ends the trace, and on CUDA waits for the device."""
         trace_calls(None)
-        # Others prepare steps or follow them: broadcasts of parameters, what checkpoints agree on.
+        # Others precede or follow the steps: parameter broadcasts, agreement about checkpoints.
         is_over = self.clock.is_over
         calls = [call for call in self.calls if is_over(call.position)]
         self.calls = []
@@ -162,9 +162,9 @@ class CallRecorder:
         if known:
             times[known] = self.clock.seconds([marks[number] for number in known])
         launch, begin, end, finish = times.reshape(-1, 4).T
-        # Data that came before the wait were not waited for. Data that came during it are there
-        # when the rank goes on: between their arrival and that, a thread of the back end wakes the
-        # rank.
+        # Data that arrived before the wait were not waited for. Data that arrived during it count
+        # from when the rank continues: between their arrival and that, a back-end thread wakes
+        # the rank.
         wait_end = np.where(finish < begin, begin, end)
         finish = np.where(finish >= begin, end, finish)
         phase_of = self.clock.phase_of
@@ -195,7 +195,7 @@ def _factor(call: Call) -> float:
 
 
 def _side_stream() -> Any:
-    """The current stream of a GPU unless it is the main one, on which the model computes."""
+    """A GPU's current stream unless it is the main one, on which the model computes."""
     if not torch.cuda.is_initialized():
         return None
     stream = torch.cuda.current_stream()
@@ -211,7 +211,7 @@ _installed = False
 
 
 def trace_calls(recorder: CallRecorder | None) -> None:
-    """Stamp every call with this recorder from here on, or none; torch's classes change once."""
+    """Record every call with this recorder from now on, or none; torch is patched only once."""
     global _recorder, _installed
     _recorder = recorder
     if _installed:
@@ -223,13 +223,13 @@ def trace_calls(recorder: CallRecorder | None) -> None:
             setattr(group, name, _traced_launch(getattr(group, name), operation, argument))
     work: Any = dist.Work
     work.wait = _traced_wait(work.wait, id)
-    # NCCL sends messages both ways as one, which is waited for as one.
+    # NCCL combines messages in both directions, and they are waited for together.
     group._end_coalescing = _traced_end(group._end_coalescing)
-    # FSDP's calls are on streams of their own, for whose events the main stream waits.
+    # FSDP's calls run on separate streams, for whose events the main stream waits.
     stream: Any = torch.cuda.Stream
     stream.record_event = _traced_event(stream.record_event)
     stream.wait_event = _traced_stream_wait(stream.wait_event)
-    # DTensor's all-reduces and waits are C++ operators, which no Python method sees.
+    # DTensor's all-reduces and waits are C++ operators, which bypass Python methods.
     functional.all_reduce = _traced_functional(functional.all_reduce)
     functional.wait_tensor = _traced_wait(functional.wait_tensor, torch.Tensor.data_ptr)
 
@@ -241,15 +241,15 @@ def _traced_launch(method: Callable[..., Any], operation: str, argument: int) ->
         if recorder is None:
             return method(group, *arguments, **options)
         size = _bytes(arguments[argument])
-        # A blocking call may do its work on the caller's own stream, where the wait for it takes no
-        # time: it is one wait from its launch on.
+        # A blocking call may do its work on the caller's own stream, where waiting for it takes no
+        # time, so it counts as one wait from its launch.
         blocking = getattr(arguments[-1], "asyncOp", True) is False
         call = recorder.launch(operation, size, members=group.size(), blocking=blocking)
         work = method(group, *arguments, **options)
         if work is not None:
             recorder.expect([call], id(work), work)
             if not blocking:
-                # Messages over gloo have no future, and nothing tells when they arrive.
+                # Messages over gloo have no future, so their arrival cannot be observed.
                 with suppress(RuntimeError):
                     work.get_future().then(lambda future: recorder.finished(call))
         elif blocking:
@@ -292,7 +292,7 @@ def _traced_stream_wait(method: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(method)
     def wait_event(stream: Any, event: Any) -> None:
         recorder, call = _recorder, getattr(event, "follows", None)
-        # A second wait, as for what comes after a scatter on its stream, is not for the link.
+        # A second wait, such as for work after a scatter on its stream, is not for the link.
         if recorder is None or call is None or call.waited_for or not _is_main(stream):
             method(stream, event)
             return
@@ -322,11 +322,11 @@ def _traced_functional(function: Callable[..., Any]) -> Callable[..., Any]:
         if recorder is None:
             return function(tensor, reduceOp, group, tag)
         members = group[0].get_group(group[1]) if isinstance(group, tuple) else group
-        # The same through the traced method, on a copy: the functional one keeps its argument.
+        # The same through the traced method, on a copy, as the functional one keeps its argument.
         reduced = tensor.contiguous().clone()
         operation = getattr(dist.ReduceOp, reduceOp.upper())
         work = dist.all_reduce(reduced, operation, group=members, async_op=True)
-        # torch waits for the tensor, not for the work: the result is known by its memory.
+        # torch waits for the tensor, not for the work, so the result is identified by its memory.
         _, calls = recorder.pending.pop(id(work))
         recorder.expect(calls, reduced.data_ptr(), reduced)
         torch._C._distributed_c10d._register_work(reduced, work)
@@ -336,7 +336,7 @@ def _traced_functional(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _bytes(tensors: Any) -> int:
-    """Of a tensor, or of all in a list of tensors or of lists of them."""
+    """Bytes of a tensor, or of all tensors in a possibly nested list."""
     if isinstance(tensors, torch.Tensor):
         return tensors.nbytes
     return sum(map(_bytes, tensors))

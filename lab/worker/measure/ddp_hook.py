@@ -1,8 +1,8 @@
-"""DDP's communication hook, which stamps when a bucket of gradients is ready, launched, reduced.
+"""DDP's communication hook, which records when a gradient bucket is ready, launched and reduced.
 
-This is the primary measure of exposed communication: the wait between the last bucket's stamp and
-the end of the backward pass. DDP's own log speaks of the step before, and of "communication" even
-with one rank.
+This is the primary measure of exposed communication: the wait between the last bucket's timestamp
+and the end of the backward pass. DDP's own log describes the previous step, and reports
+"communication" even with one rank.
 """
 
 # No `from __future__ import annotations`: DDP compares the annotations of a hook with types.
@@ -24,7 +24,7 @@ IntArray = npt.NDArray[np.int64]
 
 
 class Sent(NamedTuple):
-    """A bucket on the link: the future of its average over the ranks, its bytes on the link."""
+    """A bucket on the link: the future of its average over the ranks, and its bytes on the link."""
 
     future: Future[Any]
     bytes: int
@@ -37,7 +37,7 @@ Exchange = Callable[[GradBucket], Sent]
 class Buckets:
     """One rank's buckets in sending order; `step` counts synchronizing backward passes, times in s.
 
-    A bucket is `ready` with its last gradient, handed to the link at `launch`, and holds the
+    A bucket is `ready` when its last gradient is, handed to the link at `launch`, and holds the
     average at `finish`.
     """
 
@@ -49,17 +49,17 @@ class Buckets:
     bytes: IntArray
 
     def shifted(self, shift: Callable[[FloatArray], FloatArray]) -> "Buckets":
-        """The same on another clock."""
+        """The same buckets on another clock."""
         ready, launch, finish = map(shift, (self.ready, self.launch, self.finish))
         return replace(self, ready=ready, launch=launch, finish=finish)
 
     def after(self, steps: int) -> "Buckets":
-        """Without the first steps."""
+        """The buckets without the first steps."""
         rest = self._where(self.step >= steps)
         return replace(rest, step=rest.step - steps)
 
     def of(self, step: int) -> "Buckets":
-        """Of one step."""
+        """The buckets of one step."""
         return self._where(self.step == step)
 
     def _where(self, rows: npt.NDArray[np.bool_]) -> "Buckets":
@@ -67,7 +67,7 @@ class Buckets:
 
 
 class BucketRecorder:
-    """Keeps the stamps of one rank's buckets; no stamp waits for anything."""
+    """Keeps one rank's bucket timestamps; taking a timestamp never waits."""
 
     def __init__(self, clock: Clock, exchange: Exchange | None = None) -> None:
         self.clock, self.exchange = clock, exchange
@@ -76,12 +76,12 @@ class BucketRecorder:
         self._marks: list[Any] = []  # ready, launch, finish of each
 
     def send(self, bucket: GradBucket) -> Future[torch.Tensor]:
-        """Hand a bucket to the exchange, stamped."""
+        """Hand a bucket to the exchange and record its timestamps."""
         assert self.exchange is not None
-        # DDP calls the hook when the bucket's last gradient is there: its backward compute is over.
+        # DDP calls the hook when the bucket's last gradient is ready: its backward compute is over.
         ready = self.clock.now()
         future, size = self.exchange(bucket)
-        # What lies between is the hook's own compute, such as a cast: no time on the link.
+        # Any time in between is the hook's own compute, such as a cast, not time on the link.
         launch = self.clock.now()
         self._buckets.append(bucket.index())
         self._bytes.append(size)
@@ -89,16 +89,16 @@ class BucketRecorder:
         return future.then(partial(self._finish, len(self._marks) - 1))
 
     def _finish(self, index: int, future: Future[Any]) -> torch.Tensor:
-        # Runs in a thread of the back end: the time is that of arrival, not of a wait for it. On
-        # CUDA the current stream is one that waits for the exchange, and so does the event.
+        # Runs in a back-end thread, so the time is that of arrival, not of a wait for it. On CUDA
+        # the current stream waits for the exchange, and so does the event.
         self._marks[index] = self.clock.now()
         return _average(future)
 
     def take(self) -> Buckets:
-        """The stamps since the last call, in s of `perf_counter`; on CUDA waits for the device."""
+        """The buckets since the last call, in s of `perf_counter`; on CUDA waits for the device."""
         bucket = np.array(self._buckets, dtype=np.int64)
         ready, launch, finish = self.clock.seconds(self._marks).reshape(-1, 3).T
-        # DDP sends its buckets in order: number 0 begins a backward pass.
+        # DDP sends its buckets in order, so number 0 begins a backward pass.
         step = np.cumsum(bucket == 0) - 1
         size = np.array(self._bytes, dtype=np.int64)
         buckets = Buckets(step, bucket, ready, launch, finish, size)
@@ -112,12 +112,12 @@ def recorded(recorder: BucketRecorder, bucket: GradBucket) -> Future[torch.Tenso
 
 
 def unrecorded(exchange: Exchange, bucket: GradBucket) -> Future[torch.Tensor]:
-    """DDP's hook with an exchange as its state, where nothing is measured."""
+    """DDP's hook with an exchange as its state, used if nothing is measured."""
     return exchange(bucket).future.then(_average)
 
 
 def _average(future: Future[Any]) -> torch.Tensor:
     value = future.value()
-    # A collective's future holds the list of its tensors, one of a hook the tensor.
+    # A collective's future holds the list of its tensors; a hook's holds the tensor.
     average: torch.Tensor = value[0] if isinstance(value, list | tuple) else value
     return average

@@ -1,8 +1,8 @@
-"""Overlap of communication and compute: total and exposed communication, and what ranks waited for.
+"""Overlap of communication and compute: total and exposed communication, and stragglers.
 
-From the buckets or the calls of all ranks, on the clock of rank 0. Total time is a union of
-intervals: buckets queue behind each other on one link, so that the sum of their durations would
-count its time several times.
+It is computed from the buckets or calls of all ranks, on rank 0's clock. Total time is a union of
+intervals: buckets queue behind each other on one link, so the sum of their durations would count
+the same time more than once.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from lab.worker.measure.ddp_hook import Buckets
 Shift = Callable[[FloatArray], FloatArray]
 
 KINDS = ("total", "exposed", "straggler")
-SHOWN = ("forward", "backward", "optimizer")  # of a step's phases, in the timeline
+SHOWN = ("forward", "backward", "optimizer")  # phases of a step shown in the timeline
 
 
 @dataclass(frozen=True)
 class Exposure:
-    """Communication by rank and step, arrays (ranks, steps); times in s, NaN where unknown.
+    """Communication by rank and step, arrays (ranks, steps); times in s, NaN if unknown.
 
     `total` is the union of the intervals from launch to finish, `exposed` the time in which the
-    rank only waited for them, `straggler` the part of that which would be gone if every rank had
-    come when this one did.
+    rank only waited for them, `straggler` the part of that which would disappear if every rank had
+    arrived when this one did.
     """
 
-    ready: FloatArray  # when the rank's last bucket was
+    ready: FloatArray  # when the rank's last bucket was ready
     total: FloatArray
     exposed: FloatArray
     straggler: FloatArray
@@ -45,9 +45,9 @@ class Exposure:
 
     @classmethod
     def from_buckets(cls, ranks: Sequence[Buckets]) -> Exposure:
-        """From the buckets of all ranks on one clock, of equally many steps each."""
+        """Build it from the buckets of all ranks on one clock, with equally many steps each."""
         split = [_by_step(buckets) for buckets in ranks]
-        # An all-reduce begins to move data when the last rank has brought the bucket.
+        # An all-reduce begins to move data when the last rank has its bucket ready.
         met = [
             np.max([step.launch for step in steps], axis=0) for steps in zip(*split, strict=True)
         ]
@@ -73,10 +73,10 @@ class Exposure:
 
     @classmethod
     def from_calls(cls, ranks: Sequence[Calls], *, steps: int) -> Exposure:
-        """From the calls of all ranks on one clock.
+        """Build it from the calls of all ranks on one clock.
 
         The straggler's part of a wait lasts until the last rank has launched the same call; it is
-        known only where every call is one of all ranks.
+        known only if every call involves all ranks.
         """
         split = [[calls.of(step) for step in range(steps)] for calls in ranks]
 
@@ -114,8 +114,8 @@ class Exposure:
 
 
 def union(begin: FloatArray, end: FloatArray, *, since: float = -np.inf) -> float:
-    """The time that any of the intervals covers, after `since`; NaN where one is unknown."""
-    # Leaving out an unknown interval would make the union too small without a word.
+    """The time covered by any of the intervals after `since`; NaN if one is unknown."""
+    # Leaving out an unknown interval would silently make the union too small.
     if not len(begin) or np.isnan(begin).any() or np.isnan(end).any():
         return np.nan if len(begin) else 0.0
     begin, end = np.maximum(begin, since), np.maximum(end, since)
@@ -126,7 +126,7 @@ def union(begin: FloatArray, end: FloatArray, *, since: float = -np.inf) -> floa
 
 
 def _same_calls(ranks: Sequence[Calls]) -> bool:
-    """Whether all ranks did the same at each call, each of them with all others."""
+    """Whether all ranks made the same calls, each with all other ranks."""
     first = ranks[0]
     return all(
         bool((calls.members == len(ranks)).all())
@@ -145,10 +145,10 @@ def _by_step(buckets: Buckets) -> list[Buckets]:
 
 
 def _wait_for_later_ranks(step: Buckets, met: FloatArray) -> float:
-    """How much earlier the last bucket would have come had no rank come later, at `met`.
+    """How much earlier the last bucket would have arrived had no rank come later, at `met`.
 
     Replays the step on a link that takes buckets in turn: each needs the time that it took once all
-    ranks had brought it and the one before it was through.
+    ranks had it ready and the previous one was through.
     """
     through = replayed = -np.inf
     for launch, all_there, finish in np.stack([step.launch, met, step.finish]).T.tolist():
@@ -160,10 +160,10 @@ def _wait_for_later_ranks(step: Buckets, met: FloatArray) -> float:
 def summary(
     exposure: Exposure, step_time: FloatArray, *, warmup_steps: int, cycle: int = 1
 ) -> Communication:
-    """The record's part: statistics of the slowest rank of each measured step, as in `timing`.
+    """The record's statistics of the slowest rank in each measured step, as in `timing`.
 
-    `step_time` is (ranks, steps) with warm-up, as are the exposures. What is not known of every
-    measured step is None. `cycle` as in `by_cycle`.
+    `step_time` is (ranks, steps) with warm-up, as are the exposures. A quantity not known for every
+    measured step is None. `cycle` is as in `by_cycle`.
     """
     measured = {kind: getattr(exposure, kind)[:, warmup_steps:] for kind in KINDS}
     measured["transfer"] = measured["exposed"] - measured["straggler"]
@@ -195,7 +195,7 @@ def summary(
 
 def count_buckets(sent: Buckets, *, operation: str | None) -> dict[str, object]:
     """Fields of Communication that count a step's buckets; `operation` is None for several each."""
-    # The last step: DDP lays its buckets out anew after the first.
+    # The last step, as DDP rebuilds its buckets after the first.
     sizes = sent.of(int(sent.step[-1])).bytes.tolist()
     if operation is None:
         return {"buckets": sizes}
@@ -214,7 +214,7 @@ def count_calls(calls: Calls) -> dict[str, object]:
 
 
 def representative_step(step_time: FloatArray, *, warmup_steps: int) -> int:
-    """The measured step whose slowest rank took nearest to the median, of (ranks, steps)."""
+    """The measured step whose slowest rank is closest to the median, from (ranks, steps)."""
     slowest = step_time[:, warmup_steps:].max(axis=0)
     return warmup_steps + int(np.abs(slowest - np.median(slowest)).argmin())
 
@@ -222,7 +222,7 @@ def representative_step(step_time: FloatArray, *, warmup_steps: int) -> int:
 def events(
     rank: int, step: int, *, clock: Clock, sent: Buckets | Calls, shift: Shift
 ) -> tuple[float, list[Event]]:
-    """The start of a rank's step and its bars, in s; `shift` takes times to those of rank 0."""
+    """The start of a rank's step and its bars, in s; `shift` maps times to rank 0's clock."""
     phases = merge_adjacent(clock.phases(step))
     times = shift(np.array([ends for _, *ends in phases])).tolist()
     bars = [
@@ -236,7 +236,7 @@ def events(
         ready, ends = of_step.ready.tolist(), of_step.finish
     else:
         names, ready = of_step.operation.tolist(), [None] * len(of_step.step)
-        # A call whose end is not known ends with the wait for it; without either it is not shown.
+        # A call with unknown end ends with the wait for it; without either it is not shown.
         ends = np.where(np.isnan(of_step.finish), of_step.wait_end, of_step.finish)
     rows = zip(
         names, ready, of_step.launch.tolist(), ends.tolist(), of_step.bytes.tolist(), strict=True
@@ -250,13 +250,13 @@ def events(
 
 
 def merge_adjacent(phases: Sequence[tuple[str, float, float]]) -> list[tuple[str, float, float]]:
-    """Phases (name, begin, end), neighbours of one name joined, such as a backward and its wait."""
+    """Phases (name, begin, end) with equal neighbours joined, such as a backward and its wait."""
     runs = [list(run) for _, run in groupby(phases, key=itemgetter(0))]
     return [(run[0][0], run[0][1], run[-1][2]) for run in runs]
 
 
 def timeline(ranks: Sequence[tuple[float, Sequence[Event]]]) -> list[Event]:
-    """The bars of all ranks from the earliest start of the step on."""
+    """The bars of all ranks, counted from the earliest start of the step."""
     origin = min(begin for begin, _ in ranks)
     return [
         bar.model_copy(

@@ -12,7 +12,7 @@ from lab.worker.measure.clock import FloatArray
 from lab.worker.measure.collective_trace import Calls
 from lab.worker.measure.ddp_hook import Buckets
 
-# Of steps.parquet; `start` is after rank 0's first step. Unmeasured columns hold nulls.
+# Columns of steps.parquet; `start` counts from rank 0's first step. Unmeasured columns are null.
 COLUMNS = (
     *("rank", "step", "warmup", "start"),
     *("data", "h2d", "forward", "backward", "optimizer", "other", "step_time"),
@@ -53,12 +53,12 @@ def _rows(
 def _write(
     ranks: Iterable[Mapping[str, Any]], path: Path, *, columns: Sequence[str] | None = None
 ) -> None:
-    # Only rank 0 gets here, after the measurement: pandas takes a second to import.
+    # Imported only by rank 0 after the measurement, as pandas takes a second to import.
     import pandas as pd
 
     tables = [pd.DataFrame({"rank": rank, **values}) for rank, values in enumerate(ranks)]
     table = pd.concat(tables, ignore_index=True)
-    # Renamed when it is whole, so that a job that is killed leaves no half of a file.
+    # Renamed when complete, so that a killed job leaves no partial file.
     building = path.with_name(f".{path.name}.building")
     table.reindex(columns=list(columns or table)).to_parquet(building, index=False)
     building.replace(path)

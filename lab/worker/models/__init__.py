@@ -17,12 +17,12 @@ from lab.worker.data.loader import FastLoader
 
 
 def build(run: Run, dataset: Dataset) -> nn.Module:
-    """The run's model on the CPU, its weights drawn from torch's present seed, or published ones.
+    """The run's model on the CPU, with weights drawn with torch's current seed or published ones.
 
-    Raises InputError for a vocabulary smaller than the data's or weights that cannot be used,
-    LabError for a missing package.
+    Raises InputError for a vocabulary smaller than the data's or unusable weights, LabError for a
+    missing package.
     """
-    # A rank imports the module of its own model only.
+    # A rank imports only the module of its own model.
     config = run.architecture
     if isinstance(config, models.CNN):
         from lab.worker.models.vision import Vision
@@ -62,7 +62,7 @@ def build(run: Run, dataset: Dataset) -> nn.Module:
 
 
 def flops_per_sample(run: Run, dataset: Dataset) -> float | None:
-    """FLOPs of forward and backward of one sample; None for own code that torch cannot count."""
+    """FLOPs of forward and backward for one sample; None for own code that torch cannot count."""
     config = run.architecture
     if not isinstance(config, models.PythonModel):
         return flops.flops_per_sample(run)
@@ -73,7 +73,7 @@ def flops_per_sample(run: Run, dataset: Dataset) -> float | None:
 
 
 def depends_on_split(model: nn.Module, run: Run) -> str | None:
-    """Why the loss curve depends on how ranks share the batch; None where it must not."""
+    """Why the loss curve depends on how ranks split the batch; None if it must not."""
     if not isinstance(run.architecture, models.PythonModel):
         return run.architecture.depends_on_split or None
     from lab.worker.models import own
@@ -82,7 +82,7 @@ def depends_on_split(model: nn.Module, run: Run) -> str | None:
 
 
 class Score(NamedTuple):
-    """Of one batch the mean loss, and the share of right classes, NaN for a language model."""
+    """The mean loss of a batch and its share of correct classes, NaN for a language model."""
 
     loss: Tensor
     accuracy: Tensor
@@ -91,5 +91,5 @@ class Score(NamedTuple):
 def score(model: nn.Module, inputs: Tensor, targets: Tensor) -> Score:
     """Loss and accuracy of one forward pass of a model in evaluation mode."""
     loss = model(inputs, targets)
-    # Only a Classifier counts what it has right.
+    # Only a Classifier counts its correct answers.
     return Score(loss, getattr(model, "right", torch.full_like(loss, torch.nan)))

@@ -1,4 +1,4 @@
-"""What all classifiers have in common, which parameters of them train, torchvision's import."""
+"""What all classifiers have in common, which of their parameters train, torchvision's import."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from lab.perfmodel.flops import first_trainable
 
 
 class Classifier(nn.Module):
-    """A model of classes; `right` is the share that it had right when last evaluated."""
+    """A classifier; `right` is its share of correct answers when last evaluated."""
 
-    # An attribute, as wrappers that only know how to call a model pass on nothing but its loss.
+    # An attribute, as wrappers that only call a model pass on nothing but its loss.
     right: Tensor
 
     def logits(self, inputs: Tensor) -> Tensor:
@@ -31,9 +31,9 @@ class Classifier(nn.Module):
 
 
 def freeze(network: nn.Module, trainable: str | float, *, head: int = 1) -> None:
-    """Let only a part train: all, the `head` last layers, or last layers of this share.
+    """Freeze all but a part: everything, the last `head` layers, or this share of last layers.
 
-    Layers are modules with parameters of their own, in the order of their registration.
+    Layers are modules that directly hold parameters, in the order of their registration.
     """
     layers = [list(layer.parameters(recurse=False)) for layer in network.modules()]
     layers = [parameters for parameters in layers if parameters]
@@ -49,12 +49,12 @@ _BOXES = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
 
 
 def import_torchvision() -> ModuleType:
-    """torchvision with its models, also where its compiled library cannot be loaded."""
+    """torchvision with its models, even if its compiled library cannot be loaded."""
     try:
         import torchvision
     except RuntimeError as error:
-        # A build for CUDA beside a CPU-only torch stops at operators on boxes, which no model here
-        # calls: they are declared without an implementation, and the import is tried again.
+        # A CUDA build beside a CPU-only torch fails at box operators, which no model here calls.
+        # They are declared without an implementation, and the import is tried again.
         if "torchvision::nms" not in str(error) or _stand_ins:
             raise
         for name in [name for name in sys.modules if name.split(".")[0] == "torchvision"]:

@@ -1,4 +1,4 @@
-"""GPT-2: attention, blocks, the cache of keys and values."""
+"""GPT-2: attention, blocks, and the KV cache."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lab.worker.models.head import linear_cross_entropy
 
 
 class Attention(nn.Module):
-    """Multi-head self-attention, causal, or over all that a mask leaves."""
+    """Multi-head self-attention, either causal or over the tokens that a mask permits."""
 
     def __init__(self, config: models.GPT | models.TextClassifier) -> None:
         super().__init__()
@@ -27,15 +27,15 @@ class Attention(nn.Module):
     ) -> Tensor:
         """Map (samples, tokens, width) to its shape; `mask` (samples, 1, 1, tokens) is True to see.
 
-        With a cache that is not empty, x is the one token after those in it.
+        With a non-empty cache, x is the one token that follows those in it.
         """
-        # The number of heads follows from the width: with tensor parallelism a rank has a few.
+        # The number of heads follows from the width: with tensor parallelism a rank has only some.
         q, k, v = (
             part.unflatten(2, (-1, self.head_width)).transpose(1, 2)
             for part in self.qkv(x).chunk(3, dim=2)
         )
         dropout = self.dropout if self.training else 0.0
-        # The token after a cache may look at all of it; "causal" would let it see the first alone.
+        # The token after a cache may attend to all of it; "causal" would show it only the first.
         causal = mask is None and (cache is None or cache.empty)
         if cache is not None:
             k, v = cache.extend(k, v)
@@ -47,7 +47,7 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and an MLP, each normalized before and added to the residual stream."""
+    """Attention and an MLP, each with pre-normalization and added to the residual stream."""
 
     def __init__(self, config: models.GPT | models.TextClassifier) -> None:
         super().__init__()
@@ -128,7 +128,7 @@ class LayerCache:
     def extend(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Append new tokens, (samples, heads, tokens, head width); those of all tokens so far."""
         if self._buffers is None:
-            # Room is made once: concatenation would copy the whole cache for every token.
+            # Allocated once, as concatenation would copy the whole cache for every token.
             shape = (*keys.shape[:2], self.capacity, keys.shape[3])
             self._buffers = keys.new_empty(shape), keys.new_empty(shape)
         begin, self.length = self.length, self.length + keys.shape[2]
@@ -151,5 +151,5 @@ class Cache:
 
     @staticmethod
     def bytes_per_token(layers: int, width: int, dtype: torch.dtype) -> int:
-        """Bytes of keys and values of one token of one sequence."""
+        """Bytes of keys and values for one token of one sequence."""
         return 2 * layers * width * dtype.itemsize

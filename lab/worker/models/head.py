@@ -1,8 +1,8 @@
-"""The loss of a language model's head: logits and cross-entropy in one, over chunks of tokens.
+"""The loss of a language model's head: logits and cross-entropy fused, over chunks of tokens.
 
-The gradients are made in the forward pass, while the logits of a chunk are at hand: three products
-instead of the four of a loss that drops its logits and computes them again, and no logits that wait
-for the backward pass.
+The gradients are computed in the forward pass, while the logits of a chunk are available. This
+takes three products instead of the four of a loss that drops and recomputes its logits, and no
+logits are kept for the backward pass.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from torch.utils.flop_counter import register_flop_formula
 
 from lab.perfmodel.flops import HEAD_CHUNK
 
-ALIGNED = 64  # words: with 50,257 the rows of the logits would begin at odd addresses
-# Up to so many logits a compiler that sees them whole makes less of their cost than chunks do.
+ALIGNED = 64  # words: with 50,257, rows of logits would start at odd addresses
+# Up to this many logits, a compiler that sees all of them reduces their cost more than chunks do.
 WHOLE_WHEN_COMPILED = 2**25
-IGNORED = -100  # the target of tokens that do not count, as torch's cross-entropy has it
+IGNORED = -100  # the target of tokens that do not count, as in torch's cross-entropy
 
 
 def linear_cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
     """Mean cross-entropy; hidden (tokens, width), weight (vocabulary, width), targets (tokens,).
 
-    Under autocast the products are those of its dtype. Targets of -100 do not count.
+    Under autocast the products use its dtype. Targets of -100 do not count.
     """
     if torch.compiler.is_compiling() and len(hidden) * len(weight) <= WHOLE_WHEN_COMPILED:
         return functional.cross_entropy(functional.linear(hidden, weight), targets)
@@ -37,14 +37,14 @@ def linear_cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor) -> Ten
     return loss
 
 
-# An operator of its own, as torch.compile would unroll the loop over the chunks.
+# A custom operator, as torch.compile would unroll the loop over the chunks.
 @torch.library.custom_op("lab::linear_cross_entropy", mutates_args=())
 def _loss_and_gradients(
     hidden: Tensor, weight: Tensor, targets: Tensor, dtype: torch.dtype, learns: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The mean loss, its gradients by hidden and weight times the tokens that count, 1 / these.
 
-    Empty gradients unless it `learns`.
+    The gradients are empty unless it `learns`.
     """
     loss, hidden_grad, weight_grad, share = _outputs(hidden, weight, dtype, learns)
     counted = targets != IGNORED
@@ -54,7 +54,7 @@ def _loss_and_gradients(
     words = len(weight)
     cast = functional.pad(weight.to(dtype), (0, 0, 0, -words % ALIGNED))
     rows = min(HEAD_CHUNK.get(hidden.device.type, HEAD_CHUNK["cuda"]), len(low))
-    # Made once: memory of this size goes back to the system when it is freed.
+    # Allocated once, as memory of this size is returned to the system when it is freed.
     logits = low.new_empty(rows, len(cast))
     shares = logits.new_empty(logits.shape, dtype=loss.dtype)
     losses = shares.new_empty(len(low), 1)
@@ -66,11 +66,11 @@ def _loss_and_gradients(
         wide = chunk if chunk.dtype == loss.dtype else probabilities.copy_(chunk)
         above = wide.amax(1, True) - wide.gather(1, target)
         torch.softmax(wide, 1, out=probabilities)
-        # The largest probability is never so small that its logarithm would lose digits.
+        # The largest probability is never so small that its logarithm would lose precision.
         losses[begin : begin + rows] = above - probabilities.amax(1, True).log()
         if not learns:
             continue
-        # The gradient by the logits. Not yet the mean over tokens, which fp16 could not hold.
+        # The gradient by the logits, not yet averaged over tokens, which fp16 could not hold.
         probabilities.scatter_add_(1, target, -torch.ones_like(target, dtype=loss.dtype))
         error = chunk.copy_(probabilities)
         torch.mm(error, cast, out=hidden_grad[begin : begin + rows])
@@ -99,7 +99,7 @@ def _add_product(total: Tensor, a: Tensor, b: Tensor, *, first: bool) -> None:
     if a.dtype == total.dtype:
         total.addmm_(a, b, beta=0 if first else 1)
         return
-    # Only CUDA keeps the sums of such a product in fp32, since torch 2.8.
+    # Only CUDA accumulates such a product in fp32, since torch 2.8.
     wide = a.is_cuda and hasattr(torch.ops.aten.mm, "dtype")
     product = torch.mm(a, b, out_dtype=total.dtype) if wide else torch.mm(a, b)
     total.copy_(product) if first else total.add_(product)
@@ -144,5 +144,5 @@ def _flops(
     learns: bool,
     **_: Any,
 ) -> int:
-    """Of the logits, and of both gradients where they are made."""
+    """FLOPs of the logits, and of both gradients if they are computed."""
     return (6 if learns else 2) * hidden_shape[0] * hidden_shape[1] * weight_shape[0]

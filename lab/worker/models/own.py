@@ -1,4 +1,4 @@
-"""A user's module as the training loop calls it: inputs and targets to the mean loss."""
+"""A user's module as the training loop calls it, from inputs and targets to the mean loss."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lab.worker import own
 
 
 class OwnModel(nn.Module):
-    """The module that a user's factory makes, its loss, and where its equal blocks are."""
+    """The module made by a user's factory, its loss, and the location of its equal blocks."""
 
     def __init__(self, config: PythonModel) -> None:
         super().__init__()
@@ -27,7 +27,7 @@ class OwnModel(nn.Module):
         self.loss: Callable[..., Any] | None = None
         if config.loss is not None:
             loss = own.load(config.loss)
-            # A class, such as torch.nn:CrossEntropyLoss, stands for what it makes.
+            # A class, such as torch.nn:CrossEntropyLoss, stands for its instance.
             self.loss = loss() if isinstance(loss, type) else loss
         if self.path is not None and not isinstance(self._blocks, nn.ModuleList):
             lists = [k for k, v in self.network.named_modules() if isinstance(v, nn.ModuleList)]
@@ -57,7 +57,7 @@ class OwnModel(nn.Module):
 
 
 def depends_on_split(model: nn.Module) -> str:
-    """Why the loss curve depends on how ranks share the batch, as far as torch's modules tell."""
+    """Why the loss curve depends on how ranks split the batch, as far as torch's modules show."""
     return ", and ".join(dict.fromkeys(_reasons(model)))
 
 
@@ -72,9 +72,9 @@ def _reasons(model: nn.Module) -> Iterator[str]:
 
 
 def counted_flops(config: PythonModel, inputs: Tensor, targets: Tensor) -> float | None:
-    """FLOPs of forward and backward of one sample by torch's counter, which counts products.
+    """FLOPs of forward and backward for one sample by torch's counter, which counts products.
 
-    On tensors without data, so that nothing is computed. None where the module cannot do without.
+    It uses tensors without data, so nothing is computed. None if the module needs data.
     """
     try:
         with torch.random.fork_rng(), torch.device("meta"):

@@ -47,12 +47,12 @@ class TextClassifier(Classifier):
 def not_padding(tokens: Tensor, pad: int) -> Tensor:
     """True where a token is text, (samples, tokens)."""
     is_text = tokens != pad
-    is_text[:, 0] = True  # so that an empty text has a mean
+    is_text[:, 0] = True  # so that an empty text also has a mean
     return is_text
 
 
 class DistilBERT(Classifier):
-    """A folder's encoder with transformers' classification head, whose weights start random."""
+    """A folder's encoder with transformers' classification head, initialized at random."""
 
     def __init__(self, config: models.DistilBERT, *, folder: Path, classes: int, pad: int) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ class DistilBERT(Classifier):
 
 
 def _load(folder: Path, classes: int, dropout: float | None) -> nn.Module:
-    # Before transformers, whose own import a broken torchvision would stop.
+    # Before transformers, whose import would fail with a broken torchvision.
     import_torchvision()
     try:
         from transformers import DistilBertForSequenceClassification

@@ -1,1 +1,1 @@
-"""Scripts of the user's, which run unchanged while their steps are measured."""
+"""User scripts, which run unchanged while their steps are measured."""

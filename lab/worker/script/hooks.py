@@ -1,6 +1,6 @@
-"""What torch tells of a script's steps: hooks on its optimizers, modules, loaders and DDP.
+"""What torch reveals about a script's steps: hooks on optimizers, modules, loaders and DDP.
 
-A step is what lies between the ends of two optimizer steps. Every hook only takes a mark of the
+A step lasts from the end of one optimizer step to the end of the next. Hooks only take marks of the
 clock; nothing that the script computes changes.
 """
 
@@ -28,15 +28,15 @@ from lab.worker.measure.ddp_hook import BucketRecorder, Sent, recorded
 
 
 class StepsDone(SystemExit):
-    """Raised in a script that has made the steps it was to make: it ends as by `sys.exit()`."""
+    """Raised in a script that has made its steps, which ends it as `sys.exit()` would."""
 
 
 class StepRecorder:
     """Marks the phases of a script's steps on a clock; `on_step` is called at the end of each.
 
-    The first optimizer that steps is the one whose steps count, unless the script names another by
-    `lab.instrument`. Phases inside each other count for the innermost, but the forward passes that
-    a backward pass repeats, and whatever a hook sees in a phase that the script itself marks.
+    The first optimizer that steps is the one whose steps count, unless the script names another
+    with `lab.instrument`. Nested phases count for the innermost, except for the forward passes that
+    a backward pass repeats and whatever a hook sees in a phase that the script itself marks.
     """
 
     def __init__(self, clock: Clock, *, world_size: int, on_step: Callable[[int], None]) -> None:
@@ -50,18 +50,18 @@ class StepRecorder:
         self.backend: str | None = None
         self.buckets: BucketRecorder | None = None
         self.calls = CallRecorder(clock) if world_size > 1 else None
-        self._inside: list[str] = []  # the phases under way, the innermost last
-        self._marked = 0  # phases under way that the script marks itself
+        self._inside: list[str] = []  # the current phases, innermost last
+        self._marked = 0  # current phases that the script marks itself
         self._stepping: list[torch.optim.Optimizer] = []  # one wraps another
         self._entered_step = False
-        self._group: Any = None  # of the DDP whose buckets are stamped
+        self._group: Any = None  # of the DDP whose buckets are recorded
         self._done = False
 
-    # What a script says by lab.instrument.
+    # Called by a script through lab.instrument.
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Time what runs inside as this phase, whatever else is seen of it."""
+        """Count the time inside as this phase, whatever else hooks see there."""
         entered = self._enter(name)
         self._marked += 1
         try:
@@ -71,15 +71,15 @@ class StepRecorder:
             self._leave(entered)
 
     def count_steps_of(self, optimizer: Any) -> None:
-        """Let the steps of this optimizer be those of the script."""
+        """Count the steps of this optimizer as those of the script."""
         self.optimizer = _innermost(optimizer)
 
     def watch(self, model: Any) -> None:
-        """Take the calls of this module for the forward pass."""
+        """Treat the calls of this module as the forward pass."""
         if isinstance(model, nn.Module):
             self._hook(model)
 
-    # What torch's hooks call.
+    # Called by torch's hooks.
 
     def _enter(self, phase: str) -> bool:
         repeated = phase in self._inside or (phase == "forward" and "backward" in self._inside)
@@ -100,7 +100,7 @@ class StepRecorder:
             self.seen.add(phase)
 
     def timed(self, phase: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The function, with its calls as this phase."""
+        """The function, with its calls timed as this phase."""
 
         @wraps(function)
         def call(*arguments: Any, **options: Any) -> Any:
@@ -113,13 +113,13 @@ class StepRecorder:
         return call
 
     def before_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        """An optimizer begins a step."""
+        """Note that an optimizer begins a step."""
         self._stepping.append(optimizer)
         if self._counts(optimizer):
             self._entered_step = self._enter("optimizer")
 
     def after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        """An optimizer has made a step."""
+        """Note that an optimizer has made a step."""
         self.optimizers[id(optimizer)] = optimizer
         if self._stepping and self._stepping[-1] is optimizer:
             self._stepping.pop()
@@ -140,11 +140,11 @@ class StepRecorder:
         return optimizer is self.optimizer
 
     def finish(self) -> None:
-        """End the script with the step that it is about to end."""
+        """End the script after the current step."""
         self._done = True
 
     def _begin(self) -> None:
-        """What the first step shows: whether ranks form a group, and the modules that train."""
+        """Learn from the first step whether ranks form a group and which modules train."""
         if dist.is_available() and dist.is_initialized():
             self.backend = str(dist.get_backend())
         elif self.world_size > 1:
@@ -156,19 +156,19 @@ class StepRecorder:
             self._hook(module)
 
     def parameters(self) -> list[torch.Tensor]:
-        """What the optimizer that counts updates."""
+        """The parameters updated by the optimizer that counts."""
         groups = self.optimizer.param_groups if self.optimizer else ()
         return [parameter for group in groups for parameter in group["params"]]
 
     def _hook(self, module: nn.Module) -> None:
         self.modules.append(module)
         if (compiled := module._compiled_call_impl) is not None:
-            # Hooks would be compiled with it, and break its graph.
+            # Hooks would be compiled with it and break its graph.
             module._compiled_call_impl = self._timed_forward(module, compiled)
             return
         entered: list[bool] = []
 
-        # Within a function that is compiled nothing is timed, as that would break its graph.
+        # Nothing is timed within a compiled function, as that would break its graph.
         def before(module: nn.Module, _: Any) -> None:
             if not torch.compiler.is_compiling():
                 entered.append(_trains(module) and self._enter("forward"))
@@ -178,7 +178,7 @@ class StepRecorder:
                 self._leave(entered.pop())
 
         module.register_forward_pre_hook(before)
-        # Also where the call fails: a script may go on from there.
+        # Even if the call fails, as a script may continue from there.
         module.register_forward_hook(after, always_call=True)
 
     def _timed_forward(self, module: nn.Module, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -192,23 +192,23 @@ class StepRecorder:
         return call
 
     def record_buckets(self, parallel: DistributedDataParallel) -> None:
-        """Stamp the buckets of a DDP, unless the script has a hook of its own there."""
+        """Record the buckets of a DDP, unless the script has registered its own hook."""
         if self.world_size == 1 or getattr(parallel, "_comm_hooks", None):
             return
         first = self.buckets or BucketRecorder(self.clock)
-        # Another group's buckets come in an order of their own.
+        # Another group's buckets come in an independent order.
         if self.buckets is not None and parallel.process_group is not self._group:
             return
         first.exchange = partial(_all_reduce, parallel.process_group)
-        with suppress(RuntimeError):  # it has a hook in C++, of which Python knows nothing
+        with suppress(RuntimeError):  # it has a C++ hook, which Python cannot see
             parallel.register_comm_hook(first, recorded)
             self.buckets, self._group = first, parallel.process_group
-            # The buckets tell all that the calls would.
+            # The buckets hold all the information that the calls would.
             trace_calls(None)
 
 
 def _all_reduce(group: Any, bucket: GradBucket) -> Sent:
-    """What DDP does without a hook: the mean of the gradients over the ranks of its group."""
+    """Do what DDP does without a hook: average the gradients over the ranks of its group."""
     return Sent(allreduce_hook(group, bucket), bucket.buffer().nbytes)
 
 
@@ -217,16 +217,16 @@ def _trains(module: nn.Module) -> bool:
 
 
 def _innermost(optimizer: Any) -> Any:
-    """The optimizer of torch under the wrappers of accelerate and Lightning."""
+    """The torch optimizer under the wrappers of accelerate and Lightning."""
     while (inner := getattr(optimizer, "optimizer", None)) is not None and inner is not optimizer:
         optimizer = inner
     return optimizer
 
 
 def outermost(parameters: list[torch.Tensor]) -> list[nn.Module]:
-    """The modules that hold any of these parameters and are in no other module that does."""
+    """The modules that hold any of these parameters and are not inside another that does."""
     wanted = set(map(id, parameters))
-    # By type: asking a lazily loaded module of a library for its class would load it.
+    # By type, as asking a library's lazily loaded module for its class would load it.
     modules = [one for one in gc.get_objects() if issubclass(type(one), nn.Module)]
     holders = [one for one in modules if any(id(p) in wanted for p in one.parameters())]
     inner = {id(child) for one in holders for child in one.modules() if child is not one}
@@ -235,8 +235,8 @@ def outermost(parameters: list[torch.Tensor]) -> list[nn.Module]:
 
 @contextmanager
 def installed(recorder: StepRecorder) -> Iterator[None]:
-    """Let torch tell the recorder of every step."""
-    # Where a script compiles the step of an optimizer, its ends are still to be seen.
+    """Make torch report every step to the recorder."""
+    # If a script compiles an optimizer's step, its ends must still be visible.
     disable: Any = torch.compiler.disable
     handles = [
         optimizers.register_optimizer_step_pre_hook(disable(recorder.before_step)),
@@ -271,7 +271,7 @@ def _announcing(
     def build(parallel: DistributedDataParallel, *arguments: Any, **options: Any) -> None:
         construct(parallel, *arguments, **options)
 
-        # Not before: the script may still register a hook, of which DDP takes one alone.
+        # Not before, as the script may still register a hook, and DDP takes only one.
         def on_first_call(module: nn.Module, _: Any) -> None:
             handle.remove()
             announce(parallel)

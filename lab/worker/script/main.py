@@ -1,4 +1,4 @@
-"""Runs a script of the user's on a rank, and makes a measurement of what its hooks saw."""
+"""Runs a user's script on a rank, and turns what its hooks saw into a measurement."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ CPU = torch.device("cpu")
 
 
 class Watch:
-    """What a rank reads of its machine while a script runs: at its first steps and at its last."""
+    """What a rank reads from its machine while a script runs, at its first and last steps."""
 
     def __init__(self, run: Run, context: RankContext, device: torch.device) -> None:
         self.run, self.context, self.device = run, context, device
@@ -65,12 +65,12 @@ class Watch:
         self._gpus = GpuWatch(device)
 
     def after(self, step: int) -> None:
-        """Read what there is to read after a step."""
+        """Take the readings due after a step."""
         now = time.process_time()
         self.cpu_times.append(now - self._cpu)
         if step == 1:
             self.setup_time = age()
-            if self.device.type == "cpu":  # a script may read the counters of a GPU itself
+            if self.device.type == "cpu":  # a script may read a GPU's counters itself
                 environment.reset_peak(self.device)
         if step == self.run.warmup_steps:
             self._before = cpu_use(self.context.cores)
@@ -88,8 +88,8 @@ def measure_script(
 ) -> Measurement | None:
     """Measure one repeat of a script; the measurement on rank 0, else None.
 
-    As `measure` of the lab's own training. Raises LabError for a script that changed since it was
-    planned, fails, or makes no step beyond the warm-up.
+    Works like `measure` for the lab's own training. Raises LabError for a script that changed since
+    it was planned, fails, or makes no step beyond the warm-up.
     """
     script = run.script
     assert script is not None
@@ -104,7 +104,7 @@ def measure_script(
     several_hosts = not context.host.startswith("127.")
     offset = ClockOffset(0.0, 0.0)
     if several_hosts:
-        # Once before and once after the script: clocks of two hosts drift.
+        # Once before and once after the script, as the clocks of two hosts drift.
         with process_group(context, device=device):
             offset = read_clock_offset(socket.gethostname())
         context = replace(context, rendezvous=context.rendezvous.with_suffix(".script"))
@@ -112,7 +112,7 @@ def measure_script(
 
     def on_step(step: int) -> None:
         if step == 1:
-            pace_sockets(context.emulated)  # those of all groups that the script has formed
+            pace_sockets(context.emulated)  # those of all groups formed by the script
         watch.after(step)
         progress("measuring" if step > run.warmup_steps else "warm-up", step, run.steps)
         if step == run.steps:
@@ -130,7 +130,7 @@ def measure_script(
         watch.end()
         clock.discard()  # the step after the last
     progress("collecting", run.steps, run.steps)
-    # The script may have left its group or not; the ranks meet in one of the lab's own.
+    # The script may or may not have left its group, so the ranks meet in a new one.
     if dist.is_initialized():
         leave_group()
     rendezvous = context.rendezvous.with_suffix(".reports")
@@ -201,7 +201,7 @@ def run_script(
     data_root: Path,
     out: Path,
 ) -> None:
-    """Run a script with hooks to its end, or to that of its steps, as `torchrun` on this rank."""
+    """Run a script with hooks to its end or its last step, as `torchrun` would on this rank."""
     path = script.path(data_root)
     out.mkdir(exist_ok=True)
     values = {name: getattr(run, name) for name in Run.model_fields}
@@ -225,24 +225,24 @@ def run_script(
                 raise LabError(f"{script.name} ended with {reason}; see its log") from end
         finally:
             meter.recorder = None
-        # Some scripts catch it to save their state, and end as if all was done.
+        # Some scripts catch it to save their state, and end as if everything was done.
         if interrupted():
             raise KeyboardInterrupt
 
 
 def _torchrun(context: RankContext, store: Any) -> dict[str, str]:
-    """The environment variables of torchrun, by which libraries know that it started a script.
+    """The environment variables of torchrun, from which libraries see that it started a script.
 
-    Ranks meet at rank 0's `store`, a TCPStore. What the script puts there has no secret in its
-    keys, as torch reads none from the environment: whoever reaches the address may do the same.
+    Ranks meet at rank 0's `store`, a TCPStore. The script's keys in it contain no secret, as torch
+    reads none from the environment: anybody who can reach the address may use them too.
     """
     nodes = int(os.environ.get("SLURM_NNODES", 1)) if not context.host.startswith("127.") else 1
     local = context.world_size // nodes
     variables: dict[str, Any] = {
-        # Else gloo resolves the host's name, which on many laptops leads nowhere.
+        # Otherwise gloo resolves the host name, which fails on many laptops.
         **({"GLOO_SOCKET_IFNAME": "lo"} if context.host.startswith("127.") else {}),
         "RANK": context.rank,
-        # Where the scheduler shows each rank only its own GPU, that one is number 0.
+        # If the scheduler shows each rank only its own GPU, that one is number 0.
         "LOCAL_RANK": context.local_rank
         if context.device == "cpu"
         else torch.cuda.current_device(),
@@ -253,12 +253,12 @@ def _torchrun(context: RankContext, store: Any) -> dict[str, str]:
         "ROLE_RANK": context.rank,
         "ROLE_WORLD_SIZE": context.world_size,
         "ROLE_NAME": "default",
-        "MASTER_ADDR": store.host,  # of rank 0, which another node knows from its file alone
+        "MASTER_ADDR": store.host,  # rank 0's, which another node knows only from its file
         "MASTER_PORT": store.port,
         "TORCHELASTIC_RUN_ID": context.job_id or "lab",
         "TORCHELASTIC_RESTART_COUNT": 0,
         "TORCHELASTIC_MAX_RESTARTS": 0,
-        # Rank 0 listens already, so that no other process can take its port.
+        # Rank 0 is already listening, so no other process can take its port.
         "TORCHELASTIC_USE_AGENT_STORE": True,
     }
     return {name: str(value) for name, value in variables.items()}
@@ -266,7 +266,7 @@ def _torchrun(context: RankContext, store: Any) -> dict[str, str]:
 
 @contextmanager
 def _interrupts() -> Iterator[Callable[[], bool]]:
-    """Note the signals that interrupt Python while they do what they did before."""
+    """Note the signals that interrupt Python without changing their effect."""
     noted: list[int] = []
     earlier = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
@@ -299,7 +299,7 @@ def _require_steps(steps: int, run: Run, script: Script) -> None:
 
 
 def _phases(seen: set[str]) -> tuple[str, ...]:
-    """The phases to tell of: those that were seen, and what is left where the passes were."""
+    """The phases to report: those that were seen, and the rest if the passes were."""
     rest = {"other"} if {"forward", "backward"} <= seen else set()
     return tuple(phase for phase in PHASES if phase in seen | rest)
 
@@ -319,7 +319,7 @@ def _report(
     start = float(clock.phases(0)[0][1])
     sent = _sent(recorder, start + laps["start"])
     bars = None
-    # Every rank or none: a rank without any would leave the others waiting.
+    # Every rank or none, as a rank without any would leave the others waiting.
     if all(all_gather_object(sent is not None)) and sent is not None:
         step_time = np.stack(all_gather_object(laps["step_time"]))
         step = overlap.representative_step(step_time, warmup_steps=run.warmup_steps)
@@ -347,9 +347,9 @@ def _report(
 
 
 def _sent(recorder: StepRecorder, starts: FloatArray) -> Buckets | Calls | None:
-    """What the steps sent; None where nothing was seen, or a step had several passes of DDP.
+    """What the steps sent; None if nothing was seen or a step had several DDP passes.
 
-    Each of several passes waits for a last bucket of its own: one number would tell too little.
+    Each of several passes waits for its own last bucket, which one number cannot describe.
     """
     steps = len(starts)
     if recorder.buckets is not None:
@@ -368,5 +368,5 @@ def _sent(recorder: StepRecorder, starts: FloatArray) -> Buckets | Calls | None:
 
 
 def _state(optimizer: torch.optim.Optimizer, parameters: list[torch.Tensor]) -> StateBytes:
-    """The bytes of what an optimizer updates, and of its state."""
+    """The bytes of an optimizer's parameters and of its state."""
     return environment.state_bytes(nn.ParameterList(parameters), optimizer)

@@ -1,4 +1,4 @@
-"""lab.instrument: what a script may say of its own steps; it loads no torch."""
+"""lab.instrument: lets a script describe its own steps, without loading torch."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from typing import Any, Protocol
 
 
 class Recorder(Protocol):
-    """What measures a script on a rank of the lab."""
+    """The part of the lab that measures a script on a rank."""
 
     def phase(self, name: str) -> AbstractContextManager[None]:
-        """Time what runs inside as this phase, whatever else is seen of it."""
+        """Count the time inside as this phase, whatever else hooks see there."""
 
     def count_steps_of(self, optimizer: Any) -> None:
-        """Let the steps of this optimizer be those of the script."""
+        """Count the steps of this optimizer as those of the script."""
 
     def watch(self, model: Any) -> None:
-        """Take the calls of this module for the forward pass."""
+        """Treat the calls of this module as the forward pass."""
 
     samples_per_step: int | None
 
 
-# Set by the lab where it runs a script.
+# Set by the lab when it runs a script.
 recorder: Recorder | None = None
 
 
@@ -30,7 +30,7 @@ class Meter:
     """Phases of a step that a script marks itself."""
 
     def data(self) -> AbstractContextManager[None]:
-        """Where the step waits for its batch."""
+        """The part of a step that waits for its batch."""
         return self._phase("data")
 
     def forward(self) -> AbstractContextManager[None]:
@@ -49,10 +49,10 @@ class Meter:
 def instrument(
     model: Any = None, optimizer: Any = None, *, samples_per_step: int | None = None
 ) -> Iterator[Meter]:
-    """Tell the lab of a training loop: its model, its optimizer, the samples of a step.
+    """Describe a training loop to the lab: its model, its optimizer, the samples of a step.
 
-    `samples_per_step` are those of all ranks between two steps of `optimizer`, with accumulation.
-    Where the script is not run by the lab this does nothing.
+    `samples_per_step` counts those of all ranks between two steps of `optimizer`, including
+    accumulation. If the script is not run by the lab, this does nothing.
     """
     if samples_per_step is not None and samples_per_step < 1:
         raise ValueError(f"samples_per_step is {samples_per_step}: count at least one sample")

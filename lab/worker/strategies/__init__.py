@@ -13,9 +13,9 @@ from lab.worker.strategies.base import Strategy
 
 
 def of(run: Run) -> Strategy[Any]:
-    """The run's strategy, one of the lab's or what the user's factory makes.
+    """The run's strategy, one of the lab's or one made by the user's factory.
 
-    Raises LabError where that is no Strategy.
+    Raises LabError if the result is not a Strategy.
     """
     if run.own_strategy is None:
         return get(run.strategy)
@@ -27,7 +27,7 @@ def of(run: Run) -> Strategy[Any]:
 
 
 def get(name: str) -> Strategy[Any]:
-    """The STRATEGY of the module of this name; raises InputError with the nearest one."""
+    """The STRATEGY of the module of this name; raises InputError that suggests the nearest one."""
     if name not in STRATEGIES:
         problem = Problem("strategy", f"unknown strategy {name!r}", nearest(name, STRATEGIES))
         raise InputError("strategy", [problem])

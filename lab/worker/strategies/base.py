@@ -1,4 +1,4 @@
-"""What the training loop asks of a parallel strategy, and what several have in common."""
+"""The interface of parallel strategies to the training loop, and what several have in common."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Parallel = TypeVar("Parallel", bound=nn.Module)
 
 @dataclass(frozen=True)
 class Setup:
-    """What a strategy wraps a model for."""
+    """The conditions for which a strategy wraps a model."""
 
     run: Run
     device: torch.device
@@ -36,50 +36,50 @@ class Setup:
 
 
 class Strategy(Generic[Parallel]):
-    """One process with the whole model, which sends nothing; subclasses override what they do.
+    """One process with the whole model, which sends nothing; subclasses override what differs.
 
-    A strategy keeps no state. What it needs to know lies in the module that `wrap` makes, which the
+    A strategy keeps no state. What it needs is stored in the module returned by `wrap`, which the
     loop calls like the model and passes to every other method.
     """
 
-    needs_group = True  # whether it works on a process group, at world size 1 too
-    cycle = 1  # after how many steps a strategy that does not do the same in each begins anew
-    comparable = False  # whether a pass without the exchange computes the same, as a probe needs
+    needs_group = True  # whether it uses a process group, even at world size 1
+    cycle = 1  # number of steps after which a strategy with differing steps repeats itself
+    comparable = False  # whether a pass without the exchange computes the same, as a probe requires
 
     def recorder(self, clock: Clock, *, world_size: int) -> Recorder | None:
-        """What stamps the strategy's communication; None without any."""
+        """The recorder of the strategy's communication; None if it has none."""
         return CallRecorder(clock) if world_size > 1 else None
 
     def wrap(self, model: nn.Module, setup: Setup) -> Parallel:
-        """The model as the loop calls it: inputs and targets to the mean loss of this process."""
+        """The model as the loop calls it, from inputs and targets to this process's mean loss."""
         raise NotImplementedError
 
     def unwrap(self, parallel: Parallel) -> nn.Module:
-        """The model under its wrapper, called in the same way, to evaluate with."""
+        """The model under its wrapper, called in the same way for evaluation."""
         model: nn.Module = getattr(parallel, "module", parallel)
         return model
 
     def no_sync(self, parallel: Parallel) -> AbstractContextManager[None]:
-        """Where gradients only add up, for all but the last micro-batch of a step."""
+        """Only accumulate gradients inside, for all but the last micro-batch of a step."""
         return nullcontext()
 
     def synchronize(self, parallel: Parallel) -> None:
-        """After the last backward pass of a step: exchange what that pass did not."""
+        """After a step's last backward pass, exchange what that pass did not."""
 
     def optimizer(self, parallel: Parallel, run: Run) -> torch.optim.Optimizer:
-        """The optimizer of what this rank updates."""
+        """The optimizer of the parameters that this rank updates."""
         return optimizer_for(parallel, run)
 
     def clip(self, parallel: Parallel, max_norm: float) -> torch.Tensor:
-        """Scale gradients down to this norm; the whole model's norm before, on each rank."""
+        """Clip gradients to this norm; returns the whole model's norm before, on each rank."""
         return nn.utils.clip_grad_norm_(parallel.parameters(), max_norm)
 
     def all_losses(self, losses: torch.Tensor) -> torch.Tensor:
-        """This rank's losses, from the rank that knows them."""
+        """This rank's losses, obtained from the rank that knows them."""
         return losses
 
     def replicated(self, parallel: Parallel) -> Iterable[torch.Tensor]:
-        """Parameters that must be equal on all ranks, whole; all ranks go through them together."""
+        """Whole parameters that must be equal on all ranks, which iterate over them together."""
         return parallel.parameters()
 
 
@@ -98,7 +98,7 @@ class Wrapper(nn.Module):
 
 def require_dtensor(device: torch.device) -> None:
     """Raise InputError on a CPU whose torch is too old for DTensor."""
-    # torch 2.6 raises in DTensor over gloo, or crashes. It is known by what came later.
+    # torch 2.6 raises or crashes in DTensor over gloo. It is recognized by what came later.
     if device.type == "cpu" and not hasattr(torch.cpu.Stream, "record_event"):
         what = f"torch {torch.__version__} cannot shard the tensors of a model on CPU"
         advice = "a later torch, or strategy ddp or zero1"
@@ -106,7 +106,7 @@ def require_dtensor(device: torch.device) -> None:
 
 
 def devices_of(run: Run, device: torch.device) -> list[torch.device]:
-    """The run's devices, which one process drives; raises InputError for too few GPUs."""
+    """The run's devices, driven by one process; raises InputError for too few GPUs."""
     if device.type == "cpu":
         return [device] * run.world_size
     if torch.cuda.device_count() < run.world_size:
@@ -123,17 +123,17 @@ def clip(
     copies: Sequence[torch.Tensor] = (),
     group: ProcessGroup | None = None,
 ) -> torch.Tensor:
-    """Scale the gradients of all ranks of a group down to this norm; their norm before.
+    """Clip the gradients of all ranks of a group to this norm; returns their norm before.
 
-    `copies` are scaled and not counted, as another rank counts them.
+    `copies` are scaled but not counted, as another rank counts them.
     """
     device = next(iter([*gradients, *copies])).device
     squares = [gradient.float().square().sum() for gradient in gradients]
     total = torch.stack(squares).sum() if squares else torch.zeros((), device=device)
-    # All ranks take part, those without gradients too: the others would wait for them.
+    # All ranks take part, even those without gradients, as the others would wait for them.
     dist.all_reduce(total, group=group)
     norm = total.sqrt()
-    # As torch.nn.utils.clip_grad_norm_; no `if norm > max_norm`, for which the host would wait.
+    # Like torch.nn.utils.clip_grad_norm_; with `if norm > max_norm` the host would have to wait.
     factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
     torch._foreach_mul_([*gradients, *copies], factor)
     return norm

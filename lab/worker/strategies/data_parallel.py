@@ -1,7 +1,7 @@
 """torch's DataParallel: one process drives all GPUs, each with a copy of the model in every pass.
 
-It knows CUDA only: on CPU it hands everything to the model as it is, and more than one device is
-refused.
+It supports only CUDA: on CPU it passes everything to the model unchanged, and more than one device
+is rejected.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from lab.worker.strategies.base import Recorder, Setup, Strategy, Wrapper, devic
 
 
 class DataParallelism(Strategy["Averaged"]):
-    """The copies are made inside of torch, so that their time on the links is not known."""
+    """torch's DataParallel; copies are made inside torch, so their time on the links is unknown."""
 
     needs_group = False
 
@@ -36,7 +36,7 @@ class DataParallelism(Strategy["Averaged"]):
 
 
 class Averaged(Wrapper):
-    """The mean over the devices, which have equally many samples each."""
+    """The mean over the devices, which have equal numbers of samples."""
 
     def __init__(self, model: nn.Module, devices: list[torch.device]) -> None:
         super().__init__(model)
@@ -46,11 +46,11 @@ class Averaged(Wrapper):
     def forward(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """The mean loss."""
         losses: torch.Tensor = self.parallel(inputs, targets)
-        return losses.mean()  # equal parts of the batch: the mean of means is the batch's
+        return losses.mean()  # equal parts of the batch, so the mean of means is the batch's
 
 
 class OneLoss(Wrapper):
-    """The loss as a vector of one: DataParallel gathers along a dimension."""
+    """The loss as a vector of one element, as DataParallel gathers along a dimension."""
 
     def forward(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """The mean loss of one device's samples, of shape (1,)."""

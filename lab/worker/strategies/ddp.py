@@ -22,7 +22,7 @@ from lab.worker.strategies.base import Recorder, Setup, Strategy
 
 
 class Ddp(Strategy[DistributedDataParallel]):
-    """torch's DDP with a hook that stamps each bucket."""
+    """torch's DDP with a hook that timestamps each bucket."""
 
     comparable = True
 
@@ -40,8 +40,8 @@ class Ddp(Strategy[DistributedDataParallel]):
         parallel = DistributedDataParallel(
             model,
             device_ids=[device.index] if device.type == "cuda" else None,
-            # None is DDP's default, which makes the first bucket small so that the link starts
-            # early; the same size given as a number does not.
+            # None is DDP's default, which makes the first bucket small so that communication
+            # starts early; passing the same size as a number does not.
             bucket_cap_mb=None if run.bucket_cap_mb == DEFAULT_BUCKET_CAP_MB else run.bucket_cap_mb,
             gradient_as_bucket_view=run.gradient_as_bucket_view,
             static_graph=run.static_graph,
@@ -50,17 +50,17 @@ class Ddp(Strategy[DistributedDataParallel]):
             recorder.exchange = exchange_for(run)
             parallel.register_comm_hook(recorder, recorded)
         elif run.compression != "none":
-            # One rank sends nothing, and rounds its gradients all the same, as many ranks do.
+            # One rank sends nothing but still rounds its gradients, as several ranks do.
             parallel.register_comm_hook(exchange_for(run), unrecorded)
         return parallel
 
     def no_sync(self, parallel: DistributedDataParallel) -> AbstractContextManager[None]:
-        """No bucket is sent; the next pass outside of it sends the sum."""
+        """Send no bucket inside; the next pass outside sends the sum."""
         return parallel.no_sync()
 
 
 def _require_one_bucket(model: nn.Module, run: Run) -> None:
-    # Over gloo its collectives of several buckets would meet in unequal order.
+    # Over gloo, its collectives for several buckets would be matched in different orders.
     if run.compression != "powersgd" or dist.get_backend() != "gloo":
         return
     needed = sum(parameter.nbytes for parameter in model.parameters()) / 2**20
@@ -93,15 +93,15 @@ def exchange_for(run: Run) -> Exchange:
 
 
 def all_reduce(bucket: GradBucket) -> Sent:
-    """The mean of the gradients as they are."""
+    """Average the gradients unchanged."""
     buffer = bucket.buffer()
     work = dist.all_reduce(buffer, averaging(buffer), async_op=True)
     return Sent(work.get_future(), buffer.nbytes)
 
 
 def cast_all_reduce(bucket: GradBucket, *, dtype: torch.dtype) -> Sent:
-    """The mean of the gradients, rounded to `dtype` on the link."""
-    # Written out, as torch's own bf16 hook refuses gloo.
+    """Average the gradients, rounded to `dtype` on the link."""
+    # Written out, as torch's own bf16 hook rejects gloo.
     buffer = bucket.buffer()
     rounded = buffer.to(dtype)
     future = dist.all_reduce(rounded, averaging(rounded), async_op=True).get_future()
@@ -114,7 +114,7 @@ def powersgd(state: Any, bucket: GradBucket) -> Sent:
     future = powerSGD_hook(state, bucket)
     elements = state.total_numel_after_compression - before
     buffer = bucket.buffer()
-    # torch counts nothing in the first steps, which send the whole bucket.
+    # torch counts no bytes in the first steps, which send the whole bucket.
     return Sent(future, elements * buffer.itemsize or buffer.nbytes)
 
 

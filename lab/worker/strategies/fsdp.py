@@ -1,4 +1,4 @@
-"""Fully sharded data parallelism: a rank keeps shards, and gathers a block while computing it."""
+"""Fully sharded data parallelism: ranks keep shards and gather a block while computing it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Fsdp(Strategy[nn.Module]):
         run = setup.run
         require_dtensor(setup.device)
         mesh = _mesh(run, setup.device)
-        # Blocks before the whole: a parameter belongs to the innermost module that is sharded.
+        # Blocks before the whole model, as a parameter belongs to the innermost sharded module.
         for block in blocks_of(model):
             fully_shard(
                 block,
@@ -32,7 +32,7 @@ class Fsdp(Strategy[nn.Module]):
                 reshard_after_forward=run.reshard_after_forward,
                 mp_policy=_policy(run, setup.device),
             )
-        # By default torch keeps the rest gathered, which the backward pass needs first.
+        # By default torch keeps the rest gathered, because the backward pass needs it first.
         if run.reshard_after_forward:
             fully_shard(model, mesh=mesh)
         else:
@@ -41,17 +41,17 @@ class Fsdp(Strategy[nn.Module]):
 
     @contextmanager
     def no_sync(self, parallel: nn.Module) -> Iterator[None]:
-        """Gradients stay whole on each rank and add up; parameters are gathered all the same."""
+        """Accumulate whole gradients on each rank; parameters are still gathered."""
         assert isinstance(parallel, FSDPModule)
         parallel.set_requires_gradient_sync(False)
         yield
         parallel.set_requires_gradient_sync(True)
 
     def clip(self, parallel: nn.Module, max_norm: float) -> torch.Tensor:
-        """By the norm of all shards of one copy of the model."""
+        """Clip by the norm of all shards of one copy of the model."""
         gradients = [p.grad for p in parallel.parameters() if isinstance(p.grad, DTensor)]
         mesh = gradients[0].device_mesh
-        # The mesh's last dimension holds the shards: other copies would count everything again.
+        # The mesh's last dimension holds the shards; other copies would count everything again.
         group = mesh.get_group(mesh.ndim - 1)
         return clip([gradient.to_local() for gradient in gradients], max_norm, group=group)
 
@@ -61,9 +61,9 @@ class Fsdp(Strategy[nn.Module]):
 
 
 def _policy(run: Run, device: torch.device) -> MixedPrecisionPolicy:
-    """On CUDA a block's weights are gathered in the precision of its products.
+    """On CUDA, gather a block's weights in the precision of its products.
 
-    What goes through the blocks, and the sums of gradients, stay in fp32, as autocast has them.
+    Activations between blocks and the sums of gradients stay in fp32, as under autocast.
     """
     dtype = DTYPES[run.stated.precision]
     low = device.type == "cuda" and dtype != torch.float32

@@ -1,7 +1,7 @@
 """Naive DDP: the backward pass first, then the average of every gradient, without overlap.
 
-What DDP does better: it sends a gradient while the backward pass computes the next, and many small
-ones together.
+DDP improves on this: it sends a gradient while the backward pass computes the next, and combines
+many small ones.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class NaiveDdp(Strategy["Replica"]):
             for gradient in gradients:
                 _average(gradient)
             return
-        # A copy there and back, for one latency instead of one per parameter.
+        # Copying there and back buys one latency instead of one per parameter.
         flat = torch.cat([gradient.flatten() for gradient in gradients])
         _average(flat)
         parts = flat.split([gradient.numel() for gradient in gradients])

@@ -1,7 +1,7 @@
-"""Pipeline parallelism: ranks have consecutive blocks, through which microbatches pass.
+"""Pipeline parallelism: ranks hold consecutive blocks, through which microbatches pass.
 
-The head is tied to the embedding: the first and the last rank each hold a copy of it, and add up
-its gradients.
+The head is tied to the embedding: the first and the last rank each hold a copy and sum its
+gradients.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from lab.worker.strategies.base import Setup, Strategy, clip
 
 
 class GPipe(ScheduleGPipe):
-    """torch's, but the loss of a microbatch comes right before its backward pass.
+    """torch's GPipe, but with each microbatch's loss right before its backward pass.
 
-    The head makes its gradients with the loss: with all losses first, a gradient of its weight
-    would be kept for each microbatch.
+    The head computes its gradients with the loss. If all losses came first, a gradient of its
+    weight would be kept for each microbatch.
     """
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
@@ -51,7 +51,7 @@ class PipelineParallelism(Strategy["Pipeline"]):
     """torch's GPipe (Huang et al., 2019) and 1F1B (Narayanan et al., 2019) over a GPT's blocks."""
 
     def wrap(self, model: nn.Module, setup: Setup) -> Pipeline:
-        """This rank's stage; the rest is freed. Raises InputError where torch is too old."""
+        """This rank's stage; the rest is freed. Raises InputError if torch is too old."""
         if "return_outputs" not in inspect.signature(ScheduleGPipe.step).parameters:
             what = (
                 f"the schedules of torch {torch.__version__} fix the shapes of the first batch, "
@@ -63,22 +63,22 @@ class PipelineParallelism(Strategy["Pipeline"]):
         return Pipeline(model, setup)
 
     def synchronize(self, parallel: Pipeline) -> None:
-        """Add up the gradients of the embedding and of the head."""
+        """Sum the gradients of the embedding and of the head."""
         if parallel.stage.tied is not None:
             dist.all_reduce(parallel.stage.tied.grad, group=parallel.ends)
 
     def clip(self, parallel: Pipeline, max_norm: float) -> torch.Tensor:
-        """By the norm of all stages, the tied matrix counted once."""
+        """Clip by the norm of all stages, counting the tied matrix once."""
         stage = parallel.stage
         gradients = {name: p.grad for name, p in stage.named_parameters() if p.grad is not None}
-        # The first stage counts the tied matrix, the last one only scales its copy.
+        # The first stage counts the tied matrix; the last one only scales its copy.
         copies = []
         if stage.tied is not None and stage.last:
             copies.append(gradients.pop("embedding.weight"))
         return clip(list(gradients.values()), max_norm, copies=copies)
 
     def all_losses(self, losses: torch.Tensor) -> torch.Tensor:
-        """Those of the last stage, which alone computes them."""
+        """The losses of the last stage, the only one that computes them."""
         dist.broadcast(losses, src=dist.get_world_size() - 1)
         return losses
 
@@ -88,12 +88,12 @@ class PipelineParallelism(Strategy["Pipeline"]):
 
 
 class Stage(nn.Module):
-    """Consecutive blocks of a GPT, the embedding before the first, the norm behind the last."""
+    """Consecutive blocks of a GPT, the embedding before the first, the norm after the last."""
 
     def __init__(self, model: GPT, *, stage: int, stages: int) -> None:
         super().__init__()
         self.first, self.last = stage == 0, stage == stages - 1
-        # What other stages compute is not kept, so that its memory is freed.
+        # The layers of other stages are not kept, so their memory is freed.
         begin, end = (len(model.blocks) * cut // stages for cut in (stage, stage + 1))
         self.blocks = model.blocks[begin:end]
         self.embedding: nn.Embedding | None = model.embedding if self.first or self.last else None
@@ -103,7 +103,7 @@ class Stage(nn.Module):
 
     @property
     def tied(self) -> nn.Parameter | None:
-        """The matrix of which another stage has a copy."""
+        """The matrix that another stage also has a copy of."""
         if self.embedding is None or self.first == self.last:
             return None
         assert isinstance(self.embedding.weight, nn.Parameter)
@@ -126,21 +126,21 @@ class Stage(nn.Module):
 
 
 class TimedStage(PipelineStage):
-    """A stage whose passes are laps of the step's clock, each with the wait for its inputs.
+    """A stage whose passes are laps of the step's clock, each including the wait for its inputs.
 
-    The loop cannot time them: it sees one call, in which microbatches' passes alternate.
+    The loop cannot time them, as it sees one call in which microbatches' passes alternate.
     """
 
     clock: Clock
 
     def forward_one_chunk(self, *arguments: Any, **options: Any) -> Any:
-        """Forward of one microbatch."""
+        """Forward pass of one microbatch."""
         output = super().forward_one_chunk(*arguments, **options)
         self.clock.lap("forward")
         return output
 
     def backward_one_chunk(self, *arguments: Any, **options: Any) -> Any:
-        """Backward of one microbatch."""
+        """Backward pass of one microbatch."""
         super().backward_one_chunk(*arguments, **options)
         self.clock.lap("backward")
 
@@ -158,11 +158,11 @@ class Pipeline(nn.Module):
         timed.clock = setup.clock
         microbatches = run.microbatches or run.world_size
         self.schedule = SCHEDULES[run.schedule](timed, microbatches, loss_fn=self._loss)
-        # Every rank must call it, those in the middle too, which are no members.
+        # Every rank must call it, even those in the middle, which are not members.
         self.ends = dist.new_group(sorted({0, self.size - 1}))
 
     def forward(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """The mean loss, in training 0 but on the last stage, with its gradients there already."""
+        """The mean loss; in training, gradients are ready, and it is 0 except on the last stage."""
         if not self.training:
             return self._evaluate(inputs, targets)
         losses: list[torch.Tensor] = []
@@ -172,7 +172,7 @@ class Pipeline(nn.Module):
             losses=losses if self.stage.last else None,
             return_outputs=False,  # which would keep every microbatch's until the end
         )
-        # What the schedule does after its last pass: it waits for the messages that it sent.
+        # After its last pass, the schedule waits for the messages that it sent.
         self.clock.lap("backward")
         loss = torch.stack(losses).mean() if losses else torch.zeros((), device=inputs.device)
         return loss.detach().requires_grad_()  # a leaf, at which the loop's own backward pass ends
@@ -183,8 +183,8 @@ class Pipeline(nn.Module):
         return loss
 
     def _evaluate(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """The mean loss on every rank, by one pass through the stages."""
-        # Without the schedule, which would also do backward passes.
+        """The mean loss on every rank, from one pass through the stages."""
+        # Without the schedule, which would also run backward passes.
         x = inputs
         if not self.stage.first:
             x = torch.empty(*inputs.shape, self.width, device=inputs.device)

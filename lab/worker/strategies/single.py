@@ -13,7 +13,7 @@ class Single(Strategy[nn.Module]):
     needs_group = False
 
     def wrap(self, model: nn.Module, setup: Setup) -> nn.Module:
-        """The model as it is."""
+        """The model unchanged."""
         return model
 
 

@@ -1,7 +1,7 @@
 """Tensor parallelism (Shoeybi et al., 2019): a rank has some heads and some units of every MLP.
 
-The first layer of each pair is split by columns, the second by rows, so that all that is sent is
-one all-reduce after the pair and one in its backward pass.
+The first layer of each pair is split by columns, the second by rows, so that the only communication
+is one all-reduce after the pair and one in its backward pass.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class TensorParallelism(Strategy[nn.Module]):
     """torch's DTensor on the linear layers of a GPT's blocks."""
 
     def wrap(self, model: nn.Module, setup: Setup) -> nn.Module:
-        """The model itself with DTensors in its linear layers; raises InputError as FSDP does."""
+        """The model itself with DTensors in its linear layers; raises InputError like FSDP."""
         require_dtensor(setup.device)
         world_size = setup.run.world_size
         mesh = init_device_mesh(setup.device.type, (world_size,))
@@ -35,7 +35,7 @@ class TensorParallelism(Strategy[nn.Module]):
             "up": ColwiseParallel(),
             "down": RowwiseParallel(),
         }
-        # Embedding, norms and head stay whole, and equal, as all ranks see the same samples.
+        # Embedding, norms and head stay whole, and equal because all ranks see the same samples.
         for block in model.modules():
             if isinstance(block, Block):
                 _order_by_rank(block.attention.qkv, world_size)
@@ -43,10 +43,10 @@ class TensorParallelism(Strategy[nn.Module]):
         return model
 
     def optimizer(self, parallel: nn.Module, run: Run) -> torch.optim.Optimizer:
-        """AdamW in groups of one kind of tensor each."""
+        """AdamW with one kind of tensor per group."""
 
         def by_kind(parameters: list[nn.Parameter]) -> list[list[nn.Parameter]]:
-            # Fused AdamW takes no mixture of tensors and DTensors.
+            # Fused AdamW does not accept a mixture of tensors and DTensors.
             return [
                 [p for p in parameters if isinstance(p, DTensor) == sharded]
                 for sharded in (True, False)
@@ -56,7 +56,7 @@ class TensorParallelism(Strategy[nn.Module]):
         return adamw(decayed, others, run)
 
     def clip(self, parallel: nn.Module, max_norm: float) -> torch.Tensor:
-        """By the norm of all shards, and once of what is whole on each rank."""
+        """Clip by the norm of all shards, counting once what is whole on each rank."""
         gradients = [p.grad for p in parallel.parameters() if p.grad is not None]
         shards = [_local(gradient) for gradient in gradients if _sharded(gradient)]
         whole = [_local(gradient) for gradient in gradients if not _sharded(gradient)]
@@ -65,7 +65,7 @@ class TensorParallelism(Strategy[nn.Module]):
         return clip(shards, max_norm, copies=whole)
 
     def replicated(self, parallel: nn.Module) -> Iterable[torch.Tensor]:
-        """Each parameter, gathered where it is sharded."""
+        """Each parameter, gathered if it is sharded."""
         return (p.full_tensor() if isinstance(p, DTensor) else p for p in parallel.parameters())
 
 
@@ -74,14 +74,14 @@ def _local(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _sharded(tensor: torch.Tensor) -> bool:
-    # The bias of a layer split by rows is a DTensor, and whole on each rank.
+    # The bias of a layer split by rows is a DTensor but whole on each rank.
     return isinstance(tensor, DTensor) and any(part.is_shard() for part in tensor.placements)
 
 
 @torch.no_grad()
 def _order_by_rank(qkv: nn.Linear, ranks: int) -> None:
-    """Bring the rows of queries, keys and values into the order of the ranks that get them."""
-    # Splitting the rows as they are would give the first rank queries and the last one values.
+    """Reorder the rows of queries, keys and values by the ranks that receive them."""
+    # Splitting the rows unchanged would give the first rank queries and the last one values.
     for parameter in (qkv.weight, qkv.bias):
         parameter.copy_(parameter.unflatten(0, (3, ranks, -1)).transpose(0, 1).flatten(0, 2))
 

@@ -15,12 +15,12 @@ from lab.worker.strategies.base import Setup, Strategy, Wrapper, devices_of
 
 
 class VanillaDataParallelism(Strategy["DataParallel"]):
-    """The four steps of DataParallel, each stamped."""
+    """The four steps of DataParallel, each timestamped."""
 
     needs_group = False
 
     def wrap(self, model: nn.Module, setup: Setup) -> DataParallel:
-        """The model, whose passes go over the devices; raises InputError for too few GPUs."""
+        """The model, whose passes run on all devices; raises InputError for too few GPUs."""
         recorder = setup.recorder if isinstance(setup.recorder, CallRecorder) else None
         return DataParallel(model, devices_of(setup.run, setup.device), recorder=recorder)
 
@@ -35,12 +35,12 @@ class DataParallel(Wrapper):
         self.devices, self.recorder = devices, recorder
 
     def forward(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """The mean loss; inputs and targets are divided evenly along their first dimension."""
+        """The mean loss; inputs and targets are split evenly along their first dimension."""
         devices, others = self.devices, len(self.devices) - 1
         tensors = dict(_tensors(self.module))
         size = others * sum(tensor.nbytes for tensor in tensors.values())
         with self._stamped("replicate", size):
-            # In every pass, as the optimizer has changed the first device's parameters.
+            # In every pass, because the optimizer has changed the first device's parameters.
             replicas = [replica(self.module, copies) for copies in self._copies(tensors)]
         with self._stamped("scatter", (inputs.nbytes + targets.nbytes) * others // len(devices)):
             parts = [*zip(scatter(inputs, devices), scatter(targets, devices), strict=True)]
@@ -49,14 +49,14 @@ class DataParallel(Wrapper):
             return torch.stack([loss.to(devices[0]) for loss in losses]).mean()
 
     def _copies(self, tensors: dict[str, torch.Tensor]) -> list[dict[str, torch.Tensor]]:
-        """Parameters and buffers for each device; what does not train gets no gradient."""
+        """Parameters and buffers for each device; frozen ones get no gradient."""
         trained = [name for name, tensor in tensors.items() if tensor.requires_grad]
         values = [tensors[name] for name in trained]
         copies = _Replicate.apply(self.devices, self._stamped, *values)  # type: ignore[no-untyped-call]
         constants = [name for name in tensors if name not in trained]
         return [
             dict(zip(trained, copies[number :: len(self.devices)], strict=True))
-            # The first device's are the model's own: running statistics are those of its samples.
+            # The first device uses the model's own, so running statistics come from its samples.
             | {name: tensors[name].to(device, copy=number > 0) for name in constants}
             for number, device in enumerate(self.devices)
         ]
@@ -68,7 +68,7 @@ class DataParallel(Wrapper):
 
 
 class _Replicate(torch.autograd.Function):
-    """Copies of parameters for all devices but the first; backward adds up their gradients.
+    """Copies of parameters for all devices but the first; backward sums their gradients.
 
     Returns the first parameter on each device, then the second on each, and so on.
     """
@@ -103,7 +103,7 @@ def replica(model: nn.Module, tensors: dict[str, torch.Tensor]) -> nn.Module:
     """The same modules with these parameters, which need not be leaves, and buffers."""
     modules = dict(model.named_modules(remove_duplicate=False))
     twins = {name: module._replicate_for_data_parallel() for name, module in modules.items()}
-    # By identity, as tied parameters have one name in the model and stand in several modules.
+    # By identity, as tied parameters have one name in the model but belong to several modules.
     names = {id(tensor): name for name, tensor in _tensors(model)}
     for name, module in modules.items():
         for child in module._modules:
@@ -119,7 +119,7 @@ def replica(model: nn.Module, tensors: dict[str, torch.Tensor]) -> nn.Module:
 
 
 def scatter(tensor: torch.Tensor, devices: Sequence[torch.device]) -> list[torch.Tensor]:
-    """Equal parts along the first dimension, each on its device."""
+    """Split a tensor into equal parts along the first dimension, each on its device."""
     parts = zip(tensor.chunk(len(devices)), devices, strict=True)
     return [part.to(device, non_blocking=True) for part, device in parts]
 
@@ -129,9 +129,9 @@ def parallel_apply(
     inputs: Sequence[tuple[torch.Tensor, ...]],
     devices: Sequence[torch.device],
 ) -> list[torch.Tensor]:
-    """Call each replica with its inputs in a thread of its own; raises the first error."""
+    """Call each replica with its inputs in a separate thread; raises the first error."""
     kind = devices[0].type
-    # Read here, as threads do not inherit them.
+    # Read here, because threads do not inherit them.
     grad, autocast = torch.is_grad_enabled(), torch.is_autocast_enabled(kind)
     dtype = torch.get_autocast_dtype(kind)
     outputs: dict[int, torch.Tensor] = {}

@@ -1,7 +1,7 @@
-"""ZeRO stage 1 (Rajbhandari et al., 2020): a rank keeps its shard of the optimizer's state.
+"""ZeRO stage 1 (Rajbhandari et al., 2020): a rank keeps its shard of the optimizer state.
 
-Gradients are reduced and scattered, so that a rank gets the average of its shard; it updates that
-shard, and the parameters are gathered. Together this moves the bytes of one all-reduce.
+Gradients are reduce-scattered, so that a rank gets the average of its shard. It updates that shard,
+and the parameters are all-gathered. Together this moves as many bytes as one all-reduce.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from lab.worker.strategies.base import Setup, Strategy, Wrapper, clip
 
 
 class Zero1(Strategy["Sharded"]):
-    """Written out on two flat buffers, of the parameters that are decayed and of the others."""
+    """ZeRO-1 on two flat buffers, one for the parameters with weight decay and one for the rest."""
 
     def wrap(self, model: nn.Module, setup: Setup) -> Sharded:
         """The model with its parameters broadcast from rank 0 and laid out in flat buffers."""
@@ -29,12 +29,12 @@ class Zero1(Strategy["Sharded"]):
         return parallel
 
     def synchronize(self, parallel: Sharded) -> None:
-        """Bring each rank the average gradient of its shard."""
+        """Give each rank the average gradient of its shard."""
         for flat in parallel.flats:
             flat.reduce()
 
     def optimizer(self, parallel: Sharded, run: Run) -> torch.optim.Optimizer:
-        """AdamW of this rank's shard, which gathers the parameters after its step."""
+        """AdamW on this rank's shard, which gathers the parameters after its step."""
         decayed, others = ([[flat.shard]] for flat in parallel.flats)
         optimizer = adamw(decayed, others, run)
 
@@ -42,18 +42,18 @@ class Zero1(Strategy["Sharded"]):
             for flat in parallel.flats:
                 flat.gather()
 
-        # A hook of the step: the loop need not know it, and its time is the optimizer's.
+        # A step hook, so the loop need not know it, and its time counts as the optimizer's.
         optimizer.register_step_post_hook(gather)
         return optimizer
 
     def clip(self, parallel: Sharded, max_norm: float) -> torch.Tensor:
-        """By the norm of all shards."""
+        """Clip by the norm of all shards."""
         gradients = [flat.shard.grad for flat in parallel.flats if flat.shard.grad is not None]
         return clip(gradients, max_norm)
 
 
 class Sharded(Wrapper):
-    """A model whose parameters are views of flat buffers, which the ranks divide."""
+    """A model whose parameters are views of flat buffers, which are divided among the ranks."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__(model)
@@ -61,12 +61,12 @@ class Sharded(Wrapper):
 
 
 class Flat:
-    """Parameters one after the other in one padded buffer; `shard` is this rank's part of it."""
+    """Parameters laid out consecutively in a padded buffer; `shard` is this rank's part of it."""
 
     def __init__(self, parameters: list[nn.Parameter]) -> None:
         self.parameters, self.world_size = parameters, dist.get_world_size()
         size = sum(parameter.numel() for parameter in parameters)
-        # Collectives on tensors want equal parts: padded to a multiple of the ranks.
+        # Collectives on tensors need equal parts, so it is padded to a multiple of the ranks.
         length = -(-max(size, 1) // self.world_size) * self.world_size
         self.values = torch.zeros(length, device=parameters[0].device if parameters else None)
         for parameter, part in zip(parameters, self._parts(self.values), strict=True):
@@ -82,7 +82,7 @@ class Flat:
 
     @torch.no_grad()
     def reduce(self) -> None:
-        """Average the gradients, each rank its shard; the whole ones are dropped."""
+        """Average the gradients, each rank its shard, and drop the whole ones."""
         gradients = torch.zeros_like(self.values)
         for parameter, part in zip(self.parameters, self._parts(gradients), strict=True):
             if parameter.grad is not None:
@@ -94,7 +94,7 @@ class Flat:
 
     @torch.no_grad()
     def gather(self) -> None:
-        """Bring every rank the shards of all."""
+        """Gather the shards of all ranks on every rank."""
         all_gather_single(self.values, self.shard.detach())
 
 
