@@ -243,14 +243,23 @@ def _losses(
     if changed and share and len(compute) == 2:
         derived["batch"] = run.grad_accum * compute[0] - accum * compute[1]
     elif changed and intercept is not None:
-        derived["launches"] = intercept * (run.grad_accum - accum)
+        launches = intercept * (run.grad_accum - accum)
+        derived["launches"] = _at_most(launches, losses["compute"]) if share else launches
+    losses["compute"] = losses["compute"] - sum(derived.values())
     if share and own.neighbours is not None:
         expected = sum(derived.values(), start=expected)
-        derived["neighbours"] = expected * (own.neighbours / (base.neighbours or 1.0) - 1)
-    losses["compute"] = losses["compute"] - sum(derived.values())
+        estimate = expected * (own.neighbours / (base.neighbours or 1.0) - 1)
+        derived["neighbours"] = _at_most(estimate, losses["compute"])
+        losses["compute"] = losses["compute"] - derived["neighbours"]
     ideal = share * base.draws["step"] if share else losses.pop("compute")
     known = {part: times for part, times in losses.items() if np.abs(times).max() > TINY}
     return ideal, derived | known or {"rest": 0.0 * ideal}
+
+
+def _at_most(estimate: Draws, lost: Draws) -> Draws:
+    """An extrapolated or calibrated loss, cut to what was lost in fact, which is never below 0."""
+    bounded: Draws = np.minimum(estimate, np.maximum(lost, 0.0))
+    return bounded
 
 
 def _intercept(alone: Mapping[int, Draws]) -> Draws | None:

@@ -219,6 +219,18 @@ def test_shared_cores_are_those_of_the_calibration(monkeypatch: pytest.MonkeyPat
     assert "neighbours" not in only(elsewhere).losses
 
 
+def test_a_calibration_explains_at_most_what_compute_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    shared = ContentionTime(device=1.0, link=1.0, neighbours=3.0, bytes=1, rounds=1)
+    known = calibration(2)
+    known = known.with_part(known.parts[0].model_copy(update={"contention": shared}))
+    monkeypatch.setattr("lab.analysis.waterfall.load_calibration", lambda cluster: known)
+    fall = only(ideal_pair(phases={"forward": 0.05}))
+    assert fall.losses["neighbours"].value == pytest.approx(0.010)
+    assert abs(lost(fall, "compute")) < 1e-9
+    faster = only(ideal_pair(phases={"forward": 0.01}))
+    assert lost(faster, "neighbours") == 0 and faster.losses["compute"].value < 0
+
+
 def test_half_of_each_core_doubles_a_step() -> None:
     fall = only(
         ideal_pair(phases={name: 2 * time for name, time in TIMES.items()}, foreign_cpu=1.0)
