@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "broadcast"]
@@ -158,12 +158,27 @@ class Level:
     """One level of a network: its number of parts, s per message, bytes/s of a part's link.
 
     A part of the lowest level is a rank; a part of the next level is a group that the lower level
-    joins, such as a node with all of its network cards.
+    joins, such as a node with all of its network cards. `sums_per_s` are the bytes/s of an
+    all-reduce that the level's switch sums; 0 if it cannot.
     """
 
     parts: int
     alpha_s: float
     bytes_per_s: float
+    sums_per_s: float = 0.0
+
+    def seconds(self, collective: Collective, size: float) -> float:
+        """Seconds of a collective on `size` bytes within the level, by a ring or by its switch.
+
+        Each rank of a ring sends `2 (n-1)/n` of an all-reduce's bytes. Through a switch that sums
+        (NVLS, for NVLink SHARP) it sends each byte once and receives each sum once (Klenk et al.
+        2020, "An in-network architecture for accelerating shared-memory multiprocessor
+        collectives").
+        """
+        ring = ring_time(collective, size, self.parts, self.alpha_s, self.bytes_per_s)
+        if collective != "all_reduce" or not self.sums_per_s or self.parts < 2:
+            return ring
+        return min(ring, 2 * self.alpha_s + size / self.sums_per_s)
 
 
 def collective_seconds(
@@ -188,10 +203,7 @@ def collective_seconds(
             others = (name for name in ALGORITHMS if name != "fastest")
             return min(collective_seconds(collective, size, levels, name) for name in others)
         case "hierarchical":
-            return sum(
-                ring_time(collective, size, level.parts, level.alpha_s, level.bytes_per_s)
-                for level in levels
-            )
+            return sum(level.seconds(collective, size) for level in levels)
         case "ring":
             return ring_time(collective, size, ranks, alpha, rate)
         case "tree":
@@ -216,8 +228,8 @@ def nodes_of(world_size: int, ranks_per_node: int, inner: Level, outer: Level) -
     nodes = math.ceil(world_size / max(ranks_per_node, 1))
     inside = math.ceil(world_size / nodes)
     return (
-        Level(min(inside, world_size), inner.alpha_s, inner.bytes_per_s),
-        Level(nodes, outer.alpha_s, outer.bytes_per_s),
+        replace(inner, parts=min(inside, world_size)),
+        replace(outer, parts=nodes),
     )
 
 

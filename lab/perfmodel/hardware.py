@@ -134,6 +134,7 @@ GPUS = {
 class Link:
     """A GPU's link in one direction: peak bytes/s, the share collectives reach, s per message.
 
+    `sums` is the share of the peak at which the switch sums an all-reduce; 0 if it cannot.
     `pattern` matches the words that published tables use for it.
     """
 
@@ -143,9 +144,13 @@ class Link:
     alpha_s: float
     source: str
     pattern: str = ""
+    sums: float = 0.0
 
 
 _BOTH = "in both directions"
+# Eight H100s all-reduce at up to 275 of 450 GB/s through a switch that sums (an author of NCCL in
+# issue 212 of nccl-tests); B200s reach 0.74 / 0.85 of that share (NCCL's tuning, nvlsEfficiency).
+_NVLS = "NVLink SHARP, the switch sums: NVIDIA NCCL 2.17 and later"
 _IBTA = "InfiniBand Trade Association roadmap, 4x port"
 # If a text matches several patterns, the first one counts.
 LINKS = {
@@ -153,6 +158,8 @@ LINKS = {
     for link in (
         Link("nvlink5", 900e9, *_NVLINK, f"NVIDIA B200: 1.8 TB/s {_BOTH}", r"nv_?link.*5|b200"),
         Link("nvlink4", 450e9, *_NVLINK, f"NVIDIA H100: 900 GB/s {_BOTH}", r"h100|h200|hopper"),
+        Link("nvlink5-nvls", 900e9, *_NVLINK, _NVLS, sums=0.53),
+        Link("nvlink4-nvls", 450e9, *_NVLINK, _NVLS, sums=0.61),
         Link("nvlink3", 300e9, *_NVLINK, f"NVIDIA A100: 600 GB/s {_BOTH}", r"a100|ampere"),
         Link("nvlink2", 150e9, *_NVLINK, f"NVIDIA V100: 300 GB/s {_BOTH}", r"v100|volta"),
         Link("pcie5", 63e9, *_CARDS, "PCI-SIG, 16 lanes of 32 GT/s", r"pcie.*5"),
@@ -213,7 +220,8 @@ class Machine:
         Ranks that are further apart than a node communicate through their own card.
         """
         inside = max(self.gpus_per_node // stride, 1)
-        inner = Level(0, self.inner.alpha_s, self.inner.bytes_per_s * self.inner.reached)
+        rate = self.inner.bytes_per_s
+        inner = Level(0, self.inner.alpha_s, rate * self.inner.reached, rate * self.inner.sums)
         outer = Level(0, self.outer.alpha_s, self.outer.bytes_per_s * self.outer.reached * inside)
         return nodes_of(ranks, inside, inner, outer)
 

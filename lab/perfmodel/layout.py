@@ -124,6 +124,10 @@ SHARDED: dict[Sharing, frozenset[State]] = {
 } | {"zero2": frozenset({"gradients", "optimizer"})}  # ZeRO-2 is planned for but not trained
 SHARINGS: dict[str, Sharing] = {sharing: sharing for sharing in SHARDED if sharing in STRATEGIES}
 Checkpointing = Literal["none", "selective", "full"]
+Schedule = Literal["1f1b", "zb-h1", "zb-h2"]
+# Passes for the weights' gradients that a stage puts where 1F1B waits, which is counted with one.
+FILLED: dict[Schedule, int] = {"1f1b": -1, "zb-h1": 1, "zb-h2": 2}
+SCHEDULES: tuple[Schedule, ...] = tuple(FILLED)
 # The times of a profile: per micro-batch, then per step.
 MICRO_BATCH, STEP = ("data_s", "forward_s", "backward_s"), ("optimizer_s", "other_s")
 
@@ -228,6 +232,7 @@ class Layout:
     expert: int = 1
     interleave: int = 1
     sequence_parallel: bool = False
+    schedule: Schedule = "1f1b"
 
     def shards(self, state: State) -> bool:
         """Whether each of the data-parallel ranks keeps only a share of this."""
@@ -249,14 +254,31 @@ class Layout:
         """All ranks."""
         return self.data * self.tensor * self.pipeline * self.context
 
-    def bubble(self, micro_batches: int) -> float:
+    def bubble(self, micro_batches: int, *, passes: float = 3.0) -> float:
         """Idle time of a pipeline's rank over its useful time.
 
         The first micro-batch passes through all stages, and each further one ends later by the time
-        of the longest stage. With equal stages it is `(p - 1) / m` (Narayanan et al. 2021).
+        of the longest stage. With equal stages it is `(p - 1) / m` (Narayanan et al. 2021), of
+        which a zero-bubble schedule leaves the share `idle`.
         """
         longest = self.busiest or 1 / self.pipeline
-        return (1 + (micro_batches - 1) * longest) * self.pipeline / micro_batches - 1
+        idle = (1 - longest) * self.idle(passes)
+        return (idle + micro_batches * longest) * self.pipeline / micro_batches - 1
+
+    def idle(self, passes: float) -> float:
+        """The share of 1F1B's bubble that the schedule leaves, from 0 to 1.
+
+        ZB-H1 waits `(p - 1) (F + B - W)` and ZB-H2 `(p - 1) (F + B - 2 W)` instead of
+        `(p - 1) (F + B + W)`, where B and W are the passes for the gradients of inputs and of
+        weights (Qi et al. 2023, "Zero Bubble Pipeline Parallelism", table 1). A micro-batch takes
+        `passes` forward passes, W one of them, and B also those that recompute activations.
+        """
+        return max(passes - 1 - FILLED[self.schedule], 0.0) / passes
+
+    @property
+    def in_flight(self) -> int:
+        """The most micro-batches whose activations a stage holds: 2p - 1 with ZB-H2 (Qi et al.)."""
+        return 2 * self.pipeline - 1 if self.schedule == "zb-h2" else self.pipeline
 
 
 @dataclass(frozen=True)
@@ -278,6 +300,7 @@ class Candidate:
             f"{layout.sharing} x{layout.data}": True,
             f"tensor x{layout.tensor}": layout.tensor > 1,
             f"pipeline x{layout.pipeline}": layout.pipeline > 1,
+            f"schedule {layout.schedule}": layout.schedule != "1f1b",
             f"micro-batch {self.micro_batch}": True,
             f"accumulation {self.grad_accum}": self.grad_accum > 1,
             f"{self.checkpointing} checkpointing": self.checkpointing != "none",
@@ -329,7 +352,9 @@ def works_of(
         else:
             step.device("backward", times * backward)
             step.tensor_sums(2 * times)
-    step.device("bubble", layout.bubble(grad_accum) * grad_accum * (forward + backward))
+    passes = (forward + backward) / forward if forward else 3.0
+    idle = layout.bubble(grad_accum, passes=passes)
+    step.device("bubble", idle * grad_accum * (forward + backward))
     step.hand_on(grad_accum)
     if layout.tied_bytes:
         seconds = links.pipeline("all_reduce", layout.tied_bytes)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -101,13 +101,16 @@ def _quantities(case: Case) -> dict[str, float]:
     handed = tokens * model.width * value / (tensor if layout.sequence_parallel else 1)
     longest, last = model.stage_layers(stages, balanced=case.framework.balanced)
     # The first micro-batch passes through all layers; each further one ends a stage later.
-    through = longest + (stages - 1) * longest / layout.interleave
+    others = (stages - 1) * longest
     if stages == 1 or stages > model.layers or case.framework.balanced:
-        through = model.layers
+        others = model.layers - longest
+    through = longest + others * layout.idle(passes) / layout.interleave
     split = tokens * (model.hidden * model.active * (2 if model.gated else 1) + 3 * model.width)
     sums = (2 * passes - 2) if tensor > 1 else 0
     level = machine.levels(tensor)
     summed = tokens * model.width * value
+    # With sequence parallelism each sum is a scatter and a gather, which no switch shortens.
+    summed_s = 2 * _ring(level, summed) if layout.sequence_parallel else _sum(level, summed)
     exchanged = _exchanged(case, tokens, value, passes)
     weights = (longest * model.block() / layout.expert + model.embedding) / tensor
     gradients = weights * value
@@ -123,7 +126,7 @@ def _quantities(case: Case) -> dict[str, float]:
         "layer_flops": passes * model.layer_flops(tokens, case.sequence) / tensor / peak,
         "layer_launch": passes,
         "layer_memory": passes * (value / 2) * (2 * handed / value + 2 * split / tensor) / memory,
-        "layer_tensor": (sums * 2 * _ring(level, summed) + exchanged),
+        "layer_tensor": sums * summed_s + exchanged,
         "layer_messages": sums * _messages(level),
         "layer_crossing": passes * tensor * (stages > 1 and tensor > 1 and crosses),
         "visits": through + (accum - 1) * longest,
@@ -133,7 +136,7 @@ def _quantities(case: Case) -> dict[str, float]:
         "accum": accum,
         "hides": case.framework.hides,
         "gathers": 3 * _ring(groups, gathered) if whole else 0.0,
-        "data": 0.0 if whole else 2 * _ring(groups, gradients),
+        "data": 0.0 if whole else _sum(groups, gradients),
         "stage": hops,
         "stage_bytes": hops * handed / cards.bytes_per_s,
         "optimizer": state * OPTIMIZER_BYTES / memory,
@@ -144,6 +147,11 @@ def _quantities(case: Case) -> dict[str, float]:
 def _ring(levels: Sequence[Level], size: float) -> float:
     """Seconds to gather or scatter `size` bytes within each level in turn."""
     return sum(size * (level.parts - 1) / level.parts / level.bytes_per_s for level in levels)
+
+
+def _sum(levels: Sequence[Level], size: float) -> float:
+    """Seconds to sum `size` bytes by rings, or by switches that can, within each level in turn."""
+    return sum(replace(level, alpha_s=0.0).seconds("all_reduce", size) for level in levels)
 
 
 def _messages(levels: Sequence[Level]) -> float:

@@ -107,7 +107,8 @@ def transformer_memory(
     `first_stage` and whose peak most programs print.
 
     A pipeline's first stage holds the activations of as many micro-batches as there are stages, its
-    last those of one plus the logits (Narayanan et al. 2021); `balanced` stages count the head as
+    last those of one plus the logits (Narayanan et al. 2021); zero-bubble schedules hold them for
+    the weights' gradients in every stage (Qi et al. 2023). `balanced` stages count the head as
     layers. Full checkpointing keeps the input of each layer, and all activations of one. Without
     sequence parallelism every tensor parallel rank holds the full inputs of attention and MLP.
     """
@@ -130,8 +131,9 @@ def transformer_memory(
         kept = value * tokens * model.width / (layout.tensor if layout.sequence_parallel else 1)
         once = layer
     ahead = (layout.pipeline - 1) / layout.interleave if layout.interleave > 1 else 0.0
-    first = min(accum, layout.pipeline + ahead) * longest * kept + once
-    last = rest * kept + once + logit * model.vocabulary * tokens
+    first = min(accum, layout.in_flight + ahead) * longest * kept + once
+    delayed = 1 if layout.schedule == "1f1b" else min(accum, layout.in_flight)
+    last = delayed * rest * kept + once + logit * model.vocabulary * tokens
     if first_stage and layout.pipeline > 1:
         last = 0.0
     gathers = layout.sharing == "fsdp" and layout.data > 1

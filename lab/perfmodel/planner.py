@@ -26,12 +26,14 @@ from lab.perfmodel.forecast import SAME, Basis
 from lab.perfmodel.frozen import basis_of
 from lab.perfmodel.hardware import Machine
 from lab.perfmodel.layout import (
+    SCHEDULES,
     Bucket,
     Candidate,
     Checkpointing,
     Layout,
     Links,
     Profile,
+    Schedule,
     Sharing,
     buckets_of,
 )
@@ -99,6 +101,7 @@ class Space:
     checkpointing: Sequence[Checkpointing] = ("none", "full")
     precisions: Sequence[str] = ("bf16",)
     buckets_mb: Sequence[float] = BUCKETS_MB
+    schedules: Sequence[Schedule] = ("1f1b",)
 
     def candidates(self, world_size: int, global_batch: int) -> Iterator[Candidate]:
         """All candidates, with every micro-batch and accumulation that make up the global batch."""
@@ -112,9 +115,15 @@ class Space:
                 if sharing == "fsdp" and pipeline > 1:
                     continue
                 buckets = self.buckets_mb if sharing == "ddp" and data > 1 else (None,)
-                for micro in _divisors(share):
+                for micro, schedule in itertools.product(_divisors(share), self.schedules):
                     border = self.activation_bytes_per_sample * micro
-                    layout = Layout(sharing, data, tensor, pipeline, self.layers, border)
+                    layout = Layout(
+                        sharing, data, tensor, pipeline, self.layers, border, schedule=schedule
+                    )
+                    # Fewer micro-batches than a stage holds leave more of the bubble.
+                    few = pipeline == 1 or share // micro < layout.in_flight
+                    if schedule != "1f1b" and few:
+                        continue
                     for checkpointing, precision, bucket in itertools.product(
                         self.checkpointing, self.precisions, buckets
                     ):
@@ -134,6 +143,7 @@ class Space:
             [
                 ", ".join(self.sharings),
                 *degrees,
+                *([f"schedules {', '.join(self.schedules)}"] if len(self.schedules) > 1 else []),
                 "every micro-batch and accumulation that make up the global batch",
                 f"checkpointing {', '.join(self.checkpointing)}",
                 ", ".join(self.precisions),
@@ -260,6 +270,7 @@ class Search:
                     "data": way.candidate.layout.data,
                     "tensor": way.candidate.layout.tensor,
                     "pipeline": way.candidate.layout.pipeline,
+                    "schedule": way.candidate.layout.schedule,
                     "micro_batch_size": way.candidate.micro_batch,
                     "grad_accum": way.candidate.grad_accum,
                     "checkpointing": way.candidate.checkpointing,
@@ -339,6 +350,7 @@ def _described(run: Run, place: Machine, world_size: int) -> tuple[Described, Sp
         activation_bytes_per_sample=model.block_size * model.width * value,
         tensor=degrees(min(MOST_TENSOR, place.gpus_per_node), model.heads),
         pipeline=degrees(world_size, model.layers),
+        schedules=SCHEDULES,
         precisions=("bf16",) if precision == "bf16" else ("bf16", precision),
     )
     return costing, space, costing.conditions(world_size)

@@ -11,6 +11,7 @@ import pytest
 
 from lab.config.emulation import Compute, GpuName
 from lab.errors import InputError
+from lab.perfmodel.collectives import busbw
 from lab.perfmodel.hardware import (
     GPUS,
     LINKS,
@@ -72,6 +73,16 @@ def test_eight_a100_reduce_as_measured() -> None:
         assert links.data("all_reduce", size * 2**20) == pytest.approx(
             measured / 1e6, rel=0.6 if size < 256 else 0.1
         )
+
+
+def test_eight_h100_sum_in_their_switch_as_fast_as_nccl_says() -> None:
+    """Bus bandwidths of 480 GB/s with NVLS (issue 212 of nccl-tests); an A100's switch has none."""
+    links = machine("h100x8:nvlink4-nvls").links(Layout(data=8))
+    seconds = links.data("all_reduce", 16e9)
+    assert busbw("all_reduce", 8, 16e9, seconds) == pytest.approx(480e9, rel=0.01)
+    ring = machine("h100x8").links(Layout(data=8))
+    assert links.data("all_gather", 16e9) == ring.data("all_gather", 16e9)
+    assert ring.data("all_reduce", 16e9) > 1.3 * seconds
 
 
 def test_nodes_add_a_level() -> None:

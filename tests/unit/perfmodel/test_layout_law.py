@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -28,7 +29,7 @@ def case(
     micro: int = 1,
     accum: int = 1,
     sharing: Sharing = "ddp",
-    **more: int,
+    **more: Any,
 ) -> Case:
     layout = Layout(sharing, data, tensor, pipeline, MODEL.layers, **more)
     return Case(MODEL, 1024, Candidate(layout, micro, accum), PLACE)
@@ -51,6 +52,27 @@ def test_a_pipeline_adds_its_bubble_and_interleaving_divides_it() -> None:
     assert four == pytest.approx(one / 4 * (1 + 3 / 8))
     two_each = law.predict([case(pipeline=4, accum=8, interleave=2)])[0]
     assert two_each == pytest.approx(one / 4 * (1 + 3 / 2 / 8))
+
+
+def test_zero_bubble_schedules_leave_a_third_of_the_bubble_and_none() -> None:
+    law = only(flops=1.0)
+    one, h1, h2 = law.predict(
+        [case(accum=8), *(case(pipeline=4, accum=8, schedule=name) for name in ("zb-h1", "zb-h2"))]
+    )
+    assert h1 == pytest.approx(one / 4 * (1 + 1 / 8)) and h2 == pytest.approx(one / 4)
+
+
+def test_a_switch_that_sums_shortens_all_reduces_but_no_scatters() -> None:
+    law = only(tensor_bytes=1.0)
+    split = case(tensor=8)
+    place = machine("h100x8:nvlink4-nvls")
+    ring, switch = (replace(split, machine=one) for one in (machine("h100x8"), place))
+    before, after = law.predict([ring, switch])
+    assert before / after == pytest.approx(2 * 7 / 8 / 0.76 * 0.61)
+    layout = replace(split.candidate.layout, sequence_parallel=True)
+    parallel = replace(split, candidate=replace(split.candidate, layout=layout))
+    same = law.predict([replace(parallel, machine=one) for one in (ring.machine, place)])
+    assert same[0] == same[1] == pytest.approx(before)
 
 
 def test_a_balanced_pipeline_counts_its_head_as_layers() -> None:

@@ -55,6 +55,10 @@ def test_layers_hold_their_values_once_per_micro_batch_in_flight() -> None:
     assert split == pytest.approx((8 * values + logits) / 2)
     # Four stages of two layers: the first holds four micro-batches, the last the logits.
     assert activations(Layout(pipeline=4)) == pytest.approx(4 * 2 * values)
+    # For the gradients of weights, the last stage holds as many as the first: 2p - 1 with ZB-H2.
+    h1, h2 = (activations(Layout(pipeline=4, schedule=name)) for name in ("zb-h1", "zb-h2"))
+    assert h1 == pytest.approx(4 * 2 * values + logits)
+    assert h2 == pytest.approx(7 * 2 * values + logits)
     kept = 2 * 512 * 1024
     full = activations(Layout(), checkpointing="full")
     assert full == pytest.approx(8 * kept + values + logits)

@@ -68,6 +68,29 @@ def test_the_space_is_searched_whole_and_said() -> None:
     assert plan.least_bytes <= min(ranked.memory_bytes for ranked in plan.ranked)
 
 
+def test_zero_bubble_schedules_are_searched_where_they_have_enough_micro_batches() -> None:
+    degrees = {
+        "tensor": (8,),
+        "pipeline": (16,),
+        "sharings": ("zero1",),
+        "checkpointing": ("none",),
+    }
+    plain = search(LARGE, "h100x8", 128, 64, **degrees)
+    plan = search(LARGE, "h100x8", 128, 64, schedules=("1f1b", "zb-h1", "zb-h2"), **degrees)
+    first = plan.ranked[0]
+    assert first.prediction.step_s < plain.ranked[0].prediction.step_s
+    assert first.candidate.layout.schedule in first.candidate.label
+    space = Space(96, 1, pipeline=(1, 16), schedules=("1f1b", "zb-h1", "zb-h2"))
+    fewest = {"1f1b": 1, "zb-h1": 16, "zb-h2": 31}
+    counts = {name: 0 for name in fewest}
+    for candidate in space.candidates(16, 64):
+        schedule = candidate.layout.schedule
+        assert candidate.grad_accum >= fewest[schedule]
+        assert schedule == "1f1b" or candidate.layout.pipeline == 16
+        counts[schedule] += 1
+    assert counts["1f1b"] > counts["zb-h1"] > counts["zb-h2"] > 0
+
+
 def test_merged_buckets_keep_bytes_and_messages() -> None:
     buckets = [Bucket(float(nth), 10) for nth in range(1, 101)]
     groups = merged(buckets, 16)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -102,6 +104,20 @@ def test_pipeline_has_its_bubble() -> None:
     assert layout.bubble(8) == 3 / 8
     assert prediction.step_s == pytest.approx(8 * 6.0 / 4 * (1 + 3 / 8) + 1.0 / 4)
     assert prediction.limit == "bubble"
+
+
+def test_zero_bubble_schedules_leave_the_bubbles_of_the_paper() -> None:
+    """Qi et al. (2023), table 1, with F = B = W, and with B = 2 where it recomputes."""
+    h1 = Layout(sharing="single", pipeline=4, schedule="zb-h1")
+    h2 = replace(h1, schedule="zb-h2")
+    assert h1.bubble(8) == pytest.approx(3 / 8 / 3) and h2.bubble(8) == pytest.approx(0)
+    assert h1.bubble(8, passes=4) == pytest.approx(3 / 8 * (1 + 2 - 1) / 4)
+    assert h2.bubble(8, passes=4) == pytest.approx(3 / 8 * (1 + 2 - 2) / 4)
+    assert (h1.in_flight, h2.in_flight) == (4, 7)
+    prediction = predict(PROFILE, (), h1, fixed(0.0), grad_accum=8)
+    assert prediction.step_s == pytest.approx(8 * 6.0 / 4 * (1 + 1 / 8) + 1.0 / 4)
+    # The wait for a longer stage remains: two micro-batches of 0.7 instead of 0.5 of the passes.
+    assert Layout(pipeline=2, busiest=0.7, schedule="zb-h2").bubble(2) == pytest.approx(0.4)
 
 
 def test_a_pipeline_is_as_fast_as_its_longest_stage() -> None:
@@ -205,6 +221,18 @@ def test_collectives_by_hand() -> None:
     assert collective_seconds("all_reduce", 1e9, [Level(1, 1.0, 1.0)]) == 0.0
     with pytest.raises(ValueError, match="ring, tree"):
         collective_seconds("all_reduce", 1.0, two, "magic")  # type: ignore[arg-type]
+
+
+def test_a_switch_that_sums_moves_an_all_reduce_once() -> None:
+    node = Level(8, 1e-6, 4e9, sums_per_s=4e9)
+    assert node.seconds("all_reduce", 4e9) == pytest.approx(1 + 2e-6)
+    assert replace(node, sums_per_s=0.0).seconds("all_reduce", 4e9) == pytest.approx(1.75 + 14e-6)
+    assert node.seconds("all_gather", 4e9) == pytest.approx(7 / 8 + 7e-6)
+    # A ring of two sends each byte once as well, without the switch's losses.
+    assert Level(2, 0.0, 4e9, sums_per_s=3e9).seconds("all_reduce", 4e9) == pytest.approx(1)
+    two = nodes_of(16, 8, node, Level(0, 0.0, 1e9))
+    assert two[0].sums_per_s and not two[1].sums_per_s
+    assert collective_seconds("all_reduce", 4e9, two, "hierarchical") == pytest.approx(5 + 2e-6)
 
 
 @given(st.floats(1, 1e12), st.integers(1, 512), st.integers(1, 8), st.floats(0, 1e-3))
