@@ -82,7 +82,7 @@ def test_zero_bubble_schedules_are_searched_where_they_have_enough_micro_batches
     assert first.candidate.layout.schedule in first.candidate.label
     space = Space(96, 1, pipeline=(1, 16), schedules=("1f1b", "zb-h1", "zb-h2"))
     fewest = {"1f1b": 1, "zb-h1": 16, "zb-h2": 31}
-    counts = {name: 0 for name in fewest}
+    counts = dict.fromkeys(fewest, 0)
     for candidate in space.candidates(16, 64):
         schedule = candidate.layout.schedule
         assert candidate.grad_accum >= fewest[schedule]
