@@ -15,10 +15,12 @@ from lab.analysis.layout_table import LayoutRow, LayoutTable, read_layouts
 from lab.errors import InputError, Problem
 from lab.files import SHARED
 from lab.perfmodel import layout_law
-from lab.perfmodel.layout_law import LayoutLaw
+from lab.perfmodel.layout import Candidate
+from lab.perfmodel.layout_law import Case, LayoutLaw
 from lab.perfmodel.memory import USABLE, transformer_memory
 
 TABLES = ("vtrain_a100_single_node", "mpt_a100_40gb", "playbook_1b_h100")
+DISTURBED = 2.0  # times as long as a layout that should not be faster
 MOST_TENSOR = 8  # limit of a second row for tables that exceed it: the ranks of one node
 
 
@@ -30,10 +32,11 @@ class PublicScore:
     correlation, `inside` the share of measurements within their intervals. Among the layouts of one
     model, batch and number of GPUs, the one predicted fastest that fits is picked: `regret` is how
     much slower it is than the fastest measured, and `ran` is the share of picks that ran. All are
-    medians over `splits`, except `worst_regret`, the median of the worst. `memory_error` is the
-    mean error of the peaks in the table, `fit` the share of rows that ran and are predicted to fit,
-    `refused` the share of rows that failed, for whatever reason, and are predicted not to fit. None
-    if there is nothing to compare.
+    medians over `splits`, except `worst_regret`, the median of the worst. `disturbed` counts the
+    rows that the function of this name finds, `calm_error` is the error of the others.
+    `memory_error` is the mean error of the peaks in the table, `fit` the share of rows that ran and
+    are predicted to fit, `refused` the share of rows that failed, for whatever reason, and are
+    predicted not to fit. None if there is nothing to compare.
     """
 
     table: str
@@ -44,6 +47,8 @@ class PublicScore:
     median_error: float
     spearman: float | None
     inside: float
+    disturbed: int = 0
+    calm_error: float | None = None
     groups: int = 0
     regret: float | None = None
     worst_regret: float | None = None
@@ -60,6 +65,8 @@ class PublicScore:
             "fitted": f"{self.fitted}",
             "error": _percent(self.error),
             "median error": _percent(self.median_error),
+            "disturbed": f"{self.disturbed}",
+            "error of the others": _percent(self.calm_error),
             "Spearman": "" if self.spearman is None else f"{self.spearman:.3f}",
             "in interval": _percent(self.inside),
             "groups": f"{self.groups}",
@@ -146,7 +153,7 @@ def _score(name: str, rows: Sequence[LayoutRow], known: int, splits: int) -> Pub
     measured = [row for row in rows if row.step_s is not None]
     cases = [row.case for row in measured]
     steps = np.array([row.step_s for row in measured])
-    groups = _groups(rows)
+    groups, calm = _groups(rows), ~np.array(disturbed(measured))
     rng = np.random.default_rng(0)
     results = []
     for _ in range(splits):
@@ -161,14 +168,59 @@ def _score(name: str, rows: Sequence[LayoutRow], known: int, splits: int) -> Pub
         errors = np.abs(expected / truth - 1)
         rank = float(spearmanr(expected, truth)[0]) if len(truth) > 2 else None
         inside = float(np.mean((low <= truth) & (truth <= high)))
-        means = float(errors.mean()), float(np.median(errors))
+        others_error = float(errors[calm[rest]].mean()) if calm[rest].any() else None
+        means = float(errors.mean()), float(np.median(errors)), others_error
         results.append((*means, rank, inside, *_picks(law, groups)))
-    errors_of, middles, ranks, insides, *picks = map(list, zip(*results, strict=True))
+    errors_of, middles, calms, ranks, insides, *picks = map(list, zip(*results, strict=True))
     regret, worst, ran = map(_median, picks)
     return PublicScore(
         name, len(measured), known, splits, median(errors_of), median(middles), _median(ranks),
-        median(insides), len(groups), regret, worst, ran, *_memory(rows),
+        median(insides), int((~calm).sum()), _median(calms), len(groups), regret, worst, ran,
+        *_memory(rows),
     )  # fmt: skip
+
+
+def disturbed(rows: Sequence[LayoutRow]) -> list[bool]:
+    """Which measured rows took over twice as long as a layout that should not be faster.
+
+    That is one of the same model, split alike by tensor and pipeline parallelism, with no more
+    replicas, no larger micro-batches and no smaller batch: its GPUs have at least as much to do in
+    as many messages. A pipeline's longer first passage with larger micro-batches is allowed for.
+    Only measured times are compared, no predictions.
+    """
+    alike: dict[Any, list[LayoutRow]] = {}
+    for row in rows:
+        alike.setdefault(_split(row.case), []).append(row)
+    return [
+        any(
+            (row.step_s or 0) > DISTURBED * (other.step_s or 0) * max(1.0, _longer(row, other))
+            for other in alike[_split(row.case)]
+            if _does_more(other.case.candidate, row.case.candidate)
+        )
+        for row in rows
+    ]
+
+
+def _split(case: Case) -> Any:
+    candidate, layout = case.candidate, case.candidate.layout
+    whole = (case.model, case.sequence, case.machine.gpu.name, case.passes, candidate.precision)
+    return *whole, layout.tensor, layout.pipeline, layout.context
+
+
+def _does_more(one: Candidate, other: Candidate) -> bool:
+    """Whether each GPU has at least as much to do, in at least as many messages."""
+    batches = [each.micro_batch * each.grad_accum * each.layout.data for each in (one, other)]
+    fewer = one.layout.data <= other.layout.data and one.micro_batch <= other.micro_batch
+    return fewer and batches[0] >= batches[1]
+
+
+def _longer(row: LayoutRow, other: LayoutRow) -> float:
+    """How much longer the micro-batches of one layout take to pass a pipeline than another's."""
+    passed = [
+        each.micro_batch * (each.grad_accum + each.layout.pipeline - 1)
+        for each in (row.case.candidate, other.case.candidate)
+    ]
+    return passed[0] / passed[1]
 
 
 def _median(values: Iterable[Any]) -> float | None:

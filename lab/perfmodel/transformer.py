@@ -76,10 +76,14 @@ class Transformer:
         longest = min(math.ceil((self.layers + head) / stages - 0.05), self.layers)
         return longest, max(self.layers - longest * (stages - 1), 0)
 
+    def attention_flops(self, tokens: float, sequence: float) -> float:
+        """FLOPs of a layer's attention between tokens in its forward pass, without a mask."""
+        return 4 * tokens * sequence * self.heads * (self.head_width or self.width / self.heads)
+
     def layer_flops(self, tokens: float, sequence: float) -> float:
-        """FLOPs of a layer's forward pass: 2 per active parameter, and attention without a mask."""
-        queries = self.heads * (self.head_width or self.width / self.heads)
-        return 2 * tokens * self.block(experts=self.active) + 4 * tokens * sequence * queries
+        """FLOPs of a layer's forward pass: 2 per active parameter, and attention."""
+        dense = 2 * tokens * self.block(experts=self.active)
+        return dense + self.attention_flops(tokens, sequence)
 
     def flops_per_token(self, sequence: float) -> float:
         """Model FLOPs of forward and backward, the numerator of MFU (PaLM, appendix B)."""

@@ -42,7 +42,7 @@ def only(**coefficients: float) -> LayoutLaw:
 
 def test_flops_alone_are_those_of_the_model_over_the_peak() -> None:
     tokens = 4 * 2 * 1024
-    whole = only(flops=1.0, head=1.0).predict([case(micro=4, accum=2)])[0]
+    whole = only(flops=1.0, attention=1.0, head=1.0).predict([case(micro=4, accum=2)])[0]
     assert whole == pytest.approx(tokens * MODEL.flops_per_token(1024) / 312e12)
 
 
@@ -107,10 +107,50 @@ def test_a_framework_is_known_by_its_name() -> None:
 def test_gradients_are_summed_by_a_ring_within_the_node_and_once_across() -> None:
     law = only(data=1.0)
     size = 2 * (24 * MODEL.block() + MODEL.embedding)
+    buckets = -(-size // (25 * 2**20))
     inside, across = law.predict([case(data=8), case(data=16)])
-    ring = 2 * 7 / 8 * size / (300e9 * 0.76)
+    ring = 2 * 7 / 8 * size / (300e9 * 0.76) + 2 * buckets * 7 * 6e-6
     assert inside == pytest.approx(ring)
-    assert across == pytest.approx(ring + 2 * 1 / 2 * size / (8 * 25e9 * 0.8))
+    assert across == pytest.approx(ring + size / (8 * 25e9 * 0.8) + 2 * buckets * 1e-5)
+
+
+def test_ddp_hides_its_gradients_behind_the_last_backward_pass_and_zero_does_not() -> None:
+    alone, both = only(data=1.0), only(data=1.0, flops=1.0)
+    ddp, zero = (case(data=8, micro=64, accum=4, sharing=name) for name in ("ddp", "zero1"))
+    sent = alone.predict([ddp])[0]
+    assert alone.predict([zero])[0] == pytest.approx(sent)
+    parts = both.parts(ddp)
+    backward = parts["compute"] / 4 * 2 / 3
+    assert parts["data parallelism"] == pytest.approx((backward**2 + sent**2) ** 0.5 - backward)
+    assert both.parts(zero)["data parallelism"] == pytest.approx(sent)
+
+
+def test_attention_counts_its_own_flops() -> None:
+    tokens = 4 * 1024
+    one = only(flops=2.0, attention=1.5).predict([case(micro=4)])[0]
+    products = 3 * 24 * 2 * tokens * MODEL.block()
+    attention = 3 * 24 * 4 * tokens * 1024 * 2048
+    assert one == pytest.approx(2 * (products + 1.5 * attention) / 312e12)
+
+
+def test_hops_are_delayed_beyond_the_reach_of_a_framework() -> None:
+    """2 (m + p - 2) hops, on more than 32 nodes of nanotron only."""
+    law = only(stall=0.5)
+    far, near = case(data=66, pipeline=4, accum=6), case(data=64, pipeline=4, accum=6)
+    steps = law.predict([replace(one, framework=NANOTRON) for one in (far, near)])
+    assert steps.tolist() == pytest.approx([0.5 * 2 * (6 + 4 - 2), 0])
+    assert law.predict([far])[0] == 0
+
+
+def test_launches_of_nanotron_hide_its_sums() -> None:
+    law = only(launch=1e-3, tensor_bytes=1.0)
+    plain = case(tensor=8)
+    parts, hidden = law.parts(plain), law.parts(replace(plain, framework=NANOTRON))
+    sums, launches = parts["tensor parallelism"], 3 * 24 * 1e-3
+    assert parts["compute"] == hidden["compute"] == pytest.approx(launches)
+    assert 0 < sums < launches
+    whole = (sums**8 + launches**8) ** (1 / 8)
+    assert hidden["tensor parallelism"] == pytest.approx(whole - launches)
 
 
 def test_launches_are_the_floor_of_small_layers() -> None:
