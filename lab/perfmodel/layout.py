@@ -125,7 +125,7 @@ SHARDED: dict[Sharing, frozenset[State]] = {
 SHARINGS: dict[str, Sharing] = {sharing: sharing for sharing in SHARDED if sharing in STRATEGIES}
 Checkpointing = Literal["none", "selective", "full"]
 Schedule = Literal["1f1b", "zb-h1", "zb-h2"]
-# Passes for the weights' gradients that a stage puts where 1F1B waits, which is counted with one.
+# Passes for the weights' gradients that a schedule takes off a bubble of F + B; 1F1B adds one.
 FILLED: dict[Schedule, int] = {"1f1b": -1, "zb-h1": 1, "zb-h2": 2}
 SCHEDULES: tuple[Schedule, ...] = tuple(FILLED)
 # The times of a profile: per micro-batch, then per step.
