@@ -1,10 +1,15 @@
-"""What a wheel holds beside the package, as lab/share: notebooks, profiles and studies."""
+"""What a wheel holds beside the package, as lab/share: notebooks, profiles and studies.
 
+Neither a wheel nor a source distribution holds the solutions of the course.
+"""
+
+import runpy
 import shutil
 from pathlib import Path
 
 from setuptools import setup
 from setuptools.command.build_py import build_py
+from setuptools.command.sdist import sdist
 
 SHARED = (
     "notebooks/*.ipynb",
@@ -22,6 +27,12 @@ SHARED = (
 )
 
 
+def clear_solutions(root: Path) -> None:
+    """Replace the course's solutions below a folder by what students find in their place."""
+    clear = runpy.run_path(str(Path("lab", "course", "solutions.py")))["clear"]
+    clear(root / "notebooks" / "lessons")
+
+
 class BuildWithShared(build_py):
     """Copies what lies beside the package; an editable installation finds it there."""
 
@@ -35,6 +46,16 @@ class BuildWithShared(build_py):
                 target = Path(self.build_lib, "lab", "share", path)
                 target.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(path, target)
+        clear_solutions(Path(self.build_lib, "lab", "share"))
 
 
-setup(cmdclass={"build_py": BuildWithShared})
+class DistributeSource(sdist):
+    """Leaves the solutions out; whoever teaches the course has the repository."""
+
+    def make_release_tree(self, base_dir: str, files: list[str]) -> None:
+        """Gather the files, then clear the lessons among them."""
+        super().make_release_tree(base_dir, files)
+        clear_solutions(Path(base_dir))
+
+
+setup(cmdclass={"build_py": BuildWithShared, "sdist": DistributeSource})

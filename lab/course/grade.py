@@ -23,8 +23,9 @@ from lab.course import source
 from lab.course.check import WrongAnswerError
 from lab.course.ladder import RUNGS
 from lab.course.ranks import judge
-from lab.course.release import LESSONS, without_solutions
+from lab.course.release import LESSONS
 from lab.course.replay import cells, checks
+from lab.course.solutions import without_solutions
 from lab.errors import InputError, Problem
 from lab.files import write_atomically
 from lab.launch.confined import set_limits

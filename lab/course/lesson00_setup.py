@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from lab.config.cluster import Cluster
 from lab.config.study import Study
 from lab.course.check import exercise, judge, number, require
 from lab.perfmodel.memory import FP32, state_memory
 
 
 @exercise("00.ranks")
-def ranks(answer: object, *, capacity: int) -> str:
+def ranks(answer: object, *, profile: Cluster) -> str:
     """Each rank needs a device of its own: a GPU, or a core. Read the line that describes the
     cluster.
     """
+    capacity = profile.capacity
     judge(answer, capacity, within=0)
     return (
         f"This cluster runs {capacity} rank{'s' * (capacity != 1)} at once; a larger world "

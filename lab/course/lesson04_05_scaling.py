@@ -12,10 +12,11 @@ TURNED = "The other way round: above 1 means that more ranks are faster."
 
 
 @exercise("04.prediction")
-def strong_prediction(answer: object, *, measured: float) -> str:
+def strong_prediction(answer: object, *, step_s: Mapping[int, float], ranks: int) -> str:
     """Write down the speedup that you expect, above 0; it need not be right, it must be yours."""
     expected = number(answer)
     require(expected > 0)
+    measured = step_s[1] / step_s[ranks]
     return (
         f"You expected {expected:.2f}, measured is {measured:.2f}. Before you go on: what "
         "explains the difference?"
@@ -76,8 +77,9 @@ def slowest(answer: object, *, one_s: float, ranks_s: Sequence[float]) -> str:
 
 
 @exercise("04.karp-flatt")
-def karp_flatt(answer: object, *, speedup: float, ranks: int) -> str:
+def karp_flatt(answer: object, *, step_s: Mapping[int, float], ranks: int) -> str:
     """f = (1/S - 1/N) / (1 - 1/N), with the measured speedup S on N ranks."""
+    speedup = step_s[1] / step_s[ranks]
     right = serial_fraction(speedup, ranks)
     mistakes = {
         "The denominator is missing: divide by 1 - 1/N.": 1 / speedup - 1 / ranks,

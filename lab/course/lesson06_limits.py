@@ -27,7 +27,7 @@ def ratio(answer: object, *, compute_s: float, communication_s: float) -> str:
 
 
 @exercise("06.band")
-def band(answer: object, *, r: float) -> str:
+def band(answer: object, *, compute_s: float, communication_s: float) -> str:
     """Without overlap the two times add up; with it, 2/3 of compute can hide communication:
     (lower, upper).
     """
@@ -36,6 +36,7 @@ def band(answer: object, *, r: float) -> str:
         "Two fractions are wanted: (without overlap, with overlap).",
     )
     low, high = (number(part) for part in answer)  # type: ignore[attr-defined]
+    r = compute_s / communication_s
     least, most = efficiency_without_overlap(r), efficiency_with_overlap(r)
     require(
         not (close(low, most) and close(high, least)) or close(least, most),

@@ -54,7 +54,7 @@ def tensor(answer: object, *, batch: int, tokens: int, width: int, layers: int) 
     """Four all-reduces in each layer: one after attention and one after the MLP, forward and again
     backward.
     """
-    right = 4 * layers * 4 * batch * tokens * width
+    right = _reduced(batch, tokens, width, layers)
     mistakes = {
         "The backward pass needs two of them too.": right / 2,
         "Every layer does it.": right / layers,
@@ -65,12 +65,19 @@ def tensor(answer: object, *, batch: int, tokens: int, width: int, layers: int) 
 
 
 @exercise("08.ratio")
-def ratio(answer: object, *, tensor_bytes: float, parameters: float) -> str:
+def ratio(
+    answer: object, *, batch: int, tokens: int, width: int, layers: int, parameters: float
+) -> str:
     """Bytes of tensor parallelism over bytes of gradients, both in fp32."""
-    right = tensor_bytes / (4 * parameters)
+    right = _reduced(batch, tokens, width, layers) / (4 * parameters)
     judge(answer, right, mistakes={"Turn it over.": 1 / right})
     more = "more" if right > 1 else "less"
     return (
         f"{right:.2f} times, {more} than data parallelism; it grows with the batch, and "
         "gradients do not."
     )
+
+
+def _reduced(batch: int, tokens: int, width: int, layers: int) -> int:
+    """Bytes that tensor parallelism reduces in a step, in fp32."""
+    return 4 * layers * 4 * batch * tokens * width

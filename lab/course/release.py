@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import os
-import re
 import shutil
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from lab.course.solutions import clear, clear_files, has_solutions
 from lab.errors import InputError, LabError, Problem, nearest
 from lab.files import SHARED, private_folder
 
@@ -17,9 +17,6 @@ LESSONS = SHARED / "notebooks" / "lessons"
 SETTINGS = "nbgrader_config.py"
 # What a lesson needs besides its notebook, so that a student's folder is self-contained.
 NEEDED = ("studies", "tables")
-CODE_STUB = "# Put your answer here."
-TEXT_STUB = "Put your answer here, in two to five sentences."
-_SOLUTION = re.compile(r"^( *)### BEGIN SOLUTION\n.*?### END SOLUTION", re.MULTILINE | re.DOTALL)
 # The parts of a course folder only for the instructor: solutions, submissions and grades.
 PRIVATE = ("source", "submitted", "autograded", "feedback")
 GRADEBOOK = "gradebook.db"
@@ -29,8 +26,10 @@ def copy_lessons(folder: Path, *, solutions: bool = False) -> list[Path]:
     """Copy lessons and projects, their studies and tables; returns the notebooks.
 
     Without `solutions`, placeholders take their place. Raises InputError for a folder that is not
-    empty, because it may contain work.
+    empty, because it may contain work; LabError if there are no solutions to copy.
     """
+    if solutions:
+        _require_solutions(LESSONS)
     if folder.exists() and any(folder.iterdir()):
         problem = Problem("DIR", "not empty", "name a new folder")
         raise InputError(str(folder), [problem])
@@ -38,41 +37,20 @@ def copy_lessons(folder: Path, *, solutions: bool = False) -> list[Path]:
     shutil.copytree(LESSONS, folder, ignore=without, dirs_exist_ok=True)
     notebooks = sorted(folder.rglob("*.ipynb"))
     if not solutions:
-        clear_files(folder)
-        for path in notebooks:
-            _clear_notebook(path)
+        clear(folder)
     return notebooks
 
 
-def without_solutions(text: str) -> str:
-    """Python source in which a comment replaces each solution."""
-    return _SOLUTION.sub(rf"\1{CODE_STUB}", text)
+def _require_solutions(lessons: Path) -> None:
+    if not has_solutions(lessons):
+        raise LabError(
+            f"{lessons} holds no solutions, as it was installed from a wheel: "
+            "run this in a checkout of the repository"
+        )
 
 
-def clear_files(folder: Path) -> None:
-    """Take the solutions out of the Python files of a folder, at any depth."""
-    for path in folder.rglob("*.py"):
-        path.write_text(without_solutions(path.read_text()))
-
-
-def _clear_notebook(path: Path) -> None:
-    content = json.loads(path.read_text())
-    for cell in content["cells"]:
-        if cell["metadata"].get("nbgrader", {}).get("solution"):
-            text = "".join(cell["source"])
-            clear = without_solutions(text) if cell["cell_type"] == "code" else TEXT_STUB
-            cell["source"] = clear.splitlines(keepends=True)
-    path.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n")
-
-
-def release(folder: Path, *, lessons: Path = LESSONS, names: tuple[str, ...] = ()) -> list[Path]:
-    """Make `source/` and `release/` in a course folder; returns the released notebooks.
-
-    Each of the `lessons` is an assignment, or each of `names` if given. An existing course folder
-    is updated: its gradebook and submissions stay. Only the instructor can read anything but the
-    released files. Raises InputError for an unknown lesson, LabError if nbgrader is missing or
-    refuses one.
-    """
+def chosen(lessons: Path, names: Sequence[str]) -> list[Path]:
+    """The notebooks of the lessons with these names, or of all; raises InputError for others."""
     notebooks = {path.stem: path for path in sorted(lessons.glob("*.ipynb"))}
     if unknown := [
         Problem(name, "no such lesson", nearest(name, notebooks))
@@ -80,6 +58,19 @@ def release(folder: Path, *, lessons: Path = LESSONS, names: tuple[str, ...] = (
         if name not in notebooks
     ]:
         raise InputError(str(lessons), unknown)
+    return [notebooks[name] for name in names] or list(notebooks.values())
+
+
+def release(folder: Path, *, lessons: Path = LESSONS, names: tuple[str, ...] = ()) -> list[Path]:
+    """Make `source/` and `release/` in a course folder; returns the released notebooks.
+
+    Each of the `lessons` is an assignment, or each of `names` if given. An existing course folder
+    is updated: its gradebook and submissions stay. Only the instructor can read anything but the
+    released files. Raises InputError for an unknown lesson, LabError if the lessons hold no
+    solutions, or nbgrader is missing or refuses one.
+    """
+    notebooks = chosen(lessons, names)
+    _require_solutions(lessons)
     folder.mkdir(parents=True, exist_ok=True)
     shutil.copy(lessons / SETTINGS, folder / SETTINGS)
     for name in PRIVATE:
@@ -87,7 +78,7 @@ def release(folder: Path, *, lessons: Path = LESSONS, names: tuple[str, ...] = (
     (folder / GRADEBOOK).touch(mode=0o600)
     (folder / GRADEBOOK).chmod(0o600)
     nbgrader = course(folder)
-    return [_release(notebooks[name], folder, nbgrader) for name in names or notebooks]
+    return [_release(notebook, folder, nbgrader) for notebook in notebooks]
 
 
 def course(folder: Path) -> Any:

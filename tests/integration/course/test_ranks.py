@@ -15,7 +15,8 @@ from lab import machine
 from lab.course import ranks
 from lab.course.check import WrongAnswerError
 from lab.course.ladder import RUNGS
-from lab.course.release import LESSONS, without_solutions
+from lab.course.release import LESSONS
+from lab.course.solutions import without_solutions
 from lab.launch import confined
 from lab.worker import confine
 

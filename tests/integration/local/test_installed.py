@@ -105,7 +105,33 @@ def test_an_installed_lab_measures_a_new_study_and_hands_out_the_lessons(
     assert lab("course", "lessons", "lessons").returncode == 0
     assert len(list((here / "lessons").glob("*.ipynb"))) == 12
     assert (here / "lessons" / "projects" / "studies" / "fault" / "study.yaml").exists()
+    refused = lab("course", "lessons", "solved", "--solutions")
+    assert refused.returncode == 1 and "in a checkout" in refused.stderr
     refused = lab("run", "quickstart")
     assert refused.returncode == 2 and "lab init quickstart --like quickstart" in refused.stderr
     assert {path.name for path in here.iterdir()} == {"mine", "mystudy", "lessons"}
     assert not list((site / "lab" / "share").rglob("out"))
+    assert not holding_solutions(site / "lab" / "share")
+
+
+def holding_solutions(folder: Path) -> list[Path]:
+    """Files that hold a solution of an exercise, in code or, of one of them, in words."""
+    marks = ("BEGIN SOLUTION", "Naive DDP pays latency")
+    paths = [*folder.rglob("*.ipynb"), *folder.rglob("*.py")]
+    return [path for path in paths if any(mark in path.read_text() for mark in marks)]
+
+
+def test_a_source_distribution_has_no_solutions_and_leaves_those_of_the_checkout(
+    tmp_path: Path,
+) -> None:
+    source = tmp_path / "source"
+    shutil.copytree(CHECKOUT, source, ignore=LEFT_OUT)
+    solved = holding_solutions(source / "notebooks")
+    assert len(solved) > 12
+    command = [sys.executable, "setup.py", "--quiet", "sdist", "--dist-dir", str(tmp_path)]
+    subprocess.run(command, cwd=source, check=True)
+    (archive,) = tmp_path.glob("*.tar.gz")
+    shutil.unpack_archive(archive, tmp_path / "unpacked", filter="data")
+    assert len(list(tmp_path.glob("unpacked/*/notebooks/lessons/*.ipynb"))) == 12
+    assert not holding_solutions(next(tmp_path.glob("unpacked/*/notebooks")))
+    assert holding_solutions(source / "notebooks") == solved

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import lab
+from lab.config.cluster import Cluster
 from lab.config.run import Run
 from lab.config.study import Study
 from lab.course.check import WrongAnswerError, exercises, judge, verdict
@@ -37,7 +38,11 @@ def ring_all_reduce(ring: Ring) -> None:
 
 # Per exercise what is given, the right answer, and wrong answers with a part of the hint that each must get.
 CASES: dict[str, tuple[dict[str, Any], Any, dict[Any, str]]] = {
-    "00.ranks": ({"capacity": 2}, 2, {3: "device of its own"}),
+    "00.ranks": (
+        {"profile": Cluster(name="two", executor="local", devices=2)},
+        2,
+        {3: "device of its own"},
+    ),
     "00.micro-batch": (
         {"global_batch_size": 96, "world_size": 4, "grad_accum": 3},
         8,
@@ -84,10 +89,10 @@ CASES: dict[str, tuple[dict[str, Any], Any, dict[Any, str]]] = {
     ),
     "03.tensors": ({"layers": 4}, 52, {48: "last norm", 27: "bias", 50: "Count"}),
     "03.bytes": ({"parameters": 1000}, 4000, {1000: "4 bytes", 16000: "moments"}),
-    "03.latency": ({"calls": 52, "alpha_s": 1e-3}, 0.051, {0.052: "One call", 52.0: "alpha once"}),
+    "03.latency": ({"layers": 4, "alpha_s": 1e-3}, 0.051, {0.052: "One call", 52.0: "alpha once"}),
     "03.losses": ({"curves": [[2.0, 1.0], [2.0, 1.0001]]}, 1e-4, {0.5: "max over"}),
     "03.hidden": ({"total_s": 4.0, "exposed_s": 1.0}, 0.75, {0.25: "exposed", 0.5: "divide"}),
-    "04.prediction": ({"measured": 1.6}, 1.9, {-1: "yours"}),
+    "04.prediction": ({"step_s": T, "ranks": 2}, 1.9, {-1: "yours"}),
     "04.speedup": ({"step_s": T, "ranks": 2}, 1.6, {0.625: "other way", 0.8: "efficiency"}),
     "04.efficiency": ({"step_s": T, "ranks": 4}, 0.5, {50: "per cent", 2.0: "Divide"}),
     "04.slowest": (
@@ -95,7 +100,7 @@ CASES: dict[str, tuple[dict[str, Any], Any, dict[Any, str]]] = {
         2.0,
         {8 / 3: "mean over ranks", 4.0: "fastest"},
     ),
-    "04.karp-flatt": ({"speedup": 1.6, "ranks": 2}, 0.25, {0.125: "denominator", 25: "per cent"}),
+    "04.karp-flatt": ({"step_s": T, "ranks": 2}, 0.25, {0.125: "denominator", 25: "per cent"}),
     "04.limit": ({"fraction": 0.25}, 4, {0.25: "what remains"}),
     "04.amdahl": (
         {"fraction": 0.25, "ranks": 3, "measured": 1.6},
@@ -122,7 +127,7 @@ CASES: dict[str, tuple[dict[str, Any], Any, dict[Any, str]]] = {
     ),
     "06.ratio": ({"compute_s": 3.0, "communication_s": 1.0}, 3.0, {1 / 3: "Turn"}),
     "06.band": (
-        {"r": 1.0},
+        {"compute_s": 2.0, "communication_s": 2.0},
         (0.5, 0.75),
         {(0.75, 0.5): "order", (0.5, 1.0): "max", (0.9, 0.75): "share"},
     ),
@@ -169,7 +174,11 @@ CASES: dict[str, tuple[dict[str, Any], Any, dict[Any, str]]] = {
         3360,
         {1680: "backward", 480: "Every layer", 840: "4 bytes"},
     ),
-    "08.ratio": ({"tensor_bytes": 8e6, "parameters": 1e6}, 2.0, {0.5: "Turn"}),
+    "08.ratio": (
+        {"batch": 5, "tokens": 100, "width": 25, "layers": 4, "parameters": 1e5},
+        2.0,
+        {0.5: "Turn"},
+    ),
     "09.epsilon": ({}, 2**-7, {2**-10: "fp16", 2**-23: "fp32", 2**-8: "exponent"}),
     "09.loss-scale": (
         {"gradient": 1e-8},

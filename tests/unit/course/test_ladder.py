@@ -15,7 +15,8 @@ import lab
 from lab.course import ranks, source
 from lab.course.check import WrongAnswerError
 from lab.course.ladder import RUNGS, Evidence, Trial, peak, slots
-from lab.course.release import LESSONS, copy_lessons, without_solutions
+from lab.course.release import LESSONS, copy_lessons
+from lab.course.solutions import without_solutions
 from lab.launch.confined import Ended, line_in
 
 FILES = LESSONS / "studies" / "ladder"

@@ -88,7 +88,7 @@ def test_a_lesson_asks_for_a_prediction_and_an_explanation(path: Path) -> None:
 
 @each_lesson
 def test_a_lesson_says_what_it_is_for_and_instructors_read_the_same(path: Path) -> None:
-    frame = dict(re.findall(r"^\| ([\w ,]+?) \| (.+?) \|$", cells(path)[0]["source"], re.MULTILINE))
+    frame = dict(re.findall(r"^\| ([\w ,]+?) \| (.+?) \|$", cells(path)[1]["source"], re.MULTILINE))
     assert {"you can, afterwards", "you need", "time", "read"} <= frame.keys()
     assert len(re.findall(r"(?:^|<br>)\d\. ", frame["read"])) == 3
     (listed,) = [row for row in INSTRUCTORS.splitlines() if row.startswith(f"| `{path.stem}` |")]
@@ -158,6 +158,20 @@ def test_a_grader_that_runs_no_answer_has_all_that_a_check_is_given(path: Path) 
                 for given in call.keywords:
                     wanted = read(ast.unparse(given.value)) - assigned(ast.unparse(given.value))
                     assert wanted <= known, name
+
+
+@each_lesson
+def test_no_solution_stands_in_another_cell(path: Path) -> None:
+    given = [cell for cell in code(path) if not cell["mark"].get("solution")]
+    sources = [ast.unparse(ast.parse(cell["source"])) for cell in given]
+    for cell in code(path):
+        if cell["mark"].get("solution") and "exercise" not in cell["metadata"]["tags"]:
+            solution = ast.parse(cell["source"].split("### BEGIN SOLUTION")[1])
+            for statement in solution.body:
+                assert isinstance(statement, ast.Assign)
+                if not isinstance(statement.value, ast.Constant):
+                    answer = ast.unparse(statement.value)
+                    assert not [source for source in sources if answer in source], answer
 
 
 def test_every_exercise_is_asked_once() -> None:
