@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from lab.course.grade import grade as grade
     from lab.course.ranks import check_ranks as check_ranks
     from lab.course.release import copy_lessons as copy_lessons
+    from lab.course.slides import lesson_slides as lesson_slides
     from lab.dashboard import dashboard as dashboard
     from lab.errors import InputError as InputError
     from lab.errors import LabError as LabError
@@ -106,6 +107,7 @@ _PUBLIC = {
     "grade": "lab.course.grade",
     "instrument": "lab.worker.script.meter",
     "launch": "lab.launch.launcher",
+    "lesson_slides": "lab.course.slides",
     "load_records": "lab.records.store",
     "new_study": "lab.config.new_study",
     "plan": "lab.launch.plan",

@@ -649,6 +649,31 @@ def lessons(
 
 
 @course.command()
+def slides(
+    folder: Annotated[Path, Argument(metavar="DIR", help="Where the slides are written.")],
+    names: Annotated[
+        list[str] | None, Argument(metavar="LESSON...", help="Such as 04-strong-scaling.")
+    ] = None,
+    copy: Annotated[
+        Path | None,
+        Option("--lessons", metavar="COPY", help="A copy of the lessons, with what it measured."),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Make slides from the lessons: a file for each, which needs no network."""
+    from lab.course.release import LESSONS
+
+    made = lab.lesson_slides(folder, lessons=copy or LESSONS, names=names or ())
+    rows = [
+        {"lesson": one.file.stem, "slides": one.slides, "results left out": one.left_out or None}
+        | {"because": one.reason if one.left_out else None}
+        for one in made
+    ]
+    next_step = "next: open one in a browser; Space and arrows turn the slides, f fills the screen"
+    answer(as_json, made, table_of(rows), relative(folder), next_step)
+
+
+@course.command()
 def collect(
     sources: Annotated[
         list[str], Argument(metavar="FOLDER...", help="Where STUDENT/LESSON folders lie.")

@@ -81,7 +81,8 @@ def judged(lesson: str, submitted: Path) -> dict[str, Any]:
         faults, signatures = _inspect(work)
         exercises = {}
         if any((submitted / ANSWERS).glob("*.txt")):
-            _replace_jobs()
+            replace_jobs()
+            _show_nothing()
             exercises = dict(_outcomes(lesson, submitted))
         os.chdir("/")
     return {"exercises": exercises, "faults": faults, "signatures": signatures}
@@ -151,11 +152,8 @@ def _inspect(work: Path) -> tuple[list[str], list[str]]:
     return faults, signatures
 
 
-def _replace_jobs() -> None:
-    """Make the lesson's calls read records; machine queries raise, displays do nothing."""
-    from lab.course import pictures
-    from lab.report import blocks, inference_sections, sections, study_sections
-
+def replace_jobs() -> None:
+    """Make the calls of a lesson read records instead of starting jobs; machine queries raise."""
     lab: Any = importlib.import_module("lab")  # as the lesson's cells see it
 
     def elsewhere(*_: Any, **__: Any) -> None:
@@ -168,6 +166,12 @@ def _replace_jobs() -> None:
         setattr(lab, name, elsewhere)
     lab.Cluster = SimpleNamespace(load=elsewhere)
     lab.launch = stored
+
+
+def _show_nothing() -> None:
+    from lab.course import pictures
+    from lab.report import blocks, inference_sections, sections, study_sections
+
     for module in (blocks, pictures, inference_sections, sections, study_sections):
         for name, value in list(vars(module).items()):
             if isinstance(value, FunctionType):

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from lab.analysis.reported import Kind
 
 NOTEBOOKS = SHARED / "notebooks"
+STARTUP_S = 300  # a kernel may take on a busy machine
 _TEMPLATES = {
     "training": "report.ipynb",
     "prediction": "report.ipynb",
@@ -262,16 +263,13 @@ def execute(template: Path, target: Path, parameters: Mapping[str, Any]) -> Path
     """
     import papermill
     from nbclient.exceptions import DeadKernelError
-    from traitlets.config import Config
 
     _check_parameters(template, parameters)
     if problems := unwritable(target.parent):
         raise InputError(target.name, problems)
     unfinished = target.with_name(f"{target.stem}.partial.ipynb")
     try:
-        # Sockets in a separate folder per kernel: no open ports, and kernels that start together
-        # do not collide.
-        with _quiet(), tempfile.TemporaryDirectory(prefix="lab-kernel-") as sockets:
+        with kernel_settings() as config:
             papermill.execute_notebook(
                 str(template),
                 str(unfinished),
@@ -282,9 +280,9 @@ def execute(template: Path, target: Path, parameters: Mapping[str, Any]) -> Path
                 request_save_on_cell_execute=False,
                 autosave_cell_every=0,
                 cwd=str(Path.cwd()),
-                start_timeout=300,
+                start_timeout=STARTUP_S,
                 extra_arguments=["--IPKernelApp.log_level=50"],
-                config=Config({"KernelManager": {"transport": "ipc", "ip": f"{sockets}/kernel"}}),
+                config=config,
             )
     except papermill.PapermillExecutionError as error:
         reason = f", cell {error.exec_count}: {error.ename}: {error.evalue}"
@@ -297,6 +295,15 @@ def execute(template: Path, target: Path, parameters: Mapping[str, Any]) -> Path
         unfinished.replace(target)
         return target
     raise LabError(f"{template.name}{reason}; partial notebook: {unfinished}")
+
+
+@contextmanager
+def kernel_settings() -> Iterator[Any]:
+    """Sockets in a separate folder per kernel: no open ports, and none in each other's way."""
+    from traitlets.config import Config
+
+    with _quiet(), tempfile.TemporaryDirectory(prefix="lab-kernel-") as sockets:
+        yield Config({"KernelManager": {"transport": "ipc", "ip": f"{sockets}/kernel"}})
 
 
 def _check_parameters(template: Path, parameters: Mapping[str, Any]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -59,6 +59,9 @@ class LabHTMLExporter(TemplateExporter):
     extra_template_basedirs = [str(ASSETS.parent)]
     template_name = ASSETS.name
     template_file = "index.html.j2"
+    page_template = "page.html.j2"  # around the body; these are files of ASSETS
+    styles: tuple[str, ...] = ("style.css",)
+    scripts: tuple[str, ...] = ("page.js",)
     language_code = Unicode("en", help="Language of the page, an ISO 639-1 code.").tag(config=True)
 
     def __init__(self, config: Config | None = None, **kw: Any) -> None:
@@ -140,16 +143,20 @@ class LabHTMLExporter(TemplateExporter):
             line = body.new_tag("p", attrs={"class": "byline"}, string=document.byline)
             heading.insert_after(line)
         math.to_mathml(body)
-        script = (ASSETS / "page.js").read_text("utf-8")
-        html = self.environment.get_template("page.html.j2").render(
+        script = _texts(self.scripts)
+        html = self.environment.get_template(self.page_template).render(
             document=document,
             digest=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
-            style=math.font_face(body) + (ASSETS / "style.css").read_text("utf-8"),
+            style=math.font_face(body) + _texts(self.styles),
             script=script,
             contents=page.contents_html(body),
             body=body.decode(formatter="html5").strip(),
         )
         return html, resources
+
+
+def _texts(names: Iterable[str]) -> str:
+    return "\n".join((ASSETS / name).read_text("utf-8") for name in names)
 
 
 def _authors(metadata: Any) -> tuple[str, ...]:
