@@ -17,6 +17,7 @@ from lab.perfmodel.step_law import fit
 # Efficiency thresholds relative to the baseline; the report names both.
 WELL_USED, HALF_USED = 0.7, 0.5
 SUPER_LINEAR = 1.05  # as in the audit: rounding cannot explain an efficiency above this
+EXACT = 1e-6  # a law with a smaller error made the speedups, and its interval means nothing
 CLOSE = 0.1  # a law with a larger error in any speedup is not extrapolated
 # What GPU-hours are counted for, by what a time of the table is of.
 COUNTED = {"step": (1000, "1000 steps"), "epoch": (1, "epoch"), "total": (1, "run")}
@@ -34,7 +35,8 @@ def headline(summary: pd.DataFrame) -> str:
     ends.sort(key=lambda row: -row["efficiency"])
     sentences = []
     for row in ends if len(ends) <= 2 else (ends[0], ends[-1]):
-        which = "" if len(ends) <= 2 else "At best, on " if row is ends[0] else "At worst, on "
+        extreme = "highest" if row is ends[0] else "lowest"
+        which = "" if len(ends) <= 2 else f"With the {extreme} efficiency, on "
         where = ranks(row["device"], row["world_size"])
         where += f" ({labels[row['run_id']]})" * (len(ends) > 1)
         base = {row["baseline_run_id"]: labels[row["run_id"]]}  # several curves may share it
@@ -129,9 +131,11 @@ def _fit(points: pd.DataFrame) -> str:
     fit = fit_amdahl(sizes, speedups) if kind == "strong" else None
     if fit is None:
         return ""
-    text = _law("Amdahl", percent(fit.serial_fraction, fit.low, fit.high), fit.largest_error)
+    exact = fit.largest_error <= EXACT
+    interval = () if exact else (fit.low, fit.high)
+    text = _law("Amdahl", percent(fit.serial_fraction, *interval), fit.largest_error)
     if fit.low and fit.high and fit.largest_error <= CLOSE:
-        ends = (fit.serial_fraction, fit.high, fit.low)
+        ends = (fit.serial_fraction, *(() if exact else (fit.high, fit.low)))
         half = rounded(*(base * (1 + (1 / HALF_USED - 1) / end) for end in ends))
         bound = rounded(*(1 / end for end in ends))
         text += (
@@ -144,10 +148,8 @@ def _fit(points: pd.DataFrame) -> str:
 def _law(name: str, fraction: str, error: float) -> str:
     if error > CLOSE:
         return f"{name}'s law does not hold: at best it misses a speedup by {percent(error)}"
-    return (
-        f"{name}'s law with a serial fraction of {fraction} meets the speedups within "
-        f"{percent(error)}"
-    )
+    how = "exactly" if error <= EXACT else f"within {percent(error)}"
+    return f"{name}'s law with a serial fraction of {fraction} meets the speedups {how}"
 
 
 def step_laws(summary: pd.DataFrame) -> list[str]:

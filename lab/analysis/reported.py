@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from lab.analysis.audit import TABLE_SUFFIXES, Audit, apply_rules
-from lab.analysis.audit.columns import PHASES, THINGS, normal
+from lab.analysis.audit.columns import NO_VARIANT, PHASES, THINGS, TOKEN, normal
 from lab.analysis.audit.observations import Observations
 from lab.analysis.audit.points import Curve, Point
 from lab.analysis.audit.table import from_table
@@ -34,7 +34,9 @@ SCALINGS: tuple[Scaling, ...] = ("strong", "weak", "")
 Unit = Literal["GPU", "node", "rank"]
 MOST_REPEATS = 1000
 MOST_POINTS = 2000  # configurations: with more, it is a log and not a table of results
-FP32_BYTES = 4
+# Words of strategies whose ranks keep a whole copy of the model and reduce its gradients.
+ALL_REDUCE = NO_VARIANT | {"ddp", "dp", "naive", "horovod", "single", "serial", "data", "parallel"}
+WHOLE_COPIES = "0|no|none|off|false|ddp|replicated"
 LONGEST = 30  # letters of a name that is the table's, not a configuration's
 NAMED = 12  # columns in a sentence
 # At or below this share of the baseline's time, a step or a run has less work per rank. That is not
@@ -304,6 +306,7 @@ def _records(
         base = None if is_open else base
         run = runs[id(point)]
         parts = {part: value for part in PHASES if math.isfinite(value := getattr(point, part))}
+        gradient_bytes = _gradient_bytes(point, observations)
         for repeat, (time, rate) in enumerate(zip_longest(point.times, point.rates)):
             reported = Reported(
                 configuration=run.configuration,
@@ -315,7 +318,7 @@ def _records(
                 rate=rate,
                 rate_of=_rate_of(observations),
                 parts=parts,
-                gradient_bytes=_gradient_bytes(point),
+                gradient_bytes=gradient_bytes,
                 baseline=runs[id(base)].id if base else None,
                 work=(1.0 if base is point else point.work) if base else None,
             )
@@ -329,8 +332,14 @@ def _records(
             )
 
 
-def _gradient_bytes(point: Point) -> float | None:
-    size = point.bytes if point.bytes > 0 else FP32_BYTES * point.parameters
+def _gradient_bytes(point: Point, observations: Observations) -> float | None:
+    """The bytes that a step reduces over all ranks; None if unknown, or ranks send others."""
+    row = observations.rows_of(point).iloc[0]
+    words = set(TOKEN.split(point.strategy.lower())) - {""}
+    sharded = isinstance(row["sharding"], str) and not re.fullmatch(WHOLE_COPIES, row["sharding"])
+    if sharded or not words <= ALL_REDUCE:
+        return None
+    size = observations.gradient_bytes(point)
     return size if math.isfinite(size) else None
 
 

@@ -305,9 +305,9 @@ def audit(report: TableReport) -> Blocks:
 def method(report: TableReport) -> Blocks:
     """How the table was read, and the formulas of its speedups."""
     table = report.table
-    given = table.observations.given
     names = [str(name) for name in table.frame.columns]
-    rows = [{"column": name, "read as": what} for what, name in given.items() if name in names]
+    reading = table.observations.reading
+    rows = [{"column": name, "read as": reading[name]} for name in names if name in reading]
     turned = " ".join(table.observations.assumptions)  # these name the columns that became rows
     read = {row["column"] for row in rows}
     unread = [name for name in names if name not in read and repr(name) not in turned]
@@ -338,6 +338,10 @@ def _readings(report: TableReport) -> list[str]:
     declared = report.table.observations.frame["scaling"].notna().any()
     readings = [] if declared else [GUESSED[kind] for kind in report.kinds]
     units = {record.reported.unit for record in report.table.records if record.reported}
+    observed = report.table.observations
+    sized = any(r.reported and r.reported.gradient_bytes for r in report.table.records)
+    if sized and "bytes" not in observed.given:
+        readings.append("Gradients are counted as 4 bytes for each parameter.")
     if report.gpu_hours is not None and units == {"rank"}:
         readings.append("For its GPU-hours, a rank counts as one GPU.")
     return readings

@@ -175,6 +175,8 @@ SETTINGS = {
     r"|huge_?ctr|keras|caffe2?|horovod",
     "gpu": r"(?:dgx_)?(?:g?[bh][123]00|h800|h20|a100|a800|a40|a30|a10g?|a6000|v100s?|p100|k80|t4|l4"
     r"|l40s?|mi\d{3}x?|gaudi_?\d?)(?:_(?:sxm\d?|pcie|nvl))?(?:_\d+_?gb?)?|dgx_[12]h?|rtx_\w+?",
+    "strategy": r"(?:naive_)?ddp|fsdp_?[12]?|hsdp|(?:data|tensor|pipeline)_parallel(?:ism)?"
+    r"|(?:deep_?speed_)?ze_?ro(?:_stage)?_?\d|deep_?speed",
 }
 SETTING = re.compile(
     rf"(?:^|_)(?:{'|'.join(f'(?P<{kind}>{words})' for kind, words in SETTINGS.items())})(?=_|$)"
@@ -272,7 +274,8 @@ def setting_of(name: str) -> Setting:
     """Parse a column's name: the quantity, and the setting it is for, such as a precision."""
     text = normal(name)
     words = tuple(
-        (str(match.lastgroup), match.group().strip("_").replace("_", " "))
+        # `normal` cuts "ZeRO-3" within its first word.
+        (str(match.lastgroup), match.group().strip("_").replace("ze_ro", "zero").replace("_", " "))
         for match in SETTING.finditer(text)
     )
     if not words:
@@ -295,9 +298,13 @@ def guess(name: str) -> Guess | None:
 
 
 def is_ratio(name: str) -> bool:
-    """Whether a column's name denotes a speedup from one setting to another."""
+    """Whether a column's name denotes a speedup from one setting to another.
+
+    That of a strategy is over fewer ranks.
+    """
     base, words = setting_of(name)
-    return bool(words) and bool(re.search(r"speed_?up", normal(base)))
+    programs = any(kind != "strategy" for kind, _ in words)
+    return programs and bool(re.search(r"speed_?up", normal(base)))
 
 
 def text_guess(name: str) -> str | None:

@@ -22,6 +22,8 @@ STRATEGY_KEYS = ("key:strategy", *(f"key:{name}" for name in SETTINGS))
 REPEATED = {"key:seed"}  # runs of a table that differ only in this are repeats
 BATCHES = {"global_batch_size": "batch", "batch": "batch", "micro_batch_size": "batch per rank"}
 NUMBERS = BATCHES | {"grad_accum": "accumulation"}  # in the names of curves
+GRADIENT_BYTES = 4  # of a parameter in fp32
+FULL_PRECISION = re.compile(r"|(f|fp|float)[ _-]?32|tf[ _-]?32|full|single|no|none|false|off")
 ROW = "row of the table"  # its number from 1, if one row becomes several
 
 
@@ -114,7 +116,7 @@ class Observations:
         codes = pd.factorize(joined)[0]
         named = {name: rows[name].tolist() for name in varied}
         curves = [
-            Curve(_label({name: named[name][at] for name in named}), batch, self.per, scaling)
+            Curve(self._label({name: named[name][at] for name in named}), batch, self.per, scaling)
             for at in np.unique(codes, return_index=True)[1]
         ]
         sizes, strategies = rows["world_size"].tolist(), _strategies(rows, joined)
@@ -127,6 +129,34 @@ class Observations:
             part = {name: [cells[place] for place in places] for name, cells in columns.items()}
             curves[code].points.append(point_of(curves[code], size, strategy, part, self.kind))
         return curves
+
+    def _label(self, values: Mapping[str, Any]) -> str:
+        """A configuration's name; a value that says nothing by itself follows its column's name."""
+        parts = []
+        for name, value in values.items():
+            if value != value or value == "" or value is None:
+                continue
+            if name in NUMBERS:
+                parts.append(f"{NUMBERS[name]} {value:g}")
+            elif re.fullmatch(r"[-+.\de]+|true|false|yes|no|on|off|none", value, re.IGNORECASE):
+                canonical = name.removeprefix("key:")
+                parts.append(f"{self.given.get(canonical, canonical)} {value}")
+            else:
+                parts.append(value)
+        return ", ".join(parts)
+
+    def gradient_bytes(self, point: Point) -> float:
+        """The bytes of a point's gradients, NaN if unknown.
+
+        Parameters count four bytes each, unless a table states a precision other than fp32.
+        """
+        if point.bytes > 0 or not point.parameters > 0:
+            return point.bytes
+        if self.kind == "table" and "precision" in self.given:
+            stated = self.rows_of(point)["key:precision"].str.lower()
+            if not all(map(FULL_PRECISION.fullmatch, stated)):
+                return math.nan
+        return GRADIENT_BYTES * point.parameters
 
     @property
     def points(self) -> list[Point]:
@@ -157,20 +187,6 @@ def _joined(rows: pd.DataFrame, names: Sequence[str]) -> pd.Series:
     for name in names:
         joined = joined + "\x1f" + rows[name].map(str)
     return joined
-
-
-def _label(values: Mapping[str, Any]) -> str:
-    parts = []
-    for name, value in values.items():
-        if value != value or value == "" or value is None:
-            continue
-        if name in NUMBERS:
-            parts.append(f"{NUMBERS[name]} {value:g}")
-        elif re.fullmatch(r"[-+.\de]+|true|false|yes|no|none", value, re.IGNORECASE):
-            parts.append(f"{name.removeprefix('key:')} {value}")
-        else:
-            parts.append(value)
-    return ", ".join(parts)
 
 
 def _batch_key(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import pandas as pd
@@ -158,11 +158,12 @@ Words = tuple[str, ...]
 
 
 def by_setting(
-    frame: pd.DataFrame, mapped: Collection[str]
+    frame: pd.DataFrame, mapped: Mapping[str, Guess]
 ) -> tuple[pd.DataFrame, list[str], dict[str, list[str]]]:
-    """Turn a table with a column for each of several precisions, programs or GPUs into a long one
-    with a column for that setting. Also return what that assumes and the source columns of each new
-    column; leave other tables as they are.
+    """Turn a table with a column for each of several precisions, strategies, programs or GPUs into
+    a long one with a column for that setting. Also return what that assumes and the source columns
+    of each new column; leave other tables as they are. Strategies need a column of ranks, as their
+    names often tell one rank from several.
 
     A quoted ratio between two settings goes to `ratio_of_times` or `ratio_of_rates` in the rows of
     one of them; `ratio_over` names the other.
@@ -180,11 +181,14 @@ def by_setting(
         for column, quantity in quantities.items()
         if quantity[0] in MEASURED and _told_apart(named[column])
     ]
+    known = {meaning.canonical for column in frame.columns if (meaning := guess(column))}
+    known |= {meaning.canonical for meaning in mapped.values()}
     kinds = [
         kind
         for kind in SETTINGS
         if len({words[kind] for words in measured if kind in words}) > 1
         and all(kind in words for words in measured)
+        and (kind != "strategy" or known & {"world_size", "nodes"})
     ]
     if not kinds:
         return frame, [], {}
@@ -199,10 +203,18 @@ def by_setting(
     rates = any(quantity in {"rate", "rate_per_rank"} for quantity, _ in quantities.values())
     used = {column for part in parts.values() for column in part.values()}
     others = [column for column in frame.columns if column not in used and column not in ratios]
-    new = _free_name(kinds[0] if len(kinds) == 1 else "setting", others)
+    # A strategy has no effect on one rank, so it is kept apart from other settings.
+    groups = [[kind for kind in kinds if kind != "strategy"], ["strategy"] * ("strategy" in kinds)]
+    new = {
+        _free_name(group[0] if len(group) == 1 else "setting", others): [
+            tuple(key[kinds.index(kind)] for kind in group) for key in parts
+        ]
+        for group in groups
+        if group
+    }
     long = []
-    for key, columns in parts.items():
-        cells: dict[str, Any] = {new: " ".join(key)}
+    for number, (key, columns) in enumerate(parts.items()):
+        cells: dict[str, Any] = {name: " ".join(words[number]) for name, words in new.items()}
         cells |= {name: frame[column] for name, column in columns.items()}
         part_of = frame[others].assign(**cells)
         for column in ratios:
@@ -218,10 +230,13 @@ def by_setting(
     for column in ratios:
         kind = _ratio_kind(column, rates=rates)
         origins.setdefault(f"ratio_of_{kind}", []).append(column)
-    listed = ", ".join(" ".join(words) for words in parts)
-    assumption = f"the {new} ({listed}) is read from the column names"
-    origins[new] = []
-    return pd.concat(long, ignore_index=True), [assumption], origins
+    assumptions = [
+        f"the {name} ({', '.join(dict.fromkeys(map(' '.join, words)))}) is read from the column "
+        "names"
+        for name, words in new.items()
+    ]
+    origins |= {name: [] for name in new}
+    return pd.concat(long, ignore_index=True), assumptions, origins
 
 
 def _ratio_kind(column: str, *, rates: bool) -> str:

@@ -103,3 +103,50 @@ def test_hours_of_nodes_whose_gpus_nobody_knows_are_refused(tmp_path: Path) -> N
     with pytest.raises(InputError, match="cannot be"):
         report_table(path, gpu_hours=0)
     assert not (tmp_path / "results-report").exists()
+
+
+PARAMETERS = "strategy,precision,gpus,global_batch_size,step_time_ms,params\n"
+
+
+@pytest.mark.parametrize(
+    ("strategy", "precision", "is_known"),
+    [("ddp", "fp32", True), ("ddp", "bf16", False), ("fsdp", "fp32", False)],
+)
+def test_gradients_are_those_of_the_table_s_precision_and_strategy(
+    tmp_path: Path, strategy: str, precision: str, is_known: bool
+) -> None:
+    times = zip((1, 2, 4, 8), (640, 330, 175, 100), strict=True)
+    rows = (f"{strategy},{precision},{n},256,{ms},25.6M\n" for n, ms in times)
+    text = prose(page(written(tmp_path, PARAMETERS + "".join(rows))))
+    assert ("its gradients (102 MB)" in text) == is_known
+    assert ("counted as 4 bytes" in text) == is_known
+
+
+def test_columns_of_strategies_and_precisions_are_all_read(tmp_path: Path) -> None:
+    path = written(
+        tmp_path,
+        "GPUs,DDP FP32 (s/epoch),DDP BF16 (s/epoch),ZeRO-3 BF16 (s/epoch)\n"
+        "1,1200,640,660\n2,620,340,360\n4,330,190,205\n",
+    )
+    blocks = page(path)
+    tables = {block.label: block.frame for block in blocks if isinstance(block, Table)}
+    names = list(dict.fromkeys(tables["tbl-results-strong"]["configuration"]))
+    assert names == ["fp32, ddp", "bf16, ddp", "bf16, zero 3"]
+    read = dict(tables["tbl-columns"].to_numpy().tolist())
+    assert read["ZeRO-3 BF16 (s/epoch)"] == "time" and read["GPUs"] == "world_size"
+    assert "No quantity" not in prose(blocks) and "is read as the time, and not" not in prose(
+        blocks
+    )
+
+
+def test_a_setting_that_says_nothing_by_itself_has_the_name_of_its_column(tmp_path: Path) -> None:
+    rows = "1,no,300\n2,no,160\n4,no,88\n1,yes,160\n2,yes,90\n4,yes,55\n"
+    text = prose(page(written(tmp_path, f"n_gpus,amp,epoch_time_s\n{rows}")))
+    assert "amp no" in text and "amp yes" in text and "precision" not in text
+
+
+def test_a_law_that_made_the_numbers_gets_no_interval(tmp_path: Path) -> None:
+    rows = "".join(f"{n},{1200 * (1 / 30 + 29 / 30 / n)}\n" for n in (1, 2, 4, 8))
+    text = prose(page(written(tmp_path, f"gpus,epoch_time_s\n{rows}")))
+    assert "serial fraction of 3.33 % meets the speedups exactly" in text
+    assert "falls to 50 % on 31.0 GPUs" in text

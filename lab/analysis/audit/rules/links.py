@@ -15,7 +15,6 @@ from lab.analysis.audit.points import Point
 from lab.analysis.audit.rule import Fault, rule, seconds
 from lab.perfmodel.hardware import LINKS, named_link
 
-GRADIENT_BYTES = 4  # per parameter: gradients are reduced in fp32 unless a table says otherwise
 LINK_COLUMNS = ("link", "key:link", "key:strategy", "key:setting", "gpu")
 # 25 Gbit/s, 100Gb/s, 10GbE; a capital B alone means bytes.
 RATE = re.compile(
@@ -59,7 +58,7 @@ def plausible_bandwidth(observations: Observations) -> Iterator[Fault]:
         return
     links: dict[object, tuple[Link, bool]] = {}
     for point in observations.points:
-        size = point.bytes if point.bytes > 0 else GRADIENT_BYTES * point.parameters
+        size = observations.gradient_bytes(point)
         transfer = _transfer(point, observations)
         if point.world_size > 1 and size > 0 and transfer is not None:
             checked = True
