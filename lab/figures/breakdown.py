@@ -14,12 +14,13 @@ from matplotlib.transforms import Bbox, blended_transform_factory
 
 from lab.analysis.scaling_curves import ranks, rows_of
 from lab.analysis.waterfall import Amount, Waterfall, on_most_ranks, with_baseline
+from lab.config.run import Run
 from lab.figures.data import StudyResults
 from lab.figures.figure import NO_COMMUNICATION, figure, no_runs
 from lab.figures.labels import measure, room_beside
 from lab.figures.style import IDEAL, wrapped
 from lab.formatting import Unit, format_seconds, percent, unit_for, value_of
-from lab.records.schema import PHASES, Event
+from lab.records.schema import PHASES, Communication, Event
 from lab.records.store import Record
 
 __all__ = ["step_breakdown", "step_timeline", "waterfall"]
@@ -42,6 +43,7 @@ NAME = 42  # characters of a name in one line
 TITLE = 66  # of a name over a waterfall
 HEADER = 0.95  # distance of the phase names from the first bar
 LANE = 0.36  # height of a lane of the timeline
+WAITED = "What the link carries after the last of a rank's backward pass is waited for."
 NO_PHASES = "no phases of a step are known"
 MOST_WATERFALLS = 4
 MEASURED, LOSS, GAIN = "#0072B2", "#D55E00", "#009E73"
@@ -276,16 +278,41 @@ def waterfall(ax: Axes, results: StudyResults) -> None:
     room_beside(ax)
 
 
-def _events(records: Sequence[Record]) -> list[Event]:
-    """The timeline of the record on the most ranks; of several, the one with the median step."""
+def _shown(records: Sequence[Record]) -> tuple[Run, Communication] | None:
+    """The run on the most ranks that has a timeline; of several, with the median step."""
     steps = [
-        (record.run.world_size, record.timing.step.median, record.communication.timeline)
+        (record.run, record.timing.step.median, record.communication)
         for record in records
         if record.timing and record.communication and record.communication.timeline
     ]
-    most = max((world_size for world_size, _, _ in steps), default=0)
-    widest = sorted(((time, nth) for nth, (size, time, _) in enumerate(steps) if size == most))
-    return steps[widest[len(widest) // 2][1]][2] if widest else []
+    most = max((run.world_size for run, _, _ in steps), default=0)
+    widest = sorted(
+        (time, nth) for nth, (run, time, _) in enumerate(steps) if run.world_size == most
+    )
+    if not widest:
+        return None
+    run, _, communication = steps[widest[len(widest) // 2][1]]
+    return run, communication
+
+
+def _events(records: Sequence[Record]) -> list[Event]:
+    shown = _shown(records)
+    return shown[1].timeline if shown else []
+
+
+def _place_in_cycle(results: StudyResults) -> str:
+    """Which step of a cycle is shown, and how many of the cycle send anything; else empty."""
+    shown = _shown(results.records)
+    if shown is None or not shown[1].cycle:
+        return ""
+    run, communication = shown
+    step, cycle = communication.timeline_step or 0, communication.cycle
+    nth = (step - 1 - run.steps) % len(cycle) + 1
+    send = sum(size > 0 for size in cycle)
+    return (
+        f"It is step {step}, number {nth} of a cycle of {len(cycle)} steps, of which {send} "
+        f"send{'s' * (send == 1)} anything."
+    )
 
 
 def _no_timeline(results: StudyResults) -> str:
@@ -299,18 +326,25 @@ def _timeline_height(results: StudyResults) -> float:
 def _describe_timeline(results: StudyResults) -> str:
     events = _events(results.records)
     workers = len({event.rank for event in events})
-    buckets = sum(event.name.startswith("bucket") for event in events) // workers
+    sent = sum(_on_link(event) for event in events) // workers
+    word = "bucket" if any(event.name.startswith("bucket") for event in events) else "call"
     time = format_seconds(max(event.end for event in events))
-    return (
-        f"One step of {workers} ranks in {time}, with {buckets} buckets on the link of each rank."
+    text = (
+        f"One step of {workers} ranks in {time}, with {sent} {word}{'s' * (sent != 1)} on the "
+        f"link of each rank. {_place_in_cycle(results)}"
     )
+    return text.strip()
+
+
+def _on_link(event: Event) -> bool:
+    return event.bytes is not None or event.name.startswith("bucket")  # of older records
 
 
 @figure(
     describe=_describe_timeline,
     missing=_no_timeline,
     height=_timeline_height,
-    see=lambda _: "What the link carries after the last of a rank's backward pass is waited for.",
+    see=lambda results: f"{_place_in_cycle(results)} {WAITED}".strip(),
 )
 def step_timeline(ax: Axes, results: StudyResults) -> None:
     """The median step of the record on the most ranks: compute and the link, rank by rank.
@@ -327,7 +361,7 @@ def step_timeline(ax: Axes, results: StudyResults) -> None:
         return (2 * nth + lane) * (LANE + 0.06) + nth * 0.25
 
     for event in sorted(events, key=lambda event: event.start):
-        on_link = event.bytes is not None or event.name.startswith("bucket")
+        on_link = _on_link(event)
         y = height_of(event.rank, on_link)
         start, width = event.start * unit.per_second, (event.end - event.start) * unit.per_second
         color, ink = LINK if on_link else COLORS.get(event.name, COLORS["other"])

@@ -81,9 +81,9 @@ class Event(Section):
 
 
 class Operation(Section):
-    """One kind of collective or message of a step, on one rank."""
+    """One kind of collective or message, per step on one rank."""
 
-    calls: int
+    calls: float
     bytes: int
 
 
@@ -97,6 +97,8 @@ class Communication(Section):
     `transfer` the rest. `bytes` counts the tensors that were reduced, gathered, scattered or sent;
     `bytes_moved` is what a rank sends for them if the ranks form a ring. `sync_cost` comes from
     another method: alternating rounds of forward and backward with and without synchronisation.
+
+    If a strategy's steps differ and repeat after a cycle, numbers per step are means over it.
     """
 
     total: Stat | None = None
@@ -107,7 +109,7 @@ class Communication(Section):
     exposed_in: dict[str, float] = {}  # medians of the exposed part by phase of the step
     bytes: int | None = None
     bytes_moved: int | None = None
-    calls: int | None = None  # collectives and messages of a step on one rank
+    calls: float | None = None  # collectives and messages of a step on one rank
     operations: dict[str, Operation] = {}  # the calls by what they do, of rank 0
     buckets: list[int] | None = None  # bytes of each bucket of DDP on the link, in order
     per_rank: dict[str, list[float]] = {}  # medians by rank of total, exposed, straggler
@@ -115,7 +117,9 @@ class Communication(Section):
     sync_exposed: Stat | None = None  # exposed in the same rounds, on the rank that others wait for
     stolen_compute: Stat | None = None  # sync_cost - sync_exposed, round by round
     ddp_overhead_time: Stat | None = None  # DDP's wrapper less the bare module, at world size 1
-    timeline: list[Event] = []  # the median measured step on all ranks
+    cycle: list[int] = []  # bytes of each step of the last cycle, if the steps of a strategy differ
+    timeline: list[Event] = []  # the median measured step on all ranks, of those that send most
+    timeline_step: int | None = None  # its number in the run, from 1
 
 
 class Gradient(Section):

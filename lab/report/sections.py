@@ -145,9 +145,15 @@ def _sent(repeats: Sequence[Record]) -> str:
     """The bytes as in the table of strategies, with the number of calls."""
     size = megabytes(median(repeats, "communication.bytes_moved"))
     records = [record.communication for record in repeats if record.communication]
-    calls = next((one.calls or len(one.buckets or ()) for one in records), 0)
+    calls, cycle = next(
+        ((one.calls or len(one.buckets or ()), max(len(one.cycle), 1)) for one in records), (0, 1)
+    )
+    calls = round(calls * cycle)
     word = "bucket" if any(one.buckets for one in records) else "call"
-    return f"{size} in {calls} {word}{'s' * (calls > 1)}" if calls else size
+    counted = f"{calls} {word}{'s' * (calls > 1)}"
+    if cycle > 1:
+        return f"{size} a step: {counted} every {cycle} steps"
+    return f"{size} in {counted}" if calls else size
 
 
 def learning(results: StudyResults) -> Table:

@@ -183,11 +183,15 @@ def _report(
     def shift(times: FloatArray) -> FloatArray:
         return on_clock_of_rank_0(times, offsets)
 
-    bars = None
+    bars = step = None
     if sent:
         # All ranks must show the same step: the one at the slowest rank's median.
-        step_time = np.stack(all_gather_object(training.steps["step_time"]))
-        step = overlap.representative_step(step_time, warmup_steps=run.warmup_steps)
+        own_time = training.steps["step_time"]
+        of_rank = own_time, overlap.bytes_by_step(sent, steps=len(own_time))
+        step_time, size = map(np.stack, zip(*all_gather_object(of_rank), strict=True))
+        step = overlap.representative_step(
+            step_time, warmup_steps=run.warmup_steps, sent=size, cycle=strategies.of(run).cycle
+        )
         bars = overlap.events(context.rank, step, clock=training.clock, sent=sent, shift=shift)
     return RankReport(
         host=socket.gethostname(),
@@ -197,6 +201,7 @@ def _report(
         start=float(shift(np.array(training.clock.phases(0)[0][1]))),
         sent=sent.shifted(shift) if sent else None,
         bars=bars,
+        bars_step=step,
         probe=probed.shifted(shift) if probed else None,
         use=training.use,
         gpus=training.gpus,

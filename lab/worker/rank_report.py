@@ -28,7 +28,8 @@ class RankReport:
     steps: dict[str, FloatArray]  # the columns of steps.parquet
     start: float  # of the first step
     sent: Buckets | Calls | None
-    bars: tuple[float, list[Event]] | None  # of the median step, for the timeline
+    bars: tuple[float, list[Event]] | None  # of the timeline's step
+    bars_step: int | None  # from 0, the first that this job made
     probe: Probe | None
     use: CpuUse
     gpus: list[GpuState]
@@ -58,16 +59,21 @@ def communication_of(
         operation = None if run.compression == "powersgd" else "all_reduce"
         update |= overlap.count_buckets(buckets[0], operation=operation)
     elif calls:
-        path = folder / "calls.parquet"
+        path, steps = folder / "calls.parquet", run.steps - first_step
         parquet.write_calls(calls, path, origin=origin, first_step=first_step)
-        exposure = overlap.Exposure.from_calls(calls, steps=run.steps - first_step)
-        update |= overlap.count_calls(calls[0])
+        exposure = overlap.Exposure.from_calls(calls, steps=steps)
+        update |= overlap.count_calls(calls[0], cycle=cycle)
+        if cycle > 1:
+            sent = overlap.bytes_by_step(calls[0], steps=steps)
+            update["cycle"] = sent[-cycle:].astype(int).tolist()
     else:
         return Communication().model_copy(update=update) if update else None
     for rank, report in enumerate(reports):
         report.steps["start"] += report.start - origin
         report.steps.update(exposure.columns(rank))
     step_time = np.stack([report.steps["step_time"] for report in reports])
+    if reports[0].bars_step is not None:
+        update["timeline_step"] = first_step + reports[0].bars_step + 1
     update["timeline"] = overlap.timeline([report.bars for report in reports if report.bars])
     summary = overlap.summary(exposure, step_time, warmup_steps=run.warmup_steps, cycle=cycle)
     return summary.model_copy(update=update)

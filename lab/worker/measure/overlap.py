@@ -203,20 +203,41 @@ def count_buckets(sent: Buckets, *, operation: str | None) -> dict[str, object]:
     return {"buckets": sizes, "calls": len(sizes), "operations": operations}
 
 
-def count_calls(calls: Calls) -> dict[str, object]:
-    """Fields of Communication that count the calls of a step."""
-    last = calls.of(int(calls.step[-1]))
+def count_calls(calls: Calls, *, cycle: int = 1) -> dict[str, object]:
+    """Fields of Communication that count calls, as means over the last `cycle` steps."""
+    last = calls.step > calls.step[-1] - cycle
     operations = {}
-    for name in dict.fromkeys(last.operation.tolist()):
-        sizes = last.bytes[last.operation == name]
-        operations[str(name)] = Operation(calls=len(sizes), bytes=int(sizes.sum()))
-    return {"calls": len(last.step), "operations": operations}
+    for name in dict.fromkeys(calls.operation[last].tolist()):
+        sizes = calls.bytes[last & (calls.operation == name)]
+        mean = round(int(sizes.sum()) / cycle)
+        operations[str(name)] = Operation(calls=len(sizes) / cycle, bytes=mean)
+    return {"calls": int(last.sum()) / cycle, "operations": operations}
 
 
-def representative_step(step_time: FloatArray, *, warmup_steps: int) -> int:
-    """The measured step whose slowest rank is closest to the median, from (ranks, steps)."""
-    slowest = step_time[:, warmup_steps:].max(axis=0)
-    return warmup_steps + int(np.abs(slowest - np.median(slowest)).argmin())
+def bytes_by_step(sent: Buckets | Calls, *, steps: int) -> FloatArray:
+    """The bytes that a rank handed to the link in each step."""
+    return np.bincount(sent.step, weights=sent.bytes, minlength=steps).astype(np.float64)
+
+
+def representative_step(
+    step_time: FloatArray,
+    *,
+    warmup_steps: int,
+    sent: FloatArray | None = None,
+    cycle: int = 1,
+) -> int:
+    """The measured step whose slowest rank is closest to the median, from (ranks, steps).
+
+    With a `cycle`, as in `by_cycle`, only steps at the place in it that sends most are considered;
+    `sent` holds the bytes, also (ranks, steps).
+    """
+    steps: int = step_time.shape[-1]
+    first = steps - (steps - warmup_steps) // cycle * cycle
+    sends_most = 0
+    if sent is not None:
+        sends_most = int(sent[:, first:].reshape(-1, cycle).sum(axis=0).argmax())
+    slowest = step_time[:, first + sends_most :: cycle].max(axis=0)
+    return first + sends_most + cycle * int(np.abs(slowest - np.median(slowest)).argmin())
 
 
 def events(

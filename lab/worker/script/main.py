@@ -318,7 +318,7 @@ def _report(
     laps = clock.read()
     start = float(clock.phases(0)[0][1])
     sent = _sent(recorder, start + laps["start"])
-    bars = None
+    bars = step = None
     # Every rank or none, as a rank without any would leave the others waiting.
     if all(all_gather_object(sent is not None)) and sent is not None:
         step_time = np.stack(all_gather_object(laps["step_time"]))
@@ -336,6 +336,7 @@ def _report(
         start=float(shift(np.array(start))),
         sent=sent.shifted(shift) if sent else None,
         bars=bars,
+        bars_step=step,
         probe=None,
         use=watch.use,
         gpus=watch.gpus,

@@ -16,6 +16,7 @@ from lab.analysis.waterfall import CAUSES, Amount, Waterfall, waterfalls
 from lab.config.emulation import Emulated, Link
 from lab.config.strategies import STRATEGIES
 from lab.figures import alt_text
+from lab.figures.data import StudyResults
 from lab.perfmodel.collectives import efficiency_with_overlap, efficiency_without_overlap
 from lab.records.schema import Communication, Environment, Event
 from lab.records.store import Record
@@ -220,7 +221,18 @@ def test_timeline_and_band_draw_what_was_measured() -> None:
         "rank 1 compute",
         "rank 1 link",
     ]
-    assert "1 buckets" in alt_text("step_timeline", made)
+    assert "with 1 bucket on the link" in alt_text("step_timeline", made)
+    assert "cycle" not in figures.step_timeline.caption(StudyResults.of(made))
+    shown = {"cycle": [0, 0, 0, 4_000_000], "timeline_step": made[-1].run.steps - 4}
+    cyclic = [
+        item.model_copy(update={"communication": item.communication.model_copy(update=shown)})
+        if item.communication
+        else item
+        for item in made
+    ]
+    place = f"step {shown['timeline_step']}, number 4 of a cycle of 4 steps, of which 1 sends"
+    assert place in alt_text("step_timeline", cyclic)
+    assert place in figures.step_timeline.caption(StudyResults.of(cyclic))
     axes = figures.overlap_band(made)
     drawn = [line for line in axes.lines if len(line.get_xdata()) == 1]
     r = (0.131 * (0.30 + 0.55) - 0.03) / 0.04

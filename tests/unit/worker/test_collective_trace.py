@@ -12,7 +12,7 @@ from lab.records.schema import Operation
 from lab.worker.measure import collective_trace
 from lab.worker.measure.clock import HostClock
 from lab.worker.measure.collective_trace import CallRecorder, Calls, _bytes
-from lab.worker.measure.overlap import Exposure, count_calls, summary
+from lab.worker.measure.overlap import Exposure, bytes_by_step, count_calls, summary
 
 NAN = float("nan")
 
@@ -208,6 +208,15 @@ def test_operations_are_counted_on_the_last_step() -> None:
             "receive": Operation(calls=1, bytes=100),
         },
     }
+
+
+def test_operations_of_a_cycle_are_means_over_its_steps() -> None:
+    every_fourth = [(step, "all_reduce", 0.0, 0.0, 1.0, 1.0) for step in (3, 7)]
+    assert count_calls(calls(*every_fourth), cycle=4) == {
+        "calls": 0.25,
+        "operations": {"all_reduce": Operation(calls=0.25, bytes=25)},
+    }
+    assert bytes_by_step(calls(*every_fourth), steps=8).tolist() == [0, 0, 0, 100] * 2
 
 
 def test_messages_that_go_both_ways_at_once_are_waited_for_together() -> None:

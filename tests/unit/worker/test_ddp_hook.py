@@ -272,6 +272,13 @@ def test_the_representative_step_is_measured_and_in_the_middle() -> None:
     assert representative_step(step_time, warmup_steps=1) == 2
 
 
+def test_of_a_cycle_the_representative_step_is_one_that_sends() -> None:
+    # One step of warm-up; of three, the last sends, once slowly.
+    step_time = np.array([[9.0, 1.0, 1.0, 3.0, 1.0, 1.0, 9.0, 1.0, 1.0, 4.0]])
+    sent = np.array([[8.0, 0.0, 0.0, 8.0, 0.0, 0.0, 8.0, 0.0, 0.0, 8.0]])
+    assert representative_step(step_time, warmup_steps=1, sent=sent, cycle=3) == 9
+
+
 def test_communication_of_older_records_is_read() -> None:
     old = {"total": None, "exposed": None, "bytes": None, "buckets": None}
     assert Communication.model_validate_json(json.dumps(old)) == Communication()
