@@ -14,6 +14,7 @@ from pathlib import Path
 
 from lab.files import write_atomically
 from lab.launch.attempt import Attempt, RankError
+from lab.launch.children import Children, busy, listed, place
 from lab.launch.supervisor import note
 from lab.worker.context import RankContext
 
@@ -48,6 +49,7 @@ class Watchdog:
         self._stopped = threading.Event()
         self._main = threading.get_ident()
         self._since: dict[str, float] = {}
+        self._children = Children()
 
     def start(self) -> None:
         """Begin to watch."""
@@ -115,14 +117,21 @@ class Watchdog:
         stack = traceback.extract_stack(frame) if frame else []
         message = f"no progress for {limit:.0f} s while {self.phase}"
         if stack:
-            last = stack[-1]
-            message += f"; stood in {last.name} ({Path(last.filename).name}:{last.lineno})"
+            message += f"; {place(stack)}"
         waiting = _waits_for_others(stack) or _device_waits()
-        self._end(message, waiting=waiting, stack="".join(traceback.format_list(stack)))
+        text = "".join(traceback.format_list(stack))
+        if not waiting:
+            self._tell(message, waiting=False, stack=text)  # first, as a child may not answer
+            stacks = self._children.stacks()
+            message, text = "; ".join(filter(None, [message, busy(stacks)])), text + listed(stacks)
+        self._end(message, waiting=waiting, stack=text)
 
-    def _end(self, message: str, *, waiting: bool, stack: str = "") -> None:
+    def _tell(self, message: str, *, waiting: bool, stack: str) -> None:
         error = RankError(self._context.rank, "Hang", message, time.time(), stack, waiting)
         self._attempt.write_error(error)
+
+    def _end(self, message: str, *, waiting: bool, stack: str = "") -> None:
+        self._tell(message, waiting=waiting, stack=stack)
         time.sleep(
             1.0
         )  # the ranks give up together: the one that is the cause writes its error too
