@@ -235,23 +235,29 @@ def measure(
     as_json: JsonOption = False,
 ) -> None:
     """Measure anybody's training script, unchanged, on several numbers of ranks; and the report."""
-    study = lab.script_study(
-        command,
-        ranks=_numbers(ranks, "--ranks", "measure", "such as 1,2,4"),
-        folder=name,
-        steps=steps,
-        warmup_steps=warmup_steps,
-        repeats=repeats,
-        scaling=scaling,  # type: ignore[arg-type] # a wrong one is a problem of the study
-        global_batch_size=global_batch_size,
-        micro_batch_size=micro_batch_size,
-        launcher=launcher,
-    )
-    _finish(study, lab.launch(study, cluster, fresh=fresh, yes=yes), as_json=as_json)
+    from lab.config.new_study import restored_if_refused, script_folder
+
+    with restored_if_refused(script_folder(command, name)):
+        study = lab.script_study(
+            command,
+            ranks=_numbers(ranks, "--ranks", "measure", "such as 1,2,4"),
+            folder=name,
+            steps=steps,
+            warmup_steps=warmup_steps,
+            repeats=repeats,
+            scaling=scaling,  # type: ignore[arg-type] # a wrong one is a problem of the study
+            global_batch_size=global_batch_size,
+            micro_batch_size=micro_batch_size,
+            launcher=launcher,
+        )
+        jobs = lab.launch(study, cluster, fresh=fresh, yes=yes)
+    _finish(study, jobs, as_json=as_json)
 
 
 def _finish(loaded: lab.Study, jobs: lab.Jobs, *, as_json: bool) -> None:
     """Wait for jobs, make the report, and name what failed."""
+    from lab.records.store import other_commands
+
     records = jobs.wait(progress=not as_json)
     quiet = Console(quiet=True) if as_json else console  # a terminal alone shows it
     with quiet.status("making the notebooks and the report"):
@@ -268,7 +274,9 @@ def _finish(loaded: lab.Study, jobs: lab.Jobs, *, as_json: bool) -> None:
     }
     lines = [f"{len(records) - len(failures)} of {len(jobs.tasks)} runs completed"]
     lines += [report.predictions] if loaded.kind != "inference" else []
-    lines += [report.answer, relative(report.html, report.pdf), *_next_steps(loaded, records)]
+    content["kept"] = kept = other_commands(loaded)
+    lines += [report.answer, relative(report.html, report.pdf), *kept]
+    lines += _next_steps(loaded, records)
     answer(as_json, content, "\n".join(lines))
     recorded = {record.task for record in records}
     lost = [f"{task.label}: no record" for task in jobs.tasks if task not in recorded]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from lab.config.study import Scaling, Study
@@ -82,9 +83,7 @@ def script_study(
     kind, and values that no study may have.
     """
     name = Path(command[0]).stem if command else ""
-    place = Path(folder or name)
-    if len(place.parts) == 1:
-        place = Path("reports") / place
+    place = script_folder(command, folder)
     model = {"kind": "script", "command": list(command), "launcher": launcher}
     model["directory"] = os.path.relpath(Path.cwd(), place.resolve())
     base = {"model": model, "steps": steps, "warmup_steps": warmup_steps}
@@ -102,25 +101,37 @@ def script_study(
     }
     # Values are JSON, which is YAML too.
     lines = [OF_SCRIPT, *(f"{key}: {json.dumps(value)}" for key, value in content.items())]
-    return _write_study(place, "\n".join(lines) + "\n")
-
-
-def _write_study(folder: Path, text: str) -> Study:
-    """Write a study file and load it; an invalid one leaves the folder as it was."""
-    path = folder / "study.yaml"
-    earlier = path.read_bytes() if path.exists() else None
-    if earlier is not None and not earlier.startswith(OF_SCRIPT.encode()):
+    path = place / "study.yaml"
+    if path.exists() and not path.read_bytes().startswith(OF_SCRIPT.encode()):
         what = "there is a study already that `lab measure` did not write"
-        raise InputError(str(folder), [Problem("study.yaml", what, "give another --name")])
-    new = not folder.exists()
-    write_atomically(path, text.encode())
+        raise InputError(str(place), [Problem("study.yaml", what, "give another --name")])
+    with restored_if_refused(place):
+        write_atomically(path, ("\n".join(lines) + "\n").encode())
+        try:
+            return Study.load(place)
+        except InputError as error:
+            raise InputError("measure", error.problems) from None
+
+
+def script_folder(command: Sequence[str], folder: str | Path | None = None) -> Path:
+    """The folder of a script's study: as given, or under `reports/`, by default by its name."""
+    place = Path(folder or (Path(command[0]).stem if command else ""))
+    return Path("reports") / place if len(place.parts) == 1 else place
+
+
+@contextmanager
+def restored_if_refused(folder: Path) -> Iterator[None]:
+    """Leave a study's file as it was if what is done with the new one raises InputError."""
+    path, is_new = folder / "study.yaml", not folder.exists()
+    earlier = path.read_bytes() if path.exists() else None
     try:
-        return Study.load(folder)
-    except InputError as error:
+        yield
+    except InputError:
         if earlier is not None:
             write_atomically(path, earlier)
         else:
-            path.unlink()
-        if new:
-            folder.rmdir()
-        raise InputError("measure", error.problems) from None
+            path.unlink(missing_ok=True)
+        if is_new:
+            with suppress(OSError):  # it holds something else by now, or was never made
+                folder.rmdir()
+        raise

@@ -11,6 +11,7 @@ from typing import Literal
 
 from pydantic import ValidationError
 
+from lab.config.base import InvalidValueError
 from lab.config.run import Run
 from lab.config.study import Study, Task, find_folder
 from lab.errors import LabError
@@ -204,3 +205,28 @@ def load_records(source: OneStudy, *, tasks: Sequence[Task] | None = None) -> li
     if isinstance(source, str | Path):
         return Store(find_folder(source) / "out").records()
     return list(source)
+
+
+def other_commands(study: Study) -> list[str]:
+    """Sentences on a folder's records of a script that its study, written anew, has no longer."""
+    listed = {run.id for run in study.runs}
+    sizes: dict[tuple[str, bool], set[int]] = {}
+    for run in {record.run for record in Store(study.out).records() if record.completed}:
+        if run.script is None or run.id in listed:
+            continue
+        try:
+            is_unchanged = run.script.is_unchanged(study.folder)
+        except InvalidValueError:  # the script is gone
+            is_unchanged = False
+        key = " ".join(run.script.command), is_unchanged
+        sizes.setdefault(key, set()).add(run.world_size)
+    return [
+        f"kept, and not in this report: {command} on {', '.join(map(str, sorted(ranks)))} "
+        f"rank{'s' * (ranks != {1})}"
+        + (
+            "; its own command reports it again, --name keeps a report of each"
+            if is_unchanged
+            else ", before the script was changed"
+        )
+        for (command, is_unchanged), ranks in sorted(sizes.items())
+    ]

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from factories import record
 
+from lab import cli
 from lab.config.new_study import script_study
 from lab.config.run import Run
-from lab.config.study import Study
+from lab.config.study import Study, Task
 from lab.errors import InputError, LabError
 from lab.perfmodel.predict import at_world_size
+from lab.records.store import Store, other_commands, write_record
 
 
 @pytest.fixture
@@ -151,6 +155,33 @@ def test_measure_leaves_nothing_behind_where_it_is_refused(folder: Path) -> None
     load(folder)
     with pytest.raises(InputError, match="did not write"):
         script_study(["train.py"], folder=folder)
+
+
+def test_records_of_another_command_are_kept_and_named(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured = partial(script_study, global_batch_size=8)
+    first = measured(["train.py", "--lr", "1"], ranks=[1, 2])
+    store = Store(first.out)
+    for run in first.runs:
+        write_record(record(run), store.folder(Task(run, 0)))
+    assert other_commands(first) == []
+    for other in (["train.py", "--lr", "2"], ["train.py"]):
+        (text,) = other_commands(measured(other))
+        assert "train.py --lr 1 on 1, 2 ranks; its own command reports it again" in text
+    (text,) = other_commands(measured(["train.py", "--lr", "1"], ranks=[1]))
+    assert "on 2 ranks" in text
+    again = measured(["train.py", "--lr", "1"], ranks=[1, 2])
+    assert all(map(store.completed, again.tasks[:2])) and other_commands(again) == []
+    written = (folder / "reports/train/study.yaml").read_text()
+    monkeypatch.setattr("sys.argv", ["lab", "measure", "--ranks", "1,4096", "--", "train.py"])
+    with pytest.raises(SystemExit):
+        cli.main()
+    assert "needs 4096 ranks" in capsys.readouterr().err
+    assert (folder / "reports/train/study.yaml").read_text() == written
+    (folder / "net.py").write_text("class Net: x = 1\n")
+    (text,) = other_commands(measured(["train.py", "--lr", "1"], ranks=[1, 2]))
+    assert text.endswith("before the script was changed")
 
 
 def test_of_what_a_script_decides_no_number_is_made(folder: Path) -> None:
