@@ -291,7 +291,7 @@ def _next_steps(study: lab.Study, records: Sequence[lab.Record]) -> list[str]:
     predictable = study.kind == "training" and not any(run.script for run in study.runs)
     if predictable and places and not places[0].replay:
         beyond = 4 * max(run.world_size for run in study.runs)
-        command = study.command("predict", {place.cluster for place in places})
+        command = study.command("predict", {place.profile for place in places})
         steps[f"{command} --world-size {beyond}"] = "what more ranks would bring"
     if study.quick:
         steps[study.command("run").removesuffix(" --quick")] = "the whole study"

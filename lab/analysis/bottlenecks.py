@@ -97,7 +97,7 @@ def _missing(fall: Waterfall) -> Iterator[str]:
     if shares_batch and size is not None and not {"batch", "launches"} & fall.losses.keys():
         yield f"one rank at micro-batch {size}"
     if "neighbours" not in fall.losses and place is not None and place.device == "cpu":
-        yield f"what ranks take from each other (lab calibrate --cluster {place.cluster})"
+        yield f"what ranks take from each other (lab calibrate --cluster {place.profile})"
 
 
 def _remedies(cause: str, run: Run, place: Environment | None) -> Iterator[str]:

@@ -126,7 +126,7 @@ class Noise:
 def judge(records: Sequence[Record], summary: pd.DataFrame, *, study: Study | None = None) -> Noise:
     """The noise in records and their summary; `study` names what to measure again."""
     completed = tuple(record for record in records if record.completed)
-    clusters = {record.environment.cluster for record in completed if record.environment}
+    clusters = {record.environment.profile for record in completed if record.environment}
     again = f"{study.command('run', clusters)} --repeat-disturbed" if study else ""
     ends = ["run_id", "step_time", "step_time_low", "step_time_high"]
     step_s = {

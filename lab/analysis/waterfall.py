@@ -380,7 +380,7 @@ def _neighbours(run: Run, place: Environment | None, calibrated: Calibrated) -> 
     """How many times longer a rank computes next to the others, if that is calibrated."""
     if run.world_size == 1 or place is None or not _computes_on_cores(place):
         return None
-    calibration = calibrated(place.cluster)
+    calibration = calibrated(place.profile)
     for part in calibration.parts if calibration else ():
         same = part.environment.cpu == place.cpu and part.world_size == run.world_size
         if same and part.contention is not None:

@@ -114,6 +114,7 @@ class Cluster(SlurmKeys):
     """
 
     name: str
+    file: str | None = None  # set by `load` for a profile that is not found by its name
     executor: Literal["local", "slurm", "replay"] = "local"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     backend: Literal["auto", "gloo", "nccl"] = "auto"  # auto: nccl on GPUs, else gloo
@@ -145,10 +146,10 @@ class Cluster(SlurmKeys):
         """Read a profile by its name or path; raises InputError with all its problems."""
         path = find_profile(profile)
         content = read_yaml(path)
-        problems = unknown_keys(content, set(cls.model_fields) - {"name"})
+        problems = unknown_keys(content, set(cls.model_fields) - {"name", "file"})
         known = {key: value for key, value in content.items() if key in cls.model_fields}
         try:
-            cluster = cls.model_validate(known | {"name": path.stem})
+            cluster = cls.model_validate(known | {"name": path.stem, "file": _elsewhere(path)})
         except ValidationError as error:
             problems += [problem for _, problem in problems_of(error, cls, known)]
             raise InputError(str(path), problems) from None
@@ -196,6 +197,11 @@ class Cluster(SlurmKeys):
         if self.device_kind == "cuda":
             return len(machine.gpus())
         return len(machine.cores()) // self.cores_per_rank
+
+    @property
+    def reference(self) -> str:
+        """What finds the profile: its name, or the path of its file."""
+        return self.file or self.name
 
     @property
     def emulates(self) -> bool:
@@ -347,3 +353,17 @@ def find_profile(profile: str | Path) -> Path:
     names = {path.stem for folder in profile_folders() for path in folder.glob("*.yaml")}
     problem = Problem("cluster", "no such profile", nearest(Path(profile).stem, names))
     raise InputError(str(profile), [problem])
+
+
+def _elsewhere(path: Path) -> str | None:
+    """A profile's absolute path, unless its stem finds it: two files may have one stem."""
+    return None if is_found_by_name(path.stem, path) else str(path.resolve())
+
+
+def is_found_by_name(name: str, path: Path | None = None) -> bool:
+    """Whether a folder of profiles holds one of this name, and it is the one at `path`."""
+    try:
+        found = find_profile(name)
+    except InputError:
+        return False
+    return path is None or found.samefile(path)

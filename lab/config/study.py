@@ -82,7 +82,7 @@ class Study(Frozen):
         """The command to type here for a verb on this study, on its cluster if it has only one."""
         folder = os.path.relpath(self.folder)
         words = ["lab", verb, self.name if folder.startswith("..") else folder]
-        others = sorted(set(clusters) - {"local"})
+        others = sorted({_typed(name) for name in clusters} - {"local"})
         words += ["--cluster", *others] if len(others) == 1 else []
         return " ".join([*words, *["--quick"] * self.quick])
 
@@ -270,3 +270,9 @@ def _study_problems(file: StudyFile, points: list[Point], faulty: set[str]) -> I
                 f"{file.scaling} scaling holds {setting} fixed, here it differs between world sizes"
             )
             yield Problem("scaling", what, "correct the grid")
+
+
+def _typed(cluster: str) -> str:
+    """A profile's name, or its path, from here if it is below this directory."""
+    path = os.path.relpath(cluster) if Path(cluster).is_absolute() else cluster
+    return cluster if path.startswith("..") else path

@@ -185,8 +185,8 @@ class StudyResults:
 
     @cached_property
     def clusters(self) -> list[str]:
-        """Names of the cluster profiles of the records."""
-        return sorted({r.environment.cluster for r in self.records if r.environment})
+        """The cluster profiles of the records, by name or else by path."""
+        return sorted({r.environment.profile for r in self.records if r.environment})
 
     @cached_property
     def citations(self) -> list[str]:

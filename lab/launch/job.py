@@ -138,6 +138,7 @@ def register(
         ),
         threads=cluster.threads_per_rank,
         cluster=cluster.name,
+        cluster_file=cluster.file,
         rendezvous=attempt.path("rendezvous"),
         timeout_s=cluster.hang_timeout_s,
         job_id=attempt.job_id,

@@ -76,7 +76,7 @@ def launch(
         replay(study, profile, missing)
         fresh = False  # its records are already written
     code = keep_code(study.out) if snapshot else None
-    return Jobs(study, profile, chosen, calibrated=cluster, fresh=fresh, noisy=noisy, code=code)
+    return Jobs(study, profile, chosen, fresh=fresh, noisy=noisy, code=code)
 
 
 class Jobs:
@@ -92,14 +92,12 @@ class Jobs:
         cluster: Cluster,
         tasks: Sequence[Task],
         *,
-        calibrated: str | Cluster | None = None,
         fresh: bool = False,
         noisy: Collection[Task] = (),
         code: Path | None = None,
     ) -> None:
         self.study, self.cluster, self.tasks = study, cluster, list(tasks)
         self._replaced = study.out / "replaced" / stamp()
-        self._calibrated = calibrated or cluster  # profile under which its calibration is stored
         self._store = Store(study.out)
         self._tasks = {self._store.folder(task): task for task in self.tasks}
         self._executor = driver.executor_for(cluster, study.out)
@@ -236,7 +234,7 @@ class Jobs:
         queue. A prediction made too late is never scored.
         """
         if not self._awaited:
-            freeze(self.study, self._calibrated, runs=[task.run for task in self.tasks])
+            freeze(self.study, self.cluster, runs=[task.run for task in self.tasks])
 
     def _on_end(self, folder: Path, handle: Handle) -> None:
         self._ensure_record(folder, handle)

@@ -9,7 +9,7 @@ from pathlib import Path
 from lab import machine
 from lab.config import paths
 from lab.config.base import InvalidValueError
-from lab.config.cluster import Cluster
+from lab.config.cluster import Cluster, is_found_by_name
 from lab.config.datasets import Synthetic
 from lab.config.downloads import DOWNLOADS
 from lab.config.emulation import Emulated
@@ -25,6 +25,7 @@ from lab.launch import netem
 from lab.perfmodel.flops import model_cost
 from lab.perfmodel.layout import SHARINGS
 from lab.perfmodel.memory import FP32, FROZEN, state_memory
+from lab.records.schema import Environment
 from lab.records.store import Store
 
 TOKEN_BYTES, STORED_TOKEN_BYTES = 8, 2  # in a batch, and in the cache
@@ -70,10 +71,11 @@ def check(study: Study, cluster: Cluster, tasks: Sequence[Task], *, fresh: bool)
                 what = f"{run.label}: its compute cannot be emulated, as {cluster.name} does"
                 problems.append(Problem("cluster", what, advice))
     records = Store(study.out).records(study.tasks)
-    clusters = {record.environment.cluster for record in records if record.environment}
-    if (others := sorted(clusters - {cluster.name})) and not fresh:
+    places = [record.environment for record in records if record.environment]
+    others = sorted({place.profile for place in places if not _is_of(place, cluster)})
+    if others and not fresh:
         what = f"records here were measured on {', '.join(others)}"
-        advice = f"name that cluster, or --fresh to measure all on {cluster.name}"
+        advice = f"name that cluster, or --fresh to measure all on {cluster.reference}"
         problems.append(Problem("cluster", what, advice))
     problems += unwritable(study.out)
     problems += _unreachable(study, cluster)
@@ -84,6 +86,14 @@ def check(study: Study, cluster: Cluster, tasks: Sequence[Task], *, fresh: bool)
         problems += refusals(cluster, sorted(shapes))
     if problems:
         raise InputError(study.name, problems)
+
+
+def _is_of(place: Environment, cluster: Cluster) -> bool:
+    """Whether a record was measured with this profile, and not another file of the same name."""
+    if place.cluster != cluster.name or place.cluster_file:
+        return place.profile == cluster.reference
+    # Earlier versions kept the stem alone, also of a file that it does not find.
+    return cluster.file is None or not is_found_by_name(cluster.name)
 
 
 def check_emulation(study: Study, cluster: Cluster) -> None:
@@ -97,7 +107,7 @@ def check_emulation(study: Study, cluster: Cluster) -> None:
         emulated = record.environment.emulated or Emulated()
         if (emulated.link, emulated.compute) != (cluster.link, cluster.compute):
             kind = f"emulated: {emulated.label}" if record.environment.emulated else "not emulated"
-            measured = f"records here were measured on {record.environment.cluster} ({kind})"
+            measured = f"records here were measured on {record.environment.profile} ({kind})"
             advice = (
                 "use a copy of the study's folder for each, and `lab compare` for both, "
                 "or --fresh to measure all again"

@@ -247,7 +247,7 @@ def calibration_path(cluster: str | Path | Cluster = "local") -> Path:
 
     For a profile of the installed package it is in the user's configuration.
     """
-    profile = find_profile(cluster.name if isinstance(cluster, Cluster) else cluster)
+    profile = find_profile(cluster.reference if isinstance(cluster, Cluster) else cluster)
     folder = USER / "slurm" if profile.is_relative_to(PACKAGE) else profile.parent
     return folder / "calibration" / f"{profile.stem}.json"
 
@@ -261,7 +261,7 @@ def load_calibration(cluster: str | Path | Cluster = "local") -> Calibration | N
         return published_calibration(cluster)
     try:
         path = calibration_path(cluster)
-        profile = find_profile(cluster.name if isinstance(cluster, Cluster) else cluster)
+        profile = find_profile(cluster.reference if isinstance(cluster, Cluster) else cluster)
         if read_yaml(profile).get("executor") == "replay":
             return published_calibration(Cluster.load(profile))
     except InputError:

@@ -201,6 +201,7 @@ class Environment(Section):
     """Where and with what a run was measured, read inside the job."""
 
     cluster: str
+    cluster_file: str | None = None  # of a profile that is not found by its name
     hosts: list[str]
     device: str  # cpu or cuda
     backend: str | None  # gloo or nccl; None at world size 1
@@ -226,6 +227,11 @@ class Environment(Section):
     foreign_cpu: float | None = None
     gpu_states: list[GpuState] | None = None  # of all ranks in order; None where none was sampled
     replay: str | None = None  # the source of a published row that this repeats; None: measured
+
+    @property
+    def profile(self) -> str:
+        """What finds the cluster's profile: its name, or the path of its file."""
+        return self.cluster_file or self.cluster
 
     @property
     def core_count(self) -> int:

@@ -123,7 +123,7 @@ def fingerprint(study: Study, template: str) -> str:
 def _profiles_and_calibrations(study: Study) -> Iterator[Path]:
     """The files of the clusters of a study's records, wherever they are."""
     places = (record.environment for record in load_records(study))
-    for name in sorted({place.cluster for place in places if place}):
+    for name in sorted({place.profile for place in places if place}):
         with suppress(InputError):  # the profile may be missing on this machine
             yield find_profile(name)
             yield calibration_path(name)

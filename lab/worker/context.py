@@ -44,6 +44,7 @@ class RankContext:
     timeout_s: float = 300.0  # a collective that takes longer is a hang
     job_id: str | None = None
     emulated: Emulated | None = None  # what is emulated on this rank
+    cluster_file: str | None = None  # the profile's, unless its name finds it
     backend: str = "auto"  # "gloo", "nccl", or "auto", chosen by the device
     checkpoint_every_s: float | None = None  # None for never
 

@@ -48,6 +48,7 @@ def environment(
     commit, dirty = git_state()
     return Environment(
         cluster=context.cluster,
+        cluster_file=context.cluster_file,
         hosts=list(hosts),
         device=device.type,
         backend=None if context.world_size == 1 else backend(context),

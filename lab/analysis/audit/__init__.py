@@ -94,7 +94,7 @@ def _calibration(records: Sequence[Record]) -> dict[int, float]:
     """All-reduce bus bandwidth in bytes/s by world size, if the study's one cluster has any."""
     from lab.perfmodel.calibration import load_calibration
 
-    clusters = {record.environment.cluster for record in records if record.environment}
+    clusters = {record.environment.profile for record in records if record.environment}
     if len(clusters) != 1:
         return {}
     try:

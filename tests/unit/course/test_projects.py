@@ -79,9 +79,9 @@ def test_machines_of_the_fault_differ_in_one_cause_each() -> None:
     changed = {
         name: {
             key
-            for key in type(original_cluster).model_fields
+            for key in set(type(original_cluster).model_fields) - {"name", "file"}
             if getattr(one, key) != getattr(original_cluster, key)
         }
         for name, one in loaded.items()
     }
-    assert changed == {"more-cores": {"name", "cores_per_job"}, "faster-link": {"name", "link"}}
+    assert changed == {"more-cores": {"cores_per_job"}, "faster-link": {"link"}}

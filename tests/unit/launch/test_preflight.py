@@ -19,9 +19,10 @@ from lab.config.study import Study
 from lab.launch import preflight
 from lab.launch.launcher import Jobs
 from lab.launch.plan import obstacle
+from lab.perfmodel.calibration import calibration_path
 from lab.perfmodel.flops import model_cost
 from lab.records.schema import Memory
-from lab.records.store import write_record
+from lab.records.store import Store, write_record
 from lab.report.build import Report
 
 BASE: Mapping[str, Any] = SMALL_STUDY["base"]  # type: ignore[assignment]
@@ -138,3 +139,41 @@ def test_a_run_without_a_record_is_named_and_is_a_failure(
         cli.main()
     assert ended.value.code == 1
     assert f"{study.tasks[0].label}: no record" in " ".join(capsys.readouterr().err.split())
+
+
+def test_two_profiles_of_one_name_are_told_apart_by_their_files(
+    make_study: StudyMaker, tmp_path: Path
+) -> None:
+    paths = [tmp_path / folder / "site.yaml" for folder in "ab"]
+    for path in paths:
+        path.parent.mkdir()
+        path.write_text("executor: local\ndevice: cpu\n")
+    here, other = map(Cluster.load, paths)
+    assert here.name == other.name == "site" and here.file == str(paths[0])
+    study = Study.load(make_study())
+    folder = Store(study.out).folder(study.tasks[0])
+    write_record(record(study.runs[0], cluster="site", cluster_file=here.file), folder)
+    missing = study.tasks[1:]
+    preflight.check(study, here, missing, fresh=False)
+    preflight.check(study, other, missing, fresh=True)
+    with pytest.raises(lab.InputError) as refused:
+        preflight.check(study, other, missing, fresh=False)
+    (problem,) = refused.value.problems
+    assert problem.what == f"records here were measured on {here.file}"
+    assert problem.advice.endswith(f"--fresh to measure all on {other.file}")
+    # A record of an earlier version holds the stem alone.
+    write_record(record(study.runs[0], cluster="site"), folder)
+    preflight.check(study, other, missing, fresh=False)
+
+
+def test_a_file_is_not_the_profile_of_the_lab_that_has_its_name(tmp_path: Path) -> None:
+    path = tmp_path / "local.yaml"
+    path.write_text("executor: local\ndevice: cpu\n")
+    mine = Cluster.load(path)
+    assert mine.file == str(path) and Cluster.load("local").file is None
+    assert calibration_path(mine) == tmp_path / "calibration" / "local.json"
+    assert calibration_path(mine) != calibration_path("local")
+    place = record(
+        Run(world_size=1, global_batch_size=8), cluster="local", cluster_file=mine.file
+    ).environment
+    assert place is not None and place.profile == str(path)
