@@ -83,7 +83,7 @@ class Event(Section):
 class Operation(Section):
     """One kind of collective or message, per step on one rank."""
 
-    calls: float
+    calls: int | float
     bytes: int
 
 
@@ -109,7 +109,7 @@ class Communication(Section):
     exposed_in: dict[str, float] = {}  # medians of the exposed part by phase of the step
     bytes: int | None = None
     bytes_moved: int | None = None
-    calls: float | None = None  # collectives and messages of a step on one rank
+    calls: int | float | None = None  # collectives and messages of a step on one rank
     operations: dict[str, Operation] = {}  # the calls by what they do, of rank 0
     buckets: list[int] | None = None  # bytes of each bucket of DDP on the link, in order
     per_rank: dict[str, list[float]] = {}  # medians by rank of total, exposed, straggler

@@ -210,8 +210,12 @@ def count_calls(calls: Calls, *, cycle: int = 1) -> dict[str, object]:
     for name in dict.fromkeys(calls.operation[last].tolist()):
         sizes = calls.bytes[last & (calls.operation == name)]
         mean = round(int(sizes.sum()) / cycle)
-        operations[str(name)] = Operation(calls=len(sizes) / cycle, bytes=mean)
-    return {"calls": int(last.sum()) / cycle, "operations": operations}
+        operations[str(name)] = Operation(calls=_mean(len(sizes), cycle), bytes=mean)
+    return {"calls": _mean(int(last.sum()), cycle), "operations": operations}
+
+
+def _mean(count: int, steps: int) -> int | float:
+    return count / steps if count % steps else count // steps
 
 
 def bytes_by_step(sent: Buckets | Calls, *, steps: int) -> FloatArray:
