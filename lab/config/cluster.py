@@ -363,7 +363,7 @@ def _elsewhere(path: Path) -> str | None:
 def is_found_by_name(name: str, path: Path | None = None) -> bool:
     """Whether a folder of profiles holds one of this name, and it is the one at `path`."""
     try:
-        found = find_profile(name)
+        profile = find_profile(name)
     except InputError:
         return False
-    return path is None or found.samefile(path)
+    return path is None or profile.samefile(path)
