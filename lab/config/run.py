@@ -155,6 +155,10 @@ class Run(InferenceSettings):
     # Processes of the classic loader on each rank.
     loader_workers: Annotated[int, Words("{} workers")] = Field(default=0, ge=0, le=256)
     keep_model: bool = False  # whether the trained model is kept; changes no measurement
+    # Whether more steps are traced after the measured ones. It changes no measurement either, but
+    # has an id of its own, so that no record without a trace stands for it. Left out of dumps at
+    # its default: predictions that were frozen before it keep their digest.
+    trace: bool = Field(default=False, exclude_if=lambda traced: not traced)
 
     @model_validator(mode="before")
     @classmethod
@@ -498,6 +502,8 @@ def _inference(run: Run) -> Conflicts:
                 what = f"{name} is a setting of inference, this run trains"
                 yield what, "leave it out, or use task: inference"
         return
+    if run.trace:
+        yield "trace is a setting of training, this run is inference", "leave it out"
     model, longest = run.architecture, max(run.prompt_tokens) + run.new_tokens
     if isinstance(model, models.PythonModel):
         what = "inference is measured on a language model or a classifier of the lab"

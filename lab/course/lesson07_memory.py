@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from lab.course.check import close, exercise, judge, number, require
+from lab.records.schema import RankMemory
 
 # Bytes per parameter in mixed precision with AdamW: Rajbhandari et al. (2020), section 3.1.
 WEIGHT, GRADIENT, OPTIMIZER = 2, 2, 12
@@ -107,3 +108,42 @@ def optimizer(answer: object, *, sharded: float, whole: float) -> str:
         answer, right, mistakes={"Turn it over.": 1 / right} if not close(right, 1 / right) else {}
     )
     return f"{right:.2f}: a rank keeps what it updates."
+
+
+@exercise("07.levels")
+def levels(answer: object, *, alone: float, ddp: float, weights: float) -> str:
+    """Bytes between two steps over the bytes of the weights. One device keeps weights and both
+    moments; what does DDP never give back?
+    """
+    require(
+        isinstance(answer, tuple | list) and len(answer) == 2,
+        "Two numbers are wanted: (one device, a rank of DDP).",
+    )
+    one, rank = map(number, answer)  # type: ignore[call-overload]
+    require(not close(one, 1e-6 * alone), "A multiple of the weights is wanted, not MB.")
+    require(
+        close(one, alone / weights), "Divide what one device holds by the bytes of its weights."
+    )
+    require(
+        close(rank, ddp / weights), "The first is right; DDP holds something more between steps."
+    )
+    return (
+        f"{alone / weights:.2f} and {ddp / weights:.2f}: weights and two moments, and in DDP the "
+        "buckets, which stay allocated and in which the gradients live."
+    )
+
+
+@exercise("07.flattened")
+def flattened(answer: object, *, plain: RankMemory, recomputed: RankMemory) -> str:
+    """What rises is the peak less what is held between steps. Which share of it is gone?"""
+    rises, left = (max(one.bytes) - one.held for one in (plain, recomputed))
+    mistakes = {
+        "Subtract what is held between steps: recomputation cannot take that away.": 1
+        - max(recomputed.bytes) / max(plain.bytes),
+        "That is what is left.": left / rises,
+    }
+    judge(answer, 1 - left / rises, mistakes=mistakes)
+    return (
+        f"{1 - left / rises:.0%} of {rises / 1e6:.0f} MB. What is left are the inputs of the "
+        "blocks, the activations of one block at a time, and the head."
+    )

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import math
 
-from lab.course.check import exercise, judge
+from lab.course.check import exercise, judge, number, require
+from lab.records.schema import Trace
+
+READ_WITHIN = 0.05  # of a step: what can be read off a trace by eye
 
 
 @exercise("08.bubble")
@@ -75,6 +78,61 @@ def ratio(
     return (
         f"{right:.2f} times, {more} than data parallelism; it grows with the batch, and "
         "gradients do not."
+    )
+
+
+@exercise("08.trace")
+def trace(answer: object, *, trace: Trace, rank: int) -> str:
+    """The step less the stretches in which its operators run, over the step."""
+    value, right = number(answer), trace.idle(rank)
+    require(not 1 < value <= 100, "A share between 0 and 1 is wanted.")
+    if abs(value - right) > READ_WITHIN:
+        busy = abs(value - (1 - right)) <= READ_WITHIN
+        require(False, "That is the share in which it works." if busy else "")
+    others = [trace.idle(other) for other in range(len(trace.memory)) if other != rank]
+    listed = ", ".join(f"{share:.0%}" for share in others)
+    return (
+        f"{right:.0%} of the step; of the other stages {listed}. Equal stages would wait equally "
+        "long: the longest stage waits least, and the others for it."
+    )
+
+
+@exercise("08.context")
+def context(
+    answer: object, *, tokens: int, ranks: int, heads: int, key_value_heads: int, width: int
+) -> str:
+    """A rank has the keys and the values of tokens / ranks, in 2 bytes for a number. In a ring of
+    N ranks it passes on N - 1 such parts: its own, and those that it gets.
+    """
+    part = 2 * 2 * tokens / ranks * width * key_value_heads / heads
+    right = (ranks - 1) * part
+    mistakes = {
+        "Keys and values are two tensors, of 2 bytes for a number.": right / 2,
+        "Several heads of queries share one of keys and values.": right * heads / key_value_heads,
+        "After N - 1 rounds every rank has seen all parts.": ranks * part,
+        "That is one round of the ring.": part,
+    }
+    judge(answer, right, mistakes=mistakes, within=0.01)
+    return (
+        f"{right / 1e6:.0f} MB in each layer, which can hide behind the attention to the part "
+        "before: that takes time in proportion to the square of the tokens."
+    )
+
+
+@exercise("08.experts")
+def experts(answer: object, *, tokens: int, width: int, active: int, ranks: int) -> str:
+    """Each token goes to its experts and comes back, 2 bytes for each number of its width. Of N
+    ranks, its own has one expert in N: the rest of the tokens leave.
+    """
+    right = 2 * active * tokens * width * 2 * (ranks - 1) / ranks
+    mistakes = {
+        "They come back too, or: every token goes to more than one expert.": right / 2,
+        "One token in N finds its expert on its own rank.": right * ranks / (ranks - 1),
+    }
+    judge(answer, right, mistakes=mistakes, within=0.01)
+    return (
+        f"{right / 1e6:.0f} MB in each layer's forward pass, in two all-to-alls for which the "
+        "layer must wait, and longer if many tokens choose the same expert."
     )
 
 

@@ -5,7 +5,8 @@ which several figures share. A new one is a function with `@figure` in the modul
 in that module's `__all__`:
 
     scaling     step time, throughput, speedup, efficiency by world size
-    breakdown   phases of a step, timeline of a step
+    breakdown   phases of a step, timeline of a step, measured or traced
+    memory      memory over a traced step
     curves      losses, overlap of compute and communication, times of collectives
     inference   latency, size, stages
 
@@ -18,5 +19,6 @@ from lab.figures.data import StudyResults as StudyResults
 from lab.figures.figure import FIGURES as FIGURES
 from lab.figures.figure import alt_text as alt_text
 from lab.figures.inference import *  # noqa: F403
+from lab.figures.memory import *  # noqa: F403
 from lab.figures.scaling import *  # noqa: F403
 from lab.figures.style import style as style

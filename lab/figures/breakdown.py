@@ -20,10 +20,10 @@ from lab.figures.figure import NO_COMMUNICATION, figure, no_runs
 from lab.figures.labels import measure, room_beside
 from lab.figures.style import IDEAL, wrapped
 from lab.formatting import Unit, format_seconds, percent, unit_for, value_of
-from lab.records.schema import PHASES, Communication, Event
+from lab.records.schema import PHASES, Communication, Event, Trace
 from lab.records.store import Record
 
-__all__ = ["step_breakdown", "step_timeline", "waterfall"]
+__all__ = ["step_breakdown", "step_timeline", "trace_timeline", "waterfall"]
 
 EXPOSED = "exposed communication"
 # Okabe and Ito (2008), each with the text colour that can be read on it.
@@ -45,6 +45,9 @@ HEADER = 0.95  # distance of the phase names from the first bar
 LANE = 0.36  # height of a lane of the timeline
 WAITED = "What the link carries after the last of a rank's backward pass is waited for."
 NO_PHASES = "no phases of a step are known"
+NO_TRACE = "no step was traced: it takes `trace: true` in a run"
+OPERATORS = "operators"
+LANES = ("compute", "link", OPERATORS)  # of a rank in a timeline
 MOST_WATERFALLS = 4
 MEASURED, LOSS, GAIN = "#0072B2", "#D55E00", "#009E73"
 
@@ -351,35 +354,86 @@ def step_timeline(ax: Axes, results: StudyResults) -> None:
 
     A bucket has a tick where its gradients were ready, and a bar while it is on the link.
     """
-    events = _events(results.records)
+    _draw_timeline(ax, _events(results.records))
+
+
+def _draw_timeline(ax: Axes, events: Sequence[Event]) -> None:
     last = max(event.end for event in events)
     unit = unit_for([last])
-    numbers = sorted({event.rank for event in events})
-
-    def height_of(rank: int, lane: int) -> float:
-        nth = numbers.index(rank)
-        return (2 * nth + lane) * (LANE + 0.06) + nth * 0.25
-
+    heights: dict[tuple[int, int], float] = {}
+    for nth, (rank, lane) in enumerate(sorted({(one.rank, _lane(one)) for one in events})):
+        before = len({other for other, _ in heights} - {rank})  # ranks above
+        heights[rank, lane] = nth * (LANE + 0.06) + before * 0.25
     for event in sorted(events, key=lambda event: event.start):
-        on_link = _on_link(event)
-        y = height_of(event.rank, on_link)
+        lane = _lane(event)
+        y = heights[event.rank, lane]
         start, width = event.start * unit.per_second, (event.end - event.start) * unit.per_second
-        color, ink = LINK if on_link else COLORS.get(event.name, COLORS["other"])
+        color, ink = (
+            LINK if lane == LANES.index("link") else COLORS.get(event.name, COLORS["other"])
+        )
         ax.barh(y, width, left=start, height=LANE, color=color, edgecolor="white", linewidth=0.8)
         if event.ready is not None:
             ready = event.ready * unit.per_second
             ax.plot([ready, ready], [y - LANE / 2, y + LANE / 2], color="black", linewidth=1)
-        _write_inside(ax, start + width / 2, y, event.name.removeprefix("bucket "), ink, 8)
-    lanes = [
-        (height_of(rank, lane), f"rank {rank} {name}")
-        for rank in numbers
-        for lane, name in enumerate(("compute", "link"))
-    ]
-    ax.set_yticks(*zip(*lanes, strict=True))
+        name = "" if event.name == OPERATORS else event.name.removeprefix("bucket ")
+        _write_inside(ax, start + width / 2, y, name, ink, 8)
+    names = [f"rank {rank} {LANES[lane]}" for rank, lane in heights]
+    ax.set_yticks(list(heights.values()), names)
     ax.set_xlabel(f"time since the start of the step ({unit.name})")
     ax.set_xlim(0, last * unit.per_second * 1.02)
-    ax.set_ylim(lanes[-1][0] + LANE, lanes[0][0] - LANE)
+    ax.set_ylim(max(heights.values()) + LANE, -LANE)
     ax.tick_params(axis="y", length=0)
     ax.grid(visible=False)
     measure(ax)
     _hide_wide(ax)
+
+
+def _lane(event: Event) -> int:
+    if event.name == OPERATORS:
+        return LANES.index(OPERATORS)
+    return LANES.index("link" if _on_link(event) else "compute")
+
+
+def _trace(records: Sequence[Record]) -> Trace | None:
+    """The trace on the most ranks; of several the first."""
+    traced = [record for record in records if record.trace]
+    widest = max(traced, key=lambda record: record.run.world_size, default=None)
+    return widest.trace if widest else None
+
+
+def no_trace(results: StudyResults) -> str:
+    """Why a figure of a traced step is empty; empty if a step was traced."""
+    return no_runs(results) or ("" if _trace(results.records) else NO_TRACE)
+
+
+def _traced_events(results: StudyResults) -> list[Event]:
+    trace = _trace(results.records)
+    return [*trace.timeline, *trace.operators] if trace else []
+
+
+def _trace_height(results: StudyResults) -> float:
+    events = _traced_events(results)
+    lanes = {(event.rank, _lane(event)) for event in events}
+    return 1.1 + 0.38 * len(lanes) + 0.2 * len({event.rank for event in events})
+
+
+def _describe_trace(results: StudyResults) -> str:
+    trace = _trace(results.records)
+    assert trace is not None
+    time = format_seconds(max(memory.end for memory in trace.memory))
+    shares = (f"rank {n} in {percent(trace.idle(n))} of it" for n in range(len(trace.memory)))
+    return f"A traced step of {time}. No operator runs on {', on '.join(shares)}."
+
+
+@figure(
+    describe=_describe_trace,
+    missing=no_trace,
+    height=_trace_height,
+    see=lambda _: "Where no operator runs, the rank waits.",
+)
+def trace_timeline(ax: Axes, results: StudyResults) -> None:
+    """A traced step on the most ranks: what the lab marked, and when torch ran operators.
+
+    Operators that communicate are not drawn. The profiler makes the step slower than others.
+    """
+    _draw_timeline(ax, _traced_events(results))

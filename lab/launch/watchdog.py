@@ -31,7 +31,7 @@ LOST_S = 10.0
 # How long a job's folder must be gone before its ranks end, in s, as file systems have hiccups.
 REMOVED_S = 10.0
 # Phases in which every rank makes progress at each step: the shorter timeout applies.
-STEPPING = ("warm-up", "measuring", "evaluating", "comparing")
+STEPPING = ("warm-up", "measuring", "evaluating", "comparing", "tracing")
 
 
 class Watchdog:

@@ -79,6 +79,12 @@ class Event(Section):
     ready: float | None = None  # when the gradients of a bucket were complete
     bytes: int | None = None  # of what goes over the link
 
+    def later(self, seconds: float) -> Event:
+        """The same bar, this much later."""
+        ready = None if self.ready is None else self.ready + seconds
+        times = {"start": self.start + seconds, "end": self.end + seconds, "ready": ready}
+        return self.model_copy(update=times)
+
 
 class Operation(Section):
     """One kind of collective or message, per step on one rank."""
@@ -150,6 +156,38 @@ class Memory(Section):
     peak: list[int]
     parameters: int  # bytes of the parameters on one rank
     optimizer: int | None = None  # bytes of the optimizer's state on one rank
+
+
+class RankMemory(Section):
+    """Bytes of the tensors that one rank holds over a traced step, whose times are as in Trace.
+
+    `held` are those before the step; `bytes` are the most in each of equally long parts of it.
+    """
+
+    start: float
+    end: float
+    held: int
+    bytes: list[int]
+
+
+class Trace(Section):
+    """A step under torch's profiler, the last of a few after all that is timed; it is slower.
+
+    Times are in seconds from its earliest start on any rank. `timeline` holds what the lab marked
+    in it, `operators` when each rank ran operators (on a GPU kernels) that do not communicate. The
+    `file` beside the record holds all of the traced steps on all ranks.
+    """
+
+    file: str
+    timeline: list[Event]
+    operators: list[Event]
+    memory: list[RankMemory]  # by rank
+
+    def idle(self, rank: int) -> float:
+        """The share of the step in which a rank ran no operator."""
+        step = self.memory[rank]
+        busy = sum(one.end - one.start for one in self.operators if one.rank == rank)
+        return 1 - busy / (step.end - step.start)
 
 
 class Quality(Section):

@@ -29,6 +29,7 @@ from lab.records.schema import (
     Reported,
     Section,
     Timing,
+    Trace,
 )
 
 SCHEMA_VERSION = 1
@@ -58,6 +59,7 @@ class Record(Section):
     inference: Inference | None = None
     reported: Reported | None = None  # of a third-party table, with none of the above
     script: Observed | None = None
+    trace: Trace | None = None
     checks: dict[str, bool] = {}
     # `foreign_cpu` of the other attempt at this repeat, the louder one, which is kept beside it.
     disturbed: float | None = None

@@ -18,6 +18,7 @@ from lab.records.schema import (
     Observed,
     Quality,
     Timing,
+    Trace,
 )
 
 
@@ -88,3 +89,4 @@ class Measurement:
     gradients: list[Gradient] | None = None
     inference: Inference | None = None
     script: Observed | None = None
+    trace: Trace | None = None

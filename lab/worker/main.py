@@ -6,6 +6,7 @@ import socket
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -35,6 +36,7 @@ from lab.worker.measure.clock import FloatArray, phases_close, timing
 from lab.worker.rank_report import RankReport, communication_of, memory_of
 from lab.worker.resume import forget
 from lab.worker.sync_cost import Probe, methods_agree, probe, readiness
+from lab.worker.trace import trace, write_trace
 from lab.worker.train import Training, evaluate, train
 
 
@@ -44,9 +46,9 @@ def measure(
     """Measure one repeat of a run of a model or a script; the measurement on rank 0, else None.
 
     All ranks must call it. Rank 0 writes `folder`/steps.parquet and, if ranks communicate,
-    buckets.parquet (DDP) or calls.parquet. Raises InputError for data or a model that cannot be
-    used, LabError for a missing device, ranks with different data, or a non-finite loss;
-    torch.OutOfMemoryError passes through.
+    buckets.parquet (DDP) or calls.parquet, and trace.json.gz if the run asks for it. Raises
+    InputError for data or a model that cannot be used, LabError for a missing device, ranks with
+    different data, or a non-finite loss; torch.OutOfMemoryError passes through.
     """
     if run.task == "inference":
         from lab.worker.inference.main import infer
@@ -83,6 +85,12 @@ def measure(
         gradients = readiness(training, job)
         offsets = offset_before, read_clock_offset(socket.gethostname())
         reports = gather(_report(training, probed, job, peak, offsets))
+        depends_on_split = models.depends_on_split(training.model, run)
+        # Emulated compute runs no operators and holds no activations.
+        traced = None
+        if run.trace and pauses is None:
+            training = training.without_model()  # its memory is needed for another one
+            traced = gather(trace(job, shift=partial(on_clock_of_rank_0, offsets=offsets)))
     # From here on only rank 0 is needed; there is no group, so the others may end.
     if reports is None:
         return None
@@ -131,7 +139,7 @@ def measure(
             loss=training.loss.tolist(),
             validation_loss=validation_loss,
             accuracy=accuracy,
-            depends_on_split=models.depends_on_split(training.model, run),
+            depends_on_split=depends_on_split,
         ),
         environment=environment(
             context,
@@ -145,6 +153,7 @@ def measure(
             gpu_states=[state for report in reports for state in report.gpus],
         ),
         checks=checks,
+        trace=write_trace(traced, folder) if traced else None,
     )
 
 

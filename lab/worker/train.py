@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -51,6 +51,11 @@ class Training:
     peak_memory: list[int]  # of each device
     state: StateBytes
     parameters: int  # of the whole model
+
+    def without_model(self) -> Training:
+        """The same measurements, without the tensors of the model."""
+        none = nn.Identity()
+        return replace(self, model=none, parallel=none, forward=none, recorder=None)
 
 
 def train(job: RankJob, *, folder: Path | None = None, pauses: Pauses | None = None) -> Training:

@@ -245,7 +245,7 @@ def representative_step(
 
 
 def events(
-    rank: int, step: int, *, clock: Clock, sent: Buckets | Calls, shift: Shift
+    rank: int, step: int, *, clock: Clock, sent: Buckets | Calls | None, shift: Shift
 ) -> tuple[float, list[Event]]:
     """The start of a rank's step and its bars, in s; `shift` maps times to rank 0's clock."""
     phases = merge_adjacent(clock.phases(step))
@@ -255,6 +255,8 @@ def events(
         for (name, *_), (begin, end) in zip(phases, times, strict=True)
         if name in SHOWN
     ]
+    if sent is None:
+        return times[0][0], bars
     of_step = sent.of(step).shifted(shift)
     if isinstance(of_step, Buckets):
         names = [f"bucket {number}" for number in of_step.bucket]
@@ -283,14 +285,4 @@ def merge_adjacent(phases: Sequence[tuple[str, float, float]]) -> list[tuple[str
 def timeline(ranks: Sequence[tuple[float, Sequence[Event]]]) -> list[Event]:
     """The bars of all ranks, counted from the earliest start of the step."""
     origin = min(begin for begin, _ in ranks)
-    return [
-        bar.model_copy(
-            update={
-                "start": bar.start - origin,
-                "end": bar.end - origin,
-                "ready": None if bar.ready is None else bar.ready - origin,
-            }
-        )
-        for _, bars in ranks
-        for bar in bars
-    ]
+    return [bar.later(-origin) for _, bars in ranks for bar in bars]
