@@ -198,7 +198,7 @@ def restore_quieter(folder: Path) -> bool:
 
 def _copy_series(folder: Path, target: Path) -> None:
     target.mkdir(exist_ok=True)
-    for path in folder.glob("*.parquet"):
+    for path in (*folder.glob("*.parquet"), *folder.glob("trace.*")):
         shutil.copy2(path, target)
 
 

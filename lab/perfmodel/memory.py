@@ -117,9 +117,15 @@ def transformer_memory(
     value = value_bytes(candidate.precision)
     longest, rest = model.stage_layers(layout.pipeline, balanced=balanced)
     both = 1 if model.tied or layout.pipeline > 1 else 2
-    block = model.block() / layout.expert
-    weights = (longest * block + both * model.embedding) / layout.tensor
-    own = state_memory(weights, sharing=layout.sharing, ranks=layout.data, state=state)
+    dense, experts = model.block() - model.routed, model.routed / layout.expert
+    # An expert has fewer copies than the rest of the model, which share less of its state.
+    own, of_experts = (
+        state_memory(count / layout.tensor, sharing=layout.sharing, ranks=ranks, state=state)
+        for count, ranks in (
+            (longest * dense + both * model.embedding, layout.data),
+            (longest * experts, max(layout.data // layout.expert, 1)),
+        )
+    )
     mlp = (3 if model.gated else 2) * model.hidden * model.active
     split = mlp + 2 * model.width * (1 + model.key_value_share)
     per_value = GATED if model.gated else PLAIN
@@ -137,8 +143,10 @@ def transformer_memory(
     if first_stage and layout.pipeline > 1:
         last = 0.0
     gathers = layout.sharing == "fsdp" and layout.data > 1
-    return replace(
-        own,
+    return MemoryParts(
+        weights=own.weights + of_experts.weights,
+        gradients=own.gradients + of_experts.gradients,
+        optimizer=own.optimizer + of_experts.optimizer,
         activations=max(first, last) + IDLE,
-        gathered=2 * block * state.weights / layout.tensor if gathers else 0.0,
+        gathered=2 * (dense + experts) * state.weights / layout.tensor if gathers else 0.0,
     )

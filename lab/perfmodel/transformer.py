@@ -50,8 +50,16 @@ class Transformer:
 
     def block(self, *, experts: int = 0) -> float:
         """Parameters of the matrices of a layer with this many experts; 0: with all of them."""
-        mlp = (3 if self.gated else 2) * self.width * self.hidden
-        return self._attention + (experts or self.experts) * mlp
+        return self._attention + (experts or self.experts) * self._mlp
+
+    @cached_property
+    def _mlp(self) -> float:
+        return (3 if self.gated else 2) * self.width * self.hidden
+
+    @property
+    def routed(self) -> float:
+        """Parameters of a layer's experts, which ranks can share; 0 for a dense model."""
+        return self.experts * self._mlp if self.experts > 1 else 0.0
 
     @property
     def embedding(self) -> float:

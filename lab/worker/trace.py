@@ -12,7 +12,7 @@ import gzip
 import json
 import tempfile
 import time
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left, bisect_right, insort
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -34,7 +34,7 @@ FILE = "trace.json.gz"
 # Steps that are traced but not kept: DDP sorts its buckets anew after the first of them, and with
 # PowerSGD compresses from the third on.
 BEFORE, KEPT = 4, 3
-ANCHOR = "lab: anchor"  # a mark whose time on the host's clock is known
+ANCHOR, ANCHORS = "lab: anchor", 20  # marks whose times on the host's clock are known
 ALLOCATION = "[memory]"  # the profiler's name of an allocation or release
 ON_CPU, ON_CUDA = 0, 1  # its numbers of kinds of devices
 COMMUNICATES = ("c10d::", "_c10d_functional::", "gloo:", "nccl:")
@@ -54,6 +54,7 @@ class RankTrace:
     begin: float  # of the first kept step
     start: float  # of the last one, which the record describes
     end: float
+    levels: list[tuple[float, float]]  # times and bytes after each change of memory
     memory: RankMemory
     operators: list[tuple[float, float]]
 
@@ -72,17 +73,18 @@ def trace(job: RankJob, *, shift: Shift) -> RankTrace:
     run = job.run.model_copy(update={"steps": BEFORE + KEPT, "warmup_steps": BEFORE})
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
     with profile(activities=activities, profile_memory=True) as profiler:
-        with record_function(ANCHOR):
-            here = time.perf_counter()
+        marks = [_mark() for _ in range(ANCHORS)]
         training = train(replace(job, run=run, progress=progress))
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "trace.json")
         profiler.export_chrome_trace(str(path))
         made = json.loads(path.read_bytes())["traceEvents"]
-    anchor = next(event for event in made if event.get("name") == ANCHOR)
-    middle = anchor["ts"] + anchor["dur"] / 2
+    anchors = sorted((event for event in made if event.get("name") == ANCHOR), key=itemgetter("ts"))
+    # The shortest, as the process may be interrupted in any of them.
+    anchor, here = min(zip(anchors, marks, strict=True), key=lambda pair: pair[0]["dur"])
     stamps = np.array([event.get("ts", 0.0) for event in made])
-    for event, at in zip(made, shift(here + 1e-6 * (stamps - middle)).tolist(), strict=True):
+    passed = 1e-6 * (stamps - anchor["ts"] - anchor["dur"] / 2)
+    for event, at in zip(made, shift(here + passed).tolist(), strict=True):
         event["ts"] = at
     rank, clock = job.context.rank, training.clock
     steps = [
@@ -91,29 +93,76 @@ def trace(job: RankJob, *, shift: Shift) -> RankTrace:
     ]
     last = clock.phases(BEFORE + KEPT - 1)
     start, end = shift(np.array([last[0][1], last[-1][2]])).tolist()
-    totals = allocated(made, device=(job.device.index or 0) if on_gpu else None)
+    times, totals = allocated(made, device=(job.device.index or 0) if on_gpu else None)
+    begin = steps[0][0]
     return RankTrace(
-        events=[event for event in made if event["ph"] == "M" or event["ts"] >= steps[0][0]],
+        events=[
+            event
+            for event in made
+            if event["ph"] == "M" or (event["ph"] == "X" and event["ts"] >= begin)
+        ],
         bars=[bars for _, bars in steps],
-        begin=steps[0][0],
+        begin=begin,
         start=start,
         end=end,
-        memory=memory_over(*totals, start=start, end=end),
+        levels=[
+            (at, total)
+            for at, total in zip(times.tolist(), totals.tolist(), strict=True)
+            if at >= begin
+        ],
+        memory=memory_over(times, totals, start=start, end=end),
         operators=busy(made, start=start, end=end),
     )
+
+
+def _mark() -> float:
+    with record_function(ANCHOR):
+        return time.perf_counter()
 
 
 def allocated(made: Iterable[ChromeEvent], *, device: int | None) -> tuple[FloatArray, FloatArray]:
     """When memory was allocated or released on a GPU, None for the CPU, and the bytes after it."""
     place = (ON_CUDA, device) if device is not None else (ON_CPU, -1)
     changes = sorted(
-        (event["ts"], event["args"]["Total Allocated"])
-        for event in made
-        if event.get("name") == ALLOCATION
-        and (event["args"]["Device Type"], event["args"]["Device Id"]) == place
+        (event for event in made if event.get("name") == ALLOCATION and _device(event) == place),
+        key=itemgetter("ts"),
     )
-    times, totals = np.array(changes, dtype=np.float64).reshape(-1, 2).T
-    return times, totals
+    times = np.array([event["ts"] for event in changes])
+    if device is not None:
+        totals = [event["args"]["Total Allocated"] for event in changes]
+    else:
+        totals = _totals((event["args"]["Addr"], event["args"]["Bytes"]) for event in changes)
+    return times, np.array(totals, dtype=np.float64)
+
+
+def _device(event: ChromeEvent) -> tuple[int, int]:
+    return event["args"]["Device Type"], event["args"]["Device Id"]
+
+
+def _totals(changes: Iterable[tuple[int, int]]) -> list[float]:
+    """Bytes after each change of an address; a negative size is a release.
+
+    Not the profiler's own sum: on a CPU it misses what other threads release, such as gloo's. That
+    is noticed here once the memory is used again.
+    """
+    blocks: dict[int, int] = {}
+    starts: list[int] = []  # of the blocks, sorted; they do not overlap
+    total, totals = 0.0, []
+    for start, size in changes:
+        if size > 0:
+            first = max(bisect_right(starts, start) - 1, 0)
+            for other in starts[first : bisect_left(starts, start + size)]:
+                if other + blocks[other] > start:
+                    starts.remove(other)
+                    total -= blocks.pop(other)
+            insort(starts, start)
+            blocks[start] = size
+            total += size
+        elif start in blocks:
+            starts.remove(start)
+            total -= blocks.pop(start)
+        totals.append(total)
+    return totals
 
 
 def memory_over(
@@ -217,11 +266,9 @@ def _rows(rank: int, one: RankTrace, origin: float) -> Iterator[dict[str, Any]]:
             yield event | {"pid": pid, "ts": at}
         elif event["name"] == "thread_name" or (event["name"] == "process_name" and pid % 1000):
             yield event | {"pid": pid, "ts": 0}
-        elif event["name"] == ALLOCATION:
-            kind = "GPU" if event["args"]["Device Type"] == ON_CUDA else "CPU"
-            level = {"MB": event["args"]["Total Allocated"] / 1e6}
-            name = f"memory of the {kind}"
-            yield {"ph": "C", "name": name, "pid": pid, "tid": 0, "ts": at, "args": level}
+    for at, total in one.levels:
+        place = {"pid": numbers[own], "tid": 0, "ts": 1e6 * (at - origin)}
+        yield {"ph": "C", "name": "memory", **place, "args": {"MB": total / 1e6}}
 
 
 def _named(what: str, pid: int, tid: int, **value: object) -> dict[str, Any]:

@@ -114,8 +114,17 @@ def test_a_setting_that_came_later_is_dumped_where_it_is_given() -> None:
         Run.model_validate(inference | more) for more in ({}, {"base_precision": "bf16"})
     )
     assert "base_precision" not in plain.model_dump() and plain.id != other.id
+
     assert Run.model_validate_json(other.model_dump_json()) == other
     assert "base in bf16" in other.label and "base" not in plain.label
+
+
+def test_a_traced_run_has_an_id_of_its_own_and_others_are_dumped_as_before() -> None:
+    plain, traced = (
+        Run.model_validate({"global_batch_size": 8} | more) for more in ({}, {"trace": True})
+    )
+    assert "trace" not in plain.model_dump()
+    assert plain.id != traced.id and plain.label == traced.label
 
 
 def test_tf32_needs_a_gpu() -> None:
@@ -232,6 +241,7 @@ CONFLICTS: dict[str, tuple[dict[str, Any], str]] = {
         "all ranks of 'tensor_parallel' see the same samples",
     ),
     "TF32 on CPU": ({"precision": "tf32", "needs_device": "cpu"}, "tf32 on CPU, which has none"),
+    "trace of inference": ({"task": "inference", "trace": True}, "trace is a setting of training"),
     "base of a training": ({"base_precision": "bf16"}, "base_precision is a setting of inference"),
     "unknown": ({"compression": "zip"}, "'none', 'bf16', 'fp16' or 'powersgd'"),
 }

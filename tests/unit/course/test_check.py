@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from factories import record
+from factories import record, traced
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -20,6 +20,7 @@ from lab.config.study import Study
 from lab.course.check import WrongAnswerError, exercises, judge, verdict
 from lab.course.lesson02_collectives import Ring
 from lab.perfmodel.flops import gpt_flops_per_token, gpt_parameters
+from lab.records.schema import RankMemory
 
 RUN = Run.model_validate({"model": "gpt-nano", "global_batch_size": 8})
 N = gpt_parameters(RUN.architecture, 4096)
@@ -162,6 +163,34 @@ CASES: dict[str, tuple[dict[str, Any], Any, dict[Any, str]]] = {
     "07.ranks": ({"parameters": 7e9, "bytes_per_rank": 40e9}, 3, {2: "Round up", 2.8: "rounded"}),
     "07.sent": ({}, 1.5, {1.0: "twice", 3.0: "two passes"}),
     "07.optimizer": ({"sharded": 4e6, "whole": 8e6}, 0.5, {2.0: "Turn"}),
+    "07.levels": (
+        {"alone": 12e6, "ddp": 16e6, "weights": 4e6},
+        (3.0, 4.0),
+        {(12.0, 16.0): "not MB", (4.0, 4.0): "one device", (3.0, 3.0): "DDP holds", 3.0: "Two"},
+    ),
+    "07.flattened": (
+        {
+            "plain": RankMemory(start=0, end=1, held=20, bytes=[20, 100, 60]),
+            "recomputed": RankMemory(start=0, end=1, held=20, bytes=[20, 30, 40]),
+        },
+        0.75,
+        {0.6: "Subtract", 0.25: "what is left"},
+    ),
+    "08.trace": (
+        {"trace": traced(record(Run(world_size=2, global_batch_size=8))).trace, "rank": 1},
+        0.43,  # read by eye
+        {0.6: "works", 0.2: "over the step", 40: "between 0 and 1"},
+    ),
+    "08.context": (
+        {"tokens": 80, "ranks": 4, "heads": 4, "key_value_heads": 2, "width": 10},
+        3 * 2 * 2 * 20 * 5,
+        {600: "two tensors", 2400: "queries", 1600: "N - 1", 400: "one round"},
+    ),
+    "08.experts": (
+        {"tokens": 10, "width": 8, "active": 2, "ranks": 4},
+        2 * 2 * 10 * 8 * 2 * 3 / 4,
+        {240: "back", 640: "own rank"},
+    ),
     "08.bubble": (
         {"stages": 4, "microbatches": 8},
         3 / 11,

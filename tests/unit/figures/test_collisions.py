@@ -11,7 +11,7 @@ import pytest
 
 mpl.use("Agg")
 import matplotlib.pyplot as plt
-from factories import record, repeats, run
+from factories import record, repeats, run, traced
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.text import Text
@@ -88,6 +88,11 @@ MADE = {
     ],
     "many world sizes": [record(run(2**n, 4096), step_time=1 / 2**n) for n in range(11)],
     "one configuration": [record(run(1))],
+    "one traced step": [traced(record(run(2)))],
+    "traced steps": [
+        traced(record(run(1, activation_checkpointing=again), step_time=0.1))
+        for again in (False, True)
+    ],
 }
 
 

@@ -9,7 +9,7 @@ import pytest
 
 mpl.use("Agg")
 import matplotlib.pyplot as plt
-from factories import losses, record, repeats, run, study
+from factories import losses, record, repeats, run, study, traced
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -277,7 +277,12 @@ def test_a_study_brings_its_baseline_and_scaling(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name", [name for name in TRAINING if name not in {"overlap_band", "step_timeline"}]
+    "name",
+    [
+        name
+        for name in TRAINING
+        if name not in {"overlap_band", "step_timeline", "trace_timeline", "memory_timeline"}
+    ],
 )
 def test_alt_text_is_one_sentence_with_numbers(name, few):
     text = alt_text(name, few)
@@ -359,3 +364,33 @@ def test_ticks_of_a_logarithmic_axis_end_with_what_is_drawn():
     assert list(axis.get_majorticklocs()) == pytest.approx([0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20])
     plain_log(axis, ends=(0.03, 2000.0))
     assert list(axis.get_majorticklocs()) == pytest.approx([0.1, 1, 10, 100, 1000])
+
+
+def test_a_traced_step_rank_by_rank():
+    made = [traced(record(run(1))), traced(record(run(2)))]
+    ax = figures.trace_timeline(made)
+    assert [label.get_text() for label in ax.get_yticklabels()] == [
+        f"rank {rank} {lane}" for rank in (0, 1) for lane in ("compute", "link", "operators")
+    ]
+    widths = [patch.get_width() for patch in ax.patches]
+    assert sum(widths) == pytest.approx(2 * (100 + 20) + 80 + 60)  # ms
+    assert alt_text("trace_timeline", made) == (
+        "A traced step of 100.0 ms. No operator runs on rank 0 in 20.0 % of it, on rank 1 in "
+        "40.0 % of it."
+    )
+
+
+def test_memory_over_a_step():
+    made = [traced(record(run(1, activation_checkpointing=again))) for again in (False, True)]
+    ax = figures.memory_timeline(made)
+    plain, again = ax.figure.axes[1:]
+    assert words(plain) == [
+        "forward",
+        "backward",
+        "peak 60 MB",
+        "20 MB between steps: weights 5.2, optimizer 10.4, other 4.4",
+    ]
+    assert again.get_title(loc="left") == "checkpointing"
+    assert plain.get_xlim() == pytest.approx((0, 100)) and plain.get_ylabel() == "MB"
+    assert "60 MB at the peak (backward)" in alt_text("memory_timeline", made[:1])
+    assert "trace: true" in alt_text("memory_timeline", [record(run(1))])

@@ -16,11 +16,12 @@ from lab.perfmodel.memory import (
     IDLE,
     LOGIT,
     PLAIN,
+    MemoryParts,
     rank_memory,
     state_memory,
     transformer_memory,
 )
-from lab.perfmodel.transformer import Transformer
+from lab.perfmodel.transformer import Transformer, named
 
 
 @pytest.mark.parametrize(("sharing", "gigabytes"), [("ddp", 120), ("zero1", 31.4), ("fsdp", 1.9)])
@@ -108,3 +109,23 @@ def test_memory_of_layouts() -> None:
     )
     sharded = rank_memory(1e9, Layout(sharing="fsdp", data=4), state=FP32, largest_unit=1e8)
     assert sharded.total == 4e9 + 2e8
+
+
+def test_ranks_that_share_experts_keep_the_rest_of_the_model_whole() -> None:
+    """Mixtral 8x7B, by hand: 46.7 billion parameters, of which 45.1 in experts of 176 million."""
+    model = named("Mixtral 8x7B")
+    assert model is not None
+
+    def memory(expert: int) -> MemoryParts:
+        layout = Layout(sharing="zero1", data=8, expert=expert)
+        return transformer_memory(model, 4096, Candidate(layout, 1))
+
+    experts = 32 * 8 * 3 * 4096 * 14336
+    rest = model.parameters - experts
+    for expert in (1, 2, 8):
+        parts = memory(expert)
+        assert parts.weights == pytest.approx(2 * (rest + experts / expert))
+        assert parts.gradients == pytest.approx(2 * parts.weights)
+        # Fewer ranks have copies of an expert, so that ZeRO-1 divides its share by fewer.
+        assert parts.optimizer == pytest.approx(12 * model.parameters / 8)
+    assert memory(8).activations == memory(1).activations
