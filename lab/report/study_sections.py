@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from lab.analysis import configurations, tables
 from lab.config.run import Run, distinct_labels
 from lab.config.strategies import SCRIPT_NAME
+from lab.config.study import Study
 from lab.errors import InputError
 from lab.figures import curves
 from lab.figures.curves import OVERLAPPING
@@ -17,7 +18,7 @@ from lab.launch.hours import spent
 from lab.launch.plan import planned
 from lab.launch.preflight import usable
 from lab.perfmodel.calibration import Calibration, load_calibration
-from lab.records.store import Record
+from lab.records.store import Record, Store
 from lab.report import references, sections
 from lab.report.blocks import Figure, Markdown, Table, drawn, figure
 
@@ -157,6 +158,21 @@ def links(calibration: Calibration) -> Figure:
         caption=LINKS if calibration.rows else "",
         label="fig-links",
     )
+
+
+def traced_step(results: StudyResults, study: Study) -> list[Markdown | Figure]:
+    """A traced step, and where its trace is; nothing if no step of these results was traced."""
+    store = Store(study.out)
+    paths = [
+        (store.folder(record.task) / record.trace.file).relative_to(study.folder)
+        for record in results.records
+        if record.trace
+    ]
+    if not paths:
+        return []
+    where = f"Perfetto (ui.perfetto.dev) opens its trace: {', '.join(map(str, paths))}."
+    figures = [figure(name, results) for name in ("trace_timeline", "memory_timeline")]
+    return [Markdown.of("A traced step", heading=2), Markdown.of(where), *figures]
 
 
 def environment(results: StudyResults) -> Table:
