@@ -123,7 +123,7 @@ def _draw(ax: Axes, one: _Panel, per_second: float) -> None:
         at = ax.get_xaxis_transform()
         ax.text((start + end) / 2, 0.97, bar.name, transform=at, **look)
     when, peak = one.peak
-    near = {"xytext": (0, 2), "textcoords": "offset points", "fontsize": 8.5}
+    near: dict[str, Any] = {"xytext": (0, 2), "textcoords": "offset points", "fontsize": 8.5}
     side = "left" if when * per_second < length / 2 else "right"
     ax.annotate(f"peak {peak / 1e6:.3g} MB", (when * per_second, peak / 1e6), ha=side, **near)
     ax.annotate(one.parts, (0.01 * length, 0), va="bottom", **near)

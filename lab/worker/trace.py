@@ -267,8 +267,8 @@ def _rows(rank: int, one: RankTrace, origin: float) -> Iterator[dict[str, Any]]:
         elif event["name"] == "thread_name" or (event["name"] == "process_name" and pid % 1000):
             yield event | {"pid": pid, "ts": 0}
     for at, total in one.levels:
-        place = {"pid": numbers[own], "tid": 0, "ts": 1e6 * (at - origin)}
-        yield {"ph": "C", "name": "memory", **place, "args": {"MB": total / 1e6}}
+        level = {"ts": 1e6 * (at - origin), "args": {"MB": total / 1e6}}
+        yield {"ph": "C", "name": "memory", "pid": numbers[own], "tid": 0, **level}
 
 
 def _named(what: str, pid: int, tid: int, **value: object) -> dict[str, Any]:

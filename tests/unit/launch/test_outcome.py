@@ -27,21 +27,25 @@ def begin(folder: Path, first: Record) -> None:
     """The first attempt set aside, and the time series of the second where its job writes them."""
     folder.mkdir()
     (folder / "steps.parquet").write_text(first.finished_at)
+    (folder / "trace.json.gz").write_text(first.finished_at)
     write_record(first, folder)
     archive_noisy(folder, replaced=folder.parent / "replaced")
 
 
 def measure(folder: Path, second: Record) -> None:
     (folder / "steps.parquet").write_text(second.finished_at)
+    (folder / "trace.json.gz").write_text(second.finished_at)
     keep_quieter(second, folder)
 
 
 def finished(folder: Path) -> str | None:
-    """When the attempt in a folder ended, if its record and its time series are both there."""
-    whole, series = read_record(folder / "record.json"), folder / "steps.parquet"
-    if whole is None or not series.exists() or series.read_text() != whole.finished_at:
+    """When the attempt in a folder ended, if its record, its time series and its trace are there."""
+    whole = read_record(folder / "record.json")
+    series = [folder / "steps.parquet", folder / "trace.json.gz"]
+    if whole is None or not all(path.exists() for path in series):
         return None
-    return whole.finished_at
+    written = {path.read_text() for path in series}
+    return whole.finished_at if written == {whole.finished_at} else None
 
 
 @pytest.mark.parametrize(
@@ -64,7 +68,9 @@ def test_the_quieter_attempt_is_the_record(tmp_path: Path, first, second, kept) 
     now = read_record(folder / "record.json")
     assert now is not None and other.environment is not None
     assert now.disturbed == other.environment.foreign_cpu
-    assert {path.name for path in folder.iterdir()} == {"record.json", "steps.parquet", DISTURBED}
+    assert {path.name for path in folder.iterdir()} == {
+        *("record.json", "steps.parquet", "trace.json.gz", DISTURBED)
+    }
 
 
 def killed(moment: int, folder: Path, second: Record) -> bool:
@@ -89,6 +95,7 @@ def test_a_kill_at_any_moment_loses_neither_attempt(tmp_path: Path) -> None:
         folder = tmp_path / str(moment)
         begin(folder, first)
         (folder / "steps.parquet").write_text(second.finished_at)
+        (folder / "trace.json.gz").write_text(second.finished_at)
         was_killed = killed(moment, folder, second)
         # Wherever it stopped, the first attempt is whole; the second too, once it was written.
         places = [folder, *filter(Path.is_dir, folder.iterdir())]

@@ -1,10 +1,10 @@
 from __future__ import annotations
 
-from factories import repeats, run, study
+from factories import repeats, run, study, traced
 
 from lab.figures.data import StudyResults
 from lab.records.store import DISTURBED, Store, write_record
-from lab.report import sections
+from lab.report import sections, study_sections
 
 
 def test_both_attempts_at_a_repeat_are_shown_and_one_counts(tmp_path) -> None:
@@ -27,3 +27,12 @@ def test_both_attempts_at_a_repeat_are_shown_and_one_counts(tmp_path) -> None:
     ]
     assert "louder of two attempts" in table.caption
     assert "attempts" not in sections.every_repeat(StudyResults(quiet)).caption
+
+
+def test_a_traced_step_is_drawn_and_its_file_is_named(tmp_path) -> None:
+    made = study(tmp_path, [run(2)], repeats=1)
+    plain = repeats(run(2), [0.1])
+    assert study_sections.traced_step(StudyResults(plain), made) == []
+    _, where, *figures = study_sections.traced_step(StudyResults([traced(plain[0])]), made)
+    assert f"{run(2).id}/0/trace" in where.markdown.replace("\\", "")
+    assert [figure.label for figure in figures] == ["fig-trace-timeline", "fig-memory-timeline"]
