@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.text import Text
 
 from lab.config.run import distinct_labels
 from lab.figures.breakdown import COLORS, no_trace
@@ -96,22 +98,25 @@ def memory_timeline(ax: Axes, results: StudyResults) -> None:
     longest = max(one.memory.end - one.memory.start for one in shown) * unit.per_second
     most = max(one.peak[1] for one in shown) / 1e6
     made = panels(ax, len(shown), columns=1)
+    names = []
     for panel, one in zip(made, shown, strict=True):
-        _draw(panel, one, unit.per_second)
+        names.append(_draw(panel, one, unit.per_second))
         panel.set(xlim=(0, longest), ylim=(0, 1.4 * most), ylabel="MB")
         if len(shown) > 1:
             name = wrapped(one.label, width=66, most=1)
             title = " ".join(filter(None, [panel.get_title(loc="left"), name]))
             panel.set_title(title, loc="left", color=IDEAL, fontsize="medium")
     made[-1].set_xlabel(f"time since the start of the step ({unit.name})")
-    for panel in made:
-        measure(panel)
-        _hide_names(panel)
+    measure(ax)
+    for panel, phases in zip(made, names, strict=True):
+        _hide_names(panel, phases)
 
 
-def _draw(ax: Axes, one: _Panel, per_second: float) -> None:
+def _draw(ax: Axes, one: _Panel, per_second: float) -> list[tuple[Text, float]]:
+    """Draw a panel, and return the names of its phases with the lengths of these."""
     levels = np.array(one.memory.bytes) / 1e6
     length, held = (one.memory.end - one.memory.start) * per_second, one.memory.held / 1e6
+    names = []
     edges = np.linspace(0, length, len(levels) + 1)
     ax.stairs(levels, edges, fill=True, color=RISEN)
     ax.fill_between([0, length], [held, held], color=HELD, linewidth=0)
@@ -119,24 +124,24 @@ def _draw(ax: Axes, one: _Panel, per_second: float) -> None:
         start, end = ((at - one.memory.start) * per_second for at in (max(bar.start, 0.0), bar.end))
         color, _ = COLORS.get(bar.name, COLORS["other"])
         ax.axvspan(start, end, color=color, alpha=0.15, linewidth=0, zorder=0)
-        look: dict[str, Any] = {"ha": "center", "va": "top", "fontsize": 8.5, "gid": end - start}
+        look: dict[str, Any] = {"ha": "center", "va": "top", "fontsize": 8.5}
         at = ax.get_xaxis_transform()
-        ax.text((start + end) / 2, 0.97, bar.name, transform=at, **look)
+        name = ax.text((start + end) / 2, 0.97, bar.name, transform=at, **look)
+        names.append((name, end - start))
     when, peak = one.peak
     near: dict[str, Any] = {"xytext": (0, 2), "textcoords": "offset points", "fontsize": 8.5}
     side = "left" if when * per_second < length / 2 else "right"
     ax.annotate(f"peak {peak / 1e6:.3g} MB", (when * per_second, peak / 1e6), ha=side, **near)
     ax.annotate(one.parts, (0.01 * length, 0), va="bottom", **near)
+    return names
 
 
-def _hide_names(ax: Axes) -> None:
-    """Hide the names of phases that are too short for them, and all but the first of each."""
+def _hide_names(ax: Axes, names: Sequence[tuple[Text, float]]) -> None:
+    """Hide names of phases that are wider than their phase, and all but the first of each."""
     known: set[str] = set()
     scale = abs(ax.transData.transform((1, 0))[0] - ax.transData.transform((0, 0))[0])
-    for text in ax.texts:
-        if (width := text.get_gid()) is None:
-            continue
-        fits = text.get_window_extent().width < 0.95 * float(width) * scale
+    for text, width in names:
+        fits = text.get_window_extent().width < 0.95 * width * scale
         text.set_visible(fits and text.get_text() not in known)
         if fits:
             known.add(text.get_text())
