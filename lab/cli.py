@@ -854,12 +854,13 @@ def bench(
     what: Annotated[
         str,
         Argument(
-            metavar="overhead|training|losses|predict|planner|public|report",
+            metavar="overhead|training|losses|predict|planner|public|driver|report",
             help="overhead: what measuring costs a step; "
             "training: the lab's step beside those of other loops; "
             "losses: whether all strategies learn the same; "
             "predict: how wrong predictions of two ranks are; planner: how long predicting takes; "
             "public: how wrong predictions of published layouts are; "
+            "driver: how long a study takes beside its jobs; "
             "report: what the report of many runs costs.",
         ),
     ],
@@ -917,6 +918,7 @@ def bench(
         ),
         "planner": lambda: _planner_speed(lab.benchmarks.planner_speed()),
         "public": lambda: _public(lab.benchmarks.public(tables or (), fit=fit, splits=splits)),
+        "driver": lambda: _driver_costs(lab.benchmarks.driver_costs(quick=quick)),
         "report": lambda: _report_costs(runs),
     }
     if what not in benchmarks:
@@ -1007,6 +1009,12 @@ def _planner_speed(result: lab.benchmarks.Speed) -> Verdict:
 
 def _public(result: lab.benchmarks.PublicBench) -> Verdict:
     return result.content(), [table_of(result.table()), *result.notes()], ""
+
+
+def _driver_costs(costs: list[lab.benchmarks.DriverCost]) -> Verdict:
+    failure = "" if all(one.within_limits for one in costs) else "the driver is beyond its limits"
+    content = [dataclasses.asdict(one) | {"ratio": one.ratio} for one in costs]
+    return content, [table_of([one.row() for one in costs])], failure
 
 
 def _report_costs(runs: int) -> Verdict:

@@ -24,11 +24,15 @@ import psutil
 
 @dataclass(frozen=True)
 class Gpu:
-    """One NVIDIA GPU as named by its driver; memory in bytes, None if not reported."""
+    """One NVIDIA GPU as named by its driver; memory in bytes, None if not reported.
+
+    `uuid` is its name in CUDA_VISIBLE_DEVICES.
+    """
 
     name: str
     driver: str
     memory: int | None
+    uuid: str = ""
 
 
 def allowed_cpus() -> tuple[int, ...]:
@@ -138,7 +142,7 @@ def _gpu(row: str) -> tuple[str, Gpu]:
     """A GPU by its UUID, from a row such as `GPU-8f2a..., NVIDIA H100, 570.86, 81559 MiB`."""
     uuid, name, driver, memory = (cell.strip() for cell in row.split(","))
     mib = re.fullmatch(r"(\d+) MiB", memory)  # else a word such as [N/A] if it is the host's
-    return uuid, Gpu(name, driver, int(mib[1]) * 2**20 if mib else None)
+    return uuid, Gpu(name, driver, int(mib[1]) * 2**20 if mib else None, uuid)
 
 
 def _slices(devices: dict[str, Gpu]) -> dict[str, Gpu]:
@@ -147,7 +151,7 @@ def _slices(devices: dict[str, Gpu]) -> dict[str, Gpu]:
     for line in _nvidia_smi("-L"):
         match = re.match(r"\s*(GPU \d+:|MIG (\S+)).*\(UUID: ([^)]+)\)", line)
         if match and match[2]:
-            slices[match[3]] = Gpu(f"{whole.name} MIG {match[2]}", whole.driver, None)
+            slices[match[3]] = Gpu(f"{whole.name} MIG {match[2]}", whole.driver, None, match[3])
         elif match:
             whole = devices.get(match[3], whole)
     return slices
@@ -160,7 +164,7 @@ def _visible(name: str, devices: dict[str, Gpu], slices: dict[str, Gpu]) -> Gpu 
     # Before driver 470 a slice was named by its GPU: MIG-GPU-<uuid>/<instance>/<instance>.
     old = name.removeprefix("MIG-").partition("/")[0] if name.startswith("MIG-GPU-") else None
     if old in devices:
-        return Gpu(f"{devices[old].name} MIG", devices[old].driver, None)
+        return Gpu(f"{devices[old].name} MIG", devices[old].driver, None, name)
     if not name.startswith(("GPU-", "MIG-")):
         return None
     matches = [gpu for uuid, gpu in (devices | slices).items() if uuid.startswith(name)]

@@ -15,7 +15,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from lab import machine
 from lab.config.base import Frozen, InvalidValueError, problems_of, unknown_keys
-from lab.config.emulation import Compute, Emulated, Link
+from lab.config.emulation import MEASURED, Compute, Emulated, Link
 from lab.config.slurm import Layout, SlurmKeys, Word, slurm_problems
 from lab.config.variables import check_variables
 from lab.errors import InputError, Problem, nearest
@@ -131,6 +131,8 @@ class Cluster(SlurmKeys):
     checkpoint_every_min: float = Field(default=10.0, gt=0, le=525_600)
     # A repeat during which other processes used the ranks' cores is measured once more.
     repeat_disturbed: bool = False
+    # Local jobs on GPUs, or on emulated ones, run beside each other, each on devices of its own.
+    pack_jobs: bool = False
     budget: Budget | None = None  # what a study may take, unless it is run with --yes
     # Variables set for every rank; `$NAME` and `~` in their values are expanded on its node.
     environment: dict[
@@ -160,7 +162,7 @@ class Cluster(SlurmKeys):
         return cluster
 
     def _problems(self) -> Iterator[Problem]:
-        here = {"devices", "cores_per_job", "link", "compute"}
+        here = {"devices", "cores_per_job", "link", "compute", "pack_jobs"}
         own = {"slurm": set(SlurmKeys.model_fields), "local": here, "replay": {"published"}}
         for other, keys in own.items():
             for key in sorted(keys & self.model_fields_set) if other != self.executor else ():
@@ -190,6 +192,15 @@ class Cluster(SlurmKeys):
         if self.cores_per_job and self.cores_per_job > len(machine.cores()):
             what = f"{self.cores_per_job}, and there are {len(machine.cores())} here"
             yield Problem("cores_per_job", what, f"at most {len(machine.cores())}")
+        if self.pack_jobs and self.cores_per_job:
+            what = "true, and with cores_per_job all ranks have the same cores"
+            yield Problem("pack_jobs", what, "leave one of them out")
+        elif self.pack_jobs and "CUDA_VISIBLE_DEVICES" in self.environment:
+            what = "true, and CUDA_VISIBLE_DEVICES names each job's own GPUs"
+            yield Problem("pack_jobs", what, "leave it out of environment, or set it for `lab run`")
+        elif self.pack_jobs and not self.packs and (self.emulates or self.device == "cpu"):
+            what = "true, and jobs that compute on CPUs would disturb each other"
+            yield Problem("pack_jobs", what, "leave it out, or emulate a GPU's compute by its name")
 
     def _devices_here(self) -> int:
         if self.compute is not None:
@@ -207,6 +218,12 @@ class Cluster(SlurmKeys):
     def emulates(self) -> bool:
         """Whether anything here is emulated."""
         return self.link is not None or self.compute is not None
+
+    @property
+    def packs(self) -> bool:
+        """Whether jobs run beside each other; with `device: auto`, where there are GPUs."""
+        described = self.compute is not None and self.compute.emulated != MEASURED
+        return self.pack_jobs and (self.device_kind == "cuda" or described)
 
     @property
     def device_kind(self) -> Literal["cpu", "cuda"]:

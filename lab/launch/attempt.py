@@ -1,4 +1,4 @@
-"""Files through which a job's ranks and driver communicate: claim, heartbeat, pids, ends, logs."""
+"""Files through which a job's ranks and driver communicate: heartbeat, start, pids, ends, logs."""
 
 from __future__ import annotations
 
@@ -7,15 +7,11 @@ import json
 import os
 import signal
 import socket
-import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
 
-from filelock import FileLock, Timeout
 from pydantic import TypeAdapter, ValidationError
 
 from lab.errors import InputError, LabError
@@ -71,6 +67,14 @@ class RankExit:
 
 
 @dataclass(frozen=True)
+class Start:
+    """What rank 0 decided, and the devices that it claimed where jobs share the host."""
+
+    decision: Decision
+    devices: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
 class RankProgress:
     """How far rank 0 has come; `time` is when it reported this, in s since the epoch."""
 
@@ -90,8 +94,8 @@ def read_progress(folder: Path, *, phase: str = "starting") -> RankProgress:
 
 
 _PROGRESS = TypeAdapter(RankProgress)
-_READERS = {kind: TypeAdapter(kind) for kind in (RankError, RankProcess, RankExit)}
-T = TypeVar("T", RankError, RankProcess, RankExit)
+_READERS = {kind: TypeAdapter(kind) for kind in (RankError, RankProcess, RankExit, Start)}
+T = TypeVar("T", RankError, RankProcess, RankExit, Start)
 
 
 def _read(path: Path, kind: type[T]) -> T | None:
@@ -132,9 +136,9 @@ class Attempt:
         """The path of a file that belongs to this start only."""
         return self.log / f"{self.name}.{name}"
 
-    def decide(self, decision: Decision) -> None:
-        """As rank 0, tell the others to run or that the task is already measured."""
-        write_atomically(self.path("start"), decision.encode(), mode=OWN_MODE)
+    def decide(self, decision: Decision, devices: tuple[int, ...] = ()) -> None:
+        """As rank 0, tell the others to run, and on which devices, or that it is measured."""
+        self._tell("start", Start(decision, devices))
 
     def wait_for_leader(self, *, patience_s: float = 60.0) -> Decision:
         """Wait for rank 0's decision.
@@ -144,7 +148,7 @@ class Attempt:
         """
         # Compared with each other, never with a clock: the nodes' clocks differ and may jump.
         beat, since = self._last_heartbeat(), time.monotonic()
-        while not self.path("start").exists():
+        while (start := self.start()) is None:
             if (latest := self._last_heartbeat()) != beat:
                 beat, since = latest, time.monotonic()
             if ended := [one for one in self.exits() if one.rank == 0]:
@@ -152,7 +156,11 @@ class Attempt:
             if time.monotonic() - since > patience_s:
                 raise TimeoutError(f"no heartbeat of rank 0 for {patience_s:.0f} s")
             time.sleep(0.05)
-        return "skip" if read_own(self.path("start")) == b"skip" else "run"
+        return start.decision
+
+    def start(self) -> Start | None:
+        """What rank 0 decided; None before it did."""
+        return _read(self.path("start"), Start)
 
     def _last_heartbeat(self) -> int | None:
         with contextlib.suppress(OSError):
@@ -210,7 +218,7 @@ class Attempt:
         errors = [error for path in paths if (error := _read(path, RankError))]
         return sorted(errors, key=lambda error: (error.waiting, error.time))
 
-    def _tell(self, name: str, content: RankError | RankProcess | RankExit) -> None:
+    def _tell(self, name: str, content: RankError | RankProcess | RankExit | Start) -> None:
         write_atomically(self.path(name), json.dumps(asdict(content)).encode(), mode=OWN_MODE)
 
     def log_tail(self, rank: int, *, lines: int = 30) -> str:
@@ -246,26 +254,3 @@ def present(folder: Path) -> tuple[Any, Attempt]:
     here = submitit.JobEnvironment()
     restarts = int(os.environ.get("SLURM_RESTART_COUNT", 0))
     return here, Attempt(folder, here.job_id, restarts, Path(os.environ["SUBMITIT_FOLDER"]))
-
-
-@contextmanager
-def claim(folder: Path, attempt: Attempt, *, devices: bool) -> Iterator[None]:
-    """Lock a task and then, if no scheduler allocates them, this machine's `devices`.
-
-    The kernel releases both locks when the process ends, however it ends. The order is the same in
-    every job, so two jobs cannot deadlock.
-    """
-    paths = [folder / "lock", *([_private_folder() / "devices.lock"] if devices else [])]
-    with contextlib.ExitStack() as stack:
-        for lock in map(FileLock, paths):
-            while not lock.is_locked:
-                attempt.heartbeat()
-                with contextlib.suppress(Timeout):
-                    lock.acquire(timeout=2, poll_interval=0.05)
-            stack.callback(lock.release)
-        yield
-
-
-def _private_folder() -> Path:
-    """A folder private to this user, the same for every study on this machine."""
-    return private_folder(Path(tempfile.gettempdir()) / f"scaling-lab-{os.getuid()}")

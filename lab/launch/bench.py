@@ -20,6 +20,8 @@ from lab.config.run import Run
 from lab.config.strategies import STRATEGIES
 from lab.config.study import Study
 from lab.errors import InputError
+from lab.launch.bench_driver import DriverCost as DriverCost
+from lab.launch.bench_driver import driver_costs as driver_costs
 from lab.launch.bench_public import PublicBench as PublicBench
 from lab.launch.bench_public import public as public
 from lab.launch.bench_training import LIMIT as LIMIT

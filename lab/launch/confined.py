@@ -29,7 +29,8 @@ import psutil
 from lab import machine
 from lab.files import read_json, write_atomically
 from lab.launch import fork_server
-from lab.launch.attempt import Attempt, claim
+from lab.launch.attempt import Attempt
+from lab.launch.claim import claim
 
 LOADED = ("torch", "torch._dynamo", "lab.worker.rungs", __name__)
 VARIABLES = {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}

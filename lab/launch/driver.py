@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,21 +34,27 @@ class Driver:
         *,
         adopted: Mapping[Path, Handle],
         wait: Callable[[float], bool],
+        may_start: Callable[[Path], bool] = lambda folder: True,
     ) -> None:
-        """Run new and adopted jobs to their ends, or until `wait(seconds)` returns True."""
-        waiting = deque(specs)
+        """Run new and adopted jobs to their ends, or until `wait(seconds)` returns True.
+
+        A new job is submitted once `may_start(folder)`.
+        """
+        waiting = {spec.folder: spec for spec in specs}
         self.alive |= adopted
         while waiting or self.alive:
-            if waiting and (slots := self.executor.free_slots(len(self.alive))) > 0:
-                batch = [waiting.popleft() for _ in range(min(slots, len(waiting)))]
-                folders = (spec.folder for spec in batch)
+            if ready := [spec for folder, spec in waiting.items() if may_start(folder)]:
+                batch = self.executor.choose(ready, list(self.alive.values()))
+                folders = [spec.folder for spec in batch]
                 self.alive |= zip(folders, self.executor.submit(batch), strict=True)
+                for folder in folders:
+                    del waiting[folder]
             pause = poll(self.alive.values())
-            for folder, handle in list(self.alive.items()):
-                if self._is_over(folder, handle):
-                    del self.alive[folder]
-                    self.on_end(folder, handle)
-            if (waiting or self.alive) and wait(pause if self.alive else 0.0):
+            over = [folder for folder, job in self.alive.items() if self._is_over(folder, job)]
+            for folder in over:
+                self.on_end(folder, self.alive.pop(folder))
+            # What has ended may have made room for the next job, which need not wait.
+            if (waiting or self.alive) and wait(0.0 if over and waiting else pause):
                 return
 
     def _is_over(self, folder: Path, handle: Handle) -> bool:

@@ -30,6 +30,8 @@ class JobSpec:
     arguments: tuple[Any, ...]
     code: Path | None = None  # a folder with a copy of `lab` to import instead of the driver's
     devices: int = 1  # per rank
+    # Devices that it claims where jobs share a host; None if it must have the host to itself.
+    slots: int | None = None
     # Whether ranks on CPUs may start with torch loaded; a script loads everything itself.
     preload: bool = True
 
@@ -84,8 +86,8 @@ class Executor(Protocol):
     # Whether jobs continue without a driver, so that an interrupted driver leaves them running.
     persistent: bool
 
-    def free_slots(self, running: int) -> int:
-        """How many more jobs may be submitted while `running` jobs are active."""
+    def choose(self, waiting: Sequence[JobSpec], running: Sequence[Any]) -> Sequence[JobSpec]:
+        """The waiting jobs to submit now, beside those of the handles in `running`."""
 
     def submit(self, specs: Sequence[JobSpec]) -> Sequence[Handle]:
         """Submit jobs; if this crashes midway, the next driver submits none of them twice."""
@@ -109,6 +111,7 @@ class LocalJob(Frozen):
     pid: int = Field(gt=1)
     began: float
     host: str = ""  # unknown in files of 0.1.0
+    slots: int | None = None  # as in its JobSpec
     submitted_at: float
 
     def work(self, folder: Path) -> tuple[Path, int]:

@@ -12,8 +12,10 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Literal
@@ -30,7 +32,8 @@ from lab.config.variables import expand
 from lab.errors import InputError, LabError, Problem, nearest
 from lab.files import private_folder
 from lab.launch import netem
-from lab.launch.attempt import Attempt, Decision, claim, present
+from lab.launch.attempt import Attempt, Decision, present
+from lab.launch.claim import claim, claim_some
 from lab.launch.outcome import (
     archive_failed,
     failed,
@@ -70,7 +73,8 @@ def execute(
             record = failed(run, repeat, attempt, started_at=started_at, allocation=allocation)
             write_record(record, attempt.folder)
 
-    with claimed(context, cluster, attempt, lambda: _decide(attempt.folder)) as decision:
+    decide = partial(_decide, attempt.folder)
+    with claimed(context, cluster, attempt, decide, slots=slots(run, cluster)) as decision:
         if decision == "skip":
             return "skipped"
         started_at = now()
@@ -99,6 +103,12 @@ def execute(
                 )
                 keep_quieter(record, attempt.folder)
     return "done"
+
+
+def slots(run: Run, cluster: Cluster) -> int | None:
+    """How many devices a run claims on a shared host; None if it must have the host to itself."""
+    profile = cluster.on(run.needs_device) or cluster
+    return run.processes * run.devices if profile.packs else None
 
 
 def _decide(folder: Path) -> Decision:
@@ -131,11 +141,7 @@ def register(
         world_size=world_size,
         local_rank=here.local_rank,
         device=cluster.device_kind,
-        cores=tuple(  # each once if slots share them
-            dict.fromkeys(
-                core for slot in range(first, first + devices) for core in cluster.cores_of(slot)
-            )
-        ),
+        cores=_cores(cluster, range(first, first + devices)),
         threads=cluster.threads_per_rank,
         cluster=cluster.name,
         cluster_file=cluster.file,
@@ -148,6 +154,11 @@ def register(
         **({} if here.num_nodes == 1 else {"host": _address(cluster)}),
     )
     return context, attempt
+
+
+def _cores(cluster: Cluster, slots: Iterable[int]) -> tuple[int, ...]:
+    """The cores that belong to these devices, each once, as devices may share them."""
+    return tuple(dict.fromkeys(core for slot in slots for core in cluster.cores_of(slot)))
 
 
 def _address(cluster: Cluster) -> str:
@@ -177,15 +188,33 @@ def claimed(
     cluster: Cluster,
     attempt: Attempt,
     decide: Callable[[], Decision] = lambda: "run",
+    *,
+    slots: int | None = None,
 ) -> Iterator[Decision]:
-    """Rank 0 claims the task and decides; the others wait for its decision."""
+    """Rank 0 claims the task and decides; the others wait for its decision.
+
+    On this machine it also claims devices: `slots` of them, or all if None.
+    """
     if context.rank != 0:
         yield attempt.wait_for_leader()
-        return
-    with claim(attempt.folder, attempt, devices=cluster.executor == "local"):
-        decision = decide()
-        attempt.decide(decision)
-        yield decision
+    elif slots is None:
+        with claim(attempt.folder, attempt, devices=cluster.executor == "local"):
+            decision = decide()
+            attempt.decide(decision)
+            yield decision
+    else:
+        names = _device_names(cluster)
+        with claim_some(attempt.folder, attempt, names=names, count=slots) as devices:
+            decision = decide()
+            attempt.decide(decision, devices)
+            yield decision
+
+
+def _device_names(cluster: Cluster) -> list[str]:
+    """Names of this machine's devices, the same in every job: of GPUs those that CUDA takes."""
+    if cluster.device_kind == "cuda":
+        return os.environ["CUDA_VISIBLE_DEVICES"].split(",")
+    return [f"emulated-{slot}" for slot in range(cluster.ranks_per_node)]
 
 
 @contextmanager
@@ -220,12 +249,24 @@ def setup_rank(context: RankContext, cluster: Cluster, attempt: Attempt) -> Rank
         advice = nearest(name, interfaces())
         raise InputError(cluster.name, [Problem("network_interface", what, advice)])
     set_variables(cluster)
+    if (start := attempt.start()) and start.devices:
+        context = settle(context, cluster, start.devices)
     os.environ["OMP_NUM_THREADS"] = str(context.threads)
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, context.cores)
     if cluster.link is None:
         return context
     return netem.join(context, cluster.link, attempt.path("network"))
+
+
+def settle(context: RankContext, cluster: Cluster, devices: Sequence[int]) -> RankContext:
+    """Let this rank see its job's devices alone; returns its context, with the cores of its own."""
+    if context.device == "cuda":
+        names = _device_names(cluster)
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(names[device] for device in devices)
+    each = len(devices) // context.world_size
+    own = devices[context.local_rank * each : (context.local_rank + 1) * each]
+    return replace(context, cores=_cores(cluster, own))
 
 
 def set_variables(cluster: Cluster) -> None:

@@ -79,6 +79,12 @@ def launch(
     return Jobs(study, profile, chosen, fresh=fresh, noisy=noisy, code=code)
 
 
+def predicts(task: Task) -> bool:
+    """Whether the times of runs on several ranks are predicted from a task."""
+    # Two repeats of each, as a single one does not show how much repeats differ.
+    return task.run.world_size == 1 and task.repeat < 2
+
+
 class Jobs:
     """The jobs of a study, similar to a concurrent.futures.Future.
 
@@ -215,12 +221,12 @@ class Jobs:
             if folder in handles:
                 self._ensure_record(folder, handles[folder])
             archive_failed(folder)
-        # Two repeats of each, as a single one does not show how much repeats differ.
-        single = {f for f, t in self._tasks.items() if t.run.world_size == 1 and t.repeat < 2}
-        self._awaited = single & {*adopted, *due}
+        self._awaited = {folder for folder in (*adopted, *due) if predicts(self._tasks[folder])}
         due.sort(key=lambda folder: folder not in self._awaited)
         self._predict()
-        self._driver.drive(self._specs(due), adopted=adopted, wait=self._wait)
+        self._driver.drive(
+            self._specs(due), adopted=adopted, wait=self._wait, may_start=self._may_start
+        )
         if self.cluster.repeat_disturbed and not self._stop.is_set():
             noisy = [folder for folder, task in self._tasks.items() if self._was_disturbed(task)]
             for folder in noisy:
@@ -235,6 +241,10 @@ class Jobs:
         """
         if not self._awaited:
             freeze(self.study, self.cluster, runs=[task.run for task in self.tasks])
+
+    def _may_start(self, folder: Path) -> bool:
+        """Whether a job may be submitted: locally the others wait for those they depend on."""
+        return self._executor.persistent or not self._awaited or folder in self._awaited
 
     def _on_end(self, folder: Path, handle: Handle) -> None:
         self._ensure_record(folder, handle)
@@ -254,6 +264,7 @@ class Jobs:
                 arguments,
                 self._code,
                 devices=run.devices,
+                slots=job.slots(run, self.cluster),
                 preload=run.script is None,
             )
             specs.append(spec)

@@ -1,4 +1,4 @@
-"""Jobs on this machine, one at a time; submitit's controller starts and ends the ranks of each."""
+"""Jobs on this machine; submitit's controller starts and ends the ranks of each."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from typing import ClassVar
 
 import psutil
 
+from lab import machine
 from lab.config.cluster import Cluster
 from lab.launch import fork_server, forked_controller
 from lab.launch.attempt import Attempt, RankError
@@ -40,8 +41,10 @@ class LocalHandle:
         pid: int,
         since: float,
         controller: subprocess.Popen[bytes] | fork_server.Process | None = None,
+        *,
+        slots: int | None = None,
     ) -> None:
-        self.attempt = attempt
+        self.attempt, self.slots = attempt, slots
         self._pid, self._since = pid, since
         self._controller = controller  # None where the job is adopted
 
@@ -49,7 +52,8 @@ class LocalHandle:
     def of(cls, folder: Path, job: LocalJob) -> LocalHandle:
         """The job named in a folder's job.json; another machine's job has no process here."""
         here = job.host in {"", socket.gethostname()}
-        return cls(Attempt(folder, job.job_id), job.pid, job.began if here else NEVER)
+        since = job.began if here else NEVER
+        return cls(Attempt(folder, job.job_id), job.pid, since, slots=job.slots)
 
     def status(self) -> JobStatus:
         """The status of the job, which runs as long as its controller or one of its ranks does."""
@@ -72,13 +76,14 @@ class LocalHandle:
 
     @classmethod
     def terminate(cls, handles: Sequence[LocalHandle]) -> None:
-        """Interrupt jobs in turn, then kill them; return once none of their processes is left."""
+        """Interrupt jobs, then kill them; return once none of their processes is left."""
         for handle in handles:
-            handle._terminate()
-
-    def _terminate(self) -> None:
-        self._signal([self._pid], signal.SIGINT)
+            handle._signal([handle._pid], signal.SIGINT)
         deadline = time.monotonic() + INTERRUPT_S
+        for handle in handles:
+            handle._wait_or_kill(deadline)
+
+    def _wait_or_kill(self, deadline: float) -> None:
         while self._is_running() and time.monotonic() < deadline:
             time.sleep(0.05)
         while self._is_running():
@@ -98,16 +103,31 @@ class LocalHandle:
 
 
 class LocalExecutor:
-    """Runs one job at a time, so that timed runs share no core and no GPU."""
+    """Runs one job at a time, so that timed runs share nothing.
+
+    A profile with `pack_jobs` lets jobs on GPUs or on emulated devices run beside each other, as
+    these compute on devices and cores of their own. Jobs on CPUs never do: even on cores of their
+    own they would take caches and memory bandwidth from each other, and so change their times.
+    """
 
     persistent = False
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
 
-    def free_slots(self, running: int) -> int:
-        """One slot unless a job is running."""
-        return 1 - running
+    def choose(self, waiting: Sequence[JobSpec], running: Sequence[LocalHandle]) -> list[JobSpec]:
+        """Every job that fits on the devices left, the largest first; one that claims none, alone.
+
+        A large job would never start if smaller ones took each device that becomes free.
+        """
+        capacity = self._cluster.capacity
+        free = capacity - sum(handle.slots or capacity for handle in running)
+        chosen = []
+        for spec in sorted(waiting, key=lambda spec: -(spec.slots or capacity)):
+            if (needed := spec.slots or capacity) <= free:
+                chosen.append(spec)
+                free -= needed
+        return chosen
 
     def submit(self, specs: Sequence[JobSpec]) -> list[LocalHandle]:
         """Start jobs on this machine."""
@@ -131,10 +151,12 @@ class LocalExecutor:
             pid=pid,
             began=since,
             host=host,
+            slots=spec.slots,
             submitted_at=time.time(),
         )
         write_job(spec.folder, job)
-        return LocalHandle(Attempt(spec.folder, job.job_id), pid, since, controller)
+        attempt = Attempt(spec.folder, job.job_id)
+        return LocalHandle(attempt, pid, since, controller, slots=spec.slots)
 
     def _fork(
         self, spec: JobSpec, log: Path, environment: dict[str, str]
@@ -153,8 +175,6 @@ class LocalExecutor:
 
     def _environment(self, spec: JobSpec, command: str) -> dict[str, str]:
         """The environment of submitit's controller, which it passes on to the ranks."""
-        gpus = spec.world_size * spec.devices if self._cluster.device_kind == "cuda" else 0
-        devices = ",".join(map(str, range(gpus)))
         return {
             **os.environ,
             **spec.variables,
@@ -167,8 +187,17 @@ class LocalExecutor:
             "SUBMITIT_LOCAL_TIMEOUT_S": str(60 * self._cluster.time_limit_min),
             "SUBMITIT_LOCAL_WITH_SHELL": "",
             "SUBMITIT_STDERR_TO_STDOUT": "1",
-            "CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", devices) if gpus else "",
+            "CUDA_VISIBLE_DEVICES": self._visible_gpus(spec),
         }
+
+    def _visible_gpus(self, spec: JobSpec) -> str:
+        """Those of its ranks; where jobs share the host, all from which it claims its own."""
+        if self._cluster.device_kind == "cpu":
+            return ""
+        if spec.slots:
+            return ",".join(gpu.uuid for gpu in machine.gpus()[: self._cluster.capacity])
+        devices = ",".join(map(str, range(spec.world_size * spec.devices)))
+        return os.environ.get("CUDA_VISIBLE_DEVICES", devices)
 
 
 def _start_controller(log: Path, environment: dict[str, str]) -> subprocess.Popen[bytes]:

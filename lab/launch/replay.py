@@ -25,7 +25,7 @@ class ReplayExecutor:
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
 
-    def free_slots(self, running: int) -> NoReturn:
+    def choose(self, waiting: Sequence[JobSpec], running: Sequence[object]) -> NoReturn:
         """Raises LabError."""
         raise LabError(
             f"{self._cluster.name} replays a published table: nothing can be run or measured on it"
@@ -33,7 +33,7 @@ class ReplayExecutor:
 
     def submit(self, specs: Sequence[JobSpec]) -> NoReturn:
         """Raises LabError."""
-        self.free_slots(0)
+        self.choose(specs, [])
 
 
 def replay(study: Study, cluster: Cluster, tasks: Sequence[Task]) -> list[Record]:

@@ -31,9 +31,11 @@ class SlurmExecutor:
     def __init__(self, cluster: Cluster, home: Path) -> None:
         self._cluster, self._home = cluster, home
 
-    def free_slots(self, running: int) -> int:
-        """No limit: Slurm decides how many run at once, within the profile's limit."""
-        return sys.maxsize
+    def choose(
+        self, waiting: Sequence[JobSpec], running: Sequence[SlurmHandle]
+    ) -> Sequence[JobSpec]:
+        """All: Slurm decides how many run at once, within the profile's limit."""
+        return waiting
 
     def submit(self, specs: Sequence[JobSpec]) -> list[SlurmHandle]:
         """Submit arrays; raises InputError if Slurm rejects one, LabError without an answer."""

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from lab.config.run import Run
-from lab.launch.attempt import Attempt, RankError, claim
+from lab.launch.attempt import Attempt, RankError
+from lab.launch.claim import claim
 from lab.launch.outcome import failed
 
 RUN = Run(global_batch_size=8, world_size=2)

@@ -116,7 +116,7 @@ def test_what_the_table_does_not_hold_is_refused_and_nothing_is_run(tmp_path: Pa
         lab.launch(study(tmp_path, [run(8, 64)]), "replay-gpt-4gpu")
     assert not list(tmp_path.glob("out/runs/*"))
     with pytest.raises(LabError, match="nothing can be run"):
-        executor_for(Cluster.load("replay-gpt-4gpu"), tmp_path).free_slots(0)
+        executor_for(Cluster.load("replay-gpt-4gpu"), tmp_path).choose([], [])
 
 
 def test_published_all_reduces_are_a_calibration() -> None:
