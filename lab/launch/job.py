@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Literal
@@ -73,8 +72,10 @@ def execute(
             record = failed(run, repeat, attempt, started_at=started_at, allocation=allocation)
             write_record(record, attempt.folder)
 
-    decide = partial(_decide, attempt.folder)
-    with claimed(context, cluster, attempt, decide, slots=slots(run, cluster)) as decision:
+    count = slots(run, cluster)
+    with claimed(
+        context, cluster, attempt, lambda: _decide(attempt.folder), slots=count
+    ) as decision:
         if decision == "skip":
             return "skipped"
         started_at = now()
@@ -266,7 +267,7 @@ def settle(context: RankContext, cluster: Cluster, devices: Sequence[int]) -> Ra
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(names[device] for device in devices)
     each = len(devices) // context.world_size
     own = devices[context.local_rank * each : (context.local_rank + 1) * each]
-    return replace(context, cores=_cores(cluster, own))
+    return replace(context, cores=_cores(cluster, own), shared_host=True)
 
 
 def set_variables(cluster: Cluster) -> None:

@@ -261,6 +261,7 @@ class Environment(Section):
     train_samples: int | None = None
     parameters: int | None = None  # trainable parameters of the whole model
     emulated: Emulated | None = None  # what was not real, and how it was emulated
+    shared_host: bool = False  # other jobs could run beside it, on other devices
     # Cores' worth of other processes on the ranks' cores while measuring.
     foreign_cpu: float | None = None
     gpu_states: list[GpuState] | None = None  # of all ranks in order; None where none was sampled

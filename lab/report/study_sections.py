@@ -225,6 +225,8 @@ def environment_rows(record: Record) -> Iterator[tuple[str, str]]:
         name = f"a rank's sleep on a micro-batch, world size {record.run.world_size}"
         yield name, ", ".join(sleeps)
     yield "hosts", ", ".join(sorted(set(env.hosts)))
+    if env.shared_host:
+        yield "other jobs", "could run on this host at the same time, on other devices"
     yield "processor", f"{env.cpu}, {env.cpu_count} logical CPUs"
     threads = f"{env.threads_per_rank} thread{'s' * (env.threads_per_rank > 1)}"
     yield "cores per rank", f"{len(env.cpus_granted[0])} with {threads}"

@@ -46,6 +46,7 @@ class RankContext:
     job_id: str | None = None
     emulated: Emulated | None = None  # what is emulated on this rank
     cluster_file: str | None = None  # the profile's, unless its name finds it
+    shared_host: bool = False  # other jobs may run beside this one, on other devices
     backend: str = "auto"  # "gloo", "nccl", or "auto", chosen by the device
     checkpoint_every_s: float | None = None  # None for never
 

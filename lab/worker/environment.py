@@ -71,6 +71,7 @@ def environment(
         foreign_cpu=foreign_cpu,
         gpu_states=list(gpu_states) or None,
         emulated=context.emulated,
+        shared_host=context.shared_host,
     )
 
 

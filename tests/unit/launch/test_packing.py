@@ -126,7 +126,7 @@ def test_a_job_sees_its_own_gpus_and_each_rank_has_their_cores(
     cluster = Cluster(name="four", device="cuda", devices=4, pack_jobs=True)
     rank = RankContext(1, 2, 1, "cuda", (2, 3), 2, "four", Path())
     settled = job.settle(rank, cluster, (1, 3))
-    assert settled.cores == (6, 7)
+    assert settled.cores == (6, 7) and settled.shared_host
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "GPU-b,GPU-d"
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-a,GPU-b,GPU-c,GPU-d")
     one_process = RankContext(0, 1, 0, "cuda", (0, 1), 2, "four", Path())
