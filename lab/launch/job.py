@@ -152,7 +152,7 @@ def register(
         emulated=Emulated(compute=cluster.compute) if cluster.compute else None,
         backend=cluster.backend,
         checkpoint_every_s=cluster.checkpoint_every_min * 60.0,
-        **({} if here.num_nodes == 1 else {"host": _address(cluster)}),
+        host=RankContext.host if here.num_nodes == 1 else _address(cluster),
     )
     return context, attempt
 
