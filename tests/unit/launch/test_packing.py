@@ -18,7 +18,7 @@ from lab.config.cluster import Cluster
 from lab.errors import InputError
 from lab.launch import job
 from lab.launch.attempt import Attempt
-from lab.launch.bench_driver import EIGHT_DEVICES, Interval, longest_wait
+from lab.launch.bench_driver import EIGHT_DEVICES, DriverCost, Interval, longest_wait
 from lab.launch.claim import claim, claim_some
 from lab.launch.executor import JobSpec
 from lab.launch.local import LocalExecutor, LocalHandle
@@ -166,3 +166,13 @@ def test_a_wait_counts_from_when_enough_devices_were_free() -> None:
     assert longest_wait([small, other, Interval(0, 33, 40, 8)], 8) == 3
     assert longest_wait([small, other, Interval(31, 33, 40, 8)], 8) == 2
     assert longest_wait([small, Interval(18, 19, 30, 2)], 8) == 1
+
+
+@pytest.mark.parametrize(
+    ("study_s", "wait_s", "packed", "within"),
+    [(105, 2, False, True), (106, 2, False, False), (105, 3, True, False), (60, 1, True, True)],
+)
+def test_the_drivers_limits(study_s: float, wait_s: float, packed: bool, within: bool) -> None:
+    cost = DriverCost("local", (1,), 20, study_s, 100.0, wait_s, packed)
+    assert cost.within_limits == within
+    assert (cost.ratio is None) == packed
