@@ -53,6 +53,11 @@ def value_of(text: str) -> str:
     return re.sub(r" \[[^\]]*\]", "", text)
 
 
+def interval_of(text: str) -> str:
+    """A formatted number without its value: `300 [0, 600] ms` is `[0, 600] ms`."""
+    return text[text.index("[") :]
+
+
 def percent(value: float | None, low: float | None = None, high: float | None = None) -> str:
     """A ratio and its interval in per cent, such as `46.0 [45.0, 48.0] %`."""
     return _scaled(value, low, high, Unit("%", 100.0))

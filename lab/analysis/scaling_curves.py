@@ -97,7 +97,7 @@ def _label(row: pd.Series[Any], varied: Sequence[str], models: Mapping[str, str]
             parts.append({"cpu": "CPU", "cuda": "GPU"}.get(str(value), str(value)))
         elif pd.notna(value) and value != Run.model_fields[key].default:
             parts.append(setting_label(key, value))
-    if row["emulated"] and "machine" not in row:  # the machine's name already says it
+    if row["emulated"] and row["emulated"] not in str(row.get("machine")):
         parts.append(f"emulated {row['emulated']}")
     return ", ".join(parts)
 

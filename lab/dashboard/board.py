@@ -1,11 +1,11 @@
-"""The bench as widgets: the form, the forecast, Run and Cancel, progress, results."""
+"""The bench as widgets: the form, the forecast, what is going on, results."""
 
 from __future__ import annotations
 
-import base64
 import html
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +17,13 @@ from lab.config.run import Run
 from lab.config.study import Study
 from lab.dashboard import store
 from lab.dashboard.form import NAMES, OF_RUN, controls, in_words, networks
-from lab.dashboard.panels import history, outlook, panel, results
+from lab.dashboard.page import BENCH, STYLE, message, output
+from lab.dashboard.panels import history, outlook, panel
+from lab.dashboard.progress import Pace, done, progress_line
+from lab.dashboard.results import results
 from lab.dashboard.store import Bench
 from lab.errors import LabError
+from lab.launch.calibrate import InterruptedCalibrationError, calibrate
 from lab.launch.launcher import Jobs, launch
 from lab.launch.plan import obstacle
 from lab.launch.status import UNDER_WAY, TaskState, clock, status
@@ -27,10 +31,9 @@ from lab.perfmodel.calibration import load_calibration
 from lab.perfmodel.forecast import Basis
 from lab.perfmodel.frozen import freeze
 from lab.records.store import Store
-from lab.report.blocks import Figure, Markdown, Table
+from lab.report.blocks import Markdown
 
 POLL_S = 0.3
-TRAINING = ("warm-up", "measuring")
 # Jobs of this process by task folder, so that a dashboard that is shown again can cancel them.
 _driven: dict[Path, Jobs] = {}
 
@@ -50,9 +53,11 @@ class Dashboard:
         self._bases: dict[str, Basis] = {}
         self._jobs: Jobs | None = None
         self._going = self._cancelled = False
+        self._suggested = ""  # the last name that followed the choice
         for field in self.fields.values():
             field.observe(lambda change: self._judge(), "value")
         self.run_button.on_click(lambda button: self._run())
+        self.calibrate_button.on_click(lambda button: self._calibrate())
         self.cancel_button.on_click(lambda button: self._cancel())
         self.send_button.on_click(lambda button: self._send())
         self._say("Nothing is running.")
@@ -69,8 +74,10 @@ class Dashboard:
         text = {"flex": "1 1 22em", "height": "3.2em", "overflow": "auto"}
         self.run_button = widgets.Button(description="Run", tooltip="measure this configuration")
         self.run_button.button_style = "primary"
+        self.calibrate_button = widgets.Button(description="Calibrate")
+        self.calibrate_button.tooltip = "measure the links of this network, for predictions"
         self.cancel_button = widgets.Button(description="Cancel", disabled=True)
-        self.cancel_button.tooltip = "end the run and keep nothing of it"
+        self.cancel_button.tooltip = "end what is going on; of a run nothing is kept"
         self.bar = widgets.IntProgress(layout={"width": "12em"})
         self.status = widgets.HTML(layout=text)
         self.name = widgets.Text(description="Study name", layout={"width": "40em"})
@@ -82,11 +89,13 @@ class Dashboard:
         self.results = widgets.Output()
         rows = [
             [*self.fields.values()],
-            [self.run_button, self.cancel_button, self.bar, self.status],
+            [self.run_button, self.calibrate_button, self.cancel_button, self.bar, self.status],
             [self.name, self.send_button, self.sent],
         ]
         form, controls, send = (widgets.Box(row_widgets, layout=row) for row_widgets in rows)
-        self.view = widgets.VBox([form, self.verdict, controls, send, self.results])
+        look = widgets.HTML(STYLE)
+        self.view = widgets.VBox([form, self.verdict, controls, send, self.results, look])
+        self.view.add_class(BENCH)
 
     def _repr_mimebundle_(self, **how: Any) -> Any:
         return self.view._repr_mimebundle_(**how)
@@ -117,7 +126,8 @@ class Dashboard:
         self.send_button.disabled = True
         try:
             run = self.configuration()
-            self.name.placeholder, self.send_button.disabled = store.suggested(run), False
+            self._suggest(store.suggested(run))
+            self.send_button.disabled = False
             cluster = self._cluster()
             label = f"{NAMES['world_size'][0]} (of {cluster.capacity})"
             self.fields["world_size"].description = label
@@ -134,6 +144,14 @@ class Dashboard:
             f"<b>Cannot run:</b> {html.escape(forbidden)}" if forbidden else text
         )
         self.run_button.disabled = bool(forbidden) or self._going
+        obstacle_here = self._obstacles.get(self.fields["cluster"].value)
+        self.calibrate_button.disabled = bool(obstacle_here) or self._going
+
+    def _suggest(self, name: str) -> None:
+        """Name the study after the choice, unless the user has named it."""
+        if self.name.value in {"", self._suggested}:
+            self.name.value = name
+        self._suggested = name
 
     def _run(self) -> None:
         if self._going:
@@ -171,29 +189,40 @@ class Dashboard:
 
     def _follow(self, study: Study, jobs: Jobs | None) -> None:
         """Show a run from now on; `jobs` is None if another program drives it."""
-        self._jobs, self._going, self._cancelled = jobs, True, False
+        self._jobs = jobs
         if jobs is not None:
             _driven[Store(study.out).folder(study.task())] = jobs
-        self.run_button.disabled, self.cancel_button.disabled = True, jobs is None
-        threading.Thread(target=self._watch, args=(study, jobs), name="bench", daemon=True).start()
+        label = study.runs[0].label
+        self._start(label, lambda: self._watch(study, jobs), can_cancel=jobs is not None)
+
+    def _start(self, name: str, work: Callable[[], None], *, can_cancel: bool = True) -> None:
+        """Do some work in a thread; nothing else can be started until it has ended."""
+
+        def to_its_end() -> None:
+            try:
+                work()
+            except Exception as error:  # noqa: BLE001 nothing else would report it
+                kind = "" if isinstance(error, LabError) else f"{type(error).__name__}: "
+                self._say(f"{name}: {kind}{error}")
+            finally:
+                self._going, self.cancel_button.disabled = False, True
+                self._judge()
+
+        self._going, self._cancelled = True, False
+        self.run_button.disabled = self.calibrate_button.disabled = True
+        self.cancel_button.disabled = not can_cancel
+        threading.Thread(target=to_its_end, name="bench", daemon=True).start()
 
     def _watch(self, study: Study, jobs: Jobs | None) -> None:
         pace = Pace()
-        try:
+        (state,) = status(study, study.tasks)
+        while not jobs.done if jobs else state.state in UNDER_WAY:
+            self._show_progress(state, pace)
+            time.sleep(POLL_S)
             (state,) = status(study, study.tasks)
-            while not jobs.done if jobs else state.state in UNDER_WAY:
-                self._show_progress(state, pace)
-                time.sleep(POLL_S)
-                (state,) = status(study, study.tasks)
-            if jobs:
-                jobs.wait(progress=False)
-            self._finish(study)
-        except Exception as error:  # noqa: BLE001 nothing else would report it
-            kind = "" if isinstance(error, LabError) else f"{type(error).__name__}: "
-            self._say(f"{study.runs[0].label}: {kind}{error}")
-        finally:
-            self._going, self.cancel_button.disabled = False, True
-            self._judge()
+        if jobs:
+            jobs.wait(progress=False)
+        self._finish(study)
 
     def _show_progress(self, state: TaskState, pace: Pace) -> None:
         if self._cancelled:
@@ -212,10 +241,34 @@ class Dashboard:
         self._say(f"{how}: {label}, {record.status} in {clock(record.duration_s or 0.0)}.")
         self._show_results(study)
 
+    def _calibrate(self) -> None:
+        """Measure the links and the devices of the chosen cluster."""
+        if self._going:
+            return
+        name = self.fields["cluster"].value
+        self._jobs, self.bar.max = None, 100
+
+        def watch(text: str, share: float) -> bool:
+            if not self._cancelled:
+                self.bar.value = round(self.bar.max * share)
+                self._say(f"Calibrating {name}, {text}")
+            return self._cancelled
+
+        def work() -> None:
+            try:
+                sizes = calibrate(name, progress=False, watch=watch).wanted
+                self.bar.value = self.bar.max
+                self._say(f"Calibrated: {name}, world sizes {', '.join(map(str, sizes))}.")
+            except InterruptedCalibrationError:
+                self.bar.value = 0
+                self._say("Calibration cancelled; world sizes that were measured are kept.")
+
+        self._start(f"Calibrating {name}", work)
+
     def _cancel(self) -> None:
+        self._cancelled, self.cancel_button.disabled = True, True
+        self._say("Cancelling: the ranks are being ended.")
         if self._jobs:
-            self._cancelled, self.cancel_button.disabled = True, True
-            self._say("Cancelling: the ranks are being ended.")
             threading.Thread(target=self._jobs.cancel, name="cancel", daemon=True).start()
 
     def _send(self) -> None:
@@ -241,58 +294,3 @@ class Dashboard:
             self.results.outputs = tuple(map(output, results(self.bench, study)))
         except LabError as error:
             self.results.outputs = (output(Markdown.of(f"The results cannot be shown: {error}")),)
-
-
-def output(part: Markdown | Table | Figure) -> dict[str, Any]:
-    """Part of a page as a Jupyter output; figures as HTML, or JupyterLab drops their text."""
-    from IPython.core.formatters import DisplayFormatter
-
-    formatter: Any = DisplayFormatter()
-    data, metadata = formatter.format(part)
-    if isinstance(part, Figure):
-        source = base64.b64encode(part.svg.encode()).decode()
-        # Figures have dark ink, so the dark theme needs a light background.
-        image = f'style="background: white" src="data:image/svg+xml;base64,{source}"'
-        data = {"text/html": f'<img alt="{html.escape(part.alt)}" {image}>', "text/plain": part.alt}
-    return {"output_type": "display_data", "data": data, "metadata": metadata}
-
-
-def message(text: str, *, style: str = "") -> str:
-    """HTML that screen readers announce when it changes."""
-    return f'<div role="status" style="line-height: 1.4; {style}">{text}</div>'
-
-
-class Pace:
-    """The rate of steps."""
-
-    def __init__(self) -> None:
-        self._steps: list[tuple[int, float]] = []
-
-    def left(self, step: int, steps: int, *, now: float) -> float | None:
-        """Seconds at `now` (s) until the last of `steps`; None before two different steps."""
-        if not self._steps or step > self._steps[-1][0]:
-            self._steps.append((step, now))
-        (first, began), (last, latest) = self._steps[0], self._steps[-1]
-        if first == last:
-            return None
-        return max((steps - last) * (latest - began) / (last - first) - (now - latest), 0.0)
-
-
-def done(state: TaskState) -> int:
-    """Steps to show as done."""
-    if state.phase in TRAINING:
-        return state.step
-    return state.task.run.steps if state.phase == "evaluating" else 0
-
-
-def progress_line(state: TaskState, pace: Pace, *, now: float, ours: bool) -> str:
-    """Phase, step, time left at `now` (s), loss, and whether another program drives the run."""
-    run = state.task.run
-    words = [f"{run.label}: {state.phase or state.state}"]
-    if state.phase in TRAINING:
-        left = pace.left(state.step, run.steps, now=now)
-        words += [f"step {state.step} of {run.steps}"]
-        words += ["" if left is None else f"about {clock(left)} of steps left"]
-        words += ["" if state.loss is None else f"loss {state.loss:.3f}"]
-    words += ["" if ours else "another program drives it and can cancel it"]
-    return ", ".join(filter(None, words))

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import subprocess
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, get_args
 
 from lab.config import datasets, models
 from lab.config.cluster import Cluster, profile_folders
+from lab.config.downloads import DOWNLOADS
 from lab.config.emulation import Emulated
 from lab.config.run import PrecisionName
 from lab.config.strategies import STRATEGIES
@@ -94,13 +96,22 @@ def _obstacle(cluster: Cluster, partitions: set[str] | str) -> str:
     return f"{partitions} (send it to a study, and run that where jobs are submitted)"
 
 
+def data_for(model: str) -> list[str]:
+    """The data sets that a preset can be trained on, first those that need no download."""
+    preset = models.MODELS[model]
+    fitting = [
+        name for name, data in datasets.DATASETS.items() if datasets.misfit(preset, data) is None
+    ]
+    return sorted(fitting, key=lambda name: name in DOWNLOADS)
+
+
 def controls(offered: list[Network]) -> dict[str, Any]:
     """The form's controls by field of Run, and `cluster` with the offered networks."""
     import ipywidgets as widgets
 
     options: dict[str, list[Any]] = {
         "model": list(models.MODELS),
-        "data": list(datasets.DATASETS),
+        "data": data_for(next(iter(models.MODELS))),
         "strategy": list(STRATEGIES),
         "precision": list(get_args(PrecisionName)),
         "cluster": [(network.label, network.name) for network in offered],
@@ -123,7 +134,16 @@ def controls(offered: list[Network]) -> dict[str, Any]:
             widgets_by_name[name] = widgets.IntText(
                 value=START[name], continuous_update=True, **look
             )
+    widgets_by_name["model"].observe(partial(_offer_data, widgets_by_name["data"]), "value")
     return widgets_by_name
+
+
+def _offer_data(data: Any, change: Any) -> None:
+    """Offer the data that fits the chosen model; data that was chosen stays if it fits."""
+    chosen, fitting = data.value, data_for(change["new"])
+    data.options = fitting  # chooses the first
+    if chosen in fitting:
+        data.value = chosen
 
 
 def in_words(problem: Problem) -> str:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import shutil
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 
@@ -33,6 +34,7 @@ from lab.perfmodel.calibration import (
 
 # A part older than this is measured again.
 MAX_AGE = timedelta(days=1)
+Watch = Callable[[str, float], bool]  # called with a text and a share; True ends it
 
 
 class InterruptedCalibrationError(LabError):
@@ -48,6 +50,7 @@ def calibrate(
     quick: bool = False,
     fresh: bool = False,
     progress: bool = True,
+    watch: Watch = lambda text, share: False,
 ) -> Calibration:
     """Measure collectives by size, matrix products by dtype, and memory bandwidth on a cluster.
 
@@ -56,8 +59,10 @@ def calibrate(
     torch, unless `fresh`. If the profile repeats disturbed measurements, a world size disturbed by
     other processes gets a second attempt, and the quieter one is kept until the next call measures
     it anew. `quick` uses fewer sizes, less time and no second attempt. No study's run is timed
-    meanwhile. Raises InputError for an unknown profile or world sizes that it cannot run,
-    InterruptedCalibrationError on Ctrl-C, and LabError if a job fails.
+    meanwhile. `watch` is called all the time with what is being measured and how much of it is done
+    (0 to 1), and ends the calibration by returning True. Raises InputError for an unknown profile
+    or world sizes that it cannot run, InterruptedCalibrationError on Ctrl-C or if `watch` ends it,
+    and LabError if a job fails.
     """
     profile = usable(cluster)
     path = calibration_path(cluster)
@@ -69,7 +74,9 @@ def calibrate(
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(path.with_suffix(".lock"), timeout=0), Display(enabled=progress) as display:
-            return _calibrate(profile, path, wanted, quick=quick, fresh=fresh, display=display)
+            return _calibrate(
+                profile, path, wanted, quick=quick, fresh=fresh, display=display, watch=watch
+            )
     except Timeout:
         message = f"another calibration of {profile.name} is running: wait until it has ended"
         raise LabError(message) from None
@@ -87,6 +94,7 @@ def _calibrate(
     quick: bool,
     fresh: bool,
     display: Display,
+    watch: Watch,
 ) -> Calibration:
     stored = read_calibration(path)
     # Parts measured elsewhere or with other software are dropped; old ones stay until replaced.
@@ -99,9 +107,12 @@ def _calibrate(
     for number, size in enumerate(due):
         folder = path.with_suffix("") / f"x{size}"
         try:
-            part = _measure(profile, size, folder, quick=quick, display=display)
+            measure = partial(
+                _measure, profile, size, folder, quick=quick, display=display, watch=watch
+            )
+            part = measure()
             if part.disturbed and profile.repeat_disturbed and not quick:
-                again = _measure(profile, size, folder, quick=quick, display=display)
+                again = measure()
                 part = min(part, again, key=lambda one: one.environment.foreign_cpu or 0.0)
         except KeyboardInterrupt:
             done = f"{len(wanted) - len(due) + number} of {len(wanted)}"
@@ -133,7 +144,13 @@ def _same_conditions(part: Part, profile: Cluster) -> bool:
 
 
 def _measure(
-    profile: Cluster, world_size: int, folder: Path, *, quick: bool, display: Display
+    profile: Cluster,
+    world_size: int,
+    folder: Path,
+    *,
+    quick: bool,
+    display: Display,
+    watch: Watch,
 ) -> Part:
     """Run one job to its end and read its part; end the job if this call is interrupted."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -150,7 +167,10 @@ def _measure(
     def wait(seconds: float) -> bool:
         progress = read_progress(folder, phase="waiting for the machine")
         text = f"{_ranks(world_size)}: {progress.phase}, {clock(time.monotonic() - began)}"
-        display.show(bars([(Text(text), progress.step, max(progress.steps, 1))]))
+        steps = max(progress.steps, 1)
+        display.show(bars([(Text(text), progress.step, steps)]))
+        if watch(text, progress.step / steps):
+            raise KeyboardInterrupt
         time.sleep(seconds)
         return False
 

@@ -71,7 +71,7 @@ def test_network_that_is_not_here_says_why_and_can_still_be_sent(shown: Dashboar
 
 def test_configuration_is_sent_to_a_study_beside_the_bench(shown: Dashboard, place: Path) -> None:
     choose(shown, world_size=2)
-    assert shown.name.placeholder == "gpt-nano-ddp-x2-batch-8-fp32"
+    assert shown.name.value == "gpt-nano-ddp-x2-batch-8-fp32"
     shown.send_button.click()
     assert "lab run gpt-nano-ddp-x2-batch-8-fp32 --cluster two" in text(shown.sent)
     study = Study.load("gpt-nano-ddp-x2-batch-8-fp32")
@@ -84,6 +84,35 @@ def test_configuration_is_sent_to_a_study_beside_the_bench(shown: Dashboard, pla
     assert "Not sent:" in text(shown.sent) and "there already" in text(shown.sent)
     shown.fields["steps"].value = 4
     assert shown.send_button.disabled, "4 steps of warm-up leave nothing"
+
+
+def test_name_follows_the_choice_until_it_is_edited(shown: Dashboard) -> None:
+    choose(shown, world_size=2)
+    choose(shown, precision="bf16")
+    assert shown.name.value == "gpt-nano-ddp-x2-batch-8-bf16"
+    shown.name.value = "mine"
+    choose(shown, world_size=1)
+    assert shown.name.value == "mine"
+    shown.name.value = ""
+    choose(shown, precision="fp32")
+    assert shown.name.value == "gpt-nano-ddp-x1-batch-8-fp32"
+
+
+def test_data_that_fits_the_model_is_offered(shown: Dashboard) -> None:
+    data = shown.fields["data"]
+    for model, value in {
+        "resnet18": "digits",
+        "agnews-small": "topics",
+        "gpt-mini": "stdlib",
+    }.items():
+        choose(shown, model=model)
+        assert data.value == value and "synthetic" in data.options
+        for fitting in data.options:
+            choose(shown, data=fitting)
+            assert "Cannot run" not in text(shown.verdict)
+    choose(shown, data="synthetic")
+    choose(shown, model="vgg16")
+    assert data.value == "synthetic" and "stdlib" not in data.options
 
 
 def test_choices_start_no_job_and_move_nothing(shown: Dashboard) -> None:

@@ -6,8 +6,8 @@ import factories
 import pytest
 
 from lab.config.study import Task
-from lab.dashboard import board
-from lab.dashboard.board import Pace
+from lab.dashboard import progress
+from lab.dashboard.progress import Pace
 from lab.launch.status import TaskState
 
 TASK = Task(factories.run(2, 16), 0)
@@ -26,9 +26,9 @@ def test_a_step_is_told_with_its_loss() -> None:
     pace = Pace()
     pace.left(3, 30, now=0.0)
     state = TaskState(TASK, "running", "measuring", 5, loss=3.4159)
-    line = board.progress_line(state, pace, now=4.0, ours=True)
+    line = progress.progress_line(state, pace, now=4.0, ours=True)
     assert line.endswith("measuring, step 5 of 30, about 50 s of steps left, loss 3.416")
-    assert board.done(state) == 5
+    assert progress.done(state) == 5
 
 
 @pytest.mark.parametrize(
@@ -36,6 +36,6 @@ def test_a_step_is_told_with_its_loss() -> None:
     [(TaskState(TASK, "pending"), "pending"), (TaskState(TASK, "running", "data"), "data")],
 )
 def test_without_steps_neither_step_nor_loss_is_told(state: TaskState, words: str) -> None:
-    line = board.progress_line(state, Pace(), now=0.0, ours=False)
+    line = progress.progress_line(state, Pace(), now=0.0, ours=False)
     assert line == f"{TASK.run.label}: {words}, another program drives it and can cancel it"
-    assert board.done(state) == 0
+    assert progress.done(state) == 0

@@ -7,16 +7,31 @@ import pytest
 from matplotlib.figure import Figure
 
 import lab
-from lab.dashboard import panels
+from lab.dashboard import marks
+from lab.dashboard.marks import Key
 from lab.figures import StudyResults
 from lab.perfmodel.frozen import Score
 from lab.records.store import Record
+from lab.records.table import table
 
 
-def expectation(record: Record, *, step_s: float) -> dict[str, Score]:
+def on_two_clusters(records: list[Record]) -> StudyResults:
+    """Each record twice: on `local`, and on `slow` as it is, which is what the tests mean."""
+    faster = [factories.record(record.run, step_time=0.01) for record in records]
+    runs = StudyResults([*faster, *records])
+    clusters = ["local"] * len(faster) + ["slow"] * len(records)
+    runs.table = table(runs.records).assign(machine=clusters)
+    return runs
+
+
+def expectation(record: Record, *, step_s: float) -> dict[Key, Score]:
     """A prediction of the record's run, with an interval of a tenth to both sides."""
     frozen = factories.frozen(record.run, step_s)
-    return {record.run_id: Score(frozen=frozen, measured_s=0.2, repeats=1, error=step_s / 0.2 - 1)}
+    return {
+        ("slow", record.run_id): Score(
+            frozen=frozen, measured_s=0.2, repeats=1, error=step_s / 0.2 - 1
+        )
+    }
 
 
 def test_frame_and_ring_mark_the_run_that_is_meant() -> None:
@@ -25,9 +40,10 @@ def test_frame_and_ring_mark_the_run_that_is_meant() -> None:
         factories.record(factories.run(size), step_time=seconds) for size, seconds in times.items()
     ]
     meant = records[1]
-    for name, mark in {"step_breakdown": panels.frame, "throughput": panels.ring}.items():
-        ax = getattr(lab.figures, name)(records, ax=Figure(layout="constrained").subplots())
-        mark(ax, StudyResults(records).curves, meant.run_id)
+    for name, mark in {"step_breakdown": marks.frame, "throughput": marks.ring}.items():
+        runs = on_two_clusters(records)
+        ax = getattr(lab.figures, name)(runs, ax=Figure(layout="constrained").subplots())
+        mark(ax, runs.curves, ("slow", meant.run_id))
         if name == "step_breakdown":
             assert (
                 ax.patches[-1].get_width() == pytest.approx(200.0) and not ax.patches[-1].get_fill()
@@ -46,10 +62,14 @@ def test_predictions_lie_where_they_were_expected() -> None:
     expected = expectation(records[1], step_s=0.25)
     places = {"throughput": (2, 64 / 0.25), "step_breakdown": (250.0, None)}
     for name, (x, y) in places.items():
-        ax = getattr(lab.figures, name)(records, ax=Figure(layout="constrained").subplots())
-        panels.draw(ax, StudyResults(records).curves, figure=name, run_id="", expected=expected)
+        runs = on_two_clusters(records)
+        ax = getattr(lab.figures, name)(runs, ax=Figure(layout="constrained").subplots())
+        marks.draw(ax, runs.curves, figure=name, meant=None, expected=expected)
         (diamond,) = (line for line in ax.lines if line.get_marker() == "D")
         assert diamond.get_xdata()[0] == pytest.approx(x)
         assert y is None or diamond.get_ydata()[0] == pytest.approx(y)
         assert ax.get_xlim()[1] > x
-    assert "a step of 250 ms" in panels.in_words(expected) and panels.in_words({}) == ""
+    assert (
+        "x2, batch 64, fp32 on slow a step of 250" in marks.in_words(expected)
+        and marks.in_words({}) == ""
+    )

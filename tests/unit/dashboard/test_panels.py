@@ -12,7 +12,7 @@ import pytest
 from lab.config.cluster import Cluster
 from lab.config.run import Run
 from lab.config.study import Study
-from lab.dashboard import panels
+from lab.dashboard import results
 from lab.dashboard.panels import Outlook, outlook, panel
 from lab.dashboard.store import Bench
 from lab.launch import netem
@@ -112,8 +112,9 @@ def test_an_interval_that_says_next_to_nothing_is_told_as_such(bench: Bench) -> 
     forecast = dataclasses.replace(pair_outlook.forecast, prediction=wide)
     unsure = dataclasses.replace(pair_outlook, forecast=forecast)
     html = panel(unsure, cluster=Cluster.load("two"), history="Not measured yet.")
-    assert "Predicted step <b>cannot tell: 0" in html and "to 600 ms" in html
+    assert "Predicted step <b>cannot tell [0, 600] ms</b>" in html
     assert "Speedup over 1 rank <b>cannot tell" in html
+    assert "Limited by <b>cannot tell" in html and "300" not in html
 
 
 def test_a_run_on_one_rank_counts_for_every_network_of_this_machine(bench: Bench) -> None:
@@ -145,11 +146,11 @@ def test_a_result_stands_beside_its_prediction(bench: Bench) -> None:
         done.model_copy(update={"started_at": None, "finished_at": "2999-01-01T00:00:00+00:00"}),
     )
     (score,) = scores(study)
-    assert panels.beside(score).startswith(
+    assert results.beside(score).startswith(
         "Predicted before the run: 1"
-    ) and "off by +25.0 %" in panels.beside(score)
-    assert "not predicted" in panels.beside(None)
-    parts = panels.results(bench, study)
+    ) and "off by +25.0 %" in results.beside(score)
+    assert "not predicted" in results.beside(None)
+    parts = results.results(bench, study)
     assert any(isinstance(part, Markdown) and "off by" in part.markdown for part in parts)
     (table,) = (part for part in parts if isinstance(part, Table))
     alone, pair = table.frame["predicted"]
@@ -160,6 +161,10 @@ def test_a_result_stands_beside_its_prediction(bench: Bench) -> None:
     )
     assert "loss" in loss.alt.lower()
     assert bench.basis(cluster).model_error == pytest.approx(0.25)
+    unsure = frozen.model_copy(update={"step_s": 0.3, "low_s": 0.0, "high_s": 0.6})
+    vague = results.beside(score.model_copy(update={"frozen": unsure}))
+    assert "cannot tell [0, 600] ms. Measured: " in vague
+    assert "limited" not in vague and "off by" not in vague
 
 
 def test_one_rank_is_predicted_from_another_batch(bench: Bench) -> None:

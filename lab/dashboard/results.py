@@ -1,0 +1,187 @@
+"""The results of the bench: a run in words, then the table and the figures of all."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from lab.config.study import Study
+from lab.dashboard.changes import Entry, since_the_last
+from lab.dashboard.marks import FIGURES, Key, draw, in_words
+from lab.dashboard.panels import expected_step, is_unsure
+from lab.dashboard.store import Bench
+from lab.figures.data import StudyResults
+from lab.formatting import format_seconds, rounded
+from lab.perfmodel.frozen import Score, scores
+from lab.records.store import Record, load_records
+from lab.records.table import table
+from lab.report import blocks, sections
+
+Part = blocks.Markdown | blocks.Table | blocks.Figure
+
+
+def results(bench: Bench, study: Study | None = None) -> list[Part]:
+    """The results of a bench as page parts: the run of `study`, else the latest, then all."""
+    measured = [(it, record) for it in bench.studies() for record in load_records(it)]
+    ids = {_key(study, run.id) for run in study.runs} if study else set()
+    wanted = [entry for entry in measured if not ids or _key_of(entry) in ids]
+    if not wanted:
+        return [blocks.Markdown.of("Nothing has been measured on this bench yet.")]
+    marked = max(wanted, key=lambda entry: entry[1].finished_at)
+    home, record = marked
+    scored = _scores(measured)
+    place = f"bench/{home.folder.parent.name}/{home.folder.name}"
+    return [
+        blocks.Markdown.of(record.run.label, heading=4),
+        sections.outcome(StudyResults([record])),
+        *(_trust(home, record, scored.get(_key_of(marked))) if record.completed else []),
+        *_changes(measured, marked),
+        _table(measured, marked, scored),
+        *_figures(measured, marked, scored),
+        blocks.Markdown(
+            f"All world sizes of this configuration are a study of their own: `lab report {place}`."
+        ),
+    ]
+
+
+def _trust(home: Study, record: Record, score: Score | None) -> list[Part]:
+    """The strip of a run, and its prediction."""
+    strip = sections.strip(StudyResults(home), run_ids=[record.run_id])
+    return [strip, blocks.Markdown.of(beside(score))]
+
+
+def _changes(entries: list[Entry], marked: Entry) -> list[Part]:
+    sentence = since_the_last(entries, marked)
+    return [blocks.Markdown.of(sentence)] if sentence else []
+
+
+def _key(study: Study, run_id: str) -> Key:
+    return study.folder.parent.name, run_id
+
+
+def _key_of(entry: Entry) -> Key:
+    return _key(entry[0], entry[1].run_id)
+
+
+def _scores(entries: list[Entry]) -> dict[Key, Score]:
+    """The predictions of the runs before they were measured."""
+    studies = {study.folder: study for study, _ in entries}.values()
+    return {_key(study, it.frozen.run_id): it for study in studies for it in scores(study)}
+
+
+def beside(score: Score | None) -> str:
+    """A measurement beside its prediction, in a sentence."""
+    if score is None:
+        return "It was not predicted: there was nothing yet from which it could be."
+    frozen = score.frozen
+    expected = f"Predicted before the run: {expected_step(frozen)}"
+    measured = f"Measured: {format_seconds(score.measured_s)}"
+    if is_unsure(frozen):
+        return f"{expected}. {measured}."
+    inside = "inside" if score.inside else "outside of"
+    return (
+        f"{expected}, limited by {frozen.limit.replace('_', ' ')}. {measured}, {inside} the "
+        f"interval; the prediction was off by {100 * score.error:+.1f} %."
+    )
+
+
+def _table(entries: list[Entry], marked: Entry, scored: Mapping[Key, Score]) -> blocks.Table:
+    import pandas as pd
+
+    speedups = _speedups(entries)
+    rows = [
+        {"": "▶" if entry == marked else "", "cluster": entry[0].folder.parent.name}
+        | _row(entry[1], speedups.get(_key_of(entry)), scored.get(_key_of(entry)))
+        for entry in sorted(entries, key=_order)
+    ]
+    frame = pd.DataFrame(rows)
+    constant = ["cluster"] if frame["cluster"].nunique() == 1 else []
+    caption = (
+        "All runs of this bench, ▶ the one above: median step of the slowest rank, speedup over "
+        "the equal run on 1 rank"
+    )
+    return blocks.Table(caption, frame.drop(columns=constant), index=False)
+
+
+def _order(entry: Entry) -> tuple[Any, ...]:
+    study, run = entry[0], entry[1].run
+    names = (study.folder.parent.name, str(run.data), str(run.model), run.strategy, run.precision)
+    return *names, run.global_batch_size, run.grad_accum, run.steps, run.world_size, run.id
+
+
+def _row(record: Record, speedup: float | None, score: Score | None) -> dict[str, str]:
+    run, timing = record.run, record.timing
+    accumulation = f", accumulation {run.grad_accum}" if run.grad_accum > 1 else ""
+    gain = "1 rank not measured" if speedup is None else f"{speedup:.3g}"
+    frozen = score.frozen if score else None
+    loss = record.quality.loss if record.quality else []
+    return {
+        "configuration": run.label + accumulation,
+        "data": str(run.data),
+        "steps": str(run.steps),
+        "status": record.status,
+        "step time": format_seconds(timing.step.median) if timing else "-",
+        "predicted": expected_step(frozen) if frozen else "-",
+        "samples/s": rounded(timing.samples_per_second) if timing else "-",
+        "speedup": gain if timing else "-",
+        "last loss": f"{loss[-1]:.3f}" if loss else "-",
+    }
+
+
+def _speedups(entries: list[Entry]) -> dict[Key, float]:
+    """Speedup over the equal run at world size 1 of the same study, if that was measured."""
+    from lab.analysis.scaling import summary
+
+    speedups = {}
+    for study in {study.folder: study for study, _ in entries}.values():
+        rows = summary(table(study), baseline=study.baseline, scaling=study.scaling)
+        for row in rows[rows["speedup"].notna()].to_dict("records"):
+            speedups[_key(study, row["run_id"])] = float(row["speedup"])
+    return speedups
+
+
+def _figures(entries: list[Entry], marked: Entry, scored: Mapping[Key, Score]) -> list[Part]:
+    """Throughput and step breakdown of the runs near the marked one, and its loss."""
+    near = [entry for entry in entries if entry[1].completed and _is_near(entry, marked)]
+    if not near:
+        return []
+    keys = [_key_of(entry) for entry in near]
+    others = len(set(keys)) > 1 and marked[1].completed
+    expected = {
+        key: score for key in keys if (score := scored.get(key)) and not is_unsure(score.frozen)
+    }
+    drawn = partial(draw, meant=_key_of(marked) if others else None, expected=expected)
+    runs = _on_clusters(near)
+    figures = [blocks.figure(name, runs, mark=partial(drawn, figure=name)) for name in FIGURES]
+    words = in_words(expected)
+    return [
+        blocks.Markdown.of(_note(near, marked, ringed=others, predicted=bool(expected))),
+        *(dataclasses.replace(figure, alt=f"{figure.alt} {words}".strip()) for figure in figures),
+        blocks.figure("loss_by_step", [marked[1]] if marked[1].completed else runs.records),
+    ]
+
+
+def _is_near(entry: Entry, marked: Entry) -> bool:
+    """Whether a run is of the marked one's configuration, or of its cluster, model and data."""
+    (study, record), (home, meant) = entry, marked
+    if study.folder.parent != home.folder.parent:
+        return study.folder.name == home.folder.name
+    return (record.run.model, record.run.data) == (meant.run.model, meant.run.data)
+
+
+def _on_clusters(entries: list[Entry]) -> StudyResults:
+    """The results of runs, each cluster a machine with its own curves and baselines."""
+    runs = StudyResults([record for _, record in entries])
+    clusters = [study.folder.parent.name for study, _ in entries]
+    runs.table = table(runs.records).assign(machine=clusters)
+    return runs
+
+
+def _note(near: list[Entry], marked: Entry, *, ringed: bool, predicted: bool) -> str:
+    clusters = sorted({study.folder.parent.name for study, _ in near})
+    elsewhere = f", and this configuration on {' and '.join(clusters)}" if len(clusters) > 1 else ""
+    mark = "; this run is ringed and framed" if ringed else ""
+    diamonds = "; diamonds are predictions from before the runs, with their intervals"
+    return f"Runs of the same model on the same data{elsewhere}{mark}{diamonds * predicted}."

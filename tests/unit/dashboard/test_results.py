@@ -1,0 +1,113 @@
+"""The results of the bench: clusters side by side, and what changed since the last run."""
+
+from __future__ import annotations
+
+import math
+import re
+
+import factories
+import pytest
+from benches import choose, content, keep
+
+import lab
+from lab.config.emulation import Emulated, Link
+from lab.dashboard import changes
+from lab.dashboard.board import Dashboard
+from lab.perfmodel.intervals import Deviation
+from lab.records.store import Record
+
+SLOW = Emulated(link=Link(bandwidth_gbit=1), way="pacing")
+
+
+def at(minute: int) -> str:
+    return f"2025-01-01T00:{minute:02}:00+00:00"
+
+
+def finished(minute: int, step_time: float, **surroundings: object):  # type: ignore[no-untyped-def]
+    """Makes the record of a run that ended at this minute."""
+
+    def made(run, **_):  # type: ignore[no-untyped-def]
+        record = factories.record(run, step_time=step_time, **surroundings)
+        return record.model_copy(update={"finished_at": at(minute), "started_at": at(0)})
+
+    return made
+
+
+def figures(dashboard: Dashboard) -> list[str]:
+    """The alternative texts of the figures."""
+    data = [output["data"] for output in dashboard.results.outputs]
+    return [one["text/plain"] for one in data if "<img" in one.get("text/html", "")]
+
+
+def test_one_configuration_on_two_clusters_is_one_figure(shown: Dashboard) -> None:
+    keep(shown, finished(1, 0.1))
+    choose(shown, global_batch_size=16)
+    keep(shown, finished(2, 0.2))
+    choose(shown, cluster="one", global_batch_size=8)
+    keep(shown, finished(3, 0.4, emulated=SLOW))
+    again = lab.dashboard()
+    rates, steps, _ = figures(again)
+    for alt in (rates, steps):
+        assert "batch 8, two" in alt and "batch 8, one, emulated link 1 Gbit/s" in alt
+    assert "batch 16" not in rates, "another configuration on another cluster"
+    assert "this configuration on one and two" in content(again)
+    choose(again, cluster="two", global_batch_size=8)
+    again.run_button.click()
+    rates, *_ = figures(again)
+    assert "batch 16, two" in rates and "batch 8, one, emulated" in rates
+
+
+def test_what_changed_is_a_sentence_with_the_ratio(shown: Dashboard) -> None:
+    keep(shown, finished(1, 0.1))
+    assert "Changed" not in content(lab.dashboard()), "there is no run before the first"
+    choose(shown, world_size=2, precision="bf16", cluster="two")
+    keep(shown, finished(2, 0.05))
+    shown = lab.dashboard()
+    sentence = re.search(r"Changed since the last run: .*", content(shown).replace("\\", ""))
+    assert sentence is not None
+    assert "Precision fp32 → bf16, World size 1 → 2. A step takes 0.5" in sentence[0]
+    choose(shown, world_size=1, precision="fp32", cluster="one")
+    keep(shown, finished(3, 0.051))
+    sentence = re.search(
+        r"Changed since the last run: .*", content(lab.dashboard()).replace("\\", "")
+    )
+    assert sentence is not None
+    assert "Network two → one. Whether a step became longer or shorter: cannot tell" in sentence[0]
+
+
+def test_ratio_covers_steps_processes_and_load() -> None:
+    quick, slow = (factories.record(factories.run(), step_time=time) for time in (0.1, 0.2))
+    times = changes.ratio(slow, quick, known=Deviation(0.01))
+    assert times is not None
+    value, low, high = times
+    # Both medians deviate by 0.01 / 1.96, and both processes by 0.01.
+    expected = 1.96 * math.sqrt(2 * (0.01 / 1.96) ** 2 + 2 * 0.01**2)
+    assert value == pytest.approx(2.0) and low * high == pytest.approx(4.0)
+    assert math.log(high / value) == pytest.approx(expected, rel=1e-3)
+    loaded = factories.record(factories.run(), step_time=0.2, foreign_cpu=0.1)
+    wider = changes.ratio(loaded, quick, known=Deviation(0.01))
+    assert wider is not None and wider[2] > high
+    unknown = changes.ratio(slow, quick, known=None)
+    assert unknown is not None and unknown[2] > high
+    assert "too few steps" in changes.in_words(changes.ratio(short(slow), quick, known=None))
+
+
+def short(record: Record) -> Record:
+    """A record of too few steps for an interval."""
+    assert record.timing is not None
+    step = record.timing.step.model_copy(update={"interval": None})
+    return record.model_copy(update={"timing": record.timing.model_copy(update={"step": step})})
+
+
+@pytest.mark.parametrize(
+    ("times", "words"),
+    [
+        ((0.5, 0.45, 0.55), "A step takes 0.50"),
+        ((1.0, 0.9, 1.1), "cannot tell, [0.90, 1.10] times as long"),
+        ((2.0, 0.0, 4.0), "cannot tell, [0.0, 4.0] times as long"),
+    ],
+)
+def test_a_claim_needs_an_interval_without_one(
+    times: tuple[float, float, float], words: str
+) -> None:
+    assert words in changes.in_words(times)
