@@ -17,7 +17,7 @@ from lab.config.run import Run
 from lab.config.study import Study
 from lab.dashboard import store
 from lab.dashboard.form import NAMES, OF_RUN, controls, in_words, networks
-from lab.dashboard.page import BENCH, STYLE, message, output
+from lab.dashboard.page import BENCH, STYLE, VERDICT, message, output
 from lab.dashboard.panels import history, outlook, panel
 from lab.dashboard.progress import Pace, done, progress_line
 from lab.dashboard.results import results
@@ -70,7 +70,8 @@ class Dashboard:
 
         row = {"flex_flow": "row wrap", "align_items": "center"}
         # Heights are fixed, so that changing messages do not move the layout.
-        self.verdict = widgets.HTML(layout={"height": "7em", "overflow": "auto"})
+        self.verdict = widgets.HTML(layout={"height": "9em", "overflow": "auto"})
+        self.verdict.add_class(VERDICT)
         text = {"flex": "1 1 22em", "height": "3.2em", "overflow": "auto"}
         self.run_button = widgets.Button(description="Run", tooltip="measure this configuration")
         self.run_button.button_style = "primary"
@@ -78,9 +79,12 @@ class Dashboard:
         self.calibrate_button.tooltip = "measure the links of this network, for predictions"
         self.cancel_button = widgets.Button(description="Cancel", disabled=True)
         self.cancel_button.tooltip = "end what is going on; of a run nothing is kept"
+        for button in (self.run_button, self.calibrate_button, self.cancel_button):
+            button.layout = {"width": "8em"}
         self.bar = widgets.IntProgress(layout={"width": "12em"})
         self.status = widgets.HTML(layout=text)
-        self.name = widgets.Text(description="Study name", layout={"width": "40em"})
+        wide = {"width": "40em", "max_width": "calc(100% - 4px)"}
+        self.name = widgets.Text(description="Study name", layout=wide)
         self.name.style = {"description_width": "12em"}
         self.send_button = widgets.Button(description="Send it to a study")
         self.send_button.tooltip = "write this configuration as a study"

@@ -125,7 +125,8 @@ def controls(offered: list[Network]) -> dict[str, Any]:
         # Wide enough for the longest name of its options.
         width = "40em" if name == "cluster" else "22em"
         style = {"description_width": "12em"}
-        look = {"description": label, "tooltip": tip, "style": style, "layout": {"width": width}}
+        layout = {"width": width, "max_width": "calc(100% - 4px)"}
+        look = {"description": label, "tooltip": tip, "style": style, "layout": layout}
         if name in options:
             widgets_by_name[name] = widgets.Dropdown(
                 options=options[name], value=first[name], **look

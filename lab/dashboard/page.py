@@ -8,13 +8,20 @@ from typing import Any
 
 from lab.report.blocks import Figure, Markdown, Table
 
-BENCH = "lab-bench"  # CSS class of the whole bench
+BENCH, VERDICT = "lab-bench", "lab-verdict"  # CSS classes of the whole and of the forecast
 # Figures have dark ink on nothing: dark themes turn lightness around and keep hues. Where the theme
 # is not known, figures keep a light ground.
 STYLE = f"""<style>
 .{BENCH} img {{ max-width: 100%; height: auto; background: white; }}
 body[data-jp-theme-light] .{BENCH} img {{ background: none; }}
-body[data-jp-theme-light="false"] .{BENCH} img {{ filter: invert(1) hue-rotate(180deg); }}
+body[data-jp-theme-light="false"] .{BENCH} img {{ filter: invert(0.93) hue-rotate(180deg); }}
+body[data-jp-theme-light="false"] .{BENCH} select {{ appearance: auto; color-scheme: dark; }}
+.{BENCH} {{ container-type: inline-size; }}
+@container (max-width: 40rem) {{
+  .{BENCH} .{VERDICT} {{ height: 13em !important; }}
+  .{BENCH} table {{ font-size: 0.85em; }}
+  .{BENCH} :is(td, th) {{ padding: 2px 4px; overflow-wrap: anywhere; }}
+}}
 </style>"""
 
 

@@ -34,7 +34,7 @@ def results(bench: Bench, study: Study | None = None) -> list[Part]:
     scored = _scores(measured)
     place = f"bench/{home.folder.parent.name}/{home.folder.name}"
     return [
-        blocks.Markdown.of(record.run.label, heading=4),
+        blocks.Markdown.of(f"{record.run.label} on {home.folder.parent.name}", heading=4),
         sections.outcome(StudyResults([record])),
         *(_trust(home, record, scored.get(_key_of(marked))) if record.completed else []),
         *_changes(measured, marked),
@@ -97,10 +97,11 @@ def _table(entries: list[Entry], marked: Entry, scored: Mapping[Key, Score]) -> 
         for entry in sorted(entries, key=_order)
     ]
     frame = pd.DataFrame(rows)
-    constant = ["cluster"] if frame["cluster"].nunique() == 1 else []
+    constant = [name for name in ("cluster", "data", "steps") if frame[name].nunique() == 1]
+    common = "; ".join(f"{name} {frame[name].iloc[0]}" for name in constant)
     caption = (
         "All runs of this bench, ▶ the one above: median step of the slowest rank, speedup over "
-        "the equal run on 1 rank"
+        "the equal run on 1 rank" + (f". All: {common}" if common else "")
     )
     return blocks.Table(caption, frame.drop(columns=constant), index=False)
 

@@ -15,12 +15,16 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
+import factories
 import nbformat
 import pytest
 from playwright.sync_api import Browser, Locator, Page, expect
 
+from lab.config.cluster import find_profile
+from lab.config.emulation import Emulated, Link
 from lab.config.study import Study
-from lab.records.store import read_record
+from lab.dashboard.store import Bench
+from lab.records.store import Store, read_record, write_record
 from lab.report.build import NOTEBOOKS, execute
 
 pytestmark = pytest.mark.alone
@@ -36,6 +40,9 @@ def project(tmp_path: Path) -> Path:
     folder = tmp_path / "project"
     (folder / "reports").mkdir(parents=True)
     shutil.copy(NOTEBOOK, folder)
+    (folder / "slurm").mkdir()  # beside which calibrations are kept
+    for name in ("local", "local-1g"):
+        shutil.copy(find_profile(name), folder / "slurm")
     return folder
 
 
@@ -131,6 +138,36 @@ def bench(page: Page) -> Locator:
     return cell
 
 
+def measured_on_a_slow_link(project: Path) -> None:
+    """Leave what the first run of the test would have left on an emulated link, a year ago."""
+    bench = Bench(project / "reports" / "bench")
+    run = factories.run(1, 4, steps=4, warmup_steps=1, strategy="ddp")
+    study = bench.study(run, "local-1g")
+    bench.keep(study)
+    emulated = Emulated(link=Link(bandwidth_gbit=1), way="pacing")
+    record = factories.record(run, cluster="local-1g", emulated=emulated)
+    write_record(record, Store(study.out).folder(study.task()))
+
+
+def dark(page: Page) -> None:
+    page.get_by_role("menuitem", name="Settings", exact=True).click()
+    page.get_by_text("Theme", exact=True).first.hover()
+    page.get_by_text("JupyterLab Dark", exact=True).first.click()
+    expect(page.locator("body[data-jp-theme-light=false]")).to_be_attached()
+
+
+def clipped(page: Page) -> list[str]:
+    """The parts of the bench that end to the right of it."""
+    return page.evaluate(
+        """() => {
+            const bench = document.querySelector('.lab-bench');
+            const right = bench.closest('.jp-OutputArea-output').getBoundingClientRect().right + 1;
+            const parts = [...bench.querySelectorAll('button, select, input, img, td, [role=status]')];
+            return parts.filter(part => part.getBoundingClientRect().right > right).map(part => part.outerHTML);
+        }"""
+    )
+
+
 def fill(page: Page, cell: Locator, label: str, value: int) -> None:
     """Put a number into a control with the keyboard alone."""
     cell.get_by_label(label, exact=True).focus()
@@ -141,6 +178,7 @@ def fill(page: Page, cell: Locator, label: str, value: int) -> None:
 def test_measure_in_the_browser_and_find_it_again_after_a_restart(
     page: Page, project: Path, tmp_path: Path
 ) -> None:
+    measured_on_a_slow_link(project)
     menu(page, "Run", "Run All Cells")
     expect(
         page.get_by_text("[4]:").first
@@ -150,6 +188,14 @@ def test_measure_in_the_browser_and_find_it_again_after_a_restart(
     expect(cell.get_by_text("greater than or equal to 2")).to_be_visible()
     expect(cell.get_by_role("button", name="Run", exact=True)).to_be_disabled()
     where = cell.get_by_role("button", name="Run", exact=True).bounding_box()
+    cell.get_by_label("Model").select_option(label="resnet18")
+    expect(cell.get_by_label("Data set")).to_have_value("digits")
+    cell.get_by_label("Model").select_option(label="gpt-nano")
+    expect(cell.get_by_label("Data set")).to_have_value("stdlib")
+    cell.get_by_role("button", name="Calibrate").click()
+    expect(cell.get_by_text("Calibrating local, 1 rank: ")).to_be_visible()
+    cell.get_by_role("button", name="Cancel").click()
+    expect(cell.get_by_text("Calibration cancelled")).to_be_visible()
     for label, value in {"Steps": 4, "Warm-up steps": 1, "Global batch size": 4}.items():
         fill(page, cell, label, value)
     cell.get_by_label("Precision").focus()
@@ -168,7 +214,10 @@ def test_measure_in_the_browser_and_find_it_again_after_a_restart(
         "gpt-nano ddp x1, batch 4, fp32"
     )
     assert "completed" in cell.get_by_role("row", name=re.compile("▶")).inner_text()
-    expect(cell.get_by_role("img", name=re.compile("Throughput"))).to_be_visible()
+    rates = cell.get_by_role("img", name=re.compile("Throughput"))
+    expect(rates).to_have_accessible_name(re.compile("batch 4, local-1g, emulated link 1 Gbit/s"))
+    assert "batch 4, local," in str(rates.get_attribute("alt"))
+    expect(cell.get_by_text("Network local-1g → local. Whether a step became")).to_be_visible()
     fill(page, cell, "Global batch size", 6)
     expect(cell.get_by_text("Predicted step")).to_be_visible()
     expect(cell.get_by_text("micro-batch 6, measured at 4")).to_be_visible()
@@ -180,7 +229,14 @@ def test_measure_in_the_browser_and_find_it_again_after_a_restart(
         == 6
     )
     page.screenshot(path=tmp_path / "measured.png")
-    (path,) = (project / "reports" / "bench").glob("*/*/out/runs/*/*/record.json")
+    dark(page)
+    page.set_viewport_size({"width": 900, "height": 1400})
+    expect(rates).to_have_css("background-color", "rgba(0, 0, 0, 0)")
+    expect(rates).to_have_css("filter", re.compile("invert"))
+    assert clipped(page) == []
+    page.screenshot(path=tmp_path / "dark.png")
+    page.set_viewport_size({"width": 1300, "height": 1400})
+    (path,) = (project / "reports" / "bench" / "local").glob("*/out/runs/*/*/record.json")
     record = read_record(path)
     assert (
         record is not None
