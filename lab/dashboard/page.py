@@ -19,8 +19,8 @@ body[data-jp-theme-light="false"] .{BENCH} select {{ appearance: auto; color-sch
 .{BENCH} {{ container-type: inline-size; }}
 @container (max-width: 40rem) {{
   .{BENCH} .{VERDICT} {{ height: 13em !important; }}
-  .{BENCH} table {{ font-size: 0.85em; }}
-  .{BENCH} :is(td, th) {{ padding: 2px 4px; overflow-wrap: anywhere; }}
+  .{BENCH} table {{ font-size: 0.78em; }}
+  .{BENCH} :is(td, th) {{ padding: 2px 3px; }}
 }}
 </style>"""
 

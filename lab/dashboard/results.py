@@ -97,11 +97,10 @@ def _table(entries: list[Entry], marked: Entry, scored: Mapping[Key, Score]) -> 
         for entry in sorted(entries, key=_order)
     ]
     frame = pd.DataFrame(rows)
-    constant = [name for name in ("cluster", "data", "steps") if frame[name].nunique() == 1]
-    common = "; ".join(f"{name} {frame[name].iloc[0]}" for name in constant)
+    constant = ["cluster"] if frame["cluster"].nunique() == 1 else []
     caption = (
         "All runs of this bench, ▶ the one above: median step of the slowest rank, speedup over "
-        "the equal run on 1 rank" + (f". All: {common}" if common else "")
+        "the equal run on 1 rank"
     )
     return blocks.Table(caption, frame.drop(columns=constant), index=False)
 
@@ -119,11 +118,8 @@ def _row(record: Record, speedup: float | None, score: Score | None) -> dict[str
     frozen = score.frozen if score else None
     loss = record.quality.loss if record.quality else []
     return {
-        "configuration": run.label + accumulation,
-        "data": str(run.data),
-        "steps": str(run.steps),
-        "status": record.status,
-        "step time": format_seconds(timing.step.median) if timing else "-",
+        "configuration": f"{run.label}{accumulation}, {run.steps} steps",
+        "step time": format_seconds(timing.step.median) if timing else record.status,
         "predicted": expected_step(frozen) if frozen else "-",
         "samples/s": rounded(timing.samples_per_second) if timing else "-",
         "speedup": gain if timing else "-",

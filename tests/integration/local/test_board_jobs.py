@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import time
 from collections.abc import Iterator
+from importlib import metadata
 
 import factories
 import pytest
@@ -15,7 +17,9 @@ from filelock import FileLock
 import lab
 from lab.config.study import Study
 from lab.dashboard.board import Dashboard
+from lab.launch.preflight import usable
 from lab.machine import began
+from lab.perfmodel.calibration import Calibration, calibration_path, write_calibration
 from lab.records.store import Store, write_record
 
 
@@ -98,3 +102,22 @@ def test_job_that_dies_leaves_its_failure_on_the_bench(
     until(lambda: "measuring" in text(again.status))
     child.kill()
     until(lambda: "failed" in text(again.status) and "JobLost" in content(again))
+
+
+def test_calibrate_measures_nothing_twice_a_day_and_nothing_at_once(shown: Dashboard) -> None:
+    versions = {"torch": metadata.version("torch")}
+    (part,) = factories.calibration(2).parts
+    place = factories.environment(2, hosts=[socket.gethostname()], versions=versions)
+    part = part.model_copy(update={"profile": usable("two"), "environment": place})
+    alone = part.model_copy(update={"world_size": 1, "times": ()})
+    path = calibration_path("two")
+    write_calibration(Calibration(cluster="two", wanted=(1, 2), parts=(alone, part)), path)
+    shown.calibrate_button.click()
+    until(lambda: "Calibrated: two, world sizes 1, 2." in text(shown.status))
+    until(lambda: not shown.calibrate_button.disabled)
+    with FileLock(path.with_suffix(".lock")):
+        shown.calibrate_button.click()
+        until(lambda: "another calibration of two is running" in text(shown.status))
+    until(lambda: not shown.run_button.disabled and shown.cancel_button.disabled)
+    shown.fields["cluster"].value = "replay-a100"
+    assert shown.calibrate_button.disabled
