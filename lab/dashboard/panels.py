@@ -105,7 +105,7 @@ def _numbers(outlook: Outlook, cluster: Cluster) -> str:
     share = f"{LIMITS.get(limit, limit)}, {limiting_s / prediction.step_s:.0%} of the step"
     cells = {
         "Predicted step": expected_step(prediction),
-        "Speedup over 1 rank": CANNOT_TELL if unsure else gain,
+        "Speedup over 1 rank": CANNOT_TELL if unsure and forecast.run.world_size > 1 else gain,
         "Memory of a rank": _bytes(forecast.memory_bytes) + of_room,
         "Limited by": CANNOT_TELL if unsure else share,
     }
