@@ -212,7 +212,7 @@ def test_measure_in_the_browser_and_find_it_again_after_a_restart(
     expect(cell.get_by_role("button", name="Cancel")).to_be_enabled()
     expect(
         cell.get_by_role("heading", name="gpt-nano ddp x1, batch 4, fp32 on local", exact=True)
-    ).to_be_visible()
+    ).to_be_visible(timeout=3 * PATIENCE_MS)  # a whole run, beside other work
     rates = cell.get_by_role("img", name=re.compile("Throughput"))
     expect(rates).to_have_accessible_name(re.compile("batch 4, local-1g, emulated link 1 Gbit/s"))
     assert "batch 4, local," in str(rates.get_attribute("alt"))
