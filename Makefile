@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.built
 
-.PHONY: env report test unit gpu lab release check format
+.PHONY: env report kept test unit gpu lab release check format
 
 env: $(STAMP)
 
@@ -26,6 +26,10 @@ $(STAMP): requirements.lock pyproject.toml
 report: env
 	@test -e slurm/calibration/local.json || $(BIN)/lab calibrate || echo "lab: without a calibration nothing is predicted"
 	$(BIN)/lab run reports/quickstart
+
+# The reports that the repository holds, again from the records beside them, and their index; `lab report STUDY --keep` adds one.
+kept: env
+	$(BIN)/lab report reports --all --keep
 
 # Unit tests, then whole studies, Slurm and browsers; last those that believe their times, alone. Where chromium or Slurm is
 # missing its tests are skipped, unless CI=true.

@@ -363,6 +363,13 @@ def report(
     artifacts: Annotated[
         bool, Option("--artifacts", help="A study's text, figures and tables also as files.")
     ] = False,
+    keep: Annotated[
+        bool,
+        Option(
+            "--keep",
+            help="As small files in STUDY/kept/, for a repository; with --all those kept, again.",
+        ),
+    ] = False,
     title: Annotated[str | None, Option("--title", help="Of the report on a table.")] = None,
     scaling: Annotated[
         str | None,
@@ -386,17 +393,22 @@ def report(
     from lab.analysis.reported import is_table
 
     if every:
-        from lab.report.gallery import gallery
+        from lab.report.gallery import gallery, remake_kept
 
-        index, readme = gallery(Path(source or "reports"))
+        studies = Path(source or "reports")
+        if keep:
+            files = remake_kept(studies)
+            return answer(as_json, {"files": files}, relative(*files))
+        index, readme = gallery(studies)
         return answer(as_json, {"index": index, "readme": readme}, relative(index, readme))
     if not source:
         problem = Problem("STUDY", "which one is not said", "name a study, or give --all")
         raise InputError("report", [problem])
     if is_table(source):
-        if artifacts:
-            problem = Problem("--artifacts", "is for studies", "leave it out")
-            raise InputError("report", [problem])
+        given = {"--artifacts": artifacts, "--keep": keep}
+        problems = [Problem(name, "is for studies", "leave it out") for name in given if given[name]]
+        if problems:
+            raise InputError("report", problems)
         made = lab.report_table(
             source,
             columns=_columns(column, "report"),
@@ -417,6 +429,11 @@ def report(
         study = lab.Study.load(source, quick=quick)
         if problems:
             raise InputError("report", problems)
+        if keep:
+            from lab.report.kept import keep as keep_report
+
+            files = keep_report(study)
+            return answer(as_json, {"files": files}, relative(*files))
         made = lab.report(study, artifacts=artifacts)
     content = {"html": made.html, "pdf": made.pdf, "artifacts": made.artifacts}
     return answer(as_json, content, relative(made.html, made.pdf, *made.artifacts))

@@ -57,7 +57,10 @@ def git_state() -> tuple[str | None, bool | None]:
     if git is None or not (ROOT / ".git").exists():
         return None, None
     commit = _output(git, "rev-parse", "HEAD")
-    status = _output(git, "--no-optional-locks", "status", "--porcelain")
+    # An index of the studies measured here is no code.
+    status = _output(
+        git, "--no-optional-locks", "status", "--porcelain", "--", ".", ":!reports/README.md"
+    )
     return commit, None if commit is None or status is None else bool(status)
 
 

@@ -1,9 +1,14 @@
-"""The parts of a report for other documents: text as Markdown and LaTeX, figures, tables."""
+"""The parts of a report for other documents: text as Markdown and LaTeX, figures, tables.
+
+Also a page for GitHub, which shows no HTML.
+"""
 
 from __future__ import annotations
 
 import base64
+import re
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import nbformat
@@ -24,10 +29,7 @@ def write_artifacts(notebook: Path, folder: Path, *, title: str) -> list[Path]:
     `report.md` and `report.tex` hold the text; `figures/` each figure as SVG and PDF, `tables/`
     each table as CSV and LaTeX, by their labels or numbers. Raises LabError as the exporters do.
     """
-    content = nbformat.read(notebook, as_version=4)
-    content.metadata["title"] = title
-    about = {"metadata": {"name": notebook.stem, "path": str(notebook.parent)}}
-    body = LabHTMLExporter().document(content, about)[0].body
+    body = _body(notebook, title)
     written = [*_write_figures(body, folder / "figures"), *_write_tables(body, folder / "tables")]
     sections = math.to_scripts(body)
     heading = page.title_heading(body)
@@ -43,16 +45,51 @@ def write_artifacts(notebook: Path, folder: Path, *, title: str) -> list[Path]:
     return written
 
 
+def github_page(notebook: Path, *, title: str) -> dict[str, str]:
+    """An executed notebook as GitHub shows it: `report.md` and its figures, by their names."""
+    body, files = _body(notebook, title), {}
+    for image, name, svg in _svg_figures(body):
+        image["src"] = place = f"figures/{name}.svg"
+        files[place] = light(svg.decode())
+    for wrapper in body.select("div.table-box, span:not([id]), small"):
+        wrapper.unwrap()
+    # A table of this Markdown has no id; its caption stands below it.
+    for table in body.select("table[id]"):
+        if table.caption:
+            table.caption.insert(0, body.new_tag("span", id=str(table["id"])))
+        table.attrs = {}
+    sections = math.to_scripts(body)
+    return {"report.md": math.run_pandoc(body.decode(), sections, to="gfm", options=[])} | files
+
+
+def light(svg: str) -> str:
+    """An SVG as a small file: no comments or indentation, and on white, as its page may be dark."""
+    background = '<rect width="100%" height="100%" fill="#fff"/>'
+    svg = re.sub(r"<svg\b[^>]*>", lambda match: match[0] + background, svg, count=1)
+    return re.sub(r"\s*\n\s*", "\n", re.sub(r"<!--.*?-->", "", svg, flags=re.DOTALL))
+
+
+def _body(notebook: Path, title: str) -> BeautifulSoup:
+    content = nbformat.read(notebook, as_version=4)
+    content.metadata["title"] = title
+    about = {"metadata": {"name": notebook.stem, "path": str(notebook.parent)}}
+    return LabHTMLExporter().document(content, about)[0].body
+
+
+def _svg_figures(body: BeautifulSoup) -> Iterator[tuple[Tag, str, bytes]]:
+    """The images of the SVG figures, with the figures' labels or numbers."""
+    for nth, image in enumerate(body.select("figure img"), start=1):
+        header, _, data = str(image["src"]).partition(",")
+        if "svg" in header:
+            figure = image.find_parent("figure")
+            name = str(figure.get("id") or f"figure-{nth}") if figure else f"figure-{nth}"
+            yield image, name, base64.b64decode(data)
+
+
 def _write_figures(body: BeautifulSoup, folder: Path) -> list[Path]:
     """Write each SVG figure, also as PDF; its image then refers to the file."""
     written = []
-    for nth, image in enumerate(body.select("figure img"), start=1):
-        header, _, data = str(image["src"]).partition(",")
-        if "svg" not in header:
-            continue
-        figure = image.find_parent("figure")
-        name = str(figure.get("id") or f"figure-{nth}") if figure else f"figure-{nth}"
-        svg = base64.b64decode(data)
+    for image, name, svg in _svg_figures(body):
         with tempfile.TemporaryDirectory() as place:
             (Path(place) / "figure.svg").write_bytes(svg)
             source = '#set page(width: auto, height: auto, margin: 0pt)\n#image("figure.svg")'

@@ -111,7 +111,7 @@ def fingerprint(study: Study, template: str) -> str:
     digest = hashlib.sha256(repr(where).encode())
     files = [*PACKAGE.rglob("*.py"), *(PACKAGE / "report" / "assets").iterdir()]
     files += [NOTEBOOKS / template, study.folder / "study.yaml", USER / "authors.yaml"]
-    files += _profiles_and_calibrations(study)
+    files += profiles_and_calibrations(study)
     # Hours include failures, and repeats that were set aside or replaced.
     files += [*study.out.rglob("*record.json"), *study.out.glob("predictions/*.json")]
     for path in sorted({path.resolve() for path in files if path.is_file()}):
@@ -120,7 +120,7 @@ def fingerprint(study: Study, template: str) -> str:
     return digest.hexdigest()
 
 
-def _profiles_and_calibrations(study: Study) -> Iterator[Path]:
+def profiles_and_calibrations(study: Study) -> Iterator[Path]:
     """The files of the clusters of a study's records, wherever they are."""
     places = (record.environment for record in load_records(study))
     for name in sorted({place.profile for place in places if place}):

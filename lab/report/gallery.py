@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import json
+from html import escape
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,13 +11,15 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_outp
 
 from lab.config.study import Study
 from lab.errors import InputError, Problem
-from lab.files import write_atomically
+from lab.files import read_json, write_atomically
 from lab.records.store import Store
+from lab.report import kept
+from lab.report.artifacts import light
 from lab.report.blocks import Markdown
 from lab.report.build import report
 
 TITLE = "Studies and their answers"
-UNMEASURED = "not measured yet"
+UNMEASURED = "not measured here"
 
 
 class Entry(NamedTuple):
@@ -34,57 +36,80 @@ class Entry(NamedTuple):
 def gallery(folder: Path) -> tuple[Path, Path]:
     """Make the reports of all studies with records; write `index.html` and `README.md` into it.
 
-    A study is shown in its full form if that has records, else in its quick one. Raises InputError
-    for a folder without studies.
+    A study is shown in its full form if that has records, else in its quick one, else as it is
+    kept. Raises InputError for a folder without studies.
     """
-    places = sorted(path.parent for path in folder.glob("*/study.yaml"))
-    if not places:
-        problem = Problem("folder", "no study in it", "give the folder that holds the studies")
-        raise InputError(str(folder), [problem])
-    entries = [_entry(place) for place in places]
+    entries = [_measured(place) or _kept(place) or _missing(place) for place in _places(folder)]
     page, readme = folder / "index.html", folder / "README.md"
     write_atomically(page, _page(entries, folder).encode())
     write_atomically(readme, _readme(entries).encode())
     return page, readme
 
 
-def _measured(place: Path) -> tuple[Study, int]:
-    """A study in the form that has records, and how many of its repeats are completed."""
-    whole = Study.load(place)
-    forms = [whole]
-    with contextlib.suppress(InputError):  # it may have no quick form
-        forms.append(Study.load(place, quick=True))
-    for form in forms:
-        store = Store(form.out)
-        if completed := sum(store.completed(task) for task in form.tasks):
-            return form, completed
-    return whole, 0
+def remake_kept(folder: Path) -> list[Path]:
+    """Make all kept reports again from what is kept, and `README.md` of these alone.
+
+    Returns the files. Raises InputError for a folder without studies.
+    """
+    places = _places(folder)
+    kept_ones = [place for place in places if (place / kept.KEPT).is_dir()]
+    files = [file for place in kept_ones for file in kept.remake(place)]
+    readme = folder / "README.md"
+    write_atomically(readme, readme_of_kept(folder).encode())
+    return [*files, readme]
 
 
-def _entry(place: Path) -> Entry:
-    study, completed = _measured(place)
-    if not completed:
-        return Entry(study, "", UNMEASURED, "", "", "")
+def readme_of_kept(folder: Path) -> str:
+    """`README.md` as a repository holds it: with what is kept, and nothing of this machine."""
+    return _readme([_kept(place) or _missing(place) for place in _places(folder)])
+
+
+def _places(folder: Path) -> list[Path]:
+    places = sorted(path.parent for path in folder.glob("*/study.yaml"))
+    if not places:
+        problem = Problem("folder", "no study in it", "give the folder that holds the studies")
+        raise InputError(str(folder), [problem])
+    return places
+
+
+def _measured(place: Path) -> Entry | None:
+    """A study in the form that has records, whose report is made where it is not up to date."""
+    for quick in (False, True):
+        with contextlib.suppress(InputError):  # it may have no quick form
+            study = Study.load(place, quick=quick)
+            if state := _state(study, study.out):
+                break
+    else:
+        return None
     made = report(study)
-    svg, alt = _picture(made.notebook)
-    picture = study.out / "picture.svg"
+    svg, _, alt = kept.first_figure(made.notebook)
+    inside, picture = f"{place.name}/out", study.out / "picture.svg"
     if svg:
-        write_atomically(picture, svg.encode())
-    form = "quick form: " if study.quick else ""
-    state = f"{form}{completed} of {len(study.tasks)} repeats completed"
-    inside = f"{place.name}/out"
+        write_atomically(picture, light(svg).encode())
     shown = f"{inside}/{picture.name}" if svg else ""
     return Entry(study, made.answer, state, f"{inside}/{made.html.name}", shown, alt)
 
 
-def _picture(notebook: Path) -> tuple[str, str]:
-    """The first captioned figure of a report as SVG, and its alternative text."""
-    for cell in json.loads(notebook.read_text("utf-8"))["cells"]:
-        for output in cell.get("outputs", ()):
-            about = output.get("metadata", {}).get("image/svg+xml", {})
-            if about.get("caption"):
-                return "".join(output["data"]["image/svg+xml"]), str(about.get("alt", ""))
-    return "", ""
+def _kept(place: Path) -> Entry | None:
+    folder = place / kept.KEPT
+    about = read_json(folder / kept.ENTRY)
+    if about is None:
+        return None
+    study, inside = Study.load(place, quick=bool(about["quick"])), f"{place.name}/{kept.KEPT}"
+    picture = f"{inside}/{about['picture']}" if about["picture"] else ""
+    state = f"kept, {_state(study, folder / 'out')}"
+    return Entry(study, about["answer"], state, f"{inside}/{kept.PAGE}", picture, about["alt"])
+
+
+def _missing(place: Path) -> Entry:
+    return Entry(Study.load(place), "", UNMEASURED, "", "", "")
+
+
+def _state(study: Study, out: Path) -> str:
+    """How many of its repeats are completed; empty if none is."""
+    completed = sum(map(Store(out).completed, study.tasks))
+    form = "quick form: " if study.quick else ""
+    return f"{form}{completed} of {len(study.tasks)} repeats completed" if completed else ""
 
 
 def _page(entries: list[Entry], folder: Path) -> str:
@@ -106,15 +131,21 @@ def _page(entries: list[Entry], folder: Path) -> str:
     return str(LabHTMLExporter().from_notebook_node(book)[0])
 
 
+ABOUT = (
+    "Made by `lab report --all`. Of the studies marked as kept, records and report are in this "
+    "repository; `make kept` makes these reports again. `lab run STUDY` measures the others."
+)
+
+
 def _readme(entries: list[Entry]) -> str:
-    lines = [f"# {TITLE}", "", "Made by `lab report --all`.", ""]
-    lines += ["| study | question | answer | records |", "|---|---|---|---|"]
+    lines = [f"# {TITLE}", "", ABOUT, "", "| study | question and answer | |", "|---|---|---|"]
     for entry in entries:
-        title = _cell(entry.study.title)
-        link = f"[{title}]({entry.page})" if entry.page else title
-        picture = f'<br><img src="{entry.picture}" width="320" alt="">' if entry.picture else ""
-        cells = (link + picture, _cell(entry.study.question), _cell(entry.answer), entry.state)
-        lines.append(f"| {' | '.join(cells)} |")
+        title, study = _cell(entry.study.title), entry.study.name
+        link = f"[{title}]({entry.page or f'{study}/study.yaml'})"
+        answer = f"<br><br>**{_cell(entry.answer)}**" if entry.answer else ""
+        picture = f'<img src="{entry.picture}" width="320" alt="{escape(entry.alt)}">'
+        cells = (f"{link}<br><br>{entry.state}", _cell(entry.study.question) + answer)
+        lines.append(f"| {' | '.join([*cells, picture if entry.picture else ''])} |")
     return "\n".join(lines) + "\n"
 
 

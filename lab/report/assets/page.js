@@ -45,12 +45,21 @@ for (const box of boxes) {
   // What is not laid out as a table is still read as one.
   for (const part of [table, ...table.querySelectorAll("tbody tr, tbody td, tbody th")]) part.role = roles[part.tagName];
 }
+// On paper one whose words fit stays a table, and its words stay whole.
+const PAPER = 627; // pixels between the margins of A4
+const tables = boxes.map((box) => box.querySelector("table"));
 const fit = () => {
-  const tables = boxes.map((box) => box.querySelector("table"));
-  for (const table of tables) table.classList.remove("stacked");
+  for (const table of tables) { table.classList.remove("stacked"); table.classList.add("least"); }
+  const least = tables.map((table) => table.offsetWidth);
+  for (const table of tables) table.classList.remove("least");
   const wide = boxes.map((box) => box.scrollWidth > box.clientWidth);
-  tables.forEach((table, place) => table.classList.toggle("stacked", wide[place]));
+  tables.forEach((table, place) => {
+    table.classList.toggle("stacked", wide[place]);
+    table.classList.toggle("whole", least[place] <= PAPER);
+  });
 };
+addEventListener("beforeprint", () => { for (const table of tables) if (table.matches(".whole")) table.classList.remove("stacked"); });
+addEventListener("afterprint", fit);
 addEventListener("resize", fit);
 fit();
 

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import pandas as pd
 import pytest
+from layout import WIDER
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 from playwright.sync_api import Browser, Page, expect
 
@@ -127,13 +128,6 @@ def test_tables_sort_by_value(opened: Opened) -> None:
     assert column(opened.page, 1) == ["a", "b", "c"]
 
 
-WIDER = """() => [...document.querySelectorAll("body, main *")].filter((tag) => {
-  const box = tag.getBoundingClientRect();
-  const hides = tag.clientWidth && tag.scrollWidth > tag.clientWidth + 1 && getComputedStyle(tag).overflowX !== "visible";
-  return box.width && !tag.closest("math") && (box.right > document.documentElement.clientWidth + 1 || hides);
-}).map((tag) => tag.outerHTML.slice(0, 120))"""
-
-
 @pytest.mark.parametrize("width", [390, 768, 1024, 1440])
 def test_nothing_is_wider_than_its_column(opened: Opened, width: int) -> None:
     opened.page.set_viewport_size({"width": width, "height": 800})
@@ -142,6 +136,20 @@ def test_nothing_is_wider_than_its_column(opened: Opened, width: int) -> None:
     first = opened.page.locator("table.stacked td").first
     label = first.evaluate("(cell) => getComputedStyle(cell, '::before').content")
     assert "column 0" in label and first.inner_text() == "0.0"
+
+
+def test_what_fits_on_paper_is_printed_as_a_table_with_whole_words(opened: Opened) -> None:
+    tables = opened.page.locator("table")
+    assert ["whole" in table.get_attribute("class") for table in tables.all()] == [True, False]
+    opened.page.set_viewport_size({"width": 100, "height": 800})
+    expect(opened.page.locator("table.stacked")).to_have_count(2)
+    note = """() => addEventListener("beforeprint", () => {
+      window.printed = [...document.querySelectorAll("table")].map((table) => table.matches(".stacked"));
+    })"""
+    opened.page.evaluate(note)
+    opened.page.pdf()
+    assert opened.page.evaluate("window.printed") == [False, True]
+    expect(opened.page.locator("table.stacked")).to_have_count(2)
 
 
 def test_contents_stay_beside_the_text_or_fold_above_it(opened: Opened) -> None:

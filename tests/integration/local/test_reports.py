@@ -8,6 +8,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from layout import check_pdf, cut_off
+from playwright.sync_api import Browser
 from studies import smallest
 
 import lab
@@ -70,6 +72,16 @@ def test_a_study_ends_in_a_report_without_an_audit_error(made: Made, name: str) 
     left_out = [run for run in study.runs if run.id not in measured]
     assert all(run.device_needed == "cuda" for run in left_out)
     assert text.count("not run: it needs a cluster with CUDA") >= len(left_out)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_element_is_wider_than_its_column(made: Made, name: str, chromium: Browser) -> None:
+    assert cut_off(chromium, made[name][1].result().html) == {}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_pages_are_full_upright_and_readable(made: Made, name: str) -> None:
+    check_pdf(made[name][1].result().pdf)
 
 
 def test_the_slow_loader_is_found_and_the_fast_one_is_not(made: Made) -> None:

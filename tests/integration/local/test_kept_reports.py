@@ -1,0 +1,77 @@
+"""Reports that the repository holds: as their records make them now, small, and of no known machine."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from layout import check_pdf, cut_off
+from playwright.sync_api import Browser
+
+from lab.config.study import Study
+from lab.files import ROOT
+from lab.records.store import Store
+from lab.report.build import Report
+from lab.report.gallery import readme_of_kept
+from lab.report.kept import ENTRY, KEPT, PAGE, remade
+
+REPORTS = ROOT / "reports"
+PLACES = sorted(path.parent for path in REPORTS.glob(f"*/{KEPT}"))
+MOST_BYTES = 350_000  # of a page with its figures
+Made = Mapping[str, tuple[Report, dict[str, bytes]]]
+each = pytest.mark.parametrize("place", PLACES, ids=lambda place: place.name)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
+    return {place.name: remade(place, tmp_path_factory.mktemp(place.name)) for place in PLACES}
+
+
+def shown(place: Path) -> dict[str, bytes]:
+    """What is kept for readers, by name."""
+    files = [place / KEPT / PAGE, place / KEPT / ENTRY, *(place / KEPT / "figures").iterdir()]
+    return {str(path.relative_to(place / KEPT)): path.read_bytes() for path in files}
+
+
+def test_the_quickstart_and_a_replay_are_kept() -> None:
+    names = {place.name for place in PLACES}
+    assert "quickstart" in names and any(name.startswith("replay-") for name in names)
+
+
+@each
+def test_a_kept_report_is_what_its_records_make_now(made: Made, place: Path) -> None:
+    now, then = made[place.name][1], shown(place)
+    assert now.keys() == then.keys(), "make kept"
+    for name, content in now.items():
+        assert content.decode() == then[name].decode(), f"{name} is not current: make kept"
+
+
+def test_the_index_is_current() -> None:
+    assert (REPORTS / "README.md").read_text("utf-8") == readme_of_kept(REPORTS), "make kept"
+
+
+@each
+def test_a_kept_report_is_small_and_its_records_are_complete(place: Path) -> None:
+    assert sum(map(len, shown(place).values())) <= MOST_BYTES
+    study, store = Study.load(place), Store(place / KEPT / "out")
+    assert all(map(store.completed, study.tasks))
+
+
+@each
+def test_nothing_kept_names_a_machine_or_a_path(place: Path) -> None:
+    for path in (place / KEPT).rglob("*"):
+        if path.is_file():
+            text = path.read_text("utf-8")
+            assert not re.search(r"(?<![\w./])/(home|root|tmp|work|var|mnt|Users)/", text), path
+            hosts = re.findall(r'"hosts":\[([^\]]*)\]', text)
+            assert {name for names in hosts for name in re.findall(r"\w+", names)} <= {"node1"}
+
+
+@each
+def test_a_kept_report_is_laid_out_well(made: Made, place: Path, chromium: Browser) -> None:
+    report = made[place.name][0]
+    assert cut_off(chromium, report.html) == {}
+    pages = len(check_pdf(report.pdf).pages)
+    assert place.name != "quickstart" or pages <= 6
