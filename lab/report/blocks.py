@@ -6,7 +6,7 @@ import html
 import io
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
@@ -108,14 +108,21 @@ class Table:
 
 @dataclass(frozen=True)
 class Figure:
-    """A drawn figure as SVG with its alternative text; with caption and label it is numbered."""
+    """A drawn figure as SVG with its alternative text; with caption and label it is numbered.
+
+    Of one that shows nothing a page says why: `missing`.
+    """
 
     svg: str
     alt: str
     caption: str = ""
     label: str = ""
+    missing: str = ""
 
     def _repr_mimebundle_(self, **_: Any) -> tuple[dict[str, str], dict[str, dict[str, str]]]:
+        if self.missing:
+            sentence = f"{self.missing[:1].upper()}{self.missing[1:]}."
+            return {"text/markdown": Markdown.of(sentence).markdown}, {}
         content = {"image/svg+xml": self.svg, "text/plain": self.alt}
         about = {"alt": self.alt, "caption": self.caption, "label": self.label}
         return content, {"image/svg+xml": {key: text for key, text in about.items() if text}}
@@ -135,13 +142,14 @@ def figure(
         if mark is not None:
             mark(axes, results.curves)
 
-    return drawn(
+    made = drawn(
         draw,
         drawing.alt_text(results),
         height=drawing.height(results),
         caption=drawing.caption(results),
         label=f"fig-{name.replace('_', '-')}",
     )
+    return replace(made, missing=drawing.missing(results))
 
 
 def drawn(

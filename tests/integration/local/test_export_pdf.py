@@ -245,7 +245,7 @@ def test_wide_tables_stay_on_the_page(count: int) -> None:
     groups = text.count("column 0")
     assert text.count("1234.5678") == 2 * (count - 1 + groups)
     assert groups == {3: 1, 9: 1, 15: 2, 40: 4}[count]
-    assert right_edge(reader) < 1 - 25 / 210
+    assert right_edge(reader) < 1 - 20 / 210
     assert min(sizes(reader, "1234.5678")) >= SMALLEST
 
 
@@ -259,16 +259,16 @@ def test_long_words_and_lines_stay_on_the_page() -> None:
     text = words(reader).replace(" ", "")
     for letter, count in {"x": 800, "y": 400, "z": 301, "w": 300}.items():
         assert text.count(letter) >= count
-    assert right_edge(reader) < 1 - 25 / 210
+    assert right_edge(reader) < 1 - 20 / 210
 
 
 def test_long_table_runs_over_pages_with_its_head() -> None:
-    reader = pdf(html(table(3, rows=120)))
+    reader = pdf(html(table(3, rows=200)))
     assert len(reader.pages) > 2
     assert all("column 0" in page.extract_text() for page in reader.pages)
 
 
-ROOM = A4[0] - 2 * 25 / 25.4 * 72  # the width of the text, in points
+ROOM = A4[0] - 2 * 20 / 25.4 * 72  # the width of the text, in points
 
 
 def table_width(reader: PdfReader) -> float:
@@ -294,12 +294,12 @@ def rows(*cells: list[str]) -> NotebookNode:
 def test_columns_of_text_share_the_width_of_the_page(cells: list[list[str]]) -> None:
     reader = pdf(rows(*cells))
     assert all(round(float(page.mediabox[2])) == A4[0] for page in reader.pages)
-    assert right_edge(reader) < 1 - 25 / 210
+    assert right_edge(reader) < 1 - 20 / 210
     assert table_width(reader) <= ROOM + 1
 
 
 @pytest.mark.parametrize(
-    "cells", [["a " * 200, "b" * 24, "c"], ["a " * 80, "b " * 90, "c"], ["1234567890.123 ms"] * 8]
+    "cells", [["a " * 200, "b" * 24, "c"], ["a " * 80, "b " * 90, "c"], ["1234567890.123 ms"] * 10]
 )
 def test_wide_table_fills_the_page(cells: list[str]) -> None:
     assert table_width(pdf(rows(cells, cells))) == pytest.approx(ROOM, abs=1)
