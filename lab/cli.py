@@ -405,9 +405,9 @@ def report(
         problem = Problem("STUDY", "which one is not said", "name a study, or give --all")
         raise InputError("report", [problem])
     if is_table(source):
-        given = {"--artifacts": artifacts, "--keep": keep}
-        problems = [Problem(name, "is for studies", "leave it out") for name in given if given[name]]
-        if problems:
+        given = [name for name, on in {"--artifacts": artifacts, "--keep": keep}.items() if on]
+        if given:
+            problems = [Problem(name, "is for studies", "leave it out") for name in given]
             raise InputError("report", problems)
         made = lab.report_table(
             source,
