@@ -75,7 +75,7 @@ def test_all_sections_and_figures_share_one_computation(
 
 
 PAGES = (sections, study_sections, inference_sections)
-OTHER_ARGUMENTS = {"links", "environment_rows", "tradeoff"}
+OTHER_ARGUMENTS = {"links", "environment_rows", "tradeoff", "traced_step"}
 
 
 def sections_of(module: Any) -> list[str]:
