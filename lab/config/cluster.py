@@ -87,7 +87,7 @@ class Budget(Frozen):
         """For people: `20 GPU-hours and 500 core-hours`."""
         parts = {"GPU": self.gpu_hours, "core": self.core_hours}
         label = " and ".join(f"{hours:g} {unit}-hours" for unit, hours in parts.items() if hours)
-        return f"{label} for all studies beside it" if self.per == "folder" else label
+        return f"{label} for all studies in the same folder" if self.per == "folder" else label
 
 
 MOST_SLEEPING = 16  # emulated ranks, each of which still holds a model and sends its gradients
@@ -95,13 +95,13 @@ MOST_SLEEPING = 16  # emulated ranks, each of which still holds a model and send
 
 def _value(value: str) -> str:
     if "\0" in value:
-        raise InvalidValueError(f"{value!r}: no variable can hold a NUL", "leave it out")
+        raise InvalidValueError(f"{value!r}: a variable cannot hold a NUL", "leave it out")
     return check_variables(value)
 
 
 def _variable(name: str) -> str:
     if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
-        what = f"{name!r} cannot name an environment variable"
+        what = f"{name!r} is not a valid name of an environment variable"
         raise InvalidValueError(what, "use letters, digits and _")
     return name
 
@@ -167,39 +167,39 @@ class Cluster(SlurmKeys):
         for other, keys in own.items():
             for key in sorted(keys & self.model_fields_set) if other != self.executor else ():
                 advice = f"leave it out, or set executor: {other}"
-                yield Problem(key, f"a key of executor: {other}", advice)
+                yield Problem(key, f"is only for executor: {other}", advice)
         if self.executor == "slurm":
             yield from slurm_problems(self)
         elif self.executor == "local":
             yield from self._problems_here()
         elif not self.published:
-            what = "missing: the table that is replayed"
+            what = "missing: the table to replay"
             yield Problem("published", what, "give its source, gpu and rows")
         if self.backend == "nccl" and self.device_kind == "cpu":
-            what = "'nccl', and ranks compute on CPUs"
+            what = "'nccl', but ranks compute on CPUs"
             yield Problem("backend", what, "set backend: gloo or auto")
 
     def _problems_here(self) -> Iterator[Problem]:
         if self.emulates and self.device == "cuda":
-            what = "'cuda', and links and compute are emulated for CPU ranks"
+            what = "'cuda', but links and compute are emulated for CPU ranks only"
             yield Problem("device", what, "set device: cpu")
         elif self.device == "cuda" and not machine.gpus():
-            what = "'cuda', and no GPU is visible here"
+            what = "'cuda', but no GPU is visible here"
             yield Problem("device", what, "set device: auto, or see `lab doctor`")
         elif self.devices != "auto" and not 1 <= self.devices <= self._devices_here():
-            what = f"{self.devices}, and there are {self._devices_here()} here"
+            what = f"{self.devices}, but there are {self._devices_here()} here"
             yield Problem("devices", what, "set devices: auto")
         if self.cores_per_job and self.cores_per_job > len(machine.cores()):
-            what = f"{self.cores_per_job}, and there are {len(machine.cores())} here"
-            yield Problem("cores_per_job", what, f"at most {len(machine.cores())}")
+            what = f"{self.cores_per_job}, but there are {len(machine.cores())} here"
+            yield Problem("cores_per_job", what, f"use at most {len(machine.cores())}")
         if self.pack_jobs and self.cores_per_job:
-            what = "true, and with cores_per_job all ranks have the same cores"
+            what = "true, but with cores_per_job all ranks have the same cores"
             yield Problem("pack_jobs", what, "leave one of them out")
         elif self.pack_jobs and "CUDA_VISIBLE_DEVICES" in self.environment:
-            what = "true, and CUDA_VISIBLE_DEVICES names each job's own GPUs"
+            what = "true, but CUDA_VISIBLE_DEVICES names each job's own GPUs"
             yield Problem("pack_jobs", what, "leave it out of environment, or set it for `lab run`")
         elif self.pack_jobs and not self.packs and (self.emulates or self.device == "cpu"):
-            what = "true, and jobs that compute on CPUs would disturb each other"
+            what = "true, but jobs that compute on CPUs would disturb each other"
             yield Problem("pack_jobs", what, "leave it out, or emulate a GPU's compute by its name")
 
     def _devices_here(self) -> int:
@@ -273,16 +273,16 @@ class Cluster(SlurmKeys):
         total, slots = ranks * devices, self.ranks_per_node
         if total > self.capacity:
             what = f"{total} ranks do not fit on {self.nodes} nodes of {slots}"
-            advice = f"{self.capacity} at most"
+            advice = f"use at most {self.capacity}"
         elif total <= slots:
             return Layout(1, ranks)
         elif total % slots:
             below = total // slots * slots
             what = f"{total} ranks do not fill nodes of {slots}"
-            advice = f"nearest that do: {below} or {below + slots}"
+            advice = f"nearest that fill them: {below} or {below + slots}"
         elif devices > slots:
             what = f"one process cannot drive {devices} devices on {total // slots} nodes"
-            advice = f"at most {slots}"
+            advice = f"use at most {slots}"
         else:
             return Layout(total // slots, slots // devices)
         raise InputError(self.name, [Problem("world_size", what, advice)])

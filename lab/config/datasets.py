@@ -210,7 +210,7 @@ def misfit(model: Model, data: Data) -> tuple[str, str] | None:
     models = [name for name, other in MODELS.items() if _fits(other, data)]
     models += own if _fits(_ANY_MODEL, data) else []
     return (
-        f"{model.label} does {model.task}, and data '{data.kind}' is for {' or '.join(data.tasks)}",
+        f"{model.label} does {model.task}, but data '{data.kind}' is for {' or '.join(data.tasks)}",
         f"data that fits: {', '.join(others)}; models that fit: {', '.join(models)}",
     )
 

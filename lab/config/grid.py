@@ -64,8 +64,8 @@ def multiply_out(
             if not values:
                 problems.append(Problem(f"{path}.{key}", "no values", "list at least one"))
             if key in base:
-                advice = "leave it in one of them"
-                problems.append(Problem(f"{path}.{key}", "also stands in base", advice))
+                advice = "keep it in one of them"
+                problems.append(Problem(f"{path}.{key}", "is also in base", advice))
     if sum(math.prod(map(len, grid.values())) for grid in grids.values()) > MAX_RUNS:
         problems.append(Problem("grid", f"more than {MAX_RUNS} runs", "vary less at a time"))
         return [], problems

@@ -25,7 +25,7 @@ SMALLEST_IMAGE: dict[Network, int] = {
 }
 WITH_BATCH_NORM: tuple[Network, ...] = ("resnet18", "densenet121")
 WITH_DROPOUT: tuple[Network, ...] = ("vgg16", "squeezenet1_0", "alexnet")
-DROPOUT_BY_RANK = "dropout is drawn by each rank"
+DROPOUT_BY_RANK = "each rank draws its own dropout"
 
 
 def _trainable(value: str | float) -> str | float:
@@ -33,7 +33,7 @@ def _trainable(value: str | float) -> str | float:
         advice = "use 'all' for the whole model"
         if isinstance(value, str):
             advice = nearest(value, ["all", "head"])
-        what = f"{value!r} is neither 'all', 'head' nor a share between 0 and 1"
+        what = f"{value!r} is not 'all', 'head' or a share between 0 and 1"
         raise InvalidValueError(what, advice)
     return value
 
@@ -129,7 +129,7 @@ class DistilBERT(_Transformer):
     def _fits_positions(self) -> Self:
         if self.block_size > self.positions:
             what = f"block_size {self.block_size} is more than the {self.positions} positions"
-            raise InvalidValueError(what, f"at most {self.positions}")
+            raise InvalidValueError(what, f"use at most {self.positions}")
         return self
 
     def _label_parts(self) -> Iterable[str]:
@@ -165,7 +165,7 @@ class CNN(_Model):
         least = SMALLEST_IMAGE[self.network]
         if self.image_size < least:
             what = f"image_size {self.image_size} leaves nothing to pool in {self.network}"
-            raise InvalidValueError(what, f"at least {least}")
+            raise InvalidValueError(what, f"use at least {least}")
         if self.batch_norm != "batch" and self.network not in WITH_BATCH_NORM:
             what = f"{self.network} has no batch norm to freeze"
             raise InvalidValueError(what, "leave batch_norm out")

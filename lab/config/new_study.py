@@ -18,7 +18,7 @@ TEMPLATE = """\
 # `lab plan {folder}` shows them, `lab run {folder}` measures them.
 title: My study
 question: Does a second rank make training faster here, and by how much?
-scaling: strong          # strong: the global batch stays; weak: the batch of each rank stays; none
+scaling: strong          # strong: the global batch is fixed; weak: each rank's batch is; none
 
 base:                    # what all runs share
   # A preset or a mapping; your own code is {{kind: python, factory: "module:name"}}.
@@ -27,13 +27,13 @@ base:                    # what all runs share
   strategy: ddp
   precision: fp32        # fp32, bf16; on GPUs also tf32 or fp16
   steps: 40
-  warmup_steps: 8        # of them, left out of every measure
+  warmup_steps: 8        # the first of them, left out of all measurements
 
 grid:                    # what varies: every combination is a run
   global_batch_size: [16]
   world_size: [1, 2]
 
-repeats: 3               # fewer than three claim nothing
+repeats: 3               # fewer than three support no claim
 baseline: {{world_size: 1}}  # what speedups are over
 
 quick:                   # a smaller form, for `--quick`
@@ -49,7 +49,7 @@ def new_study(folder: Path, *, like: str | None = None) -> list[Path]:
     Raises InputError for a folder that already holds a study, and for an unknown example.
     """
     if (folder / "study.yaml").exists():
-        problem = Problem("study.yaml", "there is one already", "choose another folder")
+        problem = Problem("study.yaml", "there already is one", "choose another folder")
         raise InputError(str(folder), [problem])
     examples = {path.parent.name: path.parent for path in (SHARED / "reports").glob("*/study.yaml")}
     if like is not None and like not in examples:
@@ -103,7 +103,7 @@ def script_study(
     lines = [OF_SCRIPT, *(f"{key}: {json.dumps(value)}" for key, value in content.items())]
     path = place / "study.yaml"
     if path.exists() and not path.read_bytes().startswith(OF_SCRIPT.encode()):
-        what = "there is a study already that `lab measure` did not write"
+        what = "there is already a study that `lab measure` did not write"
         raise InputError(str(place), [Problem("study.yaml", what, "give another --name")])
     with restored_if_refused(place):
         write_atomically(path, ("\n".join(lines) + "\n").encode())

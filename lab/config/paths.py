@@ -61,13 +61,13 @@ def _resolve(path: str, data_root: Path, *, source: str, key: str, noun: str) ->
         if existing and os.access(existing[0], os.R_OK):
             return existing[0]
         if existing:
-            what, advice = f"{path!r} may not be read", "change its permissions"
+            what, advice = f"{path!r} is not readable", "change its permissions"
         elif inside:
             names = [entry.name for entry in inside[0].parent.glob("*")]
             what = f"{path!r}: no such file or folder"
             advice = nearest(inside[0].name, names)
     except (OSError, RuntimeError, ValueError) as error:
-        what, advice = f"{path!r} cannot be read: {error}", "name a file or folder"
+        what, advice = f"{path!r} cannot be read: {error}", "name a readable file or folder"
     raise InputError(source, [Problem(key, what, advice)])
 
 
@@ -87,7 +87,8 @@ def read_texts(path: str, data_root: Path) -> list[str]:
     size = sum(file.stat().st_size for file in files)
     if size > MAX_BYTES:
         what = f"{path!r} holds {size / 1e9:.1f} GB of files"
-        raise InputError("data", [Problem("path", what, f"at most {MAX_BYTES / 1e9:.1f} GB")])
+        advice = f"use at most {MAX_BYTES / 1e9:.1f} GB"
+        raise InputError("data", [Problem("path", what, advice)])
     texts = [text for text in map(_text, files) if text]
     if not texts:
         problem = Problem("path", f"{path!r} holds no UTF-8 text", "name a folder with text files")

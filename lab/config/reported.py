@@ -37,7 +37,7 @@ class ReportedRun(Run):
         def __getattr__(self, name: str) -> Any:
             """Raise the error for a field that the table leaves open."""
             if name in Run.model_fields:
-                raise AttributeError(f"{self.label}: its table does not say {name}")
+                raise AttributeError(f"{self.label}: its table does not give {name}")
             return super().__getattr__(name)
 
     def _conflicts(self) -> Iterator[tuple[str, str]]:

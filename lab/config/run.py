@@ -379,26 +379,26 @@ def _work(run: Run) -> Conflicts:
     if whole is not None and micro is not None and micro * unit != whole:
         divisor = f"world_size {run.world_size}"
         if run.data_parallel_size != run.world_size:
-            divisor = f"1, as all ranks of '{run.strategy}' see the same samples"
+            divisor = f"1, because all ranks of '{run.strategy}' see the same samples"
         factors = f"micro_batch_size x grad_accum {run.grad_accum} x {divisor}"
         fits = sorted({max(whole // unit, 1) * unit, math.ceil(whole / unit) * unit})
-        advice = f"nearest that divides: {' or '.join(map(str, fits))}"
+        advice = f"nearest that fits: {' or '.join(map(str, fits))}"
         yield f"global_batch_size {whole} is not {factors}", advice
     if misfit := datasets.misfit(run.architecture, run.dataset):
         yield misfit
     if run.loader_workers and run.loader == "fast":
-        what = f"loader_workers {run.loader_workers}: the fast loader has none"
+        what = f"loader_workers {run.loader_workers}, but the fast loader has none"
         yield what, "leave it out, or use loader 'classic'"
     if run.warmup_steps >= run.steps:
-        what = f"warmup_steps {run.warmup_steps} leaves nothing of steps {run.steps}"
-        yield what, "measure at least one step"
+        what = f"warmup_steps {run.warmup_steps} leaves none of {run.steps} steps to measure"
+        yield what, "leave at least one"
 
 
 def _of_script(run: Run, script: Script) -> Conflicts:
     if run.strategy != SCRIPT_NAME:
-        yield f"strategy '{run.strategy}' beside a script, which decides it", "leave it out"
+        yield f"strategy '{run.strategy}' with a script, which has its own", "leave it out"
     if run.dataset != datasets.ScriptData():
-        yield "data beside a script, which decides them", "leave them out"
+        yield "data with a script, which has its own", "leave it out"
     known = [*OF_RANK, *(set(Run.model_fields) - {"model", "data", "strategy", "own_strategy"})]
     for name in dict.fromkeys(script.placeholders):
         if name not in known:
@@ -408,41 +408,45 @@ def _of_script(run: Run, script: Script) -> Conflicts:
     for name in Run.model_fields:
         used = name in {*_OF_MEASURING, *_STATED, *script.placeholders}
         if not used and not run.has_default(name):
-            yield f"{name}: the script never sees it", f"name {{{name}}} in its command"
+            yield f"{name} never reaches the script", f"put {{{name}}} into its command"
     if run.warmup_steps < 1:
-        what = "warmup_steps 0: the first step of a script shows what to measure in the others"
-        yield what, "at least 1"
+        what = "warmup_steps 0, but the first step of a script shows what to measure in the others"
+        yield what, "use at least 1"
     if script.launcher == "python" and run.world_size != 1:
-        what = f"launcher 'python' is one process, world_size is {run.world_size}"
+        what = f"launcher 'python' starts one process, but world_size is {run.world_size}"
         yield what, "use launcher 'torchrun'"
     if run.task != "train":
-        yield "inference is measured on models of the lab, not on a script", "task: train"
+        yield "inference is measured on models of the lab, not on a script", "set task: train"
 
 
 def _strategy(run: Run) -> Conflicts:
     name, facts = f"strategy '{run.strategy}'", run.facts
     if run.strategy == SCRIPT_NAME:
-        yield f"{name} is that of a script", "model: {kind: script, command: train.py}"
+        what = f"{name} is for scripts, but the model is not one"
+        yield what, "set model: {kind: script, command: train.py}"
         return
     if run.own_strategy and run.strategy != run.own_strategy.factory:
-        what = f"own_strategy beside {name}"
+        what = f"own_strategy together with {name}"
         yield what, "write strategy: {kind: python, factory: 'module:name'}"
     if facts.splits == "nothing" and run.world_size != 1:
-        yield f"{name} has one rank, world_size is {run.world_size}", "use 'ddp' or world_size 1"
+        what = f"{name} has one rank, but world_size is {run.world_size}"
+        yield what, "use 'ddp' or world_size 1"
     for owner, owned in STRATEGIES.items():
         for setting in owned.settings if owner != run.strategy else ():
             if not run.has_default(setting):
-                what = f"{setting} is a setting of {owned.label}, {name} has none"
+                what = f"{setting} is a setting of {owned.label}, which {name} does not have"
                 yield what, f"leave it out, or use '{owner}'"
     if run.precision == "tf32" and run.needs_device == "cpu":
-        yield "precision tf32 on CPU, which has none", "use fp32, or leave out needs_device"
+        what = "precision tf32 needs a GPU, but needs_device is cpu"
+        yield what, "use fp32, or leave out needs_device"
     if run.precision == "fp16" and facts.partial_gradients:
-        what = "precision fp16 scales the loss by all gradients"
-        yield f"{what}, a rank of '{run.strategy}' has only some of them", "use bf16"
+        what = "precision fp16 needs all gradients to scale the loss"
+        yield f"{what}, but a rank of '{run.strategy}' has only some of them", "use bf16"
     if run.compile and not facts.compiles:
-        yield f"compile with {name}, which works between the modules of a model", "compile: false"
+        what = f"compile does not work with {name}, which acts between the modules of a model"
+        yield what, "set compile: false"
     if run.keep_model and run.data_parallel_size != run.world_size:
-        what = f"keep_model: no rank of {run.strategy} has the whole model"
+        what = f"keep_model, but no rank of {run.strategy} has the whole model"
         yield what, "leave it out, or use another strategy"
     if run.shard_size is not None and run.world_size % run.shard_size:
         what = f"shard_size {run.shard_size} does not divide world_size {run.world_size}"
@@ -455,14 +459,14 @@ def _ddp(run: Run) -> Conflicts:
         what = (
             f"static_graph with grad_accum {run.grad_accum}: the first backward pass sends nothing"
         )
-        yield what, "grad_accum 1, or static_graph: false"
+        yield what, "use grad_accum 1, or static_graph: false"
     if run.powersgd_rank != 1 and run.compression != "powersgd":
         what = f"powersgd_rank {run.powersgd_rank} without PowerSGD"
         yield f"{what} (compression '{run.compression}')", "leave it out"
     if run.compression == "powersgd" and run.warmup_steps < POWERSGD_FIRST_STEP:
         what = f"PowerSGD compresses from step {POWERSGD_FIRST_STEP} on"
-        what += f", warmup_steps is {run.warmup_steps}: steps without it would be measured"
-        yield what, f"warmup_steps {POWERSGD_FIRST_STEP} or more"
+        what += f", but warmup_steps is {run.warmup_steps}: steps without it would be measured"
+        yield what, f"use warmup_steps {POWERSGD_FIRST_STEP} or more"
 
 
 def _model_parts(run: Run) -> Conflicts:
@@ -470,36 +474,36 @@ def _model_parts(run: Run) -> Conflicts:
     if splits not in _MODEL_PARTS:
         return
     if model.kind != "gpt":
-        what = (
-            f"strategy '{run.strategy}' can only split a GPT, the model is of kind '{model.kind}'"
-        )
+        what = f"strategy '{run.strategy}' can only split a GPT, but the model is '{model.kind}'"
         yield what, "use 'ddp' or 'fsdp'"
         return
     if splits == "tensors":
         if model.heads % ranks:
             what = f"world_size {ranks} does not divide the {model.heads} heads of the model"
-            yield what, "give each rank equally many"
+            yield what, "use one that gives each rank equally many"
         return
     parts = run.microbatches or ranks
     if model.layers < ranks:
-        what = f"a pipeline of {ranks} stages needs as many layers, the model has {model.layers}"
+        what = (
+            f"a pipeline of {ranks} stages needs {ranks} layers, but the model has {model.layers}"
+        )
         yield what, "use a smaller world_size"
     if run.grad_accum > 1:
-        what = f"grad_accum {run.grad_accum}: a pipeline adds up gradients over its microbatches"
-        yield what, "grad_accum 1 and more microbatches"
+        what = f"grad_accum {run.grad_accum}, but a pipeline accumulates over its microbatches"
+        yield what, "use grad_accum 1 and more microbatches"
     if run.micro_batch_size is not None and run.micro_batch_size % parts:
         what = f"micro_batch_size {run.micro_batch_size} cannot be cut into {parts}"
         yield f"{what} equal microbatches", "use a number that divides it"
     if run.schedule == "1f1b" and parts < ranks:
         what = f"schedule '1f1b' needs a microbatch for each of {ranks} stages"
-        yield f"{what}, microbatches is {parts}", f"at least {ranks}"
+        yield f"{what}, but microbatches is {parts}", f"use at least {ranks}"
 
 
 def _inference(run: Run) -> Conflicts:
     if run.task == "train":
         for name in ("quantization", "base_precision"):
             if not run.has_default(name):
-                what = f"{name} is a setting of inference, this run trains"
+                what = f"{name} is a setting of inference, but this run trains"
                 yield what, "leave it out, or use task: inference"
         return
     if run.trace:
@@ -507,22 +511,22 @@ def _inference(run: Run) -> Conflicts:
     model, longest = run.architecture, max(run.prompt_tokens) + run.new_tokens
     if isinstance(model, models.PythonModel):
         what = "inference is measured on a language model or a classifier of the lab"
-        yield f"{what}, not on a model of your own", "task: train"
+        yield f"{what}, not on a model of your own", "set task: train"
     elif not isinstance(model, models.GPT):
         for name in ("prompt_tokens", "new_tokens"):
             if not run.has_default(name):
-                what = f"{name} is a setting of generated text, {model.label} classifies"
-                yield what, "leave it out, or choose a gpt"
+                what = f"{name} is a setting of text generation, but {model.label} classifies"
+                yield what, "leave it out, or choose a GPT"
     elif longest > model.block_size:
         what = (
-            f"prompt_tokens {max(run.prompt_tokens)} and new_tokens {run.new_tokens} are {longest}"
+            f"prompt_tokens {max(run.prompt_tokens)} plus new_tokens {run.new_tokens} is {longest}"
         )
-        what += f", the model has positions for {model.block_size}"
-        yield what, "fewer tokens, or a model with a larger block_size"
+        what += f", but the model has positions for {model.block_size}"
+        yield what, "use fewer tokens, or a model with a larger block_size"
     for size in run.batch_sizes:
         if size % run.world_size:
             what = f"batch_sizes {size} is not divisible by world_size {run.world_size}"
-            yield what, f"a multiple of {run.world_size}"
+            yield what, f"use a multiple of {run.world_size}"
 
 
 def distinct_labels(runs: Sequence[Run]) -> tuple[dict[Run, str], str]:

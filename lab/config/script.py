@@ -54,7 +54,9 @@ class Script(Frozen):
         try:
             return shlex.split(command)
         except ValueError as error:
-            raise InvalidValueError(f"{command!r}: {error}", "close it, or write a list") from None
+            raise InvalidValueError(
+                f"{command!r}: {error}", "close the quote, or write a list"
+            ) from None
 
     @field_validator("command")
     @classmethod
@@ -63,7 +65,7 @@ class Script(Frozen):
             what = f"{command[0]!r} is not a Python script"
             advice = "begin with the script, such as train.py"
             if Path(command[0]).name in _LAUNCHERS:
-                advice = "leave it out: the lab starts the script on each rank itself"
+                advice = "leave it out: the lab itself starts the script on each rank"
             raise InvalidValueError(what, advice)
         return command
 

@@ -32,19 +32,19 @@ _TAKEN = {
     "export": "environment",
     **dict.fromkeys(
         ("job-name", "output", "error", "open-mode", "signal", "requeue", "wrap", "chdir"),
-        "nothing: the lab sets it",
+        "nothing in its place",
     ),
 }
 
 
-_UNEXPANDED = "variables are expanded in environment, setup, container and python alone"
+_UNEXPANDED = "variables are expanded only in environment, setup, container and python"
 
 
 def _word(value: str) -> str:
     if uses_variables(value):
         raise InvalidValueError(f"{value!r}: {_UNEXPANDED}", "write it out")
     if not re.fullmatch(r"[\w.,:@+&|*()\[\]/%=-]+", value) or value.startswith("-"):
-        advice = "use letters, digits and . , : @ + & | * ( ) [ ] / % = -"
+        advice = "use only letters, digits and . , : @ + & | * ( ) [ ] / % = -"
         raise InvalidValueError(f"{value!r} is not a plain word", advice)
     return value
 
@@ -70,7 +70,7 @@ def _program(value: str) -> str:
     tokens.whitespace_split = True
     for token in tokens:
         if token and set(token) <= set(tokens.punctuation_chars):
-            advice = "give one program with its arguments; commands before it go to `setup`"
+            advice = "give one program with its arguments; put commands before it in `setup`"
             raise InvalidValueError(f"{value!r} is more than one program: {token!r}", advice)
     return value
 
@@ -137,11 +137,11 @@ SBATCH_OPTIONS = {
 def slurm_problems(keys: SlurmKeys) -> Iterator[Problem]:
     """Conflicts between the Slurm keys."""
     if not keys.gpus_per_node and not keys.cores_per_node:
-        advice = "say how many GPUs a node has, or cores_per_node where it has none"
+        advice = "give the number of GPUs of a node, or cores_per_node if it has none"
         yield Problem("gpus_per_node", "missing", advice)
     if keys.gpus_per_node and keys.cores_per_node:
-        advice = "ranks go by GPUs then: use cpus_per_gpu"
-        yield Problem("cores_per_node", "given beside gpus_per_node", advice)
+        advice = "with GPUs there is a rank for each: use cpus_per_gpu"
+        yield Problem("cores_per_node", "given together with gpus_per_node", advice)
     for key in ("cpus_per_gpu", "gpu_type"):
         if not keys.gpus_per_node and getattr(keys, key) is not None:
             yield Problem(key, "there are no GPUs", "set gpus_per_node, or leave it out")
@@ -150,13 +150,13 @@ def slurm_problems(keys: SlurmKeys) -> Iterator[Problem]:
         if taken := (SBATCH_OPTIONS | _TAKEN).get(key.replace("_", "-")):
             yield Problem(where, "the lab sets this option", f"use {taken}")
         elif key.replace("_", "-") in _ANSWERS:
-            what = "this option changes what sbatch does or answers, which the lab needs"
+            what = "this option changes what sbatch does or prints, which the lab relies on"
             yield Problem(where, what, "leave it out")
         elif not re.fullmatch(r"[a-z][a-z0-9_-]*", key):
-            advice = "write it as in `sbatch --help`, less the dashes"
-            yield Problem(where, "no option of sbatch has such a name", advice)
+            advice = "write it as in `sbatch --help`, without the dashes"
+            yield Problem(where, "sbatch has no option of this name", advice)
         elif isinstance(value, str) and uses_variables(value):
             yield Problem(where, f"{value!r}: {_UNEXPANDED}", "write it out")
         elif isinstance(value, str) and ("\n" in value or not value):
-            advice = "true stands for an option without a value"
+            advice = "write true for an option without a value"
             yield Problem(where, f"{value!r} is not one line of text", advice)

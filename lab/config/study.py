@@ -59,7 +59,7 @@ class Study(Frozen):
         """
         loaded = read_study(find_folder(study), quick=quick)
         if (loaded.out.exists() or loaded.out.is_symlink()) and not loaded.out.is_dir():
-            what = "no folder, and the results of the study belong into one"
+            what = "is not a folder, but the results of the study go into it"
             raise InputError(str(loaded.out), [Problem("out", what, "rename or remove it")])
         return loaded
 
@@ -93,7 +93,7 @@ class Study(Frozen):
             what = f"no run {run_id!r} in this study"
             raise InputError(self.name, [Problem("run_id", what, nearest(run_id, runs))])
         if not 0 <= repeat < self.repeats:
-            what = f"{repeat}, and the study has repeats 0 to {self.repeats - 1}"
+            what = f"{repeat}, but the study has repeats 0 to {self.repeats - 1}"
             raise InputError(self.name, [Problem("repeat", what)])
         return Task(runs[run_id] if run_id else self.runs[0], repeat)
 
@@ -130,13 +130,13 @@ def find_folder(study: str | Path) -> Path:
     """The folder of a study, by its path or its name under `reports/`; raises InputError."""
     parents = (Path("reports"), SHARED / "reports")
     if not (name := os.fsdecode(study)).isprintable():
-        problem = Problem("STUDY", "not a name that can be printed in UTF-8", "rename the folder")
+        problem = Problem("STUDY", "its name cannot be printed in UTF-8", "rename the folder")
         raise InputError(repr(name), [problem])
     for place in (Path(study), *(parent / study for parent in parents)):
         if (place / "study.yaml").is_file():
             if place.is_relative_to(PACKAGE):
                 # Measurements do not belong among the files of an installed package.
-                what = "an example of the package, which is measured in a folder of yours"
+                what = "is an example of the package: measure it in a folder of your own"
                 advice = f"`lab init {study} --like {study}`, then the same command"
                 raise InputError(str(study), [Problem("STUDY", what, advice)])
             return place.resolve()
@@ -252,7 +252,7 @@ def _study_problems(file: StudyFile, points: list[Point], faulty: set[str]) -> I
         return
     inference = any(point.value("task") == "inference" for point in points)
     if file.kind != "inference" and "kind" not in faulty and inference:
-        what = f"{file.kind!r}, and there are runs of inference"
+        what = f"{file.kind!r}, but there are inference runs"
         yield Problem("kind", what, "write `kind: inference`")
     judged = points and not baseline_problems and "baseline" not in faulty
     if judged and not any(point.may_have(file.baseline) for point in points):
@@ -267,9 +267,9 @@ def _study_problems(file: StudyFile, points: list[Point], faulty: set[str]) -> I
                 by_world.setdefault(point.value("world_size"), set()).add(value)
         if len({frozenset(values) for values in by_world.values()}) > 1:
             what = (
-                f"{file.scaling} scaling holds {setting} fixed, here it differs between world sizes"
+                f"{file.scaling} scaling holds {setting} fixed, but it differs between world sizes"
             )
-            yield Problem("scaling", what, "correct the grid")
+            yield Problem("scaling", what, "correct the grid, or change scaling")
 
 
 def _typed(cluster: str) -> str:

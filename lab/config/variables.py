@@ -24,8 +24,8 @@ def _pieces(text: str) -> list[tuple[str, str]]:
     if re.match(r"~(/|$)", text):
         text = "${HOME}" + text[1:]
     elif text.startswith("~"):
-        advice = "write the folder out, or use $HOME"
-        raise InvalidValueError(f"{text!r}: only one's own ~ is expanded", advice)
+        advice = "write out the folder, or use $HOME"
+        raise InvalidValueError(f"{text!r}: only your own ~ is expanded", advice)
     pieces, plain, end = [], "", 0
     for match in _VARIABLE.finditer(text):
         plain += _plain(text[end : match.start()])
@@ -41,9 +41,9 @@ def _pieces(text: str) -> list[tuple[str, str]]:
 def _plain(text: str) -> str:
     if "$" in text:
         advice = (
-            "write $NAME or ${NAME} for a variable, $$ for a dollar sign; commands go to `setup`"
+            "write $NAME or ${NAME} for a variable, $$ for a dollar sign; put commands in `setup`"
         )
-        raise InvalidValueError(f"{text!r} holds a $ before no variable's name", advice)
+        raise InvalidValueError(f"{text!r} has a $ without a variable's name", advice)
     return text
 
 

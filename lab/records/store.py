@@ -169,7 +169,7 @@ def _validated(path: Path, inode: int, mtime_ns: int, size: int) -> Record | Non
         version = _schema_version(content)
         if version is not None and version > SCHEMA_VERSION:
             schemas = f"schema {version}, this one reads {SCHEMA_VERSION}"
-            raise LabError(f"{path}: written by a newer lab ({schemas}): update") from None
+            raise LabError(f"{path}: written by a newer lab ({schemas}); update the lab") from None
         return None
 
 

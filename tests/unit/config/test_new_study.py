@@ -24,7 +24,7 @@ def test_a_new_study_can_be_read_in_both_forms(
 def test_a_study_is_never_written_over(tmp_path: Path) -> None:
     (path,) = new_study(tmp_path)
     path.write_text("mine")
-    with pytest.raises(InputError, match="there is one already"):
+    with pytest.raises(InputError, match="there already is one"):
         new_study(tmp_path)
     assert path.read_text() == "mine"
 

@@ -156,8 +156,11 @@ def test_a_strategy_of_ones_own_is_called_by_its_factory_and_arguments(folder: P
         ({"strategy": "dpd"}, "base.strategy: unknown strategy 'dpd'; did you mean 'ddp'"),
         ({"strategy": {"factory": "mine:Local", "arg": 1}}, "base.strategy.arg: unknown key"),
         ({"strategy": "mine:Local", "bucket_cap_mb": 1.0}, "bucket_cap_mb is a setting of DDP"),
-        ({"strategy": "mine:Local", "compile": True}, "compile with strategy 'mine:Local'"),
-        ({"own_strategy": {"factory": "mine:Local"}}, "own_strategy beside strategy 'ddp'"),
+        (
+            {"strategy": "mine:Local", "compile": True},
+            "compile does not work with strategy 'mine:Local'",
+        ),
+        ({"own_strategy": {"factory": "mine:Local"}}, "own_strategy together with strategy 'ddp'"),
     ],
 )
 def test_a_wrong_strategy_is_refused(

@@ -87,16 +87,16 @@ def test_a_stated_batch_is_shared_out_to_the_ranks(folder: Path) -> None:
     ("command", "base", "message"),
     [
         ("train2.py", {}, "no script 'train2.py'; did you mean 'train.py'"),
-        ("torchrun train.py", {}, "leave it out: the lab starts the script"),
+        ("torchrun train.py", {}, "leave it out: the lab itself starts the script"),
         ("train.py 'x", {}, "No closing quotation"),
         ([], {}, "at least 1 item"),
         ("train.py {micro_batch}", {}, "unknown placeholder '{micro_batch}'"),
         ("train.py {micro_batch_size}", {}, "which has no value"),
-        ("train.py", {"learning_rate": 0.1}, "learning_rate: the script never sees it"),
-        ("train.py", {"strategy": "ddp"}, "beside a script, which decides it"),
-        ("train.py", {"data": "digits"}, "beside a script, which decides them"),
+        ("train.py", {"learning_rate": 0.1}, "learning_rate never reaches the script"),
+        ("train.py", {"strategy": "ddp"}, "with a script, which has its own"),
+        ("train.py", {"data": "digits"}, "with a script, which has its own"),
         ("train.py", {"warmup_steps": 0}, "at least 1"),
-        ("train.py", {"model": {"launcher": "python"}}, "is one process, world_size is 2"),
+        ("train.py", {"model": {"launcher": "python"}}, "starts one process, but world_size is 2"),
         ("train.py", {"global_batch_size": 3}, "global_batch_size 3 is not"),
     ],
 )
@@ -128,7 +128,7 @@ def test_only_a_script_leaves_its_batch_open(folder: Path) -> None:
                     else {"global_batch_size": 8, "precision": None}
                 )
             )
-    with pytest.raises(ValueError, match="is that of a script"):
+    with pytest.raises(ValueError, match="is for scripts, but the model is not one"):
         Run.model_validate({"global_batch_size": 8, "strategy": "script"})
 
 

@@ -15,11 +15,11 @@ BASE: dict[str, Any] = {"global_batch_size": 8, "world_size": 2}
 FACTS = {field.name: getattr(STRATEGIES["ddp"], field.name) for field in fields(StrategyFacts)}
 # A change of ddp's facts, and what it forbids to a run.
 FORBIDDEN: list[tuple[dict[str, Any], dict[str, Any], str]] = [
-    ({"partial_gradients": True}, {"precision": "fp16"}, "precision fp16 scales the loss"),
-    ({"compiles": False}, {"compile": True}, "compile with strategy 'zero9'"),
+    ({"partial_gradients": True}, {"precision": "fp16"}, "precision fp16 needs all gradients"),
+    ({"compiles": False}, {"compile": True}, "compile does not work with strategy 'zero9'"),
     ({"settings": ()}, {"compression": "bf16"}, "compression is a setting of DDP"),
     ({"splits": "layers"}, {"keep_model": True}, "no rank of zero9 has the whole model"),
-    ({"splits": "nothing"}, {}, "strategy 'zero9' has one rank, world_size is 2"),
+    ({"splits": "nothing"}, {}, "strategy 'zero9' has one rank, but world_size is 2"),
 ]
 
 

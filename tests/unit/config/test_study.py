@@ -101,11 +101,11 @@ BAD = {
     "not finite": ({"base": changed_base(learning_rate=float("nan"))}, "base.learning_rate"),
     "all steps are warm-up": (
         {"base": changed_base(warmup_steps=4)},
-        "warmup_steps 4 leaves nothing of steps 4",
+        "warmup_steps 4 leaves none of 4 steps to measure",
     ),
     "indivisible batch": (
         {"grid": {"global_batch_size": [9], "world_size": [1, 2]}},
-        "; nearest that divides: 8 or 10",
+        "; nearest that fits: 8 or 10",
     ),
     "no batch": (
         {"grid": {"world_size": [1, 2]}},
@@ -123,7 +123,7 @@ BAD = {
     ),
     "in base and grid": (
         {"base": changed_base(world_size=1)},
-        "grid.world_size: also stands in base",
+        "grid.world_size: is also in base",
     ),
     "value of the grid": (
         {"grid": {"global_batch_size": [4], "world_size": [1, "two"]}},
@@ -141,7 +141,7 @@ BAD = {
     ),
     "single on two ranks": (
         {"base": changed_base(strategy="single")},
-        "strategy 'single' has one rank, world_size is 2",
+        "strategy 'single' has one rank, but world_size is 2",
     ),
     "not strong": (
         {"grid": {"micro_batch_size": [4], "world_size": [1, 2]}},
@@ -210,7 +210,7 @@ def test_all_problems_are_listed_at_once(make_study: StudyMaker) -> None:
         "base.learning_rate",
         "grid.world_size[2]",
     } <= places
-    assert any("nearest that divides" in problem.advice for problem in caught.value.problems)
+    assert any("nearest that fits" in problem.advice for problem in caught.value.problems)
 
 
 MANY_FAULTS = """
@@ -258,8 +258,8 @@ def test_faults_of_every_kind_are_in_one_message(tmp_path: Path, *, quick: bool)
             "grid.gradd_accum: unknown key; did you mean 'grad_accum'?",
             "baseline: no run has world_size 8; add it to the grid, or name a baseline that is in "
             "it",
-            "scaling: strong scaling holds global_batch_size fixed, here it differs between world "
-            "sizes; correct the grid",
+            "scaling: strong scaling holds global_batch_size fixed, but it differs between world "
+            "sizes; correct the grid, or change scaling",
             "quick.base.stepz: unknown key; did you mean 'steps'?",
             "quick.repeat: unknown key; did you mean 'repeats'?",
         ]
@@ -276,8 +276,8 @@ def test_conflicts_of_one_run_are_listed_together(make_study: StudyMaker) -> Non
         Study.load(folder)
     for expected in (
         "global_batch_size=9, world_size=2): global_batch_size 9 is not",
-        "warmup_steps 9 leaves nothing of steps 4; measure at least one step",
-        "loader_workers 2: the fast loader has none",
+        "warmup_steps 9 leaves none of 4 steps to measure; leave at least one",
+        "loader_workers 2, but the fast loader has none",
     ):
         assert expected in str(caught.value)
 

@@ -95,11 +95,11 @@ def test_a_command_keeps_its_words() -> None:
     [
         ("python: ~/lab/bin/python; id", "more than one program: ';'"),
         ("container: module load a && apptainer exec x", "more than one program: '&&'"),
-        ("container: apptainer exec $(id)", "holds a $ before no variable's name"),
-        ("environment: {A: $(id)}", "environment.A: '$(id)' holds a $"),
-        ("account: $PROJECT", "account: '$PROJECT': variables are expanded in environment"),
-        ("extra: {comment: $USER}", "extra.comment: '$USER': variables are expanded in"),
-        ("network_interface: ~ib", "network_interface: '~ib': variables are expanded in"),
+        ("container: apptainer exec $(id)", "has a $ without a variable's name"),
+        ("environment: {A: $(id)}", "environment.A: '$(id)' has a $"),
+        ("account: $PROJECT", "account: '$PROJECT': variables are expanded only in environment"),
+        ("extra: {comment: $USER}", "extra.comment: '$USER': variables are expanded only in"),
+        ("network_interface: ~ib", "network_interface: '~ib': variables are expanded only in"),
     ],
 )
 def test_profiles_with_variables_that_nothing_expands_are_refused(
