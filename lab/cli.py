@@ -57,10 +57,10 @@ ClusterOption = Annotated[
 ]
 QuickOption = Annotated[bool, Option("--quick", help="The study's smallest honest form.")]
 JsonOption = Annotated[bool, Option("--json", help="Answer for programs.")]
-YesOption = Annotated[bool, Option("--yes", help="Run it beyond the cluster's budget.")]
+YesOption = Annotated[bool, Option("--yes", help="Run even beyond the cluster's budget.")]
 ColumnOption = Annotated[
     list[str] | None,
-    Option("--column", metavar="NAME=COLUMN", help="What a column of the table is."),
+    Option("--column", metavar="NAME=COLUMN", help="Read COLUMN of the table as NAME."),
 ]
 MachineOption = Annotated[
     str | None,
@@ -88,11 +88,11 @@ def main() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except OSError as error:
         message = f"{error.filename or 'output'}: {error.strerror or error}"
-    except Exception as error:  # noqa: BLE001 the traceback is kept for whoever mends it
-        fault = f"a fault of the lab itself: {type(error).__name__}: {error}"
+    except Exception as error:  # noqa: BLE001 the traceback is kept for whoever fixes it
+        fault = f"an error in the lab itself: {type(error).__name__}: {error}"
         message = f"{fault}\nlab: traceback in {_write_traceback()}"
     if status == INTERRUPTED:  # which typer also returns for it
-        message = message or "interrupted; the same command goes on from there"
+        message = message or "interrupted; the same command resumes from there"
     if message:
         Console(stderr=True).print(f"lab: {message}", highlight=False, markup=False, soft_wrap=True)
     sys.exit(status if isinstance(status, int) else 0)
@@ -160,17 +160,19 @@ def run(
     study: StudyArgument,
     cluster: ClusterOption = "local",
     quick: QuickOption = False,
-    fresh: Annotated[bool, Option("--fresh", help="Archive records, and measure again.")] = False,
+    fresh: Annotated[bool, Option("--fresh", help="Archive records and measure again.")] = False,
     repeat_disturbed: Annotated[
         bool,
-        Option("--repeat-disturbed", help="Measure noisy repeats again, and keep the quieter."),
+        Option("--repeat-disturbed", help="Measure noisy repeats again; the quieter one counts."),
     ] = False,
-    snapshot: Annotated[bool, Option("--snapshot", help="Run a copy of today's code.")] = False,
+    snapshot: Annotated[
+        bool, Option("--snapshot", help="Run a copy of the code as it is now.")
+    ] = False,
     detach: Annotated[bool, Option("--detach", help="Return at once; see `lab status`.")] = False,
     yes: YesOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Measure what is missing of a study, then make its notebooks and its report."""
+    """Measure what is missing from a study, then make its notebooks and its report."""
     loaded = lab.Study.load(study, quick=quick)
     if detach:
         pid = lab.detach(
@@ -181,7 +183,7 @@ def run(
             snapshot=snapshot,
             yes=yes,
         )
-        text = f"driver {pid} works on {loaded.name}; see `lab status {study}`"
+        text = f"driver {pid} is working on {loaded.name}; see `lab status {study}`"
         return answer(as_json, {"pid": pid}, text)
     jobs = lab.launch(
         loaded,
@@ -200,29 +202,29 @@ def measure(
         list[str], Argument(metavar="-- SCRIPT ARGS", help="A Python script and its arguments.")
     ],
     ranks: Annotated[str, Option("--ranks", metavar="N,...", help="Numbers of ranks.")] = "1,2",
-    steps: Annotated[int, Option("--steps", help="Optimizer steps; then it is ended.")] = 60,
+    steps: Annotated[int, Option("--steps", help="Optimizer steps until it is ended.")] = 60,
     warmup_steps: Annotated[
-        int, Option("--warmup-steps", help="Of them, left out of every measure.")
+        int, Option("--warmup-steps", help="How many of them are left out of all measurements.")
     ] = 10,
-    repeats: Annotated[int, Option("--repeats", help="Separate jobs of each.")] = 3,
+    repeats: Annotated[int, Option("--repeats", help="Separate jobs of each number of ranks.")] = 3,
     scaling: Annotated[
         str,
         Option(
             metavar="strong|weak|none",
-            help="What the script keeps equal: the global batch, or that of each rank.",
+            help="What the script holds fixed: the global batch (strong) or a rank's (weak).",
         ),
     ] = "none",
     global_batch_size: Annotated[
-        int | None, Option("--global-batch-size", help="Samples of a step, where it is so much.")
+        int | None, Option("--global-batch-size", help="Samples in a step of all ranks, if fixed.")
     ] = None,
     micro_batch_size: Annotated[
-        int | None, Option("--micro-batch-size", help="Samples of a rank in a step, likewise.")
+        int | None, Option("--micro-batch-size", help="Samples in a step of one rank, if fixed.")
     ] = None,
     launcher: Annotated[
         str,
         Option(
             metavar="torchrun|python",
-            help="Whose environment variables it finds; python's are none, on one rank.",
+            help="Whose environment variables it gets; python sets none, and has one rank.",
         ),
     ] = "torchrun",
     name: Annotated[
@@ -230,11 +232,11 @@ def measure(
         Option("--name", metavar="STUDY", help="The study's folder; by default the script's name."),
     ] = None,
     cluster: ClusterOption = "local",
-    fresh: Annotated[bool, Option("--fresh", help="Archive records, and measure again.")] = False,
+    fresh: Annotated[bool, Option("--fresh", help="Archive records and measure again.")] = False,
     yes: YesOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Measure anybody's training script, unchanged, on several numbers of ranks; and the report."""
+    """Measure any training script, unchanged, on several numbers of ranks, and report on it."""
     from lab.config.new_study import restored_if_refused, script_folder
 
     with restored_if_refused(script_folder(command, name)):
@@ -313,7 +315,7 @@ def _failure(record: lab.Record) -> str:
 def status(
     study: StudyArgument,
     watch: Annotated[
-        bool, Option("--watch", help="Live, until everything has ended or nobody works on it.")
+        bool, Option("--watch", help="Stay live until all has ended or no driver is at work.")
     ] = False,
     quick: QuickOption = False,
     as_json: JsonOption = False,
@@ -342,9 +344,9 @@ def status(
 
 @app.command()
 def cancel(study: StudyArgument, quick: QuickOption = False, as_json: JsonOption = False) -> None:
-    """End the jobs of a study, waiting or running, from any terminal; what is measured stays."""
+    """End the jobs of a study, waiting or running, from any terminal; its records are kept."""
     ended = lab.cancel(lab.Study.load(study, quick=quick))
-    text = f"{count(ended, 'job')} ended; `lab run` goes on from what is measured"
+    text = f"{count(ended, 'job')} ended; `lab run` measures what is missing"
     answer(as_json, {"ended": ended}, text)
 
 
@@ -354,37 +356,42 @@ def report(
         str,
         Argument(
             metavar="STUDY_OR_TABLE",
-            help="A study, or a table of anybody's results; with --all the folder of the studies.",
+            help="A study, or a table of anybody's results; with --all, the folder of studies.",
         ),
     ] = "",
     every: Annotated[
-        bool, Option("--all", help="All studies with records, and an index of their answers.")
+        bool, Option("--all", help="Report on all studies with records, with an index.")
     ] = False,
     artifacts: Annotated[
-        bool, Option("--artifacts", help="A study's text, figures and tables also as files.")
+        bool, Option("--artifacts", help="Also write a study's text, figures and tables as files.")
     ] = False,
     keep: Annotated[
         bool,
         Option(
             "--keep",
-            help="As small files in STUDY/kept/, for a repository; with --all those kept, again.",
+            help="Write small files for a repository to STUDY/kept/; with --all, all kept ones again.",
         ),
     ] = False,
-    title: Annotated[str | None, Option("--title", help="Of the report on a table.")] = None,
+    title: Annotated[str | None, Option("--title", help="Title of a table's report.")] = None,
     scaling: Annotated[
         str | None,
-        Option("--scaling", metavar="strong|weak|auto", help="What a table may leave open."),
+        Option(
+            "--scaling", metavar="strong|weak|auto", help="Scaling of a table that leaves it open."
+        ),
     ] = None,
     baseline: Annotated[
         str | None,
-        Option("--baseline", metavar="world_size=N", help="Of a table; else its fewest ranks."),
+        Option(
+            "--baseline", metavar="world_size=N", help="Baseline of a table; else its fewest ranks."
+        ),
     ] = None,
     gpu_hours: Annotated[
-        float | None, Option("--gpu-hours", metavar="H", help="What a proposal asks for.")
+        float | None, Option("--gpu-hours", metavar="H", help="GPU-hours that a proposal asks for.")
     ] = None,
     column: ColumnOption = None,
     out: Annotated[
-        Path | None, Option("--out", metavar="DIR", help="Of a table's report; else beside it.")
+        Path | None,
+        Option("--out", metavar="DIR", help="Folder of a table's report; else beside the table."),
     ] = None,
     quick: QuickOption = False,
     as_json: JsonOption = False,
@@ -402,12 +409,12 @@ def report(
         index, readme = gallery(studies)
         return answer(as_json, {"index": index, "readme": readme}, relative(index, readme))
     if not source:
-        problem = Problem("STUDY", "which one is not said", "name a study, or give --all")
+        problem = Problem("STUDY", "missing", "name a study, or give --all")
         raise InputError("report", [problem])
     if is_table(source):
         given = [name for name, on in {"--artifacts": artifacts, "--keep": keep}.items() if on]
         if given:
-            problems = [Problem(name, "is for studies", "leave it out") for name in given]
+            problems = [Problem(name, "is only for studies", "leave it out") for name in given]
             raise InputError("report", problems)
         made = lab.report_table(
             source,
@@ -422,7 +429,7 @@ def report(
         options: dict[str, object] = {"--title": title, "--scaling": scaling, "--out": out}
         options |= {"--baseline": baseline, "--gpu-hours": gpu_hours, "--column": column}
         problems = [
-            Problem(name, "is for tables", "a study names its own in study.yaml")
+            Problem(name, "is only for tables", "a study sets its own in study.yaml")
             for name, value in options.items()
             if value is not None
         ]
@@ -470,16 +477,18 @@ def generate(
         list[str] | None, Option("--prompt", help="What the text begins with; may be repeated.")
     ] = None,
     new_tokens: Annotated[int, Option("--new-tokens", min=1, help="Tokens to write.")] = 64,
-    temperature: Annotated[float, Option("--temperature", help="0 is greedy, more draws.")] = 0.0,
-    top_k: Annotated[int | None, Option("--top-k", help="Draw from the k likeliest.")] = None,
+    temperature: Annotated[
+        float, Option("--temperature", help="0 is greedy, above it samples.")
+    ] = 0.0,
+    top_k: Annotated[int | None, Option("--top-k", help="Sample from the k likeliest.")] = None,
     top_p: Annotated[
-        float | None, Option("--top-p", help="Draw from the fewest that hold this probability.")
+        float | None, Option("--top-p", help="Sample from the fewest with this probability.")
     ] = None,
-    seed: Annotated[int, Option("--seed", min=0, help="Of what is drawn.")] = 0,
+    seed: Annotated[int, Option("--seed", min=0, help="Seed of the sampling.")] = 0,
     quick: QuickOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Let the trained model of a run write on from a prompt."""
+    """Let the trained model of a run continue a prompt."""
     prompts = prompt or ["def "]
     texts = lab.generate(
         lab.Study.load(study, quick=quick),
@@ -504,7 +513,7 @@ def plan(
         Path | None,
         Option("--sbatch", metavar="DIR", help="Write the study's job scripts there instead."),
     ] = None,
-    best: Annotated[bool, Option("--best", help="Search the fastest that fits instead.")] = False,
+    best: Annotated[bool, Option("--best", help="Search for the fastest that fits.")] = False,
     machine: MachineOption = None,
     world_size: Annotated[
         int | None, Option("--world-size", min=1, help="Ranks to plan for, with --best.")
@@ -526,7 +535,7 @@ def plan(
         return answer(as_json, [search.content() for search in searches], *views)
     if machine is not None or world_size is not None:
         what = "--machine, --world-size"
-        raise InputError("plan", [Problem(what, "go with --best alone", "see also `lab predict`")])
+        raise InputError("plan", [Problem(what, "are only for --best", "see also `lab predict`")])
     rows = lab.plan(loaded, cluster)
     from lab.launch.plan import hours_sentence
 
@@ -543,17 +552,17 @@ def predict(
     world_size: Annotated[
         str | None,
         Option(
-            "--world-size", metavar="N,...", help="Ranks to predict for, also beyond the machine."
+            "--world-size", metavar="N,...", help="Ranks to predict for, even beyond the machine."
         ),
     ] = None,
     machine: MachineOption = None,
     profile: Annotated[
         list[str] | None,
-        Option("--profile", metavar="STUDY", help="Take runs on one rank from this study too."),
+        Option("--profile", metavar="STUDY", help="Also use this study's runs on one rank."),
     ] = None,
     explain: Annotated[
         bool,
-        Option("--explain", help="STUDY is a table of layouts: what explains each measured step."),
+        Option("--explain", help="STUDY is a table of layouts; explain each measured step."),
     ] = False,
     quick: QuickOption = False,
     as_json: JsonOption = False,
@@ -596,14 +605,14 @@ def audit(
         str,
         Argument(
             metavar="STUDY_OR_TABLE",
-            help="A study, a table of anybody's results, what nccl-tests printed; - reads a paste.",
+            help="A study, a table of anybody's results or nccl-tests output; - reads a paste.",
         ),
     ],
     column: ColumnOption = None,
     quick: QuickOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Say what in a study, or in a table of anybody's results, cannot be trusted."""
+    """Show what cannot be trusted in a study, or in a table of anybody's results."""
     columns = _columns(column, "audit")
     given: Any = lab.Study.load(source, quick=True) if quick else source
     if source == "-":
@@ -614,9 +623,7 @@ def audit(
     answer(as_json, result, str(result))
     if not result.trustworthy:
         grave = sum(finding.severity != "note" for finding in result.findings)
-        raise LabError(
-            f"{count(grave, 'finding')} that must be mended before these numbers are believed"
-        )
+        raise LabError(f"{count(grave, 'finding')} to resolve before these numbers can be believed")
 
 
 def _columns(pairs: Sequence[str] | None, verb: str) -> dict[str, str] | None:
@@ -701,14 +708,14 @@ def slides(
 @course.command()
 def collect(
     sources: Annotated[
-        list[str], Argument(metavar="FOLDER...", help="Where STUDENT/LESSON folders lie.")
+        list[str], Argument(metavar="FOLDER...", help="Where the STUDENT/LESSON folders are.")
     ],
     into: Annotated[
         Path, Option("--into", metavar="SUBMISSIONS", help="Where they are copied to.")
     ] = Path("submitted"),
     as_json: JsonOption = False,
 ) -> None:
-    """Copy what students handed in to a folder of your own, from which it is graded."""
+    """Copy what students handed in to a folder of your own, for grading."""
     collected = lab.collect(sources, into=into)
     rows = [
         {"student": one.student, "lesson": one.lesson, "files": one.files}
@@ -719,7 +726,7 @@ def collect(
     answer(as_json, collected, table_of(rows), f"next: lab course grade {into}")
     if missing := [one for one in collected if not one.files]:
         names = ", ".join(dict.fromkeys(one.student for one in missing))
-        raise LabError(f"not copied whole: {names}")
+        raise LabError(f"not copied completely: {names}")
 
 
 @course.command()
@@ -770,14 +777,14 @@ def budget(
     cluster: ClusterOption = "local",
     quick: QuickOption = False,
     minutes: Annotated[
-        float | None, Option("--minutes", min=0.01, help="Of a job whose time nobody knows yet.")
+        float | None, Option("--minutes", min=0.01, help="For a job whose time is not known yet.")
     ] = None,
     students: Annotated[
         str, Option("--students", metavar="N,...", help="Class sizes.")
     ] = "10,30,100",
     as_json: JsonOption = False,
 ) -> None:
-    """Show which hours the course's jobs take, by study and by size of the class."""
+    """Show how many hours the course's jobs take, by study and by class size."""
     sizes = _numbers(students, "--students", "course budget", "such as 10,30", of="students")
     from lab.course.budget import class_hours
     from lab.course.release import LESSONS
@@ -796,7 +803,7 @@ def budget(
     ]
     classes = class_hours(budgets, sizes)
     unknown = sum(one.hours.unknown for one in budgets)
-    hint = [f"{count(unknown, 'job')} not counted: give --minutes of a job"] if unknown else []
+    hint = [f"{count(unknown, 'job')} not counted: give --minutes per job"] if unknown else []
     content = {"studies": budgets, "classes": classes}
     answer(as_json, content, table_of(rows), "", table_of(classes), *hint)
 
@@ -824,7 +831,7 @@ def doctor(as_json: JsonOption = False) -> None:
 def calibrate(
     cluster: ClusterOption = "local",
     quick: Annotated[bool, Option("--quick", help="Fewer sizes.")] = False,
-    fresh: Annotated[bool, Option("--fresh", help="Measure again what is of today.")] = False,
+    fresh: Annotated[bool, Option("--fresh", help="Measure again, even if done today.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Measure collectives, matrix products and memory of a cluster; fit alpha and beta."""
@@ -852,10 +859,10 @@ def fetch(
 @app.command()
 def clean(
     study: StudyArgument,
-    yes: Annotated[bool, Option("--yes", help="Remove what can go.")] = False,
+    yes: Annotated[bool, Option("--yes", help="Remove what can be removed.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Show what a study's results take on the disk, and what of it can go; no record goes."""
+    """Show the disk space of a study's results and what can be removed; no record ever is."""
     parts = lab.clean(lab.Study.load(study), remove=yes)
     rows = [
         {"what": part.what, "files": part.files, "MB": f"{part.bytes / 1e6:.1f}"}
@@ -863,7 +870,7 @@ def clean(
         for part in parts
     ]
     done = "all but the last was removed" if yes else "--yes removes all but the last"
-    answer(as_json, parts, table_of(rows), done if len(parts) > 1 else "nothing can go")
+    answer(as_json, parts, table_of(rows), done if len(parts) > 1 else "nothing can be removed")
 
 
 @app.command()
@@ -873,9 +880,9 @@ def bench(
         Argument(
             metavar="overhead|training|losses|predict|planner|public|driver|report",
             help="overhead: what measuring costs a step; "
-            "training: the lab's step beside those of other loops; "
+            "training: the lab's step against those of other loops; "
             "losses: whether all strategies learn the same; "
-            "predict: how wrong predictions of two ranks are; planner: how long predicting takes; "
+            "predict: how wrong predictions for two ranks are; planner: how long predicting takes; "
             "public: how wrong predictions of published layouts are; "
             "driver: how long a study takes beside its jobs; "
             "report: what the report of many runs costs.",
@@ -885,7 +892,7 @@ def bench(
         list[str] | None,
         Argument(
             metavar="[STUDY_OR_TABLE]...",
-            help="training: a study, whose GPTs on one device are trained; "
+            help="training: a study whose GPTs on one device are trained; "
             "public: tables of layouts instead of the lab's own.",
         ),
     ] = None,
@@ -893,10 +900,10 @@ def bench(
     script: Annotated[
         str | None,
         Option(
-            "--script", metavar="COMMAND", help="overhead: of a script, such as 'train.py --lr 1'."
+            "--script", metavar="COMMAND", help="overhead: in a script, such as 'train.py --lr 1'."
         ),
     ] = None,
-    ranks: Annotated[int, Option("--ranks", min=1, help="overhead: those of the script.")] = 1,
+    ranks: Annotated[int, Option("--ranks", min=1, help="overhead: ranks of the script.")] = 1,
     nanogpt: Annotated[
         str | None, Option("--nanogpt", metavar="FILE", help="training: nanoGPT's model.py.")
     ] = None,
@@ -906,9 +913,9 @@ def bench(
     cluster: ClusterOption = "local",
     fresh: Annotated[bool, Option("--fresh", help="Predict and measure again.")] = False,
     fit: Annotated[int, Option("--fit", metavar="N", help="public: rows to fit.")] = 10,
-    splits: Annotated[int, Option("--splits", metavar="N", help="public: random choices.")] = 30,
+    splits: Annotated[int, Option("--splits", metavar="N", help="public: random splits.")] = 30,
     runs: Annotated[
-        int, Option("--runs", metavar="N", min=80, help="report: those of the largest study.")
+        int, Option("--runs", metavar="N", min=80, help="report: runs of the largest study.")
     ] = 1000,
     as_json: JsonOption = False,
 ) -> None:
@@ -947,11 +954,12 @@ def bench(
     )
     for given, option, owner in options:
         if given and what != owner:
-            raise InputError("bench", [Problem(option, f"no option of {what}", f"with {owner}")])
+            problem = Problem(option, f"is not an option of {what}", f"use it with {owner}")
+            raise InputError("bench", [problem])
     places = {"public": len(tables or ()), "training": 1}
     if tables and len(tables) > places.get(what, 0):
-        owner = "with public" if what != "training" else "one study"
-        raise InputError("bench", [Problem(tables[-1], f"no argument of {what}", owner)])
+        advice = "tables go with public" if what != "training" else "give one study"
+        raise InputError("bench", [Problem(tables[-1], f"is not for {what}", advice)])
     content, views, failure = benchmarks[what]()
     answer(as_json, content, *views)
     if failure:
@@ -972,7 +980,7 @@ def _overhead(result: lab.benchmarks.Overhead) -> Verdict:
 def _training(results: list[lab.benchmarks.Comparison]) -> Verdict:
     limit = lab.benchmarks.LIMIT
     slower = [f"{one.loop} ({one.run.label})" for one in results if one.slower]
-    failure = f"slower than the limit of {limit} beside {', '.join(slower)}" if slower else ""
+    failure = f"slower than the limit of {limit} against {', '.join(slower)}" if slower else ""
     content = [dataclasses.asdict(one) | {"slower": one.slower} for one in results]
     return content, [table_of([one.row() for one in results])], failure
 
@@ -1003,7 +1011,7 @@ def _held_out(result: lab.benchmarks.HeldOut) -> Verdict:
     limit = lab.benchmarks.ERROR_LIMIT
     content = {"error": result.error, "memory_error": result.memory_error, "limit": limit}
     error = f"predictions are {100 * result.error:.1f} % off on average"
-    failure = "" if result.within_limit else f"{error}, the limit is {100 * limit:.0f} %"
+    failure = "" if result.within_limit else f"{error}; the limit is {100 * limit:.0f} %"
     return content | {"scores": result.scores}, [table_of(result.table()), str(result)], failure
 
 

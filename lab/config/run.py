@@ -507,7 +507,7 @@ def _inference(run: Run) -> Conflicts:
                 yield what, "leave it out, or use task: inference"
         return
     if run.trace:
-        yield "trace is a setting of training, this run is inference", "leave it out"
+        yield "trace is a setting of training, but this run is inference", "leave it out"
     model, longest = run.architecture, max(run.prompt_tokens) + run.new_tokens
     if isinstance(model, models.PythonModel):
         what = "inference is measured on a language model or a classifier of the lab"

@@ -62,7 +62,7 @@ class RankExit:
             name = signal.Signals(-self.code).name
             how = f"was killed by {name}"
             if name == "SIGKILL":
-                how += " (by a person, or as memory ran out)"
+                how += " (by a person, or because memory ran out)"
         return f"rank {self.rank} {how} while {self.doing or 'starting'}"
 
 
@@ -154,7 +154,7 @@ class Attempt:
             if ended := [one for one in self.exits() if one.rank == 0]:
                 raise LabError(str(ended[0]))
             if time.monotonic() - since > patience_s:
-                raise TimeoutError(f"no heartbeat of rank 0 for {patience_s:.0f} s")
+                raise TimeoutError(f"no heartbeat from rank 0 for {patience_s:.0f} s")
             time.sleep(0.05)
         return start.decision
 

@@ -115,7 +115,9 @@ def public(
     readable rows or with fewer rows than have to be fitted.
     """
     if fit < 0 or splits < 1:
-        wrong = Problem("--fit" if fit < 0 else "--splits", "is too small", "such as 10 and 30")
+        wrong = Problem(
+            "--fit" if fit < 0 else "--splits", "is too small", "use numbers such as 10 and 30"
+        )
         raise InputError("bench public", [wrong])
     paths = [Path(table) for table in tables] or [
         SHARED / "docs" / "tables" / f"{name}.csv" for name in TABLES
@@ -130,8 +132,9 @@ def public(
         for name, rows in _parts(table):
             measured = sum(row.step_s is not None for row in rows)
             if measured <= fit:
-                what = f"{measured} rows have a time, of which {fit} are to be fitted"
-                raise InputError(name, [Problem("--fit", what, "fewer, or a larger table")])
+                what = f"{fit} rows cannot be fitted, because only {measured} have a time"
+                advice = "fit fewer, or give a larger table"
+                raise InputError(name, [Problem("--fit", what, advice)])
             scores += [
                 _score(name, rows, known, splits if known else 1) for known in {0: 0, fit: fit}
             ]

@@ -129,10 +129,10 @@ def _require_model(path: Path) -> None:
     try:
         tree = ast.parse(path.read_bytes())
     except (SyntaxError, ValueError) as error:
-        raise InputError("bench", [Problem(str(path), f"no Python: {error}", advice)]) from None
+        raise InputError("bench", [Problem(str(path), f"not Python: {error}", advice)]) from None
     # Importing train.py, which lies beside it, would start a training.
     if missing := MODEL - {node.name for node in tree.body if isinstance(node, ast.ClassDef)}:
-        what = f"it defines no class {' and no '.join(sorted(missing))}"
+        what = f"does not define {' or '.join(sorted(missing))}"
         raise InputError("bench", [Problem(str(path), what, advice)])
 
 
@@ -149,7 +149,7 @@ def _of_study(study: str, device: str, *, quick: bool) -> list[Run]:
         and run.device_needed in {"any", device}
     ]
     if not runs:
-        what = "no GPT trained on one device, in fp32, tf32 or bf16, without accumulation"
+        what = "no run of a GPT on one device, in fp32, tf32 or bf16, without accumulation"
         raise InputError(loaded.name, [Problem("grid", what, "choose another study")])
     return runs
 

@@ -78,7 +78,7 @@ def calibrate(
                 profile, path, wanted, quick=quick, fresh=fresh, display=display, watch=watch
             )
     except Timeout:
-        message = f"another calibration of {profile.name} is running: wait until it has ended"
+        message = f"another calibration of {profile.name} is running; wait until it ends"
         raise LabError(message) from None
     except OSError as error:
         raise LabError(
@@ -103,7 +103,7 @@ def _calibrate(
     due = [n for n in wanted if fresh or not any(_reusable(p, n, quick=quick) for p in parts)]
     for size in wanted:
         if size not in due:
-            display.print(f"{_ranks(size)}: measured today already")
+            display.print(f"{_ranks(size)}: already measured today")
     for number, size in enumerate(due):
         folder = path.with_suffix("") / f"x{size}"
         try:
@@ -117,7 +117,7 @@ def _calibrate(
         except KeyboardInterrupt:
             done = f"{len(wanted) - len(due) + number} of {len(wanted)}"
             raise InterruptedCalibrationError(
-                f"interrupted: {done} world sizes are kept; the same command goes on from there"
+                f"interrupted: {done} world sizes are kept; the same command resumes from there"
             ) from None
         calibration = calibration.with_part(part)
         write_calibration(calibration, path)
@@ -191,7 +191,7 @@ def _measure(
         from lab.analysis.noise import disturbances
 
         disturbed = disturbances([part.environment])
-        line += f"; {disturbed}: calibrate again when that is over"
+        line += f"; {disturbed}: calibrate again when the machine is quiet"
     display.print(line)
     return part
 
@@ -200,7 +200,7 @@ def _cause(handle: Handle, world_size: int) -> str:
     cause = handle.exit_reason().message
     for error in handle.attempt.errors()[:1]:
         cause = f"rank {error.rank} ended with {error.type}: {error.message}"
-    return f"calibration on {_ranks(world_size)}: {cause}; its log is in {handle.attempt.log}"
+    return f"calibration on {_ranks(world_size)}: {cause}; the log is in {handle.attempt.log}"
 
 
 def _ranks(count: int) -> str:

@@ -18,7 +18,7 @@ from lab.records.store import Store
 
 # What can be removed, and how it can be restored.
 REMOVABLE = {
-    "replaced": ("measurements that were replaced, less their records", "never"),
+    "replaced": ("measurements that were replaced, without their records", "never"),
     "logs": ("logs of completed repeats", "never"),
     "checkpoints": ("checkpoints of interrupted repeats", "these start again"),
     "notebooks": ("notebooks of runs", "`lab run`"),
@@ -57,15 +57,15 @@ def clean(study: Study, *, remove: bool = False) -> list[Part]:
                 path.unlink(missing_ok=True)
             return before
     except Timeout:
-        raise LabError(f"a driver works on {study.name}: wait until it has ended") from None
+        raise LabError(f"a driver is working on {study.name}; wait until it ends") from None
 
 
 def _require_no_jobs(study: Study) -> None:
     folders = [Store(study.out).folder(task) for task in study.tasks]
     states = [handle.status().state for handle in driver.handles(folders).values()]
     if alive := sum(state != "ended" for state in states):
-        what = "a job of it has" if alive == 1 else f"{alive} jobs of it have"
-        raise LabError(f"{study.name}: {what} not ended: see `lab status`, or `lab cancel`")
+        what = "one of its jobs has" if alive == 1 else f"{alive} of its jobs have"
+        raise LabError(f"{study.name}: {what} not ended; see `lab status`, or use `lab cancel`")
 
 
 def _parts(study: Study) -> list[Part]:

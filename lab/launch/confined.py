@@ -78,7 +78,9 @@ def run_ranks(inputs: Sequence[bytes], *, folder: Path, limit_s: float) -> Ended
             within=_SPACES if own_network else (),
         )
         if supervisor is None:
-            raise OSError("the ranks could not be started: this machine forks none for them")
+            raise OSError(
+                "the ranks could not be started: this machine forks no processes for them"
+            )
         try:
             _wait(supervisor, 2 * START_S + limit_s)
         finally:

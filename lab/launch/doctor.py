@@ -16,10 +16,10 @@ PACKAGES = (
     "torch submitit papermill nbconvert jupyterlab ipywidgets tokenizers pypandoc_binary typst"
 )
 PROGRAMS = {
-    "sbatch": "on a cluster's login node, or practise with slurm/testcluster",
+    "sbatch": "use a cluster's login node, or practise with slurm/testcluster",
     "chromium": "only the tests need it: `apt install chromium`",
     "g++": "only `compile: true` needs it: `apt install g++`",
-    "git": "records then hold the commit of the code: `apt install git`",
+    "git": "lets records hold the commit of the code: `apt install git`",
 }
 # The links that the profiles slurm/local-*.yaml emulate.
 LINKS = {
@@ -58,7 +58,7 @@ def _machine() -> list[Check]:
     driver = "with an NVIDIA card, install its driver so that `nvidia-smi` works"
     none = "none: runs use CPU processes and gloo"
     if Path("/dev/kfd").exists():  # the device file of AMD's driver
-        none += "; AMD's GPUs with ROCm are untried"
+        none += "; AMD GPUs with ROCm are untried"
     return [
         Check("python", sys.version.split()[0], python, remedy=update),
         Check("processor", f"{machine.cpu_model()}, {len(machine.cores())} cores for ranks"),

@@ -157,5 +157,5 @@ def read_job(folder: Path) -> LocalJob | SlurmJob | None:
     except OSError as error:
         raise LabError(f"{path}: {error.strerror}; remove it") from None
     except ValidationError:
-        message = "does not tell of a job: where none of this study runs, remove it"
+        message = "does not describe a job; if no job of this study is running, remove it"
         raise LabError(f"{path}: {message}") from None

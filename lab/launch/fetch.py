@@ -46,7 +46,7 @@ def fetch(
                 continue
             label = run.dataset.label
             if isinstance(run.dataset, PythonData | ScriptData):
-                fetched[needed] = Fetched(label, "what its own code reads, which was not run")
+                fetched[needed] = Fetched(label, "data read by its own code, which was not run")
                 continue
             trained = training_run(run) if run.task == "inference" else run
             show = partial(_show, display, label)

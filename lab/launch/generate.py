@@ -39,6 +39,6 @@ def generate(
             model = kept_model(store.folder(task))
             if model is not None:
                 return complete(model, prompts, new_tokens=new_tokens, sampling=sampling)
-    what = f"no completed repeat of {run_id or 'this study'} has kept its trained model"
+    what = f"no completed repeat of {run_id or 'this study'} kept its trained model"
     advice = "set `keep_model: true` below `base` in study.yaml, then `lab run STUDY --fresh`"
     raise InputError(study.name, [Problem("RUN", what, advice)])

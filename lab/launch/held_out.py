@@ -113,10 +113,10 @@ def _scored(study: Study, cluster: str, *, quick: bool, fresh: bool, progress: b
         tasks = [task for task in study.tasks if (task.run.world_size > 1) == several]
         records = launch(study, cluster, tasks=tasks, fresh=fresh).wait(progress=progress)
         if failed := [record.task.label for record in records if not record.completed]:
-            raise LabError(f"these runs failed, so that nothing can be scored: {', '.join(failed)}")
+            raise LabError(f"these runs failed, so nothing can be scored: {', '.join(failed)}")
     scored = scores(study)
     if not scored:
-        raise LabError("no run was predicted before it was measured: measure anew with --fresh")
+        raise LabError("no run was predicted before it was measured; measure again with --fresh")
     foreign = defaultdict(list)
     for record in load_records(study):
         if record.foreign_share is not None:
@@ -157,15 +157,15 @@ class HeldOutStrategies:
         """The missed targets, as sentences."""
         misses = []
         if self.inside < INSIDE_LIMIT:
-            what = f"{self.inside:.0%} of the measurements are inside of their intervals"
-            misses.append(f"{what}, the target is {INSIDE_LIMIT:.0%}")
+            what = f"{self.inside:.0%} of the measurements are inside their intervals"
+            misses.append(f"{what}; the target is {INSIDE_LIMIT:.0%}")
         for name, error in self.errors().items():
             if error > limit_of(name):
                 what = f"predictions of {STRATEGIES[name].label} are {error:.1%} off on average"
-                misses.append(f"{what}, the target is {limit_of(name):.0%}")
+                misses.append(f"{what}; the target is {limit_of(name):.0%}")
         if self.half_width > WIDTH_LIMIT:
-            what = f"the median interval on the quiet machine is ±{self.half_width:.0%} wide"
-            misses.append(f"{what}, the target is ±{WIDTH_LIMIT:.0%}")
+            what = f"the median interval on the quiet machine is ±{self.half_width:.0%}"
+            misses.append(f"{what}; the target is ±{WIDTH_LIMIT:.0%}")
         return misses
 
     def summary(self) -> list[dict[str, Any]]:
@@ -210,7 +210,7 @@ class HeldOutStrategies:
         folders = " and ".join(str(result.study.out) for result in self.conditions.values())
         return (
             f"{len(self.scores)} held-out predictions: {self.inside:.0%} of the measurements "
-            f"inside of their 95 % intervals, target {INSIDE_LIMIT:.0%}; median half width "
+            f"inside their 95 % intervals, target {INSIDE_LIMIT:.0%}; median half width "
             f"±{100 * self.half_width:.1f} % on the quiet machine, target ±{WIDTH_LIMIT:.0%}; "
             f"predictions, records and logs are in {folders}"
         )

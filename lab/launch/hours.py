@@ -37,10 +37,10 @@ class Hours:
         if not self.jobs:
             if not self.unknown:
                 return "nothing"
-            return f"{self.unknown} job{'s' * (self.unknown > 1)}, whose time is not known"
+            return f"{self.unknown} job{'s' * (self.unknown > 1)} of unknown length"
         sizes = [f"{rounded(self.gpu)} GPU-hours"] if self.gpu else []
         text = f"{' and '.join([*sizes, f'{rounded(self.core)} core-hours'])} in {jobs}"
-        return f"{text}; of {self.unknown} more the time is not known" if self.unknown else text
+        return f"{text}, {self.unknown} more of unknown length" if self.unknown else text
 
 
 def spent(study: Study, records: Iterable[Record] = ()) -> Hours:
@@ -103,15 +103,15 @@ def over_budget(cluster: Cluster, spent: Hours, planned: Hours, at_most: Hours) 
         if allowed is None or done + most <= allowed:
             continue
         what = (
-            f"{rounded(allowed)} {unit}-hours, of which {rounded(done)} are spent; what is missing "
-            f"takes {rounded(most)} more"
+            f"{rounded(allowed)} {unit}-hours, of which {rounded(done)} are spent, but the runs "
+            f"still missing take {rounded(most)} more"
         )
         if planned.unknown:
             jobs = f"{planned.unknown} job{'s' * (planned.unknown > 1)}"
             what += (
-                f" at most: {rounded(more)} as predicted or as earlier repeats did, and {jobs} of "
+                f" at most: {rounded(more)} by prediction or earlier repeats, and {jobs} of "
                 f"unknown length up to time_limit_min ({cluster.time_limit_min} min)"
             )
-        advice = "--yes runs it all the same; or fewer runs or repeats, or another budget"
+        advice = "use --yes to run it all the same, plan fewer runs or repeats, or raise the budget"
         problems.append(Problem(f"budget.{name}_hours", what, advice))
     return problems

@@ -288,7 +288,7 @@ def _interrupt(signum: int, frame: FrameType | None) -> None:
 
 def _time_is_over(signum: int, frame: FrameType | None) -> None:
     """Handle the signal that submitit's controller sends half a minute before killing the ranks."""
-    raise TimeLimitError("its time limit is over: raise time_limit_min")
+    raise TimeLimitError("it reached its time limit: raise time_limit_min")
 
 
 def _allocation(attempt: Attempt) -> Allocation | None:
@@ -307,12 +307,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("study")
     parser.add_argument("run", help="the run's id, as `lab plan` shows it")
     parser.add_argument("repeat", type=int)
-    parser.add_argument("--cluster", required=True, help="the profile by which it was submitted")
+    parser.add_argument("--cluster", required=True, help="the profile with which it was submitted")
     parser.add_argument("--quick", action="store_true")
     options = parser.parse_args(arguments)
     try:
         if "SLURM_PROCID" not in os.environ:
-            raise LabError("this is one rank of a job: start it by srun, or use `lab run`")
+            raise LabError("this is one rank of a job: start it with srun, or use `lab run`")
         study = Study.load(options.study, quick=options.quick)
         cluster = Cluster.load(options.cluster)
         task = study.task(options.run, options.repeat)

@@ -170,11 +170,9 @@ class Jobs:
         measured = sum(map(self._store.completed, self.tasks))
         message = f"interrupted: {measured} of {len(self.tasks)} runs are kept"
         if alive := len(self._driver.alive):
-            jobs = "1 job goes on" if alive == 1 else f"{alive} jobs go on"
-            return (
-                f"{message}, {jobs}; the same command watches again, `lab cancel` ends what is left"
-            )
-        return f"{message}; the same command goes on from there"
+            jobs = "1 job is still running" if alive == 1 else f"{alive} jobs are still running"
+            return f"{message}, {jobs}; the same command watches again, `lab cancel` ends the rest"
+        return f"{message}; the same command resumes from there"
 
     def _drive(self) -> None:
         try:
@@ -201,7 +199,7 @@ class Jobs:
             return True
         if Cancellation.of(self.study) not in {None, self._cancellation}:
             message = f"{self.study.name} was cancelled by `lab cancel`"
-            raise CancelledStudyError(f"{message}; `lab run` goes on from what is measured")
+            raise CancelledStudyError(f"{message}; `lab run` measures what is missing")
         return False
 
     def _run_jobs(self) -> None:

@@ -37,8 +37,8 @@ def ways(link: Link) -> dict[Way, str]:
     spaces = _spaces_obstacle()
     delayed = link.latency_ms > 0 and not _has_netem()
     return {
-        "namespaces": spaces or ("the kernel has no netem to delay packets" if delayed else ""),
-        "switch": spaces or ("" if delayed else "there is nothing to delay that the kernel cannot"),
+        "namespaces": spaces or ("the kernel lacks netem, which delays packets" if delayed else ""),
+        "switch": spaces or ("" if delayed else "the kernel can delay the packets itself"),
         "pacing": _pacing_obstacle() or ("paced sockets add no latency" if link.latency_ms else ""),
     }
 
@@ -57,11 +57,11 @@ def advice(link: Link) -> str:
     """What to do if a link cannot be emulated: the next best that works here."""
     plain = way_for(Link(bandwidth_gbit=link.bandwidth_gbit))
     if plain is not None:
-        works = f"{link.bandwidth_gbit:g} Gbit/s without it works here, by {WAYS[plain]}"
+        works = f"{link.bandwidth_gbit:g} Gbit/s without it works here, through {WAYS[plain]}"
         return f"leave out latency_ms: {works}"
     return (
-        "use a Linux machine, leave out link and emulate compute alone, "
-        "or take lesson 6's published tables of slow links"
+        "use a Linux machine, leave out link and emulate only compute, "
+        "or use lesson 6's published tables of slow links"
     )
 
 
@@ -177,7 +177,7 @@ def _in_namespaces(commands: str) -> list[str]:
 def _spaces_obstacle() -> str:
     """Why no network of namespaces can be created here; empty if a trial succeeded."""
     if sys.platform != "linux":
-        return "network namespaces are Linux's"
+        return "network namespaces exist only on Linux"
     missing = [name for name in ("unshare", "ip", "tc") if shutil.which(name) is None]
     if missing:
         programs = ", ".join(missing)

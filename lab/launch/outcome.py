@@ -97,7 +97,7 @@ def _first_cause(run: Run, attempt: Attempt, reason: RankError | None) -> RankEr
     if reason is not None and (not errors or (only_waited and reason.type in JOB_WIDE)):
         return reason
     if not errors:
-        return RankError(0, "JobLost", "the job ended without a record and without an error", 0.0)
+        return RankError(0, "JobLost", "the job ended with neither a record nor an error", 0.0)
     return (_silent_rank(attempt, run.processes, errors) if only_waited else None) or errors[0]
 
 
@@ -112,7 +112,7 @@ def _silent_rank(attempt: Attempt, world_size: int, errors: list[RankError]) -> 
         return RankError(rank, "RankLost", message, 0.0)
     if silent:
         message = (
-            f"the other ranks waited for rank {silent[0]}, which gave no sign: stopped or stuck?"
+            f"the other ranks waited for rank {silent[0]}, which did not respond: stopped or stuck?"
         )
         return RankError(silent[0], "Hang", message, 0.0)
     return None

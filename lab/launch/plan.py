@@ -120,9 +120,9 @@ def obstacle(run: Run, cluster: Cluster, peak_bytes: float | None) -> str:
     """What prevents a run whose ranks are predicted to use `peak_bytes`; empty if it can run."""
     profile = cluster.on(run.device_needed)
     if profile is None:
-        return f"left out: it needs {run.device_needed.upper()}, {cluster.name} has none"
+        return f"left out: it needs {run.device_needed.upper()}, but {cluster.name} has none"
     if run.world_size > profile.capacity:
-        return f"needs {run.world_size} ranks, {cluster.name} has {profile.capacity}"
+        return f"needs {run.world_size} ranks, but {cluster.name} has {profile.capacity}"
     try:
         profile.layout(run.processes, devices=run.devices)
     except InputError as error:
@@ -130,7 +130,7 @@ def obstacle(run: Run, cluster: Cluster, peak_bytes: float | None) -> str:
     available = cluster.memory_bytes_per_rank
     if available is None:
         return ""
-    has = f"a rank has {available / 1e9:.1f} GB"
+    has = f"but a rank has {available / 1e9:.1f} GB"
     if (state := state_bytes(run)) and state > available:
         return f"needs {state / 1e9:.1f} GB for its training state alone, {has}"
     if peak_bytes is not None and peak_bytes > available:

@@ -49,13 +49,13 @@ def check(study: Study, cluster: Cluster, tasks: Sequence[Task], *, fresh: bool)
     for run in dict.fromkeys(task.run for task in tasks):
         if run.world_size > cluster.capacity:
             unit = "ranks" if run.processes > 1 else "devices"
-            what = f"{run.label} needs {run.world_size} {unit}, {cluster.description}"
+            what = f"{run.label} needs {run.world_size} {unit}; {cluster.description}"
             advice = "use a larger cluster, fewer ranks or --quick"
             problems.append(Problem("cluster", what, advice))
         else:
             shapes.add((run.processes, run.devices))
             if what := _too_large(run, cluster):
-                advice = "a smaller model or batch, or a cluster with more memory"
+                advice = "use a smaller model or batch, or a cluster with more memory"
                 problems.append(Problem("base", f"{run.label}: {what}", advice))
         paths.resolve_inputs(run, study.folder)
     for ranks, devices in sorted(shapes):
@@ -65,17 +65,17 @@ def check(study: Study, cluster: Cluster, tasks: Sequence[Task], *, fresh: bool)
             problems += error.problems
     if cluster.compute is not None:
         emulable = [name for name, facts in STRATEGIES.items() if facts.emulable]
-        advice = f"train with one of {', '.join(emulable)}, or on a cluster without compute"
+        advice = f"train with one of {', '.join(emulable)}, or use a profile without compute"
         for run in dict.fromkeys(task.run for task in tasks):
             if run.task != "train" or run.strategy not in emulable:
-                what = f"{run.label}: its compute cannot be emulated, as {cluster.name} does"
+                what = f"{run.label}: its compute cannot be emulated, which {cluster.name} does"
                 problems.append(Problem("cluster", what, advice))
     records = Store(study.out).records(study.tasks)
     places = [record.environment for record in records if record.environment]
     others = sorted({place.profile for place in places if not _is_of(place, cluster)})
     if others and not fresh:
         what = f"records here were measured on {', '.join(others)}"
-        advice = f"name that cluster, or --fresh to measure all on {cluster.reference}"
+        advice = f"name that cluster, or use --fresh to measure again on {cluster.reference}"
         problems.append(Problem("cluster", what, advice))
     problems += unwritable(study.out)
     problems += _unreachable(study, cluster)
@@ -110,7 +110,7 @@ def check_emulation(study: Study, cluster: Cluster) -> None:
             measured = f"records here were measured on {record.environment.profile} ({kind})"
             advice = (
                 "use a copy of the study's folder for each, and `lab compare` for both, "
-                "or --fresh to measure all again"
+                "or use --fresh to measure all again"
             )
             problem = Problem("cluster", f"{measured}; {cluster.description}", advice)
             raise InputError(study.name, [problem])
@@ -152,7 +152,7 @@ def _too_large(run: Run, cluster: Cluster) -> str:
     what, size = max(parts.items(), key=lambda part: part[1])
     if size <= has:
         return ""
-    return f"{what} take {size / 1e9:,.0f} GB, {cluster.name} has {has / 1e9:,.0f} GB for it"
+    return f"{what} take {size / 1e9:,.0f} GB, but {cluster.name} has {has / 1e9:,.0f} GB"
 
 
 def _memory_bytes(run: Run, cluster: Cluster) -> int | None:
@@ -203,6 +203,6 @@ def _not_fetched(study: Study, cluster: Cluster, tasks: Sequence[Task]) -> Itera
         ]
         if missing:
             size = sum(download.size for download in missing) / 1e6
-            what = f"{kind} ({size:.0f} MB) is not in {roots[0]}, and nodes may reach no network"
+            what = f"{kind} ({size:.0f} MB) is not in {roots[0]}, and nodes may have no network"
             command = study.command("fetch", [cluster.name])
-            yield Problem("data", what, f"`{command}` on this machine")
+            yield Problem("data", what, f"run `{command}` on this machine")

@@ -48,10 +48,12 @@ def replay(study: Study, cluster: Cluster, tasks: Sequence[Task]) -> list[Record
         if row is None:
             labels = dict.fromkeys(map(_label, cluster.published.rows[:6]))
             advice = f"it holds {'; '.join(labels) or 'times of all-reduces alone'}"
-            what = "no row of the table, and nothing is run on a replay"
+            what = "not in the table, and a replay runs nothing"
             problems.append(Problem(task.label, what, advice))
         elif task.repeat:
-            problems.append(Problem("repeats", "a published row is one repeat", "set repeats: 1"))
+            problems.append(
+                Problem("repeats", "a published row counts as one repeat", "set repeats: 1")
+            )
         else:
             records.append(_record(task, row, cluster, cluster.published))
     if problems:

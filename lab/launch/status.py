@@ -35,7 +35,7 @@ OPEN = ("waiting", "pending", "running")
 # States of a submitted job.
 UNDER_WAY = ("pending", "running")
 # The reason shown for a job whose run is not in the current study.
-OTHER_FORM = "of another form of this study: its file was changed, or read with or without --quick"
+OTHER_FORM = "of another form of this study: its file was changed, or --quick given or left out"
 WATCH_S = 1.0  # between two looks
 # How long a driver may take to notice that its study is cancelled, in s.
 PATIENCE_S = 60.0
@@ -100,7 +100,7 @@ def _submitted_task(folder: Path) -> Task:
         run, repeat, *_ = read_arguments(*job.work(folder))
         return Task(Run.model_validate_json(run), repeat)
     except (OSError, ValueError, InputError) as error:
-        raise LabError(f"{folder}: nothing tells what its job measures: {error}") from None
+        raise LabError(f"{folder}: it is unknown what its job measures: {error}") from None
 
 
 def _unlisted(study: Study) -> dict[Path, Handle]:
@@ -221,7 +221,7 @@ def cancel(study: Study) -> int:
         with FileLock(study.out / "driver.lock", timeout=PATIENCE_S):
             return _end_jobs(study)
     except Timeout:
-        message = f"a driver of {study.name} is stopped or stuck: kill it, then cancel again"
+        message = f"a driver of {study.name} is stopped or stuck; kill it, then cancel again"
         raise LabError(message) from None
     finally:
         request.unlink(missing_ok=True)

@@ -60,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         content = Path(path).read_bytes()
         if hashlib.sha256(content).hexdigest() != digest:
-            raise LabError(f"{path} is not what was submitted: somebody has changed it")
+            raise LabError(f"{path} is not what was submitted: somebody changed it")
         os.environ["SUBMITIT_FOLDER"] = str(Path(path).parent)
         call = json.loads(content)[int(submitit.JobEnvironment().array_task_id or 0)]
         supervise(Path(call["folder"]))

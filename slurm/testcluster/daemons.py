@@ -64,7 +64,9 @@ class Slurm:
                 check=False,
             )
         except subprocess.TimeoutExpired:
-            raise SlurmError(f"`{' '.join(command)}` gave no answer in {timeout_s:.0f} s") from None
+            raise SlurmError(
+                f"`{' '.join(command)}` did not answer within {timeout_s:.0f} s"
+            ) from None
         if told.returncode != 0:
             raise SlurmError(f"`{' '.join(command)}`: {told.stderr.strip() or told.stdout.strip()}")
         return told.stdout

@@ -376,7 +376,7 @@ def outcome(case: Case, capsys: pytest.CaptureFixture[str]) -> str:
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
     answer = capsys.readouterr()
-    if "fault of the lab" in answer.err or "Traceback" in answer.err:
+    if "error in the lab itself" in answer.err or "Traceback" in answer.err:
         return answer.err.strip()[:300]
     return "" if status in STATUSES else f"ended with status {status!r}"
 

@@ -154,7 +154,7 @@ def sbatch(
     except FileNotFoundError:
         raise SlurmSilentError("sbatch is not installed here") from None
     except subprocess.TimeoutExpired as error:
-        raise SlurmSilentError(f"sbatch gave no answer in {error.timeout:.0f} s") from None
+        raise SlurmSilentError(f"sbatch did not answer within {error.timeout:.0f} s") from None
     if process.returncode != 0:
         if found_practice_cluster(process):
             return sbatch(arguments, text, lock=lock, variables=variables)

@@ -40,18 +40,18 @@ ALIVE = {
     "RESIZING",
 }
 # By Slurm's state: the error's type in the record, and what happened, for people.
-RESUMES = "the next `lab run` goes on from its last checkpoint"
+RESUMES = "the next `lab run` resumes from its last checkpoint"
 ENDS = {
     "OUT_OF_MEMORY": (
         "MemoryLimit",
-        "killed because it needed more memory than it had: raise mem, or make the run smaller",
+        "killed because it needed more memory than it had; raise mem, or make the run smaller",
     ),
-    "TIMEOUT": ("TimeLimit", f"its time limit was over: raise time_limit_min; {RESUMES}"),
+    "TIMEOUT": ("TimeLimit", f"it reached its time limit; raise time_limit_min; {RESUMES}"),
     "PREEMPTED": ("Preempted", f"a job of higher priority took its nodes; {RESUMES}"),
     "CANCELLED": ("Cancelled", "cancelled from outside"),
-    "NODE_FAIL": ("NodeFailure", "a node failed under it"),
+    "NODE_FAIL": ("NodeFailure", "one of its nodes failed"),
     "BOOT_FAIL": ("NodeFailure", "its nodes did not boot"),
-    "DEADLINE": ("TimeLimit", "it was not started before its deadline"),
+    "DEADLINE": ("TimeLimit", "it did not start before its deadline"),
     "REVOKED": ("Cancelled", "another cluster took it"),
 }
 # What slurmstepd writes to the log of a job that used too much.
@@ -89,7 +89,7 @@ def require_configuration() -> None:
     """Raise SlurmSilentError if SLURM_CONF points nowhere, as Slurm's commands would hang long."""
     path = os.environ.get("SLURM_CONF")
     if path and not Path(path).is_file():
-        raise SlurmSilentError(f"SLURM_CONF names {path}, and no such file is here")
+        raise SlurmSilentError(f"SLURM_CONF names {path}, but there is no such file")
 
 
 def ask(*command: str) -> str:
@@ -107,7 +107,7 @@ def ask(*command: str) -> str:
     except FileNotFoundError:
         raise SlurmSilentError(f"{command[0]} is not installed here") from None
     except subprocess.TimeoutExpired:
-        raise SlurmSilentError(f"{command[0]} gave no answer in {TIMEOUT_S:.0f} s") from None
+        raise SlurmSilentError(f"{command[0]} did not answer within {TIMEOUT_S:.0f} s") from None
     if process.returncode != 0:
         if found_practice_cluster(process):
             return ask(*command)
@@ -139,7 +139,7 @@ def said(process: subprocess.CompletedProcess[str]) -> str:
     command = process.args[0]
     text = process.stderr.strip() or f"{command} ended with status {process.returncode}"
     if "configuration source" in text and not os.environ.get("SLURM_CONF"):
-        return f"{text} (SLURM_CONF is not set: let it name the slurm.conf of your cluster)"
+        return f"{text} (SLURM_CONF is not set; set it to the slurm.conf of your cluster)"
     return text
 
 
@@ -250,7 +250,7 @@ def exit_reason(job: JobState | None, attempt: Attempt) -> RankError:
             "JobLost",
             (
                 f"Slurm no longer knows job {attempt.job_id}, and it left no record: "
-                "it ended long ago, or was purged"
+                "it ended long ago or was purged"
             ),
         )
         return RankError(0, kind, message, 0.0)
@@ -264,13 +264,13 @@ def exit_reason(job: JobState | None, attempt: Attempt) -> RankError:
     elif attempt.log_contains(*MEMORY_PHRASES):
         kind, message = "MemoryLimit", f"{ended}: {ENDS['OUT_OF_MEMORY'][1]}"
     elif not attempt.any_registered():
-        cause = attempt.last_line() or f"exit code {job.exit_code}, and no log"
+        cause = attempt.last_line() or f"exit code {job.exit_code}, without a log"
         kind, message = "BadNode", f"{ended} before any rank started: {cause}"
     else:
         kind = "JobLost"
         message = (
-            f"{ended} with exit code {job.exit_code}, and without a record: "
-            "was a rank killed, or the disk full?"
+            f"{ended} with exit code {job.exit_code} but without a record: "
+            "was a rank killed, or is the disk full?"
         )
     return RankError(0, kind, message, 0.0)
 

@@ -61,7 +61,7 @@ class SlurmExecutor:
         except RefusedError as error:
             raise refused(cluster, ranks * devices, error) from None
         except SlurmSilentError as error:
-            message = f"{cluster.name}: {error}; nothing was submitted, try again"
+            message = f"{cluster.name}: {error}; nothing was submitted; try again"
             raise LabError(message) from None
         return [SlurmHandle(spec.folder, array, f"{job_id}_{i}") for i, spec in enumerate(specs)]
 
@@ -128,7 +128,7 @@ class SlurmHandle:
         try:
             controller.ask("scancel", *(handle.job_id for handle in handles))
         except SlurmSilentError as error:
-            message = f"Slurm does not answer, so its jobs go on: {error}; try again"
+            message = f"Slurm does not answer, so its jobs keep running: {error}; try again"
             raise LabError(message) from None
         answered = time.monotonic()
         while any(handle.status().state != "ended" for handle in handles):
@@ -136,7 +136,7 @@ class SlurmHandle:
             if not (silence := cls.controller.silence):
                 answered = time.monotonic()
             elif time.monotonic() - answered > controller.TIMEOUT_S:
-                message = f"Slurm was told, and does not say whether its jobs have ended: {silence}"
+                message = f"Slurm was told to cancel, but does not say if its jobs ended: {silence}"
                 raise LabError(f"{message}; see `lab status`")
 
     @property

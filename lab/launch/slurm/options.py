@@ -109,8 +109,8 @@ def scripts(study: Study, profile: str | Path) -> dict[str, str]:
     path = find_profile(profile)
     cluster = Cluster.load(path)
     if cluster.executor != "slurm":
-        what = f"executor {cluster.executor!r} has no sbatch"
-        advice = "take a profile with executor: slurm"
+        what = f"executor {cluster.executor!r} does not use sbatch"
+        advice = "use a profile with executor: slurm"
         raise InputError(str(path), [Problem("executor", what, advice)])
     _check_layout(study, cluster)
     groups = {

@@ -35,7 +35,7 @@ def refusals(cluster: Cluster, shapes: Sequence[tuple[int, int]]) -> list[Proble
             if problem := _refusal(cluster, ranks, devices):
                 problems.setdefault(problem.where, problem)
     except SlurmSilentError as error:
-        message = f"{cluster.name}: {error}; is this a machine from which jobs are submitted?"
+        message = f"{cluster.name}: {error}; can jobs be submitted from this machine?"
         raise LabError(message) from None
     return list(problems.values())
 
@@ -89,15 +89,13 @@ def _oversized(cluster: Cluster, world_size: int, what: str) -> Problem | None:
         "mem_gb": (cluster.memory_mb(ranks) or 0, [_number(n[2]) for n in nodes], "MiB"),
     }
     available = len({name for name, *_ in nodes})
-    advice = "lower it, or `sinfo -N -l`"
+    advice = "lower it; `sinfo -N -l` lists the nodes"
     if layout.nodes > available:
-        size = f"it requests {layout.nodes} nodes, the partition has {available} in all"
+        size = f"it requests {layout.nodes} nodes, but the partition has {available} in all"
         return Problem("nodes", f"{what}: {size}", advice)
     for key, (requested, sizes, unit) in needs.items():
         if requested > (largest := max(sizes, default=0)):
-            size = (
-                f"it requests {requested} {unit}, the partition has {largest} on its largest node"
-            )
+            size = f"it requests {requested} {unit}, but the partition's largest node has {largest}"
             return Problem(key, f"{what}: {size}", advice)
     return None
 

@@ -27,7 +27,9 @@ from lab.worker import confine
 
 pytestmark = [
     pytest.mark.skipif(len(machine.cores()) < 2, reason="two ranks need two cores"),
-    pytest.mark.skipif(bool(confine.obstacle()), reason="code is confined on x86-64 Linux"),
+    pytest.mark.skipif(
+        bool(confine.obstacle()), reason="code can be confined only on x86-64 Linux"
+    ),
 ]
 
 LESSON, LADDER = "05-weak-scaling", "03-data-parallel"

@@ -180,7 +180,7 @@ def test_a_lost_rank_is_named(temporary: Path) -> None:
     assert (
         process.returncode == 1
         and "LabError: calibration on 2 ranks: rank" in output
-        and "its log is in" in output
+        and "the log is in" in output
     )
     assert load_calibration(profile) is None
 

@@ -91,7 +91,7 @@ MESSAGES = {
     "loss": (
         {"loss": "own:loss"},
         {},
-        r"the loss of own:Net is no scalar tensor but shape \(4, 4\)",
+        r"the loss of own:Net is not a scalar tensor but shape \(4, 4\)",
     ),
     "empty": ({}, {"factory": "own:empty"}, "own:empty returned a data set without samples"),
 }
@@ -162,4 +162,6 @@ def test_what_is_no_strategy_is_told(tmp_path: Path) -> None:
     }
     (record,) = measured(tmp_path, BASE | own, [{"strategy": ["mine:nothing_of_the_kind"]}])
     assert record.status == "failed" and record.error is not None
-    assert "mine:nothing_of_the_kind returned a int, not an instance" in record.error.message
+    assert (
+        "mine:nothing_of_the_kind returned a int, which is not a subclass" in record.error.message
+    )

@@ -145,11 +145,11 @@ def test_a_script_that_trains_alone_or_fails_on_two_ranks_is_a_failed_run(
     (tmp_path / "small.yaml").write_text(small)
     arguments = ["measure", "--repeats", "1", "--steps", "20", "--cluster", "small.yaml"]
     refused = CliRunner().invoke(app, [*arguments, "--ranks", "2", "--", "alone.py"])
-    assert "--yes runs it all the same" in str(refused.exception)
+    assert "use --yes to run it all the same" in str(refused.exception)
     assert not list(tmp_path.glob("reports/alone/out/runs/*"))
     arguments.append("--yes")
     result = CliRunner().invoke(app, [*arguments, "--ranks", "2", "--", "alone.py"])
-    assert "each of them trains alone" in str(result.exception)
+    assert "so each trains alone" in str(result.exception)
     # The same script on one rank is ended after its steps.
     result = CliRunner().invoke(app, [*arguments, "--ranks", "1", "--", "alone.py"])
     assert result.exit_code == 0 and "1 of 1 runs completed" in result.output

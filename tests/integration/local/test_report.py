@@ -82,7 +82,7 @@ def test_ctrl_c_ends_a_report_with_its_kernels(measured: Study) -> None:
     os.killpg(report.pid, signal.SIGINT)
     _, errors = report.communicate(timeout=60)
     assert report.returncode == 130
-    assert errors == "lab: interrupted; the same command goes on from there\n"
+    assert errors == "lab: interrupted; the same command resumes from there\n"
     assert not psutil.wait_procs(kernels, timeout=10)[1]
 
 

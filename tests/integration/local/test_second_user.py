@@ -89,7 +89,7 @@ def test_work_that_was_changed_after_it_was_submitted_is_not_done(tmp_path: Path
         text=True,
         check=False,
     )
-    assert rank.returncode == 1 and "somebody has changed it" in rank.stderr
+    assert rank.returncode == 1 and "somebody changed it" in rank.stderr
     assert not victim.exists()
 
 
@@ -133,7 +133,7 @@ def test_an_array_lies_within_the_study(make_study: StudyMaker, array: str) -> N
     folder.mkdir(parents=True)
     job = {"executor": "slurm", "cluster": "s", "array": array, "index": 0, "submitted_at": 0.0}
     (folder / "job.json").write_text(json.dumps(job))
-    assert "does not tell of a job" in lab.status(study)[0].reason
+    assert "does not describe a job" in lab.status(study)[0].reason
 
 
 def test_links_and_pipes_are_not_read(tmp_path: Path) -> None:

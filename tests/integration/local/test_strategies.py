@@ -119,7 +119,7 @@ def test_the_norms_that_clip_are_those_of_the_whole_model(
 
 def test_torchs_data_parallel_says_that_it_needs_gpus(answers: list[dict[str, Any]]) -> None:
     assert isinstance(answers[0][NOT_ON_CPU], InputError)
-    assert "divides its work among GPUs only" in str(answers[0][NOT_ON_CPU])
+    assert "divides its work only among GPUs" in str(answers[0][NOT_ON_CPU])
 
 
 @pytest.mark.parametrize("name", TWO)

@@ -224,7 +224,7 @@ def test_ctrl_c_ends_the_job_and_keeps_what_is_measured(
     _, errors = process.communicate(timeout=200)
     assert (
         process.returncode == 130
-        and "the same command goes on from there" in errors
+        and "the same command resumes from there" in errors
         and "Traceback" not in errors
     )
     assert not ranks_of(study, 0) and not ranks_of(study, 1)

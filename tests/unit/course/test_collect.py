@@ -86,4 +86,4 @@ def test_nothing_to_collect_is_said(tmp_path: Path) -> None:
 def test_the_command_names_whose_was_not_copied(handed_in: Path, tmp_path: Path) -> None:
     words = ["course", "collect", str(handed_in), "--into", str(tmp_path / "submitted")]
     ended = CliRunner().invoke(cli.app, words)
-    assert "ada" in ended.stdout and str(ended.exception) == "not copied whole: eve.zip"
+    assert "ada" in ended.stdout and str(ended.exception) == "not copied completely: eve.zip"

@@ -23,8 +23,8 @@ def test_first_configuration_can_run_and_shows_its_cost(shown: Dashboard) -> Non
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({"steps": 4}, "warmup_steps 4 leaves nothing of steps 4"),
-        ({"global_batch_size": 7, "world_size": 2}, "nearest that divides: 6 or 8"),
+        ({"steps": 4}, "warmup_steps 4 leaves none of 4 steps to measure"),
+        ({"global_batch_size": 7, "world_size": 2}, "nearest that fits: 6 or 8"),
         (
             {"global_batch_size": 0},
             "Global batch size: input should be greater than or equal to 1, found 0",

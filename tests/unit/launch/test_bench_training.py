@@ -53,9 +53,9 @@ def test_of_a_study_each_gpt_on_one_device_is_trained_once(trained: list[tuple[s
     ("content", "message"),
     [
         (None, "a folder"),
-        ("import torch\nfrom model import GPTConfig, GPT", "no class GPT and no GPTConfig"),
-        ("class GPT: pass", "no class GPTConfig"),
-        ("class GPT(", "no Python"),
+        ("import torch\nfrom model import GPTConfig, GPT", "does not define GPT or GPTConfig"),
+        ("class GPT: pass", "does not define GPTConfig"),
+        ("class GPT(", "not Python"),
     ],
 )
 def test_what_is_not_nanogpts_model_is_not_run(
@@ -72,7 +72,7 @@ def test_what_is_not_nanogpts_model_is_not_run(
 
 
 def test_a_study_for_gpus_has_nothing_for_a_cpu(trained: list[tuple[str, ...]]) -> None:
-    with pytest.raises(InputError, match="no GPT trained on one device"):
+    with pytest.raises(InputError, match="no run of a GPT on one device"):
         training("gpu-training")
     assert {comparison.run.compile for comparison in training("gpu-training", quick=True)} == {
         False,

@@ -67,11 +67,11 @@ def test_what_can_go_is_shown_and_then_goes(used: Study, tmp_path: Path) -> None
     (kept,) = lab.clean(used)
     assert kept.what == "what stays" and not kept.again
     result = CliRunner().invoke(cli.app, ["clean", str(used.folder)])
-    assert result.exit_code == 0 and "nothing can go" in result.stdout
+    assert result.exit_code == 0 and "nothing can be removed" in result.stdout
 
 
 def test_nothing_goes_while_a_job_or_a_driver_is_at_work(used: Study) -> None:
-    with FileLock(used.out / "driver.lock"), pytest.raises(LabError, match="a driver works"):
+    with FileLock(used.out / "driver.lock"), pytest.raises(LabError, match="a driver is working"):
         lab.clean(used, remove=True)
     job = LocalJob(
         cluster="local",
@@ -81,7 +81,7 @@ def test_nothing_goes_while_a_job_or_a_driver_is_at_work(used: Study) -> None:
         submitted_at=time.time(),
     )
     write_job(Store(used.out).folder(used.tasks[1]), job)
-    with pytest.raises(LabError, match="a job of it has not ended"):
+    with pytest.raises(LabError, match="one of its jobs has not ended"):
         lab.clean(used, remove=True)
     assert all(place(used, name).exists() for name in GONE)
 

@@ -46,12 +46,12 @@ BAD = {
     "no such machine": (["predict", "quickstart", "--machine", "h10x8"], "unknown GPU"),
     "a machine without --best": (
         ["plan", "quickstart", "--machine", "h100x8"],
-        "go with --best alone",
+        "are only for --best",
     ),
     "no such benchmark": (["bench", "predcit"], "did you mean 'predict'?"),
     "no nanoGPT there": (["bench", "training", "--nanogpt", "nowhere.py"], "no such file"),
     "an option of another bench": (["bench", "losses", "--nanogpt", "x.py"], "with training"),
-    "no study of this bench": (["bench", "losses", "quickstart"], "no argument of losses"),
+    "no study of this bench": (["bench", "losses", "quickstart"], "is not for losses"),
     "two studies": (["bench", "training", "quickstart", "precision"], "one study"),
     "a file for a study": (["run", "README.md"], "no such study"),
 }
@@ -119,7 +119,7 @@ def test_unwritable_folder_is_refused(
     (folder / "out").write_text("a file where the folder should be")
     for verb in ("run", "status", "plan", "report", "cancel", "audit", "predict", "generate"):
         status, _, errors = run(capsys, monkeypatch, verb, folder)
-        assert status == 2 and "out: no folder, and the results" in errors, verb
+        assert status == 2 and "out: is not a folder, but the results" in errors, verb
 
 
 @pytest.mark.skipif(not Path("/proc/self/ns").is_dir(), reason="only Linux has such a folder")

@@ -124,7 +124,7 @@ def test_the_report_says_it_in_its_sentences_and_tables(tmp_path: Path) -> None:
     results = StudyResults(stored(tmp_path, records(emulated=SLOW)))
     assert LABEL in sections.answer(results).markdown
     assert (
-        "results of an emulation and not of a real machine: link 100 Mbit/s, by a network namespace"
+        "results come from an emulation, not from a real machine: link 100 Mbit/s, by a network namespace"
         in sections.findings(results).markdown
     )
     assert set(sections.every_repeat(results).frame["emulated"]) == {"link 100 Mbit/s"}
@@ -313,9 +313,9 @@ def test_the_profiles_that_come_with_the_lab_are_valid(name: str) -> None:
         ("device: cuda\nlink: {bandwidth_gbit: 1}", "set device: cpu"),
         (
             "executor: slurm\ncores_per_node: 2\nlink: {bandwidth_gbit: 1}",
-            "link: a key of executor: local",
+            "link: is only for executor: local",
         ),
-        ("devices: 17\ncompute: {emulated: measured}", "devices: 17, and there are 16 here"),
+        ("devices: 17\ncompute: {emulated: measured}", "devices: 17, but there are 16 here"),
     ],
 )
 def test_every_key_is_checked(tmp_path: Path, text: str, message: str) -> None:
@@ -332,7 +332,7 @@ def test_more_ranks_than_cores_only_where_they_sleep(
     (tmp_path / "mine.yaml").write_text("device: cpu\ndevices: 8\ncompute: {emulated: measured}\n")
     assert Cluster.load(tmp_path / "mine.yaml").capacity == 8
     (tmp_path / "mine.yaml").write_text("device: cpu\ndevices: 8\n")
-    with pytest.raises(InputError, match="devices: 8, and there are 2 here"):
+    with pytest.raises(InputError, match="devices: 8, but there are 2 here"):
         Cluster.load(tmp_path / "mine.yaml")
 
 

@@ -70,7 +70,7 @@ def test_what_nobody_knows_is_said_to_be_unknown(tmp_path: Path) -> None:
     cluster = profile(tmp_path, "time_limit_min: 30")
     hours = planned(made, cluster)
     assert hours.unknown == 2 and hours.jobs == 0 and hours.core == 0
-    assert "planned: 2 jobs, whose time is not known" in hours_sentence(made, cluster)
+    assert "planned: 2 jobs of unknown length" in hours_sentence(made, cluster)
     assert planned(made, cluster, at_most=True).core == pytest.approx(2 * 2 * 0.5)
 
 
@@ -110,6 +110,6 @@ def test_a_budget_may_hold_for_all_studies_of_a_learner(tmp_path: Path) -> None:
     assert charged(made, own) == spent(made)
     assert charged(made, shared).core == pytest.approx(2 * spent(made).core)
     check_budget(made, own, made.tasks[2:])
-    assert "all studies beside it, of which" in hours_sentence(made, shared)
+    assert "all studies in the same folder, of which" in hours_sentence(made, shared)
     with pytest.raises(InputError, match=r"0\.170 core-hours, of which 0\.100 are spent"):
         check_budget(made, shared, made.tasks[2:])

@@ -148,7 +148,7 @@ def test_jobs_that_would_disturb_each_other_are_not_packed(
 ) -> None:
     path = tmp_path / "profile.yaml"
     path.write_text(f"executor: local\npack_jobs: true\n{keys}")
-    with pytest.raises(InputError, match=f"pack_jobs: true, and .*{problem}"):
+    with pytest.raises(InputError, match=f"pack_jobs: true, but .*{problem}"):
         Cluster.load(path)
 
 

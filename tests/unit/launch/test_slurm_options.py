@@ -205,7 +205,7 @@ def test_every_task_stands_in_one_array_of_its_world_size(make_study: StudyMaker
 
 def test_what_has_no_script_is_refused(make_study: StudyMaker, tmp_path: Path) -> None:
     study = Study.load(make_study(grid={"global_batch_size": [6], "world_size": [1, 3, 6]}))
-    with pytest.raises(InputError, match="executor 'local' has no sbatch"):
+    with pytest.raises(InputError, match="executor 'local' does not use sbatch"):
         options.scripts(study, "local")
     with pytest.raises(InputError, match="2 problems") as caught:
         options.scripts(study, "slurm")
@@ -243,7 +243,9 @@ def test_kept_scripts_still_start_a_rank(module: str, make_study: StudyMaker) ->
     command = [sys.executable, "-m", module, *task]
     outside = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert outside.returncode == 1
-    assert outside.stderr == "lab: this is one rank of a job: start it by srun, or use `lab run`\n"
+    assert (
+        outside.stderr == "lab: this is one rank of a job: start it with srun, or use `lab run`\n"
+    )
     environment |= {"SLURM_PROCID": "0"}
     command[4] = "0000000000"
     inside = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)

@@ -53,18 +53,18 @@ def fails(words: str) -> str:
 @pytest.mark.parametrize(
     ("lines", "sentence"),
     [
-        ({}, "slurm: sbatch gave no answer in 0 s; is this a machine from which"),
+        ({}, "slurm: sbatch did not answer within 0 s; can jobs be submitted"),
         (
             {"sbatch": fails("sbatch: error: Requested node configuration is not available")},
-            "slurm: sinfo gave no answer in 0 s",
+            "slurm: sinfo did not answer within 0 s",
         ),
         (
             {"sbatch": fails("sbatch: fatal: Could not establish a configuration source")},
-            "SLURM_CONF is not set: let it name the slurm.conf of your cluster",
+            "SLURM_CONF is not set; set it to the slurm.conf of your cluster",
         ),
         (
             {"sbatch": fails("sbatch: error: Unable to contact slurm controller")},
-            "Unable to contact slurm controller; is this a machine from which",
+            "Unable to contact slurm controller; can jobs be submitted",
         ),
     ],
     ids=["sbatch hangs", "sinfo hangs", "no configuration", "no controller"],
@@ -112,7 +112,7 @@ def test_what_is_submitted_is_shown_with_the_silence(
     study = Study.load(make_study())
     submitted(study)
     first, *others = lab.status(study)
-    assert first.state == "pending" and first.reason == "squeue gave no answer in 0 s"
+    assert first.state == "pending" and first.reason == "squeue did not answer within 0 s"
     assert {state.state for state in others} == {"waiting"}
 
 
@@ -122,6 +122,6 @@ def test_a_cancellation_without_an_answer_ends_and_says_so(
     programs(scancel="exit 0")
     study = Study.load(make_study())
     submitted(study)
-    with pytest.raises(LabError, match="does not say whether its jobs have ended: squeue gave"):
+    with pytest.raises(LabError, match="does not say if its jobs ended: squeue did not answer"):
         lab.cancel(study)
     assert not (study.out / "cancel").exists()
