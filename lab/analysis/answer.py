@@ -73,7 +73,7 @@ def answer(
     that are too noisy are left out.
     """
     if not any(record.completed for record in records):
-        runs = f"{len(study.runs)} asked for, {len(records)} records"
+        runs = f"{len(study.runs)} planned, {len(records)} records"
         return f"There is no answer yet: no run has completed ({runs})."
     if len(summary):
         summary = by_emulation(summary)[0]
@@ -121,7 +121,7 @@ def _predictions(evidence: Evidence) -> Iterator[str]:
     yield (
         f"The predicted step times of {len(scores)} run{'s' * (len(scores) > 1)} are wrong by "
         f"{percent(mean_absolute_error(scores))} on average and {worst.error:+.1%} at worst "
-        f"({worst.frozen.run.label}); {inside} of {len(scores)} were measured inside their "
+        f"({worst.frozen.run.label}); {inside} of {len(scores)} measurements fell inside their "
         "interval."
     )
 
@@ -166,10 +166,10 @@ def _settings(evidence: Evidence, *, field: str) -> Iterator[str]:
         compared = [pair for pair in comparisons if getattr(pair.run, field) == value]
         reference = reference_name.format(getattr(compared[0].reference, field))
         extent, shown = _ratios(evidence, compared)
-        text = f"With {name.format(value)}, a step takes {extent} times that with {reference}"
+        text = f"With {name.format(value)}, a step takes {extent} times as long as with {reference}"
         yield f"{text} ({shown}){_beside(evidence, field, compared)}."
     if not comparisons:
-        yield f"No two runs that differ in {field} alone have completed yet."
+        yield f"No two runs that differ only in {field} have completed yet."
 
 
 def pairs(evidence: Evidence, field: str) -> list[Pair]:
@@ -230,7 +230,7 @@ def _beside(evidence: Evidence, field: str, compared: Sequence[Pair]) -> str:
             percent(max(_share_of_data(measured[run]) for run in runs))
             for runs in zip(*(pair[:2] for pair in compared), strict=True)
         )
-        return f"; a step waits for data for up to {most} of it, there for {there}"
+        return f"; a step waits for data for up to {most} of its time, there for {there}"
     losses = [
         tuple(configurations.median(measured[one], "quality.validation_loss") for one in pair[:2])
         for pair in compared
@@ -286,7 +286,7 @@ def _cause(evidence: Evidence, row: Any) -> Iterator[str]:
         most = fall.losses.get(fall.largest)
         if most and most.value > SHARE * fall.step.value:
             yield (
-                f"There, the largest loss in what was measured is {fall.name(fall.largest)}, "
+                f"There, the largest measured loss is {fall.name(fall.largest)}, "
                 f"{format_seconds(*most)} of a step of {format_seconds(*fall.step)}; "
                 f"{few(fall.repeats)} to claim it."
             )
@@ -370,7 +370,7 @@ def _utilization(evidence: Evidence) -> Iterator[str]:
         return
     best = rows.sort_values("mfu").iloc[-1]
     yield (
-        f"The largest share of the peak, an MFU of {percent(best['mfu'])}, is that of "
+        f"The largest share of the peak, an MFU of {percent(best['mfu'])}, is reached on "
         f"{place(best, labels_of(evidence.summary))}."
     )
 

@@ -52,7 +52,7 @@ def largest_loss(fall: Waterfall) -> str | None:
             f"every loss takes less than {100 * SHARE:.0f} % of it."
         )
     apart = fall.compared and fall.repeats >= FEWEST_REPEATS and fall.step.low > fall.ideal.high
-    return f"{opening} the repeats do not tell which loss is the largest." if apart else None
+    return f"{opening} the repeats do not show which loss is the largest." if apart else None
 
 
 def _compute_to_communication(row: Mapping[Any, Any]) -> str:
@@ -111,7 +111,7 @@ def _remedies(cause: str, run: Run, place: Environment | None) -> Iterator[str]:
         case "neighbours":
             yield "fewer ranks on a host, or hosts with more memory bandwidth"
         case "stolen":
-            yield "more work between two exchanges, or spare cores for these"
+            yield "more work between exchanges, or spare cores for them"
         case "compute":
             yield "more work per rank"
         case "straggler":

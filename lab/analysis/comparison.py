@@ -144,16 +144,16 @@ def compare(studies: Sequence[str | Path | Study], *, quick: bool = False) -> Co
     records = [load_records(study) for study in loaded]
     hint = "run the study there, or copy its out/ from the machine it ran on"
     problems = [
-        Problem(str(study.folder), "no completed record in it", hint)
+        Problem(str(study.folder), "holds no completed record", hint)
         for study, of_study in zip(loaded, records, strict=True)
         if not any(record.completed for record in of_study)
     ]
     if len(loaded) < 2 or len({study.folder for study in loaded}) < len(loaded):
-        what = "a comparison needs two different folders or more"
+        what = "a comparison needs at least two different folders"
         problems.append(Problem("STUDY", what, "name one folder per machine"))
     elif not set.intersection(*({record.run_id for record in of_study} for of_study in records)):
         what = "these folders have no configuration in common"
-        problems.append(Problem("STUDY", what, "run one study file on each machine"))
+        problems.append(Problem("STUDY", what, "run the same study file on each machine"))
     if problems:
         raise InputError("compare", problems)
     return Comparison(dict(zip(_names(loaded, records), loaded, strict=True)))

@@ -215,7 +215,7 @@ def _shortest_step(rows: pd.DataFrame, names: Mapping[str, str]) -> Iterator[str
     elif first["step_time_high"] < second["step_time_low"]:
         yield f"{text}; its interval lies below all others."
     else:
-        yield f"{text}; the intervals do not tell it from {names[second['run_id']]}."
+        yield f"{text}; the intervals do not distinguish it from {names[second['run_id']]}."
     for base in (row for _, row in rows.iterrows() if row["run_id"] == first["baseline_run_id"]):
         if base["run_id"] != first["run_id"]:
             times, repeats = with_interval(first, "speedup"), min(first["repeats"], base["repeats"])
@@ -281,7 +281,7 @@ def learning_sentences(study: Study, records: Sequence[Record]) -> list[str]:
         )
         sentences.append(
             f"The global batch differs between world sizes ({sizes}): a step stands for another "
-            "number of samples, and losses by step do not compare."
+            "number of samples, so losses by step cannot be compared."
         )
     return sentences
 
@@ -352,8 +352,8 @@ def loader_sentences(runs: Sequence[Run], records: Sequence[Record]) -> list[str
         step = fast.get(_with_fast_loader(run))
         if run.loader == "classic" and step is not None:
             sentences.append(
-                f"At {labels[run]}, a step takes {rounded(steps[run] / step)} times that of the "
-                f"fast loader, and waits for data for {percent(shares[run])} of it."
+                f"At {labels[run]}, a step takes {rounded(steps[run] / step)} times as long as "
+                f"with the fast loader, and waits for data for {percent(shares[run])} of its time."
             )
     return sentences
 

@@ -76,13 +76,13 @@ def _explained(row: LayoutRow) -> Explanation:
     elif measured < low:
         reasons.append(
             f"faster than {format_seconds(low)}: fewer FLOPs, fewer tokens or a faster GPU than "
-            "the table says"
+            "the table gives"
         )
     if not reasons:
         parts = law.parts(case)
         wait = max((name for name in parts if name != "compute"), key=lambda name: parts[name])
         share = parts[wait] / step
-        reasons = [f"inside the interval; beside compute most goes to {wait} ({share:.0%})"]
+        reasons = [f"inside the interval; besides compute, most goes to {wait} ({share:.0%})"]
     return Explanation(row.place, measured, step, low, high, mfu, tuple(reasons))
 
 
@@ -112,7 +112,9 @@ def _quoted_mfu(row: LayoutRow, mfu: float, peak: float) -> list[str]:
         return []
     own = f"by the row's own rate the MFU is {mfu:.1%}, not {quoted:.1%}"
     if abs(quoted / mfu * SPARSE - 1) < SPARSE_OFF:
-        return [f"{own}: the quoted one is of the sparse peak, {SPARSE * peak / 1e12:.0f} TFLOP/s"]
+        return [
+            f"{own}: the quoted one is over the sparse peak, {SPARSE * peak / 1e12:.0f} TFLOP/s"
+        ]
     return [f"{own}, of {peak / 1e12:g} TFLOP/s dense"]
 
 
@@ -139,7 +141,10 @@ def _slower(case: Case, law: LayoutLaw, measured: float) -> list[str]:
         return [f"a link of {rate:.2g} GB/s {where} in place of {given:.3g} would explain it"]
     parts = law.parts(case)
     slow = max(parts, key=lambda name: parts[name])
-    return [f"no link explains it; {slow} would have to take {measured / sum(parts.values()):.1f}x"]
+    return [
+        f"no link explains it; {slow} would have to take {measured / sum(parts.values()):.1f}x "
+        "as long"
+    ]
 
 
 def _inner(case: Case, share: float) -> tuple[Case, Link]:

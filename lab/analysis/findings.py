@@ -77,8 +77,8 @@ def _serial_fractions(summary: pd.DataFrame) -> Iterator[str]:
         bound = rounded(1 / fit.serial_fraction, 1 / fit.high, 1 / fit.low)
         yield (
             "Amdahl's law with a serial fraction of "
-            f"{percent(fit.serial_fraction, fit.low, fit.high)} meets the speedups of {label} "
-            f"within {100 * fit.largest_error:.1f} %; by it, no number of "
+            f"{percent(fit.serial_fraction, fit.low, fit.high)} fits the speedups of {label} "
+            f"within {100 * fit.largest_error:.1f} %; under it, no number of "
             f"{ranks(points['device'].iloc[0])} exceeds a speedup of {bound}."
         )
 
@@ -176,4 +176,4 @@ def _emulations(records: Sequence[Record]) -> Iterator[str]:
     places = [record.environment for record in records if record.completed]
     descriptions = [place.emulated.description for place in places if place and place.emulated]
     for description in dict.fromkeys(descriptions):
-        yield f"These are results of an emulation and not of a real machine: {description}."
+        yield f"These results come from an emulation, not from a real machine: {description}."

@@ -154,7 +154,7 @@ CLASSIFICATION = Kind(
         "same class": lambda results: _share(results.same_classes, percent),
     },
     summary=lambda results: (
-        f"an accuracy of {accuracy(results.accuracy, results.held_out_samples)}, the base's is "
+        f"an accuracy of {accuracy(results.accuracy, results.held_out_samples)} against the base's "
         f"{accuracy(results.base_accuracy, results.held_out_samples)}"
     ),
 )
@@ -286,7 +286,7 @@ def _tradeoffs(records: Sequence[Record], kind: Kind) -> Iterator[str]:
         own = [row for row in rows if row.results.quantization == name]
         yield f"{name}: {_times(own, kind, noise)}, {_size_and_quality(own[0].results, kind)}."
     if rows and noise:
-        yield f"A second copy of the base differs by up to {percent(noise)}: less is noise."
+        yield f"A second copy of the base differs by up to {percent(noise)}: that much is noise."
 
 
 def _size_and_quality(results: Inference, kind: Kind) -> str:
@@ -360,7 +360,7 @@ def _speed(row: Measurement, kind: Kind, noise: float, why_slow: str) -> str:
     judged = _verdict(row, kind, noise)
     if judged not in (FASTER, SLOWER):
         return f"{row.label}: {share}: {judged}."
-    reason = f" Measured with it: {why_slow}." if judged == SLOWER else ""
+    reason = f" Measured in the same job: {why_slow}." if judged == SLOWER else ""
     return f"{row.label}: {judged}, {share}.{reason}"
 
 
@@ -375,7 +375,7 @@ def _why_slow(row: Measurement, rows: Sequence[Measurement]) -> str:
     if row.results.memory_bytes_per_second:
         share = row.median("base.bytes_per_second") / row.results.memory_bytes_per_second
         small = "reading fewer bytes helps little"
-        large = "fewer bytes could help, and other work outweighs it"
+        large = "fewer bytes could help, but other work outweighs that"
         reasons.append(
             f"the base reads {percent(share)} of the memory bandwidth of a rank in decoding, "
             f"so {small if share < NEAR_ROOFLINE else large}"
@@ -389,7 +389,7 @@ def _why_slow(row: Measurement, rows: Sequence[Measurement]) -> str:
     least, most = min(times), max(times)
     if most > least:
         growth = times[most] / times[least]
-        small, large = "dispatching the calls counts for more than their work", "their work counts"
+        small, large = "dispatching the calls costs more than their work", "their work counts"
         reasons.append(
             f"its own time between tokens grows {growth:.1f} times from batch {least} to {most}, "
             f"so {small if growth < SMALL_GROWTH else large}"
@@ -402,7 +402,7 @@ def _accuracy(results: Inference) -> str:
     assert change is not None
     samples = results.held_out_samples
     own, base = accuracy(results.accuracy, samples), accuracy(results.base_accuracy, samples)
-    text = f"{results.quantization}: accuracy {own}, the base's {base}"
+    text = f"{results.quantization}: accuracy {own} against the base's {base}"
     if change.low is None or change.high is None or change.low <= 0 <= change.high:
         return f"{text}: no difference is shown."
     direction = "lower" if change.value < 0 else "higher"
@@ -526,5 +526,5 @@ def _why_not_run(name: str, runs: Sequence[Run]) -> str:
         return "not part of this study in this form"
     if wanted[0].needs_device == "cuda":
         gpus = ranks("cuda", wanted[0].world_size)
-        return f"not run: it needs {gpus}, and there is no record of a cluster with them"
+        return f"not run: it needs {gpus}, but there is no record from a cluster with them"
     return "not run yet"

@@ -147,8 +147,8 @@ def read_layouts(
         raise InputError(name, problems or [Problem("table", "it has no rows", ADVICE)])
     if others := sum(row.quoted_batch is not None for row in rows):
         assumptions.append(
-            f"{others} rows quote another batch than micro-batch x accumulation x replicas, "
-            "which is taken"
+            f"{others} rows quote a batch other than micro-batch x accumulation x replicas, "
+            "which is used"
         )
     return LayoutTable(tuple(rows), columns, tuple(assumptions), dict(left_out), name)
 
@@ -183,18 +183,20 @@ def _defaults(
     for meant, pattern in NOTED.items():
         if meant not in columns and (match := re.search(pattern, notes, re.IGNORECASE)):
             values[meant] = float(match[1] or match[2])
-            assumptions.append(f"{meant.replace('_', ' ')} {values[meant]:g}, by the notes")
+            assumptions.append(f"{meant.replace('_', ' ')} {values[meant]:g}, from the notes")
     gpu = named_gpu(notes)
     if "gpu" not in columns and "gpu" not in assume:
         values["gpu"] = gpu.name if gpu else "a100"
-        by = "by the notes" if gpu else "as the table names no GPU"
+        by = "from the notes" if gpu else "because the table names no GPU"
         assumptions.append(f"{values['gpu'].upper()} GPUs, {by}")
     if "recomputed" not in columns and "recomputed" not in assume:
         full = r"full (activation )?(recomputation|recompute|checkpoint)"
         if re.search(full, notes, re.IGNORECASE):
             values["recomputed"] = "full"
         else:
-            assumptions.append("the table does not say whether activations are recomputed: half")
+            assumptions.append(
+                "the table does not say whether activations are recomputed: half are assumed"
+            )
     return values | assume, assumptions
 
 
@@ -301,7 +303,7 @@ def _model(values: Mapping[str, Any], notes: str) -> Transformer:
     if model is None and (count := values.get("parameters") or transformer.size(text)):
         model = transformer.of_parameters(count, vocabulary=vocabulary)
     if model is None:
-        raise ValueError(f"unknown model {text}" if text else "no model and no sizes of one")
+        raise ValueError(f"unknown model {text}" if text else "no model and no model sizes")
     return model
 
 

@@ -71,8 +71,8 @@ class Noise:
         total, sentences = len(self.records), []
         if again := sum(record.disturbed is not None for record in self.records):
             sentences.append(
-                f"Disturbed and measured again: {again} of {total} repeats; of both attempts the "
-                "quieter counts, and the other is kept."
+                f"Disturbed and measured again: {again} of {total} repeats; the quieter of both "
+                "attempts counts, and the other is kept."
             )
         noisy = [record for record in self.records if record.noisy]
         if self.loud:
@@ -162,7 +162,7 @@ def _load(places: Sequence[Environment], limit: str) -> str:
     """The largest share that other processes took of the cores in any of these environments."""
     shares = [place.foreign_share for place in places if place.foreign_share is not None]
     if not shares:
-        return "load by other processes not known"
+        return "load from other processes not known"
     return f"other processes took {limit} {100 * max(shares):.0f} % of the ranks' cores"
 
 

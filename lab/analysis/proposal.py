@@ -67,9 +67,9 @@ def _stop(points: pd.DataFrame) -> str:
     if _impossible(known):
         best = known.sort_values("efficiency").iloc[-1]
         return (
-            f"no place to stop is named, because an efficiency of {percent(best['efficiency'])} on "
-            f"{ranks(device, best['world_size'])} is more than ranks can give: the work or the "
-            "baseline differs"
+            "no stopping point is named, because an efficiency of "
+            f"{percent(best['efficiency'])} on {ranks(device, best['world_size'])} is more than "
+            "ranks can give: the work or the baseline differs"
         )
     well, half = (_last_above(known, least) for least in (WELL_USED, HALF_USED))
 
@@ -79,7 +79,8 @@ def _stop(points: pd.DataFrame) -> str:
     if well["world_size"] == last["world_size"]:
         text = (
             f"efficiency is still {percent(last['efficiency'])} on "
-            f"{ranks(device, last['world_size'])}, the most in the table: where to stop lies beyond"
+            f"{ranks(device, last['world_size'])}, the most in the table: the stopping point lies "
+            "beyond"
         )
     elif half["world_size"] == base["world_size"]:
         following = known[known["world_size"] > base["world_size"]].iloc[0]
@@ -139,8 +140,8 @@ def _fit(points: pd.DataFrame) -> str:
         half = rounded(*(base * (1 + (1 / HALF_USED - 1) / end) for end in ends))
         bound = rounded(*(1 / end for end in ends))
         text += (
-            f"; by it, efficiency falls to {100 * HALF_USED:.0f} % on {half} {ranks(device)}, and "
-            f"no number of them exceeds a speedup of {bound}"
+            f"; under it, efficiency falls to {100 * HALF_USED:.0f} % on {half} {ranks(device)}, "
+            f"and no number of them exceeds a speedup of {bound}"
         )
     return text
 
@@ -149,7 +150,7 @@ def _law(name: str, fraction: str, error: float) -> str:
     if error > CLOSE:
         return f"{name}'s law does not hold: at best it misses a speedup by {percent(error)}"
     how = "exactly" if error <= EXACT else f"within {percent(error)}"
-    return f"{name}'s law with a serial fraction of {fraction} meets the speedups {how}"
+    return f"{name}'s law with a serial fraction of {fraction} fits the speedups {how}"
 
 
 def step_laws(summary: pd.DataFrame) -> list[str]:
@@ -186,8 +187,8 @@ def _step_law(points: pd.DataFrame) -> str:
     if kind == {"strong"}:
         last["one_device_step_s"] /= 2
     return (
-        f"beside the work of a rank, a step on several {ranks(device)} takes {', '.join(parts)}: "
-        f"a fit that meets the steps within {percent(law.largest_relative_error)} and expects "
+        f"besides the work of a rank, a step on several {ranks(device)} takes {', '.join(parts)}: "
+        f"a fit that matches the steps within {percent(law.largest_relative_error)} and predicts "
         f"{format_seconds(float(law.predict(last)[0]))} on {ranks(device, 2 * most)}"
     )
 

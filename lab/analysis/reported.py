@@ -123,7 +123,7 @@ class ReportedTable:
         if scaling != "auto":
             curves = [curve for curve in curves if kinds[id(curve)] == scaling]
             if not curves:
-                what = f"no rows of {scaling} scaling: the table itself says that they are not"
+                what = f"no rows of {scaling} scaling: the table itself says otherwise"
                 raise InputError(source, [Problem("scaling", what, "leave it to the table")])
         _check_repeats(curves, source)
         several = len(set(kinds.values())) > 1
@@ -173,7 +173,7 @@ def _lacks(frame: pd.DataFrame, observations: Observations) -> Iterator[Problem]
     """What a scaling table needs and this one lacks."""
     named = ", ".join(repr(str(column)) for column in list(frame.columns)[:NAMED])
     if observations.kind == "collectives":
-        what = "times of collectives by their size, not of training, and without a report"
+        what = "holds times of collectives by size, not of training: there is no report on them"
         advice = "`lab audit` reads them; `lab calibrate` measures, draws and fits such times"
         yield Problem("table", what, advice)
         return
@@ -184,7 +184,7 @@ def _lacks(frame: pd.DataFrame, observations: Observations) -> Iterator[Problem]
     elif tidy["world_size"].nunique() == 1:
         size = tidy["world_size"].dropna().iloc[0]
         what = f"all rows are on the same number of ranks ({size:g}): nothing scales"
-        yield Problem("table", what, "add rows on other numbers; `lab audit` reads any table")
+        yield Problem("table", what, "add rows for other numbers; `lab audit` reads any table")
     if not tidy[["time", "rate"]].notna().any(axis=None):
         advice = f"name one: --column time=COLUMN or --column rate=COLUMN, one of {named}"
         yield Problem("columns", "none holds times or rates of training as numbers", advice)
@@ -225,7 +225,7 @@ def _check_repeats(curves: Sequence[Curve], source: str) -> None:
     most = max(max(len(p.times), len(p.rates)) for curve in curves for p in curve.points)
     if most > MOST_REPEATS:
         what = f"{most} rows are one configuration, and nothing tells them apart"
-        advice = "give a row for each run, or a column that says the step, the run or the model"
+        advice = "give a row for each run, or a column that names the step, the run or the model"
         raise InputError(source, [Problem("table", what, advice)])
 
 
@@ -243,7 +243,7 @@ def _above(curves: Sequence[Curve], baseline: int, source: str) -> list[Curve]:
             kept.append(new)
     if not kept:
         sizes = sorted({point.world_size for curve in curves for point in curve.points})
-        advice = f"one of {', '.join(f'{size:g}' for size in sizes[:NAMED])}"
+        advice = f"choose one of {', '.join(f'{size:g}' for size in sizes[:NAMED])}"
         what = f"no row on {baseline} ranks"
         raise InputError(source, [Problem("baseline", what, advice)])
     return kept

@@ -45,7 +45,7 @@ def classical_tables(summary: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
     }
     sizes = pd.Index(sorted(set(summary["world_size"])), name=ranks(device))
     unmeasured = summary["exposed_communication_time"][summary["world_size"] > 1].isna().any()
-    note = "; where communication was not measured, compute holds the wait for it"
+    note = "; where communication was not measured, compute includes the wait for it"
     caption = f"Compute and communication of a step, {over}{note if unmeasured else ''}"
     parts = [(caption, frame)] if len((frame := _parts_of_step(lines, unit)).columns) else []
     if all(len(points) < 2 for _, points in lines):

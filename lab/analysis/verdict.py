@@ -65,4 +65,4 @@ def verdict(low: float, high: float, repeats: int) -> str:
         return "a gain that the interval supports"
     if high < 1:
         return "a loss that the interval supports"
-    return "which the interval does not tell from no change"
+    return "which the interval does not distinguish from no change"

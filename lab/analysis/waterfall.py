@@ -403,7 +403,7 @@ def waterfall_table(falls: Sequence[Waterfall]) -> tuple[str, pd.DataFrame]:
         cells["lost (largest first)"] = "; ".join(f"{name} {text(loss)}" for name, loss in losses)
         rows.append({"configuration": fall.place} | cells | {"measured": text(fall.step)})
     hidden = (
-        f"less than {100 * SHOWN:.0f} % of a step is in the rest, and what is negative is a gain"
+        f"causes below {100 * SHOWN:.0f} % of a step are in the rest; a negative loss is a gain"
     )
     caption = f"Where the time of a step goes, in {unit.name} [95 % interval]; {hidden}"
     return caption, pd.DataFrame(rows)

@@ -43,7 +43,7 @@ NAME = 42  # characters of a name in one line
 TITLE = 66  # of a name over a waterfall
 HEADER = 0.95  # distance of the phase names from the first bar
 LANE = 0.36  # height of a lane of the timeline
-WAITED = "What the link carries after the last of a rank's backward pass is waited for."
+WAITED = "A rank waits for what its link carries after the end of its backward pass."
 NO_PHASES = "no phases of a step are known"
 NO_TRACE = "no step was traced: it takes `trace: true` in a run"
 OPERATORS = "operators"
@@ -221,7 +221,7 @@ def _largest(results: StudyResults) -> str:
     """The largest loss of all that are drawn, if the repeats show that it is the largest."""
     falls = [fall for fall in _falls(results) if fall.supported]
     if not falls:
-        return "The repeats do not tell which loss is the largest."
+        return "The repeats do not show which loss is the largest."
     fall = max(falls, key=lambda one: one.losses[one.largest].value / one.step.value)
     loss = fall.losses[fall.largest]
     share = percent(loss.value / fall.step.value)

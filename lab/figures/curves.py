@@ -151,7 +151,9 @@ def thinned(values: Losses, most: int = MOST_POINTS) -> tuple[Losses, Losses]:
 def _stretches(results: StudyResults) -> str:
     """The note on lines that are means."""
     longest = max(map(len, results.losses.values()), default=0)
-    return f"Drawn are means over {MOST_POINTS} equal stretches." if longest > MOST_POINTS else ""
+    return (
+        f"The lines are means over {MOST_POINTS} equal stretches." if longest > MOST_POINTS else ""
+    )
 
 
 def _loss_axis(ax: Axes, *, by_time: bool, ticks: int) -> None:
@@ -229,8 +231,8 @@ def _describe_overlap(results: StudyResults) -> str:
     describe=_describe_overlap,
     missing=_no_communication,
     see=lambda results: (
-        "At the lower edge all communication is waited for, at the upper one it hides "
-        f"behind the backward pass. {results.left_out}"
+        "At the lower edge a step waits for all communication; at the upper one communication "
+        f"hides behind the backward pass. {results.left_out}"
     ),
 )
 def overlap_band(ax: Axes, results: StudyResults) -> None:

@@ -81,7 +81,9 @@ class StudyResults:
     def study(self) -> Study:
         """The study. Raises LabError for records and comparisons, which have none."""
         if self._study is None:
-            raise LabError("these results are of no study: make them of a Study, or of its name")
+            raise LabError(
+                "these results belong to no study: make them from a Study, or from its name"
+            )
         return self._study
 
     @cached_property
@@ -147,7 +149,7 @@ class StudyResults:
         if len(self.drawn) == len(self.curves):
             return ""
         shown = f"{len(self.drawn)} of {len(self.curves)} configurations"
-        return f"Drawn are {shown}, those with the largest and the smallest speedups."
+        return f"{shown} are drawn, those with the largest and the smallest speedups."
 
     @cached_property
     def waterfalls(self) -> list[Waterfall]:
@@ -205,8 +207,10 @@ def _reported(
 ) -> ReportedTable:
     """A results table, whose baseline is only a number of ranks; raises InputError."""
     if unknown := [key for key in baseline or {} if key != "world_size"]:
-        advice = "such as {'world_size': 4}"
-        problem = Problem(f"baseline.{unknown[0]}", "that of a table is its ranks alone", advice)
+        advice = "give one such as {'world_size': 4}"
+        problem = Problem(
+            f"baseline.{unknown[0]}", "a table's baseline is only a number of ranks", advice
+        )
         raise InputError("baseline", [problem])
     kind = scaling if scaling in {"strong", "weak"} else "auto"
     size = (baseline or {}).get("world_size")

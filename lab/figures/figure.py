@@ -76,7 +76,7 @@ class Figure:
         sentences = [
             f"{results.notice}." if results.notice else "",
             f"An empty figure: {reason}." if reason else self.describe(results),
-            f"Everything in it is of an {results.emulated}." if results.emulated else "",
+            f"Everything in it comes from an {results.emulated}." if results.emulated else "",
         ]
         return " ".join(filter(None, sentences))
 

@@ -162,9 +162,9 @@ def _describe_stages(results: StudyResults) -> str:
     height=lambda _: 4.2,
 )
 def stage_ratios(ax: Axes, results: StudyResults) -> None:
-    """Speedup over serial of each stage of a study, beside the published, as distance from 1.
+    """Speedup over serial of each stage of a study, beside the published one, as distance from 1.
 
-    Training and inference have marks of their own; what was not run is named so.
+    Training and inference have marks of their own; what was not run is marked so.
     """
     kinds = [(task, source) for task in TASKS for source in ("here", "published")]
     width, values = 0.8 / len(kinds), [1.0]

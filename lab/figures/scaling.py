@@ -121,7 +121,7 @@ def _no_times(results: StudyResults) -> str:
 def step_time(ax: Axes, results: StudyResults) -> None:
     """Step time by world size, in the unit that suits: median over repeats with 95 % intervals.
 
-    Of somebody's table it is the time that the table gives, be it of an epoch or of the whole.
+    For a table it is the time that the table gives, be it of an epoch or of the whole run.
     """
     _draw(ax, results, STEP_TIME)
 

@@ -164,12 +164,12 @@ def report_table(
 
     path = Path(table)
     if gpu_hours is not None and not 0 < gpu_hours < math.inf:
-        problem = Problem("gpu_hours", f"cannot be {gpu_hours:g}", "more than 0")
+        problem = Problem("gpu_hours", f"cannot be {gpu_hours:g}", "give more than 0")
         raise InputError(str(table), [problem])
     read = ReportedTable.read(path, columns=columns, scaling=scaling, baseline=baseline)
     if gpu_hours is not None and read.unit == "node":
         advice = "name the column of GPUs: --column world_size=COLUMN or --column per_node=COLUMN"
-        problem = Problem("gpu_hours", "the table counts nodes, and not their GPUs", advice)
+        problem = Problem("gpu_hours", "the table counts nodes, not their GPUs", advice)
         raise InputError(str(table), [problem])
     folder = out or path.with_name(f"{path.stem}-report")
     if problems := unwritable(folder):
@@ -289,7 +289,7 @@ def execute(template: Path, target: Path, parameters: Mapping[str, Any]) -> Path
     except DeadKernelError:
         reason = ": its kernel died (out of memory?)"
     except RuntimeError as error:
-        advice = "is the machine overloaded? The same command goes on from here"
+        advice = "is the machine overloaded? The same command resumes from here"
         raise LabError(f"{template.name}: {error}; {advice}") from None
     else:
         unfinished.replace(target)

@@ -67,7 +67,7 @@ def readme_of_kept(folder: Path) -> str:
 def _places(folder: Path) -> list[Path]:
     places = sorted(path.parent for path in folder.glob("*/study.yaml"))
     if not places:
-        problem = Problem("folder", "no study in it", "give the folder that holds the studies")
+        problem = Problem("folder", "holds no study", "give the folder that holds the studies")
         raise InputError(str(folder), [problem])
     return places
 

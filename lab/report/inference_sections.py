@@ -12,7 +12,7 @@ from lab.report.blocks import Figure, Markdown, Table
 
 STAGES = (
     "Time of an optimizer step, and of generating for one batch with the base: median [95 % "
-    f"interval]. Published: {CITATION}. Its absolute times are of other hardware and of a serial "
+    f"interval]. Published: {CITATION}. Its absolute times come from other hardware and serial "
     "code without a tuned matrix product"
 )
 SPEED = (

@@ -19,7 +19,7 @@ from lab.report.numbering import cite
 
 NAMED = 6  # names in a sentence
 ADDED = (
-    "If the largest loss were gone and nothing else changed, the waterfall says what would be left"
+    "What would be left, by the waterfall, if the largest loss were gone and nothing else changed"
 )
 
 
@@ -88,7 +88,9 @@ def _scope(results: StudyResults) -> list[str]:
         return []
     hosts = {host for place in places if place for host in place.hosts}
     some = "one host" if len(hosts) == 1 else f"{len(hosts)} hosts"
-    return [f"All numbers are of {some} ({', '.join(sorted(machines))}) and of no other machine."]
+    return [
+        f"All numbers come from {some} ({', '.join(sorted(machines))}) and from no other machine."
+    ]
 
 
 def audit(results: StudyResults) -> list[Markdown | Table]:
@@ -169,7 +171,7 @@ def setup(results: StudyResults) -> Markdown:
     precisions = sorted({run.precision for run in runs if run.precision})
     return Markdown(
         f"The study {work}, at {ranks}, {f'with {_listed(precisions)}, ' * bool(precisions)}"
-        f"for {steps}, of which {warmup} of warm-up are left out; "
+        f"for {steps}, of which {warmup} for warm-up are left out; "
         f"it asks for {study.repeats} repeat{'s' * (study.repeats > 1)} of each of its "
         f"{len(runs)} configuration{'s' * (len(runs) > 1)}."
     )

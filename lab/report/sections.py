@@ -26,17 +26,17 @@ from lab.records.store import Record
 from lab.report.blocks import Markdown, Table
 
 COMMUNICATION = (
-    "Communication of a step, median over repeats [95 % interval]. Exposed is what the step did "
-    "nothing but wait for, split into waiting for the slowest rank and transfer; the cost of "
-    "synchronising is measured by itself, in rounds with and without it in turn, and exceeds the "
-    "exposed part by the compute that communication slowed. Sent: by one rank for a step, where "
-    "ranks form a ring"
+    "Communication of a step, median over repeats [95 % interval]. Exposed is the time in which "
+    "the step did nothing but wait, split into waiting for the slowest rank and transfer; the "
+    "cost of synchronising is measured by itself, in alternating rounds with and without it, and "
+    "also contains what communication slows of compute. Sent: by one rank in a step, if ranks "
+    "form a ring"
 )
 FROZEN = "Each prediction was written down and hashed before its run. They rest on: "
 PREDICTIONS = (
     "Step time predicted before the run and as measured, median over repeats; an error above zero "
-    "says that the run was faster than predicted. Frozen tells when the prediction was written, "
-    "and how its SHA-256 begins"
+    "means that the run was faster than predicted. Frozen gives the time at which the prediction "
+    "was written, and how its SHA-256 begins"
 )
 RESULTS = ("tbl-step-time", "tbl-speedup", "tbl-efficiency", "tbl-parts")
 # The status of an attempt that is shown and not counted.
@@ -215,7 +215,7 @@ def every_repeat(results: StudyResults) -> Table:
         "Every repeat: median step of the slowest rank and its phases; foreign CPU is what other "
         "processes took of the ranks' cores"
     )
-    aside = f"; {SET_ASIDE}: the louder of two attempts at a repeat, kept beside it"
+    aside = f"; {SET_ASIDE}: the noisier of two attempts at a repeat, kept beside it"
     caption += aside * bool(louder)
     return Table.of_rows(caption, rows, common=common, label="tbl-repeats")
 
@@ -321,17 +321,17 @@ def prediction_summary(results: StudyResults) -> str:
             "Mean absolute error of the step time over "
             f"{len(scores)} run{'s' * (len(scores) > 1)}: {error}, {worst.error:+.1%} at worst "
             f"({worst.frozen.run.label}); "
-            f"{inside} of {len(scores)} were measured inside their interval."
+            f"{inside} of {len(scores)} measurements fell inside their interval."
         )
     if waiting := frozen.predictions(results.study):
-        return f"{len(waiting)} predictions are frozen, and none of their runs has completed since."
+        return f"{len(waiting)} predictions are frozen, but none of their runs has completed since."
     if results.citations:
-        return "These times were published by others: nothing was predicted before them."
+        return "These times were published by others: nothing was predicted in advance."
     if all(run.script for run in results.study.runs):
         return "Steps of a script are measured, not predicted: the lab does not know its model."
     if not any(run.world_size > 1 and run.task == "train" for run in results.study.runs):
         return "No run of this study trains on more than one rank: there is nothing to predict."
     return (
         "No run of this study was predicted before it was measured. That takes its runs on one "
-        "rank and lab calibrate before lab run; lab predict says what is missing."
+        "rank, and lab calibrate before lab run; lab predict shows what is missing."
     )

@@ -24,17 +24,17 @@ from lab.report.blocks import Figure, Markdown, Table, drawn, figure
 
 Blocks = list[Markdown | Table]
 LOADERS = (
-    "The classic loader tokenizes each sample when it is asked for, in processes of its own where "
-    "it has some; the fast loader reads tokens that were made once."
+    "The classic loader tokenizes each sample when it is requested, in processes of its own if it "
+    "has any; the fast loader reads tokens that were made once."
 )
 STRATEGIES = (
-    "Strategies side by side, medians over repeats. Peak: memory of the rank that has most; "
-    "weights and optimizer state are what is there at every moment of a step. Sent: by one rank "
-    "for a step, where ranks form a ring"
+    "Strategies side by side, medians over repeats. Peak: memory of the rank that uses most; "
+    "weights and optimizer state are what it holds throughout a step. Sent: by one rank in a "
+    "step, if ranks form a ring"
 )
 NETWORKS = (
     "Networks side by side, medians over repeats. Exposed: the part of communication that a step "
-    "waits for. Sent: by one rank for a step. Epochs: the first whose mean training loss is below "
+    "waits for. Sent: by one rank in a step. Epochs: the first whose mean training loss is below "
     "0.04, or the lowest mean of those that were trained"
 )
 LINK_LAW = (
@@ -222,7 +222,7 @@ def environment_rows(record: Record) -> Iterator[tuple[str, str]]:
     yield "emulated", env.emulated.description if env.emulated else "nothing"
     if env.emulated is not None and env.emulated.step:
         sleeps = [f"{name} {seconds * 1e3:.2f} ms" for name, seconds in env.emulated.step.items()]
-        name = f"a rank's sleep on a micro-batch, world size {record.run.world_size}"
+        name = f"a rank's sleep per micro-batch, world size {record.run.world_size}"
         yield name, ", ".join(sleeps)
     yield "hosts", ", ".join(sorted(set(env.hosts)))
     if env.shared_host:
@@ -236,7 +236,7 @@ def environment_rows(record: Record) -> Iterator[tuple[str, str]]:
         yield "SM clock while measuring", f"{min(clocks):.0f} to {max(clocks):.0f} MHz"
     reasons = sorted({name for gpu in env.gpu_states or () for name in gpu.reasons})
     if reasons:
-        yield "what held GPU clocks down", ", ".join(reasons)
+        yield "what limited GPU clocks", ", ".join(reasons)
     yield "backend", env.backend or "none"
     versions = (f"{name} {version}" for name, version in sorted(env.versions.items()))
     yield "versions", ", ".join(versions)
@@ -258,7 +258,7 @@ def _allocation_rows(record: Record) -> Iterator[tuple[str, str]]:
     slurm = record.allocation
     if slurm is None or record.environment is None:
         return
-    requeues = f" (put back {slurm.requeues} times)" if slurm.requeues else ""
+    requeues = f" (requeued {slurm.requeues} times)" if slurm.requeues else ""
     yield "Slurm jobs", f"{slurm.job_id}{requeues}"
     gpus = f", GPU {', '.join(slurm.gpus)} of the first" if slurm.gpus else ""
     yield "nodes", f"{', '.join(slurm.nodes)}{gpus}"
@@ -273,14 +273,14 @@ MEASURED = (
     "follows the rules for benchmarks of parallel machines."
 )
 PUBLISHED = (
-    "These times were measured and published by others: how, their source says. One number per "
-    "configuration has no interval."
+    "These times were measured and published by others; their source describes how. One number "
+    "per configuration has no interval."
 )
 SCRIPT = (
     "A script runs unchanged, and is measured by hooks of torch: a step is what lies between the "
     "ends of two steps of its optimizer, whatever else the script does in between. Phases are the "
     "calls of its module and of the backward pass, the optimizer's step and the waits for its "
-    "DataLoader, as far as they were seen."
+    "DataLoader, as far as they were observed."
 )
 STRONG = r"""With $T(N)$ the step time on $N$ ranks at one global batch:
 
@@ -288,8 +288,8 @@ $$
 S(N) = \frac{T(1)}{T(N)}, \qquad E(N) = \frac{S(N)}{N}
 $$
 
-Amdahl's law bounds the speedup of a program of which the fraction $f$ does not get faster
-with more ranks:
+Amdahl's law bounds the speedup of a program whose fraction $f$ does not get faster with more
+ranks:
 
 $$
 S(N) \le \frac{1}{f + (1 - f) / N}
@@ -300,14 +300,13 @@ $$
 E(N) = \frac{T(1)}{T(N)}, \qquad S(N) = \frac{X(N)}{X(1)}
 $$
 
-By Gustafson's law, a step on $N$ ranks of which the fraction $s$ is not shared has the scaled
-speedup
+By Gustafson's law, a step on $N$ ranks whose fraction $s$ is not shared has the scaled speedup
 
 $$
 S(N) = s + (1 - s) N, \qquad s = \frac{N - S(N)}{N - 1}
 $$"""
 OVERLAP = r"""With $R = T_{\text{compute}} / T_{\text{communication}}$ of one rank, efficiency is
-$R / (1 + R)$ where the two take turns; where communication hides behind the backward pass, a share
+$R / (1 + R)$ if the two take turns; if communication hides behind the backward pass, a share
 $b \approx 2/3$ of compute, it is
 
 $$
@@ -315,11 +314,11 @@ E = \frac{1}{\max\left(1,\; 1 - b + 1 / R\right)}
 $$
 
 Every bucket of gradients is stamped when it is complete, when it is handed to the link, and when
-its average is there. Total communication is the union of the times on the link, its exposed part is
-what follows the last gradient, and of that the wait for the slowest rank is told from transfer."""
+its average is there. Total communication is the union of the times on the link; its exposed part is
+what follows the last gradient, split into the wait for the slowest rank and transfer."""
 COLLECTIVES = (
-    "Of strategies other than DDP, every collective and message is stamped at its start and its "
-    "end: exposed is what a rank did nothing but wait for."
+    "With strategies other than DDP, every collective and message is stamped at its start and its "
+    "end: exposed is the time in which a rank did nothing but wait."
 )
 
 

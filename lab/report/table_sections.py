@@ -34,18 +34,18 @@ MOST_ROWS = 60  # of a table on a page
 SHOWN_NOTES = 6
 HEADINGS = {"strong": "Strong scaling", "weak": "Weak scaling", "": "Scaling"}
 ORIGIN = (
-    "All numbers of this report are those of the table, or follow from them: nothing was run for "
-    "it, and what the table does not say is left out."
+    "All numbers in this report are those of the table or follow from them: nothing was run for "
+    "it, and what the table does not give is left out."
 )
 OPEN = (
     "The table does not say whether a time stands for the same work on more ranks (strong scaling) "
-    "or for more of it (weak scaling), and its times show neither: no speedup can be stated. Give "
-    "the batch in a column, or say --scaling strong or --scaling weak."
+    "or for more of it (weak scaling), and its times show neither, so no speedup can be stated. "
+    "Give the batch in a column, or use --scaling strong or --scaling weak."
 )
 GUESSED = {
     "strong": "A time is read as that of equal work on all numbers of ranks (strong scaling).",
     "weak": "The batch of a rank is held (weak scaling).",
-    "": "Of rates alone, a speedup is their ratio: whether the batch is held is not known.",
+    "": "With rates alone, a speedup is their ratio; whether the batch is held is not known.",
 }
 SPREAD = "an interval in brackets is the range that the table gives, or two standard deviations"
 BOOTSTRAP = (
@@ -189,7 +189,7 @@ def _drawn(results: StudyResults) -> tuple[StudyResults, str]:
         return results, ""
     records = tuple(record for record in table.records if record.run_id in ids)
     note = (
-        f"Drawn are {len(chosen)} of {len(results.curves)} configurations, those with the most "
+        f"{len(chosen)} of {len(results.curves)} configurations are drawn, those with the most "
         "numbers of ranks."
         if len(chosen) < len(results.curves)
         else ""
@@ -323,8 +323,8 @@ def method(report: TableReport) -> Blocks:
         sentences.append(f"no quantity was read from: {', '.join(unread)}")
     blocks += [Markdown.bullets([_sentence(text) for text in sentences])] if sentences else []
     texts = [
-        "With the time $T(N)$ or the rate $X(N)$ on $N$ ranks, and $B$ ranks the baseline, the "
-        "fewest with which a configuration is in the table where no other was asked for:"
+        "With the time $T(N)$ or the rate $X(N)$ on $N$ ranks, and $B$ ranks as the baseline (by "
+        "default the fewest that the table has of a configuration):"
     ]
     kinds = set(report.kinds)
     texts += [FORMULAS[kind] for kind in ("strong", "weak") if kind in kinds]
@@ -343,7 +343,7 @@ def _readings(report: TableReport) -> list[str]:
     if sized and "bytes" not in observed.given:
         readings.append("Gradients are counted as 4 bytes for each parameter.")
     if report.gpu_hours is not None and units == {"rank"}:
-        readings.append("For its GPU-hours, a rank counts as one GPU.")
+        readings.append("For GPU-hours, each rank counts as one GPU.")
     return readings
 
 

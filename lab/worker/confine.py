@@ -41,7 +41,7 @@ _ABSENT = (435, 437)  # clone3 and openat2, whose flags a filter cannot see; lib
 def obstacle() -> str:
     """Why this machine cannot confine a process this way; empty if it can."""
     if sys.platform != "linux" or platform.machine() != "x86_64":
-        return "learners' code is confined on x86-64 Linux only"
+        return "learners' code can be confined only on x86-64 Linux"
     return ""
 
 
@@ -57,7 +57,7 @@ def confine() -> None:
         _SECCOMP, _SET_FILTER, _ALL_THREADS, header
     )
     if failed:
-        raise OSError(ctypes.get_errno(), "this process cannot be confined by seccomp")
+        raise OSError(ctypes.get_errno(), "seccomp cannot confine this process")
 
 
 def _program(pid: int) -> bytes:

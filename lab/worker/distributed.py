@@ -45,8 +45,8 @@ def device_of(context: RankContext) -> torch.device:
         return torch.device("cpu")
     if not torch.cuda.is_available():
         raise LabError(
-            f"cluster {context.cluster!r} promises CUDA, but torch {torch.__version__} on "
-            f"{socket.gethostname()} finds none: see `lab doctor`"
+            f"cluster {context.cluster!r} needs CUDA, but torch {torch.__version__} on "
+            f"{socket.gethostname()} does not find it; see `lab doctor`"
         )
     # If the scheduler shows each rank only its own GPU, that one is number 0.
     device = torch.device("cuda", context.local_rank % torch.cuda.device_count())

@@ -88,8 +88,8 @@ def pauses_for(job: RankJob) -> Pauses | None:
         raise InputError("run", [Problem("precision", what, advice)])
     flops = models.flops_per_sample(run, job.dataset)
     if flops is None:
-        what = f"nothing counts the FLOPs of {run.architecture.label}"
-        problem = Problem("model", what, "a profile whose compute is `emulated: measured`")
+        what = f"the FLOPs of {run.architecture.label} are unknown"
+        problem = Problem("model", what, "use a profile whose compute is `emulated: measured`")
         raise InputError("run", [problem])
     return pauses.lasting(flops * micro_batch / (peak[0] * emulated.compute.mfu))
 

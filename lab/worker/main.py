@@ -159,12 +159,14 @@ def measure(
 
 def _require_whole_cycle(run: Run, cycle: int) -> None:
     if type(cycle) is not int or cycle < 1:
-        raise LabError(f"{run.strategy}: cycle is {cycle!r}; it is a number of steps, 1 or more")
+        raise LabError(
+            f"{run.strategy}: cycle is {cycle!r}; it must be a number of steps, 1 or more"
+        )
     if run.steps - run.warmup_steps < cycle:
         measured = f"{run.steps - run.warmup_steps} of {run.steps} steps"
         raise LabError(
-            f"{run.strategy} does the same again after {cycle} steps, and {measured} are "
-            "measured: raise steps"
+            f"{run.strategy} repeats itself only after {cycle} steps, but {measured} are "
+            "measured; raise steps"
         )
 
 
@@ -175,7 +177,7 @@ def _require_same_data(dataset: Dataset) -> None:
     if len(hosts) > 1:
         different = " and ".join(sorted(hosts.values()))
         raise LabError(
-            f"ranks on {different} see different data: give every node the same files and the "
+            f"ranks on {different} see different data; give every node the same files and the "
             "same Python, or one LAB_CACHE that all of them share"
         )
 

@@ -27,8 +27,8 @@ def admit(run: Run, folder: Path) -> None:
     for part in own:
         if not part.is_unchanged(folder):
             raise LabError(
-                f"the code of {part.factory!r} is not what it was when this run was planned: "
-                "run the study again, which makes new runs of it"
+                f"the code of {part.factory!r} has changed since this run was planned; "
+                "start the study again, which makes new runs for the new code"
             )
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))  # as for a script in that folder
@@ -42,7 +42,7 @@ def make(own: Own, **offered: Any) -> Any:
         known = {name: value for name, value in offered.items() if name in wanted}
         made = factory(**{**known, **own.args})
     if made is None:
-        raise LabError(f"{own.factory} returned nothing: let it return what it makes")
+        raise LabError(f"{own.factory} returned nothing; return what it makes")
     return made
 
 

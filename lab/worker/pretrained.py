@@ -63,11 +63,11 @@ def folder_of(model: Model, *, data_root: Path) -> Path | None:
     for name, published in sizes.items():
         size = config.get(published)
         if size != getattr(model, name):
-            what = f"{getattr(model, name)}, and the weights have {size}"
+            what = f"{getattr(model, name)}, but the weights have {size}"
             problems.append(Problem(name, what, f"set {name}: {size}"))
     positions = config.get("n_positions") if isinstance(model, GPT) else model.positions
     if not isinstance(positions, int) or model.block_size > positions:
-        what = f"{model.block_size}, and the weights have {positions} positions"
+        what = f"{model.block_size}, but the weights have {positions} positions"
         problems.append(Problem("block_size", what, "use fewer"))
     if problems:
         raise InputError("model", problems)

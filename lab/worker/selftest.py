@@ -180,7 +180,7 @@ def _script_rank(rank: int, content: str, folder: str, way: str) -> None:
     place = Path(folder)
     run_script(run.script, run, context, hooks, data_root=place, out=place / "out")
     if len(marks) <= run.warmup_steps + 1:
-        raise LabError(f"{run.script.name} made {len(marks)} steps, which leave none to compare")
+        raise LabError(f"{run.script.name} took {len(marks)} steps, which leaves none to compare")
     steps = np.diff(np.array(marks)[run.warmup_steps :], axis=0).T.tolist()
     # The script has left its group, so the ranks' results are collected in files.
     (place / f"{rank}.answer").write_text(json.dumps(steps))

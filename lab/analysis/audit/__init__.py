@@ -73,7 +73,9 @@ def _observations(
         if path.is_file() or (path.suffix.lower() in TABLE_SUFFIXES and not path.is_dir()):
             return from_table(read_file(path, columns), columns=columns, source=str(source))
     if columns:
-        problem = Problem("columns", "a mapping is for tables", "records name their own columns")
+        problem = Problem(
+            "columns", "can be mapped only for tables", "records name their own columns"
+        )
         raise InputError("columns", [problem])
     study = Study.load(source) if isinstance(source, str | Path) else source
     if isinstance(study, Study):
@@ -85,7 +87,9 @@ def _observations(
             problem = Problem("source", what, "give records, a study or a table")
             raise InputError("source", [problem])
         if item.reported is not None:
-            problem = Problem("source", "records of a table", "audit the table, which says more")
+            problem = Problem(
+                "source", "records of a table", "audit the table itself, which holds more"
+            )
             raise InputError("source", [problem])
     return from_records(list(source))
 
@@ -198,10 +202,10 @@ class Audit(BaseModel):
         checked = f"Checked {len(RULES) - len(self.not_checked)} of {len(RULES)} rules"
         if self.conclusive:
             return f"{checked}: {summary or 'nothing found'}."
-        verdict = f"{checked}: too little to say{f' ({summary})' if summary else ''}."
+        verdict = f"{checked}: too few for a verdict{f' ({summary})' if summary else ''}."
         lacks = Counter(lack for rule in self.not_checked for lack in rule.lacks)
         helpful = [f"{lack} ({count})" for lack, count in lacks.most_common(NAMED)]
-        return f"{verdict} More rules could speak with: {'; '.join(helpful)}."
+        return f"{verdict} More rules could be checked with: {'; '.join(helpful)}."
 
     def _read(self) -> str:
         return ", ".join(f"{column!r} as {meaning}" for column, meaning in self.reading.items())

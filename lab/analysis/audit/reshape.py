@@ -92,7 +92,7 @@ def turned(frame: pd.DataFrame, mapped: Collection[str]) -> tuple[pd.DataFrame, 
     sideways = frame.drop(columns=first).T.reset_index(drop=True)
     sideways.columns = pd.Index(names)
     sideways.insert(0, ranks, [size[1] for size in sizes if size])
-    return sideways, [f"a row is read as a quantity, and the columns as the {ranks}"]
+    return sideways, [f"each row is read as a quantity, and the columns as the {ranks}"]
 
 
 def by_rank(frame: pd.DataFrame, mapped: Collection[str]) -> tuple[pd.DataFrame, list[str]]:
@@ -305,7 +305,7 @@ def by_world_size(
     names = _listed(spread.column for spread in spreads)
     assumption = f"the world sizes are read from the column names {names}"
     if len(spreads) > len(sizes):
-        assumption += f"; {hint[0]} ranks by {hint[1]}" if hint else ", where not all name one"
+        assumption += f"; {hint[0]} ranks by {hint[1]}" if hint else ", but not all name one"
     if any(spread.factor is None and spread.canonical in TIMES for spread in spreads):
         assumption += "; no unit is named"
     rest = frame.drop(columns=[spread.column for spread in spreads])

@@ -171,11 +171,11 @@ def _noted_scaling(name: str, notes: Sequence[str]) -> Literal["weak"] | None:
 def _check(frame: pd.DataFrame, columns: Mapping[str, str], source: str) -> None:
     names = [str(column) for column in frame.columns]
     problems = [
-        Problem(f"column {name!r}", "is there more than once", "rename one")
+        Problem(f"column {name!r}", "appears more than once", "rename one")
         for name in sorted({name for name in names if names.count(name) > 1})
     ]
     if not len(frame) or not names:
-        problems.append(Problem("table", "it has no rows", "a table needs measurements"))
+        problems.append(Problem("table", "has no rows", "a table needs measurements"))
     if len(frame) > MOST_ROWS:
         advice = "give one row per epoch or configuration"
         problems.append(Problem("table", f"more than {MOST_ROWS} rows", advice))
@@ -269,8 +269,8 @@ def _tidy(
     for canonical, others in left_out.items():
         if canonical in MEASURED:
             assumptions.append(
-                f"{given[canonical]!r} is read as the {MEASURED[canonical]}, and not "
-                f"{', '.join(map(repr, others))}: --column {canonical}=COLUMN takes another"
+                f"{given[canonical]!r} is read as the {MEASURED[canonical]}, not "
+                f"{', '.join(map(repr, others))}; --column {canonical}=COLUMN chooses another"
             )
     return _clean(tidy, assumptions), given
 
@@ -344,7 +344,9 @@ def _factor(
         return 1.0  # 01:12:30 needs no unit
     for unit, (pattern, factor) in NOTED_UNITS.items():
         if any(pattern.search(note) for note in notes):
-            assumptions.append(f"{cells.name!r} names no unit and is read as {unit} by its notes")
+            assumptions.append(
+                f"{cells.name!r} names no unit and is read as {unit} according to its notes"
+            )
             return factor
     assumptions.append(f"{cells.name!r} names no unit and is read as seconds")
     return 1.0
@@ -370,7 +372,7 @@ def _clean(tidy: pd.DataFrame, assumptions: list[str]) -> pd.DataFrame:
     for column in POSITIVE:
         wrong = tidy[column] <= 0
         if wrong.any():
-            assumption = f"{int(wrong.sum())} values of {column} are not positive and left out"
+            assumption = f"{int(wrong.sum())} values of {column} are not positive and are left out"
             assumptions.append(assumption)
             tidy.loc[wrong, column] = np.nan
     return tidy
@@ -380,12 +382,12 @@ def _world_size(tidy: pd.DataFrame, hint: tuple[int, str] | None) -> tuple[pd.Se
     """World sizes by nodes, strategies or ranks, and what that assumes; NaN and "" if unknown."""
     if tidy["per_node"].notna().any():
         ranks = tidy["nodes"].fillna(1.0) * tidy["per_node"]
-        return ranks, "the ranks are the nodes times those on each"
+        return ranks, "the ranks are the nodes times the ranks per node"
     if tidy["dp"].notna().any():
         ranks = tidy[["dp", *LAYOUT]].prod(axis=1, min_count=1)
         return ranks, "the ranks are the product of the degrees of parallelism"
     if tidy["nodes"].nunique() > 1:
-        return tidy["nodes"], "the table does not give the ranks per node, and a node counts as one"
+        return tidy["nodes"], "the table does not give the ranks per node, so a node counts as one"
     names = tidy["strategy"].fillna("").str.lower()
     parallel = names.map(columns.is_parallel).astype(bool)
     if parallel.any() and not parallel.all():
@@ -397,7 +399,7 @@ def _world_size(tidy: pd.DataFrame, hint: tuple[int, str] | None) -> tuple[pd.Se
         return counts.where(parallel, 1.0), f"{many} ran on {number}, the others on 1"
     count = tidy["rank"].nunique()
     if count > 1:
-        return float(count), f"the {count} ranks that have rows are all of them"
+        return float(count), f"the {count} ranks that have rows are taken for all"
     return np.nan, ""
 
 

@@ -74,7 +74,7 @@ def read_table(
     else:
         header, rows = _delimited(name, lines)
     problems = [
-        Problem(f"column {name!r}", "is there more than once", "rename one of them")
+        Problem(f"column {name!r}", "appears more than once", "rename one of them")
         for name, count in Counter(header).items()
         if count > 1
     ]
@@ -244,7 +244,7 @@ def _cells(name: str, lines: Sequence[str], delimiter: str) -> tuple[list[str], 
             rows.append(cells + [""] * (len(header) - len(cells)))
     except csv.Error as error:
         line = f"line {reader.line_num}"
-        raise _error(name, str(error), "mend the quotes here", line) from None
+        raise _error(name, str(error), "correct the quotes here", line) from None
     if not rows:
         raise _error(name, "no rows below the column names", "a table needs measurements")
     return header, rows
@@ -296,7 +296,7 @@ def read_file(path: Path, mapping: Mapping[str, str] | None = None) -> pd.DataFr
             frame = pd.read_parquet(stream)
     except (OSError, ValueError) as error:  # pyarrow's errors are ValueErrors
         what = getattr(error, "strerror", None) or str(error).split("\n")[0]
-        problem = Problem("file", f"no Parquet that can be read: {what}", "give a table of results")
+        problem = Problem("file", f"cannot be read as Parquet: {what}", "give a table of results")
         raise InputError(str(path), [problem]) from None
     frame.attrs |= {"name": path.stem}
     return frame

@@ -99,7 +99,7 @@ def load_or_build(
     finally:
         lock.release()
     if value is None:
-        raise LabError(f"{path}: written just now and not readable: is the disk full?")
+        raise LabError(f"{path}: just written, but not readable: is the disk full?")
     return value
 
 
@@ -174,7 +174,7 @@ def fetch(download: Download, *, instead: str, progress: Progress) -> Path:
             reason = getattr(error, "reason", error)  # an URLError wraps what happened
             raise LabError(
                 f"{download.name} cannot be downloaded ({reason}). Get {download.url} on a machine "
-                f"with a network, put it at {path}, or use `data: {instead}`, which needs none."
+                f"with a network and put it at {path}, or use `data: {instead}`, which needs none."
             ) from None
         check(hashlib.sha256(content).hexdigest(), download.url)
         write_atomically(path, bytes(content), durable=False)  # lost in a power cut: fetched again

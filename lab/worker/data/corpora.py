@@ -48,8 +48,8 @@ def prepare(run: Run, *, pretrained: Path | None, data_root: Path, progress: Pro
     needed = model.block_size + 1  # the targets are the inputs shifted by one
     for name, part in (("to train on", train), ("held out", held_out)):
         if len(part) < needed:
-            what = f"{len(part)} tokens {name}, a sample of this model needs {needed}"
-            advice = "give it more text, or the model a smaller block_size"
+            what = f"{len(part)} tokens {name}, but a sample of this model needs {needed}"
+            advice = "give more text, or use a smaller block_size"
             raise InputError("data", [Problem(config.kind, what, advice)])
     count = f"{(len(train) + len(held_out)) / 1e6:.2f}M tokens"
     return Dataset(

@@ -82,7 +82,7 @@ def _read_idx(path: Path) -> Array:
     axes = content[3] if content[:3] == b"\0\0\x08" else 0
     shape = [int.from_bytes(content[4 + 4 * axis : 8 + 4 * axis], "big") for axis in range(axes)]
     if not axes or len(content) != 4 + 4 * axes + int(np.prod(shape)):
-        raise LabError(f"{path} is not an IDX file of bytes: remove it and run again")
+        raise LabError(f"{path} is not an IDX file of bytes; remove it and run again")
     return np.frombuffer(content, dtype=np.uint8, offset=4 + 4 * axes).reshape(shape)
 
 

@@ -31,11 +31,13 @@ class Sampling:
         problems = []
         if self.temperature < 0:
             what = f"{self.temperature} is negative"
-            problems.append(Problem("temperature", what, "0 takes the likeliest"))
+            problems.append(Problem("temperature", what, "use 0 for the likeliest token"))
         if self.top_k is not None and self.top_k < 1:
-            problems.append(Problem("top_k", f"{self.top_k} keeps nothing", "1 or more"))
+            problems.append(Problem("top_k", f"{self.top_k} keeps no token", "use 1 or more"))
         if self.top_p is not None and not 0 < self.top_p <= 1:
-            problems.append(Problem("top_p", f"{self.top_p}", "above 0, 1 at most"))
+            problems.append(
+                Problem("top_p", f"{self.top_p} is not a share", "use one above 0 and up to 1")
+            )
         if problems:
             raise InputError("generate", problems)
 
@@ -55,9 +57,9 @@ def stream(
     samples, length = prompts.shape
     limit = model.positions.num_embeddings  # positions are learned, so there are none beyond
     if length < 1 or length + new_tokens > limit:
-        what = f"{length} tokens of prompt and {new_tokens} new ones"
-        what += f", the model has positions for {limit}"
-        advice = "a prompt of at least one token, and fewer in all"
+        what = f"{length} tokens of prompt plus {new_tokens} new ones"
+        what += f", but the model has positions for {limit}"
+        advice = "give a prompt of at least one token, and fewer in all"
         raise InputError("generate", [Problem("tokens", what, advice)])
     uniform = None
     if sampling.temperature:

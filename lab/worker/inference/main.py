@@ -157,7 +157,7 @@ def _compare(job: RankJob, base: nn.Module, trained: Checkpoint) -> Inference:
     if errors[worst] > quality.MAX_OUTPUT_ERROR:
         # A kernel that computes nonsense may be fast, and its time would look like a gain.
         wrong = f"its logits are wrong by {errors[worst]:.2g} of the base's for an input of {worst}"
-        fields["unavailable"] = f"{wrong}: no time was taken"
+        fields["unavailable"] = f"{wrong}, so it was not timed"
     elif isinstance(base, GPT):
         gpts, tokens = cast("tuple[GPT, GPT]", pair), run.new_tokens
         fields |= quality.compare_language_models(pair, _held_out(job), device=device)

@@ -70,7 +70,7 @@ def complete(
     config = trained.run.architecture
     if not isinstance(config, models.GPT):
         what = f"{trained.run.label} is not a language model"
-        raise InputError("inference", [Problem("model", what, "choose a gpt")])
+        raise InputError("inference", [Problem("model", what, "choose a GPT")])
     tokenizer = load_tokenizer(trained.folder / checkpoint.TOKENIZER)
     tokens = [tokenizer.encode(prompt).ids for prompt in prompts]
     problems = [

@@ -64,7 +64,7 @@ def _count_layers(model: nn.Module, quantized: nn.Module) -> str:
         names = [name for name, layer in model.named_modules() if isinstance(layer, of)]
         counts[kind] = [_is_quantized(quantized.get_submodule(name)) for name in names]
     if not any(map(any, counts.values())):
-        raise UnavailableError("none of the model's layers can be quantized so")
+        raise UnavailableError("none of the model's layers can be quantized this way")
     return ", ".join(f"{sum(own)} of {len(own)} {kind}" for kind, own in counts.items() if own)
 
 
@@ -109,14 +109,12 @@ def _int4_weight_only(model: nn.Module, device: torch.device) -> tuple[nn.Module
 
 def _fp8(model: nn.Module, device: torch.device) -> tuple[nn.Module, str]:
     if device.type != "cuda":
-        raise UnavailableError(
-            "fp8 matrix products need a GPU with fp8 tensor cores, here is a CPU"
-        )
+        raise UnavailableError("fp8 matrix products need a GPU with fp8 tensor cores, not a CPU")
     capability = torch.cuda.get_device_capability(device)
     if capability < FP8_CAPABILITY:
         gpu = torch.cuda.get_device_name(device)
         has = f"{capability[0]}.{capability[1]}"
-        raise UnavailableError(f"{gpu} has compute capability {has}, fp8 needs 8.9")
+        raise UnavailableError(f"{gpu} has compute capability {has}, but fp8 needs 8.9")
     from torchao.quantization import Float8DynamicActivationFloat8WeightConfig as Config
 
     return _torchao(model, Config(), "fp8 weights and activations, in bf16", (16, 16))

@@ -52,7 +52,9 @@ class OwnModel(nn.Module):
             value = self.loss(self.network(inputs), targets)
         if not isinstance(value, Tensor) or value.dim():
             kind = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value)
-            raise LabError(f"the loss of {self.name} is no scalar tensor but {kind}: take its mean")
+            raise LabError(
+                f"the loss of {self.name} is not a scalar tensor but {kind}; take its mean"
+            )
         return value
 
 

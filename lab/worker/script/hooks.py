@@ -149,7 +149,7 @@ class StepRecorder:
             self.backend = str(dist.get_backend())
         elif self.world_size > 1:
             raise LabError(
-                f"{self.world_size} ranks made a step without a process group: each of them trains "
+                f"{self.world_size} ranks took a step without a process group, so each trains "
                 "alone; call torch.distributed.init_process_group, or measure it on one rank"
             )
         for module in [] if self.modules else outermost(self.parameters()):

@@ -95,8 +95,8 @@ def measure_script(
     assert script is not None
     if not script.is_unchanged(data_root):
         raise LabError(
-            f"{script.name}, or what it imports, is not what it was when this run was planned: "
-            "run the study again, which makes new runs of it"
+            f"{script.name}, or what it imports, has changed since this run was planned; "
+            "start the study again, which makes new runs for the new code"
         )
     torch.set_num_threads(context.threads)
     device = device_of(context)
@@ -142,7 +142,7 @@ def measure_script(
         if len(steps) > 1:
             made = " and ".join(map(str, sorted(steps)))
             raise LabError(
-                f"the ranks of {script.name} made {made} steps: they must make equally many"
+                f"the ranks of {script.name} took {made} steps, but must take equally many"
             )
         reports = gather(_report(run, context, recorder, watch, offsets))
     if reports is None:
@@ -289,12 +289,12 @@ def _require_steps(steps: int, run: Run, script: Script) -> None:
     if steps == 0:
         raise LabError(
             f"{script.name} ended without a step of an optimizer of torch.optim: a script that "
-            "starts processes itself, or trains without one, cannot be measured"
+            "starts its own processes, or trains without such an optimizer, cannot be measured"
         )
     if steps <= run.warmup_steps:
         raise LabError(
-            f"{script.name} ended after {steps} steps, and the first {run.warmup_steps} are "
-            "warm-up: let it make more, or lower warmup_steps"
+            f"{script.name} ended after {steps} steps, but the first {run.warmup_steps} are "
+            "warm-up; let it take more, or lower warmup_steps"
         )
 
 

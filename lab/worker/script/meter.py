@@ -55,7 +55,7 @@ def instrument(
     accumulation. If the script is not run by the lab, this does nothing.
     """
     if samples_per_step is not None and samples_per_step < 1:
-        raise ValueError(f"samples_per_step is {samples_per_step}: count at least one sample")
+        raise ValueError(f"samples_per_step is {samples_per_step}, but must be at least 1")
     if recorder is not None:
         if optimizer is not None:
             recorder.count_steps_of(optimizer)

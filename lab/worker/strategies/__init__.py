@@ -22,7 +22,7 @@ def of(run: Run) -> Strategy[Any]:
     strategy = own.make(run.own_strategy)
     if not isinstance(strategy, Strategy):
         what = f"{run.strategy} returned a {type(strategy).__name__}"
-        raise LabError(f"{what}, not an instance of a subclass of lab's Strategy")
+        raise LabError(f"{what}, which is not a subclass of lab's Strategy")
     return strategy
 
 

@@ -101,7 +101,7 @@ def require_dtensor(device: torch.device) -> None:
     # torch 2.6 raises or crashes in DTensor over gloo. It is recognized by what came later.
     if device.type == "cpu" and not hasattr(torch.cpu.Stream, "record_event"):
         what = f"torch {torch.__version__} cannot shard the tensors of a model on CPU"
-        advice = "a later torch, or strategy ddp or zero1"
+        advice = "use a later torch, or strategy ddp or zero1"
         raise InputError("run", [Problem("strategy", what, advice)])
 
 
@@ -110,8 +110,9 @@ def devices_of(run: Run, device: torch.device) -> list[torch.device]:
     if device.type == "cpu":
         return [device] * run.world_size
     if torch.cuda.device_count() < run.world_size:
-        what = f"{run.world_size} devices for one process, which sees {torch.cuda.device_count()}"
-        raise InputError("run", [Problem("world_size", what, "at most the GPUs of one node")])
+        seen = torch.cuda.device_count()
+        what = f"{run.world_size} devices for one process, which sees only {seen}"
+        raise InputError("run", [Problem("world_size", what, "use at most one node's GPUs")])
     return [torch.device("cuda", number) for number in range(run.world_size)]
 
 

@@ -28,9 +28,9 @@ class DataParallelism(Strategy["Averaged"]):
         devices = devices_of(setup.run, setup.device)
         if setup.device.type == "cpu" and len(devices) > 1:
             what = (
-                f"{len(devices)} devices, and torch's DataParallel divides its work among GPUs only"
+                f"{len(devices)} devices, but torch's DataParallel divides its work only among GPUs"
             )
-            advice = "1 on CPU, or strategy vanilla_data_parallel"
+            advice = "use 1 on CPU, or strategy vanilla_data_parallel"
             raise InputError("run", [Problem("world_size", what, advice)])
         return Averaged(model, devices)
 

@@ -67,9 +67,9 @@ def _require_one_bucket(model: nn.Module, run: Run) -> None:
     if run.bucket_cap_mb == DEFAULT_BUCKET_CAP_MB or run.bucket_cap_mb < needed:
         what = (
             f"at {run.bucket_cap_mb:g} MiB DDP splits {needed:.1f} MiB of gradients, "
-            "and over gloo PowerSGD needs one bucket"
+            "but over gloo PowerSGD needs one bucket"
         )
-        advice = f"at least {max(int(needed) + 1, 26)}, or another compression"
+        advice = f"use at least {max(int(needed) + 1, 26)}, or another compression"
         raise InputError("run", [Problem("bucket_cap_mb", what, advice)])
 
 

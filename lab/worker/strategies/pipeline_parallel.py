@@ -54,10 +54,10 @@ class PipelineParallelism(Strategy["Pipeline"]):
         """This rank's stage; the rest is freed. Raises InputError if torch is too old."""
         if "return_outputs" not in inspect.signature(ScheduleGPipe.step).parameters:
             what = (
-                f"the schedules of torch {torch.__version__} fix the shapes of the first batch, "
-                "and keep all outputs"
+                f"the schedules of torch {torch.__version__} keep the shapes of the first batch, "
+                "and all outputs"
             )
-            advice = "a later torch, or another strategy"
+            advice = "use a later torch, or another strategy"
             raise InputError("run", [Problem("strategy", what, advice)])
         assert isinstance(model, GPT)
         return Pipeline(model, setup)

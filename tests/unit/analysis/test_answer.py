@@ -59,7 +59,7 @@ def test_the_largest_loss_is_named_where_repeats_support_it(tmp_path):
         ]
         text = answered(tmp_path / str(count), records)
         assert ("is waiting for data; first to change" in text) == named
-        unclaimed = "the largest loss in what was measured is waiting for data, 40.0 ms of a step"
+        unclaimed = "the largest measured loss is waiting for data, 40.0 ms of a step"
         assert (unclaimed in text and "one repeat is too few to claim it." in text) != named
 
 
@@ -98,7 +98,7 @@ def test_larger_batches_are_compared_at_equal_samples(tmp_path):
     [
         ([0.05, 0.051, 0.052], "a gain that the interval supports"),
         ([0.2, 0.21, 0.22], "a loss that the interval supports"),
-        ([0.08, 0.1, 0.12], "which the interval does not tell from no change"),
+        ([0.08, 0.1, 0.12], "which the interval does not distinguish from no change"),
         ([0.05], "but one repeat is too few to tell this from chance"),
     ],
 )
@@ -106,7 +106,7 @@ def test_a_precision_is_compared_with_the_baselines(tmp_path, bf16, verdict):
     records = repeats(run(1), [0.1, 0.101, 0.102]) + repeats(run(1, precision="bf16"), bf16)
     text = answered(tmp_path, records, scaling="none")
     assert text.startswith("With bf16, a step takes ")
-    assert f"times that with fp32 (on 1 CPU process, {verdict})" in text
+    assert f"times as long as with fp32 (on 1 CPU process, {verdict})" in text
     assert "validation losses are 0.00 % apart" in text
 
 
@@ -117,7 +117,7 @@ def test_several_comparisons_count_what_their_intervals_show(tmp_path):
         records += repeats(run(1, batch, precision="bf16"), [bf16, 1.01 * bf16, 1.02 * bf16])
     text = answered(tmp_path, records, scaling="none")
     assert (
-        "0.500 to 2.00 times that with fp32 (in 3 comparisons, 1 shown to be shorter, 1 longer)"
+        "0.500 to 2.00 times as long as with fp32 (in 3 comparisons, 1 shown to be shorter, 1 longer)"
         in text
     )
     one = [one for one in records if one.repeat == 0]
@@ -129,14 +129,17 @@ def test_compression_and_loaders_are_compared_with_what_is_usual(tmp_path):
     plain, small = run(2), run(2, compression="bf16", bucket_cap_mb=100.0)
     records = repeats(plain, [0.1] * 3) + repeats(small, [0.05] * 3)
     text = answered(tmp_path, records, scaling="none", baseline={"world_size": 2})
-    assert "With bf16 on the link, a step takes 0.500 [0.500, 0.500] times that with uncomp" in text
+    assert (
+        "With bf16 on the link, a step takes 0.500 [0.500, 0.500] times as long as with uncomp"
+        in text
+    )
     text_run = {"model": "agnews-small", "data": "topics"}
     classic = run(1, loader="classic", loader_workers=3, **text_run)
     waits = {"data": 0.05, "forward": 0.05, "backward": 0.05, "optimizer": 0.05, "other": 0.0}
     records = repeats(run(1, **text_run), [0.1] * 3) + repeats(classic, [0.2] * 3, phases=waits)
     text = answered(tmp_path / "loader", records, scaling="none")
     assert "With the classic loader, a step takes 2.00 [2.00, 2.00] times" in text
-    assert "waits for data for up to 25.0 % of it, there for 1.00 %" in text
+    assert "waits for data for up to 25.0 % of its time, there for 1.00 %" in text
 
 
 def of_strategies(times: dict[str, list[float]]) -> list[Record]:
@@ -172,7 +175,7 @@ def test_strategies_are_ranked_where_intervals_lie_apart(tmp_path):
     assert "The least weights and optimizer state on a rank, 10.0 MB, are those of fsdp" in apart
     assert "The least bytes that a rank sends for a step, 4.00 MB, are those of ddp" in apart
     close = text([0.2, 0.201, 0.202], [0.1, 0.101, 0.12], [0.11, 0.111, 0.119])
-    assert "the intervals do not tell it from fsdp x2" in close
+    assert "the intervals do not distinguish it from fsdp x2" in close
     single = text([0.2], [0.1], [0.15])
     assert "one repeat is too few to rank strategies" in single
     assert "lies below" not in single and "a gain" not in single
@@ -186,7 +189,7 @@ def test_predictions_are_answered_by_their_errors(tmp_path):
     score = Score(frozen=frozen(run(2), 0.13), measured_s=0.1, repeats=3, error=0.3)
     text = answered(tmp_path, records, kind="prediction", scores=[score])
     assert "The predicted step times of 1 run are wrong by 30.0 % on average" in text
-    assert "0 of 1 were measured inside their interval" in text
+    assert "0 of 1 measurements fell inside their interval" in text
 
 
 def test_one_configuration_is_told_with_its_repeats(tmp_path):
@@ -232,7 +235,7 @@ def test_strategies_of_many_models_are_compared_on_several_ranks(tmp_path):
                 slower = factor if name == "data_parallel" else 1.0
                 records += repeats(strategy_run, [0.1 * slower] * 3, device="cuda")
     text = answered(tmp_path, records, scaling="none", baseline={"world_size": 2})
-    assert "With data_parallel, a step takes 1.50 to 1.50 times that with ddp" in text
+    assert "With data_parallel, a step takes 1.50 to 1.50 times as long as with ddp" in text
     assert "(in 3 comparisons, 0 shown to be shorter, 3 longer)" in text
 
 

@@ -100,5 +100,5 @@ def test_without_sizes_it_is_no_table(tmp_path: Path) -> None:
 
 def test_their_report_is_refused_with_what_reads_them(tmp_path: Path) -> None:
     path = written(tmp_path, row(1024, 40) + row(2**26, 9000))
-    with pytest.raises(InputError, match=r"of collectives by their size, .* `lab calibrate`"):
+    with pytest.raises(InputError, match=r"of collectives by size, .* `lab calibrate`"):
         records_from(path)

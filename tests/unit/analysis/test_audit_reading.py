@@ -239,10 +239,10 @@ def test_a_total_beside_what_each_gpu_does() -> None:
 def test_silence_is_not_health() -> None:
     result = audit(frame("model|score\na|1\nb|2"))
     assert not result.conclusive and result.trustworthy and not result.findings
-    assert str(result).startswith("Checked 0 of 21 rules: too little to say.")
-    assert "More rules could speak with: " in str(result) and "world_size" in str(result)
+    assert str(result).startswith("Checked 0 of 21 rules: too few for a verdict.")
+    assert "More rules could be checked with: " in str(result) and "world_size" in str(result)
     assert "nothing found" not in str(result)
-    assert "too little to say" in result._repr_html_()
+    assert "too few for a verdict" in result._repr_html_()
 
 
 def test_the_reading_is_shown() -> None:
@@ -276,7 +276,7 @@ def test_batches_that_differ_at_one_world_size_are_settings_and_no_repeats() -> 
 def test_of_several_rates_the_audit_says_which_one_it_took() -> None:
     rates = frame("gpus|images/s|tokens/s\n1|100|2000\n2|190|3800")
     result = audit(rates)
-    said = "'tokens/s' is read as the rate, and not 'images/s'"
+    said = "'tokens/s' is read as the rate, not 'images/s'"
     assert said in str(result) and said.replace("'", "&#x27;") in result._repr_html_()
     assert result.reading == {"gpus": "world_size", "tokens/s": "rate"}
     named = audit(rates, columns={"rate": "images/s"})
@@ -290,7 +290,7 @@ def test_parquet_is_read_as_text_is(tmp_path: Path) -> None:
     result = audit(path)
     assert result.findings == audit(text).findings and "quoted-against-own" in broken(result)
     path.write_bytes(b"PAR1")
-    with pytest.raises(InputError, match="no Parquet that can be read"):
+    with pytest.raises(InputError, match="cannot be read as Parquet"):
         audit(path)
-    with pytest.raises(InputError, match=r"no Parquet that can be read: No such file"):
+    with pytest.raises(InputError, match=r"cannot be read as Parquet: No such file"):
         audit(tmp_path / "none.parquet")

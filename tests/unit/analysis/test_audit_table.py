@@ -298,7 +298,7 @@ def test_ranks_of_a_log_are_all_of_its_run() -> None:
     )
     assert (
         set(observations.frame["world_size"]) == {2}
-        and "the 2 ranks that have rows are all of them" in observations.assumptions
+        and "the 2 ranks that have rows are taken for all" in observations.assumptions
     )
     assert {finding.rule for finding in apply_rules(observations).findings} == {
         "rank-imbalance",

@@ -96,7 +96,7 @@ def test_repeats_that_disagree_name_nothing() -> None:
     records = study_records(exposed=0.04, straggler=0.0)
     changed = study_records(exposed=0.04, straggler=0.04)
     mixed = [*records[:5], changed[5]]
-    assert "the repeats do not tell which loss is the largest" in sentences_of(mixed)[0]
+    assert "the repeats do not show which loss is the largest" in sentences_of(mixed)[0]
 
 
 def test_karp_flatt_is_that_of_the_speedup() -> None:

@@ -36,7 +36,7 @@ def test_a_gain_that_the_interval_supports(tmp_path):
     [
         ([0.10, 0.11, 0.12], "a gain that the interval supports"),
         ([0.30, 0.31, 0.32], "a loss that the interval supports"),
-        ([0.17, 0.19, 0.22], "does not tell from no change"),
+        ([0.17, 0.19, 0.22], "does not distinguish from no change"),
         ([0.10, 0.11], "2 repeats are too few to tell this from chance"),
         ([0.10], "one repeat is too few to tell this from chance"),
     ],

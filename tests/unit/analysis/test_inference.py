@@ -105,7 +105,7 @@ def test_slower_is_said_with_reasons_and_noise_is_not_called_a_difference() -> N
         "bf16 on 1 CPU process, prompt 64, batch 2: slower, 2.00 [1.90, 2.10] of the base's"
     )
     assert "the base reads 25 % of the memory bandwidth" in first.replace("25.0", "25")
-    assert "grows 1.1 times from batch 2 to 8, so dispatching the calls counts" in first
+    assert "grows 1.1 times from batch 2 to 8, so dispatching the calls costs" in first
     assert "AVX2, bf16 emulated with 1 thread" in first
     assert "no difference is shown" in third
     assert "faster, 0.50" in fourth
@@ -208,7 +208,7 @@ def test_stages_are_ratios_to_serial_and_say_what_was_not_run(ladder_study) -> N
     assert generation is not None and generation.value == pytest.approx(0.072 / 0.041)
     assert (
         by_name["inference", "CUDA"].reason
-        == "not run: it needs 1 GPU, and there is no record of a cluster with them"
+        == "not run: it needs 1 GPU, but there is no record from a cluster with them"
     )
     assert by_name["train", "several GPUs"].reason.startswith("not run: it needs 2 GPUs")
     assert by_name["train", "CUDA"].speedup is None
@@ -300,14 +300,17 @@ def test_inference_settings_do_not_rename_training_runs() -> None:
     ("fields", "problem"),
     [
         ({"quantization": "bf16"}, "quantization is a setting of inference"),
-        ({"task": "inference", "prompt_tokens": [120]}, "are 152, the model has positions for 128"),
+        (
+            {"task": "inference", "prompt_tokens": [120]},
+            "is 152, but the model has positions for 128",
+        ),
         (
             {"task": "inference", **CLASSIFIER, "new_tokens": 8},
-            "new_tokens is a setting of generated text, text-classifier 2x128",
+            "new_tokens is a setting of text generation, but text-classifier 2x128",
         ),
         (
             {"task": "inference", **CLASSIFIER, "prompt_tokens": [8]},
-            "prompt_tokens is a setting of generated text",
+            "prompt_tokens is a setting of text generation",
         ),
         (
             {"task": "inference", **CLASSIFIER, "world_size": 2, "batch_sizes": [3]},

@@ -85,10 +85,10 @@ def test_speed_and_accuracy_are_claimed_where_their_intervals_say_so() -> None:
     assert "no difference is shown" in second
     assert third.startswith("int8_dynamic on 1 CPU process, batch 1: faster, 0.50")
     assert costs == [
-        "bf16: accuracy 89.8 [86.8, 92.2] % of 500 samples, "
-        "the base's 90.0 [87.1, 92.3] % of 500 samples: no difference is shown.",
-        "int8_dynamic: accuracy 88.0 [84.9, 90.6] % of 500 samples, "
-        "the base's 90.0 [87.1, 92.3] % of 500 samples: "
+        "bf16: accuracy 89.8 [86.8, 92.2] % of 500 samples "
+        "against the base's 90.0 [87.1, 92.3] % of 500 samples: no difference is shown.",
+        "int8_dynamic: accuracy 88.0 [84.9, 90.6] % of 500 samples "
+        "against the base's 90.0 [87.1, 92.3] % of 500 samples: "
         "lower, a change of -2.0 [-3.0, -1.0] points.",
     ]
 

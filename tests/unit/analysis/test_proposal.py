@@ -42,7 +42,7 @@ def test_where_to_stop_is_the_last_size_before_efficiency_falls() -> None:
 
 def test_a_table_that_ends_before_is_not_said_to_stop() -> None:
     (text,) = proposal.stops(rows([1, 2, 4], [100, 51, 26]))
-    assert text.endswith("the most in the table: where to stop lies beyond.")
+    assert text.endswith("the most in the table: the stopping point lies beyond.")
 
 
 def test_a_second_gpu_that_loses_is_told() -> None:
@@ -90,7 +90,7 @@ def test_the_law_of_a_step_finds_link_and_overhead_again() -> None:
 def test_more_than_ranks_can_give_is_no_place_to_stop() -> None:
     summarized = rows([1, 4], [100.0, 8.0])
     (text,) = proposal.stops(summarized)
-    assert text.startswith("No place to stop is named, because an efficiency of 312 %")
+    assert text.startswith("No stopping point is named, because an efficiency of 312 %")
     assert not proposal.fits(summarized) and not proposal.requests(summarized, 10)
 
 

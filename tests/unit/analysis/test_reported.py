@@ -60,7 +60,7 @@ def test_the_baseline_is_the_fewest_ranks_or_the_one_that_is_asked_for() -> None
     rows = summarized(text, baseline=8)
     assert list(rows["world_size"]) == [8, 16]
     assert list(rows["efficiency"]) == pytest.approx([1, 0.6 / 0.4 / 2])
-    with pytest.raises(InputError, match="no row on 2 ranks; one of 4, 8, 16"):
+    with pytest.raises(InputError, match="no row on 2 ranks; choose one of 4, 8, 16"):
         summarized(text, baseline=2)
 
 
@@ -130,7 +130,7 @@ def test_parquet_is_read(tmp_path: Path) -> None:
     frame("gpus,time_s\n1,100\n2,60").to_parquet(path)
     assert [record.run.world_size for record in records_from(path)] == [1, 2]
     path.write_bytes(b"PAR1 is no table")
-    with pytest.raises(InputError, match="no Parquet that can be read"):
+    with pytest.raises(InputError, match="cannot be read as Parquet"):
         records_from(path)
 
 
@@ -190,7 +190,7 @@ def test_what_a_table_leaves_open_cannot_be_read_as_a_number() -> None:
     run = first.run
     assert (run.micro_batch_size, run.precision) == (8, None)
     assert not hasattr(run, "steps") and not hasattr(run, "model")
-    with pytest.raises(AttributeError, match="table x1: its table does not say learning_rate"):
+    with pytest.raises(AttributeError, match="table x1: its table does not give learning_rate"):
         _ = run.learning_rate
     with pytest.raises(LabError, match="are not all known"):
         _ = run.stated

@@ -40,7 +40,7 @@ def test_classical_tables():
     assert parts.loc["4 CPU processes, batch 64", "compute"] == "68.0 [68.0, 68.0] ms"
     captions = list(tables)
     assert captions[1] == "Speedup over 1 CPU process, median over 3 repeats [95 % interval]"
-    assert captions[3].endswith("compute holds the wait for it")
+    assert captions[3].endswith("compute includes the wait for it")
 
 
 def test_tables_say_where_there_is_no_baseline():

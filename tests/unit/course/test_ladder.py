@@ -124,7 +124,7 @@ def test_naive_ddp_is_judged_by_parameters_calls_and_bytes() -> None:
         "1 call, where 2": {"facts": {"calls": [["all_reduce", 80, "exchange", "exchange"]]}},
         "call broadcast": {"facts": {"calls": [["broadcast", 80, "exchange", "exchange"]]}},
     }
-    wrong["1 calls, where 2"] = wrong.pop("1 call, where 2")
+    wrong["1 calls; 2"] = wrong.pop("1 call, where 2")
     for hint, changes in wrong.items():
         with pytest.raises(WrongAnswerError, match=hint):
             judged("03.naive-ddp", evidence(**changes))

@@ -36,7 +36,7 @@ def test_gpipe_and_1f1b_have_one_bubble_and_different_memory() -> None:
 
 
 def test_stages_that_wait_for_each_other_are_not_drawn() -> None:
-    with pytest.raises(ValueError, match="for ever"):
+    with pytest.raises(ValueError, match="forever"):
         pictures.schedule([[("backward", 0), ("forward", 0)], [("forward", 0), ("backward", 0)]])
 
 

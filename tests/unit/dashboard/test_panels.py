@@ -99,7 +99,7 @@ def test_two_ranks_are_predicted_from_one(bench: Bench) -> None:
         and "Speedup over 1 rank <b>1.1" in html
         and html.endswith("Not measured yet.")
     )
-    assert "Limited by <b>communication beside which nothing is computed, 3" in html
+    assert "Limited by <b>communication during which nothing is computed, 3" in html
     assert "beyond what was measured: micro-batch 8, measured at 16" in html
 
 

@@ -120,7 +120,7 @@ def test_world_sizes_beyond_the_calibrated_are_a_ring_of_its_links() -> None:
     ("measured", "requested", "missing"),
     [
         (basis(), PAIR, "no record on one rank"),
-        (basis(record(ALONE)), PAIR, "tell no gradients"),
+        (basis(record(ALONE)), PAIR, "do not show when gradients are ready"),
         (basis(profile(run(1, 8, precision="bf16"))), PAIR, "no record on one rank"),
         (basis(profile(ALONE), sizes=()), PAIR, "lab calibrate"),
         (

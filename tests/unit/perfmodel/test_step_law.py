@@ -88,7 +88,7 @@ def test_impossible_values_are_named() -> None:
             overlap=2,
         )  # type: ignore[arg-type]
     assert len(error.value.problems) == 4
-    with pytest.raises(InputError, match="either it or bytes_per_s"):
+    with pytest.raises(InputError, match="it or bytes_per_s, not both"):
         predict_step(one_device_step_s=1, gradient_bytes=1, world_size=2)
     with pytest.raises(InputError, match="holds it already"):
         predict_step(

@@ -40,7 +40,7 @@ def test_figures_show_the_best_and_the_worst_of_too_many_curves(results: StudyRe
     shown = {curve.points["speedup"].iloc[-1] for curve in results.drawn}
     assert {max(gains), min(gains)} <= shown
     drawn = blocks.figure("overview", results)
-    assert f"Drawn are {MOST_CURVES} of {2 * MOST_CURVES} configurations" in drawn.caption
+    assert f"{MOST_CURVES} of {2 * MOST_CURVES} configurations are drawn" in drawn.caption
     assert len(drawn.svg) < 400_000 and len(drawn.alt) < 10_000
 
 

@@ -25,7 +25,7 @@ def test_both_attempts_at_a_repeat_are_shown_and_one_counts(tmp_path) -> None:
         [0, "set aside", "165.00", "38.0"],
         [1, "completed", "120.00", "1.0"],
     ]
-    assert "louder of two attempts" in table.caption
+    assert "noisier of two attempts" in table.caption
     assert "attempts" not in sections.every_repeat(StudyResults(quiet)).caption
 
 

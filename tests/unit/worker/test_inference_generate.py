@@ -122,7 +122,7 @@ def test_no_token_outside_the_top_is_ever_drawn(
 
 def test_too_many_tokens_are_refused(model: GPT) -> None:
     with pytest.raises(
-        InputError, match="30 tokens of prompt and 11 new ones, the model has positions for 40"
+        InputError, match="30 tokens of prompt plus 11 new ones, but the model has positions for 40"
     ):
         generate(model, prompts(1, 30), new_tokens=11)
     with pytest.raises(InputError, match="at least one token"):

@@ -82,8 +82,8 @@ def test_weights_bring_their_tokenizer(tmp_path: Path) -> None:
 
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
-    "another size": ({"layers": 3}, r"layers: 3, and the weights have 2; set layers: 2"),
-    "too long": ({"block_size": 64}, "64, and the weights have 32 positions"),
+    "another size": ({"layers": 3}, r"layers: 3, but the weights have 2; set layers: 2"),
+    "too long": ({"block_size": 64}, "64, but the weights have 32 positions"),
     "missing": ({"weights": "gpt3"}, r"'gpt3': no such file or folder; did you mean 'gpt2'\?"),
     "outside": ({"weights": "/etc"}, "lies outside the study's folder"),
 }

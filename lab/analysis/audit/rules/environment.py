@@ -62,7 +62,7 @@ def mixed_environment(observations: Observations) -> Iterator[Fault]:
     if len(dirty):
         yield Fault(
             dirty["label"],
-            f"{len(dirty)} of {len(rows)} repeats ran code with changes that no commit holds.",
+            f"{len(dirty)} of {len(rows)} repeats ran code with uncommitted changes.",
             "Commit before measuring.",
             "note",
         )
@@ -101,8 +101,8 @@ def _hosts(observations: Observations, *, differs: bool) -> Iterator[Fault]:
         named = ", ".join(sorted(frozenset().union(*sets))[:NAMED])
         yield Fault(
             single["label"],
-            f"The runs of this study were on {len(sets)} different sets of hosts: {named}.",
-            "Equal models of machines differ too: pin the study to one host, or repeat the "
+            f"The runs of this study used {len(sets)} different sets of hosts: {named}.",
+            "Machines of one model differ too: pin the study to one host, or repeat the "
             "baseline on each.",
             "warning" if observations.kind != "records" or differs else "note",
         )
@@ -118,17 +118,17 @@ def emulated(observations: Observations) -> Iterator[Fault]:
     if 0 < len(emulations) < len(rows):
         yield Fault(
             emulations["label"],
-            f"{len(emulations)} of {len(rows)} results are emulated ({named}), the others are "
+            f"{len(emulations)} of {len(rows)} results are emulated ({named}); the others are "
             "measured.",
-            "Never compute or draw one from the other: keep emulated results in a study of their "
-            "own.",
+            "Never mix the two in a calculation or a figure: keep emulated results in a study of "
+            "their own.",
             "error",
         )
     elif kinds.nunique() > 1:
         yield Fault(
             rows["label"],
-            f"The results are of {kinds.nunique()} different emulations: {named}.",
-            "Keep a study for each, and set them side by side.",
+            f"The results come from {kinds.nunique()} different emulations: {named}.",
+            "Keep a study for each, and compare the studies.",
         )
     elif len(emulations):
         yield Fault(
@@ -143,7 +143,7 @@ def emulated(observations: Observations) -> Iterator[Fault]:
     "same-learning",
     "loss or accuracy",
     advice="Runs that learn differently do different work: look for unequal data, missing "
-    "averaging, or other seeds.",
+    "averaging, or different seeds.",
 )
 def same_learning(observations: Observations) -> Iterator[Fault]:
     """Loss curves that disagree beyond tolerance at equal global batch and seed."""

@@ -19,7 +19,7 @@ UNIT = re.compile(r"([a-z]+)_(?:per_)?(?:s|secs?|seconds?)(?=_|$)")
 
 @rule("parallel-consistent", "tp or pp or cp or dp or grad_accum or per_node, world_size")
 def parallel_consistent(observations: Observations) -> Iterator[Fault]:
-    """Degrees of parallelism, ranks and batches that do not multiply to each other."""
+    """Degrees of parallelism, ranks and batches whose products do not match."""
     frame, given = observations.frame, set(observations.given)
     layout = frame[list(LAYOUT)].fillna(1.0).prod(axis=1)
     checked = False
@@ -63,10 +63,10 @@ def _degrees(frame: pd.DataFrame, layout: pd.Series) -> Iterator[Fault]:
         )
         yield Fault(
             rows["label"],
-            f"{factors} {verdict} {row['world_size']:g} ranks in {row['label']}; so in "
+            f"{factors} {verdict} {row['world_size']:g} ranks in {row['label']}; found in "
             f"{len(rows)} of {len(frame)} rows.",
             "The degrees of parallelism multiply to the number of ranks: find out which of these "
-            "numbers was meant.",
+            "numbers is wrong.",
             "error",
         )
 
@@ -79,8 +79,8 @@ def _nodes(frame: pd.DataFrame) -> Iterator[Fault]:
         yield Fault(
             rows["label"],
             f"{row['nodes']:g} nodes of {row['per_node']:g} are not {row['world_size']:g} ranks "
-            f"in {row['label']}; so in {len(rows)} of {len(frame)} rows.",
-            "Nodes times the ranks on each are the ranks: find out which of these was meant.",
+            f"in {row['label']}; found in {len(rows)} of {len(frame)} rows.",
+            "Nodes times ranks per node give the ranks: find out which of these is wrong.",
         )
 
 
@@ -105,10 +105,10 @@ def _batches(frame: pd.DataFrame, layout: pd.Series, observations: Observations)
         yield Fault(
             rows["label"],
             f"{row['micro_batch_size']:g} per rank{by} x {copies:g} replicas {verdict} "
-            f"the global batch of {row['global_batch_size']:g} in {row['label']}; so in "
+            f"the global batch of {row['global_batch_size']:g} in {row['label']}; found in "
             f"{len(rows)} of {len(frame)} rows.",
             "The global batch is micro-batch x accumulation x data-parallel ranks: find out which "
-            "of these numbers was meant.",
+            "of these numbers is wrong.",
         )
 
 
@@ -118,7 +118,7 @@ def _batches(frame: pd.DataFrame, layout: pd.Series, observations: Observations)
     " or speedup or ratio_of_times or ratio_of_rates",
 )
 def quoted_against_own(observations: Observations) -> Iterator[Fault]:
-    """A quoted speedup, efficiency or total that is not that of the table's own numbers."""
+    """A quoted speedup, efficiency or total that the table's own numbers contradict."""
     checked = False
     for point in observations.points if observations.kind != "collectives" else ():
         own = point.gain == point.gain and point.base is not None
@@ -141,7 +141,7 @@ def quoted_against_own(observations: Observations) -> Iterator[Fault]:
             checked = True
             yield from _totals(observations.frame)
     if not checked:
-        raise UncheckedError("a quoted speedup, efficiency or total beside the numbers it is of")
+        raise UncheckedError("a quoted speedup, efficiency or total with the numbers behind it")
 
 
 def _misquoted(point: Point) -> Iterator[Fault]:
@@ -164,9 +164,9 @@ def _misquoted(point: Point) -> Iterator[Fault]:
     ):
         yield Fault(
             point.labels,
-            f"A speedup of {speedup:.2f}x is quoted on {point.ranks}, and the table's own "
+            f"A speedup of {speedup:.2f}x is quoted on {point.ranks}, but the table's own "
             f"{'times' if point.times else 'rates'} give {gain:.2f}x.",
-            "Name the baseline that the quoted speedup is over.",
+            "Name the baseline of the quoted speedup.",
         )
     alone = comparable and speedup != speedup and not point.means
     # If the work grows with the ranks and no batch shows it, it is the ratio of the times.
@@ -174,9 +174,9 @@ def _misquoted(point: Point) -> Iterator[Fault]:
     if alone and own > max(QUOTED, margin + _digits(point, "efficiency")):
         yield Fault(
             point.labels,
-            f"An efficiency of {efficiency:.0%} is quoted on {point.ranks}, and the table's own "
+            f"An efficiency of {efficiency:.0%} is quoted on {point.ranks}, but the table's own "
             f"numbers give {gain / over:.0%}.",
-            "Name the baseline that the quoted efficiency is over.",
+            "Name the baseline of the quoted efficiency.",
         )
     digits = _digits(point, "speedup") + _digits(point, "efficiency")
     if abs(efficiency * over / speedup - 1) > max(ROUNDING, digits):
@@ -184,7 +184,7 @@ def _misquoted(point: Point) -> Iterator[Fault]:
             point.labels,
             f"An efficiency of {efficiency:.0%} on {n:g} ranks is quoted beside a speedup of "
             f"{speedup:.2f}x, which is {speedup / over:.0%}.",
-            "Efficiency is speedup over N: say what else it is over.",
+            "Efficiency is speedup over N: state what else it was divided by.",
         )
 
 
@@ -230,9 +230,9 @@ def _misquoted_ratios(
         yield Fault(
             wrong["label"],
             f"{quoted[worst.name]:.2f}x is quoted for {worst[key]} over {worst['ratio_over']} in "
-            f"{worst['label']}, and the {kind} of its own row give {own[worst.name]:.2f}x; so in "
-            f"{len(wrong)} rows.",
-            "Compute it again from the numbers beside it, or say what else it is of.",
+            f"{worst['label']}, but the {kind} of its own row give {own[worst.name]:.2f}x; found "
+            f"in {len(wrong)} rows.",
+            "Compute it again from the numbers beside it, or state where it comes from.",
         )
 
 
@@ -246,7 +246,7 @@ def _totals(frame: pd.DataFrame) -> Iterator[Fault]:
         yield Fault(
             wrong["label"],
             f"{worst['rate']:.6g} per s on {worst['world_size']:g} ranks are quoted beside "
-            f"{worst['rate_per_rank']:.6g} per rank, which make {total[worst.name]:.6g}, in "
-            f"{worst['label']}; so in {len(wrong)} rows.",
-            "The total is the rate of a rank times the ranks: find out which of these was meant.",
+            f"{worst['rate_per_rank']:.6g} per rank, which makes {total[worst.name]:.6g}, in "
+            f"{worst['label']}; found in {len(wrong)} rows.",
+            "The total is the rate of a rank times the ranks: find out which of these is wrong.",
         )

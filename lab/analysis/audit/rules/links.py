@@ -64,7 +64,7 @@ def plausible_bandwidth(observations: Observations) -> Iterator[Fault]:
             checked = True
             yield from _judged(point, size, transfer, _link_of(point, observations, links))
     if not checked:
-        what = "communication time per step at more than one rank"
+        what = "communication time per step on more than one rank"
         raise UncheckedError("bytes or parameters", what)
 
 
@@ -100,7 +100,9 @@ def _transfer(point: Point, observations: Observations) -> Transfer | None:
     equal = abs(point.micro_batch_size / (base.micro_batch_size or math.nan) - 1) < 0.01
     added = point.time / steps - base.time / _steps(base, observations)
     return (
-        Transfer(added, "all that a step takes longer", bound=True) if equal and added > 0 else None
+        Transfer(added, "the whole increase of the step time", bound=True)
+        if equal and added > 0
+        else None
     )
 
 
@@ -134,9 +136,9 @@ def _link(
     if (nodes == 1 or observations.noted(r"\b(one|single|1)[- ]node\b")) and not on_cpu:
         noted = named_link(" ".join(observations.notes))
         if noted:
-            words = f"{noted.name} by the notes, at most {_gigabytes(noted.bytes_per_s)}"
+            words = f"{noted.name} according to the notes, at most {_gigabytes(noted.bytes_per_s)}"
             return Link(noted.bytes_per_s, words, certain=True)
-        where = "one node" if nodes == 1 else "one node by the notes"
+        where = "one node" if nodes == 1 else "one node according to the notes"
         return Link(SINGLE_NODE, f"{where}, where PCIe 3.0 x16 carries {_gigabytes(SINGLE_NODE)}")
     return Link()
 
@@ -163,7 +165,7 @@ def _judged(
     source = "bytes given" if point.bytes > 0 else f"{point.parameters:,.0f} parameters in fp32"
     evidence = (
         f"{size / 1e6:.3g} MB per step ({source}) over {seconds(transfer.time)} ({transfer.words}) "
-        f"on {n:g} ranks are {_gigabytes(bandwidth)} of bus bandwidth"
+        f"on {n:g} ranks make {_gigabytes(bandwidth)} of bus bandwidth"
     )
     share = bandwidth / link.bytes_per_s
     if bandwidth > link.limit and not transfer.bound:
@@ -178,8 +180,8 @@ def _judged(
         yield Fault(
             point.labels,
             f"{evidence}, {100 * share:.0f} % of the emulated link ({link.words}).",
-            "This machine does not carry what it emulates: take fewer ranks or a slower link, and "
-            "leave it to the study alone.",
+            "This machine cannot sustain what it emulates: use fewer ranks or a slower link, and "
+            "run nothing else on it.",
             "warning",
         )
     elif share < FAR_BELOW and size > LATENCY_BOUND:
@@ -237,7 +239,7 @@ def _one_collective(group: pd.DataFrame, observations: Observations) -> Iterator
     if bus[best] > limit:
         yield Fault(
             group.loc[bus > limit, "label"],
-            f"{size[best] / 1e6:.3g} MB in {seconds(times[best])} on {n:g} ranks are "
+            f"{size[best] / 1e6:.3g} MB in {seconds(times[best])} on {n:g} ranks make "
             f"{_gigabytes(bus[best])} of bus bandwidth, more than {_gigabytes(limit)}.",
             "Check the unit of the times and of the sizes.",
         )

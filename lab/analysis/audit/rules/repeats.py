@@ -61,7 +61,7 @@ def two_writers(observations: Observations) -> Iterator[Fault]:
             [labels[rows_of[place]] for place in places],
             f"{len(index)} rows{f' at world size {size:g}' if size == size else ''} hold "
             f"{len(set(index))} different values of {' and '.join(columns)}: "
-            f"{index[places[0]][-1]:g} is there again, and the order goes back {len(back)} times.",
+            f"{index[places[0]][-1]:g} appears again, and the order goes back {len(back)} times.",
             severity="warning" if appended else "error",
         )
 
@@ -79,7 +79,7 @@ def _same_record(observations: Observations) -> Iterator[Fault]:
         if isinstance(curve, list) and curve and len(curve) != steps:
             yield Fault(
                 labels,
-                f"{len(curve)} losses stand in a record of {steps:g} steps.",
+                f"A record of {steps:g} steps holds {len(curve)} losses.",
                 "Run it again with `--fresh`: one step writes one loss.",
             )
 
@@ -111,17 +111,17 @@ def repeats(observations: Observations) -> Iterator[Fault]:
     elif once:
         yield Fault(
             _labels(once),
-            f"{len(once)} of {len(points)} configurations were measured once, so nothing tells "
-            "their differences from chance.",
+            f"{len(once)} of {len(points)} configurations were measured once, so their "
+            "differences cannot be told from chance.",
             "Repeat each at least three times, interleaved, and state the spread.",
             "warning" if len(points) > 1 else "note",  # a single one claims no difference
         )
     if spread:
         yield Fault(
             _labels(spread),
-            f"{len(spread)} of {len(points)} configurations have a spread, and the table does not "
+            f"{len(spread)} of {len(points)} configurations have a spread, but the table does not "
             "say over how many repeats.",
-            "State the number of separate runs; epochs of one run are no repeats.",
+            "State the number of separate runs; epochs of one run are not repeats.",
         )
     if few:
         yield Fault(
@@ -149,7 +149,7 @@ def _unstated(labels: Iterable[str]) -> Iterator[Fault]:
         yield Fault(
             labels,
             f"{len(labels)} values stand alone: the table does not say how often each was "
-            "measured, nor with what spread.",
+            "measured or with what spread.",
             "State the number of repeats and the spread.",
         )
 

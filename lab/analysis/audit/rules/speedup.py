@@ -56,7 +56,7 @@ def _beyond(point: Point, assumptions: Sequence[str]) -> Iterator[Fault]:
             f"The speedup is {gain:.1f}x on {point.ranks}{times}, above the {ideal:g}x that the "
             f"ranks can give; {_explanation(point, base)}{assumed}.",
             "Repeat the baseline with the same program and settings, and look for cached data, "
-            "other clocks or less work per step.",
+            "different clocks or less work per step.",
             _severity(least > IMPOSSIBLE * ideal, point, base),
         )
     elif by_mean > ideal * (1 + MARGIN):
@@ -99,12 +99,12 @@ def _explanation(point: Point, base: Point) -> str:
     """The evidence of the phases: the part that shrank by more than the ranks allow."""
     if _other_batch(point, base):
         sizes = f"{base.micro_batch_size:g} against {point.micro_batch_size:g}"
-        return f"the batch per rank is another ({sizes})"
+        return f"the batch per rank differs ({sizes})"
     if foreign := _foreign(point, base):
         return f"other processes took {foreign:.0%} of the ranks' cores from one of them"
     if base.strategy != point.strategy:
         programs = f"{base.strategy or 'unnamed'} against {point.strategy}"
-        return f"the baseline is another program ({programs})"
+        return f"the baseline is a different program ({programs})"
     phases = ("data", "compute", "forward", "backward", "optimizer")
     pairs = {name: (getattr(point, name), getattr(base, name)) for name in phases}
     known = {name: (here, there) for name, (here, there) in pairs.items() if here > 0}
@@ -147,13 +147,13 @@ def _missing(curve: Curve, observations: Observations) -> Iterator[Fault]:
     if declared or (table and (curve.ratios_over == n or not quoted)):
         yield Fault(
             smallest.labels,
-            f"There is no run at world size 1{where}{', as the study says' if declared else ''}: "
-            f"speedups are over {n:g} ranks, and what the first ones cost does not show.",
+            f"There is no run at world size 1{where}{', as the study states' if declared else ''}: "
+            f"speedups are over {n:g} ranks, so the cost of the first ones does not show.",
             "Say so beside every speedup.",
             "note",
         )
         return
-    more = " and speedups over another are quoted" if quoted else ""
+    more = ", but speedups over another baseline are quoted" if quoted else ""
     yield Fault(
         smallest.labels,
         f"There is no run at world size 1{where}; the smallest has {n:g} ranks{more}.",
@@ -170,14 +170,14 @@ def _other_program(point: Point, base: Point) -> Fault:
         needed = point.time * point.ideal
         evidence = (
             f"{n:g} ranks in {seconds(point.time)} mean at most {seconds(needed)} on {least:g} "
-            f"with the same program, and the baseline takes {seconds(base.time)}, "
+            f"with the same program, but the baseline takes {seconds(base.time)}, "
             f"{base.time / needed:.1f} times that"
         )
     else:
         needed = point.rate / point.ideal
         evidence = (
             f"{n:g} ranks at {point.rate:.4g} per s mean at least {needed:.4g} per s on {least:g} "
-            f"with the same program, and the baseline has {base.rate:.4g} per s"
+            f"with the same program, but the baseline has {base.rate:.4g} per s"
         )
     return Fault(
         base.labels + point.labels,
@@ -191,8 +191,8 @@ def _over_another(curve: Curve) -> Fault:
     return Fault(
         [label for point in quoted for label in point.labels],
         f"A speedup of {quoted[0].speedup:.2f}x is quoted on {quoted[0].ranks}: it is over another "
-        "program, and says nothing about more ranks.",
-        "Say beside it what it is over, such as another precision.",
+        "program, so it says nothing about more ranks.",
+        "State beside it what it is over, such as another precision.",
         "note",
     )
 
@@ -239,7 +239,7 @@ def _batches(point: Point, base: Point, observations: Observations) -> Iterator[
         if scaling == "weak" and shares_differ:
             yield Fault(
                 labels,
-                f"This is called weak scaling, and the global batch of {after:g} is held: the "
+                f"This is called weak scaling, but the global batch of {after:g} is held: the "
                 f"batch per rank shrinks from {base.micro_batch_size:g} to "
                 f"{point.micro_batch_size:g} on {n:g} ranks.",
                 "Hold the batch per rank, or call it strong scaling.",

@@ -56,8 +56,8 @@ def slowest_rank(observations: Observations) -> Iterator[Fault]:
         if ranks_known and point.speedup > point.gain * (1 + QUOTED_TOLERANCE):
             yield Fault(
                 point.labels,
-                f"A speedup of {point.speedup:.2f}x is quoted on {point.world_size:g} ranks, the "
-                f"slowest rank gives {point.gain:.2f}x.",
+                f"A speedup of {point.speedup:.2f}x is quoted on {point.world_size:g} ranks, but "
+                f"the slowest rank gives {point.gain:.2f}x.",
                 "Compute the speedup from the time of the slowest rank.",
             )
 
@@ -66,7 +66,9 @@ def _averaged(point: Point) -> Fault:
     by_mean, by_slowest = point.gain_of_means, point.gain
     evidence = f"On {point.ranks} the mean over ranks is quoted"
     if math.isfinite(by_mean) and math.isfinite(by_slowest):
-        evidence = f"The mean over ranks gives {by_mean:.2f}x on {point.ranks}, the slowest rank "
+        evidence = (
+            f"The mean over ranks gives {by_mean:.2f}x on {point.ranks}, but the slowest rank "
+        )
         evidence += f"{by_slowest:.2f}x"
     return Fault(point.labels, f"{evidence} ({seconds(point.mean)} against {seconds(point.time)}).")
 
@@ -77,7 +79,7 @@ def _quoted_in_records(observations: Observations) -> Iterator[Fault]:
         if quoted < slowest * (1 - QUOTED_TOLERANCE):
             yield Fault(
                 [f"{run}/{repeat}"],
-                f"The step is quoted as {seconds(quoted)}, and its slowest rank takes "
+                f"The step is quoted as {seconds(quoted)}, but its slowest rank takes "
                 f"{seconds(slowest)}.",
             )
 
@@ -86,7 +88,7 @@ def _quoted_in_records(observations: Observations) -> Iterator[Fault]:
     "communication-alone",
     "world_size, communication or exposed",
     severity="error",
-    advice="Find out what this number measures; other world sizes have it in theirs too.",
+    advice="Find out what this number measures; the other world sizes contain it too.",
 )
 def communication_alone(observations: Observations) -> Iterator[Fault]:
     """Communication reported at world size 1."""
@@ -212,8 +214,8 @@ def _exposed_beyond(observations: Observations) -> Iterator[Fault]:
         worst = largest(rows, rows["exposed"] / rows["communication"])
         yield Fault(
             rows["label"],
-            f"{seconds(worst['exposed'])} of communication are exposed where all of it takes "
-            f"{seconds(worst['communication'])}, in {worst['label']}; so in {len(rows)} of "
+            f"{seconds(worst['exposed'])} of communication are exposed, but all of it takes "
+            f"{seconds(worst['communication'])}, in {worst['label']}; found in {len(rows)} of "
             f"{frame['exposed'].count()} rows.",
             "Exposed is the part of the communication that the step waits for: measure both in the "
             "same steps.",
@@ -232,8 +234,8 @@ def data_stall(observations: Observations) -> Iterator[Fault]:
         yield Fault(
             slow["label"],
             f"{seconds(worst['data'])} of {seconds(worst['time'])}, {100 * share[worst.name]:.0f} "
-            f"%, is waiting for data in {worst['label']}, and more than {100 * STALL:.0f} % in "
-            f"{len(slow)} of {share.count()} rows.",
+            f"%, is spent waiting for data in {worst['label']}, and more than {100 * STALL:.0f} % "
+            f"in {len(slow)} of {share.count()} rows.",
             "Feed the ranks before judging their communication: more loader processes, "
             "prefetching, or data in memory.",
         )
@@ -248,7 +250,7 @@ def data_stall(observations: Observations) -> Iterator[Fault]:
         yield Fault(
             crowded["label"],
             f"Loader processes outnumber the CPUs ({counts}), {worst['loader_workers']:g} for each "
-            f"of {worst['world_size']:g} ranks: they take turns with each other and with the ranks "
+            f"of {worst['world_size']:g} ranks: they compete with each other and with the ranks "
             f"in {len(crowded)} rows.",
             "Ask for a CPU per loader process and rank, and measure the time that a step waits for "
             "data before blaming communication.",
@@ -259,14 +261,14 @@ def data_stall(observations: Observations) -> Iterator[Fault]:
 
 @rule("cold-start", "warmup or epoch or step")
 def cold_start(observations: Observations) -> Iterator[Fault]:
-    """Warm-up or compilation inside the measure."""
+    """Warm-up or compilation inside the measurement."""
     few = observations.runs[observations.runs["warmup"] < FEWEST_WARMUP]
     if len(few):
         yield Fault(
             few["label"],
             f"{few['warmup'].min():g} warm-up steps are left out in {len(few)} rows: allocation, "
-            "compilation and rebuilt buckets are in the measure.",
-            f"Leave out at least {FEWEST_WARMUP} steps, more where a model is compiled.",
+            "compilation and rebuilt buckets are in the measurement.",
+            f"Leave out at least {FEWEST_WARMUP} steps, more if the model is compiled.",
         )
     if observations.kind != "records":
         yield from _first_is_slow(observations)

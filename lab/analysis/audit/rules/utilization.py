@@ -129,7 +129,7 @@ def impossible_mfu(observations: Observations) -> Iterator[Fault]:
         checked = checked or named_gpu(text) is not None
         yield from _against_peak(rows, text, observations)
     if not checked:
-        raise UncheckedError("mfu, or a GPU that is known")
+        raise UncheckedError("mfu, or a known GPU")
 
 
 def _words(frame: pd.DataFrame) -> pd.Series:
@@ -169,7 +169,7 @@ def _against_peak(rows: pd.DataFrame, text: str, observations: Observations) -> 
                 sparse["label"],
                 f"The peak is {value / 1e12:.4g} TFLOP/s in {len(sparse)} rows, which is that of "
                 f"{which} with sparsity; dense it is {peak / 1e12:.4g}.",
-                "Training is dense: quote MFU over the dense peak, twice what stands here.",
+                "Training is dense: quote MFU over the dense peak, which is twice as high.",
                 "warning",
             )
             return
