@@ -126,9 +126,9 @@ def number(answer: object) -> float:
     if hasattr(value, "item") and getattr(value, "size", 1) == 1:
         value = value.item()
     plain = isinstance(value, int | float) and not isinstance(value, bool)
-    require(plain, f"A single number is wanted; this is a {type(answer).__name__}.")
+    require(plain, f"Give a single number; this is a {type(answer).__name__}.")
     finite = math.isfinite(float(value))
-    require(finite, f"{value} is no finite number: look at what was divided by what.")
+    require(finite, f"{value} is not a finite number: check what was divided by what.")
     return float(value)
 
 

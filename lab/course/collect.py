@@ -76,7 +76,7 @@ def collect(sources: Sequence[str | Path], *, into: str | Path = "submitted") ->
 
 def _of_student(place: Path, target: Path) -> Iterator[Collected]:
     if not stat.S_ISDIR(place.lstat().st_mode):
-        yield Collected(place.name, "", problem="no folder: unpack what is packed")
+        yield Collected(place.name, "", problem="not a folder: unpack it")
         return
     try:
         lessons = [one for one in sorted(place.iterdir()) if _is_lesson(one)]
@@ -105,7 +105,7 @@ def _of_lesson(source: Path, target: Path) -> Collected:
             return Collected(student, lesson, problem=problem)
         except _TooMuchError:
             most = f"{MOST_FILES} files or {MOST_BYTES / 1e9:g} GB"
-            return Collected(student, lesson, problem=f"more than {most}: ask what it is")
+            return Collected(student, lesson, problem=f"more than {most}: ask what it holds")
         if target.exists():
             target.rename(Path(room, "before"))
         Path(room, lesson).rename(target)

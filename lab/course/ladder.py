@@ -138,7 +138,7 @@ def _ring(evidence: Evidence) -> str:
         names = {operation for operation, *_ in trial.calls}
         require(
             names <= {"send", "receive"},
-            f"Messages between neighbours are wanted, not {', '.join(sorted(names))}.",
+            f"Send messages between neighbours, not {', '.join(sorted(names))}.",
         )
         sent = sum(size for operation, size, *_ in trial.calls if operation == "send")
         least = bus_factor("all_reduce", n) * right.nbytes
@@ -200,7 +200,7 @@ def _reduced(evidence: Evidence, trial: Trial, *, calls: int | None = None) -> s
         f"A step reduces {sent} bytes; the gradients have {size}.",
     )
     count = len(trial.calls)
-    require(calls is None or count == calls, f"A step makes {count} calls, where {calls} do.")
+    require(calls is None or count == calls, f"A step makes {count} calls; {calls} are enough.")
     return f"A step makes {count} call{'s' * (count != 1)} with {size / 1e6:.2f} MB."
 
 
@@ -209,11 +209,11 @@ def _hidden(trial: Trial) -> float:
     early = [call for call in trial.calls if call[2] == "backward" and call[3] != "backward"]
     require(
         bool(early),
-        "No call is launched in the backward pass and left under way: each is waited for at once, "
-        "or comes when the pass is over.",
+        "No call is launched in the backward pass and left in flight: each is waited for at once, "
+        "or launched when the pass is over.",
     )
     shares = [1 - fact["exposed_s"] / fact["total_s"] for fact in trial.facts]
-    require(min(shares) > 0, "Nothing is hidden: ranks wait for all of the time on the link.")
+    require(min(shares) > 0, "Nothing is hidden: ranks wait during all of the time on the link.")
     return float(min(shares))
 
 
@@ -269,7 +269,7 @@ def _zero1(evidence: Evidence) -> str:
     kept = max(fact["state"] for fact in trial.facts)
     require(
         kept <= 2 * whole / n * 1.01 + 64,
-        f"A rank keeps {kept} numbers of the optimizer's state; its part of {2 * whole} is wanted.",
+        f"A rank keeps {kept} numbers of the optimizer's state, not only its part of {2 * whole}.",
     )
     return (
         f"{same} A rank keeps {kept} numbers of the optimizer's state, {kept / (2 * whole):.0%} "

@@ -59,7 +59,7 @@ def largest_model(answer: object, *, memory_bytes: float) -> str:
         "Weights and gradients fit; where do AdamW's two moments go?": memory_bytes / 8,
         "MB and GB: parameters are a plain count here, memory is in bytes.": most / 1e9,
     }
-    require(number(answer) > 0, "A positive number of parameters is wanted.")
+    require(number(answer) > 0, "Give a positive number of parameters.")
     judge(answer, most, mistakes=mistakes)
     return (
         f"At most {most / 1e6:,.0f} million parameters, and no byte is left for activations: "

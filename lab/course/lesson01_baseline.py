@@ -49,7 +49,7 @@ def parameters(answer: object, *, run: Run) -> str:
     }
     judge(answer, right, mistakes=mistakes, within=0.001)
     return (
-        f"{right:,} parameters, {4 * right / 1e6:.1f} MB in fp32: so much is sent in every "
+        f"{right:,} parameters, {4 * right / 1e6:.1f} MB in fp32: this much is sent in every "
         "step once there are two ranks."
     )
 
@@ -94,7 +94,7 @@ def noise(answer: object, *, step_s: Sequence[float]) -> str:
     right = deviation / mean
     mistakes = {
         "Divide by n - 1: the mean is of the same repeats.": statistics.pstdev(step_s) / mean,
-        "A fraction is wanted, not per cent.": 100 * right,
+        "Give a fraction, not per cent.": 100 * right,
         "This is the standard deviation in seconds; divide it by the mean.": deviation,
     }
     judge(answer, right, mistakes=mistakes)
@@ -111,7 +111,7 @@ def repeats(answer: object, *, step_s: Sequence[float], difference: float) -> st
         "Both configurations are noisy: the variance of a difference is the sum of two.": max(
             1, math.ceil(exact)
         ),
-        "With so few a real difference of this size is found in one of two attempts; four of five "
+        "With so few, a real difference of this size is found in one of two attempts; four of five "
         "need 1.96 + 0.84 standard errors.": max(
             1, math.ceil(2 * (CERTAIN * cv / difference) ** 2)
         ),

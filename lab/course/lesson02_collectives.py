@@ -19,7 +19,7 @@ def ring(answer: object, *, sizes: Sequence[int] = SIZES) -> str:
     """n - 1 rounds that add, then n - 1 rounds that copy; in each, every rank sends one chunk to
     the next rank.
     """
-    require(callable(answer), "The function itself is wanted: all_reduce, without parentheses.")
+    require(callable(answer), "Give the function itself: all_reduce, without parentheses.")
     for n in sizes:
         _try_ring(answer, n)  # type: ignore[arg-type]
     return (
@@ -79,7 +79,7 @@ def sent(answer: object, *, size: float, ranks: int) -> str:
     }
     judge(answer, right, mistakes=mistakes, within=0.005)
     return (
-        f"{right / 1e6:.2f} MB; with ever more ranks it comes near {2 * size / 1e6:.2f} MB "
+        f"{right / 1e6:.2f} MB; with ever more ranks it approaches {2 * size / 1e6:.2f} MB "
         "and never exceeds it."
     )
 
@@ -91,7 +91,7 @@ def busbw(answer: object, *, size: float, seconds: float, ranks: int) -> str:
     mistakes = {
         "This is algbw: what the caller sees. A link carries 2 (n - 1)/n times as much.": size
         / seconds,
-        "Bytes per second are wanted, not GB/s.": right / 1e9,
+        "Give bytes per second, not GB/s.": right / 1e9,
         "The factor (n - 1)/n is that of all-gather; all-reduce passes the ring twice.": right / 2,
     }
     judge(answer, right, mistakes=mistakes, within=0.01)
@@ -106,7 +106,7 @@ def alpha_beta(answer: object, *, sizes: Sequence[float], seconds: Sequence[floa
     """Two equations t = alpha + bytes/B: subtract them to get B, then put it into one of them."""
     require(
         isinstance(answer, tuple | list) and len(answer) == 2,
-        "Two numbers are wanted: (alpha in s, B in bytes/s).",
+        "Give two numbers: (alpha in s, B in bytes/s).",
     )
     alpha, bandwidth = (number(part) for part in answer)  # type: ignore[attr-defined]
     right = (sizes[1] - sizes[0]) / (seconds[1] - seconds[0])
@@ -123,7 +123,7 @@ def alpha_beta(answer: object, *, sizes: Sequence[float], seconds: Sequence[floa
     fit = fit_link(sizes, seconds)
     return (
         f"alpha is {expected * 1e6:.0f} µs and B is {right / 1e9:.2f} GB/s; the lab's fit of "
-        f"these two times says {fit.bytes_per_s / 1e9:.2f} GB/s."
+        f"these two times gives {fit.bytes_per_s / 1e9:.2f} GB/s."
     )
 
 

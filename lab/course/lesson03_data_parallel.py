@@ -15,7 +15,7 @@ def average(answer: object, *, gradients: Sequence[float], samples: Sequence[int
     right = float(np.average(gradients, weights=samples))
     plain = float(np.mean(gradients))
     mistakes = {
-        "This is the plain mean, right only where all ranks have equally many samples.": plain,
+        "This is the plain mean, right only if all ranks have equally many samples.": plain,
         "That is the sum.": sum(gradients),
     }
     judge(answer, right, mistakes=mistakes, within=0.001)
@@ -90,7 +90,7 @@ def losses(answer: object, *, curves: Sequence[Sequence[float]], tolerance: floa
 
 @exercise("03.hidden")
 def hidden(answer: object, *, total_s: float, exposed_s: float) -> str:
-    """What is hidden is total less exposed; divide it by the total."""
+    """What is hidden is total minus exposed; divide it by the total."""
     right = max(total_s - exposed_s, 0.0) / total_s
     value = number(answer)
     require(

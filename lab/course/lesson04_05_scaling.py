@@ -13,7 +13,7 @@ TURNED = "The other way round: above 1 means that more ranks are faster."
 
 @exercise("04.prediction")
 def strong_prediction(answer: object, *, step_s: Mapping[int, float], ranks: int) -> str:
-    """Write down the speedup that you expect, above 0; it need not be right, it must be yours."""
+    """Write down the speedup you expect, above 0; it need not be right, but it must be yours."""
     expected = number(answer)
     require(expected > 0)
     measured = step_s[1] / step_s[ranks]
@@ -46,12 +46,12 @@ def efficiency(answer: object, *, step_s: Mapping[int, float], ranks: int) -> st
         answer,
         right,
         mistakes={
-            "A fraction is wanted, not per cent.": 100 * right,
+            "Give a fraction, not per cent.": 100 * right,
             "Divide the speedup by N.": right * ranks,
         },
     )
     return (
-        f"{right:.0%}: of each rank's time so much went into work that one rank would have "
+        f"{right:.0%}: of each rank's time this much went into work that one rank would have "
         "had to do too."
     )
 
@@ -83,7 +83,7 @@ def karp_flatt(answer: object, *, step_s: Mapping[int, float], ranks: int) -> st
     right = serial_fraction(speedup, ranks)
     mistakes = {
         "The denominator is missing: divide by 1 - 1/N.": 1 / speedup - 1 / ranks,
-        "A fraction is wanted, not per cent.": 100 * right,
+        "Give a fraction, not per cent.": 100 * right,
     }
     judge(answer, right, mistakes=mistakes)
     if right < 0:
@@ -129,7 +129,7 @@ def weak_efficiency(answer: object, *, step_s: Mapping[int, float], ranks: int) 
     right = step_s[1] / step_s[ranks]
     mistakes = {
         "Do not divide by N: each rank's work did not shrink.": right / ranks,
-        "A fraction is wanted, not per cent.": 100 * right,
+        "Give a fraction, not per cent.": 100 * right,
         "Above 1 would mean that N times the work takes less time: turn it over.": 1 / right,
     }
     judge(answer, right, mistakes=mistakes)

@@ -33,7 +33,7 @@ def band(answer: object, *, compute_s: float, communication_s: float) -> str:
     """
     require(
         isinstance(answer, tuple | list) and len(answer) == 2,
-        "Two fractions are wanted: (without overlap, with overlap).",
+        "Give two fractions: (without overlap, with overlap).",
     )
     low, high = (number(part) for part in answer)  # type: ignore[attr-defined]
     r = compute_s / communication_s
@@ -71,7 +71,7 @@ def break_even(answer: object, *, gradient_bytes: float, step_s: float) -> str:
     mistakes = {
         "A rank sends 2 (N - 1)/N times the gradients; it gains only (N - 1)/N of a step.": right
         / 2,
-        "Bytes per second are wanted, not bits.": 8 * right,
+        "Give bytes per second, not bits.": 8 * right,
     }
     judge(answer, right, mistakes=mistakes)
     return (
@@ -89,7 +89,7 @@ def step(answer: object, *, epoch_s: float, samples: int, batch_per_rank: int, r
     mistakes = {
         "The batch is per rank: the global batch is N times as large, and there are N times "
         "fewer steps.": right / ranks,
-        "Seconds are wanted, not ms.": 1e3 * right,
+        "Give seconds, not ms.": 1e3 * right,
     }
     judge(answer, right, mistakes=mistakes)
     return f"{right * 1e3:.1f} ms for a step."
@@ -102,7 +102,7 @@ def transfer(answer: object, *, parameters: float, ranks: int, bytes_per_s: floa
     mistakes = {
         "A parameter has 4 bytes in fp32.": right / GRADIENT_BYTES,
         "The ring passes 2 (N - 1)/N times the bytes.": GRADIENT_BYTES * parameters / bytes_per_s,
-        "Seconds are wanted, not ms.": 1e3 * right,
+        "Give seconds, not ms.": 1e3 * right,
     }
     judge(answer, right, mistakes=mistakes)
     return f"{right * 1e3:.2f} ms on this link."
@@ -113,7 +113,7 @@ def culprit(answer: object, *, rules: Sequence[str]) -> str:
     """Compare the time that gradients need with the time that a step became longer, then read what
     the audit says of CPUs.
     """
-    require(isinstance(answer, str), "The name of a rule is wanted, as text.")
+    require(isinstance(answer, str), "Give the name of a rule, as text.")
     require(
         answer in rules,
         f"The audit found {', '.join(dict.fromkeys(rules))} in this table: which of them is a "
@@ -141,7 +141,7 @@ def stall(answer: object, *, data_s: float, step_s: float) -> str:
     judge(
         answer,
         right,
-        mistakes={"Turn it over.": 1 / right, "A fraction is wanted, not per cent.": 100 * right},
+        mistakes={"Turn it over.": 1 / right, "Give a fraction, not per cent.": 100 * right},
     )
     return (
         f"{right:.0%} of a step pass before anything is computed, and no link in the world "

@@ -22,7 +22,7 @@ def state(answer: object, *, parameters: float) -> str:
     mistakes = {
         "Those are the weights alone.": 2 * parameters,
         "The fp32 copy of the weights is missing: AdamW needs 12 bytes.": 12 * parameters,
-        "Bytes are wanted, not GB.": right / 1e9,
+        "Give bytes, not GB.": right / 1e9,
     }
     judge(answer, right, mistakes=mistakes, within=0.001)
     return f"{right / 1e9:.0f} GB before the first activation."
@@ -35,7 +35,7 @@ def zero(answer: object, *, parameters: float, ranks: int) -> str:
     """
     require(
         isinstance(answer, tuple | list) and len(answer) == 3,
-        "Three numbers are wanted: (stage 1, stage 2, stage 3).",
+        "Give three numbers: (stage 1, stage 2, stage 3).",
     )
     right = (
         parameters * (WEIGHT + GRADIENT + OPTIMIZER / ranks),
@@ -83,7 +83,7 @@ def activations(answer: object, *, tokens: int, width: int, layers: int) -> str:
     right = float(ACTIVATION * tokens * width * layers)
     mistakes = {
         "Every layer keeps its own until its backward pass.": right / layers,
-        "Bytes are wanted, not GB.": right / 1e9,
+        "Give bytes, not GB.": right / 1e9,
     }
     judge(answer, right, mistakes=mistakes, within=0.005)
     return f"{right / 1e9:.1f} GB for a micro-batch of one sample; with two it is twice that."

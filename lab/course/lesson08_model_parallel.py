@@ -29,9 +29,7 @@ def bubble(answer: object, *, stages: int, microbatches: int) -> str:
 def microbatches(answer: object, *, stages: int, share: float) -> str:
     """Solve (p - 1)/(m + p - 1) <= share for m, and round up."""
     right = math.ceil((stages - 1) * (1 - share) / share - 1e-9)
-    judge(
-        answer, right, mistakes={"m is wanted, not m + p - 1.": float(right + stages - 1)}, within=0
-    )
+    judge(answer, right, mistakes={"Give m, not m + p - 1.": float(right + stages - 1)}, within=0)
     return (
         f"{right} microbatches. Each is smaller, and below some size the device computes it "
         "no faster."

@@ -46,7 +46,7 @@ def loss_scale(answer: object, *, gradient: float) -> str:
     right = 2.0 ** math.ceil(math.log2(2.0**-14 / gradient))
     mistakes = {
         "With that it is still below 2**-14, where fp16 loses bits.": right / 2,
-        "The power of two is wanted, not its exponent.": math.log2(right),
+        "Give the power of two, not its exponent.": math.log2(right),
         "2**-24 is the smallest number at all; it has one bit left.": 2.0
         ** math.ceil(math.log2(2.0**-24 / gradient)),
     }
@@ -60,7 +60,7 @@ def loss_scale(answer: object, *, gradient: float) -> str:
 @exercise("09.quantize")
 def quantize(answer: object) -> str:
     """scale = max |row| / 127, and the integers are row / scale, rounded."""
-    require(callable(answer), "The function itself is wanted, without parentheses.")
+    require(callable(answer), "Give the function itself, without parentheses.")
     draw = np.random.default_rng(9)
     for row in (
         draw.normal(size=64),
@@ -120,7 +120,7 @@ def decode(answer: object, *, parameters: float, bytes_per_weight: float, bandwi
     """Every weight is read once for a token: bandwidth over the bytes of all weights."""
     right = bandwidth / (parameters * bytes_per_weight)
     mistakes = {
-        "How many bytes has a weight?": bandwidth / parameters,
+        "How many bytes does a weight have?": bandwidth / parameters,
         "Turn it over: these are seconds per token.": 1 / right,
     }
     judge(answer, right, mistakes=mistakes, within=0.01)

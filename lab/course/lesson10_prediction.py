@@ -63,7 +63,7 @@ def error(
     predicted = _compute(phases, ranks) + all_reduce_s
     right = abs(predicted / measured - 1)
     mistakes = {
-        "A fraction is wanted, not per cent.": 100 * right,
+        "Give a fraction, not per cent.": 100 * right,
         "Relative to what was measured, not to what was predicted.": abs(measured / predicted - 1),
     }
     judge(
@@ -83,7 +83,7 @@ def _compute(phases: Phases, ranks: int) -> float:
 
 @exercise("10.bandwidth")
 def bandwidth(answer: object, *, one_s: float, two_s: float, gradient_bytes: float) -> str:
-    """What two GPUs take longer is the all-reduce; a rank sends 2 (N - 1)/N times the gradients in
+    """The extra time on two GPUs is the all-reduce; a rank sends 2 (N - 1)/N times the gradients in
     it.
     """
     right = gradient_bytes / (two_s - one_s)
@@ -99,7 +99,7 @@ def bandwidth(answer: object, *, one_s: float, two_s: float, gradient_bytes: flo
 def score(answer: object, *, predicted: Sequence[float], measured: Sequence[float]) -> str:
     """The mean over the rows of |predicted / measured - 1|."""
     right = float(np.mean(np.abs(np.array(predicted) / np.array(measured) - 1)))
-    judge(answer, right, mistakes={"A fraction is wanted, not per cent.": 100 * right})
+    judge(answer, right, mistakes={"Give a fraction, not per cent.": 100 * right})
     return (
         f"{right:.1%} on rows that the fit never saw: that is the number to state with every "
         "prediction of it."

@@ -13,7 +13,7 @@ SECONDS_PER_HOUR = 3600
 @exercise("11.report")
 def report(answer: object, *, study: Path) -> str:
     """lab.report(study) returns where the report lies: give its html."""
-    require(isinstance(answer, str | Path), "A path is wanted.")
+    require(isinstance(answer, str | Path), "Give a path.")
     path = Path(str(answer)).resolve()
     require(path.is_file(), f"There is no file {path.name}.")
     require(path.is_relative_to(study.resolve()), "This is the report of another study.")
@@ -50,7 +50,7 @@ def device_hours(
     right = epoch_s[ranks] * epochs * ranks / SECONDS_PER_HOUR
     mistakes = {
         "These are hours of wall time: every device is charged.": right / ranks,
-        "Hours are wanted, not seconds.": right * 3600,
+        "Give hours, not seconds.": right * 3600,
     }
     judge(answer, right, mistakes=mistakes)
     return f"{right:,.2f} device-hours."

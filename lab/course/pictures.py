@@ -82,7 +82,7 @@ def schedule(orders: Sequence[Order]) -> Figure:
     numbered = [[(KINDS.index(kind), which) for kind, which in order] for order in orders]
     ends = timetable(numbered)
     if ends is None:
-        raise ValueError("the stages wait for each other for ever")
+        raise ValueError("the stages wait for each other forever")
     length, stages = max(ends.values()), len(orders)
     waits = 1 - sum(1 + kind for _, kind, _ in ends) / (stages * length)
     kept = peak(numbered[0])

@@ -28,7 +28,7 @@ LARGEST_WORLD = 8
 TRIES = ".tries.json"  # beside the file
 OBSTACLES = {
     "MemoryError": "it asks for more memory than the 2 GiB that a rank may have",
-    "PermissionError": "it may start no process, open no file to write, and reach no network",
+    "PermissionError": "it may not start processes, open files for writing or reach a network",
 }
 
 
@@ -181,7 +181,7 @@ def _hang(ended: Ended, spec: Mapping[str, Any]) -> str:
         where = line_in(stack, file) or ("outside of the file" if stack else "it had ended")
         places.append(f"rank {rank}: {where}")
     return (
-        f"After {LIMIT_S:.0f} s the ranks were not done. They stood in {Path(file).name}: "
+        f"After {LIMIT_S:.0f} s the ranks were not done. They were in {Path(file).name}: "
         f"{'; '.join(places)}."
     )
 

@@ -105,7 +105,7 @@ def handed_in(submitted: Path) -> Iterator[Path]:
             if wanted and path.is_file() and not path.is_symlink():
                 count += 1
                 if count > MOST_FILES or path.stat().st_size > LARGEST:
-                    raise LabError(f"{place / name}: more than is read of a submission")
+                    raise LabError(f"{place / name}: too much to be read of a submission")
                 yield place / name
 
 
@@ -141,11 +141,11 @@ def _inspect(work: Path) -> tuple[list[str], list[str]]:
             continue
         if not abs(median - record.timing.step.median) <= TOLERANCE * median:
             recorded = f"{record.timing.step.median:.6g} s"
-            faults.append(f"{place} says {recorded} for a step, and its steps say {median:.6g} s")
+            faults.append(f"{place} gives {recorded} for a step, but its steps give {median:.6g} s")
         losses = steps.groupby("step")["loss"].mean().to_numpy(float)
         said = np.array(record.quality.loss if record.quality else [])
         if said.shape != losses.shape or not np.allclose(said, losses, rtol=TOLERANCE):
-            faults.append(f"{place} says other losses than its steps")
+            faults.append(f"{place} gives other losses than its steps")
         # Relative, so that copies with all times scaled are recognized too.
         content = np.round(times / times[0], 6).tobytes()
         signatures.append(hashlib.sha256(record.run_id.encode() + content).hexdigest())

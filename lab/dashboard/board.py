@@ -78,7 +78,7 @@ class Dashboard:
         self.calibrate_button = widgets.Button(description="Calibrate")
         self.calibrate_button.tooltip = "measure the links of this network, for predictions"
         self.cancel_button = widgets.Button(description="Cancel", disabled=True)
-        self.cancel_button.tooltip = "end what is going on; of a run nothing is kept"
+        self.cancel_button.tooltip = "end what is running and discard its results"
         for button in (self.run_button, self.calibrate_button, self.cancel_button):
             button.layout = {"width": "8em"}
         self.bar = widgets.IntProgress(layout={"width": "12em"})
@@ -165,7 +165,7 @@ class Dashboard:
             study = self.bench.study(self.configuration(), cluster.name)
             self.bench.keep(study)
             if Store(study.out).completed(study.task()):
-                self._finish(study, "Measured before, and not again")
+                self._finish(study, "Measured before, so not again")
             else:
                 freeze(study, cluster, basis=self._basis(cluster))
                 self._follow(study, launch(study, cluster))
@@ -189,7 +189,7 @@ class Dashboard:
                     jobs = None if self.bench.is_driven(study) else launch(study, cluster)
                 self._follow(study, jobs)
         except (LabError, OSError) as error:
-            self._say(f"A run that still goes cannot be followed: {error}")
+            self._say(f"A run that is still going cannot be followed: {error}")
 
     def _follow(self, study: Study, jobs: Jobs | None) -> None:
         """Show a run from now on; `jobs` is None if another program drives it."""

@@ -23,12 +23,12 @@ NAMES = {
     "data": ("Data set", "what it is trained on"),
     "strategy": ("Strategy", "how the ranks share the work"),
     "precision": ("Precision", "number format of the forward and backward pass"),
-    "world_size": ("World size", "ranks, of as many as the cluster can run at once"),
+    "world_size": ("World size", "ranks, up to as many as the cluster can run at once"),
     "global_batch_size": ("Global batch size", "samples of one optimizer step, over all ranks"),
     "grad_accum": ("Gradient accumulation", "micro-batches of a rank for one optimizer step"),
     "steps": ("Steps", "optimizer steps in all"),
-    "warmup_steps": ("Warm-up steps", "the first steps, left out of every measure"),
-    "cluster": ("Network", "the cluster profile of slurm/ whose ranks and links the run has"),
+    "warmup_steps": ("Warm-up steps", "the first steps, left out of all measurements"),
+    "cluster": ("Network", "the cluster profile of slurm/ whose ranks and links the run uses"),
 }
 # The controls that are fields of Run.
 OF_RUN = tuple(name for name in NAMES if name != "cluster")
@@ -61,9 +61,9 @@ def _partitions() -> set[str] | str:
             ["sinfo", "-h", "-o", "%R"], capture_output=True, text=True, timeout=3, check=True
         )
     except FileNotFoundError:
-        return "Slurm's commands are not on this machine"
+        return "Slurm's commands are not installed here"
     except (OSError, subprocess.SubprocessError):
-        return "no controller of Slurm answers"
+        return "no Slurm controller answers"
     return set(answer.stdout.split())
 
 

@@ -28,7 +28,7 @@ CANNOT_TELL = "cannot tell"
 UNSURE = 4.0  # an interval with ends this many times apart says little about a step
 LIMITS = {
     "compute": "the forward and backward passes",
-    "exposed_communication": "communication beside which nothing is computed",
+    "exposed_communication": "communication during which nothing is computed",
     "straggler": "waiting for the slowest rank",
     "bubble": "stages of the pipeline that wait",
     "call_overhead": "what the strategy does around each of its calls",
@@ -62,14 +62,14 @@ def _advice(forecast: Forecast, basis: Basis, cluster: Cluster) -> str:
     try:
         layout_of(run)
     except LabError as error:
-        return f"No prediction can be made, as {error}: measure it."
+        return f"No prediction can be made, because {error}: measure it."
     try:
         basis.profile(run)
     except LabError:
         if run.facts.splits == "layers":
             return (
                 "Measure it on one rank first, with Strategy ddp: a pipeline of one stage does not "
-                "tell when gradients are ready."
+                "show when gradients are ready."
             )
         if run.world_size == 1:
             return (

@@ -74,7 +74,7 @@ def _scores(entries: list[Entry]) -> dict[Key, Score]:
 def beside(score: Score | None) -> str:
     """A measurement beside its prediction, in a sentence."""
     if score is None:
-        return "It was not predicted: there was nothing yet from which it could be."
+        return "It was not predicted: there was nothing yet to predict it from."
     frozen = score.frozen
     expected = f"Predicted before the run: {expected_step(frozen)}"
     measured = f"Measured: {format_seconds(score.measured_s)}"

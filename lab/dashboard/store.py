@@ -135,7 +135,7 @@ def send(run: Run, *, name: str, reports: Path) -> Study:
         problem = Problem("name", f"invalid study name {name!r}", "small letters, digits and -")
         raise InputError("send", [problem])
     if folder.exists() and any(folder.iterdir()):
-        problem = Problem("name", f"{folder.name} is there already", "choose another name")
+        problem = Problem("name", f"{folder.name} already exists", "choose another name")
         raise InputError("send", [problem])
     folder.mkdir(parents=True, exist_ok=True)
     fields = set(OF_RUN) - {"world_size"}

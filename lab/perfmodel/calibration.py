@@ -204,7 +204,7 @@ class Calibration(_Stored):
         known = "no world size of it is fitted"
         if fits:
             known = f"its fits are for {', '.join(map(str, sorted(fits)))} ranks"
-        missing = f"{collective} on {world_size} ranks is not there"
+        missing = f"no {collective} on {world_size} ranks"
         raise LabError(f"calibration of {self.cluster}: {missing} ({known})")
 
     def time(self, collective: Collective, world_size: int, size: float) -> float:
@@ -276,7 +276,7 @@ def read_calibration(path: Path) -> Calibration | None:
     version = (read_json(path) or {}).get("schema_version")
     if isinstance(version, int) and version > SCHEMA_VERSION:
         schemas = f"schema {version}, this one reads {SCHEMA_VERSION}"
-        raise LabError(f"{path}: written by a newer lab ({schemas}): update")
+        raise LabError(f"{path}: written by a newer lab ({schemas}); update the lab")
     try:
         return Calibration.model_validate_json(path.read_bytes())
     except (OSError, ValidationError):

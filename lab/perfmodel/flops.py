@@ -317,7 +317,7 @@ def _trace(run: Run, frozen: int) -> Trace:
             image = Value((int(getattr(data, "channels", 0)), model.image_size, model.image_size))
             trace.cross_entropy(_NETWORKS[model.network](trace, image, model, classes))
         case PythonModel() | Script():
-            raise LabError(f"the layers of {model.label} are known to its own code only")
+            raise LabError(f"the layers of {model.label} are known only to its own code")
         case _:
             assert_never(model)
     return trace

@@ -177,7 +177,7 @@ class Basis:
         records = [record for record in same if record.gradients and record.timing]
         if not records:
             reason = (
-                "the records on one rank tell no gradients"
+                "the records on one rank do not show when gradients are ready"
                 if same
                 else "no record on one rank of this model and precision yet"
             )

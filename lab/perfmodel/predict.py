@@ -188,7 +188,7 @@ def on_described(run: Run, place: Machine) -> Forecast:
         conditions=costing.conditions(run.world_size),
     )
     limit = costing.memory_limit
-    needs = f"needs {memory / 1e9:.0f} GB, training may take {limit / 1e9:.0f} GB of a GPU"
+    needs = f"needs {memory / 1e9:.0f} GB, but training may use {limit / 1e9:.0f} GB of a GPU"
     beyond = (f"cannot fit: {needs}",) if memory > limit else ()
     reached = 1 / costing.law.coefficients["flops"]
     basis = f"{place.description}; large products at {reached:.0%} of its peak assumed"
@@ -223,12 +223,12 @@ def at_world_size(run: Run, world_size: int, *, study: Study) -> Run | None:
 def _extended(study: Study, world_sizes: Sequence[int]) -> list[tuple[Run, int, Run | None]]:
     """Each curve of the study at each size: one of its runs, the size, and the run there if any."""
     problems = [
-        Problem("--world-size", f"{size} ranks", f"1 to {MOST_RANKS:,}")
+        Problem("--world-size", f"{size} ranks", f"give 1 to {MOST_RANKS:,}")
         for size in world_sizes
         if not 1 <= size <= MOST_RANKS
     ]
     if not world_sizes:
-        problems = [Problem("--world-size", "none is given", "such as 8,64,512")]
+        problems = [Problem("--world-size", "none is given", "give some, such as 8,64,512")]
     if problems:
         raise InputError("predict", problems)
     lines: dict[str, Run] = {}
@@ -242,7 +242,7 @@ def _extended(study: Study, world_sizes: Sequence[int]) -> list[tuple[Run, int, 
     ]
     if all(there is None for *_, there in runs):
         what = f"no run of this study divides over {', '.join(map(str, world_sizes))} ranks"
-        advice = "sizes that divide its global batch"
+        advice = "give sizes that divide its global batch"
         raise InputError("predict", [Problem("--world-size", what, advice)])
     return runs
 

@@ -69,7 +69,7 @@ def predict_step(
         quantities if backward_s is None else {**quantities, "backward_s": backward_s}
     )
     if not 0 <= overlap <= 1:
-        problems.append(Problem("overlap", f"{overlap} is not a share", "between 0 and 1"))
+        problems.append(Problem("overlap", f"{overlap} is not a share", "give one from 0 to 1"))
     if problems:
         raise InputError("predict_step", problems)
     whole = all_reduce_seconds(
@@ -90,7 +90,7 @@ def all_reduce_seconds(
     """Seconds of an all-reduce by a ring or a table, as `predict_step` takes them; InputError."""
     if (allreduce is None) == (bytes_per_s is None):
         advice = "such as allreduce=(20e-6, 6e9)"
-        raise _refused("allreduce", "give either it or bytes_per_s", advice)
+        raise _refused("allreduce", "give it or bytes_per_s, not both", advice)
     if allreduce is not None and alpha_s is not None:
         raise _refused("alpha_s", "allreduce holds it already", "leave it out")
     if allreduce is not None and not _is_pair(allreduce):
@@ -302,7 +302,7 @@ def _columns(rows: pd.DataFrame, *, needed: Sequence[str]) -> dict[str, FloatArr
         try:
             columns[name] = np.asarray(rows[name], dtype=np.float64)
         except (TypeError, ValueError):
-            problems.append(Problem(name, "not all values are numbers", "numbers only"))
+            problems.append(Problem(name, "not all values are numbers", "give only numbers"))
             continue
         for place, value in enumerate(columns[name].tolist()):
             problems += _problems({name: value}, where=f"row {place}, ")
@@ -321,7 +321,7 @@ def _problems(quantities: Mapping[str, Any], *, where: str = "") -> list[Problem
     """Faults of named quantities: not a number, not finite, out of range."""
     problems = []
     for name, value in quantities.items():
-        advice = "zero or more" if name in MAY_BE_ZERO else "a positive number"
+        advice = "give zero or more" if name in MAY_BE_ZERO else "give a positive number"
         try:
             number = float(value)
         except (TypeError, ValueError):
@@ -331,7 +331,7 @@ def _problems(quantities: Mapping[str, Any], *, where: str = "") -> list[Problem
             problems.append(Problem(where + name, f"{number:g} is impossible", advice))
         elif name in {"world_size", "ranks_per_node"} and number != round(number):
             what = f"{number:g} is not a number of ranks"
-            problems.append(Problem(where + name, what, "a whole number"))
+            problems.append(Problem(where + name, what, "give a whole number"))
     return problems
 
 

@@ -148,5 +148,5 @@ def test_a_setting_that_says_nothing_by_itself_has_the_name_of_its_column(tmp_pa
 def test_a_law_that_made_the_numbers_gets_no_interval(tmp_path: Path) -> None:
     rows = "".join(f"{n},{1200 * (1 / 30 + 29 / 30 / n)}\n" for n in (1, 2, 4, 8))
     text = prose(page(written(tmp_path, f"gpus,epoch_time_s\n{rows}")))
-    assert "serial fraction of 3.33 % meets the speedups exactly" in text
+    assert "serial fraction of 3.33 % fits the speedups exactly" in text
     assert "falls to 50 % on 31.0 GPUs" in text
