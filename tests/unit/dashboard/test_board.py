@@ -30,8 +30,8 @@ def test_first_configuration_can_run_and_shows_its_cost(shown: Dashboard) -> Non
             "Global batch size: input should be greater than or equal to 1, found 0",
         ),
         ({"world_size": 2, "strategy": "single"}, "use 'ddp' or world_size 1"),
-        ({"world_size": 3, "global_batch_size": 6}, "needs 3 ranks, two has 2"),
-        ({"world_size": 2, "cluster": "one"}, "needs 2 ranks, one has 1"),
+        ({"world_size": 3, "global_batch_size": 6}, "needs 3 ranks, but two has 2"),
+        ({"world_size": 2, "cluster": "one"}, "needs 2 ranks, but one has 1"),
     ],
 )
 def test_impossible_configuration_is_told_at_once_and_mended(
@@ -81,7 +81,7 @@ def test_configuration_is_sent_to_a_study_beside_the_bench(shown: Dashboard, pla
         and len(study.tasks) == 6
     )
     shown.send_button.click()
-    assert "Not sent:" in text(shown.sent) and "there already" in text(shown.sent)
+    assert "Not sent:" in text(shown.sent) and "already exists" in text(shown.sent)
     shown.fields["steps"].value = 4
     assert shown.send_button.disabled, "4 steps of warm-up leave nothing"
 

@@ -53,6 +53,6 @@ def test_nothing_is_overwritten(tmp_path: Path) -> None:
     name = store.suggested(run)
     assert name == "gpt-nano-ddp-x2-batch-8-fp32"
     written = (store.send(run, name=name, reports=tmp_path).folder / "study.yaml").read_bytes()
-    with pytest.raises(InputError, match="there already"):
+    with pytest.raises(InputError, match="already exists"):
         store.send(factories.run(1, 8), name=name, reports=tmp_path)
     assert (tmp_path / name / "study.yaml").read_bytes() == written
