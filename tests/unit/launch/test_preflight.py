@@ -160,7 +160,7 @@ def test_two_profiles_of_one_name_are_told_apart_by_their_files(
         preflight.check(study, other, missing, fresh=False)
     (problem,) = refused.value.problems
     assert problem.what == f"records here were measured on {here.file}"
-    assert problem.advice.endswith(f"--fresh to measure all on {other.file}")
+    assert problem.advice.endswith(f"--fresh to measure again on {other.file}")
     # A record of an earlier version holds the stem alone.
     write_record(record(study.runs[0], cluster="site"), folder)
     preflight.check(study, other, missing, fresh=False)
