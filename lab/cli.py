@@ -369,7 +369,7 @@ def report(
         bool,
         Option(
             "--keep",
-            help="Write small files for a repository to STUDY/kept/; with --all, all kept ones again.",
+            help="Write small files for a repository to STUDY/kept/; with --all, rewrite all.",
         ),
     ] = False,
     title: Annotated[str | None, Option("--title", help="Title of a table's report.")] = None,
