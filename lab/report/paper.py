@@ -171,7 +171,7 @@ def setup(results: StudyResults) -> Markdown:
     precisions = sorted({run.precision for run in runs if run.precision})
     return Markdown(
         f"The study {work}, at {ranks}, {f'with {_listed(precisions)}, ' * bool(precisions)}"
-        f"for {steps}, of which {warmup} for warm-up are left out; "
+        f"for {steps}, of which {warmup} of warm-up are left out; "
         f"it asks for {study.repeats} repeat{'s' * (study.repeats > 1)} of each of its "
         f"{len(runs)} configuration{'s' * (len(runs) > 1)}."
     )

@@ -29,7 +29,7 @@ COMMUNICATION = (
     "Communication of a step, median over repeats [95 % interval]. Exposed is the time in which "
     "the step did nothing but wait, split into waiting for the slowest rank and transfer; the "
     "cost of synchronising is measured by itself, in alternating rounds with and without it, and "
-    "also contains what communication slows of compute. Sent: by one rank in a step, if ranks "
+    "exceeds the exposed part by the slowdown of compute. Sent: by one rank in a step, if ranks "
     "form a ring"
 )
 FROZEN = "Each prediction was written down and hashed before its run. They rest on: "

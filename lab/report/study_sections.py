@@ -288,7 +288,7 @@ $$
 S(N) = \frac{T(1)}{T(N)}, \qquad E(N) = \frac{S(N)}{N}
 $$
 
-Amdahl's law bounds the speedup of a program whose fraction $f$ does not get faster with more
+Amdahl's law bounds the speedup of a program of which a fraction $f$ does not get faster with more
 ranks:
 
 $$
@@ -300,7 +300,7 @@ $$
 E(N) = \frac{T(1)}{T(N)}, \qquad S(N) = \frac{X(N)}{X(1)}
 $$
 
-By Gustafson's law, a step on $N$ ranks whose fraction $s$ is not shared has the scaled speedup
+By Gustafson's law, a step on $N$ ranks of which a fraction $s$ is not shared has the scaled speedup
 
 $$
 S(N) = s + (1 - s) N, \qquad s = \frac{N - S(N)}{N - 1}
