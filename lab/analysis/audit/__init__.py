@@ -202,7 +202,7 @@ class Audit(BaseModel):
         checked = f"Checked {len(RULES) - len(self.not_checked)} of {len(RULES)} rules"
         if self.conclusive:
             return f"{checked}: {summary or 'nothing found'}."
-        verdict = f"{checked}: too few for a verdict{f' ({summary})' if summary else ''}."
+        verdict = f"{checked}: too little to say{f' ({summary})' if summary else ''}."
         lacks = Counter(lack for rule in self.not_checked for lack in rule.lacks)
         helpful = [f"{lack} ({count})" for lack, count in lacks.most_common(NAMED)]
         return f"{verdict} More rules could be checked with: {'; '.join(helpful)}."

@@ -239,10 +239,10 @@ def test_a_total_beside_what_each_gpu_does() -> None:
 def test_silence_is_not_health() -> None:
     result = audit(frame("model|score\na|1\nb|2"))
     assert not result.conclusive and result.trustworthy and not result.findings
-    assert str(result).startswith("Checked 0 of 21 rules: too few for a verdict.")
+    assert str(result).startswith("Checked 0 of 21 rules: too little to say.")
     assert "More rules could be checked with: " in str(result) and "world_size" in str(result)
     assert "nothing found" not in str(result)
-    assert "too few for a verdict" in result._repr_html_()
+    assert "too little to say" in result._repr_html_()
 
 
 def test_the_reading_is_shown() -> None:
