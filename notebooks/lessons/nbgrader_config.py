@@ -1,6 +1,6 @@
 """nbgrader's settings for this course: `make release` copies them into the course's folder."""
 
-from lab.course.release import CODE_STUB, TEXT_STUB
+from lab.course.solutions import CODE_STUB, TEXT_STUB
 
 c = get_config()
 

@@ -10,8 +10,8 @@ from benches import choose, content, keep, text
 
 import lab
 from lab.config.study import Study
-from lab.dashboard import panels
 from lab.dashboard.board import Dashboard
+from lab.dashboard.results import results
 from lab.dashboard.store import Bench
 from lab.records.schema import Failure
 from lab.records.store import Store
@@ -47,7 +47,7 @@ def test_speedup_is_over_the_equal_run_on_one_rank(shown: Dashboard) -> None:
     keep(shown, step_time=0.2)
     choose(shown, global_batch_size=16)
     keep(shown, step_time=0.4)
-    (table,) = (part for part in panels.results(shown.bench) if isinstance(part, blocks.Table))
+    (table,) = (part for part in results(shown.bench) if isinstance(part, blocks.Table))
     speedups = dict(zip(table.frame["configuration"], table.frame["speedup"], strict=True))
     assert speedups == {
         "gpt-nano ddp x1, batch 8, fp32": "1",
