@@ -117,7 +117,8 @@ def _quantities(case: Case) -> dict[str, float]:
     # With sequence parallelism each sum is a scatter and a gather, which no switch shortens.
     summed_s = 2 * _ring(level, summed) if layout.sequence_parallel else _sum(level, summed)
     exchanged = _exchanged(case, tokens, value, passes)
-    weights = (longest * model.block() / layout.expert + model.embedding) / tensor
+    block = model.block() - model.routed + model.routed / layout.expert
+    weights = (longest * block + model.embedding) / tensor
     gradients = weights * value
     buckets = math.ceil(gradients / BUCKET_BYTES)
     gathered = model.parameters / (tensor * stages) * value
@@ -179,9 +180,10 @@ def _exchanged(case: Case, tokens: float, value: int, passes: float) -> float:
         ranks = machine.levels(layout.context, stride=layout.tensor)
         seconds += passes * _ring(ranks, keys / layout.tensor)
     if layout.expert > 1:
+        # There and back: a rank keeps the share of its own experts, as in a gather.
         routed = 2 * tokens * model.active * model.width * value
         ranks = machine.levels(layout.expert, stride=layout.tensor)
-        seconds += passes * _ring(ranks, routed) / layout.expert
+        seconds += passes * _ring(ranks, routed)
     return seconds
 
 

@@ -169,6 +169,15 @@ def test_expert_and_context_parallelism_send_something() -> None:
         assert only(tensor_bytes=1.0).predict([sent])[0] > 0
 
 
+def test_tokens_travel_to_the_experts_of_four_ranks_and_back() -> None:
+    model = replace(MODEL, experts=8, active=2)
+    sent = Case(model, 8192, Candidate(Layout("ddp", 4, expert=4), 1), PLACE)
+    level, _ = PLACE.levels(4)  # all within a node
+    leaving = 2 * 8192 * 2 * MODEL.width * 2 * 3 / 4  # bytes, of tokens to two experts each
+    seconds = 3 * MODEL.layers * leaving / level.bytes_per_s
+    assert only(tensor_bytes=1.0).predict([sent])[0] == pytest.approx(seconds)
+
+
 LAYOUTS = [
     (data, tensor, pipeline, micro, accum)
     for data, tensor, pipeline in itertools.product((1, 2, 8), (1, 2, 4), (1, 2, 4))
