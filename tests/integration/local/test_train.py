@@ -277,7 +277,7 @@ def test_a_rank_does_not_wait_forever_for_the_first(
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has CUDA")
 def test_a_promised_gpu_that_is_not_there_is_named(root: Path, tmp_path: Path) -> None:
     run = Run.model_validate(BASE | {"strategy": "single"})
-    with pytest.raises(LabError, match=r"promises CUDA.*lab doctor"):
+    with pytest.raises(LabError, match=r"needs CUDA.*lab doctor"):
         measure(
             run, place(tmp_path, device="cuda"), data_root=root, folder=tmp_path, progress=quiet
         )
