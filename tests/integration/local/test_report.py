@@ -103,7 +103,7 @@ def test_report_opens_offline_and_says_what_was_measured(
     assert "1.98" in text or "2.0" in text  # the speedup of the records above
     assert page.locator("math").count() >= 3
     pictures = page.locator("figure svg, figure img")
-    assert pictures.count() >= 5
+    assert pictures.count() >= 3
     boxes = [pictures.nth(i).bounding_box() for i in range(pictures.count())]
     assert all(box is not None and box["width"] > 200 and box["height"] > 80 for box in boxes)
     assert str(measured.folder) not in page.content()
