@@ -207,17 +207,21 @@ class _Shared:
         for one in steps.values():
             if one.run.world_size == 1:
                 self._by_work[_work(one.run)].append(one)
+        self._alone: dict[tuple[str, ...], dict[int, Draws]] = {}
 
     def alone(self, run: Run) -> dict[int, Draws]:
         """Compute of a micro-batch on one rank by its size, preferably with the run's strategy."""
-        alike = sorted(
-            self._by_work.get(_work(run), ()), key=lambda one: one.run.strategy == run.strategy
-        )
-        return {
-            size: one.draws["compute"] / one.run.grad_accum
-            for one in alike
-            if (size := one.run.micro_batch_size) is not None
-        }
+        key = (*_work(run), repr(run.strategy))
+        if key not in self._alone:  # the same for all ranks and batches of a curve
+            alike = sorted(
+                self._by_work.get(_work(run), ()), key=lambda one: one.run.strategy == run.strategy
+            )
+            self._alone[key] = {
+                size: one.draws["compute"] / one.run.grad_accum
+                for one in alike
+                if (size := one.run.micro_batch_size) is not None
+            }
+        return self._alone[key]
 
 
 def _work(run: Run) -> tuple[str, ...]:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
 import tempfile
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import psutil
 import yaml
 
 from lab.config.study import Study, Task
@@ -23,18 +26,17 @@ LIMITS = (
     f"{LIMIT_RUNS:,} runs in {LIMIT_S:.0f} s and {LIMIT_BYTES / 1e9:.0f} GB, "
     f"a page of {LIMIT_PAGE / 1e6:.0f} MB"
 )
+SAMPLE_S = 0.05
 WORLD_SIZES, BATCHES = (1, 2, 4, 8, 16), (64, 128, 256, 512)
 _SHARES = {"data": 0.01, "h2d": 0.0, "forward": 0.3, "optimizer": 0.1, "other": 0.02}
 _CHILD = """
-import json, resource, sys, time
+import json, sys, time
 import lab
 began = time.perf_counter()
 report = lab.report(lab.Study.load(sys.argv[1]))
 seconds = time.perf_counter() - began
-who = resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN
-peak = sum(resource.getrusage(one).ru_maxrss for one in who)
 sizes = {"page_bytes": report.html.stat().st_size, "pdf_bytes": report.pdf.stat().st_size}
-print(json.dumps({"seconds": seconds, "peak_bytes": 1024 * peak, **sizes}))
+print(json.dumps({"seconds": seconds, **sizes}))
 """
 
 
@@ -42,7 +44,7 @@ print(json.dumps({"seconds": seconds, "peak_bytes": 1024 * peak, **sizes}))
 class ReportCost:
     """The cost and size of a report of a study with `runs` jobs of a given number of steps.
 
-    `peak_bytes` adds the peaks of the process and of its largest child.
+    `peak_bytes` is the largest sum over the process and its children at one moment.
     """
 
     runs: int
@@ -86,10 +88,27 @@ def _cost(runs: int, steps: int) -> ReportCost:
     with tempfile.TemporaryDirectory(prefix="lab-bench-") as folder:
         study = made_up_study(Path(folder), runs=runs, steps=steps)
         command = [sys.executable, "-c", _CHILD, str(study.folder)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise LabError(f"the report of {runs} runs failed:\n{done.stderr.strip()[-2000:]}")
-        return ReportCost(len(study.tasks), steps, **json.loads(done.stdout))
+        with (Path(folder) / "errors").open("w+") as errors:
+            report = psutil.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True)
+            peak_bytes = _peak_bytes(report)
+            output, _ = report.communicate()
+            if report.returncode:
+                errors.seek(0)
+                raise LabError(
+                    f"the report of {runs} runs failed:\n{errors.read()[-2000:].strip()}"
+                )
+        return ReportCost(len(study.tasks), steps, peak_bytes=peak_bytes, **json.loads(output))
+
+
+def _peak_bytes(process: psutil.Popen) -> int:
+    """The largest resident memory of a process with its children until it ends, in bytes."""
+    peak = 0
+    while process.poll() is None:
+        with contextlib.suppress(psutil.Error):
+            family = [process, *process.children(recursive=True)]
+            peak = max(peak, sum(one.memory_info().rss for one in family))
+        time.sleep(SAMPLE_S)
+    return peak
 
 
 def made_up_study(folder: Path, *, runs: int, steps: int) -> Study:
