@@ -121,14 +121,16 @@ def _plain(value: Any) -> Any:
 
 
 def table_of(rows: Sequence[Mapping[Any, Any]]) -> Table:
-    """A table with a column for each key of the first row; numbers are right-aligned."""
+    """A table with a column for each key that has a value; numbers are right-aligned."""
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for key in rows[0] if rows else ():
+    names = rows[0] if rows else ()
+    keys = [name for name in names if any(row[name] not in (None, "") for row in rows)]
+    for key in keys:
         cells = [str(row[key]) for row in rows if row[key] is not None]
         numeric = all(cell.replace(".", "", 1).strip("% ").isdigit() for cell in cells)
         table.add_column(str(key), justify="right" if numeric else "left", overflow="fold")
     for row in rows:
-        table.add_row(*("" if value is None else escape(str(value)) for value in row.values()))
+        table.add_row(*("" if row[key] is None else escape(str(row[key])) for key in keys))
     return table
 
 

@@ -165,8 +165,12 @@ class Observations:
 
     def rows_of(self, point: Point) -> pd.DataFrame:
         """The rows that make up a point."""
+        return self.frame.iloc[self.places_of(point)]
+
+    def places_of(self, point: Point) -> list[int]:
+        """The positions of these rows."""
         places = (self._places[label] for label in point.labels)
-        return self.frame.iloc[sorted({place for some in places for place in some})]
+        return sorted({place for some in places for place in some})
 
     @cached_property
     def _places(self) -> dict[str, list[int]]:

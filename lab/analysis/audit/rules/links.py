@@ -56,13 +56,13 @@ def plausible_bandwidth(observations: Observations) -> Iterator[Fault]:
         if not checked or (observations.frame["world_size"] > 1).any():
             yield from _collectives(observations)
         return
-    links: dict[object, tuple[Link, bool]] = {}
+    links = _Links(observations)
     for point in observations.points:
         size = observations.gradient_bytes(point)
         transfer = _transfer(point, observations)
         if point.world_size > 1 and size > 0 and transfer is not None:
             checked = True
-            yield from _judged(point, size, transfer, _link_of(point, observations, links))
+            yield from _judged(point, size, transfer, links.of(point))
     if not checked:
         what = "communication time per step on more than one rank"
         raise UncheckedError("bytes or parameters", what)
@@ -143,17 +143,25 @@ def _link(
     return Link()
 
 
-def _link_of(
-    point: Point, observations: Observations, known: dict[object, tuple[Link, bool]]
-) -> tuple[Link, bool]:
-    """The link of a point, and whether it is emulated; `known` holds those of earlier points."""
-    rows = observations.rows_of(point)
-    columns = ["world_size", "nodes", "emulated", *(name for name in LINK_COLUMNS if name in rows)]
-    first = tuple(map(str, rows[columns].iloc[0]))
-    if first not in known:
-        emulated = bool(rows["emulated"].astype(str).str.startswith("link").any())
-        known[first] = _link(rows, observations, emulated=emulated), emulated
-    return known[first]
+class _Links:
+    """The links of points, each looked up once for all points that are placed alike."""
+
+    def __init__(self, observations: Observations) -> None:
+        frame = observations.frame
+        columns = ["world_size", "nodes", "emulated"]
+        columns += [name for name in LINK_COLUMNS if name in frame]
+        self._observations = observations
+        self._placements = list(zip(*(frame[name].map(str) for name in columns), strict=True))
+        self._known: dict[tuple[str, ...], tuple[Link, bool]] = {}
+
+    def of(self, point: Point) -> tuple[Link, bool]:
+        """The link of a point, and whether it is emulated."""
+        placement = self._placements[self._observations.places_of(point)[0]]
+        if placement not in self._known:
+            rows = self._observations.rows_of(point)
+            emulated = bool(rows["emulated"].astype(str).str.startswith("link").any())
+            self._known[placement] = _link(rows, self._observations, emulated=emulated), emulated
+        return self._known[placement]
 
 
 def _judged(
