@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from lab.course.language import tr
 from lab.errors import InputError, Problem, nearest
 from lab.files import write_atomically
 from lab.report.blocks import Markdown
@@ -30,7 +31,10 @@ class WrongAnswerError(AssertionError):
 
 
 class Exercise(NamedTuple):
-    """`judge` takes the answer and the measurements, and returns what a right answer means."""
+    """`judge` takes the answer and the measurements, and returns what a right answer means.
+
+    `hint` is in English: `verdict` translates it.
+    """
 
     hint: str
     judge: Judge
@@ -100,11 +104,14 @@ def verdict(name: str, answer: object, **measured: Any) -> str:
         raise InputError("check", [Problem(name, "no such exercise", nearest(name, known))])
     exercise = known[name]
     if _is_missing(answer):
-        raise WrongAnswerError(f"{name}: no answer yet. {exercise.hint}")
+        hint = tr(exercise.hint)
+        raise WrongAnswerError(tr("{name}: no answer yet. {hint}", name=name, hint=hint))
     try:
-        return f"{name}: right. {exercise.judge(answer, **measured)}"
+        meaning = exercise.judge(answer, **measured)
     except WrongAnswerError as error:
-        raise WrongAnswerError(f"{name}: not yet. {str(error) or exercise.hint}") from None
+        hint = str(error) or tr(exercise.hint)
+        raise WrongAnswerError(tr("{name}: not yet. {hint}", name=name, hint=hint)) from None
+    return tr("{name}: right. {meaning}", name=name, meaning=meaning)
 
 
 def _is_missing(answer: object) -> bool:
@@ -126,9 +133,11 @@ def number(answer: object) -> float:
     if hasattr(value, "item") and getattr(value, "size", 1) == 1:
         value = value.item()
     plain = isinstance(value, int | float) and not isinstance(value, bool)
-    require(plain, f"Give a single number; this is a {type(answer).__name__}.")
+    require(plain, tr("Give a single number; this is a {kind}.", kind=type(answer).__name__))
     finite = math.isfinite(float(value))
-    require(finite, f"{value} is not a finite number: check what was divided by what.")
+    require(
+        finite, tr("{value} is not a finite number: check what was divided by what.", value=value)
+    )
     return float(value)
 
 

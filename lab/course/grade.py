@@ -10,6 +10,7 @@ import csv
 import hashlib
 import io
 import json
+import os
 import secrets
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from typing import Any
 from lab.course import source
 from lab.course.check import WrongAnswerError
 from lab.course.ladder import RUNGS
+from lab.course.language import catalogue_in_use, read_catalogue, tr
 from lab.course.ranks import judge
 from lab.course.release import LESSONS
 from lab.course.replay import cells, checks
@@ -61,8 +63,11 @@ def grade(
 
     If records were edited, or two students handed in the same ones, no answer of that lesson gets
     points, except files of the ladder; `shared_records` permits shared ones. Raises InputError if
-    nothing was handed in, LabError if this machine cannot confine code.
+    nothing was handed in or LAB_CATALOGUE names no catalogue, LabError if this machine cannot
+    confine code.
     """
+    if catalogue := catalogue_in_use():
+        read_catalogue(catalogue)  # once for the class, not a failed replay for each student
     handed_in = submissions_in(Path(submissions))
     replays = {one: _replay(one) for one in handed_in}
     owners: dict[str, set[str]] = defaultdict(set)
@@ -76,7 +81,8 @@ def grade(
         }
         faults = list(replay["faults"])
         if others and not shared_records:
-            faults.append(f"records are the same as those of {', '.join(sorted(others))}")
+            students = ", ".join(sorted(others))
+            faults.append(tr("records are the same as those of {students}", students=students))
         grades += [_without_faulty(row, faults) for row in _of_checks(one, replay)]
         grades += _of_files(one)
     if output is not None:
@@ -103,16 +109,24 @@ def submissions_in(folder: Path) -> list[Submission]:
 def _replay(one: Submission) -> dict[str, Any]:
     """The verdict of a separate process on the answers, or why that process failed."""
     command = [sys.executable, "-P", "-m", "lab.course.replay", one.lesson, str(one.folder)]
+    # The process works in a folder of its own.
+    environment = os.environ | {"LAB_CATALOGUE": str(catalogue_in_use() or "")}
     try:
         process = subprocess.run(
-            command, capture_output=True, timeout=REPLAY_S, preexec_fn=set_limits, check=False
+            command,
+            capture_output=True,
+            timeout=REPLAY_S,
+            preexec_fn=set_limits,
+            env=environment,
+            check=False,
         )
         replay: dict[str, Any] = json.loads(process.stdout.splitlines()[-1])
     except subprocess.TimeoutExpired:
-        return _failed(f"it took longer than {REPLAY_S:.0f} s to read")
+        return _failed(tr("it took longer than {limit:.0f} s to read", limit=REPLAY_S))
     except (IndexError, ValueError):
         lines = process.stderr.decode(errors="replace").strip().splitlines()
-        return _failed(f"it cannot be read: {lines[-1] if lines else process.returncode}")
+        error = lines[-1] if lines else process.returncode
+        return _failed(tr("it cannot be read: {error}", error=error))
     return replay
 
 
@@ -122,7 +136,7 @@ def _failed(reason: str) -> dict[str, Any]:
 
 def _of_checks(one: Submission, replay: dict[str, Any]) -> Iterator[Grade]:
     for name, most in _points(one.lesson, "lab.check"):
-        right, reason = replay["exercises"].get(name, (False, "no answer was handed in"))
+        right, reason = replay["exercises"].get(name, (False, tr("no answer was handed in")))
         points = None if right is None else most * bool(right)
         yield Grade(one.student, one.lesson, name, points, most, reason)
 
@@ -130,7 +144,8 @@ def _of_checks(one: Submission, replay: dict[str, Any]) -> Iterator[Grade]:
 def _without_faulty(row: Grade, faults: Sequence[str]) -> Grade:
     if not faults or row.points is None:
         return row
-    return replace(row, points=0.0, reason=f"not graded: {'; '.join(faults[:3])}")
+    reason = tr("not graded: {faults}", faults="; ".join(faults[:3]))
+    return replace(row, points=0.0, reason=reason)
 
 
 def _of_files(one: Submission) -> Iterator[Grade]:
@@ -144,19 +159,19 @@ def _rung(one: Submission, name: str) -> tuple[bool, str]:
     rung = RUNGS[name]
     path = one.folder / "studies" / "ladder" / rung.file
     if not path.is_file() or path.is_symlink():
-        return False, f"{rung.file} was not handed in"
+        return False, tr("{file} was not handed in", file=rung.file)
     if path.stat().st_size > 4 * source.LARGEST:
-        return False, f"{rung.file} is longer than a rung needs"
+        return False, tr("{file} is longer than a rung needs", file=rung.file)
     text = path.read_text(errors="replace")
     if text == without_solutions((LESSONS / "studies" / "ladder" / rung.file).read_text()):
-        return False, f"{rung.file} is as it was handed out"
+        return False, tr("{file} is as it was handed out", file=rung.file)
     name_seed = int.from_bytes(hashlib.sha256(f"{one.student} {name}".encode()).digest()[:8])
     try:
         for world_size in rung.ranks:
             seed = (name_seed, secrets.randbits(32))  # the instance cannot be known beforehand
             verdict = judge(name, text, path=path, world_size=world_size, seed=seed)
     except WrongAnswerError as error:
-        return False, f"on {world_size} ranks: {error}"
+        return False, tr("on {world_size} ranks: {error}", world_size=world_size, error=error)
     return True, verdict.sentence
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from lab.course.check import require
+from lab.course.language import tr
 from lab.perfmodel.collectives import bus_factor
 
 EXACT = 1e-8  # of parameters in fp64, whose rounding error is far smaller
@@ -133,24 +134,37 @@ def _ring(evidence: Evidence) -> str:
             require(
                 arrays["result"].shape == right.shape
                 and bool(np.allclose(arrays["result"], right, rtol=1e-9)),
-                f"With {n} ranks and {len(right)} numbers, rank {rank} does not end with the sum.",
+                tr(
+                    "With {n} ranks and {numbers} numbers, rank {rank} does not end with the sum.",
+                    n=n,
+                    numbers=len(right),
+                    rank=rank,
+                ),
             )
         names = {operation for operation, *_ in trial.calls}
         require(
             names <= {"send", "receive"},
-            f"Send messages between neighbours, not {', '.join(sorted(names))}.",
+            tr("Send messages between neighbours, not {names}.", names=", ".join(sorted(names))),
         )
         sent = sum(size for operation, size, *_ in trial.calls if operation == "send")
         least = bus_factor("all_reduce", n) * right.nbytes
         require(
             sent <= 1.02 * least + 64 * n,
-            f"Rank 0 sent {sent} bytes of a tensor of {right.nbytes}; "
-            f"a ring sends {least:.0f}, a chunk in each round.",
+            tr(
+                "Rank 0 sent {sent} bytes of a tensor of {size}; a ring sends {least:.0f}, a "
+                "chunk in each round.",
+                sent=sent,
+                size=right.nbytes,
+                least=least,
+            ),
         )
     messages = sum(operation == "send" for operation, *_ in evidence.trials[0].calls)
-    return (
-        f"{n} ranks hold the sum of every tensor; rank 0 sent {messages} messages for each, "
-        f"{bus_factor('all_reduce', n):.2f} times the tensor's bytes in all."
+    return tr(
+        "{n} ranks hold the sum of every tensor; rank 0 sent {messages} messages for each, "
+        "{factor:.2f} times the tensor's bytes in all.",
+        n=n,
+        messages=messages,
+        factor=bus_factor("all_reduce", n),
     )
 
 
@@ -164,7 +178,12 @@ def _same_as_single(evidence: Evidence) -> str:
         for rank, arrays in enumerate(trial.arrays):
             require(
                 arrays.keys() == evidence.expected.keys(),
-                f"Rank {rank} has {len(arrays)} parameters, `single` {len(evidence.expected)}.",
+                tr(
+                    "Rank {rank} has {count} parameters, `single` {expected}.",
+                    rank=rank,
+                    count=len(arrays),
+                    expected=len(evidence.expected),
+                ),
             )
         pairs = [
             float(np.abs(arrays[name] - value).max())
@@ -178,30 +197,43 @@ def _same_as_single(evidence: Evidence) -> str:
         )
         require(
             apart <= EXACT,
-            f"After five steps the ranks hold parameters that are up to {apart:.1e} apart. Did "
-            "they begin with the same, and is every gradient the same on all?",
+            tr(
+                "After five steps the ranks hold parameters that are up to {apart:.1e} apart. Did "
+                "they begin with the same, and is every gradient the same on all?",
+                apart=apart,
+            ),
         )
         worst = max(worst, *pairs)
     require(
         worst <= EXACT,
-        f"After five steps all ranks agree, but not with one rank that has all samples: "
-        f"parameters differ by up to {worst:.1e}. Is it the mean that they apply?",
+        tr(
+            "After five steps all ranks agree, but not with one rank that has all samples: "
+            "parameters differ by up to {worst:.1e}. Is it the mean that they apply?",
+            worst=worst,
+        ),
     )
-    return f"Parameters are those of `single` after five steps, up to {worst:.0e}."
+    return tr("Parameters are those of `single` after five steps, up to {worst:.0e}.", worst=worst)
 
 
 def _reduced(evidence: Evidence, trial: Trial, *, calls: int | None = None) -> str:
     size = _gradient_bytes(evidence)
     others = {operation for operation, *_ in trial.calls} - {"all_reduce"}
-    require(not others, f"Steps call {', '.join(sorted(others))}; all_reduce is enough.")
+    require(
+        not others, tr("Steps call {names}; all_reduce is enough.", names=", ".join(sorted(others)))
+    )
     sent = sum(call[1] for call in trial.calls)
     require(
         sent == size,
-        f"A step reduces {sent} bytes; the gradients have {size}.",
+        tr("A step reduces {sent} bytes; the gradients have {size}.", sent=sent, size=size),
     )
     count = len(trial.calls)
-    require(calls is None or count == calls, f"A step makes {count} calls; {calls} are enough.")
-    return f"A step makes {count} call{'s' * (count != 1)} with {size / 1e6:.2f} MB."
+    require(
+        calls is None or count == calls,
+        tr("A step makes {count} calls; {calls} are enough.", count=count, calls=calls),
+    )
+    return tr(
+        "Calls in each step: {count}, with {size:.2f} MB in all.", count=count, size=size / 1e6
+    )
 
 
 def _hidden(trial: Trial) -> float:
@@ -209,11 +241,15 @@ def _hidden(trial: Trial) -> float:
     early = [call for call in trial.calls if call[2] == "backward" and call[3] != "backward"]
     require(
         bool(early),
-        "No call is launched in the backward pass and left in flight: each is waited for at once, "
-        "or launched when the pass is over.",
+        tr(
+            "No call is launched in the backward pass and left in flight: each is waited for at "
+            "once, or launched when the pass is over."
+        ),
     )
     shares = [1 - fact["exposed_s"] / fact["total_s"] for fact in trial.facts]
-    require(min(shares) > 0, "Nothing is hidden: ranks wait during all of the time on the link.")
+    require(
+        min(shares) > 0, tr("Nothing is hidden: ranks wait during all of the time on the link.")
+    )
     return float(min(shares))
 
 
@@ -229,7 +265,8 @@ def _flat(evidence: Evidence) -> str:
 def _hooks(evidence: Evidence) -> str:
     same, trial = _same_as_single(evidence), evidence.trials[0]
     reduced = _reduced(evidence, trial, calls=len(evidence.expected))
-    return f"{same} {reduced} {_hidden(trial):.0%} of the time on the link is hidden."
+    hidden = tr("{share:.0%} of the time on the link is hidden.", share=_hidden(trial))
+    return f"{same} {reduced} {hidden}"
 
 
 def _buckets(evidence: Evidence) -> str:
@@ -240,20 +277,32 @@ def _buckets(evidence: Evidence) -> str:
     tensors = len(evidence.expected)
     require(
         counts[0] == tensors and counts[-1] == 1,
-        f"Buckets of 1 byte make {counts[0]} calls for {tensors} gradients, and one that holds all "
-        f"makes {counts[-1]}.",
+        tr(
+            "Buckets of 1 byte make {smallest} calls for {tensors} gradients, and one that holds "
+            "all makes {largest}.",
+            smallest=counts[0],
+            tensors=tensors,
+            largest=counts[-1],
+        ),
     )
     require(
         1 < counts[1] < tensors,
-        f"Buckets of {BUCKETS[1]} bytes make {counts[1]} calls: some gradients should share one.",
+        tr(
+            "Buckets of {size} bytes make {calls} calls: some gradients should share one.",
+            size=BUCKETS[1],
+            calls=counts[1],
+        ),
     )
-    hidden = [f"{_hidden(trial):.0%}" for trial in evidence.trials[:-1]]
-    steps = ", ".join(f"{1e3 * trial.slowest('step_s'):.1f}" for trial in evidence.trials)
-    return (
-        f"{same} From small to large buckets a step makes {', '.join(map(str, counts))} calls and "
-        f"takes {steps} ms; of the first two sizes {' and '.join(hidden)} of the time on the link "
-        "is hidden."
+    first, second, _ = evidence.trials
+    sweep = tr(
+        "From small to large buckets a step makes {counts} calls and takes {steps} ms; of the "
+        "first two sizes {first:.0%} and {second:.0%} of the time on the link is hidden.",
+        counts=", ".join(map(str, counts)),
+        steps=", ".join(f"{1e3 * trial.slowest('step_s'):.1f}" for trial in evidence.trials),
+        first=_hidden(first),
+        second=_hidden(second),
     )
+    return f"{same} {sweep}"
 
 
 def _zero1(evidence: Evidence) -> str:
@@ -263,32 +312,49 @@ def _zero1(evidence: Evidence) -> str:
         moved = sum(call[1] for call in trial.calls if call[0] == operation)
         require(
             size <= moved <= 1.01 * size + 64 * n,
-            f"A step moves {moved} bytes by {operation}; the parameters have {size}.",
+            tr(
+                "A step moves {moved} bytes by {operation}; the parameters have {size}.",
+                moved=moved,
+                operation=operation,
+                size=size,
+            ),
         )
     whole = sum(value.size for value in evidence.expected.values())
     kept = max(fact["state"] for fact in trial.facts)
     require(
         kept <= 2 * whole / n * 1.01 + 64,
-        f"A rank keeps {kept} numbers of the optimizer's state, not only its part of {2 * whole}.",
+        tr(
+            "A rank keeps {kept} numbers of the optimizer's state, not only its part of {whole}.",
+            kept=kept,
+            whole=2 * whole,
+        ),
     )
-    return (
-        f"{same} A rank keeps {kept} numbers of the optimizer's state, {kept / (2 * whole):.0%} "
-        "of all; reduce-scatter and all-gather together move the bytes of one all-reduce."
+    part = tr(
+        "A rank keeps {kept} numbers of the optimizer's state, {share:.0%} of all; reduce-scatter "
+        "and all-gather together move the bytes of one all-reduce.",
+        kept=kept,
+        share=kept / (2 * whole),
     )
+    return f"{same} {part}"
 
 
 def _linear(evidence: Evidence) -> str:
     trial, n, right = evidence.trials[0], evidence.world_size, evidence.expected
     axes = {"column_weight": 0, "column_bias": 0, "row_weight": 1}
     for rank, arrays in enumerate(trial.arrays):
-        for name, hint in (
-            ("output0", "the outputs of `row`"),
-            ("input_grad0", "the gradient of the inputs"),
+        for name, what in (
+            ("output0", tr("the outputs of `row`")),
+            ("input_grad0", tr("the gradient of the inputs")),
         ):
             actual, wanted = arrays[name], right[name]
             require(
                 actual.shape == wanted.shape and bool(np.allclose(actual, wanted, atol=EXACT)),
-                f"On rank {rank}, {hint} {_misfit(actual, wanted)}.",
+                tr(
+                    "On rank {rank}, {what} {misfit}.",
+                    rank=rank,
+                    what=what,
+                    misfit=_misfit(actual, wanted),
+                ),
             )
         for name in ("column_weight", "column_bias", "row_weight", "row_bias"):
             whole = right[name]
@@ -296,23 +362,35 @@ def _linear(evidence: Evidence) -> str:
             worst = float(np.abs(arrays[name] - wanted).max())
             require(
                 worst <= EXACT,
-                f"After five steps {name} of rank {rank} is off by up to {worst:.1e}.",
+                tr(
+                    "After five steps {name} of rank {rank} is off by up to {worst:.1e}.",
+                    name=name,
+                    rank=rank,
+                    worst=worst,
+                ),
             )
     reduced = [call for call in trial.calls if call[0] == "all_reduce"]
     require(
         len(reduced) == len(trial.calls) == 2,
-        f"A step makes {len(trial.calls)} calls; one forward and one backward are enough.",
+        tr(
+            "A step makes {calls} calls; one forward and one backward are enough.",
+            calls=len(trial.calls),
+        ),
     )
-    return (
-        f"Outputs, gradients and all parts of the weights on {n} ranks are those of whole "
-        "matrices, with one all-reduce forward and one backward."
+    return tr(
+        "Outputs, gradients and all parts of the weights on {n} ranks are those of whole "
+        "matrices, with one all-reduce forward and one backward.",
+        n=n,
     )
 
 
 def _misfit(actual: Any, wanted: Any) -> str:
     if actual.shape != wanted.shape:
-        return f"have the shape {actual.shape}, not {wanted.shape}"
-    return f"differ from those of the whole matrices by up to {np.abs(actual - wanted).max():.1e}"
+        return tr("have the shape {actual}, not {wanted}", actual=actual.shape, wanted=wanted.shape)
+    return tr(
+        "differ from those of the whole matrices by up to {worst:.1e}",
+        worst=np.abs(actual - wanted).max(),
+    )
 
 
 def _order(evidence: Evidence) -> str:
@@ -320,32 +398,65 @@ def _order(evidence: Evidence) -> str:
     micro_batches = evidence.spec["micro_batches"]
     orders = [[tuple(row) for row in arrays["order"].tolist()] for arrays in trial.arrays]
     for stage, passes in enumerate(orders):
-        for kind, name in enumerate(("forward", "backward")):
-            passed = [which for what, which in passes if what == kind]
-            require(
-                passed == list(range(micro_batches)),
-                f"Stage {stage} passes {name} by the micro-batches {passed}.",
-            )
+        forward, backward = ([which for what, which in passes if what == kind] for kind in (0, 1))
+        require(
+            forward == list(range(micro_batches)),
+            tr(
+                "Stage {stage} passes forward by the micro-batches {passed}.",
+                stage=stage,
+                passed=forward,
+            ),
+        )
+        require(
+            backward == list(range(micro_batches)),
+            tr(
+                "Stage {stage} passes backward by the micro-batches {passed}.",
+                stage=stage,
+                passed=backward,
+            ),
+        )
         most = peak(passes)
         require(
             most <= min(stages - stage, micro_batches),
-            f"Stage {stage} of {stages} keeps the activations of {most} micro-batches; "
-            f"{min(stages - stage, micro_batches)} would do.",
+            tr(
+                "Stage {stage} of {stages} keeps the activations of {most} micro-batches; "
+                "{enough} would do.",
+                stage=stage,
+                stages=stages,
+                most=most,
+                enough=min(stages - stage, micro_batches),
+            ),
         )
     took = slots(orders)
     best = micro_batches + stages - 1
     require(
         took == 3 * best,
-        f"The pipeline takes {took} slots of time (a forward pass is one, a backward pass two); "
-        f"{3 * best} are enough.",
+        tr(
+            "The pipeline takes {took} slots of time (a forward pass is one, a backward pass "
+            "two); {enough} are enough.",
+            took=took,
+            enough=3 * best,
+        ),
     )
     for stage, arrays in enumerate(trial.arrays):
         worst = float(np.abs(arrays["grad"] - evidence.expected[f"grad{stage}"]).max())
-        require(worst <= EXACT, f"The gradient of stage {stage} is off by up to {worst:.1e}.")
-    return (
-        f"{stages} stages and {micro_batches} micro-batches take {best} rounds, a bubble of "
-        f"{(stages - 1) / best:.0%}; the first stage keeps {peak(orders[0])} micro-batches, where "
-        f"GPipe keeps {micro_batches}."
+        require(
+            worst <= EXACT,
+            tr(
+                "The gradient of stage {stage} is off by up to {worst:.1e}.",
+                stage=stage,
+                worst=worst,
+            ),
+        )
+    return tr(
+        "{stages} stages and {micro_batches} micro-batches take {best} rounds, a bubble of "
+        "{bubble:.0%}; the first stage keeps {kept} micro-batches, where GPipe keeps "
+        "{micro_batches}.",
+        stages=stages,
+        micro_batches=micro_batches,
+        best=best,
+        bubble=(stages - 1) / best,
+        kept=peak(orders[0]),
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from lab.config.cluster import Cluster
 from lab.config.study import Study
 from lab.course.check import exercise, judge, number, require
+from lab.course.language import tr
 from lab.perfmodel.memory import FP32, state_memory
 
 
@@ -15,9 +16,10 @@ def ranks(answer: object, *, profile: Cluster) -> str:
     """
     capacity = profile.capacity
     judge(answer, capacity, within=0)
-    return (
-        f"This cluster runs {capacity} rank{'s' * (capacity != 1)} at once; a larger world "
-        "size is refused before any job starts."
+    return tr(
+        "The world size may be up to {capacity} on this cluster; a larger one is refused before "
+        "any job starts.",
+        capacity=capacity,
     )
 
 
@@ -28,25 +30,41 @@ def jobs(answer: object, *, study: Study) -> str:
     judge(
         answer,
         len(study.tasks),
-        mistakes={f"{runs} is the number of runs: each is repeated {study.repeats} times.": runs},
+        mistakes={
+            tr(
+                "{runs} is the number of runs: each is repeated {repeats} times.",
+                runs=runs,
+                repeats=study.repeats,
+            ): runs
+        },
         within=0,
     )
-    return f"{runs} runs, {study.repeats} times each: {len(study.tasks)} jobs, one after the other."
+    return tr(
+        "{runs} runs, {repeats} times each: {jobs} jobs, one after the other.",
+        runs=runs,
+        repeats=study.repeats,
+        jobs=len(study.tasks),
+    )
 
 
 @exercise("00.micro-batch")
 def micro_batch(answer: object, *, global_batch_size: int, world_size: int, grad_accum: int) -> str:
     """global_batch_size = micro_batch_size * grad_accum * world_size: divide by what is known."""
     mistakes = {
-        "Every rank gets its share of the batch: divide by the world size too.": global_batch_size
-        / grad_accum,
-        "A rank takes its share in grad_accum pieces: divide by them too.": global_batch_size
+        tr(
+            "Every rank gets its share of the batch: divide by the world size too."
+        ): global_batch_size / grad_accum,
+        tr("A rank takes its share in grad_accum pieces: divide by them too."): global_batch_size
         / world_size,
     }
     value = judge(
         answer, global_batch_size / (world_size * grad_accum), mistakes=mistakes, within=0
     )
-    return f"{value:.0f} samples are in memory at a time, on each of {world_size} ranks."
+    return tr(
+        "{value:.0f} samples are in memory at a time, on each of {world_size} ranks.",
+        value=value,
+        world_size=world_size,
+    )
 
 
 @exercise("00.largest-model")
@@ -54,14 +72,16 @@ def largest_model(answer: object, *, memory_bytes: float) -> str:
     """A parameter takes 4 bytes for itself, 4 for its gradient and 8 for AdamW's two moments."""
     most = memory_bytes / state_memory(1, state=FP32).total
     mistakes = {
-        "That many weights fit; training keeps a gradient and two moments of each.": memory_bytes
-        / 4,
-        "Weights and gradients fit; where do AdamW's two moments go?": memory_bytes / 8,
-        "MB and GB: parameters are a plain count here, memory is in bytes.": most / 1e9,
+        tr(
+            "That many weights fit; training keeps a gradient and two moments of each."
+        ): memory_bytes / 4,
+        tr("Weights and gradients fit; where do AdamW's two moments go?"): memory_bytes / 8,
+        tr("MB and GB: parameters are a plain count here, memory is in bytes."): most / 1e9,
     }
-    require(number(answer) > 0, "Give a positive number of parameters.")
+    require(number(answer) > 0, tr("Give a positive number of parameters."))
     judge(answer, most, mistakes=mistakes)
-    return (
-        f"At most {most / 1e6:,.0f} million parameters, and no byte is left for activations: "
-        "the real limit is lower."
+    return tr(
+        "At most {millions:,.0f} million parameters, and no byte is left for activations: the "
+        "real limit is lower.",
+        millions=most / 1e6,
     )

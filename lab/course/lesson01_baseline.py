@@ -10,6 +10,7 @@ from lab.config.datasets import vocab_size_of
 from lab.config.models import GPT
 from lab.config.run import Run
 from lab.course.check import exercise, judge, number, require
+from lab.course.language import tr
 from lab.perfmodel.flops import gpt_flops_per_token, gpt_parameters
 from lab.records.store import Record
 
@@ -23,9 +24,11 @@ def prediction(answer: object, *, measured: float) -> str:
     """Write down what you expect, as a number above 0; it need not be right, it must be yours."""
     expected = number(answer)
     require(expected > 0)
-    return (
-        f"You expected {expected:.3g}, measured is {measured:.3g}: a factor of "
-        f"{max(expected / measured, measured / expected):.2f} apart."
+    return tr(
+        "You expected {expected:.3g}, measured is {measured:.3g}: a factor of {factor:.2f} apart.",
+        expected=expected,
+        measured=measured,
+        factor=max(expected / measured, measured / expected),
     )
 
 
@@ -37,20 +40,22 @@ def parameters(answer: object, *, run: Run) -> str:
     model, vocabulary = _gpt(run)
     right = gpt_parameters(model, vocabulary)
     mistakes = {
-        "The head shares its matrix with the token embedding: count it once.": float(
+        tr("The head shares its matrix with the token embedding: count it once."): float(
             right + vocabulary * model.width
         ),
-        "One layer is counted; the model has several.": float(
+        tr("One layer is counted; the model has several."): float(
             right - (model.layers - 1) * (12 * model.width**2 + 13 * model.width)
         ),
-        "The token embedding is missing: one row of width d per word.": float(
+        tr("The token embedding is missing: one row of width d per word."): float(
             right - vocabulary * model.width
         ),
     }
     judge(answer, right, mistakes=mistakes, within=0.001)
-    return (
-        f"{right:,} parameters, {4 * right / 1e6:.1f} MB in fp32: this much is sent in every "
-        "step once there are two ranks."
+    return tr(
+        "{right:,} parameters, {size:.1f} MB in fp32: this much is sent in every step once there "
+        "are two ranks.",
+        right=right,
+        size=4 * right / 1e6,
     )
 
 
@@ -62,13 +67,13 @@ def flops(answer: object, *, run: Run) -> str:
     model, vocabulary = _gpt(run)
     right = gpt_flops_per_token(model, vocabulary)
     mistakes = {
-        "That is the forward pass; the backward pass costs twice as much again.": right / 3,
-        "Attention is missing: 12 L T d for scores and weighted sums.": float(
+        tr("That is the forward pass; the backward pass costs twice as much again."): right / 3,
+        tr("Attention is missing: 12 L T d for scores and weighted sums."): float(
             right - 12 * model.layers * model.block_size * model.width
         ),
     }
     judge(answer, right, mistakes=mistakes, within=0.005)
-    return f"{right / 1e6:.2f} million FLOPs per token."
+    return tr("{millions:.2f} million FLOPs per token.", millions=right / 1e6)
 
 
 @exercise("01.mfu")
@@ -79,12 +84,14 @@ def mfu(answer: object, *, record: Record, peak: float) -> str:
     assert record.timing is not None and record.timing.flops_per_second is not None
     right = record.timing.flops_per_second / (peak * record.run.world_size)
     mistakes = {
-        "MFU is a fraction, not per cent.": 100 * right,
-        "Only the forward pass is in it; training needs three times that.": right / 3,
-        "Divide what is used by what there is, not the other way round.": 1 / right,
+        tr("MFU is a fraction, not per cent."): 100 * right,
+        tr("Only the forward pass is in it; training needs three times that."): right / 3,
+        tr("Divide what is used by what there is, not the other way round."): 1 / right,
     }
     judge(answer, right, mistakes=mistakes, within=0.05)
-    return f"The device spends {right:.1%} of its peak on the model's own arithmetic."
+    return tr(
+        "The device spends {right:.1%} of its peak on the model's own arithmetic.", right=right
+    )
 
 
 @exercise("01.noise")
@@ -93,12 +100,12 @@ def noise(answer: object, *, step_s: Sequence[float]) -> str:
     mean, deviation = statistics.fmean(step_s), statistics.stdev(step_s)
     right = deviation / mean
     mistakes = {
-        "Divide by n - 1: the mean is of the same repeats.": statistics.pstdev(step_s) / mean,
-        "Give a fraction, not per cent.": 100 * right,
-        "This is the standard deviation in seconds; divide it by the mean.": deviation,
+        tr("Divide by n - 1: the mean is of the same repeats."): statistics.pstdev(step_s) / mean,
+        tr("Give a fraction, not per cent."): 100 * right,
+        tr("This is the standard deviation in seconds; divide it by the mean."): deviation,
     }
     judge(answer, right, mistakes=mistakes)
-    return f"Repeats of the same job differ by {right:.1%} (standard deviation)."
+    return tr("Repeats of the same job differ by {right:.1%} (standard deviation).", right=right)
 
 
 @exercise("01.repeats")
@@ -108,18 +115,20 @@ def repeats(answer: object, *, step_s: Sequence[float], difference: float) -> st
     exact = ((CERTAIN + POWER) * cv / difference) ** 2
     right = max(1, math.ceil(2 * exact))
     mistakes = {
-        "Both configurations are noisy: the variance of a difference is the sum of two.": max(
+        tr("Both configurations are noisy: the variance of a difference is the sum of two."): max(
             1, math.ceil(exact)
         ),
-        "With so few, a real difference of this size is found in one of two attempts; four of five "
-        "need 1.96 + 0.84 standard errors.": max(
-            1, math.ceil(2 * (CERTAIN * cv / difference) ** 2)
-        ),
+        tr(
+            "With so few, a real difference of this size is found in one of two attempts; "
+            "four of five need 1.96 + 0.84 standard errors."
+        ): max(1, math.ceil(2 * (CERTAIN * cv / difference) ** 2)),
     }
     judge(answer, right, mistakes=mistakes, within=0)
-    return (
-        f"{right} repeats of each find a difference of {difference:.0%} in four of five attempts "
-        "on this machine, as quiet as it was; never take fewer than 3."
+    return tr(
+        "{right} repeats of each find a difference of {difference:.0%} in four of five attempts "
+        "on this machine, as quiet as it was; never take fewer than 3.",
+        right=right,
+        difference=difference,
     )
 
 

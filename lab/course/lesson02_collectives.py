@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from lab.course.check import close, exercise, judge, number, require
+from lab.course.language import tr
 from lab.perfmodel.collectives import busbw as bus_bandwidth
 from lab.perfmodel.collectives import fit_link
 
@@ -19,13 +20,13 @@ def ring(answer: object, *, sizes: Sequence[int] = SIZES) -> str:
     """n - 1 rounds that add, then n - 1 rounds that copy; in each, every rank sends one chunk to
     the next rank.
     """
-    require(callable(answer), "Give the function itself: all_reduce, without parentheses.")
+    require(callable(answer), tr("Give the function itself: all_reduce, without parentheses."))
     for n in sizes:
         _try_ring(answer, n)  # type: ignore[arg-type]
-    return (
-        "Every rank holds the sum, after 2 (n - 1) rounds in which each link carried one "
-        "chunk. Among ranks alone no all-reduce sends less; switches that add, as those of NVLink "
-        "SHARP, halve it."
+    return tr(
+        "Every rank holds the sum, after 2 (n - 1) rounds in which each link carried one chunk. "
+        "Among ranks alone no all-reduce sends less; switches that add, as those of NVLink SHARP, "
+        "halve it."
     )
 
 
@@ -33,10 +34,10 @@ def _try_ring(all_reduce: Callable[[Ring], object], n: int) -> None:
     values = np.random.default_rng(n).integers(0, 100, (n, n, 4)).astype(float)
     tried = Ring(list(map(list, values)))
     all_reduce(tried)
-    require(sum(tried.sent) > 0, "Nothing was sent.")
+    require(sum(tried.sent) > 0, tr("Nothing was sent."))
     require(
         not tried.pending,
-        "The last messages never arrived: call ring.end_round() after every round.",
+        tr("The last messages never arrived: call ring.end_round() after every round."),
     )
     right = values.sum(axis=0)
     wrong = [rank for rank in range(n) if not np.allclose(tried.chunks[rank], right)]
@@ -48,22 +49,35 @@ def _try_ring(all_reduce: Callable[[Ring], object], n: int) -> None:
     if wrong and len(whole) == n:
         require(
             False,
-            f"With {n} ranks every chunk is summed somewhere, but rank {wrong[0]} does not hold "
-            "all: pass the sums on.",
+            tr(
+                "With {n} ranks every chunk is summed somewhere, but rank {rank} does not hold "
+                "all: pass the sums on.",
+                n=n,
+                rank=wrong[0],
+            ),
         )
     require(
         not wrong,
-        f"With {n} ranks, rank {wrong[0] if wrong else 0} does not end with the sum: which chunk "
-        "does it send in which round?",
+        tr(
+            "With {n} ranks, rank {rank} does not end with the sum: which chunk does it send in "
+            "which round?",
+            n=n,
+            rank=wrong[0] if wrong else 0,
+        ),
     )
     require(
         tried.busiest <= 1,
-        "Some rank was sent two chunks in one round: a link carries one at a time here.",
+        tr("Some rank was sent two chunks in one round: a link carries one at a time here."),
     )
     most = 2 * (n - 1)
     require(
         tried.rounds <= most,
-        f"{tried.rounds} rounds with {n} ranks; 2 (n - 1) = {most} are enough.",
+        tr(
+            "{rounds} rounds with {n} ranks; 2 (n - 1) = {most} are enough.",
+            rounds=tried.rounds,
+            n=n,
+            most=most,
+        ),
     )
 
 
@@ -72,15 +86,17 @@ def sent(answer: object, *, size: float, ranks: int) -> str:
     """A chunk is 1/n of the tensor, and each rank sends one in each of 2 (n - 1) rounds."""
     right = 2 * (ranks - 1) / ranks * size
     mistakes = {
-        "That is reduce-scatter alone; the sums must travel back too.": right / 2,
-        "A rank sends chunks, not whole tensors.": right * ranks,
-        "Close for many ranks, but a rank never sends the chunk that it has already: (n - 1)/n.": 2
-        * size,
+        tr("That is reduce-scatter alone; the sums must travel back too."): right / 2,
+        tr("A rank sends chunks, not whole tensors."): right * ranks,
+        tr(
+            "Close for many ranks, but a rank never sends the chunk that it has already: (n - 1)/n."
+        ): 2 * size,
     }
     judge(answer, right, mistakes=mistakes, within=0.005)
-    return (
-        f"{right / 1e6:.2f} MB; with ever more ranks it approaches {2 * size / 1e6:.2f} MB "
-        "and never exceeds it."
+    return tr(
+        "{size:.2f} MB; with ever more ranks it approaches {limit:.2f} MB and never exceeds it.",
+        size=right / 1e6,
+        limit=2 * size / 1e6,
     )
 
 
@@ -89,15 +105,17 @@ def busbw(answer: object, *, size: float, seconds: float, ranks: int) -> str:
     """algbw is bytes over time; for all-reduce, busbw is algbw times 2 (n - 1)/n."""
     right = bus_bandwidth("all_reduce", ranks, size, seconds)
     mistakes = {
-        "This is algbw: what the caller sees. A link carries 2 (n - 1)/n times as much.": size
+        tr("This is algbw: what the caller sees. A link carries 2 (n - 1)/n times as much."): size
         / seconds,
-        "Give bytes per second, not GB/s.": right / 1e9,
-        "The factor (n - 1)/n is that of all-gather; all-reduce passes the ring twice.": right / 2,
+        tr("Give bytes per second, not GB/s."): right / 1e9,
+        tr("The factor (n - 1)/n is that of all-gather; all-reduce passes the ring twice."): right
+        / 2,
     }
     judge(answer, right, mistakes=mistakes, within=0.01)
-    return (
-        f"{right / 1e9:.1f} GB/s on the busiest link: comparable over any number of ranks, "
-        "and with the data sheet."
+    return tr(
+        "{rate:.1f} GB/s on the busiest link: comparable over any number of ranks, and with the "
+        "data sheet.",
+        rate=right / 1e9,
     )
 
 
@@ -106,24 +124,29 @@ def alpha_beta(answer: object, *, sizes: Sequence[float], seconds: Sequence[floa
     """Two equations t = alpha + bytes/B: subtract them to get B, then put it into one of them."""
     require(
         isinstance(answer, tuple | list) and len(answer) == 2,
-        "Give two numbers: (alpha in s, B in bytes/s).",
+        tr("Give two numbers: (alpha in s, B in bytes/s)."),
     )
     alpha, bandwidth = (number(part) for part in answer)  # type: ignore[attr-defined]
     right = (sizes[1] - sizes[0]) / (seconds[1] - seconds[0])
-    require(not close(bandwidth, 1 / right), "The second number is seconds per byte: turn it over.")
+    require(
+        not close(bandwidth, 1 / right), tr("The second number is seconds per byte: turn it over.")
+    )
     require(
         close(bandwidth, right),
-        "The slope is not right: B = (difference of bytes) / (difference of seconds).",
+        tr("The slope is not right: B = (difference of bytes) / (difference of seconds)."),
     )
     expected = seconds[0] - sizes[0] / right
     require(
         abs(alpha - expected) <= 0.02 * max(abs(expected), min(seconds)),
-        "B is right; alpha is what remains of a time after bytes/B.",
+        tr("B is right; alpha is what remains of a time after bytes/B."),
     )
     fit = fit_link(sizes, seconds)
-    return (
-        f"alpha is {expected * 1e6:.0f} µs and B is {right / 1e9:.2f} GB/s; the lab's fit of "
-        f"these two times gives {fit.bytes_per_s / 1e9:.2f} GB/s."
+    return tr(
+        "alpha is {alpha:.0f} µs and B is {bandwidth:.2f} GB/s; the lab's fit of these two times "
+        "gives {fitted:.2f} GB/s.",
+        alpha=expected * 1e6,
+        bandwidth=right / 1e9,
+        fitted=fit.bytes_per_s / 1e9,
     )
 
 
@@ -131,9 +154,10 @@ def alpha_beta(answer: object, *, sizes: Sequence[float], seconds: Sequence[floa
 def half(answer: object, *, alpha_s: float, bytes_per_s: float) -> str:
     """Latency and transfer are equal where alpha = bytes/B."""
     right = judge(answer, alpha_s * bytes_per_s, within=0.05)
-    return (
-        f"Below {right / 1e3:.0f} kB a message pays mostly for being sent at all: that is why "
-        "gradients travel in buckets."
+    return tr(
+        "Below {size:.0f} kB a message pays mostly for being sent at all: that is why gradients "
+        "travel in buckets.",
+        size=right / 1e3,
     )
 
 

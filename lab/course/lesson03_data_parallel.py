@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from lab.course.check import close, exercise, judge, number, require
+from lab.course.language import tr
 
 
 @exercise("03.average")
@@ -15,13 +16,13 @@ def average(answer: object, *, gradients: Sequence[float], samples: Sequence[int
     right = float(np.average(gradients, weights=samples))
     plain = float(np.mean(gradients))
     mistakes = {
-        "This is the plain mean, right only if all ranks have equally many samples.": plain,
-        "That is the sum.": sum(gradients),
+        tr("This is the plain mean, right only if all ranks have equally many samples."): plain,
+        tr("That is the sum."): sum(gradients),
     }
     judge(answer, right, mistakes=mistakes, within=0.001)
-    return (
-        "DDP takes the plain mean: that is why every rank must have equally many samples, and "
-        "why a last odd batch is left out."
+    return tr(
+        "DDP takes the plain mean: that is why every rank must have equally many samples, and why "
+        "a last odd batch is left out."
     )
 
 
@@ -32,13 +33,13 @@ def tensors(answer: object, *, layers: int) -> str:
     """
     right = _tensors(layers)
     mistakes = {
-        "Embeddings (2) and the last norm (weight and bias) are tensors too.": 12 * layers,
-        "Each norm and matrix has a bias.": 6 * layers + 3,
+        tr("Embeddings (2) and the last norm (weight and bias) are tensors too."): 12 * layers,
+        tr("Each norm and matrix has a bias."): 6 * layers + 3,
     }
     judge(
         answer, right, mistakes={hint: float(wrong) for hint, wrong in mistakes.items()}, within=0
     )
-    return f"{right} calls in every step, most of them for a few hundred bytes."
+    return tr("{right} calls in every step, most of them for a few hundred bytes.", right=right)
 
 
 @exercise("03.bytes")
@@ -46,11 +47,11 @@ def gradient_bytes(answer: object, *, parameters: int) -> str:
     """Every parameter has one gradient, of 4 bytes in fp32."""
     right = 4.0 * parameters
     mistakes = {
-        "A gradient has 4 bytes.": right / 4,
-        "Only gradients travel, not the optimizer's moments.": 4 * right,
+        tr("A gradient has 4 bytes."): right / 4,
+        tr("Only gradients travel, not the optimizer's moments."): 4 * right,
     }
     judge(answer, right, mistakes=mistakes, within=0.001)
-    return f"{right / 1e6:.2f} MB in every step, for any batch size."
+    return tr("{size:.2f} MB in every step, for any batch size.", size=right / 1e6)
 
 
 @exercise("03.latency")
@@ -63,10 +64,10 @@ def latency(answer: object, *, layers: int, alpha_s: float) -> str:
     judge(
         answer,
         right,
-        mistakes={"One call remains.": calls * alpha_s} if calls > 50 else {},
+        mistakes={tr("One call remains."): calls * alpha_s} if calls > 50 else {},
         within=0.01,
     )
-    return f"{right * 1e3:.1f} ms a step for nothing but asking."
+    return tr("{ms:.1f} ms a step for nothing but asking.", ms=right * 1e3)
 
 
 def _tensors(layers: int) -> int:
@@ -82,10 +83,16 @@ def losses(answer: object, *, curves: Sequence[Sequence[float]], tolerance: floa
     require(abs(value - right) <= 0.02 * right + 1e-9)
     require(
         right < tolerance,
-        f"You computed it right, but {right:.1e} is too much: these runs do not train the same "
-        "model.",
+        tr(
+            "You computed it right, but {right:.1e} is too much: these runs do not train the same "
+            "model.",
+            right=right,
+        ),
     )
-    return f"{right:.1e}, nothing but rounding: the same SGD, so only times need comparing."
+    return tr(
+        "{right:.1e}, nothing but rounding: the same SGD, so only times need comparing.",
+        right=right,
+    )
 
 
 @exercise("03.hidden")
@@ -95,7 +102,7 @@ def hidden(answer: object, *, total_s: float, exposed_s: float) -> str:
     value = number(answer)
     require(
         not close(value, exposed_s / total_s) or close(right, exposed_s / total_s),
-        "That is the share that is exposed.",
+        tr("That is the share that is exposed."),
     )
     require(abs(value - right) <= 0.01)
-    return f"{right:.0%} of the communication cost no time of its own."
+    return tr("{right:.0%} of the communication cost no time of its own.", right=right)

@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from lab.analysis.laws import amdahl_speedup, gustafson_speedup
 from lab.analysis.laws import karp_flatt as serial_fraction
 from lab.course.check import exercise, judge, number, require
-
-TURNED = "The other way round: above 1 means that more ranks are faster."
+from lab.course.language import tr
 
 
 @exercise("04.prediction")
@@ -17,9 +16,11 @@ def strong_prediction(answer: object, *, step_s: Mapping[int, float], ranks: int
     expected = number(answer)
     require(expected > 0)
     measured = step_s[1] / step_s[ranks]
-    return (
-        f"You expected {expected:.2f}, measured is {measured:.2f}. Before you go on: what "
-        "explains the difference?"
+    return tr(
+        "You expected {expected:.2f}, measured is {measured:.2f}. Before you go on: what explains "
+        "the difference?",
+        expected=expected,
+        measured=measured,
     )
 
 
@@ -31,11 +32,13 @@ def speedup(answer: object, *, step_s: Mapping[int, float], ranks: int) -> str:
         answer,
         right,
         mistakes={
-            TURNED: 1 / right,
-            "This is the efficiency; do not divide by N yet.": right / ranks,
+            _turned(): 1 / right,
+            tr("This is the efficiency; do not divide by N yet."): right / ranks,
         },
     )
-    return f"A step is {right:.2f} times as fast on {ranks} ranks as on one."
+    return tr(
+        "A step is {right:.2f} times as fast on {ranks} ranks as on one.", right=right, ranks=ranks
+    )
 
 
 @exercise("04.efficiency")
@@ -46,13 +49,14 @@ def efficiency(answer: object, *, step_s: Mapping[int, float], ranks: int) -> st
         answer,
         right,
         mistakes={
-            "Give a fraction, not per cent.": 100 * right,
-            "Divide the speedup by N.": right * ranks,
+            tr("Give a fraction, not per cent."): 100 * right,
+            tr("Divide the speedup by N."): right * ranks,
         },
     )
-    return (
-        f"{right:.0%}: of each rank's time this much went into work that one rank would have "
-        "had to do too."
+    return tr(
+        "{right:.0%}: of each rank's time this much went into work that one rank would have had "
+        "to do too.",
+        right=right,
     )
 
 
@@ -64,15 +68,20 @@ def slowest(answer: object, *, one_s: float, ranks_s: Sequence[float]) -> str:
     right = one_s / max(ranks_s)
     mean = one_s / (sum(ranks_s) / len(ranks_s))
     mistakes = {
-        f"{mean:.2f} is the speedup of the mean over ranks, which is what was published; who "
-        "waits for whom?": mean,
-        "That is the fastest rank; the others have not ended yet.": one_s / min(ranks_s),
-        TURNED: 1 / right,
+        tr(
+            "{mean:.2f} is the speedup of the mean over ranks, which is what was published; "
+            "who waits for whom?",
+            mean=mean,
+        ): mean,
+        tr("That is the fastest rank; the others have not ended yet."): one_s / min(ranks_s),
+        _turned(): 1 / right,
     }
     judge(answer, right, mistakes=mistakes, within=0.005)
-    return (
-        f"{right:.2f} instead of {mean:.2f}: the mean over ranks made {mean / right - 1:.0%} "
-        "out of nothing."
+    return tr(
+        "{right:.2f} instead of {mean:.2f}: the mean over ranks made {gain:.0%} out of nothing.",
+        right=right,
+        mean=mean,
+        gain=mean / right - 1,
     )
 
 
@@ -82,25 +91,28 @@ def karp_flatt(answer: object, *, step_s: Mapping[int, float], ranks: int) -> st
     speedup = step_s[1] / step_s[ranks]
     right = serial_fraction(speedup, ranks)
     mistakes = {
-        "The denominator is missing: divide by 1 - 1/N.": 1 / speedup - 1 / ranks,
-        "Give a fraction, not per cent.": 100 * right,
+        tr("The denominator is missing: divide by 1 - 1/N."): 1 / speedup - 1 / ranks,
+        tr("Give a fraction, not per cent."): 100 * right,
     }
     judge(answer, right, mistakes=mistakes)
     if right < 0:
-        return (
-            f"{right:.1%}: a negative serial fraction means a speedup above N. Noise, or a "
-            "weakened baseline: measure again."
+        return tr(
+            "{right:.1%}: a negative serial fraction means a speedup above N. Noise, or a "
+            "weakened baseline: measure again.",
+            right=right,
         )
-    return f"A serial fraction of {right:.1%} would explain this speedup."
+    return tr("A serial fraction of {right:.1%} would explain this speedup.", right=right)
 
 
 @exercise("04.limit")
 def limit(answer: object, *, fraction: float) -> str:
     """Let N grow in S = 1 / (f + (1 - f)/N): what remains?"""
     judge(answer, 1 / fraction)
-    return (
-        f"If {fraction:.1%} stayed serial, no number of nodes would give more than "
-        f"{1 / fraction:.1f} times one."
+    return tr(
+        "If {fraction:.1%} stayed serial, no number of nodes would give more than {most:.1f} "
+        "times one.",
+        fraction=fraction,
+        most=1 / fraction,
     )
 
 
@@ -113,13 +125,17 @@ def amdahl(answer: object, *, fraction: float, ranks: int, measured: float) -> s
         answer,
         right,
         mistakes={
-            "This is Gustafson's law, where the work grows with the ranks.": scaled,
-            TURNED: 1 / right,
+            tr("This is Gustafson's law, where the work grows with the ranks."): scaled,
+            _turned(): 1 / right,
         },
     )
-    return (
-        f"{right:.1f} on {ranks} nodes, if the serial fraction stays what it was. Measured was "
-        f"{measured:.1f}: the law is {right / measured - 1:+.0%} off."
+    return tr(
+        "{right:.1f} on {ranks} nodes, if the serial fraction stays what it was. Measured was "
+        "{measured:.1f}: the law is {off:+.0%} off.",
+        right=right,
+        ranks=ranks,
+        measured=measured,
+        off=right / measured - 1,
     )
 
 
@@ -128,13 +144,16 @@ def weak_efficiency(answer: object, *, step_s: Mapping[int, float], ranks: int) 
     """The work per rank is the same, so an ideal step takes as long as on one rank: T(1) / T(N)."""
     right = step_s[1] / step_s[ranks]
     mistakes = {
-        "Do not divide by N: each rank's work did not shrink.": right / ranks,
-        "Give a fraction, not per cent.": 100 * right,
-        "Above 1 would mean that N times the work takes less time: turn it over.": 1 / right,
+        tr("Do not divide by N: each rank's work did not shrink."): right / ranks,
+        tr("Give a fraction, not per cent."): 100 * right,
+        tr("Above 1 would mean that N times the work takes less time: turn it over."): 1 / right,
     }
     judge(answer, right, mistakes=mistakes)
-    return (
-        f"{right:.0%}: a step with {ranks} times the samples takes {1 / right:.2f} times as long."
+    return tr(
+        "{right:.0%}: a step with {ranks} times the samples takes {times:.2f} times as long.",
+        right=right,
+        ranks=ranks,
+        times=1 / right,
     )
 
 
@@ -143,12 +162,17 @@ def scaled_speedup(answer: object, *, step_s: Mapping[int, float], ranks: int) -
     """Samples per second on N ranks over samples per second on one."""
     right = ranks * step_s[1] / step_s[ranks]
     mistakes = {
-        "N ranks do N times the samples in a step: this is the ratio of step times alone.": right
-        / ranks,
-        TURNED: 1 / right,
+        tr(
+            "N ranks do N times the samples in a step: this is the ratio of step times alone."
+        ): right / ranks,
+        _turned(): 1 / right,
     }
     judge(answer, right, mistakes=mistakes)
-    return f"{ranks} ranks train {right:.2f} times as many samples per second."
+    return tr(
+        "{ranks} ranks train {right:.2f} times as many samples per second.",
+        ranks=ranks,
+        right=right,
+    )
 
 
 @exercise("05.gustafson")
@@ -156,12 +180,13 @@ def gustafson(answer: object, *, fraction: float, ranks: int) -> str:
     """S = f + (1 - f) N: in the time of the parallel part, N ranks do N times as much."""
     right = gustafson_speedup(ranks, fraction)
     mistakes = {
-        "This is Amdahl's law, where the work stays the same.": amdahl_speedup(ranks, fraction)
+        tr("This is Amdahl's law, where the work stays the same."): amdahl_speedup(ranks, fraction)
     }
     judge(answer, right, mistakes=mistakes, within=0.01)
-    return (
-        f"{right:.1f}, where Amdahl allows {amdahl_speedup(ranks, fraction):.1f} for a fixed "
-        "amount of work."
+    return tr(
+        "{right:.1f}, where Amdahl allows {fixed:.1f} for a fixed amount of work.",
+        right=right,
+        fixed=amdahl_speedup(ranks, fraction),
     )
 
 
@@ -172,12 +197,15 @@ def steps(answer: object, *, samples: int, batch_per_rank: int, ranks: int) -> s
     judge(
         answer,
         right,
-        mistakes={"The global batch is N times the batch per rank.": samples / batch_per_rank},
+        mistakes={tr("The global batch is N times the batch per rank."): samples / batch_per_rank},
         within=0.01,
     )
-    return (
-        f"{right:,.0f} updates of the model instead of {samples / batch_per_rank:,.0f}: each "
-        f"must do the work of {ranks}."
+    return tr(
+        "{right:,.0f} updates of the model instead of {before:,.0f}: each must do the work of "
+        "{ranks}.",
+        right=right,
+        before=samples / batch_per_rank,
+        ranks=ranks,
     )
 
 
@@ -186,14 +214,15 @@ def learning_rate(answer: object, *, rate: float, factor: int) -> str:
     """For Adam and AdamW the learning rate grows with the square root of the batch."""
     right = rate * factor**0.5
     mistakes = {
-        "That is the linear rule, which is for SGD.": rate * factor,
-        "A larger batch has a gradient with less noise: the step may be larger.": rate
+        tr("That is the linear rule, which is for SGD."): rate * factor,
+        tr("A larger batch has a gradient with less noise: the step may be larger."): rate
         / factor**0.5,
     }
     judge(answer, right, mistakes=mistakes, within=0.01)
-    return (
-        f"{right:.2g}, to begin the search for the best one with: the rule ends where the "
-        "gradient has no more noise to average away."
+    return tr(
+        "{right:.2g}, to begin the search for the best one with: the rule ends where the gradient "
+        "has no more noise to average away.",
+        right=right,
     )
 
 
@@ -203,15 +232,27 @@ def learning(answer: object, *, small: Sequence[float], large: Sequence[float], 
     steps = min(len(small) // factor, len(large))
     right = large[steps - 1] - small[steps * factor - 1]
     mistakes = {
-        "These are equal steps, and the larger batch has seen more samples by then.": large[-1]
+        tr("These are equal steps, and the larger batch has seen more samples by then."): large[-1]
         - small[len(large) - 1]
     }
     value = number(answer)
     require(abs(value - right) <= 0.005 + 0.02 * abs(right) or _none_of(value, mistakes))
-    return (
-        f"After {steps * factor} small or {steps} large steps the loss of the large batch is "
-        f"{abs(right):.3f} {'higher' if right > 0 else 'lower'}."
+    values = {"small": steps * factor, "large": steps, "apart": abs(right)}
+    if right > 0:
+        return tr(
+            "After {small} small or {large} large steps the loss of the large batch is {apart:.3f} "
+            "higher.",
+            **values,
+        )
+    return tr(
+        "After {small} small or {large} large steps the loss of the large batch is {apart:.3f} "
+        "lower.",
+        **values,
     )
+
+
+def _turned() -> str:
+    return tr("The other way round: above 1 means that more ranks are faster.")
 
 
 def _none_of(value: float, mistakes: Mapping[str, float]) -> bool:

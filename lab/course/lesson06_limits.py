@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from lab.course.check import close, exercise, judge, number, require
+from lab.course.language import tr
 from lab.perfmodel.collectives import (
     bus_factor,
     efficiency_with_overlap,
@@ -21,9 +22,11 @@ def ratio(answer: object, *, compute_s: float, communication_s: float) -> str:
     judge(
         answer,
         right,
-        mistakes={"Turn it over: R is large where communication is cheap.": 1 / right},
+        mistakes={tr("Turn it over: R is large where communication is cheap."): 1 / right},
     )
-    return f"A rank computes {right:.1f} times as long as gradients are on the link."
+    return tr(
+        "A rank computes {right:.1f} times as long as gradients are on the link.", right=right
+    )
 
 
 @exercise("06.band")
@@ -33,34 +36,44 @@ def band(answer: object, *, compute_s: float, communication_s: float) -> str:
     """
     require(
         isinstance(answer, tuple | list) and len(answer) == 2,
-        "Give two fractions: (without overlap, with overlap).",
+        tr("Give two fractions: (without overlap, with overlap)."),
     )
     low, high = (number(part) for part in answer)  # type: ignore[attr-defined]
     r = compute_s / communication_s
     least, most = efficiency_without_overlap(r), efficiency_with_overlap(r)
     require(
         not (close(low, most) and close(high, least)) or close(least, most),
-        "Right numbers, wrong order.",
+        tr("Right numbers, wrong order."),
     )
     require(
         close(low, least),
-        "Without overlap a step takes T_compute + T_communication: what share of it is compute?",
+        tr(
+            "Without overlap a step takes T_compute + T_communication: what share of it is compute?"
+        ),
     )
     require(
         close(high, most),
-        "With overlap a step takes max(T_compute, T_compute/3 + T_communication): divide "
-        "T_compute by it.",
+        tr(
+            "With overlap a step takes max(T_compute, T_compute/3 + T_communication): divide "
+            "T_compute by it."
+        ),
     )
-    return f"Between {least:.0%} and {most:.0%}, by how well communication hides."
+    return tr(
+        "Between {least:.0%} and {most:.0%}, by how well communication hides.",
+        least=least,
+        most=most,
+    )
 
 
 @exercise("06.required-ratio")
 def required_ratio(answer: object, *, efficiency: float) -> str:
     """Solve R / (1 + R) = E for R."""
     right = judge(answer, efficiency / (1 - efficiency))
-    return (
-        f"R of {right:.1f} for {efficiency:.0%}. A rule of thumb like 'R must be 3' is one "
-        "point of the band, not a law."
+    return tr(
+        "R of {right:.1f} for {efficiency:.0%}. A rule of thumb like 'R must be 3' is one point "
+        "of the band, not a law.",
+        right=right,
+        efficiency=efficiency,
     )
 
 
@@ -69,14 +82,17 @@ def break_even(answer: object, *, gradient_bytes: float, step_s: float) -> str:
     """Set T(1) = T(1)/N + 2 (N - 1)/N * bytes/B and solve for B; N cancels."""
     right = 2 * gradient_bytes / step_s
     mistakes = {
-        "A rank sends 2 (N - 1)/N times the gradients; it gains only (N - 1)/N of a step.": right
-        / 2,
-        "Give bytes per second, not bits.": 8 * right,
+        tr(
+            "A rank sends 2 (N - 1)/N times the gradients; it gains only (N - 1)/N of a step."
+        ): right / 2,
+        tr("Give bytes per second, not bits."): 8 * right,
     }
     judge(answer, right, mistakes=mistakes)
-    return (
-        f"Below {right / 1e6:,.1f} MB/s ({8 * right / 1e9:.3g} Gbit/s) no number of ranks is "
-        "faster than one: N is not in the formula."
+    return tr(
+        "Below {rate:,.1f} MB/s ({gbit:.3g} Gbit/s) no number of ranks is faster than one: N is "
+        "not in the formula.",
+        rate=right / 1e6,
+        gbit=8 * right / 1e9,
     )
 
 
@@ -87,12 +103,14 @@ def step(answer: object, *, epoch_s: float, samples: int, batch_per_rank: int, r
     """
     right = epoch_s * batch_per_rank * ranks / samples
     mistakes = {
-        "The batch is per rank: the global batch is N times as large, and there are N times "
-        "fewer steps.": right / ranks,
-        "Give seconds, not ms.": 1e3 * right,
+        tr(
+            "The batch is per rank: the global batch is N times as large, and there are N "
+            "times fewer steps."
+        ): right / ranks,
+        tr("Give seconds, not ms."): 1e3 * right,
     }
     judge(answer, right, mistakes=mistakes)
-    return f"{right * 1e3:.1f} ms for a step."
+    return tr("{ms:.1f} ms for a step.", ms=right * 1e3)
 
 
 @exercise("06.transfer")
@@ -100,12 +118,14 @@ def transfer(answer: object, *, parameters: float, ranks: int, bytes_per_s: floa
     """2 (N - 1)/N times 4 bytes for each parameter, over the bandwidth of the link."""
     right = bus_factor("all_reduce", ranks) * GRADIENT_BYTES * parameters / bytes_per_s
     mistakes = {
-        "A parameter has 4 bytes in fp32.": right / GRADIENT_BYTES,
-        "The ring passes 2 (N - 1)/N times the bytes.": GRADIENT_BYTES * parameters / bytes_per_s,
-        "Give seconds, not ms.": 1e3 * right,
+        tr("A parameter has 4 bytes in fp32."): right / GRADIENT_BYTES,
+        tr("The ring passes 2 (N - 1)/N times the bytes."): GRADIENT_BYTES
+        * parameters
+        / bytes_per_s,
+        tr("Give seconds, not ms."): 1e3 * right,
     }
     judge(answer, right, mistakes=mistakes)
-    return f"{right * 1e3:.2f} ms on this link."
+    return tr("{ms:.2f} ms on this link.", ms=right * 1e3)
 
 
 @exercise("06.culprit")
@@ -113,21 +133,27 @@ def culprit(answer: object, *, rules: Sequence[str]) -> str:
     """Compare the time that gradients need with the time that a step became longer, then read what
     the audit says of CPUs.
     """
-    require(isinstance(answer, str), "Give the name of a rule, as text.")
+    require(isinstance(answer, str), tr("Give the name of a rule, as text."))
     require(
         answer in rules,
-        f"The audit found {', '.join(dict.fromkeys(rules))} in this table: which of them is a "
-        "cause?",
+        tr(
+            "The audit found {rules} in this table: which of them is a cause?",
+            rules=", ".join(dict.fromkeys(rules)),
+        ),
     )
     require(
-        answer != "plausible-bandwidth", "This rule says that the link is not to blame. What is?"
+        answer != "plausible-bandwidth",
+        tr("This rule says that the link is not to blame. What is?"),
     )
     require(
         answer != "equal-work",
-        "Unequal work makes the comparison unfair, but 8 times longer steps need another reason.",
+        tr(
+            "Unequal work makes the comparison unfair, but 8 times longer steps need another "
+            "reason."
+        ),
     )
     require(answer == "data-stall")
-    return (
+    return tr(
         "Loader processes outnumber the CPUs, and the gradients, which were blamed, need a small "
         "part of what a step became longer. That ranks wait for data is the likeliest cause that "
         "is left; an experiment with fewer loaders would show it."
@@ -141,9 +167,13 @@ def stall(answer: object, *, data_s: float, step_s: float) -> str:
     judge(
         answer,
         right,
-        mistakes={"Turn it over.": 1 / right, "Give a fraction, not per cent.": 100 * right},
+        mistakes={
+            tr("Turn it over."): 1 / right,
+            tr("Give a fraction, not per cent."): 100 * right,
+        },
     )
-    return (
-        f"{right:.0%} of a step pass before anything is computed, and no link in the world "
-        "will shorten that."
+    return tr(
+        "{right:.0%} of a step pass before anything is computed, and no link in the world will "
+        "shorten that.",
+        right=right,
     )

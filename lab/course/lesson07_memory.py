@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from lab.course.check import close, exercise, judge, number, require
+from lab.course.language import tr
 from lab.records.schema import RankMemory
 
 # Bytes per parameter in mixed precision with AdamW: Rajbhandari et al. (2020), section 3.1.
@@ -20,12 +21,12 @@ def state(answer: object, *, parameters: float) -> str:
     """2 bytes for a weight, 2 for its gradient, 12 for AdamW: an fp32 copy and two moments."""
     right = STATE * parameters
     mistakes = {
-        "Those are the weights alone.": 2 * parameters,
-        "The fp32 copy of the weights is missing: AdamW needs 12 bytes.": 12 * parameters,
-        "Give bytes, not GB.": right / 1e9,
+        tr("Those are the weights alone."): 2 * parameters,
+        tr("The fp32 copy of the weights is missing: AdamW needs 12 bytes."): 12 * parameters,
+        tr("Give bytes, not GB."): right / 1e9,
     }
     judge(answer, right, mistakes=mistakes, within=0.001)
-    return f"{right / 1e9:.0f} GB before the first activation."
+    return tr("{size:.0f} GB before the first activation.", size=right / 1e9)
 
 
 @exercise("07.zero")
@@ -35,7 +36,7 @@ def zero(answer: object, *, parameters: float, ranks: int) -> str:
     """
     require(
         isinstance(answer, tuple | list) and len(answer) == 3,
-        "Give three numbers: (stage 1, stage 2, stage 3).",
+        tr("Give three numbers: (stage 1, stage 2, stage 3)."),
     )
     right = (
         parameters * (WEIGHT + GRADIENT + OPTIMIZER / ranks),
@@ -45,11 +46,14 @@ def zero(answer: object, *, parameters: float, ranks: int) -> str:
     for stage, (value, expected) in enumerate(zip(answer, right, strict=True), start=1):  # type: ignore[call-overload]
         require(
             close(number(value), expected),
-            f"Stage {stage} is not right: which parts does it divide by N, and which not?",
+            tr(
+                "Stage {stage} is not right: which parts does it divide by N, and which not?",
+                stage=stage,
+            ),
         )
-    return (
-        f"{', '.join(f'{part / 1e9:.1f}' for part in right)} GB: the last one goes to zero "
-        "with more ranks, the first does not."
+    return tr(
+        "{parts} GB: the last one goes to zero with more ranks, the first does not.",
+        parts=", ".join(f"{part / 1e9:.1f}" for part in right),
     )
 
 
@@ -59,11 +63,11 @@ def sent(answer: object) -> str:
     for backward, reduce-scatter gradients.
     """
     mistakes = {
-        "Weights are gathered twice: forward frees them again.": 1.0,
-        "An all-reduce is two passes of the ring, a gather is one.": 3.0,
+        tr("Weights are gathered twice: forward frees them again."): 1.0,
+        tr("An all-reduce is two passes of the ring, a gather is one."): 3.0,
     }
     judge(answer, 1.5, mistakes=mistakes)
-    return (
+    return tr(
         "Half as much again: that is the price of memory, and the reason why it needs a fast link."
     )
 
@@ -72,9 +76,9 @@ def sent(answer: object) -> str:
 def ranks(answer: object, *, parameters: float, bytes_per_rank: float) -> str:
     """The whole state over what a rank has for it, rounded up."""
     right = math.ceil(STATE * parameters / bytes_per_rank)
-    mistakes = {"Round up: a part of a device cannot be had.": float(right - 1)}
+    mistakes = {tr("Round up: a part of a device cannot be had."): float(right - 1)}
     judge(answer, right, mistakes=mistakes, within=0)
-    return f"{right} ranks, and not one activation more than planned."
+    return tr("{right} ranks, and not one activation more than planned.", right=right)
 
 
 @exercise("07.activations")
@@ -82,22 +86,27 @@ def activations(answer: object, *, tokens: int, width: int, layers: int) -> str:
     """34 bytes for each token and each number of the width, in every layer."""
     right = float(ACTIVATION * tokens * width * layers)
     mistakes = {
-        "Every layer keeps its own until its backward pass.": right / layers,
-        "Give bytes, not GB.": right / 1e9,
+        tr("Every layer keeps its own until its backward pass."): right / layers,
+        tr("Give bytes, not GB."): right / 1e9,
     }
     judge(answer, right, mistakes=mistakes, within=0.005)
-    return f"{right / 1e9:.1f} GB for a micro-batch of one sample; with two it is twice that."
+    return tr(
+        "{size:.1f} GB for a micro-batch of one sample; with two it is twice that.",
+        size=right / 1e9,
+    )
 
 
 @exercise("07.recomputation")
 def recomputation(answer: object) -> str:
     """Of the whole step: a forward pass is one part of three, and it is done twice."""
     mistakes = {
-        "Forward and backward together are three parts; one of them comes again.": 2.0,
-        "That is what is added; by what factor does the step grow?": 1 / 3,
+        tr("Forward and backward together are three parts; one of them comes again."): 2.0,
+        tr("That is what is added; by what factor does the step grow?"): 1 / 3,
     }
     judge(answer, 4 / 3, mistakes=mistakes, within=0.01)
-    return "A third more arithmetic, for memory that no longer grows with what a layer computes."
+    return tr(
+        "A third more arithmetic, for memory that no longer grows with what a layer computes."
+    )
 
 
 @exercise("07.optimizer")
@@ -105,9 +114,11 @@ def optimizer(answer: object, *, sharded: float, whole: float) -> str:
     """Bytes of the optimizer's state on a rank of ZeRO-1 over those on a rank of DDP."""
     right = sharded / whole
     judge(
-        answer, right, mistakes={"Turn it over.": 1 / right} if not close(right, 1 / right) else {}
+        answer,
+        right,
+        mistakes={tr("Turn it over."): 1 / right} if not close(right, 1 / right) else {},
     )
-    return f"{right:.2f}: a rank keeps what it updates."
+    return tr("{right:.2f}: a rank keeps what it updates.", right=right)
 
 
 @exercise("07.levels")
@@ -117,19 +128,22 @@ def levels(answer: object, *, alone: float, ddp: float, weights: float) -> str:
     """
     require(
         isinstance(answer, tuple | list) and len(answer) == 2,
-        "Two numbers are wanted: (one device, a rank of DDP).",
+        tr("Two numbers are wanted: (one device, a rank of DDP)."),
     )
     one, rank = map(number, answer)  # type: ignore[call-overload]
-    require(not close(one, 1e-6 * alone), "A multiple of the weights is wanted, not MB.")
+    require(not close(one, 1e-6 * alone), tr("A multiple of the weights is wanted, not MB."))
     require(
-        close(one, alone / weights), "Divide what one device holds by the bytes of its weights."
+        close(one, alone / weights), tr("Divide what one device holds by the bytes of its weights.")
     )
     require(
-        close(rank, ddp / weights), "The first is right; DDP holds something more between steps."
+        close(rank, ddp / weights),
+        tr("The first is right; DDP holds something more between steps."),
     )
-    return (
-        f"{alone / weights:.2f} and {ddp / weights:.2f}: weights and two moments, and in DDP the "
-        "buckets, which stay allocated and in which the gradients live."
+    return tr(
+        "{alone:.2f} and {ddp:.2f}: weights and two moments, and in DDP the buckets, which stay "
+        "allocated and in which the gradients live.",
+        alone=alone / weights,
+        ddp=ddp / weights,
     )
 
 
@@ -138,12 +152,14 @@ def flattened(answer: object, *, plain: RankMemory, recomputed: RankMemory) -> s
     """What rises is the peak less what is held between steps. Which share of it is gone?"""
     rises, left = (max(one.bytes) - one.held for one in (plain, recomputed))
     mistakes = {
-        "Subtract what is held between steps: recomputation cannot take that away.": 1
+        tr("Subtract what is held between steps: recomputation cannot take that away."): 1
         - max(recomputed.bytes) / max(plain.bytes),
-        "That is what is left.": left / rises,
+        tr("That is what is left."): left / rises,
     }
     judge(answer, 1 - left / rises, mistakes=mistakes)
-    return (
-        f"{1 - left / rises:.0%} of {rises / 1e6:.0f} MB. What is left are the inputs of the "
-        "blocks, the activations of one block at a time, and the head."
+    return tr(
+        "{gone:.0%} of {size:.0f} MB. What is left are the inputs of the blocks, the activations "
+        "of one block at a time, and the head.",
+        gone=1 - left / rises,
+        size=rises / 1e6,
     )

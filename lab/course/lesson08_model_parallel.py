@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from lab.course.check import exercise, judge, number, require
+from lab.course.language import tr
 from lab.records.schema import Trace
 
 READ_WITHIN = 0.05  # of a step: what can be read off a trace by eye
@@ -15,24 +16,27 @@ def bubble(answer: object, *, stages: int, microbatches: int) -> str:
     """Of m + p - 1 slots of time, a stage works in m: what share does it wait?"""
     right = (stages - 1) / (microbatches + stages - 1)
     mistakes = {
-        "This is the bubble over the work; over the whole time the denominator is m + p - 1.": (
+        tr("This is the bubble over the work; over the whole time the denominator is m + p - 1."): (
             stages - 1
         )
         / microbatches,
-        "That is the share in which it works.": 1 - right,
+        tr("That is the share in which it works."): 1 - right,
     }
     judge(answer, right, mistakes=mistakes, within=0.01)
-    return f"A stage waits {right:.0%} of the time, however fast the links are."
+    return tr("A stage waits {right:.0%} of the time, however fast the links are.", right=right)
 
 
 @exercise("08.microbatches")
 def microbatches(answer: object, *, stages: int, share: float) -> str:
     """Solve (p - 1)/(m + p - 1) <= share for m, and round up."""
     right = math.ceil((stages - 1) * (1 - share) / share - 1e-9)
-    judge(answer, right, mistakes={"Give m, not m + p - 1.": float(right + stages - 1)}, within=0)
-    return (
-        f"{right} microbatches. Each is smaller, and below some size the device computes it "
-        "no faster."
+    judge(
+        answer, right, mistakes={tr("Give m, not m + p - 1."): float(right + stages - 1)}, within=0
+    )
+    return tr(
+        "{right} microbatches. Each is smaller, and below some size the device computes it no "
+        "faster.",
+        right=right,
     )
 
 
@@ -43,11 +47,14 @@ def boundary(answer: object, *, batch: int, tokens: int, width: int) -> str:
     """
     right = 2 * 4 * batch * tokens * width
     mistakes = {
-        "The gradients come back too.": right / 2,
-        "An activation has 4 bytes in fp32.": right / 4,
+        tr("The gradients come back too."): right / 2,
+        tr("An activation has 4 bytes in fp32."): right / 4,
     }
     judge(answer, right, mistakes=mistakes, within=0.001)
-    return f"{right / 1e6:.2f} MB a step, whatever the number of microbatches or parameters."
+    return tr(
+        "{size:.2f} MB a step, whatever the number of microbatches or parameters.",
+        size=right / 1e6,
+    )
 
 
 @exercise("08.tensor")
@@ -57,12 +64,16 @@ def tensor(answer: object, *, batch: int, tokens: int, width: int, layers: int) 
     """
     right = _reduced(batch, tokens, width, layers)
     mistakes = {
-        "The backward pass needs two of them too.": right / 2,
-        "Every layer does it.": right / layers,
-        "An activation has 4 bytes in fp32.": right / 4,
+        tr("The backward pass needs two of them too."): right / 2,
+        tr("Every layer does it."): right / layers,
+        tr("An activation has 4 bytes in fp32."): right / 4,
     }
     judge(answer, right, mistakes=mistakes, within=0.001)
-    return f"{right / 1e6:.1f} MB a step, in {4 * layers} calls for which the layer must wait."
+    return tr(
+        "{size:.1f} MB a step, in {calls} calls for which the layer must wait.",
+        size=right / 1e6,
+        calls=4 * layers,
+    )
 
 
 @exercise("08.ratio")
@@ -71,11 +82,17 @@ def ratio(
 ) -> str:
     """Bytes of tensor parallelism over bytes of gradients, both in fp32."""
     right = _reduced(batch, tokens, width, layers) / (4 * parameters)
-    judge(answer, right, mistakes={"Turn it over.": 1 / right})
-    more = "more" if right > 1 else "less"
-    return (
-        f"{right:.2f} times, {more} than data parallelism; it grows with the batch, and "
-        "gradients do not."
+    judge(answer, right, mistakes={tr("Turn it over."): 1 / right})
+    if right > 1:
+        return tr(
+            "{right:.2f} times, more than data parallelism; it grows with the batch, and gradients "
+            "do not.",
+            right=right,
+        )
+    return tr(
+        "{right:.2f} times, less than data parallelism; it grows with the batch, and gradients do "
+        "not.",
+        right=right,
     )
 
 
@@ -83,15 +100,17 @@ def ratio(
 def trace(answer: object, *, trace: Trace, rank: int) -> str:
     """The step less the stretches in which its operators run, over the step."""
     value, right = number(answer), trace.idle(rank)
-    require(not 1 < value <= 100, "A share between 0 and 1 is wanted.")
+    require(not 1 < value <= 100, tr("A share between 0 and 1 is wanted."))
     if abs(value - right) > READ_WITHIN:
         busy = abs(value - (1 - right)) <= READ_WITHIN
-        require(False, "That is the share in which it works." if busy else "")
+        require(False, tr("That is the share in which it works.") if busy else "")
     others = [trace.idle(other) for other in range(len(trace.memory)) if other != rank]
     listed = ", ".join(f"{share:.0%}" for share in others)
-    return (
-        f"{right:.0%} of the step; of the other stages {listed}. Equal stages would wait equally "
-        "long: the longest stage waits least, and the others for it."
+    return tr(
+        "{right:.0%} of the step; of the other stages {listed}. Equal stages would wait equally "
+        "long: the longest stage waits least, and the others for it.",
+        right=right,
+        listed=listed,
     )
 
 
@@ -105,15 +124,18 @@ def context(
     part = 2 * 2 * tokens / ranks * width * key_value_heads / heads
     right = (ranks - 1) * part
     mistakes = {
-        "Keys and values are two tensors, of 2 bytes for a number.": right / 2,
-        "Several heads of queries share one of keys and values.": right * heads / key_value_heads,
-        "After N - 1 rounds every rank has seen all parts.": ranks * part,
-        "That is one round of the ring.": part,
+        tr("Keys and values are two tensors, of 2 bytes for a number."): right / 2,
+        tr("Several heads of queries share one of keys and values."): right
+        * heads
+        / key_value_heads,
+        tr("After N - 1 rounds every rank has seen all parts."): ranks * part,
+        tr("That is one round of the ring."): part,
     }
     judge(answer, right, mistakes=mistakes, within=0.01)
-    return (
-        f"{right / 1e6:.0f} MB in each layer, which can hide behind the attention to the part "
-        "before: that takes time in proportion to the square of the tokens."
+    return tr(
+        "{size:.0f} MB in each layer, which can hide behind the attention to the part before: "
+        "that takes time in proportion to the square of the tokens.",
+        size=right / 1e6,
     )
 
 
@@ -124,13 +146,14 @@ def experts(answer: object, *, tokens: int, width: int, active: int, ranks: int)
     """
     right = 2 * active * tokens * width * 2 * (ranks - 1) / ranks
     mistakes = {
-        "They come back too, or: every token goes to more than one expert.": right / 2,
-        "One token in N finds its expert on its own rank.": right * ranks / (ranks - 1),
+        tr("They come back too, or: every token goes to more than one expert."): right / 2,
+        tr("One token in N finds its expert on its own rank."): right * ranks / (ranks - 1),
     }
     judge(answer, right, mistakes=mistakes, within=0.01)
-    return (
-        f"{right / 1e6:.0f} MB in each layer's forward pass, in two all-to-alls for which the "
-        "layer must wait, and longer if many tokens choose the same expert."
+    return tr(
+        "{size:.0f} MB in each layer's forward pass, in two all-to-alls for which the layer must "
+        "wait, and longer if many tokens choose the same expert.",
+        size=right / 1e6,
     )
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lab.course.check import exercise, judge, number, require
+from lab.course.language import tr
 
 LARGEST = 127  # of a signed byte, the same on both sides of zero
 
@@ -18,14 +19,14 @@ LARGEST = 127  # of a signed byte, the same on both sides of zero
 def epsilon(answer: object) -> str:
     """bf16 keeps 7 bits behind the point: the next number above 1 is 1 + 2**-7."""
     mistakes = {
-        "That is fp16, which keeps 10 bits.": 2.0**-10,
-        "That is fp32, which keeps 23 bits.": 2.0**-23,
-        "8 bits are the exponent's.": 2.0**-8,
+        tr("That is fp16, which keeps 10 bits."): 2.0**-10,
+        tr("That is fp32, which keeps 23 bits."): 2.0**-23,
+        tr("8 bits are the exponent's."): 2.0**-8,
     }
     judge(answer, 2.0**-7, mistakes=mistakes, within=0.001)
-    return (
-        "An update of less than half of that, 0.4 % of a weight, changes nothing: masters "
-        "stay in fp32."
+    return tr(
+        "An update of less than half of that, 0.4 % of a weight, changes nothing: masters stay in "
+        "fp32."
     )
 
 
@@ -33,9 +34,12 @@ def epsilon(answer: object) -> str:
 def speedup(answer: object, *, fp32_s: float, bf16_s: float) -> str:
     """The step in fp32 over the step in bf16."""
     right = fp32_s / bf16_s
-    judge(answer, right, mistakes={"Turn it over: above 1 means that bf16 is faster.": 1 / right})
-    gain = "multiplies bf16 faster" if right > 1 else "gains nothing from fewer bits"
-    return f"{right:.2f} times as fast: this device {gain}."
+    judge(
+        answer, right, mistakes={tr("Turn it over: above 1 means that bf16 is faster."): 1 / right}
+    )
+    if right > 1:
+        return tr("{right:.2f} times as fast: this device multiplies bf16 faster.", right=right)
+    return tr("{right:.2f} times as fast: this device gains nothing from fewer bits.", right=right)
 
 
 @exercise("09.loss-scale")
@@ -45,22 +49,23 @@ def loss_scale(answer: object, *, gradient: float) -> str:
     """
     right = 2.0 ** math.ceil(math.log2(2.0**-14 / gradient))
     mistakes = {
-        "With that it is still below 2**-14, where fp16 loses bits.": right / 2,
-        "Give the power of two, not its exponent.": math.log2(right),
-        "2**-24 is the smallest number at all; it has one bit left.": 2.0
+        tr("With that it is still below 2**-14, where fp16 loses bits."): right / 2,
+        tr("Give the power of two, not its exponent."): math.log2(right),
+        tr("2**-24 is the smallest number at all; it has one bit left."): 2.0
         ** math.ceil(math.log2(2.0**-24 / gradient)),
     }
     judge(answer, right, mistakes=mistakes, within=0)
-    return (
-        f"{right:.0f}. Whatever is larger than 65504 divided by that overflows, so a trainer looks "
-        "for the largest scale at which nothing does, and divides before the update."
+    return tr(
+        "{right:.0f}. Whatever is larger than 65504 divided by that overflows, so a trainer looks "
+        "for the largest scale at which nothing does, and divides before the update.",
+        right=right,
     )
 
 
 @exercise("09.quantize")
 def quantize(answer: object) -> str:
     """scale = max |row| / 127, and the integers are row / scale, rounded."""
-    require(callable(answer), "Give the function itself, without parentheses.")
+    require(callable(answer), tr("Give the function itself, without parentheses."))
     draw = np.random.default_rng(9)
     for row in (
         draw.normal(size=64),
@@ -69,9 +74,9 @@ def quantize(answer: object) -> str:
         np.array([3.0, -1.0]),
     ):
         _try(answer, row)  # type: ignore[arg-type]
-    return (
-        "No value is off by more than half a scale. One outlier makes the scale of its whole "
-        "row coarse."
+    return tr(
+        "No value is off by more than half a scale. One outlier makes the scale of its whole row "
+        "coarse."
     )
 
 
@@ -80,23 +85,30 @@ def _try(quantized: Callable[[object], Any], row: object) -> None:
     result = quantized(values)
     require(
         isinstance(result, tuple) and len(result) == 2,
-        "Return two things: the integers and the scale.",
+        tr("Return two things: the integers and the scale."),
     )
     scale = number(result[1])
     q: npt.NDArray[np.float64] = np.asarray(result[0], dtype=np.float64)
-    require(q.shape == values.shape, "There must be an integer for every value.")
+    require(q.shape == values.shape, tr("There must be an integer for every value."))
     require(
-        bool((q == np.round(q)).all()), "The first part must be whole numbers: round, do not cut."
+        bool((q == np.round(q)).all()),
+        tr("The first part must be whole numbers: round, do not cut."),
     )
-    require(bool((np.abs(q) <= LARGEST).all()), f"Some integers are beyond {LARGEST}.")
+    require(
+        bool((np.abs(q) <= LARGEST).all()),
+        tr("Some integers are beyond {LARGEST}.", LARGEST=LARGEST),
+    )
     require(
         bool(np.abs(q).max() == LARGEST),
-        f"The largest value of a row should become {LARGEST}: is the scale that of this row?",
+        tr(
+            "The largest value of a row should become {LARGEST}: is the scale that of this row?",
+            LARGEST=LARGEST,
+        ),
     )
     worst = float(np.abs(q * scale - values).max())
     require(
         worst <= 0.5001 * float(np.abs(values).max()) / LARGEST,
-        "A value is off by more than half a scale: round to the nearest.",
+        tr("A value is off by more than half a scale: round to the nearest."),
     )
 
 
@@ -109,10 +121,10 @@ def size(answer: object, *, rows: int, columns: int) -> str:
     judge(
         answer,
         right,
-        mistakes={"The scales need memory too.": 4.0} if right < 3.9 else {},
+        mistakes={tr("The scales need memory too."): 4.0} if right < 3.9 else {},
         within=0.003,
     )
-    return f"{right:.2f} times smaller."
+    return tr("{right:.2f} times smaller.", right=right)
 
 
 @exercise("09.decode")
@@ -120,11 +132,14 @@ def decode(answer: object, *, parameters: float, bytes_per_weight: float, bandwi
     """Every weight is read once for a token: bandwidth over the bytes of all weights."""
     right = bandwidth / (parameters * bytes_per_weight)
     mistakes = {
-        "How many bytes does a weight have?": bandwidth / parameters,
-        "Turn it over: these are seconds per token.": 1 / right,
+        tr("How many bytes does a weight have?"): bandwidth / parameters,
+        tr("Turn it over: these are seconds per token."): 1 / right,
     }
     judge(answer, right, mistakes=mistakes, within=0.01)
-    return f"At most {right:.0f} tokens/s for one sequence, however fast the arithmetic is."
+    return tr(
+        "At most {right:.0f} tokens/s for one sequence, however fast the arithmetic is.",
+        right=right,
+    )
 
 
 @exercise("09.perplexity")
@@ -132,8 +147,12 @@ def perplexity(answer: object, *, base: float, quantized: float) -> str:
     """Perplexity of the quantized model over that of the base."""
     right = quantized / base
     judge(answer, right, within=0.0005)
-    return (
-        f"{right:.4f}: on held-out text {abs(right - 1):.2%} "
-        f"{'higher' if right > 1 else 'lower'} than the base's, and lower is better. "
-        "Read its interval before you call it free, or a gain."
+    values = {"right": right, "apart": abs(right - 1)}
+    if right > 1:
+        apart = tr("{right:.4f}: on held-out text {apart:.2%} higher than the base's", **values)
+    else:
+        apart = tr("{right:.4f}: on held-out text {apart:.2%} lower than the base's", **values)
+    return tr(
+        "{apart}, and lower is better. Read its interval before you call it free, or a gain.",
+        apart=apart,
     )

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from lab.course.check import exercise, judge
+from lab.course.language import tr
 
 Phases = Mapping[str, float]  # seconds of each phase of a step on one rank
 
@@ -17,12 +18,12 @@ def compute(answer: object, *, phases: Phases, ranks: int) -> str:
     shared = phases["data"] + phases["forward"] + phases["backward"]
     right = _compute(phases, ranks)
     mistakes = {
-        "The optimizer updates all parameters on every rank: what should make it shorter?": (
+        tr("The optimizer updates all parameters on every rank: what should make it shorter?"): (
             shared + phases["optimizer"]
         )
         / ranks,
-        "Every rank computes only its share of the samples.": shared + phases["optimizer"],
-        "Every rank reads only its share of the samples, too.": right
+        tr("Every rank computes only its share of the samples."): shared + phases["optimizer"],
+        tr("Every rank reads only its share of the samples, too."): right
         + (1 - 1 / ranks) * phases["data"],
     }
     judge(
@@ -30,14 +31,14 @@ def compute(answer: object, *, phases: Phases, ranks: int) -> str:
         right,
         mistakes={hint: wrong for hint, wrong in mistakes.items() if abs(wrong / right - 1) > 0.03},
     )
-    return f"{right * 1e3:.2f} ms before anything is sent."
+    return tr("{ms:.2f} ms before anything is sent.", ms=right * 1e3)
 
 
 @exercise("10.turns")
 def turns(answer: object, *, phases: Phases, ranks: int, all_reduce_s: float) -> str:
     """Without overlap the all-reduce is added to the compute time."""
     right = judge(answer, _compute(phases, ranks) + all_reduce_s)
-    return f"{right * 1e3:.2f} ms if compute and communication take turns."
+    return tr("{ms:.2f} ms if compute and communication take turns.", ms=right * 1e3)
 
 
 @exercise("10.hidden")
@@ -49,9 +50,10 @@ def hidden(answer: object, *, phases: Phases, ranks: int, all_reduce_s: float) -
         + phases["optimizer"]
     )
     judge(answer, right)
-    return (
-        f"{right * 1e3:.2f} ms if communication hides as well as it can. A measured step "
-        "should lie between the two."
+    return tr(
+        "{ms:.2f} ms if communication hides as well as it can. A measured step should lie between "
+        "the two.",
+        ms=right * 1e3,
     )
 
 
@@ -63,8 +65,10 @@ def error(
     predicted = _compute(phases, ranks) + all_reduce_s
     right = abs(predicted / measured - 1)
     mistakes = {
-        "Give a fraction, not per cent.": 100 * right,
-        "Relative to what was measured, not to what was predicted.": abs(measured / predicted - 1),
+        tr("Give a fraction, not per cent."): 100 * right,
+        tr("Relative to what was measured, not to what was predicted."): abs(
+            measured / predicted - 1
+        ),
     }
     judge(
         answer,
@@ -73,7 +77,9 @@ def error(
             hint: wrong for hint, wrong in mistakes.items() if abs(wrong - right) > 0.03 * right
         },
     )
-    return f"{right:.1%} off. Published predictors of whole clusters claim 4 to 15 %."
+    return tr(
+        "{right:.1%} off. Published predictors of whole clusters claim 4 to 15 %.", right=right
+    )
 
 
 def _compute(phases: Phases, ranks: int) -> float:
@@ -88,19 +94,23 @@ def bandwidth(answer: object, *, one_s: float, two_s: float, gradient_bytes: flo
     """
     right = gradient_bytes / (two_s - one_s)
     mistakes = {
-        "With two ranks 2 (N - 1)/N is 1, not 2.": 2 * right,
-        "The step holds compute too: only its growth is communication.": gradient_bytes / two_s,
+        tr("With two ranks 2 (N - 1)/N is 1, not 2."): 2 * right,
+        tr("The step holds compute too: only its growth is communication."): gradient_bytes / two_s,
     }
     judge(answer, right, mistakes=mistakes)
-    return f"{right / 1e9:.1f} GB/s, if nothing hides: PCIe without a direct path between the GPUs."
+    return tr(
+        "{rate:.1f} GB/s, if nothing hides: PCIe without a direct path between the GPUs.",
+        rate=right / 1e9,
+    )
 
 
 @exercise("10.score")
 def score(answer: object, *, predicted: Sequence[float], measured: Sequence[float]) -> str:
     """The mean over the rows of |predicted / measured - 1|."""
     right = float(np.mean(np.abs(np.array(predicted) / np.array(measured) - 1)))
-    judge(answer, right, mistakes={"Give a fraction, not per cent.": 100 * right})
-    return (
-        f"{right:.1%} on rows that the fit never saw: that is the number to state with every "
-        "prediction of it."
+    judge(answer, right, mistakes={tr("Give a fraction, not per cent."): 100 * right})
+    return tr(
+        "{right:.1%} on rows that the fit never saw: that is the number to state with every "
+        "prediction of it.",
+        right=right,
     )

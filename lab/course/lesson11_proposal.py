@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from lab.course.check import exercise, judge, require
+from lab.course.language import tr
 
 SECONDS_PER_HOUR = 3600
 
@@ -13,11 +14,15 @@ SECONDS_PER_HOUR = 3600
 @exercise("11.report")
 def report(answer: object, *, study: Path) -> str:
     """lab.report(study) returns where the report lies: give its html."""
-    require(isinstance(answer, str | Path), "Give a path.")
+    require(isinstance(answer, str | Path), tr("Give a path."))
     path = Path(str(answer)).resolve()
-    require(path.is_file(), f"There is no file {path.name}.")
-    require(path.is_relative_to(study.resolve()), "This is the report of another study.")
-    return f"{path.name}, {path.stat().st_size / 1e3:.0f} kB: one file that opens anywhere."
+    require(path.is_file(), tr("There is no file {name}.", name=path.name))
+    require(path.is_relative_to(study.resolve()), tr("This is the report of another study."))
+    return tr(
+        "{name}, {size:.0f} kB: one file that opens anywhere.",
+        name=path.name,
+        size=path.stat().st_size / 1e3,
+    )
 
 
 @exercise("11.stop")
@@ -30,12 +35,15 @@ def stop(answer: object, *, epoch_s: Mapping[int, float], threshold: float) -> s
     mistakes = (
         {}
         if fastest == right
-        else {"The fastest is not the most economical: look at the efficiency.": float(fastest)}
+        else {tr("The fastest is not the most economical: look at the efficiency."): float(fastest)}
     )
     judge(answer, right, mistakes=mistakes, within=0)
-    return (
-        f"On {right} GPUs the efficiency is {_efficiency(epoch_s, right):.0%}; that is where to "
-        f"stop for {threshold:.0%}."
+    return tr(
+        "On {right} GPUs the efficiency is {efficiency:.0%}; that is where to stop for "
+        "{threshold:.0%}.",
+        right=right,
+        efficiency=_efficiency(epoch_s, right),
+        threshold=threshold,
     )
 
 
@@ -49,8 +57,8 @@ def device_hours(
     ranks = _stop(epoch_s, threshold)
     right = epoch_s[ranks] * epochs * ranks / SECONDS_PER_HOUR
     mistakes = {
-        "These are hours of wall time: every device is charged.": right / ranks,
-        "Give hours, not seconds.": right * 3600,
+        tr("These are hours of wall time: every device is charged."): right / ranks,
+        tr("Give hours, not seconds."): right * 3600,
     }
     judge(answer, right, mistakes=mistakes)
     return f"{right:,.2f} device-hours."
@@ -62,13 +70,15 @@ def price(answer: object, *, epoch_s: Mapping[int, float], threshold: float) -> 
     ranks = _stop(epoch_s, threshold)
     right = 1 / _efficiency(epoch_s, ranks)
     mistakes = {
-        "That is the efficiency; the price is its inverse.": 1 / right,
-        "Each of N devices is charged.": epoch_s[ranks] / epoch_s[min(epoch_s)],
+        tr("That is the efficiency; the price is its inverse."): 1 / right,
+        tr("Each of N devices is charged."): epoch_s[ranks] / epoch_s[min(epoch_s)],
     }
     judge(answer, right, mistakes=mistakes)
-    return (
-        f"The same training costs {right:.2f} times the device-hours, and is done "
-        f"{epoch_s[min(epoch_s)] / epoch_s[ranks]:.2f} times as fast."
+    return tr(
+        "The same training costs {right:.2f} times the device-hours, and is done {speedup:.2f} "
+        "times as fast.",
+        right=right,
+        speedup=epoch_s[min(epoch_s)] / epoch_s[ranks],
     )
 
 

@@ -16,6 +16,7 @@ import numpy as np
 from lab.course import source
 from lab.course.check import WrongAnswerError, require
 from lab.course.ladder import CARRIED, RUNGS, Evidence, Rung, Trial
+from lab.course.language import tr
 from lab.errors import InputError, LabError, Problem, nearest
 from lab.files import read_json, write_atomically
 from lab.launch.confined import Ended, line_in, run_ranks
@@ -26,10 +27,6 @@ from lab.worker import confine
 LIMIT_S = 30.0  # for all steps of a file; they take less than one second on an idle machine
 LARGEST_WORLD = 8
 TRIES = ".tries.json"  # beside the file
-OBSTACLES = {
-    "MemoryError": "it asks for more memory than the 2 GiB that a rank may have",
-    "PermissionError": "it may not start processes, open files for writing or reach a network",
-}
 
 
 @dataclass(frozen=True)
@@ -57,13 +54,18 @@ def check_ranks(name: str, *, file: str | Path, world_size: int = 2) -> None:
     try:
         verdict = judge(name, path.read_text(), path=path, world_size=world_size, timed=True)
     except WrongAnswerError as error:
-        hint = _hint(rung, _count(path, name))
-        raise WrongAnswerError(f"{name}: not yet. {error} {hint}") from None
-    times = f" A step takes {1e3 * verdict.step_s:.2f} ms"
+        hint = f"{error} {tr(_hint(rung, _count(path, name)))}"
+        raise WrongAnswerError(tr("{name}: not yet. {hint}", name=name, hint=hint)) from None
+    meaning = verdict.sentence
     if verdict.lab_step_s is not None:
-        times += f", by the lab's own {1e3 * verdict.lab_step_s:.2f} ms"
-    timed = f"{times}." if rung.own else ""
-    display(Markdown.of(f"{name}: right. {verdict.sentence}{timed}"))  # type: ignore[no-untyped-call]
+        times = tr(
+            "A step takes {step:.2f} ms, by the lab's own {own:.2f} ms.",
+            step=1e3 * verdict.step_s,
+            own=1e3 * verdict.lab_step_s,
+        )
+        meaning = f"{meaning} {times}"
+    shown = tr("{name}: right. {meaning}", name=name, meaning=meaning)
+    display(Markdown.of(shown))  # type: ignore[no-untyped-call]
 
 
 def judge(
@@ -83,7 +85,14 @@ def judge(
     if why := confine.obstacle():
         raise LabError(f"{name} cannot be tried on this machine: {why}")
     problems = source.problems(text)
-    require(not problems, f"{path.name} cannot be tried: {'; '.join(problems[:3])}.")
+    require(
+        not problems,
+        tr(
+            "{file} cannot be tried: {problems}.",
+            file=path.name,
+            problems="; ".join(problems[:3]),
+        ),
+    )
     draw = np.random.default_rng(list(seed) if seed else secrets.randbits(64))
     spec, arrays, whole = rung.instance(draw, world_size)
     spec |= {"needs": rung.needs, "world_size": world_size, "limit_s": LIMIT_S}
@@ -125,19 +134,17 @@ def _trials(ended: Ended, spec: Mapping[str, Any]) -> list[Trial]:
     if errors:
         # Ranks that lost a peer failed because of the one that failed first.
         first = min(errors, key=lambda rank: ("Connection" in errors[rank]["message"], rank))
-        error, file = errors[first], Path(str(spec.get("file", ""))).name
-        place = f" in {file}, line {error['line']}" if error["line"] else ""
-        why = OBSTACLES.get(error["type"], "")
-        raise WrongAnswerError(
-            f"Rank {first} failed{place}: {error['type']}: {error['message']}"
-            f"{f' ({why})' if why else ''}."
-        )
+        raise WrongAnswerError(_failure(first, errors[first], spec))
     if any(ended.stacks):
         raise WrongAnswerError(_hang(ended, spec))
     if any(not content for content in contents):
         rank = next(rank for rank, content in enumerate(contents) if not content)
         raise WrongAnswerError(
-            f"Rank {rank} ended with exit code {ended.codes[rank]} before it was done."
+            tr(
+                "Rank {rank} ended with exit code {code} before it was done.",
+                rank=rank,
+                code=ended.codes[rank],
+            )
         )
     numbers = sorted({key.split("/")[0] for key in contents[0]}, key=int)
     try:
@@ -149,7 +156,7 @@ def _trials(ended: Ended, spec: Mapping[str, Any]) -> list[Trial]:
             for number in numbers
         ]
     except (KeyError, ValueError):
-        raise WrongAnswerError("Ranks did not all do the same.") from None
+        raise WrongAnswerError(tr("Ranks did not all do the same.")) from None
 
 
 def _of(content: Mapping[str, Any], number: str) -> dict[str, Any]:
@@ -174,15 +181,43 @@ def _error(content: Mapping[str, Any]) -> dict[str, Any]:
     return error
 
 
+def _failure(rank: int, error: Mapping[str, Any], spec: Mapping[str, Any]) -> str:
+    file = Path(str(spec.get("file", ""))).name
+    obstacles = {
+        "MemoryError": tr("it asks for more memory than the 2 GiB that a rank may have"),
+        "PermissionError": tr(
+            "it may not start processes, open files for writing or reach a network"
+        ),
+    }
+    what = f"{error['type']}: {error['message']}"
+    if obstacle := obstacles.get(error["type"]):
+        what = f"{what} ({obstacle})"
+    if error["line"]:
+        return tr(
+            "Rank {rank} failed in {file}, line {line}: {what}.",
+            rank=rank,
+            file=file,
+            line=error["line"],
+            what=what,
+        )
+    return tr("Rank {rank} failed: {what}.", rank=rank, what=what)
+
+
 def _hang(ended: Ended, spec: Mapping[str, Any]) -> str:
     file = str(spec.get("file", ""))
     places = []
     for rank, stack in enumerate(ended.stacks):
-        where = line_in(stack, file) or ("outside of the file" if stack else "it had ended")
-        places.append(f"rank {rank}: {where}")
-    return (
-        f"After {LIMIT_S:.0f} s the ranks were not done. They were in {Path(file).name}: "
-        f"{'; '.join(places)}."
+        if place := line_in(stack, file):
+            line, function = place
+            where = tr("line {line}, in {function}", line=line, function=function)
+        else:
+            where = tr("outside of the file") if stack else tr("it had ended")
+        places.append(tr("rank {rank}: {where}", rank=rank, where=where))
+    return tr(
+        "After {limit:.0f} s the ranks were not done. They were in {file}: {places}.",
+        limit=LIMIT_S,
+        file=Path(file).name,
+        places="; ".join(places),
     )
 
 
@@ -225,7 +260,11 @@ def _require_carried(ended: Ended, rung: Rung, evidence: Evidence) -> None:
         said = said // 2  # every byte sent is also received
     require(
         ended.sent >= CARRIED * said,
-        f"{said} bytes should have passed between the ranks; the kernel carried {ended.sent}.",
+        tr(
+            "{said} bytes should have passed between the ranks; the kernel carried {sent}.",
+            said=said,
+            sent=ended.sent,
+        ),
     )
 
 

@@ -22,6 +22,7 @@ from typing import Any
 
 from lab.config.study import Study, Task
 from lab.course.check import ANSWERS, WrongAnswerError, verdict
+from lab.course.language import tr
 from lab.course.release import LESSONS
 from lab.errors import LabError
 from lab.records.store import Store, read_record
@@ -31,12 +32,6 @@ LARGEST = 20 << 20  # bytes of a file that is read
 MOST_FILES = 3000
 MOST_CHARACTERS = 10_000  # of an answer
 TOLERANCE = 0.005  # relative, of a record's step time against its steps
-# What can be judged only by a person, or on the machine where it was done.
-BY_HAND = {
-    "02.ring": "a function of the notebook, which is not run here; ring.py is",
-    "09.quantize": "a function of the notebook, which is not run here",
-    "11.report": "look at the report itself",
-}
 
 
 class ElsewhereError(LabError):
@@ -129,7 +124,7 @@ def _inspect(work: Path) -> tuple[list[str], list[str]]:
         if record is None or not record.completed or record.timing is None:
             continue
         if record.run.id != path.parent.parent.name or str(record.repeat) != path.parent.name:
-            faults.append(f"{place} holds the record of another run")
+            faults.append(tr("{place} holds the record of another run", place=place))
         signatures.append(f"{record.run_id} {record.repeat} {record.finished_at}")
         try:
             steps = pd.read_parquet(path.with_name("steps.parquet"))
@@ -137,15 +132,27 @@ def _inspect(work: Path) -> tuple[list[str], list[str]]:
             slowest = measured.groupby("step")["step_time"].max()
             median, times = float(slowest.median()), measured["step_time"].to_numpy(float)
         except Exception as error:  # noqa: BLE001 whatever is wrong with a student's file
-            faults.append(f"{place} has no steps that can be read ({type(error).__name__})")
+            faults.append(
+                tr(
+                    "{place} has no steps that can be read ({error})",
+                    place=place,
+                    error=type(error).__name__,
+                )
+            )
             continue
         if not abs(median - record.timing.step.median) <= TOLERANCE * median:
-            recorded = f"{record.timing.step.median:.6g} s"
-            faults.append(f"{place} gives {recorded} for a step, but its steps give {median:.6g} s")
+            faults.append(
+                tr(
+                    "{place} gives {recorded:.6g} s for a step, but its steps give {median:.6g} s",
+                    place=place,
+                    recorded=record.timing.step.median,
+                    median=median,
+                )
+            )
         losses = steps.groupby("step")["loss"].mean().to_numpy(float)
         said = np.array(record.quality.loss if record.quality else [])
         if said.shape != losses.shape or not np.allclose(said, losses, rtol=TOLERANCE):
-            faults.append(f"{place} gives other losses than its steps")
+            faults.append(tr("{place} gives other losses than its steps", place=place))
         # Relative, so that copies with all times scaled are recognized too.
         content = np.round(times / times[0], 6).tobytes()
         signatures.append(hashlib.sha256(record.run_id.encode() + content).hexdigest())
@@ -157,7 +164,7 @@ def replace_jobs() -> None:
     lab: Any = importlib.import_module("lab")  # as the lesson's cells see it
 
     def elsewhere(*_: Any, **__: Any) -> None:
-        raise ElsewhereError("it depends on the machine on which it was measured")
+        raise ElsewhereError(tr("it depends on the machine on which it was measured"))
 
     def stored(study: Study, *_: Any, tasks: Sequence[Task] | None = None, **__: Any) -> Any:
         return SimpleNamespace(wait=lambda **_: _records(study, tasks or study.tasks))
@@ -182,8 +189,15 @@ def _records(study: Study, tasks: Sequence[Task]) -> list[Any]:
     store = Store(study.out)
     missing = [task for task in tasks if not store.completed(task)]
     if missing:
-        count = f"{len(missing)} of {len(tasks)} records of {study.name} are missing"
-        raise LabError(f"{count}, such as that of {missing[0].label}")
+        raise LabError(
+            tr(
+                "{missing} of {tasks} records of {study} are missing, such as that of {first}",
+                missing=len(missing),
+                tasks=len(tasks),
+                study=study.name,
+                first=missing[0].label,
+            )
+        )
     return store.records(tasks)
 
 
@@ -224,26 +238,33 @@ def _reason(error: Exception, lost: dict[str, tuple[bool | None, str]]) -> tuple
 
 
 def _outcome(name: str, submitted: Path, measured: dict[str, Any]) -> tuple[bool | None, str]:
-    if name in BY_HAND:
-        return None, BY_HAND[name]
+    if reason := _by_hand(name):
+        return None, reason
     path = submitted / ANSWERS / f"{name}.txt"
     try:
         if path.is_symlink() or path.stat().st_size > MOST_CHARACTERS:
-            return False, "the answer cannot be read"
+            return False, tr("the answer cannot be read")
         answer = ast.literal_eval(path.read_text())
     except FileNotFoundError:
-        return False, "no answer was handed in"
+        return False, tr("no answer was handed in")
     except (OSError, ValueError, SyntaxError, MemoryError, RecursionError):
-        return False, "the answer cannot be read"
+        return False, tr("the answer cannot be read")
     try:
         return True, verdict(name, answer, **measured)
     except WrongAnswerError as error:
         return False, str(error)
     except Exception as error:  # noqa: BLE001 an answer of a shape that no judge expects
-        return (
-            False,
-            f"{name}: not yet. The answer has an unexpected form ({type(error).__name__}).",
-        )
+        hint = tr("The answer has an unexpected form ({error}).", error=type(error).__name__)
+        return False, tr("{name}: not yet. {hint}", name=name, hint=hint)
+
+
+def _by_hand(name: str) -> str | None:
+    """Why a person has to judge an exercise, if so."""
+    return {
+        "02.ring": tr("a function of the notebook, which is not run here; ring.py is"),
+        "09.quantize": tr("a function of the notebook, which is not run here"),
+        "11.report": tr("look at the report itself"),
+    }.get(name)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,8 @@ from __future__ import annotations
 import ast
 from collections.abc import Container, Iterator
 
+from lab.course.language import tr
+
 MODULES = frozenset(
     (
         *("torch", "torch.nn", "torch.nn.functional", "torch.distributed", "torch.autograd"),
@@ -41,13 +43,18 @@ LARGEST = 50_000  # characters
 def problems(text: str) -> list[str]:
     """What a file may not use, each with its line; empty if it may run."""
     if len(text) > LARGEST:
-        return [f"the file has {len(text)} characters; {LARGEST} are more than a rung needs"]
+        return [
+            tr(
+                "the file has {characters} characters; {most} are more than a rung needs",
+                characters=len(text),
+                most=LARGEST,
+            )
+        ]
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        return [
-            f"line {getattr(error, 'lineno', None) or 1}: {type(error).__name__}: {error.args[0]}"
-        ]
+        line, what = getattr(error, "lineno", None) or 1, f"{type(error).__name__}: {error.args[0]}"
+        return [tr("line {line}: {what}", line=line, what=what)]
     imports = dict(_imports(tree))
     modules = {name for name, is_module in imports.items() if is_module}
     parents = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
@@ -57,8 +64,9 @@ def problems(text: str) -> list[str]:
         problems |= {(line, what) for what in _problems_of(node, modules, imports)}
         # Under another name it could be changed undetected.
         if isinstance(node, ast.Name) and node.id in modules and id(node) not in parents:
-            problems.add((line, f"uses {node.id} by itself, where one of its functions is needed"))
-    return [f"line {line}: {what}" for line, what in sorted(problems)]
+            what = tr("uses {name} by itself, where one of its functions is needed", name=node.id)
+            problems.add((line, what))
+    return [tr("line {line}: {what}", line=line, what=what) for line, what in sorted(problems)]
 
 
 def _imports(tree: ast.AST) -> Iterator[tuple[str, bool]]:
@@ -74,22 +82,23 @@ def _problems_of(node: ast.AST, modules: Container[str], imports: Container[str]
     if isinstance(node, ast.Import):
         for alias in node.names:
             if alias.name not in MODULES:
-                yield f"imports {alias.name}, which no rung needs"
+                yield tr("imports {name}, which no rung needs", name=alias.name)
     elif isinstance(node, ast.ImportFrom):
         if node.level or node.module not in MODULES:
-            yield f"imports from {'.' * node.level}{node.module or ''}, which no rung needs"
+            module = f"{'.' * node.level}{node.module or ''}"
+            yield tr("imports from {name}, which no rung needs", name=module)
         for alias in node.names:
             if alias.name == "*" or _is_refused(alias.name, of_module=True):
-                yield f"imports {alias.name}, which no rung needs"
+                yield tr("imports {name}, which no rung needs", name=alias.name)
     elif isinstance(node, ast.Name):
         if node.id in REFUSED_NAMES or (node.id.startswith("__") and node.id != "__name__"):
-            yield f"uses {node.id}, which no rung needs"
+            yield tr("uses {name}, which no rung needs", name=node.id)
     elif isinstance(node, ast.Attribute):
         of_module = _root(node) in modules
         if _is_refused(node.attr, of_module=of_module):
-            yield f"uses {ast.unparse(node)}, which no rung needs"
+            yield tr("uses {name}, which no rung needs", name=ast.unparse(node))
         elif _root(node) in imports and not isinstance(node.ctx, ast.Load):
-            yield f"changes {ast.unparse(node)}, which belongs to somebody else"
+            yield tr("changes {name}, which belongs to somebody else", name=ast.unparse(node))
 
 
 def _is_refused(name: str, *, of_module: bool) -> bool:

@@ -121,11 +121,11 @@ def has_spaces() -> bool:
     return False
 
 
-def line_in(stack: str, file: str) -> str:
-    """A rank's position, such as `line 12, in synchronize`; empty if it was not in that file."""
+def line_in(stack: str, file: str) -> tuple[int, str] | None:
+    """A rank's position in a file: line and function; None if it was elsewhere."""
     # The main thread comes last; its innermost frame comes first.
     place = re.search(rf'File "{re.escape(file)}", line (\d+) in (\S+)', stack)
-    return f"line {place[1]}, in {place[2]}" if place else ""
+    return (int(place[1]), place[2]) if place else None
 
 
 def _read(path: Path) -> bytes:

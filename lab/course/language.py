@@ -1,0 +1,70 @@
+"""The language of the course's hints and verdicts: that of the catalogue in LAB_CATALOGUE."""
+
+from __future__ import annotations
+
+import functools
+import os
+import string
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lab.errors import InputError, Problem
+
+if TYPE_CHECKING:
+    from babel.messages.catalog import Catalog, Message
+
+
+def tr(message: str, /, **values: object) -> str:
+    """A message in the course's language, with values at its placeholders as in `str.format`.
+
+    A message without a usable translation stays English. Raises InputError if LAB_CATALOGUE names
+    no catalogue.
+    """
+    return _translations(catalogue_in_use()).get(message, message).format(**values)
+
+
+def catalogue_in_use() -> Path | None:
+    """The catalogue that LAB_CATALOGUE names, if any, wherever the working folder is later."""
+    name = os.environ.get("LAB_CATALOGUE")
+    return Path(name).expanduser().absolute() if name else None
+
+
+@functools.cache
+def _translations(path: Path | None) -> dict[str, str]:
+    if path is None:
+        return {}
+    return {
+        str(message.id): str(message.string)
+        for message in read_catalogue(path)
+        if is_translated(message) and has_equal_placeholders(message)
+    }
+
+
+def read_catalogue(path: Path) -> Catalog:
+    """Read a gettext .po file; raises InputError, which names it, if that is impossible."""
+    from babel.messages.pofile import PoFileError, read_po
+
+    try:
+        with path.open("rb") as stream:
+            return read_po(stream, abort_invalid=True)
+    except (OSError, ValueError, LookupError, PoFileError) as error:
+        what = error.strerror if isinstance(error, OSError) else f"not a gettext catalogue: {error}"
+        advice = "make one with `lab course catalogue`, and name it in LAB_CATALOGUE"
+        raise InputError(str(path), [Problem("catalogue", str(what), advice)]) from None
+
+
+def is_translated(message: Message) -> bool:
+    """Whether a translator has finished a message; the header of a catalogue is none."""
+    return bool(message.id and message.string) and not message.fuzzy
+
+
+def has_equal_placeholders(message: Message) -> bool:
+    """Whether a translation has the placeholders of the original, each with its format."""
+    try:
+        return _placeholders(str(message.string)) == _placeholders(str(message.id))
+    except ValueError:  # such as a single brace
+        return False
+
+
+def _placeholders(text: str) -> set[tuple[str | None, ...]]:
+    return {tuple(field) for _, *field in string.Formatter().parse(text) if field[0] is not None}
