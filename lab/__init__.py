@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from lab.config.run import Run as Run
     from lab.config.study import Study as Study
     from lab.course.budget import class_budget as class_budget
+    from lab.course.catalogue import update_catalogue as update_catalogue
     from lab.course.check import check as check
     from lab.course.class_results import class_results as class_results
     from lab.course.collect import collect as collect
@@ -119,6 +120,7 @@ _PUBLIC = {
     "script_study": "lab.config.new_study",
     "status": "lab.launch.status",
     "table": "lab.records.table",
+    "update_catalogue": "lab.course.catalogue",
     "write_scripts": "lab.launch.slurm.options",
 }
 _MODULES = {"benchmarks", "calibration", "figures"}

@@ -810,6 +810,21 @@ def budget(
     answer(as_json, content, table_of(rows), "", table_of(classes), *hint)
 
 
+@course.command()
+def catalogue(
+    path: Annotated[Path, Argument(metavar="PO", help="The catalogue, such as fr.po.")],
+    as_json: JsonOption = False,
+) -> None:
+    """Write hints and verdicts for translation, or bring a translation of them up to date."""
+    state = lab.update_catalogue(path)
+    done = f"{state.translated} of {state.messages} messages are translated"
+    unsure = f", {state.fuzzy} marked as fuzzy" if state.fuzzy else ""
+    answer(as_json, state, f"{relative(path)}: {done}{unsure}")
+    if state.faults:
+        listed = "\n".join(f"  {one}" for one in state.faults)
+        raise LabError(f"{count(len(state.faults), 'translation')} cannot be used\n{listed}")
+
+
 @app.command()
 def doctor(as_json: JsonOption = False) -> None:
     """Show what this machine has, what is missing, and the command that gets it."""

@@ -36,7 +36,7 @@ def _translations(path: Path | None) -> dict[str, str]:
     return {
         str(message.id): str(message.string)
         for message in read_catalogue(path)
-        if is_translated(message) and has_equal_placeholders(message)
+        if is_translated(message) and not fault(message)
     }
 
 
@@ -58,13 +58,27 @@ def is_translated(message: Message) -> bool:
     return bool(message.id and message.string) and not message.fuzzy
 
 
-def has_equal_placeholders(message: Message) -> bool:
-    """Whether a translation has the placeholders of the original, each with its format."""
+def fault(message: Message) -> str:
+    """Why a translation cannot be used: its placeholders are not the original's; empty if it can.
+
+    A placeholder counts with its format, because a value fits no other.
+    """
     try:
-        return _placeholders(str(message.string)) == _placeholders(str(message.id))
-    except ValueError:  # such as a single brace
-        return False
+        wanted, given = _placeholders(str(message.id)), _placeholders(str(message.string))
+    except ValueError as error:
+        return f"its braces cannot be read: {error}"
+    if wanted == given:
+        return ""
+    return f"it has {_listed(given)}; the original has {_listed(wanted)}"
 
 
-def _placeholders(text: str) -> set[tuple[str | None, ...]]:
-    return {tuple(field) for _, *field in string.Formatter().parse(text) if field[0] is not None}
+def _placeholders(text: str) -> set[str]:
+    return {
+        "{" + name + (f"!{conversion}" if conversion else "") + (f":{form}" if form else "") + "}"
+        for _, name, form, conversion in string.Formatter().parse(text)
+        if name is not None
+    }
+
+
+def _listed(placeholders: set[str]) -> str:
+    return ", ".join(sorted(placeholders)) or "no placeholder"

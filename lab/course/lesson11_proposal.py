@@ -61,7 +61,7 @@ def device_hours(
         tr("Give hours, not seconds."): right * 3600,
     }
     judge(answer, right, mistakes=mistakes)
-    return f"{right:,.2f} device-hours."
+    return tr("{hours:,.2f} device-hours.", hours=right)
 
 
 @exercise("11.price")

@@ -111,8 +111,10 @@ def _rung(name: str, world_size: int) -> Rung:
     if name not in RUNGS:
         raise InputError("check_ranks", [Problem(name, "no such rung", nearest(name, RUNGS))])
     if not 2 <= world_size <= LARGEST_WORLD:
-        what = f"{world_size}; a rung is tried on 2 to {LARGEST_WORLD} ranks"
-        raise InputError("check_ranks", [Problem("world_size", what)])
+        problem = Problem(
+            "world_size", f"{world_size}; a rung is tried on 2 to {LARGEST_WORLD} ranks"
+        )
+        raise InputError("check_ranks", [problem])
     return RUNGS[name]
 
 

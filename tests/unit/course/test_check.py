@@ -286,6 +286,20 @@ def test_no_answer_and_no_number_get_the_exercise_s_hint_or_what_is_wanted(name:
             verdict(name, missing, **known)
 
 
+@pytest.mark.usefixtures("wide")
+@pytest.mark.parametrize("name", CASES)
+def test_every_answer_is_judged_in_the_language_of_the_catalogue(name: str) -> None:
+    known, right, wrong = CASES[name]
+    texts = [verdict(name, right, **known)]
+    for answer in (*wrong, "soon", math.nan, None):
+        with pytest.raises(WrongAnswerError) as caught:
+            verdict(name, answer, **known)
+        texts.append(str(caught.value))
+    values = {"str", "nan", *known.get("rules", ())}
+    for text in texts:
+        assert set(re.findall(r"[A-Za-z]{2}[A-Za-z-]*", text.removeprefix(name))) <= values, text
+
+
 def test_numbers_of_numpy_and_pandas_count_as_numbers() -> None:
     assert judge(np.float64(2.01), 2.0) == pytest.approx(2.01)
     assert judge(np.array([4]), 4, within=0) == 4

@@ -1,0 +1,86 @@
+"""`lab course catalogue`: all hints and verdicts of the course's checks, in a file to translate."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from babel import Locale
+from babel.localedata import locale_identifiers
+from babel.messages.catalog import Catalog
+from babel.messages.extract import extract_from_file
+from babel.messages.pofile import write_po
+
+from lab.course.check import exercises
+from lab.course.ladder import RUNGS
+from lab.course.language import fault, is_translated, read_catalogue
+from lab.errors import Problem
+from lab.files import write_atomically
+
+HERE = Path(__file__).parent
+
+
+@dataclass(frozen=True)
+class Progress:
+    """The state of a catalogue: `faults` are translations that cannot be used, by their line."""
+
+    messages: int
+    translated: int
+    fuzzy: int
+    faults: tuple[Problem, ...]
+
+
+def update_catalogue(path: str | Path) -> Progress:
+    """Write all messages to a gettext .po file; an existing one keeps its translations.
+
+    The translation of a message that has changed is marked as fuzzy, and not used until a
+    translator has removed the mark. Raises InputError for a file that is not a catalogue, OSError
+    if it cannot be written.
+    """
+    path = Path(path)
+    locale = Locale.negotiate([path.stem], locale_identifiers())
+    catalogue = whole = Catalog(locale, project="Scaling Lab", version="course", fuzzy=False)
+    for text, file, comment in messages():
+        whole.add(text, locations=[(file, 0)], auto_comments=[comment] if comment else [])
+    if path.exists():
+        catalogue = read_catalogue(path)
+        catalogue.update(whole, update_creation_date=False)
+        catalogue.charset = "utf-8"  # whatever it was: it holds every letter
+    with io.BytesIO() as stream:
+        write_po(stream, catalogue, include_lineno=False, include_previous=True)
+        write_atomically(path, stream.getvalue())
+    return _progress(path)
+
+
+def messages() -> Iterator[tuple[str, str, str]]:
+    """Each message, the file that shows it, and a comment; in the order of the lessons."""
+    lessons = sorted(HERE.glob("lesson*.py"))
+    for path in [*lessons, *sorted(set(HERE.glob("*.py")) - set(lessons))]:
+        found = extract_from_file("python", path, keywords={"tr": None})
+        by_line = [(line, str(text), "") for line, text, _, _ in found]
+        for name, (hint, judge) in exercises().items():
+            if Path(judge.__code__.co_filename) == path:
+                by_line.append((judge.__code__.co_firstlineno, hint, f"the hint of {name}"))
+        for _, text, comment in sorted(by_line):
+            yield text, path.name, comment
+        if path.stem == "ladder":
+            for name, rung in RUNGS.items():
+                for question in rung.questions:
+                    yield question, path.name, f"a question of {name}"
+                yield rung.formula, path.name, f"the formula of {name}"
+
+
+def _progress(path: Path) -> Progress:
+    """The state of a catalogue as it is on disk, whose lines a translator sees."""
+    written = [message for message in read_catalogue(path) if message.id]
+    translated = [message for message in written if is_translated(message)]
+    faults = {message.lineno: fault(message) for message in translated}
+    problems = tuple(
+        Problem(f"{path}, line {line}", why, "use the original's placeholders as they are")
+        for line, why in faults.items()
+        if why
+    )
+    fuzzy = sum(message.fuzzy for message in written)
+    return Progress(len(written), len(translated) - len(problems), fuzzy, problems)
