@@ -47,10 +47,14 @@ def read_catalogue(path: Path) -> Catalog:
     try:
         with path.open("rb") as stream:
             return read_po(stream, abort_invalid=True)
-    except (OSError, ValueError, LookupError, PoFileError) as error:
-        what = error.strerror if isinstance(error, OSError) else f"not a gettext catalogue: {error}"
-        advice = "make one with `lab course catalogue`, and name it in LAB_CATALOGUE"
-        raise InputError(str(path), [Problem("catalogue", str(what), advice)]) from None
+    except OSError as error:
+        what = error.strerror or str(error)
+    except PoFileError as error:
+        what = f"no gettext catalogue; line {error.lineno + 1} cannot be read: {error.line.strip()}"
+    except (ValueError, LookupError) as error:
+        what = f"no gettext catalogue: {error}"
+    advice = "`lab course catalogue` makes one; LAB_CATALOGUE needs its whole path"
+    raise InputError(str(path), [Problem("catalogue", what, advice)])
 
 
 def is_translated(message: Message) -> bool:
