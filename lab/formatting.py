@@ -14,7 +14,7 @@ DIGITS_MOST = 5  # no measurement here supports more
 
 
 class Unit(NamedTuple):
-    """A unit of time and how many of it make a second."""
+    """A unit and how many of it make a second, or a byte."""
 
     name: str
     per_second: float
@@ -80,6 +80,17 @@ def unit_for(values: Iterable[float | None]) -> Unit:
     if not largest:
         return UNITS[1]
     return next((unit for unit in UNITS if largest * unit.per_second >= 1), UNITS[-1])
+
+
+def format_bytes(value: float | None, *, unit: Unit) -> str:
+    """A number of bytes in a unit of `bytes_unit`, such as `512 MB`."""
+    return _scaled(value, None, None, unit)
+
+
+def bytes_unit(values: Iterable[float | None]) -> Unit:
+    """GB (1e9) if the largest of these numbers of bytes is at least 10 GB, else MB (1e6)."""
+    largest = max((value for value in values if _known(value)), default=0.0)
+    return Unit("GB", 1e-9) if largest >= 1e10 else Unit("MB", 1e-6)
 
 
 def _scaled(value: float | None, low: float | None, high: float | None, unit: Unit) -> str:

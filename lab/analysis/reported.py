@@ -307,6 +307,7 @@ def _records(
         run = runs[id(point)]
         parts = {part: value for part in PHASES if math.isfinite(value := getattr(point, part))}
         gradient_bytes = _gradient_bytes(point, observations)
+        peak_memory = _peak_memory(point, observations)
         for repeat, (time, rate) in enumerate(zip_longest(point.times, point.rates)):
             reported = Reported(
                 configuration=run.configuration,
@@ -319,6 +320,8 @@ def _records(
                 rate_of=_rate_of(observations),
                 parts=parts,
                 gradient_bytes=gradient_bytes,
+                peak_memory=peak_memory,
+                mfu=point.mfu if math.isfinite(point.mfu) else None,
                 baseline=runs[id(base)].id if base else None,
                 work=(1.0 if base is point else point.work) if base else None,
             )
@@ -330,6 +333,14 @@ def _records(
                 finished_at=datetime.now(UTC).isoformat(),
                 reported=reported,
             )
+
+
+def _peak_memory(point: Point, observations: Observations) -> float | None:
+    """That of the rank that uses most, if ranks have rows, else the median of the rows."""
+    rows = observations.rows_of(point)
+    memory = rows["memory"]
+    peak = float(memory.max() if rows["rank"].notna().any() else memory.median())
+    return peak if math.isfinite(peak) else None
 
 
 def _gradient_bytes(point: Point, observations: Observations) -> float | None:

@@ -145,6 +145,11 @@ def rate_name(summary: pd.DataFrame) -> str:
     return f"{things.pop() or '1'}/s"
 
 
+def memory_name(summary: pd.DataFrame) -> str:
+    """What its memory is: the peak of a rank, or for a results table what its column holds."""
+    return "memory" if "per" in summary else "peak memory of a rank"
+
+
 def device_of(summary: pd.DataFrame) -> str | None:
     """The kind of device of all configurations; None if they differ or it is unknown."""
     devices = set(summary["device"])

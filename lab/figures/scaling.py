@@ -11,10 +11,10 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator
 
-from lab.analysis.configurations import megabytes
 from lab.analysis.scaling_curves import (
     baseline_name,
     device_of,
+    memory_name,
     ranks,
     rate_name,
     rows_of,
@@ -36,9 +36,25 @@ from lab.figures.style import (
     styled,
     wrapped,
 )
-from lab.formatting import format_seconds, percent, rounded, unit_for, value_of
+from lab.formatting import (
+    bytes_unit,
+    format_bytes,
+    format_seconds,
+    percent,
+    rounded,
+    unit_for,
+    value_of,
+)
 
-__all__ = ["efficiency", "overview", "speedup", "step_time", "throughput"]
+__all__ = [
+    "efficiency",
+    "mfu",
+    "overview",
+    "peak_memory",
+    "speedup",
+    "step_time",
+    "throughput",
+]
 
 NO_BASELINE = "no run of the baseline has completed yet"
 PREDICTED = "predicted beforehand"
@@ -72,11 +88,14 @@ SPEEDUP = Quantity(
     lambda results: (f"speedup over {baseline_name(results.summary)}", 1.0),
 )
 EFFICIENCY = Quantity("efficiency", percent, lambda _: ("efficiency (%)", 100.0))
-MEMORY = Quantity(
-    "peak_memory",
-    lambda value, *_: f"{megabytes(value)} MB",
-    lambda _: ("peak memory of a rank (MB)", 1e-6),
-)
+MFU = Quantity("mfu", percent, lambda _: ("MFU (%)", 100.0))
+
+
+def _memory(results: StudyResults) -> Quantity:
+    """Memory, in one unit for all."""
+    unit = bytes_unit(results.summary["peak_memory"])
+    axis = f"{memory_name(results.summary)} ({unit.name})", unit.per_second
+    return Quantity("peak_memory", lambda value, *_: format_bytes(value, unit=unit), lambda _: axis)
 
 
 def _points_alone(results: StudyResults) -> bool:
@@ -177,9 +196,42 @@ def efficiency(ax: Axes, results: StudyResults) -> None:
     _draw(ax, results, EFFICIENCY)
 
 
+def _lacks(column: str, what: str) -> Callable[[StudyResults], str]:
+    """Why there is no figure of this column: nobody measured it, or the table does not give it."""
+
+    def missing(results: StudyResults) -> str:
+        if (reason := no_runs(results)) or results.summary[column].notna().any():
+            return reason
+        return f"the table gives no {what}" if "per" in results.summary else f"{what} is unknown"
+
+    return missing
+
+
+@figure(
+    describe=lambda results: _ends(
+        results, "peak_memory", memory_name(results.summary).capitalize(), _memory(results).text
+    ),
+    missing=_lacks("peak_memory", "memory"),
+    height=_height,
+)
+def peak_memory(ax: Axes, results: StudyResults) -> None:
+    """Peak memory of the rank that uses most, by world size: median over repeats."""
+    _draw(ax, results, _memory(results))
+
+
+@figure(
+    describe=lambda results: _ends(results, "mfu", "MFU", percent),
+    missing=_lacks("mfu", "MFU"),
+    height=_height,
+)
+def mfu(ax: Axes, results: StudyResults) -> None:
+    """Model FLOPs utilization in per cent of the peak by world size: median over repeats."""
+    _draw(ax, results, MFU)
+
+
 def _quantities(results: StudyResults) -> list[Quantity]:
     """What the overview shows: all four for curves; step time, speedup and memory as bars."""
-    bars = [STEP_TIME, SPEEDUP, MEMORY]
+    bars = [STEP_TIME, SPEEDUP, _memory(results)]
     wanted = bars if _bars(results) else [SPEEDUP, EFFICIENCY, STEP_TIME, THROUGHPUT]
     summary = results.summary
     known = {column for column in summary if summary[column].notna().any()}

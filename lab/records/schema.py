@@ -372,6 +372,7 @@ class Reported(Section):
     is for a step, an epoch or the whole run, by `per`; `parts` are parts of it by their names in
     the audit. `rate` counts `rate_of` per second. `work` is the work done in the time, relative to
     the baseline's, whose run id is `baseline`; both are None if no speedup can be stated.
+    `peak_memory` is in bytes, `mfu` a share of 1.
     """
 
     configuration: str
@@ -384,6 +385,8 @@ class Reported(Section):
     rate_of: str = ""
     parts: dict[str, float] = {}
     gradient_bytes: float | None = None  # in fp32, if the table gives only the parameters
+    peak_memory: float | None = None
+    mfu: float | None = None
     baseline: str | None = None
     work: float | None = None
 

@@ -20,7 +20,7 @@ def table(source: OneStudy) -> pd.DataFrame:
     Values not measured are NaN or None, never zero; failed runs are also rows, with their `status`.
     Records of a third-party table have additional columns: `configuration`, `scaling`, `unit`,
     `time` for what `per` names, with `time_low` and `time_high`, `rate` of what `rate_of` names,
-    and `baseline`.
+    and `baseline`; `peak_memory` and `mfu` are as the table gives them.
     """
     import pandas as pd
 

@@ -16,6 +16,7 @@ from lab.analysis.reported import Kind, ReportedTable, Scaling
 from lab.analysis.scaling_curves import (
     baseline_name,
     device_of,
+    memory_name,
     ranks,
     rate_name,
     rows_of,
@@ -23,7 +24,14 @@ from lab.analysis.scaling_curves import (
     with_interval,
 )
 from lab.figures.data import StudyResults
-from lab.formatting import format_seconds, percent, rounded, unit_for
+from lab.formatting import (
+    bytes_unit,
+    format_bytes,
+    format_seconds,
+    percent,
+    rounded,
+    unit_for,
+)
 from lab.report import paper, references
 from lab.report.blocks import Figure, Markdown, Table, figure
 
@@ -57,6 +65,8 @@ CAPTIONS = {
     "efficiency": "efficiency against {base}",
     "step_time": "{time} as the table gives it",
     "throughput": "throughput ({rate}) as the table gives it",
+    "peak_memory": "{memory} as the table gives it",
+    "mfu": "MFU as the table gives it",
 }
 FORMULAS = {
     "strong": r"$$S(N) = \frac{T(B)}{T(N)}, \qquad E(N) = S(N) \, \frac{B}{N}$$",
@@ -145,6 +155,8 @@ def _kind(kind: Scaling, results: StudyResults) -> Blocks:
             ("efficiency", "efficiency"),
             ("step_time", "step_time"),
             ("throughput", "samples_per_second"),
+            ("peak_memory", "peak_memory"),
+            ("mfu", "mfu"),
         )
         if drawn.summary[column].notna().any() and any(len(c.points) > 1 for c in drawn.curves)
     ]
@@ -157,10 +169,13 @@ def _figure(name: str, results: StudyResults, *, suffix: str, note: str) -> Figu
     """A figure with a caption that holds for the table."""
     summary = results.summary
     what = CAPTIONS[name].format(
-        base=baseline_name(summary), time=time_name(summary), rate=rate_name(summary)
+        base=baseline_name(summary),
+        time=time_name(summary),
+        rate=rate_name(summary),
+        memory=memory_name(summary),
     )
     column = {"throughput": "samples_per_second"}.get(name, name)
-    has_intervals = summary[f"{column}_low"].notna().any()
+    has_intervals = f"{column}_low" in summary and summary[f"{column}_low"].notna().any()
     how = f" Bars are intervals: {_how(summary)}." if has_intervals else ""
     drawn = figure(name, results)
     caption = f"{what[:1].upper()}{what[1:]} by number of {ranks(device_of(summary))}.{how} {note}"
@@ -199,7 +214,7 @@ def _drawn(results: StudyResults) -> tuple[StudyResults, str]:
 
 def _results(results: StudyResults, *, label: str) -> Table:
     summary = results.summary
-    unit = unit_for(summary["step_time"])
+    unit, of_memory = unit_for(summary["step_time"]), bytes_unit(summary["peak_memory"])
     over = f"speedup over {baseline_name(summary)}"
     size = ranks(device_of(summary))
     rows = []
@@ -217,6 +232,8 @@ def _results(results: StudyResults, *, label: str) -> Table:
                     time_name(summary): format_seconds(*with_interval(row, "step_time"), unit=unit),
                     rate_name(summary): rounded(*with_interval(row, "samples_per_second")),
                     **ratios,
+                    memory_name(summary): format_bytes(row["peak_memory"], unit=of_memory),
+                    "MFU": percent(row["mfu"]),
                     "repeats": str(row["repeats"]),
                 }
             )

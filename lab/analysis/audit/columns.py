@@ -100,6 +100,9 @@ OTHERWISE = {
     "rate": r"inference|speed_?up",
     "speedup": r"inference",
     "loss": r"dropped|packet",
+    # Not what a rank uses: a rate or a share, another memory, or what a GPU has.
+    "memory": r"bandwidth|bw|util|percent|free|avail|cpu|host|node|system|total|capacity|size|limit"
+    r"|saved|reduction|clock|bound",
 }
 # Values that were not measured.
 IDEAL = (
@@ -335,8 +338,9 @@ def _guess(name: str) -> Guess | None:
         misread = canonical in {"batch", "epoch", "step"} and family == "time"
         other = OTHERWISE.get(canonical)
         misread = misread or bool(other and re.search(other, stem))
+        misread = misread or (canonical == "memory" and family not in {None, "bytes"})
         if re.fullmatch(pattern, stem) and not misread:
-            known = family is not None or canonical not in {"algbw", "busbw", "bytes"}
+            known = family is not None or canonical not in {"algbw", "busbw", "bytes", "memory"}
             named = Guess(canonical, factor if known else None)
             return None if statistic in SPREADS else named
     return None

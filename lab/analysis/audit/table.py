@@ -58,6 +58,7 @@ POSITIVE = (
     *("world_size", "nodes", "time", "rate", "global_batch_size", "micro_batch_size"),
     *("batch", "speedup", "parameters", "bytes", "rate_per_rank", "flops", "flops_per_rank"),
     *("mfu", "hfu", "peak_flops", "dp", *LAYOUT, "grad_accum", "ratio_of_times", "ratio_of_rates"),
+    "memory",
 )
 # Larger values are per cent even if unlabelled; for a share of peak, so is the whole column.
 PERCENT_FROM = {"efficiency": 4, "accuracy": 1.5, "mfu": 3, "hfu": 3}
@@ -68,7 +69,7 @@ WHOLE_NUMBERS = {
 }
 UNITS = {
     **dict.fromkeys(TIMES, TIME_UNITS),
-    "bytes": BYTE_UNITS,
+    **dict.fromkeys(("bytes", "memory"), BYTE_UNITS),
     **dict.fromkeys(("flops", "flops_per_rank", "peak_flops"), FLOPS_UNITS),
 }
 MOST_KEY_VALUES = 200
@@ -337,6 +338,10 @@ def _factor(
 ) -> float:
     if meaning.factor is not None:
         return meaning.factor
+    if canonical == "memory":
+        if pd.to_numeric(cells, errors="coerce").notna().any():
+            assumptions.append(f"{cells.name!r} names no unit, such as GB, and is left out")
+        return math.nan  # a cell may have its own unit
     if canonical not in TIMES:
         return 1e9 if canonical in {"algbw", "busbw"} else 1.0
     known = [text for cell in cells if (text := _text(cell)) is not None]

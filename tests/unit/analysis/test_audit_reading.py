@@ -55,7 +55,7 @@ def broken(result: Audit) -> set[str]:
         "speedup": ["Weak scaling - FP32", "Mixed Precision Strong Scaling", "speed-up"],
         "time": ["Time to train - TF32", "Training time with FP32", "FP32 Training Time (90E)"],
         "gpu": ["DGX System", "System", "GPU model"],
-        "memory": ["gpu_memory_gb", "memory_usage(MB)"],
+        "memory": ["gpu_memory_gb", "memory_usage(MB)", "Peak mem/GPU (GiB)", "vram"],
     }.items(),
 )
 def test_names_that_people_use(canonical: str, names: list[str]) -> None:
@@ -73,7 +73,16 @@ def test_names_that_people_use(canonical: str, names: list[str]) -> None:
 )
 def test_what_nobody_measured_or_means_something_else(name: str) -> None:
     meaning = guess(name)
-    assert meaning is None or meaning.canonical == "memory"
+    assert meaning is None
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["gpu_mem_util_pct", "mem_pct", "host_memory_gb", "GPU memory size (GB)", "total_memory"],
+)
+def test_memory_that_is_not_what_a_rank_uses(name: str) -> None:
+    meaning = guess(name)
+    assert meaning is None or meaning.canonical != "memory"
 
 
 @pytest.mark.parametrize(

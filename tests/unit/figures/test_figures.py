@@ -281,7 +281,8 @@ def test_a_study_brings_its_baseline_and_scaling(tmp_path):
     [
         name
         for name in TRAINING
-        if name not in {"overlap_band", "step_timeline", "trace_timeline", "memory_timeline"}
+        # `few` have no communication, no trace, and ran on a CPU, whose peak is unknown.
+        if name not in {"overlap_band", "step_timeline", "trace_timeline", "memory_timeline", "mfu"}
     ],
 )
 def test_alt_text_is_one_sentence_with_numbers(name, few):

@@ -150,3 +150,36 @@ def test_a_law_that_made_the_numbers_gets_no_interval(tmp_path: Path) -> None:
     text = prose(page(written(tmp_path, f"gpus,epoch_time_s\n{rows}")))
     assert "serial fraction of 3.33 % fits the speedups exactly" in text
     assert "falls to 50 % on 31.0 GPUs" in text
+
+
+MEMORY = (
+    "gpus,global_batch_size,step_time_ms,peak_mem_{unit},mfu_pct\n"
+    "8,512,800,65.4,48.9\n16,512,420,41.2,46.1\n32,512,230,,40.3\n64,512,140,28.9,\n"
+)
+
+
+def test_memory_and_mfu_are_shown_as_the_table_gives_them(tmp_path: Path) -> None:
+    blocks = page(written(tmp_path, MEMORY.format(unit="gb")))
+    figures = {block.label: block for block in blocks if isinstance(block, Figure)}
+    assert "65.4 GB on 8 GPUs and 28.9 GB on 64 GPUs" in figures["fig-peak-memory-strong"].alt
+    assert "48.9 % on 8 GPUs and 40.3 % on 32 GPUs" in figures["fig-mfu-strong"].alt
+    assert figures["fig-mfu-strong"].caption == "MFU as the table gives it by number of GPUs."
+    results = next(b.frame for b in blocks if isinstance(b, Table) and "memory" in b.frame)
+    assert list(results["memory"]) == ["65.4 GB", "41.2 GB", "-", "28.9 GB"]
+    assert list(results["MFU"]) == ["48.9 %", "46.1 %", "40.3 %", "-"]
+    everything = prose(blocks) + " ".join(f.alt + f.caption for f in figures.values())
+    assert not re.search(r"measured here|not measured", everything)
+
+
+def test_memory_without_a_unit_is_left_out_and_said_to_be(tmp_path: Path) -> None:
+    blocks = page(written(tmp_path, MEMORY.format(unit="used")))
+    assert "'peak_mem_used' names no unit, such as GB, and is left out" in prose(blocks)
+    assert not any("memory" in block.frame for block in blocks if isinstance(block, Table))
+    assert "fig-mfu-strong" in [block.label for block in blocks if isinstance(block, Figure)]
+
+
+def test_memory_is_that_of_the_rank_that_uses_most(tmp_path: Path) -> None:
+    rows = "world_size,rank,epoch_s,mem_mib\n1,0,10,100\n2,0,6,70\n2,1,5,80\n"
+    blocks = page(written(tmp_path, rows))
+    results = next(b.frame for b in blocks if isinstance(b, Table) and "memory" in b.frame)
+    assert list(results["memory"]) == ["105 MB", "83.9 MB"]
