@@ -248,7 +248,7 @@ def environment_rows(record: Record) -> Iterator[tuple[str, str]]:
     if script := record.script:
         several = f", the first of {script.optimizers} that step" if script.optimizers > 1 else ""
         yield "steps counted", f"those of {script.optimizer}{several}"
-        yield "modules called", ", ".join(script.wrappers) or "none seen"
+        yield "modules trained", ", ".join(script.wrappers) or "none seen"
     if record.timing is not None and record.timing.peak_flops_per_second is not None:
         yield "peak of a rank", f"{record.run.precision}: {record.timing.peak_source}"
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial, wraps
 from typing import Any
 
@@ -17,6 +17,7 @@ from torch import distributed as dist
 from torch import nn
 from torch.distributed import GradBucket  # type: ignore[attr-defined]
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.fx import GraphModule
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import optimizer as optimizers
 from torch.utils.data import DataLoader, dataloader
@@ -59,9 +60,15 @@ class StepRecorder:
 
     # Called by a script through lab.instrument.
 
+    def phase(self, name: str) -> AbstractContextManager[None]:
+        """Count the time inside as this phase, whatever else hooks see there.
+
+        Within a compiled function it does nothing, as it would break the graph.
+        """
+        return nullcontext() if torch.compiler.is_compiling() else self._marking(name)
+
     @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        """Count the time inside as this phase, whatever else hooks see there."""
+    def _marking(self, name: str) -> Iterator[None]:
         entered = self._enter(name)
         self._marked += 1
         try:
@@ -152,8 +159,11 @@ class StepRecorder:
                 f"{self.world_size} ranks took a step without a process group, so each trains "
                 "alone; call torch.distributed.init_process_group, or measure it on one rank"
             )
-        for module in [] if self.modules else outermost(self.parameters()):
-            self._hook(module)
+        # The module named by the script may be called only through a compiled one.
+        if "forward" not in self.seen:
+            for module in outermost(self.parameters()):
+                if module not in self.modules:
+                    self._hook(module)
 
     def parameters(self) -> list[torch.Tensor]:
         """The parameters updated by the optimizer that counts."""
@@ -229,6 +239,8 @@ def outermost(parameters: list[torch.Tensor]) -> list[nn.Module]:
     # By type, as asking a library's lazily loaded module for its class would load it.
     modules = [one for one in gc.get_objects() if issubclass(type(one), nn.Module)]
     holders = [one for one in modules if any(id(p) in wanted for p in one.parameters())]
+    # The compiler's own copies, unless a script trains one that it traced itself.
+    holders = [one for one in holders if not isinstance(one, GraphModule)] or holders
     inner = {id(child) for one in holders for child in one.modules() if child is not one}
     return [one for one in holders if id(one) not in inner]
 
@@ -236,7 +248,7 @@ def outermost(parameters: list[torch.Tensor]) -> list[nn.Module]:
 @contextmanager
 def installed(recorder: StepRecorder) -> Iterator[None]:
     """Make torch report every step to the recorder."""
-    # If a script compiles an optimizer's step, its ends must still be visible.
+    # If a script compiles what calls them, they must still be called, and not be compiled too.
     disable: Any = torch.compiler.disable
     handles = [
         optimizers.register_optimizer_step_pre_hook(disable(recorder.before_step)),
@@ -245,7 +257,7 @@ def installed(recorder: StepRecorder) -> Iterator[None]:
     ddp: Any = DistributedDataParallel
     loaders: Any = (DataLoader, dataloader._BaseDataLoaderIter)
     replaced = [
-        (torch.autograd, "backward", recorder.timed("backward", torch.autograd.backward)),
+        (torch.autograd, "backward", disable(recorder.timed("backward", torch.autograd.backward))),
         (loaders[0], "__iter__", recorder.timed("data", loaders[0].__iter__)),
         (loaders[1], "__next__", recorder.timed("data", loaders[1].__next__)),
         (ddp, "__init__", _announcing(ddp.__init__, recorder.record_buckets)),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import warnings
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -197,6 +198,21 @@ COMPILED = {
         "train(BATCH, model)",
         True,
     ),
+    "a module that the script does not name": (
+        "fast = torch.compile(model, backend='eager')",
+        "train(BATCH, fast)",
+        True,
+    ),
+    "a function that marks its phase": (
+        """
+@torch.compile(backend="eager")
+def loss(x):
+    with meter.forward():
+        return model(x).square().mean()
+""",
+        "loss(BATCH).backward(); optimizer.step(); optimizer.zero_grad()",
+        False,
+    ),
     "a function": (
         "loss = torch.compile(lambda x: model(x).square().mean(), backend='eager')",
         "loss(BATCH).backward(); optimizer.step(); optimizer.zero_grad()",
@@ -216,7 +232,7 @@ from torch._dynamo.utils import counters
 torch._dynamo.reset()
 counters.clear()
 {compiled}
-with lab.instrument(model, optimizer):
+with lab.instrument(model, optimizer) as meter:
     for _ in range(4):
         {step.replace("BATCH", "torch.randn(8, 4)")}
 open("graphs", "w").write(f"{{dict(counters['graph_break'])}} {{counters['stats']['unique_graphs']}}")
@@ -236,9 +252,29 @@ for _ in range(9):
     assert measurement.script.steps == 6 and "optimizer" in phases(measurement)
 
 
+def test_the_compilers_copies_of_a_model_are_no_models(measured: Any) -> None:
+    body = """
+@torch.compile(backend="eager")
+def step(x):
+    loss = model(x).square().mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return loss
+for _ in range(9):
+    step(torch.randn(8, 4))
+"""
+    with warnings.catch_warnings():  # hooks must not be compiled either
+        warnings.filterwarnings("error", message="Dynamo does not know how to trace")
+        measurement = measured(body)
+    assert measurement.script.steps == 6 and measurement.script.wrappers == ["Sequential"]
+    assert phases(measurement) == {"backward", "optimizer"}
+
+
 def test_ctrl_c_is_one_also_where_the_script_catches_it(measured: Any) -> None:
     body = """
-import os, signal
+import os
+import warnings, signal
 try:
     while True:
         train(torch.randn(8, 4))
