@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import pytest
 import yaml
 from daemons import Slurm
 
@@ -48,3 +49,34 @@ def test_own_code_runs_on_several_nodes(tmp_path: Path, slurm_cluster: Slurm) ->
     assert own.quality and own.quality.loss[-1] < own.quality.loss[0]
     assert script.communication and script.communication.buckets and script.script
     assert (script.script.steps, script.script.ended) == (20, "by the lab")
+
+
+def test_own_model_sharded_over_nodes_learns_what_one_rank_does(
+    tmp_path: Path, slurm_cluster: Slurm
+) -> None:
+    profile = tmp_path / "cluster.yaml"
+    profile.write_text(yaml.safe_dump(PROFILE))
+    folder = tmp_path / "own-model"
+    shutil.copytree(REPORTS / "own-model", folder, ignore=shutil.ignore_patterns("out"))
+    content = yaml.safe_load((folder / "study.yaml").read_text())
+    content["grid"] = [
+        {"strategy": ["single"], "world_size": [1]},
+        {"strategy": ["fsdp"], "world_size": [2]},
+    ]
+    del content["baseline"]
+    (folder / "study.yaml").write_text(yaml.safe_dump(content))
+    study = lab.Study.load(folder, quick=True)
+    single, sharded = lab.launch(study, str(profile)).wait(progress=False)
+    for record, nodes in ((single, 1), (sharded, 2)):
+        assert record.completed, record.error
+        assert record.allocation and len(record.allocation.nodes) == nodes
+        assert record.quality and record.memory
+    # Each node holds half of the parameters: blocks are gathered, and their gradients scattered.
+    assert sharded.communication
+    assert {"all_gather", "reduce_scatter"} <= set(sharded.communication.operations)
+    assert sharded.memory.parameters < 0.6 * single.memory.parameters
+    assert sharded.quality.loss == pytest.approx(single.quality.loss, rel=2e-4)
+    assert sharded.quality.validation_loss == pytest.approx(
+        single.quality.validation_loss, rel=2e-4
+    )
+    assert single.quality.loss[-1] < single.quality.loss[0]
