@@ -306,11 +306,11 @@ def _next_steps(study: lab.Study, records: Sequence[lab.Record]) -> list[str]:
 
 
 def _failure(record: lab.Record) -> str:
-    cause = "no cause was recorded"
-    if record.error is not None:
-        rank = "" if record.error.rank is None else f" on rank {record.error.rank}"
-        cause = f"{record.error.type}{rank}: {record.error.message}"
-    return f"{record.task.label}: {record.status}: {cause}"
+    error = record.error
+    if error is None:
+        return f"{record.task.label}: {record.status}: no cause was recorded"
+    rank = "" if error.rank is None else f" on rank {error.rank}"
+    return f"{record.task.label}: {record.status}{rank}: {error.cause}"
 
 
 @app.command()

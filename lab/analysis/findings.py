@@ -130,8 +130,8 @@ def _cause(record: Record | None, run: Run, obstacle: str) -> str:
     if record.error is None:
         return label
     rank = f" on rank {record.error.rank}" if record.error.rank is not None else ""
-    message = record.error.message.strip().split("\n")[0].rstrip(".")
-    return f"{label}{rank}: {record.error.type}" + (f": {message}" if message else "")
+    cause = record.error.cause.strip().split("\n")[0].rstrip(".")
+    return f"{label}{rank}: {cause}"
 
 
 def _few_repeats(summary: pd.DataFrame) -> Iterator[str]:

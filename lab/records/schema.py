@@ -209,6 +209,12 @@ class Failure(Section):
     traceback: str = ""
     log: str = ""  # the last lines of the log of the rank that failed first
 
+    @property
+    def cause(self) -> str:
+        """`ValueError: what is wrong`; without the type where the lab itself says what is wrong."""
+        named = self.type not in {"LabError", "InputError"}
+        return ": ".join(filter(None, [self.type if named else "", self.message]))
+
 
 class GpuState(Section):
     """One GPU while its rank measured, in samples twice a second; clocks in MHz.

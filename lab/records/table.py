@@ -88,7 +88,7 @@ def _final_loss(record: Record) -> float | None:
 
 
 def _error(record: Record) -> str | None:
-    return f"{record.error.type}: {record.error.message}" if record.error else None
+    return record.error.cause if record.error else None
 
 
 # The settings of every run come first, those only for inference last.

@@ -266,8 +266,7 @@ def outcome(results: StudyResults) -> Markdown:
         if record.error is not None:
             rank = "" if record.error.rank is None else f" on rank {record.error.rank}"
             failure = Markdown.of(
-                f"This run did not complete ({record.status}{rank}): "
-                f"{record.error.type}: {record.error.message}"
+                f"This run did not complete ({record.status}{rank}): {record.error.cause}"
             )
             log = record.error.log.replace("~~~", "~~")
             return Markdown(f"{failure.markdown}\n\n~~~text\n{log}\n~~~") if log else failure

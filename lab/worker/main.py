@@ -78,8 +78,9 @@ def measure(
         )
         # Once before and once after everything that is timed, as the clocks of two hosts drift.
         offset_before = read_clock_offset(socket.gethostname())
-        training = train(job, folder=folder, pauses=pauses)
-        validation_loss, accuracy = evaluate(training.model, job)
+        with own.located(data_root):
+            training = train(job, folder=folder, pauses=pauses)
+            validation_loss, accuracy = evaluate(training.model, job)
         # After evaluation, as extra passes change a model's running statistics.
         probed = probe(training, job)
         gradients = readiness(training, job)

@@ -54,6 +54,26 @@ def load(reference: str) -> Any:
 
 
 @contextmanager
+def located(folder: Path) -> Iterator[None]:
+    """Report an error in training that passes through a user's code in `folder` by its last line.
+
+    Errors of the lab, and of torch outside that code, stay as they are.
+    """
+    try:
+        yield
+    except (LabError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        theirs = [frame for frame in frames if Path(frame.filename).is_relative_to(folder)]
+        theirs = [frame for frame in theirs if "site-packages" not in frame.filename]
+        if not theirs:
+            raise
+        place = f"{Path(theirs[-1].filename).name}, line {theirs[-1].lineno}"
+        raise LabError(f"{place}: {type(error).__name__}: {error}") from error
+
+
+@contextmanager
 def blamed(reference: str) -> Iterator[None]:
     """Report an error in a user's code by its last line there, with Python's traceback as cause."""
     try:

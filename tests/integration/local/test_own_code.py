@@ -73,6 +73,9 @@ def loss(x, y):
 def mean(x, y):
     return ((x - y) ** 2).mean()
 
+def wrong(x, y):
+    return {}["pixels"]
+
 def data():
     return [(torch.ones(4), torch.ones(4))] * 8, [(torch.ones(4), torch.ones(4))] * 8
 
@@ -93,6 +96,7 @@ MESSAGES = {
         {},
         r"the loss of own:Net is not a scalar tensor but shape \(4, 4\)",
     ),
+    "wrong": ({"loss": "own:wrong"}, {}, r"^own\.py, line 29: KeyError: 'pixels'$"),
     "empty": ({}, {"factory": "own:empty"}, "own:empty returned a data set without samples"),
 }
 

@@ -118,7 +118,7 @@ def test_a_killed_rank_is_named_and_the_same_command_measures_anew(
     ]
     arguments += ["--", "sharded.py", "{out}"]
     result = CliRunner().invoke(app, arguments)
-    assert "RankLost on rank 1: rank 1 was killed by SIGKILL" in str(result.exception)
+    assert "failed on rank 1: RankLost: rank 1 was killed by SIGKILL" in str(result.exception)
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 0, result.exception
     (record,) = lab.load_records("reports/sharded")
