@@ -63,7 +63,8 @@ class RankExit:
             how = f"was killed by {name}"
             if name == "SIGKILL":
                 how += " (by a person, or because memory ran out)"
-        return f"rank {self.rank} {how} while {self.doing or 'starting'}"
+        phase = self.doing or "starting"
+        return f"rank {self.rank} {how} in the phase {phase!r}"
 
 
 @dataclass(frozen=True)

@@ -115,7 +115,7 @@ class Watchdog:
     def _give_up(self, limit: float) -> None:
         frame = sys._current_frames().get(self._main)
         stack = traceback.extract_stack(frame) if frame else []
-        message = f"no progress for {limit:.0f} s in the phase '{self.phase}'"
+        message = f"no progress for {limit:.0f} s in the phase {self.phase!r}"
         if stack:
             message += f"; {place(stack)}"
         waiting = _waits_for_others(stack) or _device_waits()
