@@ -14,10 +14,10 @@ DIGITS_MOST = 5  # no measurement here supports more
 
 
 class Unit(NamedTuple):
-    """A unit and how many of it make a second, or a byte."""
+    """A unit, and the factor from seconds, or from bytes, to it."""
 
     name: str
-    per_second: float
+    factor: float
 
 
 UNITS = (Unit("s", 1.0), Unit("ms", 1e3), Unit("µs", 1e6))
@@ -79,7 +79,7 @@ def unit_for(values: Iterable[float | None]) -> Unit:
     largest = max((abs(value) for value in values if _known(value)), default=0.0)
     if not largest:
         return UNITS[1]
-    return next((unit for unit in UNITS if largest * unit.per_second >= 1), UNITS[-1])
+    return next((unit for unit in UNITS if largest * unit.factor >= 1), UNITS[-1])
 
 
 def format_bytes(value: float | None, *, unit: Unit) -> str:
@@ -94,9 +94,7 @@ def bytes_unit(values: Iterable[float | None]) -> Unit:
 
 
 def _scaled(value: float | None, low: float | None, high: float | None, unit: Unit) -> str:
-    scaled = [
-        number * unit.per_second if number is not None else None for number in (value, low, high)
-    ]
+    scaled = [number * unit.factor if number is not None else None for number in (value, low, high)]
     return f"{rounded(*scaled)} {unit.name}" if _known(value) else NOT_MEASURED
 
 

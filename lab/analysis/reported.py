@@ -336,7 +336,7 @@ def _records(
 
 
 def _peak_memory(point: Point, observations: Observations) -> float | None:
-    """That of the rank that uses most, if ranks have rows, else the median of the rows."""
+    """Bytes of the rank that uses most, if ranks have rows, else the median of the rows."""
     rows = observations.rows_of(point)
     memory = rows["memory"]
     peak = float(memory.max() if rows["rank"].notna().any() else memory.median())

@@ -398,7 +398,7 @@ def waterfall_table(falls: Sequence[Waterfall]) -> tuple[str, pd.DataFrame]:
     unit = unit_for(fall.step.value for fall in falls)
 
     def text(amount: Amount) -> str:
-        return rounded(*(seconds * unit.per_second for seconds in amount))
+        return rounded(*(seconds * unit.factor for seconds in amount))
 
     rows = []
     for fall in falls:

@@ -58,8 +58,8 @@ def messages() -> Iterator[tuple[str, str, str]]:
     """Each message, the file that shows it, and a comment; in the order of the lessons."""
     lessons = sorted(HERE.glob("lesson*.py"))
     for path in [*lessons, *sorted(set(HERE.glob("*.py")) - set(lessons))]:
-        found = extract_from_file("python", path, keywords={"tr": None})
-        by_line = [(line, str(text), "") for line, text, _, _ in found]
+        extracted = extract_from_file("python", path, keywords={"tr": None})
+        by_line = [(line, str(text), "") for line, text, _, _ in extracted]
         for name, (hint, judge) in exercises().items():
             if Path(judge.__code__.co_filename) == path:
                 by_line.append((judge.__code__.co_firstlineno, hint, f"the hint of {name}"))

@@ -398,23 +398,17 @@ def _order(evidence: Evidence) -> str:
     micro_batches = evidence.spec["micro_batches"]
     orders = [[tuple(row) for row in arrays["order"].tolist()] for arrays in trial.arrays]
     for stage, passes in enumerate(orders):
-        forward, backward = ([which for what, which in passes if what == kind] for kind in (0, 1))
-        require(
-            forward == list(range(micro_batches)),
-            tr(
-                "Stage {stage} passes forward by the micro-batches {passed}.",
-                stage=stage,
-                passed=forward,
-            ),
-        )
-        require(
-            backward == list(range(micro_batches)),
-            tr(
-                "Stage {stage} passes backward by the micro-batches {passed}.",
-                stage=stage,
-                passed=backward,
-            ),
-        )
+        for kind, name in enumerate(("forward", "backward")):  # torch's words in any language
+            passed = [which for what, which in passes if what == kind]
+            require(
+                passed == list(range(micro_batches)),
+                tr(
+                    "Stage {stage} passes {name} by the micro-batches {passed}.",
+                    stage=stage,
+                    name=name,
+                    passed=passed,
+                ),
+            )
         most = peak(passes)
         require(
             most <= min(stages - stage, micro_batches),

@@ -93,7 +93,7 @@ def steps(ax: Axes, lines: list[Curve], expected: Mapping[Key, Score]) -> None:
         if key in expected:
             frozen = expected[key].frozen
             times = (frozen.step_s, frozen.low_s, frozen.high_s)
-            middle, low, high = (seconds * unit.per_second for seconds in times)
+            middle, low, high = (seconds * unit.factor for seconds in times)
             _diamond(ax, middle, y + BAR / 2, xerr=[[middle - low], [high - middle]])
             ax.set_xlim(right=max(ax.get_xlim()[1], 1.04 * high))
 

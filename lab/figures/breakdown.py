@@ -96,7 +96,7 @@ def step_breakdown(ax: Axes, results: StudyResults) -> None:
             _bar(ax, y, next(remaining), shown, format_seconds(row["step_time"]))
             y += 1
         y += BETWEEN
-    longest = float(steps["step_time"].max()) * unit.per_second
+    longest = float(steps["step_time"].max()) * unit.factor
     ax.set(yticks=list(names), yticklabels=list(names.values()), xlim=(0, longest))
     ax.set_xlabel(f"time of a step ({unit.name})")
     ax.set_ylim(max(names) + 0.6, -HEADER - 0.5)
@@ -115,7 +115,7 @@ def _parts(row: Mapping[Any, Any], unit: Unit) -> dict[str, float]:
         times[EXPOSED] = row["exposed_communication_time"]
         for phase in ("forward", "backward", "optimizer"):
             times[phase] = max(times[phase] - row[f"exposed_{phase}_time"], 0.0)
-    return {name: float(time) * unit.per_second for name, time in times.items() if pd.notna(time)}
+    return {name: float(time) * unit.factor for name, time in times.items() if pd.notna(time)}
 
 
 def _bar(ax: Axes, y: float, parts: Mapping[str, float], shown: Sequence[str], end: str) -> None:
@@ -367,20 +367,20 @@ def _draw_timeline(ax: Axes, events: Sequence[Event]) -> None:
     for event in sorted(events, key=lambda event: event.start):
         lane = _lane(event)
         y = heights[event.rank, lane]
-        start, width = event.start * unit.per_second, (event.end - event.start) * unit.per_second
+        start, width = event.start * unit.factor, (event.end - event.start) * unit.factor
         color, ink = (
             LINK if lane == LANES.index("link") else COLORS.get(event.name, COLORS["other"])
         )
         ax.barh(y, width, left=start, height=LANE, color=color, edgecolor="white", linewidth=0.8)
         if event.ready is not None:
-            ready = event.ready * unit.per_second
+            ready = event.ready * unit.factor
             ax.plot([ready, ready], [y - LANE / 2, y + LANE / 2], color="black", linewidth=1)
         name = "" if event.name == OPERATORS else event.name.removeprefix("bucket ")
         _write_inside(ax, start + width / 2, y, name, ink, 8)
     names = [f"rank {rank} {LANES[lane]}" for rank, lane in heights]
     ax.set_yticks(list(heights.values()), names)
     ax.set_xlabel(f"time since the start of the step ({unit.name})")
-    ax.set_xlim(0, last * unit.per_second * 1.02)
+    ax.set_xlim(0, last * unit.factor * 1.02)
     ax.set_ylim(max(heights.values()) + LANE, -LANE)
     ax.tick_params(axis="y", length=0)
     ax.grid(visible=False)

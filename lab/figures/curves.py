@@ -315,7 +315,7 @@ def links(calibration: Calibration, *, ax: Axes | None = None) -> Axes:
         labels = []
         for times in _times(calibration):
             marker = MARKERS[sizes.index(times.world_size) % len(MARKERS)]
-            labels.append(_draw_times(ax, times, marker, unit.per_second))
+            labels.append(_draw_times(ax, times, marker, unit.factor))
         ax.set(xscale="log", yscale="log", xlabel="bytes of the whole tensor")
         ax.set_ylabel(f"time of a call ({unit.name})")
         _bytes_axis(ax, sorted({row.bytes for row in calibration.rows}))

@@ -95,12 +95,12 @@ def memory_timeline(ax: Axes, results: StudyResults) -> None:
     """
     shown = _panels(results)
     unit = unit_for([one.memory.end - one.memory.start for one in shown])
-    longest = max(one.memory.end - one.memory.start for one in shown) * unit.per_second
+    longest = max(one.memory.end - one.memory.start for one in shown) * unit.factor
     most = max(one.peak[1] for one in shown) / 1e6
     made = panels(ax, len(shown), columns=1)
     names = []
     for panel, one in zip(made, shown, strict=True):
-        names.append(_draw(panel, one, unit.per_second))
+        names.append(_draw(panel, one, unit.factor))
         panel.set(xlim=(0, longest), ylim=(0, 1.4 * most), ylabel="MB")
         if len(shown) > 1:
             name = wrapped(one.label, width=66, most=1)

@@ -73,7 +73,7 @@ class Quantity(NamedTuple):
 
 def _times(results: StudyResults) -> tuple[str, float]:
     unit = unit_for(results.summary["step_time"])
-    return f"{time_name(results.summary)} ({unit.name})", unit.per_second
+    return f"{time_name(results.summary)} ({unit.name})", unit.factor
 
 
 STEP_TIME = Quantity("step_time", format_seconds, _times)
@@ -94,7 +94,7 @@ MFU = Quantity("mfu", percent, lambda _: ("MFU (%)", 100.0))
 def _memory(results: StudyResults) -> Quantity:
     """Memory, in one unit for all."""
     unit = bytes_unit(results.summary["peak_memory"])
-    axis = f"{memory_name(results.summary)} ({unit.name})", unit.per_second
+    axis = f"{memory_name(results.summary)} ({unit.name})", unit.factor
     return Quantity("peak_memory", lambda value, *_: format_bytes(value, unit=unit), lambda _: axis)
 
 
@@ -197,7 +197,7 @@ def efficiency(ax: Axes, results: StudyResults) -> None:
 
 
 def _lacks(column: str, what: str) -> Callable[[StudyResults], str]:
-    """Why there is no figure of this column: nobody measured it, or the table does not give it."""
+    """The reason for no figure of a column without values: not measured, or not in the table."""
 
     def missing(results: StudyResults) -> str:
         if (reason := no_runs(results)) or results.summary[column].notna().any():

@@ -57,7 +57,8 @@ def load(reference: str) -> Any:
 def located(folder: Path) -> Iterator[None]:
     """Report an error in training that passes through a user's code in `folder` by its last line.
 
-    Errors of the lab, and of torch outside that code, stay as they are.
+    Raises LabError for such an error; those of the lab, of memory, and of torch outside that code
+    stay as they are.
     """
     try:
         yield
@@ -69,8 +70,12 @@ def located(folder: Path) -> Iterator[None]:
         theirs = [frame for frame in theirs if "site-packages" not in frame.filename]
         if not theirs:
             raise
-        place = f"{Path(theirs[-1].filename).name}, line {theirs[-1].lineno}"
-        raise LabError(f"{place}: {type(error).__name__}: {error}") from error
+        what = f"{type(error).__name__}: {error}"
+        raise LabError(f"{_place(theirs[-1])}: {what}") from error
+
+
+def _place(frame: traceback.FrameSummary) -> str:
+    return f"{Path(frame.filename).name}, line {frame.lineno}"
 
 
 @contextmanager
@@ -85,5 +90,5 @@ def blamed(reference: str) -> Iterator[None]:
         ours = Path(__file__).parents[1]
         theirs = [frame for frame in frames if not Path(frame.filename).is_relative_to(ours)]
         theirs = [frame for frame in theirs if "site-packages" not in frame.filename] or theirs
-        place = f" in {Path(theirs[-1].filename).name}, line {theirs[-1].lineno}" if theirs else ""
+        place = f" in {_place(theirs[-1])}" if theirs else ""
         raise LabError(f"{reference} failed{place}: {type(error).__name__}: {error}") from error

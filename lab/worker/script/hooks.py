@@ -248,7 +248,7 @@ def outermost(parameters: list[torch.Tensor]) -> list[nn.Module]:
 @contextmanager
 def installed(recorder: StepRecorder) -> Iterator[None]:
     """Make torch report every step to the recorder."""
-    # If a script compiles what calls them, they must still be called, and not be compiled too.
+    # A script may compile the function that calls these: they run all the same, outside its graph.
     disable: Any = torch.compiler.disable
     handles = [
         optimizers.register_optimizer_step_pre_hook(disable(recorder.before_step)),

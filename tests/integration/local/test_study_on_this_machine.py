@@ -339,8 +339,8 @@ def test_with_other_processes_on_one_of_two_cores_nothing_is_concluded(
     core = lab.Cluster.load(profile).cores_of(1)[0]  # that of the second rank
     # A session each: Linux shares a core among sessions, and a rank that often sleeps could take
     # most of it from a single one.
-    command = [sys.executable, "-c", HOG, str(core)]
-    hogs = [subprocess.Popen(command, start_new_session=True) for _ in range(8)]
+    words = [sys.executable, "-c", HOG, str(core)]
+    hogs = [subprocess.Popen(words, start_new_session=True) for _ in range(8)]
     try:
         lab.launch(study, str(profile)).wait(progress=False)
     finally:

@@ -273,8 +273,7 @@ for _ in range(9):
 
 def test_ctrl_c_is_one_also_where_the_script_catches_it(measured: Any) -> None:
     body = """
-import os
-import warnings, signal
+import os, signal
 try:
     while True:
         train(torch.randn(8, 4))
