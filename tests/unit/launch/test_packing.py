@@ -75,7 +75,9 @@ def is_held(path: Path) -> bool:
 
 
 def wait_for(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 300
     while not condition():
+        assert time.monotonic() < end, "waited for five minutes"
         time.sleep(0.01)
 
 
@@ -88,7 +90,6 @@ def test_a_large_job_is_not_passed_by_small_ones_of_other_drivers(
 
     def take(job_name: str, count: int | None) -> None:
         folder = tmp_path / job_name
-        folder.mkdir()
         attempt = Attempt(folder, "17")
         if count is None:
             with claim(folder, attempt, devices=True):
@@ -100,7 +101,8 @@ def test_a_large_job_is_not_passed_by_small_ones_of_other_drivers(
                     ends.wait()
 
     def start(job_name: str, count: int | None) -> threading.Thread:
-        thread = threading.Thread(target=take, args=(job_name, count))
+        (tmp_path / job_name).mkdir()  # before `is_held` makes it
+        thread = threading.Thread(target=take, args=(job_name, count), daemon=True)
         thread.start()
         return thread
 
