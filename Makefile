@@ -24,7 +24,7 @@ $(STAMP): requirements.lock pyproject.toml
 
 # The main job: the quickstart study on this machine's GPUs or CPU, to HTML and PDF; predicted beforehand, which takes a calibration.
 report: env
-	@test -e slurm/calibration/local.json || $(BIN)/lab calibrate || echo "lab: without a calibration nothing is predicted"
+	@test -e slurm/calibration/local.json || $(BIN)/lab calibrate reports/quickstart || echo "lab: without a calibration nothing is predicted"
 	$(BIN)/lab run reports/quickstart
 
 # The reports that the repository holds, again from the records beside them, and their index; `lab report STUDY --keep` adds one.

@@ -10,9 +10,9 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -23,6 +23,9 @@ from typer import Argument, Option
 
 import lab
 from lab.errors import InputError, LabError, Problem, nearest
+
+if TYPE_CHECKING:
+    from lab.config.study import Task
 
 INTERRUPTED = 130  # as shells report for a command ended by Ctrl-C
 WIDE = 200  # columns for a file or a pipe, in which nothing need be broken; a terminal has its own
@@ -283,13 +286,16 @@ def _finish(loaded: lab.Study, jobs: lab.Jobs, *, as_json: bool) -> None:
     lines += _next_steps(loaded, records)
     answer(as_json, content, "\n".join(lines))
     recorded = {record.task for record in records}
-    lost = [f"{task.label}: no record" for task in jobs.tasks if task not in recorded]
-    if failures or lost:
-        raise LabError("\n".join([*map(_failure, failures), *lost]))
+    ended = [(record.task, _cause(record)) for record in failures]
+    ended += [(task, "no record") for task in jobs.tasks if task not in recorded]
+    if ended:
+        raise LabError("\n".join(_by_cause(ended)))
 
 
 def _next_steps(study: lab.Study, records: Sequence[lab.Record]) -> list[str]:
     """What to try after a study, as commands."""
+    if not any(record.completed for record in records):
+        return [f"next: {study.command('status')}  # which runs failed, and why"]
     steps = {study.command("audit"): "what in these numbers cannot be trusted"}
     places = [record.environment for record in records if record.environment]
     predictable = study.kind == "training" and not any(run.script for run in study.runs)
@@ -305,12 +311,21 @@ def _next_steps(study: lab.Study, records: Sequence[lab.Record]) -> list[str]:
     return [f"next: {command:{width}}  # {why}" for command, why in steps.items()]
 
 
-def _failure(record: lab.Record) -> str:
-    error = record.error
-    if error is None:
-        return f"{record.task.label}: {record.status}: no cause was recorded"
-    rank = "" if error.rank is None else f" on rank {error.rank}"
-    return f"{record.task.label}: {record.status}{rank}: {error.cause}"
+def _by_cause(ended: Sequence[tuple[Task, str]]) -> Iterator[str]:
+    """Each cause once, with the first task that it ended and the number of others."""
+    tasks: dict[str, list[Task]] = {}
+    for task, cause in ended:
+        tasks.setdefault(cause, []).append(task)
+    for cause, (first, *others) in tasks.items():
+        more = f" and {count(len(others), 'other')}" if others else ""
+        yield f"{first.label}{more}: {cause}"
+
+
+def _cause(record: lab.Record) -> str:
+    if record.error is None:
+        return f"{record.status}: no cause was recorded"
+    rank = "" if record.error.rank is None else f" on rank {record.error.rank}"
+    return f"{record.status}{rank}: {record.error.cause}"
 
 
 @app.command()
@@ -846,13 +861,21 @@ def doctor(as_json: JsonOption = False) -> None:
 
 @app.command()
 def calibrate(
+    study: Annotated[
+        str | None, Argument(metavar="[STUDY]", help="Measure only what its predictions need.")
+    ] = None,
     cluster: ClusterOption = "local",
     quick: Annotated[bool, Option("--quick", help="Fewer sizes.")] = False,
     fresh: Annotated[bool, Option("--fresh", help="Measure again, even if done today.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Measure collectives, matrix products and memory of a cluster; fit alpha and beta."""
-    calibration = lab.calibrate(cluster, quick=quick, fresh=fresh, progress=not as_json)
+    needs: dict[str, Any] = {}
+    if study:
+        runs = [task.run for task in lab.Study.load(study).tasks]
+        needs["world_sizes"] = {1, *(run.processes for run in runs)}
+        needs["strategies"] = {run.strategy for run in runs}
+    calibration = lab.calibrate(cluster, **needs, quick=quick, fresh=fresh, progress=not as_json)
     from lab.analysis.tables import fits_table, throughput_table
 
     frames = [fits_table(calibration), throughput_table(calibration)]

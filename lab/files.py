@@ -8,6 +8,7 @@ import pwd
 import re
 import secrets
 import stat
+import threading
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -57,7 +58,7 @@ def unwritable(out: Path) -> list[Problem]:
     """Why a folder, which is created if missing, cannot be written to; empty if it can."""
     try:
         out.mkdir(parents=True, exist_ok=True)
-        probe = out / f".writable-{os.getpid()}"
+        probe = out / f".writable-{os.getpid()}-{threading.get_ident()}"
         probe.touch()
         probe.unlink()
     except OSError as error:

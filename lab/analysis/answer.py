@@ -73,8 +73,8 @@ def answer(
     that are too noisy are left out.
     """
     if not any(record.completed for record in records):
-        runs = f"{len(study.runs)} planned, {len(records)} records"
-        return f"There is no answer yet: no run has completed ({runs})."
+        failed = f"{len(records)} of {len(study.tasks)} failed"
+        return f"There is no answer yet: no run has completed ({failed})."
     if len(summary):
         summary = by_emulation(summary)[0]
         kind = summary["emulated"].iloc[0]

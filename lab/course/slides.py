@@ -62,7 +62,7 @@ def _executed(lesson: Path) -> NotebookNode:
     from nbclient import NotebookClient
     from nbclient.exceptions import DeadKernelError
 
-    from lab.report.build import STARTUP_S, kernel_settings
+    from lab.report.execute import STARTUP_S, kernel_settings
 
     notebook: NotebookNode = nbformat.read(lesson, 4)
     notebook.cells = [cell for cell in notebook.cells if not cell.metadata.get("nbgrader")]

@@ -31,6 +31,7 @@ from lab.perfmodel.calibration import (
     read_calibration,
     write_calibration,
 )
+from lab.perfmodel.reference import PLAIN
 
 # A part older than this is measured again.
 MAX_AGE = timedelta(days=1)
@@ -47,6 +48,7 @@ def calibrate(
     cluster: str | Path = "local",
     *,
     world_sizes: Sequence[int] | None = None,
+    strategies: Sequence[str] | None = None,
     quick: bool = False,
     fresh: bool = False,
     progress: bool = True,
@@ -56,13 +58,15 @@ def calibrate(
 
     If no world sizes are given, they are 1, 2, 4 and so on up to the cluster's capacity. Each is
     stored once measured, and not measured again on the same day with the same profile, host and
-    torch, unless `fresh`. If the profile repeats disturbed measurements, a world size disturbed by
-    other processes gets a second attempt, and the quieter one is kept until the next call measures
-    it anew. `quick` uses fewer sizes, less time and no second attempt. No study's run is timed
-    meanwhile. `watch` is called all the time with what is being measured and how much of it is done
-    (0 to 1), and ends the calibration by returning True. Raises InputError for an unknown profile
-    or world sizes that it cannot run, InterruptedCalibrationError on Ctrl-C or if `watch` ends it,
-    and LabError if a job fails.
+    torch, unless `fresh`. Training steps are measured with these `strategies`, with DDP and with
+    none (default: with all of them); a world size that lacks one of them is measured again. If the
+    profile repeats disturbed measurements, a world size disturbed by other processes gets a second
+    attempt, and the quieter one is kept until the next call measures it anew. `quick` uses fewer
+    sizes, less time and no second attempt. No study's run is timed meanwhile. `watch` is called all
+    the time with what is being measured and how much of it is done (0 to 1), and ends the
+    calibration by returning True. Raises InputError for an unknown profile or world sizes that it
+    cannot run, InterruptedCalibrationError on Ctrl-C or if `watch` ends it, and LabError if a job
+    fails.
     """
     profile = usable(cluster)
     path = calibration_path(cluster)
@@ -75,7 +79,14 @@ def calibrate(
         path.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(path.with_suffix(".lock"), timeout=0), Display(enabled=progress) as display:
             return _calibrate(
-                profile, path, wanted, quick=quick, fresh=fresh, display=display, watch=watch
+                profile,
+                path,
+                wanted,
+                strategies,
+                quick=quick,
+                fresh=fresh,
+                display=display,
+                watch=watch,
             )
     except Timeout:
         message = f"another calibration of {profile.name} is running; wait until it ends"
@@ -90,25 +101,31 @@ def _calibrate(
     profile: Cluster,
     path: Path,
     wanted: tuple[int, ...],
+    strategies: Sequence[str] | None,
     *,
     quick: bool,
     fresh: bool,
     display: Display,
     watch: Watch,
 ) -> Calibration:
+    if strategies is not None:
+        strategies = sorted({*PLAIN, *strategies})
     stored = read_calibration(path)
     # Parts measured elsewhere or with other software are dropped; old ones stay until replaced.
     parts = [part for part in stored.parts if _same_conditions(part, profile)] if stored else []
     calibration = Calibration(cluster=profile.name, wanted=wanted, parts=tuple(parts))
-    due = [n for n in wanted if fresh or not any(_reusable(p, n, quick=quick) for p in parts)]
+    known = {part.world_size: part for part in parts if _reusable(part, quick=quick) and not fresh}
+    due = [n for n in wanted if n not in known or not known[n].covers(strategies)]
     for size in wanted:
         if size not in due:
             display.print(f"{_ranks(size)}: already measured today")
     for number, size in enumerate(due):
         folder = path.with_suffix("") / f"x{size}"
         try:
+            earlier = known[size].strategies if size in known else ()
+            names = None if strategies is None else sorted({*strategies, *(earlier or ())})
             measure = partial(
-                _measure, profile, size, folder, quick=quick, display=display, watch=watch
+                _measure, profile, size, names, folder, quick=quick, display=display, watch=watch
             )
             part = measure()
             if part.disturbed and profile.repeat_disturbed and not quick:
@@ -131,10 +148,10 @@ def _doubling(capacity: int) -> list[int]:
     return [2**power for power in range(capacity.bit_length())]
 
 
-def _reusable(part: Part, world_size: int, *, quick: bool) -> bool:
+def _reusable(part: Part, *, quick: bool) -> bool:
     recent = datetime.now(UTC) - part.measured_at < MAX_AGE
     believed = not (part.disturbed and part.profile.repeat_disturbed)
-    return part.world_size == world_size and recent and believed and (quick or not part.quick)
+    return recent and believed and (quick or not part.quick)
 
 
 def _same_conditions(part: Part, profile: Cluster) -> bool:
@@ -146,6 +163,7 @@ def _same_conditions(part: Part, profile: Cluster) -> bool:
 def _measure(
     profile: Cluster,
     world_size: int,
+    strategies: Sequence[str] | None,
     folder: Path,
     *,
     quick: bool,
@@ -156,7 +174,7 @@ def _measure(
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "progress.json").unlink(missing_ok=True)
     began = time.monotonic()
-    arguments = (world_size, quick, profile.settled.model_dump_json(), str(folder))
+    arguments = (world_size, strategies, quick, profile.settled.model_dump_json(), str(folder))
     handles: list[Handle] = []
     driver = Driver(
         executor_for(profile, folder),
@@ -207,7 +225,9 @@ def _ranks(count: int) -> str:
     return f"{count} rank{'s' * (count != 1)}"
 
 
-def execute(world_size: int, quick: bool, cluster_json: str, folder: str) -> None:
+def execute(
+    world_size: int, strategies: Sequence[str] | None, quick: bool, cluster_json: str, folder: str
+) -> None:
     """Measure one world size as this rank; rank 0 writes the part."""
     cluster = Cluster.model_validate_json(cluster_json)
     context, attempt = job.register(world_size, cluster, Path(folder))
@@ -217,7 +237,7 @@ def execute(world_size: int, quick: bool, cluster_json: str, folder: str) -> Non
     ):
         from lab.worker.calibrate import measure
 
-        part = measure(context, cluster, quick=quick, progress=watchdog.progress)
+        part = measure(context, cluster, strategies, quick=quick, progress=watchdog.progress)
         watchdog.stop()
         if part is not None:
             write_atomically(attempt.path("part.json"), part.model_dump_json().encode())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Collection
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
@@ -102,6 +103,9 @@ class Part(_Stored):
     memory: MemoryBandwidth | None = None
     contention: ContentionTime | None = None
     steps: tuple[ReferenceStep, ...] = ()
+    strategies: tuple[str, ...] | None = Field(
+        default=None, description="the strategies that reference steps were wanted of; None: all"
+    )
     missing: dict[str, str] = Field(
         default={}, description="collectives and dtypes that are not there, and why"
     )
@@ -110,6 +114,12 @@ class Part(_Stored):
     def disturbed(self) -> bool:
         """Whether other processes took a noticeable share of the ranks' cores during it."""
         return self.environment.disturbed
+
+    def covers(self, strategies: Collection[str] | None) -> bool:
+        """Whether reference steps of these strategies (None: of all) were wanted of it."""
+        if self.strategies is None or strategies is None:
+            return self.strategies is None
+        return set(strategies) <= set(self.strategies)
 
     @cached_property
     def fits(self) -> tuple[CollectiveFit, ...]:

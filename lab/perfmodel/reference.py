@@ -41,6 +41,8 @@ REFERENCES = (
     Reference(_gpt(3, 160, 96), samples=8, vocabulary=4096),
 )
 STEPS, WARMUP_STEPS = 10, 2
+# What every calibration measures; other strategies are understood by their distance from these.
+PLAIN = ("single", "ddp")
 
 
 class ReferenceStep(BaseModel):
@@ -86,7 +88,7 @@ def reference_runs(world_size: int) -> list[Run]:
 
 
 def pooled(steps: Iterable[ReferenceStep]) -> ReferenceStep | None:
-    """Merge one run's processes, with median phases; None if there are none."""
+    """Merge one run's processes, with median phases and the first one's gradients, if any."""
     steps = list(steps)
     if not steps:
         return None

@@ -4,38 +4,30 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 import math
 import os
 import shlex
 import sys
-import tempfile
-import time
-import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import psutil
-
 from lab import machine
 from lab.config.cluster import find_profile
-from lab.config.study import Study, Task
-from lab.errors import InputError, LabError, Problem, nearest
+from lab.config.study import Study
+from lab.errors import InputError, Problem
 from lab.files import PACKAGE, SHARED, USER, read_json, read_yaml, unwritable, write_atomically
 from lab.perfmodel.calibration import calibration_path
 from lab.records.store import Store, load_records
+from lab.report.execute import Execution, execute_all
 
 if TYPE_CHECKING:
     from lab.analysis.comparison import Comparison
     from lab.analysis.reported import Kind
 
 NOTEBOOKS = SHARED / "notebooks"
-STARTUP_S = 300  # a kernel may take on a busy machine
 _TEMPLATES = {
     "training": "report.ipynb",
     "prediction": "report.ipynb",
@@ -64,18 +56,20 @@ def report(study: Study, *, artifacts: bool = False, runs: bool = False) -> Repo
     `out/artifacts/`, for other documents; `runs` also executes one notebook per record, about a
     second each. Raises LabError if a notebook fails, with the path of the partial one.
     """
-    if runs:
-        run_notebooks(study)
     template, stem = _TEMPLATES[study.kind], study.out / "report"
     source = fingerprint(study, template)
     known, kept = stem.with_suffix(".json"), _files(stem)
     said = read_json(known) or {}
-    if said.get("made_of") != source or not all(path.exists() for path in kept):
+    made = said.get("made_of") == source and all(path.exists() for path in kept)
+    parameters = {"study": str(study.folder), "quick": study.quick}
+    # The report takes longest, so it is first.
+    executions = [] if made else [Execution(NOTEBOOKS / template, kept[0], parameters)]
+    execute_all([*executions, *(_run_notebooks(study) if runs else ())])
+    if not made:
         from lab.figures.data import StudyResults
         from lab.report.sections import headline_of, prediction_summary
 
-        parameters = {"study": str(study.folder), "quick": study.quick}
-        _report(template, parameters, stem, title=study.title, authors=authors(study))
+        _export(kept, title=study.title, authors=authors(study))
         results = StudyResults(study)
         said = {"made_of": source, "noise": results.noise.sentence}
         said |= {"answer": headline_of(results), "predictions": prediction_summary(results)}
@@ -193,53 +187,28 @@ def report_table(
     return _report("table.ipynb", parameters, folder / "report", title=title)
 
 
-def _report(
-    template: str,
-    parameters: Mapping[str, Any],
-    stem: Path,
-    *,
-    title: str,
-    authors: Sequence[str] = (),
-) -> Report:
-    made = Report(*_files(stem))
-    _in_threads([partial(execute, NOTEBOOKS / template, made.notebook, parameters)])
-    for target in (made.html, made.pdf):
-        export(made.notebook, target, title=title, authors=authors)
-    return made
+def _report(template: str, parameters: Mapping[str, Any], stem: Path, *, title: str) -> Report:
+    files = _files(stem)
+    execute_all([Execution(NOTEBOOKS / template, files[0], parameters)])
+    _export(files, title=title)
+    return Report(*files)
 
 
-def run_notebooks(study: Study) -> list[Path]:
-    """One executed notebook per record, made if it is missing or older than its record."""
+def _export(files: Sequence[Path], *, title: str, authors: Sequence[str] = ()) -> None:
+    notebook, *targets = files
+    for target in targets:
+        export(notebook, target, title=title, authors=authors)
+
+
+def _run_notebooks(study: Study) -> Iterator[Execution]:
+    """Of each record, the notebook that is missing or older than it."""
     store = Store(study.out)
-    stale = [task for task in study.tasks if _is_stale(store.folder(task))]
-    return _in_threads([partial(_run_notebook, study, task, store.folder(task)) for task in stale])
-
-
-def _in_threads(executions: Sequence[Callable[[], Path]]) -> list[Path]:
-    """Execute notebooks, two at a time; Ctrl-C ends their kernels and is raised again.
-
-    In the main thread, nbclient would handle Ctrl-C itself and report it as a dead kernel.
-    """
-    with ThreadPoolExecutor(max_workers=2) as pool:
-        futures: list[Future[Path]] = []
-        try:
-            futures += [pool.submit(execution) for execution in executions]
-            return [future.result() for future in futures]
-        except KeyboardInterrupt:
-            while [one for one in futures if not (one.cancel() or one.done())]:
-                _end_kernels()
-                time.sleep(0.1)
-            raise
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)  # running ones are awaited
-            raise
-
-
-def _end_kernels() -> None:
-    for child in psutil.Process().children():
-        with suppress(psutil.Error):
-            if "ipykernel_launcher" in child.cmdline():
-                child.kill()
+    for task in study.tasks:
+        folder = store.folder(task)
+        if _is_stale(folder):
+            parameters = {"study": str(study.folder), "run_id": task.run.id, "repeat": task.repeat}
+            parameters |= {"quick": study.quick, "measure": False}
+            yield Execution(NOTEBOOKS / "run.ipynb", folder / "run.ipynb", parameters)
 
 
 def _is_stale(folder: Path) -> bool:
@@ -247,88 +216,6 @@ def _is_stale(folder: Path) -> bool:
     if not record.exists():
         return False
     return not notebook.exists() or notebook.stat().st_mtime < record.stat().st_mtime
-
-
-def _run_notebook(study: Study, task: Task, folder: Path) -> Path:
-    parameters = {"study": str(study.folder), "run_id": task.run.id, "repeat": task.repeat}
-    parameters |= {"quick": study.quick, "measure": False}
-    return execute(NOTEBOOKS / "run.ipynb", folder / "run.ipynb", parameters)
-
-
-def execute(template: Path, target: Path, parameters: Mapping[str, Any]) -> Path:
-    """Execute a parameterized notebook; an undeclared parameter name is an InputError.
-
-    So is a folder that cannot be written. If a cell fails, LabError names it and the partial
-    notebook, which is kept beside the target.
-    """
-    import papermill
-    from nbclient.exceptions import DeadKernelError
-
-    _check_parameters(template, parameters)
-    if problems := unwritable(target.parent):
-        raise InputError(target.name, problems)
-    unfinished = target.with_name(f"{target.stem}.partial.ipynb")
-    try:
-        with kernel_settings() as config:
-            papermill.execute_notebook(
-                str(template),
-                str(unfinished),
-                parameters={name: plain(value) for name, value in parameters.items()},
-                kernel_name="python3",
-                progress_bar=False,
-                log_output=False,
-                request_save_on_cell_execute=False,
-                autosave_cell_every=0,
-                cwd=str(Path.cwd()),
-                start_timeout=STARTUP_S,
-                extra_arguments=["--IPKernelApp.log_level=50"],
-                config=config,
-            )
-    except papermill.PapermillExecutionError as error:
-        reason = f", cell {error.exec_count}: {error.ename}: {error.evalue}"
-    except DeadKernelError:
-        reason = ": its kernel died (out of memory?)"
-    except RuntimeError as error:
-        advice = "is the machine overloaded? The same command resumes from here"
-        raise LabError(f"{template.name}: {error}; {advice}") from None
-    else:
-        unfinished.replace(target)
-        return target
-    raise LabError(f"{template.name}{reason}; partial notebook: {unfinished}")
-
-
-@contextmanager
-def kernel_settings() -> Iterator[Any]:
-    """Sockets in a separate folder per kernel: no open ports, and none in each other's way."""
-    from traitlets.config import Config
-
-    with _quiet(), tempfile.TemporaryDirectory(prefix="lab-kernel-") as sockets:
-        yield Config({"KernelManager": {"transport": "ipc", "ip": f"{sockets}/kernel"}})
-
-
-def _check_parameters(template: Path, parameters: Mapping[str, Any]) -> None:
-    import papermill
-
-    with _quiet():
-        declared = papermill.inspect_notebook(str(template))
-    unknown = [
-        Problem(name, "unknown parameter of the notebook", nearest(name, declared))
-        for name in parameters
-        if name not in declared
-    ]
-    if unknown:
-        raise InputError(str(template), unknown)
-
-
-def plain(value: Any) -> Any:
-    """A value that papermill can pass: numpy scalars become numbers, paths text, tuples lists."""
-    if isinstance(value, Path):
-        return str(value)
-    if isinstance(value, list | tuple | set):
-        return [plain(item) for item in value]
-    if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
-    return value.item() if hasattr(value, "item") else value
 
 
 def export(notebook: Path, target: Path, *, title: str, authors: Sequence[str] = ()) -> Path:
@@ -344,19 +231,3 @@ def export(notebook: Path, target: Path, *, title: str, authors: Sequence[str] =
     body, _ = exporter.from_notebook_node(content)
     write_atomically(target, body.encode() if isinstance(body, str) else body)
     return target
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep remarks of papermill and its kernel off the terminal; errors are raised, not logged."""
-    loggers = [logging.getLogger(name) for name in ("papermill", "traitlets", "blib2to3")]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.CRITICAL)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from datetime import UTC, datetime
 from functools import partial
@@ -36,15 +36,22 @@ PEAK_SIZES = {"cpu": (128, 256, 512, 1024, 2048), "cuda": (1024, 2048, 4096, 819
 
 
 def measure(
-    context: RankContext, cluster: Cluster, *, quick: bool, progress: Progress
+    context: RankContext,
+    cluster: Cluster,
+    strategies: Sequence[str] | None,
+    *,
+    quick: bool,
+    progress: Progress,
 ) -> Part | None:
     """Measure one world size; rank 0 gets the part, the others None. All ranks must call this.
 
-    Raises LabError for a missing device and for a collective that gives a wrong result.
+    Reference steps are those of these strategies (None: of all). Raises LabError for a missing
+    device and for a collective that gives a wrong result.
     """
     torch.set_num_threads(context.threads)  # as in the runs predicted from it
     device = device_of(context)
     fields: dict[str, Any] = {}
+    steps = partial(reference_steps, context, strategies, quick=quick, progress=progress)
     gpu_watch, before = GpuWatch(device), cpu_use(context.cores)
     with process_group(context, device=device) if context.world_size > 1 else nullcontext():
         if context.world_size > 1:
@@ -57,14 +64,14 @@ def measure(
                 fields["contention"] = measure_contention(device, quick=quick, progress=progress)
                 # Over an emulated slow link all of these steps would take minutes.
                 if cluster.link is None:
-                    fields["steps"] = reference_steps(context, quick=quick, progress=progress)
+                    fields["steps"] = steps()
         else:
             progress("matrix products", 0, 2)
             fields["matrix_products"], fields["missing"] = matrix_products(device)
             progress("memory", 1, 2)
             fields["memory"] = memory_bandwidth(device)
             if cluster.compute is None:
-                fields["steps"] = reference_steps(context, quick=quick, progress=progress)
+                fields["steps"] = steps()
         gpus, use = gpu_watch.stop(), cpu_use(context.cores).since(before)
         ranks = gather((socket.gethostname(), context.cores, use, gpus))
     if ranks is None:
@@ -72,6 +79,7 @@ def measure(
     return Part(
         world_size=context.world_size,
         quick=quick,
+        strategies=None if strategies is None else tuple(strategies),
         measured_at=datetime.now(UTC),
         profile=cluster,
         environment=environment(

@@ -29,12 +29,12 @@ SIZES = {  # bytes of the whole tensor
     "cpu": tuple(KIB * size for size in (4, 16, 64, 128, 256, 512, 1024, 4096, 16384)),
     "cuda": tuple(4 * KIB * 4**power for power in range(10)),  # up to 1 GiB
 }
-MIN_ROUNDS, MAX_ROUNDS = 7, 100
+MIN_ROUNDS, MAX_ROUNDS = 7, 60
 SPIN_CYCLES = 1_000_000  # on a GPU, half a millisecond
 _ITEM = 4  # bytes of an element: gradients are fp32
 
 CONTENTION_BYTES = 4 * MIB  # near the buckets of small models
-CONTENTION_S, QUICK_CONTENTION_S = 6.0, 1.5  # for each of the two measurements
+CONTENTION_S, QUICK_CONTENTION_S = 4.0, 1.5  # for each of the two measurements
 MIN_CONTENTION_ROUNDS = 5
 SIDE = 128  # products short enough for the end of a collective to be seen in time
 # Tokens and width of a block whose tensors, like those of small models, exceed the nearer caches.

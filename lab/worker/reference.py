@@ -1,21 +1,25 @@
 """Reference steps on the ranks of a calibration: each strategy in turn, in separate processes.
 
-`python -m lab.worker.reference CONTEXT STRATEGIES` trains as one rank with each of the strategies
-(NAME,NAME), and prints JSON.
+`python -m lab.worker.reference CONTEXT STRATEGIES...` trains as one rank, once in a new process for
+each list of strategies (NAME,NAME), and prints a line of JSON for each.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import subprocess
 import sys
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryFile
+from typing import IO
 
 import numpy as np
+import psutil
 import torch
 from pydantic import TypeAdapter
 
@@ -23,7 +27,7 @@ from lab.config.strategies import STRATEGIES
 from lab.errors import InputError, LabError
 from lab.machine import exit_with
 from lab.perfmodel.intervals import P10_TO_P90
-from lab.perfmodel.reference import ReferenceStep, pooled, reference_runs
+from lab.perfmodel.reference import PLAIN, ReferenceStep, pooled, reference_runs
 from lab.records.schema import PHASES
 from lab.worker import data
 from lab.worker.context import Progress, RankContext
@@ -33,14 +37,19 @@ from lab.worker.train import train
 
 STARTS, QUICK_STARTS = 5, 3
 STARTS_TOGETHER, QUICK_STARTS_TOGETHER = 3, 1  # with several ranks
-ALL, PLAIN = tuple(STRATEGIES), ("single", "ddp")
 _STEPS = TypeAdapter(tuple[ReferenceStep, ...])
 
 
 def reference_steps(
-    context: RankContext, *, quick: bool, progress: Progress
+    context: RankContext,
+    strategies: Sequence[str] | None,
+    *,
+    quick: bool,
+    progress: Progress,
 ) -> tuple[ReferenceStep, ...]:
-    """The reference steps, each start in new processes; all ranks must call this.
+    """The reference steps of these strategies, None for all, each start in new processes.
+
+    All ranks must call this.
 
     Two processes that run the same step differ by more than the steps within each, because of their
     memory layout and of what else the machine does. A process that has worked before also keeps
@@ -48,26 +57,41 @@ def reference_steps(
     there are several ranks, the one-rank steps run on all of them at once, each by itself. Raises
     LabError if a process fails.
     """
-    starts = []
+    names = tuple(STRATEGIES if strategies is None else strategies)
     alone = context.world_size == 1
     full, fewer = (STARTS, QUICK_STARTS) if alone else (STARTS_TOGETHER, QUICK_STARTS_TOGETHER)
     count = fewer if quick else full
-    for start in range(count):
-        progress("steps in new processes", start, count)
-        # Little is predicted from the others on one rank, so one process is enough for them.
-        starts.append(_start(context, start, PLAIN if alone and start else ALL))
-    return _together(starts)
+    # Little is predicted from the others on one rank, so one process is enough for them.
+    starts = [PLAIN if alone and start else names for start in range(count)]
+    fields = dataclasses.asdict(context) | {"rendezvous": str(context.rendezvous)}
+    command = [sys.executable, "-m", "lab.worker.reference", json.dumps(fields)]
+    turns = []
+    progress("steps in new processes", 0, count)
+    with (
+        TemporaryFile("w+") as errors,
+        _running([*command, *map(",".join, starts)], errors) as process,
+    ):
+        for line in process.stdout or ():
+            turns.append(_STEPS.validate_json(line))
+            progress("steps in new processes", len(turns), count)
+        if process.wait():
+            errors.seek(0)
+            raise LabError(f"the reference steps failed:\n{errors.read().strip()[-2000:]}")
+    return _together(turns)
 
 
-def _start(context: RankContext, start: int, names: Sequence[str]) -> tuple[ReferenceStep, ...]:
-    """Train in a new process, which forms a group with those started by the other ranks."""
-    rendezvous = context.rendezvous.with_suffix(f".steps{start}")
-    fields = dataclasses.asdict(context) | {"rendezvous": str(rendezvous)}
-    command = [sys.executable, "-m", "lab.worker.reference", json.dumps(fields), ",".join(names)]
-    process = subprocess.run(command, capture_output=True, text=True, check=False)
-    if process.returncode:
-        raise LabError(f"the reference steps failed:\n{process.stderr.strip()[-2000:]}")
-    return _STEPS.validate_json(process.stdout.splitlines()[-1])
+@contextmanager
+def _running(command: Sequence[str], errors: IO[str]) -> Iterator[subprocess.Popen[str]]:
+    """A process that is ended with its own ones if this one stops reading what it prints."""
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True) as process:
+        try:
+            yield process
+        except BaseException:
+            with suppress(psutil.NoSuchProcess):
+                for child in psutil.Process(process.pid).children(recursive=True):
+                    child.kill()
+            process.kill()
+            raise
 
 
 def _together(turns: list[tuple[ReferenceStep, ...]]) -> tuple[ReferenceStep, ...]:
@@ -77,7 +101,7 @@ def _together(turns: list[tuple[ReferenceStep, ...]]) -> tuple[ReferenceStep, ..
 
 
 def _turn(
-    context: RankContext, device: torch.device, strategies: Sequence[str]
+    context: RankContext, device: torch.device, strategies: Sequence[str], *, first: bool
 ) -> tuple[ReferenceStep, ...]:
     steps = []
     for run in reference_runs(context.world_size):
@@ -87,11 +111,11 @@ def _turn(
         dataset = data.prepare(run, data_root=Path(), progress=_silent)
         # If torch is too old for a strategy, it is too old on every rank.
         with suppress(InputError):
-            steps.append(_step(RankJob(run, alone, device, dataset, _silent)))
+            steps.append(_step(RankJob(run, alone, device, dataset, _silent), first=first))
     return tuple(steps)
 
 
-def _step(job: RankJob) -> ReferenceStep:
+def _step(job: RankJob, *, first: bool) -> ReferenceStep:
     run, training = job.run, train(job)
     measured = slice(run.warmup_steps, None)
     # Together, all ranks wait for the slowest in each step; alone, each has its own median.
@@ -103,7 +127,8 @@ def _step(job: RankJob) -> ReferenceStep:
         seconds=(float(np.median(together)),),
         spread=float((high - low) / P10_TO_P90 / middle),
         phases={name: float(np.median(training.steps[name][measured])) for name in PHASES},
-        gradients=tuple(readiness(training, job) or ()),
+        # When gradients are ready differs little between processes; one start finds it out.
+        gradients=tuple(readiness(training, job) or ()) if first else (),
     )
 
 
@@ -111,15 +136,29 @@ def _silent(phase: str, step: int, steps: int, loss: float | None = None, /) -> 
     pass
 
 
-def main() -> None:
-    """Train each reference run as one rank."""
-    fields = json.loads(sys.argv[1])
-    context = RankContext(**fields | {"rendezvous": Path(fields["rendezvous"])})
+def main() -> int:
+    """Train each start's reference runs as one rank, in a process forked for it."""
+    context, *starts = sys.argv[1:]
+    fields = json.loads(context)
+    results = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what a library prints is no result
+    for number, names in enumerate(starts):
+        rendezvous = Path(fields["rendezvous"]).with_suffix(f".steps{number}")
+        rank = RankContext(**fields | {"rendezvous": rendezvous})
+        # Nothing has been computed yet, so there are no threads that a fork would lack.
+        pid = os.fork() or exit_with(_start, rank, names.split(","), number == 0, results)
+        if code := os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]):
+            return code
+    return 0
+
+
+def _start(context: RankContext, names: Sequence[str], first: bool, results: IO[str]) -> None:
     torch.set_num_threads(context.threads)
     device = device_of(context)
     with process_group(context, device=device):
-        steps = _turn(context, device, sys.argv[2].split(","))
-    sys.stdout.write("\n" + _STEPS.dump_json(steps).decode())
+        steps = _turn(context, device, names, first=first)
+    results.write(_STEPS.dump_json(steps).decode() + "\n")
+    results.flush()
 
 
 if __name__ == "__main__":

@@ -25,7 +25,8 @@ from lab.config.emulation import Emulated, Link
 from lab.config.study import Study
 from lab.dashboard.store import Bench
 from lab.records.store import Store, read_record, write_record
-from lab.report.build import NOTEBOOKS, execute
+from lab.report.build import NOTEBOOKS
+from lab.report.execute import execute
 
 pytestmark = pytest.mark.alone
 

@@ -18,7 +18,7 @@ from studies import CORPUS
 import lab
 from lab import machine
 from lab.course.release import LESSONS, course, release
-from lab.report.build import execute
+from lab.report.execute import execute
 
 pytestmark = [
     pytest.mark.long,

@@ -21,7 +21,7 @@ from lab import machine
 from lab.config.strategies import STRATEGIES
 from lab.launch.calibrate import calibrate
 from lab.machine import is_running
-from lab.perfmodel.calibration import Calibration, load_calibration
+from lab.perfmodel.calibration import Calibration, Part, load_calibration
 from lab.perfmodel.intervals import spread
 from lab.perfmodel.reference import REFERENCES
 from lab.worker.calibrate import matrix_products, memory_bandwidth
@@ -165,6 +165,22 @@ def test_one_rank_starts_its_steps_in_processes_that_begin_anew(resumed: Resumed
     assert processes and processes.sd > 0
     others = {step.run.strategy for step in part.steps} - {"single"}
     assert others == {name for name, facts in STRATEGIES.items() if not facts.single_process}
+
+
+def test_strategies_that_were_not_wanted_before_are_measured_then(temporary: Path) -> None:
+    profile = profile_of(temporary / "few")
+
+    def measured(*strategies: str) -> Part:
+        whole = calibrate(
+            profile, world_sizes=[1], strategies=strategies, quick=True, progress=False
+        )
+        return whole.parts[0]
+
+    first = measured("zero1")
+    assert {step.run.strategy for step in first.steps} == {"single", "ddp", "zero1"}
+    assert measured("ddp") == first
+    more = measured("fsdp")
+    assert {step.run.strategy for step in more.steps} == {"single", "ddp", "fsdp", "zero1"}
 
 
 def test_a_lost_rank_is_named(temporary: Path) -> None:

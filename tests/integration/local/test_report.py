@@ -21,7 +21,7 @@ import lab
 from lab.config.study import Study
 from lab.records.schema import Failure
 from lab.records.store import Store, write_record
-from lab.report.build import execute
+from lab.report.execute import KERNELS, Execution, execute, execute_all
 
 pytestmark = pytest.mark.alone
 
@@ -158,3 +158,22 @@ def test_failing_notebook_is_kept_and_named(tmp_path: Path) -> None:
             NOTEBOOKS / "run.ipynb", tmp_path / "run.ipynb", {"study": str(tmp_path / "nowhere")}
         )
     assert (tmp_path / "run.partial.ipynb").exists() and not (tmp_path / "run.ipynb").exists()
+
+
+def test_notebooks_share_kernels_but_neither_names_nor_numbers(tmp_path: Path) -> None:
+    code = "import os\nprint(os.getpid(), 'earlier' in globals(), number)\nearlier = True"
+    parameters = nbformat.v4.new_code_cell("number = 0", metadata={"tags": ["parameters"]})
+    template = tmp_path / "template.ipynb"
+    cells = [parameters, nbformat.v4.new_code_cell(code)]
+    kernel = {"name": "python3", "display_name": "Python", "language": "python"}
+    notebook = nbformat.v4.new_notebook(cells=cells, metadata={"kernelspec": kernel})
+    nbformat.write(notebook, template)
+    targets = [tmp_path / f"{number}.ipynb" for number in range(6)]
+    execute_all(
+        Execution(template, target, {"number": number}) for number, target in enumerate(targets)
+    )
+    made = [nbformat.reads(target.read_text(), as_version=4).cells[-1] for target in targets]
+    printed = [cell.outputs[0].text.split() for cell in made]
+    assert [words[1:] for words in printed] == [["False", str(number)] for number in range(6)]
+    assert len({words[0] for words in printed}) <= KERNELS
+    assert {cell.execution_count for cell in made} == {3}  # after its two cells of parameters

@@ -17,7 +17,7 @@ from lab.config.study import Study
 from lab.report.build import Report
 
 REPORTS = Path(__file__).parents[3] / "reports"
-# Of a replay nothing runs: tests/unit/launch/test_replay.py looks at them.
+# Of a replay nothing runs: tests/unit/launch/test_replay.py has its records, the last test its layout.
 NAMES = sorted(
     path.parent.name
     for path in REPORTS.glob("*/study.yaml")
@@ -101,3 +101,18 @@ def test_strategies_and_networks_have_tables_of_their_own(made: Made) -> None:
     )
     assert "Strategies side by side" in strategies and "pipeline_parallel x2" in strategies
     assert "Networks side by side" in networks and "not reached" in networks
+
+
+@pytest.mark.parametrize(
+    ("name", "cluster"),
+    [("replay-agnews", "replay-agnews-4gpu"), ("replay-gpt2", "replay-gpt2-2x3090-nvlink")],
+)
+def test_a_replay_is_laid_out_well(
+    name: str, cluster: str, tmp_path: Path, chromium: Browser
+) -> None:
+    shutil.copytree(REPORTS / name, tmp_path / name, ignore=shutil.ignore_patterns("out"))
+    study = Study.load(tmp_path / name)
+    assert all(record.completed for record in lab.launch(study, cluster).wait(progress=False))
+    report = lab.report(study)
+    assert cut_off(chromium, report.html) == {}
+    check_pdf(report.pdf)

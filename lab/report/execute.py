@@ -1,0 +1,204 @@
+"""Executing parameterized notebooks with papermill, one after the other in a few kernels."""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+import time
+import warnings
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from lab.errors import InputError, LabError, Problem, nearest
+from lab.files import unwritable
+
+KERNELS = 2  # at a time
+STARTUP_S = 300  # a kernel may take on a busy machine
+# Between two notebooks: no name of the first is left, and cells are counted from 1 again.
+_RESET = "get_ipython().reset(new_session=True)"
+
+
+@dataclass(frozen=True)
+class Execution:
+    """A parameterized notebook, its parameters, and where its executed copy is written."""
+
+    template: Path
+    target: Path
+    parameters: Mapping[str, Any]
+
+
+def execute(template: Path, target: Path, parameters: Mapping[str, Any]) -> Path:
+    """Execute a parameterized notebook; an undeclared parameter name is an InputError.
+
+    So is a folder that cannot be written. If a cell fails, LabError names it and the partial
+    notebook, which is kept beside the target.
+    """
+    with _kernel() as kernel:
+        return _execute(Execution(template, target, parameters), kernel)
+
+
+def execute_all(executions: Iterable[Execution]) -> None:
+    """Execute notebooks, in two kernels at a time; Ctrl-C ends the kernels and is raised again.
+
+    The first failure, as of `execute`, ends it. In the main thread, nbclient would handle Ctrl-C
+    itself and report it as a dead kernel.
+    """
+    waiting = deque(executions)
+    with ThreadPoolExecutor(max_workers=KERNELS) as pool:
+        futures = [pool.submit(_execute_each, waiting) for _ in range(min(KERNELS, len(waiting)))]
+        try:
+            for future in futures:
+                future.result()
+        except KeyboardInterrupt:
+            waiting.clear()
+            while not all(future.done() for future in futures):
+                _end_kernels()
+                time.sleep(0.1)
+            raise
+        except BaseException:
+            waiting.clear()  # those that are being executed are awaited
+            raise
+
+
+def _execute_each(waiting: deque[Execution]) -> None:
+    """Execute what waits in a kernel of this thread, which loads what they import only once."""
+    with _kernel() as kernel, suppress(IndexError):
+        while True:
+            _execute(waiting.popleft(), kernel)
+
+
+def _execute(execution: Execution, kernel: Any) -> Path:
+    import papermill
+    from nbclient.exceptions import DeadKernelError
+
+    template, target = execution.template, execution.target
+    _check_parameters(template, execution.parameters)
+    if problems := unwritable(target.parent):
+        raise InputError(target.name, problems)
+    unfinished = target.with_name(f"{target.stem}.partial.ipynb")
+    try:
+        with _quiet():
+            papermill.execute_notebook(
+                str(template),
+                str(unfinished),
+                parameters={name: plain(value) for name, value in execution.parameters.items()},
+                kernel_name="python3",
+                progress_bar=False,
+                log_output=False,
+                request_save_on_cell_execute=False,
+                autosave_cell_every=0,
+                cwd=str(Path.cwd()),
+                start_timeout=STARTUP_S,
+                extra_arguments=["--IPKernelApp.log_level=50"],
+                km=kernel,
+            )
+    except papermill.PapermillExecutionError as error:
+        reason = f", cell {error.exec_count}: {error.ename}: {error.evalue}"
+    except DeadKernelError:
+        reason = ": its kernel died (out of memory?)"
+    except RuntimeError as error:
+        advice = "is the machine overloaded? The same command resumes from here"
+        raise LabError(f"{template.name}: {error}; {advice}") from None
+    else:
+        unfinished.replace(target)
+        # Requests are served in their order, so what comes next need not wait for this one.
+        kernel.client().execute(_RESET, silent=True)
+        return target
+    raise LabError(f"{template.name}{reason}; partial notebook: {unfinished}")
+
+
+@contextmanager
+def _kernel() -> Iterator[Any]:
+    """A kernel that starts with the first notebook, and its one client for all of them."""
+    from jupyter_client.asynchronous.client import AsyncKernelClient
+    from jupyter_client.manager import AsyncKernelManager
+    from jupyter_core.utils import run_sync
+
+    class Client(AsyncKernelClient):
+        def start_channels(self, *channels: Any, **settings: Any) -> None:
+            if not self.channels_running:
+                super().start_channels(*channels, **settings)
+
+    class Manager(AsyncKernelManager):
+        """Papermill requests and starts a client for each notebook, here the same one."""
+
+        client_factory: Any = Client
+        the_client: Any = None
+
+        def client(self, **settings: Any) -> Any:
+            self.the_client = self.the_client or super().client(**settings)
+            return self.the_client
+
+    with kernel_settings() as config:
+        manager = Manager(kernel_name="python3", config=config)
+        try:
+            yield manager
+        finally:
+            if manager.the_client:
+                manager.the_client.stop_channels()
+            if manager.has_kernel:
+                run_sync(manager.shutdown_kernel)(now=True)
+
+
+@contextmanager
+def kernel_settings() -> Iterator[Any]:
+    """Sockets in a separate folder per kernel: no open ports, and none in each other's way."""
+    from traitlets.config import Config
+
+    with _quiet(), tempfile.TemporaryDirectory(prefix="lab-kernel-") as sockets:
+        yield Config({"KernelManager": {"transport": "ipc", "ip": f"{sockets}/kernel"}})
+
+
+def _end_kernels() -> None:
+    for child in psutil.Process().children():
+        with suppress(psutil.Error):
+            if "ipykernel_launcher" in child.cmdline():
+                child.kill()
+
+
+def _check_parameters(template: Path, parameters: Mapping[str, Any]) -> None:
+    import papermill
+
+    with _quiet():
+        declared = papermill.inspect_notebook(str(template))
+    unknown = [
+        Problem(name, "unknown parameter of the notebook", nearest(name, declared))
+        for name in parameters
+        if name not in declared
+    ]
+    if unknown:
+        raise InputError(str(template), unknown)
+
+
+def plain(value: Any) -> Any:
+    """A value that papermill can pass: numpy scalars become numbers, paths text, tuples lists."""
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, list | tuple | set):
+        return [plain(item) for item in value]
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    return value.item() if hasattr(value, "item") else value
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep remarks of papermill and its kernel off the terminal; errors are raised, not logged."""
+    loggers = [logging.getLogger(name) for name in ("papermill", "traitlets", "blib2to3")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
