@@ -212,13 +212,13 @@ def test_the_error_of_times_is_that_of_their_intervals(calibration: Calibration)
 
 def test_what_is_measured_again() -> None:
     assert _doubling(1) == [1] and _doubling(6) == [1, 2, 4] and _doubling(8) == [1, 2, 4, 8]
-    assert _reusable(part(), 2, quick=False) and not _reusable(part(), 4, quick=False)
-    assert _reusable(part(), 2, quick=True) and not _reusable(part(quick=True), 2, quick=False)
-    assert not _reusable(part(measured_at=datetime.now(UTC) - timedelta(hours=25)), 2, quick=False)
+    assert _reusable(part(), quick=False) and _reusable(part(), quick=True)
+    assert not _reusable(part(quick=True), quick=False)
+    assert not _reusable(part(measured_at=datetime.now(UTC) - timedelta(hours=25)), quick=False)
     noisy = {"environment": environment(2, foreign_cpu=0.9)}
     repeating = Cluster(name="local", repeat_disturbed=True)
-    assert _reusable(part(**noisy), 2, quick=False)
-    assert not _reusable(part(**noisy, profile=repeating), 2, quick=False)
+    assert _reusable(part(**noisy), quick=False)
+    assert not _reusable(part(**noisy, profile=repeating), quick=False)
     assert _same_conditions(part(), Cluster(name="local"))
     assert not _same_conditions(part(), Cluster(name="local", cores_per_rank=2))
     elsewhere = part(environment=environment(2, versions={"torch": metadata.version("torch")}))
@@ -227,6 +227,22 @@ def test_what_is_measured_again() -> None:
         environment=environment(2, hosts=[socket.gethostname()] * 2, versions={"torch": "1.0"})
     )
     assert not _same_conditions(older, Cluster(name="local"))
+
+
+@pytest.mark.parametrize(
+    ("measured", "wanted", "covered"),
+    [
+        (None, None, True),
+        (None, ["ddp"], True),
+        (("ddp", "single"), None, False),
+        (("ddp", "single"), ["ddp"], True),
+        (("ddp", "single"), ["ddp", "fsdp"], False),
+    ],
+)
+def test_a_part_covers_the_strategies_of_its_steps(
+    measured: tuple[str, ...] | None, wanted: list[str] | None, covered: bool
+) -> None:
+    assert part(strategies=measured).covers(wanted) is covered
 
 
 def test_disturbance_is_noticed() -> None:
