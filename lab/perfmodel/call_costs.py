@@ -161,7 +161,9 @@ def profile_of(step: ReferenceStep) -> Profile:
         forward_s=step.phases["forward"],
         backward_s=backward,
         optimizer_s=step.phases["optimizer"],
-        gradients=tuple(Bucket(one.ready * backward, one.bytes) for one in step.gradients),
+        gradients=tuple(
+            Bucket(one.ready * backward, one.bytes, block=one.block) for one in step.gradients
+        ),
         data_s=step.phases["data"] + step.phases["h2d"],
         other_s=step.phases["other"],
         spread=step.spread,

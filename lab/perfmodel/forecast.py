@@ -382,7 +382,9 @@ def _measured(records: Sequence[Record]) -> Profile:
         forward_s=phases(["forward"]),
         backward_s=backward,
         optimizer_s=phases(["optimizer"], per_micro_batch=False),
-        gradients=tuple(Bucket(one.ready * backward, one.bytes) for one in gradients),
+        gradients=tuple(
+            Bucket(one.ready * backward, one.bytes, block=one.block) for one in gradients
+        ),
         data_s=phases(["data", "h2d"]),
         other_s=phases(["other"], per_micro_batch=False),
         spread=statistics.median(

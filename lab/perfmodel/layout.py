@@ -134,11 +134,15 @@ MICRO_BATCH, STEP = ("data_s", "forward_s", "backward_s"), ("optimizer_s", "othe
 
 @dataclass(frozen=True)
 class Bucket:
-    """Gradients sent together, and how far into the backward pass (s) the last is ready."""
+    """Gradients sent together, and how far into the backward pass (s) the last is ready.
+
+    `block` is the number of the model's block that they belong to, if it is known and only one.
+    """
 
     ready_s: float
     bytes: int
     messages: int = 1
+    block: int | None = None
 
     def later(self, factor: float) -> Bucket:
         """The same for a backward pass that takes `factor` times as long."""
@@ -202,6 +206,16 @@ def buckets_of(
     if size:
         buckets.append(Bucket(gradients[-1].ready_s, size))
     return tuple(buckets)
+
+
+def units_of(gradients: Sequence[Bucket]) -> tuple[Bucket, ...]:
+    """Gradients by FSDP's units, as they become ready: each block, and all that is in none."""
+    units: dict[int | None, Bucket] = {}
+    for gradient in gradients:
+        known = units.get(gradient.block, Bucket(0.0, 0, block=gradient.block))
+        ready = max(known.ready_s, gradient.ready_s)
+        units[gradient.block] = replace(known, ready_s=ready, bytes=known.bytes + gradient.bytes)
+    return tuple(sorted(units.values(), key=lambda unit: unit.ready_s))
 
 
 @dataclass(frozen=True)

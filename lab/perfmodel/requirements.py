@@ -11,7 +11,7 @@ from lab.config.models import GPT, TextClassifier
 from lab.config.run import DEFAULT_BUCKET_CAP_MB, Run, value_bytes
 from lab.errors import LabError
 from lab.perfmodel.flops import HEAD_CHUNK, block_parameters, gpt_parameters, model_cost
-from lab.perfmodel.layout import SHARINGS, Bucket, Layout, Profile, buckets_of
+from lab.perfmodel.layout import SHARINGS, Bucket, Layout, Profile, buckets_of, units_of
 from lab.perfmodel.memory import MemoryParts, rank_memory
 
 MIB = 2**20
@@ -94,8 +94,10 @@ def messages_of(profile: Profile, run: Run) -> tuple[Bucket, ...]:
         buckets = buckets_of(buckets, run.bucket_cap_mb * MIB, first_bytes=first)
     elif run.strategy == "zero1" or run.flat:
         buckets = (Bucket(profile.backward_s, profile.gradient_bytes),)
-    elif run.strategy == "fsdp" and (unit := largest_unit(run)):
-        buckets = buckets_of(buckets, unit)
+    elif run.strategy == "fsdp":
+        unit, known = largest_unit(run), any(one.block is not None for one in buckets)
+        # Older records know no blocks; most of a transformer's weights are in blocks of one size.
+        buckets = buckets_of(buckets, unit) if unit and not known else units_of(buckets)
     share = COMPRESSED[run.compression]
     return tuple(replace(bucket, bytes=round(bucket.bytes * share)) for bucket in buckets)
 

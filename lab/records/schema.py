@@ -129,10 +129,14 @@ class Communication(Section):
 
 
 class Gradient(Section):
-    """A gradient: its bytes, and the fraction of the backward pass after which it is ready."""
+    """A gradient: its bytes, and the fraction of the backward pass after which it is ready.
+
+    `block` numbers the block that holds its parameter, as FSDP gathers them; None for the rest.
+    """
 
     ready: float = Field(ge=0, le=1)
     bytes: int
+    block: int | None = None
 
 
 class Observed(Section):

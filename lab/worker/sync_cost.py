@@ -24,7 +24,7 @@ from lab.worker.distributed import RankJob
 from lab.worker.measure.clock import FloatArray, stat, synchronize
 from lab.worker.measure.ddp_hook import BucketRecorder, Buckets
 from lab.worker.measure.overlap import Exposure
-from lab.worker.optim import autocast
+from lab.worker.optim import autocast, blocks_of
 from lab.worker.train import Training
 
 # With fewer rounds a median has no interval; more would add little information on one job.
@@ -182,4 +182,14 @@ def readiness(training: Training, job: RankJob) -> list[Gradient] | None:
         _drop_gradients(model)
     ready = np.median(rounds[1:], axis=0)  # the first round warms up
     order = np.argsort(ready, kind="stable")
-    return [Gradient(ready=float(ready[index]), bytes=parameters[index].nbytes) for index in order]
+    held = {
+        held: number for number, block in enumerate(blocks_of(model)) for held in block.parameters()
+    }
+    return [
+        Gradient(
+            ready=float(ready[index]),
+            bytes=parameters[index].nbytes,
+            block=held.get(parameters[index]),
+        )
+        for index in order
+    ]

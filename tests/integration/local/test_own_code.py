@@ -140,6 +140,10 @@ def test_strategies_that_can_carry_an_own_model_learn_the_same(tmp_path: Path) -
     assert set(own.communication.operations) == {"all_reduce"}
     assert own.checks["same_parameters"]
     assert len(flops) == 1, "what a model computes does not depend on how it is measured"
+    (sharded,) = (record for record in records if record.run.strategy == "fsdp")
+    assert single.gradients and sharded.communication is not None
+    units = {gradient.block for gradient in single.gradients}
+    assert len(units) == sharded.communication.operations["reduce_scatter"].calls
 
 
 @pytest.mark.parametrize(("model", "data", "message"), MESSAGES.values(), ids=MESSAGES)

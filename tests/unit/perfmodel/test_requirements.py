@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from factories import run
 
@@ -73,6 +75,25 @@ def test_activations_follow_the_micro_batch_and_checkpointing_keeps_one_block() 
 )
 def test_what_is_sent_at_a_time(fields: dict[str, object], sizes: list[int]) -> None:
     assert [bucket.bytes for bucket in messages_of(PROFILE, run(2, 16, **fields))] == sizes
+
+
+@pytest.mark.parametrize(
+    ("blocks", "units"),
+    [
+        ([1, 1, 0, None], [(2.0, 2), (3.0, 1), (4.0, 1)]),
+        ([None, 1, 0, None], [(2.0, 1), (3.0, 1), (4.0, 2)]),  # the rest is ready with its last
+        ([None] * 4, [(4.0, 4)]),  # a model without blocks is one unit
+    ],
+)
+def test_fsdp_sends_blocks_and_the_rest(
+    blocks: list[int | None], units: list[tuple[float, int]]
+) -> None:
+    gradients = tuple(map(lambda one, block: replace(one, block=block), PROFILE.gradients, blocks))
+    sent = messages_of(
+        replace(PROFILE, gradients=gradients),
+        run(2, 16, model="resnet18", data="digits", strategy="fsdp"),
+    )
+    assert [(unit.ready_s, unit.bytes / 2**20) for unit in sent] == units
 
 
 def test_layouts_of_split_models() -> None:
