@@ -11,6 +11,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator
 
+from lab.analysis.reported import ReportedTable
 from lab.analysis.scaling_curves import (
     baseline_name,
     device_of,
@@ -230,9 +231,11 @@ def mfu(ax: Axes, results: StudyResults) -> None:
 
 
 def _quantities(results: StudyResults) -> list[Quantity]:
-    """What the overview shows: all four for curves; step time, speedup and memory as bars."""
-    bars = [STEP_TIME, SPEEDUP, _memory(results)]
-    wanted = bars if _bars(results) else [SPEEDUP, EFFICIENCY, STEP_TIME, THROUGHPUT]
+    """What the overview shows: as curves four, of a table all; as bars three."""
+    curves = [SPEEDUP, EFFICIENCY, STEP_TIME, THROUGHPUT]
+    if isinstance(results.source, ReportedTable):
+        curves += [_memory(results), MFU]
+    wanted = [STEP_TIME, SPEEDUP, _memory(results)] if _bars(results) else curves
     summary = results.summary
     known = {column for column in summary if summary[column].notna().any()}
     return [quantity for quantity in wanted if quantity.column in known]
@@ -246,9 +249,18 @@ def _overview_height(results: StudyResults) -> float:
 
 
 def _describe_overview(results: StudyResults) -> str:
-    words = {"speedup": _describe_speedup(results)} if _no_baseline(results) == "" else {}
-    times = _ends(results, "step_time", "Step time", format_seconds)
-    return " ".join([*words.values(), times])
+    sentences = [_describe_speedup(results)] if _no_baseline(results) == "" else []
+    named: dict[str, Callable[[pd.DataFrame], str]] = {
+        "step_time": time_name,
+        "peak_memory": memory_name,
+        "mfu": lambda _: "MFU",
+    }
+    for quantity in _quantities(results):
+        if name := named.get(quantity.column):
+            what = name(results.summary)
+            what = f"{what[:1].upper()}{what[1:]}"
+            sentences.append(_ends(results, quantity.column, what, quantity.text))
+    return " ".join(sentences)
 
 
 def _best(results: StudyResults) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -60,14 +60,13 @@ BOOTSTRAP = (
     "medians over repeats, with 95 % intervals by bootstrap over them (from two or three repeats "
     "the whole range)"
 )
-CAPTIONS = {
-    "speedup": "speedup over {base}, and the ideal (dashed),",
-    "efficiency": "efficiency against {base}",
-    "step_time": "{time} as the table gives it",
-    "throughput": "throughput ({rate}) as the table gives it",
-    "peak_memory": "{memory} as the table gives it",
-    "mfu": "MFU as the table gives it",
+GIVEN: dict[str, Callable[[pd.DataFrame], str]] = {
+    "step_time": time_name,
+    "samples_per_second": lambda summary: f"throughput ({rate_name(summary)})",
+    "peak_memory": memory_name,
+    "mfu": lambda summary: "MFU",
 }
+INTERVALS = {f"{column}_low" for column in ("speedup", "efficiency", *GIVEN)}
 FORMULAS = {
     "strong": r"$$S(N) = \frac{T(B)}{T(N)}, \qquad E(N) = S(N) \, \frac{B}{N}$$",
     "weak": r"$$S(N) = \frac{X(N)}{X(B)}, \qquad E(N) = S(N) \, \frac{B}{N}$$",
@@ -148,37 +147,25 @@ def _kind(kind: Scaling, results: StudyResults) -> Blocks:
     if summary["speedup"].isna().all():
         blocks.append(Markdown.of(OPEN))
     drawn, note = _drawn(results)
-    names = [
-        name
-        for name, column in (
-            ("speedup", "speedup"),
-            ("efficiency", "efficiency"),
-            ("step_time", "step_time"),
-            ("throughput", "samples_per_second"),
-            ("peak_memory", "peak_memory"),
-            ("mfu", "mfu"),
-        )
-        if drawn.summary[column].notna().any() and any(len(c.points) > 1 for c in drawn.curves)
-    ]
     suffix = f"-{kind}" if kind else ""
-    blocks += [_figure(name, drawn, suffix=suffix, note=note) for name in names]
+    if any(len(curve.points) > 1 for curve in drawn.curves):
+        blocks.append(_figure(drawn, suffix=suffix, note=note))
     return [*blocks, _results(results, label=f"tbl-results{suffix}")]
 
 
-def _figure(name: str, results: StudyResults, *, suffix: str, note: str) -> Figure:
-    """A figure with a caption that holds for the table."""
+def _figure(results: StudyResults, *, suffix: str, note: str) -> Figure:
+    """All quantities of the table by number of ranks, with a caption that holds for it."""
     summary = results.summary
-    what = CAPTIONS[name].format(
-        base=baseline_name(summary),
-        time=time_name(summary),
-        rate=rate_name(summary),
-        memory=memory_name(summary),
-    )
-    column = {"throughput": "samples_per_second"}.get(name, name)
-    has_intervals = f"{column}_low" in summary and summary[f"{column}_low"].notna().any()
-    how = f" Bars are intervals: {_how(summary)}." if has_intervals else ""
-    drawn = figure(name, results)
-    caption = f"{what[:1].upper()}{what[1:]} by number of {ranks(device_of(summary))}.{how} {note}"
+    known = {column for column in summary if summary[column].notna().any()}
+    given = [name(summary) for column, name in GIVEN.items() if column in known]
+    what = [f"{', '.join(given)} as the table gives {'them' if len(given) > 1 else 'it'}"]
+    if "speedup" in known:
+        base = baseline_name(summary)
+        what.insert(0, f"speedup over {base} and the ideal (dashed), efficiency against {base}")
+    how = f" Bars are intervals: {_how(summary)}." if INTERVALS & known else ""
+    drawn = figure("overview", results)
+    said = f"{'; '.join(what)}; by number of {ranks(device_of(summary))}"
+    caption = f"{said[:1].upper()}{said[1:]}.{how} {note}"
     return dataclasses.replace(drawn, caption=caption.strip(), label=drawn.label + suffix)
 
 
