@@ -872,7 +872,7 @@ def calibrate(
     """Measure collectives, matrix products and memory of a cluster; fit alpha and beta."""
     needs: dict[str, Any] = {}
     if study:
-        runs = [task.run for task in lab.Study.load(study).tasks]
+        runs = lab.Study.load(study).runs
         needs["world_sizes"] = {1, *(run.processes for run in runs)}
         needs["strategies"] = {run.strategy for run in runs}
     calibration = lab.calibrate(cluster, **needs, quick=quick, fresh=fresh, progress=not as_json)

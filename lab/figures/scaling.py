@@ -231,7 +231,7 @@ def mfu(ax: Axes, results: StudyResults) -> None:
 
 
 def _quantities(results: StudyResults) -> list[Quantity]:
-    """What the overview shows: as curves four, of a table all; as bars three."""
+    """What the overview shows: four quantities as curves, a table's all, or three as bars."""
     curves = [SPEEDUP, EFFICIENCY, STEP_TIME, THROUGHPUT]
     if isinstance(results.source, ReportedTable):
         curves += [_memory(results), MFU]

@@ -47,8 +47,8 @@ def execute(template: Path, target: Path, parameters: Mapping[str, Any]) -> Path
 def execute_all(executions: Iterable[Execution]) -> None:
     """Execute notebooks, in two kernels at a time; Ctrl-C ends the kernels and is raised again.
 
-    The first failure, as of `execute`, ends it. In the main thread, nbclient would handle Ctrl-C
-    itself and report it as a dead kernel.
+    After a failure, as of `execute`, no other is begun. In the main thread, nbclient would handle
+    Ctrl-C itself and report it as a dead kernel.
     """
     waiting = deque(executions)
     with ThreadPoolExecutor(max_workers=KERNELS) as pool:
@@ -62,16 +62,24 @@ def execute_all(executions: Iterable[Execution]) -> None:
                 _end_kernels()
                 time.sleep(0.1)
             raise
-        except BaseException:
-            waiting.clear()  # those that are being executed are awaited
-            raise
 
 
 def _execute_each(waiting: deque[Execution]) -> None:
     """Execute what waits in a kernel of this thread, which loads what they import only once."""
-    with _kernel() as kernel, suppress(IndexError):
+    with _kernel() as kernel:
+        try:
+            for execution in _taken(waiting):
+                _execute(execution, kernel)
+        except BaseException:
+            waiting.clear()
+            raise
+
+
+def _taken(waiting: deque[Execution]) -> Iterator[Execution]:
+    """What waits, one at a time, until another thread has taken the last."""
+    with suppress(IndexError):
         while True:
-            _execute(waiting.popleft(), kernel)
+            yield waiting.popleft()
 
 
 def _execute(execution: Execution, kernel: Any) -> Path:

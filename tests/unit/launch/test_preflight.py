@@ -141,6 +141,15 @@ def test_a_run_without_a_record_is_named_and_is_a_failure(
     assert f"{study.tasks[0].label}: no record" in " ".join(capsys.readouterr().err.split())
 
 
+def test_a_cause_that_ended_several_runs_is_told_once(make_study: StudyMaker) -> None:
+    first, second, *_ = Study.load(make_study()).tasks
+    ended = [(first, "failed: no GPU"), (second, "failed: no GPU"), (second, "no record")]
+    assert list(cli._by_cause(ended)) == [
+        f"{first.label} and 1 other: failed: no GPU",
+        f"{second.label}: no record",
+    ]
+
+
 def test_two_profiles_of_one_name_are_told_apart_by_their_files(
     make_study: StudyMaker, tmp_path: Path
 ) -> None:
