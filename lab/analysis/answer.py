@@ -29,7 +29,7 @@ from lab.analysis.verdict import (
     verdict,
 )
 from lab.analysis.waterfall import SHARE, waterfalls
-from lab.config.run import Run
+from lab.config.run import Run, distinct_labels
 from lab.config.strategies import SETTINGS
 from lab.config.study import Study
 from lab.formatting import format_seconds, percent, rounded
@@ -70,7 +70,7 @@ def answer(
     """The answer in a few sentences, or what is missing to give one.
 
     If some results are emulated and others measured, the answer covers the measured ones. Results
-    that are too noisy are left out.
+    that are too noisy are left out, as are those whose ranks end with different parameters.
     """
     if not any(record.completed for record in records):
         failed = f"{len(records)} of {len(study.tasks)} failed"
@@ -85,10 +85,19 @@ def answer(
     if noise.loud and (quiet.empty or (compared and beyond_baseline(quiet).empty)):
         withheld = f"There is no answer yet. {noise.sentence}"
         return " ".join([withheld, *_untimed(Evidence(study, summary, records, scores))])
-    records = [record for record in records if record.run_id not in noise.loud]
+    apart = {r.run_id: r.run for r in records if r.checks.get("same_parameters") is False}
+    quiet = quiet[~quiet["run_id"].isin(apart)]
+    records = [record for record in records if record.run_id not in {*noise.loud, *apart}]
     evidence = Evidence(study, quiet, records, scores)
     sentences = [sentence for maker in _makers(evidence) for sentence in maker(evidence)]
-    return " ".join([*sentences, *([noise.sentence] if noise.loud else [])])
+    sentences += [noise.sentence] if noise.loud else []
+    if apart:
+        labels, _ = distinct_labels(study.runs)
+        names = ", ".join(labels[run] for run in apart.values())
+        sentences.append(
+            f"Not compared, because each of their ranks has trained a model of its own: {names}."
+        )
+    return " ".join(sentences)
 
 
 def _untimed(evidence: Evidence) -> list[str]:

@@ -62,7 +62,7 @@ def communication_of(
         path, steps = folder / "calls.parquet", run.steps - first_step
         parquet.write_calls(calls, path, origin=origin, first_step=first_step)
         exposure = overlap.Exposure.from_calls(calls, steps=steps)
-        update |= overlap.count_calls(calls[0], cycle=cycle)
+        update |= overlap.count_calls(calls[0], steps=steps, cycle=cycle)
         if cycle > 1:
             sent = overlap.bytes_by_step(calls[0], steps=steps)
             update["cycle"] = sent[-cycle:].astype(int).tolist()

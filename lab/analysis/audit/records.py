@@ -81,6 +81,7 @@ def _common(record: Record) -> dict[str, Any]:
         "precision": run.precision,
         "strategy": run.strategy,
         "phases_checked": record.checks.get("phases_close"),
+        "one_model": record.checks.get("same_parameters"),
         "loss_curve": quality.loss if quality else None,
         "loss": quality.loss[-1] if quality and quality.loss else None,
         "accuracy": quality.accuracy if quality else None,

@@ -203,9 +203,9 @@ def count_buckets(sent: Buckets, *, operation: str | None) -> dict[str, object]:
     return {"buckets": sizes, "calls": len(sizes), "operations": operations}
 
 
-def count_calls(calls: Calls, *, cycle: int = 1) -> dict[str, object]:
-    """Fields of Communication that count calls, as means over the last `cycle` steps."""
-    last = calls.step > calls.step[-1] - cycle
+def count_calls(calls: Calls, *, steps: int, cycle: int = 1) -> dict[str, object]:
+    """Fields of Communication that count calls, as means over the last `cycle` of all steps."""
+    last = calls.step >= steps - cycle
     operations = {}
     for name in dict.fromkeys(calls.operation[last].tolist()):
         sizes = calls.bytes[last & (calls.operation == name)]

@@ -183,6 +183,18 @@ def test_strategies_are_ranked_where_intervals_lie_apart(tmp_path):
     assert "is that of single x1" in slower and "times as fast" not in slower
 
 
+def test_ranks_that_train_models_of_their_own_are_not_compared(tmp_path):
+    records = of_strategies({"single": [0.2] * 3, "ddp": [0.15] * 3, "fsdp": [0.05] * 3})
+    checks = {"same_parameters": False}
+    records = [
+        one.model_copy(update={"checks": checks}) if one.run.strategy == "fsdp" else one
+        for one in records
+    ]
+    text = answered(tmp_path, records, scaling="none", baseline=SINGLE)
+    assert "is that of ddp x2" in text and "50.0 ms" not in text
+    assert text.endswith("each of their ranks has trained a model of its own: fsdp x2.")
+
+
 def test_predictions_are_answered_by_their_errors(tmp_path):
     records = repeats(run(1), [0.2] * 3) + repeats(run(2), [0.1] * 3)
     assert "no run was predicted" in answered(tmp_path, records, kind="prediction")

@@ -609,6 +609,15 @@ def test_an_emulated_link_is_held_to_its_name() -> None:
     assert fast.severity == "error" and "more than the link carries" in fast.evidence
 
 
+@pytest.mark.parametrize("count", [1, 8])
+def test_ranks_that_end_with_different_models_are_an_error(count: int) -> None:
+    records = clean()[:count]
+    apart = records[-1].model_copy(update={"checks": {"same_parameters": False}})
+    (found,) = of(audit([*records[:-1], apart]), "same-learning")
+    assert found.severity == "error" and f"In 1 of {count} repeats" in found.evidence
+    assert not of(audit(records), "same-learning")
+
+
 def test_same_learning() -> None:
     records = clean()
     strays = [

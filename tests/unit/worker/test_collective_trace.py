@@ -199,7 +199,8 @@ def test_operations_are_counted_on_the_last_step() -> None:
             (1, "send", 2, 2, 3, 3),
             (1, "receive", 4, 4, 5, 5),
             (1, "send", 6, 6, 7, 7),
-        )
+        ),
+        steps=2,
     )
     assert counts == {
         "calls": 3,
@@ -210,9 +211,14 @@ def test_operations_are_counted_on_the_last_step() -> None:
     }
 
 
+def test_of_a_strategy_that_sends_nothing_nothing_is_counted() -> None:
+    none = calls((0, "all_reduce", 0, 0, 1, 1)).of(1)
+    assert count_calls(none, steps=2) == {"calls": 0, "operations": {}}
+
+
 def test_operations_of_a_cycle_are_means_over_its_steps() -> None:
     every_fourth = [(step, "all_reduce", 0.0, 0.0, 1.0, 1.0) for step in (3, 7)]
-    assert count_calls(calls(*every_fourth), cycle=4) == {
+    assert count_calls(calls(*every_fourth), steps=8, cycle=4) == {
         "calls": 0.25,
         "operations": {"all_reduce": Operation(calls=0.25, bytes=25)},
     }

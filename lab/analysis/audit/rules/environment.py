@@ -147,8 +147,13 @@ def emulated(observations: Observations) -> Iterator[Fault]:
     "averaging, or different seeds.",
 )
 def same_learning(observations: Observations) -> Iterator[Fault]:
-    """Loss curves that disagree beyond tolerance at equal global batch and seed."""
+    """Loss curves that disagree beyond tolerance at equal global batch and seed.
+
+    And ranks that end with different parameters, as if nothing had averaged their gradients.
+    """
     frame, records = observations.frame, observations.kind == "records"
+    apart = list(_models_apart(frame)) if records else []
+    yield from apart
     rows = frame[frame["aggregate"] == records]
     rows = rows[rows["loss"].notna() | rows["accuracy"].notna()]
     names = [name for name in observations.keys if name not in SAME_LEARNING]
@@ -163,12 +168,27 @@ def same_learning(observations: Observations) -> Iterator[Fault]:
         groups = rows.groupby(names, sort=False, dropna=False).ngroup()
     rows = rows[groups.groupby(groups).transform("size") > 1]
     if rows.empty:
+        if apart:
+            return
         raise UncheckedError("two runs of equal global batch with a loss or accuracy")
     if records:
         for _, group in rows.groupby(groups[rows.index], sort=False):
             yield from _loss_curves(group)
     else:
         yield from _last_values(rows, groups[rows.index], batch)
+
+
+def _models_apart(frame: pd.DataFrame) -> Iterator[Fault]:
+    apart = frame[frame["aggregate"] & frame["one_model"].eq(False)]
+    if len(apart):
+        yield Fault(
+            apart["label"],
+            f"In {len(apart)} of {frame['aggregate'].sum()} repeats the ranks end with different "
+            "parameters: each has trained a model of its own.",
+            "Average gradients, or parameters in the last step; until then their times are those "
+            "of other work.",
+            "error",
+        )
 
 
 def _loss_curves(group: pd.DataFrame) -> Iterator[Fault]:
