@@ -79,25 +79,33 @@ def answer(
         summary = by_emulation(summary)[0]
         kind = summary["emulated"].iloc[0]
         records = [record for record in records if record.emulation == kind]
+    apart = {one.run_id: one.run for one in records if one.checks.get("same_parameters") is False}
+    left_out = _left_out(study, list(apart.values()))
+    records = [record for record in records if record.run_id not in apart]
+    if not any(record.completed for record in records):
+        return " ".join(["There is no answer yet.", *left_out])
+    summary = summary[~summary["run_id"].isin(apart)] if apart else summary
     noise = judge(records, summary, study=study)
     quiet = noise.quiet(summary)
     compared = len(beyond_baseline(summary)) > 0
     if noise.loud and (quiet.empty or (compared and beyond_baseline(quiet).empty)):
         withheld = f"There is no answer yet. {noise.sentence}"
-        return " ".join([withheld, *_untimed(Evidence(study, summary, records, scores))])
-    apart = {r.run_id: r.run for r in records if r.checks.get("same_parameters") is False}
-    quiet = quiet[~quiet["run_id"].isin(apart)]
-    records = [record for record in records if record.run_id not in {*noise.loud, *apart}]
+        untimed = _untimed(Evidence(study, summary, records, scores))
+        return " ".join([withheld, *untimed, *left_out])
+    records = [record for record in records if record.run_id not in noise.loud]
     evidence = Evidence(study, quiet, records, scores)
     sentences = [sentence for maker in _makers(evidence) for sentence in maker(evidence)]
     sentences += [noise.sentence] if noise.loud else []
-    if apart:
-        labels, _ = distinct_labels(study.runs)
-        names = ", ".join(labels[run] for run in apart.values())
-        sentences.append(
-            f"Not compared, because each of their ranks has trained a model of its own: {names}."
-        )
-    return " ".join(sentences)
+    return " ".join([*sentences, *left_out])
+
+
+def _left_out(study: Study, runs: Sequence[Run]) -> list[str]:
+    """The sentence on runs whose ranks ended with different parameters, if there are any."""
+    if not runs:
+        return []
+    labels, _ = distinct_labels(study.runs)
+    names = ", ".join(labels[run] for run in runs)
+    return [f"Not compared, because each of their ranks trained a model of its own: {names}."]
 
 
 def _untimed(evidence: Evidence) -> list[str]:

@@ -192,7 +192,9 @@ def test_ranks_that_train_models_of_their_own_are_not_compared(tmp_path):
     ]
     text = answered(tmp_path, records, scaling="none", baseline=SINGLE)
     assert "is that of ddp x2" in text and "50.0 ms" not in text
-    assert text.endswith("each of their ranks has trained a model of its own: fsdp x2.")
+    assert text.endswith("each of their ranks trained a model of its own: fsdp x2.")
+    alone = answered(tmp_path / "alone", [one for one in records if one.checks == checks])
+    assert alone.startswith("There is no answer yet. Not compared")
 
 
 def test_predictions_are_answered_by_their_errors(tmp_path):

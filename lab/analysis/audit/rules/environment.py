@@ -184,7 +184,7 @@ def _models_apart(frame: pd.DataFrame) -> Iterator[Fault]:
         yield Fault(
             apart["label"],
             f"In {len(apart)} of {frame['aggregate'].sum()} repeats the ranks end with different "
-            "parameters: each has trained a model of its own.",
+            "parameters: each trained a model of its own.",
             "Average gradients, or parameters in the last step; until then their times are those "
             "of other work.",
             "error",
