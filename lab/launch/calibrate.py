@@ -58,8 +58,8 @@ def calibrate(
 
     If no world sizes are given, they are 1, 2, 4 and so on up to the cluster's capacity. Each is
     stored once measured, and not measured again on the same day with the same profile, host and
-    torch, unless `fresh`. Training steps are measured with these `strategies`, with DDP and with
-    none (default: with all of them); a world size that lacks one of them is measured again. If the
+    torch, unless `fresh`. Training steps are measured with these `strategies` (default: all),
+    with DDP and without a strategy; a world size that lacks one of them is measured again. If the
     profile repeats disturbed measurements, a world size disturbed by other processes gets a second
     attempt, and the quieter one is kept until the next call measures it anew. `quick` uses fewer
     sizes, less time and no second attempt. No study's run is timed meanwhile. `watch` is called all

@@ -104,7 +104,7 @@ class Part(_Stored):
     contention: ContentionTime | None = None
     steps: tuple[ReferenceStep, ...] = ()
     strategies: tuple[str, ...] | None = Field(
-        default=None, description="the strategies that reference steps were wanted of; None: all"
+        default=None, description="whose reference steps were requested; None: all"
     )
     missing: dict[str, str] = Field(
         default={}, description="collectives and dtypes that are not there, and why"
@@ -116,7 +116,7 @@ class Part(_Stored):
         return self.environment.disturbed
 
     def covers(self, strategies: Collection[str] | None) -> bool:
-        """Whether reference steps of these strategies (None: of all) were wanted of it."""
+        """Whether reference steps of these strategies (None: of all) were requested from it."""
         if self.strategies is None or strategies is None:
             return self.strategies is None
         return set(strategies) <= set(self.strategies)

@@ -41,7 +41,7 @@ REFERENCES = (
     Reference(_gpt(3, 160, 96), samples=8, vocabulary=4096),
 )
 STEPS, WARMUP_STEPS = 10, 2
-# What every calibration measures; other strategies are understood by their distance from these.
+# Every calibration measures these: the cost of another strategy is computed from them.
 PLAIN = ("single", "ddp")
 
 

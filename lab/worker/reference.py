@@ -82,7 +82,7 @@ def reference_steps(
 
 @contextmanager
 def _running(command: Sequence[str], errors: IO[str]) -> Iterator[subprocess.Popen[str]]:
-    """A process that is ended with its own ones if this one stops reading what it prints."""
+    """A process that is killed, with its children, if reading what it prints is interrupted."""
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True) as process:
         try:
             yield process
@@ -127,7 +127,7 @@ def _step(job: RankJob, *, first: bool) -> ReferenceStep:
         seconds=(float(np.median(together)),),
         spread=float((high - low) / P10_TO_P90 / middle),
         phases={name: float(np.median(training.steps[name][measured])) for name in PHASES},
-        # When gradients are ready differs little between processes; one start finds it out.
+        # Gradients become ready at much the same time in each process: one start is enough.
         gradients=tuple(readiness(training, job) or ()) if first else (),
     )
 

@@ -182,14 +182,16 @@ def readiness(training: Training, job: RankJob) -> list[Gradient] | None:
         _drop_gradients(model)
     ready = np.median(rounds[1:], axis=0)  # the first round warms up
     order = np.argsort(ready, kind="stable")
-    held = {
-        held: number for number, block in enumerate(blocks_of(model)) for held in block.parameters()
+    blocks = {
+        parameter: number
+        for number, block in enumerate(blocks_of(model))
+        for parameter in block.parameters()
     }
     return [
         Gradient(
             ready=float(ready[index]),
             bytes=parameters[index].nbytes,
-            block=held.get(parameters[index]),
+            block=blocks.get(parameters[index]),
         )
         for index in order
     ]
