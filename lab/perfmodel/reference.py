@@ -40,7 +40,7 @@ REFERENCES = (
     Reference(_gpt(5, 128, 64), samples=8, vocabulary=4096),
     Reference(_gpt(3, 160, 96), samples=8, vocabulary=4096),
 )
-STEPS, WARMUP_STEPS = 10, 2
+STEPS, WARMUP_STEPS = 8, 2
 # Every calibration measures these: the cost of another strategy is computed from them.
 PLAIN = ("single", "ddp")
 

@@ -21,7 +21,7 @@ from lab.errors import InputError, Problem
 from lab.files import PACKAGE, SHARED, USER, read_json, read_yaml, unwritable, write_atomically
 from lab.perfmodel.calibration import calibration_path
 from lab.records.store import Store, load_records
-from lab.report.execute import Execution, execute_all
+from lab.report.execute import Execution, executing
 
 if TYPE_CHECKING:
     from lab.analysis.comparison import Comparison
@@ -64,15 +64,10 @@ def report(study: Study, *, artifacts: bool = False, runs: bool = False) -> Repo
     parameters = {"study": str(study.folder), "quick": study.quick}
     # The report takes longest, so it is first.
     executions = [] if made else [Execution(NOTEBOOKS / template, kept[0], parameters)]
-    execute_all([*executions, *(_run_notebooks(study) if runs else ())])
+    with executing([*executions, *(_run_notebooks(study) if runs else ())]):
+        said = said if made else {"made_of": source, **_statements(study)}
     if not made:
-        from lab.figures.data import StudyResults
-        from lab.report.sections import headline_of, prediction_summary
-
         _export(kept, title=study.title, authors=authors(study))
-        results = StudyResults(study)
-        said = {"made_of": source, "noise": results.noise.sentence}
-        said |= {"answer": headline_of(results), "predictions": prediction_summary(results)}
         write_atomically(known, json.dumps(said).encode())
     parts: list[Path] = []
     if artifacts:
@@ -80,6 +75,19 @@ def report(study: Study, *, artifacts: bool = False, runs: bool = False) -> Repo
 
         parts = write_artifacts(kept[0], study.out / "artifacts", title=study.title)
     return Report(*kept, said["answer"], said["predictions"], said["noise"], tuple(parts))
+
+
+def _statements(study: Study) -> dict[str, str]:
+    """What is said of a study outside its report too."""
+    from lab.figures.data import StudyResults
+    from lab.report.sections import headline_of, prediction_summary
+
+    results = StudyResults(study)
+    return {
+        "answer": headline_of(results),
+        "predictions": prediction_summary(results),
+        "noise": results.noise.sentence,
+    }
 
 
 def authors(study: Study) -> list[str]:
@@ -189,7 +197,7 @@ def report_table(
 
 def _report(template: str, parameters: Mapping[str, Any], stem: Path, *, title: str) -> Report:
     files = _files(stem)
-    execute_all([Execution(NOTEBOOKS / template, files[0], parameters)])
+    execute(NOTEBOOKS / template, files[0], parameters)
     _export(files, title=title)
     return Report(*files)
 

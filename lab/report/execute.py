@@ -40,23 +40,25 @@ def execute(template: Path, target: Path, parameters: Mapping[str, Any]) -> Path
     So is a folder that cannot be written. If a cell fails, LabError names it and the partial
     notebook, which is kept beside the target.
     """
-    with _kernel() as kernel:
-        return _execute(Execution(template, target, parameters), kernel)
+    with executing([Execution(template, target, parameters)]):
+        return target
 
 
-def execute_all(executions: Iterable[Execution]) -> None:
-    """Execute notebooks, in two kernels at a time; Ctrl-C ends the kernels and is raised again.
+@contextmanager
+def executing(executions: Iterable[Execution]) -> Iterator[None]:
+    """Execute notebooks in two kernels at a time while the body of the `with` statement runs.
 
-    After a failure, as of `execute`, no other is begun. In the main thread, nbclient would handle
-    Ctrl-C itself and report it as a dead kernel.
+    After a failure, as of `execute`, or in the body, or Ctrl-C, the kernels are ended and it is
+    raised. In the main thread, nbclient would handle Ctrl-C itself and report it as a dead kernel.
     """
     waiting = deque(executions)
     with ThreadPoolExecutor(max_workers=KERNELS) as pool:
         futures = [pool.submit(_execute_each, waiting) for _ in range(min(KERNELS, len(waiting)))]
         try:
+            yield
             for future in futures:
                 future.result()
-        except KeyboardInterrupt:
+        except BaseException:
             waiting.clear()
             while not all(future.done() for future in futures):
                 _end_kernels()
@@ -82,7 +84,7 @@ def _taken(waiting: deque[Execution]) -> Iterator[Execution]:
             yield waiting.popleft()
 
 
-def _execute(execution: Execution, kernel: Any) -> Path:
+def _execute(execution: Execution, kernel: Any) -> None:
     import papermill
     from nbclient.exceptions import DeadKernelError
 
@@ -118,7 +120,7 @@ def _execute(execution: Execution, kernel: Any) -> Path:
         unfinished.replace(target)
         # Requests are served in their order, so what comes next need not wait for this one.
         kernel.client().execute(_RESET, silent=True)
-        return target
+        return
     raise LabError(f"{template.name}{reason}; partial notebook: {unfinished}")
 
 

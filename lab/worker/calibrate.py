@@ -30,7 +30,7 @@ BUDGET_S, QUICK_BUDGET_S = 25.0, 4.0
 QUICK_LARGEST = 4 * MIB
 COPY_BYTES = {"cpu": 2**28, "cuda": 2**30}  # far above the last cache
 COPY_S = 1.5
-PEAK_BUDGET_S = 0.6
+PEAK_BUDGET_S = 0.4
 TOGETHER_S = 0.02  # of products that are timed together on CUDA
 PEAK_SIZES = {"cpu": (128, 256, 512, 1024, 2048), "cuda": (1024, 2048, 4096, 8192)}
 

@@ -34,7 +34,7 @@ SPIN_CYCLES = 1_000_000  # on a GPU, half a millisecond
 _ITEM = 4  # bytes of an element: gradients are fp32
 
 CONTENTION_BYTES = 4 * MIB  # near the buckets of small models
-CONTENTION_S, QUICK_CONTENTION_S = 4.0, 1.5  # for each of the two measurements
+CONTENTION_S, QUICK_CONTENTION_S = 2.5, 1.5  # for each of the two measurements
 MIN_CONTENTION_ROUNDS = 5
 SIDE = 128  # products short enough for the end of a collective to be seen in time
 # Tokens and width of a block whose tensors, like those of small models, exceed the nearer caches.

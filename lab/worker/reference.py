@@ -14,6 +14,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO
@@ -35,7 +36,7 @@ from lab.worker.distributed import RankJob, all_gather_object, device_of, proces
 from lab.worker.sync_cost import readiness
 from lab.worker.train import train
 
-STARTS, QUICK_STARTS = 5, 3
+STARTS, QUICK_STARTS = 4, 3
 STARTS_TOGETHER, QUICK_STARTS_TOGETHER = 3, 1  # with several ranks
 _STEPS = TypeAdapter(tuple[ReferenceStep, ...])
 
@@ -140,6 +141,7 @@ def main() -> int:
     """Train each start's reference runs as one rank, in a process forked for it."""
     context, *starts = sys.argv[1:]
     fields = json.loads(context)
+    import_module("torch._dynamo")  # else each fork would import it, with its first optimizer
     results = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what a library prints is no result
     for number, names in enumerate(starts):

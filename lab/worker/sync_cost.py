@@ -30,7 +30,7 @@ from lab.worker.train import Training
 # With fewer rounds a median has no interval; more would add little information on one job.
 ROUNDS = (5, 12)
 SHARE_OF_RUN = 0.25
-READY_ROUNDS = 5
+READY_ROUNDS = 3
 
 
 @dataclass(frozen=True)

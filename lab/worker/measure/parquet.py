@@ -53,12 +53,25 @@ def _rows(
 def _write(
     ranks: Iterable[Mapping[str, Any]], path: Path, *, columns: Sequence[str] | None = None
 ) -> None:
-    # Imported only by rank 0 after the measurement, as pandas takes a second to import.
-    import pandas as pd
+    # Imported only by rank 0 after the measurement, and without pandas, which takes a second.
+    import pyarrow as pa
+    from pyarrow import parquet
 
-    tables = [pd.DataFrame({"rank": rank, **values}) for rank, values in enumerate(ranks)]
-    table = pd.concat(tables, ignore_index=True)
+    tables = [_table(rank, values, columns) for rank, values in enumerate(ranks)]
     # Renamed when complete, so that a killed job leaves no partial file.
     building = path.with_name(f".{path.name}.building")
-    table.reindex(columns=list(columns or table)).to_parquet(building, index=False)
+    parquet.write_table(pa.concat_tables(tables), building)
     building.replace(path)
+
+
+def _table(rank: int, values: Mapping[str, Any], columns: Sequence[str] | None) -> Any:
+    """One rank's rows; NaN, and all of a column that was not measured, become null."""
+    import pyarrow as pa
+
+    rows = len(next(iter(values.values())))
+    arrays = {
+        "rank": pa.array(np.full(rows, rank)),
+        **{name: pa.array(column, from_pandas=True) for name, column in values.items()},
+    }
+    missing = pa.nulls(rows, pa.float64())
+    return pa.table({name: arrays.get(name, missing) for name in columns or arrays})

@@ -21,7 +21,7 @@ import lab
 from lab.config.study import Study
 from lab.records.schema import Failure
 from lab.records.store import Store, write_record
-from lab.report.execute import KERNELS, Execution, execute, execute_all
+from lab.report.execute import KERNELS, Execution, execute, executing
 
 pytestmark = pytest.mark.alone
 
@@ -169,9 +169,10 @@ def test_notebooks_share_kernels_but_neither_names_nor_numbers(tmp_path: Path) -
     notebook = nbformat.v4.new_notebook(cells=cells, metadata={"kernelspec": kernel})
     nbformat.write(notebook, template)
     targets = [tmp_path / f"{number}.ipynb" for number in range(6)]
-    execute_all(
+    with executing(
         Execution(template, target, {"number": number}) for number, target in enumerate(targets)
-    )
+    ):
+        assert not all(target.exists() for target in targets)
     made = [nbformat.reads(target.read_text(), as_version=4).cells[-1] for target in targets]
     printed = [cell.outputs[0].text.split() for cell in made]
     assert [words[1:] for words in printed] == [["False", str(number)] for number in range(6)]
