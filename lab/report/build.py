@@ -21,7 +21,7 @@ from lab.errors import InputError, Problem
 from lab.files import PACKAGE, SHARED, USER, read_json, read_yaml, unwritable, write_atomically
 from lab.perfmodel.calibration import calibration_path
 from lab.records.store import Store, load_records
-from lab.report.execute import Execution, executing
+from lab.report.execute import Execution, execute, executing
 
 if TYPE_CHECKING:
     from lab.analysis.comparison import Comparison
