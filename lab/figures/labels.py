@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -33,25 +33,20 @@ def place(ax: Axes, labels: Sequence[Label], *, side: str = "right") -> None:
 
     Makes room within the axes so that no label is clipped. Call it last: it measures the drawing.
     """
-    labels = [label for label in labels if np.isfinite([label.x, label.y]).all()]
-    if not labels:
+    place_in_panels({ax: labels}, side=side)
+
+
+def place_in_panels(labels: Mapping[Axes, Sequence[Label]], *, side: str = "right") -> None:
+    """`place` for several axes of one figure, whose drawing is measured once for all of them."""
+    written = {ax: texts for ax, ends in labels.items() if (texts := _written(ax, ends, side))}
+    if not written:
         return
-    most = min(max(LINES // len(labels), 1), 3)
-    labels = sorted(labels, key=lambda at: (at.y, at.x))
-    texts = [_write(ax, label, side, most) for label in labels]
-    scale = measure(ax).dpi / 72  # pixels per point
-    _make_room(ax, texts, side, scale)
-    measure(ax)
-    others = (text for text in ax.texts if text not in texts)
-    drawn, taken = _drawn_points(ax), [text.get_window_extent() for text in others]
-    for text in texts:
-        (x, y), box = text.xyann, text.get_window_extent()
-        line = box.height / scale
-        shifts = sorted((step * line / 4 for step in range(-96, 97)), key=lambda up: (abs(up), up))
-        moved = {up: box.translated(0, up * scale) for up in shifts}
-        best = min(shifts, key=lambda up: _cost(moved[up], up / line, taken, drawn, ax.bbox))
-        text.xyann = (x, y + best)
-        taken.append(moved[best])
+    scale = measure(next(iter(written))).dpi / 72  # pixels per point
+    for ax, texts in written.items():
+        _make_room(ax, texts, side, scale)
+    measure(next(iter(written)))
+    for ax, texts in written.items():
+        _move_apart(ax, texts, scale)
 
 
 def room_beside(ax: Axes) -> None:
@@ -74,6 +69,13 @@ def measure(ax: Axes) -> Figure:
     return figure
 
 
+def _written(ax: Axes, labels: Sequence[Label], side: str) -> list[Annotation]:
+    """The labels with a finite point, from the lowest up, not yet moved apart."""
+    labels = [label for label in labels if np.isfinite([label.x, label.y]).all()]
+    most = min(max(LINES // max(len(labels), 1), 1), 3)
+    return [_write(ax, label, side, most) for label in sorted(labels, key=lambda at: (at.y, at.x))]
+
+
 def _write(ax: Axes, label: Label, side: str, most: int) -> Annotation:
     beside = {"xytext": (GAP, 0), "ha": "left", "va": "center"}
     below = {"xytext": (0, -GAP), "ha": "center", "va": "top"}
@@ -84,6 +86,20 @@ def _write(ax: Axes, label: Label, side: str, most: int) -> Annotation:
     annotation = ax.annotate(text, point, textcoords="offset points", **where, **look)
     annotation.set_in_layout(False)  # it gets room within the axes, which need not shrink
     return annotation
+
+
+def _move_apart(ax: Axes, texts: Sequence[Annotation], scale: float) -> None:
+    """Move each label up or down to where it covers least; `scale` is pixels per point."""
+    others = (text for text in ax.texts if text not in texts)
+    drawn, taken = _drawn_points(ax), [text.get_window_extent() for text in others]
+    for text in texts:
+        (x, y), box = text.xyann, text.get_window_extent()
+        line = box.height / scale
+        shifts = sorted((step * line / 4 for step in range(-96, 97)), key=lambda up: (abs(up), up))
+        moved = {up: box.translated(0, up * scale) for up in shifts}
+        best = min(shifts, key=lambda up: _cost(moved[up], up / line, taken, drawn, ax.bbox))
+        text.xyann = (x, y + best)
+        taken.append(moved[best])
 
 
 def _make_room(ax: Axes, texts: Sequence[Annotation], side: str, pixels_per_point: float) -> None:

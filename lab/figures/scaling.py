@@ -23,7 +23,7 @@ from lab.analysis.scaling_curves import (
 )
 from lab.figures.data import StudyResults
 from lab.figures.figure import figure, no_runs
-from lab.figures.labels import Label, place, room_beside
+from lab.figures.labels import Label, place, place_in_panels, room_beside
 from lab.figures.style import (
     COLORS,
     IDEAL,
@@ -294,15 +294,14 @@ def overview(ax: Axes, results: StudyResults) -> None:
             _draw_bars(panel, results, quantity, named=nth == 0, width=NARROW)
         return
     drawn = panels(ax, len(quantities))
-    labels = [
-        _draw_curves(panel, results, quantity, named=False)
+    labels = {
+        panel: _draw_curves(panel, results, quantity, named=False)
         for panel, quantity in zip(drawn, quantities, strict=True)
-    ]
+    }
     for panel in drawn[:-2]:
         panel.set_xlabel("")  # the panel below has it
     legend_above(ax, drawn[0])
-    for panel, values in zip(drawn, labels, strict=True):
-        place(panel, values)  # once the layout is final
+    place_in_panels(labels)  # once the layout is final
 
 
 def _ends(results: StudyResults, column: str, what: str, text: Callable[..., str]) -> str:

@@ -26,6 +26,7 @@ from lab.report.execute import Execution, execute, executing
 if TYPE_CHECKING:
     from lab.analysis.comparison import Comparison
     from lab.analysis.reported import Kind
+    from lab.report.html import LabHTMLExporter
 
 NOTEBOOKS = SHARED / "notebooks"
 _TEMPLATES = {
@@ -65,7 +66,9 @@ def report(study: Study, *, artifacts: bool = False, runs: bool = False) -> Repo
     # The report takes longest, so it is first.
     executions = [] if made else [Execution(NOTEBOOKS / template, kept[0], parameters)]
     with executing([*executions, *(_run_notebooks(study) if runs else ())]):
-        said = said if made else {"made_of": source, **_statements(study)}
+        if not made:
+            said = {"made_of": source, **_statements(study)}
+            _exporters()
     if not made:
         _export(kept, title=study.title, authors=authors(study))
         write_atomically(known, json.dumps(said).encode())
@@ -230,12 +233,16 @@ def export(notebook: Path, target: Path, *, title: str, authors: Sequence[str] =
     """Export an executed notebook to one HTML or PDF file, by the target's suffix."""
     import nbformat
 
+    content = nbformat.read(notebook, as_version=4)
+    content.metadata |= {"title": title} | ({"authors": list(authors)} if authors else {})
+    body, _ = _exporters()[target.suffix]().from_notebook_node(content)
+    write_atomically(target, body.encode() if isinstance(body, str) else body)
+    return target
+
+
+def _exporters() -> dict[str, type[LabHTMLExporter]]:
+    """The exporter of each suffix; the first call takes a second, for nbconvert."""
     from lab.report.html import LabHTMLExporter
     from lab.report.pdf import LabPDFExporter
 
-    content = nbformat.read(notebook, as_version=4)
-    content.metadata |= {"title": title} | ({"authors": list(authors)} if authors else {})
-    exporter = LabHTMLExporter() if target.suffix == ".html" else LabPDFExporter()
-    body, _ = exporter.from_notebook_node(content)
-    write_atomically(target, body.encode() if isinstance(body, str) else body)
-    return target
+    return {".html": LabHTMLExporter, ".pdf": LabPDFExporter}

@@ -23,6 +23,8 @@ KERNELS = 2  # at a time
 STARTUP_S = 300  # a kernel may take on a busy machine
 # Between two notebooks: no name of the first is left, and cells are counted from 1 again.
 _RESET = "get_ipython().reset(new_session=True)"
+_PRELOADED = "__import__('lab.report.study_sections')"  # slow to import; this leaves no name
+_ARGUMENTS = ["--IPKernelApp.log_level=50", f"--IPKernelApp.exec_lines={_PRELOADED}"]
 
 
 @dataclass(frozen=True)
@@ -106,7 +108,6 @@ def _execute(execution: Execution, kernel: Any) -> None:
                 autosave_cell_every=0,
                 cwd=str(Path.cwd()),
                 start_timeout=STARTUP_S,
-                extra_arguments=["--IPKernelApp.log_level=50"],
                 km=kernel,
             )
     except papermill.PapermillExecutionError as error:
@@ -126,7 +127,7 @@ def _execute(execution: Execution, kernel: Any) -> None:
 
 @contextmanager
 def _kernel() -> Iterator[Any]:
-    """A kernel that starts with the first notebook, and its one client for all of them."""
+    """A kernel that has begun to start, and its one client for all notebooks."""
     from jupyter_client.asynchronous.client import AsyncKernelClient
     from jupyter_client.manager import AsyncKernelManager
     from jupyter_core.utils import run_sync
@@ -149,6 +150,8 @@ def _kernel() -> Iterator[Any]:
     with kernel_settings() as config:
         manager = Manager(kernel_name="python3", config=config)
         try:
+            # Before the first notebook asks for it: this process has much to import itself.
+            run_sync(manager.start_kernel)(extra_arguments=_ARGUMENTS)
             yield manager
         finally:
             if manager.the_client:
