@@ -2,6 +2,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.built
+# Containers often forbid it; then each process would compile all that it imports, which takes seconds.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: env report kept test unit gpu lab release check format
 
@@ -17,11 +19,9 @@ $(STAMP): requirements.lock pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint requirements.lock torch torchvision uv
 	@index="$${PIP_INDEX_URL:-$$($(BIN)/python -m pip config get global.index-url 2>/dev/null)}"; \
 	env UV_NATIVE_TLS=1 $${index:+UV_DEFAULT_INDEX="$$index"} \
-	  $(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python --constraint requirements.lock --editable '.[dev]' || \
+	  $(BIN)/uv pip install --quiet --python $(BIN)/python --constraint requirements.lock --editable '.[dev]' || \
 	  { echo "lab: uv could not install the rest; pip does"; \
 	    $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint requirements.lock --editable '.[dev]'; }
-	@# Compiled now, since in containers Python is often not allowed to keep the bytecode of what it imports.
-	@$(BIN)/python -m compileall -q lab
 	@touch $@
 
 # The main job: the quickstart study on this machine's GPUs or CPU, to HTML and PDF; predicted beforehand, which takes a calibration.
