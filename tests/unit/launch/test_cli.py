@@ -156,6 +156,22 @@ def test_plan_and_status_tell_what_is_measured(
     assert status == 0 and [row["state"] for row in json.loads(answer)] == ["completed", "waiting"]
 
 
+@pytest.mark.parametrize("reason", ["", "out of memory", "two\nlines", "値が足りない"])
+def test_a_table_looks_the_same_however_it_is_laid_out(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, reason: str
+) -> None:
+    rows = [
+        {"run": "[red]a", "seconds": None, "share": "12.5 %", "none": None, "reason": reason},
+        {"run": "b", "seconds": 1.25, "share": "3 %", "none": None, "reason": "killed"},
+    ]
+    printed = []
+    for gap in (cli.GAP, " " * cli.WIDE):  # columns so far apart do not fit without folding
+        monkeypatch.setattr(cli, "GAP", gap)
+        cli.answer(False, None, cli.table_of(rows))
+        printed.append([line.rstrip() for line in capsys.readouterr().out.splitlines()])
+    assert printed[0] == printed[1] and printed[0][1].startswith("[red]a") and len(printed[0]) >= 3
+
+
 def test_described_machines_are_predicted_and_planned(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
