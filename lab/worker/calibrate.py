@@ -30,7 +30,8 @@ BUDGET_S, QUICK_BUDGET_S = 25.0, 4.0
 QUICK_LARGEST = 4 * MIB
 COPY_BYTES = {"cpu": 2**28, "cuda": 2**30}  # far above the last cache
 COPY_S = 1.5
-PEAK_BUDGET_S = 0.4
+PEAK_BUDGET_S = 0.3
+FEWEST = 3  # products of a size: another process may interrupt the only one
 TOGETHER_S = 0.02  # of products that are timed together on CUDA
 PEAK_SIZES = {"cpu": (128, 256, 512, 1024, 2048), "cuda": (1024, 2048, 4096, 8192)}
 
@@ -151,26 +152,23 @@ def peak_flops(device: torch.device, *, precision: str) -> tuple[float, str]:
 
 
 def measured_peak(device: torch.device, *, dtype: torch.dtype) -> tuple[float, int]:
-    """The FLOP/s of the fastest square matrix product within PEAK_BUDGET_S, and its size."""
+    """The FLOP/s of the fastest square matrix product, and its size, in about PEAK_BUDGET_S."""
     sizes = PEAK_SIZES[device.type]
-    end = time.perf_counter() + PEAK_BUDGET_S
     best, best_size = 0.0, 0
     for size in sizes:
         flops = 2 * size**3
-        # Three products must still fit: if a precision is emulated, large ones take minutes.
-        if best and time.perf_counter() + 3 * flops / best > end:
+        # If a precision is emulated, large products take minutes.
+        if best and FEWEST * flops / best > PEAK_BUDGET_S:
             break
         a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
         out = a @ b  # the first product chooses a kernel and allocates
-        stop = min(time.perf_counter() + PEAK_BUDGET_S / len(sizes), end)
         # A GPU raises its clock under load, and a single product there takes as long as its launch.
-        together = 1
-        while True:
+        timed, together, stop = 0, 1, time.perf_counter() + PEAK_BUDGET_S / len(sizes)
+        while timed < FEWEST or time.perf_counter() < stop:
             seconds = _seconds_of(device, partial(torch.matmul, a, b, out=out), together)
+            timed += 1
             if together * flops / seconds > best:
                 best, best_size = together * flops / seconds, size
-            if time.perf_counter() >= stop:
-                break
             if device.type == "cuda":
                 together = max(round(TOGETHER_S * together / seconds), 1)
     return best, best_size
