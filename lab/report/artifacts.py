@@ -8,7 +8,8 @@ from __future__ import annotations
 import base64
 import re
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import zip_longest
 from pathlib import Path
 
 import nbformat
@@ -23,7 +24,14 @@ NUMBERS = ".numbered figcaption > strong:first-child, .numbered > caption > stro
 TEXTS = {".md": "markdown-raw_html-fenced_divs-bracketed_spans", ".tex": "latex"}
 
 
-def write_artifacts(notebook: Path, folder: Path, *, title: str) -> list[Path]:
+LINE = 90  # characters of a table beside each other on A4, in LaTeX's footnotesize
+# Of a table's columns, as LaTeX's own margins and gaps are wide.
+PREAMBLE = r"""\AtBeginEnvironment{longtable}{\footnotesize\setlength{\tabcolsep}{3pt}}"""
+
+
+def write_artifacts(
+    notebook: Path, folder: Path, *, title: str, authors: Sequence[str] = ()
+) -> list[Path]:
     """Write the contents of an executed notebook into a folder, for a proposal or a thesis.
 
     `report.md` and `report.tex` hold the text; `figures/` each figure as SVG and PDF, `tables/`
@@ -38,6 +46,10 @@ def write_artifacts(notebook: Path, folder: Path, *, title: str) -> list[Path]:
     for suffix, form in TEXTS.items():
         text = _with_figures(body, ".svg" if suffix == ".md" else ".pdf")
         options = ["--standalone", f"--metadata=title:{title}", "--shift-heading-level-by=-1"]
+        options += [f"--metadata=author:{author}" for author in authors]
+        if suffix == ".tex":
+            options += ["--variable=geometry:a4paper,margin=25mm"]
+            options += [f"--variable=header-includes:{PREAMBLE}"]
         path = folder / f"report{suffix}"
         source = math.run_pandoc(text.decode(), sections, to=form, options=options)
         write_atomically(path, source.encode())
@@ -119,7 +131,25 @@ def _with_figures(body: BeautifulSoup, suffix: str) -> BeautifulSoup:
     if suffix == ".pdf":
         for number in text.select(NUMBERS):
             number.decompose()
+        for table in text.select("table"):
+            _fit(text, table)
     return text
+
+
+def _fit(text: BeautifulSoup, table: Tag) -> None:
+    """Give the columns of a table that is wider than a line their shares of it; words stay whole."""
+    columns = list(zip_longest(*_cells(table), fillvalue=""))
+    lengths = [max(map(len, cells)) for cells in columns]
+    if sum(lengths) <= LINE:
+        return
+    words = [max(len(word) for cell in cells for word in cell.split() or [""]) for cells in columns]
+    more = [length - word for length, word in zip(lengths, words, strict=True)]
+    spare = max(LINE - sum(words), 0) / max(sum(more), 1)
+    widths = [word + spare * extra for word, extra in zip(words, more, strict=True)]
+    group = text.new_tag("colgroup")
+    for width in widths:
+        group.append(text.new_tag("col", style=f"width: {100 * width / sum(widths):.1f}%"))
+    table.insert(1 if table.caption else 0, group)
 
 
 def _write_tables(body: BeautifulSoup, folder: Path) -> list[Path]:
@@ -145,9 +175,13 @@ def _escaped(text: str) -> str:
     return text.translate(str.maketrans(special))
 
 
+def _cells(table: Tag) -> list[list[str]]:
+    return [[cell.get_text().strip() for cell in row.find_all(["td", "th"])] for row in table("tr")]
+
+
 def _frame(table: Tag) -> pd.DataFrame:
     """The cells of a table as text; the last row of its head names the columns."""
-    rows = [[cell.get_text().strip() for cell in row.find_all(["td", "th"])] for row in table("tr")]
+    rows = _cells(table)
     heads = len(table.select("thead > tr"))
     width = max(map(len, rows))
     names = rows[heads - 1] if heads else [str(place) for place in range(width)]

@@ -76,7 +76,9 @@ def report(study: Study, *, artifacts: bool = False, runs: bool = False) -> Repo
     if artifacts:
         from lab.report.artifacts import write_artifacts
 
-        parts = write_artifacts(kept[0], study.out / "artifacts", title=study.title)
+        parts = write_artifacts(
+            kept[0], study.out / "artifacts", title=study.title, authors=authors(study)
+        )
     return Report(*kept, said["answer"], said["predictions"], said["noise"], tuple(parts))
 
 
