@@ -43,7 +43,11 @@ NAME = 42  # characters of a name in one line
 TITLE = 66  # of a name over a waterfall
 HEADER = 0.95  # distance of the phase names from the first bar
 LANE = 0.36  # height of a lane of the timeline
-WAITED = "A rank waits for what its link carries after the end of its backward pass."
+WAITED = (
+    "A bucket of gradients has a black line where it was ready, and a bar with its number while it "
+    "is on the link. A rank waits for what its link carries after the end of its backward pass; "
+    "then comes the optimizer."
+)
 NO_PHASES = "no phases of a step are known"
 NO_TRACE = "no step was traced: it takes `trace: true` in a run"
 OPERATORS = "operators"
@@ -352,7 +356,7 @@ def _on_link(event: Event) -> bool:
 def step_timeline(ax: Axes, results: StudyResults) -> None:
     """The median step of the record on the most ranks: compute and the link, rank by rank.
 
-    A bucket has a tick where its gradients were ready, and a bar while it is on the link.
+    A bucket has a black line where its gradients were ready, and a bar while it is on the link.
     """
     _draw_timeline(ax, _events(results.records))
 

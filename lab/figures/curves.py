@@ -45,6 +45,7 @@ MOST_POINTS = 300  # per line: about the width of a figure in pixels
 MOST_NAMES = 12  # of points between the bounds of overlap; of more, those at its ends
 FEW = 3  # with more curves only one end is named, beside the axes
 LINKS_HEIGHT = 4.5  # inches
+TICK = 1 / 4  # of the logarithm of all sizes, at least between two ticks
 ROOM = 0.85  # for labels beside the times of collectives, relative to the width of the data
 NO_LOSSES = "no loss was recorded"
 NO_COLLECTIVES = "no collective is measured here yet"
@@ -126,7 +127,7 @@ def _draw_losses(ax: Axes, results: StudyResults, *, by_time: bool, named: bool 
             labels += _shortened(ends) if by_time else _merged(ends, label)
         else:
             labels += [end._replace(text=label) for end in (ends[:1] if by_time else ends[-1:])]
-    _loss_axis(ax, by_time=by_time, ticks=8 if named else 4)
+    _loss_axis(ax, by_time=by_time, ticks=5 if named else 4)
     if named:
         place(ax, labels, side="below" if by_time and few else "right")
 
@@ -354,8 +355,11 @@ def _draw_times(ax: Axes, times: _Times, marker: str, scale: float) -> Label:
 
 
 def _bytes_axis(ax: Axes, sizes: Sequence[int]) -> None:
-    """A tick at every second measured size, and room for labels."""
-    shown = sizes[:: 2 if len(sizes) > 4 else 1]
+    """Ticks at measured sizes that are not too close for their names, and room for labels."""
+    shown = [sizes[0]]
+    for size in sizes:
+        if size / shown[-1] >= (sizes[-1] / sizes[0]) ** TICK and size > shown[-1]:
+            shown.append(size)
     ax.xaxis.set_major_locator(FixedLocator(shown))
     ax.xaxis.set_major_formatter(FixedFormatter([_bytes(size) for size in shown]))
     ax.xaxis.set_minor_locator(NullLocator())

@@ -29,6 +29,7 @@ from lab.formatting import format_seconds, rounded
 __all__ = ["latency_throughput", "size_perplexity", "stage_ratios"]
 
 NO_INFERENCE = "no inference run has completed yet"
+ONE_MODEL = "one model alone has nothing to compare its size and quality with"
 
 
 def _latencies(results: StudyResults) -> dict[str, list[tuple[int, float, float]]]:
@@ -112,9 +113,14 @@ def _describe_sizes(results: StudyResults) -> str:
     return f"Perplexity against size: {'; '.join(parts)}."
 
 
+def _no_tradeoff(results: StudyResults) -> str:
+    models = _sizes(results)
+    return "" if len(models) > 1 else ONE_MODEL if models else NO_INFERENCE
+
+
 @figure(
     describe=_describe_sizes,
-    missing=lambda results: "" if _sizes(results) else NO_INFERENCE,
+    missing=_no_tradeoff,
     height=lambda _: 4.0,
 )
 def size_perplexity(ax: Axes, results: StudyResults) -> None:

@@ -13,7 +13,7 @@ from matplotlib.transforms import Bbox
 
 from lab.figures.style import wrapped
 
-GAP = 7  # points between a curve's end and its label
+GAP = 9  # points between a curve's end and its label: beyond the mark of a prediction
 MOST = 0.7  # of the width of the axes for a label: the curves need the rest
 LINES = 15  # of all labels together, in a figure of the usual height
 Points = np.ndarray[Any, np.dtype[np.float64]]

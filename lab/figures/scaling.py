@@ -59,8 +59,9 @@ __all__ = [
 
 NO_BASELINE = "no run of the baseline has completed yet"
 PREDICTED = "predicted beforehand"
+ONE_REPEAT = "One repeat has no interval."
 BAR = 0.62  # relative to the distance between bars
-NARROW, WHOLE = 22, 40  # characters of a name in a line, beside bars in panels and in a figure
+NARROW, WHOLE = 22, 40  # characters of a name in a line, beside panels and in a figure
 FEW_TICKS = 4  # of world sizes in panels
 
 
@@ -279,7 +280,14 @@ def _best(results: StudyResults) -> str:
     return f"{best} {results.left_out}".strip()
 
 
-@figure(describe=_describe_overview, missing=no_runs, height=_overview_height, see=_best)
+def _see(results: StudyResults) -> str:
+    """What to look at, and why there are no intervals, if there are none."""
+    lows = results.summary.get("step_time_low")
+    measured = lows is not None and lows.notna().any()
+    return " ".join(filter(None, [_best(results), "" if measured else ONE_REPEAT]))
+
+
+@figure(describe=_describe_overview, missing=no_runs, height=_overview_height, see=_see)
 def overview(ax: Axes, results: StudyResults) -> None:
     """What was measured by configuration: medians over repeats with 95 % intervals.
 
@@ -339,7 +347,7 @@ def _draw_curves(
     """Draw a line per curve and return end labels: last values and, if `named`, all names."""
     column, text = quantity.column, quantity.text
     name, factor = quantity.axis(results)
-    ax.set_ylabel(name)
+    ax.set_ylabel(name if named else textwrap.fill(name, NARROW))
     labels = _ideal(ax, results, column, factor) if column in {"speedup", "efficiency"} else []
     for (label, points), color, marker in styled(results.drawn):
         points = points[points[column].notna()]

@@ -115,9 +115,12 @@ def plain_log(
 ) -> None:
     """Ticks at 1, 2 and 5 of each power of ten, as plain numbers; between `ends`, if given.
 
-    If more than `most` lie between the ends, only those at 1 are kept.
+    If more than `most` lie between the ends, only those at 1 are kept. Within a power of ten there
+    are more, if no ends are given, as 1, 2 and 5 may leave one alone.
     """
-    ticks = FixedLocator(_ticks(*ends, most)) if ends else LogLocator(subs=(1, 2, 5))
+    low, high = axis.get_view_interval()
+    parts = (1, 2, 5) if high >= 10 * low else (1, 1.5, 2, 3, 4, 5, 7)
+    ticks = FixedLocator(_ticks(*ends, most)) if ends else LogLocator(subs=parts)
     axis.set_major_locator(ticks)
     axis.set_major_formatter(StrMethodFormatter("{x:g}"))
     axis.set_minor_locator(NullLocator())

@@ -18,7 +18,8 @@ from matplotlib.text import Text
 
 from lab import figures
 from lab.config.study import Study
-from lab.figures import StudyResults
+from lab.figures import StudyResults, curves
+from lab.perfmodel.calibration import read_calibration
 
 KEPT = Path(__file__).parents[2] / "fixtures" / "old_records" / "reports"
 
@@ -57,11 +58,37 @@ def faults(sheet: Figure) -> list[str]:
         for text, box in boxes
         if box.x0 < frame.x0 or box.x1 > frame.x1 or box.y0 < frame.y0 or box.y1 > frame.y1
     ]
-    return cut + [
-        f"{first!r} upon {second!r}"
-        for (first, one), (second, other) in itertools.combinations(boxes, 2)
-        if one.padded(-0.75).overlaps(other.padded(-0.75))
+    legends = [*sheet.legends, *filter(None, (ax.get_legend() for ax in sheet.axes))]
+    outside = [(text, box) for text, (_, box) in zip(visible_texts, boxes, strict=True)]
+    close = [
+        f"{text.get_text()!r} upon a legend"
+        for legend in legends
+        for text, box in outside
+        if text not in legend.get_texts() and legend.get_window_extent().overlaps(box)
     ]
+    close += [f"{first!r} touches {second!r}" for first, second in _touching_ticks(sheet)]
+    return (
+        close
+        + cut
+        + [
+            f"{first!r} upon {second!r}"
+            for (first, one), (second, other) in itertools.combinations(boxes, 2)
+            if one.padded(-0.75).overlaps(other.padded(-0.75))
+        ]
+    )
+
+
+def _touching_ticks(sheet: Figure) -> Iterator[tuple[str, str]]:
+    """Names of neighbouring ticks below an axis with less than half a letter between them."""
+    for ax in (ax for ax in sheet.axes if ax.axison):
+        ends = sorted(ax.get_xlim())
+        ticks = (
+            tick for tick in ax.xaxis.get_major_ticks() if ends[0] <= tick.get_loc() <= ends[1]
+        )
+        labels = [tick.label1 for tick in ticks if tick.label1.get_text()]
+        for one, other in itertools.pairwise(labels):
+            if one.get_window_extent().padded(3).overlaps(other.get_window_extent()):
+                yield one.get_text(), other.get_text()
 
 
 STRATEGIES = ("ddp", "fsdp", "naive_ddp", "zero1", "tensor_parallel", "pipeline_parallel")
@@ -114,10 +141,21 @@ def test_figures_of_kept_records(study: str, name: str) -> None:
         assert faults(drawing(results).figure) == []
 
 
+def test_times_of_collectives_of_the_kept_calibration() -> None:
+    kept = Path(__file__).parents[3] / "reports/quickstart/kept/slurm/calibration/local.json"
+    calibration = read_calibration(kept)
+    assert calibration and faults(curves.links(calibration).figure) == []
+
+
 def test_a_collision_and_a_cut_text_would_be_found() -> None:
     sheet, ax = plt.subplots()
     ax.text(0.5, 0.5, "one")
     ax.text(0.5, 0.5, "two")
     ax.text(1.1, 0.5, "x" * 80)
+    ax.plot([0, 1], label="curve")
+    ax.legend(loc="upper left")
+    ax.text(0, 0.99, "three", va="top")
+    ax.set_xticks([0.5, 0.51])
     sheet_faults = faults(sheet)
+    assert "'three' upon a legend" in sheet_faults and "'0.50' touches '0.51'" in sheet_faults
     assert "'one' upon 'two'" in sheet_faults and f"cut: {'x' * 80}" in sheet_faults

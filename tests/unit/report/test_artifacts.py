@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import nbformat
 import pandas as pd
+import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
 from lab.report.artifacts import write_artifacts
@@ -21,6 +23,9 @@ TABLE = (
 )
 
 
+WIDE = pd.DataFrame({f"column {n}": ["1.234 [1.200, 1.300] ms", "some words"] for n in range(9)})
+
+
 def test_text_figures_and_tables_are_files_of_their_own(tmp_path: Path) -> None:
     about = {"image/svg+xml": {"alt": "Bars", "caption": "Drawn.", "label": "fig-a"}}
     cells = [
@@ -30,12 +35,15 @@ def test_text_figures_and_tables_are_files_of_their_own(tmp_path: Path) -> None:
             outputs=[
                 new_output("display_data", data={"image/svg+xml": SVG}, metadata=about),
                 new_output("display_data", data={"text/html": TABLE}),
+                new_output("display_data", data={"text/html": WIDE.to_html(index=False)}),
             ],
         ),
     ]
     nbformat.write(new_notebook(cells=cells), tmp_path / "report.ipynb")
     folder = tmp_path / "artifacts"
-    written = write_artifacts(tmp_path / "report.ipynb", folder, title="A & B")
+    written = write_artifacts(
+        tmp_path / "report.ipynb", folder, title="A & B", authors=["Ada, Z_1", "Bo"]
+    )
     assert {str(path.relative_to(folder)) for path in written} == {
         "report.md",
         "report.tex",
@@ -43,6 +51,8 @@ def test_text_figures_and_tables_are_files_of_their_own(tmp_path: Path) -> None:
         "figures/fig-a.pdf",
         "tables/tbl-a.csv",
         "tables/tbl-a.tex",
+        "tables/table-2.csv",
+        "tables/table-2.tex",
     }
     assert (folder / "figures" / "fig-a.svg").read_text() == SVG
     assert (folder / "figures" / "fig-a.pdf").read_bytes().startswith(b"%PDF")
@@ -54,5 +64,10 @@ def test_text_figures_and_tables_are_files_of_their_own(tmp_path: Path) -> None:
     assert "figures/fig-a.svg" in markdown and "Figure 1" in markdown and "$x^2$" in markdown
     tex = (folder / "report.tex").read_text()
     assert r"\section{Part}" in tex and "figures/fig-a.pdf" in tex and r"A \& B" in tex
+    assert r"\author{Ada, Z\_1 \and Bo}" in tex
+    # Only what is wider than a line has columns of fixed width, together as wide as it.
+    assert r"\begin{longtable}[]{@{}ll@{}}" in tex
+    widths = [float(width) for width in re.findall(r"\\real\{([\d.]+)\}", tex)]
+    assert len(widths) == 9 and sum(widths) == pytest.approx(1, abs=0.01)
     # LaTeX numbers its captions by itself.
     assert r"\caption{Drawn.}" in tex and r"\caption{Cost in \%.}" in tex
