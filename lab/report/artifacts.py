@@ -137,7 +137,7 @@ def _with_figures(body: BeautifulSoup, suffix: str) -> BeautifulSoup:
 
 
 def _fit(text: BeautifulSoup, table: Tag) -> None:
-    """Give the columns of a table that is wider than a line their shares of it; words stay whole."""
+    """Give the columns of a table that is wider than a line their shares of it, words whole."""
     columns = list(zip_longest(*_cells(table), fillvalue=""))
     lengths = [max(map(len, cells)) for cells in columns]
     if sum(lengths) <= LINE:

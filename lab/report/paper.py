@@ -52,7 +52,7 @@ def discussion(results: StudyResults) -> list[Markdown]:
         if results.noise.trustworthy([fall.row["run_id"], fall.row["baseline_run_id"]])
         if (sentence := _without_largest(fall))
     ]
-    blocks = [Markdown(references.cited(text.markdown))]
+    blocks = [Markdown(references.shown(references.cited(text.markdown)))]
     if bounds:
         places = cite("fig-waterfall", "tbl-waterfall")
         blocks.append(Markdown(f"{Markdown.of(ADDED).markdown}{places}:"))

@@ -70,6 +70,14 @@ SAID = {
     "roofline": "ref-williams",
     "PowerSGD": "ref-powersgd",
 }
+# Words of the discussion's sentences, in Markdown, and the figures and tables that show them.
+SHOWN = {
+    "that the interval supports": ("fig-overview", "tbl-speedup"),
+    "to tell this from chance": ("fig-overview", "tbl-speedup"),
+    "does not distinguish from no change": ("fig-overview", "tbl-speedup"),
+    "is ideal": ("fig-waterfall", "tbl-waterfall"),
+    r"R = T\_compute / T\_communication": ("fig-overlap-band",),
+}
 # The source of each strategy, data set and setting; for others there is nothing to cite.
 STRATEGIES = {
     "ddp": "ref-ddp",
@@ -85,6 +93,13 @@ DATA = {
     "digits": "ref-digits",
     "shakespeare": "ref-shakespeare",
 }
+
+
+def shown(markdown: str) -> str:
+    """Sentences of a discussion, with figures and tables after the first mention of each."""
+    for words, labels in SHOWN.items():
+        markdown = markdown.replace(words, words + cite(*labels), 1)
+    return markdown
 
 
 def cited(markdown: str) -> str:

@@ -71,6 +71,14 @@ def test_the_setup_names_and_cites_what_was_run(tmp_path) -> None:
     assert "world sizes 1 and 2" in said and "DDP" in said and "#ref-ddp" in said
 
 
+def test_the_discussion_cites_the_figures_that_show_its_numbers(tmp_path) -> None:
+    said = paper.discussion(results_of(tmp_path, TIMES))[0].markdown
+    assert said.count("#fig-overview") == said.count("#tbl-speedup") == 1
+    assert said.count("#fig-waterfall") == 1
+    ratio = Markdown.of("R = T_compute / T_communication is 8.5").markdown
+    assert "#fig-overlap-band" in references.shown(ratio)
+
+
 def test_every_citation_has_its_reference() -> None:
     cited = {*references.SAID.values(), *references.STRATEGIES.values(), *references.DATA.values()}
     cited |= {"ref-gpt2", "ref-transformer", "ref-distilbert"}
