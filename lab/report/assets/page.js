@@ -58,7 +58,8 @@ const fit = () => {
     table.classList.toggle("whole", least[place] <= PAPER);
   });
 };
-addEventListener("beforeprint", () => { for (const table of tables) if (table.matches(".whole")) table.classList.remove("stacked"); });
+// Paper is narrower than most windows.
+addEventListener("beforeprint", () => { for (const table of tables) table.classList.toggle("stacked", !table.matches(".whole")); });
 addEventListener("afterprint", fit);
 addEventListener("resize", fit);
 fit();

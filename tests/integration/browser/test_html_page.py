@@ -150,6 +150,12 @@ def test_what_fits_on_paper_is_printed_as_a_table_with_whole_words(opened: Opene
     opened.page.pdf()
     assert opened.page.evaluate("window.printed") == [False, True]
     expect(opened.page.locator("table.stacked")).to_have_count(2)
+    # In a window so wide that neither is a list, paper is still narrow.
+    opened.page.evaluate(
+        "document.querySelectorAll('.stacked').forEach((one) => one.classList.remove('stacked'))"
+    )
+    opened.page.pdf()
+    assert opened.page.evaluate("window.printed") == [False, True]
 
 
 def test_contents_stay_beside_the_text_or_fold_above_it(opened: Opened) -> None:
