@@ -16,13 +16,16 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import pyarrow as pa
 import pytest
 import yaml
 from factories import record
+from pyarrow import parquet
 from studies import SMALL_STUDY
 
 from lab import cli
@@ -100,6 +103,19 @@ CELLS = [
         "\\",
     ),
 ]
+
+# Values of a column of Parquet, by their kind.
+CELL_LISTS: dict[str, list[Any]] = {
+    "numbers": [1.0, 0.0, -1.0, 1e308, 5e-324, float("inf"), float("nan"), None],
+    "integers": [1, 2, 4, 0, -1, 2**63 - 1, -(2**63), None],
+    "texts": [*CELLS, "ä" * 300, "https://x.example/<img src=x>", "[/red]", None],
+    "bytes": [b"", b"\xff\0", b"1.5", None],
+    "truths": [True, False, None],
+    "lists": [[], [1, 2], [None], None],
+    "structs": [{"a": 1}, {"a": None}, None],
+    "dates": [datetime(1, 1, 1), datetime(9999, 12, 31), None],
+    "nothing": [None],
+}
 
 
 @dataclass(frozen=True)
@@ -232,6 +248,24 @@ def table(place: Path, draw: random.Random) -> Case:
     return Case(["audit", str(path), *extra])
 
 
+def parquet_file(place: Path, draw: random.Random) -> Case:
+    """A table of any columns and values, often with bytes changed or cut off."""
+    path = place / f"table{draw.getrandbits(64):x}.parquet"
+    names = ["world_size", "step_time", "rank", "step", "loss", "speedup", "", "host", "\0"]
+    columns = {
+        name: pa.array([draw.choice(CELL_LISTS[kind]) for _ in range(4)])
+        for name in draw.sample(names, draw.randint(0, 5))
+        for kind in [draw.choice(list(CELL_LISTS))]
+    }
+    parquet.write_table(pa.table(columns), path)
+    if draw.random() < 0.7:
+        content = bytearray(path.read_bytes())
+        for _ in range(draw.randint(1, 4)):
+            content[draw.randrange(len(content))] = draw.randrange(256)
+        path.write_bytes(content[: draw.choice([len(content), draw.randrange(len(content))])])
+    return Case(["audit", str(path), *draw.choice([[], ["--json"]])])
+
+
 def record_file(place: Path, draw: random.Random) -> Case:
     study = fresh(place, draw)
     path = Store(study.out).folder(study.tasks[0]) / "record.json"
@@ -338,7 +372,8 @@ Maker = Callable[[Path, random.Random], Case]
 FAMILIES: dict[Maker, int] = {
     study_file: 500,
     profile: 250,
-    table: 250,
+    table: 200,
+    parquet_file: 100,
     record_file: 200,
     job_file: 150,
     arguments: 150,

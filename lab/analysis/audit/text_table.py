@@ -298,5 +298,13 @@ def read_file(path: Path, mapping: Mapping[str, str] | None = None) -> pd.DataFr
         what = getattr(error, "strerror", None) or str(error).split("\n")[0]
         problem = Problem("file", f"cannot be read as Parquet: {what}", "give a table of results")
         raise InputError(str(path), [problem]) from None
+    # A column without a type of text holds bytes, which need not be UTF-8.
+    for name, kind in frame.dtypes.items():
+        if kind == "object":
+            frame[name] = frame[name].map(_decoded)
     frame.attrs |= {"name": path.stem}
     return frame
+
+
+def _decoded(value: Any) -> Any:
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else value

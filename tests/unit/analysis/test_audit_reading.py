@@ -292,6 +292,13 @@ def test_of_several_rates_the_audit_says_which_one_it_took() -> None:
     assert named.reading["images/s"] == "rate" and not named.assumptions
 
 
+def test_bytes_in_parquet_are_read_as_text(tmp_path: Path) -> None:
+    path = tmp_path / "results.parquet"
+    text = frame("gpus|time (s)|speedup\n1|100|1\n2|50|1.4")
+    text.assign(host=b"\xff", speedup=[b"1", b"1.4"]).to_parquet(path)
+    assert broken(audit(path)) == broken(audit(text.assign(host="x")))
+
+
 def test_parquet_is_read_as_text_is(tmp_path: Path) -> None:
     path = tmp_path / "results.parquet"
     text = frame("gpus|time (s)|speedup\n1|100|1\n2|50|1.4")
