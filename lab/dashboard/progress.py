@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from lab.launch.status import TaskState, clock
-
-TRAINING = ("warm-up", "measuring")
+from lab.launch.status import TRAINING, TaskState, clock
 
 
 class Pace:

@@ -34,6 +34,7 @@ from lab.records.store import Record, Store, read_record, write_record
 OPEN = ("waiting", "pending", "running")
 # States of a submitted job.
 UNDER_WAY = ("pending", "running")
+TRAINING = ("warm-up", "measuring")  # phases in which a run's steps count
 # The reason shown for a job whose run is not in the current study.
 OTHER_FORM = "of another form of this study: its file was changed, or --quick given or left out"
 WATCH_S = 1.0  # between two looks
@@ -166,11 +167,18 @@ def _is_driven(study: Study) -> bool:
 
 
 def time_left(states: Sequence[TaskState]) -> float | None:
-    """Seconds until the last task ends, from the durations of completed ones; None without any."""
+    """Seconds until the last task ends, from the durations of completed ones.
+
+    Before one has completed, from the pace of those that run; None before their first step.
+    """
     durations: dict[str, list[float]] = defaultdict(list)
     for state in states:
         if state.state == "completed" and state.seconds is not None:
             durations[state.task.run.id].append(state.seconds)
+    for state in states if not durations else ():
+        if state.phase in TRAINING and state.step and state.seconds is not None:
+            whole = state.seconds * state.task.run.steps / state.step
+            durations[state.task.run.id].append(whole)
     if not durations:
         return None
     overall = statistics.median(seconds for values in durations.values() for seconds in values)

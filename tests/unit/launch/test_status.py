@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -70,6 +71,15 @@ def test_the_time_left_is_that_of_equal_runs_else_of_all() -> None:
     ]
     assert time_left(states) == 20 + 20 + 15
     assert time_left(states[3:]) is None
+
+
+def test_before_a_run_has_completed_the_time_left_follows_the_pace() -> None:
+    steps = TASK.run.steps
+    begun = TaskState(TASK, "running", phase="warm-up", step=steps // 2, seconds=6.0)
+    whole = 6.0 * steps / (steps // 2)
+    assert time_left([begun, TaskState(TASK, "waiting")]) == pytest.approx(2 * whole - 6.0)
+    assert time_left([replace(begun, phase="comparing", step=1)]) is None
+    assert time_left([replace(begun, step=0)]) is None
 
 
 def test_who_watches_sees_what_another_process_measures(
