@@ -129,22 +129,19 @@ def table_of(rows: Sequence[Mapping[Any, Any]]) -> Table | Text:
     """A table with a column for each key that has a value; numbers are right-aligned."""
     names = rows[0] if rows else ()
     keys = [name for name in names if any(row[name] not in (None, "") for row in rows)]
+    heads = [str(key) for key in keys]
     columns = [["" if row[key] is None else str(row[key]) for row in rows] for key in keys]
     sides: list[Literal["left", "right"]] = ["right" if _numeric(c) else "left" for c in columns]
-    widths = [max(map(cell_len, [str(key), *c])) for key, c in zip(keys, columns, strict=True)]
+    widths = [max(map(cell_len, [head, *c])) for head, c in zip(heads, columns, strict=True)]
     one_line = not any("\n" in cell for column in columns for cell in column)
     if one_line and sum(widths) + len(GAP) * len(widths) <= console.width:
-        # Half a second faster for a thousand rows than a layout that can also fold cells.
-        return Text("\n").join(
-            Text(GAP.join(map(_aligned, line, widths, sides)).rstrip(), style)
-            for line, style in [
-                (keys, "bold"),
-                *((line, "") for line in zip(*columns, strict=True)),
-            ]
-        )
+        # Rich takes 0.3 s longer for a thousand rows, as it could also fold cells.
+        lines = [heads, *zip(*columns, strict=True)]
+        head, *rest = (GAP.join(map(_aligned, line, widths, sides)).rstrip() for line in lines)
+        return Text("\n").join([Text(head, "bold"), *map(Text, rest)])
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for key, side in zip(keys, sides, strict=True):
-        table.add_column(str(key), justify=side, overflow="fold")
+    for head, side in zip(heads, sides, strict=True):
+        table.add_column(head, justify=side, overflow="fold")
     for line in zip(*columns, strict=True):
         table.add_row(*line)
     return table

@@ -36,6 +36,7 @@ from lab.formatting import format_seconds, percent, rounded
 from lab.perfmodel.frozen import Score, mean_absolute_error
 from lab.records.store import Record
 
+NO_ANSWER = "There is no answer yet."
 FEW_MODELS = 2  # with more, strategies are compared across all models, not per model
 LAST = 0.1  # of the steps: their mean loss counts as the final loss
 
@@ -83,15 +84,14 @@ def answer(
     left_out = _left_out(study, list(apart.values()))
     records = [record for record in records if record.run_id not in apart]
     if not any(record.completed for record in records):
-        return " ".join(["There is no answer yet.", *left_out])
+        return " ".join([NO_ANSWER, *left_out])
     summary = summary[~summary["run_id"].isin(apart)] if apart else summary
     noise = judge(records, summary, study=study)
     quiet = noise.quiet(summary)
     compared = len(beyond_baseline(summary)) > 0
     if noise.loud and (quiet.empty or (compared and beyond_baseline(quiet).empty)):
-        withheld = f"There is no answer yet. {noise.sentence}"
         untimed = _untimed(Evidence(study, summary, records, scores))
-        return " ".join([withheld, *untimed, *left_out])
+        return " ".join([NO_ANSWER, noise.sentence, *untimed, *left_out])
     records = [record for record in records if record.run_id not in noise.loud]
     evidence = Evidence(study, quiet, records, scores)
     sentences = [sentence for maker in _makers(evidence) for sentence in maker(evidence)]

@@ -43,7 +43,7 @@ NAME = 42  # characters of a name in one line
 TITLE = 66  # of a name over a waterfall
 HEADER = 0.95  # distance of the phase names from the first bar
 LANE = 0.36  # height of a lane of the timeline
-WAITED = (
+TIMELINE_MARKS = (
     "A bucket of gradients has a black line where it was ready, and a bar with its number while it "
     "is on the link. A rank waits for what its link carries after the end of its backward pass; "
     "then comes the optimizer."
@@ -351,7 +351,7 @@ def _on_link(event: Event) -> bool:
     describe=_describe_timeline,
     missing=_no_timeline,
     height=_timeline_height,
-    see=lambda results: f"{_place_in_cycle(results)} {WAITED}".strip(),
+    see=lambda results: f"{_place_in_cycle(results)} {TIMELINE_MARKS}".strip(),
 )
 def step_timeline(ax: Axes, results: StudyResults) -> None:
     """The median step of the record on the most ranks: compute and the link, rank by rank.

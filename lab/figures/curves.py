@@ -357,8 +357,8 @@ def _draw_times(ax: Axes, times: _Times, marker: str, scale: float) -> Label:
 def _bytes_axis(ax: Axes, sizes: Sequence[int]) -> None:
     """Ticks at measured sizes that are not too close for their names, and room for labels."""
     shown = [sizes[0]]
-    for size in sizes:
-        if size / shown[-1] >= (sizes[-1] / sizes[0]) ** TICK and size > shown[-1]:
+    for size in sizes[1:]:
+        if size / shown[-1] >= (sizes[-1] / sizes[0]) ** TICK:
             shown.append(size)
     ax.xaxis.set_major_locator(FixedLocator(shown))
     ax.xaxis.set_major_formatter(FixedFormatter([_bytes(size) for size in shown]))

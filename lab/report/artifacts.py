@@ -22,9 +22,7 @@ from lab.report.html import LabHTMLExporter
 
 NUMBERS = ".numbered figcaption > strong:first-child, .numbered > caption > strong:first-child"
 TEXTS = {".md": "markdown-raw_html-fenced_divs-bracketed_spans", ".tex": "latex"}
-
-
-LINE = 90  # characters of a table beside each other on A4, in LaTeX's footnotesize
+LINE = 90  # characters of a table's row on A4, in LaTeX's footnotesize
 # Of a table's columns, as LaTeX's own margins and gaps are wide.
 PREAMBLE = r"""\AtBeginEnvironment{longtable}{\footnotesize\setlength{\tabcolsep}{3pt}}"""
 

@@ -68,7 +68,7 @@ def report(study: Study, *, artifacts: bool = False, runs: bool = False) -> Repo
     with executing([*executions, *(_run_notebooks(study) if runs else ())]):
         if not made:
             said = {"made_of": source, **_statements(study)}
-            _exporters()
+            _exporters()  # imported while the kernels work
     if not made:
         _export(kept, title=study.title, authors=authors(study))
         write_atomically(known, json.dumps(said).encode())

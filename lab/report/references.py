@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 from lab.config.models import CNN, DistilBERT, PythonModel
 from lab.config.run import Run
 from lab.config.script import Script
@@ -97,15 +99,17 @@ DATA = {
 
 def shown(markdown: str) -> str:
     """Sentences of a discussion, with figures and tables after the first mention of each."""
-    for words, labels in SHOWN.items():
-        markdown = markdown.replace(words, words + cite(*labels), 1)
-    return markdown
+    return _after_first(markdown, SHOWN)
 
 
 def cited(markdown: str) -> str:
     """Sentences of the report, with a reference after the first mention of published work."""
-    for words, label in SAID.items():
-        markdown = markdown.replace(words, words + cite(label), 1)
+    return _after_first(markdown, {words: (label,) for words, label in SAID.items()})
+
+
+def _after_first(markdown: str, labels: Mapping[str, Sequence[str]]) -> str:
+    for words, places in labels.items():
+        markdown = markdown.replace(words, words + cite(*places), 1)
     return markdown
 
 

@@ -160,9 +160,9 @@ def test_plan_and_status_tell_what_is_measured(
 def test_a_table_looks_the_same_however_it_is_laid_out(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, reason: str
 ) -> None:
-    rows = [
-        {"run": "[red]a", "seconds": None, "share": "12.5 %", "none": None, "reason": reason},
-        {"run": "b", "seconds": 1.25, "share": "3 %", "none": None, "reason": "killed"},
+    rows: list[dict[str | int, object]] = [
+        {"run": "[red]a", "seconds": None, "share": "12.5 %", "none": None, "reason": reason, 4: 2},
+        {"run": "b", "seconds": 1.25, "share": "3 %", "none": None, "reason": "killed", 4: 1},
     ]
     printed = []
     for gap in (cli.GAP, " " * cli.WIDE):  # columns so far apart do not fit without folding
