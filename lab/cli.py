@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from rich.cells import cell_len
 from rich.console import Console
+from rich.progress import track
 from rich.table import Table
 from rich.text import Text
 from typer import Argument, Option
@@ -944,7 +945,7 @@ def bench(
             "predict: how wrong predictions for two ranks are; planner: how long predicting takes; "
             "public: how wrong predictions of published layouts are; "
             "driver: how long a study takes beside its jobs; "
-            "report: what the report of many runs costs.",
+            "report: what status, plan, audit and report of many runs cost.",
         ),
     ],
     tables: Annotated[
@@ -974,8 +975,8 @@ def bench(
     fit: Annotated[int, Option("--fit", metavar="N", help="public: rows to fit.")] = 10,
     splits: Annotated[int, Option("--splits", metavar="N", help="public: random splits.")] = 30,
     runs: Annotated[
-        int, Option("--runs", metavar="N", min=80, help="report: runs of the largest study.")
-    ] = 1000,
+        int, Option("--runs", metavar="N", min=10, help="report: runs of the largest study.")
+    ] = 3000,
     as_json: JsonOption = False,
 ) -> None:
     """Measure the lab itself."""
@@ -1002,7 +1003,7 @@ def bench(
         "planner": lambda: _planner_speed(lab.benchmarks.planner_speed()),
         "public": lambda: _public(lab.benchmarks.public(tables or (), fit=fit, splits=splits)),
         "driver": lambda: _driver_costs(lab.benchmarks.driver_costs(quick=quick)),
-        "report": lambda: _report_costs(runs),
+        "report": lambda: _many_runs(runs),
     }
     if what not in benchmarks:
         raise InputError("bench", [Problem(what, "no such benchmark", nearest(what, benchmarks))])
@@ -1101,11 +1102,12 @@ def _driver_costs(costs: list[lab.benchmarks.DriverCost]) -> Verdict:
     return content, [table_of([one.row() for one in costs])], failure
 
 
-def _report_costs(runs: int) -> Verdict:
-    from lab.report.bench import LIMITS, report_costs
+def _many_runs(runs: int) -> Verdict:
+    from lab.report.bench import LIMITS, costs, shapes
 
-    costs = report_costs(runs=runs)
-    rows = [cost.row() for cost in costs]
-    beyond = [cost for cost in costs if not cost.within_limits]
-    failure = f"{count(len(beyond), 'report')} beyond the limits: {LIMITS}" if beyond else ""
+    total, progress = len(list(shapes(runs))), Console(stderr=True)
+    measured = list(track(costs(runs), "studies", total=total, console=progress, transient=True))
+    rows = [cost.row() for cost in measured]
+    beyond = [cost for cost in measured if not cost.within_limits]
+    failure = f"beyond the limits ({LIMITS}): {len(beyond)} of {total} studies" if beyond else ""
     return rows, [table_of(rows)], failure

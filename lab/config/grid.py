@@ -15,7 +15,7 @@ from lab.config.base import problems_of, unknown_keys
 from lab.config.run import Run
 from lab.errors import Problem
 
-MAX_RUNS = 1000
+MAX_RUNS = 10_000
 SIZES = ("global_batch_size", "micro_batch_size")  # of which a run needs one
 Grid = dict[str, list[Any]]
 Located = list[tuple[str, Problem]]  # problems with the fields that they concern
@@ -67,7 +67,7 @@ def multiply_out(
                 advice = "keep it in one of them"
                 problems.append(Problem(f"{path}.{key}", "is also in base", advice))
     if sum(math.prod(map(len, grid.values())) for grid in grids.values()) > MAX_RUNS:
-        problems.append(Problem("grid", f"more than {MAX_RUNS} runs", "vary less at a time"))
+        problems.append(Problem("grid", f"more than {MAX_RUNS:,} runs", "vary less at a time"))
         return [], problems
     base = {key: value for key, value in base.items() if key in Run.model_fields}
     # Used to find the sources of own code, which are read once for all points.

@@ -1,13 +1,13 @@
-"""The cost of a report of many runs: synthetic records, reported in a measured process."""
+"""lab bench report: what status, plan, audit and report of many made-up runs cost."""
 
 from __future__ import annotations
 
 import contextlib
-import json
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,83 +21,114 @@ from lab.records.schema import PHASES, Communication, Environment, Memory, Quali
 from lab.records.statistics import stat
 from lab.records.store import Record, Store, write_record
 
-LIMIT_RUNS, LIMIT_S, LIMIT_BYTES, LIMIT_PAGE = 1000, 60.0, 1e9, 5e6
-LIMITS = (
-    f"{LIMIT_RUNS:,} runs in {LIMIT_S:.0f} s and {LIMIT_BYTES / 1e9:.0f} GB, "
-    f"a page of {LIMIT_PAGE / 1e6:.0f} MB"
+SIZES = (10, 100, 1000, 3000)  # runs
+STEPS, LONG_STEPS = 60, 100_000
+MOST_LONG = 100  # runs of LONG_STEPS: their losses alone take 200 MB on disk
+# For studies of up to 1,000 runs; beyond, limits grow in proportion.
+LIMIT_RUNS = 1000
+LIMITS_S = {"status": 1.0, "plan": 3.0, "audit": 5.0, "report": 60.0}
+LIMIT_BYTES, LIMIT_PAGE = 1e9, 5e6
+LIMITS = ", ".join(f"{verb} {limit:.0f} s" for verb, limit in LIMITS_S.items()) + (
+    f", {LIMIT_BYTES / 1e9:.0f} GB and a page of {LIMIT_PAGE / 1e6:.0f} MB for {LIMIT_RUNS:,} runs"
 )
 SAMPLE_S = 0.05
 WORLD_SIZES, BATCHES = (1, 2, 4, 8, 16), (64, 128, 256, 512)
+REPEATED = 2 * len(WORLD_SIZES)  # configurations of a study of many repeats
 _SHARES = {"data": 0.01, "h2d": 0.0, "forward": 0.3, "optimizer": 0.1, "other": 0.02}
-_CHILD = """
-import json, sys, time
-import lab
-began = time.perf_counter()
-report = lab.report(lab.Study.load(sys.argv[1]))
-seconds = time.perf_counter() - began
-sizes = {"page_bytes": report.html.stat().st_size, "pdf_bytes": report.pdf.stat().st_size}
-print(json.dumps({"seconds": seconds, **sizes}))
-"""
 
 
 @dataclass(frozen=True)
-class ReportCost:
-    """The cost and size of a report of a study with `runs` jobs of a given number of steps.
+class Shape:
+    """A study's size: runs of `steps` steps, each configuration `repeats` times."""
 
-    `peak_bytes` is the largest sum over the process and its children at one moment.
+    name: str
+    configurations: int
+    repeats: int
+    steps: int
+
+    @property
+    def runs(self) -> int:
+        """Jobs of the study."""
+        return self.configurations * self.repeats
+
+
+@dataclass(frozen=True)
+class Cost:
+    """The time of each verb in s for a study of a shape, and the memory and size of its report.
+
+    `peak_bytes` is the largest sum over the report's process and its children at one moment.
     """
 
-    runs: int
-    steps: int
-    seconds: float
+    shape: Shape
+    seconds: dict[str, float]
     peak_bytes: int
     page_bytes: int
     pdf_bytes: int
 
     @property
     def within_limits(self) -> bool:
-        """Whether time, memory and page are below their limits, in proportion to the runs."""
-        share = max(self.runs / LIMIT_RUNS, 1.0)
-        values = self.seconds, self.peak_bytes, self.page_bytes
-        limits = LIMIT_S, LIMIT_BYTES, LIMIT_PAGE
+        """Whether times, memory and page are below their limits, in proportion to the runs."""
+        share = max(self.shape.runs / LIMIT_RUNS, 1.0)
+        values = [self.seconds[verb] for verb in LIMITS_S] + [self.peak_bytes, self.page_bytes]
+        limits = [*LIMITS_S.values(), LIMIT_BYTES, LIMIT_PAGE]
         return all(value <= share * limit for value, limit in zip(values, limits, strict=True))
 
-    def row(self) -> dict[str, int | float]:
+    def row(self) -> dict[str, str | int | float]:
         """The same, for display."""
         return {
-            "runs": self.runs,
-            "steps": self.steps,
-            "seconds": round(self.seconds, 1),
-            "ms per run": round(1e3 * self.seconds / self.runs, 1),
+            "many": self.shape.name,
+            "runs": self.shape.runs,
+            "repeats": self.shape.repeats,
+            "steps": self.shape.steps,
+            **{f"{verb} (s)": round(seconds, 1) for verb, seconds in self.seconds.items()},
             "peak (MB)": round(self.peak_bytes / 1e6),
             "page (MB)": round(self.page_bytes / 1e6, 2),
             "PDF (MB)": round(self.pdf_bytes / 1e6, 2),
         }
 
 
-def report_costs(*, runs: int = LIMIT_RUNS, steps: int = 60) -> list[ReportCost]:
-    """Report synthetic studies of a quarter, a half and all of `runs`, and of ten times the steps.
+def shapes(runs: int) -> Iterator[Shape]:
+    """Studies of up to a number of runs: many configurations, many repeats, many steps."""
+    sizes = [*(size for size in SIZES if size < runs), runs]
+    for size in sizes:
+        yield Shape("configurations", size, 1, STEPS)
+    for size in sizes:
+        yield Shape("repeats", REPEATED, max(size // REPEATED, 1), STEPS)
+    for size in sizes:
+        if size <= MOST_LONG:
+            yield Shape("steps", size, 1, LONG_STEPS)
 
-    Raises LabError if a report fails.
+
+def costs(runs: int = SIZES[-1]) -> Iterator[Cost]:
+    """The costs of made-up studies of each of `shapes`, one after the other.
+
+    Raises LabError if a verb fails.
     """
-    sizes = [(runs // 4, steps), (runs // 2, steps), (runs, steps), (runs, 10 * steps)]
-    return [_cost(*size) for size in sizes]
+    for shape in shapes(runs):
+        with tempfile.TemporaryDirectory(prefix="lab-bench-") as folder:
+            yield _cost(made_up_study(Path(folder), shape), shape)
 
 
-def _cost(runs: int, steps: int) -> ReportCost:
-    with tempfile.TemporaryDirectory(prefix="lab-bench-") as folder:
-        study = made_up_study(Path(folder), runs=runs, steps=steps)
-        command = [sys.executable, "-c", _CHILD, str(study.folder)]
-        with (Path(folder) / "errors").open("w+") as errors:
-            report = psutil.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True)
-            peak_bytes = _peak_bytes(report)
-            output, _ = report.communicate()
-            if report.returncode:
-                errors.seek(0)
-                raise LabError(
-                    f"the report of {runs} runs failed:\n{errors.read()[-2000:].strip()}"
-                )
-        return ReportCost(len(study.tasks), steps, peak_bytes=peak_bytes, **json.loads(output))
+def _cost(study: Study, shape: Shape) -> Cost:
+    seconds, peaks = {}, {}
+    for verb in LIMITS_S:
+        seconds[verb], peaks[verb] = _measured([verb, str(study.folder)])
+    page, pdf = (next(study.out.glob(f"report.{suffix}")) for suffix in ("html", "pdf"))
+    return Cost(shape, seconds, peaks["report"], page.stat().st_size, pdf.stat().st_size)
+
+
+def _measured(arguments: Sequence[str]) -> tuple[float, int]:
+    """The time of a command of the lab in s and its peak memory in bytes; raises LabError."""
+    began = time.perf_counter()
+    with tempfile.TemporaryFile("w+") as output:
+        command = [sys.executable, "-m", "lab", *arguments]
+        process = psutil.Popen(command, stdout=output, stderr=subprocess.STDOUT)
+        peak_bytes = _peak_bytes(process)
+        seconds = time.perf_counter() - began
+        if process.returncode:
+            output.seek(0)
+            raise LabError(f"lab {' '.join(arguments)} failed:\n{output.read()[-2000:].strip()}")
+    return seconds, peak_bytes
 
 
 def _peak_bytes(process: psutil.Popen) -> int:
@@ -111,20 +142,23 @@ def _peak_bytes(process: psutil.Popen) -> int:
     return peak
 
 
-def made_up_study(folder: Path, *, runs: int, steps: int) -> Study:
-    """A study of a number of runs (rounded up to whole curves) with synthetic records."""
-    rates = -(-runs // (len(WORLD_SIZES) * len(BATCHES)))
+def made_up_study(folder: Path, shape: Shape) -> Study:
+    """A study of a shape (rounded up to whole curves) with synthetic records."""
+    curves = -(-shape.configurations // len(WORLD_SIZES))
+    batches = BATCHES[:curves]
     content = {
-        "title": f"{runs} made-up runs",
+        "title": f"{shape.runs} made-up runs",
         "question": "How long does the report take?",
         "scaling": "strong",
-        "base": {"model": "gpt-nano", "steps": steps, "warmup_steps": steps // 6},
+        "base": {"model": "gpt-nano", "steps": shape.steps, "warmup_steps": shape.steps // 6},
         "grid": {
-            "learning_rate": [round(1e-3 * (1 + nth / 100), 7) for nth in range(rates)],
-            "global_batch_size": list(BATCHES),
+            "learning_rate": [
+                round(1e-3 * (1 + nth / 100), 7) for nth in range(-(-curves // len(batches)))
+            ],
+            "global_batch_size": list(batches),
             "world_size": list(WORLD_SIZES),
         },
-        "repeats": 1,
+        "repeats": shape.repeats,
         "baseline": {"world_size": 1},
     }
     (folder / "study.yaml").write_text(yaml.safe_dump(content))

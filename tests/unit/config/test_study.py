@@ -178,8 +178,8 @@ BAD = {
     ),
     "unknown quick key": ({"quick": {"bse": {}}}, "quick.bse: unknown key; did you mean 'base'?"),
     "too many runs": (
-        {"grid": {"global_batch_size": [4], "seed": list(range(2000))}},
-        "grid: more than 1000 runs",
+        {"grid": {"global_batch_size": [4], "seed": list(range(20_000))}},
+        "grid: more than 10,000 runs",
     ),
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,14 +13,14 @@ from lab.figures import StudyResults
 from lab.figures.curves import MOST_POINTS, thinned
 from lab.figures.data import MOST_CURVES
 from lab.report import blocks, sections
-from lab.report.bench import WORLD_SIZES, ReportCost, made_up_study
+from lab.report.bench import LIMITS_S, WORLD_SIZES, Cost, Shape, made_up_study, shapes
 
 RUNS = 2 * len(WORLD_SIZES) * MOST_CURVES
 
 
 @pytest.fixture(scope="module")
 def many(tmp_path_factory: pytest.TempPathFactory) -> Study:
-    return made_up_study(tmp_path_factory.mktemp("many"), runs=RUNS, steps=1000)
+    return made_up_study(tmp_path_factory.mktemp("many"), Shape("configurations", RUNS, 1, 1000))
 
 
 @pytest.fixture(scope="module")
@@ -74,8 +75,19 @@ def test_a_long_list_counts_what_it_leaves_out() -> None:
 
 
 def test_limits_grow_with_runs_alone() -> None:
-    cost = ReportCost(1000, 60, seconds=60, peak_bytes=10**9, page_bytes=5 * 10**6, pdf_bytes=1)
-    assert cost.within_limits and cost.row()["ms per run"] == 60
-    twice = ReportCost(2000, 60, seconds=119, peak_bytes=10**9, page_bytes=10**6, pdf_bytes=1)
-    slow = ReportCost(500, 60, seconds=61, peak_bytes=1, page_bytes=1, pdf_bytes=1)
-    assert twice.within_limits and not slow.within_limits
+    def cost(runs: int, seconds: float = 1.0) -> Cost:
+        times = {verb: seconds * limit for verb, limit in LIMITS_S.items()}
+        shape = Shape("configurations", runs, 1, 60)
+        return Cost(shape, times, peak_bytes=10**9, page_bytes=5 * 10**6, pdf_bytes=1)
+
+    assert cost(1000).within_limits and cost(10).within_limits
+    assert cost(2000, seconds=1.9).within_limits and not cost(500, seconds=1.1).within_limits
+
+
+def test_studies_have_the_runs_of_their_shapes(tmp_path: Path) -> None:
+    planned = list(shapes(100))
+    assert [(shape.name, shape.runs) for shape in planned] == [
+        (name, runs) for name in ("configurations", "repeats", "steps") for runs in (10, 100)
+    ]
+    study = made_up_study(tmp_path, planned[3])
+    assert len(study.tasks) == 100 and len(study.runs) == 10
