@@ -22,12 +22,18 @@ Counts = Annotated[
 # What to write instead of a value of the wrong type, by pydantic's error types.
 LIST = "write values in brackets, such as [1, 2]"
 TYPE_ADVICE = {
-    **dict.fromkeys(("int_type", "int_from_float"), "write a whole number, without quotes"),
-    "float_type": "write a number, without quotes",
-    "bool_type": "write true or false, without quotes",
+    **dict.fromkeys(("int_type", "int_from_float"), "write a whole number"),
+    "float_type": "write a number",
+    "bool_type": "write true or false",
     "string_type": "write it in quotes",
     **dict.fromkeys(("list_type", "tuple_type"), LIST),
     "dict_type": "write `key: value` lines below it",
+}
+# Text that would be right without its quotes, by the same types.
+QUOTED = {
+    "int_type": r"[-+]?(0|[1-9]\d*)",
+    "float_type": r"[-+]?(0|[1-9]\d*)(\.\d*)?([eE][-+]?\d+)?",
+    "bool_type": r"true|false",
 }
 
 
@@ -137,4 +143,6 @@ def _problem(path: str, item: Any, owner: type[BaseModel]) -> Problem:
             return Problem(path, str(context["error"]))
     what = f"{item['msg'][0].lower()}{item['msg'][1:]}, found {value!r}"
     advice = "give it a value" if value is None else TYPE_ADVICE.get(kind, "")
+    if isinstance(value, str) and kind in QUOTED and re.fullmatch(QUOTED[kind], value):
+        advice = "leave out the quotes"
     return Problem(path, what, advice)

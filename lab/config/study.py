@@ -130,7 +130,8 @@ def find_folder(study: str | Path) -> Path:
     """The folder of a study, by its path or its name under `reports/`; raises InputError."""
     parents = (Path("reports"), SHARED / "reports")
     if not (name := os.fsdecode(study)).isprintable():
-        problem = Problem("STUDY", "its name cannot be printed in UTF-8", "rename the folder")
+        what = "its name has characters that cannot be printed"
+        problem = Problem("STUDY", what, "rename the folder")
         raise InputError(repr(name), [problem])
     for place in (Path(study), *(parent / study for parent in parents)):
         if (place / "study.yaml").is_file():

@@ -301,7 +301,7 @@ def _times(calibration: Calibration) -> Iterator[_Times]:
 
 
 def links(calibration: Calibration, *, ax: Axes | None = None) -> Axes:
-    """Time of each collective by bytes, logarithmic: medians with 95 % intervals, and the fits.
+    """Time of each collective by bytes, logarithmic, with 95 % intervals, and the fits.
 
     A colour is a collective, a marker a world size. A label tells the largest relative error of the
     alpha-beta fit, whose line is drawn where it was fitted.

@@ -33,7 +33,10 @@ class _Stored(BaseModel):
 
 
 class CollectiveTime(_Stored):
-    """Time in s of a collective by the slowest rank: median over `calls` with its 95 % interval."""
+    """Time in s of a collective by the slowest rank, with its 95 % interval.
+
+    It is the mean of the middle 90 % of `calls`; older calibrations hold medians.
+    """
 
     collective: Collective
     world_size: int = Field(ge=2)

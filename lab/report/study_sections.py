@@ -43,7 +43,7 @@ LINK_LAW = (
     "bytes, which busbw takes into account."
 )
 LINKS = (
-    "Time of each collective by the bytes of the whole tensor, both logarithmic: medians with 95 % "
+    "Time of each collective by the bytes of the whole tensor, both logarithmic, with 95 % "
     "intervals, and the fits of alpha + bytes / bandwidth. Where points leave their line, that law "
     "does not hold."
 )

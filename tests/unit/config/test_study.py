@@ -92,6 +92,14 @@ BAD = {
         {"base": changed_base(steps="many")},
         "base.steps: input should be a valid integer, found 'many'",
     ),
+    "number in quotes": (
+        {"base": changed_base(steps="8", learning_rate="1e-3")},
+        "base.steps: input should be a valid integer, found '8'; leave out the quotes",
+    ),
+    "octal number": (
+        {"base": changed_base(steps="017")},
+        "base.steps: input should be a valid integer, found '017'; write a whole number",
+    ),
     "fraction for an integer": ({"base": changed_base(steps=2.5)}, "base.steps"),
     "boolean for an integer": ({"base": changed_base(steps=True)}, "base.steps"),
     "negative": (
@@ -244,15 +252,13 @@ def test_faults_of_every_kind_are_in_one_message(tmp_path: Path, *, quick: bool)
             "titles: unknown key; did you mean 'title'?",
             "title: missing; give it a value",
             "question: missing; give it a value",
-            "repeats: input should be a valid integer, found 'three'; write a whole number, "
-            "without quotes",
+            "repeats: input should be a valid integer, found 'three'; write a whole number",
             "sweep: unknown key; choose one of: authors, base, baseline, grid, kind, question, quick, "
             "repeats, scaling, title",
             "base.stpes: unknown key; did you mean 'steps'?",
             "base.model: unknown model preset 'gpt-mni'; did you mean 'gpt-mini'?",
             "base.precision: unknown value 'fp23'; did you mean 'fp32'?",
-            "base.learning_rate: input should be a valid number, found 'fast'; write a number, "
-            "without quotes",
+            "base.learning_rate: input should be a valid number, found 'fast'; write a number",
             "grid.seed: input should be a valid list, found 7; write values in brackets, such as "
             "[1, 2]",
             "grid.gradd_accum: unknown key; did you mean 'grad_accum'?",
