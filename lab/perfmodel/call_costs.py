@@ -29,13 +29,16 @@ STEP_ERROR, MODEL_ERROR = 0.03, 0.05
 class CallCost:
     """The ratio of a step to its parts, and additional s per call and per byte.
 
-    Bytes are those of the model's gradients.
+    Bytes are those of the model's gradients. Computing takes `compute_factor` times longer on top,
+    and a step at least `busy_factor` times as long as a rank is busy in it.
     """
 
     factor: float = 1.0
     call_s: float = 0.0
     byte_s: float = 0.0
     deviation: Deviation = EXACT
+    compute_factor: float = 1.0
+    busy_factor: float = 0.0
 
     def seconds(self, calls: int, size: int) -> float:
         """The cost of this many calls for this many bytes."""
@@ -73,19 +76,16 @@ def call_cost(
     ]
     if not residuals:
         return None
-    whole = computes_whole_passes(run)
     slowdown, _ = neighbours(calibration, run.world_size) or (1.0, EXACT)
     if part.environment.disturbed:
-        return beside_load(fitted(residuals, least=float(whole)), run, slowdown)
+        return beside_load(fitted(residuals), run, slowdown)
     model_error = math.hypot(MODEL_ERROR, contention.neighbours - 1)
-    if whole:
+    if computes_whole_passes(run):
         # Consecutive calls after the backward pass find the other ranks awake, and take less
         # time than the isolated ones that were calibrated.
         in_a_row = run.strategy == "naive_ddp"
         latency_s = links.data("all_reduce", 1) if in_a_row else 0.0
-        return fitted(
-            residuals, model_error=model_error, least=1.0, expected=slowdown, latency_s=latency_s
-        )
+        return fitted(residuals, model_error=model_error, expected=slowdown, latency_s=latency_s)
     return fitted(residuals, model_error=model_error)
 
 
@@ -98,32 +98,33 @@ def beside_load(cost: CallCost, run: Run, slowdown: float) -> CallCost:
     """The cost if other processes take part of the ranks' cores; `slowdown` is of a lone step.
 
     Reference steps are short, and the load runs while they wait for each other; longer steps leave
-    it no such time. A rank that computes whole passes by itself is slowed like a lone step; one
-    that waits within its passes is slowed by at most that.
+    it no such time. A rank that computes whole passes by itself computes as slowly as a lone step,
+    and the messages after a pass are slower than calibrated by at most that: the geometric mean is
+    taken. For one that waits within its passes, the load has its share while the rank waits: the
+    step takes as long as calibrated, or as a lone step for what the rank is busy with.
     """
-    factor = max(cost.factor, slowdown if computes_whole_passes(run) else 1.0)
     unsure = (slowdown - 1) / NORMAL_95
-    return replace(cost, factor=factor, deviation=Deviation(math.hypot(cost.deviation.sd, unsure)))
+    cost = replace(cost, deviation=Deviation(math.hypot(cost.deviation.sd, unsure)))
+    if not computes_whole_passes(run):
+        return replace(cost, busy_factor=slowdown)
+    factor = max(cost.factor, math.sqrt(slowdown))
+    return replace(cost, factor=factor, compute_factor=max(slowdown / factor, 1.0))
 
 
 def fitted(
     residuals: Sequence[Residual],
     *,
     model_error: float = MODEL_ERROR,
-    least: float = 0.0,
     expected: float = 1.0,
     latency_s: float = 0.0,
 ) -> CallCost:
-    """The factor and the non-negative costs that best explain the measured steps.
+    """The factor, at least 1, and the non-negative costs that best explain the measured steps.
 
     Least squares of relative errors, with the `expected` factor as one more observation with error
-    `model_error`; `least` is 1 if no rank can be faster than alone. A call may take up to
-    `latency_s` less than modelled. The deviation is that of each step from the fit to the others,
-    because a predicted step is not part of the fit either.
+    `model_error`. A call may take up to `latency_s` less than modelled. The deviation is that of
+    each step from the fit to the others, because a predicted step is not part of the fit either.
     """
-    solve = partial(
-        _solved, model_error=model_error, least=least, expected=expected, latency_s=latency_s
-    )
+    solve = partial(_solved, model_error=model_error, expected=expected, latency_s=latency_s)
     errors = []
     for at, one in enumerate(residuals):
         cost = solve([*residuals[:at], *residuals[at + 1 :]])
@@ -192,7 +193,6 @@ def _solved(
     residuals: Sequence[Residual],
     *,
     model_error: float,
-    least: float,
     expected: float,
     latency_s: float,
 ) -> CallCost:
@@ -206,7 +206,8 @@ def _solved(
     matrix = np.array([*rows, [1 / model_error, 0.0, 0.0]])
     known = np.array([*[1 / STEP_ERROR] * len(residuals), expected / model_error])
     scale = np.maximum(np.linalg.norm(matrix, axis=0), 1e-30)
-    # nnls keeps the excess of the factor and calls over their minimum from going negative.
-    beyond, _ = nnls(matrix / scale, known - matrix @ [least, -latency_s, 0.0])
+    # nnls keeps the excess of the factor and calls over their minimum from going negative: no rank
+    # computes faster beside others than alone.
+    beyond, _ = nnls(matrix / scale, known - matrix @ [1.0, -latency_s, 0.0])
     factor, call_s, byte_s = (beyond / scale).tolist()
-    return CallCost(least + factor, call_s - latency_s, byte_s)
+    return CallCost(1.0 + factor, call_s - latency_s, byte_s)

@@ -216,9 +216,11 @@ class Basis:
             return replace(conditions, deviations=tuple(deviations))
         return replace(
             conditions,
-            contention=replace(conditions.contention, neighbours=1.0),  # part of the factor
+            # What neighbours cost is part of the factors.
+            contention=replace(conditions.contention, neighbours=cost.compute_factor),
             deviations=(*deviations, cost.deviation),
             factor=cost.factor,
+            busy_factor=cost.busy_factor,
             call_s=cost.seconds(calls, size),
         )
 

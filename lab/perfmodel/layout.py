@@ -268,6 +268,20 @@ class Layout:
         """All ranks."""
         return self.data * self.tensor * self.pipeline * self.context
 
+    @property
+    def sums(self) -> int:
+        """Activation sums of tensor parallelism in a pass of a rank's layers: two per layer."""
+        return 2 * -(-self.layers // self.pipeline) if self.tensor > 1 else 0
+
+    def waits(self, micro_batches: int, units: int) -> int:
+        """How often a rank waits for the others in a step, its end included.
+
+        It does so for each sum of activations in both passes, and for FSDP's gathers and scatters
+        of each of its `units`.
+        """
+        gathered = units * (2 * micro_batches + 1) if self.sharing == "fsdp" else 0
+        return 2 * self.sums * micro_batches + (gathered if self.data > 1 else 0) + 1
+
     def bubble(self, micro_batches: int, *, passes: float = 3.0) -> float:
         """Idle time of a pipeline's rank over its useful time.
 
@@ -407,9 +421,8 @@ class _Step:
         return next(((place,) for place in places if self.works[place].where == where), ())
 
     def tensor_sums(self, passes: int = 1) -> None:
-        """Add the activation sums that tensor parallelism waits for: two per layer and pass."""
-        if self.layout.tensor > 1:
-            sums = 2 * -(-self.layout.layers // self.layout.pipeline) * passes
+        """Add the activation sums of these passes, which tensor parallelism waits for."""
+        if sums := self.layout.sums * passes:
             seconds = self.links.tensor("all_reduce", self.layout.activation_bytes)
             self._wait_for("activations", sums, seconds)
 

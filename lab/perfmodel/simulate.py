@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import NormalDist
@@ -30,7 +31,8 @@ class Conditions:
 
     `link_error` is the relative standard deviation of the links' costs, `model_error` that of
     earlier predictions; `deviations` are others of the whole step. A step takes `factor` times as
-    long as its parts, plus `call_s` for its strategy's calls.
+    long as its parts, plus `call_s` for its strategy's calls, and at least `busy_factor` times as
+    long as a rank is busy in it: neither waiting for messages nor for another stage.
     """
 
     contention: Contention = NO_CONTENTION
@@ -39,6 +41,7 @@ class Conditions:
     deviations: tuple[Deviation, ...] = ()
     factor: float = 1.0
     call_s: float = 0.0
+    busy_factor: float = 0.0
 
 
 ALONE = Conditions()
@@ -89,13 +92,18 @@ def predict(
     device = [span for span in spans if span.work.where == "device" and span.work.name]
     exposed = factor * alone(spans)
     own_s = factor * profile.step_s(grad_accum) * layout.compute_share
-    straggler = profile.spread * own_s * slowest_of(ranks)
-    step = end + straggler + conditions.call_s
+    # Independent deviations of the parts between waits add up; those of a whole step average out.
+    waits = layout.waits(grad_accum, len(buckets))
+    straggler = profile.spread * own_s * slowest_of(ranks) * math.sqrt(waits)
     parts = dict.fromkeys(("data", "forward", "backward", "optimizer", "bubble", "other"), 0.0)
     for span in device:
         parts[span.work.name] += factor * span.work.seconds
-    stolen = sum(span.end - span.start - span.work.seconds for span in device)
-    parts["stolen_compute"] = factor * stolen
+    stolen = factor * sum(span.end - span.start - span.work.seconds for span in device)
+    step = end + straggler + conditions.call_s
+    busy = step - exposed - straggler - parts["bubble"]
+    others = max(conditions.busy_factor * busy - step, 0.0)
+    step += others
+    parts["stolen_compute"] = stolen + others
     parts["exposed_communication"] = exposed
     parts["straggler"] = straggler
     parts["call_overhead"] = conditions.call_s

@@ -146,6 +146,16 @@ def test_a_factor_and_the_calls_of_a_strategy_are_parts_of_the_step() -> None:
     assert sum(slow.parts.values()) == pytest.approx(slow.step_s)
 
 
+def test_a_rank_on_a_shared_core_takes_longer_for_what_it_computes_and_not_while_it_waits() -> None:
+    plain = step("naive_ddp", fixed(1.5))
+    assert plain.step_s == pytest.approx(7.0 + 4.5)
+    half = step("naive_ddp", fixed(1.5), conditions=Conditions(busy_factor=2.0))
+    assert half.step_s == pytest.approx(2 * 7.0)
+    assert half.parts["stolen_compute"] == pytest.approx(2 * 7.0 - 11.5)
+    assert sum(half.parts.values()) == pytest.approx(half.step_s)
+    assert step("naive_ddp", fixed(1.5), conditions=Conditions(busy_factor=1.5)) == plain
+
+
 def test_tensor_parallelism_sums_twice_per_layer_and_direction() -> None:
     layout = Layout(sharing="single", tensor=2, layers=3, activation_bytes=8)
     prediction = predict(PROFILE, (), layout, fixed(0.1))
@@ -296,3 +306,14 @@ def test_thousands_of_ranks_are_one_replay() -> None:
     many = tuple(Bucket(4.0 * nth / 1000, 25_000_000) for nth in range(1, 1001))
     prediction = predict(PROFILE, many, Layout(data=4096), Links(cost, cost, cost))
     assert len(prediction.spans) < 3 * len(many) and prediction.step_s > PROFILE.step_s()
+
+
+def test_ranks_that_wait_often_lose_more_to_the_slowest_of_each_part() -> None:
+    split = Layout("single", tensor=2, layers=3)
+    assert split.waits(2, 0) == 4 * 3 * 2 + 1
+    assert Layout("fsdp", data=2).waits(2, 4) == 4 * (2 * 2 + 1) + 1
+    assert Layout("ddp", data=2).waits(2, 4) == Layout("fsdp").waits(2, 4) == 1
+    noisy = Profile(2.0, 4.0, 1.0, PROFILE.gradients, spread=0.1)
+    prediction = predict(noisy, (), split, fixed(0.0))
+    # 13 parts of equal length, each with a deviation of 0.35 s / sqrt(13), wait for the slower one.
+    assert prediction.parts["straggler"] == pytest.approx(13 * 0.35 / 13**0.5 * slowest_of(2))
