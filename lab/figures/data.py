@@ -160,7 +160,7 @@ class StudyResults:
     @cached_property
     def losses(self) -> dict[str, Losses]:
         """Training loss of each step by run id, the median over repeats."""
-        repeats: dict[str, list[list[float]]] = {}
+        repeats: dict[str, list[Sequence[float]]] = {}
         for record in self.records:
             if record.completed and record.timing and record.quality and record.quality.loss:
                 repeats.setdefault(record.run_id, []).append(record.quality.loss)

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from array import array
+from collections.abc import Sequence
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainSerializer
 
 from lab.config.base import Quantization
 from lab.config.emulation import Emulated
+
+# A number of each step, packed: those of 100,000 steps take 0.8 MB, as a list of floats 3.2.
+Series = Annotated[
+    Sequence[float],
+    AfterValidator(lambda values: array("d", values)),
+    PlainSerializer(list, return_type=list[float]),
+]
 
 
 class Section(BaseModel):
@@ -197,7 +206,7 @@ class Trace(Section):
 class Quality(Section):
     """What the model learned; `loss` is the training loss of each step over the global batch."""
 
-    loss: list[float]
+    loss: Series
     validation_loss: float | None = None
     accuracy: float | None = None  # share of held-out samples whose class is found; of classifiers
     # Why the loss curve depends on how ranks split the batch; None if it must not.

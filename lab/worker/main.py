@@ -137,7 +137,8 @@ def measure(
         quality=None
         if pauses
         else Quality(
-            loss=training.loss.tolist(),
+            # In fp32: more digits would only double the file.
+            loss=[float(f"{loss:.8g}") for loss in training.loss],
             validation_loss=validation_loss,
             accuracy=accuracy,
             depends_on_split=depends_on_split,

@@ -197,7 +197,7 @@ def test_loss_by_step_and_time(few):
     wanted = next(
         item for item in few if item.run.world_size == 4 and item.run.global_batch_size == 64
     )
-    assert list(y) == wanted.quality.loss
+    assert list(y) == list(wanted.quality.loss)
     ax = figures.loss_by_time(few)
     x, _ = lines(ax)["batch 64, ×4"]
     assert x == pytest.approx(0.08 * np.arange(1, 31))

@@ -146,4 +146,4 @@ def test_numbers_that_are_not_finite_are_read_back(tmp_path: Path) -> None:
     written = record(RUN, loss=[4.0, math.inf, math.nan])
     read = read_record(write_record(written, tmp_path))
     assert read is not None and read.quality is not None
-    assert read.quality.loss[:2] == [4.0, math.inf] and math.isnan(read.quality.loss[2])
+    assert list(read.quality.loss[:2]) == [4.0, math.inf] and math.isnan(read.quality.loss[2])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -192,7 +192,7 @@ def _models_apart(frame: pd.DataFrame) -> Iterator[Fault]:
 
 
 def _loss_curves(group: pd.DataFrame) -> Iterator[Fault]:
-    has_curve = [isinstance(curve, list) and len(curve) > 0 for curve in group["loss_curve"]]
+    has_curve = [isinstance(curve, Sequence) and len(curve) > 0 for curve in group["loss_curve"]]
     known = group.loc[has_curve, COMPARED]  # rows of all columns take ten times as long
     # If the loss depends on how ranks share the batch, only runs that share it alike compare.
     depends = known["depends_on_split"].notna()

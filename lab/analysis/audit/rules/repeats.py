@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
@@ -76,7 +76,7 @@ def _same_record(observations: Observations) -> Iterator[Fault]:
                 "Keep one, and find out which job wrote the other.",
             )
         curve, steps = rows["loss_curve"].iloc[0], rows["total_steps"].iloc[0]
-        if isinstance(curve, list) and curve and len(curve) != steps:
+        if isinstance(curve, Sequence) and curve and len(curve) != steps:
             yield Fault(
                 labels,
                 f"A record of {steps:g} steps holds {len(curve)} losses.",
