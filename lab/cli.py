@@ -2,48 +2,41 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import os
-import re
 import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.cells import cell_len
 from rich.console import Console
-from rich.progress import track
-from rich.table import Table
 from rich.text import Text
 from typer import Argument, Option
 
 import lab
+from lab.bench import bench
+from lab.course.commands import course
 from lab.errors import InputError, LabError, Problem, nearest
+from lab.formatting import count
+from lab.terminal import (
+    ClusterOption,
+    JsonOption,
+    QuickOption,
+    View,
+    answer,
+    console,
+    numbers,
+    relative,
+    table_of,
+)
 
 if TYPE_CHECKING:
     from lab.config.study import Task
 
-GAP = "  "  # between two columns
-View = str | Text | Table  # of an answer, for people
 INTERRUPTED = 130  # as shells report for a command ended by Ctrl-C
-WIDE = 200  # columns for a file or a pipe, in which nothing need be broken; a terminal has its own
-
-
-def _open_streams() -> None:
-    """Give closed streams a target, or the next file to be opened would become one of them."""
-    for number, name in ((1, "stdout"), (2, "stderr")):
-        if getattr(sys, name) is None:
-            null = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(null, number)
-            setattr(sys, name, os.fdopen(number, "w", closefd=False))
-
-
-_open_streams()
 # The error for a wrong command line, from the click bundled with typer or the installed one.
 UsageError: Any = typer.BadParameter.__mro__[1]
 app = typer.Typer(
@@ -53,16 +46,10 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Scaling Lab: how does training scale here, and why?",
 )
-console = Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else WIDE)
 
 StudyArgument = Annotated[
     str, Argument(metavar="STUDY", help="A folder under reports/, by name or by path.")
 ]
-ClusterOption = Annotated[
-    str, Option("--cluster", metavar="PROFILE", help="A profile of slurm/, by name or by path.")
-]
-QuickOption = Annotated[bool, Option("--quick", help="The study's smallest honest form.")]
-JsonOption = Annotated[bool, Option("--json", help="Answer for programs.")]
 YesOption = Annotated[bool, Option("--yes", help="Run even beyond the cluster's budget.")]
 ColumnOption = Annotated[
     list[str] | None,
@@ -109,62 +96,6 @@ def _write_traceback() -> Path:
     with os.fdopen(handle, "w") as stream:
         stream.write(traceback.format_exc())
     return Path(name)
-
-
-def answer(as_json: bool, content: Any, *views: View) -> None:
-    """Print the content as JSON, or the texts and tables for people."""
-    if as_json:
-        sys.stdout.write(json.dumps(content, indent=1, default=_plain) + "\n")
-        return
-    for view in views:
-        console.print(view, highlight=False, markup=False, soft_wrap=isinstance(view, str))
-
-
-def _plain(value: Any) -> Any:
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return dataclasses.asdict(value)
-    return value.model_dump(mode="json") if hasattr(value, "model_dump") else str(value)
-
-
-def table_of(rows: Sequence[Mapping[Any, Any]]) -> Table | Text:
-    """A table with a column for each key that has a value; numbers are right-aligned."""
-    names = rows[0] if rows else ()
-    keys = [name for name in names if any(row[name] not in (None, "") for row in rows)]
-    heads = [str(key) for key in keys]
-    columns = [["" if row[key] is None else str(row[key]) for row in rows] for key in keys]
-    sides: list[Literal["left", "right"]] = ["right" if _numeric(c) else "left" for c in columns]
-    widths = [max(map(cell_len, [head, *c])) for head, c in zip(heads, columns, strict=True)]
-    one_line = not any("\n" in cell for column in columns for cell in column)
-    if one_line and sum(widths) + len(GAP) * len(widths) <= console.width:
-        # Rich takes 0.3 s longer for a thousand rows, as it could also fold cells.
-        lines = [heads, *zip(*columns, strict=True)]
-        head, *rest = (GAP.join(map(_aligned, line, widths, sides)).rstrip() for line in lines)
-        return Text("\n").join([Text(head, "bold"), *map(Text, rest)])
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for head, side in zip(heads, sides, strict=True):
-        table.add_column(head, justify=side, overflow="fold")
-    for line in zip(*columns, strict=True):
-        table.add_row(*line)
-    return table
-
-
-def _numeric(cells: Sequence[str]) -> bool:
-    return all(cell.replace(".", "", 1).strip("% ").isdigit() for cell in cells if cell)
-
-
-def _aligned(cell: str, width: int, side: Literal["left", "right"]) -> str:
-    space = " " * (width - cell_len(cell))
-    return space + cell if side == "right" else cell + space
-
-
-def relative(*paths: Path) -> str:
-    """Paths relative to the current directory, one per line."""
-    return "\n".join(map(os.path.relpath, paths))
-
-
-def count(number: int, noun: str) -> str:
-    """A number with its noun, such as `1 job` or `2 jobs`."""
-    return f"{number} {noun}{'s' * (number != 1)}"
 
 
 @app.command()
@@ -267,7 +198,7 @@ def measure(
     with restored_if_refused(script_folder(command, name)):
         study = lab.script_study(
             command,
-            ranks=_numbers(ranks, "--ranks", "measure", "such as 1,2,4"),
+            ranks=numbers(ranks, "--ranks", "measure", "such as 1,2,4"),
             folder=name,
             steps=steps,
             warmup_steps=warmup_steps,
@@ -614,26 +545,13 @@ def predict(
         cluster,
         world_sizes=None
         if world_size is None
-        else _numbers(world_size, "--world-size", "predict", "such as 8,64,512"),
+        else numbers(world_size, "--world-size", "predict", "such as 8,64,512"),
         machine=machine,
         profiles=[lab.Study.load(other) for other in profile or ()],
     )
     duration = f"{len(predictions.of)} predictions in {time.perf_counter() - began:.2f} s."
     notes = "\n".join([*predictions.notes(), duration])
     return answer(as_json, predictions.content(), table_of(predictions.table()), notes)
-
-
-def _numbers(text: str, option: str, verb: str, advice: str, *, of: str = "ranks") -> list[int]:
-    """Whole numbers, separated by commas."""
-    parts = [part.strip() for part in text.split(",")]
-    problems = [
-        Problem(option, f"{part!r} is not a number of {of}", advice)
-        for part in parts
-        if not re.fullmatch(r"[0-9]{1,7}", part)
-    ]
-    if problems:
-        raise InputError(verb, problems)
-    return [int(part) for part in parts]
 
 
 @app.command()
@@ -699,165 +617,6 @@ def compare(
         views += [Text(caption, style="bold"), table_of(rows)]
     paths = {"html": made.html, "pdf": made.pdf}
     answer(as_json, content | paths, *views, relative(made.html, made.pdf))
-
-
-course = typer.Typer(no_args_is_help=True, help="The course's lessons.")
-app.add_typer(course, name="course")
-
-
-@course.command()
-def lessons(
-    folder: Annotated[Path, Argument(metavar="DIR", help="A new or empty folder.")],
-    solutions: Annotated[
-        bool, Option("--solutions", help="With the solutions, for instructors.")
-    ] = False,
-) -> None:
-    """Copy the course's notebooks, with their studies and tables."""
-    copied = relative(*lab.copy_lessons(folder, solutions=solutions))
-    answer(False, None, copied, "next: jupyter lab, in that folder")
-
-
-@course.command()
-def slides(
-    folder: Annotated[Path, Argument(metavar="DIR", help="Where the slides are written.")],
-    names: Annotated[
-        list[str] | None, Argument(metavar="LESSON...", help="Such as 04-strong-scaling.")
-    ] = None,
-    copy: Annotated[
-        Path | None,
-        Option("--lessons", metavar="COPY", help="A copy of the lessons, with what it measured."),
-    ] = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Make slides from the lessons: a file for each, which needs no network."""
-    from lab.course.release import LESSONS
-
-    made = lab.lesson_slides(folder, lessons=copy or LESSONS, names=names or ())
-    rows = [
-        {"lesson": one.file.stem, "slides": one.slides, "results left out": one.left_out or None}
-        | {"because": one.reason if one.left_out else None}
-        for one in made
-    ]
-    next_step = "next: open one in a browser; Space and arrows turn the slides, f fills the screen"
-    answer(as_json, made, table_of(rows), relative(folder), next_step)
-
-
-@course.command()
-def collect(
-    sources: Annotated[
-        list[str], Argument(metavar="FOLDER...", help="Where the STUDENT/LESSON folders are.")
-    ],
-    into: Annotated[
-        Path, Option("--into", metavar="SUBMISSIONS", help="Where they are copied to.")
-    ] = Path("submitted"),
-    as_json: JsonOption = False,
-) -> None:
-    """Copy what students handed in to a folder of your own, for grading."""
-    collected = lab.collect(sources, into=into)
-    rows = [
-        {"student": one.student, "lesson": one.lesson, "files": one.files}
-        | {"MB": f"{one.bytes / 1e6:.1f}", "owner": one.owner, "newest": one.newest}
-        | {"problem": one.problem}
-        for one in collected
-    ]
-    answer(as_json, collected, table_of(rows), f"next: lab course grade {into}")
-    if missing := [one for one in collected if not one.files]:
-        names = ", ".join(dict.fromkeys(one.student for one in missing))
-        raise LabError(f"not copied completely: {names}")
-
-
-@course.command()
-def grade(
-    submissions: Annotated[
-        Path, Argument(metavar="SUBMISSIONS", help="STUDENT/LESSON folders, as handed in.")
-    ],
-    output: Annotated[
-        Path, Option("--output", "-o", metavar="CSV", help="Where each point is explained.")
-    ] = Path("grades.csv"),
-    shared_records: Annotated[
-        bool, Option("--shared-records", help="Students may hand in the same records.")
-    ] = False,
-    as_json: JsonOption = False,
-) -> None:
-    """Grade what students handed in, without running their notebooks."""
-    grades = lab.grade(submissions, output=output, shared_records=shared_records)
-    from lab.course.grade import totals
-
-    answer(as_json, grades, table_of(totals(grades)), relative(output))
-
-
-@course.command()
-def results(
-    submissions: Annotated[
-        Path, Argument(metavar="SUBMISSIONS", help="STUDENT/LESSON folders, as handed in.")
-    ],
-    output: Annotated[
-        Path, Option("--output", "-o", metavar="CSV", help="A row for each repeat of each student.")
-    ] = Path("class.csv"),
-    anonymous: Annotated[bool, Option("--anonymous", help="Numbers in place of names.")] = False,
-    as_json: JsonOption = False,
-) -> None:
-    """Put what students measured into one table, and show how far their machines differ."""
-    collected = lab.class_results(submissions, output=output, anonymous=anonymous)
-    from lab.course.class_results import spread
-
-    rows = spread(collected)
-    answer(as_json, rows, table_of(rows), relative(output))
-
-
-@course.command()
-def budget(
-    folder: Annotated[
-        Path | None,
-        Argument(metavar="DIR", help="A copy of the lessons in which you have measured."),
-    ] = None,
-    cluster: ClusterOption = "local",
-    quick: QuickOption = False,
-    minutes: Annotated[
-        float | None, Option("--minutes", min=0.01, help="For a job whose time is not known yet.")
-    ] = None,
-    students: Annotated[
-        str, Option("--students", metavar="N,...", help="Class sizes.")
-    ] = "10,30,100",
-    as_json: JsonOption = False,
-) -> None:
-    """Show how many hours the course's jobs take, by study and by class size."""
-    sizes = _numbers(students, "--students", "course budget", "such as 10,30", of="students")
-    from lab.course.budget import class_hours
-    from lab.course.release import LESSONS
-
-    budgets = lab.class_budget(
-        cluster, folder=folder or LESSONS, quick=quick, minutes_per_job=minutes
-    )
-    rows = [
-        {
-            "study": one.study,
-            "lessons": " ".join(name[:2] if name[:2].isdigit() else name for name in one.lessons),
-            "one student": f"{one.hours}",
-            "cannot run": one.left_out or None,
-        }
-        for one in budgets
-    ]
-    classes = class_hours(budgets, sizes)
-    unknown = sum(one.hours.unknown for one in budgets)
-    hint = [f"{count(unknown, 'job')} not counted: give --minutes per job"] if unknown else []
-    content = {"studies": budgets, "classes": classes}
-    answer(as_json, content, table_of(rows), "", table_of(classes), *hint)
-
-
-@course.command()
-def catalogue(
-    path: Annotated[Path, Argument(metavar="PO", help="The catalogue, such as fr.po.")],
-    as_json: JsonOption = False,
-) -> None:
-    """Write hints and verdicts for translation, or bring a translation of them up to date."""
-    state = lab.update_catalogue(path)
-    done = f"{state.translated} of {state.messages} messages are translated"
-    unsure = f", {state.fuzzy} marked as fuzzy" if state.fuzzy else ""
-    answer(as_json, state, f"{relative(path)}: {done}{unsure}")
-    if state.faults:
-        listed = "\n".join(f"  {one}" for one in state.faults)
-        raise LabError(f"{count(len(state.faults), 'translation')} cannot be used\n{listed}")
 
 
 @app.command()
@@ -933,181 +692,5 @@ def clean(
     answer(as_json, parts, table_of(rows), done if len(parts) > 1 else "nothing can be removed")
 
 
-@app.command()
-def bench(
-    what: Annotated[
-        str,
-        Argument(
-            metavar="overhead|training|losses|predict|planner|public|driver|report",
-            help="overhead: what measuring costs a step; "
-            "training: the lab's step against those of other loops; "
-            "losses: whether all strategies learn the same; "
-            "predict: how wrong predictions for two ranks are; planner: how long predicting takes; "
-            "public: how wrong predictions of published layouts are; "
-            "driver: how long a study takes beside its jobs; "
-            "report: what status, plan, audit and report of many runs cost.",
-        ),
-    ],
-    tables: Annotated[
-        list[str] | None,
-        Argument(
-            metavar="[STUDY_OR_TABLE]...",
-            help="training: a study whose GPTs on one device are trained; "
-            "public: tables of layouts instead of the lab's own.",
-        ),
-    ] = None,
-    quick: Annotated[bool, Option("--quick", help="Fewer rounds, settings and steps.")] = False,
-    script: Annotated[
-        str | None,
-        Option(
-            "--script", metavar="COMMAND", help="overhead: in a script, such as 'train.py --lr 1'."
-        ),
-    ] = None,
-    ranks: Annotated[int, Option("--ranks", min=1, help="overhead: ranks of the script.")] = 1,
-    nanogpt: Annotated[
-        str | None, Option("--nanogpt", metavar="FILE", help="training: nanoGPT's model.py.")
-    ] = None,
-    every: Annotated[
-        bool, Option("--all", help="predict: every strategy, quiet and with one core loaded.")
-    ] = False,
-    cluster: ClusterOption = "local",
-    fresh: Annotated[bool, Option("--fresh", help="Predict and measure again.")] = False,
-    fit: Annotated[int, Option("--fit", metavar="N", help="public: rows to fit.")] = 10,
-    splits: Annotated[int, Option("--splits", metavar="N", help="public: random splits.")] = 30,
-    runs: Annotated[
-        int, Option("--runs", metavar="N", min=10, help="report: runs of the largest study.")
-    ] = 3000,
-    as_json: JsonOption = False,
-) -> None:
-    """Measure the lab itself."""
-    progress = not as_json
-    benchmarks = {
-        "overhead": lambda: _overhead(
-            lab.benchmarks.overhead(quick=quick)
-            if script is None
-            else lab.benchmarks.script_overhead(script, ranks=ranks, rounds=3 if quick else 7)
-        ),
-        "training": lambda: _training(
-            lab.benchmarks.training(*(tables or ()), nanogpt=nanogpt, quick=quick)
-        ),
-        "losses": lambda: _equal_losses(lab.equal_losses(quick=quick)),
-        "predict": lambda: (
-            _held_out(lab.benchmarks.held_out(cluster, quick=quick, fresh=fresh, progress=progress))
-            if not every
-            else _held_out_strategies(
-                lab.benchmarks.held_out_strategies(
-                    cluster, quick=quick, fresh=fresh, progress=progress
-                )
-            )
-        ),
-        "planner": lambda: _planner_speed(lab.benchmarks.planner_speed()),
-        "public": lambda: _public(lab.benchmarks.public(tables or (), fit=fit, splits=splits)),
-        "driver": lambda: _driver_costs(lab.benchmarks.driver_costs(quick=quick)),
-        "report": lambda: _many_runs(runs),
-    }
-    if what not in benchmarks:
-        raise InputError("bench", [Problem(what, "no such benchmark", nearest(what, benchmarks))])
-    options = (
-        (every, "--all", "predict"),
-        (script, "--script", "overhead"),
-        (nanogpt, "--nanogpt", "training"),
-    )
-    for given, option, owner in options:
-        if given and what != owner:
-            problem = Problem(option, f"is not an option of {what}", f"use it with {owner}")
-            raise InputError("bench", [problem])
-    places = {"public": len(tables or ()), "training": 1}
-    if tables and len(tables) > places.get(what, 0):
-        advice = "tables go with public" if what != "training" else "give one study"
-        raise InputError("bench", [Problem(tables[-1], f"is not for {what}", advice)])
-    content, views, failure = benchmarks[what]()
-    answer(as_json, content, *views)
-    if failure:
-        raise LabError(failure)
-
-
-Verdict = tuple[Any, list[View], str]  # content, views, and why it is not good enough
-
-
-def _overhead(result: lab.benchmarks.Overhead) -> Verdict:
-    limit, noise = lab.benchmarks.LIMIT, abs(result.control.median - 1)
-    failure = f"measuring costs more than the limit of {limit}"
-    if noise > limit - 1:
-        failure += f", but two plain loops differ by {noise:.1%} too: try again on an idle machine"
-    return result, [str(result)], "" if result.within_limit else failure
-
-
-def _training(results: list[lab.benchmarks.Comparison]) -> Verdict:
-    limit = lab.benchmarks.LIMIT
-    slower = [f"{one.loop} ({one.run.label})" for one in results if one.slower]
-    failure = f"slower than the limit of {limit} against {', '.join(slower)}" if slower else ""
-    content = [dataclasses.asdict(one) | {"slower": one.slower} for one in results]
-    return content, [table_of([one.row() for one in results])], failure
-
-
-def _equal_losses(results: list[lab.benchmarks.EqualLoss]) -> Verdict:
-    verdicts = {True: "yes", False: "NO", None: "not run"}
-    formats = {
-        "final_loss": ".5f",
-        "validation_loss": ".5f",
-        "difference": ".1e",
-        "tolerance": ".0e",
-    }
-    rows = []
-    for result in results:
-        row: dict[str, str | None] = {"run": result.name}
-        for name, spec in formats.items():
-            value = getattr(result, name)
-            row[name.replace("_", " ")] = None if value is None else format(value, spec)
-        reason = f": {result.reason}" if result.reason else ""
-        rows.append(row | {"equal": verdicts[result.equal] + reason})
-    content = [dataclasses.asdict(result) | {"equal": result.equal} for result in results]
-    unequal = [result.name for result in results if result.equal is False]
-    failure = f"these do not learn what single does: {', '.join(unequal)}" if unequal else ""
-    return content, [table_of(rows)], failure
-
-
-def _held_out(result: lab.benchmarks.HeldOut) -> Verdict:
-    limit = lab.benchmarks.ERROR_LIMIT
-    content = {"error": result.error, "memory_error": result.memory_error, "limit": limit}
-    error = f"predictions are {100 * result.error:.1f} % off on average"
-    failure = "" if result.within_limit else f"{error}; the limit is {100 * limit:.0f} %"
-    return content | {"scores": result.scores}, [table_of(result.table()), str(result)], failure
-
-
-def _held_out_strategies(result: lab.benchmarks.HeldOutStrategies) -> Verdict:
-    content = {
-        "inside": result.inside,
-        "half_width": result.half_width,
-        "errors": result.errors(),
-        "misses": result.misses(),
-        "scores": {name: one.scores for name, one in result.conditions.items()},
-    }
-    views: list[View] = [table_of(result.table()), table_of(result.summary()), str(result)]
-    return content, views, "; ".join(result.misses())
-
-
-def _planner_speed(result: lab.benchmarks.Speed) -> Verdict:
-    failure = "" if result.within_limit else "predicting takes longer than its limits"
-    return result, [str(result)], failure
-
-
-def _public(result: lab.benchmarks.PublicBench) -> Verdict:
-    return result.content(), [table_of(result.table()), *result.notes()], ""
-
-
-def _driver_costs(costs: list[lab.benchmarks.DriverCost]) -> Verdict:
-    failure = "" if all(one.within_limits for one in costs) else "the driver is beyond its limits"
-    content = [dataclasses.asdict(one) | {"ratio": one.ratio} for one in costs]
-    return content, [table_of([one.row() for one in costs])], failure
-
-
-def _many_runs(runs: int) -> Verdict:
-    from lab.report.bench import LIMITS, costs, shapes
-
-    total, progress = len(list(shapes(runs))), Console(stderr=True)
-    measured = list(track(costs(runs), "studies", total=total, console=progress, transient=True))
-    rows = [cost.row() for cost in measured]
-    beyond = [cost for cost in measured if not cost.within_limits]
-    failure = f"beyond the limits ({LIMITS}): {len(beyond)} of {total} studies" if beyond else ""
-    return rows, [table_of(rows)], failure
+app.command()(bench)
+app.add_typer(course, name="course")

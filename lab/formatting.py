@@ -58,6 +58,11 @@ def interval_of(text: str) -> str:
     return text[text.index("[") :]
 
 
+def count(number: int, noun: str) -> str:
+    """A number with its noun, such as `1 job` or `2 jobs`."""
+    return f"{number} {noun}{'s' * (number != 1)}"
+
+
 def percent(value: float | None, low: float | None = None, high: float | None = None) -> str:
     """A ratio and its interval in per cent, such as `46.0 [45.0, 48.0] %`."""
     return _scaled(value, low, high, Unit("%", 100.0))

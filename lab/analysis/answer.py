@@ -19,6 +19,7 @@ from lab.analysis.laws import gustafson_fraction
 from lab.analysis.noise import judge
 from lab.analysis.scaling import ratio
 from lab.analysis.scaling_curves import curves, ranks, with_interval
+from lab.analysis.stages import stage_sentences, stages
 from lab.analysis.verdict import (
     against_baseline,
     beyond_baseline,
@@ -121,7 +122,8 @@ def _untimed(evidence: Evidence) -> list[str]:
 
 def _inference(evidence: Evidence) -> Iterator[str]:
     """What each stage or quantization gains and costs."""
-    yield from inference.answer(evidence.study, evidence.records)
+    study, records = evidence.study, evidence.records
+    yield from stage_sentences(stages(study, records)) or inference.answer(study, records)
 
 
 def _predictions(evidence: Evidence) -> Iterator[str]:

@@ -10,16 +10,8 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FixedFormatter, FixedLocator
 
 from lab.analysis import inference
-from lab.analysis.inference import (
-    GENERATION,
-    STAGES,
-    TASKS,
-    Measurement,
-    Stage,
-    by_run,
-    measurements,
-    stages,
-)
+from lab.analysis.inference import GENERATION, Measurement, by_run, measurements
+from lab.analysis.stages import STAGES, TASKS, Stage, stages
 from lab.figures.data import StudyResults
 from lab.figures.figure import NO_RUNS, figure
 from lab.figures.labels import Label, place

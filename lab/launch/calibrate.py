@@ -18,6 +18,7 @@ from rich.text import Text
 from lab.config.cluster import Cluster
 from lab.errors import InputError, LabError, Problem
 from lab.files import write_atomically
+from lab.formatting import count
 from lab.launch import job
 from lab.launch.attempt import read_progress
 from lab.launch.driver import Driver, executor_for, terminate
@@ -73,7 +74,7 @@ def calibrate(
     wanted = tuple(sorted(set(world_sizes or _doubling(profile.capacity))))
     if wrong := [size for size in wanted if not 1 <= size <= profile.capacity]:
         what = f"; {profile.description}"
-        problems = [Problem("world_sizes", _ranks(n) + what, "leave it out") for n in wrong]
+        problems = [Problem("world_sizes", count(n, "rank") + what, "leave it out") for n in wrong]
         raise InputError(profile.name, problems)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -118,7 +119,7 @@ def _calibrate(
     due = [n for n in wanted if n not in known or not known[n].covers(strategies)]
     for size in wanted:
         if size not in due:
-            display.print(f"{_ranks(size)}: already measured today")
+            display.print(f"{count(size, 'rank')}: already measured today")
     for number, size in enumerate(due):
         folder = path.with_suffix("") / f"x{size}"
         try:
@@ -184,7 +185,7 @@ def _measure(
 
     def wait(seconds: float) -> bool:
         progress = read_progress(folder, phase="waiting for the machine")
-        text = f"{_ranks(world_size)}: {progress.phase}, {clock(time.monotonic() - began)}"
+        text = f"{count(world_size, 'rank')}: {progress.phase}, {clock(time.monotonic() - began)}"
         steps = max(progress.steps, 1)
         display.show(bars([(Text(text), progress.step, steps)]))
         if watch(text, progress.step / steps):
@@ -203,7 +204,7 @@ def _measure(
         part = part.model_copy(update={"profile": profile})  # as it will be looked up
     except (OSError, ValidationError):
         raise LabError(_cause(handle, world_size)) from None
-    line = f"{_ranks(world_size)}: measured in {time.monotonic() - began:.0f} s"
+    line = f"{count(world_size, 'rank')}: measured in {time.monotonic() - began:.0f} s"
     if part.disturbed:
         # Not at the top: pandas starts threads, with which a rank cannot enter an emulated link.
         from lab.analysis.noise import disturbances
@@ -218,11 +219,8 @@ def _cause(handle: Handle, world_size: int) -> str:
     cause = handle.exit_reason().message
     for error in handle.attempt.errors()[:1]:
         cause = f"rank {error.rank} ended with {error.type}: {error.message}"
-    return f"calibration on {_ranks(world_size)}: {cause}; the log is in {handle.attempt.log}"
-
-
-def _ranks(count: int) -> str:
-    return f"{count} rank{'s' * (count != 1)}"
+    ranks = count(world_size, "rank")
+    return f"calibration on {ranks}: {cause}; the log is in {handle.attempt.log}"
 
 
 def execute(

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from lab.analysis import inference
-from lab.analysis.inference import CITATION, CLASSIFICATION, GENERATION, Kind
-from lab.analysis.inference import stages as stages_of
+from lab.analysis.inference import CLASSIFICATION, GENERATION, Kind
+from lab.analysis.stages import CITATION
+from lab.analysis.stages import stages as stages_of
 from lab.figures.data import StudyResults
 from lab.formatting import format_seconds, rounded
 from lab.report import blocks, references, sections

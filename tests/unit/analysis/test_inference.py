@@ -1,4 +1,4 @@
-"""What inference records say: ratios, reasons where slower, stages against serial, figures."""
+"""What inference records say: ratios, reasons where slower, figures."""
 
 from __future__ import annotations
 
@@ -6,82 +6,20 @@ from typing import Any
 
 import matplotlib as mpl
 import pytest
-from factories import environment, record, run, stat, study
+from factories import inferred, point, run, stat, study
 
 import lab
 from lab import figures
 from lab.analysis import inference
-from lab.analysis.inference import GENERATION, PUBLISHED, estimate, stages
+from lab.analysis.inference import GENERATION, estimate
 from lab.config.run import Run
 from lab.figures import StudyResults
 from lab.figures.inference import pareto
-from lab.records.schema import Inference, Latency, Point, Share, Size, Stat
 from lab.records.store import Record, write_record
 from lab.report import sections
 
 mpl.use("Agg")
 CLASSIFIER = {"model": "agnews-small", "data": "topics"}
-
-
-def latency(inter_token: float, *, batch_size: int) -> Latency:
-    return Latency(
-        first_token=stat(0.01),
-        inter_token=stat(inter_token),
-        p50=inter_token,
-        p90=inter_token * 2,
-        p99=inter_token * 3,
-        total=stat(0.01 + 31 * inter_token),
-        prefill_tokens_per_second=6400.0,
-        decode_tokens_per_second=batch_size / inter_token,
-        bytes_per_token=5_000_000,
-        bytes_per_second=5_000_000 / inter_token,
-    )
-
-
-def point(batch_size: int, base: float, quantized: float, *, spread: float = 0.05) -> Point:
-    ratio = quantized / base
-    compared = Stat(
-        median=ratio, p10=ratio, p90=ratio, interval=(ratio * (1 - spread), ratio * (1 + spread))
-    )
-    return Point(
-        prompt_tokens=64,
-        batch_size=batch_size,
-        base=latency(base, batch_size=batch_size),
-        quantized=latency(quantized, batch_size=batch_size),
-        first_token_ratio=compared,
-        inter_token_ratio=compared,
-        total_ratio=compared,
-    )
-
-
-def inferred(
-    run: Run, points: list[Point], repeat: int = 0, *, device: str = "cpu", **fields: Any
-) -> Record:
-    results = Inference(
-        quantization=run.quantization,
-        method="a method",
-        base_size=Size(memory=4_000_000, disk=4_100_000),
-        size=Size(memory=2_000_000, disk=2_100_000),
-        quantize_time=0.1,
-        output_errors={"1x64": 0.01},
-        base_perplexity=50.0,
-        perplexity=50.5,
-        perplexity_ratio=Share(value=1.01, low=1.005, high=1.015),
-        same_tokens=Share(value=0.97, low=0.96, high=0.98),
-        generated_alike=0.9,
-        points=points,
-        memory_bytes_per_second=20e9,
-        arithmetic="AVX2, bf16 emulated",
-    )
-    return Record(
-        run_id=run.id,
-        repeat=repeat,
-        run=run,
-        status="completed",
-        finished_at="2025-01-01T00:01:00+00:00",
-        environment=environment(run.world_size, device=device),
-        inference=results.model_copy(update=fields),
-    )
 
 
 def inference_run(quantization: str = "bf16", world_size: int = 1, **fields: Any) -> Run:
@@ -181,61 +119,7 @@ def test_the_pareto_front() -> None:
     ]
 
 
-@pytest.fixture
-def ladder_study(tmp_path):
-    runs = [
-        run(size, 16, task=task, needs_device=device, batch_sizes=[16])
-        for task in ("train", "inference")
-        for device in ("cpu", "cuda")
-        for size in (1, 2)
-    ]
-    return study(tmp_path, runs, scaling="none", kind="inference")
-
-
-def test_stages_are_ratios_to_serial_and_say_what_was_not_run(ladder_study) -> None:
-    trains, infers = ladder_study.runs[:2], ladder_study.runs[4:6]
-    records = [record(own, step_time=time) for own, time in zip(trains, (0.4, 0.25), strict=True)]
-    records += [
-        inferred(own, [point(16, time, time)])
-        for own, time in zip(infers, (2e-3, 1e-3), strict=True)
-    ]
-    by_name = {(stage.task, stage.name): stage for stage in stages(ladder_study, records)}
-    assert len(by_name) == 8
-    two = by_name["train", "CPU processes"].speedup
-    assert two is not None and two == pytest.approx((1.6, 1.6 * 0.99 / 1.01, 1.6 * 1.01 / 0.99))
-    assert by_name["train", "CPU processes"].published == pytest.approx(11.86, abs=0.01)
-    generation = by_name["inference", "CPU processes"].speedup
-    assert generation is not None and generation.value == pytest.approx(0.072 / 0.041)
-    assert (
-        by_name["inference", "CUDA"].reason
-        == "not run: it needs 1 GPU, but there is no record from a cluster with them"
-    )
-    assert by_name["train", "several GPUs"].reason.startswith("not run: it needs 2 GPUs")
-    assert by_name["train", "CUDA"].speedup is None
-
-
-def test_a_study_of_one_task_has_no_stages(tmp_path) -> None:
-    assert stages(study(tmp_path, [run(1)]), []) == []
-
-
-def test_the_published_ladder_is_that_of_its_table() -> None:
-    import csv
-    from pathlib import Path
-
-    lines = [
-        line
-        for line in Path("tests/fixtures/tables/gpt2_stages.csv").read_text().splitlines()
-        if not line.startswith("#")
-    ]
-    rows = {
-        row["stage"]: (float(row["train_s"]), float(row["inference_s"]))
-        for row in csv.DictReader(lines)
-    }
-    names = {"serial": "serial", "mpi": "CPU processes", "cuda": "CUDA", "mpi+cuda": "several GPUs"}
-    assert {names[stage]: times for stage, times in rows.items()} == PUBLISHED
-
-
-def test_figures_and_their_sentences(ladder_study) -> None:
+def test_figures_and_their_sentences() -> None:
     records = [
         inferred(inference_run("none"), [point(2, 1e-3, 1e-3), point(8, 2e-3, 2e-3)]),
         inferred(inference_run(), [point(2, 1e-3, 2e-3)]),
@@ -249,15 +133,9 @@ def test_figures_and_their_sentences(ladder_study) -> None:
         figures.alt_text("size_perplexity", records)
         == "Perplexity against size: fp32, 2.00 MB and 50.5; bf16, 2.00 MB and 50.5."
     )
-    write_record(
-        record(ladder_study.runs[0]), ladder_study.out / "runs" / ladder_study.runs[0].id / "0"
-    )
-    words = [text.get_text() for text in figures.stage_ratios(ladder_study).texts]
-    assert words.count("not run") == 7 and "35.6×" in words
     assert [text.get_text() for text in figures.latency_throughput([]).texts] == [
         "no inference run has completed yet"
     ]
-    mpl.pyplot.close("all")
 
 
 def test_the_audit_sees_each_point_once(tmp_path) -> None:

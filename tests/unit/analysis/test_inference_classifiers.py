@@ -9,7 +9,8 @@ from factories import environment, record, run, stat, study
 
 import lab
 from lab.analysis import inference
-from lab.analysis.inference import CLASSIFICATION, GENERATION, stages
+from lab.analysis.inference import CLASSIFICATION, GENERATION
+from lab.analysis.stages import stages
 from lab.config.run import Run
 from lab.figures import StudyResults
 from lab.records.schema import ClassificationPoint, Inference, Share, Size, Stat

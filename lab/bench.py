@@ -1,0 +1,192 @@
+"""`lab bench`: the lab measures itself, and each benchmark's answer is held to its limits."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Annotated, Any
+
+from rich.console import Console
+from rich.progress import track
+from typer import Argument, Option
+
+import lab
+from lab.errors import InputError, LabError, Problem, nearest
+from lab.terminal import ClusterOption, JsonOption, View, answer, table_of
+
+Verdict = tuple[Any, list[View], str]  # content, views, and why it is not good enough
+
+
+def bench(
+    what: Annotated[
+        str,
+        Argument(
+            metavar="overhead|training|losses|predict|planner|public|driver|report",
+            help="overhead: what measuring costs a step; "
+            "training: the lab's step against those of other loops; "
+            "losses: whether all strategies learn the same; "
+            "predict: how wrong predictions for two ranks are; planner: how long predicting takes; "
+            "public: how wrong predictions of published layouts are; "
+            "driver: how long a study takes beside its jobs; "
+            "report: what status, plan, audit and report of many runs cost.",
+        ),
+    ],
+    tables: Annotated[
+        list[str] | None,
+        Argument(
+            metavar="[STUDY_OR_TABLE]...",
+            help="training: a study whose GPTs on one device are trained; "
+            "public: tables of layouts instead of the lab's own.",
+        ),
+    ] = None,
+    quick: Annotated[bool, Option("--quick", help="Fewer rounds, settings and steps.")] = False,
+    script: Annotated[
+        str | None,
+        Option(
+            "--script", metavar="COMMAND", help="overhead: in a script, such as 'train.py --lr 1'."
+        ),
+    ] = None,
+    ranks: Annotated[int, Option("--ranks", min=1, help="overhead: ranks of the script.")] = 1,
+    nanogpt: Annotated[
+        str | None, Option("--nanogpt", metavar="FILE", help="training: nanoGPT's model.py.")
+    ] = None,
+    every: Annotated[
+        bool, Option("--all", help="predict: every strategy, quiet and with one core loaded.")
+    ] = False,
+    cluster: ClusterOption = "local",
+    fresh: Annotated[bool, Option("--fresh", help="Predict and measure again.")] = False,
+    fit: Annotated[int, Option("--fit", metavar="N", help="public: rows to fit.")] = 10,
+    splits: Annotated[int, Option("--splits", metavar="N", help="public: random splits.")] = 30,
+    runs: Annotated[
+        int, Option("--runs", metavar="N", min=10, help="report: runs of the largest study.")
+    ] = 3000,
+    as_json: JsonOption = False,
+) -> None:
+    """Measure the lab itself."""
+    progress = not as_json
+    benchmarks = {
+        "overhead": lambda: _overhead(
+            lab.benchmarks.overhead(quick=quick)
+            if script is None
+            else lab.benchmarks.script_overhead(script, ranks=ranks, rounds=3 if quick else 7)
+        ),
+        "training": lambda: _training(
+            lab.benchmarks.training(*(tables or ()), nanogpt=nanogpt, quick=quick)
+        ),
+        "losses": lambda: _equal_losses(lab.equal_losses(quick=quick)),
+        "predict": lambda: (
+            _held_out(lab.benchmarks.held_out(cluster, quick=quick, fresh=fresh, progress=progress))
+            if not every
+            else _held_out_strategies(
+                lab.benchmarks.held_out_strategies(
+                    cluster, quick=quick, fresh=fresh, progress=progress
+                )
+            )
+        ),
+        "planner": lambda: _planner_speed(lab.benchmarks.planner_speed()),
+        "public": lambda: _public(lab.benchmarks.public(tables or (), fit=fit, splits=splits)),
+        "driver": lambda: _driver_costs(lab.benchmarks.driver_costs(quick=quick)),
+        "report": lambda: _many_runs(runs),
+    }
+    if what not in benchmarks:
+        raise InputError("bench", [Problem(what, "no such benchmark", nearest(what, benchmarks))])
+    options = (
+        (every, "--all", "predict"),
+        (script, "--script", "overhead"),
+        (nanogpt, "--nanogpt", "training"),
+    )
+    for given, option, owner in options:
+        if given and what != owner:
+            problem = Problem(option, f"is not an option of {what}", f"use it with {owner}")
+            raise InputError("bench", [problem])
+    places = {"public": len(tables or ()), "training": 1}
+    if tables and len(tables) > places.get(what, 0):
+        advice = "tables go with public" if what != "training" else "give one study"
+        raise InputError("bench", [Problem(tables[-1], f"is not for {what}", advice)])
+    content, views, failure = benchmarks[what]()
+    answer(as_json, content, *views)
+    if failure:
+        raise LabError(failure)
+
+
+def _overhead(result: lab.benchmarks.Overhead) -> Verdict:
+    limit, noise = lab.benchmarks.LIMIT, abs(result.control.median - 1)
+    failure = f"measuring costs more than the limit of {limit}"
+    if noise > limit - 1:
+        failure += f", but two plain loops differ by {noise:.1%} too: try again on an idle machine"
+    return result, [str(result)], "" if result.within_limit else failure
+
+
+def _training(results: list[lab.benchmarks.Comparison]) -> Verdict:
+    limit = lab.benchmarks.LIMIT
+    slower = [f"{one.loop} ({one.run.label})" for one in results if one.slower]
+    failure = f"slower than the limit of {limit} against {', '.join(slower)}" if slower else ""
+    content = [dataclasses.asdict(one) | {"slower": one.slower} for one in results]
+    return content, [table_of([one.row() for one in results])], failure
+
+
+def _equal_losses(results: list[lab.benchmarks.EqualLoss]) -> Verdict:
+    verdicts = {True: "yes", False: "NO", None: "not run"}
+    formats = {
+        "final_loss": ".5f",
+        "validation_loss": ".5f",
+        "difference": ".1e",
+        "tolerance": ".0e",
+    }
+    rows = []
+    for result in results:
+        row: dict[str, str | None] = {"run": result.name}
+        for name, spec in formats.items():
+            value = getattr(result, name)
+            row[name.replace("_", " ")] = None if value is None else format(value, spec)
+        reason = f": {result.reason}" if result.reason else ""
+        rows.append(row | {"equal": verdicts[result.equal] + reason})
+    content = [dataclasses.asdict(result) | {"equal": result.equal} for result in results]
+    unequal = [result.name for result in results if result.equal is False]
+    failure = f"these do not learn what single does: {', '.join(unequal)}" if unequal else ""
+    return content, [table_of(rows)], failure
+
+
+def _held_out(result: lab.benchmarks.HeldOut) -> Verdict:
+    limit = lab.benchmarks.ERROR_LIMIT
+    content = {"error": result.error, "memory_error": result.memory_error, "limit": limit}
+    error = f"predictions are {100 * result.error:.1f} % off on average"
+    failure = "" if result.within_limit else f"{error}; the limit is {100 * limit:.0f} %"
+    return content | {"scores": result.scores}, [table_of(result.table()), str(result)], failure
+
+
+def _held_out_strategies(result: lab.benchmarks.HeldOutStrategies) -> Verdict:
+    content = {
+        "inside": result.inside,
+        "half_width": result.half_width,
+        "errors": result.errors(),
+        "misses": result.misses(),
+        "scores": {name: one.scores for name, one in result.conditions.items()},
+    }
+    views: list[View] = [table_of(result.table()), table_of(result.summary()), str(result)]
+    return content, views, "; ".join(result.misses())
+
+
+def _planner_speed(result: lab.benchmarks.Speed) -> Verdict:
+    failure = "" if result.within_limit else "predicting takes longer than its limits"
+    return result, [str(result)], failure
+
+
+def _public(result: lab.benchmarks.PublicBench) -> Verdict:
+    return result.content(), [table_of(result.table()), *result.notes()], ""
+
+
+def _driver_costs(costs: list[lab.benchmarks.DriverCost]) -> Verdict:
+    failure = "" if all(one.within_limits for one in costs) else "the driver is beyond its limits"
+    content = [dataclasses.asdict(one) | {"ratio": one.ratio} for one in costs]
+    return content, [table_of([one.row() for one in costs])], failure
+
+
+def _many_runs(runs: int) -> Verdict:
+    from lab.report.bench import LIMITS, costs, shapes
+
+    total, progress = len(list(shapes(runs))), Console(stderr=True)
+    measured = list(track(costs(runs), "studies", total=total, console=progress, transient=True))
+    rows = [cost.row() for cost in measured]
+    beyond = [cost for cost in measured if not cost.within_limits]
+    failure = f"beyond the limits ({LIMITS}): {len(beyond)} of {total} studies" if beyond else ""
+    return rows, [table_of(rows)], failure

@@ -1,0 +1,107 @@
+"""The terminal: what a verb prints, its streams, and the options that several groups share."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from rich.cells import cell_len
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+from typer import Option
+
+from lab.errors import InputError, Problem
+
+GAP = "  "  # between two columns
+View = str | Text | Table  # of an answer, for people
+WIDE = 200  # columns for a file or a pipe, in which nothing need be broken; a terminal has its own
+
+ClusterOption = Annotated[
+    str, Option("--cluster", metavar="PROFILE", help="A profile of slurm/, by name or by path.")
+]
+QuickOption = Annotated[bool, Option("--quick", help="The study's smallest honest form.")]
+JsonOption = Annotated[bool, Option("--json", help="Answer for programs.")]
+
+
+def _open_streams() -> None:
+    """Give closed streams a target, or the next file to be opened would become one of them."""
+    for number, name in ((1, "stdout"), (2, "stderr")):
+        if getattr(sys, name) is None:
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, number)
+            setattr(sys, name, os.fdopen(number, "w", closefd=False))
+
+
+_open_streams()
+console = Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else WIDE)
+
+
+def answer(as_json: bool, content: Any, *views: View) -> None:
+    """Print the content as JSON, or the texts and tables for people."""
+    if as_json:
+        sys.stdout.write(json.dumps(content, indent=1, default=_plain) + "\n")
+        return
+    for view in views:
+        console.print(view, highlight=False, markup=False, soft_wrap=isinstance(view, str))
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return dataclasses.asdict(value)
+    return value.model_dump(mode="json") if hasattr(value, "model_dump") else str(value)
+
+
+def table_of(rows: Sequence[Mapping[Any, Any]]) -> Table | Text:
+    """A table with a column for each key that has a value; numbers are right-aligned."""
+    names = rows[0] if rows else ()
+    keys = [name for name in names if any(row[name] not in (None, "") for row in rows)]
+    heads = [str(key) for key in keys]
+    columns = [["" if row[key] is None else str(row[key]) for row in rows] for key in keys]
+    sides: list[Literal["left", "right"]] = ["right" if _numeric(c) else "left" for c in columns]
+    widths = [max(map(cell_len, [head, *c])) for head, c in zip(heads, columns, strict=True)]
+    one_line = not any("\n" in cell for column in columns for cell in column)
+    if one_line and sum(widths) + len(GAP) * len(widths) <= console.width:
+        # Rich takes 0.3 s longer for a thousand rows, as it could also fold cells.
+        lines = [heads, *zip(*columns, strict=True)]
+        head, *rest = (GAP.join(map(_aligned, line, widths, sides)).rstrip() for line in lines)
+        return Text("\n").join([Text(head, "bold"), *map(Text, rest)])
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for head, side in zip(heads, sides, strict=True):
+        table.add_column(head, justify=side, overflow="fold")
+    for line in zip(*columns, strict=True):
+        table.add_row(*line)
+    return table
+
+
+def _numeric(cells: Sequence[str]) -> bool:
+    return all(cell.replace(".", "", 1).strip("% ").isdigit() for cell in cells if cell)
+
+
+def _aligned(cell: str, width: int, side: Literal["left", "right"]) -> str:
+    space = " " * (width - cell_len(cell))
+    return space + cell if side == "right" else cell + space
+
+
+def relative(*paths: Path) -> str:
+    """Paths relative to the current directory, one per line."""
+    return "\n".join(map(os.path.relpath, paths))
+
+
+def numbers(text: str, option: str, verb: str, advice: str, *, of: str = "ranks") -> list[int]:
+    """Whole numbers, separated by commas."""
+    parts = [part.strip() for part in text.split(",")]
+    problems = [
+        Problem(option, f"{part!r} is not a number of {of}", advice)
+        for part in parts
+        if not re.fullmatch(r"[0-9]{1,7}", part)
+    ]
+    if problems:
+        raise InputError(verb, problems)
+    return [int(part) for part in parts]

@@ -1,0 +1,75 @@
+"""The ladder of stages: ratios to serial beside the published ones, and what was not run."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import matplotlib as mpl
+import pytest
+from factories import inferred, point, record, run, study
+
+from lab import figures
+from lab.analysis.stages import PUBLISHED, stages
+from lab.records.store import write_record
+
+mpl.use("Agg")
+
+
+@pytest.fixture
+def ladder_study(tmp_path):
+    runs = [
+        run(size, 16, task=task, needs_device=device, batch_sizes=[16])
+        for task in ("train", "inference")
+        for device in ("cpu", "cuda")
+        for size in (1, 2)
+    ]
+    return study(tmp_path, runs, scaling="none", kind="inference")
+
+
+def test_stages_are_ratios_to_serial_and_say_what_was_not_run(ladder_study) -> None:
+    trains, infers = ladder_study.runs[:2], ladder_study.runs[4:6]
+    records = [record(own, step_time=time) for own, time in zip(trains, (0.4, 0.25), strict=True)]
+    records += [
+        inferred(own, [point(16, time, time)])
+        for own, time in zip(infers, (2e-3, 1e-3), strict=True)
+    ]
+    by_name = {(stage.task, stage.name): stage for stage in stages(ladder_study, records)}
+    assert len(by_name) == 8
+    two = by_name["train", "CPU processes"].speedup
+    assert two is not None and two == pytest.approx((1.6, 1.6 * 0.99 / 1.01, 1.6 * 1.01 / 0.99))
+    assert by_name["train", "CPU processes"].published == pytest.approx(11.86, abs=0.01)
+    generation = by_name["inference", "CPU processes"].speedup
+    assert generation is not None and generation.value == pytest.approx(0.072 / 0.041)
+    assert (
+        by_name["inference", "CUDA"].reason
+        == "not run: it needs 1 GPU, but there is no record from a cluster with them"
+    )
+    assert by_name["train", "several GPUs"].reason.startswith("not run: it needs 2 GPUs")
+    assert by_name["train", "CUDA"].speedup is None
+
+
+def test_a_study_of_one_task_has_no_stages(tmp_path) -> None:
+    assert stages(study(tmp_path, [run(1)]), []) == []
+
+
+def test_the_published_ladder_is_that_of_its_table() -> None:
+    lines = [
+        line
+        for line in Path("tests/fixtures/tables/gpt2_stages.csv").read_text().splitlines()
+        if not line.startswith("#")
+    ]
+    rows = {
+        row["stage"]: (float(row["train_s"]), float(row["inference_s"]))
+        for row in csv.DictReader(lines)
+    }
+    names = {"serial": "serial", "mpi": "CPU processes", "cuda": "CUDA", "mpi+cuda": "several GPUs"}
+    assert {names[stage]: times for stage, times in rows.items()} == PUBLISHED
+
+
+def test_the_figure_shows_the_published_stages_and_what_was_not_run(ladder_study) -> None:
+    write_record(
+        record(ladder_study.runs[0]), ladder_study.out / "runs" / ladder_study.runs[0].id / "0"
+    )
+    words = [text.get_text() for text in figures.stage_ratios(ladder_study).texts]
+    assert words.count("not run") == 7 and "35.6×" in words

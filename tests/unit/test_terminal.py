@@ -1,0 +1,40 @@
+"""What every verb prints: tables, and output that goes nowhere."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from studies import StudyMaker
+
+from lab import terminal
+
+
+@pytest.mark.parametrize("reason", ["", "out of memory", "two\nlines", "値が足りない"])
+def test_a_table_looks_the_same_however_it_is_laid_out(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, reason: str
+) -> None:
+    rows: list[dict[str | int, object]] = [
+        {"run": "[red]a", "seconds": None, "share": "12.5 %", "none": None, "reason": reason, 4: 2},
+        {"run": "b", "seconds": 1.25, "share": "3 %", "none": None, "reason": "killed", 4: 1},
+    ]
+    printed = []
+    apart = " " * terminal.WIDE  # columns so far apart do not fit without folding
+    for gap in (terminal.GAP, apart):
+        monkeypatch.setattr(terminal, "GAP", gap)
+        terminal.answer(False, None, terminal.table_of(rows))
+        printed.append([line.rstrip() for line in capsys.readouterr().out.splitlines()])
+    assert printed[0] == printed[1] and printed[0][1].startswith("[red]a") and len(printed[0]) >= 3
+
+
+@pytest.mark.parametrize(
+    ("redirection", "status", "message"),
+    [(">&-", 0, ""), ("> /dev/full", 1, "lab: output: No space left on device\n")],
+)
+def test_output_that_goes_nowhere(
+    make_study: StudyMaker, redirection: str, status: int, message: str
+) -> None:
+    command = f"{sys.executable} -m lab status {make_study()} {redirection}"
+    ended = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (status, message)
