@@ -62,7 +62,7 @@ def bench(
     as_json: JsonOption = False,
 ) -> None:
     """Measure the lab itself."""
-    progress = not as_json
+    options: dict[str, Any] = {"quick": quick, "fresh": fresh, "progress": not as_json}
     benchmarks = {
         "overhead": lambda: _overhead(
             lab.benchmarks.overhead(quick=quick)
@@ -74,13 +74,9 @@ def bench(
         ),
         "losses": lambda: _equal_losses(lab.equal_losses(quick=quick)),
         "predict": lambda: (
-            _held_out(lab.benchmarks.held_out(cluster, quick=quick, fresh=fresh, progress=progress))
-            if not every
-            else _held_out_strategies(
-                lab.benchmarks.held_out_strategies(
-                    cluster, quick=quick, fresh=fresh, progress=progress
-                )
-            )
+            _held_out_strategies(lab.benchmarks.held_out_strategies(cluster, **options))
+            if every
+            else _held_out(lab.benchmarks.held_out(cluster, **options))
         ),
         "planner": lambda: _planner_speed(lab.benchmarks.planner_speed()),
         "public": lambda: _public(lab.benchmarks.public(tables or (), fit=fit, splits=splits)),
@@ -89,12 +85,11 @@ def bench(
     }
     if what not in benchmarks:
         raise InputError("bench", [Problem(what, "no such benchmark", nearest(what, benchmarks))])
-    options = (
+    for given, option, owner in (
         (every, "--all", "predict"),
         (script, "--script", "overhead"),
         (nanogpt, "--nanogpt", "training"),
-    )
-    for given, option, owner in options:
+    ):
         if given and what != owner:
             problem = Problem(option, f"is not an option of {what}", f"use it with {owner}")
             raise InputError("bench", [problem])

@@ -130,26 +130,13 @@ def run(
 ) -> None:
     """Measure what is missing from a study, then make its notebooks and its report."""
     loaded = lab.Study.load(study, quick=quick)
+    options: dict[str, Any] = {"repeat_disturbed": repeat_disturbed, "snapshot": snapshot}
+    options |= {"fresh": fresh, "yes": yes}
     if detach:
-        pid = lab.detach(
-            loaded,
-            cluster,
-            fresh=fresh,
-            repeat_disturbed=repeat_disturbed,
-            snapshot=snapshot,
-            yes=yes,
-        )
+        pid = lab.detach(loaded, cluster, **options)
         text = f"driver {pid} is working on {loaded.name}; see `lab status {study}`"
         return answer(as_json, {"pid": pid}, text)
-    jobs = lab.launch(
-        loaded,
-        cluster,
-        fresh=fresh,
-        repeat_disturbed=repeat_disturbed,
-        snapshot=snapshot,
-        yes=yes,
-    )
-    return _finish(loaded, jobs, as_json=as_json)
+    return _finish(loaded, lab.launch(loaded, cluster, **options), as_json=as_json)
 
 
 @app.command()

@@ -95,7 +95,7 @@ def relative(*paths: Path) -> str:
 
 
 def numbers(text: str, option: str, verb: str, advice: str, *, of: str = "ranks") -> list[int]:
-    """Whole numbers, separated by commas."""
+    """Whole numbers from a text with commas; raises InputError of a verb for any other text."""
     parts = [part.strip() for part in text.split(",")]
     problems = [
         Problem(option, f"{part!r} is not a number of {of}", advice)

@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from lab.analysis.inference import Estimate, estimate
+from lab.analysis.inference import Estimate, estimate, place
 from lab.analysis.scaling_curves import ranks
 from lab.analysis.verdict import verdict
 from lab.config.run import Run
@@ -17,7 +17,6 @@ from lab.config.study import Study
 from lab.formatting import rounded
 from lab.records.store import Record
 
-STAGES = ("serial", "CPU processes", "CUDA", "several GPUs")
 TASKS = ("train", "inference")
 # Seconds of training and of inference: a GPT-2 like model in C++ (block 256, 6 layers, 6 heads,
 # width 384, batch 16, 50 epochs of 52,600 tokens); MPI ran 4 processes a node on a 4-core
@@ -28,6 +27,7 @@ PUBLISHED = {
     "CUDA": (429.0, 8.0),
     "several GPUs": (226.0, 7.8),
 }
+STAGES = tuple(PUBLISHED)
 CITATION = (
     'presentation "Distributed GPT2 Model Project"; '
     "MPI is shown as CPU processes, MPI with CUDA as several GPUs"
@@ -81,12 +81,8 @@ def _of_task(task: str, study: Study, records: Sequence[Record]) -> Iterator[Sta
         done = [record for record in records if record.run_id == run.id and record.completed]
         seconds = _seconds(done)
         if seconds is not None and done[0].environment is not None:
-            device = done[0].environment.device
-            times[_stage_of(device, run.world_size)] = (
-                seconds,
-                ranks(device, run.world_size),
-                len(done),
-            )
+            stage = _stage_of(done[0].environment.device, run.world_size)
+            times[stage] = (seconds, place(done[0]), len(done))
     serial, _, base_repeats = times.get("serial", (None, "", 0))
     column = TASKS.index(task)
     for name in STAGES:

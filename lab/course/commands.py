@@ -20,6 +20,9 @@ from lab.terminal import (
     table_of,
 )
 
+SubmissionsArgument = Annotated[
+    Path, Argument(metavar="SUBMISSIONS", help="STUDENT/LESSON folders, as handed in.")
+]
 course = typer.Typer(no_args_is_help=True, help="The course's lessons.")
 
 
@@ -91,9 +94,7 @@ def collect(
 
 @course.command()
 def grade(
-    submissions: Annotated[
-        Path, Argument(metavar="SUBMISSIONS", help="STUDENT/LESSON folders, as handed in.")
-    ],
+    submissions: SubmissionsArgument,
     output: Annotated[
         Path, Option("--output", "-o", metavar="CSV", help="Where each point is explained.")
     ] = Path("grades.csv"),
@@ -111,9 +112,7 @@ def grade(
 
 @course.command()
 def results(
-    submissions: Annotated[
-        Path, Argument(metavar="SUBMISSIONS", help="STUDENT/LESSON folders, as handed in.")
-    ],
+    submissions: SubmissionsArgument,
     output: Annotated[
         Path, Option("--output", "-o", metavar="CSV", help="A row for each repeat of each student.")
     ] = Path("class.csv"),

@@ -5,26 +5,35 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from factories import record
 from studies import StudyMaker
 
+import lab
 from lab import cli
 from lab.config.study import Study
+from lab.launch.launcher import Jobs
 from lab.records.store import Store, write_record
+from lab.report.build import Report
+
+Command = Callable[..., tuple[int, str, str]]
 
 
-def run(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *arguments: object
-) -> tuple[int, str, str]:
-    """Exit status, output and errors of `lab WORDS`."""
-    monkeypatch.setattr(sys, "argv", ["lab", *map(str, arguments)])
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
-    answer = capsys.readouterr()
-    return int(ended.value.code or 0), answer.out, " ".join(answer.err.split())
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Command:
+    """Runs `lab WORDS`; returns exit status, output and errors."""
+
+    def run(*words: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["lab", *map(str, words)])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        answer = capsys.readouterr()
+        return int(ended.value.code or 0), answer.out, " ".join(answer.err.split())
+
+    return run
 
 
 BAD = {
@@ -59,25 +68,17 @@ BAD = {
 
 @pytest.mark.parametrize(("arguments", "message"), BAD.values(), ids=BAD.keys())
 def test_bad_arguments_end_with_two_and_say_what_to_do(
-    arguments: list[str],
-    message: str,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str], message: str, run: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(Path(__file__).parents[1])
-    status, _, errors = run(capsys, monkeypatch, *arguments)
+    status, _, errors = run(*arguments)
     assert status == 2 and message in errors and "Traceback" not in errors
 
 
-def refused(
-    make_study: StudyMaker,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    **changes: object,
-) -> str:
+def refused(make_study: StudyMaker, run: Command, **changes: object) -> str:
     """What `lab run` says to a study that it refuses; no job was started and no record made."""
     folder = make_study(**changes)
-    status, _, errors = run(capsys, monkeypatch, "run", folder)
+    status, _, errors = run("run", folder)
     assert status == 2 and not list(folder.glob("out/runs/*"))
     return errors
 
@@ -88,88 +89,90 @@ def text_at(path: str) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("path", ["/etc", "../../../etc/passwd", "corpus.txt/../../../.."])
-def test_text_outside_the_study_is_refused(
-    path: str,
-    make_study: StudyMaker,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    assert "LAB_DATA_PATH" in refused(make_study, capsys, monkeypatch, base=text_at(path))
+def test_text_outside_the_study_is_refused(path: str, make_study: StudyMaker, run: Command) -> None:
+    assert "LAB_DATA_PATH" in refused(make_study, run, base=text_at(path))
 
 
-def test_text_that_is_not_there_is_refused(
-    make_study: StudyMaker, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert "nothing.txt" in refused(make_study, capsys, monkeypatch, base=text_at("nothing.txt"))
+def test_text_that_is_not_there_is_refused(make_study: StudyMaker, run: Command) -> None:
+    assert "nothing.txt" in refused(make_study, run, base=text_at("nothing.txt"))
 
 
-def test_more_ranks_than_devices_are_refused(
-    make_study: StudyMaker, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    errors = refused(
-        make_study, capsys, monkeypatch, grid={"global_batch_size": [4096], "world_size": [1, 4096]}
-    )
+def test_more_ranks_than_devices_are_refused(make_study: StudyMaker, run: Command) -> None:
+    errors = refused(make_study, run, grid={"global_batch_size": [4096], "world_size": [1, 4096]})
     assert "needs 4096 ranks" in errors
 
 
-def test_unwritable_folder_is_refused(
-    make_study: StudyMaker, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unwritable_folder_is_refused(make_study: StudyMaker, run: Command) -> None:
     folder = make_study()
     (folder / "out").write_text("a file where the folder should be")
     for verb in ("run", "status", "plan", "report", "cancel", "audit", "predict", "generate"):
-        status, _, errors = run(capsys, monkeypatch, verb, folder)
+        status, _, errors = run(verb, folder)
         assert status == 2 and "out: is not a folder, but the results" in errors, verb
 
 
 @pytest.mark.skipif(not Path("/proc/self/ns").is_dir(), reason="only Linux has such a folder")
-def test_a_folder_that_nobody_may_write_can_be_read(
-    make_study: StudyMaker, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_that_nobody_may_write_can_be_read(make_study: StudyMaker, run: Command) -> None:
     folder = make_study()
     (folder / "out").symlink_to("/proc/self/ns")  # not even root makes a file there
     for verb, expected in {"run": 2, "report": 2, "cancel": 2, "status": 0, "plan": 0}.items():
-        status, _, errors = run(capsys, monkeypatch, verb, folder)
+        status, _, errors = run(verb, folder)
         assert status == expected and ("cannot be written" in errors) == bool(expected), verb
 
 
-def test_records_of_another_cluster_are_not_mixed(
-    make_study: StudyMaker, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_records_of_another_cluster_are_not_mixed(make_study: StudyMaker, run: Command) -> None:
     study = Study.load(make_study())
     write_record(record(study.runs[0], cluster="other"), Store(study.out).folder(study.tasks[0]))
-    status, _, errors = run(capsys, monkeypatch, "run", study.folder)
+    status, _, errors = run("run", study.folder)
     assert status == 2 and "were measured on other" in errors
 
 
-def test_plan_and_status_tell_what_is_measured(
-    make_study: StudyMaker, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_a_run_without_a_record_is_named_and_is_a_failure(
+    make_study: StudyMaker, run: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     study = Study.load(make_study())
+    for task in study.tasks:
+        write_record(record(task.run), study.out / "runs" / task.run.id / "0")
+    wait = Jobs.wait
+    monkeypatch.setattr(Jobs, "wait", lambda jobs, progress: wait(jobs, progress=progress)[1:])
+    made = Report(*(study.folder / f"report.{kind}" for kind in ("ipynb", "html", "pdf")))
+    monkeypatch.setattr(lab, "report", lambda *_, **__: made)
+    status, _, errors = run("run", study.folder)
+    assert status == 1 and f"{study.tasks[0].label}: no record" in errors
+
+
+def test_a_cause_that_ended_several_runs_is_told_once(make_study: StudyMaker) -> None:
+    first, second, *_ = Study.load(make_study()).tasks
+    ended = [(first, "failed: no GPU"), (second, "failed: no GPU"), (second, "no record")]
+    assert list(cli._by_cause(ended)) == [
+        f"{first.label} and 1 other: failed: no GPU",
+        f"{second.label}: no record",
+    ]
+
+
+def test_plan_and_status_tell_what_is_measured(make_study: StudyMaker, run: Command) -> None:
+    study = Study.load(make_study())
     write_record(record(study.runs[0]), Store(study.out).folder(study.tasks[0]))
-    status, answer, _ = run(capsys, monkeypatch, "plan", study.folder, "--json")
+    status, answer, _ = run("plan", study.folder, "--json")
     rows = json.loads(answer)
     assert status == 0 and [row["measured"] for row in rows] == ["1/1", "0/1"]
     parameters = 16 * 16 * 12 + 16 * 13 + 300 * 16 + 16 * 16 + 32
     assert rows[0]["state_mb"] == pytest.approx(parameters * 16 / 1e6, abs=0.06)
-    status, answer, _ = run(capsys, monkeypatch, "status", study.folder, "--json")
+    status, answer, _ = run("status", study.folder, "--json")
     assert status == 0 and [row["state"] for row in json.loads(answer)] == ["completed", "waiting"]
 
 
-def test_described_machines_are_predicted_and_planned(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_described_machines_are_predicted_and_planned(run: Command) -> None:
     options = ("quickstart", "--machine", "h100x8", "--world-size")
-    status, answer, _ = run(capsys, monkeypatch, "predict", *options, "8,4096", "--json")
+    status, answer, _ = run("predict", *options, "8,4096", "--json")
     rows = json.loads(answer)["runs"]
     assert status == 0 and {row["world_size"] for row in rows} == {8, 4096}
     assert all(
         (row["step_s"] is None) == (row["world_size"] == 4096) == bool(row["missing"])
         for row in rows
     )
-    status, answer, _ = run(capsys, monkeypatch, "predict", *options, "8")
+    status, answer, _ = run("predict", *options, "8")
     assert status == 0 and "datasheet" in answer and "2 predictions in" in answer
-    status, answer, _ = run(capsys, monkeypatch, "plan", *options, "8", "--best")
+    status, answer, _ = run("plan", *options, "8", "--best")
     assert (
         status == 0
         and "searched: ddp, zero1, fsdp" in answer
@@ -178,18 +181,14 @@ def test_described_machines_are_predicted_and_planned(
     )
 
 
-def test_doctor_finds_this_environment(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    status, answer, _ = run(capsys, monkeypatch, "doctor", "--json")
+def test_doctor_finds_this_environment(run: Command) -> None:
+    status, answer, _ = run("doctor", "--json")
     checks = {check["name"]: check for check in json.loads(answer)}
     assert status == 0 and checks["torch"]["present"] and checks["python"]["present"]
 
 
-def test_help_names_every_verb(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    status, answer, _ = run(capsys, monkeypatch, "--help")
+def test_help_names_every_verb(run: Command) -> None:
+    status, answer, _ = run("--help")
     assert status == 0 and all(
         verb in answer for verb in ("run", "plan", "status", "report", "doctor")
     )
@@ -205,11 +204,9 @@ def test_the_command_is_installed() -> None:
     assert answer.returncode == 2 and answer.stderr.startswith("lab: ")
 
 
-def test_a_name_that_no_file_system_takes(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_name_that_no_file_system_takes(run: Command) -> None:
     for words in (["plan", "x" * 300], ["audit", "x" * 300 + ".csv"], ["init", "x" * 300]):
-        status, _, errors = run(capsys, monkeypatch, *words)
+        status, _, errors = run(*words)
         assert status in {1, 2} and "fault" not in errors
 
 

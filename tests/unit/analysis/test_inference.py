@@ -87,19 +87,11 @@ def test_rows_of_speed_latency_and_quality() -> None:
         inferred(inference_run("none"), [point(2, 1e-3, 1e-3)]),
         inferred(inference_run(), [point(2, 1e-3, 2e-3)]),
     ]
-    assert [
-        row["between tokens"].split()[0] for row in inference.speed_rows(records, GENERATION)
-    ] == [
-        "1.000",
-        "2.00",
-    ]
-    assert [row["model"] for row in inference.latency_rows(records)] == [
-        "base (fp32) in that job",
-        "none",
-        "base (fp32) in that job",
-        "bf16",
-    ]
-    assert inference.latency_rows(records)[0]["of memory bandwidth"] == "25.0 %"
+    speeds, latencies = inference.speed_rows(records, GENERATION), inference.latency_rows(records)
+    assert [row["between tokens"].split()[0] for row in speeds] == ["1.000", "2.00"]
+    base = "base (fp32) in that job"
+    assert [row["model"] for row in latencies] == [base, "none", base, "bf16"]
+    assert latencies[0]["of memory bandwidth"] == "25.0 %"
     [_, bf16] = inference.quality_rows(records, GENERATION)
     assert (bf16["of the base"], bf16["change"]) == ("50.0 %", "1.00 [0.50, 1.50] %")
 

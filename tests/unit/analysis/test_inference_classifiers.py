@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from factories import environment, record, run, stat, study
+from factories import inferred, record, run, stat, study
 
 import lab
 from lab.analysis import inference
@@ -13,7 +13,7 @@ from lab.analysis.inference import CLASSIFICATION, GENERATION
 from lab.analysis.stages import stages
 from lab.config.run import Run
 from lab.figures import StudyResults
-from lab.records.schema import ClassificationPoint, Inference, Share, Size, Stat
+from lab.records.schema import ClassificationPoint, Share, Size, Stat
 from lab.records.store import Record, write_record
 from lab.report import inference_sections, sections
 
@@ -45,13 +45,12 @@ def point(batch_size: int, base: float, quantized: float) -> ClassificationPoint
 def classified(
     run: Run, points: list[ClassificationPoint], change: Share, repeat: int = 0
 ) -> Record:
-    results = Inference(
-        quantization=run.quantization,
+    return inferred(
+        run,
+        [],
+        repeat,
         method="a method: 9 of 9 linear layers",
-        base_size=Size(memory=4_000_000, disk=4_100_000),
         size=Size(memory=1_000_000, disk=1_100_000),
-        quantize_time=0.1,
-        output_errors={"8x128": 0.01},
         held_out_samples=500,
         base_accuracy=0.9,
         accuracy=0.9 + change.value,
@@ -59,15 +58,6 @@ def classified(
         same_classes=Share(value=0.97, low=0.96, high=0.98),
         classifications=points,
         arithmetic="AVX2",
-    )
-    return Record(
-        run_id=run.id,
-        repeat=repeat,
-        run=run,
-        status="completed",
-        finished_at="2025-01-01T00:01:00+00:00",
-        environment=environment(1),
-        inference=results,
     )
 
 

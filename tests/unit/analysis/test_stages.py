@@ -54,11 +54,8 @@ def test_a_study_of_one_task_has_no_stages(tmp_path) -> None:
 
 
 def test_the_published_ladder_is_that_of_its_table() -> None:
-    lines = [
-        line
-        for line in Path("tests/fixtures/tables/gpt2_stages.csv").read_text().splitlines()
-        if not line.startswith("#")
-    ]
+    text = Path("tests/fixtures/tables/gpt2_stages.csv").read_text()
+    lines = [line for line in text.splitlines() if not line.startswith("#")]
     rows = {
         row["stage"]: (float(row["train_s"]), float(row["inference_s"]))
         for row in csv.DictReader(lines)
@@ -68,8 +65,7 @@ def test_the_published_ladder_is_that_of_its_table() -> None:
 
 
 def test_the_figure_shows_the_published_stages_and_what_was_not_run(ladder_study) -> None:
-    write_record(
-        record(ladder_study.runs[0]), ladder_study.out / "runs" / ladder_study.runs[0].id / "0"
-    )
+    first = ladder_study.runs[0]
+    write_record(record(first), ladder_study.out / "runs" / first.id / "0")
     words = [text.get_text() for text in figures.stage_ratios(ladder_study).texts]
     assert words.count("not run") == 7 and "35.6×" in words

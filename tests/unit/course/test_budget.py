@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
 from factories import record
+from typer.testing import CliRunner
 
 import lab
 from lab import cli, machine
@@ -75,25 +75,11 @@ def test_every_study_of_the_course_is_used_by_a_lesson() -> None:
     assert listed == {name for name in there if not name.startswith("fault-")}
 
 
-def test_the_command_shows_the_course_and_the_classes(
-    lessons: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    words = [
-        "course",
-        "budget",
-        lessons,
-        "--quick",
-        "--minutes",
-        "3",
-        "--students",
-        "2,4",
-        "--json",
-    ]
-    monkeypatch.setattr(sys, "argv", ["lab", *map(str, words)])
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
-    content = json.loads(capsys.readouterr().out)
-    assert not ended.value.code
+def test_the_command_shows_the_course_and_the_classes(lessons: Path) -> None:
+    words = ["course", "budget", str(lessons), "--quick", "--minutes", "3", "--students", "2,4"]
+    ended = CliRunner().invoke(cli.app, [*words, "--json"])
+    content = json.loads(ended.stdout)
+    assert not ended.exit_code
     assert [one["study"] for one in content["studies"]] == ["baseline", "strong"]
     assert [one["students"] for one in content["classes"]] == [2, 4]
 

@@ -12,18 +12,15 @@ from factories import record
 from studies import SMALL_STUDY, StudyMaker
 
 import lab
-from lab import cli
 from lab.config.cluster import Cluster
 from lab.config.run import Run
 from lab.config.study import Study
 from lab.launch import preflight
-from lab.launch.launcher import Jobs
 from lab.launch.plan import obstacle
 from lab.perfmodel.calibration import calibration_path
 from lab.perfmodel.flops import model_cost
 from lab.records.schema import Memory
 from lab.records.store import Store, write_record
-from lab.report.build import Report
 
 BASE: Mapping[str, Any] = SMALL_STUDY["base"]  # type: ignore[assignment]
 GPT3 = {"kind": "gpt", "layers": 96, "heads": 96, "width": 12288, "block_size": 2048}
@@ -122,32 +119,6 @@ def test_a_record_that_could_not_be_read_back_is_no_record(tmp_path: Path) -> No
     with pytest.raises(lab.LabError, match=r"memory\.peak\.0 cannot be read back"):
         write_record(broken, tmp_path)
     assert not list(tmp_path.iterdir())
-
-
-def test_a_run_without_a_record_is_named_and_is_a_failure(
-    make_study: StudyMaker, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    study = Study.load(make_study())
-    for task in study.tasks:
-        write_record(record(task.run), study.out / "runs" / task.run.id / "0")
-    wait = Jobs.wait
-    monkeypatch.setattr(Jobs, "wait", lambda jobs, progress: wait(jobs, progress=progress)[1:])
-    made = Report(*(study.folder / f"report.{kind}" for kind in ("ipynb", "html", "pdf")))
-    monkeypatch.setattr(lab, "report", lambda *_, **__: made)
-    monkeypatch.setattr("sys.argv", ["lab", "run", str(study.folder)])
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
-    assert ended.value.code == 1
-    assert f"{study.tasks[0].label}: no record" in " ".join(capsys.readouterr().err.split())
-
-
-def test_a_cause_that_ended_several_runs_is_told_once(make_study: StudyMaker) -> None:
-    first, second, *_ = Study.load(make_study()).tasks
-    ended = [(first, "failed: no GPU"), (second, "failed: no GPU"), (second, "no record")]
-    assert list(cli._by_cause(ended)) == [
-        f"{first.label} and 1 other: failed: no GPU",
-        f"{second.label}: no record",
-    ]
 
 
 def test_two_profiles_of_one_name_are_told_apart_by_their_files(
