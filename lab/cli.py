@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
+import textwrap
 import time
 import traceback
 from collections.abc import Iterator, Sequence
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from lab.config.study import Task
 
 INTERRUPTED = 130  # as shells report for a command ended by Ctrl-C
+LONGEST_REASON = 300  # characters in the table of `lab status`
 # The error for a wrong command line, from the click bundled with typer or the installed one.
 UsageError: Any = typer.BadParameter.__mro__[1]
 app = typer.Typer(
@@ -294,7 +296,9 @@ def status(
         }
         for state in (watched(loaded) if watch else lab.status(loaded))
     ]
-    answer(as_json, rows, table_of(rows))
+    # A cause may be a page of a library's output; the record and --json have all of it.
+    short = [row | {"reason": textwrap.shorten(str(row["reason"]), LONGEST_REASON)} for row in rows]
+    answer(as_json, rows, table_of(short))
 
 
 @app.command()

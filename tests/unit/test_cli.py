@@ -16,6 +16,7 @@ import lab
 from lab import cli
 from lab.config.study import Study
 from lab.launch.launcher import Jobs
+from lab.records.schema import Failure
 from lab.records.store import Store, write_record
 from lab.report.build import Report
 
@@ -159,6 +160,20 @@ def test_plan_and_status_tell_what_is_measured(make_study: StudyMaker, run: Comm
     assert rows[0]["state_mb"] == pytest.approx(parameters * 16 / 1e6, abs=0.06)
     status, answer, _ = run("status", study.folder, "--json")
     assert status == 0 and [row["state"] for row in json.loads(answer)] == ["completed", "waiting"]
+
+
+def test_status_cuts_a_long_cause_and_its_json_does_not(
+    make_study: StudyMaker, run: Command
+) -> None:
+    study = Study.load(make_study())
+    failed = record(
+        study.runs[0], status="failed", error=Failure(type="RuntimeError", message="so " * 2000)
+    )
+    write_record(failed, Store(study.out).folder(study.tasks[0]))
+    _, table, _ = run("status", study.folder)
+    assert "so so [...]" in table and len(table) < 1500
+    _, answer, _ = run("status", study.folder, "--json")
+    assert "so " * 1999 in json.loads(answer)[0]["reason"]
 
 
 def test_described_machines_are_predicted_and_planned(run: Command) -> None:
