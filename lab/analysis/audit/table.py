@@ -229,7 +229,7 @@ def _tidy(
         if canonical in given:
             left_out.setdefault(canonical, []).append(column)
             continue
-        cells: pd.Series = frame[column].map(_text)
+        cells = _texts(frame[column])
         if canonical == "speedup" and "scaling" in columns.normal(column) and _are_shares(cells):
             canonical = "efficiency"
         if canonical in {"world_size", "gpu", "device"}:
@@ -357,10 +357,18 @@ def _factor(
     return 1.0
 
 
+def _texts(column: pd.Series) -> pd.Series:
+    if isinstance(column.dtype, pd.StringDtype):  # once for each of a file's values
+        return column.map({cell: _text(cell) for cell in column.unique()})
+    return column.map(_text)
+
+
 def _text(cell: object) -> str | None:
     text = "" if cell is None else str(cell).strip()
     missing = text.lower() in {"", "na", "n/a", "nan", "none", "-", "null", "<na>"}
-    return None if missing else re.sub(r"(?<=^\d)(\d*)\.0$", r"\1", text)  # but not of 2.4.0
+    if missing:
+        return None
+    return text[:-2] if text.endswith(".0") and text[:-2].isdecimal() else text  # but not of 2.4.0
 
 
 def _clean(tidy: pd.DataFrame, assumptions: list[str]) -> pd.DataFrame:
