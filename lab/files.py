@@ -111,7 +111,7 @@ def _require_own(path: Path, state: os.stat_result, *, others: int = 0, root: bo
     if stat.S_ISLNK(state.st_mode):
         what = "a link"
     elif state.st_uid != os.geteuid() and not (root and state.st_uid == 0):
-        what = f"it belongs to {_login(state.st_uid)}"
+        what = f"it belongs to {login(state.st_uid)}"
     elif state.st_mode & others:
         what = "other users may write to it"
     else:
@@ -129,7 +129,8 @@ def require_own_path(folder: Path) -> None:
         _require_own(place, state, others=0o022, root=True)
 
 
-def _login(uid: int) -> str:
+def login(uid: int) -> str:
+    """The name of a user, or the number of one that this machine does not know."""
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:

@@ -45,6 +45,17 @@ def rounded(value: float | None, low: float | None = None, high: float | None = 
     return f"{_fixed(value, place)} [{_fixed(low, place)}, {_fixed(high, place)}]"
 
 
+def number_of(count: int, noun: str) -> str:
+    """A count with its noun, such as `1 run` and `2 runs`."""
+    return f"{count} {noun}{'s' * (count != 1)}"
+
+
+def range_of(counts: Iterable[int], noun: str) -> str:
+    """The least and the largest of some counts with their noun, such as `2 to 3 runs`."""
+    known = sorted(counts)
+    return f"{known[0]} to " * (known[0] < known[-1]) + number_of(known[-1], noun)
+
+
 def value_of(text: str) -> str:
     """A formatted number without its interval, with the same digits: `87 [71, 93] ms` is `87 ms`.
 
@@ -96,6 +107,14 @@ def bytes_unit(values: Iterable[float | None]) -> Unit:
     """GB (1e9) if the largest of these numbers of bytes is at least 10 GB, else MB (1e6)."""
     largest = max((value for value in values if _known(value)), default=0.0)
     return Unit("GB", 1e-9) if largest >= 1e10 else Unit("MB", 1e-6)
+
+
+def message_size(size: float) -> str:
+    """A number of bytes in powers of 1024, in which messages are measured: `64 KiB`."""
+    for unit, factor in (("MiB", 2**20), ("KiB", 2**10)):
+        if size >= factor:
+            return f"{size / factor:.4g} {unit}"
+    return f"{size:g} B"
 
 
 def _scaled(value: float | None, low: float | None, high: float | None, unit: Unit) -> str:

@@ -111,7 +111,7 @@ def gpus() -> tuple[Gpu, ...]:
     Numbers in CUDA_VISIBLE_DEVICES are taken in the driver's order; CUDA itself counts GPUs of
     different models in this order only with CUDA_DEVICE_ORDER=PCI_BUS_ID.
     """
-    rows = _nvidia_smi("--query-gpu=uuid,name,driver_version,memory.total", "--format=csv,noheader")
+    rows = nvidia_smi("--query-gpu=uuid,name,driver_version,memory.total", "--format=csv,noheader")
     # For a GPU that fell off the bus the driver prints a message; CUDA does not count it either.
     devices = dict(_gpu(row) for row in rows if row.count(",") == 3)
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -127,7 +127,8 @@ def gpus() -> tuple[Gpu, ...]:
     return tuple(chosen)
 
 
-def _nvidia_smi(*arguments: str) -> list[str]:
+def nvidia_smi(*arguments: str) -> list[str]:
+    """The lines that nvidia-smi prints; none if it is missing, fails or does not answer."""
     program = shutil.which("nvidia-smi")
     try:
         output = subprocess.run(
@@ -148,7 +149,7 @@ def _gpu(row: str) -> tuple[str, Gpu]:
 def _slices(devices: dict[str, Gpu]) -> dict[str, Gpu]:
     """The slices of GPUs (MIG) by their UUIDs, from the list that `nvidia-smi -L` prints."""
     slices, whole = {}, next(iter(devices.values()))
-    for line in _nvidia_smi("-L"):
+    for line in nvidia_smi("-L"):
         match = re.match(r"\s*(GPU \d+:|MIG (\S+)).*\(UUID: ([^)]+)\)", line)
         if match and match[2]:
             slices[match[3]] = Gpu(f"{whole.name} MIG {match[2]}", whole.driver, None, match[3])

@@ -7,19 +7,17 @@ that no submission can fill the disk.
 from __future__ import annotations
 
 import os
-import pwd
 import shutil
 import stat
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
 from lab.course.release import LESSONS
 from lab.errors import InputError, Problem
-from lab.files import private_folder, unwritable
+from lab.files import login, private_folder, unwritable
 
 MOST_BYTES, MOST_FILES = 2 * 10**9, 50_000  # of one lesson of a student
 
@@ -111,7 +109,7 @@ def _of_lesson(source: Path, target: Path) -> Collected:
         Path(room, lesson).rename(target)
     when = datetime.fromtimestamp(newest, UTC).isoformat(timespec="seconds") if files else ""
     problem = f"{skipped} links, pipes or devices were left out" if skipped else ""
-    return Collected(student, lesson, files, size, _login(source.lstat().st_uid), when, problem)
+    return Collected(student, lesson, files, size, login(source.lstat().st_uid), when, problem)
 
 
 def _copy(source: Path, target: Path) -> tuple[int, int, float, int]:
@@ -140,9 +138,3 @@ def _copy(source: Path, target: Path) -> tuple[int, int, float, int]:
 
 def _raise(error: OSError) -> None:
     raise error
-
-
-def _login(uid: int) -> str:
-    with suppress(KeyError):
-        return pwd.getpwuid(uid).pw_name
-    return str(uid)

@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 import torch
 
+from lab.machine import nvidia_smi
 from lab.records.schema import GpuState
 
 PERIOD_MS = 500
-PATIENCE_S = 20.0
 # The second name is used by drivers before release 535.
 REASONS_FIELDS = ("clocks_event_reasons.active", "clocks_throttle_reasons.active")
 # Bits of the throttling reasons, NVML's nvmlClocksEventReasons.
@@ -42,7 +42,7 @@ class GpuWatch:
         self._lines: list[str] = []
         # A driver supports one of the fields and rejects the other at once.
         queries = map(self._query, REASONS_FIELDS if self._uuids else ())
-        query = next(filter(_run, queries), None)
+        query = next(filter(lambda query: nvidia_smi(*query), queries), None)
         if query is None:
             return
         # It ends with this process, after which nobody reads its output.
@@ -56,11 +56,11 @@ class GpuWatch:
         """Stop sampling; returns the state of each GPU that could be sampled."""
         if self._sampler is None:
             return []
-        processes = _run(["--query-compute-apps=gpu_uuid,pid", "--format=csv,noheader"])
+        processes = nvidia_smi("--query-compute-apps=gpu_uuid,pid", "--format=csv,noheader")
         self._sampler.terminate()
         self._sampler.wait()
         self._reader.join()
-        return parse_states(self._lines, processes.splitlines(), uuids=self._uuids)
+        return parse_states(self._lines, processes, uuids=self._uuids)
 
     def _read(self, lines: Iterable[str]) -> None:
         self._lines.extend(lines)
@@ -132,17 +132,3 @@ def _uuid(number: int) -> str:
     """A GPU's identifier for nvidia-smi, independent of CUDA_VISIBLE_DEVICES."""
     uuid = str(torch.cuda.get_device_properties(number).uuid)
     return uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}"
-
-
-def _run(arguments: Sequence[str]) -> str:
-    """The output of nvidia-smi; empty if it is missing, fails or does not answer."""
-    try:
-        return subprocess.run(
-            ["nvidia-smi", *arguments],
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE_S,
-            check=True,
-        ).stdout
-    except (OSError, subprocess.SubprocessError):
-        return ""
