@@ -47,7 +47,7 @@ class Compute(Frozen):
     its peak.
     """
 
-    emulated: Literal["measured", "V100", "A100", "H100", "H200", "B200", "RTX 3090", "RTX 4090"]
+    emulated: Literal["measured", GpuName]
     # For the whole step on a described GPU. Training GPT models reached 44 to 52 % of an A100's
     # peak (Narayanan et al., 2021, table 1).
     mfu: float = Field(default=0.45, gt=0, le=1)

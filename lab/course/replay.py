@@ -27,7 +27,6 @@ from lab.course.release import LESSONS
 from lab.errors import LabError
 from lab.records.store import Store, read_record
 
-CHECKS = ("lab.check", "lab.check_ranks")
 LARGEST = 20 << 20  # bytes of a file that is read
 MOST_FILES = 3000
 MOST_CHARACTERS = 10_000  # of an answer
@@ -54,7 +53,7 @@ def without_checks(source: str) -> ast.Module:
 
 
 def checks(source: str) -> Iterator[tuple[str, str, ast.Call]]:
-    """Calls of the CHECKS in a cell: the function, the exercise, the call."""
+    """Calls of lab.check and lab.check_ranks in a cell: the function, the exercise, the call."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Call) and ast.unparse(node.func) in {
             "lab.check",
