@@ -21,10 +21,9 @@ from lab.analysis.audit.text_table import read_table
 from lab.analysis.audit.values import BYTE_UNITS, COUNT_UNITS, TIME_UNITS, number
 from lab.errors import InputError, Problem
 from lab.perfmodel import layout_law, transformer
-from lab.perfmodel.framework import named_framework
 from lab.perfmodel.hardware import LINKS, Machine, named_gpu
 from lab.perfmodel.layout import Candidate, Checkpointing, Layout, Sharing
-from lab.perfmodel.layout_law import Case, LayoutLaw
+from lab.perfmodel.layout_law import Case, LayoutLaw, named_framework
 from lab.perfmodel.transformer import Transformer
 
 if TYPE_CHECKING:

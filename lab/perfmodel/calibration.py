@@ -284,6 +284,14 @@ def load_calibration(cluster: str | Path | Cluster = "local") -> Calibration | N
     return read_calibration(path)
 
 
+def find_calibration(cluster: str) -> Calibration | None:
+    """The same for a profile that may be missing here, where only its records came."""
+    try:
+        return load_calibration(cluster)
+    except InputError:
+        return None
+
+
 def read_calibration(path: Path) -> Calibration | None:
     """Read one file; None if missing or incomplete. Raises LabError for a newer schema."""
     version = (read_json(path) or {}).get("schema_version")

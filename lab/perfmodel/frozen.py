@@ -16,7 +16,7 @@ from lab.config.cluster import Cluster
 from lab.config.run import Run
 from lab.config.study import Study
 from lab.files import write_atomically
-from lab.formatting import format_seconds
+from lab.formatting import format_seconds, number_of, percent
 from lab.perfmodel.forecast import Basis, Forecast
 from lab.records.store import Record, Store, load_records
 
@@ -216,11 +216,22 @@ def mean_absolute_error(scored: Sequence[Score]) -> float | None:
     return statistics.fmean(abs(score.error) for score in scored) if scored else None
 
 
+def outcome(scored: Sequence[Score]) -> str:
+    """A sentence on the errors of at least one score, and how many were inside their intervals."""
+    worst = max(scored, key=lambda score: abs(score.error))
+    return (
+        f"The predicted step times of {number_of(len(scored), 'run')} are wrong by "
+        f"{percent(mean_absolute_error(scored))} on average and {worst.error:+.1%} at worst "
+        f"({worst.frozen.run.label}); {sum(score.inside for score in scored)} of {len(scored)} "
+        "measurements fell inside their interval."
+    )
+
+
 def scores_table(scored: Sequence[Score]) -> pd.DataFrame:
     """One row per scored run, for display: prediction with interval, measurement, error."""
     import pandas as pd
 
-    def percent(error: float | None) -> str:
+    def signed(error: float | None) -> str:
         return "-" if error is None else f"{100 * error:+.1f} %"
 
     def row(score: Score) -> dict[str, str]:
@@ -229,11 +240,11 @@ def scores_table(scored: Sequence[Score]) -> pd.DataFrame:
             "configuration": frozen.run.label,
             "predicted": format_seconds(frozen.step_s, frozen.low_s, frozen.high_s),
             "measured": format_seconds(score.measured_s),
-            "error": percent(score.error),
+            "error": signed(score.error),
             "inside the interval": "yes" if score.inside else "no",
             "exposed, predicted": format_seconds(frozen.exposed_s),
             "exposed, measured": "-" if exposed_s is None else format_seconds(exposed_s),
-            "memory error": percent(score.memory_error),
+            "memory error": signed(score.memory_error),
             "frozen": f"{frozen.frozen_at:%Y-%m-%d %H:%M:%S} UTC, {frozen.sha256[:8]}",
         }
 

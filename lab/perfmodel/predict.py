@@ -12,7 +12,7 @@ from lab.config.cluster import Cluster
 from lab.config.run import Run
 from lab.config.study import Study
 from lab.errors import InputError, LabError, Problem
-from lab.formatting import format_seconds, rounded
+from lab.formatting import format_seconds, number_of, rounded
 from lab.perfmodel import hardware, simulate
 from lab.perfmodel.described import Described
 from lab.perfmodel.forecast import Forecast
@@ -112,8 +112,8 @@ class Expectations:
         if self.error is not None:
             notes.append(
                 "Predictions that were frozen before their runs: mean absolute error "
-                f"{100 * self.error:.1f} % over {len(self.scored)} "
-                f"run{'s' * (len(self.scored) > 1)}; it is part of the intervals above."
+                f"{100 * self.error:.1f} % over "
+                f"{number_of(len(self.scored), 'run')}; it is part of the intervals above."
             )
         return notes
 

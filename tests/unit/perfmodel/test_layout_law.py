@@ -11,10 +11,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lab.perfmodel.framework import ANY, NANOTRON, named_framework
 from lab.perfmodel.hardware import machine
 from lab.perfmodel.layout import Candidate, Layout, Sharing
-from lab.perfmodel.layout_law import NAMES, Case, LayoutLaw, expected, fit, quantities
+from lab.perfmodel.layout_law import (
+    ANY,
+    NAMES,
+    NANOTRON,
+    Case,
+    LayoutLaw,
+    expected,
+    fit,
+    named_framework,
+    quantities,
+)
 from lab.perfmodel.transformer import Transformer
 
 MODEL = Transformer(layers=24, width=2048, heads=16, hidden=8192)
