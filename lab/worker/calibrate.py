@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -20,8 +19,7 @@ from lab.perfmodel.hardware import vendor_peak
 from lab.worker.collectives import MIB, SIZES, measure_collectives, measure_contention
 from lab.worker.context import Progress, RankContext
 from lab.worker.distributed import device_of, gather, process_group
-from lab.worker.environment import background_cpu, cpu_use, environment
-from lab.worker.gpu_watch import GpuWatch
+from lab.worker.environment import MachineWatch, environment
 from lab.worker.measure.clock import synchronize
 from lab.worker.optim import DTYPES, set_products
 from lab.worker.reference import reference_steps
@@ -53,7 +51,7 @@ def measure(
     device = device_of(context)
     fields: dict[str, Any] = {}
     steps = partial(reference_steps, context, strategies, quick=quick, progress=progress)
-    gpu_watch, before = GpuWatch(device), cpu_use(context.cores)
+    watch = MachineWatch(context, device)
     with process_group(context, device=device) if context.world_size > 1 else nullcontext():
         if context.world_size > 1:
             sizes = [size for size in SIZES[device.type] if size <= QUICK_LARGEST or not quick]
@@ -73,8 +71,7 @@ def measure(
             fields["memory"] = memory_bandwidth(device)
             if cluster.compute is None:
                 fields["steps"] = steps()
-        gpus, use = gpu_watch.stop(), cpu_use(context.cores).since(before)
-        ranks = gather((socket.gethostname(), context.cores, use, gpus))
+        ranks = gather(watch.stop())
     if ranks is None:
         return None
     return Part(
@@ -86,10 +83,7 @@ def measure(
         environment=environment(
             context,
             device=device,
-            hosts=[host for host, *_ in ranks],
-            cores=[cores for _, cores, *_ in ranks],
-            foreign_cpu=background_cpu((host, use) for host, _, use, _ in ranks),
-            gpu_states=[state for *_, states in ranks for state in states],
+            ranks=ranks,
         ),
         **fields,
     )

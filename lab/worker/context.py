@@ -29,6 +29,10 @@ class Progress(Protocol):
         """Report progress."""
 
 
+def silent(phase: str, step: int, steps: int, loss: float | None = None, /) -> None:
+    """Report no progress."""
+
+
 @dataclass(frozen=True)
 class RankContext:
     """One rank's share of a cluster, decided before torch is imported."""

@@ -8,12 +8,16 @@ import importlib.metadata
 import os
 import platform
 import resource
+import socket
+import subprocess
 import sys
+import threading
 import time
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, median
 from typing import NamedTuple
 
 import numpy as np
@@ -21,26 +25,39 @@ import psutil
 import torch
 from torch import nn
 
-from lab.machine import cpu_model, gpus
+from lab.machine import cpu_model, gpus, nvidia_smi
 from lab.records.provenance import git_state
 from lab.records.schema import FOREIGN_SHARE, Environment, GpuState
 from lab.worker.context import RankContext
 from lab.worker.data.dataset import Dataset
+
+PERIOD_MS = 500
+# The second name is used by drivers before release 535.
+REASONS_FIELDS = ("clocks_event_reasons.active", "clocks_throttle_reasons.active")
+# Bits of the throttling reasons, NVML's nvmlClocksEventReasons.
+IDLE = 0x1
+REASONS = {
+    0x2: "applications_clocks_setting",
+    0x4: "sw_power_cap",
+    0x8: "hw_slowdown",
+    0x10: "sync_boost",
+    0x20: "sw_thermal_slowdown",
+    0x40: "hw_thermal_slowdown",
+    0x80: "hw_power_brake_slowdown",
+    0x100: "display_clock_setting",
+}
 
 
 def environment(
     context: RankContext,
     *,
     device: torch.device,
-    hosts: Sequence[str],
-    cores: Sequence[Sequence[int]],
-    foreign_cpu: float | None,
-    gpu_states: Sequence[GpuState] = (),
+    ranks: Sequence[RankUse],
     dataset: Dataset | None = None,
     parameters: int | None = None,
     devices: int | None = None,
 ) -> Environment:
-    """The environment as seen by rank 0, with the hosts and cores of all ranks.
+    """The environment as seen by rank 0, with what all ranks read from their machines.
 
     `devices` are those of the whole run, one per rank if None.
     """
@@ -49,12 +66,12 @@ def environment(
     return Environment(
         cluster=context.cluster,
         cluster_file=context.cluster_file,
-        hosts=list(hosts),
+        hosts=[rank.host for rank in ranks],
         device=device.type,
         backend=None if context.world_size == 1 else backend(context),
         cpu=cpu_model(),
         cpu_count=os.cpu_count() or 1,
-        cpus_granted=[list(granted) for granted in cores],
+        cpus_granted=[list(rank.cores) for rank in ranks],
         threads_per_rank=torch.get_num_threads(),  # as used by torch, whatever was requested
         gpu=torch.cuda.get_device_name(device) if cuda else None,
         gpu_count=(devices or context.world_size) if cuda else 0,
@@ -68,8 +85,8 @@ def environment(
         data_description=dataset.description if dataset else None,
         train_samples=len(dataset.train) if dataset and dataset.train.epochs else None,
         parameters=parameters,
-        foreign_cpu=foreign_cpu,
-        gpu_states=list(gpu_states) or None,
+        foreign_cpu=background_cpu((rank.host, rank.cpu) for rank in ranks),
+        gpu_states=[state for rank in ranks for state in rank.gpus] or None,
         emulated=context.emulated,
         shared_host=context.shared_host,
     )
@@ -173,6 +190,32 @@ def _of_children() -> float:
     return seconds
 
 
+class RankUse(NamedTuple):
+    """What a rank reads from its machine: where it ran, and what was used meanwhile."""
+
+    host: str
+    cores: tuple[int, ...]
+    cpu: CpuUse
+    gpus: list[GpuState]
+
+
+class MachineWatch:
+    """Watches a rank's cores and GPUs from now on, or from the last `restart`, until `stop`."""
+
+    def __init__(self, context: RankContext, device: torch.device, devices: int = 1) -> None:
+        self._cores, self._gpus = context.cores, GpuWatch(device, devices)
+        self.restart()
+
+    def restart(self) -> None:
+        """Count the use of cores from here."""
+        self._before = cpu_use(self._cores)
+
+    def stop(self) -> RankUse:
+        """Stop watching; returns what was used."""
+        gpus, cpu = self._gpus.stop(), cpu_use(self._cores).since(self._before)
+        return RankUse(socket.gethostname(), self._cores, cpu, gpus)
+
+
 def background_cpu(uses: Iterable[tuple[str, CpuUse]]) -> float | None:
     """Cores used by other processes: busy time minus all ranks' own CPU time, over wall time.
 
@@ -211,3 +254,106 @@ def _busy(cores: Sequence[int]) -> dict[int, float]:
             user, nice, system, _idle, _iowait, irq, softirq, steal = map(int, fields[:8])
             busy[int(name[3:])] = (user + nice + system + irq + softirq + steal) / tick
     return busy
+
+
+class GpuWatch:
+    """Samples this process's GPUs with nvidia-smi until `stop`; does nothing on CPUs."""
+
+    def __init__(self, device: torch.device, devices: int = 1) -> None:
+        numbers = [device.index or 0] if devices == 1 else range(devices)
+        on_gpus = device.type == "cuda"
+        self._uuids = [_uuid(number) for number in numbers] if on_gpus else []
+        self._sampler: subprocess.Popen[str] | None = None
+        self._lines: list[str] = []
+        # A driver supports one of the fields and rejects the other at once.
+        queries = map(self._query, REASONS_FIELDS if self._uuids else ())
+        query = next(filter(lambda query: nvidia_smi(*query), queries), None)
+        if query is None:
+            return
+        # It ends with this process, after which nobody reads its output.
+        command = ["nvidia-smi", *query, f"--loop-ms={PERIOD_MS}"]
+        self._sampler = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        # A thread reads, or the pipe would fill up in a long run.
+        self._reader = threading.Thread(target=self._read, args=[self._sampler.stdout], daemon=True)
+        self._reader.start()
+
+    def stop(self) -> list[GpuState]:
+        """Stop sampling; returns the state of each GPU that could be sampled."""
+        if self._sampler is None:
+            return []
+        processes = nvidia_smi("--query-compute-apps=gpu_uuid,pid", "--format=csv,noheader")
+        self._sampler.terminate()
+        self._sampler.wait()
+        self._reader.join()
+        return parse_states(self._lines, processes, uuids=self._uuids)
+
+    def _read(self, lines: Iterable[str]) -> None:
+        self._lines.extend(lines)
+
+    def _query(self, reasons: str) -> list[str]:
+        fields = f"--query-gpu=uuid,clocks.sm,clocks.max.sm,{reasons}"
+        return [f"--id={','.join(self._uuids)}", fields, "--format=csv,noheader,nounits"]
+
+
+def parse_states(
+    samples: Iterable[str], processes: Iterable[str], *, uuids: Sequence[str]
+) -> list[GpuState]:
+    """The state of each GPU from nvidia-smi's output: samples, and its processes at the end.
+
+    Lines of another form, such as errors, are ignored. A sample of an idle GPU, before the first
+    step, says nothing about its clocks.
+    """
+    by_gpu: dict[str, list[_Sample]] = {uuid: [] for uuid in uuids}
+    for line in samples:
+        uuid, *cells = (cell.strip() for cell in line.split(","))
+        if uuid in by_gpu and len(cells) == 3 and (sample := _Sample.of(*cells)):
+            by_gpu[uuid].append(sample)
+    pairs = (line.split(",")[:2] for line in processes)
+    present = Counter(pair[0].strip() for pair in pairs if pair[-1].strip().isdigit())
+    return [_state(by_gpu[uuid], present[uuid]) for uuid in uuids]
+
+
+class _Sample(NamedTuple):
+    clock: float  # MHz
+    clock_max: float | None
+    reasons: int
+
+    @classmethod
+    def of(cls, clock: str, clock_max: str, reasons: str) -> _Sample | None:
+        """A sample, or None if the GPU was idle or its clock is not known, as on a MIG slice."""
+        values = _number(clock), _number(clock_max), _number(reasons)
+        if values[0] is None or int(values[2] or 0) & IDLE:
+            return None
+        return cls(values[0], values[1], int(values[2] or 0))
+
+
+def _number(cell: str) -> float | None:
+    """A decimal number or a hexadecimal mask; None for words such as [N/A]."""
+    try:
+        return float(int(cell, 16)) if cell.startswith("0x") else float(cell)
+    except ValueError:
+        return None
+
+
+def _state(samples: Sequence[_Sample], processes: int) -> GpuState:
+    clocks = [sample.clock for sample in samples]
+    shares = {
+        name: sum(bool(sample.reasons & bit) for sample in samples) / len(samples)
+        for bit, name in REASONS.items()
+        if samples
+    }
+    return GpuState(
+        samples=len(samples),
+        sm_clock=median(clocks) if clocks else None,
+        sm_clock_low=min(clocks, default=None),
+        sm_clock_max=samples[-1].clock_max if samples else None,
+        reasons={name: share for name, share in shares.items() if share},
+        # One is the rank itself; if not even that is listed, as in a container, no others are.
+        other_processes=processes - 1 if processes else None,
+    )
+
+
+def _uuid(number: int) -> str:
+    """A GPU's identifier for nvidia-smi, independent of CUDA_VISIBLE_DEVICES."""
+    uuid = str(torch.cuda.get_device_properties(number).uuid)
+    return uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}"

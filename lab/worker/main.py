@@ -30,10 +30,10 @@ from lab.worker.distributed import (
     read_clock_offset,
 )
 from lab.worker.emulation import pauses_for
-from lab.worker.environment import background_cpu, environment
-from lab.worker.measure import overlap, parquet
+from lab.worker.environment import environment
+from lab.worker.measure import overlap
 from lab.worker.measure.clock import FloatArray, phases_close, timing
-from lab.worker.rank_report import RankReport, communication_of, memory_of
+from lab.worker.rank_report import RankReport, communication_of, memory_of, write_steps
 from lab.worker.resume import forget
 from lab.worker.sync_cost import Probe, methods_agree, probe, readiness
 from lab.worker.trace import trace, write_trace
@@ -99,7 +99,7 @@ def measure(
     communication = communication_of(
         run, reports, folder, first_step=first_step, cycle=strategy.cycle
     )
-    parquet.write_steps(
+    write_steps(
         [report.steps for report in reports],
         folder / "steps.parquet",
         warmup_steps=run.warmup_steps,
@@ -149,10 +149,7 @@ def measure(
             dataset=dataset,
             parameters=training.parameters,
             devices=run.world_size,
-            hosts=[report.host for report in reports],
-            cores=[report.cores for report in reports],
-            foreign_cpu=background_cpu((report.host, report.use) for report in reports),
-            gpu_states=[state for report in reports for state in report.gpus],
+            ranks=[report.use for report in reports],
         ),
         checks=checks,
         trace=write_trace(traced, folder) if traced else None,
@@ -207,8 +204,7 @@ def _report(
         )
         bars = overlap.events(context.rank, step, clock=training.clock, sent=sent, shift=shift)
     return RankReport(
-        host=socket.gethostname(),
-        cores=context.cores,
+        use=training.use,
         steps=training.steps,
         # The clock counts starts from its own first step; this places them on one axis.
         start=float(shift(np.array(training.clock.phases(0)[0][1]))),
@@ -216,8 +212,6 @@ def _report(
         bars=bars,
         bars_step=step,
         probe=probed.shifted(shift) if probed else None,
-        use=training.use,
-        gpus=training.gpus,
         peak_flops=peak,
         peak_memory=training.peak_memory,
         state=training.state,

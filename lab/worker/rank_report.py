@@ -1,38 +1,44 @@
-"""What ranks send to rank 0 about their steps, and the parts of a record built from it."""
+"""What ranks send to rank 0, parts of a record built from it, and Parquet files of every step."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
 from lab.config.run import Run
-from lab.records.schema import Communication, Event, GpuState, Memory
-from lab.worker.environment import CpuUse, StateBytes
-from lab.worker.measure import overlap, parquet
+from lab.records.schema import Communication, Event, Memory
+from lab.worker.environment import RankUse, StateBytes
+from lab.worker.measure import overlap
 from lab.worker.measure.clock import FloatArray
 from lab.worker.measure.collective_trace import Calls
 from lab.worker.measure.ddp_hook import Buckets
 from lab.worker.sync_cost import Probe, costs
+
+# Columns of steps.parquet; `start` counts from rank 0's first step. Unmeasured columns are null.
+COLUMNS = (
+    *("rank", "step", "warmup", "start"),
+    *("data", "h2d", "forward", "backward", "optimizer", "other", "step_time"),
+    *("communication_total", "communication_exposed", "communication_straggler"),
+    *("cpu_time", "loss", "learning_rate", "grad_norm"),
+)
 
 
 @dataclass(frozen=True)
 class RankReport:
     """What a rank sends to rank 0 when it is done; times are on rank 0's clock."""
 
-    host: str
-    cores: tuple[int, ...]
+    use: RankUse
     steps: dict[str, FloatArray]  # the columns of steps.parquet
     start: float  # of the first step
     sent: Buckets | Calls | None
     bars: tuple[float, list[Event]] | None  # of the timeline's step
     bars_step: int | None  # from 0, the first that this job made
     probe: Probe | None
-    use: CpuUse
-    gpus: list[GpuState]
     peak_flops: float | None
     peak_memory: list[int]
     state: StateBytes
@@ -53,14 +59,14 @@ def communication_of(
     calls = [report.sent for report in reports if isinstance(report.sent, Calls)]
     if buckets:
         path = folder / "buckets.parquet"
-        parquet.write_buckets(buckets, path, origin=origin, first_step=first_step)
+        write_buckets(buckets, path, origin=origin, first_step=first_step)
         exposure = overlap.Exposure.from_buckets(buckets)
         # PowerSGD takes several collectives per bucket, which the hook does not see.
         operation = None if run.compression == "powersgd" else "all_reduce"
         update |= overlap.count_buckets(buckets[0], operation=operation)
     elif calls:
         path, steps = folder / "calls.parquet", run.steps - first_step
-        parquet.write_calls(calls, path, origin=origin, first_step=first_step)
+        write_calls(calls, path, origin=origin, first_step=first_step)
         exposure = overlap.Exposure.from_calls(calls, steps=steps)
         update |= overlap.count_calls(calls[0], steps=steps, cycle=cycle)
         if cycle > 1:
@@ -87,3 +93,59 @@ def memory_of(reports: Sequence[RankReport], device: torch.device) -> Memory:
         parameters=max(report.state.parameters for report in reports),
         optimizer=max(report.state.optimizer for report in reports),
     )
+
+
+def write_steps(
+    ranks: Sequence[Mapping[str, FloatArray]], path: Path, *, warmup_steps: int, first_step: int = 0
+) -> None:
+    """Write COLUMNS, a row per rank and step from `first_step` on; raises OSError."""
+    steps = np.arange(len(ranks[0]["step_time"]))
+    numbers = {"step": first_step + steps, "warmup": steps < warmup_steps}
+    _write((numbers | dict(columns) for columns in ranks), path, columns=COLUMNS)
+
+
+def write_buckets(
+    ranks: Sequence[Buckets], path: Path, *, origin: float, first_step: int = 0
+) -> None:
+    """Write a row per bucket: rank, the columns of Buckets, its times in s after `origin`."""
+    _write(_rows(ranks, origin, first_step), path)
+
+
+def write_calls(ranks: Sequence[Calls], path: Path, *, origin: float, first_step: int = 0) -> None:
+    """Write a row per call: rank, the columns of Calls, its times in s after `origin`."""
+    _write(_rows(ranks, origin, first_step), path)
+
+
+def _rows(
+    ranks: Sequence[Buckets] | Sequence[Calls], origin: float, first_step: int
+) -> Iterable[dict[str, Any]]:
+    for sent in ranks:
+        shifted = vars(sent.shifted(lambda times: times - origin))
+        yield shifted | {"step": first_step + sent.step}
+
+
+def _write(
+    ranks: Iterable[Mapping[str, Any]], path: Path, *, columns: Sequence[str] | None = None
+) -> None:
+    # Imported only by rank 0 after the measurement, and without pandas, which takes a second.
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    tables = [_table(rank, values, columns) for rank, values in enumerate(ranks)]
+    # Renamed when complete, so that a killed job leaves no partial file.
+    building = path.with_name(f".{path.name}.building")
+    parquet.write_table(pa.concat_tables(tables), building)
+    building.replace(path)
+
+
+def _table(rank: int, values: Mapping[str, Any], columns: Sequence[str] | None) -> Any:
+    """One rank's rows; NaN, and all of a column that was not measured, become null."""
+    import pyarrow as pa
+
+    rows = len(next(iter(values.values())))
+    arrays = {
+        "rank": pa.array(np.full(rows, rank)),
+        **{name: pa.array(column, from_pandas=True) for name, column in values.items()},
+    }
+    missing = pa.nulls(rows, pa.float64())
+    return pa.table({name: arrays.get(name, missing) for name in columns or arrays})

@@ -31,7 +31,7 @@ from lab.perfmodel.intervals import P10_TO_P90
 from lab.perfmodel.reference import PLAIN, ReferenceStep, pooled, reference_runs
 from lab.records.schema import PHASES
 from lab.worker import data
-from lab.worker.context import Progress, RankContext
+from lab.worker.context import Progress, RankContext, silent
 from lab.worker.distributed import RankJob, all_gather_object, device_of, process_group
 from lab.worker.sync_cost import readiness
 from lab.worker.train import train
@@ -109,10 +109,10 @@ def _turn(
         if run.strategy not in strategies:
             continue
         alone = replace(context, rank=0, world_size=1) if run.world_size == 1 else context
-        dataset = data.prepare(run, data_root=Path(), progress=_silent)
+        dataset = data.prepare(run, data_root=Path(), progress=silent)
         # If torch is too old for a strategy, it is too old on every rank.
         with suppress(InputError):
-            steps.append(_step(RankJob(run, alone, device, dataset, _silent), first=first))
+            steps.append(_step(RankJob(run, alone, device, dataset, silent), first=first))
     return tuple(steps)
 
 
@@ -131,10 +131,6 @@ def _step(job: RankJob, *, first: bool) -> ReferenceStep:
         # Gradients become ready at much the same time in each process: one start is enough.
         gradients=tuple(readiness(training, job) or ()) if first else (),
     )
-
-
-def _silent(phase: str, step: int, steps: int, loss: float | None = None, /) -> None:
-    pass
 
 
 def main() -> int:

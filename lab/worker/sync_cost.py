@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import distributed as dist
-from torch import nn
 
 from lab.records.schema import Communication, Gradient, Stat
 from lab.worker import strategies
@@ -77,7 +76,7 @@ def probe(training: Training, job: RankJob) -> Probe | None:
     marks = []
     for number, order in enumerate(orders):
         for way in order:
-            _drop_gradients(training.model)
+            training.model.zero_grad()
             # Each pass begins with an idle device and with all ranks ready, or waiting for a late
             # rank would count as a cost of the exchange.
             synchronize(job.device)
@@ -86,7 +85,7 @@ def probe(training: Training, job: RankJob) -> Probe | None:
             ways[way]()
             marks += [begin, training.clock.now()]
         job.progress("comparing", number + 1, rounds)
-    _drop_gradients(training.model)
+    training.model.zero_grad()
     in_time = training.clock.seconds(marks).reshape(rounds, len(ways), 2)
     spans = np.take_along_axis(in_time, np.argsort(orders, axis=1)[:, :, None], axis=1)
     recorder = training.recorder
@@ -103,11 +102,6 @@ def _forward_backward(job: RankJob, batch: Any, model: Callable[..., torch.Tenso
     with autocast(job.run, job.device):
         loss = model(*batch)
     loss.backward()
-
-
-def _drop_gradients(model: nn.Module) -> None:
-    for parameter in model.parameters():
-        parameter.grad = None
 
 
 def costs(probes: Sequence[Probe]) -> dict[str, Stat]:
@@ -164,7 +158,7 @@ def readiness(training: Training, job: RankJob) -> list[Gradient] | None:
     rounds = []
     try:
         for _ in range(1 + READY_ROUNDS):
-            _drop_gradients(model)
+            model.zero_grad()
             with autocast(run, job.device):
                 loss = model(*batch)
             marks[:] = [None] * len(marks)
@@ -179,7 +173,7 @@ def readiness(training: Training, job: RankJob) -> list[Gradient] | None:
     finally:
         for hook in hooks:
             hook.remove()
-        _drop_gradients(model)
+        model.zero_grad()
     ready = np.median(rounds[1:], axis=0)  # the first round warms up
     order = np.argsort(ready, kind="stable")
     blocks = {

@@ -17,13 +17,11 @@ from torch import nn
 from lab.config.run import Run
 from lab.errors import LabError
 from lab.machine import age
-from lab.records.schema import GpuState
 from lab.worker import environment, models, strategies
 from lab.worker.data.loader import FastLoader, loader_for
 from lab.worker.distributed import RankJob, mean_over_ranks
 from lab.worker.emulation import Pauses, Sleeper, SleepingOptimizer
-from lab.worker.environment import CpuUse, StateBytes, cpu_use
-from lab.worker.gpu_watch import GpuWatch
+from lab.worker.environment import RankUse, StateBytes
 from lab.worker.measure.clock import Clock, CudaClock, FloatArray, HostClock
 from lab.worker.measure.collective_trace import CallRecorder, Calls
 from lab.worker.measure.ddp_hook import BucketRecorder, Buckets
@@ -46,8 +44,7 @@ class Training:
     sent: Buckets | Calls | None  # None if nothing is sent
     loss: FloatArray  # of every step, averaged over the global batch
     setup_time: float  # s, from the start of this process to its first step
-    use: CpuUse  # over the measured steps
-    gpus: list[GpuState]  # while it trained
+    use: RankUse  # of cores over the measured steps, of GPUs while it trained
     peak_memory: list[int]  # of each device
     state: StateBytes
     parameters: int  # of the whole model
@@ -109,13 +106,13 @@ def train(job: RankJob, *, folder: Path | None = None, pauses: Pauses | None = N
     measured_from = first + run.warmup_steps
     # Last before the first step, as preparation is not part of the training's peak.
     environment.reset_peak(device)
-    gpu_watch = GpuWatch(device, run.devices)
-    setup_time, use_before = age(), cpu_use(context.cores)
+    watch = environment.MachineWatch(context, device, run.devices)
+    setup_time = age()
 
     for step in range(first, run.steps):
         if step == measured_from:
             # The load of other processes is judged over the measured steps only.
-            use_before = cpu_use(context.cores)
+            watch.restart()
         # No barrier: a user's loop has none, and it would hide time spent waiting for stragglers.
         cpu_start = time.process_time()
         clock.start()
@@ -163,9 +160,8 @@ def train(job: RankJob, *, folder: Path | None = None, pauses: Pauses | None = N
     loader.close()
     # Marks are read only now, because on CUDA that waits for the device.
     laps = clock.read()
-    gpus = gpu_watch.stop()
+    use = watch.stop()
     sent = recorder.take() if recorder else None
-    use = cpu_use(context.cores).since(use_before)
     # Before anything else allocates, as evaluation and checks have their own peaks.
     peak_memory = environment.peak_memory(device, run.devices)
     rank_loss = _values(strategy.all_losses(losses)).mean(axis=1)
@@ -190,7 +186,6 @@ def train(job: RankJob, *, folder: Path | None = None, pauses: Pauses | None = N
         loss=mean_loss,
         setup_time=setup_time,
         use=use,
-        gpus=gpus,
         peak_memory=peak_memory,
         state=environment.state_bytes(model, optimizer),
         parameters=parameters,

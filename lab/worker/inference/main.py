@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import socket
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, cast
@@ -22,8 +21,7 @@ from lab.worker.context import Measurement, Progress, RankContext
 from lab.worker.data.cache import file_sha256
 from lab.worker.data.loader import Batch, FastLoader
 from lab.worker.distributed import RankJob, device_of, gather, process_group
-from lab.worker.environment import background_cpu, cpu_use, environment, peak_memory, reset_peak
-from lab.worker.gpu_watch import GpuWatch
+from lab.worker.environment import MachineWatch, environment, peak_memory, reset_peak
 from lab.worker.inference import quality
 from lab.worker.inference.latency import PromptBatch, time_classification, time_generation
 from lab.worker.inference.model import load_model, trained_model, training_run
@@ -58,12 +56,9 @@ def infer(
     base = load_model(trained, dataset, device=device)
     with process_group(context, device=device) if context.world_size > 1 else nullcontext():
         reset_peak(device)  # of the training, if this rank trained
-        gpu_watch = GpuWatch(device)
-        before = cpu_use(context.cores)  # load from others on these cores makes times longer
+        watch = MachineWatch(context, device)  # load from others on these cores makes times longer
         inference = _compare(job, base, trained)
-        gpus = gpu_watch.stop()
-        use = cpu_use(context.cores).since(before)
-        ranks = gather((socket.gethostname(), context.cores, use, peak_memory(device), gpus))
+        ranks = gather((watch.stop(), peak_memory(device)))
     if ranks is None:
         return None
     if run.keep_model:  # the cache may be emptied
@@ -76,7 +71,7 @@ def infer(
         communication=None,
         memory=Memory(
             kind="cuda_allocated" if device.type == "cuda" else "resident",
-            peak=[peak for *_, peaks, _ in ranks for peak in peaks],
+            peak=[peak for _, peaks in ranks for peak in peaks],
             parameters=sum(parameter.nbytes for parameter in parameters),
         ),
         quality=None,
@@ -85,10 +80,7 @@ def infer(
             device=device,
             dataset=dataset,
             parameters=sum(parameter.numel() for parameter in parameters),
-            hosts=[host for host, *_ in ranks],
-            cores=[cores for _, cores, *_ in ranks],
-            foreign_cpu=background_cpu((host, use) for host, _, use, *_ in ranks),
-            gpu_states=[state for *_, states in ranks for state in states],
+            ranks=[use for use, _ in ranks],
         ),
         checks={"outputs_agree": all(error <= quality.MAX_OUTPUT_ERROR for error in errors)},
         inference=inference,

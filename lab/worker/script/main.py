@@ -39,14 +39,13 @@ from lab.worker.distributed import (
     process_group,
     read_clock_offset,
 )
-from lab.worker.environment import StateBytes, cpu_use
-from lab.worker.gpu_watch import GpuWatch
-from lab.worker.measure import overlap, parquet
+from lab.worker.environment import StateBytes
+from lab.worker.measure import overlap
 from lab.worker.measure.clock import Clock, CudaClock, FloatArray, HostClock, timing
 from lab.worker.measure.collective_trace import Calls
 from lab.worker.measure.ddp_hook import Buckets
 from lab.worker.own import blamed
-from lab.worker.rank_report import RankReport, communication_of, memory_of
+from lab.worker.rank_report import RankReport, communication_of, memory_of, write_steps
 from lab.worker.script import meter
 from lab.worker.script.hooks import StepRecorder, StepsDone, installed
 
@@ -61,8 +60,7 @@ class Watch:
         self.setup_time: float | None = None
         self.cpu_times: list[float] = []
         self._cpu = time.process_time()
-        self._before = cpu_use(context.cores)
-        self._gpus = GpuWatch(device)
+        self._machine = environment.MachineWatch(context, device)
 
     def after(self, step: int) -> None:
         """Take the readings due after a step."""
@@ -73,14 +71,13 @@ class Watch:
             if self.device.type == "cpu":  # a script may read a GPU's counters itself
                 environment.reset_peak(self.device)
         if step == self.run.warmup_steps:
-            self._before = cpu_use(self.context.cores)
+            self._machine.restart()
         self._cpu = now
 
     def end(self) -> None:
         """Take the last readings."""
-        self.use = cpu_use(self.context.cores).since(self._before)
+        self.use = self._machine.stop()
         self.peak_memory = environment.peak_memory(self.device)
-        self.gpus = self._gpus.stop()
 
 
 def measure_script(
@@ -150,7 +147,7 @@ def measure_script(
     done = run.model_copy(update={"steps": recorder.steps})
     communication = communication_of(done, reports, folder, first_step=0)
     phases = _phases(recorder.seen)
-    parquet.write_steps(
+    write_steps(
         [report.steps for report in reports],
         folder / "steps.parquet",
         warmup_steps=run.warmup_steps,
@@ -175,10 +172,7 @@ def measure_script(
         environment=environment.environment(
             context,
             device=device,
-            hosts=[report.host for report in reports],
-            cores=[report.cores for report in reports],
-            foreign_cpu=environment.background_cpu((r.host, r.use) for r in reports),
-            gpu_states=[state for report in reports for state in report.gpus],
+            ranks=[report.use for report in reports],
         ).model_copy(update={"backend": recorder.backend if context.world_size > 1 else None}),
         checks={},
         script=Observed(
@@ -329,8 +323,7 @@ def _report(
     columns = {"step_time", "start", *_phases(recorder.seen)}
     assert recorder.optimizer is not None
     return RankReport(
-        host=socket.gethostname(),
-        cores=context.cores,
+        use=watch.use,
         steps={name: values for name, values in laps.items() if name in columns}
         | {"cpu_time": np.array(watch.cpu_times)},
         start=float(shift(np.array(start))),
@@ -338,8 +331,6 @@ def _report(
         bars=bars,
         bars_step=step,
         probe=None,
-        use=watch.use,
-        gpus=watch.gpus,
         peak_flops=None,
         peak_memory=watch.peak_memory,
         state=_state(recorder.optimizer, recorder.parameters()),

@@ -21,8 +21,8 @@ from lab.records.schema import PHASES
 from lab.worker import calibrate
 from lab.worker.context import Measurement, RankContext
 from lab.worker.main import measure
-from lab.worker.measure.parquet import COLUMNS
 from lab.worker.optim import learning_rate
+from lab.worker.rank_report import COLUMNS
 
 # Sums in another order round differently; eight steps of AdamW let the difference grow.
 FP32_TOLERANCE = 2e-4
