@@ -33,8 +33,8 @@ from lab.analysis.waterfall import SHARE, waterfalls
 from lab.config.run import Run, distinct_labels
 from lab.config.strategies import SETTINGS
 from lab.config.study import Study
-from lab.formatting import format_seconds, percent, rounded
-from lab.perfmodel.frozen import Score, mean_absolute_error
+from lab.formatting import format_seconds, number_of, percent, rounded
+from lab.perfmodel.frozen import Score, outcome
 from lab.records.store import Record
 
 NO_ANSWER = "There is no answer yet."
@@ -128,21 +128,13 @@ def _inference(evidence: Evidence) -> Iterator[str]:
 
 def _predictions(evidence: Evidence) -> Iterator[str]:
     """The error of the predictions that were frozen before their runs."""
-    scores = evidence.scores
-    if not scores:
+    if not evidence.scores:
         yield (
             "There is no answer yet: no run was predicted before it was measured, "
             "which is what `lab bench predict` does."
         )
         return
-    inside = sum(score.inside for score in scores)
-    worst = max(scores, key=lambda score: abs(score.error))
-    yield (
-        f"The predicted step times of {len(scores)} run{'s' * (len(scores) > 1)} are wrong by "
-        f"{percent(mean_absolute_error(scores))} on average and {worst.error:+.1%} at worst "
-        f"({worst.frozen.run.label}); {inside} of {len(scores)} measurements fell inside their "
-        "interval."
-    )
+    yield outcome(evidence.scores)
 
 
 def _strategies(evidence: Evidence) -> Iterator[str]:
@@ -377,7 +369,7 @@ def _step(evidence: Evidence) -> Iterator[str]:
         which = "A" if len(rows) == 1 else "The shortest"
         yield (
             f"{which} step takes {format_seconds(*with_interval(row, 'step_time'))} on "
-            f"{place(row, labels)}: the median of {repeats} repeat{'s' * (repeats > 1)}"
+            f"{place(row, labels)}: the median of {number_of(repeats, 'repeat')}"
             f"{' with its 95 % interval' if repeats > 1 else ', which gives no interval'}."
         )
 

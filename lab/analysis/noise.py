@@ -11,6 +11,7 @@ import pandas as pd
 from lab.analysis.audit import Audit
 from lab.config.run import distinct_labels
 from lab.config.study import Study
+from lab.formatting import range_of
 from lab.records.schema import FOREIGN_SHARE, Environment, GpuState
 from lab.records.store import Record
 
@@ -95,7 +96,11 @@ class Noise:
             return "no completed repeat"
         records = [record for group in groups for record in group]
         places = _places(records)
-        parts = [_counts(list(map(len, groups))), *self._interval(ids), _load(places, "at most")]
+        parts = [
+            range_of(map(len, groups), "repeat"),
+            *self._interval(ids),
+            _load(places, "at most"),
+        ]
         if gpus := _gpus(places):
             parts += _troubles(gpus) or ["GPUs neither shared nor throttled"]
         return " · ".join([*parts, *([_worst(audit)] if audit else [])])
@@ -164,11 +169,6 @@ def _load(places: Sequence[Environment], limit: str) -> str:
     if not shares:
         return "load from other processes not known"
     return f"other processes took {limit} {100 * max(shares):.0f} % of the ranks' cores"
-
-
-def _counts(repeats: Sequence[int]) -> str:
-    low, high = min(repeats), max(repeats)
-    return f"{low} to {high} repeats" if low < high else f"{high} repeat{'s' * (high != 1)}"
 
 
 def _repeats(records: Sequence[Record]) -> str:

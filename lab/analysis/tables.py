@@ -16,7 +16,16 @@ from lab.analysis.scaling_curves import (
     rows_of,
     with_interval,
 )
-from lab.formatting import NOT_MEASURED, Unit, format_seconds, percent, rounded, unit_for
+from lab.formatting import (
+    NOT_MEASURED,
+    Unit,
+    format_seconds,
+    message_size,
+    percent,
+    range_of,
+    rounded,
+    unit_for,
+)
 from lab.perfmodel.calibration import Calibration
 
 MOST_COLUMNS = 4  # more curves than this become rows, because a page is taller than it is wide
@@ -35,9 +44,7 @@ def classical_tables(summary: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
     if not lines:
         return []
     unit, device = unit_for(summary["step_time"]), device_of(summary)
-    fewest, most = int(summary["repeats"].min()), int(summary["repeats"].max())
-    count = f"{most}" if fewest == most else f"{fewest} to {most}"
-    over = f"median over {count} repeat{'s' * (most > 1)} [95 % interval]"
+    over = f"median over {range_of(map(int, summary['repeats']), 'repeat')} [95 % interval]"
     cells: dict[str, Callable[[Mapping[Any, Any]], str]] = {
         "Step time": lambda row: format_seconds(*with_interval(row, "step_time")),
         f"Speedup over {baseline_name(summary)}": lambda row: _ratio(row, "speedup"),
@@ -109,15 +116,13 @@ def fits_table(calibration: Calibration) -> pd.DataFrame:
             "GB/s": rounded(row.fit.bytes_per_s / 1e9),
             "busbw": rounded(row.fit.of_one_link(row.collective, row.world_size)[1] / 1e9),
             "error up to": percent(row.fit.largest_relative_error),
-            "fitted over": f"{_bytes(row.fit.smallest_bytes)} to {_bytes(row.fit.largest_bytes)}",
+            "fitted over": " to ".join(
+                map(message_size, (row.fit.smallest_bytes, row.fit.largest_bytes))
+            ),
         }
         for row in calibration.fits
     ]
     return pd.DataFrame(rows)
-
-
-def _bytes(size: float) -> str:
-    return f"{size / 2**20:g} MiB" if size >= 2**20 else f"{size / 2**10:g} KiB"
 
 
 def times_table(calibration: Calibration) -> pd.DataFrame:

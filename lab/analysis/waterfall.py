@@ -14,9 +14,8 @@ import pandas as pd
 from lab.analysis.scaling import FEWEST_REPEATS, RESAMPLES, SEED
 from lab.analysis.scaling_curves import curves, ranks, rows_of, with_interval
 from lab.config.run import Run
-from lab.errors import InputError
 from lab.formatting import rounded, unit_for
-from lab.perfmodel.calibration import Calibration, load_calibration
+from lab.perfmodel.calibration import Calibration, find_calibration
 from lab.perfmodel.forecast import SAME
 from lab.perfmodel.layout import Layout
 from lab.records.schema import Communication, Environment
@@ -140,7 +139,7 @@ def waterfalls(summary: pd.DataFrame, records: Sequence[Record]) -> list[Waterfa
             and {"forward", "backward"} <= set(record.timing.phases)
         ):
             measured[record.emulation][record.run_id].append(record)
-    calibrated, baselines = cache(_calibrated), set(summary["baseline_run_id"].dropna())
+    calibrated, baselines = cache(find_calibration), set(summary["baseline_run_id"].dropna())
     # Resamples of a run are large, and for most runs they are used only once.
     shared = {
         emulated: _Shared(
@@ -371,13 +370,6 @@ def _set_apart_others(
 
 def _computes_on_cores(place: Environment) -> bool:
     return place.device == "cpu" and not (place.emulated and place.emulated.compute)
-
-
-def _calibrated(cluster: str) -> Calibration | None:
-    try:
-        return load_calibration(cluster)
-    except InputError:  # the profile may be missing on this machine
-        return None
 
 
 def _neighbours(run: Run, place: Environment | None, calibrated: Calibrated) -> float | None:

@@ -17,6 +17,7 @@ from lab.analysis.audit.rules import RULES
 from lab.analysis.audit.text_table import STREAM, read_file, read_table
 from lab.config.study import Study
 from lab.errors import InputError, Problem
+from lab.formatting import number_of
 from lab.records.store import Record, load_records
 
 if TYPE_CHECKING:
@@ -96,15 +97,12 @@ def _observations(
 
 def _calibration(records: Sequence[Record]) -> dict[int, float]:
     """All-reduce bus bandwidth in bytes/s by world size, if the study's one cluster has any."""
-    from lab.perfmodel.calibration import load_calibration
+    from lab.perfmodel.calibration import find_calibration
 
     clusters = {record.environment.profile for record in records if record.environment}
     if len(clusters) != 1:
         return {}
-    try:
-        calibration = load_calibration(clusters.pop())
-    except InputError:
-        return {}
+    calibration = find_calibration(clusters.pop())
     best: dict[int, float] = {}
     for row in calibration.rows if calibration else ():
         if row.collective == "all_reduce":
@@ -197,7 +195,7 @@ class Audit(BaseModel):
         severities = [finding.severity for finding in self.findings]
         counts = {severity: severities.count(severity) for severity in SEVERITIES}
         summary = ", ".join(
-            f"{count} {severity}{'s' * (count > 1)}" for severity, count in counts.items() if count
+            number_of(count, severity) for severity, count in counts.items() if count
         )
         checked = f"Checked {len(RULES) - len(self.not_checked)} of {len(RULES)} rules"
         if self.conclusive:

@@ -211,7 +211,7 @@ def test_shared_cores_are_those_of_the_calibration(monkeypatch: pytest.MonkeyPat
     shared = ContentionTime(device=1.0, link=1.0, neighbours=1.2, bytes=1, rounds=1)
     known = calibration(2)
     known = known.with_part(known.parts[0].model_copy(update={"contention": shared}))
-    monkeypatch.setattr("lab.analysis.waterfall.load_calibration", lambda cluster: known)
+    monkeypatch.setattr("lab.analysis.waterfall.find_calibration", lambda cluster: known)
     fall = only(ideal_pair(phases={"forward": 0.05}))
     assert fall.losses["neighbours"].value == pytest.approx(0.2 * 0.09 / 2)
     assert fall.losses["compute"].value == pytest.approx(0.010 - 0.009)
@@ -223,7 +223,7 @@ def test_a_calibration_explains_at_most_what_compute_lost(monkeypatch: pytest.Mo
     shared = ContentionTime(device=1.0, link=1.0, neighbours=3.0, bytes=1, rounds=1)
     known = calibration(2)
     known = known.with_part(known.parts[0].model_copy(update={"contention": shared}))
-    monkeypatch.setattr("lab.analysis.waterfall.load_calibration", lambda cluster: known)
+    monkeypatch.setattr("lab.analysis.waterfall.find_calibration", lambda cluster: known)
     fall = only(ideal_pair(phases={"forward": 0.05}))
     assert fall.losses["neighbours"].value == pytest.approx(0.010)
     assert abs(lost(fall, "compute")) < 1e-9
