@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from lab.perfmodel import layout_law
 from lab.perfmodel.layout import Candidate
 from lab.perfmodel.layout_law import Case, LayoutLaw
 from lab.perfmodel.memory import USABLE, transformer_memory
+from lab.records.provenance import git_state
 
 TABLES = ("vtrain_a100_single_node", "mpt_a100_40gb", "playbook_1b_h100")
 DISTURBED = 2.0  # times as long as a layout that should not be faster
@@ -295,9 +295,5 @@ def _percent(share: float | None) -> str:
 
 def _commit() -> str | None:
     """The commit of the checkout, with a + if files differ from it; None without git."""
-    command = ["git", "-C", str(SHARED), "describe", "--always", "--abbrev=12", "--dirty=+"]
-    try:
-        answer = subprocess.run(command, capture_output=True, text=True, check=False)
-    except OSError:
-        return None
-    return answer.stdout.strip() or None
+    commit, differs = git_state()
+    return f"{commit[:12]}{'+' * bool(differs)}" if commit else None
