@@ -31,7 +31,7 @@ from lab.figures.style import (
     style,
     styled,
 )
-from lab.formatting import format_seconds, percent, rounded, unit_for
+from lab.formatting import format_seconds, message_size, percent, rounded, unit_for
 from lab.perfmodel.calibration import Calibration, CollectiveTime
 from lab.perfmodel.collectives import (
     COLLECTIVES,
@@ -330,7 +330,7 @@ def links_alt(calibration: Calibration) -> str:
     parts = []
     for times in _times(calibration):
         ends = [
-            f"{format_seconds(row.seconds, row.low, row.high)} for {_bytes(row.bytes)}"
+            f"{format_seconds(row.seconds, row.low, row.high)} for {message_size(row.bytes)}"
             for row in (times.rows[0], times.rows[-1])
         ]
         parts.append(f"{times.name} on {times.world_size} ranks, {' and '.join(ends)}{times.error}")
@@ -361,16 +361,9 @@ def _bytes_axis(ax: Axes, sizes: Sequence[int]) -> None:
         if size / shown[-1] >= (sizes[-1] / sizes[0]) ** TICK:
             shown.append(size)
     ax.xaxis.set_major_locator(FixedLocator(shown))
-    ax.xaxis.set_major_formatter(FixedFormatter([_bytes(size) for size in shown]))
+    ax.xaxis.set_major_formatter(FixedFormatter([message_size(size) for size in shown]))
     ax.xaxis.set_minor_locator(NullLocator())
     # Room from the start: while labels stick out of the axes, the layout shrinks the axes, and
     # the room added then would be too wide.
     ax.set_xlim(sizes[0] / 1.6, sizes[-1] * max(sizes[-1] / sizes[0], 4) ** ROOM)
     ax.spines["bottom"].set_bounds(sizes[0] / 1.6, sizes[-1])
-
-
-def _bytes(size: int) -> str:
-    for unit, factor in (("MiB", 2**20), ("KiB", 2**10)):
-        if size >= factor:
-            return f"{size / factor:.3g} {unit}"
-    return f"{size} B"

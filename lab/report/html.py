@@ -20,7 +20,7 @@ from traitlets.config import Config
 
 from lab.errors import LabError
 from lab.report import clean, math, page
-from lab.report.numbering import number_parts
+from lab.report.references import number_parts
 
 ASSETS = Path(__file__).with_name("assets")
 

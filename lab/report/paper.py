@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from datetime import datetime
 
 from lab.analysis import findings as analysis
@@ -12,10 +12,10 @@ from lab.analysis.scaling_curves import with_interval
 from lab.analysis.waterfall import Waterfall, on_most_ranks, with_baseline
 from lab.config.run import Run, distinct_labels
 from lab.figures.data import StudyResults
-from lab.formatting import format_seconds, percent
+from lab.formatting import format_seconds, number_of, percent, range_of
 from lab.report import references, sections
 from lab.report.blocks import Markdown, Table
-from lab.report.numbering import cite
+from lab.report.references import cite
 
 NAMED = 6  # names in a sentence
 ADDED = (
@@ -163,8 +163,8 @@ def setup(results: StudyResults) -> Markdown:
     sizes = sorted({run.world_size for run in runs})
     several = "s" * (len(sizes) > 1)
     ranks = f"world size{several} {_listed(map(str, sizes))}"
-    steps = _span([run.steps for run in runs], "optimizer step")
-    warmup = _span([run.warmup_steps for run in runs], "step")
+    steps = range_of([run.steps for run in runs], "optimizer step")
+    warmup = range_of([run.warmup_steps for run in runs], "step")
     work = f"trains {models} on {data}" + (f" by {strategies}" if strategies else "")
     if any(run.script for run in runs):  # a script does not state its data and strategy
         work = f"runs {models}"
@@ -172,8 +172,8 @@ def setup(results: StudyResults) -> Markdown:
     return Markdown(
         f"The study {work}, at {ranks}, {f'with {_listed(precisions)}, ' * bool(precisions)}"
         f"for {steps}, of which {warmup} of warm-up are left out; "
-        f"it asks for {study.repeats} repeat{'s' * (study.repeats > 1)} of each of its "
-        f"{len(runs)} configuration{'s' * (len(runs) > 1)}."
+        f"it asks for {number_of(study.repeats, 'repeat')} of each of its "
+        f"{number_of(len(runs), 'configuration')}."
     )
 
 
@@ -190,12 +190,6 @@ def _named(pairs: Iterable[tuple[str, str]]) -> str:
 def _listed(names: Iterable[str]) -> str:
     *most, last = names or [""]
     return f"{', '.join(most)} and {last}" if most else last
-
-
-def _span(counts: Sequence[int], noun: str) -> str:
-    low, high = min(counts), max(counts)
-    number = str(high) if low == high else f"{low} to {high}"
-    return f"{number} {noun}{'s' * (high != 1)}"
 
 
 def bibliography() -> Markdown:

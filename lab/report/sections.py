@@ -18,7 +18,7 @@ from lab.config.run import distinct_labels
 from lab.config.study import Task
 from lab.errors import InputError
 from lab.figures.data import StudyResults
-from lab.formatting import format_seconds, percent, rounded, unit_for
+from lab.formatting import format_seconds, number_of, percent, rounded, unit_for
 from lab.launch.plan import plan
 from lab.perfmodel import frozen
 from lab.records.schema import PHASES, Quality, Stat
@@ -150,7 +150,7 @@ def _sent(repeats: Sequence[Record]) -> str:
     )
     calls = round(calls * cycle)
     word = "bucket" if any(one.buckets for one in records) else "call"
-    counted = f"{calls} {word}{'s' * (calls > 1)}"
+    counted = number_of(calls, word)
     if cycle > 1:
         return f"{size} a step: {counted} every {cycle} steps"
     return f"{size} in {counted}" if calls else size
@@ -311,17 +311,8 @@ def predictions(results: StudyResults) -> list[Markdown | Table]:
 
 def prediction_summary(results: StudyResults) -> str:
     """One sentence: the number of predictions and their outcome."""
-    scores = results.scores
-    if scores:
-        inside = sum(score.inside for score in scores)
-        error = percent(frozen.mean_absolute_error(scores))
-        worst = max(scores, key=lambda score: abs(score.error))
-        return (
-            "Mean absolute error of the step time over "
-            f"{len(scores)} run{'s' * (len(scores) > 1)}: {error}, {worst.error:+.1%} at worst "
-            f"({worst.frozen.run.label}); "
-            f"{inside} of {len(scores)} measurements fell inside their interval."
-        )
+    if results.scores:
+        return frozen.outcome(results.scores)
     if waiting := frozen.predictions(results.study):
         return f"{len(waiting)} predictions are frozen, but none of their runs has completed since."
     if results.citations:

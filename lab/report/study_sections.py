@@ -13,11 +13,11 @@ from lab.errors import InputError
 from lab.figures import curves
 from lab.figures.curves import OVERLAPPING
 from lab.figures.data import StudyResults
-from lab.formatting import format_seconds
+from lab.formatting import format_seconds, number_of
 from lab.launch.hours import spent
 from lab.launch.plan import planned
 from lab.launch.preflight import usable
-from lab.perfmodel.calibration import Calibration, load_calibration
+from lab.perfmodel.calibration import Calibration, find_calibration
 from lab.records.store import Record, Store
 from lab.report import references, sections
 from lab.report.blocks import Figure, Markdown, Table, drawn, figure
@@ -119,10 +119,7 @@ def calibration(results: StudyResults) -> list[Markdown | Table | Figure]:
     """The clusters' links, arithmetic and memory as measured by `lab calibrate`."""
     blocks: list[Markdown | Table | Figure] = []
     for name in results.clusters:
-        try:
-            measured = load_calibration(name)
-        except InputError:
-            measured = None
+        measured = find_calibration(name)
         if measured is None or not measured.parts:
             command = f"`lab calibrate --cluster {name}`"
             missing = f"The cluster {name} is not calibrated; {command} measures its links."
@@ -228,7 +225,7 @@ def environment_rows(record: Record) -> Iterator[tuple[str, str]]:
     if env.shared_host:
         yield "other jobs", "could run on this host at the same time, on other devices"
     yield "processor", f"{env.cpu}, {env.cpu_count} logical CPUs"
-    threads = f"{env.threads_per_rank} thread{'s' * (env.threads_per_rank > 1)}"
+    threads = number_of(env.threads_per_rank, "thread")
     yield "cores per rank", f"{len(env.cpus_granted[0])} with {threads}"
     yield "GPU", f"{gpus}, driver {env.driver}" if env.gpu else gpus
     clocks = [gpu.sm_clock for gpu in env.gpu_states or () if gpu.sm_clock is not None]

@@ -17,8 +17,8 @@ from pypdf import PdfReader
 from lab.errors import LabError
 from lab.report import math
 from lab.report.html import LabHTMLExporter
-from lab.report.numbering import cite
 from lab.report.pdf import LabPDFExporter
+from lab.report.references import cite
 
 SVG = (
     '<svg xmlns="http://www.w3.org/2000/svg" width="80pt" height="40pt" viewBox="0 0 8 '

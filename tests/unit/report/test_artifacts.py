@@ -11,7 +11,7 @@ import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
 from lab.report.artifacts import write_artifacts
-from lab.report.numbering import cite
+from lab.report.references import cite
 
 SVG = (
     '<svg xmlns="http://www.w3.org/2000/svg" width="80pt" height="40pt" viewBox="0 0 8 4">'

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from bs4 import BeautifulSoup
 
-from lab.report.numbering import cite, number_parts
+from lab.config.datasets import DATASETS
+from lab.config.strategies import STRATEGIES
+from lab.report import references
+from lab.report.references import cite, number_parts
 
 
 def numbered(html: str) -> str:
@@ -46,3 +49,11 @@ def test_references_are_numbered_as_they_are_cited() -> None:
     bibliography = f"<ol class=references>{entries}</ol>"
     text = f"First{cite('ref-c')}, then{cite('ref-a', 'ref-c')}."
     assert numbered(text + bibliography) == "First [1], then [2, 1].c.a."
+
+
+def test_every_citation_has_its_reference() -> None:
+    cited = {*references.SAID.values(), *references.STRATEGIES.values(), *references.DATA.values()}
+    cited |= {"ref-gpt2", "ref-transformer", "ref-distilbert"}
+    assert cited == set(references.BIBLIOGRAPHY)
+    assert references.STRATEGIES.keys() <= STRATEGIES.keys()
+    assert references.DATA.keys() <= DATASETS.keys()
